@@ -1,0 +1,5 @@
+"""``python -m onnxkvrename``."""
+
+from onnxkvrename.cli import run
+
+run()

@@ -1,0 +1,72 @@
+"""May a result stand where it is asked to, and does it already."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from onnxkvrename import checking, files, onnxfile, wire
+from onnxkvrename.checking import Finding
+from onnxkvrename.errors import ModelError, WriteError
+from onnxkvrename.externaldata import DataFile
+from onnxkvrename.files import MAX_MODEL
+from onnxkvrename.onnxfile import Model
+from onnxkvrename.results import Job, Options
+from onnxkvrename.wire import Piece
+
+
+def stands_already(
+    model: Model, job: Job, pieces: tuple[Piece, ...], data: Sequence[DataFile], *, forced: bool
+) -> bool:
+    """Whether the result stands in its place already.
+
+    Raises :class:`KvRenameError` for a result that has no place.
+    """
+    size = wire.total(pieces)
+    if size > MAX_MODEL:
+        raise ModelError(
+            f"would have {size:,} bytes, more than the {MAX_MODEL:,} that an ONNX reader takes",
+            path=str(job.model),
+            hint="choose a shorter token, or move weights to external data",
+        )
+    if job.in_place:
+        if not forced:
+            _check_in_place(job.model, model.file.status)
+        return False
+    if os.path.isdir(job.output):
+        raise WriteError("is a directory", path=str(job.output), hint="-d puts models into one")
+    taken = {str(item.path) for item in data}
+    taken |= {os.path.realpath(job.output.parent / item.location) for item in data}
+    if os.path.realpath(job.output) in taken:
+        raise WriteError(
+            "is the external data of this model", path=str(job.output), hint="choose another name"
+        )
+    if not os.path.lexists(job.output):
+        return False
+    try:
+        return files.same_content(job.output, size, onnxfile.data(model, pieces))
+    except ModelError:
+        return False
+
+
+def _check_in_place(path: Path, status: os.stat_result) -> None:
+    """Refuse what others may share with this file, or have protected."""
+    if path.is_symlink():
+        fault = f"is a symbolic link to {os.path.realpath(path)}"
+    elif status.st_nlink > 1:
+        fault = f"has {status.st_nlink} hard links"
+    elif not status.st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH):
+        fault = "is read-only"
+    else:
+        return
+    raise WriteError(fault, path=str(path), hint="write elsewhere with -o, or use --force")
+
+
+def in_the_way(job: Job, there: bool, options: Options) -> Iterator[Finding]:
+    """KV504, where another file stands in the place of the result."""
+    if os.path.lexists(job.output) and not (there or options.force or job.in_place):
+        yield checking.finding(
+            "KV504", str(job.output), "is there already, and differs", "--force replaces it"
+        )

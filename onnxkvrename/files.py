@@ -1,0 +1,397 @@
+"""Put bytes at a path whole, or not at all.
+
+A new file is written beside its place without a name (``O_TMPFILE``) where the
+system can, so that even a killed process leaves nothing; elsewhere under a
+temporary name that no pattern for models matches. It gets its place by one
+rename, after its bytes are on the disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from onnxkvrename.errors import KvRenameError, ModelError, WriteError
+
+MAX_MODEL = (1 << 31) - 1
+"""Bytes that any protobuf consumer can read in one message."""
+TEMPORARY = ".onnxkvrename-"
+"""How temporary files begin. They never end in ``.onnx``: some exporters take any file in a
+window's directory that does."""
+_CHUNK = 1 << 26
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes just copied."""
+
+
+class Identity(NamedTuple):
+    """What tells one state of a file from any other."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Identity:
+        """The identity that a stat result speaks of."""
+        return cls(
+            status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        )
+
+
+class OpenFile:
+    """A regular file, open for reading."""
+
+    def __init__(self, path: Path, descriptor: int, status: os.stat_result) -> None:
+        self.path = path
+        self.descriptor = descriptor
+        self.status = status
+        self.identity = Identity.of(status)
+        self.size = status.st_size
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Up to ``size`` bytes from ``offset`` on, fewer only at the end."""
+        return _read(self.descriptor, offset, size)
+
+    def unchanged(self) -> bool:
+        """Whether the path still leads to the file as it was when it was opened."""
+        try:
+            return Identity.of(os.stat(self.path)) == self.identity
+        except OSError:
+            return False
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[OpenFile]:
+    """Open a regular file for reading; never waits, whatever the path leads to.
+
+    Raises :class:`ModelError` for what is not there, not readable, or no file.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        descriptor = os.open(path, flags | getattr(os, "O_CLOEXEC", 0))
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
+            raise ModelError(f"is {kind}", path=str(path))
+        yield OpenFile(path, descriptor, status)
+    finally:
+        os.close(descriptor)
+
+
+def read_text(path: Path, limit: int = 1 << 20) -> str:
+    """A small UTF-8 text file, such as rules."""
+    with opened(path) as file:
+        if file.size > limit:
+            raise ModelError(f"is {file.size:,} bytes, more than {limit:,}", path=str(path))
+        try:
+            return file.read(0, file.size).decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise ModelError("is no UTF-8 text", path=str(path)) from None
+
+
+def _unreadable(path: Path, error: OSError | ValueError) -> KvRenameError:
+    if isinstance(error, FileNotFoundError):
+        return ModelError("no such file", path=str(path))
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return ModelError(f"cannot be opened: {reason}", path=str(path))
+
+
+def _read(descriptor: int, offset: int, size: int) -> bytes:
+    parts = []
+    while size > 0:
+        if hasattr(os, "pread"):
+            part = os.pread(descriptor, size, offset)
+        else:
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            part = os.read(descriptor, size)
+        if not part:
+            break
+        parts.append(part)
+        offset, size = offset + len(part), size - len(part)
+    return b"".join(parts) if len(parts) != 1 else parts[0]
+
+
+class Draft:
+    """A file in the making, beside the place it is for.
+
+    A context: what has not been committed when it ends is gone. Raises
+    :class:`WriteError` with the reason and what to do about it.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self.directory = target.parent
+        self.name: str | None = None
+        with _writing(target):
+            self.descriptor = self._open()
+
+    def _open(self) -> int:
+        unnamed = getattr(os, "O_TMPFILE", 0)
+        if unnamed and os.path.isdir("/proc/self/fd"):
+            # What cannot do this says so with one of several errors; named files it can do.
+            with suppress(OSError):
+                return os.open(self.directory, unnamed | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        descriptor, self.name = tempfile.mkstemp(prefix=TEMPORARY, dir=self.directory)
+        return descriptor
+
+    def __enter__(self) -> Draft:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with suppress(OSError):
+            os.close(self.descriptor)
+        if self.name is not None:
+            with suppress(OSError):
+                os.unlink(self.name)
+
+    def write(self, data: bytes | bytearray) -> None:
+        """Append bytes."""
+        with _writing(self.target):
+            _write(self.descriptor, data)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Read back what was written."""
+        return _read(self.descriptor, offset, size)
+
+    def copy(
+        self, source: OpenFile, offset: int, size: int, progress: Progress | None = None
+    ) -> None:
+        """Append ``size`` bytes of ``source``, in the kernel where it can."""
+        with _writing(self.target):
+            for copied in _copied(source.descriptor, self.descriptor, offset, size):
+                if progress is not None:
+                    progress(copied)
+
+    def keep(self, source: OpenFile, *, owner: bool, force: bool) -> None:
+        """Take over mode and extended attributes of a file, and with ``owner`` its owner.
+
+        Raises :class:`WriteError` where the owner cannot be kept, unless forced.
+        """
+        if not hasattr(os, "fchown"):
+            return
+        with _writing(self.target):
+            if owner:
+                self._keep_owner(source.status, force=force)
+            os.fchmod(self.descriptor, stat.S_IMODE(source.status.st_mode))
+        for name in os.listxattr(source.descriptor) if hasattr(os, "listxattr") else ():
+            with suppress(OSError):  # not every user may set every one
+                os.setxattr(self.descriptor, name, os.getxattr(source.descriptor, name))
+
+    def _keep_owner(self, status: os.stat_result, *, force: bool) -> None:
+        mine = os.fstat(self.descriptor)
+        if (mine.st_uid, mine.st_gid) == (status.st_uid, status.st_gid):
+            return
+        try:
+            os.fchown(self.descriptor, status.st_uid, status.st_gid)
+        except PermissionError:
+            if not force:
+                raise WriteError(
+                    "its owner could not be kept",
+                    path=str(self.target),
+                    hint="write elsewhere with -o, or use --force",
+                ) from None
+
+    def commit(self, *, replace: bool) -> None:
+        """Put the file in its place, once its bytes are on the disk.
+
+        Without ``replace`` a file that has appeared there meanwhile stays, and
+        :class:`WriteError` is raised.
+        """
+        with _writing(self.target):
+            os.fsync(self.descriptor)
+            if self.name is None and not replace:
+                self._link(self.target)
+            else:
+                if self.name is None:
+                    self._take_name()
+                self._move(replace)
+            _sync_directory(self.directory)
+
+    def _take_name(self) -> None:
+        for _ in range(100):
+            name = self.directory / f"{TEMPORARY}{os.urandom(6).hex()}"
+            with suppress(FileExistsError):
+                self._link(name)
+                self.name = str(name)
+                return
+        raise FileExistsError(errno.EEXIST, "no free temporary name")
+
+    def _link(self, name: Path) -> None:
+        descriptors = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # Not a path under /proc: with a directory descriptor Python calls linkat(2) with
+            # AT_SYMLINK_FOLLOW, without which the link itself would be meant.
+            os.link(str(self.descriptor), name, src_dir_fd=descriptors, follow_symlinks=True)
+        finally:
+            os.close(descriptors)
+
+    def _move(self, replace: bool) -> None:
+        assert self.name is not None
+        if os.name == "nt":  # pragma: no cover - an open file cannot be moved there
+            os.close(self.descriptor)
+        if replace:
+            os.replace(self.name, self.target)
+        else:
+            os.link(self.name, self.target)
+            os.unlink(self.name)
+        self.name = None
+
+
+@contextmanager
+def all_or_none() -> Iterator[list[Path]]:
+    """Collects files and directories as they are made; if it all fails, they go again."""
+    made: list[Path] = []
+    try:
+        yield made
+    except BaseException:
+        for path in reversed(made):
+            with suppress(OSError):
+                if path.is_dir():
+                    path.rmdir()
+                else:
+                    path.unlink()
+        raise
+
+
+def make_directory(path: Path, made: list[Path]) -> None:
+    """Make a directory and those above it, as far as they are not there."""
+    missing = [path, *path.parents]
+    missing = missing[: next((at for at, p in enumerate(missing) if p.exists()), len(missing))]
+    for directory in reversed(missing):
+        with _writing(directory), suppress(FileExistsError):
+            directory.mkdir()
+            made.append(directory)
+
+
+def same_content(path: Path, size: int, parts: Iterable[bytes]) -> bool:
+    """Whether there is a file at ``path`` with just these bytes."""
+    with opened(path) as file:
+        if file.size != size:
+            return False
+        offset = 0
+        for part in parts:
+            if file.read(offset, len(part)) != part:
+                return False
+            offset += len(part)
+    return True
+
+
+def chunks(source: OpenFile, offset: int, size: int) -> Iterator[bytes]:
+    """The bytes ``[offset, offset + size)`` of a file, a megabyte at a time."""
+    for start in range(offset, offset + size, 1 << 20):
+        yield source.read(start, min(1 << 20, offset + size - start))
+
+
+def require_space(directory: Path, size: int, target: Path) -> None:
+    """Raise :class:`WriteError` if a disk has fewer than ``size`` bytes left."""
+    if not hasattr(os, "statvfs"):
+        return
+    with suppress(OSError):
+        status = os.statvfs(directory)
+        free = status.f_bavail * status.f_frsize
+        if free < size:
+            raise WriteError(
+                f"needs {size:,} bytes, but the disk has {free:,} left",
+                path=str(target),
+                hint="free some space, or write elsewhere with -o",
+            )
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    """Say what went wrong in words, and what to do about it."""
+    try:
+        yield
+    except OSError as error:
+        raise _unwritable(target, error) from None
+
+
+def _unwritable(target: Path, error: OSError) -> WriteError:
+    hints = {
+        errno.ENOSPC: "free some space, or write elsewhere with -o",
+        errno.EDQUOT: "free some space, or write elsewhere with -o",
+        errno.EFBIG: "raise the file size limit (ulimit -f), or write elsewhere",
+        errno.EROFS: "write elsewhere with -o or -d",
+        errno.EACCES: "its directory must be writable; or write elsewhere with -o or -d",
+        errno.EPERM: "its directory must be writable; or write elsewhere with -o or -d",
+        errno.EEXIST: "it was not there before; --force replaces it",
+        errno.ENOENT: "make its directory first",
+        errno.ENOTDIR: "make its directory first",
+    }
+    reason = error.strerror or str(error)
+    hint = hints.get(error.errno or 0)
+    return WriteError(f"cannot be written: {reason}", path=str(target), hint=hint)
+
+
+def _copied(source: int, target: int, offset: int, size: int) -> Iterator[int]:
+    """Copy by the first way the system takes; yields the bytes of each step."""
+    ways = [_in_kernel, _by_sendfile, _by_hand]
+    while size > 0:
+        try:
+            copied = ways[0](source, target, offset, min(size, _CHUNK))
+        except OSError as error:
+            refused = (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
+            if len(ways) == 1 or error.errno not in (*refused, errno.EPERM, errno.ETXTBSY):
+                raise
+            copied = 0
+        if copied == 0:
+            # Some file systems copy nothing and call it a success; the next way tells.
+            ways.pop(0)
+            if not ways:
+                raise OSError(errno.EIO, "the source became shorter while it was copied")
+            continue
+        yield copied
+        offset, size = offset + copied, size - copied
+
+
+def _in_kernel(source: int, target: int, offset: int, size: int) -> int:
+    if not hasattr(os, "copy_file_range"):
+        return 0
+    return os.copy_file_range(source, target, size, offset)
+
+
+def _by_sendfile(source: int, target: int, offset: int, size: int) -> int:
+    if not hasattr(os, "sendfile"):
+        return 0
+    return os.sendfile(target, source, offset, size)
+
+
+def _by_hand(source: int, target: int, offset: int, size: int) -> int:
+    data = _read(source, offset, min(size, 1 << 20))
+    _write(target, data)
+    return len(data)
+
+
+def _write(descriptor: int, data: bytes | bytearray) -> None:
+    with memoryview(data) as view:
+        done = 0
+        while done < len(view):
+            done += os.write(descriptor, view[done:])
+
+
+def _sync_directory(directory: Path) -> None:
+    if os.name == "nt":  # pragma: no cover - directories cannot be opened there
+        return
+    descriptor = os.open(directory, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,154 @@
+"""A model file: read its signature, write it under new names, read it again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnxkvrename import files, messages
+from onnxkvrename.errors import ModelError, WriteError
+from onnxkvrename.files import MAX_MODEL, Draft, OpenFile
+from onnxkvrename.signature import Signature
+from onnxkvrename.wire import Piece, Source, Span
+
+_SMALL = 1 << 16
+_BUFFER = 1 << 20
+_KINDS = (
+    (b"version https://git-lfs", "a Git LFS pointer", "fetch the file itself: git lfs pull"),
+    (b"<", "an HTML or XML page", "the download went wrong"),
+    (b"PK\x03\x04", "a zip archive", "unpack it first"),
+    (b"\x1f\x8b", "a gzip file", "unpack it first"),
+    (b"GGUF", "a GGUF file", "export the model to ONNX first"),
+    (b"\x80\x02", "a pickle", "export the model to ONNX first"),
+    (b"\x80\x03", "a pickle", "export the model to ONNX first"),
+    (b"\x80\x04", "a pickle", "export the model to ONNX first"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """An open model: its bytes, and what it shows."""
+
+    file: OpenFile
+    source: Source
+    signature: Signature
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Model]:
+    """Open a model for reading.
+
+    Raises :class:`ModelError`, naming the file, for what is no ONNX model.
+    """
+    with files.opened(path) as file:
+        try:
+            if not 0 < file.size <= MAX_MODEL:
+                raise ModelError(_size_fault(file.size))
+            source = Source(file.read, file.size)
+            yield Model(file, source, _signature(source))
+        except ModelError as error:
+            raise _located(error, path) from None
+
+
+def data(model: Model, pieces: Iterable[Piece]) -> Iterator[bytes]:
+    """The bytes that pieces stand for, in parts of about a megabyte."""
+    for piece in pieces:
+        if isinstance(piece, Span):
+            yield from files.chunks(model.file, piece.offset, piece.size)
+        else:
+            yield piece
+
+
+def write(model: Model, pieces: Iterable[Piece], draft: Draft) -> None:
+    """Write a model under its new names: short pieces gathered, long ones copied in the kernel."""
+    gathered = bytearray()
+    for piece in pieces:
+        if isinstance(piece, Span) and piece.size > _SMALL:
+            draft.write(gathered)
+            gathered.clear()
+            draft.copy(model.file, piece.offset, piece.size)
+        elif isinstance(piece, Span):
+            gathered += model.file.read(piece.offset, piece.size)
+        else:
+            gathered += piece
+        if len(gathered) > _BUFFER:
+            draft.write(gathered)
+            gathered.clear()
+    draft.write(gathered)
+
+
+def prove(draft: Draft, size: int, expected: Signature) -> None:
+    """Read a written model again and hold it against what the plan says.
+
+    Raises :class:`WriteError`; the draft is then thrown away, and nothing has changed.
+    """
+    written = os.fstat(draft.descriptor).st_size
+    found = None
+    if written == size:
+        try:
+            found = messages.signature(Source(draft.read, written))
+        except ModelError as error:
+            raise _bug(draft.target, str(error)) from None
+    if found != expected:
+        raise _bug(draft.target, f"{written:,} of {size:,} bytes; names, dtypes or shapes differ")
+
+
+def _bug(target: Path, what: str) -> WriteError:
+    return WriteError(
+        f"the result did not read back as planned ({what}); nothing was changed",
+        path=str(target),
+        hint="this is a bug in onnxkvrename: please report it",
+    )
+
+
+def _size_fault(size: int) -> str:
+    if size == 0:
+        return "is empty"
+    return f"is {size:,} bytes, more than the {MAX_MODEL:,} that an ONNX reader takes"
+
+
+def _signature(source: Source) -> Signature:
+    try:
+        return messages.signature(source)
+    except ModelError:
+        kind = _kind(source.read(0, 4096))
+        if kind is None:
+            raise
+        what, hint = kind
+        raise ModelError(f"is {what}, not an ONNX model", hint=hint) from None
+
+
+def _kind(head: bytes) -> tuple[str, str] | None:
+    """What a file that is no model looks like."""
+    stripped = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    for start, what, hint in _KINDS:
+        if stripped.startswith(start):
+            return what, hint
+    if head[4:8] == b"ORTM":
+        return "an ONNX Runtime model (.ort)", "use the .onnx file it was made from"
+    if head[8:9] == b"{" and len(head) > 9 and int.from_bytes(head[:8], "little") < 1 << 27:
+        return "a safetensors file", "export the model to ONNX first"
+    if not head.strip(b"\0"):
+        return "nothing but zeros", "the copy or download went wrong"
+    if _is_text(head):
+        return "a text file", "give the .onnx file itself"
+    return None
+
+
+def _is_text(head: bytes) -> bool:
+    try:
+        text = head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if error.start < len(head) - 4:
+            return False
+        text = head[: error.start].decode("utf-8")
+    return all(char.isprintable() or char in "\t\r\n\f" for char in text)
+
+
+def _located(error: ModelError, path: Path) -> ModelError:
+    if error.path is not None:
+        return error
+    return ModelError(error.message, path=str(path), hint=error.hint)

@@ -1,0 +1,179 @@
+"""Signature and rules to pairs and new names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from onnxkvrename.rules import Match, Rules
+from onnxkvrename.signature import Signature, Value
+
+UNKNOWN = "unknown"
+"""Why a retained output is kept that no rule knows."""
+PLAIN = "not retained"
+"""Why an output is kept that is no retained state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked for.
+
+    ``token`` is the one to put in; with ``strip`` the one to take out, ``None``
+    for any. ``replace`` allows another token to give way; ``normalize`` gives
+    outputs the suffix that consumers pair.
+    """
+
+    token: str | None
+    strip: bool = False
+    replace: bool = False
+    normalize: bool = False
+
+    @property
+    def target(self) -> str:
+        """The token that every name shall carry in the end, empty for none."""
+        return "" if self.strip or self.token is None else self.token
+
+    def yields(self, token: str) -> bool:
+        """Whether a name that carries ``token`` may be renamed."""
+        if token in ("", self.target) or self.replace:
+            return True
+        return self.strip and self.token in (None, token)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """One side of a pair: the value as it stands, and its name to be."""
+
+    value: Value
+    token: str
+    new: str
+    normal: bool = True
+
+    @property
+    def old(self) -> str:
+        """The name as it stands."""
+        return self.value.name
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A KV buffer: a graph input and the retained output that carries it on.
+
+    A pair with one side missing is kept as found, for the checks to name.
+    """
+
+    kind: str
+    scope: str
+    buffer: str
+    layer: int
+    input: End | None
+    output: End | None
+
+    @property
+    def ends(self) -> tuple[End, ...]:
+        """The sides that are there, input first."""
+        return tuple(end for end in (self.input, self.output) if end is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A name that stays, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to become of a model's names.
+
+    ``doubles`` are names that claim a side already taken, by their pair.
+    ``parts`` lists, for each kind of buffer, the parts a layer must have.
+    """
+
+    wish: Wish
+    pairs: tuple[Pair, ...]
+    doubles: tuple[tuple[str, str], ...]
+    kept: tuple[Kept, ...]
+    parts: Mapping[str, tuple[str, ...]]
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Old to new, of the names that change: one mapping, carried out at once."""
+        return {end.old: end.new for pair in self.pairs for end in pair.ends if end.old != end.new}
+
+
+@dataclass(slots=True)
+class _Sides:
+    match: Match
+    ends: dict[str, End] = field(default_factory=dict)
+
+
+def plan(signature: Signature, rules: Rules, wish: Wish) -> Plan:
+    """Pair the KV buffers by scope, buffer and layer, never by position or token.
+
+    Raises :class:`RulesError` where a template does not lead back to its name.
+    """
+    sides: dict[tuple[str, str, int], _Sides] = {}
+    doubles: list[tuple[str, str]] = []
+    kept: dict[str, Kept] = {}
+    for side, values in (("input", signature.inputs), ("output", signature.outputs)):
+        for value in values:
+            match = rules.match(side, value.name)
+            if match is None:
+                reason = _why_kept(side, value.name, rules)
+                if reason is not None:
+                    kept.setdefault(value.name, Kept(value.name, reason))
+                continue
+            found = sides.setdefault(match.key, _Sides(match))
+            if side in found.ends:
+                doubles.append((value.name, found.ends[side].old))
+            else:
+                found.ends[side] = _end(value, match, rules, wish)
+    pairs = [
+        Pair(
+            sided.match.kind,
+            *key,
+            sided.ends.get("input"),
+            sided.ends.get("output"),
+        )
+        for key, sided in sides.items()
+    ]
+    parts = {kind: names for rule in rules.kv for kind, names in rule.kinds.items()}
+    order = {name: at for at, name in enumerate(n for names in parts.values() for n in names)}
+    pairs.sort(key=lambda pair: (pair.layer, order[pair.buffer], pair.scope))
+    return Plan(wish, tuple(pairs), tuple(doubles), tuple(kept.values()), parts)
+
+
+def follow(symbols: frozenset[str], producers: Mapping[str, str], plan: Plan) -> dict[str, str]:
+    """The symbols that an exporter made of a renamed output's name, old to new.
+
+    torch.onnx calls a dimension it cannot tell after the value: op type of the
+    node, name, ``_dim_`` and the axis, as in
+    ``Concatpast_key.0_RetainedState_dim_2``. Others that look alike stay.
+    """
+    heads = {}
+    for pair in plan.pairs:
+        if pair.output is not None and pair.output.old != pair.output.new:
+            old, new = pair.output.old, pair.output.new
+            for op_type in {"", producers.get(old, "")}:
+                heads[op_type + old] = op_type + new
+    followed = {}
+    for symbol in symbols:
+        head, _, axis = symbol.rpartition("_dim_")
+        if head in heads and axis.isascii() and axis.isdigit():
+            followed[symbol] = f"{heads[head]}_dim_{axis}"
+    return followed
+
+
+def _end(value: Value, match: Match, rules: Rules, wish: Wish) -> End:
+    new = rules.rewrite(match, wish.target, normalize=wish.normalize)
+    normal = rules.normal_suffix(match) == match.parts.get("suffix", "")
+    return End(value, match.token, new if wish.yields(match.token) else value.name, normal)
+
+
+def _why_kept(side: str, name: str, rules: Rules) -> str | None:
+    reason = rules.kept(name)
+    if reason is None and side == "output":
+        return UNKNOWN if rules.retains(name) else PLAIN
+    return reason

@@ -1,0 +1,208 @@
+"""Results as lines, a diff, JSON or GitHub's workflow commands; strings out."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from click import style
+
+from onnxkvrename import __version__
+from onnxkvrename.checking import Finding
+from onnxkvrename.errors import KvRenameError
+from onnxkvrename.planning import End, Pair
+from onnxkvrename.results import ModelReport, Report
+
+SCHEMA = "onnxkvrename.report/1"
+_FEW = 3
+_CHANGING = ("renamed", "would-rename")
+_COLORS = {"error": "red", "warning": "yellow"}
+
+
+def show(text: str) -> str:
+    """Text from a file, fit to be shown: what moves, hides or reorders is escaped."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else _escape(ord(char)) for char in text)
+
+
+def _escape(code: int) -> str:
+    if 0xDC80 <= code <= 0xDCFF:
+        code -= 0xDC00
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def lines(report: Report) -> Iterator[str]:
+    """``old -> new`` for each name, with the model before it if there are several."""
+    many = len(report.models) > 1
+    for model in report.models:
+        for old, new in model.names.items() if model.status in _CHANGING else ():
+            line = f"{show(old)} -> {show(new)}"
+            yield f"{show(model.path)}: {line}" if many else line
+
+
+def diff(report: Report, *, color: bool) -> Iterator[str]:
+    """The names that would go, and those that would come, as a diff shows lines."""
+    for model in report.models:
+        if model.names and model.status in _CHANGING:
+            yield _painted(f"--- {show(model.path)}", color, bold=True)
+            yield _painted(f"+++ {show(model.output)}", color, bold=True)
+            for old, new in model.names.items():
+                yield _painted(f"-{show(old)}", color, fg="red")
+                yield _painted(f"+{show(new)}", color, fg="green")
+
+
+def states(report: Report) -> Iterator[str]:
+    """A line for each model: what became of it, if its error has not said so."""
+    for model in report.models:
+        if model.error is None:
+            yield f"{show(model.path)}: {state(model)}"
+
+
+def state(model: ModelReport) -> str:
+    """What became of a model, in a few words."""
+    count = len(model.names)
+    if model.status == "failed":
+        return "failed: nothing was written"
+    if model.status == "would-rename":
+        return f"{count} names would change"
+    if model.status == "renamed":
+        return f"{count} names changed"
+    if not model.pairs:
+        return "unchanged: no KV buffer in it"
+    tokens = {end.token for pair in model.pairs for end in pair.ends}
+    if model.names:
+        return f"unchanged: {show(model.output)} is up to date"
+    carried = ", ".join(sorted(show(token) for token in tokens if token))
+    return f"unchanged: every buffer carries {carried}" if carried else "unchanged: no token in it"
+
+
+def findings(model: ModelReport, *, color: bool, quiet: bool, verbose: bool) -> Iterator[str]:
+    """One line for each finding and for the error of a model; quiet leaves out warnings.
+
+    What is wrong with one layer is mostly wrong with all of them, so of each code
+    only the first few are given, unless verbose.
+    """
+    seen: Counter[str] = Counter()
+    for found in model.findings:
+        seen[found.code] += 1
+        if quiet and found.severity != "error":
+            continue
+        where = _painted(show(model.path), color, bold=True)
+        code = _painted(f"{found.severity} {found.code}", color, fg=_COLORS[found.severity])
+        if verbose or seen[found.code] <= _FEW:
+            yield f"{where}: {code}: {_sentence(found)}"
+        elif seen[found.code] == _FEW + 1:
+            more = sum(other.code == found.code for other in model.findings) - _FEW
+            yield f"{where}: {code}: and {more} more like this (-v shows all)"
+    if model.error is not None:
+        yield error(model.error, color=color)
+
+
+def error(fault: KvRenameError, *, color: bool) -> str:
+    """The one line that says what is wrong, where, and how to mend it."""
+    return f"{_painted('error', color, fg='red', bold=True)}: {show(str(fault))}"
+
+
+def _sentence(found: Finding) -> str:
+    about = f"{found.name} {found.message}" if found.name else found.message
+    return show(f"{about} ({found.hint})")
+
+
+def as_json(report: Report, command: str, code: int, fault: KvRenameError | None = None) -> str:
+    """One document, held against ``schemas/report-1.json`` by the tests."""
+    counts = {"renamed": 0, "unchanged": 0, "would-rename": 0, "failed": 0}
+    for model in report.models:
+        counts[model.status] += 1
+    document = {
+        "schema": SCHEMA,
+        "version": __version__,
+        "command": command,
+        "models": [_model(model) for model in report.models],
+        "summary": counts,
+        "error": _error(fault),
+        "exit_code": code,
+    }
+    return json.dumps(document, indent=2)
+
+
+def _model(model: ModelReport) -> dict[str, Any]:
+    return {
+        "path": model.path,
+        "output": model.output,
+        "status": model.status,
+        "pairs": [_pair(pair) for pair in model.pairs],
+        "kept": [{"name": kept.name, "reason": kept.reason} for kept in model.kept],
+        "findings": [
+            {
+                "code": found.code,
+                "severity": found.severity,
+                "name": found.name,
+                "message": found.message,
+                "hint": found.hint,
+            }
+            for found in model.findings
+        ],
+        "error": _error(model.error),
+    }
+
+
+def _pair(pair: Pair) -> dict[str, Any]:
+    return {
+        "layer": pair.layer,
+        "buffer": pair.buffer,
+        "kind": pair.kind,
+        "scope": pair.scope,
+        "input": _end(pair.input),
+        "output": _end(pair.output),
+    }
+
+
+def _end(end: End | None) -> dict[str, str] | None:
+    return None if end is None else {"old": end.old, "new": end.new}
+
+
+def _error(fault: KvRenameError | None) -> dict[str, str | None] | None:
+    if fault is None:
+        return None
+    return {"message": fault.message, "path": fault.path, "hint": fault.hint}
+
+
+def github(report: Report, *, look: bool) -> Iterator[str]:
+    """Workflow commands that GitHub shows beside the files.
+
+    A name may not end a command, begin another, or stop later ones:
+    https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands
+    """
+    for model in report.models:
+        for found in model.findings:
+            title = {"file": model.path, "title": found.code}
+            yield command(found.severity, title, _sentence(found))
+        if model.error is not None:
+            yield command("error", {"file": model.path, "title": "failed"}, show(str(model.error)))
+        elif look and model.status == "would-rename":
+            yield command("error", {"file": model.path, "title": "names"}, state(model))
+        else:
+            yield command("notice", {"file": model.path, "title": model.status}, state(model))
+
+
+def command(kind: str, properties: Mapping[str, str], message: str) -> str:
+    """One workflow command, its parts escaped."""
+    given = ",".join(
+        f"{key}={_percent(show(value)).replace(':', '%3A').replace(',', '%2C')}"
+        for key, value in properties.items()
+    )
+    return f"::{kind} {given}::{_percent(message)}"
+
+
+def _percent(text: str) -> str:
+    escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return escaped.replace("##[", "## [")
+
+
+def _painted(text: str, color: bool, **how: Any) -> str:
+    return style(text, **how) if color else text

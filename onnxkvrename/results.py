@@ -1,0 +1,95 @@
+"""What was asked of each model, and what became of it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from onnxkvrename.checking import Finding
+from onnxkvrename.errors import KvRenameError
+from onnxkvrename.planning import Kept, Pair
+
+Status = Literal["renamed", "unchanged", "would-rename", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A model, and where its result goes: ``output`` is the model itself for in place."""
+
+    model: Path
+    output: Path
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the result takes the place of the model."""
+        return os.path.realpath(self.output) == os.path.realpath(self.model)
+
+    @property
+    def same_directory(self) -> bool:
+        """Whether external data stay where they are."""
+        return os.path.realpath(self.output.parent) == os.path.realpath(self.model.parent)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to go about it.
+
+    ``write`` is false for a look ahead, and ``place`` for one that does not mind
+    where the result would go. ``strict`` makes every warning an error.
+    ``force`` goes through links and over files that are in the way.
+    """
+
+    write: bool = True
+    place: bool = True
+    strict: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """What became of one model.
+
+    ``error`` is what kept it from being read or written; findings are what is
+    wrong with the model itself. ``feed_back`` is the call that hands the result
+    back to its exporter.
+    """
+
+    path: str
+    output: str
+    status: Status
+    pairs: tuple[Pair, ...] = ()
+    kept: tuple[Kept, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    error: KvRenameError | None = None
+    feed_back: str | None = None
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Old to new, of the names that change."""
+        return {end.old: end.new for pair in self.pairs for end in pair.ends if end.old != end.new}
+
+    @property
+    def failed(self) -> bool:
+        """Whether something is wrong with this very model."""
+        return self.error is not None or any(f.severity == "error" for f in self.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of all models of a command, in the order given."""
+
+    models: tuple[ModelReport, ...]
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The findings of all models."""
+        return tuple(finding for model in self.models for finding in model.findings)
+
+    def exit_code(self, *, look: bool = False) -> int:
+        """0 done or nothing to do, 1 a finding (to ``look``: or a change), 2 not possible."""
+        if any(model.error is not None for model in self.models):
+            return 2
+        changes = look and any(model.status == "would-rename" for model in self.models)
+        return int(changes or any(model.failed for model in self.models))

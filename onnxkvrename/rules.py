@@ -1,0 +1,290 @@
+"""Which outputs are KV, what they pair with, what they become.
+
+A profile is TOML, never code: RE2 patterns with named groups that match whole
+names in linear time, and templates that write the same parts back. See
+``profiles/qeff.toml`` for the form.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import re2
+
+from onnxkvrename.errors import RulesError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_LAYER = re.compile("[0-9]{1,9}")
+_SIDES = ("input", "output")
+_TEMPLATE = re.compile(r"\{([a-z]+)\}|([{}\[\]])")
+_OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
+MAX_TOKEN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A name that a KV rule knows, taken apart.
+
+    ``parts`` are the named groups as they stand in the name; ``token`` is empty
+    where the name carries none.
+    """
+
+    side: str
+    rule: KvRule
+    kind: str
+    scope: str
+    buffer: str
+    layer: int
+    token: str
+    parts: Mapping[str, str]
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What the two sides of a pair have in common, whatever token either carries."""
+        return self.scope, self.buffer, self.layer
+
+
+@dataclass(frozen=True, slots=True)
+class KvRule:
+    """How KV inputs and outputs are called; ``kinds`` lists each kind's parts."""
+
+    patterns: Mapping[str, Any]
+    templates: Mapping[str, str]
+    kinds: Mapping[str, tuple[str, ...]]
+
+    def match(self, side: str, name: str) -> Match | None:
+        """Take a name apart, or ``None`` if it is not one of this rule's."""
+        found = self.patterns[side].fullmatch(name.encode("utf-8", "surrogateescape"))
+        if found is None:
+            return None
+        groups = found.groupdict()
+        parts = {key: (text or b"").decode("utf-8") for key, text in groups.items()}
+        buffer, token = parts["buffer"], parts.get("token", "")
+        kind = next((kind for kind, names in self.kinds.items() if buffer in names), None)
+        if kind is None or (token and token_fault(token)) or not _LAYER.fullmatch(parts["layer"]):
+            return None
+        layer, scope = int(parts["layer"]), parts.get("scope", "")
+        return Match(side, self, kind, scope, buffer, layer, token, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class KeepRule:
+    """Names that are left alone, and why."""
+
+    reason: str
+    pattern: Any
+
+
+@dataclass(frozen=True, slots=True)
+class FeedBack:
+    """The call that hands a renamed model back, for models that have a certain input."""
+
+    pattern: Any
+    call: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """A profile, ready for use."""
+
+    name: str
+    kv: tuple[KvRule, ...]
+    keep: tuple[KeepRule, ...]
+    retained: Any
+    suffixes: Mapping[str, str]
+    feed_back: tuple[FeedBack, ...]
+
+    def match(self, side: str, name: str) -> Match | None:
+        """What the first rule that knows it makes of a graph ``input`` or ``output``."""
+        matches = (rule.match(side, name) for rule in self.kv)
+        return next((match for match in matches if match is not None), None)
+
+    def kept(self, name: str) -> str | None:
+        """Why a name is left alone, if a rule says so."""
+        text = name.encode("utf-8", "surrogateescape")
+        return next((rule.reason for rule in self.keep if rule.pattern.fullmatch(text)), None)
+
+    def retains(self, name: str) -> bool:
+        """Whether an output is called like a retained state, of whatever kind."""
+        return bool(self.retained.fullmatch(name.encode("utf-8", "surrogateescape")))
+
+    def call(self, inputs: Iterable[str], path: str, token: str) -> str | None:
+        """How to hand the renamed model at ``path`` back to its exporter, if the profile says."""
+        names = [name.encode("utf-8", "surrogateescape") for name in inputs]
+        for rule in self.feed_back:
+            if any(rule.pattern.fullmatch(name) for name in names):
+                return rule.call.replace("{path}", path).replace("{token}", token)
+        return None
+
+    def normal_suffix(self, match: Match) -> str:
+        """The suffix that consumers pair, for an output's own one."""
+        suffix = match.parts.get("suffix", "")
+        return self.suffixes.get(suffix, suffix)
+
+    def rewrite(self, match: Match, token: str, *, normalize: bool = False) -> str:
+        """The name with ``token`` in it, or with none.
+
+        Raises :class:`RulesError` where the new name does not lead back to the
+        same buffer, layer and token: it could not be undone.
+        """
+        parts = {**match.parts, "token": token}
+        if normalize and "suffix" in parts:
+            parts["suffix"] = self.normal_suffix(match)
+        name = _fill(match.rule.templates[match.side], parts, token)
+        again = match.rule.match(match.side, name)
+        if again is None or (again.key, again.token) != (match.key, token):
+            raise RulesError(
+                f"the {match.side}_name template makes {name!r}, which no longer says "
+                f"{match.buffer}, layer {match.layer}, token {token or 'none'}",
+                hint=f"mend the {match.side}_name template in profile {self.name}",
+            )
+        return name
+
+
+def token_fault(token: str) -> str | None:
+    """What is wrong with a token, if anything.
+
+    Consumers read the layer up to the next underscore, and the compiler looks
+    for ``_RetainedState`` at the end, so neither may stand in a token.
+    """
+    if not token:
+        return "is empty"
+    if not re.fullmatch("[A-Za-z0-9]+", token):
+        return "may hold ASCII letters and digits only"
+    if "RetainedState" in token:
+        return "may not contain RetainedState"
+    if len(token) > MAX_TOKEN:
+        return f"is longer than {MAX_TOKEN} characters"
+    return None
+
+
+def parse(text: str, name: str) -> Rules:
+    """A profile from its TOML text; ``name`` is what messages call it.
+
+    Raises :class:`RulesError` naming the key at fault.
+    """
+    try:
+        data = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        raise RulesError(f"not TOML: {error}", path=name) from None
+    reader = _Reader(data, name)
+    kv = tuple(_kv_rule(table) for table in reader.tables("kv"))
+    if not kv:
+        raise reader.fault("kv", "there is no [[kv]] rule")
+    keep = tuple(
+        KeepRule(table.text("reason"), table.pattern("pattern")) for table in reader.tables("keep")
+    )
+    reader.text("description", "")
+    rules = Rules(
+        name=name,
+        kv=kv,
+        keep=keep,
+        retained=reader.pattern("retained"),
+        suffixes=reader.mapping("suffixes"),
+        feed_back=tuple(
+            FeedBack(table.pattern("input"), table.text("call"))
+            for table in reader.tables("feed_back")
+        ),
+    )
+    reader.done()
+    return rules
+
+
+def _kv_rule(table: _Reader) -> KvRule:
+    kinds = {kind: tuple(names) for kind, names in table.lists("kinds").items()}
+    if not any(kinds.values()):
+        raise table.fault("kinds", "names no buffer")
+    patterns = {side: table.pattern(side, {"buffer", "layer"}) for side in _SIDES}
+    templates = {
+        side: table.template(f"{side}_name", {"token", *patterns[side].groupindex})
+        for side in _SIDES
+    }
+    table.done()
+    return KvRule(patterns, templates, kinds)
+
+
+def _fill(template: str, parts: Mapping[str, str], token: str) -> str:
+    text = _OPTIONAL.sub(lambda found: found[1] if token else "", template)
+    return _TEMPLATE.sub(lambda found: parts[found[1]], text)
+
+
+def _quiet() -> Any:
+    options = re2.Options()
+    options.log_errors = False  # they would go to stderr, past everything
+    return options
+
+
+class _Reader:
+    """A TOML table that names what is missing, wrong, or not known."""
+
+    def __init__(self, table: Mapping[str, Any], name: str, where: str = "") -> None:
+        self.left = dict(table)
+        self.name = name
+        self.where = where
+
+    def fault(self, key: str, what: str) -> RulesError:
+        return RulesError(f"{self.where}{key}: {what}", path=self.name)
+
+    def take(self, key: str, kind: type, default: Any = None) -> Any:
+        value = self.left.pop(key, default)
+        if value is None:
+            raise self.fault(key, "is missing")
+        if not isinstance(value, kind):
+            raise self.fault(key, f"must be a {kind.__name__}, not {type(value).__name__}")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        return str(self.take(key, str, default))
+
+    def mapping(self, key: str) -> dict[str, str]:
+        table = self.take(key, dict, {})
+        if not all(isinstance(value, str) for value in table.values()):
+            raise self.fault(key, "must map text to text")
+        return dict(table)
+
+    def lists(self, key: str) -> dict[str, list[str]]:
+        table = self.take(key, dict)
+        for value in table.values():
+            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+                raise self.fault(key, "must map a kind to a list of buffer names")
+        return dict(table)
+
+    def tables(self, key: str) -> list[_Reader]:
+        tables = self.take(key, list, [])
+        if not all(isinstance(table, dict) for table in tables):
+            raise self.fault(key, f"must be tables, written [[{key}]]")
+        return [_Reader(table, self.name, f"{key}[{index}].") for index, table in enumerate(tables)]
+
+    def pattern(self, key: str, groups: frozenset[str] | set[str] = frozenset()) -> Any:
+        text = self.text(key)
+        try:
+            pattern = re2.compile(text, _quiet())
+        except re2.error as error:
+            said = error.args[0] if error.args else ""
+            said = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
+            raise self.fault(key, f"is no RE2 pattern: {said}") from None
+        missing = groups - set(pattern.groupindex)
+        if missing:
+            raise self.fault(key, f"has no group (?P<{sorted(missing)[0]}>…)")
+        return pattern
+
+    def template(self, key: str, groups: set[str]) -> str:
+        text = self.text(key)
+        for found in _TEMPLATE.finditer(_OPTIONAL.sub(r"\1", text)):
+            if found[2]:
+                raise self.fault(key, f"has a {found[2]} that belongs to no {{group}} or [part]")
+            if found[1] not in groups:
+                raise self.fault(key, f"{{{found[1]}}} is no group of the pattern")
+        return text
+
+    def done(self) -> None:
+        for key in self.left:
+            raise self.fault(key, "is not known here")

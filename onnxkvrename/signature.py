@@ -1,0 +1,60 @@
+"""What a model shows the world: its graph inputs and outputs, and how it uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Dim = int | str | None
+"""A static size, a symbol, or ``None`` where the file says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A graph input or output.
+
+    ``dtype`` is ONNX's own name (``FLOAT16``), or a wrapped one for what is no
+    tensor (``sequence(FLOAT)``). ``shape`` is ``None`` where the rank is unknown.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...] | None
+
+    def renamed(self, names: Mapping[str, str], symbols: Mapping[str, str]) -> Value:
+        """The same value under the new name, its symbols following."""
+        shape = self.shape
+        if shape is not None:
+            shape = tuple(symbols.get(d, d) if isinstance(d, str) else d for d in shape)
+        return Value(names.get(self.name, self.name), self.dtype, shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Graph inputs and outputs in the file's order, doubles included."""
+
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+    def renamed(self, names: Mapping[str, str], symbols: Mapping[str, str]) -> Signature:
+        """What a right renaming must read back as; values and symbols change once, all together."""
+        return Signature(
+            tuple(value.renamed(names, symbols) for value in self.inputs),
+            tuple(value.renamed(names, symbols) for value in self.outputs),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """What the graph does with the names that were asked about.
+
+    ``producers`` maps a value of the main graph to the op type of its node.
+    ``read`` holds the values that some node reads, captures by subgraphs
+    included. ``symbols`` are those in sight. ``taken`` maps a new name to where
+    it already stands.
+    """
+
+    producers: Mapping[str, str] = field(default_factory=dict)
+    read: frozenset[str] = frozenset()
+    symbols: frozenset[str] = frozenset()
+    taken: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,146 @@
+"""Results as a person at a terminal wants to read them. Imported only where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+from rich.text import Text
+
+from onnxkvrename import files
+from onnxkvrename.planning import PLAIN, Kept, Pair
+from onnxkvrename.reporting import show, state
+from onnxkvrename.results import ModelReport, Report
+
+_STYLES = {"renamed": "green", "would-rename": "yellow", "unchanged": "cyan", "failed": "red"}
+_FEW = 4
+"""Models of which more is said than one line."""
+_LONG = 1 << 28
+"""Bytes that take long enough to copy for a bar to be read."""
+
+
+def summary(report: Report, *, verbose: bool) -> RenderableType:
+    """What happened, in a line for each model; the buffers and what to do next if there are few."""
+    parts: list[RenderableType] = []
+    detailed = verbose or len(report.models) <= _FEW
+    for model in report.models:
+        parts.append(_headline(model))
+        if detailed and not model.failed and model.pairs:
+            details = [_buffers(model), *([_layers(model)] if verbose else [])]
+            parts.append(Padding(Group(*details), (0, 0, 0, 2)))
+            parts += _next(model)
+    if len(report.models) > 1:
+        parts.append(_total(report))
+    return Group(*parts)
+
+
+def _headline(model: ModelReport) -> Text:
+    text = Text(show(model.path), style="bold", overflow="fold")
+    text.append(f"  {state(model)}", style=_STYLES[model.status])
+    if model.output != model.path and model.status == "renamed":
+        text.append(f"  -> {show(model.output)}", style="not bold")
+    return text
+
+
+def _buffers(model: ModelReport) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, text in _rows(model):
+        grid.add_row(label, Text(text))
+    return grid
+
+
+def _rows(model: ModelReport) -> Iterator[tuple[str, str]]:
+    kinds: dict[str, list[Pair]] = {}
+    for pair in model.pairs:
+        kinds.setdefault(pair.kind, []).append(pair)
+    for kind, pairs in kinds.items():
+        buffers = ", ".join(dict.fromkeys(pair.buffer for pair in pairs))
+        layers = sorted({pair.layer for pair in pairs})
+        yield show(kind), f"{show(buffers)} of {_ranges(layers)}"
+    first = next((end for pair in model.pairs for end in pair.ends if end.old != end.new), None)
+    if first is not None:
+        yield "names", f"{show(first.old)} -> {show(first.new)}"
+    for reason, names in _kept(model.kept).items():
+        yield "kept", f"{show(reason)}: {', '.join(names)}"
+
+
+def _next(model: ModelReport) -> Iterator[RenderableType]:
+    """The call that hands the result back, on one line however narrow the terminal: to copy."""
+    if model.feed_back is not None and model.status in ("renamed", "unchanged"):
+        text = Text("  next  ", style="dim", no_wrap=True, overflow="ignore")
+        yield text.append(show(model.feed_back), style="not dim")
+
+
+def _kept(kept: Iterable[Kept]) -> dict[str, list[str]]:
+    reasons: dict[str, list[str]] = {}
+    for item in kept:
+        if item.reason != PLAIN:
+            reasons.setdefault(item.reason, []).append(show(item.name))
+    return reasons
+
+
+def _ranges(layers: list[int]) -> str:
+    """``layers 0-5, 7``."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][1] + 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"layer {text}" if len(layers) == 1 else f"layers {text}"
+
+
+def _layers(model: ModelReport) -> Table:
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for column in ("layer", "input", "retained output"):
+        table.add_column(column, overflow="fold", justify="right" if column == "layer" else "left")
+    for pair in model.pairs:
+        cells = [
+            Text("-") if end is None else _change(end.old, end.new)
+            for end in (pair.input, pair.output)
+        ]
+        table.add_row(str(pair.layer), *cells)
+    return table
+
+
+def _change(old: str, new: str) -> Text:
+    if old == new:
+        return Text(show(old))
+    return Text.assemble((show(old), "dim"), " -> ", (show(new), "green"))
+
+
+def _total(report: Report) -> Text:
+    counts: dict[str, int] = {}
+    for model in report.models:
+        counts[model.status] = counts.get(model.status, 0) + 1
+    text = ", ".join(f"{count} {status}" for status, count in counts.items())
+    return Text(f"{len(report.models)} models: {text}", style="bold")
+
+
+def copy_bar(name: str, size: int) -> files.Progress | None:
+    """A bar on stderr for the file ``name`` of ``size`` bytes, if it takes long to copy."""
+    if size < _LONG:
+        return None
+    bar = Progress(
+        TextColumn("copying {task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    task = bar.add_task(show(name), total=size)
+    bar.start()
+
+    def heard(copied: int) -> None:
+        bar.update(task, advance=copied)
+        if bar.finished:
+            bar.stop()
+
+    return heard

@@ -1,0 +1,334 @@
+"""Protobuf bytes as records, and the edits that change them.
+
+Nothing is parsed that is not asked for: a record is a place in the file, and
+the weights between two places are stepped over. What is refused here is what
+protobuf's own parsers refuse, and what two of them could read differently.
+
+The wire format: https://protobuf.dev/programming-guides/encoding/
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from onnxkvrename.errors import ModelError
+
+VARINT, FIXED64, LENGTH, GROUP, END_GROUP, FIXED32 = range(6)
+
+BLOCK = 1 << 16
+"""Bytes read at a time; a record that is larger is looked into field by field."""
+MAX_DEPTH = 100
+"""Nested messages that protobuf's parsers take."""
+MAX_NAME = 1 << 16
+"""Bytes of a name. Nobody's buffer is called like that; somebody's attack is."""
+_HEADER = 32
+"""Bytes that hold any tag and length."""
+_NOWHERE = 1 << 62
+
+
+class Record(NamedTuple):
+    """A field in the file: its payload is ``[body, end)``, its length prefix ``[size_at, body)``.
+
+    ``depth`` counts the messages around it; the model itself has none.
+    """
+
+    number: int
+    wire: int
+    size_at: int
+    body: int
+    end: int
+    parent: Record | None
+    depth: int
+
+
+class Span(NamedTuple):
+    """Bytes of the source that are taken over as they are."""
+
+    offset: int
+    size: int
+
+
+Piece = bytes | Span
+
+
+class Source:
+    """Bytes to read records from, a block at a time.
+
+    ``read(offset, size)`` returns ``size`` bytes, fewer only at the end.
+    """
+
+    def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
+        self.read = read
+        self.size = size
+        self._block = b""
+        self._base = 0
+        self._hits: dict[tuple[bytes, ...], list[int]] = {}
+
+    @classmethod
+    def of(cls, data: bytes) -> Source:
+        """Bytes that are already in memory."""
+        return cls(lambda offset, size: data[offset : offset + size], len(data))
+
+    @property
+    def root(self) -> Record:
+        """The whole as one record."""
+        return Record(0, LENGTH, 0, 0, self.size, None, 0)
+
+    def block(self, pos: int) -> tuple[bytes, int]:
+        """A block with the whole header of the record at ``pos``, and where the block begins."""
+        base, edge = self._base, self._base + len(self._block)
+        if base <= pos and (pos + _HEADER <= edge or (edge == self.size and pos <= edge)):
+            return self._block, base
+        return self.load(pos)
+
+    def load(self, pos: int) -> tuple[bytes, int]:
+        """The block that begins at ``pos``."""
+        self._block, self._base, self._hits = self.read(pos, BLOCK), pos, {}
+        if len(self._block) < min(BLOCK, self.size - pos):
+            raise ModelError("the file became shorter while it was read")
+        return self._block, pos
+
+    def hits(self, stems: tuple[bytes, ...]) -> list[int]:
+        """Where in the block at hand one of ``stems`` stands, in order, and a sentinel."""
+        if stems not in self._hits:
+            found = [hit for stem in stems for hit in _occurrences(self._block, stem)]
+            self._hits[stems] = [*sorted(found), _NOWHERE]
+        return self._hits[stems]
+
+    def payload(self, record: Record) -> bytes:
+        """A short payload: a name, a symbol."""
+        if record.end - record.body > MAX_NAME:
+            size = record.end - record.body
+            raise ModelError(f"a name of {size:,} bytes at byte {record.body:,}")
+        block, base = self.block(record.body)
+        if record.end <= base + len(block):
+            return block[record.body - base : record.end - base]
+        return self.read(record.body, record.end - record.body)
+
+    def text(self, record: Record) -> str:
+        """A name. Bytes that are not UTF-8 survive as surrogates."""
+        return self.payload(record).decode("utf-8", "surrogateescape")
+
+    def integer(self, record: Record) -> int:
+        """The value of a VARINT record, as a signed 64-bit number."""
+        return next(self.integers(record))
+
+    def integers(self, record: Record) -> Iterator[int]:
+        """The values of a VARINT record, or of a packed one."""
+        pos = record.body
+        while pos < record.end:
+            block, base = self.block(pos)
+            value, at = _varint(block, pos - base)
+            pos = base + at
+            value &= (1 << 64) - 1
+            yield value - (1 << 64) if value >> 63 else value
+
+
+def _occurrences(block: bytes, stem: bytes) -> Iterator[int]:
+    at = block.find(stem)
+    while at >= 0:
+        yield at
+        at = block.find(stem, at + 1)
+
+
+def _varint(block: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        try:
+            byte = block[at]
+        except IndexError:
+            raise ModelError("the file ends in the middle of a field") from None
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift == 70:
+            raise ModelError("a number of more than ten bytes")
+
+
+def encode_varint(value: int, width: int = 1) -> bytes:
+    """``value`` in at least ``width`` bytes."""
+    out = bytearray()
+    while value > 0x7F or len(out) + 1 < width:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _record(source: Source, pos: int, parent: Record) -> Record:
+    """The record whose tag is at ``pos``."""
+    block, base = source.block(pos)
+    tag, at = _varint(block, pos - base)
+    number, wire = tag >> 3, tag & 7
+    if not 0 < number < 1 << 29:
+        raise ModelError(f"field number {number} at byte {pos:,}")
+    size_at = body = base + at
+    if wire == VARINT:
+        end = base + _varint(block, at)[1]
+    elif wire == FIXED64:
+        end = body + 8
+    elif wire == FIXED32:
+        end = body + 4
+    elif wire == LENGTH:
+        size, at = _varint(block, at)
+        body = base + at
+        end = body + size
+    elif wire == GROUP:
+        end = _group_end(source, Record(number, wire, body, body, parent.end, parent, 0))
+    else:
+        raise ModelError(f"wire type {wire} at byte {pos:,}")
+    if end > parent.end:
+        raise ModelError(f"a field of {end - body:,} bytes at byte {pos:,} ends past what holds it")
+    return Record(number, wire, size_at, body, end, parent, parent.depth + 1)
+
+
+def _group_end(source: Source, group: Record) -> int:
+    """Where a group ends, its end tag included; groups in groups are followed."""
+    pos, open_groups = group.body, [group.number]
+    while open_groups:
+        if pos >= group.end or len(open_groups) > MAX_DEPTH:
+            raise ModelError(f"a group at byte {group.body:,} without an end")
+        block, base = source.block(pos)
+        tag, at = _varint(block, pos - base)
+        if tag & 7 == END_GROUP:
+            if tag >> 3 != open_groups.pop():
+                raise ModelError(f"a group at byte {group.body:,} with another group's end")
+            pos = base + at
+        elif tag & 7 == GROUP:
+            open_groups.append(tag >> 3)
+            pos = base + at
+        else:
+            pos = _record(source, pos, group).end
+    return pos
+
+
+def fields(
+    source: Source,
+    parent: Record,
+    *,
+    stems: tuple[bytes, ...] | None = None,
+    always: frozenset[int] = frozenset(),
+) -> Iterator[Record]:
+    """The fields of a message, in the file's order; groups are stepped over.
+
+    With ``stems``, only those that may hold one of these bytes, or whose number
+    is in ``always``: of a graph with 100,000 nodes this leaves the few that
+    matter, at about 100 ns for each of the others. A field too large for a
+    block is not searched but given, unless ``stems`` is empty.
+
+    Raises :class:`ModelError` for what no protobuf parser takes.
+    """
+    if parent.depth > MAX_DEPTH:
+        raise ModelError(f"messages nested more than {MAX_DEPTH} deep")
+    pos = parent.body
+    while pos < parent.end:
+        if stems is not None:
+            pos = _step_over(source, pos, parent.end, stems, always)
+            if pos == parent.end:
+                return
+        record = _record(source, pos, parent)
+        pos = record.end
+        if record.wire == GROUP or (stems == () and record.number not in always):
+            continue
+        yield record
+
+
+def _step_over(
+    source: Source, pos: int, end: int, stems: tuple[bytes, ...], always: frozenset[int]
+) -> int:
+    """The first field from ``pos`` on that asks for a look, or ``end``.
+
+    Steps over short LENGTH fields that lie in one block and hold no stem, and
+    leaves every other, the malformed among them, to :func:`_record`.
+    """
+    look = _tags_to_look_at(always)
+    block, base = source.block(pos)
+    while True:
+        at, known = pos - base, min(end - base, len(block))
+        hits, hit = source.hits(stems), -1
+        while at + 3 <= known:
+            size = block[at + 1]
+            if look[block[at]]:
+                return base + at
+            if size < 0x80:
+                after = at + 2 + size
+            elif block[at + 2] < 0x80:
+                after = at + 3 + (size & 0x7F) + (block[at + 2] << 7)
+            else:
+                return base + at
+            if after > known:
+                break
+            if hit < after:
+                if hit < at:
+                    hit = hits[bisect_left(hits, at)]
+                if hit < after:
+                    return base + at
+            at = after
+        pos = base + at
+        if at == 0 or end <= base + len(block):
+            return pos
+        block, base = source.load(pos)
+
+
+@lru_cache
+def _tags_to_look_at(always: frozenset[int]) -> bytes:
+    """For each first byte of a tag: may the field not simply be stepped over?"""
+    return bytes(tag & 0x87 != LENGTH or tag >> 3 in always for tag in range(256))
+
+
+def splice(source: Source, edits: Iterable[tuple[Record, bytes]]) -> tuple[Piece, ...]:
+    """The source with the payloads of some records exchanged, as pieces in order.
+
+    Every length prefix around an edit follows, from the inside out, since a
+    prefix may itself grow by a byte. A prefix that was written longer than
+    needed keeps its width. Each record may be edited once.
+    """
+    replaced: dict[int, tuple[int, bytes]] = {}  # where: (end of what goes, what comes)
+    around: dict[int, Record] = {}
+    grown: defaultdict[int, int] = defaultdict(int)
+
+    def replace(record: Record, size: int, payload: bytes | None) -> None:
+        end = record.body if payload is None else record.end
+        new = _prefix(record, size) + (payload or b"")
+        replaced[record.size_at] = (end, new)
+        if record.parent is not None:
+            inside = 0 if payload is not None else grown[record.size_at]
+            grown[record.parent.size_at] += len(new) - (end - record.size_at) + inside
+
+    for record, payload in edits:
+        replace(record, len(payload), payload)
+        holder = record.parent
+        while holder is not None and holder.parent is not None and holder.size_at not in around:
+            around[holder.size_at] = holder
+            holder = holder.parent
+    for record in sorted(around.values(), key=lambda record: -record.depth):
+        replace(record, record.end - record.body + grown[record.size_at], None)
+    return tuple(_pieces(source.size, replaced))
+
+
+def _prefix(record: Record, size: int) -> bytes:
+    width = record.body - record.size_at
+    padded = width > len(encode_varint(record.end - record.body))
+    return encode_varint(size, width if padded else 1)
+
+
+def _pieces(size: int, replaced: dict[int, tuple[int, bytes]]) -> Iterator[Piece]:
+    pos = 0
+    for start in sorted(replaced):
+        if start > pos:
+            yield Span(pos, start - pos)
+        pos, new = replaced[start]
+        yield new
+    if size > pos:
+        yield Span(pos, size - pos)
+
+
+def total(pieces: Iterable[Piece]) -> int:
+    """The size in bytes of a file made of these pieces."""
+    return sum(piece.size if isinstance(piece, Span) else len(piece) for piece in pieces)
