@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from onnxkvrename.planning import UNKNOWN, Pair, Plan
 from onnxkvrename.signature import Dim, Signature, Uses
@@ -38,8 +37,7 @@ CODES: Mapping[str, tuple[Severity, str]] = {
 _SHOWN = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """Something that is, or may be, wrong with a model.
 
     ``name`` is the value or file it is about; ``hint`` says how to mend it.

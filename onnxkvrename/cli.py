@@ -8,10 +8,9 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -24,8 +23,7 @@ INTERRUPTED = 130
 _FORMATS = ("text", "json", "github")
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """How to answer, and how much; ``look`` writes nothing, and ``judge`` minds a change."""
 
     form: str

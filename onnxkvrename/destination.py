@@ -11,14 +11,13 @@ from onnxkvrename import checking, files, onnxfile, wire
 from onnxkvrename.checking import Finding
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.externaldata import DataFile
-from onnxkvrename.files import MAX_MODEL
-from onnxkvrename.onnxfile import Model
+from onnxkvrename.files import MAX_MODEL, OpenFile
 from onnxkvrename.results import Job, Options
 from onnxkvrename.wire import Piece
 
 
 def stands_already(
-    model: Model, job: Job, pieces: tuple[Piece, ...], data: Sequence[DataFile], *, forced: bool
+    file: OpenFile, job: Job, pieces: tuple[Piece, ...], data: Sequence[DataFile], *, forced: bool
 ) -> bool:
     """Whether the result stands in its place already.
 
@@ -33,7 +32,7 @@ def stands_already(
         )
     if job.in_place:
         if not forced:
-            _check_in_place(job.model, model.file.status)
+            _check_in_place(job.model, file.status)
         return False
     if os.path.isdir(job.output):
         raise WriteError("is a directory", path=str(job.output), hint="-d puts models into one")
@@ -46,7 +45,7 @@ def stands_already(
     if not os.path.lexists(job.output):
         return False
     try:
-        return files.same_content(job.output, size, onnxfile.data(model, pieces))
+        return files.same_content(job.output, size, onnxfile.data(file, pieces))
     except ModelError:
         return False
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
+from typing import NamedTuple
 
 from onnxkvrename import files
 from onnxkvrename.checking import Finding, finding
@@ -14,8 +14,7 @@ from onnxkvrename.files import Identity
 from onnxkvrename.messages import Reference
 
 
-@dataclass(frozen=True, slots=True)
-class DataFile:
+class DataFile(NamedTuple):
     """A file of weights: where the model says, and where that is; ``size`` in bytes."""
 
     location: str

@@ -5,9 +5,10 @@ Field numbers are those of onnx.proto (ONNX IR version 13).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.signature import Dim, Signature, Value
@@ -32,8 +33,7 @@ _BITS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(NamedTuple):
     """External data as the model asks for it: the file ``location`` up to byte ``end``.
 
     ``tensor`` is the name of a tensor that lies there; ``fault`` says what is
@@ -61,12 +61,15 @@ def signature(source: Source) -> Signature:
 
 def graph(source: Source) -> Record:
     """The one graph of a model."""
-    found = only(
-        (r for r in fields(source, source.root) if r.number == 7 and r.wire == LENGTH), "graph"
-    )
+    found = message(fields(source, source.root), 7, "graph")
     if found is None:
         raise ModelError("no graph in it: this is not an ONNX model")
     return found
+
+
+def message(records: Iterable[Record], number: int, what: str) -> Record | None:
+    """A singular message among the fields of another, if it is there."""
+    return only((r for r in records if r.number == number and r.wire == LENGTH), what)
 
 
 def only(records: Iterable[Record], what: str) -> Record | None:
@@ -79,17 +82,10 @@ def only(records: Iterable[Record], what: str) -> Record | None:
     return found
 
 
-def message(source: Source, parent: Record, number: int, what: str) -> Record | None:
-    """A singular message, if it is there."""
-    return only(
-        (r for r in fields(source, parent) if r.number == number and r.wire == LENGTH), what
-    )
-
-
-def string(source: Source, parent: Record, number: int) -> Record | None:
-    """A singular string; the last one counts."""
+def string(records: Iterable[Record], number: int) -> Record | None:
+    """A singular string among the fields of a message; the last one counts."""
     found = None
-    for record in fields(source, parent):
+    for record in records:
         if record.number == number and record.wire == LENGTH:
             found = record
     return found
@@ -101,34 +97,40 @@ def text(source: Source, record: Record | None) -> str:
 
 
 def _value(source: Source, record: Record) -> Value:
-    name = text(source, string(source, record, 1))
-    type_ = message(source, record, 2, "type")
-    return Value(name, *(("UNDEFINED", None) if type_ is None else _type(source, type_)))
+    parts = list(fields(source, record))
+    type_ = message(parts, 2, "type")
+    dtype, shape = ("UNDEFINED", None) if type_ is None else _type(source, type_)
+    return Value(text(source, string(parts, 1)), dtype, shape)
 
 
 _TENSORS = {1: "", 8: "sparse_tensor"}
 _WRAPPERS = {4: "sequence", 9: "optional", 5: "map", 7: "opaque"}
 
 
-def _type(source: Source, record: Record) -> tuple[str, tuple[Dim, ...] | None]:
-    kind = only(
-        (
-            r
-            for r in fields(source, record)
-            if r.wire == LENGTH and (r.number in _TENSORS or r.number in _WRAPPERS)
-        ),
-        "kind of type",
-    )
+def _type(source: Source, type_: Record) -> tuple[str, tuple[Dim, ...] | None]:
+    kind = _kind(source, type_)
     if kind is None:
         return "UNDEFINED", None
+    parts = list(fields(source, kind))
     if kind.number in _WRAPPERS:
-        element = message(source, kind, 1 if kind.number != 5 else 2, "element type")
+        element = _element(kind, parts)
         inner = _type(source, element)[0] if element is not None else ""
         return f"{_WRAPPERS[kind.number]}({inner})", None
-    dtype = dtype_name(next(integers(source, kind, 1), 0))
+    dtype = dtype_name(_integer(source, parts, 1))
     wrapped = f"{_TENSORS[kind.number]}({dtype})" if _TENSORS[kind.number] else dtype
-    shape = message(source, kind, 2, "shape")
+    shape = message(parts, 2, "shape")
     return wrapped, None if shape is None else tuple(_dims(source, shape))
+
+
+def _kind(source: Source, type_: Record) -> Record | None:
+    """The one member of the ``value`` of a type: tensor, sequence and so on."""
+    known = [r for r in fields(source, type_) if r.number in _TENSORS or r.number in _WRAPPERS]
+    return only((r for r in known if r.wire == LENGTH), "kind of type")
+
+
+def _element(kind: Record, parts: Iterable[Record]) -> Record | None:
+    """The type of what a sequence, optional or map holds."""
+    return message(parts, 2 if kind.number == 5 else 1, "element type")
 
 
 def dtype_name(number: int) -> str:
@@ -136,78 +138,63 @@ def dtype_name(number: int) -> str:
     return _DTYPES[number] if 0 <= number < len(_DTYPES) else f"DataType({number})"
 
 
-def integers(source: Source, parent: Record, number: int) -> Iterator[int]:
-    """The values of an integer field, the last first."""
-    records = [r for r in fields(source, parent) if r.number == number and r.wire == VARINT]
-    return (source.integer(record) for record in reversed(records))
+def _integer(source: Source, records: Iterable[Record], number: int) -> int:
+    """A singular integer; the last one counts, and 0 if there is none."""
+    found = 0
+    for record in records:
+        if record.number == number and record.wire == VARINT:
+            found = source.integer(record)
+    return found
 
 
 def _dims(source: Source, shape: Record) -> Iterator[Dim]:
+    for said in _counting(source, shape):
+        if said is None:
+            yield None
+        else:
+            yield source.integer(said) if said.number == 1 else source.text(said)
+
+
+def _counting(source: Source, shape: Record) -> Iterator[Record | None]:
+    """For each dimension the record that counts: of size (1) and symbol (2) the last."""
     for dim in fields(source, shape):
         if dim.number == 1 and dim.wire == LENGTH:
-            said = _counting(source, dim)
-            if said is None:
-                yield None
-            elif said.number == 1:
-                yield source.integer(said)
-            else:
-                yield source.text(said)
+            said = None
+            for record in fields(source, dim):
+                if (record.number, record.wire) in ((1, VARINT), (2, LENGTH)):
+                    said = record
+            yield said
 
 
-def _counting(source: Source, dim: Record) -> Record | None:
-    """The record that counts in a dimension: of size (1) and symbol (2), the last."""
-    said = None
-    for record in fields(source, dim):
-        if (record.number, record.wire) in ((1, VARINT), (2, LENGTH)):
-            said = record
-    return said
-
-
-def symbols(source: Source, value: Record) -> Iterator[Record]:
-    """The records of the symbols in the type of a value."""
-    type_ = message(source, value, 2, "type")
-    for shape in _shapes(source, type_) if type_ is not None else ():
-        for dim in fields(source, shape):
-            if dim.number == 1 and dim.wire == LENGTH:
-                said = _counting(source, dim)
-                if said is not None and said.number == 2:
-                    yield said
-
-
-def _shapes(source: Source, type_: Record) -> Iterator[Record]:
-    """The shapes in a type, of sequences and the like those of their elements."""
-    for kind in fields(source, type_):
-        if kind.wire == LENGTH and kind.number in _TENSORS:
-            shape = message(source, kind, 2, "shape")
-            if shape is not None:
-                yield shape
-        elif kind.wire == LENGTH and kind.number in _WRAPPERS:
-            element = message(source, kind, 1 if kind.number != 5 else 2, "element type")
-            if element is not None:
-                yield from _shapes(source, element)
+def symbols(source: Source, type_: Record) -> Iterator[Record]:
+    """The records of the symbols in a type, of sequences and the like those of their elements."""
+    kind = _kind(source, type_)
+    if kind is None:
+        return
+    parts = list(fields(source, kind))
+    inner = message(parts, 2, "shape") if kind.number in _TENSORS else _element(kind, parts)
+    if inner is None:
+        return
+    if kind.number in _WRAPPERS:
+        yield from symbols(source, inner)
+        return
+    for said in _counting(source, inner):
+        if said is not None and said.number == 2:
+            yield said
 
 
 def reference(source: Source, tensor: Record) -> Reference | None:
     """What a tensor asks of a file beside the model; ``None`` if its data are in the model."""
-    external, entries, count, negative = False, [], 1, False
-    for record in fields(source, tensor):
-        if record.number == 1:
-            for dim in source.integers(record):
-                count, negative = count * abs(dim), negative or dim < 0
-        elif record.number == 13 and record.wire == LENGTH:
-            entries.append(record)
-        elif record.number == 14 and record.wire == VARINT:
-            external = source.integer(record) == _EXTERNAL
-    if not external:
+    parts = list(fields(source, tensor))
+    if _integer(source, parts, 14) != _EXTERNAL:
         return None
-    said = {
-        text(source, string(source, entry, 1)): text(source, string(source, entry, 2))
-        for entry in entries
-    }
-    bits = _BITS.get(dtype_name(next(integers(source, tensor, 2), 0)), 8)
-    end, fault = _extent(said, -1 if negative else -(-count * bits // 8))
-    name = text(source, string(source, tensor, 8))
-    return Reference(said.get("location", ""), end, name, fault)
+    dims = [d for r in parts if r.number == 1 for d in source.integers(r)]
+    entries = [list(fields(source, r)) for r in parts if r.number == 13 and r.wire == LENGTH]
+    said = {text(source, string(e, 1)): text(source, string(e, 2)) for e in entries}
+    bits = _BITS.get(dtype_name(_integer(source, parts, 2)), 8)
+    size = -1 if min(dims, default=0) < 0 else -(-math.prod(dims) * bits // 8)
+    end, fault = _extent(said, size)
+    return Reference(said.get("location", ""), end, text(source, string(parts, 8)), fault)
 
 
 def _extent(said: Mapping[str, str], size: int) -> tuple[int, str]:

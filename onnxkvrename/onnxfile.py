@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from onnxkvrename import files, messages
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.files import MAX_MODEL, Draft, OpenFile
 from onnxkvrename.signature import Signature
-from onnxkvrename.wire import Piece, Source, Span
+from onnxkvrename.wire import BLOCK, Piece, Source, Span
 
-_SMALL = 1 << 16
 _BUFFER = 1 << 20
 _KINDS = (
     (b"version https://git-lfs", "a Git LFS pointer", "fetch the file itself: git lfs pull"),
@@ -28,8 +27,7 @@ _KINDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
+class Model(NamedTuple):
     """An open model: its bytes, and what it shows."""
 
     file: OpenFile
@@ -53,27 +51,27 @@ def opened(path: Path) -> Iterator[Model]:
             raise _located(error, path) from None
 
 
-def data(model: Model, pieces: Iterable[Piece]) -> Iterator[bytes]:
-    """The bytes that pieces stand for, in parts of about a megabyte."""
+def data(file: OpenFile, pieces: Iterable[Piece]) -> Iterator[bytes]:
+    """The bytes that pieces of a model stand for, in parts of up to a megabyte."""
     for piece in pieces:
         if isinstance(piece, Span):
-            yield from files.chunks(model.file, piece.offset, piece.size)
+            yield from files.chunks(file, piece.offset, piece.size)
         else:
             yield piece
 
 
-def write(model: Model, pieces: Iterable[Piece], draft: Draft) -> None:
+def write(file: OpenFile, pieces: Iterable[Piece], draft: Draft) -> None:
     """Write a model under its new names: short pieces gathered, long ones copied in the kernel."""
-    gathered = bytearray()
+    source, gathered = Source(file.read, file.size), bytearray()
     for piece in pieces:
-        if isinstance(piece, Span) and piece.size > _SMALL:
+        if isinstance(piece, bytes):
+            gathered += piece
+        elif piece.size <= BLOCK:
+            gathered += source.slice(piece.offset, piece.size)
+        else:
             draft.write(gathered)
             gathered.clear()
-            draft.copy(model.file, piece.offset, piece.size)
-        elif isinstance(piece, Span):
-            gathered += model.file.read(piece.offset, piece.size)
-        else:
-            gathered += piece
+            draft.copy(file, piece.offset, piece.size)
         if len(gathered) > _BUFFER:
             draft.write(gathered)
             gathered.clear()

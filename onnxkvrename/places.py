@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 from onnxkvrename import messages
 from onnxkvrename.messages import Reference
 from onnxkvrename.signature import Uses
 from onnxkvrename.wire import LENGTH, Record, Source, fields
 
+DERIVED = b"_dim_"
+"""What a symbol that an exporter derived from a name has between the name and the axis."""
 _LOCATION = b"location"
 _MANY_STEMS = 64
+_TELLING = 5
+"""Bytes of a stem that few other names begin with; every search more costs as much as a walk."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """One place where a name stands.
 
     ``role`` is what it means there: ``input`` and ``output`` of a graph,
@@ -43,12 +46,11 @@ class Place:
         return self.role in ("input", "produces", "initializer")
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(NamedTuple):
     """The places of the names asked for, symbols near them, and all external data.
 
-    ``symbols`` are those of the graph inputs and outputs, and of every
-    value_info that has to do with one of the names. ``parents[scope]`` is the
+    ``symbols`` are those that may be derived from a name, on graph inputs and
+    outputs and on each value_info that has to do with one of the names. ``parents[scope]`` is the
     scope around a scope; around the main graph there is -1.
     """
 
@@ -133,13 +135,16 @@ def survey(source: Source, names: Iterable[str]) -> Survey:
 def _stems(names: Iterable[bytes]) -> tuple[bytes, ...] | None:
     """A few byte strings of which every name holds one; ``None`` if it takes many.
 
-    Buffers differ in their numbers, so what stands between the numbers will do.
+    Buffers differ in their numbers, so what stands between the numbers will do;
+    and what several of these begin with does for all of them.
     """
     stems: list[bytes] = []
     for name in sorted(names, key=len):
         if name and not any(stem in name for stem in stems):
             stems.append(max(re.split(rb"[0-9]+", name), key=len) or name)
-    return tuple(stems) if len(stems) <= _MANY_STEMS else None
+            if len(stems) > _MANY_STEMS:
+                return None
+    return tuple(sorted({stem[:_TELLING] for stem in stems}))
 
 
 class _Walker:
@@ -207,7 +212,8 @@ class _Walker:
                 case 10:
                     for spec in fields(self.source, record):
                         if spec.number == 2 and spec.wire == LENGTH:
-                            self.add(messages.string(self.source, spec, 1), "sharding", scope)
+                            name = messages.string(fields(self.source, spec), 1)
+                            self.add(name, "sharding", scope)
         for record in ends:
             self.add(record, "reads" if record.number == 1 else "produces", scope, op_type)
 
@@ -229,27 +235,33 @@ class _Walker:
             self.enter(graph, scope)
 
     def value(self, value: Record, role: str, scope: int | None) -> None:
-        self.add(messages.string(self.source, value, 1), role, scope)
-        if scope is not None:
-            for symbol in messages.symbols(self.source, value):
+        parts = list(fields(self.source, value))
+        self.add(messages.string(parts, 1), role, scope)
+        type_ = messages.message(parts, 2, "type")
+        if type_ is not None and scope is not None and self.source.holds(type_, DERIVED):
+            for symbol in messages.symbols(self.source, type_):
                 self.symbols.append((self.source.text(symbol), symbol))
 
     def annotation(self, annotation: Record, scope: int | None) -> None:
-        self.add(messages.string(self.source, annotation, 1), "annotation", scope)
-        for entry in fields(self.source, annotation):
+        parts = list(fields(self.source, annotation))
+        self.add(messages.string(parts, 1), "annotation", scope)
+        for entry in parts:
             if entry.number == 2 and entry.wire == LENGTH:
-                self.add(messages.string(self.source, entry, 2), "annotation", scope)
+                name = messages.string(fields(self.source, entry), 2)
+                self.add(name, "annotation", scope)
 
     def sparse_tensor(self, sparse: Record, scope: int | None) -> None:
         """A sparse tensor goes by the name of its values."""
         for number, where in ((1, scope), (2, None)):
-            tensor = messages.message(self.source, sparse, number, "tensor in a sparse tensor")
+            parts = fields(self.source, sparse)
+            tensor = messages.message(parts, number, "tensor in a sparse tensor")
             if tensor is not None:
                 self.tensor(tensor, where)
 
     def tensor(self, tensor: Record, scope: int | None) -> None:
         """An initializer, or with no scope a tensor that nobody calls by its name."""
-        self.add(messages.string(self.source, tensor, 8), "initializer", scope)
+        if scope is not None:
+            self.add(messages.string(fields(self.source, tensor), 8), "initializer", scope)
         wanted = messages.reference(self.source, tensor)
         if wanted is not None:
             key = wanted.location, wanted.fault
@@ -260,13 +272,14 @@ class _Walker:
         """The graphs of training see the main graph; bindings name what they define."""
         scopes: dict[int, int | None] = {}
         for number in (1, 2):
-            graph = messages.message(self.source, training, number, "training graph")
+            graph = messages.message(fields(self.source, training), number, "training graph")
             scopes[number] = main if graph is None else self.enter(graph, main)
         for binding in fields(self.source, training):
             if binding.number in (3, 4) and binding.wire == LENGTH:
+                parts = list(fields(self.source, binding))
                 produced_in = scopes[1 if binding.number == 3 else 2]
-                self.add(messages.string(self.source, binding, 1), "binding", scopes[2])
-                self.add(messages.string(self.source, binding, 2), "binding", produced_in)
+                self.add(messages.string(parts, 1), "binding", scopes[2])
+                self.add(messages.string(parts, 2), "binding", produced_in)
 
     def function(self, function: Record) -> None:
         stems = (_LOCATION,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from onnxkvrename.rules import Match, Rules
 from onnxkvrename.signature import Signature, Value
@@ -14,8 +14,7 @@ PLAIN = "not retained"
 """Why an output is kept that is no retained state."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(NamedTuple):
     """What is asked for.
 
     ``token`` is the one to put in; with ``strip`` the one to take out, ``None``
@@ -40,8 +39,7 @@ class Wish:
         return self.strip and self.token in (None, token)
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(NamedTuple):
     """One side of a pair: the value as it stands, and its name to be."""
 
     value: Value
@@ -55,8 +53,7 @@ class End:
         return self.value.name
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(NamedTuple):
     """A KV buffer: a graph input and the retained output that carries it on.
 
     A pair with one side missing is kept as found, for the checks to name.
@@ -75,16 +72,14 @@ class Pair:
         return tuple(end for end in (self.input, self.output) if end is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(NamedTuple):
     """A name that stays, and why."""
 
     name: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """What is to become of a model's names.
 
     ``doubles`` are names that claim a side already taken, by their pair.
@@ -103,18 +98,13 @@ class Plan:
         return {end.old: end.new for pair in self.pairs for end in pair.ends if end.old != end.new}
 
 
-@dataclass(slots=True)
-class _Sides:
-    match: Match
-    ends: dict[str, End] = field(default_factory=dict)
-
-
 def plan(signature: Signature, rules: Rules, wish: Wish) -> Plan:
     """Pair the KV buffers by scope, buffer and layer, never by position or token.
 
     Raises :class:`RulesError` where a template does not lead back to its name.
     """
-    sides: dict[tuple[str, str, int], _Sides] = {}
+    matches: dict[tuple[str, str, int], Match] = {}
+    ends: dict[tuple[str, str, int], dict[str, End]] = {}
     doubles: list[tuple[str, str]] = []
     kept: dict[str, Kept] = {}
     for side, values in (("input", signature.inputs), ("output", signature.outputs)):
@@ -125,19 +115,15 @@ def plan(signature: Signature, rules: Rules, wish: Wish) -> Plan:
                 if reason is not None:
                     kept.setdefault(value.name, Kept(value.name, reason))
                 continue
-            found = sides.setdefault(match.key, _Sides(match))
-            if side in found.ends:
-                doubles.append((value.name, found.ends[side].old))
+            key = matches.setdefault(match.key, match).key
+            found = ends.setdefault(key, {})
+            if side in found:
+                doubles.append((value.name, found[side].old))
             else:
-                found.ends[side] = _end(value, match, rules, wish)
+                found[side] = _end(value, match, rules, wish)
     pairs = [
-        Pair(
-            sided.match.kind,
-            *key,
-            sided.ends.get("input"),
-            sided.ends.get("output"),
-        )
-        for key, sided in sides.items()
+        Pair(match.kind, *key, ends[key].get("input"), ends[key].get("output"))
+        for key, match in matches.items()
     ]
     parts = {kind: names for rule in rules.kv for kind, names in rule.kinds.items()}
     order = {name: at for at, name in enumerate(n for names in parts.values() for n in names)}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from onnxkvrename.checking import Finding
 from onnxkvrename.errors import KvRenameError
@@ -14,8 +13,7 @@ from onnxkvrename.planning import Kept, Pair
 Status = Literal["renamed", "unchanged", "would-rename", "failed"]
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """A model, and where its result goes: ``output`` is the model itself for in place."""
 
     model: Path
@@ -32,8 +30,7 @@ class Job:
         return os.path.realpath(self.output.parent) == os.path.realpath(self.model.parent)
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(NamedTuple):
     """How to go about it.
 
     ``write`` is false for a look ahead, and ``place`` for one that does not mind
@@ -47,8 +44,7 @@ class Options:
     force: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ModelReport:
+class ModelReport(NamedTuple):
     """What became of one model.
 
     ``error`` is what kept it from being read or written; findings are what is
@@ -76,8 +72,7 @@ class ModelReport:
         return self.error is not None or any(f.severity == "error" for f in self.findings)
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """What became of all models of a command, in the order given."""
 
     models: tuple[ModelReport, ...]

@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import re2
 
@@ -29,8 +28,30 @@ _OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
 MAX_TOKEN = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Pattern(NamedTuple):
+    """An RE2 pattern for whole names; ``groups`` are its named groups and their numbers."""
+
+    compiled: Any
+    groups: tuple[tuple[str, int], ...]
+
+    def fits(self, name: str) -> bool:
+        """Whether the whole name is one of those meant."""
+        return self.compiled.fullmatch(name.encode("utf-8", "surrogateescape")) is not None
+
+    def parts(self, name: str) -> dict[str, str] | None:
+        """The named groups of a name that fits, empty where one took no part."""
+        text = name.encode("utf-8", "surrogateescape")
+        found = self.compiled.fullmatch(text)
+        if found is None:
+            return None
+        spans = {group: found.span(number) for group, number in self.groups}
+        return {
+            group: text[start:end].decode("utf-8", "surrogateescape") if start >= 0 else ""
+            for group, (start, end) in spans.items()
+        }
+
+
+class Match(NamedTuple):
     """A name that a KV rule knows, taken apart.
 
     ``parts`` are the named groups as they stand in the name; ``token`` is empty
@@ -52,21 +73,18 @@ class Match:
         return self.scope, self.buffer, self.layer
 
 
-@dataclass(frozen=True, slots=True)
-class KvRule:
+class KvRule(NamedTuple):
     """How KV inputs and outputs are called; ``kinds`` lists each kind's parts."""
 
-    patterns: Mapping[str, Any]
+    patterns: Mapping[str, Pattern]
     templates: Mapping[str, str]
     kinds: Mapping[str, tuple[str, ...]]
 
     def match(self, side: str, name: str) -> Match | None:
         """Take a name apart, or ``None`` if it is not one of this rule's."""
-        found = self.patterns[side].fullmatch(name.encode("utf-8", "surrogateescape"))
-        if found is None:
+        parts = self.patterns[side].parts(name)
+        if parts is None:
             return None
-        groups = found.groupdict()
-        parts = {key: (text or b"").decode("utf-8") for key, text in groups.items()}
         buffer, token = parts["buffer"], parts.get("token", "")
         kind = next((kind for kind, names in self.kinds.items() if buffer in names), None)
         if kind is None or (token and token_fault(token)) or not _LAYER.fullmatch(parts["layer"]):
@@ -75,30 +93,27 @@ class KvRule:
         return Match(side, self, kind, scope, buffer, layer, token, parts)
 
 
-@dataclass(frozen=True, slots=True)
-class KeepRule:
+class KeepRule(NamedTuple):
     """Names that are left alone, and why."""
 
     reason: str
-    pattern: Any
+    pattern: Pattern
 
 
-@dataclass(frozen=True, slots=True)
-class FeedBack:
+class FeedBack(NamedTuple):
     """The call that hands a renamed model back, for models that have a certain input."""
 
-    pattern: Any
+    pattern: Pattern
     call: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(NamedTuple):
     """A profile, ready for use."""
 
     name: str
     kv: tuple[KvRule, ...]
     keep: tuple[KeepRule, ...]
-    retained: Any
+    retained: Pattern
     suffixes: Mapping[str, str]
     feed_back: tuple[FeedBack, ...]
 
@@ -109,18 +124,17 @@ class Rules:
 
     def kept(self, name: str) -> str | None:
         """Why a name is left alone, if a rule says so."""
-        text = name.encode("utf-8", "surrogateescape")
-        return next((rule.reason for rule in self.keep if rule.pattern.fullmatch(text)), None)
+        return next((rule.reason for rule in self.keep if rule.pattern.fits(name)), None)
 
     def retains(self, name: str) -> bool:
         """Whether an output is called like a retained state, of whatever kind."""
-        return bool(self.retained.fullmatch(name.encode("utf-8", "surrogateescape")))
+        return self.retained.fits(name)
 
     def call(self, inputs: Iterable[str], path: str, token: str) -> str | None:
         """How to hand the renamed model at ``path`` back to its exporter, if the profile says."""
-        names = [name.encode("utf-8", "surrogateescape") for name in inputs]
+        names = list(inputs)
         for rule in self.feed_back:
-            if any(rule.pattern.fullmatch(name) for name in names):
+            if any(rule.pattern.fits(name) for name in names):
                 return rule.call.replace("{path}", path).replace("{token}", token)
         return None
 
@@ -204,7 +218,7 @@ def _kv_rule(table: _Reader) -> KvRule:
         raise table.fault("kinds", "names no buffer")
     patterns = {side: table.pattern(side, {"buffer", "layer"}) for side in _SIDES}
     templates = {
-        side: table.template(f"{side}_name", {"token", *patterns[side].groupindex})
+        side: table.template(f"{side}_name", {"token", *dict(patterns[side].groups)})
         for side in _SIDES
     }
     table.done()
@@ -263,18 +277,18 @@ class _Reader:
             raise self.fault(key, f"must be tables, written [[{key}]]")
         return [_Reader(table, self.name, f"{key}[{index}].") for index, table in enumerate(tables)]
 
-    def pattern(self, key: str, groups: frozenset[str] | set[str] = frozenset()) -> Any:
+    def pattern(self, key: str, groups: frozenset[str] | set[str] = frozenset()) -> Pattern:
         text = self.text(key)
         try:
-            pattern = re2.compile(text, _quiet())
+            compiled = re2.compile(text, _quiet())
         except re2.error as error:
             said = error.args[0] if error.args else ""
             said = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
             raise self.fault(key, f"is no RE2 pattern: {said}") from None
-        missing = groups - set(pattern.groupindex)
-        if missing:
-            raise self.fault(key, f"has no group (?P<{sorted(missing)[0]}>…)")
-        return pattern
+        found = dict(compiled.groupindex)
+        for group in sorted(groups - set(found)):
+            raise self.fault(key, f"has no group (?P<{group}>…)")
+        return Pattern(compiled, tuple(found.items()))
 
     def template(self, key: str, groups: set[str]) -> str:
         text = self.text(key)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from onnxkvrename import (
     checking,
@@ -26,7 +26,7 @@ from onnxkvrename import (
 from onnxkvrename.checking import Finding
 from onnxkvrename.errors import KvRenameError, ModelError, RulesError, WriteError
 from onnxkvrename.externaldata import DataFile
-from onnxkvrename.files import Draft, Identity, Progress
+from onnxkvrename.files import Draft, Identity, OpenFile, Progress
 from onnxkvrename.onnxfile import Model
 from onnxkvrename.planning import Plan, Wish
 from onnxkvrename.results import Job, ModelReport, Options, Report, Status
@@ -101,8 +101,7 @@ def check_wish(wish: Wish) -> None:
         raise RulesError(f"the token {wish.token!r} {fault}", hint="for example VLLM")
 
 
-@dataclass(frozen=True, slots=True)
-class _Ready:
+class _Ready(NamedTuple):
     """A model that has been read, planned and checked.
 
     ``copies`` are data files that have to go somewhere; ``there`` says that the
@@ -127,7 +126,7 @@ def _prepare(job: Job, wish: Wish, rules: Rules, options: Options) -> _Ready:
     except RulesError:
         raise
     except KvRenameError as error:
-        return _Ready(job, replace(report, error=error))
+        return _Ready(job, report._replace(error=error))
 
 
 def _examined(model: Model, item: _Ready, wish: Wish, rules: Rules, options: Options) -> _Ready:
@@ -144,16 +143,14 @@ def _examined(model: Model, item: _Ready, wish: Wish, rules: Rules, options: Opt
         *checking.check(model.signature, plan, uses, symbols),
         *(one for one in found if isinstance(one, Finding)),
     ]
-    report = replace(
-        item.report,
+    report = item.report._replace(
         status="would-rename" if names else "unchanged",
         pairs=plan.pairs,
         kept=plan.kept,
         findings=tuple(findings),
         feed_back=_feed_back(rules, model.signature, item.job, plan),
     )
-    item = replace(
-        item,
+    item = item._replace(
         report=report,
         identity=model.file.identity,
         pieces=pieces,
@@ -168,13 +165,13 @@ def _placed(item: _Ready, model: Model, data: Sequence[DataFile], options: Optio
     job, report = item.job, item.report
     try:
         forced = options.force or not report.names
-        there = destination.stands_already(model, job, item.pieces, data, forced=forced)
+        there = destination.stands_already(model.file, job, item.pieces, data, forced=forced)
     except KvRenameError as error:
-        return replace(item, report=replace(report, error=error))
+        return item._replace(report=report._replace(error=error))
     copies, clashes = _copies(job, data, options)
     clashes += destination.in_the_way(job, there, options)
-    report = replace(report, findings=(*report.findings, *clashes))
-    return replace(item, report=report, copies=copies, there=there)
+    report = report._replace(findings=(*report.findings, *clashes))
+    return item._replace(report=report, copies=copies, there=there)
 
 
 def _feed_back(rules: Rules, signature: Signature, job: Job, plan: Plan) -> str | None:
@@ -206,14 +203,14 @@ def _together(ready: Sequence[_Ready], options: Options) -> list[_Ready]:
         report, output = item.report, os.path.realpath(item.job.output)
         if barren:
             none = checking.no_buffers(item.outputs)
-            report = replace(report, findings=(*report.findings, none))
+            report = report._replace(findings=(*report.findings, none))
         if outputs[output] > 1 or models.get(output, item.job) is not item.job:
             fault = WriteError("is another model of this run, or its result", path=report.output)
-            report = replace(report, error=report.error or fault)
+            report = report._replace(error=report.error or fault)
         if options.strict:
-            errors = tuple(replace(finding, severity="error") for finding in report.findings)
-            report = replace(report, findings=errors)
-        judged.append(replace(item, report=replace(report, status=_status(report))))
+            errors = tuple(finding._replace(severity="error") for finding in report.findings)
+            report = report._replace(findings=errors)
+        judged.append(item._replace(report=report._replace(status=_status(report))))
     return judged
 
 
@@ -226,10 +223,10 @@ def _write(item: _Ready, options: Options, progress: CopyProgress | None) -> Mod
     report, job, in_place = item.report, item.job, item.job.in_place
     done = item.there or (in_place and not report.names)
     if done and not item.copies:
-        return replace(report, status="unchanged")
+        return report._replace(status="unchanged")
     try:
-        with onnxfile.opened(job.model) as model, files.all_or_none() as made:
-            if model.file.identity != item.identity:
+        with files.opened(job.model) as model, files.all_or_none() as made:
+            if model.identity != item.identity:
                 raise ModelError("was changed by someone else just now", path=report.path)
             needed = sum(data.size for data, _ in item.copies) + wire.total(item.pieces)
             files.make_directory(job.output.parent, made)
@@ -239,18 +236,18 @@ def _write(item: _Ready, options: Options, progress: CopyProgress | None) -> Mod
             if not done:
                 _write_model(model, item, in_place=in_place, force=options.force)
     except KvRenameError as error:
-        return replace(report, status="failed", error=error)
-    return replace(report, status="renamed" if report.names and not done else "unchanged")
+        return report._replace(status="failed", error=error)
+    return report._replace(status="renamed" if report.names and not done else "unchanged")
 
 
-def _write_model(model: Model, item: _Ready, *, in_place: bool, force: bool) -> None:
+def _write_model(model: OpenFile, item: _Ready, *, in_place: bool, force: bool) -> None:
     target = Path(os.path.realpath(item.job.output)) if in_place else item.job.output
     with Draft(target) as draft:
         onnxfile.write(model, item.pieces, draft)
         assert item.expected is not None
         onnxfile.prove(draft, wire.total(item.pieces), item.expected)
-        draft.keep(model.file, owner=in_place, force=force)
-        if in_place and not model.file.unchanged():
+        draft.keep(model, owner=in_place, force=force)
+        if in_place and not model.unchanged():
             raise ModelError("was changed by someone else just now", path=item.report.path)
         draft.commit(replace=in_place or force)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 Dim = int | str | None
 """A static size, a symbol, or ``None`` where the file says nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(NamedTuple):
     """A graph input or output.
 
     ``dtype`` is ONNX's own name (``FLOAT16``), or a wrapped one for what is no
@@ -29,8 +29,7 @@ class Value:
         return Value(names.get(self.name, self.name), self.dtype, shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(NamedTuple):
     """Graph inputs and outputs in the file's order, doubles included."""
 
     inputs: tuple[Value, ...]
@@ -44,8 +43,7 @@ class Signature:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Uses:
+class Uses(NamedTuple):
     """What the graph does with the names that were asked about.
 
     ``producers`` maps a value of the main graph to the op type of its node.
@@ -54,7 +52,7 @@ class Uses:
     it already stands.
     """
 
-    producers: Mapping[str, str] = field(default_factory=dict)
+    producers: Mapping[str, str] = MappingProxyType({})
     read: frozenset[str] = frozenset()
     symbols: frozenset[str] = frozenset()
-    taken: Mapping[str, str] = field(default_factory=dict)
+    taken: Mapping[str, str] = MappingProxyType({})

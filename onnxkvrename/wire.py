@@ -92,6 +92,13 @@ class Source:
             raise ModelError("the file became shorter while it was read")
         return self._block, pos
 
+    def slice(self, offset: int, size: int) -> bytes:
+        """Up to a block of bytes, mostly from the one at hand."""
+        at = offset - self._base
+        if not 0 <= at <= at + size <= len(self._block):
+            at = offset - self.load(offset)[1]
+        return self._block[at : at + size]
+
     def hits(self, stems: tuple[bytes, ...]) -> list[int]:
         """Where in the block at hand one of ``stems`` stands, in order, and a sentinel."""
         if stems not in self._hits:
@@ -104,10 +111,14 @@ class Source:
         if record.end - record.body > MAX_NAME:
             size = record.end - record.body
             raise ModelError(f"a name of {size:,} bytes at byte {record.body:,}")
+        return self.slice(record.body, record.end - record.body)
+
+    def holds(self, record: Record, stem: bytes) -> bool:
+        """Whether a short payload holds some bytes; of a long one it may be so."""
         block, base = self.block(record.body)
-        if record.end <= base + len(block):
-            return block[record.body - base : record.end - base]
-        return self.read(record.body, record.end - record.body)
+        if record.end > base + len(block):
+            return True
+        return block.find(stem, record.body - base, record.end - base) >= 0
 
     def text(self, record: Record) -> str:
         """A name. Bytes that are not UTF-8 survive as surrogates."""
@@ -226,13 +237,24 @@ def fields(
     """
     if parent.depth > MAX_DEPTH:
         raise ModelError(f"messages nested more than {MAX_DEPTH} deep")
-    pos = parent.body
-    while pos < parent.end:
+    pos, end, depth = parent.body, parent.end, parent.depth + 1
+    block, base, edge = b"", 0, -1
+    while pos < end:
         if stems is not None:
-            pos = _step_over(source, pos, parent.end, stems, always)
-            if pos == parent.end:
+            pos = _step_over(source, pos, end, stems, always)
+            if pos == end:
                 return
-        record = _record(source, pos, parent)
+        if not base <= pos < edge - 1:
+            block, base = source.block(pos)
+            edge = min(base + len(block), end)
+        tag, size = block[pos - base], block[pos - base + 1] if pos < edge - 1 else 0xFF
+        after = pos + 2 + (size if tag & 7 == LENGTH else 0)
+        # Nearly every field is this short, and read some ten times faster here.
+        if 7 < tag < 0x80 and size < 0x80 and tag & 7 in (VARINT, LENGTH) and after <= end:
+            body = pos + 1 if tag & 7 == VARINT else pos + 2
+            record = Record(tag >> 3, tag & 7, pos + 1, body, after, parent, depth)
+        else:
+            record = _record(source, pos, parent)
         pos = record.end
         if record.wire == GROUP or (stems == () and record.number not in always):
             continue
@@ -251,29 +273,39 @@ def _step_over(
     block, base = source.block(pos)
     while True:
         at, known = pos - base, min(end - base, len(block))
-        hits, hit = source.hits(stems), -1
-        while at + 3 <= known:
-            size = block[at + 1]
-            if look[block[at]]:
-                return base + at
-            if size < 0x80:
-                after = at + 2 + size
-            elif block[at + 2] < 0x80:
-                after = at + 3 + (size & 0x7F) + (block[at + 2] << 7)
-            else:
-                return base + at
-            if after > known:
+        hits = source.hits(stems)
+        while at + 3 <= known and not look[block[at]]:
+            hit = hits[bisect_left(hits, at)]
+            before, at = _run(block, at, min(known - 3, hit))
+            if before == at or at > hit:
+                return base + before
+            if at > known:
+                at = before
                 break
-            if hit < after:
-                if hit < at:
-                    hit = hits[bisect_left(hits, at)]
-                if hit < after:
-                    return base + at
-            at = after
         pos = base + at
         if at == 0 or end <= base + len(block):
             return pos
         block, base = source.load(pos)
+
+
+def _run(block: bytes, at: int, stop: int) -> tuple[int, int]:
+    """Step over short fields of one tag that begin up to ``stop``.
+
+    Returns where the last one begins and ends; twice where a longer one begins.
+    This loop sees every node of a graph, so it does nothing else.
+    """
+    tag = block[at]
+    before = at
+    while at <= stop and block[at] == tag:
+        before = at
+        size = block[at + 1]
+        if size < 0x80:
+            at += 2 + size
+        elif block[at + 2] < 0x80:
+            at += 3 + (size & 0x7F) + (block[at + 2] << 7)
+        else:
+            return at, at
+    return before, at
 
 
 @lru_cache
