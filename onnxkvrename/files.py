@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -144,8 +143,9 @@ class Draft:
             # What cannot do this says so with one of several errors; named files it can do.
             with suppress(OSError):
                 return os.open(self.directory, unnamed | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        descriptor, self.name = tempfile.mkstemp(prefix=TEMPORARY, dir=self.directory)
-        return descriptor
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        self.name = str(_temporary(self.directory))
+        return os.open(self.name, flags | getattr(os, "O_CLOEXEC", 0), 0o600)
 
     def __enter__(self) -> Draft:
         return self
@@ -226,13 +226,9 @@ class Draft:
             _sync_directory(self.directory)
 
     def _take_name(self) -> None:
-        for _ in range(100):
-            name = self.directory / f"{TEMPORARY}{os.urandom(6).hex()}"
-            with suppress(FileExistsError):
-                self._link(name)
-                self.name = str(name)
-                return
-        raise FileExistsError(errno.EEXIST, "no free temporary name")
+        name = _temporary(self.directory)
+        self._link(name)
+        self.name = str(name)
 
     def _link(self, name: Path) -> None:
         descriptors = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -253,6 +249,11 @@ class Draft:
             os.link(self.name, self.target)
             os.unlink(self.name)
         self.name = None
+
+
+def _temporary(directory: Path) -> Path:
+    """A name that no one else has: 96 random bits."""
+    return directory / f"{TEMPORARY}{os.urandom(12).hex()}"
 
 
 @contextmanager
