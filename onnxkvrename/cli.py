@@ -134,7 +134,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _told_to_stop():
             code = COMMANDS[name].main(args, prog_name="onnxkvrename", standalone_mode=False)
-            sys.stdout.flush()
         return int(code or 0)
     except click.ClickException as error:
         message = error.format_message().rstrip(".")
@@ -142,15 +141,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         fault = KvRenameError(message, hint=hint)
     except KvRenameError as error:
         fault = error
-    except BrokenPipeError:
-        _drop_stdout()
-        return 0
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted: no file was left half written", err=True)
         return INTERRUPTED
-    except OSError as error:
-        _drop_stdout()
-        fault = KvRenameError(f"the answer could not be given: {error.strerror}")
     except Exception as error:
         if {"-v", "--verbose"} & set(args):
             raise
@@ -188,17 +181,25 @@ def _rename(given: dict[str, Any], asked: Asked) -> Report:
     rules = rulesfile.load(given["profile"], given["rules"])
     running.check_wish(wish)
     jobs = discovery.find(given["models"], given["output"], given["directory"])
-    watched = asked.form == "text" and not asked.quiet and sys.stderr.isatty()
+    watched = asked.form == "text" and not asked.quiet and _terminal(sys.stderr)
     return running.rename_set(jobs, wish, rules, options, _copy_bar if watched else None)
 
 
 def _answer(report: Report, asked: Asked, code: int) -> None:
-    if asked.form == "json":
-        click.echo(reporting.as_json(report, "rename", code))
-    elif asked.form == "github":
-        _say(reporting.github(report, look=asked.judge))
-    else:
-        _answer_in_text(report, asked)
+    try:
+        if asked.form == "json":
+            click.echo(reporting.as_json(report, "rename", code))
+        elif asked.form == "github":
+            _say(reporting.github(report, look=asked.judge))
+        else:
+            _answer_in_text(report, asked)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_stdout()  # whoever listened has heard enough
+    except OSError as error:
+        _drop_stdout()
+        raise KvRenameError(f"the answer could not be given: {error.strerror}") from None
 
 
 def _answer_in_text(report: Report, asked: Asked) -> None:
@@ -208,7 +209,7 @@ def _answer_in_text(report: Report, asked: Asked) -> None:
         _say(found, err=True)
     if asked.quiet:
         return
-    if sys.stdout.isatty() and not asked.diff:
+    if _terminal(sys.stdout) and not asked.diff:
         from rich.console import Console
 
         from onnxkvrename import terminal
@@ -248,7 +249,12 @@ def _color(stream: Any) -> bool:
         return False
     if os.environ.get("FORCE_COLOR"):
         return True
-    return bool(stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb")
+    return _terminal(stream) and os.environ.get("TERM") != "dumb"
+
+
+def _terminal(stream: Any) -> bool:
+    """Whether someone looks on; a stream that was closed by who started us is ``None``."""
+    return stream is not None and bool(stream.isatty())
 
 
 def _drop_stdout() -> None:

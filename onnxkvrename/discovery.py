@@ -46,13 +46,13 @@ def _job(model: Path, given: Sequence[Path], output: Path | None, directory: Pat
         return Job(model, output)
     if directory is None:
         return Job(model, model)
-    bases = [path if path.is_dir() else path.parent for path in given]
+    bases = [path if os.path.isdir(path) else path.parent for path in given]
     base = os.path.commonpath([os.path.abspath(base) for base in bases])
     return Job(model, directory / os.path.relpath(os.path.abspath(model), base))
 
 
 def _models(path: Path) -> Iterator[Path]:
-    if not path.is_dir():
+    if not os.path.isdir(path):
         if not os.path.lexists(path):
             raise ModelError("no such file", path=str(path), hint=_meant(path))
         yield path

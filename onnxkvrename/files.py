@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from onnxkvrename.errors import KvRenameError, ModelError, WriteError
+from onnxkvrename.errors import ModelError, WriteError
 
 MAX_MODEL = (1 << 31) - 1
 """Bytes that any protobuf consumer can read in one message."""
@@ -25,6 +25,7 @@ TEMPORARY = ".onnxkvrename-"
 """How temporary files begin. They never end in ``.onnx``: some exporters take any file in a
 window's directory that does."""
 _CHUNK = 1 << 26
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 Progress = Callable[[int], None]
 """Called with the number of bytes just copied."""
@@ -59,7 +60,8 @@ class OpenFile:
 
     def read(self, offset: int, size: int) -> bytes:
         """Up to ``size`` bytes from ``offset`` on, fewer only at the end."""
-        return _read(self.descriptor, offset, size)
+        with _reading(self.path):
+            return _read(self.descriptor, offset, size)
 
     def unchanged(self) -> bool:
         """Whether the path still leads to the file as it was when it was opened."""
@@ -76,12 +78,11 @@ def opened(path: Path) -> Iterator[OpenFile]:
     Raises :class:`ModelError` for what is not there, not readable, or no file.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    try:
+    with _reading(path):
         descriptor = os.open(path, flags | getattr(os, "O_CLOEXEC", 0))
-    except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from None
     try:
-        status = os.fstat(descriptor)
+        with _reading(path):
+            status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             kind = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
             raise ModelError(f"is {kind}", path=str(path))
@@ -101,11 +102,16 @@ def read_text(path: Path, limit: int = 1 << 20) -> str:
             raise ModelError("is no UTF-8 text", path=str(path)) from None
 
 
-def _unreadable(path: Path, error: OSError | ValueError) -> KvRenameError:
-    if isinstance(error, FileNotFoundError):
-        return ModelError("no such file", path=str(path))
-    reason = error.strerror if isinstance(error, OSError) else str(error)
-    return ModelError(f"cannot be opened: {reason}", path=str(path))
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Say in words why a file cannot be read."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise ModelError("no such file", path=str(path)) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(f"cannot be read: {reason}", path=str(path)) from None
 
 
 def _read(descriptor: int, offset: int, size: int) -> bytes:
@@ -169,7 +175,8 @@ class Draft:
 
     def read(self, offset: int, size: int) -> bytes:
         """Read back what was written."""
-        return _read(self.descriptor, offset, size)
+        with _writing(self.target):
+            return _read(self.descriptor, offset, size)
 
     def copy(
         self, source: OpenFile, offset: int, size: int, progress: Progress | None = None
@@ -243,10 +250,16 @@ class Draft:
         assert self.name is not None
         if os.name == "nt":  # pragma: no cover - an open file cannot be moved there
             os.close(self.descriptor)
+        if not replace:
+            try:
+                os.link(self.name, self.target)
+            except OSError as error:
+                if error.errno not in _NO_LINKS or os.path.lexists(self.target):
+                    raise
+                replace = True  # file systems without links: the next best thing
         if replace:
             os.replace(self.name, self.target)
         else:
-            os.link(self.name, self.target)
             os.unlink(self.name)
         self.name = None
 
@@ -257,19 +270,32 @@ def _temporary(directory: Path) -> Path:
 
 
 @contextmanager
-def all_or_none() -> Iterator[list[Path]]:
-    """Collects files and directories as they are made; if it all fails, they go again."""
+def all_or_none(result: Path) -> Iterator[list[Path]]:
+    """Collects files and directories as they are made for ``result``; if it all fails, they go.
+
+    What counts is whether the result took its place: an interrupt just after
+    that does not take away what it needs.
+    """
     made: list[Path] = []
+    before = _inode(result)
     try:
         yield made
     except BaseException:
-        for path in reversed(made):
-            with suppress(OSError):
-                if path.is_dir():
-                    path.rmdir()
-                else:
-                    path.unlink()
+        if _inode(result) == before:
+            for path in reversed(made):
+                with suppress(OSError):
+                    if path.is_dir():
+                        path.rmdir()
+                    else:
+                        path.unlink()
         raise
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        status = os.lstat(path)
+        return status.st_dev, status.st_ino
+    return None
 
 
 def make_directory(path: Path, made: list[Path]) -> None:

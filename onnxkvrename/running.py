@@ -225,7 +225,7 @@ def _write(item: _Ready, options: Options, progress: CopyProgress | None) -> Mod
     if done and not item.copies:
         return report._replace(status="unchanged")
     try:
-        with files.opened(job.model) as model, files.all_or_none() as made:
+        with files.opened(job.model) as model, files.all_or_none(job.output) as made:
             if model.identity != item.identity:
                 raise ModelError("was changed by someone else just now", path=report.path)
             needed = sum(data.size for data, _ in item.copies) + wire.total(item.pieces)
