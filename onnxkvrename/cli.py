@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -219,7 +219,7 @@ def _answer_in_text(report: Report, asked: Asked) -> None:
     if asked.diff:
         _say(reporting.diff(report, color=_color(sys.stdout)))
     elif not asked.judge:
-        _say(reporting.lines(report))
+        _say(reporting.lines(report, look=asked.look))
     _say(reporting.states(report), err=True)
 
 
@@ -230,11 +230,14 @@ def _copy_bar(name: str, size: int) -> files.Progress | None:
 
 
 def _failed(name: str, args: Sequence[str], fault: KvRenameError) -> int:
-    report = Report(())
     said = [arg.removeprefix("--format=") for arg in args]
-    if "json" in said and ("--format" in args or "--format=json" in args):
-        click.echo(reporting.as_json(report, name, 2, fault))
-    click.echo(reporting.error(fault, color=_color(sys.stderr)), err=True)
+    try:
+        if "json" in said and ("--format" in args or "--format=json" in args):
+            click.echo(reporting.as_json(Report(()), name, 2, fault))
+    except OSError:
+        _drop_stdout()
+    with suppress(OSError):
+        click.echo(reporting.error(fault, color=_color(sys.stderr)), err=True)
     return 2
 
 

@@ -53,8 +53,13 @@ def _job(model: Path, given: Sequence[Path], output: Path | None, directory: Pat
 
 def _models(path: Path) -> Iterator[Path]:
     if not os.path.isdir(path):
-        if not os.path.lexists(path):
-            raise ModelError("no such file", path=str(path), hint=_meant(path))
+        try:
+            os.lstat(path)
+        except FileNotFoundError:
+            raise ModelError("no such file", path=str(path), hint=_meant(path)) from None
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ModelError(f"cannot be read: {reason}", path=str(path)) from None
         yield path
         return
     inside = [
@@ -85,7 +90,9 @@ def _meant(path: Path) -> str | None:
 
     try:
         names = [name for name in os.listdir(path.parent) if name.endswith(".onnx")]
-    except OSError:
+    except FileNotFoundError:
         return f"there is no directory {path.parent}"
+    except OSError:
+        return None
     close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
     return f"did you mean {path.parent / close[0]}?" if close else None

@@ -88,7 +88,7 @@ def opened(path: Path) -> Iterator[OpenFile]:
             raise ModelError(f"is {kind}", path=str(path))
         yield OpenFile(path, descriptor, status)
     finally:
-        os.close(descriptor)
+        _close(descriptor)
 
 
 def read_text(path: Path, limit: int = 1 << 20) -> str:
@@ -139,19 +139,22 @@ class Draft:
     def __init__(self, target: Path) -> None:
         self.target = target
         self.directory = target.parent
-        self.name: str | None = None
+        self.temporary = self.directory / f"{TEMPORARY}{os.urandom(12).hex()}"
         with _writing(target):
-            self.descriptor = self._open()
+            self.descriptor, self.named = self._open()
 
-    def _open(self) -> int:
+    def _open(self) -> tuple[int, bool]:
         unnamed = getattr(os, "O_TMPFILE", 0)
         if unnamed and os.path.isdir("/proc/self/fd"):
             # What cannot do this says so with one of several errors; named files it can do.
             with suppress(OSError):
-                return os.open(self.directory, unnamed | os.O_RDWR | os.O_CLOEXEC, 0o600)
+                return os.open(self.directory, unnamed | os.O_RDWR | os.O_CLOEXEC, 0o600), False
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        self.name = str(_temporary(self.directory))
-        return os.open(self.name, flags | getattr(os, "O_CLOEXEC", 0), 0o600)
+        try:
+            return os.open(self.temporary, flags | getattr(os, "O_CLOEXEC", 0), 0o600), True
+        except BaseException:
+            self._discard()
+            raise
 
     def __enter__(self) -> Draft:
         return self
@@ -162,11 +165,23 @@ class Draft:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        try:
+            if os.name == "nt":  # pragma: no cover - an open file cannot be removed there
+                _close(self.descriptor)
+            self._discard()
+        finally:
+            _close(self.descriptor)
+
+    def _discard(self) -> None:
+        """Remove the temporary name. It is ours alone, so it may well be tried in vain."""
         with suppress(OSError):
-            os.close(self.descriptor)
-        if self.name is not None:
-            with suppress(OSError):
-                os.unlink(self.name)
+            os.unlink(self.temporary)
+
+    @property
+    def status(self) -> os.stat_result:
+        """The draft as it is: its size, its inode."""
+        with _writing(self.target):
+            return os.fstat(self.descriptor)
 
     def write(self, data: bytes | bytearray) -> None:
         """Append bytes."""
@@ -198,9 +213,10 @@ class Draft:
             if owner:
                 self._keep_owner(source.status, force=force)
             os.fchmod(self.descriptor, stat.S_IMODE(source.status.st_mode))
-        for name in os.listxattr(source.descriptor) if hasattr(os, "listxattr") else ():
-            with suppress(OSError):  # not every user may set every one
-                os.setxattr(self.descriptor, name, os.getxattr(source.descriptor, name))
+        with suppress(OSError):  # not every file system has them
+            for name in os.listxattr(source.descriptor) if hasattr(os, "listxattr") else ():
+                with suppress(OSError):  # and not every user may set every one
+                    os.setxattr(self.descriptor, name, os.getxattr(source.descriptor, name))
 
     def _keep_owner(self, status: os.stat_result, *, force: bool) -> None:
         mine = os.fstat(self.descriptor)
@@ -224,18 +240,13 @@ class Draft:
         """
         with _writing(self.target):
             os.fsync(self.descriptor)
-            if self.name is None and not replace:
+            if not self.named and not replace:
                 self._link(self.target)
             else:
-                if self.name is None:
-                    self._take_name()
+                if not self.named:
+                    self._link(self.temporary)
                 self._move(replace)
-            _sync_directory(self.directory)
-
-    def _take_name(self) -> None:
-        name = _temporary(self.directory)
-        self._link(name)
-        self.name = str(name)
+        _sync_directory(self.directory)
 
     def _link(self, name: Path) -> None:
         descriptors = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -244,49 +255,47 @@ class Draft:
             # AT_SYMLINK_FOLLOW, without which the link itself would be meant.
             os.link(str(self.descriptor), name, src_dir_fd=descriptors, follow_symlinks=True)
         finally:
-            os.close(descriptors)
+            _close(descriptors)
 
     def _move(self, replace: bool) -> None:
-        assert self.name is not None
         if os.name == "nt":  # pragma: no cover - an open file cannot be moved there
-            os.close(self.descriptor)
+            _close(self.descriptor)
         if not replace:
             try:
-                os.link(self.name, self.target)
+                os.link(self.temporary, self.target)
+                return
             except OSError as error:
                 if error.errno not in _NO_LINKS or os.path.lexists(self.target):
                     raise
-                replace = True  # file systems without links: the next best thing
-        if replace:
-            os.replace(self.name, self.target)
-        else:
-            os.unlink(self.name)
-        self.name = None
+                # A file system without links: a rename is the next best thing.
+        os.replace(self.temporary, self.target)
 
 
-def _temporary(directory: Path) -> Path:
-    """A name that no one else has: 96 random bits."""
-    return directory / f"{TEMPORARY}{os.urandom(12).hex()}"
+class Made(NamedTuple):
+    """A file of ours, known by its inode, or a directory that was not there before."""
+
+    path: Path
+    inode: tuple[int, int] | None = None
 
 
 @contextmanager
-def all_or_none(result: Path) -> Iterator[list[Path]]:
-    """Collects files and directories as they are made for ``result``; if it all fails, they go.
+def all_or_none(result: Path) -> Iterator[list[Made]]:
+    """Collects what is about to be made for ``result``; if it all fails, that goes again.
 
     What counts is whether the result took its place: an interrupt just after
     that does not take away what it needs.
     """
-    made: list[Path] = []
+    made: list[Made] = []
     before = _inode(result)
     try:
         yield made
     except BaseException:
         if _inode(result) == before:
-            for path in reversed(made):
+            for path, inode in reversed(made):
                 with suppress(OSError):
-                    if path.is_dir():
+                    if inode is None:
                         path.rmdir()
-                    else:
+                    elif _inode(path) == inode:
                         path.unlink()
         raise
 
@@ -298,14 +307,14 @@ def _inode(path: Path) -> tuple[int, int] | None:
     return None
 
 
-def make_directory(path: Path, made: list[Path]) -> None:
+def make_directory(path: Path, made: list[Made]) -> None:
     """Make a directory and those above it, as far as they are not there."""
-    missing = [path, *path.parents]
-    missing = missing[: next((at for at, p in enumerate(missing) if p.exists()), len(missing))]
-    for directory in reversed(missing):
-        with _writing(directory), suppress(FileExistsError):
-            directory.mkdir()
-            made.append(directory)
+    if os.path.lexists(path):
+        return
+    make_directory(path.parent, made)
+    made.append(Made(path))
+    with _writing(path), suppress(FileExistsError):
+        path.mkdir()
 
 
 def same_content(path: Path, size: int, parts: Iterable[bytes]) -> bool:
@@ -415,10 +424,18 @@ def _write(descriptor: int, data: bytes | bytearray) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
+    """Make a rename last. The file is in its place by then, so no failure here undoes it."""
     if os.name == "nt":  # pragma: no cover - directories cannot be opened there
         return
-    descriptor = os.open(directory, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
-    try:
-        os.fsync(descriptor)
-    finally:
+    with suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        try:
+            os.fsync(descriptor)
+        finally:
+            _close(descriptor)
+
+
+def _close(descriptor: int) -> None:
+    """Close what was only read, or is on the disk already: a failure has nothing to say."""
+    with suppress(OSError):
         os.close(descriptor)

@@ -19,13 +19,14 @@ _DTYPES = (
     *("UNDEFINED", "FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "STRING"),
     *("BOOL", "FLOAT16", "DOUBLE", "UINT32", "UINT64", "COMPLEX64", "COMPLEX128", "BFLOAT16"),
     *("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ", "UINT4", "INT4"),
-    *("FLOAT4E2M1", "FLOAT8E8M0", "UINT2", "INT2"),
+    *("FLOAT4E2M1", "FLOAT8E8M0", "UINT2", "INT2", "FLOAT6E2M3", "FLOAT6E3M2"),
 )
-_EXTERNAL = 1
+_INLINE, _EXTERNAL = 0, 1
 _BITS = {
     **dict.fromkeys(("UINT16", "INT16", "FLOAT16", "BFLOAT16"), 16),
     **dict.fromkeys(("FLOAT", "INT32", "UINT32"), 32),
     **dict.fromkeys(("INT64", "DOUBLE", "UINT64", "COMPLEX64"), 64),
+    **dict.fromkeys(("FLOAT6E2M3", "FLOAT6E3M2"), 6),
     **dict.fromkeys(("UINT4", "INT4", "FLOAT4E2M1"), 4),
     **dict.fromkeys(("UINT2", "INT2"), 2),
     **dict.fromkeys(("UNDEFINED", "STRING"), 0),
@@ -105,6 +106,7 @@ def _value(source: Source, record: Record) -> Value:
 
 _TENSORS = {1: "", 8: "sparse_tensor"}
 _WRAPPERS = {4: "sequence", 9: "optional", 5: "map", 7: "opaque"}
+_ELEMENTS = {4: 1, 9: 1, 5: 2}
 
 
 def _type(source: Source, type_: Record) -> tuple[str, tuple[Dim, ...] | None]:
@@ -130,7 +132,8 @@ def _kind(source: Source, type_: Record) -> Record | None:
 
 def _element(kind: Record, parts: Iterable[Record]) -> Record | None:
     """The type of what a sequence, optional or map holds."""
-    return message(parts, 2 if kind.number == 5 else 1, "element type")
+    number = _ELEMENTS.get(kind.number)
+    return None if number is None else message(parts, number, "element type")
 
 
 def dtype_name(number: int) -> str:
@@ -139,12 +142,15 @@ def dtype_name(number: int) -> str:
 
 
 def _integer(source: Source, records: Iterable[Record], number: int) -> int:
-    """A singular integer; the last one counts, and 0 if there is none."""
-    found = 0
-    for record in records:
+    """A singular int32; the last one counts, and 0 if there is none."""
+    return next(_integers(source, records, number), 0)
+
+
+def _integers(source: Source, records: Iterable[Record], number: int) -> Iterator[int]:
+    """The values of an int32 or enum, the last first; parsers take its lower 32 bits."""
+    for record in reversed(list(records)):
         if record.number == number and record.wire == VARINT:
-            found = source.integer(record)
-    return found
+            yield (source.integer(record) + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 def _dims(source: Source, shape: Record) -> Iterator[Dim]:
@@ -186,9 +192,11 @@ def symbols(source: Source, type_: Record) -> Iterator[Record]:
 def reference(source: Source, tensor: Record) -> Reference | None:
     """What a tensor asks of a file beside the model; ``None`` if its data are in the model."""
     parts = list(fields(source, tensor))
-    if _integer(source, parts, 14) != _EXTERNAL:
+    locations = _integers(source, parts, 14)
+    if next((place for place in locations if place in (_INLINE, _EXTERNAL)), 0) != _EXTERNAL:
         return None
-    dims = [d for r in parts if r.number == 1 for d in source.integers(r)]
+    shape = [r for r in parts if r.number == 1 and r.wire in (VARINT, LENGTH)]
+    dims = [dim for record in shape for dim in source.integers(record)]
     entries = [list(fields(source, r)) for r in parts if r.number == 13 and r.wire == LENGTH]
     said = {text(source, string(e, 1)): text(source, string(e, 2)) for e in entries}
     bits = _BITS.get(dtype_name(_integer(source, parts, 2)), 8)

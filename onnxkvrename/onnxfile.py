@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,7 +82,7 @@ def prove(draft: Draft, size: int, expected: Signature) -> None:
 
     Raises :class:`WriteError`; the draft is then thrown away, and nothing has changed.
     """
-    written = os.fstat(draft.descriptor).st_size
+    written = draft.status.st_size
     found = None
     if written == size:
         try:

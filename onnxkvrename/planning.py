@@ -125,7 +125,7 @@ def plan(signature: Signature, rules: Rules, wish: Wish) -> Plan:
         Pair(match.kind, *key, ends[key].get("input"), ends[key].get("output"))
         for key, match in matches.items()
     ]
-    parts = {kind: names for rule in rules.kv for kind, names in rule.kinds.items()}
+    parts = rules.parts
     order = {name: at for at, name in enumerate(n for names in parts.values() for n in names)}
     pairs.sort(key=lambda pair: (pair.layer, order[pair.buffer], pair.scope))
     return Plan(wish, tuple(pairs), tuple(doubles), tuple(kept.values()), parts)

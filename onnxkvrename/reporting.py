@@ -17,7 +17,6 @@ from onnxkvrename.results import ModelReport, Report
 
 SCHEMA = "onnxkvrename.report/1"
 _FEW = 3
-_CHANGING = ("renamed", "would-rename")
 _COLORS = {"error": "red", "warning": "yellow"}
 
 
@@ -36,11 +35,15 @@ def _escape(code: int) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def lines(report: Report) -> Iterator[str]:
-    """``old -> new`` for each name, with the model before it if there are several."""
+def lines(report: Report, *, look: bool) -> Iterator[str]:
+    """``old -> new`` for each name that changed, to ``look`` for each that would.
+
+    The model stands before it if there are several.
+    """
     many = len(report.models) > 1
     for model in report.models:
-        for old, new in model.names.items() if model.status in _CHANGING else ():
+        changes = model.status == ("would-rename" if look else "renamed")
+        for old, new in model.names.items() if changes else ():
             line = f"{show(old)} -> {show(new)}"
             yield f"{show(model.path)}: {line}" if many else line
 
@@ -48,7 +51,7 @@ def lines(report: Report) -> Iterator[str]:
 def diff(report: Report, *, color: bool) -> Iterator[str]:
     """The names that would go, and those that would come, as a diff shows lines."""
     for model in report.models:
-        if model.names and model.status in _CHANGING:
+        if model.status == "would-rename":
             yield _painted(f"--- {show(model.path)}", color, bold=True)
             yield _painted(f"+++ {show(model.output)}", color, bold=True)
             for old, new in model.names.items():

@@ -117,6 +117,15 @@ class Rules(NamedTuple):
     suffixes: Mapping[str, str]
     feed_back: tuple[FeedBack, ...]
 
+    @property
+    def parts(self) -> dict[str, tuple[str, ...]]:
+        """For each kind of buffer, of all rules together, the parts a layer must have."""
+        parts: dict[str, tuple[str, ...]] = {}
+        for rule in self.kv:
+            for kind, names in rule.kinds.items():
+                parts[kind] = tuple(dict.fromkeys((*parts.get(kind, ()), *names)))
+        return parts
+
     def match(self, side: str, name: str) -> Match | None:
         """What the first rule that knows it makes of a graph ``input`` or ``output``."""
         matches = (rule.match(side, name) for rule in self.kv)
@@ -135,7 +144,7 @@ class Rules(NamedTuple):
         names = list(inputs)
         for rule in self.feed_back:
             if any(rule.pattern.fits(name) for name in names):
-                return rule.call.replace("{path}", path).replace("{token}", token)
+                return _fill(rule.call, {"path": path, "token": token}, token)
         return None
 
     def normal_suffix(self, match: Match) -> str:
@@ -193,9 +202,7 @@ def parse(text: str, name: str) -> Rules:
     kv = tuple(_kv_rule(table) for table in reader.tables("kv"))
     if not kv:
         raise reader.fault("kv", "there is no [[kv]] rule")
-    keep = tuple(
-        KeepRule(table.text("reason"), table.pattern("pattern")) for table in reader.tables("keep")
-    )
+    keep = tuple(_keep_rule(table) for table in reader.tables("keep"))
     reader.text("description", "")
     rules = Rules(
         name=name,
@@ -203,13 +210,22 @@ def parse(text: str, name: str) -> Rules:
         keep=keep,
         retained=reader.pattern("retained"),
         suffixes=reader.mapping("suffixes"),
-        feed_back=tuple(
-            FeedBack(table.pattern("input"), table.text("call"))
-            for table in reader.tables("feed_back")
-        ),
+        feed_back=tuple(_feed_back(table) for table in reader.tables("feed_back")),
     )
     reader.done()
     return rules
+
+
+def _keep_rule(table: _Reader) -> KeepRule:
+    rule = KeepRule(table.text("reason"), table.pattern("pattern"))
+    table.done()
+    return rule
+
+
+def _feed_back(table: _Reader) -> FeedBack:
+    rule = FeedBack(table.pattern("input"), table.template("call", {"path", "token"}))
+    table.done()
+    return rule
 
 
 def _kv_rule(table: _Reader) -> KvRule:

@@ -26,7 +26,7 @@ from onnxkvrename import (
 from onnxkvrename.checking import Finding
 from onnxkvrename.errors import KvRenameError, ModelError, RulesError, WriteError
 from onnxkvrename.externaldata import DataFile
-from onnxkvrename.files import Draft, Identity, OpenFile, Progress
+from onnxkvrename.files import Draft, Identity, Made, OpenFile, Progress
 from onnxkvrename.onnxfile import Model
 from onnxkvrename.planning import Plan, Wish
 from onnxkvrename.results import Job, ModelReport, Options, Report, Status
@@ -198,12 +198,18 @@ def _together(ready: Sequence[_Ready], options: Options) -> list[_Ready]:
     barren = len(fine) == len(ready) and not any(item.report.pairs for item in fine)
     models = {os.path.realpath(item.job.model): item.job for item in ready}
     outputs = Counter(os.path.realpath(item.job.output) for item in ready)
+    placed: dict[str, DataFile] = {}
     judged = []
     for item in ready:
         report, output = item.report, os.path.realpath(item.job.output)
         if barren:
             none = checking.no_buffers(item.outputs)
             report = report._replace(findings=(*report.findings, none))
+        for data, target in item.copies:
+            first = placed.setdefault(os.path.realpath(target), data)
+            if first.path != data.path and not externaldata.equal(data, first.path):
+                fault = WriteError("is the place of two different data files", path=str(target))
+                report = report._replace(error=report.error or fault)
         if outputs[output] > 1 or models.get(output, item.job) is not item.job:
             fault = WriteError("is another model of this run, or its result", path=report.output)
             report = report._replace(error=report.error or fault)
@@ -247,7 +253,7 @@ def _write_model(model: OpenFile, item: _Ready, *, in_place: bool, force: bool) 
         assert item.expected is not None
         onnxfile.prove(draft, wire.total(item.pieces), item.expected)
         draft.keep(model, owner=in_place, force=force)
-        if in_place and not model.unchanged():
+        if not model.unchanged():
             raise ModelError("was changed by someone else just now", path=item.report.path)
         draft.commit(replace=in_place or force)
 
@@ -257,7 +263,7 @@ def _copy(
     target: Path,
     options: Options,
     progress: CopyProgress | None,
-    made: list[Path],
+    made: list[Made],
 ) -> None:
     if os.path.lexists(target) and externaldata.equal(data, target):
         return  # copied just now, with another model of this run
@@ -268,7 +274,6 @@ def _copy(
         told = progress(data.location, data.size) if progress is not None else None
         draft.copy(source, 0, data.size, told)
         draft.keep(source, owner=False, force=options.force)
-        fresh = not os.path.lexists(target)
+        if not os.path.lexists(target):
+            made.append(Made(target, (draft.status.st_dev, draft.status.st_ino)))
         draft.commit(replace=options.force)
-        if fresh:
-            made.append(target)

@@ -146,7 +146,8 @@ def _occurrences(block: bytes, stem: bytes) -> Iterator[int]:
         at = block.find(stem, at + 1)
 
 
-def _varint(block: bytes, at: int) -> tuple[int, int]:
+def _varint(block: bytes, at: int, most: int = 10) -> tuple[int, int]:
+    """A number of up to ``most`` bytes, and where it ends; tags and lengths have five."""
     value = shift = 0
     while True:
         try:
@@ -158,8 +159,8 @@ def _varint(block: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         shift += 7
-        if shift == 70:
-            raise ModelError("a number of more than ten bytes")
+        if shift == 7 * most:
+            raise ModelError(f"a number of more than {most} bytes")
 
 
 def encode_varint(value: int, width: int = 1) -> bytes:
@@ -175,7 +176,7 @@ def encode_varint(value: int, width: int = 1) -> bytes:
 def _record(source: Source, pos: int, parent: Record) -> Record:
     """The record whose tag is at ``pos``."""
     block, base = source.block(pos)
-    tag, at = _varint(block, pos - base)
+    tag, at = _varint(block, pos - base, 5)
     number, wire = tag >> 3, tag & 7
     if not 0 < number < 1 << 29:
         raise ModelError(f"field number {number} at byte {pos:,}")
@@ -187,11 +188,12 @@ def _record(source: Source, pos: int, parent: Record) -> Record:
     elif wire == FIXED32:
         end = body + 4
     elif wire == LENGTH:
-        size, at = _varint(block, at)
+        size, at = _varint(block, at, 5)
         body = base + at
         end = body + size
     elif wire == GROUP:
-        end = _group_end(source, Record(number, wire, body, body, parent.end, parent, 0))
+        group = Record(number, wire, body, body, parent.end, parent, parent.depth)
+        end = _group_end(source, group)
     else:
         raise ModelError(f"wire type {wire} at byte {pos:,}")
     if end > parent.end:
@@ -203,10 +205,10 @@ def _group_end(source: Source, group: Record) -> int:
     """Where a group ends, its end tag included; groups in groups are followed."""
     pos, open_groups = group.body, [group.number]
     while open_groups:
-        if pos >= group.end or len(open_groups) > MAX_DEPTH:
+        if pos >= group.end or group.depth + len(open_groups) > MAX_DEPTH:
             raise ModelError(f"a group at byte {group.body:,} without an end")
         block, base = source.block(pos)
-        tag, at = _varint(block, pos - base)
+        tag, at = _varint(block, pos - base, 5)
         if tag & 7 == END_GROUP:
             if tag >> 3 != open_groups.pop():
                 raise ModelError(f"a group at byte {group.body:,} with another group's end")
@@ -311,7 +313,7 @@ def _run(block: bytes, at: int, stop: int) -> tuple[int, int]:
 @lru_cache
 def _tags_to_look_at(always: frozenset[int]) -> bytes:
     """For each first byte of a tag: may the field not simply be stepped over?"""
-    return bytes(tag & 0x87 != LENGTH or tag >> 3 in always for tag in range(256))
+    return bytes(tag & 0x87 != LENGTH or tag >> 3 in {0, *always} for tag in range(256))
 
 
 def splice(source: Source, edits: Iterable[tuple[Record, bytes]]) -> tuple[Piece, ...]:
