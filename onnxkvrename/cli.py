@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from onnxkvrename import __version__, discovery, files, reporting, rulesfile, running
+from onnxkvrename import __version__, discovery, drafts, reporting, rulesfile, running
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.planning import Wish
 from onnxkvrename.results import Options, Report
@@ -220,10 +220,10 @@ def _answer_in_text(report: Report, asked: Asked) -> None:
         _say(reporting.diff(report, color=_color(sys.stdout)))
     elif not asked.judge:
         _say(reporting.lines(report, look=asked.look))
-    _say(reporting.states(report), err=True)
+    _say(reporting.states(report, look=asked.look), err=True)
 
 
-def _copy_bar(name: str, size: int) -> files.Progress | None:
+def _copy_bar(name: str, size: int) -> drafts.Progress | None:
     from onnxkvrename import terminal
 
     return terminal.copy_bar(name, size)

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename import files, messages
+from onnxkvrename.drafts import Draft
 from onnxkvrename.errors import ModelError, WriteError
-from onnxkvrename.files import MAX_MODEL, Draft, OpenFile
+from onnxkvrename.files import MAX_MODEL, OpenFile
 from onnxkvrename.signature import Signature
 from onnxkvrename.wire import BLOCK, Piece, Source, Span
 

@@ -59,10 +59,13 @@ def diff(report: Report, *, color: bool) -> Iterator[str]:
                 yield _painted(f"+{show(new)}", color, fg="green")
 
 
-def states(report: Report) -> Iterator[str]:
-    """A line for each model: what became of it, if its error has not said so."""
+def states(report: Report, *, look: bool) -> Iterator[str]:
+    """A line for each model: what became of it, or to ``look`` what would.
+
+    An error has spoken for itself, and for the models that were left alone because of it.
+    """
     for model in report.models:
-        if model.error is None:
+        if model.error is None and (look or model.status != "would-rename"):
             yield f"{show(model.path)}: {state(model)}"
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from onnxkvrename import (
     checking,
     destination,
+    drafts,
     externaldata,
     files,
     onnxfile,
@@ -24,9 +25,10 @@ from onnxkvrename import (
     wire,
 )
 from onnxkvrename.checking import Finding
+from onnxkvrename.drafts import Draft, Made, Progress
 from onnxkvrename.errors import KvRenameError, ModelError, RulesError, WriteError
 from onnxkvrename.externaldata import DataFile
-from onnxkvrename.files import Draft, Identity, Made, OpenFile, Progress
+from onnxkvrename.files import Identity, OpenFile
 from onnxkvrename.onnxfile import Model
 from onnxkvrename.planning import Plan, Wish
 from onnxkvrename.results import Job, ModelReport, Options, Report, Status
@@ -231,12 +233,12 @@ def _write(item: _Ready, options: Options, progress: CopyProgress | None) -> Mod
     if done and not item.copies:
         return report._replace(status="unchanged")
     try:
-        with files.opened(job.model) as model, files.all_or_none(job.output) as made:
+        with files.opened(job.model) as model, drafts.all_or_none(job.output) as made:
             if model.identity != item.identity:
                 raise ModelError("was changed by someone else just now", path=report.path)
             needed = sum(data.size for data, _ in item.copies) + wire.total(item.pieces)
-            files.make_directory(job.output.parent, made)
-            files.require_space(job.output.parent, needed, job.output)
+            drafts.make_directory(job.output.parent, made)
+            drafts.require_space(job.output.parent, needed, job.output)
             for data, target in item.copies:
                 _copy(data, target, options, progress, made)
             if not done:
@@ -267,7 +269,7 @@ def _copy(
 ) -> None:
     if os.path.lexists(target) and externaldata.equal(data, target):
         return  # copied just now, with another model of this run
-    files.make_directory(target.parent, made)
+    drafts.make_directory(target.parent, made)
     with files.opened(data.path) as source, Draft(target) as draft:
         if source.identity != data.identity:
             raise WriteError("was changed by someone else just now", path=str(data.path))

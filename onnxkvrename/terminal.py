@@ -10,7 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 from rich.text import Text
 
-from onnxkvrename import files
+from onnxkvrename import drafts
 from onnxkvrename.planning import PLAIN, Kept, Pair
 from onnxkvrename.reporting import show, state
 from onnxkvrename.results import ModelReport, Report
@@ -123,7 +123,7 @@ def _total(report: Report) -> Text:
     return Text(f"{len(report.models)} models: {text}", style="bold")
 
 
-def copy_bar(name: str, size: int) -> files.Progress | None:
+def copy_bar(name: str, size: int) -> drafts.Progress | None:
     """A bar on stderr for the file ``name`` of ``size`` bytes, if it takes long to copy."""
     if size < _LONG:
         return None

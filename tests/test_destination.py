@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from onnxkvrename import ModelError, ModelReport, Options, WriteError, destination, rename
+
+
+def attempt(model: Path, output: Path | None = None, **options: bool) -> ModelReport:
+    return rename(model, "VLLM", output=output, options=Options(**options))
+
+
+def link(path: Path) -> None:
+    shutil.move(path, path.with_name("real"))
+    path.symlink_to("real")
+
+
+def hard_link(path: Path) -> None:
+    os.link(path, path.with_name("twin"))
+
+
+def protect(path: Path) -> None:
+    path.chmod(0o444)
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        (link, "is a symbolic link to .*real"),
+        (hard_link, "has 2 hard links"),
+        (protect, "is read-only"),
+    ],
+)
+def test_what_others_may_share_is_not_changed_in_place(
+    share: Callable[[Path], None], said: str, decoder: Path, snapshot, tmp_path: Path
+) -> None:
+    share(decoder)
+    before = snapshot(tmp_path)
+    with pytest.raises(WriteError, match=f"{said}.*-o, or use --force"):
+        attempt(decoder)
+    assert snapshot(tmp_path) == before
+    assert attempt(decoder, tmp_path / "elsewhere.onnx").status == "renamed"
+
+
+def test_force_goes_through_a_link_to_the_real_file(decoder: Path, renamed: bytes) -> None:
+    link(decoder)
+    assert attempt(decoder, force=True).status == "renamed"
+    assert decoder.is_symlink()
+    assert decoder.with_name("real").read_bytes() == renamed
+
+
+def test_force_parts_a_file_from_its_hard_links(decoder: Path, renamed: bytes) -> None:
+    hard_link(decoder)
+    before = decoder.read_bytes()
+    assert attempt(decoder, force=True).status == "renamed"
+    assert decoder.read_bytes() == renamed
+    assert decoder.with_name("twin").read_bytes() == before
+
+
+def test_force_replaces_a_read_only_file_and_keeps_it_so(decoder: Path, renamed: bytes) -> None:
+    protect(decoder)
+    assert attempt(decoder, force=True).status == "renamed"
+    assert decoder.read_bytes() == renamed
+    assert decoder.stat().st_mode & 0o777 == 0o444
+
+
+@pytest.mark.parametrize("share", [link, hard_link, protect])
+def test_a_model_that_does_not_change_may_be_shared(
+    share: Callable[[Path], None], decoder: Path
+) -> None:
+    attempt(decoder)
+    share(decoder)
+    assert attempt(decoder).status == "unchanged"
+
+
+def test_the_same_result_there_already_is_left_alone(decoder: Path, renamed: bytes) -> None:
+    output = decoder.with_name("output.onnx")
+    output.write_bytes(renamed)
+    os.utime(output, ns=(0, 0))
+    report = attempt(decoder, output)
+    assert (report.status, output.stat().st_mtime_ns) == ("unchanged", 0)
+
+
+@pytest.mark.parametrize(
+    "stand",
+    [
+        lambda path: path.write_bytes(b"other"),
+        lambda path: path.symlink_to("nowhere"),
+        os.mkfifo,
+    ],
+    ids=["file", "dangling link", "pipe"],
+)
+def test_something_else_there_is_replaced_only_with_force(
+    stand: Callable[[Path], object], decoder: Path, renamed: bytes
+) -> None:
+    output = decoder.with_name("output.onnx")
+    stand(output)
+    inode = output.lstat().st_ino
+    report = attempt(decoder, output)
+    assert (report.status, [found.code for found in report.findings]) == ("failed", ["KV504"])
+    assert output.lstat().st_ino == inode
+    assert attempt(decoder, output, force=True).status == "renamed"
+    assert output.read_bytes() == renamed
+    assert not output.with_name("nowhere").exists()
+
+
+def test_over_a_link_that_leads_to_the_model_force_leaves_the_model_alone(
+    decoder: Path, renamed: bytes
+) -> None:
+    before, output = decoder.read_bytes(), decoder.with_name("output.onnx")
+    os.link(decoder, output)
+    attempt(decoder, output, force=True)
+    assert (decoder.read_bytes(), output.read_bytes()) == (before, renamed)
+
+
+def test_a_directory_is_no_place_for_a_model(decoder: Path, tmp_path: Path) -> None:
+    (tmp_path / "directory").mkdir()
+    for force in (False, True):
+        with pytest.raises(WriteError, match=r"is a directory.*-d"):
+            attempt(decoder, tmp_path / "directory", force=force)
+
+
+def test_the_model_may_not_take_the_place_of_its_data(
+    external: Path, tmp_path: Path, snapshot
+) -> None:
+    before = snapshot(tmp_path)
+    alias = tmp_path / "alias"
+    alias.symlink_to(external.parent)
+    for output in (
+        external.with_name("decoder.onnx.data"),
+        tmp_path / "new" / "decoder.onnx.data",
+        alias / "decoder.onnx.data",
+    ):
+        with pytest.raises(WriteError, match="is the external data of this model"):
+            attempt(external, output, force=True)
+    alias.unlink()
+    assert snapshot(tmp_path) == before
+
+
+def test_a_result_that_no_reader_takes_is_refused_before_work_starts(
+    decoder: Path, renamed: bytes, snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = snapshot(decoder.parent)
+    monkeypatch.setattr(destination, "MAX_MODEL", len(renamed) - 1)
+    with pytest.raises(ModelError, match=f"would have {len(renamed):,} bytes.*external data"):
+        attempt(decoder)
+    assert snapshot(decoder.parent) == before
+    monkeypatch.setattr(destination, "MAX_MODEL", len(renamed))
+    assert attempt(decoder).status == "renamed"
+
+
+def test_a_new_directory_is_gone_again_if_the_result_could_not_be_written(
+    external: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise WriteError("no")
+
+    monkeypatch.setattr("onnxkvrename.onnxfile.prove", fail)
+    with pytest.raises(WriteError, match="no"):
+        attempt(external, tmp_path / "a" / "b" / "m.onnx")
+    assert sorted(os.listdir(tmp_path)) == ["external"]

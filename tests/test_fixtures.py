@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+from onnxkvrename import Options, Wish, find, load_rules, rename, rename_set
+
+FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
+MODELS = sorted(
+    str(path.relative_to(FIXTURES / "plain")) for path in (FIXTURES / "plain").rglob("*.onnx")
+)
+ENCODER = "vlm_dual/encoder.onnx"
+
+
+def test_the_fixtures_are_what_their_script_builds() -> None:
+    command = [sys.executable, str(FIXTURES / "build.py"), "--check"]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_fixture_is_a_model_that_onnx_accepts(name: str) -> None:
+    for kind in ("plain", "VLLM"):
+        onnx.checker.check_model(str(FIXTURES / kind / name))
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - {ENCODER}))
+def test_a_fixture_becomes_its_twin_and_itself_again(name: str, tmp_path: Path) -> None:
+    output, back = tmp_path / "renamed" / "m.onnx", tmp_path / "back" / "m.onnx"
+    report = rename(FIXTURES / "plain" / name, "VLLM", output=output)
+    assert report.status == "renamed"
+    assert {f.code for f in report.findings} <= {"KV112"}
+    assert output.read_bytes() == (FIXTURES / "VLLM" / name).read_bytes()
+    assert rename(output, strip=True, output=back).status == "renamed"
+    assert back.read_bytes() == (FIXTURES / "plain" / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - {ENCODER}))
+def test_a_fixture_with_its_token_needs_nothing(name: str) -> None:
+    look = Options(write=False, place=False)
+    assert rename(FIXTURES / "VLLM" / name, "VLLM", options=look).status == "unchanged"
+
+
+def test_all_fixtures_at_once_become_the_other_tree(tmp_path: Path) -> None:
+    jobs = find([FIXTURES / "plain"], directory=tmp_path / "all")
+    assert rename_set(jobs, Wish("VLLM"), load_rules()).exit_code() == 0
+    trees = [
+        {path.relative_to(tree): path.read_bytes() for path in tree.rglob("*") if path.is_file()}
+        for tree in (tmp_path / "all", FIXTURES / "VLLM")
+    ]
+    assert trees[0] == trees[1]

@@ -1,0 +1,193 @@
+"""Rules of the house: who may touch what, and what is promised in writing."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import onnxkvrename
+from onnxkvrename import cli
+from onnxkvrename.checking import CODES
+
+PACKAGE = Path(onnxkvrename.__file__).parent
+ROOT = Path(__file__).resolve().parent.parent
+LAYERS = (
+    "errors",
+    "signature",
+    "wire",
+    "messages",
+    "places",
+    "rules",
+    "planning",
+    "checking",
+    "files",
+    "drafts",
+    "externaldata",
+    "onnxfile",
+    "rulesfile",
+    "results",
+    "destination",
+    "discovery",
+    "running",
+    "reporting",
+    "terminal",
+    "cli",
+)
+"""From the bottom to the top: a module imports only those before it."""
+TREES = {
+    path.stem: ast.parse(path.read_text("utf-8"))
+    for path in PACKAGE.glob("*.py")
+    if not path.stem.startswith("__")
+}
+PURE = (
+    {"errors", "signature", "wire", "messages", "places", "rules", "planning", "checking"}
+    | {"reporting"}
+)  # fmt: skip
+HEAVY = {"onnx", "onnx_graphsurgeon", "numpy", "rich", "google", "google.protobuf"}
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """The modules of the package that a module imports, wherever it does so."""
+    found = set()
+    for item in ast.walk(tree):
+        if isinstance(item, ast.ImportFrom) and item.module == "onnxkvrename":
+            found |= {alias.name for alias in item.names} & set(LAYERS)
+        elif isinstance(item, ast.ImportFrom) and item.module:
+            found |= {item.module.removeprefix("onnxkvrename.")} & set(LAYERS)
+    return found
+
+
+def calls(tree: ast.AST) -> set[str]:
+    """What is called, as it is written."""
+    return {ast.unparse(item.func) for item in ast.walk(tree) if isinstance(item, ast.Call)}
+
+
+def outside(tree: ast.AST) -> set[str]:
+    """The modules that are imported from elsewhere."""
+    found = set()
+    for item in ast.walk(tree):
+        if isinstance(item, ast.Import):
+            found |= {alias.name for alias in item.names}
+        elif isinstance(item, ast.ImportFrom) and item.module:
+            found.add(item.module)
+    return found
+
+
+def test_every_module_has_its_layer_and_its_line_in_the_architecture() -> None:
+    assert set(LAYERS) == set(TREES)
+    table = (ROOT / "ARCHITECTURE.md").read_text("utf-8").partition("## The modules")[2]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == LAYERS
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_module_imports_only_from_the_layers_below(name: str) -> None:
+    assert imported(TREES[name]) <= set(LAYERS[: LAYERS.index(name)])
+
+
+@pytest.mark.parametrize("name", sorted(PURE))
+def test_a_module_that_decides_touches_nothing(name: str) -> None:
+    assert not outside(TREES[name]) & {"os", "io", "pathlib", "shutil", "subprocess", "tempfile"}
+
+
+@pytest.mark.parametrize("name", sorted(set(LAYERS) - {"files", "drafts"}))
+def test_files_are_opened_and_changed_in_two_modules(name: str) -> None:
+    forbidden = re.compile(
+        r"open|io\.open|os\.(open|fdopen|write|replace|rename|link|symlink|unlink|remove|mkdir|makedirs)"
+        r"|shutil\..*|.*\.(write_bytes|write_text|read_bytes|read_text|mkdir|unlink|touch)"
+    )
+    own = {"files.read_text", "drafts.make_directory"}
+    found = {call for call in calls(TREES[name]) - own if forbidden.fullmatch(call)}
+    assert found == (
+        {"open"} if name == "cli" else set()
+    )  # cli: os.devnull, for a stdout that broke
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_only_the_command_line_prints_and_exits(name: str) -> None:
+    found = calls(TREES[name]) & {
+        "print",
+        "click.echo",
+        "echo",
+        "sys.exit",
+        "exit",
+        "quit",
+        "os._exit",
+    }
+    assert found <= ({"click.echo", "sys.exit"} if name == "cli" else set())
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_modules_and_functions_fit_on_a_page(name: str) -> None:
+    assert len((PACKAGE / f"{name}.py").read_text("utf-8").splitlines()) <= 420
+    long = [
+        item.name
+        for item in ast.walk(TREES[name])
+        if isinstance(item, ast.FunctionDef) and (item.end_lineno or 0) - item.lineno >= 60
+    ]
+    assert long == []
+
+
+def test_a_real_rename_loads_nothing_heavy(decoder: Path, renamed: bytes) -> None:
+    script = (
+        "import sys; from onnxkvrename import cli; code = cli.main(sys.argv[1:]);"
+        "print(code, *sys.modules, file=sys.stderr)"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", script, str(decoder), "--prefix", "VLLM", "-q"],
+        capture_output=True,
+        text=True,
+    )
+    code, *modules = process.stderr.split()
+    assert (code, process.stdout) == ("0", "")
+    assert decoder.read_bytes() == renamed
+    assert "onnxkvrename.cli" in modules
+    assert not HEAVY & set(modules)
+
+
+def test_the_console_script_loads_nothing_heavy(decoder: Path, spawn) -> None:
+    process = spawn(decoder, "--prefix", "VLLM", env={"PYTHONPROFILEIMPORTTIME": "1"})
+    modules = {line.rpartition("|")[2].strip() for line in process.stderr.splitlines()}
+    assert process.returncode == 0
+    assert process.stdout.startswith("past_key.0 -> past_key.0_VLLM\n")
+    assert "onnxkvrename.running" in modules
+    assert not HEAVY & modules
+
+
+def readme() -> str:
+    return (ROOT / "README.md").read_text("utf-8")
+
+
+def test_the_readme_lists_the_codes() -> None:
+    rows = re.findall(r"^\| (KV[0-9]{3}) \| (\w+) \| (.+) \|$", readme(), re.MULTILINE)
+    assert rows == [(code, *meaning) for code, meaning in CODES.items()]
+
+
+def test_every_code_has_a_test() -> None:
+    tests = "".join(
+        path.read_text("utf-8") for path in Path(__file__).parent.glob("*.py") if path != __file__
+    )
+    assert [code for code in CODES if code not in tests] == []
+
+
+def test_the_readme_shows_the_help() -> None:
+    shown = re.search(r"<!-- help -->\n```text\n(.*?)```\n<!-- /help -->", readme(), re.DOTALL)
+    assert shown is not None
+    how = {"prog_name": "onnxkvrename", "terminal_width": 80}
+    assert shown[1] == CliRunner().invoke(cli.command, ["--help"], **how).output
+
+
+def test_the_changelog_knows_this_version() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert re.search(rf"^## {re.escape(onnxkvrename.__version__)}\b", changelog, re.MULTILINE)
+
+
+def test_what_the_package_offers_is_there_and_documented() -> None:
+    for name in onnxkvrename.__all__:
+        assert name == "__version__" or getattr(onnxkvrename, name).__doc__
+    assert (PACKAGE / "py.typed").exists()

@@ -1,0 +1,159 @@
+"""Real exports, held against the same models exported with the token."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxkvrename import Options, Wish, find, load_rules, rename, rename_set
+
+EXPORTS = Path(__file__).resolve().parents[2] / "shared" / "exports"
+ENCODER = "gemma3vlm_dual/Gemma3EncoderWrapper.onnx"
+BROKEN = "llama2l_dynamo_subfn/LlamaForCausalLM.onnx"
+# Exports with local functions or merged from windows differ from run to run.
+VARYING = {BROKEN, "llama2l_subfn/LlamaForCausalLM.onnx", "lw_qwen3moe/merged_0-2.onnx"}
+
+pytestmark = pytest.mark.skipif(
+    not EXPORTS.is_dir(), reason=f"no real exports to compare with: {EXPORTS} is not there"
+)
+
+
+def variant(kind: str) -> dict[str, Path]:
+    """The exports of one kind, by case and file name."""
+    return {
+        f"{path.relative_to(EXPORTS).parts[0]}/{path.name}": path
+        for path in sorted(EXPORTS.glob(f"*/{kind}-*/**/*.onnx"))
+    }
+
+
+PLAIN, TWIN = variant("plain"), variant("VLLM")
+SOUND = sorted(PLAIN.keys() - {ENCODER})
+
+
+def test_every_export_has_a_twin() -> None:
+    assert PLAIN.keys() == TWIN.keys()
+    assert len(PLAIN) >= 14
+    assert PLAIN.keys() > VARYING
+
+
+@pytest.mark.parametrize("case", SOUND)
+def test_renamed_and_stripped_again_an_export_is_what_it_was(case: str, tmp_path: Path) -> None:
+    renamed, stripped = tmp_path / "renamed" / "m.onnx", tmp_path / "stripped" / "m.onnx"
+    report = rename(PLAIN[case], "VLLM", output=renamed)
+    assert (report.status, report.findings) == ("renamed", ())
+    assert rename(renamed, strip=True, output=stripped).status == "renamed"
+    assert stripped.read_bytes() == PLAIN[case].read_bytes()
+
+
+@pytest.mark.parametrize("case", sorted(set(SOUND) - VARYING))
+def test_a_renamed_export_is_the_one_with_the_token(case: str, tmp_path: Path) -> None:
+    rename(PLAIN[case], "VLLM", output=tmp_path / "m.onnx")
+    assert (tmp_path / "m.onnx").read_bytes() == TWIN[case].read_bytes()
+
+
+@pytest.mark.parametrize("case", sorted(set(TWIN) - {ENCODER, BROKEN}))
+def test_an_export_with_the_token_needs_nothing(case: str) -> None:
+    report = rename(TWIN[case], "VLLM", options=Options(write=False, place=False))
+    assert (report.status, report.findings, report.names) == ("unchanged", (), {})
+
+
+def names(path: Path) -> dict[str, list[Any]]:
+    """Every name in the main graph, types of inputs and outputs with it."""
+    graph = onnx.load(path, load_external_data=False).graph
+    return {
+        "ends": [value.SerializeToString() for value in (*graph.input, *graph.output)],
+        "values": sorted(value.SerializeToString() for value in graph.value_info),
+        "weights": sorted(tensor.name for tensor in graph.initializer),
+        "nodes": [(node.name, list(node.input), list(node.output)) for node in graph.node],
+    }
+
+
+@pytest.mark.parametrize("case", sorted((VARYING - {BROKEN}) & PLAIN.keys()))
+def test_where_exports_vary_every_name_of_the_graph_is_the_same(case: str, tmp_path: Path) -> None:
+    rename(PLAIN[case], "VLLM", output=tmp_path / "m.onnx")
+    assert names(tmp_path / "m.onnx") == names(TWIN[case])
+
+
+def results(path: Path) -> list[Any]:
+    """What a model gives for the same feeds, in the order of its outputs."""
+    ort = pytest.importorskip("onnxruntime")
+    ort.set_default_logger_severity(4)
+    try:
+        session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own have no common base
+        pytest.skip(f"onnxruntime does not load this model: {error}")
+    random, sizes = (
+        np.random.default_rng(0),
+        {"batch_size": 1, "seq_len": 4, "ctx_len": 4},
+    )  # a full cache
+    feeds = {}
+    for value in session.get_inputs():
+        shape = [sizes.get(dim, dim) for dim in value.shape]
+        if value.name == "position_ids":
+            feeds[value.name] = np.arange(4, dtype=np.int64).reshape(shape)
+        elif value.type == "tensor(int64)":
+            feeds[value.name] = random.integers(0, 16, shape)
+        else:
+            feeds[value.name] = random.random(shape, np.float32)
+    return list(session.run(None, feeds))
+
+
+@pytest.mark.parametrize("case", sorted(VARYING & PLAIN.keys()))
+def test_a_renamed_export_still_gives_the_same_results(case: str, tmp_path: Path) -> None:
+    rename(PLAIN[case], "VLLM", output=tmp_path / "m.onnx")
+    before, after = results(PLAIN[case]), results(tmp_path / "m.onnx")
+    assert len(before) == len(after) > 1
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_an_encoder_stays_as_it_is_beside_its_decoder(tmp_path: Path) -> None:
+    decoder = "gemma3vlm_dual/Gemma3DecoderWrapper.onnx"
+    jobs = find([PLAIN[ENCODER], PLAIN[decoder]], directory=tmp_path)
+    report = rename_set(jobs, Wish("VLLM"), load_rules())
+    assert [model.status for model in report.models] == ["unchanged", "renamed"]
+    assert report.exit_code() == 0
+    assert jobs[0].output.read_bytes() == TWIN[ENCODER].read_bytes()
+    assert jobs[1].output.read_bytes() == TWIN[decoder].read_bytes()
+    assert "vision_embeds_RetainedState" in {kept.name for kept in report.models[1].kept}
+
+
+def test_the_broken_export_of_dynamo_with_the_token_is_refused() -> None:
+    report = rename(TWIN[BROKEN], "VLLM", options=Options(write=False, place=False))
+    assert report.status == "failed"
+    assert {finding.code for finding in report.findings} == {"KV105", "KV106"}
+    buffers = {finding.name for finding in report.findings}
+    assert buffers == {
+        f"past_{part}.{n}_VLLM_RetainedState" for part in ("key", "value") for n in (0, 1)
+    }
+
+
+def test_an_export_with_the_token_on_its_outputs_only_is_repaired(tmp_path: Path) -> None:
+    case = "llama2l/LlamaForCausalLM.onnx"
+    model = onnx.load(TWIN[case])
+    inputs = [value for value in model.graph.input if value.name.endswith("_VLLM")]
+    plain = {value.name: value.name.removesuffix("_VLLM") for value in inputs}
+    for value in inputs:
+        value.name = plain[value.name]
+    for node in model.graph.node:
+        node.input[:] = [plain.get(name, name) for name in node.input]
+    path = tmp_path / "mixed.onnx"
+    onnx.save(model, path)
+    report = rename(path, "VLLM")
+    assert report.names == {old: new for new, old in plain.items()}
+    assert path.read_bytes() == TWIN[case].read_bytes()
+
+
+def test_a_set_of_windows_is_renamed_in_natural_order(tmp_path: Path) -> None:
+    source = next(EXPORTS.glob("lw_qwen3moe/plain-*/onnx_layerwise_tmp"))
+    shutil.copytree(source, tmp_path / "windows", copy_function=shutil.copyfile)
+    jobs = find([tmp_path / "windows"])
+    assert [job.model.parent.name for job in jobs] == ["layer_0_1", "layer_1_2"]
+    assert rename_set(jobs, Wish("VLLM"), load_rules()).exit_code() == 0
+    for job in jobs:
+        assert job.model.read_bytes() == TWIN[f"lw_qwen3moe/{job.model.name}"].read_bytes()
