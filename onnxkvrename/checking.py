@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from onnxkvrename.planning import UNKNOWN, Pair, Plan
+from onnxkvrename.planning import UNKNOWN, Pair, Plan, foreign
 from onnxkvrename.signature import Dim, Signature, Uses
 
 Severity = Literal["error", "warning"]
@@ -55,13 +55,8 @@ def finding(code: str, name: str, message: str, hint: str) -> Finding:
     return Finding(code, CODES[code][0], name, message, hint)
 
 
-def check(
-    signature: Signature, plan: Plan, uses: Uses, symbols: Mapping[str, str]
-) -> Iterator[Finding]:
-    """What is wrong with the pairs of one model, or would be after renaming.
-
-    ``symbols`` are the dimensions that follow a renamed output, old to new.
-    """
+def check(signature: Signature, plan: Plan, uses: Uses) -> Iterator[Finding]:
+    """What is wrong with the pairs of one model, or would be after renaming."""
     yield from _doubles(signature, plan)
     inputs = {value.name for value in signature.inputs}
     for pair in plan.pairs:
@@ -73,7 +68,7 @@ def check(
     yield from _tokens(plan)
     yield from _layers(plan)
     yield from _unknown(plan)
-    yield from _collisions(plan, uses, symbols)
+    yield from _collisions(plan, uses)
 
 
 def no_buffers(outputs: Iterable[str]) -> Finding:
@@ -240,7 +235,7 @@ def _unknown(plan: Plan) -> Iterator[Finding]:
             )
 
 
-def _collisions(plan: Plan, uses: Uses, symbols: Mapping[str, str]) -> Iterator[Finding]:
+def _collisions(plan: Plan, uses: Uses) -> Iterator[Finding]:
     names = plan.names
     for new, count in Counter(names.values()).items():
         if count > 1:
@@ -252,11 +247,10 @@ def _collisions(plan: Plan, uses: Uses, symbols: Mapping[str, str]) -> Iterator[
         yield finding(
             "KV201", new, f"is already {where}", "choose another token, or rename that value first"
         )
-    for old, new in symbols.items():
-        if new in uses.symbols and new not in symbols:
-            yield finding(
-                "KV201",
-                new,
-                f"is already a dimension; {old} would become one with it",
-                "choose another token",
-            )
+    for symbol in sorted(foreign(uses.symbols, uses.producers, plan)):
+        yield finding(
+            "KV201",
+            symbol,
+            "is already a dimension, and would pass for one made of an output's new name",
+            "choose another token, or rename that dimension first",
+        )

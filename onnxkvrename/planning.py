@@ -97,6 +97,12 @@ class Plan(NamedTuple):
         """Old to new, of the names that change: one mapping, carried out at once."""
         return {end.old: end.new for pair in self.pairs for end in pair.ends if end.old != end.new}
 
+    @property
+    def outputs(self) -> dict[str, str]:
+        """Old to new, of the outputs whose names change."""
+        ends = [pair.output for pair in self.pairs if pair.output is not None]
+        return {end.old: end.new for end in ends if end.old != end.new}
+
 
 def plan(signature: Signature, rules: Rules, wish: Wish) -> Plan:
     """Pair the KV buffers by scope, buffer and layer, never by position or token.
@@ -138,12 +144,29 @@ def follow(symbols: frozenset[str], producers: Mapping[str, str], plan: Plan) ->
     node, name, ``_dim_`` and the axis, as in
     ``Concatpast_key.0_RetainedState_dim_2``. Others that look alike stay.
     """
-    heads = {}
-    for pair in plan.pairs:
-        if pair.output is not None and pair.output.old != pair.output.new:
-            old, new = pair.output.old, pair.output.new
-            for op_type in {"", producers.get(old, "")}:
-                heads[op_type + old] = op_type + new
+    return _derived(symbols, producers, plan.outputs)
+
+
+def foreign(symbols: frozenset[str], producers: Mapping[str, str], plan: Plan) -> frozenset[str]:
+    """The symbols that would count as made of an output's new name, though they are not.
+
+    One may be the very name that another symbol gets; and taking the token out
+    again would change any of them.
+    """
+    outputs = plan.outputs
+    news = {outputs.get(name, name): op_type for name, op_type in producers.items()}
+    staying = symbols - follow(symbols, producers, plan).keys()
+    return frozenset(_derived(staying, news, {new: old for old, new in outputs.items()}))
+
+
+def _derived(
+    symbols: frozenset[str], producers: Mapping[str, str], outputs: Mapping[str, str]
+) -> dict[str, str]:
+    heads = {
+        op_type + old: op_type + new
+        for old, new in outputs.items()
+        for op_type in {"", producers.get(old, "")}
+    }
     followed = {}
     for symbol in symbols:
         head, _, axis = symbol.rpartition("_dim_")

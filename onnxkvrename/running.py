@@ -142,7 +142,7 @@ def _examined(model: Model, item: _Ready, wish: Wish, rules: Rules, options: Opt
     found = list(externaldata.locate(survey.references, item.job.model))
     data = [one for one in found if isinstance(one, DataFile)]
     findings = [
-        *checking.check(model.signature, plan, uses, symbols),
+        *checking.check(model.signature, plan, uses),
         *(one for one in found if isinstance(one, Finding)),
     ]
     report = item.report._replace(

@@ -135,6 +135,8 @@ class Source:
             block, base = self.block(pos)
             value, at = _varint(block, pos - base)
             pos = base + at
+            if pos > record.end:
+                raise ModelError(f"a number at byte {record.body:,} ends past what holds it")
             value &= (1 << 64) - 1
             yield value - (1 << 64) if value >> 63 else value
 

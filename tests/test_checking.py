@@ -11,7 +11,7 @@ from onnx.helper import make_sparse_tensor, make_tensor
 
 from onnxkvrename import Finding, Options, Wish, load_rules, rename
 from onnxkvrename.checking import CODES, check, no_buffers
-from onnxkvrename.planning import follow, plan
+from onnxkvrename.planning import plan
 from onnxkvrename.rules import parse
 from onnxkvrename.signature import Dim, Signature, Uses, Value
 
@@ -49,8 +49,7 @@ def found(
     )
     signature = Signature(into, out)
     planned = plan(signature, QEFF, Wish("VLLM", **wish))
-    followed = follow(uses.symbols, uses.producers, planned)
-    findings = check(signature, planned, uses, followed)
+    findings = check(signature, planned, uses)
     return [f"{f.code} {f.name}".replace("_RetainedState", "~").strip() for f in findings]
 
 
@@ -138,7 +137,7 @@ def test_the_layers_missing_are_listed() -> None:
     outputs = " ".join(f"past_key.{n}~ past_value.{n}~" for n in layers)
     values = [tuple(map(value, text.split())) for text in (inputs, outputs)]
     planned = plan(Signature(*values), QEFF, Wish("VLLM"))
-    messages = [f.message for f in check(Signature(*values), planned, Uses(), {})]
+    messages = [f.message for f in check(Signature(*values), planned, Uses())]
     assert "layers 0 to 5, but without 1, 3 to 4" in messages
 
 
@@ -169,7 +168,7 @@ def test_symbols_may_change_places() -> None:
     ends = {v.name for side in signature for v in side}
     uses = Uses(dict.fromkeys(ends, "Neg"), frozenset(ends), frozenset({"a", "b"}))
     planned = plan(signature, QEFF, Wish("VLLM"))
-    assert list(check(signature, planned, uses, {"a": "b", "b": "a"})) == []
+    assert list(check(signature, planned, uses)) == []
 
 
 def test_templates_may_not_give_two_values_one_name() -> None:
@@ -188,7 +187,7 @@ def test_templates_may_not_give_two_values_one_name() -> None:
     )
     signature = Signature((value("k0"),), (value("k0_out"),))
     uses = Uses({"k0_out": "Add"}, frozenset({"k0"}))
-    (clash,) = check(signature, plan(signature, rules, Wish("T")), uses, {})
+    (clash,) = check(signature, plan(signature, rules, Wish("T")), uses)
     assert (clash.code, clash.name) == ("KV201", "k0_T")
     assert "k0, k0_out" in clash.message
 

@@ -65,7 +65,7 @@ MISTAKES = pytest.mark.parametrize(
         (("nowhere/m.onnx", *V), "nowhere/m.onnx: no such file"),
         (("n" * 300, *V), f"{'n' * 300}: "),
         (("text.onnx", *V), "text.onnx: is a text file, not an ONNX model"),
-        (("", *V), ""),  # an unset variable is not the working directory
+        pytest.param(("", *V), "", id="an unset variable is not the working directory"),
         (("empty", *V), "empty: no .onnx file in it or below"),
         ((MODEL, "other.onnx", *V, "-o", "new.onnx"), "new.onnx: cannot hold 2 models"),
         ((MODEL, *V, "-o", "new.onnx", "-d", "new"), "-o and -d cannot both be"),

@@ -195,7 +195,6 @@ MODELS: dict[str, Callable[[], ModelProto]] = {
         *(shadowed, in_functions, in_prose, in_data, of_other_types, from_a_newer_onnx),
     )
 }
-REFUSED = pytest.mark.xfail(reason="a hidden name counts as taken, though it stays hidden")
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
@@ -213,8 +212,8 @@ def test_a_model_changes_its_names_and_nothing_else(
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
 @pytest.mark.parametrize(
     "make",
-    [pytest.param(make, marks=REFUSED if make is shadowed else ()) for make in MODELS.values()],
-    ids=MODELS.keys(),
+    [make for make in MODELS.values() if make is not shadowed],
+    ids=lambda make: make.__name__,
 )
 def test_taking_the_token_out_gives_back_the_old_model(
     make: Callable[[], ModelProto], form: Callable[[Message], bytes], tmp_path: Path
@@ -222,6 +221,14 @@ def test_taking_the_token_out_gives_back_the_old_model(
     path = saved(form(patched(make())), tmp_path / "model.onnx")
     assert rename(path, strip=True).status == "renamed"
     assert path.read_bytes() == form(make())
+
+
+def test_no_value_is_given_a_name_that_a_subgraph_defines(tmp_path: Path):
+    """Even where nothing would be captured: onnx refuses a graph that hides an outer name."""
+    path = saved(patched(shadowed()), tmp_path / "model.onnx")
+    report = rename(path, strip=True)
+    assert report.status == "failed"
+    assert {finding.code for finding in report.findings} == {"KV201"}
 
 
 def test_symbols_made_of_an_outputs_name_follow_and_others_stay(tmp_path: Path):
@@ -245,7 +252,6 @@ def test_symbols_made_of_an_outputs_name_follow_and_others_stay(tmp_path: Path):
     assert path.read_bytes() == model.SerializeToString()
 
 
-@pytest.mark.xfail(reason="only a symbol that follows is held against those that are there")
 def test_a_symbol_that_undoing_would_change_is_in_the_way(tmp_path: Path):
     model = decoder()
     model.graph.value_info.append(info("hidden", f"Add{KEY}_VLLM_RetainedState_dim_1"))

@@ -50,7 +50,7 @@ def spliced(raw: bytes) -> bytes | None:
     survey = places.survey(source, {*plan.names, *plan.names.values()})
     uses = survey.uses(plan.names)
     symbols = planning.follow(uses.symbols, uses.producers, plan)
-    if any(f.severity == "error" for f in checking.check(signature, plan, uses, symbols)):
+    if any(f.severity == "error" for f in checking.check(signature, plan, uses)):
         return None
     pieces = splice(source, survey.edits(plan.names, symbols))
     return b"".join(raw[p.offset :][: p.size] if isinstance(p, Span) else p for p in pieces)
