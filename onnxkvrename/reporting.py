@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -121,6 +120,8 @@ def _sentence(found: Finding) -> str:
 
 def as_json(report: Report, command: str, code: int, fault: KvRenameError | None = None) -> str:
     """One document, held against ``schemas/report-1.json`` by the tests."""
+    import json
+
     counts = {"renamed": 0, "unchanged": 0, "would-rename": 0, "failed": 0}
     for model in report.models:
         counts[model.status] += 1

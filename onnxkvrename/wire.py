@@ -25,6 +25,7 @@ MAX_DEPTH = 100
 """Nested messages that protobuf's parsers take."""
 MAX_NAME = 1 << 16
 """Bytes of a name. Nobody's buffer is called like that; somebody's attack is."""
+_PEEK = 1 << 12
 _HEADER = 32
 """Bytes that hold any tag and length."""
 _NOWHERE = 1 << 62
@@ -85,10 +86,12 @@ class Source:
             return self._block, base
         return self.load(pos)
 
-    def load(self, pos: int) -> tuple[bytes, int]:
-        """The block that begins at ``pos``."""
-        self._block, self._base, self._hits = self.read(pos, BLOCK), pos, {}
-        if len(self._block) < min(BLOCK, self.size - pos):
+    def load(self, pos: int, size: int = 0) -> tuple[bytes, int]:
+        """The block that begins at ``pos``: a short one after a jump, as over weights."""
+        jumped = pos > self._base + len(self._block)
+        size = size or (_PEEK if jumped else BLOCK)
+        self._block, self._base, self._hits = self.read(pos, size), pos, {}
+        if len(self._block) < min(size, self.size - pos):
             raise ModelError("the file became shorter while it was read")
         return self._block, pos
 
@@ -96,7 +99,7 @@ class Source:
         """Up to a block of bytes, mostly from the one at hand."""
         at = offset - self._base
         if not 0 <= at <= at + size <= len(self._block):
-            at = offset - self.load(offset)[1]
+            at = offset - self.load(offset, BLOCK)[1]
         return self._block[at : at + size]
 
     def hits(self, stems: tuple[bytes, ...]) -> list[int]:
@@ -278,7 +281,9 @@ def _step_over(
     while True:
         at, known = pos - base, min(end - base, len(block))
         hits = source.hits(stems)
-        while at + 3 <= known and not look[block[at]]:
+        while at + 3 <= known:
+            if look[block[at]]:
+                return base + at
             hit = hits[bisect_left(hits, at)]
             before, at = _run(block, at, min(known - 3, hit))
             if before == at or at > hit:
@@ -287,9 +292,9 @@ def _step_over(
                 at = before
                 break
         pos = base + at
-        if at == 0 or end <= base + len(block):
+        if end <= base + len(block) or (at == 0 and len(block) == BLOCK):
             return pos
-        block, base = source.load(pos)
+        block, base = source.load(pos, BLOCK)
 
 
 def _run(block: bytes, at: int, stop: int) -> tuple[int, int]:

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import models
 import pytest
 
 from onnxkvrename import ModelError, ModelReport, Options, WriteError, destination, rename
@@ -139,6 +140,18 @@ def test_the_model_may_not_take_the_place_of_its_data(
             attempt(external, output, force=True)
     alias.unlink()
     assert snapshot(tmp_path) == before
+
+
+def test_nor_that_of_data_in_a_directory_below(tmp_path: Path) -> None:
+    model = models.decoder()
+    weight = model.graph.initializer.add(name="w", dims=[4], data_type=2, data_location=1)
+    weight.external_data.add(key="location", value="sub/w.bin")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "w.bin").write_bytes(b"data")
+    path = models.saved(model, tmp_path / "m.onnx")
+    with pytest.raises(WriteError, match="is the external data of this model"):
+        attempt(path, tmp_path / "sub" / "w.bin", force=True)
+    assert (tmp_path / "sub" / "w.bin").read_bytes() == b"data"
 
 
 def test_a_result_that_no_reader_takes_is_refused_before_work_starts(

@@ -131,16 +131,31 @@ def test_into_another_directory_data_are_copied_with_their_mode(
 def test_the_same_data_there_already_are_left_alone(external: Path, tmp_path: Path) -> None:
     (tmp_path / DATA).write_bytes((external.parent / DATA).read_bytes())
     os.utime(tmp_path / DATA, ns=(0, 0))
-    rename(external, "VLLM", output=tmp_path / "m.onnx")
+    assert rename(external, "VLLM", output=tmp_path / "m.onnx").status == "renamed"
     assert (tmp_path / DATA).stat().st_mtime_ns == 0
 
 
-def test_other_data_there_are_replaced_only_with_force(external: Path, tmp_path: Path) -> None:
+def test_data_that_are_gone_are_put_back_beside_a_result_that_stands(
+    external: Path, tmp_path: Path
+) -> None:
+    rename(external, "VLLM", output=tmp_path / "m.onnx")
+    (tmp_path / DATA).unlink()
+    assert rename(external, "VLLM", output=tmp_path / "m.onnx").status == "unchanged"
+    assert (tmp_path / DATA).read_bytes() == (external.parent / DATA).read_bytes()
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_other_data_there_are_replaced_only_with_force(
+    link: bool, external: Path, tmp_path: Path
+) -> None:
     output, there = tmp_path / "m.onnx", tmp_path / DATA
-    there.write_bytes(b"other")
+    if link:
+        there.symlink_to("nowhere")
+    else:
+        there.write_bytes(b"other")
     report = rename(external, "VLLM", output=output)
     assert [(found.code, found.name) for found in report.findings] == [("KV504", str(there))]
-    assert there.read_bytes() == b"other"
+    assert there.is_symlink() or there.read_bytes() == b"other"
     assert not output.exists()
     assert rename(external, "VLLM", output=output, options=Options(force=True)).status == "renamed"
     assert there.read_bytes() == (external.parent / DATA).read_bytes()

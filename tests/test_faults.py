@@ -264,6 +264,16 @@ def test_every_way_to_copy_gives_the_same_bytes(
     assert (tmp_path / "found.onnx").read_bytes() == (tmp_path / "expected.onnx").read_bytes()
 
 
+def test_a_write_that_takes_little_is_continued(big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename(big, "VLLM", output=big.with_name("expected.onnx"))
+    real = os.write
+    for name in ("copy_file_range", "sendfile"):
+        monkeypatch.delattr(os, name, raising=False)
+    monkeypatch.setattr(os, "write", lambda target, data: real(target, data[:1000]))
+    rename(big, "VLLM")
+    assert big.read_bytes() == big.with_name("expected.onnx").read_bytes()
+
+
 @pytest.mark.parametrize(
     "number", [errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EPERM]
 )
@@ -390,7 +400,8 @@ def test_a_signal_during_the_writing_costs_nobody_a_file(
 ) -> None:
     before, number = big.read_bytes(), signal.Signals[name]
     args = [str(int(number)), str(unnamed and bool(UNNAMED)), str(big), "--prefix", "VLLM"]
-    process = subprocess.run([sys.executable, "-c", STOPPED_HALF_WAY, *args], capture_output=True)
+    command = [sys.executable, "-c", STOPPED_HALF_WAY, *args]
+    process = subprocess.run(command, cwd=big.parent, capture_output=True)
     left = contents(big.parent)
     assert left.pop("m.onnx") == before
     if number == signal.SIGKILL:
@@ -406,8 +417,8 @@ def test_a_signal_that_is_ignored_stays_ignored(big: Path) -> None:
     script = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + STOPPED_HALF_WAY
     script = script.replace("time.sleep(60)", "")
     args = [str(int(signal.SIGHUP)), "True", str(big), "--prefix", "VLLM"]
-    process = subprocess.run([sys.executable, "-c", script, *args], capture_output=True)
-    assert process.returncode == 0
+    command = [sys.executable, "-c", script, *args]
+    assert subprocess.run(command, cwd=big.parent, capture_output=True).returncode == 0
 
 
 @pytest.mark.parametrize("output", [[], ["-o", "new/m.onnx"]])

@@ -140,6 +140,7 @@ def test_a_real_rename_loads_nothing_heavy(decoder: Path, renamed: bytes) -> Non
     )
     process = subprocess.run(
         [sys.executable, "-c", script, str(decoder), "--prefix", "VLLM", "-q"],
+        cwd=decoder.parent,
         capture_output=True,
         text=True,
     )

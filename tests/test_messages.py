@@ -244,6 +244,8 @@ def test_data_in_the_model_are_no_reference():
     inline.data_location = TensorProto.DEFAULT
     model.graph.initializer.append(inline)
     assert references(model) == ()
+    raw = field(14, 1) + field(14, 0) + field(13, field(1, "location") + field(2, "w.bin"))
+    assert places.survey(Source.of(field(7, field(5, raw))), ["past_key.0"]).references == ()
 
 
 @pytest.mark.parametrize("location", [field(14, 1) + field(14, 7), field(14, (1 << 32) + 1)])
@@ -277,6 +279,15 @@ def test_tensors_in_one_file_are_one_reference_up_to_the_last_of_them():
             external(("location", "w.bin"), ("offset", offset), name=name)
         )
     assert references(model) == (Reference("w.bin", 96, "last"),)
+
+
+def test_a_faulty_reference_does_not_hide_behind_a_good_one():
+    model = decoder()
+    for name, offset in (("good", "0"), ("faulty", "-1"), ("other", "64")):
+        model.graph.initializer.append(
+            external(("location", "w.bin"), ("offset", offset), name=name)
+        )
+    assert [reference.tensor for reference in references(model)] == ["other", "faulty"]
 
 
 def test_external_data_are_found_wherever_a_tensor_is():

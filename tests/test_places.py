@@ -189,6 +189,15 @@ def test_training_graphs_see_the_main_graph_and_bindings_what_they_bind():
     ]
 
 
+def test_bindings_of_an_update_name_what_the_algorithm_defines():
+    model = decoder()
+    training = model.training_info.add()
+    training.algorithm.CopyFrom(graph(node("Relu", ["x"], [KEY])))
+    training.update_binding.add(key="weights", value=KEY)
+    training.initialization_binding.add(key=KEY, value="zero")
+    assert seen(model) == seen(decoder())
+
+
 # What the graph does with a name
 
 
@@ -246,6 +255,15 @@ def test_symbols_come_from_inputs_outputs_and_what_has_to_do_with_a_name():
     assert survey(model).uses({}).symbols >= {"in_dim_0", "out_dim_1", "named_dim_2"}
     assert f"Add{KEY}_dim_3" in survey(model).uses({}).symbols
     assert "elsewhere_dim_4" not in survey(model).uses({}).symbols
+
+
+def test_symbols_are_found_wherever_a_block_ends():
+    symbol = f"Add{'l' * 100}_dim_0"
+    output = field(12, info("logits", symbol).SerializeToString())
+    for before in range((1 << 16) - 130, (1 << 16)):
+        short = field(10, "d" * 96)
+        fillers = short * (before // 98) + field(10, "d" * (before % 98))
+        assert survey(field(7, fillers + output + short)).uses({}).symbols == {symbol}
 
 
 # Exchanging

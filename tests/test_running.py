@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import models
 import pytest
@@ -22,6 +23,7 @@ from onnxkvrename import (
     rename,
     rename_set,
 )
+from onnxkvrename.drafts import Draft
 from onnxkvrename.results import Status
 
 QEFF = load_rules()
@@ -170,6 +172,7 @@ def test_no_buffer_in_any_model_is_a_finding_that_lists_the_outputs(tmp_path: Pa
     report = together(tmp_path)
     assert codes(report) == [[], []]
     assert statuses(report) == ["renamed", "unchanged"]
+    assert report.models[1].feed_back is None
     assert encoder.read_bytes() == model.SerializeToString()
 
 
@@ -270,6 +273,23 @@ def test_a_model_that_is_changed_meanwhile_is_refused(
                 rename(decoder, "VLLM", output=place)
         assert decoder.read_bytes() == theirs
         assert os.listdir(decoder.parent) == ["decoder.onnx"]
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "decoder.onnx.data"])
+def test_a_file_that_appears_meanwhile_is_left_alone(
+    name: str, external: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, theirs = Draft.keep, tmp_path / "new" / name
+
+    def meddle(draft: Draft, *args: Any, **how: Any) -> None:
+        real(draft, *args, **how)
+        if draft.target == theirs:
+            theirs.write_bytes(b"theirs")
+
+    monkeypatch.setattr(Draft, "keep", meddle)
+    with pytest.raises(WriteError, match="File exists"):
+        rename(external, "VLLM", output=tmp_path / "new" / "m.onnx")
+    assert theirs.read_bytes() == b"theirs"
 
 
 def test_data_that_are_changed_meanwhile_are_refused(

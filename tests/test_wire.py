@@ -240,6 +240,22 @@ def test_weights_are_stepped_over_and_not_read():
     assert sum(sizes) <= 2 * wire.BLOCK
 
 
+@pytest.mark.parametrize("stems", [(), (b"past_",)])
+def test_a_block_is_read_once_however_many_fields_are_given(stems: tuple[bytes, ...]):
+    data = field(7, field(11, "past_key.0" + "x" * 90) * 2_000)
+    blocks: list[int] = []
+
+    def reading(offset: int, size: int) -> bytes:
+        blocks.append(offset)
+        return data[offset : offset + size]
+
+    source = Source(reading, len(data))
+    graph = only_field(source, source.root)
+    found = list(fields(source, graph, stems=stems, always=frozenset((11,))))
+    assert len(found) == 2_000
+    assert len(blocks) <= len(data) // wire.BLOCK + 2
+
+
 # Splicing
 
 
