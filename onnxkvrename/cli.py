@@ -154,11 +154,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _failed(name, args, fault)
 
 
-def run() -> None:
-    """The console script."""
-    sys.exit(main())
-
-
 def _rename(given: dict[str, Any], asked: Asked) -> Report:
     if not given["models"]:
         raise click.UsageError("no MODEL given: onnxkvrename MODEL... --prefix TOKEN")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from onnxkvrename import RulesError, load_rules
@@ -233,6 +235,13 @@ def test_rules_that_cannot_be_used_say_where_and_why(old: str, new: str, said: s
     assert str(caught.value).startswith("mine.toml: ")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_rules_that_are_not_there_are_an_error_of_the_rules(tmp_path: Path) -> None:
+    with pytest.raises(RulesError, match="no such file"):
+        load_rules(path=tmp_path / "none.toml")
+    with pytest.raises(RulesError, match=r"no profile is called nobody \(there are: qeff\)"):
+        load_rules("nobody")
 
 
 @pytest.mark.parametrize("text", ["", "kv = []\nretained = 'x'", "retained = 'x'"])

@@ -62,6 +62,16 @@ def test_a_model_is_renamed_into_another_file(decoder: Path, renamed: bytes) -> 
     assert report.output.endswith("new.onnx")
 
 
+@pytest.mark.parametrize("output", [None, "new.onnx"])
+def test_only_in_place_is_the_owner_kept(
+    output: str | None, decoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(Draft, "keep", lambda draft, source, *, owner, force: asked.append(owner))
+    rename(decoder, "VLLM", output=output and decoder.with_name(output))
+    assert asked == [output is None]
+
+
 def test_the_same_token_again_changes_nothing(decoder: Path) -> None:
     rename(decoder, "VLLM")
     before = decoder.stat()
