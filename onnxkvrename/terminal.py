@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxkvrename import drafts
-from onnxkvrename.planning import PLAIN, Kept, Pair
+from onnxkvrename.planning import PLAIN, End, Kept, Pair
 from onnxkvrename.reporting import show, state
 from onnxkvrename.results import ModelReport, Report
 
@@ -97,22 +97,19 @@ def _ranges(layers: list[int]) -> str:
 
 
 def _layers(model: ModelReport) -> Table:
+    """Each buffer under its new names; what changes is green."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for column in ("layer", "input", "retained output"):
-        table.add_column(column, overflow="fold", justify="right" if column == "layer" else "left")
+    table.add_column("layer", justify="right")
+    table.add_column("input", overflow="fold")
+    table.add_column("retained output", overflow="fold")
     for pair in model.pairs:
-        cells = [
-            Text("-") if end is None else _change(end.old, end.new)
-            for end in (pair.input, pair.output)
-        ]
-        table.add_row(str(pair.layer), *cells)
+        ends = (pair.input, pair.output)
+        table.add_row(str(pair.layer), *(Text("-") if end is None else _new(end) for end in ends))
     return table
 
 
-def _change(old: str, new: str) -> Text:
-    if old == new:
-        return Text(show(old))
-    return Text.assemble((show(old), "dim"), " -> ", (show(new), "green"))
+def _new(end: End) -> Text:
+    return Text(show(end.new), style="green" if end.new != end.old else "")
 
 
 def _total(report: Report) -> Text:
