@@ -34,26 +34,35 @@ class Asked(NamedTuple):
     judge: bool
 
 
+class _Path(click.Path):
+    """A path; not an empty one, as from a variable that is not set: it would mean ``.``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("an empty path: is a variable not set?", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.command(
     "onnxkvrename",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 done or nothing to do; 1 a finding of severity error, or --check found "
     "a name to change; 2 the job could not be done; 130 interrupted.",
 )
-@click.argument("models", nargs=-1, metavar="MODEL...", type=click.Path(path_type=Path))
+@click.argument("models", nargs=-1, metavar="MODEL...", type=_Path(path_type=Path))
 @click.option("--prefix", metavar="TOKEN", help="The token to give to every KV buffer, e.g. VLLM.")
 @click.option(
     "-o",
     "--output",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=_Path(path_type=Path),
     help="Write the result here instead of in place.",
 )
 @click.option(
     "-d",
     "--directory",
     metavar="DIR",
-    type=click.Path(path_type=Path),
+    type=_Path(path_type=Path),
     help="Write results below this directory, laid out like the models.",
 )
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 if a name would change.")
@@ -84,7 +93,7 @@ class Asked(NamedTuple):
 @click.option(
     "--rules",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=_Path(path_type=Path),
     help="Rules of your own, in TOML like a profile's.",
 )
 @click.option(
@@ -142,8 +151,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KvRenameError as error:
         fault = error
     except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted: no file was left half written", err=True)
-        return INTERRUPTED
+        fault = KvRenameError("interrupted: no file was left half written")
+        return _failed(name, args, fault, INTERRUPTED)
     except Exception as error:
         if {"-v", "--verbose"} & set(args):
             raise
@@ -224,16 +233,16 @@ def _copy_bar(name: str, size: int) -> drafts.Progress | None:
     return terminal.copy_bar(name, size)
 
 
-def _failed(name: str, args: Sequence[str], fault: KvRenameError) -> int:
+def _failed(name: str, args: Sequence[str], fault: KvRenameError, code: int = 2) -> int:
     said = [arg.removeprefix("--format=") for arg in args]
     try:
         if "json" in said and ("--format" in args or "--format=json" in args):
-            click.echo(reporting.as_json(Report(()), name, 2, fault))
+            click.echo(reporting.as_json(Report(()), name, code, fault))
     except OSError:
         _drop_stdout()
     with suppress(OSError):
         click.echo(reporting.error(fault, color=_color(sys.stderr)), err=True)
-    return 2
+    return code
 
 
 def _say(lines: Iterable[str], *, err: bool = False) -> None:

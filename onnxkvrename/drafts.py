@@ -80,6 +80,12 @@ class Draft:
             os.unlink(self.temporary)
 
     @property
+    def made(self) -> Made:
+        """What committing it makes."""
+        status = self.status
+        return Made(self.target, (status.st_dev, status.st_ino))
+
+    @property
     def status(self) -> os.stat_result:
         """The draft as it is: its size, its inode."""
         with _writing(self.target):
@@ -182,17 +188,16 @@ class Made(NamedTuple):
 
 @contextmanager
 def all_or_none(result: Path) -> Iterator[list[Made]]:
-    """Collects what is about to be made for ``result``; if it all fails, that goes again.
+    """Collects what is about to be made for ``result``, and that itself; if it fails, all goes.
 
     What counts is whether the result took its place: an interrupt just after
     that does not take away what it needs.
     """
     made: list[Made] = []
-    before = _inode(result)
     try:
         yield made
     except BaseException:
-        if _inode(result) == before:
+        if Made(result, _inode(result)) not in made:
             for path, inode in reversed(made):
                 with suppress(OSError):
                     if inode is None:

@@ -242,13 +242,15 @@ def _write(item: _Ready, options: Options, progress: CopyProgress | None) -> Mod
             for data, target in item.copies:
                 _copy(data, target, options, progress, made)
             if not done:
-                _write_model(model, item, in_place=in_place, force=options.force)
+                _write_model(model, item, made, in_place=in_place, force=options.force)
     except KvRenameError as error:
         return report._replace(status="failed", error=error)
     return report._replace(status="renamed" if report.names and not done else "unchanged")
 
 
-def _write_model(model: OpenFile, item: _Ready, *, in_place: bool, force: bool) -> None:
+def _write_model(
+    model: OpenFile, item: _Ready, made: list[Made], *, in_place: bool, force: bool
+) -> None:
     target = Path(os.path.realpath(item.job.output)) if in_place else item.job.output
     with Draft(target) as draft:
         onnxfile.write(model, item.pieces, draft)
@@ -257,6 +259,8 @@ def _write_model(model: OpenFile, item: _Ready, *, in_place: bool, force: bool) 
         draft.keep(model, owner=in_place, force=force)
         if not model.unchanged():
             raise ModelError("was changed by someone else just now", path=item.report.path)
+        if not in_place:
+            made.append(draft.made)
         draft.commit(replace=in_place or force)
 
 
@@ -277,5 +281,5 @@ def _copy(
         draft.copy(source, 0, data.size, told)
         draft.keep(source, owner=False, force=options.force)
         if not os.path.lexists(target):
-            made.append(Made(target, (draft.status.st_dev, draft.status.st_ino)))
+            made.append(draft.made)
         draft.commit(replace=options.force)

@@ -75,6 +75,8 @@ MISTAKES = pytest.mark.parametrize(
         ((MODEL, *V, "-o", "new/" + "n" * 300), "n" * 300),
         ((MODEL, *V, "-d", "n" * 300), "n" * 300),
         ((MODEL, *V, "-d", "."), "decoder.onnx: is the model itself"),
+        (("", *V), "an empty path: is a variable not set?"),
+        ((MODEL, *V, "-d", ""), "an empty path: is a variable not set?"),
     ],
 )
 
@@ -340,9 +342,9 @@ def test_an_interrupted_run_says_so(here: Path, run, monkeypatch: pytest.MonkeyP
         raise KeyboardInterrupt
 
     monkeypatch.setattr(running, "rename_set", interrupt)
-    outcome = run(MODEL, *V)
-    assert outcome.code == 130
-    assert outcome.err.strip().startswith("interrupted")
+    outcome = run(MODEL, *V, "--format", "json")
+    assert outcome.code == json.loads(outcome.out)["exit_code"] == 130
+    assert outcome.err.strip() == "error: interrupted: no file was left half written"
 
 
 # What only a process of its own can show.

@@ -264,12 +264,24 @@ def test_what_was_made_stays_once_the_result_is_in_its_place(tmp_path: Path) -> 
     def fail() -> None:
         with drafts.all_or_none(tmp_path / "result") as made:
             make(tmp_path / "data", made)
-            (tmp_path / "result").touch()
+            make(tmp_path / "result", made)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         fail()
     assert sorted(os.listdir(tmp_path)) == ["data", "result"]
+
+
+def test_someone_elses_file_in_the_place_of_the_result_keeps_nothing(tmp_path: Path) -> None:
+    def fail() -> None:
+        with drafts.all_or_none(tmp_path / "result") as made:
+            make(tmp_path / "data", made)
+            (tmp_path / "result").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert os.listdir(tmp_path) == ["result"]
 
 
 def test_made_directories_stay_if_all_goes_well(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_the_call_to_copy_is_never_broken_into_lines(decoder: Path) -> None:
 def test_hostile_names_are_no_markup(hostile: Path) -> None:
     found = rename(hostile, "VLLM", options=Options(write=False))
     text = drawn(found, verbose=True, width=300)
-    assert text.count(f"{SHOWN}_VLLM") == 2  # among the names, and in its layer
+    assert text.count(f"{SHOWN}_VLLM") == 3  # as the first name, and on both sides of its layer
 
 
 def test_hostile_names_do_nothing_to_a_terminal(hostile: Path) -> None:
