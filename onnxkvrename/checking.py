@@ -194,7 +194,7 @@ def _tokens(plan: Plan) -> Iterator[Finding]:
         yield finding(
             "KV202",
             carried[0].old,
-            f"carries another token already: of all names, {len(carried)} carry {tokens}",
+            f"carries another token already, one of {len(carried)} such names: {tokens}",
             "--replace puts the new token in its place, --strip takes it out",
         )
 

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -81,7 +81,8 @@ class _Path(click.Path):
 @click.option(
     "--force",
     is_flag=True,
-    help="Write through links and read-only modes, and over files in the way.",
+    help="Write where a symbolic link leads, to read-only files and files with several hard "
+    "links, and over files in the way.",
 )
 @click.option(
     "--profile",
@@ -104,7 +105,7 @@ class _Path(click.Path):
     show_default=True,
     help="How to answer.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Say only what is wrong.")
+@click.option("-q", "--quiet", is_flag=True, help="Say only what is, or may be, wrong.")
 @click.option("-v", "--verbose", is_flag=True, help="Show every layer.")
 @click.version_option(__version__, "-V", "--version", message="%(prog)s %(version)s")
 def command(**given: Any) -> int:
@@ -184,9 +185,18 @@ def _rename(given: dict[str, Any], asked: Asked) -> Report:
     )
     rules = rulesfile.load(given["profile"], given["rules"])
     running.check_wish(wish)
+    if wish.strip and wish.replace:
+        raise click.UsageError("--strip and --replace cannot both be")
     jobs = discovery.find(given["models"], given["output"], given["directory"])
-    watched = asked.form == "text" and not asked.quiet and _terminal(sys.stderr)
-    return running.rename_set(jobs, wish, rules, options, _copy_bar if watched else None)
+    with ExitStack() as bars:
+
+        def bar(name: str, size: int) -> drafts.Progress | None:
+            from onnxkvrename import terminal
+
+            return bars.enter_context(terminal.copy_bar(name, size))
+
+        watched = asked.form == "text" and not asked.quiet and _terminal(sys.stderr)
+        return running.rename_set(jobs, wish, rules, options, bar if watched else None)
 
 
 def _answer(report: Report, asked: Asked, code: int) -> None:
@@ -194,7 +204,7 @@ def _answer(report: Report, asked: Asked, code: int) -> None:
         if asked.form == "json":
             click.echo(reporting.as_json(report, "rename", code))
         elif asked.form == "github":
-            _say(reporting.github(report, look=asked.judge))
+            _say(reporting.github(report, look=asked.look, judge=asked.judge, quiet=asked.quiet))
         else:
             _answer_in_text(report, asked)
         if sys.stdout is not None:
@@ -203,13 +213,15 @@ def _answer(report: Report, asked: Asked, code: int) -> None:
         _drop_stdout()  # whoever listened has heard enough
     except OSError as error:
         _drop_stdout()
-        raise KvRenameError(f"the answer could not be given: {error.strerror}") from None
+        raise KvRenameError(
+            f"the work is done, but the answer could not be given: {error.strerror}"
+        ) from None
 
 
 def _answer_in_text(report: Report, asked: Asked) -> None:
     color = _color(sys.stderr)
     for model in report.models:
-        found = reporting.findings(model, color=color, quiet=asked.quiet, verbose=asked.verbose)
+        found = reporting.findings(model, color=color, verbose=asked.verbose)
         _say(found, err=True)
     if asked.quiet:
         return
@@ -218,19 +230,15 @@ def _answer_in_text(report: Report, asked: Asked) -> None:
 
         from onnxkvrename import terminal
 
-        Console(highlight=False).print(terminal.summary(report, verbose=asked.verbose), crop=False)
+        Console(highlight=False).print(
+            terminal.summary(report, look=asked.look, verbose=asked.verbose), crop=False
+        )
         return
     if asked.diff:
         _say(reporting.diff(report, color=_color(sys.stdout)))
     elif not asked.judge:
         _say(reporting.lines(report, look=asked.look))
     _say(reporting.states(report, look=asked.look), err=True)
-
-
-def _copy_bar(name: str, size: int) -> drafts.Progress | None:
-    from onnxkvrename import terminal
-
-    return terminal.copy_bar(name, size)
 
 
 def _failed(name: str, args: Sequence[str], fault: KvRenameError, code: int = 2) -> int:
@@ -275,17 +283,20 @@ def _told_to_stop() -> Iterator[None]:
     """Let a polite signal clean up as Ctrl-C does."""
 
     def stop(number: int, frame: FrameType | None) -> None:
+        for other in numbers:  # one is enough, and what it starts is not to be disturbed
+            signal.signal(other, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = [number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None))]
+    names = ("SIGINT", "SIGTERM", "SIGHUP")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     # A signal that whoever started us ignores (nohup) stays ignored.
     before = {
         number: signal.signal(number, stop)
         for number in numbers
-        if signal.getsignal(number) is signal.SIG_DFL
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
     }
     try:
         yield

@@ -63,6 +63,28 @@ def _check_in_place(path: Path, status: os.stat_result) -> None:
     raise WriteError(fault, path=str(path), hint="write elsewhere with -o, or use --force")
 
 
+def base(job: Job) -> Path:
+    """The directory that a result goes to, or the nearest one above it that is there.
+
+    Raises :class:`WriteError` where nothing can be written.
+    """
+    directory = Path(os.path.abspath(job.output.parent))
+    while not os.path.lexists(directory):
+        directory = directory.parent
+    fault = None
+    if not os.path.isdir(directory):
+        fault = "is no directory"
+    elif not os.access(directory, os.W_OK | os.X_OK):
+        fault = "is not writable"
+    if fault is not None:
+        raise WriteError(
+            f"cannot be written: {directory} {fault}",
+            path=str(job.output),
+            hint="write elsewhere with -o or -d",
+        )
+    return directory
+
+
 def in_the_way(job: Job, there: bool, options: Options) -> Iterator[Finding]:
     """KV504, where another file stands in the place of the result."""
     if os.path.lexists(job.output) and not (there or options.force or job.in_place):

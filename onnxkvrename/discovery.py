@@ -24,7 +24,7 @@ def find(
     """
     found: dict[str, Path] = {}
     for path in models:
-        for model in _models(path):
+        for model in _models(path, directory):
             real = os.path.realpath(model)
             if real not in found or found[real].is_symlink():
                 found[real] = model
@@ -51,7 +51,8 @@ def _job(model: Path, given: Sequence[Path], output: Path | None, directory: Pat
     return Job(model, directory / os.path.relpath(os.path.abspath(model), base))
 
 
-def _models(path: Path) -> Iterator[Path]:
+def _models(path: Path, results: Path | None) -> Iterator[Path]:
+    """The models a path leads to, but for results of an earlier run below it."""
     if not os.path.isdir(path):
         try:
             os.lstat(path)
@@ -62,12 +63,12 @@ def _models(path: Path) -> Iterator[Path]:
             raise ModelError(f"cannot be read: {reason}", path=str(path)) from None
         yield path
         return
-    inside = [
-        Path(folder, name)
-        for folder, _, names in os.walk(path, onerror=_raise)
-        for name in names
-        if name.endswith(".onnx")
-    ]
+    inside = []
+    for folder, folders, names in os.walk(path, onerror=_raise):
+        inside += [Path(folder, name) for name in names if name.endswith(".onnx")]
+        if results is not None and os.path.realpath(folder) != os.path.realpath(results):
+            kept = os.path.realpath(results)
+            folders[:] = [f for f in folders if os.path.realpath(os.path.join(folder, f)) != kept]
     if not inside:
         raise ModelError("no .onnx file in it or below", path=str(path))
     yield from sorted(inside, key=_natural)

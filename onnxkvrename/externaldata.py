@@ -99,14 +99,20 @@ def _fault(reference: Reference, directory: Path) -> Finding | None:
             "export the model again",
         )
     windows = PureWindowsPath(location)
-    path = os.path.realpath(directory / location.replace("\0", ""))
-    inside = os.path.commonpath([path, directory]) == str(directory)
-    if "\0" in location or windows.drive or windows.root or ".." in windows.parts or not inside:
+    if "\0" in location or windows.drive or windows.root or ".." in windows.parts:
         return finding(
             "KV501",
             location,
-            f"external data of {reference.tensor} lie outside the model's directory",
+            f"is where {reference.tensor} is said to lie: not in the model's directory",
             "put the data beside the model, and only its file name into the location",
+        )
+    path = os.path.realpath(directory / location)
+    if os.path.commonpath([path, directory]) != str(directory):
+        return finding(
+            "KV501",
+            location,
+            f"leads out of the model's directory, to {path}",
+            "put a copy in the place of the link",
         )
     return None
 

@@ -61,10 +61,17 @@ def signature(source: Source) -> Signature:
 
 
 def graph(source: Source) -> Record:
-    """The one graph of a model."""
-    found = message(fields(source, source.root), 7, "graph")
+    """The one graph of a model.
+
+    A file that ends just behind it is still a valid message, but says nothing of
+    its operator sets, as every model since IR version 3 has to.
+    """
+    parts = list(fields(source, source.root))
+    found = message(parts, 7, "graph")
     if found is None:
-        raise ModelError("no graph in it: this is not an ONNX model")
+        raise ModelError("has no graph in it: this is not an ONNX model")
+    if _integer(source, parts, 1) >= 3 and not any(part.number == 8 for part in parts):
+        raise ModelError("is cut short: there is no opset_import behind the graph")
     return found
 
 

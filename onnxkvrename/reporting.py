@@ -65,16 +65,16 @@ def states(report: Report, *, look: bool) -> Iterator[str]:
     """
     for model in report.models:
         if model.error is None and (look or model.status != "would-rename"):
-            yield f"{show(model.path)}: {state(model)}"
+            yield f"{show(model.path)}: {state(model, look=look)}"
 
 
-def state(model: ModelReport) -> str:
-    """What became of a model, in a few words."""
+def state(model: ModelReport, *, look: bool) -> str:
+    """What became of a model, or to ``look`` would, in a few words."""
     count = len(model.names)
     if model.status == "failed":
         return "failed: nothing was written"
     if model.status == "would-rename":
-        return f"{count} names would change"
+        return f"{count} names would change" if look else "left alone: another model failed"
     if model.status == "renamed":
         return f"{count} names changed"
     if not model.pairs:
@@ -86,8 +86,8 @@ def state(model: ModelReport) -> str:
     return f"unchanged: every buffer carries {carried}" if carried else "unchanged: no token in it"
 
 
-def findings(model: ModelReport, *, color: bool, quiet: bool, verbose: bool) -> Iterator[str]:
-    """One line for each finding and for the error of a model; quiet leaves out warnings.
+def findings(model: ModelReport, *, color: bool, verbose: bool) -> Iterator[str]:
+    """One line for each finding and for the error of a model.
 
     What is wrong with one layer is mostly wrong with all of them, so of each code
     only the first few are given, unless verbose.
@@ -95,8 +95,6 @@ def findings(model: ModelReport, *, color: bool, quiet: bool, verbose: bool) -> 
     seen: Counter[str] = Counter()
     for found in model.findings:
         seen[found.code] += 1
-        if quiet and found.severity != "error":
-            continue
         where = _painted(show(model.path), color, bold=True)
         code = _painted(f"{found.severity} {found.code}", color, fg=_COLORS[found.severity])
         if verbose or seen[found.code] <= _FEW:
@@ -179,10 +177,11 @@ def _error(fault: KvRenameError | None) -> dict[str, str | None] | None:
     return {"message": fault.message, "path": fault.path, "hint": fault.hint}
 
 
-def github(report: Report, *, look: bool) -> Iterator[str]:
+def github(report: Report, *, look: bool, judge: bool, quiet: bool) -> Iterator[str]:
     """Workflow commands that GitHub shows beside the files.
 
-    A name may not end a command, begin another, or stop later ones:
+    To ``judge``, a name that would change is an error. No name may end a command,
+    begin another, or stop later ones:
     https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands
     """
     for model in report.models:
@@ -191,10 +190,12 @@ def github(report: Report, *, look: bool) -> Iterator[str]:
             yield command(found.severity, title, _sentence(found))
         if model.error is not None:
             yield command("error", {"file": model.path, "title": "failed"}, show(str(model.error)))
-        elif look and model.status == "would-rename":
-            yield command("error", {"file": model.path, "title": "names"}, state(model))
-        else:
-            yield command("notice", {"file": model.path, "title": model.status}, state(model))
+        elif judge and model.status == "would-rename":
+            title = {"file": model.path, "title": "names"}
+            yield command("error", title, state(model, look=look))
+        elif not quiet:
+            title = {"file": model.path, "title": model.status}
+            yield command("notice", title, state(model, look=look))
 
 
 def command(kind: str, properties: Mapping[str, str], message: str) -> str:

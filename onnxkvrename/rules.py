@@ -144,7 +144,8 @@ class Rules(NamedTuple):
         names = list(inputs)
         for rule in self.feed_back:
             if any(rule.pattern.fits(name) for name in names):
-                return _fill(rule.call, {"path": path, "token": token}, token)
+                quoted = path.replace("\\", "\\\\").replace('"', '\\"')
+                return _fill(rule.call, {"path": quoted, "token": token}, token)
         return None
 
     def normal_suffix(self, match: Match) -> str:

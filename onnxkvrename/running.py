@@ -168,6 +168,8 @@ def _placed(item: _Ready, model: Model, data: Sequence[DataFile], options: Optio
     try:
         forced = options.force or not report.names
         there = destination.stands_already(model.file, job, item.pieces, data, forced=forced)
+        if not there and (report.names or not job.in_place):
+            destination.base(job)
     except KvRenameError as error:
         return item._replace(report=report._replace(error=error))
     copies, clashes = _copies(job, data, options)
@@ -201,6 +203,7 @@ def _together(ready: Sequence[_Ready], options: Options) -> list[_Ready]:
     models = {os.path.realpath(item.job.model): item.job for item in ready}
     outputs = Counter(os.path.realpath(item.job.output) for item in ready)
     placed: dict[str, DataFile] = {}
+    claimed: Counter[int] = Counter()
     judged = []
     for item in ready:
         report, output = item.report, os.path.realpath(item.job.output)
@@ -212,6 +215,8 @@ def _together(ready: Sequence[_Ready], options: Options) -> list[_Ready]:
             if first.path != data.path and not externaldata.equal(data, first.path):
                 fault = WriteError("is the place of two different data files", path=str(target))
                 report = report._replace(error=report.error or fault)
+        if options.place and report.error is None:
+            report = report._replace(error=_short_of_space(item, claimed))
         if outputs[output] > 1 or models.get(output, item.job) is not item.job:
             fault = WriteError("is another model of this run, or its result", path=report.output)
             report = report._replace(error=report.error or fault)
@@ -220,6 +225,24 @@ def _together(ready: Sequence[_Ready], options: Options) -> list[_Ready]:
             report = report._replace(findings=errors)
         judged.append(item._replace(report=report._replace(status=_status(report))))
     return judged
+
+
+def _short_of_space(item: _Ready, claimed: Counter[int]) -> KvRenameError | None:
+    """What is wrong if a disk cannot hold this result beside those before it.
+
+    In place a result needs room only until it is there.
+    """
+    if item.there or (item.job.in_place and not item.report.names):
+        return None
+    try:
+        directory = destination.base(item.job)
+        device = os.stat(directory).st_dev
+        needed = sum(data.size for data, _ in item.copies) + wire.total(item.pieces)
+        drafts.require_space(directory, claimed[device] + needed, item.job.output)
+    except KvRenameError as error:
+        return error
+    claimed[device] += 0 if item.job.in_place else needed
+    return None
 
 
 def _status(report: ModelReport) -> Status:
@@ -236,9 +259,7 @@ def _write(item: _Ready, options: Options, progress: CopyProgress | None) -> Mod
         with files.opened(job.model) as model, drafts.all_or_none(job.output) as made:
             if model.identity != item.identity:
                 raise ModelError("was changed by someone else just now", path=report.path)
-            needed = sum(data.size for data, _ in item.copies) + wire.total(item.pieces)
             drafts.make_directory(job.output.parent, made)
-            drafts.require_space(job.output.parent, needed, job.output)
             for data, target in item.copies:
                 _copy(data, target, options, progress, made)
             if not done:
@@ -251,17 +272,17 @@ def _write(item: _Ready, options: Options, progress: CopyProgress | None) -> Mod
 def _write_model(
     model: OpenFile, item: _Ready, made: list[Made], *, in_place: bool, force: bool
 ) -> None:
-    target = Path(os.path.realpath(item.job.output)) if in_place else item.job.output
+    target = item.job.output
+    if in_place and target.is_symlink():
+        target = Path(os.path.realpath(target))
     with Draft(target) as draft:
         onnxfile.write(model, item.pieces, draft)
         assert item.expected is not None
         onnxfile.prove(draft, wire.total(item.pieces), item.expected)
         draft.keep(model, owner=in_place, force=force)
-        if not model.unchanged():
-            raise ModelError("was changed by someone else just now", path=item.report.path)
         if not in_place:
             made.append(draft.made)
-        draft.commit(replace=in_place or force)
+        draft.commit(replace=in_place or force, source=model)
 
 
 def _copy(
@@ -282,4 +303,4 @@ def _copy(
         draft.keep(source, owner=False, force=options.force)
         if not os.path.lexists(target):
             made.append(draft.made)
-        draft.commit(replace=options.force)
+        draft.commit(replace=options.force, source=source)

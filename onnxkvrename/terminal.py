@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -22,25 +24,26 @@ _LONG = 1 << 28
 """Bytes that take long enough to copy for a bar to be read."""
 
 
-def summary(report: Report, *, verbose: bool) -> RenderableType:
-    """What happened, in a line for each model; the buffers and what to do next if there are few."""
+def summary(report: Report, *, look: bool, verbose: bool) -> RenderableType:
+    """What happened, or to ``look`` would; of a few models also their buffers and what is next."""
     parts: list[RenderableType] = []
     detailed = verbose or len(report.models) <= _FEW
     for model in report.models:
-        parts.append(_headline(model))
+        parts.append(_headline(model, look=look))
         if detailed and not model.failed and model.pairs:
             details = [_buffers(model), *([_layers(model)] if verbose else [])]
             parts.append(Padding(Group(*details), (0, 0, 0, 2)))
             parts += _next(model)
     if len(report.models) > 1:
-        parts.append(_total(report))
+        parts.append(_total(report, look=look))
     return Group(*parts)
 
 
-def _headline(model: ModelReport) -> Text:
-    text = Text(show(model.path), style="bold", overflow="fold")
-    text.append(f"  {state(model)}", style=_STYLES[model.status])
-    if model.output != model.path and model.status == "renamed":
+def _headline(model: ModelReport, *, look: bool) -> Text:
+    # Never folded: a path that is broken in two cannot be copied.
+    text = Text(show(model.path), style="bold", no_wrap=True, overflow="ignore")
+    text.append(f"  {state(model, look=look)}", style=_STYLES[model.status])
+    if model.output != model.path and model.status in ("renamed", "unchanged") and not look:
         text.append(f"  -> {show(model.output)}", style="not bold")
     return text
 
@@ -112,18 +115,22 @@ def _new(end: End) -> Text:
     return Text(show(end.new), style="green" if end.new != end.old else "")
 
 
-def _total(report: Report) -> Text:
-    counts: dict[str, int] = {}
-    for model in report.models:
-        counts[model.status] = counts.get(model.status, 0) + 1
-    text = ", ".join(f"{count} {status}" for status, count in counts.items())
+def _total(report: Report, *, look: bool) -> Text:
+    words = {"would-rename": "would change" if look else "left alone"}
+    counts = Counter(words.get(model.status, model.status) for model in report.models)
+    text = ", ".join(f"{count} {word}" for word, count in counts.items())
     return Text(f"{len(report.models)} models: {text}", style="bold")
 
 
-def copy_bar(name: str, size: int) -> drafts.Progress | None:
-    """A bar on stderr for the file ``name`` of ``size`` bytes, if it takes long to copy."""
+@contextmanager
+def copy_bar(name: str, size: int) -> Iterator[drafts.Progress | None]:
+    """A bar on stderr for the file ``name`` of ``size`` bytes, if it takes long to copy.
+
+    It is gone when the file is there, and when the context ends, whatever ends it.
+    """
     if size < _LONG:
-        return None
+        yield None
+        return
     bar = Progress(
         TextColumn("copying {task.description}", markup=False),
         BarColumn(),
@@ -133,11 +140,11 @@ def copy_bar(name: str, size: int) -> drafts.Progress | None:
         transient=True,
     )
     task = bar.add_task(show(name), total=size)
-    bar.start()
 
     def heard(copied: int) -> None:
         bar.update(task, advance=copied)
         if bar.finished:
             bar.stop()
 
-    return heard
+    with bar:
+        yield heard

@@ -92,7 +92,7 @@ class Source:
         size = size or (_PEEK if jumped else BLOCK)
         self._block, self._base, self._hits = self.read(pos, size), pos, {}
         if len(self._block) < min(size, self.size - pos):
-            raise ModelError("the file became shorter while it was read")
+            raise ModelError("became shorter while it was read")
         return self._block, pos
 
     def slice(self, offset: int, size: int) -> bytes:
@@ -113,7 +113,7 @@ class Source:
         """A short payload: a name, a symbol."""
         if record.end - record.body > MAX_NAME:
             size = record.end - record.body
-            raise ModelError(f"a name of {size:,} bytes at byte {record.body:,}")
+            raise _damaged(f"a name of {size:,} bytes at byte {record.body:,}")
         return self.slice(record.body, record.end - record.body)
 
     def holds(self, record: Record, stem: bytes) -> bool:
@@ -139,9 +139,13 @@ class Source:
             value, at = _varint(block, pos - base)
             pos = base + at
             if pos > record.end:
-                raise ModelError(f"a number at byte {record.body:,} ends past what holds it")
+                raise _damaged(f"a number at byte {record.body:,} ends past what holds it")
             value &= (1 << 64) - 1
             yield value - (1 << 64) if value >> 63 else value
+
+
+def _damaged(what: str) -> ModelError:
+    return ModelError(f"is cut short or damaged: {what}")
 
 
 def _occurrences(block: bytes, stem: bytes) -> Iterator[int]:
@@ -158,14 +162,14 @@ def _varint(block: bytes, at: int, most: int = 10) -> tuple[int, int]:
         try:
             byte = block[at]
         except IndexError:
-            raise ModelError("the file ends in the middle of a field") from None
+            raise _damaged("the file ends in the middle of a field") from None
         value |= (byte & 0x7F) << shift
         at += 1
         if byte < 0x80:
             return value, at
         shift += 7
         if shift == 7 * most:
-            raise ModelError(f"a number of more than {most} bytes")
+            raise _damaged(f"a number of more than {most} bytes")
 
 
 def encode_varint(value: int, width: int = 1) -> bytes:
@@ -184,7 +188,7 @@ def _record(source: Source, pos: int, parent: Record) -> Record:
     tag, at = _varint(block, pos - base, 5)
     number, wire = tag >> 3, tag & 7
     if not 0 < number < 1 << 29:
-        raise ModelError(f"field number {number} at byte {pos:,}")
+        raise _damaged(f"field number {number} at byte {pos:,}")
     size_at = body = base + at
     if wire == VARINT:
         end = base + _varint(block, at)[1]
@@ -200,9 +204,9 @@ def _record(source: Source, pos: int, parent: Record) -> Record:
         group = Record(number, wire, body, body, parent.end, parent, parent.depth)
         end = _group_end(source, group)
     else:
-        raise ModelError(f"wire type {wire} at byte {pos:,}")
+        raise _damaged(f"wire type {wire} at byte {pos:,}")
     if end > parent.end:
-        raise ModelError(f"a field of {end - body:,} bytes at byte {pos:,} ends past what holds it")
+        raise _damaged(f"a field of {end - body:,} bytes at byte {pos:,} ends past what holds it")
     return Record(number, wire, size_at, body, end, parent, parent.depth + 1)
 
 
@@ -211,12 +215,12 @@ def _group_end(source: Source, group: Record) -> int:
     pos, open_groups = group.body, [group.number]
     while open_groups:
         if pos >= group.end or group.depth + len(open_groups) > MAX_DEPTH:
-            raise ModelError(f"a group at byte {group.body:,} without an end")
+            raise _damaged(f"a group at byte {group.body:,} without an end")
         block, base = source.block(pos)
         tag, at = _varint(block, pos - base, 5)
         if tag & 7 == END_GROUP:
             if tag >> 3 != open_groups.pop():
-                raise ModelError(f"a group at byte {group.body:,} with another group's end")
+                raise _damaged(f"a group at byte {group.body:,} with another group's end")
             pos = base + at
         elif tag & 7 == GROUP:
             open_groups.append(tag >> 3)
@@ -243,7 +247,7 @@ def fields(
     Raises :class:`ModelError` for what no protobuf parser takes.
     """
     if parent.depth > MAX_DEPTH:
-        raise ModelError(f"messages nested more than {MAX_DEPTH} deep")
+        raise _damaged(f"messages nested more than {MAX_DEPTH} deep")
     pos, end, depth = parent.body, parent.end, parent.depth + 1
     block, base, edge = b"", 0, -1
     while pos < end:

@@ -127,7 +127,7 @@ def test_a_directory_that_may_not_be_written_is_named(
     (here / protect).chmod(0o755)
     assert process.returncode == 2
     assert process.stdout == ""
-    assert "Permission denied (its directory must be writable" in process.stderr
+    assert "is not writable" in process.stderr
     assert snapshot(here) == before
 
 
@@ -148,7 +148,8 @@ def test_what_may_not_be_read_is_named(hide: str, args: tuple[str, ...], here: P
     assert process.returncode == 2
     assert process.stdout == ""
     assert hide in process.stderr
-    assert "Permission denied" in process.stderr or "is not readable" in process.stderr
+    reasons = ("Permission denied", "is not readable", "is not writable")
+    assert any(reason in process.stderr for reason in reasons)
     assert "the answer could not be given" not in process.stderr
 
 
@@ -320,7 +321,7 @@ def test_json_of_a_bug_is_a_document_too(here: Path, run, monkeypatch: pytest.Mo
 def test_github_annotates_the_models(here: Path, run) -> None:
     outcome = run(MODEL, "text.onnx", *V, "--format", "github")
     assert outcome.out.splitlines() == [
-        "::notice file=decoder.onnx,title=would-rename::8 names would change",
+        "::notice file=decoder.onnx,title=would-rename::left alone: another model failed",
         "::error file=text.onnx,title=failed::text.onnx: is a text file, not an ONNX model "
         "(give the .onnx file itself)",
     ]
@@ -379,7 +380,7 @@ def test_an_answer_that_does_not_fit_on_the_disk_is_an_error(form: str, here: Pa
     process = piped(f"$K decoder.onnx --prefix VLLM -n --format {form} > /dev/full", here)
     assert process.returncode == 2
     assert process.stderr.splitlines()[-1].startswith(
-        "error: the answer could not be given: No space"
+        "error: the work is done, but the answer could not be given: No space"
     )
 
 

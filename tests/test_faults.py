@@ -162,6 +162,8 @@ ERRORS = {
     "write": [errno.ENOSPC, errno.EIO],
     "copy_file_range": [errno.EXDEV, errno.ENOSPC, errno.EINVAL, errno.EIO],
     "sendfile": [errno.EINVAL],
+    "pipe": [errno.EMFILE],
+    "splice": [errno.EINVAL, errno.ENOSPC, errno.EIO],
     "fchmod": [errno.EPERM],
     "listxattr": [errno.EOPNOTSUPP],
     "statvfs": [errno.ENOSYS],
@@ -192,18 +194,20 @@ def test_an_interrupt_at_any_call_leaves_the_source_or_the_result(
     exhaust(harness, name, interrupt)
 
 
-@pytest.mark.parametrize("name", ["open", "pread", "write", "copy_file_range", "fchmod", "fsync"])
-def test_the_harness_meets_the_calls_it_fails(name: str, harness: Harness) -> None:
-    assert exhaust(harness, name, lambda call: call()) > 0
+@pytest.mark.parametrize(
+    "names", [["open"], ["pread"], ["write"], ["splice", "copy_file_range"], ["fchmod"], ["fsync"]]
+)
+def test_the_harness_meets_the_calls_it_fails(names: list[str], harness: Harness) -> None:
+    assert sum(exhaust(harness, name, lambda call: call()) for name in names if name in CALLS) > 0
 
 
 class Careless(Draft):
     """A writer that everything here has to catch: it writes to the place itself."""
 
-    def _open(self) -> int:
-        return os.open(self.target, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    def _open(self) -> tuple[int, bool]:
+        return os.open(self.target, os.O_RDWR | os.O_CREAT | os.O_TRUNC), True
 
-    def commit(self, *, replace: bool) -> None:
+    def commit(self, *, replace: bool, source: object = None) -> None:
         os.fsync(self.descriptor)
 
 
@@ -232,13 +236,13 @@ def shortly(name: str) -> Callable[..., int]:
 
 
 def refusing(number: int) -> Callable[..., int]:
-    def call(*args: object) -> int:
+    def call(*args: object, **how: object) -> int:
         raise OSError(number, os.strerror(number))
 
     return call
 
 
-def copying_nothing(*args: object) -> int:
+def copying_nothing(*args: object, **how: object) -> int:
     return 0
 
 
@@ -252,8 +256,8 @@ def test_every_way_to_copy_gives_the_same_bytes(
     first: str, second: str, big: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rename(big, "VLLM", output=tmp_path / "expected.onnx")
-    for name, how in (("copy_file_range", first), ("sendfile", second)):
-        if not hasattr(os, name):
+    for name, how in (("splice", first), ("copy_file_range", first), ("sendfile", second)):
+        if not hasattr(os, name) or (name, how) == ("splice", "short"):
             continue
         if how == "gone":
             monkeypatch.delattr(os, name)
@@ -267,7 +271,7 @@ def test_every_way_to_copy_gives_the_same_bytes(
 def test_a_write_that_takes_little_is_continued(big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rename(big, "VLLM", output=big.with_name("expected.onnx"))
     real = os.write
-    for name in ("copy_file_range", "sendfile"):
+    for name in ("splice", "copy_file_range", "sendfile"):
         monkeypatch.delattr(os, name, raising=False)
     monkeypatch.setattr(os, "write", lambda target, data: real(target, data[:1000]))
     rename(big, "VLLM")
@@ -288,10 +292,32 @@ def test_a_way_to_copy_may_be_refused_in_the_middle(
         copied.append(os.sendfile(target, source, offset, min(size, 1000)))
         return copied[0]
 
+    monkeypatch.delattr(os, "splice", raising=False)
     monkeypatch.setattr(os, "copy_file_range", then_refused, raising=False)
     rename(big, "VLLM")
     assert WEIGHTS in big.read_bytes()
     assert copied == [1000]
+
+
+@pytest.mark.skipif(not hasattr(os, "splice"), reason="no splice on this system")
+@pytest.mark.parametrize("passed", [0, 1, 3])
+def test_a_pipe_that_bursts_loses_nothing(
+    passed: int, big: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After some short moves the pipe is refused, and what was in it is copied otherwise."""
+    real, calls = os.splice, count()
+
+    def bursting(source: int, target: int, size: int, **how: int) -> int:
+        if "offset_src" in how:
+            return real(source, target, size, **how)
+        if next(calls) >= passed:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(source, target, min(size, 1000))
+
+    monkeypatch.setattr(os, "splice", bursting)
+    rename(big, "VLLM")
+    assert WEIGHTS in big.read_bytes()
+    assert next(calls) > passed
 
 
 def test_a_source_that_becomes_shorter_is_refused(
@@ -301,6 +327,7 @@ def test_a_source_that_becomes_shorter_is_refused(
         os.truncate(big, 1000)
         return 0
 
+    monkeypatch.delattr(os, "splice", raising=False)
     monkeypatch.setattr(os, "copy_file_range", cut, raising=False)
     with pytest.raises(WriteError, match="became shorter"):
         rename(big, "VLLM")

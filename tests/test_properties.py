@@ -150,7 +150,7 @@ def test_a_model_cut_off_anywhere_is_refused_or_still_right(tmp_path: Path):
             rename(path, "VLLM")
         except KvRenameError:
             assert path.read_bytes() == raw[:size]
-            assert model is None or not model.HasField("graph")
+            assert model is None or not model.HasField("graph") or not model.opset_import
         else:
             assert model is not None
             assert path.read_bytes() == model.SerializeToString()

@@ -83,15 +83,20 @@ def test_a_diff_has_the_names_that_go_and_come(ahead: ModelReport) -> None:
 
 
 def test_a_state_is_a_few_words(decoder: Path, ahead: ModelReport) -> None:
-    assert reporting.state(ahead) == "8 names would change"
-    assert reporting.state(ahead._replace(status="failed")) == "failed: nothing was written"
-    assert reporting.state(ahead._replace(status="unchanged")) == "unchanged: m.onnx is up to date"
-    assert reporting.state(rename(decoder, "VLLM")) == "8 names changed"
+    assert reporting.state(ahead, look=True) == "8 names would change"
+    assert (
+        reporting.state(ahead._replace(status="failed"), look=True) == "failed: nothing was written"
+    )
+    assert (
+        reporting.state(ahead._replace(status="unchanged"), look=True)
+        == "unchanged: m.onnx is up to date"
+    )
+    assert reporting.state(rename(decoder, "VLLM"), look=True) == "8 names changed"
     again = rename(decoder, "VLLM")
-    assert reporting.state(again) == "unchanged: every buffer carries VLLM"
+    assert reporting.state(again, look=True) == "unchanged: every buffer carries VLLM"
     rename(decoder, strip=True)
-    assert reporting.state(rename(decoder, strip=True)) == "unchanged: no token in it"
-    assert reporting.state(ahead._replace(status="unchanged", pairs=())).endswith(
+    assert reporting.state(rename(decoder, strip=True), look=True) == "unchanged: no token in it"
+    assert reporting.state(ahead._replace(status="unchanged", pairs=()), look=True).endswith(
         "no KV buffer in it"
     )
 
@@ -103,26 +108,18 @@ def test_states_leave_out_what_an_error_has_said(ahead: ModelReport) -> None:
 
 def test_of_each_code_a_few_findings_are_shown_unless_verbose() -> None:
     many = report(*(fault(name=f"past_key.{n}") for n in range(5)), fault("KV105"))
-    lines = list(reporting.findings(many, color=False, quiet=False, verbose=False))
+    lines = list(reporting.findings(many, color=False, verbose=False))
     assert lines == [
         *(f"m.onnx: error KV101: past_key.{n} is wrong (mend it)" for n in range(3)),
         "m.onnx: error KV101: and 2 more like this (-v shows all)",
         "m.onnx: error KV105: past_key.0 is wrong (mend it)",
     ]
-    assert len(list(reporting.findings(many, color=False, quiet=False, verbose=True))) == 6
-
-
-def test_quiet_leaves_out_warnings_and_no_error() -> None:
-    both = report(fault("KV109", "warning", ""), fault(), error=WriteError("no", path="m.onnx"))
-    lines = list(reporting.findings(both, color=False, quiet=True, verbose=False))
-    assert lines == ["m.onnx: error KV101: past_key.0 is wrong (mend it)", "error: m.onnx: no"]
-    lines = list(reporting.findings(both, color=False, quiet=False, verbose=False))
-    assert lines[0] == "m.onnx: warning KV109: is wrong (mend it)"
+    assert len(list(reporting.findings(many, color=False, verbose=True))) == 6
 
 
 def test_findings_are_painted_by_severity() -> None:
     both = report(fault("KV109", "warning"), fault())
-    warning, error = reporting.findings(both, color=True, quiet=False, verbose=False)
+    warning, error = reporting.findings(both, color=True, verbose=False)
     assert "\x1b[33mwarning KV109" in warning
     assert "\x1b[31merror KV101" in error
 
@@ -152,12 +149,12 @@ def test_json_has_the_names_as_they_are(ahead: ModelReport) -> None:
 
 def test_github_gets_a_command_for_each_finding_and_each_model(ahead: ModelReport) -> None:
     models = Report((report(fault(), error=WriteError("no", path="m.onnx")), ahead))
-    assert list(reporting.github(models, look=False)) == [
+    assert list(reporting.github(models, look=True, judge=False, quiet=False)) == [
         "::error file=m.onnx,title=KV101::past_key.0 is wrong (mend it)",
         "::error file=m.onnx,title=failed::m.onnx: no",
         "::notice file=m.onnx,title=would-rename::8 names would change",
     ]
-    *_, last = reporting.github(models, look=True)
+    *_, last = reporting.github(models, look=True, judge=True, quiet=False)
     assert last == "::error file=m.onnx,title=names::8 names would change"
 
 
@@ -170,7 +167,9 @@ def test_github_gets_a_command_for_each_finding_and_each_model(ahead: ModelRepor
     ],
 )
 def test_a_name_cannot_give_github_commands_of_its_own(name: str, shown: str) -> None:
-    (line, _) = reporting.github(Report((report(fault(name=name)),)), look=False)
+    (line, _) = reporting.github(
+        Report((report(fault(name=name)),)), look=True, judge=False, quiet=False
+    )
     assert line == f"::error file=m.onnx,title=KV101::{shown} is wrong (mend it)"
 
 

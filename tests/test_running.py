@@ -10,6 +10,7 @@ from models import KEY, info, node, saved
 
 from onnxkvrename import (
     Job,
+    KvRenameError,
     ModelError,
     Options,
     Report,
@@ -93,7 +94,7 @@ def test_another_token_is_refused_unless_replaced(decoder: Path, renamed: bytes)
     before = decoder.read_bytes()
     report = rename(decoder, "VLLM")
     assert (report.status, [found.code for found in report.findings]) == ("failed", ["KV202"])
-    assert report.findings[0].message.endswith("of all names, 8 carry OLD")
+    assert report.findings[0].message.endswith("one of 8 such names: OLD")
     assert decoder.read_bytes() == before
     assert rename(decoder, "VLLM", replace=True).status == "renamed"
     assert decoder.read_bytes() == renamed
@@ -279,7 +280,7 @@ def test_a_model_that_is_changed_meanwhile_is_refused(
 
         with monkeypatch.context() as patch:
             patch.setattr(module, name, meddle)
-            with pytest.raises(ModelError, match="was changed by someone else just now"):
+            with pytest.raises(KvRenameError, match="was changed by someone else just now"):
                 rename(decoder, "VLLM", output=place)
         assert decoder.read_bytes() == theirs
         assert os.listdir(decoder.parent) == ["decoder.onnx"]

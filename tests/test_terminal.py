@@ -19,10 +19,10 @@ HOSTILE = "[red]\x1b[2J\u202e:smiley:[/red]\\/past_key.0"
 SHOWN = "[red]\\x1b[2J\\u202e:smiley:[/red]\\/past_key.0"
 
 
-def drawn(*found: ModelReport, verbose: bool = False, width: int = 100) -> str:
+def drawn(*found: ModelReport, look: bool = True, verbose: bool = False, width: int = 100) -> str:
     file = io.StringIO()
     console = Console(file=file, width=width, highlight=False)
-    console.print(terminal.summary(Report(found), verbose=verbose), crop=False)
+    console.print(terminal.summary(Report(found), look=look, verbose=verbose), crop=False)
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
@@ -96,7 +96,7 @@ def test_verbose_adds_a_line_for_each_buffer(decoder: Path) -> None:
 
 def test_a_result_elsewhere_is_pointed_to(decoder: Path) -> None:
     found = rename(decoder, "VLLM", output=decoder.with_name("new.onnx"))
-    assert re.search(r"8 names changed\s+-> \S*new\.onnx", drawn(found, width=300))
+    assert re.search(r"8 names changed\s+-> \S*new\.onnx", drawn(found, look=False, width=300))
 
 
 def test_of_many_models_each_has_a_line_and_there_is_a_total(decoder: Path) -> None:
@@ -105,7 +105,7 @@ def test_of_many_models_each_has_a_line_and_there_is_a_total(decoder: Path) -> N
     assert "attention" in drawn(*[found] * 4)
     text = drawn(*[found] * 4, failed, width=300)
     assert "attention" not in text
-    assert text.splitlines()[-1] == "5 models: 4 would-rename, 1 failed"
+    assert text.splitlines()[-1] == "5 models: 4 would change, 1 failed"
     assert len(text.splitlines()) == 6
 
 
@@ -173,8 +173,9 @@ def test_a_terminal_of_one_column_is_no_reason_to_fail(decoder: Path) -> None:
 
 
 def test_a_bar_is_drawn_only_for_what_takes_long(capfd: pytest.CaptureFixture[str]) -> None:
-    assert terminal.copy_bar("w.bin", (1 << 28) - 1) is None
-    heard = terminal.copy_bar("w.bin", 1 << 28)
-    assert heard is not None
-    heard(1 << 28)
+    with terminal.copy_bar("w.bin", (1 << 28) - 1) as heard:
+        assert heard is None
+    with terminal.copy_bar("w.bin", 1 << 28) as heard:
+        assert heard is not None
+        heard(1 << 28)
     assert capfd.readouterr().out == ""
