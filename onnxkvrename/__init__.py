@@ -16,6 +16,7 @@ from onnxkvrename.discovery import find
 from onnxkvrename.errors import KvRenameError, ModelError, RulesError, WriteError
 from onnxkvrename.planning import Kept, Pair, Wish
 from onnxkvrename.results import Job, ModelReport, Options, Report
+from onnxkvrename.rules import Rules
 from onnxkvrename.rulesfile import load as load_rules
 from onnxkvrename.running import rename, rename_set
 
@@ -29,6 +30,7 @@ __all__ = [
     "Options",
     "Pair",
     "Report",
+    "Rules",
     "RulesError",
     "Wish",
     "WriteError",
