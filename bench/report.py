@@ -19,6 +19,8 @@ SHOWN = ("onnx", "numpy", "protobuf", "onnx_graphsurgeon", "onnx-ir", "sor4onnx"
 VERDICTS = {"": "-", "clean": "right", "changed": "right, but", "wrong": "**wrong**"}
 CELLS = {"clean": "kept", "changed": "changed", "wrong": "**wrong**", "failed": "fails"}
 BASIS = NO_SYNC.name
+REMARKS = BENCH / "remarks.md"
+"""What to make of the targets: written by hand, of the results that are published."""
 
 METHOD = """\
 - Every run is a fresh process, measured by its parent with `wait4`: wall time, user and system
@@ -56,6 +58,7 @@ def page(results: dict[str, Any]) -> Iterator[str]:
     yield "Made by `python bench/run.py`; every number is in `bench/results.json`.\n"
     yield "![Time and memory of onnxkvrename and its peers](benchmarks.svg)\n"
     yield from _targets(results)
+    yield REMARKS.read_text()
     for work in results["workloads"]:
         yield from _workload(work)
     yield from _fidelity(results)

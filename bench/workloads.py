@@ -114,7 +114,7 @@ def many_nodes(at: Path, sizes: Sizes, seed: int) -> Workload:
 def windows(at: Path, sizes: Sizes, seed: int) -> Workload:
     made = _windows("d", "", at, sizes.windows, sizes.window_nodes, seed)
     size = round(made.sources[0].stat().st_size / MB, 1)
-    return replace(made, title=f"{sizes.windows} window files of {size:g} MB")
+    return replace(made, title=f"{sizes.windows} window files of {size:g} MB, all of it graph")
 
 
 def no_model(at: Path, sizes: Sizes, seed: int) -> Workload:
