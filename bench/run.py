@@ -95,7 +95,8 @@ def _faithful(bench: Bench, entry: Entry, refuse: bool) -> tuple[str, list[str]]
     if not refuse:
         return bench.verdict(entry, run)
     if run.code and entry.workload.found()[0][1] is None:
-        return "clean", [f"refused: {bench.last_line()}"]
+        said = bench.last_line().replace(f"{entry.workload.sources[0].parent}/", "")
+        return "clean", [f"refused: {said}"]
     return "wrong", ["two values got one name"]
 
 
