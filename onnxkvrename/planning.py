@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from onnxkvrename.rules import Match, Rules
@@ -79,6 +79,11 @@ class Kept(NamedTuple):
     reason: str
 
 
+def changes(pairs: Iterable[Pair]) -> dict[str, str]:
+    """Old to new, of the names that change in these pairs."""
+    return {end.old: end.new for pair in pairs for end in pair.ends if end.old != end.new}
+
+
 class Plan(NamedTuple):
     """What is to become of a model's names.
 
@@ -95,7 +100,7 @@ class Plan(NamedTuple):
     @property
     def names(self) -> dict[str, str]:
         """Old to new, of the names that change: one mapping, carried out at once."""
-        return {end.old: end.new for pair in self.pairs for end in pair.ends if end.old != end.new}
+        return changes(self.pairs)
 
     @property
     def outputs(self) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from onnxkvrename.checking import Finding
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.planning import Kept, Pair
+from onnxkvrename.planning import Kept, Pair, changes
 
 Status = Literal["renamed", "unchanged", "would-rename", "failed"]
 
@@ -64,7 +64,7 @@ class ModelReport(NamedTuple):
     @property
     def names(self) -> dict[str, str]:
         """Old to new, of the names that change."""
-        return {end.old: end.new for pair in self.pairs for end in pair.ends if end.old != end.new}
+        return changes(self.pairs)
 
     @property
     def failed(self) -> bool:

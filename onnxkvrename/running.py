@@ -119,6 +119,11 @@ class _Ready(NamedTuple):
     copies: tuple[tuple[DataFile, Path], ...] = ()
     there: bool = False
 
+    @property
+    def done(self) -> bool:
+        """Whether the model itself need not be written."""
+        return self.there or (self.job.in_place and not self.report.names)
+
 
 def _prepare(job: Job, wish: Wish, rules: Rules, options: Options) -> _Ready:
     report = ModelReport(str(job.model), str(job.output), "failed")
@@ -168,8 +173,6 @@ def _placed(item: _Ready, model: Model, data: Sequence[DataFile], options: Optio
     try:
         forced = options.force or not report.names
         there = destination.stands_already(model.file, job, item.pieces, data, forced=forced)
-        if not there and (report.names or not job.in_place):
-            destination.base(job)
     except KvRenameError as error:
         return item._replace(report=report._replace(error=error))
     copies, clashes = _copies(job, data, options)
@@ -232,7 +235,7 @@ def _short_of_space(item: _Ready, claimed: Counter[int]) -> KvRenameError | None
 
     In place a result needs room only until it is there.
     """
-    if item.there or (item.job.in_place and not item.report.names):
+    if item.done:
         return None
     try:
         directory = destination.base(item.job)
@@ -251,9 +254,8 @@ def _status(report: ModelReport) -> Status:
 
 def _write(item: _Ready, options: Options, progress: CopyProgress | None) -> ModelReport:
     """Write one model, its data first: at no moment stands a model without them."""
-    report, job, in_place = item.report, item.job, item.job.in_place
-    done = item.there or (in_place and not report.names)
-    if done and not item.copies:
+    report, job = item.report, item.job
+    if item.done and not item.copies:
         return report._replace(status="unchanged")
     try:
         with files.opened(job.model) as model, drafts.all_or_none(job.output) as made:
@@ -262,17 +264,15 @@ def _write(item: _Ready, options: Options, progress: CopyProgress | None) -> Mod
             drafts.make_directory(job.output.parent, made)
             for data, target in item.copies:
                 _copy(data, target, options, progress, made)
-            if not done:
-                _write_model(model, item, made, in_place=in_place, force=options.force)
+            if not item.done:
+                _write_model(model, item, made, force=options.force)
     except KvRenameError as error:
         return report._replace(status="failed", error=error)
-    return report._replace(status="renamed" if report.names and not done else "unchanged")
+    return report._replace(status="renamed" if report.names and not item.done else "unchanged")
 
 
-def _write_model(
-    model: OpenFile, item: _Ready, made: list[Made], *, in_place: bool, force: bool
-) -> None:
-    target = item.job.output
+def _write_model(model: OpenFile, item: _Ready, made: list[Made], *, force: bool) -> None:
+    target, in_place = item.job.output, item.job.in_place
     if in_place and target.is_symlink():
         target = Path(os.path.realpath(target))
     with Draft(target) as draft:
