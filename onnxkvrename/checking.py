@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -23,10 +23,25 @@ CODES: Mapping[str, tuple[Severity, str]] = {
     "KV107": ("warning", "KV input that nothing reads"),
     "KV108": ("warning", "a layer with a part missing (a key without its value)"),
     "KV109": ("warning", "layers missing between the first and the last"),
+    "KV110": ("error", "retained output not computed from its own input"),
     "KV111": ("warning", "retained buffer that no rule knows: left alone, and named"),
     "KV112": ("warning", "KV output with a suffix that consumers do not pair"),
+    "KV113": ("warning", "retained output that could not be traced to its input: not proved"),
+    "KV114": ("warning", "buffer passes through unchanged: read, but never written"),
+    "KV115": ("error", "refused by onnx's checker"),
+    "KV116": ("error", "a KV buffer without the token, or the token on something else"),
+    "KV117": ("error", "an expression misses KV buffers, or takes others"),
+    "KV118": ("error", "retention loop breaks off, or gives other results than the reference"),
+    "KV119": ("warning", "retention loop that could not be run: not tried"),
     "KV201": ("error", "a new name is already in use"),
     "KV202": ("error", "buffers already carry another token"),
+    "KV301": ("error", "a layer in two windows"),
+    "KV302": ("error", "a layer in no window"),
+    "KV303": ("error", "windows with different tokens, or only some with one"),
+    "KV304": ("error", "the layers in a file differ from its name's range"),
+    "KV305": ("error", "windows that do not fit together at the seam"),
+    "KV306": ("error", "windows of different models or exports mixed"),
+    "KV307": ("error", "merged file and windows disagree"),
     "KV501": ("error", "external data outside the model's directory"),
     "KV502": ("error", "external data missing, or no plain file"),
     "KV503": ("error", "external data shorter than the model says, or a malformed entry"),
@@ -82,10 +97,10 @@ def no_buffers(outputs: Iterable[str]) -> Finding:
     )
 
 
-def listed(names: list[str]) -> str:
+def listed(names: Sequence[str], between: str = ", ") -> str:
     """A few names, and how many more there are."""
     rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + rest
+    return between.join(names[:_SHOWN]) + rest
 
 
 def _doubles(signature: Signature, plan: Plan) -> Iterator[Finding]:
@@ -138,23 +153,24 @@ def _agreement(pair: Pair) -> Iterator[Finding]:
             f"is {out.dtype}, but its input {into.name} is {into.dtype}",
             "both sides of a buffer share one piece of memory; export the model again",
         )
-    if into.shape is not None and out.shape is not None and not _fit(into.shape, out.shape):
+    if into.shape is not None and out.shape is not None and not fit(into.shape, out.shape):
         yield finding(
             "KV104",
             out.name,
-            f"is {_shape(out.shape)}, but its input {into.name} is {_shape(into.shape)}",
+            f"is {shape_text(out.shape)}, but its input {into.name} is {shape_text(into.shape)}",
             "both sides of a buffer share one piece of memory; export the model again",
         )
 
 
-def _fit(one: tuple[Dim, ...], other: tuple[Dim, ...]) -> bool:
+def fit(one: tuple[Dim, ...], other: tuple[Dim, ...]) -> bool:
     """Whether two shapes agree as far as they are known; symbols may differ."""
     return len(one) == len(other) and all(
         a == b for a, b in zip(one, other, strict=True) if isinstance(a, int) and isinstance(b, int)
     )
 
 
-def _shape(shape: tuple[Dim, ...]) -> str:
+def shape_text(shape: tuple[Dim, ...]) -> str:
+    """A shape as it is shown: ``[batch, 2, ?]``."""
     return "[" + ", ".join("?" if dim is None else str(dim) for dim in shape) + "]"
 
 

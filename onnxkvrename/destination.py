@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from onnxkvrename import checking, files, onnxfile, wire
+from onnxkvrename import checking, drafts, files, onnxfile, wire
 from onnxkvrename.checking import Finding
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.externaldata import DataFile
@@ -54,13 +55,39 @@ def _check_in_place(path: Path, status: os.stat_result) -> None:
     """Refuse what others may share with this file, or have protected."""
     if path.is_symlink():
         fault = f"is a symbolic link to {os.path.realpath(path)}"
-    elif status.st_nlink > 1:
-        fault = f"has {status.st_nlink} hard links"
+    elif (links := status.st_nlink - _backups(path, status)) > 1:
+        fault = f"has {links} hard links"
     elif not status.st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH):
         fault = "is read-only"
     else:
         return
     raise WriteError(fault, path=str(path), hint="write elsewhere with -o, or use --force")
+
+
+def _backups(path: Path, status: os.stat_result) -> int:
+    """How many links of a file a dead run has left."""
+    if status.st_nlink == 1:
+        return 0
+    left = 0
+    for name in drafts.leftovers([path]):
+        with suppress(OSError):  # a run that is alive takes its own away
+            left += os.path.samestat(status, os.lstat(name))
+    return left
+
+
+def fresh(targets: Iterable[Path]) -> Path | None:
+    """The directory, not there yet, that will hold all targets: it can appear at once."""
+    found = None
+    for target in targets:
+        directory = target.parent
+        if os.path.lexists(directory):
+            return None
+        while not os.path.lexists(directory.parent):
+            directory = directory.parent
+        if found not in (None, directory):
+            return None
+        found = directory
+    return found
 
 
 def base(job: Job) -> Path:

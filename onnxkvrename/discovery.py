@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from onnxkvrename import drafts
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.results import Job
 
@@ -66,6 +67,8 @@ def _models(path: Path, results: Path | None) -> Iterator[Path]:
     inside = []
     for folder, folders, names in os.walk(path, onerror=_raise):
         inside += [Path(folder, name) for name in names if name.endswith(".onnx")]
+        # Of a directory in the making a dead run may have left the half.
+        folders[:] = [name for name in folders if not name.startswith(drafts.TEMPORARY)]
         if results is not None and os.path.realpath(folder) != os.path.realpath(results):
             kept = os.path.realpath(results)
             folders[:] = [f for f in folders if os.path.realpath(os.path.join(folder, f)) != kept]

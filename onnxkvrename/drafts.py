@@ -1,63 +1,134 @@
-"""Put bytes at a path whole, or not at all.
+"""Files in the making, beside their places: whole and on the disk before they get there.
 
-A new file is written beside its place without a name (``O_TMPFILE``) where the
-system can, so that even a killed process leaves nothing; elsewhere under a
-temporary name that no pattern for models matches. It gets its place by one
-rename, after its bytes are on the disk.
+A draft is written without a name (``O_TMPFILE``) where the system can. When it
+is whole it gets a temporary name that tells what it is for, and that no pattern
+for models matches; its place it gets by one rename.
 """
 
 from __future__ import annotations
 
+import binascii
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from onnxkvrename import files
+from onnxkvrename import copying, files
 from onnxkvrename.errors import WriteError
 from onnxkvrename.files import OpenFile
 
 TEMPORARY = ".onnxkvrename-"
-"""How temporary files begin. They never end in ``.onnx``: some exporters take any file in a
-window's directory that does."""
-_CHUNK = 1 << 26
-_PAGE = 1 << 12
-_PIPE = 1 << 20
-_REFUSALS = (
-    *(errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF),
-    *(errno.EPERM, errno.ETXTBSY),
-)
-"""What a way of copying says if it cannot be taken."""
+"""How everything begins that is not meant to stay. It never ends in ``.onnx``: some exporters
+take any file in a window's directory that does."""
+LOCK = "lock"
+"""How the name of a lock ends."""
+_STEM = len(TEMPORARY) + 9
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
-Progress = Callable[[int], None]
-"""Called with the number of bytes just copied."""
+Heard = Callable[[int], None]
+"""Told how much more is done: bytes copied, or models."""
+
+
+def stem(target: Path) -> str:
+    """How the names begin of what is made beside ``target`` on its way there.
+
+    Two targets of one directory may share a stem, though hardly ever do: then
+    they share a lock as well.
+    """
+    return f"{TEMPORARY}{binascii.crc32(os.fsencode(target.name)):08x}-"
+
+
+def temporary(target: Path) -> Path:
+    """A name for something on its way to ``target``, which nobody has."""
+    return target.parent / f"{stem(target)}{os.urandom(12).hex()}"
+
+
+def leftovers(targets: Iterable[Path]) -> Iterator[Path]:
+    """What dead runs have left beside these targets: drafts, backups, stages and locks.
+
+    If a run is alive its own things are among them, so hold the lock before
+    taking any away.
+    """
+    stems: dict[Path, set[str]] = {}
+    for target in targets:
+        stems.setdefault(target.parent, set()).add(stem(target))
+    for directory, wanted in stems.items():
+        with suppress(OSError), os.scandir(directory) as entries:
+            for entry in entries:
+                if entry.name.startswith(TEMPORARY) and entry.name[:_STEM] in wanted:
+                    yield Path(entry.path)
+
+
+def littered(targets: Sequence[Path]) -> list[Path]:
+    """The targets beside which a dead run has left something, or a living one works."""
+    left = {(path.parent, path.name[:_STEM]) for path in leftovers(targets)}
+    return [target for target in targets if (target.parent, stem(target)) in left]
+
+
+class Staged(NamedTuple):
+    """A whole file under a temporary name, its bytes on the disk: ready for its place.
+
+    Any process that sees the same files may place it. ``called`` is the name of
+    the target in messages.
+    """
+
+    temporary: Path
+    target: Path
+    replace: bool
+    called: Path
+
+    def place(self) -> None:
+        """Give the file its place, by one rename.
+
+        Unless it is to ``replace``, a file that has appeared there meanwhile
+        stays, and :class:`WriteError` is raised.
+        """
+        with writing(self.called):
+            if not self.replace:
+                try:
+                    os.link(self.temporary, self.target)
+                except OSError as error:
+                    if error.errno not in _NO_LINKS or os.path.lexists(self.target):
+                        raise
+                    # A file system without links: a rename is the next best thing.
+                else:
+                    self.discard()
+                    return
+            os.replace(self.temporary, self.target)
+
+    def discard(self) -> None:
+        """Remove the temporary name."""
+        with suppress(OSError):
+            os.unlink(self.temporary)
 
 
 class Draft:
     """A file in the making, beside the place it is for.
 
-    A context: what has not been committed when it ends is gone. Raises
-    :class:`WriteError` with the reason and what to do about it.
+    A context: what has not been finished when it ends is gone. Raises
+    :class:`WriteError` with the reason and what to do about it, ``called`` by
+    the name that the target has for the user.
     """
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, called: Path | None = None) -> None:
         self.target = target
-        self.directory = target.parent
-        self.temporary = self.directory / f"{TEMPORARY}{os.urandom(12).hex()}"
-        with _writing(target):
+        self.called = called or target
+        self.temporary = temporary(target)
+        self.finished = False
+        with writing(self.called):
             self.descriptor, self.named = self._open()
 
     def _open(self) -> tuple[int, bool]:
         unnamed = getattr(os, "O_TMPFILE", 0)
         if unnamed and os.path.isdir("/proc/self/fd"):
+            flags = unnamed | os.O_RDWR | os.O_CLOEXEC
             # What cannot do this says so with one of several errors; named files it can do.
             with suppress(OSError):
-                return os.open(self.directory, unnamed | os.O_RDWR | os.O_CLOEXEC, 0o600), False
+                return os.open(self.target.parent, flags, 0o600), False
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         try:
             return os.open(self.temporary, flags | getattr(os, "O_CLOEXEC", 0), 0o600), True
@@ -77,7 +148,8 @@ class Draft:
         try:
             if os.name == "nt":  # pragma: no cover - an open file cannot be removed there
                 files.close(self.descriptor)
-            self._discard()
+            if kind is not None or not self.finished:
+                self._discard()
         finally:
             files.close(self.descriptor)
 
@@ -87,35 +159,27 @@ class Draft:
             os.unlink(self.temporary)
 
     @property
-    def made(self) -> Made:
-        """What committing it makes."""
-        status = self.status
-        return Made(self.target, (status.st_dev, status.st_ino))
-
-    @property
-    def status(self) -> os.stat_result:
-        """The draft as it is: its size, its inode."""
-        with _writing(self.target):
-            return os.fstat(self.descriptor)
+    def size(self) -> int:
+        """Bytes written so far."""
+        with writing(self.called):
+            return os.fstat(self.descriptor).st_size
 
     def write(self, data: bytes | bytearray) -> None:
         """Append bytes."""
-        with _writing(self.target):
-            _write(self.descriptor, data)
+        with writing(self.called):
+            copying.write(self.descriptor, data)
 
     def read(self, offset: int, size: int) -> bytes:
         """Read back what was written."""
-        with _writing(self.target):
+        with writing(self.called):
             return files.read_at(self.descriptor, offset, size)
 
-    def copy(
-        self, source: OpenFile, offset: int, size: int, progress: Progress | None = None
-    ) -> None:
+    def copy(self, source: OpenFile, offset: int, size: int, heard: Heard | None = None) -> None:
         """Append ``size`` bytes of ``source``, in the kernel where it can."""
-        with _writing(self.target):
-            for copied in _copied(source.descriptor, self.descriptor, offset, size):
-                if progress is not None:
-                    progress(copied)
+        with writing(self.called):
+            for copied in copying.copied(source.descriptor, self.descriptor, offset, size):
+                if heard is not None:
+                    heard(copied)
 
     def keep(self, source: OpenFile, *, owner: bool, force: bool) -> None:
         """Take over mode and extended attributes of a file, and with ``owner`` its owner.
@@ -124,7 +188,7 @@ class Draft:
         """
         if not hasattr(os, "fchown"):
             return
-        with _writing(self.target):
+        with writing(self.called):
             if owner:
                 self._keep_owner(source.status, force=force)
             os.fchmod(self.descriptor, stat.S_IMODE(source.status.st_mode))
@@ -143,95 +207,36 @@ class Draft:
             if not force:
                 raise WriteError(
                     "its owner could not be kept",
-                    path=str(self.target),
+                    path=str(self.called),
                     hint="write elsewhere with -o, or use --force",
                 ) from None
 
-    def commit(self, *, replace: bool, source: OpenFile | None = None) -> None:
-        """Put the file in its place, once its bytes are on the disk.
+    def share(self) -> None:
+        """Take the mode that any new file gets."""
+        if hasattr(os, "fchmod"):
+            mask = os.umask(0o077)
+            os.umask(mask)
+            with writing(self.called):
+                os.fchmod(self.descriptor, 0o666 & ~mask)
 
-        Without ``replace`` a file that has appeared there meanwhile stays, and
-        :class:`WriteError` is raised; so it is if ``source`` is no longer what was
-        read.
-        """
-        with _writing(self.target):
+    def finish(self, *, replace: bool) -> Staged:
+        """Bring the bytes to the disk, and keep the file under its temporary name."""
+        with writing(self.called):
             os.fsync(self.descriptor)
-            if source is not None and not source.unchanged():
-                raise WriteError("was changed by someone else just now", path=str(source.path))
-            if not self.named and not replace:
-                self._link(self.target)
-            else:
-                if not self.named:
-                    self._link(self.temporary)
-                self._move(replace)
-        _sync_directory(self.directory)
+            if not self.named:
+                self._link()
+        self.finished = True
+        return Staged(self.temporary, self.target, replace, self.called)
 
-    def _link(self, name: Path) -> None:
+    def _link(self) -> None:
         descriptors = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             # Not a path under /proc: with a directory descriptor Python calls linkat(2) with
             # AT_SYMLINK_FOLLOW, without which the link itself would be meant.
-            os.link(str(self.descriptor), name, src_dir_fd=descriptors, follow_symlinks=True)
+            source = str(self.descriptor)
+            os.link(source, self.temporary, src_dir_fd=descriptors, follow_symlinks=True)
         finally:
             files.close(descriptors)
-
-    def _move(self, replace: bool) -> None:
-        if os.name == "nt":  # pragma: no cover - an open file cannot be moved there
-            files.close(self.descriptor)
-        if not replace:
-            try:
-                os.link(self.temporary, self.target)
-                return
-            except OSError as error:
-                if error.errno not in _NO_LINKS or os.path.lexists(self.target):
-                    raise
-                # A file system without links: a rename is the next best thing.
-        os.replace(self.temporary, self.target)
-
-
-class Made(NamedTuple):
-    """A file of ours, known by its inode, or a directory that was not there before."""
-
-    path: Path
-    inode: tuple[int, int] | None = None
-
-
-@contextmanager
-def all_or_none(result: Path) -> Iterator[list[Made]]:
-    """Collects what is about to be made for ``result``, and that itself; if it fails, all goes.
-
-    What counts is whether the result took its place: an interrupt just after
-    that does not take away what it needs.
-    """
-    made: list[Made] = []
-    try:
-        yield made
-    except BaseException:
-        if Made(result, _inode(result)) not in made:
-            for path, inode in reversed(made):
-                with suppress(OSError):
-                    if inode is None:
-                        path.rmdir()
-                    elif _inode(path) == inode:
-                        path.unlink()
-        raise
-
-
-def _inode(path: Path) -> tuple[int, int] | None:
-    with suppress(OSError):
-        status = os.lstat(path)
-        return status.st_dev, status.st_ino
-    return None
-
-
-def make_directory(path: Path, made: list[Made]) -> None:
-    """Make a directory and those above it, as far as they are not there."""
-    if os.path.lexists(path):
-        return
-    make_directory(path.parent, made)
-    made.append(Made(path))
-    with _writing(path), suppress(FileExistsError):
-        path.mkdir()
 
 
 def require_space(directory: Path, size: int, target: Path) -> None:
@@ -250,8 +255,8 @@ def require_space(directory: Path, size: int, target: Path) -> None:
 
 
 @contextmanager
-def _writing(target: Path) -> Iterator[None]:
-    """Say what went wrong in words, and what to do about it."""
+def writing(target: Path) -> Iterator[None]:
+    """Say what went wrong in words, and what to do about it: OSError to :class:`WriteError`."""
     try:
         yield
     except OSError as error:
@@ -273,94 +278,3 @@ def _unwritable(target: Path, error: OSError) -> WriteError:
     reason = error.strerror or str(error)
     hint = hints.get(error.errno or 0)
     return WriteError(f"cannot be written: {reason}", path=str(target), hint=hint)
-
-
-def _copied(source: int, target: int, offset: int, size: int) -> Iterator[int]:
-    """Copy by the first way the system takes; yields the bytes of each step."""
-    shifted = (os.lseek(target, 0, os.SEEK_CUR) - offset) % _PAGE != 0
-    ways = [_through_pipe] if shifted else []
-    ways += [_in_kernel, _by_sendfile, _by_hand]
-    while size > 0:
-        try:
-            copied = ways[0](source, target, offset, min(size, _CHUNK))
-        except OSError as error:
-            if len(ways) == 1 or error.errno not in _REFUSALS:
-                raise
-            copied = 0
-        if copied == 0:
-            # Some file systems copy nothing and call it a success; the next way tells.
-            ways.pop(0)
-            if not ways:
-                raise OSError(errno.EIO, "the source became shorter while it was copied")
-            continue
-        yield copied
-        offset, size = offset + copied, size - copied
-
-
-def _through_pipe(source: int, target: int, offset: int, size: int) -> int:
-    """Splice through a large pipe: where no page fits a page, a fifth faster than what follows.
-
-    Pages that fit are better left to ``copy_file_range``, which may share them.
-    """
-    if not hasattr(os, "splice"):
-        return 0
-    import fcntl
-
-    reader, writer = os.pipe()
-    try:
-        with suppress(OSError):  # the system may have a lower limit
-            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE)
-        done = 0
-        while done < size:
-            inside = os.splice(source, writer, min(size - done, _PIPE), offset_src=offset + done)
-            if inside == 0:
-                break
-            while inside > 0:
-                try:
-                    moved = os.splice(reader, target, inside)
-                except OSError:
-                    if done:
-                        return done  # what is in the pipe is read again
-                    raise
-                inside, done = inside - moved, done + moved
-        return done
-    finally:
-        files.close(reader)
-        files.close(writer)
-
-
-def _in_kernel(source: int, target: int, offset: int, size: int) -> int:
-    if not hasattr(os, "copy_file_range"):
-        return 0
-    return os.copy_file_range(source, target, size, offset)
-
-
-def _by_sendfile(source: int, target: int, offset: int, size: int) -> int:
-    if not hasattr(os, "sendfile"):
-        return 0
-    return os.sendfile(target, source, offset, size)
-
-
-def _by_hand(source: int, target: int, offset: int, size: int) -> int:
-    data = files.read_at(source, offset, min(size, 1 << 20))
-    _write(target, data)
-    return len(data)
-
-
-def _write(descriptor: int, data: bytes | bytearray) -> None:
-    with memoryview(data) as view:
-        done = 0
-        while done < len(view):
-            done += os.write(descriptor, view[done:])
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make a rename last. The file is in its place by then, so no failure here undoes it."""
-    if os.name == "nt":  # pragma: no cover - directories cannot be opened there
-        return
-    with suppress(OSError):
-        descriptor = os.open(directory, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
-        try:
-            os.fsync(descriptor)
-        finally:
-            files.close(descriptor)

@@ -44,6 +44,7 @@ def locate(references: Iterable[Reference], model: Path) -> Iterator[DataFile | 
         try:
             with files.opened(Path(os.path.realpath(path))) as file:
                 found = DataFile(location, file.path, file.identity)
+                itself = os.path.samestat(file.status, os.stat(model))
         except KvRenameError as error:
             yield finding(
                 "KV502",
@@ -52,7 +53,7 @@ def locate(references: Iterable[Reference], model: Path) -> Iterator[DataFile | 
                 f"put it beside the model, in {directory}",
             )
             continue
-        if (found.identity.device, found.identity.inode) == _inode(model):
+        if itself:
             yield finding("KV501", location, "is the model itself", "export the model again")
         elif found.size < reference.end:
             yield finding(
@@ -119,11 +120,6 @@ def _fault(reference: Reference, directory: Path) -> Finding | None:
 
 def _said(error: KvRenameError) -> str:
     return {"no such file": "is missing"}.get(error.message, error.message)
-
-
-def _inode(path: Path) -> tuple[int, int]:
-    status = os.stat(path)
-    return status.st_dev, status.st_ino
 
 
 def equal(item: DataFile, target: Path) -> bool:

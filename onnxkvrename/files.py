@@ -16,9 +16,11 @@ MAX_MODEL = (1 << 31) - 1
 
 
 class Identity(NamedTuple):
-    """What tells one state of a file from any other."""
+    """What tells one state of a file from any other.
 
-    device: int
+    Without the device: of a shared file system, each machine calls it by a number of its own.
+    """
+
     inode: int
     size: int
     mtime_ns: int
@@ -27,9 +29,7 @@ class Identity(NamedTuple):
     @classmethod
     def of(cls, status: os.stat_result) -> Identity:
         """The identity that a stat result speaks of."""
-        return cls(
-            status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-        )
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class OpenFile:
@@ -46,13 +46,6 @@ class OpenFile:
         """Up to ``size`` bytes from ``offset`` on, fewer only at the end."""
         with _reading(self.path):
             return read_at(self.descriptor, offset, size)
-
-    def unchanged(self) -> bool:
-        """Whether the path still leads to the file as it was when it was opened."""
-        try:
-            return Identity.of(os.stat(self.path)) == self.identity
-        except OSError:
-            return False
 
 
 @contextmanager
@@ -73,6 +66,14 @@ def opened(path: Path) -> Iterator[OpenFile]:
         yield OpenFile(path, descriptor, status)
     finally:
         close(descriptor)
+
+
+def is_still(path: Path, identity: Identity) -> bool:
+    """Whether a path leads to a file in just this state."""
+    try:
+        return Identity.of(os.stat(path)) == identity
+    except OSError:
+        return False
 
 
 def read_text(path: Path, limit: int = 1 << 20) -> str:

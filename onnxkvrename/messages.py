@@ -1,4 +1,4 @@
-"""ONNX's messages read off the wire: the signature of a model, and what it has outside.
+"""ONNX's messages read off the wire: the signature of a model, its origin, what it has outside.
 
 Field numbers are those of onnx.proto (ONNX IR version 13).
 """
@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError
-from onnxkvrename.signature import Dim, Signature, Value
+from onnxkvrename.signature import Dim, Export, Signature, Value
 from onnxkvrename.wire import LENGTH, VARINT, Record, Source, fields
 
 GRAPH_INPUT, GRAPH_OUTPUT = 11, 12
+_IR_VERSION, _PRODUCER, _PRODUCER_VERSION, _OPSET = 1, 2, 3, 8
 _DTYPES = (
     *("UNDEFINED", "FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "STRING"),
     *("BOOL", "FLOAT16", "DOUBLE", "UINT32", "UINT64", "COMPLEX64", "COMPLEX128", "BFLOAT16"),
@@ -58,6 +59,23 @@ def signature(source: Source) -> Signature:
         if record.number in ends and record.wire == LENGTH:
             ends[record.number].append(_value(source, record))
     return Signature(tuple(ends[GRAPH_INPUT]), tuple(ends[GRAPH_OUTPUT]))
+
+
+def export(source: Source) -> Export:
+    """Who wrote a model, and for what; the graph is stepped over.
+
+    What the file does not say is 0 or empty. Raises :class:`ModelError` where the
+    bytes are no message.
+    """
+    numbers = frozenset({_IR_VERSION, _PRODUCER, _PRODUCER_VERSION, _OPSET})
+    parts = list(fields(source, source.root, stems=(), always=numbers))
+    opsets = [list(fields(source, r)) for r in parts if (r.number, r.wire) == (_OPSET, LENGTH)]
+    return Export(
+        _int64(source, parts, _IR_VERSION),
+        text(source, string(parts, _PRODUCER)),
+        text(source, string(parts, _PRODUCER_VERSION)),
+        tuple((text(source, string(opset, 1)), _int64(source, opset, 2)) for opset in opsets),
+    )
 
 
 def graph(source: Source) -> Record:
@@ -153,6 +171,12 @@ def _integer(source: Source, records: Iterable[Record], number: int) -> int:
     return next(_integers(source, records, number), 0)
 
 
+def _int64(source: Source, records: Iterable[Record], number: int) -> int:
+    """A singular int64; the last one counts, and 0 if there is none."""
+    found = [r for r in records if (r.number, r.wire) == (number, VARINT)]
+    return source.integer(found[-1]) if found else 0
+
+
 def _integers(source: Source, records: Iterable[Record], number: int) -> Iterator[int]:
     """The values of an int32 or enum, the last first; parsers take its lower 32 bits."""
     for record in reversed(list(records)):
@@ -196,20 +220,36 @@ def symbols(source: Source, type_: Record) -> Iterator[Record]:
             yield said
 
 
-def reference(source: Source, tensor: Record) -> Reference | None:
-    """What a tensor asks of a file beside the model; ``None`` if its data are in the model."""
-    parts = list(fields(source, tensor))
+def reference(source: Source, parts: Sequence[Record]) -> Reference | None:
+    """What a tensor of these fields asks of a file; ``None`` if its data are in the model."""
     locations = _integers(source, parts, 14)
     if next((place for place in locations if place in (_INLINE, _EXTERNAL)), 0) != _EXTERNAL:
         return None
     shape = [r for r in parts if r.number == 1 and r.wire in (VARINT, LENGTH)]
     dims = [dim for record in shape for dim in source.integers(record)]
-    entries = [list(fields(source, r)) for r in parts if r.number == 13 and r.wire == LENGTH]
-    said = {text(source, string(e, 1)): text(source, string(e, 2)) for e in entries}
+    said = dict(_entry(source, r) for r in parts if r.number == 13 and r.wire == LENGTH)
     bits = _BITS.get(dtype_name(_integer(source, parts, 2)), 8)
     size = -1 if min(dims, default=0) < 0 else -(-math.prod(dims) * bits // 8)
     end, fault = _extent(said, size)
     return Reference(said.get("location", ""), end, text(source, string(parts, 8)), fault)
+
+
+def _entry(source: Source, entry: Record) -> tuple[str, str]:
+    """Key and value of an entry; one that is written as all are is read at once."""
+    size = entry.end - entry.body
+    if 4 <= size < 0x100:
+        data = source.slice(entry.body, size)
+        at = 2 + data[1]
+        if data[0] == 0x0A and data[1] < 0x80 and at + 1 < size and data[at] == 0x12:
+            key, value = data[2:at], data[at + 2 :]
+            if data[at + 1] == len(value) < 0x80:
+                return _decoded(key), _decoded(value)
+    parts = list(fields(source, entry))
+    return text(source, string(parts, 1)), text(source, string(parts, 2))
+
+
+def _decoded(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
 
 
 def _extent(said: Mapping[str, str], size: int) -> tuple[int, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,6 +62,27 @@ def data(file: OpenFile, pieces: Iterable[Piece]) -> Iterator[bytes]:
             yield piece
 
 
+def spliced(file: OpenFile, pieces: Sequence[Piece]) -> Source:
+    """A result as a source, to be read before it is written anywhere."""
+    sizes = [len(piece) if isinstance(piece, bytes) else piece.size for piece in pieces]
+    starts = [0, *accumulate(sizes)]
+
+    def read(offset: int, size: int) -> bytes:
+        parts = []
+        number = bisect_right(starts, offset) - 1
+        while size > 0 and number < len(pieces):
+            piece, inside = pieces[number], offset - starts[number]
+            wanted = min(size, sizes[number] - inside)
+            if isinstance(piece, bytes):
+                parts.append(piece[inside : inside + wanted])
+            else:
+                parts.append(file.read(piece.offset + inside, wanted))
+            offset, size, number = offset + wanted, size - wanted, number + 1
+        return b"".join(parts)
+
+    return Source(read, starts[-1])
+
+
 def write(file: OpenFile, pieces: Iterable[Piece], draft: Draft) -> None:
     """Write a model under its new names: short pieces gathered, long ones copied in the kernel."""
     source, gathered = Source(file.read, file.size), bytearray()
@@ -83,15 +106,15 @@ def prove(draft: Draft, size: int, expected: Signature) -> None:
 
     Raises :class:`WriteError`; the draft is then thrown away, and nothing has changed.
     """
-    written = draft.status.st_size
+    written = draft.size
     found = None
     if written == size:
         try:
             found = messages.signature(Source(draft.read, written))
         except ModelError as error:
-            raise _bug(draft.target, str(error)) from None
+            raise _bug(draft.called, str(error)) from None
     if found != expected:
-        raise _bug(draft.target, f"{written:,} of {size:,} bytes; names, dtypes or shapes differ")
+        raise _bug(draft.called, f"{written:,} of {size:,} bytes; names, dtypes or shapes differ")
 
 
 def _bug(target: Path, what: str) -> WriteError:

@@ -260,9 +260,10 @@ class _Walker:
 
     def tensor(self, tensor: Record, scope: int | None) -> None:
         """An initializer, or with no scope a tensor that nobody calls by its name."""
+        parts = list(fields(self.source, tensor))
         if scope is not None:
-            self.add(messages.string(fields(self.source, tensor), 8), "initializer", scope)
-        wanted = messages.reference(self.source, tensor)
+            self.add(messages.string(parts, 8), "initializer", scope)
+        wanted = messages.reference(self.source, parts)
         if wanted is not None:
             key = wanted.location, wanted.fault
             known = self.references.get(key, wanted)

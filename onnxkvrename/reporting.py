@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from click import style
@@ -86,6 +86,18 @@ def state(model: ModelReport, *, look: bool) -> str:
     return f"unchanged: every buffer carries {carried}" if carried else "unchanged: no token in it"
 
 
+def ranges(layers: Sequence[int]) -> str:
+    """``layers 0-5, 7``, of numbers in order."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][1] + 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"layer {text}" if len(layers) == 1 else f"layers {text}"
+
+
 def findings(model: ModelReport, *, color: bool, verbose: bool) -> Iterator[str]:
     """One line for each finding and for the error of a model.
 
@@ -129,7 +141,7 @@ def as_json(report: Report, command: str, code: int, fault: KvRenameError | None
         "command": command,
         "models": [_model(model) for model in report.models],
         "summary": counts,
-        "error": _error(fault),
+        "error": error_values(fault),
         "exit_code": code,
     }
     return json.dumps(document, indent=2)
@@ -140,23 +152,15 @@ def _model(model: ModelReport) -> dict[str, Any]:
         "path": model.path,
         "output": model.output,
         "status": model.status,
-        "pairs": [_pair(pair) for pair in model.pairs],
+        "pairs": [pair_values(pair) for pair in model.pairs],
         "kept": [{"name": kept.name, "reason": kept.reason} for kept in model.kept],
-        "findings": [
-            {
-                "code": found.code,
-                "severity": found.severity,
-                "name": found.name,
-                "message": found.message,
-                "hint": found.hint,
-            }
-            for found in model.findings
-        ],
-        "error": _error(model.error),
+        "findings": [finding_values(found) for found in model.findings],
+        "error": error_values(model.error),
     }
 
 
-def _pair(pair: Pair) -> dict[str, Any]:
+def pair_values(pair: Pair) -> dict[str, Any]:
+    """A pair for programs."""
     return {
         "layer": pair.layer,
         "buffer": pair.buffer,
@@ -171,7 +175,19 @@ def _end(end: End | None) -> dict[str, str] | None:
     return None if end is None else {"old": end.old, "new": end.new}
 
 
-def _error(fault: KvRenameError | None) -> dict[str, str | None] | None:
+def finding_values(found: Finding) -> dict[str, str]:
+    """A finding for programs."""
+    return {
+        "code": found.code,
+        "severity": found.severity,
+        "name": found.name,
+        "message": found.message,
+        "hint": found.hint,
+    }
+
+
+def error_values(fault: KvRenameError | None) -> dict[str, str | None] | None:
+    """An error for programs."""
     if fault is None:
         return None
     return {"message": fault.message, "path": fault.path, "hint": fault.hint}
@@ -185,17 +201,24 @@ def github(report: Report, *, look: bool, judge: bool, quiet: bool) -> Iterator[
     https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands
     """
     for model in report.models:
-        for found in model.findings:
-            title = {"file": model.path, "title": found.code}
-            yield command(found.severity, title, _sentence(found))
+        yield from workflow_commands(model)
         if model.error is not None:
-            yield command("error", {"file": model.path, "title": "failed"}, show(str(model.error)))
-        elif judge and model.status == "would-rename":
+            continue
+        if judge and model.status == "would-rename":
             title = {"file": model.path, "title": "names"}
             yield command("error", title, state(model, look=look))
         elif not quiet:
             title = {"file": model.path, "title": model.status}
             yield command("notice", title, state(model, look=look))
+
+
+def workflow_commands(model: ModelReport) -> Iterator[str]:
+    """The findings and the error of a model as workflow commands."""
+    for found in model.findings:
+        title = {"file": model.path, "title": found.code}
+        yield command(found.severity, title, _sentence(found))
+    if model.error is not None:
+        yield command("error", {"file": model.path, "title": "failed"}, show(str(model.error)))
 
 
 def command(kind: str, properties: Mapping[str, str], message: str) -> str:

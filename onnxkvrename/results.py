@@ -25,6 +25,13 @@ class Job(NamedTuple):
         return os.path.realpath(self.output) == os.path.realpath(self.model)
 
     @property
+    def target(self) -> Path:
+        """The file itself that the result replaces or makes, as an absolute path."""
+        if os.path.islink(self.output) and self.in_place:
+            return Path(os.path.realpath(self.output))
+        return Path(os.path.abspath(self.output))
+
+    @property
     def same_directory(self) -> bool:
         """Whether external data stay where they are."""
         return os.path.realpath(self.output.parent) == os.path.realpath(self.model.parent)
@@ -35,13 +42,17 @@ class Options(NamedTuple):
 
     ``write`` is false for a look ahead, and ``place`` for one that does not mind
     where the result would go. ``strict`` makes every warning an error.
-    ``force`` goes through links and over files that are in the way.
+    ``force`` goes through links and over files that are in the way. ``sets`` is
+    false for windows that shall not be held against each other. ``verify`` has the
+    result's dataflow and soundness proved before it is written.
     """
 
     write: bool = True
     place: bool = True
     strict: bool = False
     force: bool = False
+    sets: bool = True
+    verify: bool = False
 
 
 class ModelReport(NamedTuple):

@@ -12,9 +12,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import re2
-
 from onnxkvrename.errors import RulesError
+from onnxkvrename.patterns import Pattern, expression
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,29 +25,8 @@ _SIDES = ("input", "output")
 _TEMPLATE = re.compile(r"\{([a-z]+)\}|([{}\[\]])")
 _OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
 MAX_TOKEN = 64
-
-
-class Pattern(NamedTuple):
-    """An RE2 pattern for whole names; ``groups`` are its named groups and their numbers."""
-
-    compiled: Any
-    groups: tuple[tuple[str, int], ...]
-
-    def fits(self, name: str) -> bool:
-        """Whether the whole name is one of those meant."""
-        return self.compiled.fullmatch(name.encode("utf-8", "surrogateescape")) is not None
-
-    def parts(self, name: str) -> dict[str, str] | None:
-        """The named groups of a name that fits, empty where one took no part."""
-        text = name.encode("utf-8", "surrogateescape")
-        found = self.compiled.fullmatch(text)
-        if found is None:
-            return None
-        spans = {group: found.span(number) for group, number in self.groups}
-        return {
-            group: text[start:end].decode("utf-8", "surrogateescape") if start >= 0 else ""
-            for group, (start, end) in spans.items()
-        }
+WINDOW, PREFIXED, MERGED = STAGES = ("window", "prefixed", "merged")
+"""What a part of a set can be: as exported, made ready to be merged, merged."""
 
 
 class Match(NamedTuple):
@@ -107,6 +85,48 @@ class FeedBack(NamedTuple):
     call: str
 
 
+class PartName(NamedTuple):
+    """What the name of a file says: layers ``first`` up to, but without, ``end``.
+
+    ``end`` is ``None`` where the name does not say it.
+    """
+
+    stage: str
+    model: str
+    first: int
+    end: int | None
+
+
+class PartRule(NamedTuple):
+    """How the files of one stage are called, and a folder that stands around each."""
+
+    stage: str
+    file: Pattern
+    folder: Pattern | None
+
+    def match(self, file: str) -> PartName | None:
+        """Take the name of a file apart, or ``None`` if it is not one of these."""
+        parts = self.file.parts(file) or {"first": ""}
+        first, end = parts["first"], parts.get("end", "")
+        if not all(_LAYER.fullmatch(layer) for layer in (first, end or first)):
+            return None
+        return PartName(self.stage, parts.get("model", ""), int(first), int(end) if end else None)
+
+
+class SetRule(NamedTuple):
+    """Which files are parts of one model, and what those have in common.
+
+    ``seam`` is the output of one window and the input of the next that takes it
+    over, ``shared`` the inputs of all windows. No model has buffers of two kinds
+    of ``apart``.
+    """
+
+    parts: tuple[PartRule, ...] = ()
+    seam: tuple[str, str] | None = None
+    shared: tuple[str, ...] = ()
+    apart: frozenset[str] = frozenset()
+
+
 class Rules(NamedTuple):
     """A profile, ready for use."""
 
@@ -116,6 +136,7 @@ class Rules(NamedTuple):
     retained: Pattern
     suffixes: Mapping[str, str]
     feed_back: tuple[FeedBack, ...]
+    sets: SetRule = SetRule()
 
     @property
     def parts(self) -> dict[str, tuple[str, ...]]:
@@ -212,6 +233,7 @@ def parse(text: str, name: str) -> Rules:
         retained=reader.pattern("retained"),
         suffixes=reader.mapping("suffixes"),
         feed_back=tuple(_feed_back(table) for table in reader.tables("feed_back")),
+        sets=_sets(reader.table("set"), {kind for rule in kv for kind in rule.kinds}),
     )
     reader.done()
     return rules
@@ -242,15 +264,32 @@ def _kv_rule(table: _Reader) -> KvRule:
     return KvRule(patterns, templates, kinds)
 
 
+def _sets(table: _Reader, kinds: set[str]) -> SetRule:
+    parts = tuple(_part(part) for part in table.tables("parts"))
+    seam = table.text("seam_output", ""), table.text("seam_input", "")
+    if any(seam) and not all(seam):
+        raise table.fault("seam_input" if seam[0] else "seam_output", "is missing")
+    shared, apart = table.texts("shared"), table.texts("apart")
+    for kind in apart:
+        if kind not in kinds:
+            raise table.fault("apart", f"{kind} is no kind of a [[kv]] rule")
+    table.done()
+    return SetRule(parts, seam if all(seam) else None, shared, frozenset(apart))
+
+
+def _part(table: _Reader) -> PartRule:
+    stage = table.text("stage")
+    if stage not in STAGES:
+        raise table.fault("stage", f"must be one of {', '.join(STAGES)}")
+    file = table.pattern("file", {"first"} if stage == PREFIXED else {"first", "end"})
+    folder = table.pattern("folder") if "folder" in table.left else None
+    table.done()
+    return PartRule(stage, file, folder)
+
+
 def _fill(template: str, parts: Mapping[str, str], token: str) -> str:
     text = _OPTIONAL.sub(lambda found: found[1] if token else "", template)
     return _TEMPLATE.sub(lambda found: parts[found[1]], text)
-
-
-def _quiet() -> Any:
-    options = re2.Options()
-    options.log_errors = False  # they would go to stderr, past everything
-    return options
 
 
 class _Reader:
@@ -288,24 +327,31 @@ class _Reader:
                 raise self.fault(key, "must map a kind to a list of buffer names")
         return dict(table)
 
+    def texts(self, key: str) -> tuple[str, ...]:
+        values = self.take(key, list, [])
+        if not all(isinstance(value, str) for value in values):
+            raise self.fault(key, "must be a list of text")
+        return tuple(values)
+
+    def table(self, key: str) -> _Reader:
+        return _Reader(self.take(key, dict, {}), self.name, f"{key}.")
+
     def tables(self, key: str) -> list[_Reader]:
         tables = self.take(key, list, [])
         if not all(isinstance(table, dict) for table in tables):
             raise self.fault(key, f"must be tables, written [[{key}]]")
-        return [_Reader(table, self.name, f"{key}[{index}].") for index, table in enumerate(tables)]
+        where = f"{self.where}{key}"
+        return [_Reader(table, self.name, f"{where}[{at}].") for at, table in enumerate(tables)]
 
     def pattern(self, key: str, groups: frozenset[str] | set[str] = frozenset()) -> Pattern:
         text = self.text(key)
         try:
-            compiled = re2.compile(text, _quiet())
-        except re2.error as error:
-            said = error.args[0] if error.args else ""
-            said = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
-            raise self.fault(key, f"is no RE2 pattern: {said}") from None
-        found = dict(compiled.groupindex)
-        for group in sorted(groups - set(found)):
+            pattern = expression(text)
+        except ValueError as error:
+            raise self.fault(key, str(error)) from None
+        for group in sorted(groups - set(dict(pattern.groups))):
             raise self.fault(key, f"has no group (?P<{group}>…)")
-        return Pattern(compiled, tuple(found.items()))
+        return pattern
 
     def template(self, key: str, groups: set[str]) -> str:
         text = self.text(key)

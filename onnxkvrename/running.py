@@ -1,43 +1,47 @@
-"""One model or many: read, plan, check, write, read again.
-
-Every model is read, planned and checked before the first is written; one
-error in any of them and none is.
-"""
+"""One model or many: examine all, judge all, draft all, and only then replace."""
 
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from onnxkvrename import (
-    checking,
+    changeset,
     destination,
     drafts,
-    externaldata,
-    files,
-    onnxfile,
-    places,
-    planning,
+    examining,
+    judging,
+    locks,
     rulesfile,
-    wire,
+    spreading,
+    writing,
 )
-from onnxkvrename.checking import Finding
-from onnxkvrename.drafts import Draft, Made, Progress
-from onnxkvrename.errors import KvRenameError, ModelError, RulesError, WriteError
+from onnxkvrename.changeset import Changeset, Stage
+from onnxkvrename.drafts import Heard, Staged
+from onnxkvrename.errors import KvRenameError, RulesError, WriteError
+from onnxkvrename.examining import Examined
 from onnxkvrename.externaldata import DataFile
-from onnxkvrename.files import Identity, OpenFile
-from onnxkvrename.onnxfile import Model
-from onnxkvrename.planning import Plan, Wish
+from onnxkvrename.planning import Wish
 from onnxkvrename.results import Job, ModelReport, Options, Report, Status
 from onnxkvrename.rules import Rules, token_fault
-from onnxkvrename.signature import Signature
-from onnxkvrename.wire import Piece
+from onnxkvrename.writing import Task
 
-CopyProgress = Callable[[str, int], Progress | None]
-"""Asked, with a name and a size in bytes, for a function that hears of bytes copied, if any."""
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+
+class Watch(Protocol):
+    """Someone who wants to see how far the work is. Each method may return ``None``."""
+
+    def models(self, doing: str, count: int) -> Heard | None:
+        """``count`` models are next to be read or written; who hears of each that is done?"""
+
+    def data(self, name: str, size: int) -> Heard | None:
+        """A data file of ``size`` bytes is next to be copied; who hears of its bytes?"""
 
 
 def rename(
@@ -72,27 +76,31 @@ def rename_set(
     wish: Wish,
     rules: Rules,
     options: Options | None = None,
-    progress: CopyProgress | None = None,
+    watch: Watch | None = None,
+    executor: Executor | None = None,
 ) -> Report:
-    """Rename models, each into its own place, after all of them have been checked.
+    """Rename models, all of them or none, each into its own place.
 
-    Errors of a model become part of its report; those that follow a model that
-    could not be written are left as they are. Raises :class:`RulesError` for a
-    token or rules that cannot be used, before anything is written.
+    All are read, planned and checked, then all results are written under
+    temporary names, and only then the first takes its place. Any executor can
+    do the reading and writing, on any machine for which the jobs' paths mean the
+    same files; placing is done here. A killed run is ended by the same call again.
+
+    Errors of a model become part of its report; then all models are as they
+    were. Raises :class:`RulesError` for a token or rules that cannot be used and
+    :class:`KvRenameError` for an executor that fails, with nothing changed.
     """
     check_wish(wish)
     options = options or Options()
-    ready = [_prepare(job, wish, rules, options) for job in jobs]
-    ready = _together(ready, options)
-    if not options.write or any(item.report.failed for item in ready):
-        return Report(tuple(item.report for item in ready))
-    reports: list[ModelReport] = []
-    for item in ready:
-        if any(report.error is not None for report in reports):
-            reports.append(item.report)
-        else:
-            reports.append(_write(item, options, progress))
-    return Report(tuple(reports))
+    if options.write:
+        _tidy(jobs)
+    examine = partial(examining.examine, wish=wish, rules=rules, options=options)
+    heard = watch.models("reading", len(jobs)) if watch is not None else None
+    examined = tuple(spreading.spread(examine, jobs, executor, heard))
+    judged = judging.judge(examined, wish, rules, options)
+    if not options.write or any(item.report.failed for item in judged):
+        return Report(tuple(item.report for item in judged))
+    return Report(_written(judged, options, watch, executor))
 
 
 def check_wish(wish: Wish) -> None:
@@ -103,204 +111,167 @@ def check_wish(wish: Wish) -> None:
         raise RulesError(f"the token {wish.token!r} {fault}", hint="for example VLLM")
 
 
-class _Ready(NamedTuple):
-    """A model that has been read, planned and checked.
+class _Stopped(Exception):
+    """The work of one model, by its number, could not be done."""
 
-    ``copies`` are data files that have to go somewhere; ``there`` says that the
-    result stands in its place already.
+    def __init__(self, owner: int, error: KvRenameError) -> None:
+        super().__init__(owner, error)
+        self.owner = owner
+        self.error = error
+
+
+class _Work(NamedTuple):
+    """Who makes the drafts, and who looks on."""
+
+    watch: Watch | None
+    executor: Executor | None
+
+
+def _written(
+    items: Sequence[Examined], options: Options, watch: Watch | None, executor: Executor | None
+) -> tuple[ModelReport, ...]:
+    _clear([path for item in items for path in item.beside])
+    tasks = tuple(_tasks(items, options))
+    stuck: list[Path] = []
+    try:
+        with _attributed(tasks):
+            _carry_out(tasks, _Work(watch, executor), stuck)
+    except _Stopped as stopped:
+        return tuple(_after(items, stopped, stuck))
+    return tuple(item.report._replace(status=_status(item)) for item in items)
+
+
+def _status(item: Examined) -> Status:
+    return "renamed" if item.report.names and not item.done else "unchanged"
+
+
+def _tasks(items: Sequence[Examined], options: Options) -> Iterator[Task]:
+    """The files to be made; data that several models share are one."""
+    seen: set[Path] = set()
+    for owner, item in enumerate(items):
+        for data, called in item.copies:
+            target = Path(os.path.abspath(called))
+            if target not in seen:
+                seen.add(target)
+                yield Task(owner, data, target, called, False, options.force)
+        if not item.done and item.recipe is not None:
+            job = item.job
+            yield Task(owner, item.recipe, job.target, job.output, job.in_place, options.force)
+
+
+def _after(
+    items: Sequence[Examined], stopped: _Stopped, stuck: Sequence[Path]
+) -> Iterator[ModelReport]:
+    for owner, item in enumerate(items):
+        if owner == stopped.owner:
+            yield item.report._replace(status="failed", error=stopped.error)
+        elif item.job.target in stuck:
+            yield item.report._replace(status="renamed")
+        else:
+            yield item.report
+
+
+@contextmanager
+def _attributed(tasks: Sequence[Task]) -> Iterator[None]:
+    """Say of an error whose it is, by the path that it names; one of nobody passes."""
+    try:
+        yield
+    except KvRenameError as error:
+        owners = {str(path): task.owner for task in tasks for path in (task.target, task.called)}
+        if error.path is None or not tasks:
+            raise
+        raise _Stopped(owners.get(error.path, tasks[0].owner), error) from None
+
+
+def _carry_out(tasks: Sequence[Task], work: _Work, stuck: list[Path]) -> None:
+    """Make all files, alone with their targets."""
+    if not tasks:
+        return
+    fresh = destination.fresh(task.target for task in tasks)
+    with Changeset() as around:
+        if fresh is not None:
+            with _alone([fresh], sweep=work.executor is not None):
+                _stage(tasks, work, fresh)
+            return
+        for directory in dict.fromkeys(task.target.parent for task in tasks):
+            around.make_directory(directory)
+        targets = [task.target for task in tasks]
+        with _alone(targets, sweep=work.executor is not None):
+            _replace(tasks, work, stuck)
+
+
+def _tidy(jobs: Sequence[Job]) -> None:
+    """Take away what dead runs have left beside results, before their models are looked at.
+
+    A backup is a second link of a model, and to remove it would look like a change.
     """
-
-    job: Job
-    report: ModelReport
-    identity: Identity | None = None
-    pieces: tuple[Piece, ...] = ()
-    expected: Signature | None = None
-    outputs: tuple[str, ...] = ()
-    copies: tuple[tuple[DataFile, Path], ...] = ()
-    there: bool = False
-
-    @property
-    def done(self) -> bool:
-        """Whether the model itself need not be written."""
-        return self.there or (self.job.in_place and not self.report.names)
+    targets = [job.target for job in jobs]
+    # A directory that appeared at once was made beside its place, too.
+    around = {path for job in jobs if not job.in_place for path in job.target.parents}
+    _clear([*targets, *around])
 
 
-def _prepare(job: Job, wish: Wish, rules: Rules, options: Options) -> _Ready:
-    report = ModelReport(str(job.model), str(job.output), "failed")
-    try:
-        with onnxfile.opened(job.model) as model:
-            return _examined(model, _Ready(job, report), wish, rules, options)
-    except RulesError:
-        raise
-    except KvRenameError as error:
-        return _Ready(job, report._replace(error=error))
+def _clear(targets: Sequence[Path]) -> None:
+    with suppress(WriteError), _alone(drafts.littered(targets)):
+        pass  # if one is alive after all, let it be
 
 
-def _examined(model: Model, item: _Ready, wish: Wish, rules: Rules, options: Options) -> _Ready:
-    plan = planning.plan(model.signature, rules, wish)
-    names = plan.names
-    ends = {end.old for pair in plan.pairs for end in pair.ends}
-    survey = places.survey(model.source, ends | set(names.values()))
-    uses = survey.uses(names)
-    symbols = planning.follow(uses.symbols, uses.producers, plan)
-    pieces = wire.splice(model.source, survey.edits(names, symbols))
-    found = list(externaldata.locate(survey.references, item.job.model))
-    data = [one for one in found if isinstance(one, DataFile)]
-    findings = [
-        *checking.check(model.signature, plan, uses),
-        *(one for one in found if isinstance(one, Finding)),
-    ]
-    report = item.report._replace(
-        status="would-rename" if names else "unchanged",
-        pairs=plan.pairs,
-        kept=plan.kept,
-        findings=tuple(findings),
-        feed_back=_feed_back(rules, model.signature, item.job, plan),
-    )
-    item = item._replace(
-        report=report,
-        identity=model.file.identity,
-        pieces=pieces,
-        expected=model.signature.renamed(names, symbols),
-        outputs=tuple(value.name for value in model.signature.outputs),
-    )
-    return _placed(item, model, data, options) if options.place else item
+@contextmanager
+def _alone(targets: Sequence[Path], *, sweep: bool = False) -> Iterator[None]:
+    """Work on targets with nobody else, and without what dead runs have left there.
 
-
-def _placed(item: _Ready, model: Model, data: Sequence[DataFile], options: Options) -> _Ready:
-    """With what the place of the result has to say."""
-    job, report = item.job, item.report
-    try:
-        forced = options.force or not report.names
-        there = destination.stands_already(model.file, job, item.pieces, data, forced=forced)
-    except KvRenameError as error:
-        return item._replace(report=report._replace(error=error))
-    copies, clashes = _copies(job, data, options)
-    clashes += destination.in_the_way(job, there, options)
-    report = report._replace(findings=(*report.findings, *clashes))
-    return item._replace(report=report, copies=copies, there=there)
-
-
-def _feed_back(rules: Rules, signature: Signature, job: Job, plan: Plan) -> str | None:
-    if not plan.pairs or not plan.wish.target:
-        return None
-    inputs = [value.name for value in signature.inputs]
-    return rules.call(inputs, str(job.output), plan.wish.target)
-
-
-def _copies(
-    job: Job, data: Sequence[DataFile], options: Options
-) -> tuple[tuple[tuple[DataFile, Path], ...], list[Finding]]:
-    """Which data files have to go where; none within one directory."""
-    if job.same_directory:
-        return (), []
-    standing = list(externaldata.standing(data, job.output.parent, force=options.force))
-    clashes = [clash for _, _, clash in standing if clash is not None]
-    return tuple((item, target) for item, target, _ in standing), clashes
-
-
-def _together(ready: Sequence[_Ready], options: Options) -> list[_Ready]:
-    """Judge the models as one: buffers somewhere, no two results in one place."""
-    fine = [item for item in ready if item.report.error is None]
-    barren = len(fine) == len(ready) and not any(item.report.pairs for item in fine)
-    models = {os.path.realpath(item.job.model): item.job for item in ready}
-    outputs = Counter(os.path.realpath(item.job.output) for item in ready)
-    placed: dict[str, DataFile] = {}
-    claimed: Counter[int] = Counter()
-    judged = []
-    for item in ready:
-        report, output = item.report, os.path.realpath(item.job.output)
-        if barren:
-            none = checking.no_buffers(item.outputs)
-            report = report._replace(findings=(*report.findings, none))
-        for data, target in item.copies:
-            first = placed.setdefault(os.path.realpath(target), data)
-            if first.path != data.path and not externaldata.equal(data, first.path):
-                fault = WriteError("is the place of two different data files", path=str(target))
-                report = report._replace(error=report.error or fault)
-        if options.place and report.error is None:
-            report = report._replace(error=_short_of_space(item, claimed))
-        if outputs[output] > 1 or models.get(output, item.job) is not item.job:
-            fault = WriteError("is another model of this run, or its result", path=report.output)
-            report = report._replace(error=report.error or fault)
-        if options.strict:
-            errors = tuple(finding._replace(severity="error") for finding in report.findings)
-            report = report._replace(findings=errors)
-        judged.append(item._replace(report=report._replace(status=_status(report))))
-    return judged
-
-
-def _short_of_space(item: _Ready, claimed: Counter[int]) -> KvRenameError | None:
-    """What is wrong if a disk cannot hold this result beside those before it.
-
-    In place a result needs room only until it is there.
+    What this one leaves goes when it fails; to ``sweep`` also when it ends well, as
+    a worker may have died and its work been done by another.
     """
-    if item.done:
-        return None
-    try:
-        directory = destination.base(item.job)
-        device = os.stat(directory).st_dev
-        needed = sum(data.size for data, _ in item.copies) + wire.total(item.pieces)
-        drafts.require_space(directory, claimed[device] + needed, item.job.output)
-    except KvRenameError as error:
-        return error
-    claimed[device] += 0 if item.job.in_place else needed
-    return None
+    with locks.held(targets):
+        changeset.clear(drafts.leftovers(targets))
+        try:
+            yield
+        except BaseException:
+            changeset.clear(drafts.leftovers(targets))
+            raise
+        if sweep:
+            changeset.clear(drafts.leftovers(targets))
 
 
-def _status(report: ModelReport) -> Status:
-    return "failed" if report.failed else report.status
+def _stage(tasks: Sequence[Task], work: _Work, fresh: Path) -> None:
+    """Make a new directory with all results in it."""
+    with Stage(fresh) as stage:
+        staged = [task._replace(target=stage.within(task.target)) for task in tasks]
+        _replace(staged, work, [])
+        stage.place()
 
 
-def _write(item: _Ready, options: Options, progress: CopyProgress | None) -> ModelReport:
-    """Write one model, its data first: at no moment stands a model without them."""
-    report, job = item.report, item.job
-    if item.done and not item.copies:
-        return report._replace(status="unchanged")
-    try:
-        with files.opened(job.model) as model, drafts.all_or_none(job.output) as made:
-            if model.identity != item.identity:
-                raise ModelError("was changed by someone else just now", path=report.path)
-            drafts.make_directory(job.output.parent, made)
-            for data, target in item.copies:
-                _copy(data, target, options, progress, made)
-            if not item.done:
-                _write_model(model, item, made, force=options.force)
-    except KvRenameError as error:
-        return report._replace(status="failed", error=error)
-    return report._replace(status="renamed" if report.names and not item.done else "unchanged")
+def _replace(tasks: Sequence[Task], work: _Work, stuck: list[Path]) -> None:
+    """Draft all, look once more whether nobody has touched a source, and place all."""
+    with Changeset(stuck) as changes:
+        drafted = _drafted(tasks, work)
+        for task in tasks:
+            if not task.unchanged:
+                raise _Stopped(task.owner, writing.changed(task))
+        pairs = list(zip(tasks, drafted, strict=True))
+        data = [made for task, made in pairs if isinstance(task.source, DataFile)]
+        models = [made for task, made in pairs if not isinstance(task.source, DataFile)]
+        changes.place(data, final=not models)
+        changes.place(models, final=True)
 
 
-def _write_model(model: OpenFile, item: _Ready, made: list[Made], *, force: bool) -> None:
-    target, in_place = item.job.output, item.job.in_place
-    if in_place and target.is_symlink():
-        target = Path(os.path.realpath(target))
-    with Draft(target) as draft:
-        onnxfile.write(model, item.pieces, draft)
-        assert item.expected is not None
-        onnxfile.prove(draft, wire.total(item.pieces), item.expected)
-        draft.keep(model, owner=in_place, force=force)
-        if not in_place:
-            made.append(draft.made)
-        draft.commit(replace=in_place or force, source=model)
+def _drafted(tasks: Sequence[Task], work: _Work) -> list[Staged]:
+    heard = work.watch.models("writing", len(tasks)) if work.watch is not None else None
+    draft: Callable[[Task], Staged | KvRenameError] = writing.draft
+    if work.executor is None:
+        draft = partial(_watched, watch=work.watch)
+    drafted = []
+    with closing(spreading.spread(draft, tasks, work.executor, heard)) as results:
+        for task, made in zip(tasks, results, strict=True):
+            if isinstance(made, KvRenameError):
+                raise _Stopped(task.owner, made)
+            drafted.append(made)
+    return drafted
 
 
-def _copy(
-    data: DataFile,
-    target: Path,
-    options: Options,
-    progress: CopyProgress | None,
-    made: list[Made],
-) -> None:
-    if os.path.lexists(target) and externaldata.equal(data, target):
-        return  # copied just now, with another model of this run
-    drafts.make_directory(target.parent, made)
-    with files.opened(data.path) as source, Draft(target) as draft:
-        if source.identity != data.identity:
-            raise WriteError("was changed by someone else just now", path=str(data.path))
-        told = progress(data.location, data.size) if progress is not None else None
-        draft.copy(source, 0, data.size, told)
-        draft.keep(source, owner=False, force=options.force)
-        if not os.path.lexists(target):
-            made.append(draft.made)
-        draft.commit(replace=options.force, source=source)
+def _watched(task: Task, watch: Watch | None) -> Staged | KvRenameError:
+    heard = None
+    if watch is not None and isinstance(task.source, DataFile):
+        heard = watch.data(task.source.location, task.source.size)
+    return writing.draft(task, heard)

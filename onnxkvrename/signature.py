@@ -43,6 +43,18 @@ class Signature(NamedTuple):
         )
 
 
+class Export(NamedTuple):
+    """Who wrote a model, and for what: two exports of one kind have these in common.
+
+    ``opsets`` are the imports as pairs of domain and version, in the file's order.
+    """
+
+    ir_version: int
+    producer: str
+    producer_version: str
+    opsets: tuple[tuple[str, int], ...]
+
+
 class Uses(NamedTuple):
     """What the graph does with the names that were asked about.
 

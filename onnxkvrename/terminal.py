@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 
 from rich.console import Console, Group, RenderableType
+from rich.filesize import decimal
 from rich.padding import Padding
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from onnxkvrename import drafts
+from onnxkvrename.drafts import Heard
 from onnxkvrename.planning import PLAIN, End, Kept, Pair
-from onnxkvrename.reporting import show, state
+from onnxkvrename.reporting import ranges, show, state
 from onnxkvrename.results import ModelReport, Report
 
 _STYLES = {"renamed": "green", "would-rename": "yellow", "unchanged": "cyan", "failed": "red"}
 _FEW = 4
 """Models of which more is said than one line."""
+_MANY = 64
+"""Models that take long enough for a bar to be read."""
 _LONG = 1 << 28
-"""Bytes that take long enough to copy for a bar to be read."""
+"""Bytes that take as long to copy."""
 
 
 def summary(report: Report, *, look: bool, verbose: bool) -> RenderableType:
@@ -64,7 +66,7 @@ def _rows(model: ModelReport) -> Iterator[tuple[str, str]]:
     for kind, pairs in kinds.items():
         buffers = ", ".join(dict.fromkeys(pair.buffer for pair in pairs))
         layers = sorted({pair.layer for pair in pairs})
-        yield show(kind), f"{show(buffers)} of {_ranges(layers)}"
+        yield show(kind), f"{show(buffers)} of {ranges(layers)}"
     first = next((end for pair in model.pairs for end in pair.ends if end.old != end.new), None)
     if first is not None:
         yield "names", f"{show(first.old)} -> {show(first.new)}"
@@ -85,18 +87,6 @@ def _kept(kept: Iterable[Kept]) -> dict[str, list[str]]:
         if item.reason != PLAIN:
             reasons.setdefault(item.reason, []).append(show(item.name))
     return reasons
-
-
-def _ranges(layers: list[int]) -> str:
-    """``layers 0-5, 7``."""
-    runs: list[list[int]] = []
-    for layer in layers:
-        if runs and layer == runs[-1][1] + 1:
-            runs[-1][1] = layer
-        else:
-            runs.append([layer, layer])
-    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-    return f"layer {text}" if len(layers) == 1 else f"layers {text}"
 
 
 def _layers(model: ModelReport) -> Table:
@@ -122,29 +112,45 @@ def _total(report: Report, *, look: bool) -> Text:
     return Text(f"{len(report.models)} models: {text}", style="bold")
 
 
-@contextmanager
-def copy_bar(name: str, size: int) -> Iterator[drafts.Progress | None]:
-    """A bar on stderr for the file ``name`` of ``size`` bytes, if it takes long to copy.
+class Bars:
+    """Bars on stderr, for work that is long; a context that takes them away.
 
-    It is gone when the file is there, and when the context ends, whatever ends it.
+    A :class:`onnxkvrename.running.Watch`.
     """
-    if size < _LONG:
-        yield None
-        return
-    bar = Progress(
-        TextColumn("copying {task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    task = bar.add_task(show(name), total=size)
 
-    def heard(copied: int) -> None:
-        bar.update(task, advance=copied)
-        if bar.finished:
-            bar.stop()
+    def __init__(self) -> None:
+        self.progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[amount]}"),
+            console=Console(stderr=True),
+            transient=True,
+        )
 
-    with bar:
-        yield heard
+    def __enter__(self) -> Bars:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self.progress.tasks:  # on a dumb terminal it would leave an empty line behind
+            self.progress.stop()
+
+    def models(self, doing: str, count: int) -> Heard | None:
+        """A bar for many models."""
+        return self._bar(doing, count, str) if count >= _MANY else None
+
+    def data(self, name: str, size: int) -> Heard | None:
+        """A bar for a large file."""
+        return self._bar(f"copying {show(name)}", size, decimal) if size >= _LONG else None
+
+    def _bar(self, what: str, total: int, amount: Callable[[int], str]) -> Heard:
+        task = self.progress.add_task(what, total=total, amount="")
+        self.progress.start()
+        done = 0
+
+        def heard(more: int) -> None:
+            nonlocal done
+            done += more
+            said = f"{amount(done)} of {amount(total)}"
+            self.progress.update(task, completed=done, amount=said, visible=done < total)
+
+        return heard

@@ -20,6 +20,7 @@ COMMAND = Path(sys.executable).with_name("onnxkvrename")
 
 Run = Callable[..., "Outcome"]
 Spawn = Callable[..., "subprocess.CompletedProcess[str]"]
+Piped = Callable[[str, Path], "subprocess.CompletedProcess[str]"]
 Snapshot = Callable[[Path], dict[str, tuple[int, bytes]]]
 
 
@@ -87,6 +88,18 @@ def spawn() -> Spawn:
         environment = {**os.environ, **how.pop("env", {})}
         how = {"capture_output": True, "text": True, "env": environment, **how}
         return subprocess.run([*command, *map(str, args)], preexec_fn=_mind_modes, **how)
+
+    return call
+
+
+@pytest.fixture
+def piped() -> Piped:
+    """A line of shell, in which $K is the command, run in some directory."""
+
+    def call(line: str, where: Path) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "K": f"{sys.executable} -m onnxkvrename"}
+        shell = ["bash", "-o", "pipefail", "-c", line]
+        return subprocess.run(shell, cwd=where, env=environment, capture_output=True, text=True)
 
     return call
 

@@ -318,6 +318,14 @@ def test_json_of_a_bug_is_a_document_too(here: Path, run, monkeypatch: pytest.Mo
         cli.main([MODEL, *V, "-v"])
 
 
+def test_github_annotates_what_kept_the_job_from_being_done(here: Path, run) -> None:
+    outcome = run("lost.onnx", "--prefix", "VLLM", "--format", "github")
+    assert outcome.code == 2
+    assert outcome.out.startswith("::error file=lost.onnx,title=failed::lost.onnx: no such file")
+    outcome = run("lost.onnx", "--format=github")
+    assert outcome.out.startswith("::error title=failed::no --prefix given")
+
+
 def test_github_annotates_the_models(here: Path, run) -> None:
     outcome = run(MODEL, "text.onnx", *V, "--format", "github")
     assert outcome.out.splitlines() == [
@@ -351,47 +359,9 @@ def test_an_interrupted_run_says_so(here: Path, run, monkeypatch: pytest.MonkeyP
 # What only a process of its own can show.
 
 
-def piped(command: str, here: Path) -> subprocess.CompletedProcess[str]:
-    """A shell line in which $K is the command."""
-    environment = {**os.environ, "K": f"{sys.executable} -m onnxkvrename"}
-    shell = ["bash", "-o", "pipefail", "-c", command]
-    return subprocess.run(shell, cwd=here, env=environment, capture_output=True, text=True)
-
-
-@pytest.mark.parametrize(
-    ("command", "code"),
-    [
-        ("$K decoder.onnx --prefix VLLM -n | (exec <&-; sleep 0.3)", 0),
-        ("$K decoder.onnx --prefix VLLM -o other.onnx --format json | (exec <&-; sleep 0.3)", 1),
-        ("$K none.onnx --prefix VLLM --format json | (exec <&-; sleep 0.3)", 2),
-    ],
-)
-def test_a_reader_that_has_gone_does_not_change_the_answer(
-    command: str, code: int, here: Path
+def test_a_name_that_is_no_text_or_begins_with_a_dash_is_a_name(
+    here: Path, renamed: bytes, piped
 ) -> None:
-    process = piped(command, here)
-    assert process.returncode == code
-    assert "Traceback" not in process.stderr
-    assert "a bug in" not in process.stderr
-
-
-@pytest.mark.parametrize("form", ["text", "json"])
-def test_an_answer_that_does_not_fit_on_the_disk_is_an_error(form: str, here: Path) -> None:
-    process = piped(f"$K decoder.onnx --prefix VLLM -n --format {form} > /dev/full", here)
-    assert process.returncode == 2
-    assert process.stderr.splitlines()[-1].startswith(
-        "error: the work is done, but the answer could not be given: No space"
-    )
-
-
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_streams_do_not_stop_the_work(closed: str, here: Path, renamed: bytes) -> None:
-    process = piped(f"$K decoder.onnx --prefix VLLM {closed}", here)
-    assert (process.returncode, "bug" in process.stderr) == (0, False)
-    assert (here / MODEL).read_bytes() == renamed
-
-
-def test_a_name_that_is_no_text_or_begins_with_a_dash_is_a_name(here: Path, renamed: bytes) -> None:
     for name in (b"-x.onnx", b"\xff.onnx", b"a\nb.onnx"):
         Path(os.fsdecode(os.path.join(os.fsencode(here), name))).write_bytes(
             (here / MODEL).read_bytes()
@@ -402,7 +372,7 @@ def test_a_name_that_is_no_text_or_begins_with_a_dash_is_a_name(here: Path, rena
     assert "\\xff.onnx: 8 names changed\na\\x0ab.onnx: 8 names changed\n" in process.stderr
 
 
-def test_a_working_directory_that_is_gone_is_no_bug(here: Path, renamed: bytes) -> None:
+def test_a_working_directory_that_is_gone_is_no_bug(here: Path, renamed: bytes, piped) -> None:
     command = f"mkdir gone && cd gone && rmdir ../gone && $K {here / MODEL} --prefix VLLM"
     process = piped(command, here)
     assert "bug" not in process.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import models
 import pytest
 
-from onnxkvrename import ModelError, ModelReport, Options, WriteError, destination, rename
+from onnxkvrename import ModelError, ModelReport, Options, WriteError, destination, drafts, rename
 
 
 def attempt(model: Path, output: Path | None = None, **options: bool) -> ModelReport:
@@ -176,3 +176,52 @@ def test_a_new_directory_is_gone_again_if_the_result_could_not_be_written(
     with pytest.raises(WriteError, match="no"):
         attempt(external, tmp_path / "a" / "b" / "m.onnx")
     assert sorted(os.listdir(tmp_path)) == ["external"]
+
+
+# What dead runs have left, and directories that are not there yet.
+
+
+def test_links_that_a_dead_run_has_left_are_no_other_peoples(decoder: Path) -> None:
+    os.link(decoder, drafts.temporary(decoder))
+    assert attempt(decoder, write=False).status == "would-rename"
+    hard_link(decoder)
+    with pytest.raises(WriteError, match="has 2 hard links"):
+        attempt(decoder, write=False)
+
+
+def test_a_link_beside_another_model_is(decoder: Path) -> None:
+    os.link(decoder, drafts.temporary(decoder.with_name("other.onnx")))
+    with pytest.raises(WriteError, match="has 2 hard links"):
+        attempt(decoder)
+
+
+def test_a_link_that_a_living_run_takes_away_meanwhile_is_no_fault(
+    decoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hard_link(decoder)
+    gone = drafts.temporary(decoder)
+    monkeypatch.setattr(drafts, "leftovers", lambda targets: [gone])
+    with pytest.raises(WriteError, match="has 2 hard links"):
+        attempt(decoder, write=False)
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        (["new/m"], "new"),
+        (["new/a/m", "new/b/m", "new/m"], "new"),
+        (["there/new/a/m", "there/new/b/m"], "there/new"),
+        (["new/m", "there/m"], None),
+        (["there/m"], None),
+        (["there/a/m", "there/b/m"], None),
+        (["new/m", "other/m"], None),
+        (["link/m"], None),
+    ],
+)
+def test_a_directory_is_fresh_if_it_will_hold_all_and_is_not_there(
+    targets: list[str], expected: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("nowhere")
+    found = destination.fresh([tmp_path / target for target in targets])
+    assert found == (expected and tmp_path / expected)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxkvrename import ModelError, WriteError, find
+from onnxkvrename import ModelError, WriteError, drafts, find
 
 
 @pytest.fixture
@@ -126,3 +126,11 @@ def test_a_result_may_not_be_sent_onto_its_model(where: Callable[[], object], tr
 
 def test_nothing_given_is_nothing_found() -> None:
     assert find([]) == ()
+
+
+def test_what_a_dead_run_has_left_of_a_new_directory_holds_no_models(tree: Path) -> None:
+    stage = drafts.temporary(tree / "layer_2" / "new")
+    stage.mkdir()
+    (stage / "a.onnx").touch()
+    assert found(".") == ["b.onnx", "layer_2/a.onnx", "layer_10/a.onnx"]
+    assert found("layer_2") == ["layer_2/a.onnx"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import pytest
 from google.protobuf.message import DecodeError
-from models import SHAPE, decoder, field, graph, info, node, varint
+from models import SHAPE, decoder, field, graph, info, node, varint, written
 from onnx import GraphProto, TensorProto, TypeProto
 from onnx.helper import (
     make_function,
@@ -22,7 +22,7 @@ from onnx.helper import (
 from onnxkvrename import messages, places
 from onnxkvrename.errors import ModelError
 from onnxkvrename.messages import Reference
-from onnxkvrename.signature import Dim, Value
+from onnxkvrename.signature import Dim, Export, Value
 from onnxkvrename.wire import Source
 
 FLOAT = make_tensor_type_proto(TensorProto.FLOAT, SHAPE)
@@ -140,6 +140,60 @@ def test_a_message_that_parsers_would_merge_is_refused(what: str):
     onnx.ModelProto.FromString(TWICE[what])
     with pytest.raises(ModelError, match=f"a second {what.split(',')[0]} at byte"):
         messages.signature(Source.of(TWICE[what]))
+
+
+# Who wrote it
+
+
+def origin(*raw: bytes) -> Export:
+    return messages.export(Source.of(b"".join(raw)))
+
+
+def test_an_export_says_who_wrote_it_and_for_what():
+    model = decoder()
+    model.producer_name, model.producer_version = "pytorch", "2.13.0"
+    opsets = (("", 18), ("local", 1))
+    assert origin(model.SerializeToString()) == Export(10, "pytorch", "2.13.0", opsets)
+    assert origin(written(model, backwards=True)) == Export(10, "pytorch", "2.13.0", opsets[::-1])
+
+
+def test_what_an_export_does_not_say_is_nothing():
+    assert origin() == origin(field(7, b"")) == Export(0, "", "", ())
+    assert origin(field(8, b"")).opsets == (("", 0),)
+
+
+def test_of_an_origin_given_twice_the_last_counts_and_numbers_have_64_bits():
+    twice = field(1, 7) + field(1, 1 << 40) + field(2, "a") + field(2, "b")
+    opset = field(8, field(2, 17) + field(2, (1 << 64) - 1) + field(1, "x") + field(1, ""))
+    assert origin(twice, opset) == Export(1 << 40, "b", "", (("", -1),))
+
+
+def test_an_origin_of_another_wire_type_is_none():
+    wrong = field(1, "8") + field(2, 5) + field(3, 5) + field(8, 17)
+    assert origin(wrong) == Export(0, "", "", ())
+
+
+def test_a_producer_that_is_no_text_survives():
+    raw = field(2, b"\xff")
+    assert origin(raw).producer.encode("utf-8", "surrogateescape") == b"\xff"
+
+
+def test_the_graph_is_stepped_over():
+    weights = 1 << 20
+    raw = field(1, 8) + field(7, field(5, field(9, bytes(weights)))) + field(8, field(2, 17))
+    asked = []
+
+    def read(offset: int, size: int) -> bytes:
+        asked.append(size)
+        return raw[offset : offset + size]
+
+    assert messages.export(Source(read, len(raw))) == Export(8, "", "", (("", 17),))
+    assert sum(asked) < weights // 4
+
+
+def test_a_damaged_origin_is_refused():
+    with pytest.raises(ModelError):
+        origin(field(1, 8), b"\x42\x05")
 
 
 @pytest.mark.parametrize("raw", [b"", field(1, 8), field(2, "pytorch"), b"\x3a" * 3])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import models
 import pytest
 
-from onnxkvrename import ModelError, WriteError, files, onnxfile
+from onnxkvrename import ModelError, WriteError, files, messages, onnxfile, places, wire
 from onnxkvrename.drafts import Draft
 from onnxkvrename.wire import Span
 
@@ -84,6 +85,51 @@ def test_pieces_are_written_in_order_whatever_their_size(
         assert b"".join(onnxfile.data(opened.file, pieces)) == expected
         onnxfile.write(opened.file, pieces, draft)
         assert draft.read(0, len(expected) + 1) == expected
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (Span(0, 30),),
+        (Span(0, 10), b"new", Span(12, 18)),
+        (b"before", Span(5, 5), Span(20, 10), b"after"),
+        (Span(3, 4), b"", b"", Span(9, 0), b"x", Span(3, 4)),
+        (b"", b"all new", b""),
+        (),
+    ],
+    ids=["as it is", "a name exchanged", "parts", "empty pieces", "no source", "nothing"],
+)
+def test_a_result_is_read_before_it_is_written(
+    pieces: tuple[bytes | Span, ...], tmp_path: Path
+) -> None:
+    """From every byte on, at every size."""
+    path = models.saved(bytes(range(30)), tmp_path / "x")
+    with files.opened(path) as file:
+        whole = b"".join(onnxfile.data(file, pieces))
+        result = onnxfile.spliced(file, pieces)
+        assert result.size == len(whole)
+        for offset in range(len(whole) + 2):
+            for size in range(len(whole) + 2):
+                assert result.read(offset, size) == whole[offset : offset + size]
+
+
+def test_a_result_that_is_not_written_yet_shows_its_new_names(tmp_path: Path) -> None:
+    path = models.saved(models.decoder(), tmp_path / "x.onnx")
+    with onnxfile.opened(path) as model:
+        survey = places.survey(model.source, {models.KEY, "past_key.0_VLLM"})
+        edits = survey.edits({models.KEY: "past_key.0_VLLM"}, {})
+        result = onnxfile.spliced(model.file, wire.splice(model.source, edits))
+        renamed = model.signature.renamed({models.KEY: "past_key.0_VLLM"}, {})
+        assert messages.signature(result) == renamed != model.signature
+
+
+def test_a_source_that_becomes_shorter_is_not_read_as_a_result(tmp_path: Path) -> None:
+    path = models.saved(models.decoder(), tmp_path / "x.onnx")
+    with onnxfile.opened(path) as model:
+        result = onnxfile.spliced(model.file, (Span(0, model.file.size),))
+        os.truncate(path, model.file.size // 2)
+        with pytest.raises(ModelError, match="became shorter while it was read"):
+            messages.signature(result)
 
 
 def test_what_was_written_must_read_back_as_planned(tmp_path: Path) -> None:

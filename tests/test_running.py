@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+import resource
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +20,33 @@ from onnxkvrename import (
     RulesError,
     Wish,
     WriteError,
+    drafts,
     externaldata,
     find,
     load_rules,
+    locks,
     onnxfile,
     rename,
     rename_set,
 )
-from onnxkvrename.drafts import Draft
+from onnxkvrename.drafts import Draft, Staged
 from onnxkvrename.results import Status
 
 QEFF = load_rules()
 LOOK = Options(write=False)
+
+
+class Watching:
+    """Keeps what it hears of, by what it was told is next."""
+
+    def __init__(self) -> None:
+        self.seen: dict[tuple[str, int], list[int]] = {}
+
+    def models(self, doing: str, count: int) -> Callable[[int], None]:
+        return self.data(doing, count)
+
+    def data(self, name: str, size: int) -> Callable[[int], None]:
+        return self.seen.setdefault((name, size), []).append
 
 
 def together(
@@ -210,16 +228,12 @@ def test_strict_makes_a_warning_stop_the_work(tmp_path: Path) -> None:
     assert statuses(together(path)) == ["renamed"]
 
 
-def test_data_that_two_models_share_are_copied_once(
-    external: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_that_two_models_share_are_copied_once(external: Path, tmp_path: Path) -> None:
     external.with_name("other.onnx").write_bytes(external.read_bytes())
-    copied: list[tuple[str, int]] = []
-    jobs = find([external.parent], None, tmp_path / "out")
-    report = rename_set(jobs, Wish("VLLM"), QEFF, None, lambda *what: copied.append(what))
-    assert statuses(report) == ["renamed", "renamed"]
+    jobs, watch = find([external.parent], None, tmp_path / "out"), Watching()
+    assert statuses(rename_set(jobs, Wish("VLLM"), QEFF, None, watch)) == ["renamed", "renamed"]
     size = external.with_name("decoder.onnx.data").stat().st_size
-    assert copied == [("decoder.onnx.data", size)]
+    assert watch.seen["decoder.onnx.data", size] == [size]
     assert sorted(os.listdir(tmp_path / "out")) == [
         "decoder.onnx",
         "decoder.onnx.data",
@@ -244,24 +258,63 @@ def test_models_that_share_a_place_for_different_data_do_not_overwrite_them(
     assert not out.exists() or (out / "decoder.onnx.data").read_bytes() == weights
 
 
-def test_after_a_model_that_could_not_be_written_the_others_are_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_one_model_that_cannot_be_written_and_all_are_as_they_were(
+    tmp_path: Path, snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [saved(models.decoder(), tmp_path / f"{name}.onnx") for name in "abc"]
-    before = paths[0].read_bytes()
-    real = onnxfile.prove
+    before, real = snapshot(tmp_path), onnxfile.prove
 
-    def fail(draft, *args) -> None:
+    def fail(draft: Draft, *args: Any) -> None:
         real(draft, *args)
         if draft.target.name == "b.onnx":
             raise WriteError("no", path=str(draft.target))
 
     monkeypatch.setattr(onnxfile, "prove", fail)
-    report = together(*paths)
-    assert statuses(report) == ["renamed", "failed", "would-rename"]
-    assert [path.read_bytes() == before for path in paths] == [False, True, True]
-    assert report.exit_code() == 2
+    for directory in (None, tmp_path / "new"):
+        report = together(*paths, directory=directory)
+        assert statuses(report) == ["would-rename", "failed", "would-rename"]
+        assert report.exit_code() == 2
+        assert snapshot(tmp_path) == before
+        assert sorted(os.listdir(tmp_path)) == ["a.onnx", "b.onnx", "c.onnx"]
+
+
+@pytest.mark.parametrize("name", ["a.onnx", "b.onnx", "c.onnx"])
+def test_one_model_that_cannot_take_its_place_and_all_are_as_they_were(
+    name: str, tmp_path: Path, snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [saved(models.decoder(), tmp_path / f"{name}.onnx") for name in "abc"]
+    before, real = snapshot(tmp_path), Staged.place
+
+    def fail(staged: Staged) -> None:
+        if staged.target.name == name:
+            raise WriteError("no", path=str(staged.called))
+        real(staged)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Staged, "place", fail)
+        report = together(*paths)
+    assert [model.path for model in report.models if model.error] == [str(tmp_path / name)]
+    assert "renamed" not in statuses(report)
+    assert snapshot(tmp_path) == before
+    assert statuses(together(*paths)) == ["renamed"] * 3
+
+
+def test_what_could_not_be_undone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that becomes read-only just after the first model."""
+    paths = [saved(models.decoder(), tmp_path / f"{name}.onnx") for name in "abc"]
+    real, calls = os.replace, []
+
+    def once(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) > 1:
+            raise OSError(30, "Read-only file system")
+        real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", once)
+        assert statuses(together(*paths)) == ["renamed", "failed", "would-rename"]
     assert sorted(os.listdir(tmp_path)) == ["a.onnx", "b.onnx", "c.onnx"]
+    assert statuses(together(*paths)) == ["unchanged", "renamed", "renamed"]
 
 
 @pytest.mark.parametrize("output", [None, "new.onnx"])
@@ -291,6 +344,7 @@ def test_a_file_that_appears_meanwhile_is_left_alone(
     name: str, external: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, theirs = Draft.keep, tmp_path / "new" / name
+    theirs.parent.mkdir()
 
     def meddle(draft: Draft, *args: Any, **how: Any) -> None:
         real(draft, *args, **how)
@@ -301,6 +355,24 @@ def test_a_file_that_appears_meanwhile_is_left_alone(
     with pytest.raises(WriteError, match="File exists"):
         rename(external, "VLLM", output=tmp_path / "new" / "m.onnx")
     assert theirs.read_bytes() == b"theirs"
+    assert os.listdir(theirs.parent) == [name]
+
+
+def test_a_directory_that_appears_meanwhile_is_left_alone(
+    external: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, theirs = Draft.keep, tmp_path / "new" / "theirs"
+
+    def meddle(*args: Any, **how: Any) -> None:
+        real(*args, **how)
+        theirs.parent.mkdir(exist_ok=True)
+        theirs.touch()
+
+    monkeypatch.setattr(Draft, "keep", meddle)
+    with pytest.raises(WriteError, match="File exists"):
+        rename(external, "VLLM", output=tmp_path / "new" / "m.onnx")
+    assert os.listdir(tmp_path / "new") == ["theirs"]
+    assert sorted(os.listdir(tmp_path)) == ["external", "new"]
 
 
 def test_data_that_are_changed_meanwhile_are_refused(
@@ -332,3 +404,127 @@ def test_the_space_for_model_and_data_is_asked_for_beforehand(
     with pytest.raises(WriteError, match="but the disk has"):
         rename(external, "VLLM", output=tmp_path / "new" / "m.onnx")
     assert not (tmp_path / "new").exists()
+
+
+# What looks on, and what helps.
+
+
+def test_a_watch_hears_of_each_model_read_and_of_each_file_written(
+    external: Path, tmp_path: Path
+) -> None:
+    external.with_name("other.onnx").write_bytes(external.read_bytes())
+    watch = Watching()
+    jobs = find([external.parent], None, tmp_path / "out")
+    rename_set(jobs, Wish("VLLM"), QEFF, None, watch)
+    size = external.with_name("decoder.onnx.data").stat().st_size
+    assert watch.seen == {
+        ("reading", 2): [1, 1],
+        ("writing", 3): [1, 1, 1],
+        ("decoder.onnx.data", size): [size],
+    }
+
+
+@pytest.fixture(params=[ThreadPoolExecutor, ProcessPoolExecutor])
+def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
+    with request.param(2) as pool:
+        yield pool
+
+
+def test_any_executor_may_do_the_work(external: Path, tmp_path: Path, executor: Executor) -> None:
+    for name in ("b.onnx", "c.onnx"):
+        external.with_name(name).write_bytes(external.read_bytes())
+    here, there = (find([external.parent], None, tmp_path / name) for name in ("here", "there"))
+    alone = rename_set(here, Wish("VLLM"), QEFF)
+    spread = rename_set(there, Wish("VLLM"), QEFF, executor=executor)
+    assert statuses(spread) == statuses(alone) == ["renamed"] * 3
+    names = sorted(os.listdir(tmp_path / "here"))
+    assert sorted(os.listdir(tmp_path / "there")) == names
+    for name in names:
+        assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
+    assert sorted(os.listdir(tmp_path)) == ["external", "here", "there"]
+
+
+def test_so_does_it_tell_what_is_wrong(tmp_path: Path, executor: Executor, snapshot) -> None:
+    saved(models.decoder(), tmp_path / "a.onnx")
+    saved(b"text", tmp_path / "b.onnx")
+    before = snapshot(tmp_path)
+    report = rename_set(find([tmp_path]), Wish("VLLM"), QEFF, executor=executor)
+    assert statuses(report) == ["would-rename", "failed"]
+    assert str(report.models[1].error).startswith(f"{tmp_path / 'b.onnx'}: ")
+    assert snapshot(tmp_path) == before
+
+
+# What others have left, and others who are at work.
+
+
+def test_a_second_run_on_one_of_the_models_is_refused_and_changes_nothing(
+    tmp_path: Path, snapshot
+) -> None:
+    paths = [saved(models.decoder(), tmp_path / f"{name}.onnx") for name in "abc"]
+    before = snapshot(tmp_path)
+    with locks.held(paths[1:2]):
+        left = drafts.temporary(paths[1])
+        left.touch()
+        report = together(*paths)
+        assert statuses(report) == ["would-rename", "failed", "would-rename"]
+        assert f"is being worked on by process {os.getpid()}" in str(report.models[1].error)
+        assert left.exists()
+        left.unlink()
+    assert snapshot(tmp_path) == before
+    assert statuses(together(*paths)) == ["renamed"] * 3
+
+
+def test_what_a_dead_run_has_left_is_cleared_and_what_a_living_one_makes_is_not(
+    tmp_path: Path,
+) -> None:
+    mine, theirs = (saved(models.decoder(), tmp_path / f"{name}.onnx") for name in "ab")
+    living = drafts.temporary(theirs)
+    for path in (drafts.temporary(mine), living):
+        path.touch()
+    with locks.held([theirs]):
+        assert statuses(together(mine)) == ["renamed"]
+        assert len(os.listdir(tmp_path)) == 4
+        assert living.exists()
+    assert sorted(os.listdir(tmp_path)) == sorted(["a.onnx", "b.onnx", living.name])
+
+
+def test_a_model_of_which_a_dead_run_has_kept_a_link_is_renamed_at_once(decoder: Path) -> None:
+    """Killed between keeping a way back and the replacement. To clear it is no change."""
+    os.link(decoder, drafts.temporary(decoder))
+    assert rename(decoder, "VLLM", options=LOOK).status == "would-rename"
+    assert len(os.listdir(decoder.parent)) == 2
+    assert rename(decoder, "VLLM").status == "renamed"
+    assert os.listdir(decoder.parent) == ["decoder.onnx"]
+
+
+def test_leftovers_go_though_nothing_is_to_be_renamed(decoder: Path) -> None:
+    rename(decoder, "VLLM")
+    drafts.temporary(decoder).touch()
+    assert rename(decoder, "VLLM", options=LOOK).status == "unchanged"
+    assert len(os.listdir(decoder.parent)) == 2
+    assert rename(decoder, "VLLM").status == "unchanged"
+    assert os.listdir(decoder.parent) == ["decoder.onnx"]
+
+
+def test_a_directory_half_made_by_a_dead_run_is_no_set_of_models(
+    external: Path, tmp_path: Path
+) -> None:
+    stage = drafts.temporary(external.parent / "out")
+    stage.mkdir()
+    (stage / "decoder.onnx").write_bytes(external.read_bytes())
+    report = together(external.parent, directory=external.parent / "out")
+    assert statuses(report) == ["renamed"]
+    assert not stage.exists()
+
+
+def test_a_large_set_takes_few_descriptors(tmp_path: Path) -> None:
+    content = models.decoder().SerializeToString()
+    for number in range(100):
+        (tmp_path / f"{number}.onnx").write_bytes(content)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+    try:
+        assert statuses(together(tmp_path)) == ["renamed"] * 100
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert sorted(os.listdir(tmp_path)) == sorted(f"{number}.onnx" for number in range(100))

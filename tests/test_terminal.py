@@ -173,9 +173,30 @@ def test_a_terminal_of_one_column_is_no_reason_to_fail(decoder: Path) -> None:
 
 
 def test_a_bar_is_drawn_only_for_what_takes_long(capfd: pytest.CaptureFixture[str]) -> None:
-    with terminal.copy_bar("w.bin", (1 << 28) - 1) as heard:
-        assert heard is None
-    with terminal.copy_bar("w.bin", 1 << 28) as heard:
-        assert heard is not None
-        heard(1 << 28)
+    with terminal.Bars() as bars:
+        assert bars.data("w.bin", (1 << 28) - 1) is None
+        assert bars.models("reading", 63) is None
+    assert capfd.readouterr() == ("", "")
+    with terminal.Bars() as bars:
+        for heard, amount in ((bars.data("w.bin", 1 << 28), 1 << 28), (bars.models("r", 64), 64)):
+            assert heard is not None
+            heard(amount)
     assert capfd.readouterr().out == ""
+
+
+def test_bars_say_what_is_done_and_how_much_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "Console", lambda **how: Console(file=io.StringIO(), width=100))
+    with terminal.Bars() as bars:
+        models_heard, data_heard = bars.models("writing", 94), bars.data(HOSTILE, 1 << 29)
+        assert models_heard is not None
+        assert data_heard is not None
+        models_heard(16)
+        models_heard(16)
+        data_heard(1 << 28)
+        shown = io.StringIO()
+        Console(file=shown, width=200).print(bars.progress.get_renderable())
+        first, second = shown.getvalue().splitlines()
+        data_heard(1 << 28)
+        assert [task.visible for task in bars.progress.tasks] == [True, False]
+    assert re.fullmatch(r"writing +\S+ +32 of 94 *", first)
+    assert re.fullmatch(rf"copying {re.escape(SHOWN)} +\S+ +268.4 MB of 536.9 MB *", second)

@@ -1,0 +1,203 @@
+"""Files that take their places together, or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from onnxkvrename import drafts, files
+from onnxkvrename.drafts import Staged
+
+
+class _Change(NamedTuple):
+    """What is about to change: a file by its staged inode, or a directory.
+
+    ``backup`` is a second name of the file that was there before; ``new`` says
+    that there was none.
+    """
+
+    path: Path
+    inode: tuple[int, int] | None = None
+    staged: Staged | None = None
+    backup: Path | None = None
+    new: bool = False
+
+
+class Changeset:
+    """What one command makes and replaces; a context that undoes all of it if it fails.
+
+    What counts is whether the last file took its place: an interrupt just after
+    that undoes nothing. A killed process undoes nothing either; what it leaves
+    is found by :func:`drafts.leftovers`, and the same command again ends the work.
+
+    Nothing can be undone where a file system has no hard links to keep what was
+    replaced: then ``stuck`` gets the targets that are new already.
+    """
+
+    def __init__(self, stuck: list[Path] | None = None) -> None:
+        self.log: list[_Change] = []
+        self.last: _Change | None = None
+        self.stuck = [] if stuck is None else stuck
+
+    def __enter__(self) -> Changeset:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None and not (self.last is not None and _stands(self.last)):
+            self._undo()
+        for change in self.log:
+            if change.staged is not None and kind is not None:
+                change.staged.discard()
+            if change.backup is not None:
+                with suppress(OSError):
+                    os.unlink(change.backup)
+
+    def make_directory(self, path: Path) -> None:
+        """Make a directory and those above it, as far as they are not there."""
+        if os.path.lexists(path):
+            return
+        self.make_directory(path.parent)
+        self.log.append(_Change(path))
+        with drafts.writing(path):
+            try:
+                path.mkdir()
+            except FileExistsError:
+                self.log.pop()  # someone else's
+
+    def place(self, staged: Sequence[Staged], *, final: bool) -> None:
+        """Put files in their places, one after the other; if ``final``, no more will follow.
+
+        Raises :class:`WriteError` for the first that cannot be placed.
+        """
+        for number, item in enumerate(staged, 1):
+            self._place(item, last=final and number == len(staged))
+        self._sync(item.target.parent for item in staged)
+
+    def _place(self, item: Staged, *, last: bool) -> None:
+        with drafts.writing(item.called):
+            inode = _inode(item.temporary)
+        # What comes last needs no way back.
+        backup = drafts.temporary(item.target) if item.replace and not last else None
+        change = _Change(item.target, inode, item, backup, new=not item.replace)
+        self.log.append(change)
+        if last:
+            self.last = change
+        if backup is not None:
+            try:
+                os.link(item.target, backup)
+            except FileNotFoundError:
+                self.log[-1] = change._replace(new=True)
+            except OSError:
+                pass  # a file system without links
+        item.place()
+
+    def _sync(self, directories: Iterable[Path]) -> None:
+        for directory in dict.fromkeys(directories):
+            sync(directory)
+
+    def _undo(self) -> None:
+        for change in reversed(self.log):
+            try:
+                self._take_back(change)
+            except OSError:
+                self.stuck.append(change.path)
+
+    def _take_back(self, change: _Change) -> None:
+        if change.staged is None:
+            change.path.rmdir()
+        elif not _stands(change):
+            return
+        elif change.new:
+            change.path.unlink()
+        elif change.backup is not None:
+            os.replace(change.backup, change.path)
+
+
+def _stands(change: _Change) -> bool:
+    with suppress(OSError):
+        return change.inode is not None and _inode(change.path) == change.inode
+    return False
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    status = os.lstat(path)
+    return status.st_dev, status.st_ino
+
+
+class Stage:
+    """A directory in the making, beside its place: all of it appears there by one rename.
+
+    A context: what has not been placed when it ends is gone.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self.directory = drafts.temporary(target)
+
+    def __enter__(self) -> Stage:
+        with drafts.writing(self.target):
+            self.directory.mkdir()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with suppress(OSError):  # to ignore errors there is not to ignore all
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def within(self, path: Path) -> Path:
+        """Where a path below the target is made; the directory for it is there then."""
+        inside = self.directory / path.relative_to(self.target)
+        with drafts.writing(path):
+            inside.parent.mkdir(parents=True, exist_ok=True)
+        return inside
+
+    def place(self) -> None:
+        """Give the directory its place.
+
+        Raises :class:`WriteError` if something has appeared there meanwhile.
+        """
+        for folder, _, _ in os.walk(self.directory):
+            sync(Path(folder))
+        with drafts.writing(self.target):
+            if os.path.lexists(self.target):
+                raise FileExistsError(17, "File exists")
+            os.rename(self.directory, self.target)
+        sync(self.target.parent)
+
+
+def sync(directory: Path) -> None:
+    """Make what has its place there last. It has it by then, so no failure here undoes it."""
+    if os.name == "nt":  # pragma: no cover - directories cannot be opened there
+        return
+    with suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        try:
+            os.fsync(descriptor)
+        finally:
+            files.close(descriptor)
+
+
+def clear(leftovers: Iterable[Path]) -> None:
+    """Take away what dead runs have left; locks are their holder's."""
+    for path in leftovers:
+        if path.name.endswith(f"-{drafts.LOCK}"):
+            continue
+        with suppress(OSError):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()

@@ -1,0 +1,147 @@
+"""The command that proves."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onnxkvrename import (
+    arguments,
+    console,
+    discovery,
+    reporting,
+    rulesfile,
+    running,
+    spreading,
+    verdicts,
+    verifying,
+)
+from onnxkvrename.arguments import AnyPath
+from onnxkvrename.errors import KvRenameError
+from onnxkvrename.patterns import Pattern, expression
+from onnxkvrename.planning import Wish
+from onnxkvrename.results import Report
+from onnxkvrename.verifying import Aim, Verified
+
+
+@click.command(
+    "onnxkvrename verify",
+    context_settings=arguments.CONTEXT,
+    epilog="Exit codes: 0 all holds; 1 a finding of severity error; 2 the job could not be done; "
+    "130 interrupted.",
+)
+@arguments.models()
+@click.option(
+    "--prefix", metavar="TOKEN", help="Also: this token is on every pair, and nowhere else."
+)
+@click.option(
+    "--select",
+    metavar="REGEX",
+    help="Also: this expression matches the names of all KV buffers, and no others.",
+)
+@click.option(
+    "--run", is_flag=True, help="Also: run the retention loop in onnxruntime (extra [run])."
+)
+@click.option(
+    "--reference",
+    metavar="FILE",
+    type=AnyPath(path_type=Path),
+    help="With --run: this model must give the very same results, as the one before a rename does.",
+)
+@click.option(
+    "--dim",
+    "dims",
+    metavar="SYMBOL=SIZE",
+    multiple=True,
+    help="With --run: the size of a symbolic dimension, e.g. ctx_len=32; others are guessed.",
+)
+@click.option(
+    "--no-set", is_flag=True, help="Do not hold the windows of one model against each other."
+)
+@click.option("--strict", is_flag=True, help="Treat warnings as errors.")
+@arguments.profile()
+@arguments.rules()
+@arguments.jobs()
+@arguments.form()
+@arguments.quiet()
+@click.option("-v", "--verbose", is_flag=True, help="Show each buffer, and where it is updated.")
+def command(**given: Any) -> int:
+    """Prove that every KV buffer is retained, as the models stand; write nothing.
+
+    Beside all checks of a rename: each retained output is computed from its own
+    input, through subgraphs and local functions; onnx's checker accepts the
+    model; external data are there. Weights are not read.
+    """
+    if not given["models"]:
+        raise click.UsageError("no MODEL given: onnxkvrename verify MODEL...")
+    profile = rulesfile.load(given["profile"], given["rules"])
+    aim = _aim(given)
+    paths = [job.model for job in discovery.find(given["models"])]
+    if aim.reference is not None and len(paths) > 1:
+        raise click.UsageError(f"--reference is for one model, not {len(paths)}")
+    look = partial(verifying.verify, rules=profile, aim=aim)
+    with spreading.processes(given["jobs"] or spreading.worth(len(paths))) as executor:
+        found = tuple(spreading.spread(look, paths, executor))
+    items = verifying.together(found, profile, aim)
+    code = Report(tuple(item.report for item in items)).exit_code()
+    _answer(items, given, code)
+    return code
+
+
+def failed(code: int, fault: KvRenameError) -> str:
+    """The JSON document of a job that could not be done."""
+    return verdicts.as_json((), code, fault)
+
+
+def _aim(given: dict[str, Any]) -> Aim:
+    if given["prefix"] is not None:
+        running.check_wish(Wish(given["prefix"]))
+    if (given["reference"] or given["dims"]) and not given["run"]:
+        raise click.UsageError("--reference and --dim are for --run")
+    return Aim(
+        token=given["prefix"],
+        select=None if given["select"] is None else _expression(given["select"]),
+        run=given["run"],
+        reference=given["reference"],
+        dims=dict(_dim(text) for text in given["dims"]),
+        strict=given["strict"],
+        sets=not given["no_set"],
+    )
+
+
+def _expression(text: str) -> Pattern:
+    try:
+        return expression(text)
+    except ValueError as error:
+        raise click.UsageError(f"--select {text!r} {error}") from None
+
+
+def _dim(text: str) -> tuple[str, int]:
+    symbol, _, size = text.rpartition("=")
+    known = symbol and size.isascii() and size.isdigit() and len(size) <= 10
+    if not known or not 0 < int(size) < 1 << 31:
+        raise click.UsageError(f"--dim {text!r}: say SYMBOL=SIZE, for example ctx_len=32")
+    return symbol, int(size)
+
+
+def _answer(items: tuple[Verified, ...], given: dict[str, Any], code: int) -> None:
+    with console.answering():
+        if given["form"] == "json":
+            console.say([verdicts.as_json(items, code)])
+            return
+        if given["form"] == "github":
+            console.say(verdicts.github(items, quiet=given["quiet"]))
+            return
+        for item in items:
+            color = console.color(sys.stderr)
+            found = reporting.findings(item.report, color=color, verbose=given["verbose"])
+            console.say(found, err=True)
+            if item.report.error is not None or given["quiet"]:
+                continue
+            console.say([verdicts.line(item, color=console.color(sys.stdout))])
+            if given["verbose"]:
+                console.say(f"  {text}" for text in verdicts.flows(item))

@@ -1,0 +1,168 @@
+"""One model: read, plan, check; what it would become, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from onnxkvrename import (
+    checking,
+    destination,
+    externaldata,
+    messages,
+    onnxfile,
+    places,
+    planning,
+    windows,
+    wire,
+)
+from onnxkvrename.checking import Finding
+from onnxkvrename.errors import KvRenameError, RulesError
+from onnxkvrename.externaldata import DataFile
+from onnxkvrename.files import Identity
+from onnxkvrename.onnxfile import Model
+from onnxkvrename.planning import Plan, Wish
+from onnxkvrename.results import Job, ModelReport, Options
+from onnxkvrename.rules import Rules
+from onnxkvrename.signature import Signature
+from onnxkvrename.windows import Part
+from onnxkvrename.wire import Piece, Source
+
+
+class Recipe(NamedTuple):
+    """How a result is made of a model in the state it was found in, and how it must read back."""
+
+    model: Path
+    identity: Identity
+    pieces: tuple[Piece, ...]
+    expected: Signature
+
+    @property
+    def size(self) -> int:
+        """Bytes of the result."""
+        return wire.total(self.pieces)
+
+
+class Examined(NamedTuple):
+    """A model that has been read, planned and checked; it travels between processes.
+
+    ``copies`` are data files that have to go somewhere, ``beside`` the places of
+    all that go with the result; ``there`` says that the result stands in its
+    place already. ``part`` is the model as windows and merges of it are held
+    against.
+    """
+
+    job: Job
+    report: ModelReport
+    recipe: Recipe | None = None
+    outputs: tuple[str, ...] = ()
+    copies: tuple[tuple[DataFile, Path], ...] = ()
+    beside: tuple[Path, ...] = ()
+    there: bool = False
+    part: Part | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the model itself need not be written."""
+        return self.there or (self.job.in_place and not self.report.names)
+
+
+def examine(job: Job, wish: Wish, rules: Rules, options: Options) -> Examined:
+    """Read, plan and check a model. What is wrong with it becomes part of its report.
+
+    Raises :class:`RulesError` where the rules make names that could not be undone.
+    """
+    item = Examined(job, ModelReport(str(job.model), str(job.output), "failed"))
+    try:
+        with onnxfile.opened(job.model) as model:
+            return _examined(model, item, wish, rules, options)
+    except RulesError:
+        raise
+    except KvRenameError as error:
+        return item._replace(report=item.report._replace(error=error))
+
+
+def _examined(model: Model, item: Examined, wish: Wish, rules: Rules, options: Options) -> Examined:
+    plan = planning.plan(model.signature, rules, wish)
+    names = plan.names
+    ends = {end.old for pair in plan.pairs for end in pair.ends}
+    survey = places.survey(model.source, ends | set(names.values()))
+    uses = survey.uses(names)
+    symbols = planning.follow(uses.symbols, uses.producers, plan)
+    pieces = wire.splice(model.source, survey.edits(names, symbols))
+    found = list(externaldata.locate(survey.references, item.job.model))
+    data = [one for one in found if isinstance(one, DataFile)]
+    findings = [
+        *checking.check(model.signature, plan, uses),
+        *(one for one in found if isinstance(one, Finding)),
+    ]
+    report = item.report._replace(
+        status="would-rename" if names else "unchanged",
+        pairs=plan.pairs,
+        kept=plan.kept,
+        findings=tuple(findings),
+        feed_back=_feed_back(rules, model.signature, item.job, plan),
+    )
+    expected = model.signature.renamed(names, symbols)
+    if options.verify:
+        proofs = _proofs(onnxfile.spliced(model.file, pieces), expected, wish, rules)
+        report = report._replace(findings=(*report.findings, *proofs))
+    item = item._replace(
+        report=report,
+        recipe=Recipe(item.job.model, model.file.identity, pieces, expected),
+        outputs=tuple(value.name for value in model.signature.outputs),
+        part=_part(model, report, rules) if options.sets else None,
+    )
+    return _placed(item, model, data, options) if options.place else item
+
+
+def _proofs(result: Source, signature: Signature, wish: Wish, rules: Rules) -> tuple[Finding, ...]:
+    """What cannot be proved of the result, read before it is written anywhere."""
+    from onnxkvrename import verifying
+
+    pairs = planning.plan(signature, rules, wish).pairs
+    return verifying.prove(result, pairs)[1]
+
+
+def _part(model: Model, report: ModelReport, rules: Rules) -> Part | None:
+    """What sets are judged by, for a model that is called like a part of one."""
+    path = Path(report.path).as_posix()
+    if windows.located(path, rules) is None:
+        return None
+    return Part(path, model.signature, report.pairs, messages.export(model.source))
+
+
+def _placed(item: Examined, model: Model, data: Sequence[DataFile], options: Options) -> Examined:
+    """With what the place of the result has to say."""
+    job, report = item.job, item.report
+    assert item.recipe is not None
+    try:
+        forced = options.force or not report.names
+        pieces = item.recipe.pieces
+        there = destination.stands_already(model.file, job, pieces, data, forced=forced)
+    except KvRenameError as error:
+        return item._replace(report=report._replace(error=error))
+    copies, clashes = _copies(job, data, options)
+    clashes += destination.in_the_way(job, there, options)
+    report = report._replace(findings=(*report.findings, *clashes))
+    beside = () if job.same_directory else tuple(job.output.parent / d.location for d in data)
+    return item._replace(report=report, copies=copies, beside=beside, there=there)
+
+
+def _feed_back(rules: Rules, signature: Signature, job: Job, plan: Plan) -> str | None:
+    if not plan.pairs or not plan.wish.target:
+        return None
+    inputs = [value.name for value in signature.inputs]
+    return rules.call(inputs, str(job.output), plan.wish.target)
+
+
+def _copies(
+    job: Job, data: Sequence[DataFile], options: Options
+) -> tuple[tuple[tuple[DataFile, Path], ...], list[Finding]]:
+    """Which data files have to go where; none within one directory."""
+    if job.same_directory:
+        return (), []
+    standing = list(externaldata.standing(data, job.output.parent, force=options.force))
+    clashes = [clash for _, _, clash in standing if clash is not None]
+    return tuple((item, target) for item, target, _ in standing), clashes

@@ -1,0 +1,92 @@
+"""All models of a command as one: what none of them shows alone."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+
+from onnxkvrename import checking, destination, drafts, externaldata, windows
+from onnxkvrename.checking import Finding
+from onnxkvrename.errors import KvRenameError, WriteError
+from onnxkvrename.examining import Examined
+from onnxkvrename.externaldata import DataFile
+from onnxkvrename.planning import Wish
+from onnxkvrename.results import Options
+from onnxkvrename.rules import Rules
+
+
+def judge(
+    examined: Sequence[Examined], wish: Wish, rules: Rules, options: Options
+) -> tuple[Examined, ...]:
+    """The same models, with the findings and errors of all of them together.
+
+    There must be a buffer somewhere, windows must fit, no two results may stand
+    in one place, and the disks must hold all results at once.
+    """
+    further = _together(examined, wish, rules, options)
+    models = {os.path.realpath(item.job.model): item.job for item in examined}
+    outputs = Counter(os.path.realpath(item.job.output) for item in examined)
+    placed: dict[str, DataFile] = {}
+    claimed: Counter[int] = Counter()
+    judged = []
+    for item, found in zip(examined, further, strict=True):
+        report, output = item.report, os.path.realpath(item.job.output)
+        report = report._replace(findings=(*report.findings, *found))
+        fault = report.error or _data_clash(item, placed)
+        if options.place and fault is None:
+            fault = _short_of_space(item, claimed)
+        if outputs[output] > 1 or models.get(output, item.job) is not item.job:
+            taken = WriteError("is another model of this run, or its result", path=report.output)
+            fault = fault or taken
+        report = report._replace(error=fault)
+        if options.strict:
+            errors = tuple(finding._replace(severity="error") for finding in report.findings)
+            report = report._replace(findings=errors)
+        report = report._replace(status="failed" if report.failed else report.status)
+        judged.append(item._replace(report=report, part=None))
+    return tuple(judged)
+
+
+def _together(
+    examined: Sequence[Examined], wish: Wish, rules: Rules, options: Options
+) -> list[list[Finding]]:
+    """Further findings for each model: of buffers that are nowhere, and of sets.
+
+    Only where all could be read: one that could not may be the window that is missing.
+    """
+    further: list[list[Finding]] = [[] for _ in examined]
+    if any(item.recipe is None for item in examined):
+        return further
+    if not any(item.report.pairs for item in examined):
+        for item, found in zip(examined, further, strict=True):
+            found.append(checking.no_buffers(item.outputs))
+    numbered = [(number, item.part) for number, item in enumerate(examined)]
+    parts = [(number, part) for number, part in numbered if part is not None]
+    looked = windows.check([part for _, part in parts], rules, wish, judge=not options.place)
+    for at, finding in looked:
+        further[parts[at][0]].append(finding)
+    return further
+
+
+def _data_clash(item: Examined, placed: dict[str, DataFile]) -> KvRenameError | None:
+    for data, target in item.copies:
+        first = placed.setdefault(os.path.realpath(target), data)
+        if first.path != data.path and not externaldata.equal(data, first.path):
+            return WriteError("is the place of two different data files", path=str(target))
+    return None
+
+
+def _short_of_space(item: Examined, claimed: Counter[int]) -> KvRenameError | None:
+    """What is wrong if a disk cannot hold this result beside all those before it."""
+    if (item.done and not item.copies) or item.recipe is None:
+        return None
+    try:
+        directory = destination.base(item.job)
+        device = os.stat(directory).st_dev
+        needed = sum(data.size for data, _ in item.copies) + (not item.done) * item.recipe.size
+        drafts.require_space(directory, claimed[device] + needed, item.job.output)
+    except KvRenameError as error:
+        return error
+    claimed[device] += needed
+    return None

@@ -1,0 +1,63 @@
+"""Models of many layers, of every kind of cache."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import onnx.helper
+from models import info, node
+from onnx import ModelProto, TensorProto
+
+_ATTENTION = ("batch_size", 8, "ctx_len", 64)
+_WINDOW = ("batch_size", 8, "sliding_window", 64)
+_CONV, _RECURRENT = ("batch_size", 512, 4), ("batch_size", 16, 128, 128)
+LAYERS: dict[str, dict[str, tuple[int | str, ...]]] = {
+    "full": {"past_key": _ATTENTION, "past_value": _ATTENTION},
+    "window": {"past_key": _WINDOW, "past_value": _WINDOW},
+    "mla": {
+        "compressed_kv": ("batch_size", 1, "ctx_len", 512),
+        "k_pe": ("batch_size", 1, "ctx_len", 64),
+    },
+    "linear": {"conv_state": _CONV, "recurrent_state": _RECURRENT},
+    "qwen": {"past_key": _CONV, "past_value": _RECURRENT},  # a linear layer of Qwen3.5
+    "none": {},
+}
+
+
+def exported(
+    layers: Iterable[str],
+    *,
+    tokens: tuple[str, str] = ("", ""),
+    without: Collection[str] = (),
+    weights: Iterable[TensorProto] = (),
+) -> ModelProto:
+    """A model with these kinds of layers; ``tokens`` are those of inputs and of outputs.
+
+    The names ``without`` are no inputs and outputs of the graph, though nodes have them.
+    """
+    inputs, outputs, nodes = [info("x")], [info("logits")], [node("Neg", ["x"], ["logits"])]
+    for number, kind in enumerate(layers):
+        for part, shape in LAYERS[kind].items():
+            into, out = (f"_{token}" if token else "" for token in tokens)
+            name, made = f"{part}.{number}{into}", f"{part}.{number}{out}_RetainedState"
+            nodes.append(node("Add", [name, "x"], [made]))
+            inputs.append(info(name, *shape, dtype=TensorProto.FLOAT16))
+            outputs.append(info(made, *shape, dtype=TensorProto.FLOAT16))
+    main = onnx.helper.make_graph(
+        nodes,
+        "main",
+        [value for value in inputs if value.name not in without],
+        [value for value in outputs if value.name not in without],
+        initializer=list(weights),
+    )
+    return onnx.helper.make_model(
+        main,
+        opset_imports=[onnx.helper.make_opsetid("", 18)],
+        ir_version=10,
+        producer_name="tests",
+        producer_version="1",
+    )
+
+
+HYBRID = ("linear", "linear", "full") * 8
+MIXED = ("full", "window", "mla", "linear", "qwen", "none", "full", "full")

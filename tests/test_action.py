@@ -1,0 +1,236 @@
+"""The action, its steps run by bash as a GitHub runner runs them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import runner
+from conftest import FIXTURES, Snapshot
+from runner import ACTION, Machine
+
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+STEPS = ACTION["runs"]["steps"]
+ANNOTATION = re.compile(r"::(error|warning|notice) file=([^,]+),title=[^:]+::.+")
+GIVEN = {"paths": "windows", "prefix": "VLLM", "install": "none"}
+
+BACKEND = """
+from zipfile import ZipFile, ZipInfo
+
+def build_wheel(directory, config_settings=None, metadata_directory=None):
+    "A wheel whose command is the one that the tests run."
+    name = "onnxkvrename-0-py3-none-any.whl"
+    about = "onnxkvrename-0.dist-info"
+    command = ZipInfo("onnxkvrename-0.data/scripts/onnxkvrename")
+    command.external_attr = 0o100755 << 16
+    with ZipFile(f"{directory}/{name}", "w") as wheel:
+        wheel.writestr(command, open("command").read())
+        metadata = "Metadata-Version: 2.1\\nName: onnxkvrename\\nVersion: 0"
+        wheel.writestr(f"{about}/METADATA", metadata)
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\\nTag: py3-none-any")
+        wheel.writestr(f"{about}/RECORD", "")
+    return name
+"""
+PROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """A runner with a set of windows without a token in its workspace."""
+    made = runner.machine(tmp_path)
+    shutil.copytree(FIXTURES / "plain" / "windows", made.workspace / "windows")
+    return made
+
+
+def annotated(out: str) -> list[tuple[str, str]]:
+    """Severity and file of each annotation; every line is one."""
+    found = [ANNOTATION.fullmatch(line) for line in out.splitlines()]
+    assert None not in found, out
+    return [(match[1], match[2]) for match in found if match]
+
+
+def test_the_action_has_what_a_composite_action_must_have() -> None:
+    assert set(ACTION) == {"name", "description", "inputs", "outputs", "runs"}
+    assert set(ACTION["runs"]) == {"using", "steps"}
+    assert ACTION["runs"]["using"] == "composite"
+    for step in STEPS:
+        assert set(step) == {"id", "name", "shell", "env", "run"}
+    assert len({step["id"] for step in STEPS}) == len(STEPS)
+
+
+def test_an_input_is_required_or_has_a_default_which_is_a_string() -> None:
+    for meaning in ACTION["inputs"].values():
+        assert meaning["description"]
+        assert meaning.get("required") is True or isinstance(meaning["default"], str)
+
+
+def test_no_expression_stands_in_a_script() -> None:
+    assert [step["id"] for step in STEPS if "${{" in step["run"]] == []
+
+
+def test_each_input_reaches_a_script_by_the_variable_of_its_name() -> None:
+    given = {name: value for step in STEPS for name, value in step["env"].items()}
+    read = {name for step in STEPS for name in re.findall(r"INPUT_\w+|COMMAND", step["run"])}
+    expected = {f"INPUT_{name.upper()}": f"${{{{ inputs.{name} }}}}" for name in ACTION["inputs"]}
+    assert given == {"COMMAND": "${{ steps.install.outputs.command }}", **expected}
+    assert read == set(given)
+
+
+def test_names_that_would_change_fail_the_step_and_change_nothing(
+    machine: Machine, snapshot: Snapshot
+) -> None:
+    before = snapshot(machine.workspace)
+    outcome = runner.use(machine, GIVEN)
+    assert (outcome.code, outcome.outputs) == (1, {"exit-code": "1"})
+    assert annotated(outcome.out) == [
+        ("error", f"windows/layer_{n}_{n + 1}/Tiny_layer_tmp_{n}_{n + 1}.onnx") for n in range(3)
+    ]
+    assert snapshot(machine.workspace) == before
+
+
+def test_without_check_the_windows_are_renamed_and_then_nothing_would_change(
+    machine: Machine, snapshot: Snapshot
+) -> None:
+    renamed = runner.use(machine, {**GIVEN, "check": "false"})
+    assert (renamed.code, renamed.outputs) == (0, {"exit-code": "0"})
+    for path in (machine.workspace / "windows").rglob("*.*"):
+        wanted = FIXTURES / "VLLM" / "windows" / path.relative_to(machine.workspace / "windows")
+        assert path.read_bytes() == wanted.read_bytes()
+    checked = runner.use(machine, GIVEN)
+    assert (checked.code, checked.outputs) == (0, {"exit-code": "0"})
+    assert {severity for severity, _ in annotated(checked.out)} == {"notice"}
+
+
+def test_a_path_that_is_not_there_is_a_job_that_could_not_be_done(machine: Machine) -> None:
+    outcome = runner.use(machine, {**GIVEN, "paths": "nowhere"})
+    assert (outcome.code, outcome.outputs) == (2, {"exit-code": "2"})
+    assert "nowhere: no such file" in outcome.err
+
+
+def test_a_window_that_is_missing_is_a_finding(machine: Machine) -> None:
+    shutil.rmtree(machine.workspace / "windows" / "layer_1_2")
+    outcome = runner.use(machine, {**GIVEN, "check": "false"})
+    assert (outcome.code, outcome.outputs) == (1, {"exit-code": "1"})
+    assert "title=KV302::" in outcome.out
+
+
+def test_args_are_further_options(machine: Machine) -> None:
+    shutil.rmtree(machine.workspace / "windows" / "layer_1_2")
+    args = "--no-set\n  -d   renamed\n"
+    outcome = runner.use(machine, {**GIVEN, "check": "false", "args": args})
+    assert outcome.code == 0, outcome
+    assert len(list((machine.workspace / "renamed").rglob("*.onnx"))) == 2
+
+
+def test_strict_makes_a_warning_fail_the_step(machine: Machine) -> None:
+    shutil.copy(FIXTURES / "VLLM" / "internal_suffix.onnx", machine.workspace)
+    given = {**GIVEN, "paths": "internal_suffix.onnx"}
+    assert runner.use(machine, given).code == 0
+    assert runner.use(machine, {**given, "strict": "true"}).code == 1
+
+
+def test_rules_and_profile_are_the_ones_given(machine: Machine) -> None:
+    no_rules = runner.use(machine, {**GIVEN, "rules": "my rules.toml"})
+    assert (no_rules.code, "my rules.toml: no such file" in no_rules.err) == (2, True)
+    no_profile = runner.use(machine, {**GIVEN, "profile": "nobody"})
+    assert (no_profile.code, "no profile is called nobody" in no_profile.err) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["check", "strict"])
+@pytest.mark.parametrize("value", ["", "yes", "::error::true"])
+def test_a_switch_is_true_or_false(machine: Machine, name: str, value: str) -> None:
+    outcome = runner.use(machine, {**GIVEN, name: value})
+    assert (outcome.code, outcome.outputs) == (2, {"exit-code": "2"})
+    assert outcome.out == f"::error::{name} is neither true nor false\n"
+
+
+@pytest.mark.parametrize(("name", "said"), [("paths", "no MODEL given"), ("prefix", "no --prefix")])
+def test_an_input_left_out_is_told(machine: Machine, name: str, said: str) -> None:
+    outcome = runner.use(machine, {**GIVEN, name: ""})
+    assert (outcome.code, said in outcome.err) == (2, True)
+
+
+def test_several_paths_stand_one_on_each_line(machine: Machine) -> None:
+    for name in ("a b", " c"):
+        shutil.copytree(machine.workspace / "windows", machine.workspace / name)
+    outcome = runner.use(machine, {**GIVEN, "paths": "a b\n\n c\n"})
+    assert outcome.code == 1
+    assert {file.partition("/")[0] for _, file in annotated(outcome.out)} == {"a b", " c"}
+
+
+HOSTILE = (
+    "two words",
+    'it\'s "quoted"',
+    "$(touch pwned)",
+    "`touch pwned`",
+    "; touch pwned",
+    "' ; touch pwned '",
+    '" && touch pwned && "',
+    "$PATH ${IFS} ~ \\",
+    "*",
+    "-rf",
+    "--help",
+    "${{ inputs.prefix }}",
+    "::error::no",
+)
+RUNNABLE = ("$(touch pwned)", '"; touch pwned; "', "*", "x\n$(touch pwned)\n::error::no")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_path_is_a_path_whatever_it_is_called(machine: Machine, name: str) -> None:
+    (machine.workspace / "windows").rename(machine.workspace / name)
+    outcome = runner.use(machine, {**GIVEN, "paths": name})
+    assert (outcome.code, outcome.err) == (1, "")
+    shown = name.replace(":", "%3A")
+    assert [file.partition("/layer_")[0] for _, file in annotated(outcome.out)] == [shown] * 3
+    assert [path.name for path in machine.workspace.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("text", RUNNABLE)
+@pytest.mark.parametrize("name", sorted(set(ACTION["inputs"]) - {"install"}))
+def test_nothing_given_is_run(machine: Machine, name: str, text: str, snapshot: Snapshot) -> None:
+    (machine.workspace / "--help").touch()  # what * would mean, were it a pattern
+    before = snapshot(machine.workspace)
+    outcome = runner.use(machine, {**GIVEN, name: text})
+    assert outcome.code == 2
+    assert "::error::no" not in (outcome.out + outcome.err).splitlines()
+    assert snapshot(machine.workspace) == before
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_to_install_is_one_word_for_pip(machine: Machine, text: str) -> None:
+    pip = machine.tool("pip", r'printf "<%s>" "$@" >&2')
+    machine.tool("python3", f'mkdir -p "$4/bin" && cp "{pip}" "$4/bin/python"')
+    outcome = runner.use(machine, {**GIVEN, "install": text})
+    assert outcome.err.endswith(f"<--><{text}>" + outcome.err.rpartition(">")[2])
+    assert "<-I><-m><pip><install>" in outcome.err
+    assert not (machine.workspace / "pwned").exists()
+
+
+def test_the_action_installs_its_own_checkout_and_nothing_of_the_workspace(
+    machine: Machine, tmp_path: Path
+) -> None:
+    checkout = tmp_path / "the action"
+    checkout.mkdir()
+    for name, text in {"pyproject.toml": PROJECT, "backend.py": BACKEND}.items():
+        (checkout / name).write_text(text, "utf-8")
+    (machine.tools / "onnxkvrename").rename(checkout / "command")
+    for name in ("venv.py", "pip.py"):
+        (machine.workspace / name).write_text("raise SystemExit('ran what was checked out')")
+    outcome = runner.use(machine, {**GIVEN, "install": ""}, checkout, PIP_NO_INDEX="1")
+    assert (outcome.code, outcome.outputs) == (1, {"exit-code": "1"}), outcome.err
+    assert len(annotated(outcome.out)) == 3
+    assert (machine.temp / "onnxkvrename" / "bin" / "onnxkvrename").exists()
+
+
+def test_what_cannot_be_installed_fails_the_step_before_anything_runs(machine: Machine) -> None:
+    machine.tool("python3", "echo no venv here >&2; exit 1")
+    outcome = runner.use(machine, {**GIVEN, "install": ""})
+    assert (outcome.code, outcome.out, outcome.outputs) == (1, "", {"exit-code": ""})

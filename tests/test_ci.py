@@ -1,0 +1,216 @@
+"""The blocks of docs/ci.md: what people copy is what is tested."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import runner
+import yaml
+from conftest import FIXTURES, Snapshot
+from runner import ACTION, ROOT, Machine
+
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+TEXT = (ROOT / "docs" / "ci.md").read_text("utf-8")
+STATES = pytest.mark.parametrize(("state", "code"), [("plain", 1), ("VLLM", 0)])
+PACKAGE = "/a wheel.whl"
+
+
+def block(name: str) -> str:
+    """The block between two markers."""
+    found = re.search(rf"<!-- {name} -->\n```\w+\n(.*?)```\n<!-- /{name} -->", TEXT, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """A machine whose pip gives each virtual environment, and the system, our command."""
+    made = runner.machine(tmp_path)
+    command = (made.tools / "onnxkvrename").rename(made.temp / "command")
+    install = f'test "$3" = "{PACKAGE}" && cp "{command}" "$(dirname "$0")/onnxkvrename"'
+    pip = made.tool("pip", f'test "$1 $2" = "install -q" && {install}')
+    made.tool("python3", f'test "$1 $2" = "-m venv" && mkdir -p "$3/bin" && cp "{pip}" "$3/bin/"')
+    return made
+
+
+def exported(machine: Machine, state: str = "plain") -> Path:
+    """The windows of a set, in the working directory."""
+    there = machine.workspace / "windows"
+    shutil.copytree(FIXTURES / state / "windows", there)
+    return there
+
+
+def installed(machine: Machine) -> None:
+    """The command on PATH."""
+    shutil.copy(machine.temp / "command", machine.tools / "onnxkvrename")
+
+
+def models(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+@STATES
+def test_the_workflow_with_the_action(machine: Machine, state: str, code: int) -> None:
+    exported(machine, state)
+    installed(machine)
+    (job,) = yaml.safe_load(block("github-action"))["jobs"].values()
+    (step,) = (step for step in job["steps"] if "onnxkvrename" in step["uses"])
+    assert step["with"].keys() <= ACTION["inputs"].keys()
+    assert runner.use(machine, {**step["with"], "install": "none"}).code == code
+
+
+@STATES
+def test_the_workflow_by_hand(machine: Machine, state: str, code: int) -> None:
+    exported(machine, state)
+    (job,) = yaml.safe_load(block("github"))["jobs"].values()
+    (script,) = (step["run"] for step in job["steps"] if "run" in step)
+    done = machine.shell(script, shell="bash -e", ONNXKVRENAME=PACKAGE)
+    assert done.returncode == code, done.stderr
+    assert done.stdout.count("::error " if code else "::notice ") == 3
+
+
+@STATES
+def test_the_gitlab_job(machine: Machine, state: str, code: int) -> None:
+    exported(machine, state)
+    (job,) = yaml.safe_load(block("gitlab")).values()
+    done = machine.shell("\n".join(job["script"]), shell="bash -e", ONNXKVRENAME=PACKAGE)
+    assert done.returncode == code, done.stderr
+
+
+@STATES
+@pytest.mark.parametrize("shell", ["sh", "sh -xe", "bash", "bash --noprofile --norc -eo pipefail"])
+def test_the_step_for_any_other_system(machine: Machine, shell: str, state: str, code: int) -> None:
+    exported(machine, state)
+    done = machine.shell(
+        block("shell"), shell=shell, ONNXKVRENAME=PACKAGE, TMPDIR=str(machine.temp)
+    )
+    assert done.returncode == code, done.stderr
+
+
+@pytest.mark.parametrize("name", ["github", "gitlab", "shell"])
+def test_what_cannot_be_installed_fails_the_step(machine: Machine, name: str) -> None:
+    exported(machine, "VLLM")
+    script = block(name)
+    if name != "shell":
+        (job,) = (yaml.safe_load(script).get("jobs") or yaml.safe_load(script)).values()
+        script = "\n".join(job["script"] if "script" in job else [job["steps"][-1]["run"]])
+    shell = "sh" if name == "shell" else "bash -e"
+    done = machine.shell(script, shell=shell, ONNXKVRENAME="other", TMPDIR=str(machine.temp))
+    assert done.returncode == 1
+    assert "not found" not in done.stderr
+
+
+@STATES
+def test_the_document_to_keep(machine: Machine, state: str, code: int) -> None:
+    exported(machine, state)
+    installed(machine)
+    done = machine.shell(block("json"))
+    kept = yaml.safe_load((machine.workspace / "kv-names.json").read_text("utf-8"))
+    assert (done.returncode, kept["exit_code"], len(kept["models"])) == (code, code, 3)
+
+
+@STATES
+def test_the_hook_before_a_commit(machine: Machine, state: str, code: int) -> None:
+    windows = exported(machine, state)
+    installed(machine)
+    (repo,) = yaml.safe_load(block("pre-commit"))["repos"]
+    (hook,) = repo["hooks"]
+    assert machine.shell(shlex.join(shlex.split(hook["entry"]))).returncode == code
+    matching = [path for path in models(windows) if re.search(hook["files"], path)]
+    assert len(matching) == 3
+
+
+def batch(machine: Machine, *args: str, **env: str) -> tuple[int, str]:
+    """The batch script, as the cluster runs it."""
+    if not (machine.tools / "onnxkvrename").exists():
+        installed(machine)
+    done = machine.shell(block("batch"), *args, **env)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("cores", ["1", "2"])
+def test_the_batch_script_renames_the_windows_and_may_run_again(
+    machine: Machine, cores: str, snapshot: Snapshot
+) -> None:
+    windows = exported(machine)
+    assert batch(machine, "windows/", "VLLM", SLURM_CPUS_PER_TASK=cores)[0] == 0
+    assert models(windows) == models(FIXTURES / "VLLM" / "windows")
+    before = snapshot(windows)
+    assert batch(machine, "windows/", "VLLM", SLURM_CPUS_PER_TASK=cores)[0] == 0
+    assert snapshot(windows) == before
+
+
+def test_the_batch_script_ends_what_a_killed_one_has_begun(machine: Machine) -> None:
+    windows = exported(machine)
+    first = "layer_0_1/Tiny_layer_tmp_0_1.onnx"
+    shutil.copyfile(FIXTURES / "VLLM" / "windows" / first, windows / first)
+    assert batch(machine, "windows/", "VLLM")[0] == 0
+    assert models(windows) == models(FIXTURES / "VLLM" / "windows")
+
+
+def test_the_batch_script_stops_at_a_finding(machine: Machine, snapshot: Snapshot) -> None:
+    windows = exported(machine)
+    shutil.rmtree(windows / "layer_1_2")
+    before = snapshot(windows)
+    code, said = batch(machine, "windows/", "VLLM")
+    assert (code, "KV302" in said) == (1, True)
+    assert snapshot(windows) == before
+
+
+@pytest.mark.parametrize(("codes", "calls"), [("2 0", 1), ("137 0", 1), ("0 1", 2), ("0 0", 2)])
+def test_the_batch_script_ends_as_its_first_failure(
+    machine: Machine, codes: str, calls: int
+) -> None:
+    (machine.temp / "codes").write_text(codes.replace(" ", "\n"), "utf-8")
+    answer = 'exit "$(sed -n "$(wc -l < calls)p" "$RUNNER_TEMP/codes")"'
+    machine.tool("onnxkvrename", f'echo "$@" >> calls; {answer}')
+    assert batch(machine, "windows", "VLLM")[0] == int(codes.split()[calls - 1])
+    called = (machine.workspace / "calls").read_text("utf-8").splitlines()
+    assert ["--check" in call for call in called] == [False, True][:calls]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("nowhere", "VLLM"), "nowhere: no such file"),
+        (("-x", "VLLM"), "-x: no such file"),
+        ((), "is a variable not set?"),
+        (("windows",), "the token '' is empty"),
+    ],
+)
+def test_the_batch_script_says_what_could_not_be_done(
+    machine: Machine, args: tuple[str, ...], said: str
+) -> None:
+    windows = exported(machine)
+    code, err = batch(machine, *args)
+    assert (code, said in err) == (2, True)
+    assert models(windows) == models(FIXTURES / "plain" / "windows")
+
+
+def test_a_task_with_some_windows_of_a_set_needs_no_set(machine: Machine) -> None:
+    exported(machine)
+    installed(machine)
+    shutil.rmtree(machine.workspace / "windows" / "layer_1_2")
+    call = "onnxkvrename --prefix VLLM windows/layer_0_1 windows/layer_2_3"
+    assert machine.shell(call).returncode == 1
+    assert machine.shell(f"{call} --no-set").returncode == 0
+
+
+def test_the_table_of_inputs_is_the_actions() -> None:
+    rows = re.findall(r"^\| `(\S+)` \| .* \| (?:`(\w+)`)? ?\|$", TEXT, re.MULTILINE)
+    assert rows == [(name, how.get("default", "")) for name, how in ACTION["inputs"].items()]
+
+
+def test_every_link_leads_somewhere() -> None:
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", TEXT) if "://" not in link]
+    assert links
+    assert [link for link in links if not os.path.exists(ROOT / "docs" / link)] == []

@@ -1,0 +1,29 @@
+"""What the README shows is what happens."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SHOWN = re.findall(
+    r"<!-- shown -->\n```console\n\$ onnxkvrename ([^\n]+)\n(.*?)```\n<!-- /shown -->",
+    (ROOT / "README.md").read_text("utf-8"),
+    re.DOTALL,
+)
+
+
+def test_the_readme_shows_something() -> None:
+    assert len(SHOWN) >= 2
+
+
+@pytest.mark.parametrize(("command", "said"), SHOWN, ids=[command for command, _ in SHOWN])
+def test_what_the_readme_shows_is_what_a_command_says(
+    command: str, said: str, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    outcome = run(*shlex.split(command))
+    assert (outcome.code, outcome.out + outcome.err) == (0, said)

@@ -1,0 +1,317 @@
+"""Sets of windows, all or none: killed anywhere, run by two at once, at any size."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import layerwise
+import onnx
+import pytest
+from onnx import compose
+
+from onnxkvrename import cli, find, rename
+from onnxkvrename.drafts import TEMPORARY
+
+EXPORTS = Path(__file__).resolve().parents[2] / "shared" / "exports"
+CUT = 1 << 17
+"""Bytes of weights, enough to be copied by the kernel."""
+
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are killed after a fork")
+
+
+@pytest.fixture(autouse=True)
+def _no_syncing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed process loses nothing that it has written, on the disk or not."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Every file below a directory."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+def run(*args: object) -> int:
+    return cli.main([*map(str, args), "-q"])
+
+
+def killed(name: str, nth: int, *args: object, after: bool) -> bool:
+    """Run the command in a process that is killed at its ``nth`` call of ``os.name``, or after it.
+
+    Says whether it came to that.
+    """
+    child = os.fork()
+    if child == 0:
+        calls, real = count(1), getattr(os, name)
+
+        def deadly(*given: Any, **how: Any) -> Any:
+            last = next(calls) == nth
+            if last and not after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = real(*given, **how)
+            if last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        setattr(os, name, deadly)
+        try:
+            os._exit(run(*args))
+        finally:
+            os._exit(99)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return True
+    assert os.WEXITSTATUS(status) == 0
+    return False
+
+
+class Trial:
+    """A set and what it must become, killed and run again until nothing is left to try."""
+
+    def __init__(self, root: Path, windows: int, weights: int = CUT, place: str = "") -> None:
+        self.pattern = layerwise.export(root / "pattern", windows, weights=weights)
+        self.plain = contents(self.pattern)
+        self.windows, self.place = root / "windows", place
+        shutil.copytree(self.pattern, root / "renamed")
+        assert run(root / "renamed", "--prefix", "VLLM") == 0
+        self.renamed = contents(root / "renamed")
+        assert self.renamed != self.plain
+
+    @property
+    def args(self) -> tuple[object, ...]:
+        goal = ["-d", self.windows / self.place] if self.place else []
+        return (self.windows / "in" if self.place else self.windows, "--prefix", "VLLM", *goal)
+
+    def prepare(self) -> None:
+        """The set as it was exported, and nothing else."""
+        shutil.rmtree(self.windows, ignore_errors=True)
+        shutil.copytree(self.pattern, self.windows / "in" if self.place else self.windows)
+        if self.place == "there":
+            (self.windows / "there").mkdir()
+
+    def judge(self, where: str) -> None:
+        """Whole files only, whatever happened; and the same command ends it."""
+        result = self.windows / self.place if self.place else self.windows
+        left = contents(result) if result.exists() else {}
+        own = {name for name in left if Path(name).name.startswith(TEMPORARY)}
+        assert not any(name.endswith(".onnx") for name in own), where
+        for name in left.keys() - own:
+            assert left[name] in (self.plain[name], self.renamed[name]), where
+        if self.place == "new":
+            assert left in ({}, self.renamed), where
+        assert run(*self.args) == 0, where
+        assert contents(result) == self.renamed, where
+        assert not list(self.windows.rglob(f"{TEMPORARY}*")), where
+        assert run(result, "--strip") == 0, where
+        assert contents(result) == self.plain, where
+
+    def kill(self, name: str, nth: int, *args: object, after: bool) -> bool:
+        """Kill it there; says whether it came to that."""
+        self.prepare()
+        reached = killed(name, nth, *self.args, *args, after=after)
+        self.judge(f"{'after' if after else 'before'} {name} {nth}")
+        return reached
+
+
+def exhaust(reached: Callable[[int], bool]) -> int:
+    """Try 1, 2, … until nothing is reached any more; how many there were."""
+    return next(nth for nth in count(1) if not reached(nth)) - 1
+
+
+@forks
+@pytest.mark.parametrize("place", ["", "there", "new"])
+def test_two_windows_killed_anywhere_end_whole(place: str, tmp_path: Path) -> None:
+    trial = Trial(tmp_path, 2, place=place)
+    calls = ["replace", "link", "unlink", "fsync", "write", "splice", "copy_file_range", "mkdir"]
+    reached = {
+        name: exhaust(lambda nth, name=name: trial.kill(name, nth, after=nth % 2 == 0))
+        for name in [*calls, "rename"]
+        if hasattr(os, name)
+    }
+    assert reached["fsync"] > 2
+    assert reached["rename"] == (place == "new")
+    assert trial.kill("rename", 1, after=True) == (place == "new")
+    assert reached["replace"] == (2 if place == "" else 0)
+
+
+@forks
+def test_twelve_windows_killed_between_any_two_replacements_end_whole(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, 12, weights=0)
+    assert exhaust(lambda nth: trial.kill("replace", nth, after=True)) == 12
+
+
+@forks
+@pytest.mark.parametrize(("windows", "points"), [(94, (1, 93)), (500, (250,))])
+def test_large_sets_killed_between_two_replacements_end_whole(
+    windows: int, points: tuple[int, ...], tmp_path: Path
+) -> None:
+    trial = Trial(tmp_path, windows, weights=0)
+    for nth in points:
+        assert trial.kill("replace", nth, after=True)
+
+
+@forks
+def test_killed_with_its_processes_at_work_it_ends_whole(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, 24)
+    for name, nth in (("replace", 1), ("replace", 12), ("link", 3)):
+        assert trial.kill(name, nth, "--jobs", "2", after=True)
+    assert not trial.kill("replace", 25, "--jobs", "2", after=True)
+
+
+# Two at once.
+
+HALF_WAY = """
+import sys
+from onnxkvrename import changeset, cli
+real = changeset.Changeset.place
+def wait(self, staged, **how):
+    print("ready", flush=True)
+    sys.stdin.readline()
+    real(self, staged, **how)
+changeset.Changeset.place = wait
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def half_way() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """A run that waits, with all its drafts made, for a line."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*args: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", HALF_WAY, *map(str, args), "-q"]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield start
+    for process in started:
+        process.communicate()
+
+
+@pytest.mark.parametrize("part", ["", "layer_1_2/Tiny_layer_tmp_1_2.onnx"])
+def test_a_second_run_says_who_is_at_work_and_changes_nothing(
+    part: str, tmp_path: Path, half_way, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = layerwise.export(tmp_path / "windows", 3)
+    before = contents(root)
+    first = half_way(root, "--prefix", "VLLM")
+    assert run(root / part, "--prefix", "OTHER") == 2
+    said = capsys.readouterr().err
+    assert f"is being worked on by process {first.pid} on {os.uname().nodename} since 20" in said
+    assert "wait for it to end" in said
+    now = contents(root)
+    assert {name: now[name] for name in before} == before
+    first.communicate("\n")
+    assert first.returncode == 0
+    assert run(root, "--prefix", "VLLM", "--check") == 0
+    assert contents(root).keys() == before.keys()
+
+
+def test_runs_on_different_models_of_one_directory_do_not_mind_each_other(
+    tmp_path: Path, half_way
+) -> None:
+    one, other = (tmp_path / f"{name}.onnx" for name in ("one", "other"))
+    for path in (one, other):
+        path.write_bytes(layerwise.window(0, 2).SerializeToString())
+    first = half_way(one, "--prefix", "VLLM")
+    assert run(other, "--prefix", "VLLM") == 0
+    assert any(path.name.startswith(TEMPORARY) for path in tmp_path.iterdir())
+    first.communicate("\n")
+    assert first.returncode == 0
+    assert one.read_bytes() == other.read_bytes()
+    assert sorted(os.listdir(tmp_path)) == ["one.onnx", "other.onnx"]
+
+
+# All or none.
+
+
+def test_a_finding_in_one_window_leaves_every_file_as_it_was(tmp_path: Path, snapshot, run) -> None:
+    root = layerwise.export(tmp_path, 40)
+    bad = root / "layer_31_32" / "Tiny_layer_tmp_31_32.onnx"
+    bad.write_bytes(bad.read_bytes().replace(b"past_key.31_Ret", b"past_key.32_Ret"))
+    before = snapshot(root)
+    outcome = run(root, "--prefix", "VLLM", "--jobs", 2)
+    assert outcome.code == 1
+    assert f"{bad}: error KV101" in outcome.err
+    assert snapshot(root) == before
+
+
+def test_results_stand_in_natural_order_whatever_finishes_first(tmp_path: Path, run) -> None:
+    root = layerwise.export(tmp_path, 40)
+    outcome = run(root, "--prefix", "VLLM", "--jobs", 3)
+    layers = [int(line.split("layer_")[1].split("_")[0]) for line in outcome.err.splitlines()]
+    assert (outcome.code, layers) == (0, list(range(40)))
+
+
+def test_a_lost_layer_is_found_unless_sets_do_not_matter(tmp_path: Path, run) -> None:
+    root = layerwise.export(tmp_path, 4)
+    shutil.rmtree(root / "layer_2_3")
+    outcome = run(root, "--prefix", "VLLM")
+    assert outcome.code == 1
+    assert "KV302: comes after layer 2, which no file has" in outcome.err
+    assert run(root, "--prefix", "VLLM", "--no-set").code == 0
+
+
+def test_a_half_renamed_set_fails_a_check_and_is_mended_by_a_rename(tmp_path: Path, run) -> None:
+    root = layerwise.export(tmp_path, 4)
+    rename(root / "layer_1_2" / "Tiny_layer_tmp_1_2.onnx", "VLLM")
+    outcome = run(root, "--prefix", "VLLM", "--check")
+    assert (outcome.code, outcome.err.count("KV303")) == (1, 1)
+    outcome = run(root, "--prefix", "VLLM", "--check", "--format", "github")
+    assert "title=KV303::the files of this set carry different tokens" in outcome.out
+    assert run(root, "--prefix", "VLLM").code == 0
+    assert run(root, "--prefix", "VLLM", "--check").code == 0
+
+
+# A real export.
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    """The windows of a real export, and their merge."""
+    found = next(EXPORTS.glob("lw_qwen3moe/plain-*"), None)
+    if found is None:
+        pytest.skip(f"no real windows to rename: {EXPORTS} is not there")
+    shutil.copytree(found, tmp_path / "export", copy_function=shutil.copyfile)
+    return tmp_path / "export"
+
+
+def merged(windows: Path) -> list[str]:
+    """The graph inputs and outputs of windows merged as their exporter does, scopes taken off."""
+    graphs = []
+    for layer, job in enumerate(find([windows])):
+        graph = onnx.load(job.model, load_external_data=False).graph
+        graphs.append(compose.add_prefix_graph(graph, f"layer_{layer}/"))
+    whole = graphs[0]
+    for layer, graph in enumerate(graphs[1:]):
+        seam = (f"layer_{layer}/logits", f"layer_{layer + 1}/inputs_embeds")
+        whole = compose.merge_graphs(whole, graph, io_map=[seam])
+    return [value.name.partition("/")[2] for value in (*whole.input, *whole.output)]
+
+
+def test_renamed_and_merged_is_merged_and_renamed(exported: Path) -> None:
+    windows, whole = exported / "onnx_layerwise_tmp", exported / "merged_0-2.onnx"
+    before = merged(windows)
+    assert run(exported, "--prefix", "VLLM") == 0
+    graph = onnx.load(whole, load_external_data=False).graph
+    ends = {value.name for value in (*graph.input, *graph.output)}
+    after = merged(windows)
+    assert set(after) == ends
+    assert sum("_VLLM" in name for name in after) == 8
+    assert [name.replace("_VLLM", "") for name in after] == before
