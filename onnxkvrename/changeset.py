@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterable, Sequence
@@ -15,23 +16,24 @@ from onnxkvrename.drafts import Staged
 
 
 class _Change(NamedTuple):
-    """What is about to change: a file by its staged inode, or a directory.
+    """What is about to change at ``path``, known by the inode that it will have.
 
     ``backup`` is a second name of the file that was there before; ``new`` says
-    that there was none.
+    that there was none. What was a directory in the making goes back to ``stage``.
     """
 
     path: Path
-    inode: tuple[int, int] | None = None
+    inode: tuple[int, int]
     staged: Staged | None = None
     backup: Path | None = None
     new: bool = False
+    stage: Path | None = None
 
 
 class Changeset:
     """What one command makes and replaces; a context that undoes all of it if it fails.
 
-    What counts is whether the last file took its place: an interrupt just after
+    What counts is whether the last one took its place: an interrupt just after
     that undoes nothing. A killed process undoes nothing either; what it leaves
     is found by :func:`drafts.leftovers`, and the same command again ends the work.
 
@@ -62,18 +64,6 @@ class Changeset:
                 with suppress(OSError):
                     os.unlink(change.backup)
 
-    def make_directory(self, path: Path) -> None:
-        """Make a directory and those above it, as far as they are not there."""
-        if os.path.lexists(path):
-            return
-        self.make_directory(path.parent)
-        self.log.append(_Change(path))
-        with drafts.writing(path):
-            try:
-                path.mkdir()
-            except FileExistsError:
-                self.log.pop()  # someone else's
-
     def place(self, staged: Sequence[Staged], *, final: bool) -> None:
         """Put files in their places, one after the other; if ``final``, no more will follow.
 
@@ -81,29 +71,37 @@ class Changeset:
         """
         for number, item in enumerate(staged, 1):
             self._place(item, last=final and number == len(staged))
-        self._sync(item.target.parent for item in staged)
+        for directory in dict.fromkeys(item.target.parent for item in staged):
+            sync(directory)
 
     def _place(self, item: Staged, *, last: bool) -> None:
         with drafts.writing(item.called):
             inode = _inode(item.temporary)
         # What comes last needs no way back.
         backup = drafts.temporary(item.target) if item.replace and not last else None
-        change = _Change(item.target, inode, item, backup, new=not item.replace)
-        self.log.append(change)
-        if last:
-            self.last = change
+        self._record(_Change(item.target, inode, item, backup, new=not item.replace), last=last)
         if backup is not None:
             try:
                 os.link(item.target, backup)
             except FileNotFoundError:
-                self.log[-1] = change._replace(new=True)
+                self.log[-1] = self.log[-1]._replace(new=True)
             except OSError:
                 pass  # a file system without links
         item.place()
 
-    def _sync(self, directories: Iterable[Path]) -> None:
-        for directory in dict.fromkeys(directories):
-            sync(directory)
+    def place_stages(self, stages: Sequence[Stage], *, final: bool) -> None:
+        """Put whole directories in their places, as :meth:`place` does files."""
+        for number, stage in enumerate(stages, 1):
+            with drafts.writing(stage.target):
+                inode = _inode(stage.directory)
+            change = _Change(stage.target, inode, stage=stage.directory)
+            self._record(change, last=final and number == len(stages))
+            stage.place()
+
+    def _record(self, change: _Change, *, last: bool) -> None:
+        self.log.append(change)
+        if last:
+            self.last = change
 
     def _undo(self) -> None:
         for change in reversed(self.log):
@@ -113,10 +111,10 @@ class Changeset:
                 self.stuck.append(change.path)
 
     def _take_back(self, change: _Change) -> None:
-        if change.staged is None:
-            change.path.rmdir()
-        elif not _stands(change):
+        if not _stands(change):
             return
+        if change.stage is not None:
+            os.rename(change.path, change.stage)
         elif change.new:
             change.path.unlink()
         elif change.backup is not None:
@@ -125,7 +123,7 @@ class Changeset:
 
 def _stands(change: _Change) -> bool:
     with suppress(OSError):
-        return change.inode is not None and _inode(change.path) == change.inode
+        return _inode(change.path) == change.inode
     return False
 
 
@@ -174,7 +172,7 @@ class Stage:
             sync(Path(folder))
         with drafts.writing(self.target):
             if os.path.lexists(self.target):
-                raise FileExistsError(17, "File exists")
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
             os.rename(self.directory, self.target)
         sync(self.target.parent)
 

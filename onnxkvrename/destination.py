@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -75,17 +75,12 @@ def _backups(path: Path, status: os.stat_result) -> int:
     return left
 
 
-def fresh(targets: Iterable[Path]) -> Path | None:
-    """The directory, not there yet, that will hold all targets: it can appear at once."""
+def fresh(target: Path) -> Path | None:
+    """The outermost directory around a target that is not there yet: it can appear as a whole."""
     found = None
-    for target in targets:
-        directory = target.parent
+    for directory in target.parents:
         if os.path.lexists(directory):
-            return None
-        while not os.path.lexists(directory.parent):
-            directory = directory.parent
-        if found not in (None, directory):
-            return None
+            return found
         found = directory
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -184,20 +184,18 @@ def _attributed(tasks: Sequence[Task]) -> Iterator[None]:
 
 
 def _carry_out(tasks: Sequence[Task], work: _Work, stuck: list[Path]) -> None:
-    """Make all files, alone with their targets."""
+    """Make all files, alone with their targets; new directories in a stage each."""
     if not tasks:
         return
-    fresh = destination.fresh(task.target for task in tasks)
-    with Changeset() as around:
-        if fresh is not None:
-            with _alone([fresh], sweep=work.executor is not None):
-                _stage(tasks, work, fresh)
-            return
-        for directory in dict.fromkeys(task.target.parent for task in tasks):
-            around.make_directory(directory)
-        targets = [task.target for task in tasks]
-        with _alone(targets, sweep=work.executor is not None):
-            _replace(tasks, work, stuck)
+    fresh = [destination.fresh(task.target) for task in tasks]
+    targets = dict.fromkeys(new or task.target for new, task in zip(fresh, tasks, strict=True))
+    with _alone(list(targets), sweep=work.executor is not None), ExitStack() as stack:
+        stages = {new: stack.enter_context(Stage(new)) for new in dict.fromkeys(fresh) if new}
+        inside = [
+            task._replace(target=stages[new].within(task.target)) if new is not None else task
+            for new, task in zip(fresh, tasks, strict=True)
+        ]
+        _replace(inside, work, tuple(stages.values()), stuck)
 
 
 def _tidy(jobs: Sequence[Job]) -> None:
@@ -234,25 +232,29 @@ def _alone(targets: Sequence[Path], *, sweep: bool = False) -> Iterator[None]:
             changeset.clear(drafts.leftovers(targets))
 
 
-def _stage(tasks: Sequence[Task], work: _Work, fresh: Path) -> None:
-    """Make a new directory with all results in it."""
-    with Stage(fresh) as stage:
-        staged = [task._replace(target=stage.within(task.target)) for task in tasks]
-        _replace(staged, work, [])
-        stage.place()
+def _replace(
+    tasks: Sequence[Task], work: _Work, stages: Sequence[Stage], stuck: list[Path]
+) -> None:
+    """Draft all, look once more whether nobody has touched a source, and place all.
 
-
-def _replace(tasks: Sequence[Task], work: _Work, stuck: list[Path]) -> None:
-    """Draft all, look once more whether nobody has touched a source, and place all."""
+    Models come last: at no moment stands one without what belongs to it.
+    """
     with Changeset(stuck) as changes:
         drafted = _drafted(tasks, work)
         for task in tasks:
             if not task.unchanged:
                 raise _Stopped(task.owner, writing.changed(task))
-        pairs = list(zip(tasks, drafted, strict=True))
-        data = [made for task, made in pairs if isinstance(task.source, DataFile)]
-        models = [made for task, made in pairs if not isinstance(task.source, DataFile)]
-        changes.place(data, final=not models)
+        staged, others, models = list[Staged](), list[Staged](), list[Staged]()
+        for task, made in zip(tasks, drafted, strict=True):
+            if any(stage.directory in made.target.parents for stage in stages):
+                staged.append(made)
+            elif isinstance(task.source, examining.Recipe):
+                models.append(made)
+            else:
+                others.append(made)
+        changes.place(staged, final=False)
+        changes.place_stages(stages, final=not others and not models)
+        changes.place(others, final=not models)
         changes.place(models, final=True)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,6 +67,16 @@ def snapshot() -> Snapshot:
         }
 
     return take
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    """No more than 40 files can be open beside those that are."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/dev/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 40, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.fixture

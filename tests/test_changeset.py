@@ -253,60 +253,6 @@ def test_what_cannot_be_undone_is_told(three: list[Path], monkeypatch: pytest.Mo
     assert stuck == three[:1]
 
 
-def test_made_directories_go_again_but_not_those_of_others(tmp_path: Path) -> None:
-    def fail() -> None:
-        with Changeset() as changes:
-            changes.make_directory(tmp_path / "a" / "b" / "c")
-            assert (tmp_path / "a" / "b" / "c").is_dir()
-            changes.make_directory(tmp_path / "a" / "d" / "e")
-            (tmp_path / "a" / "d" / "theirs").touch()
-            raise KeyboardInterrupt
-
-    (tmp_path / "a").mkdir()
-    with pytest.raises(KeyboardInterrupt):
-        fail()
-    assert os.listdir(tmp_path / "a") == ["d"]
-    assert os.listdir(tmp_path / "a" / "d") == ["theirs"]
-
-
-def test_a_directory_that_someone_else_makes_meanwhile_is_theirs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.path.lexists
-
-    def late(path: Path) -> bool:
-        found = real(path)
-        Path(path).mkdir(exist_ok=True)
-        return found
-
-    def fail() -> None:
-        with Changeset() as changes:
-            monkeypatch.setattr(os.path, "lexists", late)
-            changes.make_directory(tmp_path / "a")
-            monkeypatch.undo()
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fail()
-    assert (tmp_path / "a").is_dir()
-
-
-def test_made_directories_stay_if_all_goes_well(tmp_path: Path) -> None:
-    with Changeset() as changes:
-        changes.make_directory(tmp_path / "a" / "b")
-        changes.make_directory(tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b").is_dir()
-
-
-@pytest.mark.parametrize("name", ["file/below", "n" * 300])
-def test_a_directory_that_cannot_be_made_is_named(name: str, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(WriteError, match="cannot be written") as caught, Changeset() as changes:
-        changes.make_directory(tmp_path / name)
-    assert caught.value.path == str(tmp_path / name)
-    assert os.listdir(tmp_path) == ["file"]
-
-
 # A directory that appears at once.
 
 
@@ -362,6 +308,32 @@ def test_all_of_a_directory_is_on_the_disk_before_it_appears(
         fill(stage, "a", "sub/b")
         stage.place()
     assert seen == [stage.directory.name, "sub", "rename", tmp_path.name]
+
+
+def test_what_fails_after_a_directory_was_placed_takes_it_back(tmp_path: Path) -> None:
+    def fail() -> None:
+        one, other = Stage(tmp_path / "one"), Stage(tmp_path / "other")
+        with one, other, Changeset() as changes:
+            fill(one, "a")
+            fill(other, "b")
+            (tmp_path / "other").touch()
+            changes.place_stages([one, other], final=True)
+
+    with pytest.raises(WriteError, match="File exists"):
+        fail()
+    assert os.listdir(tmp_path) == ["other"]
+
+
+def test_an_interrupt_after_the_last_directory_was_placed_undoes_nothing(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with Stage(tmp_path / "one") as stage, Changeset() as changes:
+            fill(stage, "a")
+            changes.place_stages([stage], final=True)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert os.listdir(tmp_path) == ["one"]
 
 
 def test_a_directory_that_cannot_be_synced_has_its_place_all_the_same(

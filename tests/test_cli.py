@@ -244,6 +244,77 @@ def test_rules_of_ones_own_are_used(here: Path, run) -> None:
     assert "KV111: logits" in outcome.err
 
 
+def swapped(path: Path) -> Path:
+    """A model whose key and value change places, though every name looks right."""
+    model = models.decoder()
+    names = {models.KEY_OUT: models.VALUE_OUT, models.VALUE_OUT: models.KEY_OUT}
+    for item in model.graph.node:
+        item.output[:] = [names.get(name, name) for name in item.output]
+    return saved(model, path)
+
+
+@pytest.mark.parametrize(
+    "place", [(), ("-o", "new.onnx"), ("-d", "new"), ("-n",), ("--check",), ("--jobs", "2")]
+)
+def test_to_verify_refuses_a_swap_before_anything_is_written(
+    place: tuple[str, ...], here: Path, run, snapshot
+) -> None:
+    swapped(here / "parts" / "x.onnx")
+    given = ("parts",) if "-o" in place else ("parts", MODEL)
+    before = snapshot(here)
+    outcome = run(*given, *V, "--verify", *place)
+    assert (outcome.code, "x.onnx" in outcome.out) == (1, False)
+    told = "x.onnx: error KV110: past_key.0_VLLM_RetainedState is made of past_value.0_VLLM, not"
+    assert told in outcome.err
+    assert snapshot(here) == before
+    assert not (here / "new").exists()
+    if not {"-n", "--check"} & {*place}:
+        assert run(*given, *V, *place).code == 0
+
+
+def test_to_verify_is_to_prove_what_is_renamed_already_too(here: Path, run) -> None:
+    swapped(here / "other.onnx")
+    assert run("other.onnx", *V).code == run("other.onnx", *V).code == 0
+    assert run("other.onnx", *V, "--verify").code == 1
+    assert run("other.onnx", "--strip", "--verify").code == 1
+    assert run("other.onnx", "--prefix", "NEW", "--replace", "--verify").code == 1
+
+
+def test_to_verify_says_what_is_not_proved_and_goes_on_unless_strict(here: Path, run) -> None:
+    model = models.decoder()
+    model.graph.node[0].CopyFrom(
+        node("Mystery", [models.KEY, "x"], [models.KEY_OUT], domain="local")
+    )
+    saved(model, here / "other.onnx")
+    assert run("other.onnx", *V, "--verify", "--strict").code == 1
+    assert (here / "other.onnx").read_bytes() == model.SerializeToString()
+    outcome = run("other.onnx", *V, "--verify")
+    assert (outcome.code, "warning KV113" in outcome.err) == (0, True)
+    assert len(outcome.out.splitlines()) == 4
+
+
+def test_to_verify_minds_what_onnx_refuses(here: Path, run) -> None:
+    model = models.decoder(node("NoSuchOperator", ["x"], ["y"]))
+    saved(model, here / "other.onnx")
+    outcome = run("other.onnx", *V, "--verify", "--format", "json")
+    assert outcome.code == 1
+    document = json.loads(outcome.out)
+    jsonschema.validate(document, SCHEMA)
+    assert [found["code"] for found in document["models"][0]["findings"]] == ["KV115"]
+    assert run("other.onnx", *V).code == 0
+
+
+def test_every_fixture_is_proved_on_its_way(tmp_path: Path, run) -> None:
+    fixtures = Path(__file__).parent.parent / "fixtures"
+    outcome = run(fixtures / "plain", *V, "--verify", "-d", tmp_path / "new", "-q")
+    assert outcome.code == 0
+    assert "error" not in outcome.err
+    for path in (fixtures / "VLLM").rglob("*.onnx"):
+        made = tmp_path / "new" / path.relative_to(fixtures / "VLLM")
+        assert made.read_bytes() == path.read_bytes()
+    assert run(tmp_path / "new", "--strip", "--verify", "-q").code == 0
+
+
 def test_one_bad_model_among_three_and_nothing_is_written(here: Path, run, snapshot) -> None:
     before = snapshot(here)
     for bad in ("text.onnx", "bad.onnx"):

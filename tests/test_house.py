@@ -31,6 +31,7 @@ LAYERS = (
     "kinds",
     "comparing",
     "windows",
+    "exportcache",
     "files",
     "copying",
     "drafts",
@@ -78,15 +79,17 @@ TREES = {
 }
 PURE = (
     {"errors", "signature", "wire", "messages", "places", "rules", "planning", "checking"}
-    | {"comparing", "windows", "reporting", "kinds", "weighing", "operators", "origins"}
+    | {"comparing", "windows", "exportcache", "reporting", "kinds", "weighing"}
+    | {"operators", "origins"}
 )  # fmt: skip
 DISK = {"files", "copying", "drafts", "locks", "changeset"}
 HEAVY = {"onnx", "onnx_graphsurgeon", "onnxruntime", "numpy", "rich", "google", "google.protobuf"}
-HEAVY |= {
-    f"onnxkvrename.{name}"
-    for name in ("verifying", "dataflow", "soundness", "retention", "verdicts")
-    + ("anatomy", "kvmap", "pictures", "command_verify", "command_inspect")
-}
+LATER = (
+    *("verifying", "dataflow", "soundness", "retention", "verdicts", "anatomy", "kvmap"),
+    *("pictures", "command_verify", "command_inspect"),
+)
+"""What a rename has no use for."""
+HEAVY |= {f"onnxkvrename.{name}" for name in LATER}
 COMMANDS = {
     "": command_rename.command,
     " verify": command_verify.command,

@@ -9,8 +9,6 @@ from models import saved
 
 from onnxkvrename import Job, Options, Report, Wish, load_rules, rename_set
 
-BLOCK = 1 << 12
-
 
 def judged(*jobs: Job, **options: bool) -> Report:
     return rename_set(jobs, Wish("VLLM"), load_rules(), Options(write=False, **options))

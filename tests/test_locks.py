@@ -4,7 +4,6 @@ import errno
 import fcntl
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -139,17 +138,13 @@ def test_locks_that_anything_has_left_are_taken_over(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.usefixtures("few_descriptors")
 def test_many_targets_take_few_descriptors(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     targets = [tmp_path / f"{'sub/' * (i % 2)}{i}.onnx" for i in range(300)]
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
-    try:
-        with locks.held(targets):
-            assert sum(len(names) for _, _, names in os.walk(tmp_path)) == 300
-            assert not taken(targets[-1])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    with locks.held(targets):
+        assert sum(len(names) for _, _, names in os.walk(tmp_path)) == 300
+        assert not taken(targets[-1])
     assert os.listdir(tmp_path) == ["sub"]
     assert os.listdir(tmp_path / "sub") == []
 

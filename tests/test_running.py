@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
@@ -517,14 +516,10 @@ def test_a_directory_half_made_by_a_dead_run_is_no_set_of_models(
     assert not stage.exists()
 
 
+@pytest.mark.usefixtures("few_descriptors")
 def test_a_large_set_takes_few_descriptors(tmp_path: Path) -> None:
     content = models.decoder().SerializeToString()
     for number in range(100):
         (tmp_path / f"{number}.onnx").write_bytes(content)
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
-    try:
-        assert statuses(together(tmp_path)) == ["renamed"] * 100
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert statuses(together(tmp_path)) == ["renamed"] * 100
     assert sorted(os.listdir(tmp_path)) == sorted(f"{number}.onnx" for number in range(100))
