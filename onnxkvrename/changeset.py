@@ -170,11 +170,16 @@ class Stage:
         """
         for folder, _, _ in os.walk(self.directory):
             sync(Path(folder))
-        with drafts.writing(self.target):
-            if os.path.lexists(self.target):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-            os.rename(self.directory, self.target)
-        sync(self.target.parent)
+        move(self.directory, self.target)
+
+
+def move(directory: Path, target: Path) -> None:
+    """Give a directory another name beside it. Raises :class:`WriteError` if that is taken."""
+    with drafts.writing(target):
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        os.rename(directory, target)
+    sync(target.parent)
 
 
 def sync(directory: Path) -> None:

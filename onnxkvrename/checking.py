@@ -45,6 +45,8 @@ CODES: Mapping[str, tuple[Severity, str]] = {
     "KV401": ("error", "export directory whose hash does not follow from its JSON"),
     "KV402": ("warning", "renamed in place in an export cache: a later export would reuse it"),
     "KV403": ("error", "the directory of the seeded export already holds something else"),
+    "KV404": ("warning", "a sidecar's name matches nothing in the model; an error if none does"),
+    "KV405": ("warning", "a sidecar names only one half of a pair"),
     "KV501": ("error", "external data outside the model's directory"),
     "KV502": ("error", "external data missing, or no plain file"),
     "KV503": ("error", "external data shorter than the model says, or a malformed entry"),

@@ -17,6 +17,7 @@ from onnxkvrename import (
     reporting,
     rulesfile,
     running,
+    seeding,
     spreading,
 )
 from onnxkvrename.arguments import AnyPath
@@ -61,6 +62,16 @@ class Asked(NamedTuple):
     metavar="DIR",
     type=AnyPath(path_type=Path),
     help="Write results below this directory, laid out like the models.",
+)
+@click.option(
+    "--seed-cache",
+    is_flag=True,
+    help="Write exports of QEfficient's cache where it looks for them under their new names.",
+)
+@click.option(
+    "--in-place",
+    is_flag=True,
+    help="With --seed-cache: rename the export itself, and its directory.",
 )
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 if a name would change.")
 @click.option("--diff", is_flag=True, help="Like --check, and show the names.")
@@ -133,6 +144,12 @@ def _rename(given: dict[str, Any], asked: Asked) -> Report:
         raise click.UsageError("no --prefix given: the token to put in, for example --prefix VLLM")
     if given["output"] is not None and given["directory"] is not None:
         raise click.UsageError("-o and -d cannot both be: -o names a file, -d a directory")
+    if given["in_place"] and not given["seed_cache"]:
+        raise click.UsageError(
+            "--in-place is for --seed-cache: else it is the default"
+        )
+    if given["seed_cache"] and (given["output"] or given["directory"]):
+        raise click.UsageError("--seed-cache says where results go: leave out -o and -d")
     wish = Wish(
         given["prefix"],
         strip=given["strip"],
@@ -146,6 +163,7 @@ def _rename(given: dict[str, Any], asked: Asked) -> Report:
         force=given["force"],
         sets=not given["no_set"],
         verify=given["verify"],
+        seeded=given["seed_cache"],
     )
     rules = rulesfile.load(given["profile"], given["rules"])
     running.check_wish(wish)
@@ -154,11 +172,19 @@ def _rename(given: dict[str, Any], asked: Asked) -> Report:
     if given["dask"] is not None and given["jobs"] is not None:
         raise click.UsageError("--jobs and --dask cannot both be")
     jobs = discovery.find(given["models"], given["output"], given["directory"])
+    seeds: tuple[seeding.Seed, ...] = ()
+    if given["seed_cache"]:
+        seeds = seeding.seeds([job.model for job in jobs], rules, wish)
+        jobs = seeding.jobs(jobs, seeds, in_place=given["in_place"])
+    texts = seeding.companions(seeds, in_place=given["in_place"])
     if given["dask"] is not None:  # a worker has a working directory of its own
         jobs = tuple(Job(job.model.absolute(), job.output.absolute()) for job in jobs)
     watched = asked.form == "text" and not asked.quiet and console.terminal(sys.stderr)
     with _workers(given, len(jobs)) as executor, _bars(watched) as watch:
-        return running.rename_set(jobs, wish, rules, options, watch, executor)
+        report = running.rename_set(jobs, wish, rules, options, watch, executor, texts)
+    if given["in_place"] and options.write and not any(model.failed for model in report.models):
+        report = seeding.move(seeds, report)
+    return report
 
 
 def _workers(given: dict[str, Any], models: int) -> AbstractContextManager[Executor | None]:

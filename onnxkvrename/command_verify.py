@@ -86,6 +86,7 @@ def command(**given: Any) -> int:
     look = partial(verifying.verify, rules=profile, aim=aim)
     with spreading.processes(given["jobs"] or spreading.worth(len(paths))) as executor:
         found = tuple(spreading.spread(look, paths, executor))
+    _check_dims(found, aim)
     items = verifying.together(found, profile, aim)
     code = Report(tuple(item.report for item in items)).exit_code()
     _answer(items, given, code)
@@ -126,6 +127,16 @@ def _dim(text: str) -> tuple[str, int]:
     if not known or not 0 < int(size) < 1 << 31:
         raise click.UsageError(f"--dim {text!r}: say SYMBOL=SIZE, for example ctx_len=32")
     return symbol, int(size)
+
+
+def _check_dims(found: tuple[Verified, ...], aim: Aim) -> None:
+    """A size that was given in vain is one that the run did not have."""
+    known = {symbol for item in found if item.run is not None for symbol in item.run.dims}
+    unknown = [symbol for symbol in aim.dims if symbol not in known]
+    if known and unknown:
+        raise click.UsageError(
+            f"--dim {unknown[0]}: no model has that dimension, but {', '.join(sorted(known))}"
+        )
 
 
 def _answer(items: tuple[Verified, ...], given: dict[str, Any], code: int) -> None:

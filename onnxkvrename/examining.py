@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename import (
     checking,
     destination,
+    exportcache,
     externaldata,
     messages,
     onnxfile,
     places,
     planning,
+    seeding,
     windows,
     wire,
 )
@@ -96,6 +98,7 @@ def _examined(model: Model, item: Examined, wish: Wish, rules: Rules, options: O
     findings = [
         *checking.check(model.signature, plan, uses),
         *(one for one in found if isinstance(one, Finding)),
+        *(_reused(item.job, rules, wish) if names and not options.seeded else ()),
     ]
     report = item.report._replace(
         status="would-rename" if names else "unchanged",
@@ -123,6 +126,20 @@ def _proofs(result: Source, signature: Signature, wish: Wish, rules: Rules) -> t
 
     pairs = planning.plan(signature, rules, wish).pairs
     return verifying.prove(result, pairs)[1]
+
+
+def _reused(job: Job, rules: Rules, wish: Wish) -> Iterator[Finding]:
+    """KV402, where a model would change in place within QEfficient's cache."""
+    directory = seeding.home(job.model) if job.in_place else None
+    if directory is None:
+        return
+    try:
+        params = seeding.read(directory)
+    except KvRenameError:
+        return  # whatever it is, no export would be taken for it
+    warning = exportcache.reused(job.model.name, directory.name, params, rules, wish)
+    if warning is not None:
+        yield warning
 
 
 def _part(model: Model, report: ModelReport, rules: Rules) -> Part | None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from onnxkvrename import checking, destination, drafts, externaldata, windows
 from onnxkvrename.checking import Finding
+from onnxkvrename.companions import Read
 from onnxkvrename.errors import KvRenameError, WriteError
 from onnxkvrename.examining import Examined
 from onnxkvrename.externaldata import DataFile
@@ -46,6 +47,23 @@ def judge(
         report = report._replace(status="failed" if report.failed else report.status)
         judged.append(item._replace(report=report, part=None))
     return tuple(judged)
+
+
+def with_texts(
+    judged: Sequence[Examined], texts: Sequence[Read], options: Options
+) -> tuple[Examined, ...]:
+    """The same models, each with what is wrong with texts that go with it."""
+    reports = [item.report for item in judged]
+    for text in texts:
+        report = reports[text.owner]
+        findings = text.findings
+        if options.strict:
+            findings = tuple(finding._replace(severity="error") for finding in findings)
+        report = report._replace(
+            findings=(*report.findings, *findings), error=report.error or text.error
+        )
+        reports[text.owner] = report._replace(status="failed" if report.failed else report.status)
+    return tuple(item._replace(report=new) for item, new in zip(judged, reports, strict=True))
 
 
 def _together(

@@ -12,7 +12,7 @@ from onnxkvrename import __version__
 from onnxkvrename.checking import Finding
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.planning import End, Pair
-from onnxkvrename.results import ModelReport, Report
+from onnxkvrename.results import ModelReport, Report, TextReport
 
 SCHEMA = "onnxkvrename.report/1"
 _FEW = 3
@@ -65,7 +65,17 @@ def states(report: Report, *, look: bool) -> Iterator[str]:
     """
     for model in report.models:
         if model.error is None and (look or model.status != "would-rename"):
-            yield f"{show(model.path)}: {state(model, look=look)}"
+            yield f"{show(model.path)}: {state(model, look=look)}{_elsewhere(model)}"
+    for text in report.texts:
+        if text.status in ("renamed", "would-rename") and not any(m.failed for m in report.models):
+            verb = "would change" if text.status == "would-rename" else "changed"
+            yield f"{show(text.path)}: {text.changed} names {verb}{_elsewhere(text)}"
+
+
+def _elsewhere(item: ModelReport | TextReport) -> str:
+    """Where a result went, or would go, if not back to its source."""
+    moved = item.output != item.path and item.status in ("renamed", "would-rename")
+    return f" -> {show(item.output)}" if moved else ""
 
 
 def state(model: ModelReport, *, look: bool) -> str:

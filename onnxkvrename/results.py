@@ -44,7 +44,8 @@ class Options(NamedTuple):
     where the result would go. ``strict`` makes every warning an error.
     ``force`` goes through links and over files that are in the way. ``sets`` is
     false for windows that shall not be held against each other. ``verify`` has the
-    result's dataflow and soundness proved before it is written.
+    result's dataflow and soundness proved before it is written. ``seeded`` says that
+    exports go where QEfficient looks for them.
     """
 
     write: bool = True
@@ -53,6 +54,7 @@ class Options(NamedTuple):
     force: bool = False
     sets: bool = True
     verify: bool = False
+    seeded: bool = False
 
 
 class ModelReport(NamedTuple):
@@ -83,10 +85,20 @@ class ModelReport(NamedTuple):
         return self.error is not None or any(f.severity == "error" for f in self.findings)
 
 
+class TextReport(NamedTuple):
+    """What became of a text that goes with models; ``changed`` counts its names."""
+
+    path: str
+    output: str
+    status: Status
+    changed: int
+
+
 class Report(NamedTuple):
-    """What became of all models of a command, in the order given."""
+    """What became of all models of a command, in the order given, and of texts with them."""
 
     models: tuple[ModelReport, ...]
+    texts: tuple[TextReport, ...] = ()
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -97,5 +109,6 @@ class Report(NamedTuple):
         """0 done or nothing to do, 1 a finding (to ``look``: or a change), 2 not possible."""
         if any(model.error is not None for model in self.models):
             return 2
-        changes = look and any(model.status == "would-rename" for model in self.models)
+        states = [*(model.status for model in self.models), *(text.status for text in self.texts)]
+        changes = look and "would-rename" in states
         return int(changes or any(model.failed for model in self.models))

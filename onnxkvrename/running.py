@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from onnxkvrename import (
     changeset,
+    companions,
     destination,
     drafts,
     examining,
@@ -21,6 +22,7 @@ from onnxkvrename import (
     writing,
 )
 from onnxkvrename.changeset import Changeset, Stage
+from onnxkvrename.companions import Companion, Read
 from onnxkvrename.drafts import Heard, Staged
 from onnxkvrename.errors import KvRenameError, RulesError, WriteError
 from onnxkvrename.examining import Examined
@@ -78,8 +80,9 @@ def rename_set(
     options: Options | None = None,
     watch: Watch | None = None,
     executor: Executor | None = None,
+    texts: Sequence[Companion] = (),
 ) -> Report:
-    """Rename models, all of them or none, each into its own place.
+    """Rename models, and texts that go with them, all of them or none, each into its own place.
 
     All are read, planned and checked, then all results are written under
     temporary names, and only then the first takes its place. Any executor can
@@ -98,9 +101,12 @@ def rename_set(
     heard = watch.models("reading", len(jobs)) if watch is not None else None
     examined = tuple(spreading.spread(examine, jobs, executor, heard))
     judged = judging.judge(examined, wish, rules, options)
+    read = tuple(companions.read(texts, [item.report for item in judged], options))
+    judged = judging.with_texts(judged, read, options)
     if not options.write or any(item.report.failed for item in judged):
-        return Report(tuple(item.report for item in judged))
-    return Report(_written(judged, options, watch, executor))
+        reports = tuple(item.report for item in read)
+        return Report(tuple(item.report for item in judged), reports)
+    return _written(judged, read, options, _Work(watch, executor))
 
 
 def check_wish(wish: Wish) -> None:
@@ -128,17 +134,23 @@ class _Work(NamedTuple):
 
 
 def _written(
-    items: Sequence[Examined], options: Options, watch: Watch | None, executor: Executor | None
-) -> tuple[ModelReport, ...]:
+    items: Sequence[Examined], texts: Sequence[Read], options: Options, work: _Work
+) -> Report:
     _clear([path for item in items for path in item.beside])
-    tasks = tuple(_tasks(items, options))
+    tasks = (*_tasks(items, options), *_text_tasks(texts, options))
     stuck: list[Path] = []
     try:
         with _attributed(tasks):
-            _carry_out(tasks, _Work(watch, executor), stuck)
+            _carry_out(tasks, work, stuck)
     except _Stopped as stopped:
-        return tuple(_after(items, stopped, stuck))
-    return tuple(item.report._replace(status=_status(item)) for item in items)
+        return Report(tuple(_after(items, stopped, stuck)), tuple(item.report for item in texts))
+    return Report(
+        tuple(item.report._replace(status=_status(item)) for item in items),
+        tuple(
+            item.report._replace(status="unchanged" if item.text is None else "renamed")
+            for item in texts
+        ),
+    )
 
 
 def _status(item: Examined) -> Status:
@@ -146,7 +158,7 @@ def _status(item: Examined) -> Status:
 
 
 def _tasks(items: Sequence[Examined], options: Options) -> Iterator[Task]:
-    """The files to be made; data that several models share are one."""
+    """The models and data to be made; data that several models share are one."""
     seen: set[Path] = set()
     for owner, item in enumerate(items):
         for data, called in item.copies:
@@ -157,6 +169,14 @@ def _tasks(items: Sequence[Examined], options: Options) -> Iterator[Task]:
         if not item.done and item.recipe is not None:
             job = item.job
             yield Task(owner, item.recipe, job.target, job.output, job.in_place, options.force)
+
+
+def _text_tasks(texts: Sequence[Read], options: Options) -> Iterator[Task]:
+    for item in texts:
+        if item.text is not None:
+            job = Job(item.companion.path, item.companion.output)
+            made, called = item.text, item.companion.output
+            yield Task(item.owner, made, job.target, called, job.in_place, options.force)
 
 
 def _after(

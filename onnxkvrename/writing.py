@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename import files, onnxfile
+from onnxkvrename.companions import Text
 from onnxkvrename.drafts import Draft, Heard, Staged
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
 from onnxkvrename.examining import Recipe
@@ -13,14 +14,14 @@ from onnxkvrename.externaldata import DataFile
 
 
 class Task(NamedTuple):
-    """A file to be made, of a model by its recipe or of data by copying; it travels.
+    """A file to be made: of a model by its recipe, of data by copying, of a text; it travels.
 
     ``owner`` counts the models of the command. ``target`` is the place to make
     it for, and ``called`` what that is called to the user.
     """
 
     owner: int
-    source: Recipe | DataFile
+    source: Recipe | DataFile | Text
     target: Path
     called: Path
     in_place: bool
@@ -49,6 +50,8 @@ def draft(task: Task, heard: Heard | None = None) -> Staged | KvRenameError:
             if isinstance(task.source, Recipe):
                 onnxfile.write(source, task.source.pieces, made)
                 onnxfile.prove(made, task.source.size, task.source.expected)
+            elif isinstance(task.source, Text):
+                made.write(task.source.content)
             else:
                 made.copy(source, 0, source.size, heard)
             made.keep(source, owner=task.in_place, force=task.force)

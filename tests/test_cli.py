@@ -336,7 +336,7 @@ def test_several_models_keep_their_layout_elsewhere(here: Path, run, renamed: by
         "parts/x.onnx",
     ]
     assert "decoder.onnx: past_key.0 -> past_key.0_VLLM" in outcome.out
-    assert outcome.err.splitlines()[-1] == "parts/x.onnx: 4 names changed"
+    assert outcome.err.splitlines()[-1] == "parts/x.onnx: 4 names changed -> new/parts/x.onnx"
 
 
 @pytest.mark.parametrize(

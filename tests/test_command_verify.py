@@ -489,10 +489,14 @@ def test_every_export_is_judged_by_one_of_these_tests(run) -> None:
 @pytest.mark.parametrize("kind", ["plain", "VLLM"])
 def test_the_windows_of_a_real_export_verify_together(kind: str, run) -> None:
     (windows,) = EXPORTS.glob(f"lw_qwen3moe/{kind}-*/onnx_layerwise_tmp")
-    assert run("verify", windows, windows.parent / "merged_0-2.onnx").code == 0
-    paths = sorted(windows.rglob("*.onnx"))
-    (other,) = EXPORTS.glob(
-        f"lw_qwen3moe/{'plain' if kind == 'VLLM' else 'VLLM'}-*/merged_0-2.onnx"
-    )
-    assert run("verify", windows, other).code == 0  # another root is another set
-    assert len(paths) == 2
+    merged = windows.parent / "merged_0-2.onnx"
+    token = ("--prefix", "VLLM") if kind == "VLLM" else ()
+    outcome = run("verify", windows, merged, *token)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.count("buffers retained") == 3
+    (first, _) = sorted(windows.rglob("*.onnx"))
+    outcome = run("verify", first, merged, "--format", "json")
+    found = [
+        item["code"] for model in json.loads(outcome.out)["models"] for item in model["findings"]
+    ]
+    assert (outcome.code, found) == (1, ["KV307"])

@@ -3,7 +3,6 @@ from __future__ import annotations
 import errno
 import io
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -175,14 +174,3 @@ def test_closed_streams_do_not_stop_the_work(
     process = piped(f"{command} {closed}", decoder.parent)
     assert (process.returncode, "bug" in process.stderr) == (0, False)
     assert (decoder.read_bytes() == renamed) is ("--prefix" in command)
-
-
-def test_an_answer_is_flushed_before_the_process_ends(decoder: Path) -> None:
-    """So that what cannot be written is known while there is someone to tell."""
-    script = (
-        "import os, sys; from onnxkvrename import console\n"
-        "with console.answering(): console.say(['a'])\n"
-        "os._exit(0)"
-    )
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert process.stdout == "a\n"

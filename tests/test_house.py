@@ -32,6 +32,14 @@ LAYERS = (
     "comparing",
     "windows",
     "exportcache",
+    "spans",
+    "yamltext",
+    "jsontext",
+    "customio",
+    "nodeprecision",
+    "batchio",
+    "compileparams",
+    "sidecars",
     "files",
     "copying",
     "drafts",
@@ -80,10 +88,12 @@ TREES = {
 PURE = (
     {"errors", "signature", "wire", "messages", "places", "rules", "planning", "checking"}
     | {"comparing", "windows", "exportcache", "reporting", "kinds", "weighing"}
-    | {"operators", "origins"}
+    | {"operators", "origins", "spans", "yamltext", "jsontext", "customio"}
+    | {"nodeprecision", "batchio", "compileparams", "sidecars"}
 )  # fmt: skip
 DISK = {"files", "copying", "drafts", "locks", "changeset"}
 HEAVY = {"onnx", "onnx_graphsurgeon", "onnxruntime", "numpy", "rich", "google", "google.protobuf"}
+HEAVY |= {"ruamel", "ruamel.yaml"}
 LATER = (
     *("verifying", "dataflow", "soundness", "retention", "verdicts", "anatomy", "kvmap"),
     *("pictures", "command_verify", "command_inspect"),

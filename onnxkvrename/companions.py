@@ -1,0 +1,111 @@
+"""Text files that go with models: read, followed, and written with them or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from onnxkvrename import checking, files
+from onnxkvrename.checking import Finding
+from onnxkvrename.errors import KvRenameError
+from onnxkvrename.files import Identity
+from onnxkvrename.results import ModelReport, Options, TextReport
+
+MAX_TEXT = 1 << 26
+"""Bytes that a text may have."""
+
+
+class Followed(NamedTuple):
+    """A text as it must be after a rename; ``changed`` counts the names."""
+
+    text: str
+    changed: int
+    findings: tuple[Finding, ...] = ()
+
+
+class Companion(NamedTuple):
+    """A text beside models, where it goes, and what a rename makes of it.
+
+    ``follow`` gets the text and the reports of all models of the run. It may
+    raise :class:`KvRenameError` for a text that it does not take.
+    """
+
+    path: Path
+    output: Path
+    follow: Callable[[str, Sequence[ModelReport]], Followed]
+
+
+class Text(NamedTuple):
+    """What is to be written in the place of a text, or beside it."""
+
+    path: Path
+    identity: Identity
+    content: bytes
+
+
+class Read(NamedTuple):
+    """A companion that has been read; ``text`` is ``None`` where nothing is to be written.
+
+    ``owner`` is the number of the model that it lies nearest to.
+    """
+
+    companion: Companion
+    owner: int
+    report: TextReport
+    text: Text | None = None
+    findings: tuple[Finding, ...] = ()
+    error: KvRenameError | None = None
+
+
+def read(
+    companions: Sequence[Companion], models: Sequence[ModelReport], options: Options
+) -> Iterator[Read]:
+    """Read texts and let them follow the models; what is wrong becomes part of the result."""
+    for companion in companions:
+        owner = _owner(companion.path, models)
+        report = TextReport(str(companion.path), str(companion.output), "failed", 0)
+        item = Read(companion, owner, report)
+        try:
+            yield _followed(item, models, options)
+        except KvRenameError as error:
+            yield item._replace(error=error)
+
+
+def _followed(item: Read, models: Sequence[ModelReport], options: Options) -> Read:
+    path, output = item.companion.path, item.companion.output
+    with files.opened(path) as file:
+        identity = file.identity
+    text = files.read_text(path, MAX_TEXT)
+    followed = item.companion.follow(text, models)
+    before, content = text.encode("utf-8"), followed.text.encode("utf-8")
+    in_place = os.path.realpath(path) == os.path.realpath(output)
+    if in_place or not os.path.lexists(output):
+        there = in_place and content == before
+    else:
+        there = files.same_content(output, len(content), [content])
+    findings = followed.findings
+    if options.place and not (there or in_place or options.force) and os.path.lexists(output):
+        findings += (
+            checking.finding(
+                "KV504", str(output), "is there already, and differs", "--force replaces it"
+            ),
+        )
+    report = item.report._replace(
+        status="unchanged" if there else "would-rename", changed=followed.changed
+    )
+    made = None if there else Text(path, identity, content)
+    return item._replace(report=report, text=made, findings=findings)
+
+
+def _owner(path: Path, models: Sequence[ModelReport]) -> int:
+    """The model beside a text, or else the nearest below it, or the first."""
+    place = os.path.realpath(path.parent)
+    homes = [os.path.realpath(Path(model.path).parent) for model in models]
+    below = [number for number, home in enumerate(homes) if _is_below(home, place)]
+    return min(below, key=lambda number: len(homes[number]), default=0)
+
+
+def _is_below(directory: str, place: str) -> bool:
+    return directory == place or directory.startswith(place.rstrip(os.sep) + os.sep)

@@ -1,0 +1,210 @@
+"""A text file as a tree that knows where its scalars stand, and new values spliced into it.
+
+Only the letters that change are replaced. Quotes, comments, indentation, line
+endings and the way other letters are written stay as they are, and the change
+back gives the same text again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+MAX_DEPTH = 100
+"""How deep lists and mappings may lie within each other."""
+
+_SHOWN = 80
+_UNITS = {
+    "": re.compile(r"(?s)."),
+    "'": re.compile(r"(?s)''|."),
+    '"': re.compile(
+        r"(?s)\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+        r"|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\U[0-9a-fA-F]{8}|\\.|."
+    ),
+}
+"""How one character is written, by the quote around it."""
+_CODE = re.compile(r"\\[xuU]([0-9a-fA-F]{2,8})")
+
+
+class Unreadable(ValueError):
+    """Text that is not taken: ``str()`` says why, ``hint`` how to mend it, if that is special."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class Scalar(NamedTuple):
+    """A text value, and where it stands, its quotes included: ``[start, end)``, in characters.
+
+    ``quote`` is empty for a plain one. One that is not ``simple`` (a block, or with
+    an anchor or a tag) can be read, but not rewritten.
+    """
+
+    value: str
+    start: int
+    end: int
+    quote: str
+    simple: bool = True
+
+
+class Items(NamedTuple):
+    """A list."""
+
+    items: tuple[Node, ...]
+
+
+class Entries(NamedTuple):
+    """A mapping, in the order of the file; no key stands twice."""
+
+    pairs: tuple[tuple[Node, Node], ...]
+
+    def get(self, key: str) -> Node | None:
+        """The value of a key, if it is there."""
+        for name, value in self.pairs:
+            if isinstance(name, Scalar) and name.value == key:
+                return value
+        return None
+
+
+class Other(NamedTuple):
+    """What holds no text of its own: ``an alias``, or ``a number`` and the like in JSON."""
+
+    what: str
+
+
+Node = Scalar | Items | Entries | Other
+
+
+class Growth:
+    """A tree in the making, out of its pieces in the order of the text."""
+
+    def __init__(self) -> None:
+        self.roots: list[Node] = []
+        self._open: list[tuple[bool, list[Node]]] = []
+
+    def add(self, node: Node) -> None:
+        """Put a node where the text is."""
+        (self._open[-1][1] if self._open else self.roots).append(node)
+
+    def open(self, *, mapping: bool) -> None:
+        """Begin a list or a mapping. Raises :class:`Unreadable` if it lies too deep."""
+        if len(self._open) >= MAX_DEPTH:
+            raise too_deep()
+        self._open.append((mapping, []))
+
+    def close(self) -> None:
+        """End what was begun last. Raises :class:`Unreadable` for a key that stands twice."""
+        mapping, nodes = self._open.pop()
+        if not mapping:
+            self.add(Items(tuple(nodes)))
+            return
+        keys: set[str] = set()
+        for key in nodes[::2]:
+            if isinstance(key, Scalar):
+                if key.value in keys:
+                    raise Unreadable(f"has the key {short(key.value)} twice")
+                keys.add(key.value)
+        self.add(Entries(tuple(zip(nodes[::2], nodes[1::2], strict=True))))
+
+
+def too_deep() -> Unreadable:
+    """What is said of text that is nested too deeply."""
+    return Unreadable(f"is nested more than {MAX_DEPTH} levels deep")
+
+
+def short(name: str) -> str:
+    """A name from a file, fit for a message."""
+    return name if len(name) <= _SHOWN else f"{name[:_SHOWN]}…"
+
+
+def splice(text: str, scalars: Iterable[Scalar], changes: Mapping[str, str]) -> str:
+    """The text with the values of these scalars changed, each in the way it is written.
+
+    Raises :class:`Unreadable` where a value cannot be changed in its place.
+    """
+    parts, at = [], 0
+    for scalar in sorted(scalars, key=lambda scalar: scalar.start):
+        new = changes.get(scalar.value, scalar.value)
+        if new != scalar.value:
+            inner = _respelt(_inner(text, scalar), scalar, new)
+            parts += [text[at : scalar.start], scalar.quote, inner, scalar.quote]
+            at = scalar.end
+    return "".join([*parts, text[at:]])
+
+
+def leaves(node: Node | None, changes: Mapping[Scalar, str]) -> Iterator[str | None]:
+    """What a tree says, with some values changed, whatever it looks like.
+
+    Two trees that give the same say the same: ``None`` and a count stand for
+    brackets, and what is no scalar gives its kind.
+    """
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Scalar):
+            yield changes.get(node, node.value)
+            continue
+        yield None
+        if isinstance(node, Items):
+            yield f"[{len(node.items)}"
+            waiting += reversed(node.items)
+        elif isinstance(node, Entries):
+            yield f"{{{len(node.pairs)}"
+            waiting += [part for pair in reversed(node.pairs) for part in reversed(pair)]
+        else:
+            yield node.what if node is not None else ""
+
+
+def _inner(text: str, scalar: Scalar) -> str:
+    """What stands between the quotes."""
+    if not scalar.simple:
+        raise _unfit(scalar, "as a block, or with an anchor or a tag")
+    raw, quote = text[scalar.start : scalar.end], scalar.quote
+    if not raw.startswith(quote) or not raw.endswith(quote):
+        raise _unfit(scalar, "in a way that is not understood")
+    return raw[len(quote) : len(raw) - len(quote)]
+
+
+def _respelt(inner: str, scalar: Scalar, new: str) -> str:
+    """How ``new`` is written where the old value is: what both share stays as it is."""
+    old, quote = scalar.value, scalar.quote
+    units = _UNITS[quote].findall(inner)
+    if "".join(map(_char, units)) != old:
+        raise _unfit(scalar, "over several lines, or with unusual escapes")
+    head = _shared(old, new)
+    tail = _shared(old[head:][::-1], new[head:][::-1])
+    middle = _quoted(new[head : len(new) - tail], quote)
+    return "".join([*units[:head], middle, *units[len(old) - tail :]])
+
+
+def _unfit(scalar: Scalar, how: str) -> Unreadable:
+    return Unreadable(
+        f"has {short(scalar.value)} written {how}", "write this name plainly, on one line"
+    )
+
+
+def _char(unit: str) -> str:
+    """The character that is written so; for escapes like ``\\n`` not that, but another one."""
+    codes = [int(digits, 16) for digits in _CODE.findall(unit)]
+    if len(codes) == 2:
+        return chr(0x10000 + ((codes[0] - 0xD800) << 10) + codes[1] - 0xDC00)
+    return chr(codes[0]) if codes else unit[-1]
+
+
+def _shared(one: str, other: str) -> int:
+    """With how many characters both begin."""
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+def _quoted(text: str, quote: str) -> str:
+    if quote == "'":
+        return text.replace("'", "''")
+    return json.dumps(text, ensure_ascii=False)[1:-1] if quote else text
