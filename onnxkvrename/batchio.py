@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from onnxkvrename.spans import Entries, Items, Node, Scalar, Unreadable
+from onnxkvrename.spans import Entries, Items, Node, Scalar, Unreadable, told
 
 FORM = "IO-files, and in it lists of entries with map-to"
 
@@ -24,9 +24,9 @@ def names(tree: Node) -> Iterator[Scalar]:
     for batch in batches.items:
         for entry in batch.items if isinstance(batch, Items) else (batch,):
             if not isinstance(entry, Entries):
-                raise Unreadable("lists among IO-files what is no entry")
+                raise Unreadable(f"lists {told(entry)} in IO-files, where an entry belongs")
             name = entry.get("map-to")
             if isinstance(name, Scalar):
                 yield name
             elif name is not None:
-                raise Unreadable("has a map-to that is no name")
+                raise Unreadable(f"has {told(name)} for a map-to, where a name belongs")

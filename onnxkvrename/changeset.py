@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -19,7 +19,7 @@ class _Change(NamedTuple):
     """What is about to change at ``path``, known by the inode that it will have.
 
     ``backup`` is a second name of the file that was there before; ``new`` says
-    that there was none. What was a directory in the making goes back to ``stage``.
+    that there was none. What was a directory of another name goes back to ``stage``.
     """
 
     path: Path
@@ -62,7 +62,7 @@ class Changeset:
                 change.staged.discard()
             if change.backup is not None:
                 with suppress(OSError):
-                    os.unlink(change.backup)
+                    os.unlink(drafts.moved(change.backup, self._moves()))
 
     def place(self, staged: Sequence[Staged], *, final: bool) -> None:
         """Put files in their places, one after the other; if ``final``, no more will follow.
@@ -97,6 +97,26 @@ class Changeset:
             change = _Change(stage.target, inode, stage=stage.directory)
             self._record(change, last=final and number == len(stages))
             stage.place()
+
+    def move(self, moves: Mapping[Path, Path]) -> None:
+        """Give directories other names beside them, each with all that was placed in it.
+
+        Nothing is placed after that. Raises :class:`WriteError` if a name is taken.
+        """
+        for number, (directory, target) in enumerate(moves.items(), 1):
+            with drafts.writing(directory):
+                inode = _inode(directory)
+            change = _Change(target, inode, stage=directory)
+            self._record(change, last=number == len(moves))
+            _move(directory, target)
+
+    def _moves(self) -> dict[Path, Path]:
+        """The directories that have another name by now."""
+        return {
+            change.stage: change.path
+            for change in self.log
+            if change.stage is not None and _stands(change)
+        }
 
     def _record(self, change: _Change, *, last: bool) -> None:
         self.log.append(change)
@@ -170,11 +190,65 @@ class Stage:
         """
         for folder, _, _ in os.walk(self.directory):
             sync(Path(folder))
-        move(self.directory, self.target)
+        _move(self.directory, self.target)
 
 
-def move(directory: Path, target: Path) -> None:
-    """Give a directory another name beside it. Raises :class:`WriteError` if that is taken."""
+@contextmanager
+def announced(moves: Mapping[Path, Path]) -> Iterator[None]:
+    """Leave word of which directories are to get which names, for whoever finds it half done.
+
+    A symbolic link to ``OLD/NEW`` beside them, which is gone when the context ends.
+    Where there can be none, there is none.
+    """
+    marks = [drafts.temporary(directory) for directory in moves]
+    try:
+        for mark, (directory, target) in zip(marks, moves.items(), strict=True):
+            with suppress(OSError):
+                os.symlink(f"{directory.name}/{target.name}", mark)
+                sync(mark.parent)
+        yield
+    except BaseException:
+        for mark in marks:
+            with suppress(OSError):
+                os.unlink(mark)
+        raise
+    take_back(moves)
+
+
+def take_back(moves: Mapping[Path, Path]) -> None:
+    """Remove what was announced of these moves, by this run or a dead one."""
+    for directory, target in moves.items():
+        for mark in announcements(directory.parent):
+            if mark.move == (directory.name, target.name):
+                with suppress(OSError):
+                    os.unlink(mark.path)
+
+
+class Announcement(NamedTuple):
+    """What a dead run was about to call a directory, or one that is alive is: old, new."""
+
+    path: Path
+    move: tuple[str, str]
+
+
+def announcements(directory: Path) -> Iterator[Announcement]:
+    """What was announced in a directory, and not taken back."""
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            move = _announced(entry.path) if entry.name.startswith(drafts.TEMPORARY) else None
+            if move is not None:
+                yield Announcement(Path(entry.path), move)
+
+
+def _announced(path: str | Path) -> tuple[str, str] | None:
+    with suppress(OSError):
+        names = os.readlink(path).split("/")
+        if len(names) == 2:
+            return names[0], names[1]
+    return None
+
+
+def _move(directory: Path, target: Path) -> None:
     with drafts.writing(target):
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
@@ -195,9 +269,9 @@ def sync(directory: Path) -> None:
 
 
 def clear(leftovers: Iterable[Path]) -> None:
-    """Take away what dead runs have left; locks are their holder's."""
+    """Take away what dead runs have left; locks are their holder's, and so is what is announced."""
     for path in leftovers:
-        if path.name.endswith(f"-{drafts.LOCK}"):
+        if path.name.endswith(f"-{drafts.LOCK}") or _announced(path):
             continue
         with suppress(OSError):
             if path.is_dir() and not path.is_symlink():

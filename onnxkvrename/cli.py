@@ -18,7 +18,7 @@ from onnxkvrename import command_rename, console, reporting
 from onnxkvrename.errors import KvRenameError
 
 INTERRUPTED = 130
-COMMANDS = ("rename", "verify", "inspect")
+COMMANDS = ("rename", "verify", "inspect", "custom-io")
 """The first is what is meant when none is named; others are loaded when they are."""
 
 
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _module(name: str) -> Any:
     """The module of a command; only a rename has its own loaded from the start."""
-    return import_module(f"{command_rename.__package__}.command_{name}")
+    return import_module(f"{command_rename.__package__}.command_{name.replace('-', '')}")
 
 
 def _failed(name: str, args: Sequence[str], fault: KvRenameError, code: int = 2) -> int:

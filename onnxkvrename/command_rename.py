@@ -43,7 +43,7 @@ class Asked(NamedTuple):
 @click.command(
     "onnxkvrename",
     context_settings=arguments.CONTEXT,
-    epilog="Other commands: onnxkvrename verify, onnxkvrename inspect. "
+    epilog="Other commands: onnxkvrename verify, inspect, custom-io. "
     "Exit codes: 0 done or nothing to do; 1 a finding of severity error, or --check found "
     "a name to change; 2 the job could not be done; 130 interrupted.",
 )
@@ -73,6 +73,16 @@ class Asked(NamedTuple):
     is_flag=True,
     help="With --seed-cache: rename the export itself, and its directory.",
 )
+@click.option(
+    "--sidecar",
+    "sidecar",
+    metavar="FILE",
+    multiple=True,
+    type=AnyPath(path_type=Path),
+    help="Rename in this text file as well: custom_io.yaml, compile parameters, node precisions. "
+    "May be repeated.",
+)
+@click.option("--sidecars", is_flag=True, help="Do so in all that are found beside the models.")
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 if a name would change.")
 @click.option("--diff", is_flag=True, help="Like --check, and show the names.")
 @click.option("-n", "--dry-run", is_flag=True, help="Plan and check everything, write nothing.")
@@ -145,9 +155,7 @@ def _rename(given: dict[str, Any], asked: Asked) -> Report:
     if given["output"] is not None and given["directory"] is not None:
         raise click.UsageError("-o and -d cannot both be: -o names a file, -d a directory")
     if given["in_place"] and not given["seed_cache"]:
-        raise click.UsageError(
-            "--in-place is for --seed-cache: else it is the default"
-        )
+        raise click.UsageError("--in-place is for --seed-cache: else it is the default")
     if given["seed_cache"] and (given["output"] or given["directory"]):
         raise click.UsageError("--seed-cache says where results go: leave out -o and -d")
     wish = Wish(
@@ -174,17 +182,26 @@ def _rename(given: dict[str, Any], asked: Asked) -> Report:
     jobs = discovery.find(given["models"], given["output"], given["directory"])
     seeds: tuple[seeding.Seed, ...] = ()
     if given["seed_cache"]:
-        seeds = seeding.seeds([job.model for job in jobs], rules, wish)
+        models = [job.model for job in jobs]
+        seeds = seeding.seeds(models, rules, wish, in_place=given["in_place"])
         jobs = seeding.jobs(jobs, seeds, in_place=given["in_place"])
+        if options.write:
+            seeding.tidy(seeds)
+    moves = seeding.moves(seeds) if given["in_place"] else {}
     texts = seeding.companions(seeds, in_place=given["in_place"])
     if given["dask"] is not None:  # a worker has a working directory of its own
         jobs = tuple(Job(job.model.absolute(), job.output.absolute()) for job in jobs)
+        given["sidecar"] = tuple(path.absolute() for path in given["sidecar"])
+    if given["sidecar"] or given["sidecars"]:
+        from onnxkvrename import following
+
+        found = following.beside(jobs) if given["sidecars"] else ()
+        texts += following.companions((*given["sidecar"], *found), jobs, wish, rules)
     watched = asked.form == "text" and not asked.quiet and console.terminal(sys.stderr)
     with _workers(given, len(jobs)) as executor, _bars(watched) as watch:
-        report = running.rename_set(jobs, wish, rules, options, watch, executor, texts)
-    if given["in_place"] and options.write and not any(model.failed for model in report.models):
-        report = seeding.move(seeds, report)
-    return report
+        report = running.rename_set(jobs, wish, rules, options, watch, executor, texts, moves)
+    done = options.write and not any(model.failed for model in report.models)
+    return seeding.moved(report, moves, done=done)
 
 
 def _workers(given: dict[str, Any], models: int) -> AbstractContextManager[Executor | None]:

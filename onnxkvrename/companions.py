@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxkvrename import checking, files
+from onnxkvrename import checking, destination, files
 from onnxkvrename.checking import Finding
-from onnxkvrename.errors import KvRenameError
+from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.files import Identity
 from onnxkvrename.results import ModelReport, Options, TextReport
 
@@ -18,9 +18,9 @@ MAX_TEXT = 1 << 26
 
 
 class Followed(NamedTuple):
-    """A text as it must be after a rename; ``changed`` counts the names."""
+    """A text as it must be after a rename, in bytes; ``changed`` counts the names."""
 
-    text: str
+    data: bytes
     changed: int
     findings: tuple[Finding, ...] = ()
 
@@ -34,7 +34,7 @@ class Companion(NamedTuple):
 
     path: Path
     output: Path
-    follow: Callable[[str, Sequence[ModelReport]], Followed]
+    follow: Callable[[bytes, Sequence[ModelReport]], Followed]
 
 
 class Text(NamedTuple):
@@ -76,15 +76,18 @@ def read(
 def _followed(item: Read, models: Sequence[ModelReport], options: Options) -> Read:
     path, output = item.companion.path, item.companion.output
     with files.opened(path) as file:
-        identity = file.identity
-    text = files.read_text(path, MAX_TEXT)
-    followed = item.companion.follow(text, models)
-    before, content = text.encode("utf-8"), followed.text.encode("utf-8")
+        if file.size > MAX_TEXT:
+            raise ModelError(f"is {file.size:,} bytes, more than {MAX_TEXT:,}", path=str(path))
+        identity, before, status = file.identity, file.read(0, file.size), file.status
+    followed = item.companion.follow(before, models)
+    content = followed.data
     in_place = os.path.realpath(path) == os.path.realpath(output)
     if in_place or not os.path.lexists(output):
         there = in_place and content == before
     else:
         there = files.same_content(output, len(content), [content])
+    if options.place and in_place and not (there or options.force):
+        destination.check_in_place(path, status)
     findings = followed.findings
     if options.place and not (there or in_place or options.force) and os.path.lexists(output):
         findings += (
@@ -92,8 +95,9 @@ def _followed(item: Read, models: Sequence[ModelReport], options: Options) -> Re
                 "KV504", str(output), "is there already, and differs", "--force replaces it"
             ),
         )
+    same = there or content == before
     report = item.report._replace(
-        status="unchanged" if there else "would-rename", changed=followed.changed
+        status="unchanged" if same else "would-rename", changed=followed.changed
     )
     made = None if there else Text(path, identity, content)
     return item._replace(report=report, text=made, findings=findings)

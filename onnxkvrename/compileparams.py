@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from onnxkvrename.spans import Entries, Node, Other, Scalar, Unreadable
+from onnxkvrename.spans import Entries, Node, Other, Scalar, Unreadable, told
 
 FORM = "an object with custom_io, as QEfficient writes it"
 
@@ -18,12 +18,12 @@ FORM = "an object with custom_io, as QEfficient writes it"
 def names(tree: Node) -> Iterator[Scalar]:
     """The keys of ``custom_io``. Raises :class:`Unreadable` for another form."""
     if not isinstance(tree, Entries):
-        raise Unreadable("holds no object")
+        raise Unreadable(f"holds {told(tree)}, where an object belongs")
     buffers = tree.get("custom_io")
     if buffers is None or isinstance(buffers, Other):
         return
     if not isinstance(buffers, Entries):
-        raise Unreadable("has a custom_io that is no object")
+        raise Unreadable(f"has {told(buffers)} as custom_io, where an object belongs")
     for name, _ in buffers.pairs:
         if isinstance(name, Scalar):
             yield name

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.spans import Entries, Items, Node, Scalar, Unreadable, short
+from onnxkvrename.spans import Entries, Items, Node, Scalar, Unreadable, short, told
 
 FORM = "a list of entries with IOName and Precision, as QEfficient writes it"
 PRECISIONS = ("float16", "mxint8", "float")
@@ -24,13 +24,15 @@ _NOT_TEXT = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 def names(tree: Node) -> Iterator[Scalar]:
     """The name in every entry. Raises :class:`Unreadable` for another form."""
     if not isinstance(tree, Items):
-        raise Unreadable("holds no list of entries")
+        raise Unreadable(f"holds {told(tree)}, where a list of entries belongs")
     for entry in tree.items:
-        if not isinstance(entry, Entries) or entry.get("<<") is not None:
-            raise Unreadable("has an entry that is no plain mapping")
+        if not isinstance(entry, Entries):
+            raise Unreadable(f"has {told(entry)} where an entry belongs")
+        if entry.get("<<") is not None:
+            raise Unreadable("has an entry that is merged with another (<<)")
         name = entry.get("IOName")
         if not isinstance(name, Scalar) or not name.value:
-            raise Unreadable("has an entry without an IOName of its own")
+            raise Unreadable(f"has an entry with {told(name)} for an IOName")
         yield name
 
 

@@ -33,7 +33,7 @@ def stands_already(
         )
     if job.in_place:
         if not forced:
-            _check_in_place(job.model, file.status)
+            check_in_place(job.model, file.status)
         return False
     if os.path.isdir(job.output):
         raise WriteError("is a directory", path=str(job.output), hint="-d puts models into one")
@@ -51,8 +51,8 @@ def stands_already(
         return False
 
 
-def _check_in_place(path: Path, status: os.stat_result) -> None:
-    """Refuse what others may share with this file, or have protected."""
+def check_in_place(path: Path, status: os.stat_result) -> None:
+    """Raise :class:`WriteError` for what others may share with this file, or have protected."""
     if path.is_symlink():
         fault = f"is a symbolic link to {os.path.realpath(path)}"
     elif (links := status.st_nlink - _backups(path, status)) > 1:

@@ -11,7 +11,7 @@ import binascii
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -67,6 +67,14 @@ def littered(targets: Sequence[Path]) -> list[Path]:
     """The targets beside which a dead run has left something, or a living one works."""
     left = {(path.parent, path.name[:_STEM]) for path in leftovers(targets)}
     return [target for target in targets if (target.parent, stem(target)) in left]
+
+
+def moved(path: Path, moves: Mapping[Path, Path]) -> Path:
+    """What a path is called once directories have the names that ``moves`` gives them."""
+    for directory, target in moves.items():
+        if directory in path.parents:
+            return target / path.relative_to(directory)
+    return path
 
 
 class Staged(NamedTuple):

@@ -106,6 +106,7 @@ def _examined(model: Model, item: Examined, wish: Wish, rules: Rules, options: O
         kept=plan.kept,
         findings=tuple(findings),
         feed_back=_feed_back(rules, model.signature, item.job, plan),
+        values=tuple(v.name for v in (*model.signature.inputs, *model.signature.outputs)),
     )
     expected = model.signature.renamed(names, symbols)
     if options.verify:

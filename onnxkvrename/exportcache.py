@@ -200,12 +200,13 @@ def reused(model: str, directory: str, params: Params, rules: Rules, wish: Wish)
     )
 
 
-def occupied(directory: str) -> Finding:
-    """KV403: there is something else where an export is to be put."""
+def occupied(directory: str, *, same: bool = False) -> Finding:
+    """KV403: there is something where an export is to be put, or one of the ``same`` parameters."""
     return finding(
         "KV403",
         directory,
-        "is where QEfficient looks for the renamed export, but holds something else",
+        "is where QEfficient looks for the renamed export, and holds "
+        + ("one already" if same else "something else"),
         "move that directory away, or use what it holds",
     )
 

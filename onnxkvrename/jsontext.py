@@ -11,7 +11,7 @@ import re
 
 from onnxkvrename.spans import MAX_DEPTH, Growth, Node, Other, Scalar, Unreadable, too_deep
 
-LIMIT = 1 << 24
+LIMIT = 1 << 23
 """Characters that are read."""
 
 # A string without an end is one to the end of the text: what is no JSON takes no longer.

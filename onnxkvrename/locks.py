@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -23,12 +23,13 @@ _UNLOCKABLE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 @contextmanager
-def held(targets: Iterable[Path]) -> Iterator[None]:
+def held(targets: Iterable[Path], moves: Mapping[Path, Path] | None = None) -> Iterator[None]:
     """Hold all targets, whose directories are there, until the context ends.
 
-    Raises :class:`WriteError`, saying who holds one of them; nothing is held then.
+    By then these may be called as ``moves`` says. Raises :class:`WriteError`,
+    saying who holds one of the targets; nothing is held then.
     """
-    locks = _Locks()
+    locks = _Locks(moves or {})
     try:
         for target in targets:
             locks.take(target)
@@ -38,7 +39,8 @@ def held(targets: Iterable[Path]) -> Iterator[None]:
 
 
 class _Locks:
-    def __init__(self) -> None:
+    def __init__(self, moves: Mapping[Path, Path]) -> None:
+        self.moves = moves
         self.paths: dict[Path, None] = {}
         self.descriptors: list[int] = []
 
@@ -61,11 +63,15 @@ class _Locks:
 
     def _mine(self, path: Path) -> bool:
         """Whether it is held already: a stem that two targets share, or a dead run's other link."""
+        if self._same(path):
+            self.paths[path] = None
+            return True
+        return False
+
+    def _same(self, path: Path) -> bool:
         with suppress(OSError):
             found = os.lstat(path)
-            if any(os.path.samestat(found, os.fstat(mine)) for mine in self.descriptors):
-                self.paths[path] = None
-                return True
+            return any(os.path.samestat(found, os.fstat(mine)) for mine in self.descriptors)
         return False
 
     def _opened(self, path: Path, target: Path) -> bool:
@@ -110,8 +116,10 @@ class _Locks:
             self._close()
         try:
             while self.paths:
+                path = self.paths.popitem()[0]
+                moved = drafts.moved(path, self.moves)
                 with suppress(OSError):
-                    os.unlink(self.paths.popitem()[0])
+                    os.unlink(moved if moved != path and self._same(moved) else path)
         finally:
             if self.paths:
                 self.release()  # an interrupt leaves no lock behind

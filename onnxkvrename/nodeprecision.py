@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from onnxkvrename.spans import Entries, Items, Node, Scalar, Unreadable
+from onnxkvrename.spans import Entries, Items, Node, Scalar, Unreadable, told
 
 FORM = "FP32NodeInstanceNames or FP16NodeInstanceNames, and a list of names"
 
@@ -22,8 +22,10 @@ _LIST = re.compile("[A-Za-z0-9]+NodeInstanceNames")
 
 def names(tree: Node) -> Iterator[Scalar]:
     """Every name in the lists. Raises :class:`Unreadable` for another form."""
-    if not isinstance(tree, Entries) or tree.get("<<") is not None:
-        raise Unreadable("holds no plain mapping of lists")
+    if not isinstance(tree, Entries):
+        raise Unreadable(f"holds {told(tree)}, where lists with their names belong")
+    if tree.get("<<") is not None:
+        raise Unreadable("is merged with another mapping (<<)")
     for key, listed in tree.pairs:
         if isinstance(key, Scalar) and _LIST.fullmatch(key.value):
             yield from _listed(key.value, listed)
@@ -33,8 +35,8 @@ def _listed(key: str, listed: Node) -> Iterator[Scalar]:
     if isinstance(listed, Scalar) and listed.value in ("", "null", "~"):
         return
     if not isinstance(listed, Items):
-        raise Unreadable(f"has {key}, but no list of names there")
+        raise Unreadable(f"has {told(listed)} as {key}, where a list belongs")
     for name in listed.items:
         if not isinstance(name, Scalar):
-            raise Unreadable(f"lists what is no name in {key}")
+            raise Unreadable(f"lists {told(name)} in {key}, where a name belongs")
         yield name

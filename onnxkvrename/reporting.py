@@ -66,10 +66,19 @@ def states(report: Report, *, look: bool) -> Iterator[str]:
     for model in report.models:
         if model.error is None and (look or model.status != "would-rename"):
             yield f"{show(model.path)}: {state(model, look=look)}{_elsewhere(model)}"
+    yield from text_states(report)
+
+
+def text_states(report: Report) -> Iterator[str]:
+    """A line for each text that changed, or would; none if a model failed."""
     for text in report.texts:
         if text.status in ("renamed", "would-rename") and not any(m.failed for m in report.models):
-            verb = "would change" if text.status == "would-rename" else "changed"
-            yield f"{show(text.path)}: {text.changed} names {verb}{_elsewhere(text)}"
+            yield f"{show(text.path)}: {_text_state(text)}{_elsewhere(text)}"
+
+
+def _text_state(text: TextReport) -> str:
+    verb = "would change" if text.status == "would-rename" else "changed"
+    return f"{text.changed} names {verb}"
 
 
 def _elsewhere(item: ModelReport | TextReport) -> str:
@@ -150,6 +159,7 @@ def as_json(report: Report, command: str, code: int, fault: KvRenameError | None
         "version": __version__,
         "command": command,
         "models": [_model(model) for model in report.models],
+        "texts": [text._asdict() for text in report.texts],
         "summary": counts,
         "error": error_values(fault),
         "exit_code": code,
@@ -220,6 +230,9 @@ def github(report: Report, *, look: bool, judge: bool, quiet: bool) -> Iterator[
         elif not quiet:
             title = {"file": model.path, "title": model.status}
             yield command("notice", title, state(model, look=look))
+    for text in report.texts if judge else ():
+        if text.status == "would-rename":
+            yield command("error", {"file": text.path, "title": "names"}, _text_state(text))
 
 
 def workflow_commands(model: ModelReport) -> Iterator[str]:

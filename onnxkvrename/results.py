@@ -62,7 +62,8 @@ class ModelReport(NamedTuple):
 
     ``error`` is what kept it from being read or written; findings are what is
     wrong with the model itself. ``feed_back`` is the call that hands the result
-    back to its exporter.
+    back to its exporter. ``values`` are the names of all graph inputs and outputs,
+    as they stand.
     """
 
     path: str
@@ -73,6 +74,7 @@ class ModelReport(NamedTuple):
     findings: tuple[Finding, ...] = ()
     error: KvRenameError | None = None
     feed_back: str | None = None
+    values: tuple[str, ...] = ()
 
     @property
     def names(self) -> dict[str, str]:

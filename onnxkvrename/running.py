@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -81,8 +81,12 @@ def rename_set(
     watch: Watch | None = None,
     executor: Executor | None = None,
     texts: Sequence[Companion] = (),
+    moves: Mapping[Path, Path] | None = None,
 ) -> Report:
     """Rename models, and texts that go with them, all of them or none, each into its own place.
+
+    In the end directories that ``moves`` names, by absolute paths, get the names
+    that it gives them; the report has them as they were.
 
     All are read, planned and checked, then all results are written under
     temporary names, and only then the first takes its place. Any executor can
@@ -96,7 +100,7 @@ def rename_set(
     check_wish(wish)
     options = options or Options()
     if options.write:
-        _tidy(jobs)
+        _tidy([*jobs, *(Job(text.path, text.output) for text in texts)])
     examine = partial(examining.examine, wish=wish, rules=rules, options=options)
     heard = watch.models("reading", len(jobs)) if watch is not None else None
     examined = tuple(spreading.spread(examine, jobs, executor, heard))
@@ -106,7 +110,7 @@ def rename_set(
     if not options.write or any(item.report.failed for item in judged):
         reports = tuple(item.report for item in read)
         return Report(tuple(item.report for item in judged), reports)
-    return _written(judged, read, options, _Work(watch, executor))
+    return _written(judged, read, options, _Work(watch, executor, moves or {}))
 
 
 def check_wish(wish: Wish) -> None:
@@ -127,10 +131,11 @@ class _Stopped(Exception):
 
 
 class _Work(NamedTuple):
-    """Who makes the drafts, and who looks on."""
+    """Who makes the drafts, who looks on, and which directories are renamed in the end."""
 
     watch: Watch | None
     executor: Executor | None
+    moves: Mapping[Path, Path]
 
 
 def _written(
@@ -146,15 +151,16 @@ def _written(
         return Report(tuple(_after(items, stopped, stuck)), tuple(item.report for item in texts))
     return Report(
         tuple(item.report._replace(status=_status(item)) for item in items),
-        tuple(
-            item.report._replace(status="unchanged" if item.text is None else "renamed")
-            for item in texts
-        ),
+        tuple(item.report._replace(status=_text_status(item)) for item in texts),
     )
 
 
 def _status(item: Examined) -> Status:
     return "renamed" if item.report.names and not item.done else "unchanged"
+
+
+def _text_status(item: Read) -> Status:
+    return "renamed" if item.report.status == "would-rename" else "unchanged"
 
 
 def _tasks(items: Sequence[Examined], options: Options) -> Iterator[Task]:
@@ -205,11 +211,18 @@ def _attributed(tasks: Sequence[Task]) -> Iterator[None]:
 
 def _carry_out(tasks: Sequence[Task], work: _Work, stuck: list[Path]) -> None:
     """Make all files, alone with their targets; new directories in a stage each."""
-    if not tasks:
+    moves = work.moves
+    if not tasks and not moves:
         return
     fresh = [destination.fresh(task.target) for task in tasks]
-    targets = dict.fromkeys(new or task.target for new, task in zip(fresh, tasks, strict=True))
-    with _alone(list(targets), sweep=work.executor is not None), ExitStack() as stack:
+    places = [new or task.target for new, task in zip(fresh, tasks, strict=True)]
+    targets = list(dict.fromkeys([*moves, *moves.values(), *places]))
+    sweep = work.executor is not None
+    with (
+        changeset.announced(moves),
+        _alone(targets, moves, sweep=sweep),
+        ExitStack() as stack,
+    ):
         stages = {new: stack.enter_context(Stage(new)) for new in dict.fromkeys(fresh) if new}
         inside = [
             task._replace(target=stages[new].within(task.target)) if new is not None else task
@@ -230,18 +243,20 @@ def _tidy(jobs: Sequence[Job]) -> None:
 
 
 def _clear(targets: Sequence[Path]) -> None:
-    with suppress(WriteError), _alone(drafts.littered(targets)):
+    with suppress(WriteError), _alone(drafts.littered(targets), {}):
         pass  # if one is alive after all, let it be
 
 
 @contextmanager
-def _alone(targets: Sequence[Path], *, sweep: bool = False) -> Iterator[None]:
+def _alone(
+    targets: Sequence[Path], moves: Mapping[Path, Path], *, sweep: bool = False
+) -> Iterator[None]:
     """Work on targets with nobody else, and without what dead runs have left there.
 
     What this one leaves goes when it fails; to ``sweep`` also when it ends well, as
     a worker may have died and its work been done by another.
     """
-    with locks.held(targets):
+    with locks.held(targets, moves):
         changeset.clear(drafts.leftovers(targets))
         try:
             yield
@@ -249,7 +264,7 @@ def _alone(targets: Sequence[Path], *, sweep: bool = False) -> Iterator[None]:
             changeset.clear(drafts.leftovers(targets))
             raise
         if sweep:
-            changeset.clear(drafts.leftovers(targets))
+            changeset.clear(drafts.leftovers(drafts.moved(path, moves) for path in targets))
 
 
 def _replace(
@@ -273,9 +288,11 @@ def _replace(
             else:
                 others.append(made)
         changes.place(staged, final=False)
-        changes.place_stages(stages, final=not others and not models)
-        changes.place(others, final=not models)
-        changes.place(models, final=True)
+        still = not work.moves
+        changes.place_stages(stages, final=still and not others and not models)
+        changes.place(others, final=still and not models)
+        changes.place(models, final=still)
+        changes.move(work.moves)
 
 
 def _drafted(tasks: Sequence[Task], work: _Work) -> list[Staged]:

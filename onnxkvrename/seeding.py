@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from onnxkvrename import changeset, exportcache, files, locks, onnxfile, planning
+from onnxkvrename import (
+    changeset,
+    discovery,
+    drafts,
+    exportcache,
+    files,
+    locks,
+    onnxfile,
+    planning,
+)
 from onnxkvrename.checking import Finding
 from onnxkvrename.companions import MAX_TEXT, Companion, Followed
-from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.errors import KvRenameError, ModelError, WriteError
 from onnxkvrename.exportcache import Entry
 from onnxkvrename.planning import Wish
-from onnxkvrename.results import Job, ModelReport, Report
+from onnxkvrename.results import Job, ModelReport, Report, TextReport
 from onnxkvrename.rules import Rules
 
 _ABOVE = 3
@@ -51,20 +61,24 @@ def read(directory: Path) -> exportcache.Params:
     return exportcache.parse(files.read_text(path, MAX_TEXT), str(path))
 
 
-def seeds(models: Sequence[Path], rules: Rules, wish: Wish) -> tuple[Seed, ...]:
+def seeds(models: Sequence[Path], rules: Rules, wish: Wish, *, in_place: bool) -> tuple[Seed, ...]:
     """The exports that models belong to, in their order.
 
-    Raises :class:`ModelError` for a model that is in no export, and for one that
-    QEfficient would never look for with a token.
+    Raises :class:`ModelError` for a model that is in no export, for one that
+    QEfficient would never look for with a token, and where an export would be
+    renamed in place by half.
     """
     found: dict[Path, Seed] = {}
     for model in models:
         directory = _directory(model)
         if directory not in found:
-            found[directory] = _seed(directory, rules, wish)
+            found[directory] = _seed(directory, rules, wish, in_place=in_place)
         seed = found[directory]
         if seed.entry is not None and not seed.moves and seed.finding is None:
             _check_unmoved(model, seed.entry, rules)
+    for seed in found.values() if in_place else ():
+        if seed.moves:
+            _check_whole(seed.directory, models)
     return tuple(found.values())
 
 
@@ -79,12 +93,17 @@ def _directory(model: Path) -> Path:
     )
 
 
-def _seed(directory: Path, rules: Rules, wish: Wish) -> Seed:
+def _seed(directory: Path, rules: Rules, wish: Wish, *, in_place: bool) -> Seed:
     params = read(directory)
     entry = exportcache.recognise(directory.name, params)
-    if entry is None and wish.target:  # one that was stopped before its directory moved
-        before = exportcache.retold(params, rules, Wish(None, strip=True))
-        entry = exportcache.recognise(directory.name, before)
+    begun = _begun(directory, params, rules, wish) if entry is None else None
+    if begun is not None and not in_place:
+        raise ModelError(
+            f"is on its way to {begun.directory}: a run with --in-place was killed",
+            path=str(directory),
+            hint="run that command again",
+        )
+    entry = entry or begun
     if entry is None:
         unknown = exportcache.unrecognised(directory.name, params)
         return Seed(directory, directory, None, unknown)
@@ -92,9 +111,29 @@ def _seed(directory: Path, rules: Rules, wish: Wish) -> Seed:
         return Seed(directory, directory, entry)
     new = exportcache.seeded(entry, rules, wish)
     target = directory.parent / new.directory
-    if target != directory and os.path.lexists(target) and not _holds(target, new):
-        return Seed(directory, target, new, exportcache.occupied(str(target)))
+    taken = target != directory and os.path.lexists(target)
+    same = taken and _holds(target, new)
+    if taken and (in_place or not same):
+        return Seed(directory, target, new, exportcache.occupied(str(target), same=same))
     return Seed(directory, target, new)
+
+
+def _begun(directory: Path, params: exportcache.Params, rules: Rules, wish: Wish) -> Entry | None:
+    """The export whose parameters stand already in a directory that has its old name.
+
+    A run that was killed has left word of the new one; where it could not, that
+    follows from the token that was there before, if it is known.
+    """
+    for mark in changeset.announcements(directory.parent):
+        if mark.move[0] == directory.name:
+            entry = exportcache.recognise(mark.move[1], params)
+            if entry is not None:
+                return entry
+    before = Wish(wish.token) if wish.strip else Wish(None, strip=True)
+    if before.token is None and not before.strip:
+        return None
+    entry = exportcache.recognise(directory.name, exportcache.retold(params, rules, before))
+    return entry and exportcache.seeded(entry, rules, wish)
 
 
 def _holds(target: Path, entry: Entry) -> bool:
@@ -118,6 +157,29 @@ def _check_unmoved(model: Path, entry: Entry, rules: Rules) -> None:
         )
 
 
+def _check_whole(directory: Path, models: Sequence[Path]) -> None:
+    """An export whose directory gets another name has to be renamed as a whole."""
+    given = {os.path.realpath(model) for model in models}
+    for job in discovery.find([directory]):
+        if os.path.realpath(job.model) not in given:
+            raise ModelError(
+                "would not be renamed, though it is of the same export",
+                path=str(job.model),
+                hint=f"give the whole of it: {directory}",
+            )
+
+
+def tidy(found: Sequence[Seed]) -> None:
+    """Take away what killed runs have left of exports that have their new names already."""
+    for seed in found:
+        parent = seed.directory.parent
+        for mark in changeset.announcements(parent):
+            old, new = (parent / name for name in mark.move)
+            if seed.directory == new and not os.path.lexists(old):
+                with suppress(WriteError), locks.held([old, new]):
+                    changeset.take_back({old: new})
+
+
 def jobs(given: Sequence[Job], found: Sequence[Seed], *, in_place: bool) -> tuple[Job, ...]:
     """The same models, with their places in the directories of their seeds.
 
@@ -138,48 +200,57 @@ def jobs(given: Sequence[Job], found: Sequence[Seed], *, in_place: bool) -> tupl
 
 def companions(found: Sequence[Seed], *, in_place: bool) -> tuple[Companion, ...]:
     """The parameters of each seed, retold, and what stands against it."""
-    made = []
-    for seed in found:
-        if seed.entry is None or seed.finding is not None or not seed.moves:
-            if seed.finding is not None:
-                made.append(_told(seed, seed.directory))
-            continue
-        made.append(_told(seed, seed.directory if in_place else seed.target))
-    return tuple(made)
+    results = {seed.target for seed in found if seed.moves}
+    return tuple(
+        _told(seed, seed.directory if in_place or not seed.moves else seed.target)
+        for seed in found
+        if seed.directory not in results
+    )
 
 
 def _told(seed: Seed, directory: Path) -> Companion:
-    def follow(text: str, models: Sequence[ModelReport]) -> Followed:
+    def follow(data: bytes, models: Sequence[ModelReport]) -> Followed:
         if seed.finding is not None or seed.entry is None:
-            return Followed(text, 0, (seed.finding,) if seed.finding is not None else ())
-        told = exportcache.text_of(seed.entry.params)
+            return Followed(data, 0, (seed.finding,) if seed.finding is not None else ())
+        before = read(seed.directory)
+        if before == seed.entry.params:
+            return Followed(data, 0)
         names = seed.entry.params["export_params"]["output_names"]
-        before = exportcache.parse(text, str(seed.directory))["export_params"]["output_names"]
-        changed = sum(one != other for one, other in zip(before, names, strict=False))
-        return Followed(text if exportcache.parse(text, "") == seed.entry.params else told, changed)
+        old = before["export_params"]["output_names"]
+        changed = sum(one != other for one, other in zip(old, names, strict=False))
+        return Followed(exportcache.text_of(seed.entry.params).encode("utf-8"), changed)
 
     return Companion(seed.directory / exportcache.FILE, directory / exportcache.FILE, follow)
 
 
-def move(found: Sequence[Seed], report: Report) -> Report:
-    """Give directories that were renamed in place the names under which they are looked for.
+def moves(found: Sequence[Seed]) -> dict[Path, Path]:
+    """What directories are to be called of exports that are renamed in place."""
+    return {seed.directory: seed.target for seed in found if seed.moves}
 
-    The report then says where the models are. Raises :class:`WriteError`; the same
-    command again then ends the work.
+
+def moved(report: Report, moves: Mapping[Path, Path], *, done: bool) -> Report:
+    """The report with the names that directories have in the end, ``done`` or not.
+
+    A text is told of as changed where its directory alone gets another name.
     """
-    for seed in found:
-        if seed.moves and seed.directory.is_dir():
-            with locks.held([seed.directory, seed.target]):
-                changeset.move(seed.directory, seed.target)
-    targets = {seed.directory: seed.target for seed in found if seed.moves}
-    return report._replace(models=tuple(_moved(model, targets) for model in report.models))
+    texts = []
+    for text in report.texts:
+        there = _moved(text, moves)
+        if there.output != text.output and text.status == "unchanged":
+            there = there._replace(status="renamed" if done else "would-rename")
+        texts.append(there)
+    models = []
+    for model in report.models:
+        told = _moved(model, moves)
+        call = model.feed_back and model.feed_back.replace(model.output, told.output)
+        models.append(told._replace(feed_back=call))
+    return Report(tuple(models), tuple(texts))
 
 
-def _moved(model: ModelReport, targets: Mapping[Path, Path]) -> ModelReport:
-    path = Path(os.path.abspath(model.output))
-    for directory, target in targets.items():
-        if directory in path.parents:
-            output = str(target / path.relative_to(directory))
-            call = model.feed_back and model.feed_back.replace(model.output, output)
-            return model._replace(output=output, feed_back=call)
-    return model
+_Report = TypeVar("_Report", ModelReport, TextReport)
+
+
+def _moved(item: _Report, moves: Mapping[Path, Path]) -> _Report:
+    path = Path(os.path.abspath(item.output))
+    there = drafts.moved(path, moves)
+    return item if there == path else item._replace(output=str(there))

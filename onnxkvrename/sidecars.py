@@ -24,7 +24,6 @@ from onnxkvrename.checking import Finding, finding, listed
 from onnxkvrename.errors import ModelError
 from onnxkvrename.planning import Pair, Wish
 from onnxkvrename.rules import Rules
-from onnxkvrename.signature import Signature
 from onnxkvrename.spans import Node, Scalar, Unreadable, leaves, short, splice
 
 LIMIT = jsontext.LIMIT
@@ -106,13 +105,14 @@ _CANDIDATE = re.compile(r"[^.].*\.ya?ml|hashed_compile_params\.json|aic_batch_io
 class Names(NamedTuple):
     """The names of a model, or of all models that a sidecar is for.
 
-    ``changes`` leads from old to new. ``known`` are all graph inputs and outputs, as
-    they stand and as they will be; ``buffers`` the KV among them, and ``pairs`` the
-    two sides of each buffer, as they will be.
+    ``changes`` leads from old to new. ``known`` are all graph inputs and outputs, and
+    ``tokens`` those that the buffers carry, as they stand; ``buffers`` are the KV names,
+    and ``pairs`` the two sides of each buffer, as they will be.
     """
 
     changes: Mapping[str, str]
     known: frozenset[str]
+    tokens: frozenset[str]
     buffers: frozenset[str]
     pairs: tuple[tuple[str, str], ...]
     wish: Wish
@@ -120,18 +120,18 @@ class Names(NamedTuple):
 
     @classmethod
     def of(
-        cls, models: Iterable[tuple[Iterable[Pair], Signature]], wish: Wish, rules: Rules
+        cls, models: Iterable[tuple[Iterable[Pair], Iterable[str]]], wish: Wish, rules: Rules
     ) -> Names:
-        """Of the pairs and signatures of models, which may have been renamed already."""
+        """Of the pairs, and all inputs and outputs, of models; they may be renamed already."""
         pairs: list[Pair] = []
         known: set[str] = set()
-        for found, signature in models:
+        for found, values in models:
             pairs += found
-            known |= {value.name for value in (*signature.inputs, *signature.outputs)}
-        renamed = planning.changes(pairs)
+            known |= set(values)
         return cls(
-            renamed,
-            frozenset(known | {renamed.get(name, name) for name in known}),
+            planning.changes(pairs),
+            frozenset(known),
+            frozenset(end.token for pair in pairs for end in pair.ends),
             frozenset(end.new for pair in pairs for end in pair.ends),
             tuple((p.input.new, p.output.new) for p in pairs if p.input and p.output),
             wish,
@@ -145,18 +145,26 @@ class Names(NamedTuple):
         the rules tell what it became. ``ends`` says that the name must be an input or
         output, so that the suffix of a function's value may change, too.
         """
+        if any("\ud800" <= char <= "\udfff" for char in name):
+            return None  # an escape of a file, and no character of a name
         if name in self.changes:
             return self.changes[name]
         if name in self.known:
             return name
         for side in ("input", "output"):
             match = self.rules.match(side, name)
-            if match is not None and self.wish.yields(match.token):
+            if match is not None and self._was(match.token):
                 normalize = self.wish.normalize and ends
                 new = self.rules.rewrite(match, self.wish.target, normalize=normalize)
                 if new in self.buffers:
                     return new
         return None
+
+    def _was(self, token: str) -> bool:
+        """Whether the model may have carried this token before; of one that changes we know."""
+        if not self.wish.yields(token):
+            return False
+        return not self.changes or token in {"", self.wish.target, *self.tokens}
 
 
 class Followed(NamedTuple):
@@ -249,8 +257,14 @@ def _spliced(
     """The text under its new names, which must say just what it said but for them."""
     result = splice(text, scalars, changes)
     expected = {scalar: changes.get(scalar.value, scalar.value) for scalar in scalars}
-    if list(leaves(kind.parse(result), {})) != list(leaves(tree, expected)):
-        raise Unreadable("cannot hold a new name in the place of the old", "put it in quotes")
+    try:
+        holds = list(leaves(kind.parse(result), {})) == list(leaves(tree, expected))
+    except Unreadable:
+        holds = False
+    if not holds:
+        raise Unreadable(
+            "cannot hold the new names where the old ones stand", "put the old ones in quotes"
+        )
     return result
 
 
@@ -271,7 +285,7 @@ def _findings(
             "take these entries out, or mend their names",
         )
     if kind.paired:
-        yield from _halves(path, present, names)
+        yield from _halves(path, became, names)
 
 
 def _of_another(path: str, strange: list[str]) -> Finding:
@@ -281,13 +295,15 @@ def _of_another(path: str, strange: list[str]) -> Finding:
     return finding("KV404", path, told, hint)._replace(severity="error")
 
 
-def _halves(path: str, present: set[str], names: Names) -> Iterator[Finding]:
+def _halves(path: str, became: Mapping[str, str | None], names: Names) -> Iterator[Finding]:
     """KV405, a warning: it was so before, and a compiler's default may well fill it in."""
+    written = {new: old for old, new in became.items() if new is not None}
+    before = {new: old for old, new in names.changes.items()}
     halves = [
-        f"{short(one)} without {short(other)}"
+        f"{short(written[one])} without {short(before.get(other, other))}"
         for pair in names.pairs
         for one, other in (pair, pair[::-1])
-        if one in present and other not in present
+        if one in written and other not in written
     ]
     if halves:
         yield finding(

@@ -25,6 +25,7 @@ _UNITS = {
     ),
 }
 """How one character is written, by the quote around it."""
+_SHORT = {"\\b": "\b", "\\f": "\f", "\\n": "\n", "\\r": "\r", "\\t": "\t"}
 _CODE = re.compile(r"\\[xuU]([0-9a-fA-F]{2,8})")
 
 
@@ -76,6 +77,14 @@ class Other(NamedTuple):
 
 
 Node = Scalar | Items | Entries | Other
+
+
+def told(node: Node | None) -> str:
+    """What kind of node this is, for a message."""
+    if isinstance(node, Other):
+        return node.what
+    kinds = {Scalar: "a text", Items: "a list", Entries: "a mapping"}
+    return kinds[type(node)] if node is not None else "nothing"
 
 
 class Growth:
@@ -162,10 +171,7 @@ def _inner(text: str, scalar: Scalar) -> str:
     """What stands between the quotes."""
     if not scalar.simple:
         raise _unfit(scalar, "as a block, or with an anchor or a tag")
-    raw, quote = text[scalar.start : scalar.end], scalar.quote
-    if not raw.startswith(quote) or not raw.endswith(quote):
-        raise _unfit(scalar, "in a way that is not understood")
-    return raw[len(quote) : len(raw) - len(quote)]
+    return text[scalar.start + len(scalar.quote) : scalar.end - len(scalar.quote)]
 
 
 def _respelt(inner: str, scalar: Scalar, new: str) -> str:
@@ -187,11 +193,11 @@ def _unfit(scalar: Scalar, how: str) -> Unreadable:
 
 
 def _char(unit: str) -> str:
-    """The character that is written so; for escapes like ``\\n`` not that, but another one."""
+    """The character that is written so; for an escape of YAML's own, another one."""
     codes = [int(digits, 16) for digits in _CODE.findall(unit)]
     if len(codes) == 2:
         return chr(0x10000 + ((codes[0] - 0xD800) << 10) + codes[1] - 0xDC00)
-    return chr(codes[0]) if codes else unit[-1]
+    return chr(codes[0]) if codes else _SHORT.get(unit, unit[-1])
 
 
 def _shared(one: str, other: str) -> int:

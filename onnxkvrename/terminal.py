@@ -14,7 +14,7 @@ from rich.text import Text
 
 from onnxkvrename.drafts import Heard
 from onnxkvrename.planning import PLAIN, End, Kept, Pair
-from onnxkvrename.reporting import ranges, show, state
+from onnxkvrename.reporting import ranges, show, state, text_states
 from onnxkvrename.results import ModelReport, Report
 
 _STYLES = {"renamed": "green", "would-rename": "yellow", "unchanged": "cyan", "failed": "red"}
@@ -36,6 +36,7 @@ def summary(report: Report, *, look: bool, verbose: bool) -> RenderableType:
             details = [_buffers(model), *([_layers(model)] if verbose else [])]
             parts.append(Padding(Group(*details), (0, 0, 0, 2)))
             parts += _next(model)
+    parts += (Text(line, no_wrap=True, overflow="ignore") for line in text_states(report))
     if len(report.models) > 1:
         parts.append(_total(report, look=look))
     return Group(*parts)

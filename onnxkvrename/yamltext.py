@@ -15,7 +15,7 @@ from onnxkvrename.spans import MAX_DEPTH, Growth, Node, Other, Scalar, Unreadabl
 LIMIT = 1 << 20
 """Characters that are read: ruamel.yaml takes 5 to 50 seconds for as many."""
 
-_LONGEST_WORD = 4096
+_LONGEST_TAG = 4096
 _BRACKETS = re.compile(r"[\[\]{}]")
 
 
@@ -35,11 +35,11 @@ def parse(text: str) -> Node | None:
 
 
 def _judge(text: str) -> None:
-    """Refuse what the scanner would take too long for: it is not linear in either."""
+    """Refuse what the scanner would take too long for: it is quadratic in tags and brackets."""
     if len(text) > LIMIT:
         raise Unreadable(f"has {len(text):,} characters, more than {LIMIT:,}")
-    if max(map(len, text.split()), default=0) > _LONGEST_WORD:
-        raise Unreadable(f"has a word of more than {_LONGEST_WORD:,} characters")
+    if any(len(word) > _LONGEST_TAG and "!" in word for word in text.split()):
+        raise Unreadable(f"has a tag of more than {_LONGEST_TAG:,} characters")
     depth = 0
     for bracket in _BRACKETS.finditer(text):
         depth = max(0, depth + (1 if bracket[0] in "[{" else -1))

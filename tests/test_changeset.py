@@ -348,6 +348,102 @@ def test_a_directory_that_cannot_be_synced_has_its_place_all_the_same(
     changeset.sync(tmp_path)
 
 
+# Directories that get other names in the end.
+
+
+def renamed(three: list[Path]) -> dict[Path, Path]:
+    """What the directory of the three is to be called."""
+    return {three[0].parent: three[0].parent.with_name("moved")}
+
+
+def test_a_directory_gets_its_name_after_all_in_it_have_their_places(three: list[Path]) -> None:
+    moves = renamed(three)
+    with Changeset() as changes:
+        changes.place([staged(path) for path in three], final=False)
+        assert state(three[0].parent).items() >= NEW.items()
+        changes.move(moves)
+    (there,) = moves.values()
+    assert (state(there), os.listdir(there.parent)) == (NEW, ["moved"])
+    assert {path.stat().st_nlink for path in there.iterdir()} == {1}
+
+
+@pytest.mark.parametrize("name", ["link", "unlink", "lstat", "replace", "rename"])
+def test_an_interrupt_anywhere_leaves_all_with_the_new_name_or_none(
+    name: str, three: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, moves = three[0].parent, renamed(three)
+    (new,) = moves.values()
+
+    def goes_well(nth: int) -> bool:
+        made = [staged(path) for path in three]
+        with monkeypatch.context() as patch:
+            failing(nth, patch, KeyboardInterrupt(), name=name)
+            try:
+                with Changeset() as changes:
+                    changes.place(made, final=False)
+                    changes.move(moves)
+            except KeyboardInterrupt:
+                changeset.clear(drafts.leftovers(three))
+                return False
+        return True
+
+    for nth in count(1):
+        done = goes_well(nth)
+        assert not (done and old.exists())
+        if new.exists():
+            changeset.clear(drafts.leftovers(new / path.name for path in three))
+            assert (state(new), old.exists()) == (NEW, False)
+            os.rename(new, old)
+        else:
+            assert state(old) == OLD
+        for path in three:
+            path.write_text(f"old {path.name}")
+        if done:
+            assert nth > 1
+            break
+
+
+def test_of_several_directories_all_get_their_names_or_none(tmp_path: Path) -> None:
+    moves = {tmp_path / name: tmp_path / f"new {name}" for name in "abc"}
+    for directory in (*moves, moves[tmp_path / "c"]):
+        directory.mkdir()
+    with pytest.raises(WriteError, match="new c: cannot be written: File exists"):
+        with Changeset() as changes:
+            changes.move(moves)
+    assert sorted(os.listdir(tmp_path)) == ["a", "b", "c", "new c"]
+
+
+def test_what_is_announced_is_there_for_others_while_it_lasts(tmp_path: Path) -> None:
+    moves = {tmp_path / "a\n\udcff": tmp_path / "b"}
+    with changeset.announced(moves):
+        (mark,) = changeset.announcements(tmp_path)
+        assert mark.move == ("a\n\udcff", "b")
+        changeset.clear([mark.path])
+        assert list(changeset.announcements(tmp_path)) == [mark]
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_was_announced_before_is_taken_back_by_who_ends_it(tmp_path: Path) -> None:
+    moves, others = ({tmp_path / "a": tmp_path / name} for name in "bc")
+
+    def fail() -> None:
+        with changeset.announced(moves):
+            raise KeyboardInterrupt
+
+    with changeset.announced(others):
+        left = drafts.temporary(tmp_path / "a")
+        left.symlink_to("a/b")
+        with pytest.raises(KeyboardInterrupt):
+            fail()
+        assert sorted(mark.move for mark in changeset.announcements(tmp_path)) == [
+            ("a", "b"),
+            ("a", "c"),
+        ]
+        with changeset.announced(moves):
+            pass
+        assert [mark.move for mark in changeset.announcements(tmp_path)] == [("a", "c")]
+
+
 # What dead runs have left.
 
 

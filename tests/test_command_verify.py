@@ -376,6 +376,12 @@ def test_the_loop_is_run_with_the_sizes_asked_for(here: Path, run) -> None:
     assert outcome.out == f"{SAID}; ran 3 steps with batch_size=1, ctx_len=8, seq_len=1\n"
 
 
+def test_a_size_for_a_dimension_that_is_not_there_is_an_error(here: Path, run) -> None:
+    outcome = run("verify", MODEL, "--run", "--dim", "ctx_length=8")
+    assert outcome.code == 2
+    assert "--dim ctx_length: no model has that dimension, but batch_size, ctx_len" in outcome.err
+
+
 def test_a_result_is_held_against_the_model_before_the_rename(here: Path, run) -> None:
     pytest.importorskip("onnxruntime")
     assert run(MODEL, "--prefix", "NEW", "-o", "new.onnx").code == 0

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import onnxkvrename
-from onnxkvrename import cli, command_inspect, command_rename, command_verify
+from onnxkvrename import cli, command_customio, command_inspect, command_rename, command_verify
 from onnxkvrename.checking import CODES
 
 PACKAGE = Path(onnxkvrename.__file__).parent
@@ -61,6 +61,9 @@ LAYERS = (
     "verifying",
     "destination",
     "discovery",
+    "companions",
+    "seeding",
+    "following",
     "examining",
     "spreading",
     "writing",
@@ -77,6 +80,7 @@ LAYERS = (
     "command_rename",
     "command_verify",
     "command_inspect",
+    "command_customio",
     "cli",
 )
 """From the bottom to the top: a module imports only those before it."""
@@ -97,6 +101,7 @@ HEAVY |= {"ruamel", "ruamel.yaml"}
 LATER = (
     *("verifying", "dataflow", "soundness", "retention", "verdicts", "anatomy", "kvmap"),
     *("pictures", "command_verify", "command_inspect"),
+    *("following", "sidecars", "spans", "yamltext", "jsontext", "customio", "command_customio"),
 )
 """What a rename has no use for."""
 HEAVY |= {f"onnxkvrename.{name}" for name in LATER}
@@ -104,6 +109,7 @@ COMMANDS = {
     "": command_rename.command,
     " verify": command_verify.command,
     " inspect": command_inspect.command,
+    " custom-io": command_customio.command,
 }
 
 

@@ -7,7 +7,23 @@ import models
 import pytest
 from models import saved
 
-from onnxkvrename import Job, Options, Report, Wish, load_rules, rename_set
+from onnxkvrename import (
+    Finding,
+    Job,
+    ModelError,
+    Options,
+    Report,
+    Wish,
+    checking,
+    judging,
+    load_rules,
+    rename_set,
+)
+from onnxkvrename.companions import Companion, Followed, Read
+from onnxkvrename.examining import examine
+from onnxkvrename.results import TextReport
+
+LOOK = Options(write=False)
 
 
 def judged(*jobs: Job, **options: bool) -> Report:
@@ -67,6 +83,39 @@ def test_a_result_may_not_stand_where_another_model_does_whatever_it_is_called(
     assert len(errors(judged(*jobs, force=True))) == 2
     jobs = [Job(one, tmp_path / "c.onnx"), Job(two, tmp_path / "alias" / "d.onnx")]
     assert errors(judged(*jobs, force=True)) == []
+
+
+def spoken(*faults: Finding, error: ModelError | None = None, owner: int = 0) -> Read:
+    """A text of which this is to be said."""
+    path = Path("names.txt")
+    report = TextReport("names.txt", "names.txt", "would-rename", 1)
+    companion = Companion(path, path, lambda data, models: Followed(data, 0))
+    return Read(companion, owner, report, findings=faults, error=error)
+
+
+def test_what_is_said_of_texts_counts_for_their_models(decoder: Path) -> None:
+    job = Job(decoder, decoder)
+    warning = checking.finding("KV404", "x", "is in no model", "take it out")
+    items = [examine(job, Wish("VLLM"), load_rules(), LOOK) for _ in range(2)]
+
+    def status(text: Read, options: Options = LOOK) -> list[str]:
+        return [item.report.status for item in judging.with_texts(items, [text], options)]
+
+    assert status(spoken(warning, owner=1)) == ["would-rename", "would-rename"]
+    assert status(spoken(warning, owner=1), LOOK._replace(strict=True)) == [
+        "would-rename",
+        "failed",
+    ]
+    assert status(spoken(error=ModelError("no"))) == ["failed", "would-rename"]
+    (one, two) = judging.with_texts(items, [spoken(warning), spoken(warning, owner=1)], LOOK)
+    assert one.report.findings == two.report.findings == (warning,)
+
+
+def test_the_error_of_a_model_comes_before_that_of_its_text(tmp_path: Path) -> None:
+    broken = saved(b"text", tmp_path / "broken.onnx")
+    item = examine(Job(broken, broken), Wish("VLLM"), load_rules(), LOOK)
+    (judged,) = judging.with_texts([item], [spoken(error=ModelError("no"))], LOOK)
+    assert judged.report.error is item.report.error is not None
 
 
 def test_a_model_that_cannot_be_read_keeps_others_from_being_called_barren(tmp_path: Path) -> None:

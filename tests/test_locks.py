@@ -73,6 +73,27 @@ def test_it_is_gone_after_a_failure_too(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_it_is_let_go_under_the_name_that_its_directory_has_by_then(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    with locks.held([old, new, old / "m.onnx"], {old: new}):
+        os.rename(old, new)
+        assert len(os.listdir(new)) == 1
+    assert os.listdir(new) == []
+    assert os.listdir(tmp_path) == ["new"]
+
+
+def test_a_directory_that_kept_its_name_costs_no_other_its_lock(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    new.mkdir()
+    with locks.held([new / "m.onnx"]):
+        with locks.held([old / "m.onnx"], {old: new}):
+            pass
+        assert len(os.listdir(new)) == 1
+        assert os.listdir(old) == []
+
+
 def test_a_second_run_is_told_who_holds_it_where_and_since_when(tmp_path: Path) -> None:
     target = tmp_path / "m.onnx"
     with another_process(target) as process, pytest.raises(WriteError) as caught:

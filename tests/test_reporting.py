@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from onnxkvrename import Finding, ModelReport, Options, Report, WriteError, rename, reporting
-from onnxkvrename.results import Status
+from onnxkvrename.results import Status, TextReport
 
 
 def report(*findings: Finding, path: str = "m.onnx", **parts: object) -> ModelReport:
@@ -106,6 +106,35 @@ def test_states_leave_out_what_an_error_has_said(ahead: ModelReport) -> None:
     assert list(reporting.states(told, look=True)) == ["m.onnx: 8 names would change"]
 
 
+TEXT = TextReport("p\n.json", "new/p.json", "would-rename", 4)
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        ("would-rename", ["p\\x0a.json: 4 names would change -> new/p.json"]),
+        ("renamed", ["p\\x0a.json: 4 names changed -> new/p.json"]),
+        ("unchanged", []),
+        ("failed", []),
+    ],
+)
+def test_a_text_that_changes_gets_a_line(
+    status: Status, told: list[str], ahead: ModelReport
+) -> None:
+    texts = (TEXT._replace(status=status),)
+    first, *rest = reporting.states(Report((ahead,), texts), look=True)
+    assert (first, rest) == ("m.onnx: 8 names would change", told)
+    failed = ahead._replace(findings=(fault(),), status="failed")
+    assert len(list(reporting.states(Report((failed,), texts), look=True))) == 1
+
+
+def test_github_is_told_of_a_text_that_would_change(ahead: ModelReport) -> None:
+    report = Report((ahead._replace(status="unchanged"),), (TEXT,))
+    *_, last = reporting.github(report, look=True, judge=True, quiet=True)
+    assert last == "::error file=p\\x0a.json,title=names::4 names would change"
+    assert not list(reporting.github(report, look=True, judge=False, quiet=True))
+
+
 def test_of_each_code_a_few_findings_are_shown_unless_verbose() -> None:
     many = report(*(fault(name=f"past_key.{n}") for n in range(5)), fault("KV105"))
     lines = list(reporting.findings(many, color=False, verbose=False))
@@ -144,6 +173,7 @@ def test_json_has_the_names_as_they_are(ahead: ModelReport) -> None:
     }
     assert {"name": "logits", "reason": "not retained"} in model["kept"]
     assert document["summary"] == {"renamed": 0, "unchanged": 0, "would-rename": 1, "failed": 0}
+    assert document["texts"] == []
     assert reporting.as_json(Report(()), "rename", 2).isascii()
 
 

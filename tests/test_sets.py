@@ -4,77 +4,29 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from itertools import count
 from pathlib import Path
-from typing import Any
 
 import layerwise
 import onnx
 import pytest
+from killing import contents, exhaust, forks, killed, run
 from onnx import compose
 
-from onnxkvrename import cli, find, rename
+from onnxkvrename import find, rename
 from onnxkvrename.drafts import TEMPORARY
 
 EXPORTS = Path(__file__).resolve().parents[2] / "shared" / "exports"
 CUT = 1 << 17
 """Bytes of weights, enough to be copied by the kernel."""
 
-forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are killed after a fork")
-
 
 @pytest.fixture(autouse=True)
 def _no_syncing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A killed process loses nothing that it has written, on the disk or not."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    """Every file below a directory."""
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in directory.rglob("*")
-        if path.is_file()
-    }
-
-
-def run(*args: object) -> int:
-    return cli.main([*map(str, args), "-q"])
-
-
-def killed(name: str, nth: int, *args: object, after: bool) -> bool:
-    """Run the command in a process that is killed at its ``nth`` call of ``os.name``, or after it.
-
-    Says whether it came to that.
-    """
-    child = os.fork()
-    if child == 0:
-        calls, real = count(1), getattr(os, name)
-
-        def deadly(*given: Any, **how: Any) -> Any:
-            last = next(calls) == nth
-            if last and not after:
-                os.kill(os.getpid(), signal.SIGKILL)
-            result = real(*given, **how)
-            if last:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
-
-        setattr(os, name, deadly)
-        try:
-            os._exit(run(*args))
-        finally:
-            os._exit(99)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return True
-    assert os.WEXITSTATUS(status) == 0
-    return False
 
 
 class Trial:
@@ -123,11 +75,6 @@ class Trial:
         reached = killed(name, nth, *self.args, *args, after=after)
         self.judge(f"{'after' if after else 'before'} {name} {nth}")
         return reached
-
-
-def exhaust(reached: Callable[[int], bool]) -> int:
-    """Try 1, 2, … until nothing is reached any more; how many there were."""
-    return next(nth for nth in count(1) if not reached(nth)) - 1
 
 
 @forks

@@ -1,0 +1,91 @@
+"""Exports to work on, laid out as QEfficient's cache does: built, not copied from one.
+
+What stands here says how an export with the token must look, arrived at by another
+road: from models that were built with it, and parameters that were written with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
+PARAMS = "hashed_export_params.json"
+CAUSAL = "QEFFAutoModelForCausalLM"
+DECODER = "QEffCausalLMForTextImageToTextModel"
+ENCODER = "QEffVisionEncoderForTextImageToTextModel"
+SPEECH = "QEFFAutoModelForSpeechSeq2Seq"
+
+
+def hashed(outputs: list[str], owner: str | None, token: str) -> dict[str, Any]:
+    """What the hash of an export with these outputs is taken of."""
+    axes = {"input_ids": {"0": "batch_size"}, "past_key.0": {"0": "batch_size", "2": "ctx_len"}}
+    params: dict[str, Any] = {
+        "config": {"model_type": "tiny", "rms_norm_eps": 1e-06},
+        "export_params": {"dynamic_axes": axes, "output_names": outputs},
+        "peft_config": None,
+    }
+    if owner is not None:
+        params["qeff_auto_class"] = owner
+    if token and owner == CAUSAL:
+        params["kv_cache_prefix"] = token
+    return params
+
+
+def digest(params: Mapping[str, Any]) -> str:
+    """The hash in a directory's name."""
+    text = json.dumps(params, separators=(",", ":"), sort_keys=True)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
+
+
+def written(params: Mapping[str, Any]) -> str:
+    """The parameters as they are saved."""
+    return json.dumps(params, indent=4, separators=(",", ":"), sort_keys=True)
+
+
+def outputs(model: Path) -> list[str]:
+    """What a model gives."""
+    graph = onnx.load(model, load_external_data=False).graph
+    return [value.name for value in graph.output]
+
+
+def export(
+    cache: Path, source: str = "external", token: str = "", owner: str | None = CAUSAL
+) -> Path:
+    """An export of a fixture, a file or all of a directory, plain or with a token."""
+    given = FIXTURES / (token or "plain") / source
+    models = [given] if given.is_file() else sorted(given.glob("*.onnx"))
+    params = hashed(outputs(models[0]), owner, token)
+    directory = cache / f"Tiny-{digest(params)}"
+    directory.mkdir(parents=True)
+    for path in [given] if given.is_file() else sorted(given.iterdir()):
+        shutil.copyfile(path, directory / path.name)
+    (directory / PARAMS).write_text(written(params), "utf-8")
+    return directory
+
+
+def dual(cache: Path, token: str = "") -> tuple[Path, Path]:
+    """Vision encoder and decoder of one model, each an export of its own."""
+    encoder = export(cache, "vlm_dual/encoder.onnx", token, ENCODER)
+    return encoder, export(cache, "vlm_dual/decoder.onnx", token, DECODER)
+
+
+def layerwise(cache: Path, token: str = "") -> Path:
+    """Three windows; the parameters were changed between hashing and saving."""
+    given = FIXTURES / (token or "plain") / "windows"
+    names = ["logits"]
+    for model in sorted(given.glob("*/*.onnx")):
+        names += [name for name in outputs(model) if name != "logits"]
+    params = hashed(names, CAUSAL, token)
+    directory = cache / f"Tiny-{digest(params)}"
+    shutil.copytree(given, directory / "onnx_layerwise_tmp", copy_function=shutil.copyfile)
+    axes = params["export_params"]["dynamic_axes"]
+    axes["inputs_embeds"] = axes.pop("input_ids")
+    (directory / PARAMS).write_text(written(params), "utf-8")
+    return directory
