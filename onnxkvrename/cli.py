@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -28,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = args.pop(0) if args[:1] and args[0] in COMMANDS else COMMANDS[0]
     called = "onnxkvrename" if name == COMMANDS[0] else f"onnxkvrename {name}"
     try:
+        _check_command(args)
         with _told_to_stop():
             code = _module(name).command.main(args, prog_name=called, standalone_mode=False)
         return int(code or 0)
@@ -48,6 +50,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             hint="-v shows where; please report it",
         )
     return _failed(name, args, fault)
+
+
+def _check_command(args: Sequence[str]) -> None:
+    """Raise :class:`KvRenameError` for a first word that is a command misspelt, and no file."""
+    if not args or not args[0].isalpha() or os.path.lexists(args[0]):
+        return
+    import difflib
+
+    close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+    if close:
+        hint = f"did you mean {close[0]}?"
+        raise KvRenameError(f"{args[0]} is no command, and no file", hint=hint)
 
 
 def _module(name: str) -> Any:

@@ -11,7 +11,16 @@ from typing import Any
 
 import click
 
-from onnxkvrename import anatomy, arguments, console, discovery, drafts, reporting, rulesfile
+from onnxkvrename import (
+    anatomy,
+    arguments,
+    console,
+    discovery,
+    drafts,
+    files,
+    reporting,
+    rulesfile,
+)
 from onnxkvrename.anatomy import Anatomy
 from onnxkvrename.arguments import AnyPath
 from onnxkvrename.changeset import Changeset
@@ -107,8 +116,24 @@ def _check_places(found: tuple[Anatomy, ...], given: dict[str, Any]) -> None:
                 path=str(path),
                 hint="choose another place for the picture",
             )
+        if os.path.lexists(path) and not (os.path.isdir(path) or _is_picture(path)):
+            raise WriteError(
+                "is there already, and no picture",
+                path=str(path),
+                hint="choose another place for the picture",
+            )
     if len({os.path.realpath(path) for path in wanted}) < len(wanted):
         raise WriteError("cannot be both pictures", path=str(wanted[0]), hint="choose two names")
+
+
+def _is_picture(path: Path) -> bool:
+    """Whether a plain file, and no link to one, begins as an earlier picture does."""
+    try:
+        with files.opened(path) as file:
+            head = file.read(0, 512).lstrip().lower()
+    except KvRenameError:
+        return False
+    return not path.is_symlink() and head.startswith((b"<svg", b"<?xml", b"<!doctype", b"<html"))
 
 
 def _read(found: tuple[Anatomy, ...], rules: Path | None) -> Iterator[Path]:

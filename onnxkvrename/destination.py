@@ -37,6 +37,8 @@ def stands_already(
         return False
     if os.path.isdir(job.output):
         raise WriteError("is a directory", path=str(job.output), hint="-d puts models into one")
+    if os.path.exists(job.output) and not os.path.isfile(job.output):
+        raise WriteError("is no regular file", path=str(job.output), hint="choose another name")
     taken = {str(item.path) for item in data}
     taken |= {os.path.realpath(job.output.parent / item.location) for item in data}
     if os.path.realpath(job.output) in taken:
@@ -61,7 +63,7 @@ def check_in_place(path: Path, status: os.stat_result) -> None:
         fault = "is read-only"
     else:
         return
-    raise WriteError(fault, path=str(path), hint="write elsewhere with -o, or use --force")
+    raise WriteError(fault, path=str(path), hint="write elsewhere with -o or -d, or use --force")
 
 
 def _backups(path: Path, status: os.stat_result) -> int:

@@ -216,7 +216,7 @@ class Draft:
                 raise WriteError(
                     "its owner could not be kept",
                     path=str(self.called),
-                    hint="write elsewhere with -o, or use --force",
+                    hint="write elsewhere with -o or -d, or use --force",
                 ) from None
 
     def share(self) -> None:

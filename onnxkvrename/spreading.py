@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -81,6 +82,8 @@ def _failing() -> Iterator[None]:
         raise
     except Exception as error:
         said = " ".join(str(error).split()) or type(error).__name__
+        if type(error).__name__ in ("CancelledError", "FutureCancelledError", "CommClosedError"):
+            said = "its scheduler or its pool has ended"
         raise KvRenameError(
             f"a worker failed: {said[:300]}", hint="nothing was changed; try again, or --jobs 1"
         ) from error
@@ -139,11 +142,18 @@ def dask(address: str) -> Iterator[Executor]:
     :class:`KvRenameError` where there is no cluster, or no ``distributed``.
     """
     try:
+        import logging
+
         import distributed
     except ImportError:
         raise KvRenameError(
             "Dask is not installed", hint="pip install 'onnxkvrename[dask]'"
         ) from None
+    if not re.fullmatch(r"(?:[a-z]+://)?.+:[0-9]{1,5}|[a-z]+://.+", address):
+        raise KvRenameError(
+            f"{address!r} is no address of a Dask scheduler", hint="for example tcp://10.0.0.1:8786"
+        )
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what fails is told in one line
     try:
         client = distributed.Client(address, timeout="10s", set_as_default=False)
     except (OSError, ValueError, distributed.TimeoutError) as error:

@@ -28,6 +28,7 @@ from onnxkvrename.planning import Pair, Wish
 from onnxkvrename.rules import MERGED, PREFIXED, WINDOW, PartName, Rules, SetRule
 from onnxkvrename.signature import Export, Signature, Value
 
+_MERGE = "give all windows that were merged, or merge them again"
 _AGAIN = "export all of them again, together"
 
 
@@ -260,7 +261,7 @@ def _merges(
             layers = file.layers if homes else _common(file.layers, largest.layers)
             faults = [differences(_buffers([file]), other, layers) for other in against]
             if all(faults):
-                yield file.fault("KV307", _disagreement(faults, against), "merge them again")
+                yield file.fault("KV307", _disagreement(faults, against), _MERGE)
             fitting = [home for home, found in zip(homes, faults, strict=False) if not found]
             own = homes if len(homes) == 1 else fitting
             families[own[0] if own else one.root].append(file)
@@ -321,7 +322,10 @@ def _tokens(files: Sequence[_File], wish: Wish, *, judge: bool) -> Iterator[tupl
         + listed([file.path for file in states[tokens]])
         for tokens in sorted(states, key=lambda tokens: -len(states[tokens]))
     ]
-    verb, hint = "carry", "rename all of them, together"
+    verb, hint = (
+        "carry",
+        "rename all of them, together; a run that was stopped is ended by the same command",
+    )
     if not judge:
         verb, hint = "would carry", "--replace puts the new token into all of them"
     yield rest[0].fault(

@@ -407,9 +407,9 @@ def test_of_several_directories_all_get_their_names_or_none(tmp_path: Path) -> N
     moves = {tmp_path / name: tmp_path / f"new {name}" for name in "abc"}
     for directory in (*moves, moves[tmp_path / "c"]):
         directory.mkdir()
-    with pytest.raises(WriteError, match="new c: cannot be written: File exists"):
-        with Changeset() as changes:
-            changes.move(moves)
+    taken = pytest.raises(WriteError, match="new c: cannot be written: File exists")
+    with taken, Changeset() as changes:
+        changes.move(moves)
     assert sorted(os.listdir(tmp_path)) == ["a", "b", "c", "new c"]
 
 

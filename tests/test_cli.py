@@ -462,3 +462,19 @@ def test_the_module_runs_as_the_command_does(spawn) -> None:
     assert (
         process.stdout == spawn("--version").stdout == f"onnxkvrename {onnxkvrename.__version__}\n"
     )
+
+
+def test_a_command_misspelt_is_not_taken_for_a_model(here: Path, run) -> None:
+    outcome = run("verfy", MODEL)
+    assert outcome.code == 2
+    assert outcome.err == "error: verfy is no command, and no file (did you mean verify?)\n"
+    (here / "verfy").write_bytes((here / MODEL).read_bytes())
+    assert run("verfy", *V).code == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no fifos on this system")
+def test_what_is_no_regular_file_is_never_replaced(here: Path, run) -> None:
+    os.mkfifo(here / "fifo")
+    outcome = run(MODEL, *V, "-o", "fifo", "--force")
+    assert (outcome.code, "is no regular file" in outcome.err) == (2, True)
+    assert (here / "fifo").is_fifo()

@@ -257,7 +257,7 @@ def test_one_picture_may_be_wanted_without_the_other(option: str, here: Path, ru
 
 def test_a_picture_takes_the_place_of_an_older_one(here: Path, run) -> None:
     assert run("inspect", MODEL, "--svg", "new.svg").code == 0
-    (here / "x.svg").write_text("older" * 10_000)
+    (here / "x.svg").write_text("<svg>" + "older" * 10_000)
     assert run("inspect", MODEL, "--svg", "x.svg").code == 0
     assert (here / "x.svg").read_bytes() == (here / "new.svg").read_bytes()
 
@@ -272,7 +272,7 @@ def test_a_picture_may_be_read_by_those_who_may_read_a_new_file(here: Path, run)
 def test_of_two_pictures_both_are_replaced_or_none(
     here: Path, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (here / "x.svg").write_text("old")
+    (here / "x.svg").write_text("<svg>old")
     real = os.replace
 
     def refuse(source: Path, target: Path) -> None:
@@ -287,7 +287,7 @@ def test_of_two_pictures_both_are_replaced_or_none(
         "error: x.html: cannot be written: Permission denied "
         "(no picture was written; choose another place for it)\n"
     )
-    assert (here / "x.svg").read_text() == "old"
+    assert (here / "x.svg").read_text() == "<svg>old"
     assert not (here / "x.html").exists()
     assert [name for name in os.listdir(here) if name.startswith(".")] == []
 
@@ -344,3 +344,21 @@ def test_every_real_export_is_shown(name: str, run, tmp_path: Path) -> None:
     if not broken:
         assert states <= {"token" if "/VLLM-" in name else "plain"}
     assert bool(states) == ("EncoderWrapper" not in name)
+
+
+@pytest.mark.parametrize("option", ["--svg", "--html"])
+def test_a_picture_replaces_an_earlier_one_and_nothing_else(
+    option: str, decoder: Path, run
+) -> None:
+    place = decoder.with_name("picture")
+    for _ in range(2):
+        assert run("inspect", decoder, option, place).code == 0
+    place.write_bytes(decoder.read_bytes())
+    outcome = run("inspect", decoder, option, place)
+    assert outcome.code == 2
+    assert "is there already, and no picture" in outcome.err
+    assert place.read_bytes() == decoder.read_bytes()
+    place.unlink()
+    place.symlink_to("elsewhere")
+    assert run("inspect", decoder, option, place).code == 2
+    assert place.is_symlink()

@@ -248,3 +248,11 @@ def test_without_distributed_the_error_says_what_to_install(
     outcome = run(layerwise.export(tmp_path, 2), "--prefix", "VLLM", "--dask", "127.0.0.1:1")
     assert outcome.code == 2
     assert "pip install 'onnxkvrename[dask]'" in outcome.err
+
+
+@pytest.mark.parametrize("address", ["nonsense", "10.0.0.1", "tcp:"])
+def test_what_is_no_address_is_told_at_once(address: str, tmp_path: Path, run) -> None:
+    pytest.importorskip("distributed", reason="the extra [dask] is not installed")
+    outcome = run(layerwise.export(tmp_path, 2), "--prefix", "VLLM", "--dask", address)
+    assert outcome.code == 2
+    assert f"{address!r} is no address of a Dask scheduler (for example tcp://" in outcome.err
