@@ -126,6 +126,18 @@ def test_several_directories(machine: Machine, cache: Path, tmp_path: Path) -> N
     assert contents(cache / twin.name) == contents(twin)
 
 
+def test_files_that_repeat_the_names(machine: Machine, plain: Path) -> None:
+    entries = " - IOName: past_key.0\n   Precision: mxint8 # kept\n"
+    (plain / "custom_io.yaml").write_text(entries)
+    says(machine, "sidecars", EXPORT=plain)
+    (seeded,) = (path for path in plain.parent.iterdir() if path != plain)
+    followed = (seeded / "custom_io.yaml").read_text()
+    assert followed == entries.replace("past_key.0", "past_key.0_VLLM")
+    assert (plain / "custom_io.yaml").read_text() == entries
+    said = says(machine, "custom-io", SEEDED=seeded)
+    assert said.startswith(" - IOName: past_key.0_VLLM\n   Precision: mxint8\n\n")
+
+
 def test_by_path(
     machine: Machine, plain: Path, qefficient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
