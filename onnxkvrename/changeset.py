@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -173,8 +172,7 @@ class Stage:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with suppress(OSError):  # to ignore errors there is not to ignore all
-            shutil.rmtree(self.directory, ignore_errors=True)
+        _remove(self.directory)
 
     def within(self, path: Path) -> Path:
         """Where a path below the target is made; the directory for it is there then."""
@@ -275,6 +273,14 @@ def clear(leftovers: Iterable[Path]) -> None:
             continue
         with suppress(OSError):
             if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
+                _remove(path)
             else:
                 path.unlink()
+
+
+def _remove(directory: Path) -> None:
+    """Remove a directory with all that is in it, as far as that can be."""
+    import shutil  # five milliseconds, for which no rename in place should wait
+
+    with suppress(OSError):  # to ignore errors there is not to ignore all
+        shutil.rmtree(directory, ignore_errors=True)
