@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from onnxkvrename import (
-    __version__,
     checking,
     externaldata,
     messages,
@@ -23,8 +21,8 @@ from onnxkvrename.externaldata import DataFile
 from onnxkvrename.kinds import Kind, dtype_of, kind_of, shape_of
 from onnxkvrename.messages import Reference
 from onnxkvrename.onnxfile import Model
-from onnxkvrename.planning import Kept, Pair, Plan, Wish
-from onnxkvrename.reporting import error_values
+from onnxkvrename.planning import Kept, Pair, Plan
+from onnxkvrename.reporting import document, error_values
 from onnxkvrename.rules import Rules
 from onnxkvrename.signature import Dim, Export
 from onnxkvrename.weighing import Weight
@@ -125,11 +123,8 @@ def dissect(model: Model, rules: Rules) -> Anatomy:
     wished for. Raises :class:`ModelError` for bytes that are no model, and
     :class:`RulesError` as :func:`inspect` does.
     """
-    plan = planning.plan(model.signature, rules, Wish(None))
-    carried = {end.old: end.token for pair in plan.pairs for end in pair.ends}
-    tokens = Counter(token for token in carried.values() if token)
-    if tokens:
-        plan = planning.plan(model.signature, rules, Wish(tokens.most_common(1)[0][0]))
+    plan = planning.as_it_stands(model.signature, rules)
+    carried = {end.old for pair in plan.pairs for end in pair.ends}
     survey = places.survey(model.source, {*carried, *plan.names.values()})
     uses = survey.uses(plan.names)
     files, faults = _data(survey.references, model.file.path)
@@ -141,7 +136,7 @@ def dissect(model: Model, rules: Rules) -> Anatomy:
         weight=weighing.weigh(model.source),
         files=files,
         buffers=tuple(_buffers(plan, _broken(plan, findings))),
-        tokens=tuple(tokens.most_common()),
+        tokens=tuple(plan.tokens.most_common()),
         names=len(carried),
         kept=plan.kept,
         findings=findings,
@@ -237,17 +232,7 @@ def _data(
 
 def as_json(found: Iterable[Anatomy], code: int, fault: KvRenameError | None = None) -> str:
     """One document, held against ``schemas/inspect-1.json`` by the tests."""
-    import json
-
-    document = {
-        "schema": SCHEMA,
-        "version": __version__,
-        "command": "inspect",
-        "models": [as_dict(anatomy) for anatomy in found],
-        "error": error_values(fault),
-        "exit_code": code,
-    }
-    return json.dumps(document, indent=2)
+    return document(SCHEMA, "inspect", code, fault, models=[as_dict(one) for one in found])
 
 
 def as_dict(anatomy: Anatomy) -> dict[str, Any]:

@@ -72,6 +72,18 @@ def jobs() -> Decorator:
     )
 
 
+def no_set() -> Decorator:
+    """Leave out what windows show together."""
+    return click.option(
+        "--no-set", is_flag=True, help="Do not hold the windows of one model against each other."
+    )
+
+
+def strict() -> Decorator:
+    """Mind warnings."""
+    return click.option("--strict", is_flag=True, help="Treat warnings as errors.")
+
+
 def quiet() -> Decorator:
     """Say less."""
     return click.option("-q", "--quiet", is_flag=True, help="Say only what is, or may be, wrong.")

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 from onnxkvrename import drafts, files
@@ -48,20 +47,16 @@ class Changeset:
     def __enter__(self) -> Changeset:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         if kind is not None and not (self.last is not None and _stands(self.last)):
             self._undo()
+        moves = self._moves()
         for change in self.log:
             if change.staged is not None and kind is not None:
                 change.staged.discard()
             if change.backup is not None:
                 with suppress(OSError):
-                    os.unlink(drafts.moved(change.backup, self._moves()))
+                    os.unlink(drafts.moved(change.backup, moves))
 
     def place(self, staged: Sequence[Staged], *, final: bool) -> None:
         """Put files in their places, one after the other; if ``final``, no more will follow.
@@ -166,12 +161,7 @@ class Stage:
             self.directory.mkdir()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         _remove(self.directory)
 
     def within(self, path: Path) -> Path:

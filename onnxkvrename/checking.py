@@ -75,6 +75,11 @@ def finding(code: str, name: str, message: str, hint: str) -> Finding:
     return Finding(code, CODES[code][0], name, message, hint)
 
 
+def as_errors(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The same findings as errors, all of them: what ``strict`` asks for."""
+    return tuple(found._replace(severity="error") for found in findings)
+
+
 def check(signature: Signature, plan: Plan, uses: Uses) -> Iterator[Finding]:
     """What is wrong with the pairs of one model, or would be after renaming."""
     yield from _doubles(signature, plan)

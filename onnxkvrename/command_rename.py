@@ -95,15 +95,13 @@ class Asked(NamedTuple):
     is_flag=True,
     help="Make _InternalRetainedState outputs _RetainedState, which consumers pair.",
 )
-@click.option(
-    "--no-set", is_flag=True, help="Do not hold the windows of one model against each other."
-)
+@arguments.no_set()
 @click.option(
     "--verify",
     is_flag=True,
     help="Prove each result as `onnxkvrename verify` does, before it is written.",
 )
-@click.option("--strict", is_flag=True, help="Treat warnings as errors.")
+@arguments.strict()
 @click.option(
     "--force",
     is_flag=True,

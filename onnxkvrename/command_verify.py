@@ -59,10 +59,8 @@ from onnxkvrename.verifying import Aim, Verified
     multiple=True,
     help="With --run: the size of a symbolic dimension, e.g. ctx_len=32; others are guessed.",
 )
-@click.option(
-    "--no-set", is_flag=True, help="Do not hold the windows of one model against each other."
-)
-@click.option("--strict", is_flag=True, help="Treat warnings as errors.")
+@arguments.no_set()
+@arguments.strict()
 @arguments.profile()
 @arguments.rules()
 @arguments.jobs()

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxkvrename import checking, destination, files
+from onnxkvrename import destination, files
 from onnxkvrename.checking import Finding
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.files import Identity
-from onnxkvrename.results import ModelReport, Options, TextReport
+from onnxkvrename.results import Job, ModelReport, Options, TextReport
 
 MAX_TEXT = 1 << 26
 """Bytes that a text may have."""
@@ -35,6 +35,11 @@ class Companion(NamedTuple):
     path: Path
     output: Path
     follow: Callable[[bytes, Sequence[ModelReport]], Followed]
+
+    @property
+    def job(self) -> Job:
+        """Its way, as that of a model."""
+        return Job(self.path, self.output)
 
 
 class Text(NamedTuple):
@@ -74,27 +79,22 @@ def read(
 
 
 def _followed(item: Read, models: Sequence[ModelReport], options: Options) -> Read:
-    path, output = item.companion.path, item.companion.output
+    path, output, job = item.companion.path, item.companion.output, item.companion.job
     with files.opened(path) as file:
         if file.size > MAX_TEXT:
             raise ModelError(f"is {file.size:,} bytes, more than {MAX_TEXT:,}", path=str(path))
         identity, before, status = file.identity, file.read(0, file.size), file.status
     followed = item.companion.follow(before, models)
     content = followed.data
-    in_place = os.path.realpath(path) == os.path.realpath(output)
-    if in_place or not os.path.lexists(output):
-        there = in_place and content == before
+    if job.in_place or not os.path.lexists(output):
+        there = job.in_place and content == before
     else:
         there = files.same_content(output, len(content), [content])
-    if options.place and in_place and not (there or options.force):
+    if options.place and job.in_place and not (there or options.force):
         destination.check_in_place(path, status)
     findings = followed.findings
-    if options.place and not (there or in_place or options.force) and os.path.lexists(output):
-        findings += (
-            checking.finding(
-                "KV504", str(output), "is there already, and differs", "--force replaces it"
-            ),
-        )
+    if options.place:
+        findings += tuple(destination.in_the_way(job, there, options))
     same = there or content == before
     report = item.report._replace(
         status="unchanged" if same else "would-rename", changed=followed.changed

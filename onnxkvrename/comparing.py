@@ -53,18 +53,28 @@ def _sizes(value: Value) -> tuple[int | None, ...]:
 
 def layers_text(layers: Iterable[int]) -> str:
     """Sorted layers in few words: ``layer 3``, ``layers 0-2, 5``."""
-    spans: list[list[int]] = []
+    return spans_text(runs(layers))
+
+
+def runs(layers: Iterable[int]) -> tuple[range, ...]:
+    """Sorted layers as runs without a gap."""
+    ends: list[list[int]] = []
     for layer in layers:
-        if spans and spans[-1][1] == layer - 1:
-            spans[-1][1] = layer
+        if ends and ends[-1][1] == layer - 1:
+            ends[-1][1] = layer
         else:
-            spans.append([layer, layer])
-    return spans_text([range(first, last + 1) for first, last in spans])
+            ends.append([layer, layer])
+    return tuple(range(first, last + 1) for first, last in ends)
+
+
+def run_text(run: range) -> str:
+    """``3``, or ``0-2``."""
+    return str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"
 
 
 def spans_text(spans: Sequence[range]) -> str:
     """Runs of layers in few words, however long they are."""
-    texts = [str(s[0]) if len(s) == 1 else f"{s[0]}-{s[-1]}" for s in spans if s]
+    texts = [run_text(span) for span in spans if span]
     if not texts:
         return "no layer"
     return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,11 +113,15 @@ def _examined(model: Model, item: Examined, wish: Wish, rules: Rules, options: O
     if options.verify:
         proofs = _proofs(onnxfile.spliced(model.file, pieces), expected, wish, rules)
         report = report._replace(findings=(*report.findings, *proofs))
+    part = None
+    if options.sets:
+        path, export = Path(report.path).as_posix(), partial(messages.export, model.source)
+        part = windows.part(path, model.signature, plan.pairs, rules, export)
     item = item._replace(
         report=report,
         recipe=Recipe(item.job.model, model.file.identity, pieces, expected),
         outputs=tuple(value.name for value in model.signature.outputs),
-        part=_part(model, report, rules) if options.sets else None,
+        part=part,
     )
     return _placed(item, model, data, options) if options.place else item
 
@@ -141,14 +146,6 @@ def _reused(job: Job, rules: Rules, wish: Wish) -> Iterator[Finding]:
     warning = exportcache.reused(job.model.name, directory.name, params, rules, wish)
     if warning is not None:
         yield warning
-
-
-def _part(model: Model, report: ModelReport, rules: Rules) -> Part | None:
-    """What sets are judged by, for a model that is called like a part of one."""
-    path = Path(report.path).as_posix()
-    if windows.located(path, rules) is None:
-        return None
-    return Part(path, model.signature, report.pairs, messages.export(model.source))
 
 
 def _placed(item: Examined, model: Model, data: Sequence[DataFile], options: Options) -> Examined:

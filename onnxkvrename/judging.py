@@ -15,6 +15,7 @@ from onnxkvrename.externaldata import DataFile
 from onnxkvrename.planning import Wish
 from onnxkvrename.results import Options
 from onnxkvrename.rules import Rules
+from onnxkvrename.windows import Seen
 
 
 def judge(
@@ -42,8 +43,7 @@ def judge(
             fault = fault or taken
         report = report._replace(error=fault)
         if options.strict:
-            errors = tuple(finding._replace(severity="error") for finding in report.findings)
-            report = report._replace(findings=errors)
+            report = report._replace(findings=checking.as_errors(report.findings))
         report = report._replace(status="failed" if report.failed else report.status)
         judged.append(item._replace(report=report, part=None))
     return tuple(judged)
@@ -56,9 +56,7 @@ def with_texts(
     reports = [item.report for item in judged]
     for text in texts:
         report = reports[text.owner]
-        findings = text.findings
-        if options.strict:
-            findings = tuple(finding._replace(severity="error") for finding in findings)
+        findings = checking.as_errors(text.findings) if options.strict else text.findings
         report = report._replace(
             findings=(*report.findings, *findings), error=report.error or text.error
         )
@@ -73,18 +71,10 @@ def _together(
 
     Only where all could be read: one that could not may be the window that is missing.
     """
-    further: list[list[Finding]] = [[] for _ in examined]
     if any(item.recipe is None for item in examined):
-        return further
-    if not any(item.report.pairs for item in examined):
-        for item, found in zip(examined, further, strict=True):
-            found.append(checking.no_buffers(item.outputs))
-    numbered = [(number, item.part) for number, item in enumerate(examined)]
-    parts = [(number, part) for number, part in numbered if part is not None]
-    looked = windows.check([part for _, part in parts], rules, wish, judge=not options.place)
-    for at, finding in looked:
-        further[parts[at][0]].append(finding)
-    return further
+        return [[] for _ in examined]
+    seen = [Seen(item.outputs, item.report.pairs, item.part) for item in examined]
+    return windows.together(seen, rules, wish, judge=not options.place)
 
 
 def _data_clash(item: Examined, placed: dict[str, DataFile]) -> KvRenameError | None:

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from onnxkvrename.anatomy import Anatomy, Buffer, State, groups
 from onnxkvrename.checking import Finding, shape_text
+from onnxkvrename.comparing import run_text, runs
 from onnxkvrename.kinds import Kind
 from onnxkvrename.planning import PLAIN
 from onnxkvrename.reporting import show
@@ -170,13 +171,7 @@ def _listed(names: Sequence[str], most: int) -> str:
 
 def _ranges(layers: Sequence[int]) -> str:
     """``layers 0-5``, or how many and the first of them."""
-    runs: list[list[int]] = []
-    for layer in sorted(set(layers)):
-        if runs and layer == runs[-1][1] + 1:
-            runs[-1][1] = layer
-        else:
-            runs.append([layer, layer])
-    said = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
+    said = list(map(run_text, runs(sorted(set(layers)))))
     if len(said) == 1:
         return f"layer {said[0]}" if len(set(layers)) == 1 else f"layers {said[0]}"
     if len(said) > _FEW + 1:

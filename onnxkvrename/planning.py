@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -103,6 +104,11 @@ class Plan(NamedTuple):
         return changes(self.pairs)
 
     @property
+    def tokens(self) -> Counter[str]:
+        """The tokens that names carry, and how many carry each."""
+        return Counter(end.token for pair in self.pairs for end in pair.ends if end.token)
+
+    @property
     def outputs(self) -> dict[str, str]:
         """Old to new, of the outputs whose names change."""
         ends = [pair.output for pair in self.pairs if pair.output is not None]
@@ -140,6 +146,13 @@ def plan(signature: Signature, rules: Rules, wish: Wish) -> Plan:
     order = {name: at for at, name in enumerate(n for names in parts.values() for n in names)}
     pairs.sort(key=lambda pair: (pair.layer, order[pair.buffer], pair.scope))
     return Plan(wish, tuple(pairs), tuple(doubles), tuple(kept.values()), parts)
+
+
+def as_it_stands(signature: Signature, rules: Rules) -> Plan:
+    """The plan that changes least: it wishes for the token that most names carry."""
+    found = plan(signature, rules, Wish(None))
+    tokens = found.tokens.most_common(1)
+    return plan(signature, rules, Wish(tokens[0][0])) if tokens else found
 
 
 def follow(symbols: frozenset[str], producers: Mapping[str, str], plan: Plan) -> dict[str, str]:

@@ -10,6 +10,7 @@ from click import style
 
 from onnxkvrename import __version__
 from onnxkvrename.checking import Finding
+from onnxkvrename.comparing import run_text, runs
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.planning import End, Pair
 from onnxkvrename.results import ModelReport, Report, TextReport
@@ -107,13 +108,7 @@ def state(model: ModelReport, *, look: bool) -> str:
 
 def ranges(layers: Sequence[int]) -> str:
     """``layers 0-5, 7``, of numbers in order."""
-    runs: list[list[int]] = []
-    for layer in layers:
-        if runs and layer == runs[-1][1] + 1:
-            runs[-1][1] = layer
-        else:
-            runs.append([layer, layer])
-    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    text = ", ".join(map(run_text, runs(layers)))
     return f"layer {text}" if len(layers) == 1 else f"layers {text}"
 
 
@@ -149,22 +144,23 @@ def _sentence(found: Finding) -> str:
 
 def as_json(report: Report, command: str, code: int, fault: KvRenameError | None = None) -> str:
     """One document, held against ``schemas/report-1.json`` by the tests."""
-    import json
-
     counts = {"renamed": 0, "unchanged": 0, "would-rename": 0, "failed": 0}
     for model in report.models:
         counts[model.status] += 1
-    document = {
-        "schema": SCHEMA,
-        "version": __version__,
-        "command": command,
-        "models": [_model(model) for model in report.models],
-        "texts": [text._asdict() for text in report.texts],
-        "summary": counts,
-        "error": error_values(fault),
-        "exit_code": code,
-    }
-    return json.dumps(document, indent=2)
+    models = [_model(model) for model in report.models]
+    texts = [text._asdict() for text in report.texts]
+    return document(SCHEMA, command, code, fault, models=models, texts=texts, summary=counts)
+
+
+def document(
+    schema: str, command: str, code: int, fault: KvRenameError | None, **content: Any
+) -> str:
+    """The JSON document of any command: what every one of them says, around its content."""
+    import json
+
+    head = {"schema": schema, "version": __version__, "command": command}
+    tail = {"error": error_values(fault), "exit_code": code}
+    return json.dumps({**head, **content, **tail}, indent=2)
 
 
 def _model(model: ModelReport) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def rename_set(
     check_wish(wish)
     options = options or Options()
     if options.write:
-        _tidy([*jobs, *(Job(text.path, text.output) for text in texts)])
+        _tidy([*jobs, *(text.job for text in texts)])
     examine = partial(examining.examine, wish=wish, rules=rules, options=options)
     heard = watch.models("reading", len(jobs)) if watch is not None else None
     examined = tuple(spreading.spread(examine, jobs, executor, heard))
@@ -180,9 +180,8 @@ def _tasks(items: Sequence[Examined], options: Options) -> Iterator[Task]:
 def _text_tasks(texts: Sequence[Read], options: Options) -> Iterator[Task]:
     for item in texts:
         if item.text is not None:
-            job = Job(item.companion.path, item.companion.output)
-            made, called = item.text, item.companion.output
-            yield Task(item.owner, made, job.target, called, job.in_place, options.force)
+            job = item.companion.job
+            yield Task(item.owner, item.text, job.target, job.output, job.in_place, options.force)
 
 
 def _after(
@@ -280,8 +279,9 @@ def _replace(
             if not task.unchanged:
                 raise _Stopped(task.owner, writing.changed(task))
         staged, others, models = list[Staged](), list[Staged](), list[Staged]()
+        new = {stage.directory for stage in stages}
         for task, made in zip(tasks, drafted, strict=True):
-            if any(stage.directory in made.target.parents for stage in stages):
+            if not new.isdisjoint(made.target.parents):
                 staged.append(made)
             elif isinstance(task.source, examining.Recipe):
                 models.append(made)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -49,10 +49,14 @@ class Seed(NamedTuple):
 
 def home(model: Path) -> Path | None:
     """The directory of the export that a model belongs to, if it stands in the cache."""
+    return next((found for found in _exports(model) if exportcache.named(found.name)), None)
+
+
+def _exports(model: Path) -> Iterator[Path]:
+    """The directories around a model that hold the parameters of an export."""
     for directory in list(Path(os.path.abspath(model)).parents)[:_ABOVE]:
-        if exportcache.named(directory.name) and os.path.isfile(directory / exportcache.FILE):
-            return directory
-    return None
+        if os.path.isfile(directory / exportcache.FILE):
+            yield directory
 
 
 def read(directory: Path) -> exportcache.Params:
@@ -83,9 +87,8 @@ def seeds(models: Sequence[Path], rules: Rules, wish: Wish, *, in_place: bool) -
 
 
 def _directory(model: Path) -> Path:
-    for directory in list(Path(os.path.abspath(model)).parents)[:_ABOVE]:
-        if os.path.isfile(directory / exportcache.FILE):
-            return directory
+    for directory in _exports(model):
+        return directory
     raise ModelError(
         f"is in no export of QEfficient: there is no {exportcache.FILE} beside or above it",
         path=str(model),

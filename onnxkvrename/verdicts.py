@@ -8,12 +8,12 @@ from typing import Any
 
 from click import style
 
-from onnxkvrename import __version__
 from onnxkvrename.dataflow import Flow
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.planning import Pair
 from onnxkvrename.reporting import (
     command,
+    document,
     error_values,
     finding_values,
     ranges,
@@ -86,17 +86,7 @@ def github(items: Iterable[Verified], *, quiet: bool) -> Iterator[str]:
 
 def as_json(items: Iterable[Verified], code: int, fault: KvRenameError | None = None) -> str:
     """One document, held against ``schemas/verify-1.json`` by the tests."""
-    import json
-
-    document = {
-        "schema": SCHEMA,
-        "version": __version__,
-        "command": "verify",
-        "models": [_model(item) for item in items],
-        "error": error_values(fault),
-        "exit_code": code,
-    }
-    return json.dumps(document, indent=2)
+    return document(SCHEMA, "verify", code, fault, models=[_model(item) for item in items])
 
 
 def _model(item: Verified) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -31,7 +31,7 @@ from onnxkvrename.results import ModelReport
 from onnxkvrename.retention import Run, Subject
 from onnxkvrename.rules import Rules
 from onnxkvrename.signature import Signature
-from onnxkvrename.windows import Part
+from onnxkvrename.windows import Part, Seen
 from onnxkvrename.wire import Source
 
 
@@ -92,28 +92,22 @@ def together(verified: Sequence[Verified], rules: Rules, aim: Aim) -> tuple[Veri
     """The same models, with what they show together; then all is judged."""
     findings: list[list[Finding]] = [[] for _ in verified]
     if all(item.report.error is None for item in verified):
-        if not any(item.report.pairs for item in verified):
-            for item, found in zip(verified, findings, strict=True):
-                found.append(checking.no_buffers(item.outputs))
-        numbered = [(number, item.part) for number, item in enumerate(verified)]
-        parts = [(number, part) for number, part in numbered if part is not None]
-        looked = windows.check([part for _, part in parts], rules, Wish(aim.token), judge=True)
-        for at, found_there in looked:
-            findings[parts[at][0]].append(found_there)
+        seen = [Seen(item.outputs, item.report.pairs, item.part) for item in verified]
+        findings = windows.together(seen, rules, Wish(aim.token), judge=True)
     return tuple(_judged(item, found, aim) for item, found in zip(verified, findings, strict=True))
 
 
 def _judged(item: Verified, further: Iterable[Finding], aim: Aim) -> Verified:
     findings = (*item.report.findings, *further)
     if aim.strict:
-        findings = tuple(found._replace(severity="error") for found in findings)
+        findings = checking.as_errors(findings)
     report = item.report._replace(findings=findings)
     report = report._replace(status="failed" if report.failed else "unchanged")
     return item._replace(report=report, part=None)
 
 
 def _verified(model: Model, report: ModelReport, rules: Rules, aim: Aim) -> Verified:
-    plan = as_it_stands(model.signature, rules)
+    plan = planning.as_it_stands(model.signature, rules)
     survey = places.survey(
         model.source, {*(end.old for p in plan.pairs for end in p.ends), *plan.names.values()}
     )
@@ -131,19 +125,10 @@ def _verified(model: Model, report: ModelReport, rules: Rules, aim: Aim) -> Veri
     )
     outputs = tuple(value.name for value in model.signature.outputs)
     part = None
-    name = Path(report.path).as_posix()
-    if aim.sets and windows.located(name, rules) is not None:
-        part = Part(name, model.signature, plan.pairs, messages.export(model.source))
+    if aim.sets:
+        name, export = Path(report.path).as_posix(), partial(messages.export, model.source)
+        part = windows.part(name, model.signature, plan.pairs, rules, export)
     return Verified(report, flows, outputs=outputs, part=part)
-
-
-def as_it_stands(signature: Signature, rules: Rules) -> Plan:
-    """The plan that changes least: it wishes for the token that most names carry."""
-    plan = planning.plan(signature, rules, Wish(None))
-    tokens = Counter(end.token for pair in plan.pairs for end in pair.ends if end.token)
-    if tokens:
-        plan = planning.plan(signature, rules, Wish(tokens.most_common(1)[0][0]))
-    return plan
 
 
 def prove(source: Source, pairs: Sequence[Pair]) -> tuple[tuple[Flow, ...], tuple[Finding, ...]]:
@@ -204,7 +189,7 @@ def _run(
     reference = None
     if aim.reference is not None:
         with onnxfile.opened(aim.reference) as other:
-            reference = Subject(aim.reference, as_it_stands(other.signature, rules).pairs)
+            reference = Subject(aim.reference, planning.as_it_stands(other.signature, rules).pairs)
     try:
         return retention.check(Subject(path, pairs), reference, dims=aim.dims)
     except ModelError as error:

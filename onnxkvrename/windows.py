@@ -8,10 +8,10 @@ with the number of parts, not with its square.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.checking import Finding, finding, listed
+from onnxkvrename.checking import Finding, finding, listed, no_buffers
 from onnxkvrename.comparing import (
     Buffers,
     buffers,
@@ -111,6 +111,41 @@ def check(
     yield from _merges(groups, families, rules.sets)
     for family in families.values():
         yield from _tokens(family, wish, judge=judge)
+
+
+class Seen(NamedTuple):
+    """What a model shows beside others; ``part`` if it is called like a part of a set."""
+
+    outputs: tuple[str, ...]
+    pairs: tuple[Pair, ...]
+    part: Part | None
+
+
+def together(
+    models: Sequence[Seen], rules: Rules, wish: Wish, *, judge: bool
+) -> list[list[Finding]]:
+    """What models show together, for each of them: no buffer anywhere, parts that do not fit."""
+    findings: list[list[Finding]] = [[] for _ in models]
+    if not any(model.pairs for model in models):
+        findings = [[no_buffers(model.outputs)] for model in models]
+    numbers = [number for number, model in enumerate(models) if model.part is not None]
+    parts = [model.part for model in models if model.part is not None]
+    for at, found in check(parts, rules, wish, judge=judge):
+        findings[numbers[at]].append(found)
+    return findings
+
+
+def part(
+    path: str,
+    signature: Signature,
+    pairs: tuple[Pair, ...],
+    rules: Rules,
+    export: Callable[[], Export],
+) -> Part | None:
+    """A model that is called like a part; ``export`` is asked only for such a one."""
+    if located(path, rules) is None:
+        return None
+    return Part(path, signature, pairs, export())
 
 
 def _grouped(parts: Sequence[Part], rules: Rules) -> _Groups:

@@ -13,7 +13,15 @@ from models import KEY, KEY_OUT, VALUE, VALUE_OUT, info, node, saved
 from onnx import ModelProto
 from onnx.helper import make_tensor
 
-from onnxkvrename import KvRenameError, ModelError, RulesError, load_rules, onnxfile, verifying
+from onnxkvrename import (
+    KvRenameError,
+    ModelError,
+    RulesError,
+    load_rules,
+    onnxfile,
+    planning,
+    verifying,
+)
 from onnxkvrename.patterns import expression
 from onnxkvrename.rules import parse
 from onnxkvrename.verifying import Aim, Verified
@@ -126,7 +134,7 @@ def test_what_is_wrong_with_a_model_is_found(
 
 def test_the_proof_is_of_bytes_wherever_they_are() -> None:
     model = models.decoder()
-    pairs = verifying.as_it_stands(signature(model), QEFF).pairs
+    pairs = planning.as_it_stands(signature(model), QEFF).pairs
     assert verifying.prove(Source.of(model.SerializeToString()), pairs)[1] == ()
     swapped(model)
     flows, findings = verifying.prove(Source.of(model.SerializeToString()), pairs)
