@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +50,13 @@ def rules() -> Decorator:
     )
 
 
-def form(*forms: str) -> Decorator:
+def form(*forms: str, default: str = "text") -> Decorator:
     """How to answer."""
     return click.option(
         "--format",
         "form",
         type=click.Choice(forms or FORMATS),
-        default="text",
+        default=default,
         show_default=True,
         help="How to answer.",
     )
@@ -82,6 +82,60 @@ def no_set() -> Decorator:
 def strict() -> Decorator:
     """Mind warnings."""
     return click.option("--strict", is_flag=True, help="Treat warnings as errors.")
+
+
+def dims(text: str) -> Decorator:
+    """Sizes of symbolic dimensions; :func:`sizes` reads them."""
+    return click.option("--dim", "dims", metavar="SYMBOL=SIZE", multiple=True, help=text)
+
+
+def sizes(given: Sequence[str]) -> dict[str, int]:
+    """What ``--dim`` says. Raises :class:`click.UsageError` for another form."""
+    return dict(map(_size, given))
+
+
+def _size(text: str) -> tuple[str, int]:
+    symbol, _, size = text.rpartition("=")
+    known = symbol and size.isascii() and size.isdigit() and len(size) <= 10
+    if not known or not 0 < int(size) < 1 << 31:
+        raise click.UsageError(f"--dim {text!r}: say SYMBOL=SIZE, for example ctx_len=32")
+    return symbol, int(size)
+
+
+def compiled() -> Decorator:
+    """What a compile makes of the models: sizes and precisions."""
+    options = (
+        dims("The size of a symbolic dimension, e.g. ctx_len=4096. May be repeated."),
+        click.option(
+            "--specializations",
+            metavar="FILE",
+            type=AnyPath(path_type=Path),
+            help="Sizes from a compile's specializations.json.",
+        ),
+        click.option(
+            "--custom-io",
+            metavar="FILE",
+            type=AnyPath(path_type=Path),
+            help="Dtypes from a compile's custom_io.yaml, in the place of the graph's.",
+        ),
+    )
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def full_transfer(who: str = "The consumer") -> Decorator:
+    """What moves of each buffer, as far as a consumer's workers are told."""
+    return click.option(
+        "--full-transfer",
+        is_flag=True,
+        help=f"{who} moves all of each buffer, whatever the prompt: "
+        "VLLM_QAIC_USE_FULL_KV_TRANSFER=1 is set on both sides.",
+    )
 
 
 def quiet() -> Decorator:

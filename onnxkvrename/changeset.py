@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename import drafts, files
-from onnxkvrename.drafts import Staged
+from onnxkvrename.drafts import Draft, Staged
+from onnxkvrename.errors import WriteError
 
 
 class _Change(NamedTuple):
@@ -274,3 +275,23 @@ def _remove(directory: Path) -> None:
 
     with suppress(OSError):  # to ignore errors there is not to ignore all
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def write_file(output: Path, data: bytes, *, force: bool) -> None:
+    """Write one file, whole or not at all.
+
+    Raises :class:`WriteError` for a directory, and for what is there already; ``force``
+    replaces that, if it is a plain file or a link to one.
+    """
+    if os.path.isdir(output):
+        raise WriteError("is a directory", path=str(output))
+    if os.path.lexists(output) and not force:
+        raise WriteError("is there already", path=str(output), hint="--force replaces it")
+    if os.path.exists(output) and not os.path.isfile(output):
+        raise WriteError("is there already, and no plain file", path=str(output))
+    with Changeset() as changes:
+        with Draft(Path(os.path.abspath(output)), output) as draft:
+            draft.write(data)
+            draft.share()
+            staged = draft.finish(replace=force)
+        changes.place([staged], final=True)

@@ -19,7 +19,8 @@ from onnxkvrename import command_rename, console, reporting
 from onnxkvrename.errors import KvRenameError
 
 INTERRUPTED = 130
-COMMANDS = ("rename", "verify", "inspect", "custom-io")
+FORMATS = ("json", "github", "text")
+COMMANDS = ("rename", "verify", "inspect", "custom-io", "manifest", "check-consumer", "compare")
 """The first is what is meant when none is named; others are loaded when they are."""
 
 
@@ -71,9 +72,10 @@ def _module(name: str) -> Any:
 
 def _failed(name: str, args: Sequence[str], fault: KvRenameError, code: int = 2) -> int:
     try:
-        if _asked_for("json", args):
+        form = _form(name, args)
+        if form == "json":
             console.say([_module(name).failed(code, fault)])
-        elif _asked_for("github", args):
+        elif form == "github":
             where = {"file": fault.path} if fault.path is not None else {}
             said = reporting.show(str(fault))
             console.say([reporting.command("error", {**where, "title": "failed"}, said)])
@@ -84,9 +86,13 @@ def _failed(name: str, args: Sequence[str], fault: KvRenameError, code: int = 2)
     return code
 
 
-def _asked_for(form: str, args: Sequence[str]) -> bool:
-    """Whether this is the form of the answer, though the options could not all be understood."""
-    return f"--format={form}" in args or ("--format", form) in pairwise(args)
+def _form(name: str, args: Sequence[str]) -> str:
+    """The form of the answer, though the options could not all be understood."""
+    asked = [text.partition("=")[2] for text in args if text.startswith("--format=")]
+    asked += [text for option, text in pairwise(args) if option == "--format"]
+    given = next((form for form in FORMATS if form in asked), None)
+    options = _module(name).command.params if given is None else ()
+    return given or next((option.default for option in options if option.name == "form"), "")
 
 
 @contextmanager

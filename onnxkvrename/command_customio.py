@@ -8,10 +8,8 @@ from typing import Any
 
 import click
 
-from onnxkvrename import arguments, console, customio, onnxfile, planning, rulesfile
+from onnxkvrename import arguments, changeset, console, customio, onnxfile, planning, rulesfile
 from onnxkvrename.arguments import AnyPath
-from onnxkvrename.changeset import Changeset
-from onnxkvrename.drafts import Draft
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
 from onnxkvrename.planning import Wish
 
@@ -73,16 +71,7 @@ def _text(names: list[tuple[str, str]], precision: str, model: Path) -> str:
 def _write(output: Path, text: str, model: Path, *, force: bool) -> None:
     if os.path.realpath(output) == os.path.realpath(model):
         raise WriteError("is the model itself", path=str(output))
-    if os.path.isdir(output):
-        raise WriteError("is a directory", path=str(output))
-    if os.path.lexists(output) and not force:
-        raise WriteError("is there already", path=str(output), hint="--force replaces it")
-    with Changeset() as changes:
-        with Draft(Path(os.path.abspath(output)), output) as draft:
-            draft.write(text.encode("utf-8"))
-            draft.share()
-            staged = draft.finish(replace=force)
-        changes.place([staged], final=True)
+    changeset.write_file(output, text.encode("utf-8"), force=force)
 
 
 def failed(code: int, fault: KvRenameError) -> str:

@@ -43,12 +43,19 @@ class Asked(NamedTuple):
 @click.command(
     "onnxkvrename",
     context_settings=arguments.CONTEXT,
-    epilog="Other commands: onnxkvrename verify, inspect, custom-io. "
-    "Exit codes: 0 done or nothing to do; 1 a finding of severity error, or --check found "
+    epilog="Other commands: onnxkvrename verify, inspect, custom-io, manifest, check-consumer, "
+    "compare. Exit codes: 0 done or nothing to do; 1 a finding of severity error, or --check found "
     "a name to change; 2 the job could not be done; 130 interrupted.",
 )
 @arguments.models()
 @click.option("--prefix", metavar="TOKEN", help="The token to give to every KV buffer, e.g. VLLM.")
+@click.option(
+    "--target",
+    metavar="NAME",
+    help="Give the token that this consumer looks for, e.g. vllm-qaic, and check that it can take "
+    "the results, as `onnxkvrename check-consumer` does.",
+)
+@arguments.full_transfer("With --target: it")
 @click.option(
     "-o",
     "--output",
@@ -148,6 +155,10 @@ def failed(code: int, fault: KvRenameError) -> str:
 def _rename(given: dict[str, Any], asked: Asked) -> Report:
     if not given["models"]:
         raise click.UsageError("no MODEL given: onnxkvrename MODEL... --prefix TOKEN")
+    if given["target"] is not None:
+        given["prefix"] = _token(given)
+    elif given["full_transfer"]:
+        raise click.UsageError("--full-transfer is for --target")
     if given["prefix"] is None and not given["strip"]:
         raise click.UsageError("no --prefix given: the token to put in, for example --prefix VLLM")
     if given["output"] is not None and given["directory"] is not None:
@@ -162,15 +173,7 @@ def _rename(given: dict[str, Any], asked: Asked) -> Report:
         replace=given["replace"],
         normalize=given["normalize"],
     )
-    options = Options(
-        write=not asked.look,
-        place=not asked.judge,
-        strict=given["strict"],
-        force=given["force"],
-        sets=not given["no_set"],
-        verify=given["verify"],
-        seeded=given["seed_cache"],
-    )
+    options = _options(given, asked)
     rules = rulesfile.load(given["profile"], given["rules"])
     running.check_wish(wish)
     if wish.strip and wish.replace:
@@ -200,6 +203,34 @@ def _rename(given: dict[str, Any], asked: Asked) -> Report:
         report = running.rename_set(jobs, wish, rules, options, watch, executor, texts, moves)
     done = options.write and not any(model.failed for model in report.models)
     return seeding.moved(report, moves, done=done)
+
+
+def _options(given: dict[str, Any], asked: Asked) -> Options:
+    return Options(
+        write=not asked.look,
+        place=not asked.judge,
+        strict=given["strict"],
+        force=given["force"],
+        sets=not given["no_set"],
+        verify=given["verify"],
+        seeded=given["seed_cache"],
+        target=given["target"],
+        whole=given["full_transfer"],
+    )
+
+
+def _token(given: dict[str, Any]) -> str:
+    """The token of the consumer that was asked for."""
+    from onnxkvrename import targets
+
+    if given["strip"]:
+        raise click.UsageError("--strip and --target cannot both be: a consumer wants its token")
+    token = targets.load(given["target"]).token
+    if given["prefix"] not in (None, token):
+        raise click.UsageError(
+            f"--prefix {given['prefix']}: {given['target']} looks for {token}; leave out --prefix"
+        )
+    return token
 
 
 def _workers(given: dict[str, Any], models: int) -> AbstractContextManager[Executor | None]:

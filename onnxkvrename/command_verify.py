@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -52,12 +53,8 @@ from onnxkvrename.verifying import Aim, Verified
     type=AnyPath(path_type=Path),
     help="With --run: this model must give the very same results, as the one before a rename does.",
 )
-@click.option(
-    "--dim",
-    "dims",
-    metavar="SYMBOL=SIZE",
-    multiple=True,
-    help="With --run: the size of a symbolic dimension, e.g. ctx_len=32; others are guessed.",
+@arguments.dims(
+    "With --run: the size of a symbolic dimension, e.g. ctx_len=32; others are guessed."
 )
 @arguments.no_set()
 @arguments.strict()
@@ -76,6 +73,8 @@ def command(**given: Any) -> int:
     """
     if not given["models"]:
         raise click.UsageError("no MODEL given: onnxkvrename verify MODEL...")
+    # Else onnxruntime leaves a file in the temporary directory, and reports its use.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     profile = rulesfile.load(given["profile"], given["rules"])
     aim = _aim(given)
     paths = [job.model for job in discovery.find(given["models"])]
@@ -106,7 +105,7 @@ def _aim(given: dict[str, Any]) -> Aim:
         select=None if given["select"] is None else _expression(given["select"]),
         run=given["run"],
         reference=given["reference"],
-        dims=dict(_dim(text) for text in given["dims"]),
+        dims=arguments.sizes(given["dims"]),
         strict=given["strict"],
         sets=not given["no_set"],
     )
@@ -117,14 +116,6 @@ def _expression(text: str) -> Pattern:
         return expression(text)
     except ValueError as error:
         raise click.UsageError(f"--select {text!r} {error}") from None
-
-
-def _dim(text: str) -> tuple[str, int]:
-    symbol, _, size = text.rpartition("=")
-    known = symbol and size.isascii() and size.isdigit() and len(size) <= 10
-    if not known or not 0 < int(size) < 1 << 31:
-        raise click.UsageError(f"--dim {text!r}: say SYMBOL=SIZE, for example ctx_len=32")
-    return symbol, int(size)
 
 
 def _check_dims(found: tuple[Verified, ...], aim: Aim) -> None:

@@ -23,6 +23,23 @@ _NOT_TEXT = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 
 def names(tree: Node) -> Iterator[Scalar]:
     """The name in every entry. Raises :class:`Unreadable` for another form."""
+    for name, _ in _entries(tree):
+        yield name
+
+
+def dtypes(tree: Node) -> Iterator[tuple[str, str]]:
+    """Each name with its dtype: the precision in capitals is ONNX's name, where it has one.
+
+    Raises :class:`Unreadable` for another form, and for an entry without a precision.
+    """
+    for name, entry in _entries(tree):
+        precision = entry.get("Precision")
+        if not isinstance(precision, Scalar) or not precision.value:
+            raise Unreadable(f"has {short(name.value)} with {told(precision)} for a Precision")
+        yield name.value, precision.value.upper()
+
+
+def _entries(tree: Node) -> Iterator[tuple[Scalar, Entries]]:
     if not isinstance(tree, Items):
         raise Unreadable(f"holds {told(tree)}, where a list of entries belongs")
     for entry in tree.items:
@@ -33,7 +50,7 @@ def names(tree: Node) -> Iterator[Scalar]:
         name = entry.get("IOName")
         if not isinstance(name, Scalar) or not name.value:
             raise Unreadable(f"has an entry with {told(name)} for an IOName")
-        yield name
+        yield name, entry
 
 
 def write(

@@ -17,6 +17,7 @@ from onnxkvrename import (
     places,
     planning,
     seeding,
+    stamps,
     windows,
     wire,
 )
@@ -30,7 +31,7 @@ from onnxkvrename.results import Job, ModelReport, Options
 from onnxkvrename.rules import Rules
 from onnxkvrename.signature import Signature
 from onnxkvrename.windows import Part
-from onnxkvrename.wire import Piece, Source
+from onnxkvrename.wire import Piece, Source, Span
 
 
 class Recipe(NamedTuple):
@@ -68,7 +69,7 @@ class Examined(NamedTuple):
     @property
     def done(self) -> bool:
         """Whether the model itself need not be written."""
-        return self.there or (self.job.in_place and not self.report.names)
+        return self.there or (self.job.in_place and not self.report.changed)
 
 
 def examine(job: Job, wish: Wish, rules: Rules, options: Options) -> Examined:
@@ -94,6 +95,9 @@ def _examined(model: Model, item: Examined, wish: Wish, rules: Rules, options: O
     uses = survey.uses(names)
     symbols = planning.follow(uses.symbols, uses.producers, plan)
     pieces = wire.splice(model.source, survey.edits(names, symbols))
+    stamp = "" if (names or wish.strip) and stamps.read(model.source) is not None else None
+    if stamp is not None:
+        pieces = stamps.written(model.source, None, pieces)
     found = list(externaldata.locate(survey.references, item.job.model))
     data = [one for one in found if isinstance(one, DataFile)]
     findings = [
@@ -102,12 +106,13 @@ def _examined(model: Model, item: Examined, wish: Wish, rules: Rules, options: O
         *(_reused(item.job, rules, wish) if names and not options.seeded else ()),
     ]
     report = item.report._replace(
-        status="would-rename" if names else "unchanged",
+        status="would-rename" if names or stamp is not None else "unchanged",
         pairs=plan.pairs,
         kept=plan.kept,
         findings=tuple(findings),
         feed_back=_feed_back(rules, model.signature, item.job, plan),
         values=tuple(v.name for v in (*model.signature.inputs, *model.signature.outputs)),
+        stamp=stamp,
     )
     expected = model.signature.renamed(names, symbols)
     if options.verify:
@@ -124,6 +129,24 @@ def _examined(model: Model, item: Examined, wish: Wish, rules: Rules, options: O
         part=part,
     )
     return _placed(item, model, data, options) if options.place else item
+
+
+def stamped(job: Job, report: ModelReport, digest: str, options: Options) -> Examined:
+    """A model that is to get a layout's digest into its metadata, and no other change.
+
+    ``report`` is what was found of it. What is wrong with the file becomes part of it.
+    """
+    item = Examined(job, report)
+    try:
+        with onnxfile.opened(job.model) as model:
+            pieces = stamps.written(model.source, digest, (Span(0, model.file.size),))
+            if stamps.read(model.source) != digest:
+                report = report._replace(stamp=digest, status="would-rename")
+            recipe = Recipe(job.model, model.file.identity, pieces, model.signature)
+            item = item._replace(report=report, recipe=recipe)
+            return _placed(item, model, (), options)
+    except KvRenameError as error:
+        return item._replace(report=report._replace(error=error))
 
 
 def _proofs(result: Source, signature: Signature, wish: Wish, rules: Rules) -> tuple[Finding, ...]:
@@ -153,7 +176,7 @@ def _placed(item: Examined, model: Model, data: Sequence[DataFile], options: Opt
     job, report = item.job, item.report
     assert item.recipe is not None
     try:
-        forced = options.force or not report.names
+        forced = options.force or not report.changed
         pieces = item.recipe.pieces
         there = destination.stands_already(model.file, job, pieces, data, forced=forced)
     except KvRenameError as error:

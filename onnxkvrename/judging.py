@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 
-from onnxkvrename import checking, destination, drafts, externaldata, windows
+from onnxkvrename import checking, destination, drafts, externaldata, planning, windows
 from onnxkvrename.checking import Finding
 from onnxkvrename.companions import Read
 from onnxkvrename.errors import KvRenameError, WriteError
@@ -14,7 +14,7 @@ from onnxkvrename.examining import Examined
 from onnxkvrename.externaldata import DataFile
 from onnxkvrename.planning import Wish
 from onnxkvrename.results import Options
-from onnxkvrename.rules import Rules
+from onnxkvrename.rules import MERGED, Rules
 from onnxkvrename.windows import Seen
 
 
@@ -24,17 +24,19 @@ def judge(
     """The same models, with the findings and errors of all of them together.
 
     There must be a buffer somewhere, windows must fit, no two results may stand
-    in one place, and the disks must hold all results at once.
+    in one place, and the disks must hold all results at once. Raises
+    :class:`ModelError` where a consumer would meet one buffer twice.
     """
     further = _together(examined, wish, rules, options)
+    consumed = _consumed(examined, rules, options)
     models = {os.path.realpath(item.job.model): item.job for item in examined}
     outputs = Counter(os.path.realpath(item.job.output) for item in examined)
     placed: dict[str, DataFile] = {}
     claimed: Counter[int] = Counter()
     judged = []
-    for item, found in zip(examined, further, strict=True):
+    for item, found, stumbled in zip(examined, further, consumed, strict=True):
         report, output = item.report, os.path.realpath(item.job.output)
-        report = report._replace(findings=(*report.findings, *found))
+        report = report._replace(findings=(*report.findings, *found, *stumbled))
         fault = report.error or _data_clash(item, placed)
         if options.place and fault is None:
             fault = _short_of_space(item, claimed)
@@ -75,6 +77,42 @@ def _together(
         return [[] for _ in examined]
     seen = [Seen(item.outputs, item.report.pairs, item.part) for item in examined]
     return windows.together(seen, rules, wish, judge=not options.place)
+
+
+def _consumed(examined: Sequence[Examined], rules: Rules, options: Options) -> list[list[Finding]]:
+    """What a consumer would stumble on, for each model as it would be."""
+    if options.target is None or any(item.recipe is None for item in examined):
+        return [[] for _ in examined]
+    from onnxkvrename import consuming, targets
+    from onnxkvrename.layouts import Source
+
+    sources = []
+    for item in examined:
+        assert item.recipe is not None
+        signature = item.recipe.expected
+        plan = planning.as_it_stands(signature, rules)
+        sources.append(Source(item.report.path, signature, plan))
+    target, sets = targets.load(options.target), _sets(examined, rules)
+    return consuming.foreseen(sources, sets, target, whole=options.whole)
+
+
+def _sets(examined: Sequence[Examined], rules: Rules) -> list[tuple[int, ...]]:
+    """Which models a consumer meets as one: windows together, every other alone.
+
+    A merge that another one goes beyond is on its way to it, and meets nobody.
+    """
+    numbers = [number for number, item in enumerate(examined) if item.part is not None]
+    parts = [item.part for item in examined if item.part is not None]
+    alone = (number for number, item in enumerate(examined) if item.part is None)
+    sets: list[tuple[int, ...]] = [(number,) for number in alone]
+    for group in windows.group(parts, rules):
+        if group.stage != MERGED:
+            sets.append(tuple(numbers[at] for at in group.parts))
+            continue
+        layers = {at: {pair.layer for pair in parts[at].pairs} for at in group.parts}
+        ends = [at for at in layers if not any(layers[at] < other for other in layers.values())]
+        sets += [(numbers[at],) for at in ends]
+    return sets
 
 
 def _data_clash(item: Examined, placed: dict[str, DataFile]) -> KvRenameError | None:

@@ -66,6 +66,17 @@ def kind_of(pair: Pair, layer: Iterable[Pair], words: Words = WORDS) -> Kind:
     return "mamba" if _are_states([shape_of(pair), *parts], words) else "unknown"
 
 
+def context_axis(shape: tuple[Dim, ...] | None, words: Words = WORDS) -> int | None:
+    """The axis behind the batch along which a buffer grows with the context, if it says so."""
+    named = _context(shape, words)[:1]
+    return 1 + (shape or ())[1:].index(named[0]) if named else None
+
+
+def is_window(dim: Dim, words: Words = WORDS) -> bool:
+    """Whether an axis of this symbol holds a window of the context only."""
+    return dim in words.windows
+
+
 def shape_of(pair: Pair) -> tuple[Dim, ...] | None:
     """The shape of a buffer: its input's, which an exporter was told, or its output's."""
     shapes = [end.value.shape for end in pair.ends]

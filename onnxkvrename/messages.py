@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.signature import Dim, Export, Signature, Value
-from onnxkvrename.wire import LENGTH, VARINT, Record, Source, fields
+from onnxkvrename.wire import LENGTH, VARINT, Record, Source, Span, fields
 
 GRAPH_INPUT, GRAPH_OUTPUT = 11, 12
+METADATA = 14
 _IR_VERSION, _PRODUCER, _PRODUCER_VERSION, _OPSET = 1, 2, 3, 8
 _DTYPES = (
     *("UNDEFINED", "FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "STRING"),
@@ -76,6 +77,21 @@ def export(source: Source) -> Export:
         text(source, string(parts, _PRODUCER_VERSION)),
         tuple((text(source, string(opset, 1)), _int64(source, opset, 2)) for opset in opsets),
     )
+
+
+def metadata(source: Source) -> Iterator[tuple[Span, str, str]]:
+    """The metadata of a model: where each entry stands, its tag included, its key and value.
+
+    Raises :class:`ModelError` where the bytes are no message.
+    """
+    for record in fields(source, source.root, stems=(), always=frozenset({METADATA})):
+        if record.number == METADATA and record.wire == LENGTH:
+            parts = list(fields(source, record))
+            start = record.size_at - 1
+            while source.slice(start, 1)[0] & 0x7F == 0:  # a tag that was written too long
+                start -= 1
+            span = Span(start, record.end - start)
+            yield span, text(source, string(parts, 1)), text(source, string(parts, 2))
 
 
 def graph(source: Source) -> Record:
@@ -166,6 +182,11 @@ def dtype_name(number: int) -> str:
     return _DTYPES[number] if 0 <= number < len(_DTYPES) else f"DataType({number})"
 
 
+def bits_of(dtype: str) -> int:
+    """Bits of one element, by ONNX's name of its dtype; 0 where they vary."""
+    return _BITS.get(dtype, 8)
+
+
 def _integer(source: Source, records: Iterable[Record], number: int) -> int:
     """A singular int32; the last one counts, and 0 if there is none."""
     return next(_integers(source, records, number), 0)
@@ -228,7 +249,7 @@ def reference(source: Source, parts: Sequence[Record]) -> Reference | None:
     shape = [r for r in parts if r.number == 1 and r.wire in (VARINT, LENGTH)]
     dims = [dim for record in shape for dim in source.integers(record)]
     said = dict(_entry(source, r) for r in parts if r.number == 13 and r.wire == LENGTH)
-    bits = _BITS.get(dtype_name(_integer(source, parts, 2)), 8)
+    bits = bits_of(dtype_name(_integer(source, parts, 2)))
     size = -1 if min(dims, default=0) < 0 else -(-math.prod(dims) * bits // 8)
     end, fault = _extent(said, size)
     return Reference(said.get("location", ""), end, text(source, string(parts, 8)), fault)

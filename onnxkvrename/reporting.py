@@ -90,13 +90,12 @@ def _elsewhere(item: ModelReport | TextReport) -> str:
 
 def state(model: ModelReport, *, look: bool) -> str:
     """What became of a model, or to ``look`` would, in a few words."""
-    count = len(model.names)
     if model.status == "failed":
         return "failed: nothing was written"
     if model.status == "would-rename":
-        return f"{count} names would change" if look else "left alone: another model failed"
+        return _change(model, "would change") if look else "left alone: another model failed"
     if model.status == "renamed":
-        return f"{count} names changed"
+        return _change(model, "changed")
     if not model.pairs:
         return "unchanged: no KV buffer in it"
     tokens = {end.token for pair in model.pairs for end in pair.ends}
@@ -104,6 +103,14 @@ def state(model: ModelReport, *, look: bool) -> str:
         return f"unchanged: {show(model.output)} is up to date"
     carried = ", ".join(sorted(show(token) for token in tokens if token))
     return f"unchanged: every buffer carries {carried}" if carried else "unchanged: no token in it"
+
+
+def _change(model: ModelReport, verb: str) -> str:
+    """What changes in a model: names, and the stamp of a layout that they make void."""
+    if model.stamp:
+        return "stamped"
+    said = [f"{len(model.names)} names {verb}"] if model.names else []
+    return "; ".join([*said, *(["its stamp goes"] if model.stamp is not None else [])])
 
 
 def ranges(layers: Sequence[int]) -> str:
@@ -170,6 +177,7 @@ def _model(model: ModelReport) -> dict[str, Any]:
         "status": model.status,
         "pairs": [pair_values(pair) for pair in model.pairs],
         "kept": [{"name": kept.name, "reason": kept.reason} for kept in model.kept],
+        "unstamped": model.stamp == "",
         "findings": [finding_values(found) for found in model.findings],
         "error": error_values(model.error),
     }

@@ -45,7 +45,8 @@ class Options(NamedTuple):
     ``force`` goes through links and over files that are in the way. ``sets`` is
     false for windows that shall not be held against each other. ``verify`` has the
     result's dataflow and soundness proved before it is written. ``seeded`` says that
-    exports go where QEfficient looks for them.
+    exports go where QEfficient looks for them. ``target`` is the consumer that is to
+    take the results, and ``whole`` says that it moves all of each buffer.
     """
 
     write: bool = True
@@ -55,6 +56,8 @@ class Options(NamedTuple):
     sets: bool = True
     verify: bool = False
     seeded: bool = False
+    target: str | None = None
+    whole: bool = False
 
 
 class ModelReport(NamedTuple):
@@ -63,7 +66,8 @@ class ModelReport(NamedTuple):
     ``error`` is what kept it from being read or written; findings are what is
     wrong with the model itself. ``feed_back`` is the call that hands the result
     back to its exporter. ``values`` are the names of all graph inputs and outputs,
-    as they stand.
+    as they stand. ``stamp`` is the digest of a layout that the model gets, empty where it
+    loses one.
     """
 
     path: str
@@ -75,6 +79,12 @@ class ModelReport(NamedTuple):
     error: KvRenameError | None = None
     feed_back: str | None = None
     values: tuple[str, ...] = ()
+    stamp: str | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether the result is another than the model."""
+        return bool(self.names) or self.stamp is not None
 
     @property
     def names(self) -> dict[str, str]:

@@ -113,6 +113,28 @@ def rename_set(
     return _written(judged, read, options, _Work(watch, executor, moves or {}))
 
 
+def stamp_set(
+    jobs: Sequence[Job],
+    reports: Sequence[ModelReport],
+    digest: str,
+    rules: Rules,
+    options: Options,
+) -> Report:
+    """Put the digest of their layout into the metadata of models, in place, all or none.
+
+    ``reports`` are what was found of them. Otherwise as :func:`rename_set`.
+    """
+    _tidy(jobs)
+    items = tuple(
+        examining.stamped(job, report, digest, options)
+        for job, report in zip(jobs, reports, strict=True)
+    )
+    judged = judging.judge(items, Wish(None), rules, options)
+    if any(item.report.failed for item in judged):
+        return Report(tuple(item.report for item in judged))
+    return _written(judged, (), options, _Work(None, None, {}))
+
+
 def check_wish(wish: Wish) -> None:
     """Raise :class:`RulesError` for a token that cannot be used, or none."""
     if wish.token is None and not wish.strip:
@@ -156,7 +178,7 @@ def _written(
 
 
 def _status(item: Examined) -> Status:
-    return "renamed" if item.report.names and not item.done else "unchanged"
+    return "renamed" if item.report.changed and not item.done else "unchanged"
 
 
 def _text_status(item: Read) -> Status:

@@ -506,3 +506,13 @@ def test_the_windows_of_a_real_export_verify_together(kind: str, run) -> None:
         item["code"] for model in json.loads(outcome.out)["models"] for item in model["findings"]
     ]
     assert (outcome.code, found) == (1, ["KV307"])
+
+
+def test_onnxruntime_leaves_nothing_in_the_temporary_directory(
+    decoder: Path, spawn, tmp_path: Path
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    process = spawn("verify", decoder, "--run", env={"TMPDIR": str(temporary)})
+    assert process.returncode == 0
+    assert list(temporary.iterdir()) == []

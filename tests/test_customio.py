@@ -66,6 +66,33 @@ def test_a_name_that_is_not_utf_8_cannot_be_written() -> None:
         customio.write([("past_key\udcff.0", "out")], "float16")
 
 
+def dtypes_of(text: str) -> list[tuple[str, str]]:
+    tree = yamltext.parse(text)
+    assert tree is not None
+    return list(customio.dtypes(tree))
+
+
+def test_each_name_has_the_dtype_that_its_precision_means() -> None:
+    assert dtypes_of(WRITTEN) == [
+        ("past_key.0_VLLM", "MXINT8"),
+        ("past_key.0_VLLM_RetainedState", "MXINT8"),
+    ]
+
+
+@pytest.mark.parametrize("precision", ["float16", "Float16", "FLOAT16"])
+def test_a_precision_in_capitals_is_onnxs_name(precision: str) -> None:
+    assert dtypes_of(f"- IOName: a\n  Precision: {precision}\n") == [("a", "FLOAT16")]
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [("", "nothing"), ("\n  Precision: ''", "a text"), ("\n  Precision: []", "a list")],
+)
+def test_an_entry_without_a_precision_is_refused(entry: str, said: str) -> None:
+    with pytest.raises(Unreadable, match=f"has a with {said} for a Precision"):
+        dtypes_of(f"- IOName: a{entry}\n")
+
+
 @pytest.mark.parametrize("precision", customio.PRECISIONS)
 def test_precisions_of_the_compiler_are_known(precision: str) -> None:
     assert customio.known(precision) == precision

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from example import undivided
 
 from onnxkvrename import Options, Wish, find, load_rules, rename, rename_set
 
@@ -14,6 +15,7 @@ MODELS = sorted(
     str(path.relative_to(FIXTURES / "plain")) for path in (FIXTURES / "plain").rglob("*.onnx")
 )
 ENCODER = "vlm_dual/encoder.onnx"
+SERVING = sorted(name for name in MODELS if name.startswith("serving/"))
 
 
 def test_the_fixtures_are_what_their_script_builds() -> None:
@@ -43,6 +45,22 @@ def test_a_fixture_becomes_its_twin_and_itself_again(name: str, tmp_path: Path) 
 def test_a_fixture_with_its_token_needs_nothing(name: str) -> None:
     look = Options(write=False, place=False)
     assert rename(FIXTURES / "VLLM" / name, "VLLM", options=look).status == "unchanged"
+
+
+@pytest.mark.parametrize("name", SERVING)
+@pytest.mark.parametrize("piece", [1, 5])
+def test_a_prompt_in_pieces_gives_what_it_gives_at_once(name: str, piece: int) -> None:
+    path = FIXTURES / "plain" / name
+    for length in range(2, 13):
+        assert undivided(path, length, piece) == undivided(path, length)
+
+
+def test_a_window_needs_no_more_than_its_cache() -> None:
+    whole, window = (
+        [undivided(FIXTURES / "plain" / "serving" / f"{name}.onnx", n) for n in range(1, 13)]
+        for name in ("window_whole", "window")
+    )
+    assert whole == window
 
 
 def test_all_fixtures_at_once_become_the_other_tree(tmp_path: Path) -> None:

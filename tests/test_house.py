@@ -12,7 +12,16 @@ import pytest
 from click.testing import CliRunner
 
 import onnxkvrename
-from onnxkvrename import cli, command_customio, command_inspect, command_rename, command_verify
+from onnxkvrename import (
+    cli,
+    command_checkconsumer,
+    command_compare,
+    command_customio,
+    command_inspect,
+    command_manifest,
+    command_rename,
+    command_verify,
+)
 from onnxkvrename.checking import CODES
 
 PACKAGE = Path(onnxkvrename.__file__).parent
@@ -23,14 +32,36 @@ LAYERS = (
     "wire",
     "messages",
     "places",
+    "stamps",
     "weighing",
     "patterns",
     "rules",
     "planning",
     "checking",
-    "kinds",
     "comparing",
+    "kinds",
+    "sizing",
+    "layouts",
+    "pages",
+    "aligning",
+    "uniformity",
+    "packing",
+    "grouping",
+    "nixl",
+    "allocation",
+    "strides",
+    "projecting",
+    "targets",
+    "consuming",
+    "target_vllm_qaic",
+    "selectors",
     "windows",
+    "transfer",
+    "rehearsing",
+    "pairing",
+    "sharding",
+    "sides",
+    "handoff",
     "exportcache",
     "spans",
     "yamltext",
@@ -39,6 +70,7 @@ LAYERS = (
     "nodeprecision",
     "batchio",
     "compileparams",
+    "specializations",
     "sidecars",
     "files",
     "copying",
@@ -70,8 +102,13 @@ LAYERS = (
     "judging",
     "running",
     "reporting",
+    "manifest",
+    "gathering",
+    "ledger",
+    "forecast",
     "anatomy",
     "verdicts",
+    "outlook",
     "terminal",
     "kvmap",
     "pictures",
@@ -81,6 +118,9 @@ LAYERS = (
     "command_verify",
     "command_inspect",
     "command_customio",
+    "command_manifest",
+    "command_checkconsumer",
+    "command_compare",
     "cli",
 )
 """From the bottom to the top: a module imports only those before it."""
@@ -93,7 +133,12 @@ PURE = (
     {"errors", "signature", "wire", "messages", "places", "rules", "planning", "checking"}
     | {"comparing", "windows", "exportcache", "reporting", "kinds", "weighing"}
     | {"operators", "origins", "spans", "yamltext", "jsontext", "customio"}
-    | {"nodeprecision", "batchio", "compileparams", "sidecars"}
+    | {"nodeprecision", "batchio", "compileparams", "specializations", "sidecars"}
+    | {"stamps", "sizing", "layouts", "consuming", "target_vllm_qaic", "selectors", "manifest"}
+    | {"ledger", "forecast"}
+    | {"transfer", "rehearsing", "pairing", "sharding", "sides", "handoff", "outlook"}
+    | {"pages", "aligning", "uniformity", "packing", "grouping"}
+    | {"nixl", "allocation", "strides", "projecting"}
 )  # fmt: skip
 DISK = {"files", "copying", "drafts", "locks", "changeset"}
 HEAVY = {"onnx", "onnx_graphsurgeon", "onnxruntime", "numpy", "rich", "google", "google.protobuf"}
@@ -102,6 +147,13 @@ LATER = (
     *("verifying", "dataflow", "soundness", "retention", "verdicts", "anatomy", "kvmap"),
     *("pictures", "command_verify", "command_inspect"),
     *("following", "sidecars", "spans", "yamltext", "jsontext", "customio", "command_customio"),
+    *("kinds", "sizing", "layouts", "gathering", "specializations"),
+    *("manifest", "ledger", "forecast", "command_manifest"),
+    *("targets", "consuming", "target_vllm_qaic", "selectors", "command_checkconsumer"),
+    *("transfer", "rehearsing", "pairing", "sharding", "sides", "handoff"),
+    *("outlook", "command_compare"),
+    *("pages", "aligning", "uniformity", "packing", "grouping"),
+    *("nixl", "allocation", "strides", "projecting"),
 )
 """What a rename has no use for."""
 HEAVY |= {f"onnxkvrename.{name}" for name in LATER}
@@ -110,6 +162,9 @@ COMMANDS = {
     " verify": command_verify.command,
     " inspect": command_inspect.command,
     " custom-io": command_customio.command,
+    " manifest": command_manifest.command,
+    " check-consumer": command_checkconsumer.command,
+    " compare": command_compare.command,
 }
 
 

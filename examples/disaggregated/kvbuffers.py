@@ -1,0 +1,73 @@
+"""What a worker hands over of its graph: which buffers, in which order, at which offset.
+
+The rules are those of vllm-qaic at dc7351f (model_loader/qaic_session_np.py and qaic_connector.py),
+in a few lines of our own. Each worker applies them to its own graph: no names and no shapes travel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+PATTERN = "vllmKvCache"
+RETAINED = "_RetainedState"
+
+
+class Slot(NamedTuple):
+    """Where a buffer lies in the shared memory, and how much of it: ``offset`` is in bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    def view(self, memory: memoryview) -> np.ndarray:
+        """The slot as an array, without a copy."""
+        return np.ndarray(self.shape, self.dtype, buffer=memory, offset=self.offset)
+
+    def part_of(self, buffer: np.ndarray) -> np.ndarray:
+        """The part of a graph's buffer that is handed over, without a copy."""
+        return buffer[tuple(slice(size) for size in self.shape)]
+
+
+def selected(names: Iterable[str]) -> list[str]:
+    """The names with the pattern in them, by layer, then by name."""
+    return sorted((name for name in names if PATTERN in name), key=_layer_and_name)
+
+
+def slots(inputs: Mapping[str, np.ndarray], tokens: int, whole: bool) -> list[Slot]:
+    """The slots of a prompt of so many tokens; ``inputs`` are the buffers that go into the graph.
+
+    With ``whole``, buffers go in full, as with VLLM_QAIC_USE_FULL_KV_TRANSFER=1.
+    """
+    found: list[Slot] = []
+    offset = 0
+    for name in selected(inputs):
+        shape = _moved(inputs[name].shape, tokens, whole)
+        found.append(Slot(name, shape, inputs[name].dtype, offset))
+        offset += found[-1].size
+    return found
+
+
+def total(given: Iterable[Slot]) -> int:
+    """Bytes of all slots."""
+    return sum(slot.size for slot in given)
+
+
+def _layer_and_name(name: str) -> tuple[int, str]:
+    return int(name.split(".")[1].split("_")[0]), name
+
+
+def _moved(shape: tuple[int, ...], tokens: int, whole: bool) -> tuple[int, ...]:
+    """One sequence; of rank 4 only the prompt's part of axis 2, whatever that axis is."""
+    if whole or len(shape) <= 3:
+        return (1, *shape[1:])
+    return (1, shape[1], min(tokens, shape[2]), *shape[3:])

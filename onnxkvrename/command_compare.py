@@ -1,0 +1,195 @@
+"""The command that says whether a hand-off from prefill to decode will work."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onnxkvrename import (
+    arguments,
+    checking,
+    console,
+    gathering,
+    handoff,
+    outlook,
+    reporting,
+    rulesfile,
+    sides,
+    targets,
+)
+from onnxkvrename.arguments import AnyPath
+from onnxkvrename.errors import KvRenameError
+from onnxkvrename.gathering import Gathered, Known
+from onnxkvrename.handoff import HandOff
+from onnxkvrename.layouts import Layout
+from onnxkvrename.rules import Rules
+from onnxkvrename.sharding import Parallel
+
+
+@click.command(
+    "onnxkvrename compare",
+    context_settings=arguments.CONTEXT,
+    epilog="Exit codes: 0 the hand-off works; 1 it would corrupt, lose or fail; 2 the job could "
+    "not be done; 130 interrupted.",
+)
+@click.argument("prefill", metavar="PREFILL", type=AnyPath(path_type=Path))
+@click.argument("decode", metavar="DECODE", type=AnyPath(path_type=Path))
+@click.option(
+    "--target",
+    metavar="NAME",
+    default="vllm-qaic",
+    show_default=True,
+    help=f"The consumer, one of: {', '.join(targets.names())}.",
+)
+@arguments.compiled()
+@click.option(
+    "--prefill-dim", metavar="SYMBOL=SIZE", multiple=True, help="Like --dim, for PREFILL."
+)
+@click.option("--decode-dim", metavar="SYMBOL=SIZE", multiple=True, help="Like --dim, for DECODE.")
+@arguments.full_transfer()
+@click.option(
+    "--tp", metavar="P:D", help="Also: heads divide among P ranks of prefill and D of decode."
+)
+@click.option(
+    "--tokens",
+    metavar="N",
+    type=click.IntRange(1),
+    multiple=True,
+    help="Also simulate a prompt of N tokens. May be repeated.",
+)
+@arguments.profile()
+@arguments.rules()
+@arguments.form()
+@arguments.quiet()
+def command(**given: Any) -> int:
+    """Say whether decode will find prefill's KV buffers where it looks for them.
+
+    PREFILL and DECODE are each a model, a directory with the windows of one, or a
+    manifest. Buffers are paired by layer and part, and, as the consumer does it, by
+    position and byte offset: for every length of a prompt.
+    """
+    target = targets.load(given["target"])
+    rules = rulesfile.load(given["profile"], given["rules"])
+    ranks = _ranks(given["tp"])
+    prefill, decode = _both(given, rules)
+    try:
+        found = handoff.compare(
+            sides.side("prefill", prefill.layout, target, rules),
+            sides.side("decode", decode.layout, target, rules),
+            target,
+            ranks=ranks,
+            whole=given["full_transfer"],
+            tokens=given["tokens"],
+        )
+    except ValueError as error:
+        raise KvRenameError(f"--tokens: {error}") from None
+    code = int(found.failed or prefill.failed or decode.failed)
+    _answer(found, (prefill, decode), given, code)
+    return code
+
+
+def failed(code: int, fault: KvRenameError) -> str:
+    """The JSON document of a job that could not be done."""
+    return outlook.as_json(None, code, fault)
+
+
+def _ranks(text: str | None) -> Parallel | None:
+    if text is None:
+        return None
+    numbers = re.fullmatch("([1-9][0-9]{0,4}):([1-9][0-9]{0,4})", text)
+    if numbers is None:
+        raise click.UsageError(f"--tp {text!r}: say P:D, for example 2:4")
+    return Parallel(int(numbers[1]), int(numbers[2]))
+
+
+def _both(given: Mapping[str, Any], rules: Rules) -> tuple[Gathered, Gathered]:
+    """Both sides with what is known of them; a size that neither has was given in vain."""
+    found = [gathering.side(given[label], rules) for label in ("prefill", "decode")]
+    shared = arguments.sizes(given["dims"])
+    symbols = {symbol for one in found for symbol in one.layout.symbols}
+    strange = [symbol for symbol in shared if symbol not in symbols]
+    if strange and symbols:
+        listed = checking.listed(sorted(symbols))
+        raise KvRenameError(f"--dim {strange[0]}: no buffer has that dimension, but {listed}")
+    sized = []
+    for label, one in zip(("prefill", "decode"), found, strict=True):
+        own = arguments.sizes(given[f"{label}_dim"])
+        layout = _known(one.layout, {**shared, **own}, own, given, label)
+        sized.append(one._replace(layout=layout))
+    return sized[0], sized[1]
+
+
+def _known(
+    layout: Layout,
+    sizes: Mapping[str, int],
+    own: Mapping[str, int],
+    given: Mapping[str, Any],
+    label: str,
+) -> Layout:
+    strange = [symbol for symbol in own if symbol not in layout.symbols]
+    if strange:
+        raise KvRenameError(
+            f"--{label}-dim {strange[0]}: no buffer has that dimension, "
+            f"but {checking.listed(layout.symbols)}"
+        )
+    there = {symbol: size for symbol, size in sizes.items() if symbol in layout.symbols}
+    return gathering.with_known(layout, Known(there, given["specializations"], given["custom_io"]))
+
+
+def _answer(
+    found: HandOff, both: tuple[Gathered, Gathered], given: Mapping[str, Any], code: int
+) -> None:
+    with console.answering():
+        if given["form"] == "json":
+            reports = (both[0].reports, both[1].reports)
+            console.say([outlook.as_json(found, code, reports=reports)])
+            return
+        models = [one for side in both for one in side.reports if one.failed]
+        if given["form"] == "github":
+            decode = outlook.report(found, both=False)
+            for one in (*models, decode):
+                console.say(reporting.workflow_commands(one))
+            if not given["quiet"]:
+                title = {"file": decode.path, "title": "compare"}
+                console.say([reporting.command("notice", title, outlook.sentence(found))])
+            return
+        if not given["quiet"]:
+            console.say([_verdict(found)])
+            console.say(_table(found))
+            console.say(outlook.notes(found))
+        color = console.color(sys.stderr)
+        for one in (*models, outlook.report(found, both=True)):
+            console.say(reporting.findings(one, color=color, verbose=False), err=True)
+
+
+def _verdict(found: HandOff) -> str:
+    text = outlook.sentence(found)
+    if not console.color(sys.stdout):
+        return text
+    return click.style(text, fg="red" if found.failed else "green", bold=True)
+
+
+def _table(found: HandOff) -> Iterator[str]:
+    """The table: plain lines where it is piped, drawn on a terminal."""
+    if not console.terminal(sys.stdout):
+        yield from outlook.lines(found)
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    paper = Console(highlight=False, color_system="auto" if console.color(sys.stdout) else None)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for head in outlook.heads(found):
+        table.add_column(head.lower(), overflow="fold")
+    for *cells, state in outlook.rows(found):
+        style = "green" if state == "ok" else "red"
+        table.add_row(*map(Text, cells), Text(state, style=style))
+    with paper.capture() as drawn:
+        paper.print(table)
+    yield from (line.rstrip(" ") for line in drawn.get().splitlines())

@@ -1,0 +1,384 @@
+"""Will the hand-off from prefill to decode work: what differs, and what then goes wrong when.
+
+Root causes are looked for in the graphs, consequences by rehearsing the hand-off;
+a buffer that only lies elsewhere because of another one is no finding of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from onnxkvrename import pairing, rehearsing, sharding, sides, transfer
+from onnxkvrename.checking import Finding, finding
+from onnxkvrename.layouts import Layout
+from onnxkvrename.pairing import Fault, Twin
+from onnxkvrename.rehearsing import Ranges, Rehearsal, Stage, union
+from onnxkvrename.sharding import Parallel
+from onnxkvrename.sides import Side
+from onnxkvrename.targets import Target
+from onnxkvrename.transfer import Ident, Slot
+
+Outcome = Literal["works", "corrupts", "fails", "loses", "unknown"]
+
+_NEAR = 1 << 30
+"""Stands for a window of which no size is known: shorter than the longest prompt."""
+
+
+class Row(NamedTuple):
+    """A pair of buffers: the code of its own fault, if it has one, and where it goes wrong.
+
+    ``open`` says that sizes are wanted to tell.
+    """
+
+    twin: Twin
+    code: str | None
+    wrong: Ranges
+    open: bool = False
+
+
+class Transfer(NamedTuple):
+    """One simulated prompt; ``refused``: decode finds its memory too small."""
+
+    tokens: int
+    sent: tuple[Slot, ...]
+    read: tuple[Slot, ...]
+    wrong: tuple[Ident, ...]
+    refused: bool
+
+
+class Verdict(NamedTuple):
+    """What would become of the hand-off, once the names are right.
+
+    ``corrupt`` are the prompt lengths at which decode would take wrong bytes without a
+    word, ``refused`` those at which it would stop. ``longest`` is the longest prompt that
+    both take, ``None`` where the graphs do not limit it. ``beyond`` is a window of
+    which no size is known, but that it goes wrong beyond it; in the ranges ``near`` stands for it.
+    ``cause`` is the finding to begin with.
+    """
+
+    outcome: Outcome
+    corrupt: Ranges
+    refused: Ranges
+    longest: int | None
+    beyond: str | None
+    near: int | None
+    cause: Finding | None
+
+
+class HandOff(NamedTuple):
+    """Two sides held against each other as a consumer would join them."""
+
+    target: str
+    whole: bool
+    ranks: Parallel | None
+    prefill: Side
+    decode: Side
+    rows: tuple[Row, ...]
+    transfers: tuple[Transfer, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    verdict: Verdict
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything is wrong."""
+        return bool(self.findings)
+
+
+class _Root(NamedTuple):
+    """What is wrong in the graphs themselves, and with which buffers."""
+
+    finding: Finding
+    idents: tuple[Ident, ...]
+    fault: Fault | None = None
+
+
+def compare(
+    prefill: Side,
+    decode: Side,
+    target: Target,
+    *,
+    ranks: Parallel | None = None,
+    whole: bool = False,
+    tokens: Sequence[int] = (),
+) -> HandOff:
+    """Everything that differs between two sides, and what comes of it at which prompt length.
+
+    ``whole`` is for a consumer that moves all of each buffer; ``tokens`` are prompt
+    lengths to simulate beside those at which something changes. Raises
+    ``ValueError`` for one that is longer than a side's context.
+    """
+    longest = min(sides.capacity(prefill.layout), sides.capacity(decode.layout))
+    for length in tokens:
+        if length > longest:
+            raise ValueError(f"a prompt of {length} tokens is longer than the context of {longest}")
+    pairs = pairing.twins(prefill.given, decode.given)
+    differing = _differing(pairs, prefill, decode, target, whole)
+    asked = [
+        fault for _, fault in differing if fault.code == "KV614" and fault.certain and fault.ask
+    ]
+    near = max(1, min(longest, _NEAR) // 2) if asked else None
+    scene = rehearsing.stage(
+        sides.filled(prefill.layout, near),
+        sides.filled(decode.layout, near),
+        target,
+        whole=whole,
+        longest=longest,
+    )
+    shown = None if any(fault.open for _, fault in differing) else _rehearsed(scene)
+    roots = _roots(pairs, differing, scene, shown, near)
+    findings, notes = _found(pairs, scene, shown, roots, prefill, decode, near)
+    if ranks is not None:
+        findings += sharding.check(prefill.layout, decode.layout, ranks)
+        notes += sharding.notes(prefill.layout, decode.layout, ranks)
+    lengths = (1,) if near else _lengths(prefill.layout, decode.layout, shown, longest, tokens)
+    return HandOff(
+        target=target.name,
+        whole=whole,
+        ranks=ranks,
+        prefill=prefill,
+        decode=decode,
+        rows=_rows(pairs, scene, shown, roots),
+        transfers=tuple(_transfer(scene, shown, n) for n in lengths)
+        if shown and not (near and whole)
+        else (),
+        findings=tuple(findings),
+        notes=tuple(notes),
+        verdict=_verdict(findings, roots, shown, scene, near),
+    )
+
+
+def _found(
+    pairs: Sequence[Twin],
+    scene: Stage,
+    shown: Rehearsal | None,
+    roots: Sequence[_Root],
+    prefill: Side,
+    decode: Side,
+    near: int | None,
+) -> tuple[list[Finding], list[str]]:
+    """All findings, causes before consequences, and notes."""
+    target = scene.target
+    findings = [*sides.unselected(prefill, decode, target), *sides.stops(prefill, decode, target)]
+    findings += (root.finding for root in roots)
+    turned = _order_faults(scene)
+    findings += turned
+    if shown is not None and not turned:
+        findings += _shifted(
+            {twin.ident: twin.name for twin in pairs},
+            scene,
+            shown,
+            {ident for root in roots for ident in root.idents},
+            near,
+        )
+    return findings, [*sides.order_notes(prefill, decode, target)]
+
+
+def _rows(
+    pairs: Sequence[Twin], scene: Stage, shown: Rehearsal | None, roots: Sequence[_Root]
+) -> tuple[Row, ...]:
+    own = {ident: root for root in reversed(roots) for ident in root.idents}
+    moved = {one.ident for one in scene.written} & {one.ident for one in scene.taken}
+    wrong = shown.wrong if shown is not None else {}
+    found = []
+    for twin in pairs:
+        root = own.get(twin.ident)
+        code = root.finding.code if root else None if twin.ident in moved else "KV616"
+        is_open = root is not None and root.fault is not None and root.fault.open
+        found.append(Row(twin, code, wrong.get(twin.ident, ()), is_open))
+    return tuple(found)
+
+
+def _rehearsed(scene: Stage) -> Rehearsal | None:
+    """The rehearsal, ``None`` where shapes are not known at all, or nothing is selected."""
+    if not scene.given or not scene.taken:
+        return None
+    try:
+        return rehearsing.rehearse(scene)
+    except ValueError:
+        return None
+
+
+def _differing(
+    pairs: Sequence[Twin], prefill: Side, decode: Side, target: Target, whole: bool
+) -> list[tuple[Twin, Fault]]:
+    """What each pair differs in."""
+    found = []
+    for twin in pairs:
+        shape = twin.any.shape
+        clipped = transfer.clipped(target, len(shape), whole) if shape else frozenset[int]()
+        for fault in pairing.faults(twin, prefill.given, decode.given, clipped):
+            found.append((twin, fault))
+    return found
+
+
+def _roots(
+    pairs: Sequence[Twin],
+    differing: Sequence[tuple[Twin, Fault]],
+    scene: Stage,
+    shown: Rehearsal | None,
+    near: int | None,
+) -> list[_Root]:
+    """What is wrong in the graphs themselves, each with the buffers that it is about."""
+    roots = [
+        _Root(found, tuple(twin.ident for twin in group)) for found, group in pairing.missing(pairs)
+    ]
+    groups: dict[tuple[Fault, int | None], list[tuple[Twin, Fault]]] = {}
+    moved = {one.ident for one in scene.written} & {one.ident for one in scene.taken}
+    for twin, fault in differing:
+        own = () if shown is None else shown.own.get(twin.ident, ())
+        stuck = shown is not None and (shown.refused or twin.ident not in moved)
+        if own or shown is None or (fault.certain and stuck):
+            last = own[0][0] - 1 if own else near
+            longer = None if last == near else last
+            groups.setdefault((fault, longer), []).append((twin, fault))
+    for (fault, longer), group in groups.items():
+        idents = tuple(twin.ident for twin, _ in group)
+        roots.append(_Root(pairing.said(fault.code, group, longer), idents, fault))
+    return [*roots, *_cuts(pairs, scene, shown)]
+
+
+def _cuts(pairs: Sequence[Twin], scene: Stage, shown: Rehearsal | None) -> Iterator[_Root]:
+    """States of which short prompts move only a part, on both sides alike."""
+    groups: dict[tuple[str, int], list[Twin]] = {}
+    for twin in pairs:
+        cut = () if shown is None else shown.cut.get(twin.ident, ())
+        if cut and twin.decode is not None:
+            said = pairing.type_text(scene.decode, twin.decode)
+            groups.setdefault((said, cut[-1][1]), []).append(twin)
+    for (said, last), group in groups.items():
+        found = finding(
+            "KV605",
+            group[0].name,
+            f"is a state of {said}{pairing.others(group)}: "
+            f"prompts of up to {last} tokens move a part of it only",
+            "move all of each buffer: VLLM_QAIC_USE_FULL_KV_TRANSFER=1, here --full-transfer",
+        )
+        yield _Root(found, tuple(twin.ident for twin in group))
+
+
+def _order_faults(scene: Stage) -> list[Finding]:
+    """KV617: what both sides have, but not in the same order."""
+    there = {one.ident for one in scene.written} & {one.ident for one in scene.taken}
+    sent = [one for one in scene.written if one.ident in there]
+    read = [one for one in scene.taken if one.ident in there]
+    wrong = [(a, b) for a, b in zip(sent, read, strict=False) if a.ident != b.ident]
+    if not wrong:
+        return []
+    first, place = wrong[0]
+    more = f", one of {len(wrong)} in the wrong place" if len(wrong) > 1 else ""
+    return [
+        finding(
+            "KV617",
+            first.value.name,
+            f"would land in the place of {place.value.name}{more}: the order of prefill's "
+            f"outputs is not that of decode's inputs",
+            "name both sides alike: order is all that the consumer pairs by",
+        )
+    ]
+
+
+def _shifted(
+    called: Mapping[Ident, str],
+    scene: Stage,
+    shown: Rehearsal,
+    roots: set[Ident],
+    near: int | None,
+) -> Iterator[Finding]:
+    """KV618: the buffers that are right in themselves and lie elsewhere, all as one."""
+    moved = {one.ident for one in scene.taken} & {one.ident for one in scene.written}
+    behind = [
+        ident
+        for ident, ranges in shown.wrong.items()
+        if ranges and ident in moved and ident not in roots
+    ]
+    if not behind:
+        return
+    first = union(*(shown.wrong[ident] for ident in behind))[0][0]
+    ident = next(one for one in behind if rehearsing.within(first, shown.wrong[one]))
+    noticed = rehearsing.within(first, shown.refused)
+    yield finding(
+        "KV618",
+        called.get(ident, ident[1]),
+        f"is looked for {_place(ident, scene, first, near)}{_behind(len(behind) - 1)}; "
+        + ("decode finds its memory too small" if noticed else "decode does not notice"),
+        "mend what stands above: each side counts offsets from its own shapes",
+    )
+
+
+def _place(ident: Ident, scene: Stage, tokens: int, near: int | None) -> str:
+    """Where a buffer is looked for, and where it is."""
+    sent = zip(scene.written, scene.sent(tokens), strict=False)
+    there = next(slot.offset for one, slot in sent if one.ident == ident)
+    here = next(slot.offset for slot in scene.read(tokens) if slot.ident == ident)
+    guessed = near is not None and (scene.whole or tokens > near)
+    if guessed or max(there, here) >= sides.FAR:
+        return "at another byte than prefill wrote it to"
+    prompt = "prompt of 1 token" if tokens == 1 else f"prompt of {tokens} tokens"
+    return f"at byte {here:,}, but was written to byte {there:,}, for a {prompt}"
+
+
+def _behind(count: int) -> str:
+    if count == 0:
+        return ""
+    return ", and so is the one behind it" if count == 1 else f", and so are {count} behind it"
+
+
+def _lengths(
+    prefill: Layout, decode: Layout, shown: Rehearsal | None, longest: int, more: Iterable[int]
+) -> tuple[int, ...]:
+    """One token, each window and one more, the contexts, and wherever something changes."""
+    found = {1, *more}
+    for layout in (prefill, decode):
+        for buffer in layout.buffers:
+            size = layout.sized((buffer.window,))[0]
+            if isinstance(size, int):
+                found |= {size, size + 1}
+        found.add(sides.capacity(layout))
+    ranges = union(*shown.wrong.values(), shown.refused) if shown is not None else ()
+    each = [*(shown.wrong.values() if shown is not None else ()), ranges]
+    found |= {length for some in each for first, last in some for length in (first, last + 1)}
+    return tuple(sorted(n for n in found if 1 <= n <= longest and n < sides.LONGEST))
+
+
+def _transfer(scene: Stage, shown: Rehearsal, tokens: int) -> Transfer:
+    wrong = (i for i, ranges in shown.wrong.items() if rehearsing.within(tokens, ranges))
+    refused = rehearsing.within(tokens, shown.refused)
+    return Transfer(tokens, scene.sent(tokens), scene.read(tokens), tuple(wrong), refused)
+
+
+def _verdict(
+    findings: Sequence[Finding],
+    roots: Sequence[_Root],
+    shown: Rehearsal | None,
+    scene: Stage,
+    near: int | None,
+) -> Verdict:
+    faults = [root.fault for root in roots if root.fault is not None]
+    refused = shown.refused if shown is not None else ()
+    wrong = union(*shown.wrong.values()) if shown is not None else ()
+    corrupt = rehearsing.without(wrong, refused)
+    about = [found for found in findings if found.code != "KV616"]
+    stopping = [found for found in about if found.code in sides.STOPS]
+    certain = shown is None and any(fault.certain for fault in faults)
+    outcome: Outcome = "works"
+    if stopping:
+        outcome = "fails"
+    elif corrupt or certain or any(found.code == "KV617" for found in about):
+        outcome = "corrupts"
+    elif shown is None:
+        outcome = "unknown"
+    elif refused:
+        outcome = "fails"
+    elif about:
+        outcome = "loses"
+    return Verdict(
+        outcome,
+        corrupt,
+        refused,
+        longest=None if scene.longest == sides.LONGEST else scene.longest,
+        beyond=next((fault.ask[0] for fault in faults if near and fault.ask), None),
+        near=near,
+        cause=next(iter((*stopping, *about)), None),
+    )

@@ -1,0 +1,64 @@
+"""Consumers of KV buffers: how one selects them, orders them, and what it moves.
+
+Each consumer is a module of its own, ``target_NAME``, with a ``TARGET`` in it: a
+few words, a few predicates, and what is to be found fault with.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import NamedTuple
+
+import onnxkvrename
+from onnxkvrename.checking import Finding
+from onnxkvrename.errors import KvRenameError
+from onnxkvrename.layouts import Layout
+from onnxkvrename.sizing import Shape
+
+_PREFIX = "target_"
+
+
+class Target(NamedTuple):
+    """A consumer.
+
+    ``token`` is what it looks for in names. ``takes`` tells the inputs that it
+    selects and ``gives`` the outputs; ``paired`` makes of an output's name the one that it
+    goes by among inputs. ``key`` is what it sorts by, and raises ``ValueError``
+    where the consumer itself would. ``moved`` is the shape that it hands over of a
+    buffer, for a prompt of so many tokens, or ``None`` for the whole of it; the
+    shape has numbers only. ``itemsize`` is its bytes for an element of a dtype,
+    ``None`` where it knows none. ``checks`` say what would go wrong with a layout at
+    this consumer alone; ``whole`` tells them that all of each buffer is moved.
+    """
+
+    name: str
+    token: str
+    takes: Callable[[str], bool]
+    gives: Callable[[str], bool]
+    paired: Callable[[str], str]
+    key: Callable[[str], tuple[int, str]]
+    moved: Callable[[Shape, int | None], Shape]
+    itemsize: Callable[[str], int | None]
+    checks: tuple[Callable[[Layout, bool], Iterator[Finding]], ...] = ()
+
+
+def load(name: str) -> Target:
+    """The consumer of this name. Raises :class:`KvRenameError` if there is none."""
+    known = names()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
+        raise KvRenameError(f"no target is called {name}", hint=hint)
+    module = import_module(f"{__package__}.{_PREFIX}{name.replace('-', '_')}")
+    target: Target = module.TARGET
+    return target
+
+
+def names() -> tuple[str, ...]:
+    """The consumers that there are, each a module of the package."""
+    found = iter_modules(onnxkvrename.__path__)
+    modules = (module.name for module in found if module.name.startswith(_PREFIX))
+    return tuple(sorted(name.removeprefix(_PREFIX).replace("_", "-") for name in modules))

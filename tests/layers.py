@@ -1,0 +1,101 @@
+"""Layouts to project, built layer by layer without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from onnxkvrename.kinds import Kind
+from onnxkvrename.layouts import Buffer, Layout
+from onnxkvrename.signature import Dim
+
+
+def buffer(
+    layer: int,
+    part: str,
+    kind: Kind,
+    shape: tuple[Dim, ...] | None,
+    dtype: str = "FLOAT16",
+    window: Dim = None,
+) -> Buffer:
+    """A buffer with the context on axis 2, a state without."""
+    sequence = None if kind in ("mamba", "unknown") or shape is None else len(shape) - 2
+    name = f"{part}.{layer}"
+    return Buffer(
+        layer,
+        part,
+        kind,
+        part,
+        "",
+        name,
+        f"{name}_RetainedState",
+        dtype,
+        shape,
+        sequence,
+        window,
+        "model.onnx",
+    )
+
+
+def attention(
+    layer: int,
+    heads: Dim = 8,
+    size: Dim = 64,
+    size_v: Dim = None,
+    kind: Kind = "full_attention",
+    window: Dim = None,
+    dtype: str = "FLOAT16",
+) -> tuple[Buffer, ...]:
+    """Key and value of ``[batch, heads, context, size]``."""
+    axis: Dim = "ctx_len" if window is None else window
+    sizes = {"key": size, "value": size if size_v is None else size_v}
+    return tuple(
+        buffer(layer, part, kind, ("batch_size", heads, axis, size), dtype, window)
+        for part, size in sizes.items()
+    )
+
+
+def sliding(
+    layer: int, heads: Dim = 8, size: Dim = 64, window: Dim = "sliding_window"
+) -> tuple[Buffer, ...]:
+    """Attention to a window."""
+    return attention(layer, heads, size, kind="sliding_window", window=window)
+
+
+def mla(
+    layer: int, rank: int = 512, rope: int = 64, window: Dim = None, dtype: str = "FLOAT16"
+) -> tuple[Buffer, ...]:
+    """A latent and its rope."""
+    kind: Kind = "mla_attention" if window is None else "sliding_window_mla"
+    axis: Dim = "ctx_len" if window is None else window
+    return tuple(
+        buffer(layer, part, kind, ("batch_size", 1, axis, size), dtype, window)
+        for part, size in {"compressed_kv": rank, "k_pe": rope}.items()
+    )
+
+
+def linear(
+    layer: int,
+    conv: tuple[int, ...] = (8192, 3),
+    recurrent: tuple[int, ...] = (32, 128, 128),
+    dtype: str = "FLOAT16",
+) -> tuple[Buffer, ...]:
+    """A convolution state and a recurrent state."""
+    states = {"conv_state": conv, "recurrent_state": recurrent}
+    return tuple(
+        buffer(layer, part, "mamba", ("batch_size", *shape), dtype)
+        for part, shape in states.items()
+    )
+
+
+def layout(*layers: Iterable[Buffer], sizes: Mapping[str, int] | None = None) -> Layout:
+    """The layout of these layers."""
+    buffers = sorted((b for layer in layers for b in layer), key=lambda b: b.layer)
+    return Layout(("model.onnx",), (), (), tuple(buffers), (), sizes or {})
+
+
+def gpt_oss() -> Layout:
+    """gpt-oss-20b: 24 layers, every other one with a window of 128 tokens."""
+    return layout(
+        *(attention(at) if at % 2 else sliding(at) for at in range(24)),
+        sizes={"sliding_window": 128},
+    )

@@ -1,0 +1,175 @@
+"""Sides of a hand-off to work on, and a hand-off of real bytes to hold results against.
+
+What is handed over here is counted and copied as vllm-qaic does it, from what is
+known of its code, with nothing of the package: names sorted by layer, one piece of
+memory, axis 2 up to the prompt.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from onnxkvrename import layouts, load_rules, planning, sides, targets
+from onnxkvrename.handoff import HandOff, compare
+from onnxkvrename.layouts import Layout, Source
+from onnxkvrename.sharding import Parallel
+from onnxkvrename.sides import Side
+from onnxkvrename.signature import Dim, Signature, Value
+from onnxkvrename.targets import Target
+
+QEFF = load_rules()
+TARGET = targets.load("vllm-qaic")
+TOKEN = "vllmKvCache"
+WIDTHS = {"INT8": 1, "MXINT8": 1, "FLOAT16": 2, "FLOAT": 4}
+
+
+def value(text: str, token: str = TOKEN) -> Value:
+    """``name:2,ctx_len,4`` or ``name:2,ctx_len,4:INT8``: an input, its batch and token put in."""
+    name, dims, dtype = (*text.split(":"), "FLOAT16")[:3]
+    shape: list[Dim] = [int(dim) if dim.isdigit() else dim for dim in dims.split(",")]
+    return Value(name + (f"_{token}" if token else ""), dtype, ("batch_size", *shape))
+
+
+def side_of(*texts: str, token: str = TOKEN, **sizes: int) -> Layout:
+    """A layout of buffers in the order given, each with its retained output."""
+    inputs = tuple(value(text, token) for text in texts)
+    outputs = tuple(one._replace(name=f"{one.name}_RetainedState") for one in inputs)
+    signature = Signature(inputs, outputs)
+    plan = planning.as_it_stands(signature, QEFF)
+    made = layouts.layout([Source("model.onnx", signature, plan)])
+    return layouts.with_sizes(made, sizes)
+
+
+def attention(*layers: int, shape: str = "2,ctx_len,4", dtype: str = "FLOAT16") -> tuple[str, ...]:
+    """Key and value of some layers, to be given to :func:`side_of`."""
+    parts = ("past_key", "past_value")
+    return tuple(f"{part}.{layer}:{shape}:{dtype}" for layer in layers for part in parts)
+
+
+def seen(label: str, layout: Layout, target: Target = TARGET) -> Side:
+    return sides.side(label, layout, target, QEFF)
+
+
+def told(
+    prefill: Layout,
+    decode: Layout,
+    *,
+    target: Target = TARGET,
+    whole: bool = False,
+    ranks: tuple[int, int] | None = None,
+    tokens: tuple[int, ...] = (),
+) -> HandOff:
+    """What is foretold of two sides."""
+    return compare(
+        seen("prefill", prefill, target),
+        seen("decode", decode, target),
+        target,
+        ranks=None if ranks is None else Parallel(*ranks),
+        whole=whole,
+        tokens=tokens,
+    )
+
+
+def codes(found: HandOff) -> list[str]:
+    return [one.code for one in found.findings]
+
+
+# A hand-off of real bytes.
+
+
+class Handed(NamedTuple):
+    """What became of it: decode refused, or these buffers came out wrong."""
+
+    refused: bool
+    wrong: frozenset[str]
+
+
+def handed(prefill: Layout, decode: Layout, tokens: int, *, whole: bool = False) -> Handed:
+    """Hand a prompt's buffers over, and see what decode finds; every size is known."""
+    made = [_slot(prefill, name, tokens, whole) for name in _ordered(prefill.inputs)]
+    outputs = _ordered(prefill.outputs, "_RetainedState")
+    memory = np.zeros(sum(size for _, _, size in made), np.uint8)
+    offset = 0
+    for name, (shape, _, size) in zip(outputs, made, strict=True):
+        held = _content(prefill, name.replace("_RetainedState", ""), tokens)
+        moved = held[tuple(slice(0, length) for length in shape)]
+        memory[offset : offset + size] = np.frombuffer(moved.tobytes(), np.uint8)
+        offset += size
+    names = _ordered(decode.inputs)
+    read = [_slot(decode, name, tokens, whole) for name in names]
+    if sum(size for _, _, size in read) > len(memory):
+        return Handed(True, frozenset())
+    wrong, offset = set(), 0
+    for name, (shape, width, size) in zip(names, read, strict=True):
+        there = memory[offset : offset + size].tobytes()
+        offset += size
+        wanted = _content(decode, name, tokens)
+        state = np.zeros_like(wanted)
+        region = tuple(slice(0, length) for length in shape)
+        state[region] = np.frombuffer(there, f"V{width}").reshape(shape)
+        used = _used(decode, name, tokens)
+        if state[used].tobytes() != wanted[used].tobytes():
+            wrong.add(name)
+    return Handed(False, frozenset(wrong))
+
+
+def _ordered(values: tuple[Value, ...], suffix: str = "") -> list[str]:
+    names = [one.name for one in values if TOKEN in one.name and one.name.endswith(suffix)]
+    short = {name: name.replace("_RetainedState", "") for name in names}
+    return sorted(names, key=lambda name: (int(name.split(".")[1].split("_")[0]), short[name]))
+
+
+def _numbers(layout: Layout, name: str) -> tuple[list[int], str]:
+    found = next(one for one in layout.inputs if one.name == name)
+    assert found.shape is not None
+    dims = [1, *(layout.sizes.get(str(dim), dim) for dim in found.shape[1:])]
+    return [int(str(dim)) for dim in dims], found.dtype
+
+
+def _slot(layout: Layout, name: str, tokens: int, whole: bool) -> tuple[list[int], int, int]:
+    """Shape, bytes of an element, and bytes in all."""
+    shape, dtype = _numbers(layout, name)
+    if len(shape) > 3 and not whole:
+        shape[2] = min(tokens, shape[2])
+    return shape, WIDTHS[dtype], math.prod(shape) * WIDTHS[dtype]
+
+
+def _grows(layout: Layout, name: str) -> list[int]:
+    """The axis of tokens, if there is one: its size is a symbol."""
+    given = next(one.shape for one in layout.inputs if one.name == name)
+    return [axis for axis, dim in enumerate(given or ()) if axis and isinstance(dim, str)]
+
+
+def _used(layout: Layout, name: str, tokens: int) -> tuple[slice, ...]:
+    """What a prompt has filled: places behind it are masked, and written to before they count."""
+    grows = _grows(layout, name)
+    return tuple(slice(0, tokens if axis in grows else None) for axis in range(5))[
+        : len(_numbers(layout, name)[0])
+    ]
+
+
+def _content(layout: Layout, name: str, tokens: int) -> np.ndarray:
+    """What a buffer holds after a prompt: the last token of each place, or a state.
+
+    A window that has come round counts as other content in a window of another size: that
+    both begin with the same tokens now and then is luck.
+    """
+    shape, dtype = _numbers(layout, name)
+    grows = _grows(layout, name)
+    width = WIDTHS[dtype]
+    rest = [size for axis, size in enumerate(shape) if axis not in grows]
+    count = math.prod(rest)
+    rounds = [shape[axis] for axis in grows if tokens > shape[axis]]
+    drawn = np.random.default_rng(crc32(f"{name} {rest} {dtype} {rounds}".encode()))
+    if not grows:
+        return np.frombuffer(drawn.bytes(count * width), f"V{width}").reshape(shape)
+    stream = np.frombuffer(drawn.bytes(tokens * count * width), f"V{width}").reshape(tokens, *rest)
+    size = shape[grows[0]]
+    places = np.zeros((size, *rest), f"V{width}")
+    for token in range(tokens):
+        places[token % size] = stream[token]
+    return np.moveaxis(places, 0, grows[0])

@@ -1,0 +1,392 @@
+"""The hand-off of examples/disaggregated, and the blocks of docs/disaggregated.md."""
+
+from __future__ import annotations
+
+import ast
+import json
+import multiprocessing
+import os
+import re
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+import dying
+import numpy as np
+import pytest
+import runner
+from example import (
+    EXAMPLE,
+    SERVING,
+    Device,
+    Prompt,
+    decode,
+    device,
+    kvbuffers,
+    prefill,
+    prompt,
+    serve,
+    undivided,
+    workers,
+)
+from runner import ROOT
+
+from onnxkvrename import rename
+
+PAGE = (ROOT / "docs" / "disaggregated.md").read_text("utf-8")
+BLOCKS = dict(re.findall(r"<!-- (\w+) -->\n```sh\n(.*?)```\n<!-- /\1 -->", PAGE, re.DOTALL))
+TOLD = re.findall(r"<!-- told (.*?) -->\n```console\n(.*?)```\n<!-- /told -->", PAGE, re.DOTALL)
+LENGTHS = (1, 3, 8, 9, 12)
+FAITHFUL = pytest.mark.parametrize(
+    ("model", "whole"), [("decoder", False), ("hybrid", True), ("vlm", False)]
+)
+Meddle = Callable[[memoryview, list[kvbuffers.Slot]], None]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The models that serve, with the consumer's token."""
+    there = tmp_path_factory.mktemp("models")
+    for path in SERVING.iterdir():
+        rename(path, kvbuffers.PATTERN, output=there / path.name)
+    return there
+
+
+def handed(
+    first: Path, second: Path, length: int, whole: bool = False, meddle: Meddle | None = None
+) -> list[int]:
+    """The tokens of a hand-off without processes, perhaps with somebody at the memory."""
+    name = f"kv_{secrets.token_hex(8)}"
+    tokens, features = prompt(first, length)
+    try:
+        asked = Prompt(tokens, features, name)
+        sent = prefill.prefill(device(first, "prefill"), asked, whole)
+        if meddle:
+            memory = SharedMemory(name)
+            meddle(memory.buf, sent.slots)
+            memory.close()
+        decode.take(device(second, "decode"), sent.result, whole)
+    finally:
+        serve.release(name)
+    return device(second, "decode").generate(sent.result.first_token, length, serve.COUNT)
+
+
+def gone(name: str) -> bool:
+    """Whether no shared memory has this name."""
+    try:
+        SharedMemory(name).close()
+    except FileNotFoundError:
+        return True
+    return False
+
+
+# The rules of the consumer.
+
+
+def test_the_pattern_selects_and_layers_are_counted_not_spelt() -> None:
+    names = [
+        "past_value.2_vllmKvCache",
+        "past_key.10_vllmKvCache",
+        "vision_embeds",
+        "past_key.2_vllmKvCache",
+        "past_key.3_VLLMKVCACHE",
+    ]
+    assert kvbuffers.selected(names) == [
+        "past_key.2_vllmKvCache",
+        "past_value.2_vllmKvCache",
+        "past_key.10_vllmKvCache",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "whole", "places"),
+    [
+        (3, False, [(0, 96), (96, 48), (144, 96)]),
+        (9, False, [(0, 96), (96, 144), (240, 128)]),
+        (3, True, [(0, 96), (96, 512), (608, 128)]),
+    ],
+)
+def test_a_buffer_lies_behind_those_before_it(
+    tokens: int, whole: bool, places: list[tuple[int, int]]
+) -> None:
+    inputs = {
+        "recurrent_state.1_vllmKvCache": np.zeros((2, 2, 4, 4), np.float32),
+        "past_key.0_vllmKvCache": np.zeros((2, 2, 32, 4), np.float16),
+        "conv_state.0_vllmKvCache": np.zeros((2, 8, 3), np.float32),
+    }
+    found = kvbuffers.slots(inputs, tokens, whole)
+    assert [(slot.offset, slot.size) for slot in found] == places
+    assert [slot.name[:4] for slot in found] == ["conv", "past", "recu"]
+
+
+# Tokens.
+
+
+@FAITHFUL
+def test_two_workers_give_the_tokens_of_the_undivided_model(
+    models: Path, model: str, whole: bool
+) -> None:
+    path = models / f"{model}.onnx"
+    for served in serve.serve(serve.Setting(path, path, serve.SIZES, whole), LENGTHS):
+        assert served.tokens == undivided(SERVING / path.name, len(served.prompt))
+        assert len(set(served.tokens)) > 1
+    assert multiprocessing.active_children() == []
+
+
+@FAITHFUL
+def test_a_wrong_bit_in_any_buffer_changes_the_tokens(
+    models: Path, model: str, whole: bool
+) -> None:
+    path = models / f"{model}.onnx"
+    tokens = undivided(path, 8)
+    assert handed(path, path, 8, whole) == tokens
+    for at, slot in enumerate(kvbuffers.slots(Device(str(path), serve.SIZES).buffers, 8, whole)):
+        elements = [slot.offset + 4 * n for n in np.flatnonzero(_written(slot, 8))]
+        changed = [handed(path, path, 8, whole, _flip(e)) != tokens for e in elements[::5]]
+        assert sum(changed) > len(changed) / 4, (at, slot.name)
+
+
+def _written(slot: kvbuffers.Slot, tokens: int) -> np.ndarray:
+    """Where a prompt has left something: a cache that goes in full is not full."""
+    there = np.ones(slot.shape, bool)
+    if slot.name.startswith("past_"):
+        there[:, :, tokens:] = False
+    return there
+
+
+def _flip(offset: int) -> Meddle:
+    """Turn the highest bit of a float's exponent."""
+
+    def meddle(memory: memoryview, slots: list[kvbuffers.Slot]) -> None:
+        memory[offset + 3 if sys.byteorder == "little" else offset] ^= 0x40
+
+    return meddle
+
+
+@pytest.mark.parametrize("swapped", [(0, 1), (0, 2), (1, 3)])
+def test_buffers_in_another_order_change_the_tokens(models: Path, swapped: tuple[int, int]) -> None:
+    def meddle(memory: memoryview, slots: list[kvbuffers.Slot]) -> None:
+        one, other = (slots[at].view(memory) for at in swapped)
+        one[:], other[:] = other.copy(), one.copy()
+
+    path = models / "decoder.onnx"
+    assert handed(path, path, 9, meddle=meddle) != undivided(path, 9)
+
+
+def test_vision_stays_with_prefill(models: Path) -> None:
+    path = models / "vlm.onnx"
+    (served,) = serve.serve(serve.Setting(path, path, serve.SIZES), [9])
+    assert serve.IMAGE_TOKEN in served.prompt
+    named = [slot.name for slot in (*served.sent.slots, *served.taken.slots)]
+    assert len(named) == 8
+    assert all(kvbuffers.PATTERN in name for name in named)
+    assert {"vision_embeds", "deepstack_features", "image_idx"} <= set(served.sent.buffers)
+
+
+def test_the_image_is_in_what_the_kv_buffers_hold(models: Path) -> None:
+    path = models / "vlm.onnx"
+    tokens, _ = prompt(path, 9)
+    unseeing = Device(str(path), serve.SIZES)
+    blind = unseeing.generate(unseeing.run(tokens, 0), 9, serve.COUNT)
+    assert handed(path, path, 9) == undivided(path, 9) != blind
+
+
+@pytest.mark.parametrize("model", ["decoder", "hybrid", "vlm"])
+def test_without_the_token_nothing_is_selected_and_decode_starts_empty(model: str) -> None:
+    path = SERVING / f"{model}.onnx"
+    assert kvbuffers.slots(device(path, "decode").buffers, 9, whole=True) == []
+    tokens = handed(path, path, 9)
+    assert tokens == Device(str(path), serve.SIZES).generate(tokens[0], 9, serve.COUNT)
+    assert tokens != undivided(path, 9)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5])
+def test_a_state_is_cut_by_a_prompt_shorter_than_it(models: Path, length: int) -> None:
+    path = models / "hybrid.onnx"
+    assert (handed(path, path, length) == undivided(path, length)) == (length >= 4)
+    assert handed(path, path, length, whole=True) == undivided(path, length)
+
+
+# What compare foretells.
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("window_whole", "window"),
+        ("window", "window_whole"),
+        ("window", "window"),
+        ("window_whole", "window_whole"),
+    ],
+)
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_compare_foretells_is_what_happens(
+    models: Path, first: str, second: str, whole: bool, run
+) -> None:
+    paths = [models / f"{name}.onnx" for name in (first, second)]
+    dims = [f"--dim={symbol}={serve.SIZES[symbol]}" for symbol in ("ctx_len", "sliding_window")]
+    if first == second:
+        dims = dims[: 1 + ("whole" not in first)]
+    full = ["--full-transfer"] if whole else []
+    verdict = json.loads(run("compare", *paths, *dims, *full, "--format", "json").out)["verdict"]
+    for length in range(1, 13):
+        assert undivided(paths[0], length) == undivided(paths[1], length)
+        if _within(verdict["refused"], length):
+            if sys.platform == "linux":  # elsewhere memory comes in whole pages
+                with pytest.raises(ValueError, match="the memory has"):
+                    handed(*paths, length, whole)
+        else:
+            right = handed(*paths, length, whole) == undivided(paths[1], length)
+            assert right != _within(verdict["corrupt"], length), length
+
+
+def _within(ranges: list[dict[str, int]], length: int) -> bool:
+    return any(found["first"] <= length <= found["last"] for found in ranges)
+
+
+# Nothing is left behind.
+
+
+@pytest.fixture
+def name(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of the shared memory, known beforehand."""
+    token = secrets.token_hex(8)
+    monkeypatch.setattr(serve.secrets, "token_hex", lambda size: token)
+    return f"kv_{token}"
+
+
+def test_shared_memory_is_given_back(models: Path, name: str) -> None:
+    path = models / "decoder.onnx"
+    serve.serve(serve.Setting(path, path, serve.SIZES), [9, 3])
+    assert gone(name)
+
+
+def test_a_worker_that_dies_is_told_and_leaves_nothing_behind(
+    models: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill, "work", dying.after_taking_memory)
+    path = models / "decoder.onnx"
+    with pytest.raises(workers.WorkerError, match=r"prefill died \(exit code 3\)"):
+        serve.serve(serve.Setting(path, path, serve.SIZES), [9])
+    assert gone(name)
+    assert multiprocessing.active_children() == []
+
+
+def test_a_worker_that_does_not_answer_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_PATIENCE", 0)
+    with workers.Worker("prefill", dying.never) as worker:
+        with pytest.raises(workers.WorkerError, match="prefill did not answer"):
+            worker.ask(f"kv_{secrets.token_hex(8)}")
+        assert worker.process.exitcode is not None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory comes in whole pages")
+def test_decode_that_finds_too_little_refuses_and_leaves_nothing_behind(
+    models: Path, name: str
+) -> None:
+    setting = serve.Setting(models / "window.onnx", models / "window_whole.onnx", serve.SIZES)
+    with pytest.raises(workers.WorkerError, match="decode refuses: the memory has 1664 bytes"):
+        serve.serve(setting, [9])
+    assert gone(name)
+    assert multiprocessing.active_children() == []
+
+
+def test_workers_end_with_the_process_that_asks_them() -> None:
+    name = f"kv_{secrets.token_hex(8)}"
+    script = (
+        "import os, signal, sys; sys.path[:0] = sys.argv[1:3]; import dying, example\n"
+        "worker = example.workers.Worker('prefill', dying.never)\n"
+        "worker.ask(sys.argv[3])\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    tests = str(Path(__file__).parent)
+    # Whoever lives on holds stdout open, and this would not come back.
+    done = subprocess.run(
+        [sys.executable, "-c", script, tests, str(EXAMPLE), name],
+        stdout=subprocess.PIPE,
+        timeout=60,
+    )
+    assert done.returncode == -9
+    assert gone(name)
+
+
+# The example is a witness of its own, and the page tells what it does.
+
+
+def test_the_example_imports_nothing_from_onnxkvrename() -> None:
+    for path in EXAMPLE.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [alias.name for alias in node.names]
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                assert not any(name.startswith(("onnx.", "onnxkvrename")) for name in names)
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> runner.Machine:
+    """A machine whose working directory has the repository's folders."""
+    made = runner.machine(tmp_path_factory.mktemp("machine"))
+    for folder in ("examples", "fixtures"):
+        (made.workspace / folder).symlink_to(ROOT / folder)
+    (made.temp / "scratch").mkdir()
+    return made
+
+
+def says(machine: runner.Machine, name: str) -> str:
+    """What a block says, if it does its work, writes no word of trouble and leaves no file."""
+    scratch = machine.temp / "scratch"
+    done = machine.shell(BLOCKS[name], TMPDIR=str(scratch))
+    assert (done.returncode, list(scratch.iterdir())) == (0, []), done.stderr
+    assert "serve.py" not in done.stderr
+    assert "leaked" not in done.stderr
+    return done.stdout
+
+
+def test_the_story_is_as_the_page_tells_it(machine: runner.Machine) -> None:
+    said = says(machine, "run")
+    parts = re.split(
+        r"^== (.*)\n\n", said.removesuffix("\nAll of it is as foretold.\n"), flags=re.M
+    )
+    assert parts.pop(0) == "\n"
+    titles, texts = parts[::2], [text.rstrip("\n") + "\n" for text in parts[1::2]]
+    assert list(zip(titles, texts, strict=True)) == TOLD
+
+
+def test_models_of_ones_own(machine: runner.Machine) -> None:
+    said = says(machine, "own")
+    assert "1x2x28x4  past_key.0_vllmKvCache" in said
+    assert said.endswith("  the same\n")
+
+
+@pytest.mark.parametrize(("model", "code"), [("hybrid", 1), ("nowhere", 2)])
+def test_the_exit_code_tells(models: Path, model: str, code: int) -> None:
+    command = [sys.executable, EXAMPLE / "serve.py", models / f"{model}.onnx"]
+    done = subprocess.run([*command, "--prompt-length", "3"], capture_output=True, text=True)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+
+
+def test_every_block_is_run_here() -> None:
+    own = Path(__file__).read_text("utf-8")
+    assert set(re.findall(r'says\(\w+, "(\w+)"', own)) == BLOCKS.keys()
+    assert PAGE.count("```") == 2 * (len(BLOCKS) + len(TOLD))
+
+
+def test_the_picture_is_what_its_script_draws() -> None:
+    command = [sys.executable, EXAMPLE / "picture.py", "--check"]
+    assert subprocess.run(command).returncode == 0
+
+
+@pytest.mark.parametrize("path", [ROOT / "docs" / "disaggregated.md", EXAMPLE / "README.md"])
+def test_every_link_leads_somewhere(path: Path) -> None:
+    links = re.findall(r"\]\(([^)]+)\)", path.read_text("utf-8"))
+    assert links
+    assert [link for link in links if not os.path.exists(path.parent / link)] == []
+
+
+def test_the_readme_of_the_example_knows_every_file() -> None:
+    listed = re.findall(r"^\| `(\w+\.py)` \|", (EXAMPLE / "README.md").read_text("utf-8"), re.M)
+    assert sorted(listed) == sorted(path.name for path in EXAMPLE.glob("*.py"))

@@ -1,0 +1,189 @@
+"""``--target``: the token of a consumer, and whether it can take what becomes of the models."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import layerwise
+import onnx
+import pytest
+from models import saved
+
+from onnxkvrename import Job, ModelError, Options, Wish, find, load_rules, rename_set
+
+FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
+TARGETED = Options(target="vllm-qaic")
+
+
+def outputs(path: Path) -> list[str]:
+    """What a model gives."""
+    return [value.name for value in onnx.load(path, load_external_data=False).graph.output]
+
+
+def test_a_target_gives_its_token(decoder: Path, run) -> None:
+    outcome = run(decoder, "--target", "vllm-qaic")
+    assert (outcome.code, outcome.err) == (0, f"{decoder}: 8 names changed\n")
+    assert outputs(decoder)[1] == "past_key.0_vllmKvCache_RetainedState"
+    assert run(decoder, "--target", "vllm-qaic", "--check").code == 0
+
+
+def test_the_same_token_may_be_given_as_well(decoder: Path, run) -> None:
+    assert run(decoder, "--target", "vllm-qaic", "--prefix", "vllmKvCache").code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--target", "vllm-qaic", "--prefix", "VLLM"], "vllm-qaic looks for vllmKvCache"),
+        (["--target", "vllm-qaic", "--strip"], "--strip and --target cannot both be"),
+        (["--target", "vllm"], "no target is called vllm (did you mean vllm-qaic?)"),
+        (["--prefix", "VLLM", "--full-transfer"], "--full-transfer is for --target"),
+    ],
+)
+def test_what_does_not_go_with_a_target_is_refused(
+    options: list[str], said: str, decoder: Path, run
+) -> None:
+    before = decoder.read_bytes()
+    outcome = run(decoder, *options)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert said in outcome.err
+    assert decoder.read_bytes() == before
+
+
+def test_what_the_consumer_cannot_take_is_not_written(tmp_path: Path, run) -> None:
+    path = tmp_path / "sampler.onnx"
+    shutil.copyfile(FIXTURES / "plain" / "sampler.onnx", path)
+    before = path.read_bytes()
+    outcome = run(path, "--target", "vllm-qaic")
+    assert outcome.code == 1
+    assert "error KV604: no output starts with log" in outcome.err
+    assert path.read_bytes() == before
+    assert run(path, "--prefix", "vllmKvCache").code == 0
+
+
+def test_one_such_model_keeps_all_from_being_written(decoder: Path, tmp_path: Path, run) -> None:
+    path = tmp_path / "sampler.onnx"
+    shutil.copyfile(FIXTURES / "plain" / "sampler.onnx", path)
+    before = decoder.read_bytes()
+    assert run(decoder, path, "--target", "vllm-qaic").code == 1
+    assert decoder.read_bytes() == before
+
+
+def test_names_are_judged_as_they_will_be(tmp_path: Path, run) -> None:
+    path = tmp_path / "internal.onnx"
+    shutil.copyfile(FIXTURES / "plain" / "internal_suffix.onnx", path)
+    outcome = run(path, "--target", "vllm-qaic")
+    assert outcome.code == 1
+    assert "error KV602: past_key.0_vllmKvCache_InternalRetainedState" in outcome.err
+    assert run(path, "--target", "vllm-qaic", "--normalize").code == 0
+
+
+def test_to_check_is_to_judge_them_as_they_will_be_too(decoder: Path, run) -> None:
+    outcome = run(decoder, "--target", "vllm-qaic", "--check")
+    assert outcome.code == 1
+    assert "KV601" not in outcome.err
+
+
+def test_another_token_does_not_give_way_unasked(decoder: Path, run) -> None:
+    assert run(decoder, "--prefix", "VLLM").code == 0
+    outcome = run(decoder, "--target", "vllm-qaic")
+    assert outcome.code == 1
+    assert "error KV202" in outcome.err
+    assert run(decoder, "--target", "vllm-qaic", "--replace").code == 0
+
+
+def test_states_that_would_be_cut_need_the_full_transfer(tmp_path: Path, run) -> None:
+    path = FIXTURES / "plain" / "hybrid.onnx"
+    refused = run(path, "--target", "vllm-qaic", "-o", tmp_path / "m.onnx")
+    assert refused.code == 1
+    assert "error KV605: recurrent_state.1_vllmKvCache" in refused.err
+    taken = run(path, "--target", "vllm-qaic", "--full-transfer", "-o", tmp_path / "m.onnx")
+    assert taken.code == 0
+    assert "warning KV606" in taken.err
+    strict = run(path, "--target", "vllm-qaic", "--full-transfer", "--strict", "-n")
+    assert strict.code == 1
+    assert "error KV606" in strict.err
+
+
+def test_windows_are_judged_together(tmp_path: Path, run) -> None:
+    """Each has logits of its own, and the model that they become has them once."""
+    windows = FIXTURES / "plain" / "windows"
+    assert run(windows, "--target", "vllm-qaic", "-d", tmp_path / "all", "-q") == (0, "", "")
+    assert run("check-consumer", tmp_path / "all").code == 0
+
+
+def test_a_window_of_another_shape_makes_the_whole_set_hybrid(tmp_path: Path, run) -> None:
+    shutil.copytree(FIXTURES / "plain" / "windows", tmp_path / "windows")
+    (path,) = (tmp_path / "windows" / "layer_1_2").glob("*.onnx")
+    model = onnx.load(path, load_external_data=False)
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name.startswith("past_"):
+            value.type.tensor_type.shape.dim[2].dim_param = "sliding_window"
+    onnx.save(model, path)
+    together = run(tmp_path / "windows", "--target", "vllm-qaic", "-n")
+    assert together.err.count("warning KV606") == 1
+    alone = run(tmp_path / "windows", "--target", "vllm-qaic", "-n", "--no-set")
+    assert alone.err.count("warning KV606") == 0
+
+
+def test_a_finding_is_told_of_the_window_that_it_is_about(tmp_path: Path, run) -> None:
+    shutil.copytree(FIXTURES / "plain" / "windows", tmp_path / "windows")
+    (path,) = (tmp_path / "windows" / "layer_1_2").glob("*.onnx")
+    model = onnx.load(path, load_external_data=False)
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name.startswith("past_"):
+            value.type.tensor_type.elem_type = onnx.TensorProto.BFLOAT16
+    onnx.save(model, path)
+    outcome = run(tmp_path / "windows", "--target", "vllm-qaic", "-n", "--format", "json")
+    models = json.loads(outcome.out)["models"]
+    said = [[f["code"] for f in model["findings"] if f["code"] == "KV610"] for model in models]
+    assert said == [[], ["KV610"], []]
+
+
+def test_a_merge_is_judged_alone_and_one_on_its_way_to_it_is_not(tmp_path: Path, run) -> None:
+    halfway = layerwise.window(1, 3)
+    halfway.graph.output[0].name = halfway.graph.node[-1].output[0] = "hidden"
+    saved(halfway, tmp_path / "merged_1-3.onnx")
+    saved(layerwise.window(0, 3), tmp_path / "merged_0-3.onnx")
+    assert run(tmp_path, "--target", "vllm-qaic", "-n", "-q").code == 0
+    (tmp_path / "merged_0-3.onnx").unlink()
+    assert "error KV604" in run(tmp_path, "--target", "vllm-qaic", "-n", "-q").err
+
+
+def test_an_encoder_beside_its_decoder_is_nothing_to_the_consumer(tmp_path: Path, run) -> None:
+    outcome = run(FIXTURES / "plain" / "vlm_dual", "--target", "vllm-qaic", "-d", tmp_path / "out")
+    assert outcome.code == 0
+
+
+def test_a_model_that_cannot_be_read_is_told_as_such(decoder: Path, tmp_path: Path, run) -> None:
+    (tmp_path / "broken.onnx").write_bytes(b"text")
+    outcome = run(decoder, tmp_path / "broken.onnx", "--target", "vllm-qaic")
+    assert outcome.code == 2
+    assert "KV6" not in outcome.err
+
+
+def test_one_buffer_in_two_scopes_is_refused(tmp_path: Path) -> None:
+    model = onnx.load(FIXTURES / "plain" / "decoder.onnx")
+    names = [value.name for value in (*model.graph.input, *model.graph.output)]
+    for old in (name for name in names if ".1" in name):
+        new = "other/" + old.replace(".1", ".0")
+        for value in (*model.graph.input, *model.graph.output):
+            value.name = new if value.name == old else value.name
+        for node in model.graph.node:
+            node.input[:] = [new if name == old else name for name in node.input]
+            node.output[:] = [new if name == old else name for name in node.output]
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    before = path.read_bytes()
+    with pytest.raises(ModelError, match="has two buffers for key of layer 0"):
+        rename_set([Job(path, path)], Wish("vllmKvCache"), load_rules(), TARGETED)
+    assert path.read_bytes() == before
+
+
+def test_the_library_checks_for_a_target_as_well(decoder: Path) -> None:
+    report = rename_set(find([decoder]), Wish("VLLM"), load_rules(), TARGETED)
+    assert [finding.code for finding in report.findings] == ["KV601"]
+    report = rename_set(find([decoder]), Wish("vllmKvCache"), load_rules(), TARGETED)
+    assert report.exit_code() == 0
