@@ -38,11 +38,19 @@ class Words(NamedTuple):
 
 
 WORDS = Words(
-    windows=MappingProxyType({"sliding_window": ("sliding_window", "sliding_window_mla")}),
+    windows=MappingProxyType(
+        {
+            "sliding_window": ("sliding_window", "sliding_window_mla"),
+            "chunk_ctx_len": ("chunked_local_attention", "unknown"),
+        }
+    ),
     named=MappingProxyType({"mla": "mla_attention", "linear": "mamba", "cross": "cross_attention"}),
     derived="_dim_",
 )
-"""QEfficient's words; those of torch.onnx for a symbol that it derived."""
+"""QEfficient's words, as ``get_onnx_dynamic_axes`` of its gemma3, gpt_oss and llama4 has them.
+
+What is derived is torch.onnx's. vLLM has no MLA with chunks.
+"""
 
 
 def kind_of(pair: Pair, layer: Iterable[Pair], words: Words = WORDS) -> Kind:

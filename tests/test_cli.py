@@ -57,7 +57,7 @@ MISTAKES = pytest.mark.parametrize(
         ((MODEL, "--prefix", "a\nb\x1b"), r"the token 'a\nb\x1b' may hold ASCII"),
         ((MODEL, "--prefx", "VLLM"), "--prefx"),
         ((MODEL, *V, "--format", "xml"), "'xml' is not one of"),
-        ((MODEL, *V, "--profile", "nobody"), "no profile is called nobody (there are: qeff)"),
+        ((MODEL, *V, "--profile", "nobody"), "no profile is called nobody (there are: qeff, whisper)"),
         ((MODEL, *V, "--rules", "none.toml"), "none.toml: no such file"),
         ((MODEL, *V, "--rules", "rules.toml"), "rules.toml: not TOML"),
         ((MODEL, *V, "--rules", "lossy.toml"), "the input_name template makes 'past_key.0_VLLM'"),

@@ -89,7 +89,7 @@ MISTAKES = pytest.mark.parametrize(
         ((MODEL, "--nonsense"), "--nonsense"),
         ((MODEL, "--prefix", "VLLM"), "--prefix"),
         ((MODEL, "--format", "xml"), "'xml' is not one of 'text', 'json'"),
-        ((MODEL, "--profile", "nobody"), "no profile is called nobody (there are: qeff)"),
+        ((MODEL, "--profile", "nobody"), "no profile is called nobody (there are: qeff, whisper)"),
         ((MODEL, "--rules", "none.toml"), "none.toml: no such file"),
         ((MODEL, "--rules", "text.onnx"), "text.onnx: not TOML"),
         (("decodr.onnx",), "decodr.onnx: no such file (did you mean decoder.onnx?)"),

@@ -131,7 +131,7 @@ MISTAKES = pytest.mark.parametrize(
         ((MODEL, "--format", "xml"), "'xml' is not one of"),
         ((MODEL, "--nonsense"), "--nonsense"),
         ((MODEL, "-o", "x.onnx"), "-o"),
-        ((MODEL, "--profile", "nobody"), "no profile is called nobody (there are: qeff)"),
+        ((MODEL, "--profile", "nobody"), "no profile is called nobody (there are: qeff, whisper)"),
         ((MODEL, "--rules", "none.toml"), "none.toml: no such file"),
         (("decodr.onnx",), "decodr.onnx: no such file (did you mean decoder.onnx?)"),
         (("text.onnx",), "text.onnx: is a text file, not an ONNX model"),

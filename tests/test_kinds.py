@@ -40,6 +40,7 @@ def told(*inputs: str, outputs: tuple[str, ...] = ()) -> list[str]:
         ("batch_size,ctx_len,128", "full_attention"),  # GPTBigCode: all heads in one axis
         ("batch_size,2,sliding_window,4", "sliding_window"),
         ("1,2,sliding_window,4", "sliding_window"),
+        ("full_batch_size,8,chunk_ctx_len,128", "chunked_local_attention"),
     ],
 )
 def test_attention_has_a_context_axis(shape: str, kind: str) -> None:

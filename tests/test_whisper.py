@@ -1,0 +1,94 @@
+"""Whisper has two caches in every layer, and a profile of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx.helper
+import pytest
+from models import info, node, saved
+from onnx import ModelProto, TensorProto
+
+BUFFERS = ("past_key_self", "past_value_self", "past_key_cross", "past_value_cross")
+
+
+def whisper(layers: int) -> ModelProto:
+    """A decoder that writes what it heard into one cache, and keeps the other."""
+    frames = info("feature_len", 1, dtype=TensorProto.BOOL)
+    inputs, outputs, nodes = [info("x", 1, 2, 1, 4), frames], [info("logits", 1, 2, 1, 4)], []
+    for layer in range(layers):
+        for name in BUFFERS:
+            axis = "encoder_ctx_len" if name.endswith("cross") else "decoder_ctx_len"
+            given, kept = f"{name}.{layer}", f"{name}.{layer}_RetainedState"
+            inputs.append(info(given, "batch_size", 2, axis, 4))
+            outputs.append(info(kept, "batch_size", 2, axis, 4))
+            written = f"written_{name}_{layer}"
+            nodes.append(node("Add", [given, "x"], [written]))
+            nodes.append(node("Where", ["feature_len", given, written], [kept]))
+    nodes.append(node("Neg", ["x"], ["logits"]))
+    graph = onnx.helper.make_graph(nodes, "whisper", inputs, outputs)
+    opset = [onnx.helper.make_opsetid("", 17)]
+    return onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return saved(whisper(2), tmp_path / "whisper.onnx")
+
+
+def names(path: Path) -> list[str]:
+    graph = onnx.load(path).graph
+    return [value.name for value in (*graph.input, *graph.output) if "past_" in value.name]
+
+
+def test_the_profile_renames_both_caches_and_back(model: Path, run) -> None:
+    before = model.read_bytes()
+    assert run(model, "--prefix", "VLLM", "--profile", "whisper", "--verify").code == 0
+    assert len(names(model)) == 16
+    assert "past_value_cross.1_VLLM_RetainedState" in names(model)
+    assert all("_VLLM" in name for name in names(model))
+    assert run(model, "--strip", "--profile", "whisper").code == 0
+    assert model.read_bytes() == before
+
+
+def test_a_layer_with_one_of_the_two_is_not_whole(model: Path, run) -> None:
+    changed = onnx.load(model)
+    for values in (changed.graph.input, changed.graph.output):
+        del values[[v.name.startswith("past_value_cross.1") for v in values].index(True)]
+    model.write_bytes(changed.SerializeToString())
+    outcome = run(model, "--prefix", "VLLM", "--profile", "whisper", "--check")
+    assert "KV108: past_key_cross.1 stands alone: layer 1 has no past_value_cross" in outcome.err
+
+
+def test_other_profiles_leave_it_alone_and_say_so(model: Path, run) -> None:
+    outcome = run(model, "--prefix", "VLLM", "--check")
+    assert outcome.code == 1
+    assert "warning KV111: past_key_self.0_RetainedState is a retained state" in outcome.err
+
+
+def test_what_a_layer_holds_of_the_encoder_is_cross_attention(model: Path, run) -> None:
+    sizes = ("--dim", "decoder_ctx_len=448", "--dim", "encoder_ctx_len=1500")
+    outcome = run("manifest", model, "--profile", "whisper", *sizes)
+    assert outcome.code == 0
+    found = json.loads(outcome.out)
+    kinds = {buffer["part"]: buffer["kind"] for buffer in found["buffers"]}
+    assert kinds == {
+        "key_self": "full_attention",
+        "value_self": "full_attention",
+        "key_cross": "cross_attention",
+        "value_cross": "cross_attention",
+    }
+    # Two layers, key and value, two heads of four floats.
+    assert found["totals"]["sequence_bytes"] == 2 * 2 * 2 * 4 * 4 * (448 + 1500)
+
+
+def test_vllm_takes_the_two_caches_of_a_layer_as_two(model: Path, run) -> None:
+    options = ("--profile", "whisper", "--block-size", "16")
+    outcome = run("manifest", model, *options)
+    assert outcome.code == 0
+    groups = json.loads(outcome.out)["vllm"]["groupings"][0]["groups"]
+    assert [(group["kind"], group["layers"]) for group in groups] == [
+        ("full_attention", [0, 1]),
+        ("cross_attention", [0, 1]),
+    ]
