@@ -3,6 +3,7 @@
 After vLLM 0.24.0: ``v1/core/kv_cache_utils.py`` (``get_kv_cache_config_from_groups``,
 ``_use_packed_kv_cache_config``, ``_get_kv_cache_config_packed``),
 ``v1/worker/kv_connector_model_runner_mixin.py`` (``use_uniform_kv_cache``),
+``prefer_cross_layer_blocks`` of the NIXL and the offloading connector,
 ``distributed/kv_transfer/kv_connector/v1/offloading/worker.py`` (``CanonicalKVCaches``); and
 vllm-project/vllm#37885, which 0.24.0 does not have.
 """
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from onnxkvrename.grouping import Grouping
 from onnxkvrename.nixl import Transfer, blocks_of, moved
-from onnxkvrename.pages import Condition, State
+from onnxkvrename.pages import MLA, Condition, State
 from onnxkvrename.uniformity import Group
 
 
@@ -63,8 +64,9 @@ class Arrangement(NamedTuple):
     """A way of putting the pages of groups into memory.
 
     ``grouping`` is the number of the grouping that it goes by; ``padding_share``
-    the part of a block that holds nothing, over one block of each group. What is
-    not known is ``None``, and of what is not possible nothing is said.
+    the part of a block that holds nothing, over one block of each group. ``default`` says
+    that vLLM takes it unless something asks for another. What is not known is ``None``,
+    and of what is not possible nothing is said.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Arrangement(NamedTuple):
     placements: tuple[Placement, ...] = ()
     canonical: Canonical | None = None
     transfers: tuple[Transfer, ...] = ()
+    default: bool = False
 
 
 def state_of(conditions: Iterable[Condition]) -> State:
@@ -98,11 +101,14 @@ def arrangements(grouping: Grouping, tokens: tuple[int, ...]) -> tuple[Arrangeme
     """What 0.24 can make of the groups, each with its conditions."""
     if not grouping.groups:
         return ()
+    unpacked = _unpacked(grouping, tokens)
+    packed = _packed(grouping, tokens)
+    possible = unpacked.state != "not met"
     return (
-        _unpacked(grouping, tokens),
+        unpacked._replace(default=possible),
         _cross_layers(grouping, tokens),
         _canonical(grouping),
-        _packed(grouping, tokens),
+        packed._replace(default=not possible),
     )
 
 
@@ -126,15 +132,22 @@ def _unpacked(grouping: Grouping, tokens: tuple[int, ...]) -> Arrangement:
     ]
     if len(grouping.groups) > 1 and not always:
         conditions.append(requires("flag", "enable_cross_layers_blocks is not set"))
+    if grouping.way == "uniform_spec" and _all_attention(grouping.groups):
+        conditions.append(requires("connector", "there is none, or what cross_layers needs fails"))
     placements = tuple(_places(grouping)) if not always else ()
     return _arrangement("unpacked", grouping, conditions, placements, None, tokens)
 
 
 def _cross_layers(grouping: Grouping, tokens: tuple[int, ...]) -> Arrangement:
-    """All layers of the only group in one block."""
+    """All layers of the only group in one block; NIXL takes none of MLA's backends."""
     groups = grouping.groups
     one = grouping.way == "uniform_spec"
-    attention = all(spec.kind != "mamba" for group in groups for spec in group.specs)
+    attention = _all_attention(groups)
+    mla = any(spec.kind in MLA for group in groups for spec in group.specs)
+    nixl = (
+        "NIXL with enable_cross_layers_blocks, layout HND and FLASH_ATTN, FLASHINFER or TRITON_ATTN"
+    )
+    asks = "offloading, but not NIXL, which has no MLA here" if mla else f"{nixl}; or offloading"
     conditions = (
         judged(
             "one group",
@@ -143,22 +156,19 @@ def _cross_layers(grouping: Grouping, tokens: tuple[int, ...]) -> Arrangement:
             otherwise="vLLM 0.24 takes one group with one spec only",
         ),
         judged("attention", attention, "all groups are attention", otherwise="there are states"),
-        requires(
-            "connector",
-            "it prefers cross-layer blocks: NIXL with enable_cross_layers_blocks, layout HND"
-            " and FLASH_ATTN, FLASHINFER or TRITON_ATTN; or offloading",
-        ),
+        requires("connector", f"it prefers cross-layer blocks: {asks}"),
         requires("block stride indexing", "the backend's indexes_kv_by_block_stride"),
     )
     stride = sum(group.bytes_per_block for group in groups) if one else None
     placements = _side_by_side(grouping) if one else ()
-    return _arrangement("cross_layers", grouping, conditions, placements, stride, tokens)
+    moved_for = () if mla else tokens
+    return _arrangement("cross_layers", grouping, conditions, placements, stride, moved_for)
 
 
 def _canonical(grouping: Grouping) -> Arrangement:
     """One block for the places of all groups, as proposed for hybrids of attention."""
     groups, page = grouping.groups, grouping.uniform_page_size
-    attention = all(spec.kind != "mamba" for group in groups for spec in group.specs)
+    attention = _all_attention(groups)
     equal = page is not None and not any(group.mixed for group in groups)
     conditions = (
         requires("version", "a vLLM with vllm-project/vllm#37885: 0.24.0 is without"),
@@ -189,7 +199,6 @@ def _packed(grouping: Grouping, tokens: tuple[int, ...]) -> Arrangement:
     """One block for the places of all groups, by page size and place."""
     groups = grouping.groups
     always = grouping.way == "uniform_groups"
-    states = any(spec.kind == "mamba" for group in groups for spec in group.specs)
     gate = (
         Condition("flag", "met", "all groups have pages of several sizes: packed always")
         if always
@@ -205,7 +214,7 @@ def _packed(grouping: Grouping, tokens: tuple[int, ...]) -> Arrangement:
         gate,
         judged(
             "attention",
-            not states,
+            _all_attention(groups),
             "all groups are attention",
             otherwise="there are states: neither NIXL nor offloading takes them packed",
         ),
@@ -215,6 +224,10 @@ def _packed(grouping: Grouping, tokens: tuple[int, ...]) -> Arrangement:
     stride = _packed_stride(groups) if found else None
     placements = _slots(grouping, stride) if stride is not None else ()
     return _arrangement("packed", grouping, conditions, placements, stride, tokens)
+
+
+def _all_attention(groups: Iterable[Group]) -> bool:
+    return all(spec.kind != "mamba" for group in groups for spec in group.specs)
 
 
 def _arrangement(

@@ -9,11 +9,14 @@ from typing import Any, Literal, NamedTuple
 from onnxkvrename import (
     checking,
     externaldata,
+    layouts,
     messages,
     onnxfile,
     places,
     planning,
+    stamps,
     weighing,
+    windows,
 )
 from onnxkvrename.checking import Finding
 from onnxkvrename.errors import KvRenameError, RulesError
@@ -66,6 +69,16 @@ class Group(NamedTuple):
     layers: tuple[int, ...]
 
 
+class Stamp(NamedTuple):
+    """The digest of a layout that a model carries, and whether its graph has that layout.
+
+    Of a window that is not known: the stamp is its set's.
+    """
+
+    digest: str
+    holds: bool | None
+
+
 class Anatomy(NamedTuple):
     """What is in one model; of one that cannot be read only ``path`` and ``error``.
 
@@ -85,6 +98,7 @@ class Anatomy(NamedTuple):
     kept: tuple[Kept, ...] = ()
     findings: tuple[Finding, ...] = ()
     error: KvRenameError | None = None
+    stamp: Stamp | None = None
 
     @property
     def external(self) -> int:
@@ -128,7 +142,8 @@ def dissect(model: Model, rules: Rules) -> Anatomy:
     survey = places.survey(model.source, {*carried, *plan.names.values()})
     uses = survey.uses(plan.names)
     files, faults = _data(survey.references, model.file.path)
-    findings = (*checking.check(model.signature, plan, uses), *faults)
+    stamp, void = _stamp(model, plan, rules)
+    findings = (*checking.check(model.signature, plan, uses), *faults, *void)
     return Anatomy(
         path=str(model.file.path),
         size=model.file.size,
@@ -140,6 +155,7 @@ def dissect(model: Model, rules: Rules) -> Anatomy:
         names=len(carried),
         kept=plan.kept,
         findings=findings,
+        stamp=stamp,
     )
 
 
@@ -165,6 +181,17 @@ def exit_code(found: Iterable[Anatomy]) -> int:
     if any(model.error is not None for model in models):
         return 2
     return int(any(model.failed for model in models))
+
+
+def _stamp(model: Model, plan: Plan, rules: Rules) -> tuple[Stamp | None, tuple[Finding, ...]]:
+    """The stamp of a model, and KV621 where it does not hold."""
+    digest, path = stamps.read(model.source), model.file.path
+    if digest is None:
+        return None, ()
+    if windows.is_window(path.as_posix(), rules):
+        return Stamp(digest, None), ()
+    void = layouts.void_stamp(layouts.Source(str(path), model.signature, plan), digest)
+    return Stamp(digest, void is None), () if void is None else (void,)
 
 
 def _broken(plan: Plan, findings: Iterable[Finding]) -> frozenset[str]:
@@ -261,6 +288,9 @@ def as_dict(anatomy: Anatomy) -> dict[str, Any]:
         "layers": list(anatomy.layers),
         "tokens": [{"token": token, "names": count} for token, count in anatomy.tokens],
         "names": anatomy.names,
+        "stamp": None
+        if anatomy.stamp is None
+        else {"kv_layout_sha256": anatomy.stamp.digest, "holds": anatomy.stamp.holds},
         "buffers": [buffer._asdict() for buffer in anatomy.buffers],
         "kept": [kept._asdict() for kept in anatomy.kept],
         "findings": [found._asdict() for found in anatomy.findings],

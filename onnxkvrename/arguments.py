@@ -90,15 +90,21 @@ def dims(text: str) -> Decorator:
 
 
 def sizes(given: Sequence[str]) -> dict[str, int]:
-    """What ``--dim`` says. Raises :class:`click.UsageError` for another form."""
-    return dict(map(_size, given))
+    """What ``--dim`` says. Raises :class:`click.UsageError` for another form, and for two sizes."""
+    found: dict[str, int] = {}
+    for text in given:
+        symbol, size = _size(text)
+        if found.setdefault(symbol, size) != size:
+            raise click.UsageError(f"--dim {symbol} is given as {found[symbol]} and as {size}")
+    return found
 
 
 def _size(text: str) -> tuple[str, int]:
     symbol, _, size = text.rpartition("=")
-    known = symbol and size.isascii() and size.isdigit() and len(size) <= 10
-    if not known or not 0 < int(size) < 1 << 31:
+    if not symbol or not size.lstrip("-").isdecimal() or not size.isascii():
         raise click.UsageError(f"--dim {text!r}: say SYMBOL=SIZE, for example ctx_len=32")
+    if len(size) > 10 or not 0 < int(size) < 1 << 31:
+        raise click.UsageError(f"--dim {text!r}: a size is 1 or more, and less than 2^31")
     return symbol, int(size)
 
 

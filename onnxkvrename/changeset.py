@@ -280,8 +280,22 @@ def _remove(directory: Path) -> None:
 def write_file(output: Path, data: bytes, *, force: bool) -> None:
     """Write one file, whole or not at all.
 
-    Raises :class:`WriteError` for a directory, and for what is there already; ``force``
-    replaces that, if it is a plain file or a link to one.
+    Raises :class:`WriteError` as :func:`check_place` does.
+    """
+    check_place(output, force=force)
+    with Changeset() as changes:
+        with Draft(Path(os.path.abspath(output)), output) as draft:
+            draft.write(data)
+            draft.share()
+            staged = draft.finish(replace=force)
+        changes.place([staged], final=True)
+
+
+def check_place(output: Path, *, force: bool) -> None:
+    """Raise :class:`WriteError` where a file cannot be written.
+
+    That is in the place of a directory, in a directory that takes none, and for what is there
+    already; ``force`` replaces that, if it is a plain file or a link to one.
     """
     if os.path.isdir(output):
         raise WriteError("is a directory", path=str(output))
@@ -289,9 +303,5 @@ def write_file(output: Path, data: bytes, *, force: bool) -> None:
         raise WriteError("is there already", path=str(output), hint="--force replaces it")
     if os.path.exists(output) and not os.path.isfile(output):
         raise WriteError("is there already, and no plain file", path=str(output))
-    with Changeset() as changes:
-        with Draft(Path(os.path.abspath(output)), output) as draft:
-            draft.write(data)
-            draft.share()
-            staged = draft.finish(replace=force)
-        changes.place([staged], final=True)
+    with Draft(Path(os.path.abspath(output)), output):
+        pass  # it could be begun

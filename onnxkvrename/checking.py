@@ -72,6 +72,7 @@ CODES: Mapping[str, tuple[Severity, str]] = {
     "KV619": ("error", "heads or states that do not divide by tensor parallelism"),
     "KV620": ("error", "layers of a draft model on one side only"),
     "KV621": ("error", "the layout's stamp in a model is not that of its graph"),
+    "KV622": ("error", "a layer that vLLM would refuse, or has no cache for"),
 }
 """Severity and meaning of every code; the table in the README is made from this."""
 

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib import import_module
 from itertools import pairwise
 from types import FrameType
@@ -22,6 +22,7 @@ INTERRUPTED = 130
 FORMATS = ("json", "github", "text")
 COMMANDS = ("rename", "verify", "inspect", "custom-io", "manifest", "check-consumer", "compare")
 """The first is what is meant when none is named; others are loaded when they are."""
+_HELP = {"-h", "--help", "-V", "--version"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     called = "onnxkvrename" if name == COMMANDS[0] else f"onnxkvrename {name}"
     try:
         _check_command(args)
-        with _told_to_stop():
+        with _told_to_stop(), _helping(args):
             code = _module(name).command.main(args, prog_name=called, standalone_mode=False)
         return int(code or 0)
     except click.ClickException as error:
@@ -53,9 +54,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _failed(name, args, fault)
 
 
+def _helping(args: Sequence[str]) -> AbstractContextManager[None]:
+    """What click itself answers can fail as any answer can."""
+    return console.answering() if _HELP & set(args) else nullcontext()
+
+
 def _check_command(args: Sequence[str]) -> None:
     """Raise :class:`KvRenameError` for a first word that is a command misspelt, and no file."""
-    if not args or not args[0].isalpha() or os.path.lexists(args[0]):
+    if not args or not args[0].replace("-", "").isalpha() or args[0].startswith("-"):
+        return
+    if os.path.lexists(args[0]):
         return
     import difflib
 
@@ -72,7 +80,7 @@ def _module(name: str) -> Any:
 
 def _failed(name: str, args: Sequence[str], fault: KvRenameError, code: int = 2) -> int:
     try:
-        form = _form(name, args)
+        form = _form(args)
         if form == "json":
             console.say([_module(name).failed(code, fault)])
         elif form == "github":
@@ -86,13 +94,11 @@ def _failed(name: str, args: Sequence[str], fault: KvRenameError, code: int = 2)
     return code
 
 
-def _form(name: str, args: Sequence[str]) -> str:
-    """The form of the answer, though the options could not all be understood."""
+def _form(args: Sequence[str]) -> str:
+    """The form that is asked for in so many words, though not all options could be understood."""
     asked = [text.partition("=")[2] for text in args if text.startswith("--format=")]
     asked += [text for option, text in pairwise(args) if option == "--format"]
-    given = next((form for form in FORMATS if form in asked), None)
-    options = _module(name).command.params if given is None else ()
-    return given or next((option.default for option in options if option.name == "form"), "")
+    return next((form for form in FORMATS if form in asked), "")
 
 
 @contextmanager

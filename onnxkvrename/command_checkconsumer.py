@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from onnxkvrename import (
     console,
     consuming,
     gathering,
+    ledger,
     reporting,
     rulesfile,
     selectors,
@@ -140,26 +140,23 @@ def _answer(checked: Checked, given: dict[str, Any], code: int) -> None:
         if checked.selectors is not None:
             console.say(f"{s.kind} {s.side} {s.expression}" for s in checked.selectors)
         elif not given["quiet"]:
-            console.say([f"{_called(checked.layout)}: {_verdict(checked)}"])
+            console.say([f"{ledger.called(_models(checked))}: {_verdict(checked)}"])
             if given["verbose"]:
                 console.say(_slots(checked))
 
 
-def _called(layout: Layout) -> str:
-    """What to call a model, or all models of a set."""
-    if len(layout.models) < 2:
-        return reporting.show(layout.models[0]) if layout.models else "no model"
-    directory = os.path.commonpath(layout.models) or "."
-    return f"{reporting.show(directory)} ({len(layout.models)} models)"
+def _models(checked: Checked) -> tuple[str, ...]:
+    """What the verdict is about: the models of the layout, or all, where none has a buffer."""
+    return checked.layout.models or tuple(report.path for report in checked.reports)
 
 
 def _verdict(checked: Checked) -> str:
     """What becomes of the buffers, in a few words."""
     target, layout, chosen = checked.target, checked.layout, checked.selection
-    if checked.failed:
-        return f"{target.name} cannot take it"
     if not layout.buffers:
         return "no KV buffer in it"
+    if checked.failed:
+        return f"{target.name} cannot take it"
     count = len(consuming.families(layout, chosen.inputs))
     alike = f"hybrid: {count} shapes or dtypes" if count > 1 else "all alike"
     layers = reporting.ranges(layout.layers)
@@ -180,7 +177,7 @@ def _github(checked: Checked, *, quiet: bool) -> Iterator[str]:
             said = f"{one.kind} {one.side} {one.expression}"
             yield reporting.command("notice", {"title": "selectors"}, said)
     elif not quiet:
-        title = {"file": next(iter(checked.layout.models), ""), "title": "check-consumer"}
+        title = {"file": _models(checked)[0], "title": "check-consumer"}
         yield reporting.command("notice", title, _verdict(checked))
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from onnxkvrename import (
+    accounts,
     arguments,
-    checking,
     console,
     gathering,
     handoff,
@@ -23,10 +23,12 @@ from onnxkvrename import (
     targets,
 )
 from onnxkvrename.arguments import AnyPath
+from onnxkvrename.checking import Finding
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.gathering import Gathered, Known
 from onnxkvrename.handoff import HandOff
 from onnxkvrename.layouts import Layout
+from onnxkvrename.results import ModelReport
 from onnxkvrename.rules import Rules
 from onnxkvrename.sharding import Parallel
 
@@ -66,6 +68,7 @@ from onnxkvrename.sharding import Parallel
 @arguments.rules()
 @arguments.form()
 @arguments.quiet()
+@click.option("-v", "--verbose", is_flag=True, help="Show every finding.")
 def command(**given: Any) -> int:
     """Say whether decode will find prefill's KV buffers where it looks for them.
 
@@ -77,10 +80,16 @@ def command(**given: Any) -> int:
     rules = rulesfile.load(given["profile"], given["rules"])
     ranks = _ranks(given["tp"])
     prefill, decode = _both(given, rules)
+    mine, theirs = (
+        sides.side(label, one.layout, target, rules)._replace(
+            path=str(given[label]), broken=_broken(one)
+        )
+        for label, one in (("prefill", prefill), ("decode", decode))
+    )
     try:
         found = handoff.compare(
-            sides.side("prefill", prefill.layout, target, rules),
-            sides.side("decode", decode.layout, target, rules),
+            mine,
+            theirs,
             target,
             ranks=ranks,
             whole=given["full_transfer"],
@@ -95,7 +104,15 @@ def command(**given: Any) -> int:
 
 def failed(code: int, fault: KvRenameError) -> str:
     """The JSON document of a job that could not be done."""
-    return outlook.as_json(None, code, fault)
+    return accounts.as_json(None, code, fault)
+
+
+def _broken(side: Gathered) -> Finding | None:
+    """What is wrong with the models of a side themselves: what is missing is told otherwise."""
+    found = (one for report in side.reports for one in report.findings)
+    return next(
+        (one for one in found if one.severity == "error" and "KV001" < one.code < "KV600"), None
+    )
 
 
 def _ranks(text: str | None) -> Parallel | None:
@@ -112,10 +129,7 @@ def _both(given: Mapping[str, Any], rules: Rules) -> tuple[Gathered, Gathered]:
     found = [gathering.side(given[label], rules) for label in ("prefill", "decode")]
     shared = arguments.sizes(given["dims"])
     symbols = {symbol for one in found for symbol in one.layout.symbols}
-    strange = [symbol for symbol in shared if symbol not in symbols]
-    if strange and symbols:
-        listed = checking.listed(sorted(symbols))
-        raise KvRenameError(f"--dim {strange[0]}: no buffer has that dimension, but {listed}")
+    gathering.check_sizes(shared, sorted(symbols))
     sized = []
     for label, one in zip(("prefill", "decode"), found, strict=True):
         own = arguments.sizes(given[f"{label}_dim"])
@@ -131,12 +145,7 @@ def _known(
     given: Mapping[str, Any],
     label: str,
 ) -> Layout:
-    strange = [symbol for symbol in own if symbol not in layout.symbols]
-    if strange:
-        raise KvRenameError(
-            f"--{label}-dim {strange[0]}: no buffer has that dimension, "
-            f"but {checking.listed(layout.symbols)}"
-        )
+    gathering.check_sizes(own, layout.symbols, f"--{label}-dim")
     there = {symbol: size for symbol, size in sizes.items() if symbol in layout.symbols}
     return gathering.with_known(layout, Known(there, given["specializations"], given["custom_io"]))
 
@@ -147,9 +156,9 @@ def _answer(
     with console.answering():
         if given["form"] == "json":
             reports = (both[0].reports, both[1].reports)
-            console.say([outlook.as_json(found, code, reports=reports)])
+            console.say([accounts.as_json(found, code, reports=reports)])
             return
-        models = [one for side in both for one in side.reports if one.failed]
+        models = _failed_models(both)
         if given["form"] == "github":
             decode = outlook.report(found, both=False)
             for one in (*models, decode):
@@ -160,11 +169,19 @@ def _answer(
             return
         if not given["quiet"]:
             console.say([_verdict(found)])
-            console.say(_table(found))
+            if all(side.layout.buffers for side in both):
+                console.say(_table(found))
+                console.say(outlook.prompts(found))
             console.say(outlook.notes(found))
         color = console.color(sys.stderr)
         for one in (*models, outlook.report(found, both=True)):
-            console.say(reporting.findings(one, color=color, verbose=False), err=True)
+            console.say(reporting.findings(one, color=color, verbose=given["verbose"]), err=True)
+
+
+def _failed_models(both: tuple[Gathered, Gathered]) -> list[ModelReport]:
+    """Each model that is broken, once; a side without buffers is told as such."""
+    told = (side if side.layout.buffers else side.without("KV001") for side in both)
+    return [*dict.fromkeys(one for side in told for one in side.reports if one.failed)]
 
 
 def _verdict(found: HandOff) -> str:
@@ -177,7 +194,7 @@ def _verdict(found: HandOff) -> str:
 def _table(found: HandOff) -> Iterator[str]:
     """The table: plain lines where it is piped, drawn on a terminal."""
     if not console.terminal(sys.stdout):
-        yield from outlook.lines(found)
+        yield from outlook.lines(found, color=console.color(sys.stdout))
         return
     from rich.console import Console
     from rich.table import Table
@@ -188,8 +205,7 @@ def _table(found: HandOff) -> Iterator[str]:
     for head in outlook.heads(found):
         table.add_column(head.lower(), overflow="fold")
     for *cells, state in outlook.rows(found):
-        style = "green" if state == "ok" else "red"
-        table.add_row(*map(Text, cells), Text(state, style=style))
+        table.add_row(*map(Text, cells), Text(state, style=outlook.state_color(state)))
     with paper.capture() as drawn:
         paper.print(table)
     yield from (line.rstrip(" ") for line in drawn.get().splitlines())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import click
 from onnxkvrename import (
     arguments,
     changeset,
+    checking,
     console,
     discovery,
     forecast,
@@ -31,8 +33,10 @@ from onnxkvrename.gathering import Gathered, Known
 from onnxkvrename.layouts import Layout
 from onnxkvrename.pages import ERAS, Asked
 from onnxkvrename.projecting import Projection
-from onnxkvrename.results import Job, Options
+from onnxkvrename.results import Job, ModelReport, Options
 from onnxkvrename.rules import Rules
+
+_COMPILED = {"--dim": "dims", "--specializations": "specializations", "--custom-io": "custom_io"}
 
 
 class _Made(NamedTuple):
@@ -98,6 +102,8 @@ class _Made(NamedTuple):
 @arguments.profile()
 @arguments.rules()
 @arguments.form("json", "text", default="json")
+@arguments.quiet()
+@click.option("-v", "--verbose", is_flag=True, help="Show every finding.")
 def command(**given: Any) -> int:
     """Write down what the KV buffers of a model are: layers, kinds, dtypes, shapes, bytes.
 
@@ -110,22 +116,23 @@ def command(**given: Any) -> int:
     _check_projection(given)
     known = Known(arguments.sizes(given["dims"]), given["specializations"], given["custom_io"])
     if given["stamp"] and known != Known():
-        raise click.UsageError(
-            "--stamp is of the graph alone: leave out what a compile makes of it"
-        )
+        told = checking.listed([option for option, name in _COMPILED.items() if given[name]])
+        raise click.UsageError(f"--stamp is of the graph alone: leave out {told}")
     rules = rulesfile.load(given["profile"], given["rules"])
     found = gathering.gather(given["models"], rules, known, strict=given["strict"])
+    output = None if str(given["output"]) == "-" else given["output"]
+    if output is not None:
+        _check_output(output, given)
     if given["stamp"]:
-        found = _stamped(found, rules, force=given["force"])
+        found = _stamped(found, rules, force=given["force"], quiet=given["quiet"])
     vllm = _projection(found.layout, given)
     if vllm is not None:
         found = found.with_findings(projecting.findings(vllm))
     made = _Made(found, vllm, int(found.failed))
     text = _text(made, given["form"])
-    output = None if str(given["output"]) == "-" else given["output"]
     if output is not None:
-        _write(output, text, given)
-    _answer(made, text, output, drawn=given["form"] == "text" and console.terminal(sys.stdout))
+        changeset.write_file(output, f"{text}\n".encode(), force=given["force"])
+    _answer(made, text, output, given)
     return made.code
 
 
@@ -148,7 +155,7 @@ def _projection(layout: Layout, given: Mapping[str, Any]) -> Projection | None:
     return projecting.project(layout, Asked(given["block_size"], tp, era, given["tokens"]))
 
 
-def _stamped(found: Gathered, rules: Rules, *, force: bool) -> Gathered:
+def _stamped(found: Gathered, rules: Rules, *, force: bool, quiet: bool) -> Gathered:
     """The same with the digest in its models, unless something else is wrong with them.
 
     Raises the first :class:`KvRenameError` of a model that cannot be written; then none is.
@@ -159,13 +166,32 @@ def _stamped(found: Gathered, rules: Rules, *, force: bool) -> Gathered:
     digest = layouts.digest(found.layout)
     reports = [report for report in found.reports if report.path in found.layout.models]
     jobs = [Job(Path(report.path), Path(report.path)) for report in reports]
-    done = running.stamp_set(jobs, reports, digest, rules, Options(force=force))
+    try:
+        done = running.stamp_set(jobs, reports, digest, rules, Options(force=force))
+    except KvRenameError as error:
+        raise _here(error) from None
     for report in done.models:
         if report.error is not None:
-            raise report.error
-    with console.answering():
-        console.say(reporting.states(done, look=False), err=True)
+            raise _here(report.error)
+    if not quiet:
+        with console.answering():
+            console.say(map(_stamp_line, done.models), err=True)
     return found._replace(stamp=digest)
+
+
+def _here(error: KvRenameError) -> KvRenameError:
+    """The error, without the hint to write elsewhere: a stamp is for the file as it stands."""
+    hint = error.hint or ""
+    if "elsewhere" not in hint:
+        return error
+    parts = (part.removeprefix("or ") for part in re.split("; |, ", hint))
+    kept = [part for part in parts if "elsewhere" not in part]
+    return WriteError(error.message, path=error.path, hint="; ".join(kept) or None)
+
+
+def _stamp_line(report: ModelReport) -> str:
+    said = "stamped" if report.status == "renamed" else "stamped already"
+    return f"{reporting.show(report.path)}: {said}"
 
 
 def _text(made: _Made, form: str) -> str:
@@ -178,15 +204,19 @@ def _text(made: _Made, form: str) -> str:
     return "\n".join((*ledger.lines(made.found.layout), *forecast.lines(made.vllm)))
 
 
-def _answer(made: _Made, text: str, output: Path | None, *, drawn: bool) -> None:
+def _answer(made: _Made, text: str, output: Path | None, given: Mapping[str, Any]) -> None:
+    plain = given["form"] == "text"
     with console.answering():
         color = console.color(sys.stderr)
         for report in made.found.reports:
-            console.say(reporting.findings(report, color=color, verbose=False), err=True)
+            said = reporting.findings(report, color=color, verbose=given["verbose"])
+            console.say(said, err=True)
+        if given["quiet"] and (plain or output is not None):
+            return
         if output is not None:
-            said = f"{reporting.show(str(output))}: {ledger.summary(made.found.layout)}"
-            console.say([said], err=True)
-        elif drawn:
+            line = f"{reporting.show(str(output))}: {ledger.summary(made.found.layout)}"
+            console.say([line], err=True)
+        elif plain and console.terminal(sys.stdout):
             console.say(_drawn(made.found.layout))
             console.say(forecast.lines(made.vllm))
         else:
@@ -217,9 +247,10 @@ def _drawn(layout: Layout) -> Iterator[str]:
     yield from (line.rstrip(" ") for line in drawn.get().splitlines())
 
 
-def _write(output: Path, text: str, given: Mapping[str, Any]) -> None:
+def _check_output(output: Path, given: Mapping[str, Any]) -> None:
+    """Raise :class:`WriteError` for a bad place, before any model gets its stamp."""
     read = [job.model for job in discovery.find(given["models"])]
     read += [given[name] for name in ("specializations", "custom_io", "rules") if given[name]]
     if os.path.realpath(output) in {os.path.realpath(path) for path in read}:
         raise WriteError("is what the manifest is made from", path=str(output))
-    changeset.write_file(output, f"{text}\n".encode(), force=given["force"])
+    changeset.check_place(output, force=given["force"])

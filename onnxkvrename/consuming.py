@@ -139,6 +139,11 @@ def command(layout: Layout, target: Target, *options: str) -> str:
     return " ".join(("onnxkvrename", model, "--target", target.name, *options))
 
 
+def empty(shape: Shape) -> bool:
+    """Whether a sequence has nothing of this shape: one of its sizes is below 1."""
+    return any(isinstance(dim, int) and dim < 1 for dim in shape[1:])
+
+
 def counted(names: Sequence[str]) -> str:
     """How many such names there are, where there are more than the one that is shown."""
     return f", like {len(names) - 1} more" if len(names) > 1 else ""
@@ -247,10 +252,9 @@ def _order(layout: Layout, target: Target) -> Iterator[Finding]:
     if not chosen.ordered or chosen.paired or half or strangers(layout, target):
         return
     if len(chosen.inputs) != len(chosen.outputs):
-        alone = next(b for b in layout.buffers if b.input is None or b.output is None)
         yield finding(
             "KV609",
-            alone.names[0],
+            _lone(layout, chosen),
             f"stands alone: {target.name} selects {len(chosen.inputs)} inputs and "
             f"{len(chosen.outputs)} outputs, and pairs them by position",
             "export the model again: a buffer needs both sides",
@@ -270,6 +274,18 @@ def _order(layout: Layout, target: Target) -> Iterator[Finding]:
     )
 
 
+def _lone(layout: Layout, chosen: Selection) -> str:
+    """A name that has no partner: of a buffer with one side, or an output among the inputs."""
+    single = (b.names[0] for b in layout.buffers if b.input is None or b.output is None)
+    given = {buffer.input for buffer in layout.buffers}
+    made = {buffer.output for buffer in layout.buffers}
+    strays = (
+        *(value.name for value in chosen.inputs if value.name not in given),
+        *(value.name for value in chosen.outputs if value.name not in made),
+    )
+    return (*single, *strays)[0]
+
+
 def _unmovable(layout: Layout, target: Target) -> Iterator[Finding]:
     """KV610, what has no bytes for the consumer: by dtype, and by shape."""
     dtypes: dict[str, list[str]] = {}
@@ -278,7 +294,7 @@ def _unmovable(layout: Layout, target: Target) -> Iterator[Finding]:
         assert buffer.input is not None
         if target.itemsize(buffer.dtype) is None:
             dtypes.setdefault(buffer.dtype, []).append(buffer.input)
-        if not buffer.shape:
+        if not buffer.shape or empty(buffer.shape):
             shapeless.append(buffer.input)
     for dtype, names in dtypes.items():
         yield finding(

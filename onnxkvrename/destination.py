@@ -16,11 +16,19 @@ from onnxkvrename.files import MAX_MODEL, OpenFile
 from onnxkvrename.results import Job, Options
 from onnxkvrename.wire import Piece
 
+_ELSEWHERE = "write elsewhere with -o or -d"
+
 
 def stands_already(
-    file: OpenFile, job: Job, pieces: tuple[Piece, ...], data: Sequence[DataFile], *, forced: bool
+    file: OpenFile,
+    job: Job,
+    pieces: tuple[Piece, ...],
+    data: Sequence[DataFile],
+    *,
+    forced: bool,
+    fixed: bool = False,
 ) -> bool:
-    """Whether the result stands in its place already.
+    """Whether the result stands in its place already; of one that is ``fixed`` there is no other.
 
     Raises :class:`KvRenameError` for a result that has no place.
     """
@@ -33,7 +41,7 @@ def stands_already(
         )
     if job.in_place:
         if not forced:
-            check_in_place(job.model, file.status)
+            check_in_place(job.model, file.status, fixed=fixed)
         return False
     if os.path.isdir(job.output):
         raise WriteError("is a directory", path=str(job.output), hint="-d puts models into one")
@@ -53,8 +61,11 @@ def stands_already(
         return False
 
 
-def check_in_place(path: Path, status: os.stat_result) -> None:
-    """Raise :class:`WriteError` for what others may share with this file, or have protected."""
+def check_in_place(path: Path, status: os.stat_result, *, fixed: bool = False) -> None:
+    """Raise :class:`WriteError` for what others may share with this file, or have protected.
+
+    What is ``fixed`` cannot be written elsewhere.
+    """
     if path.is_symlink():
         fault = f"is a symbolic link to {os.path.realpath(path)}"
     elif (links := status.st_nlink - _backups(path, status)) > 1:
@@ -63,7 +74,8 @@ def check_in_place(path: Path, status: os.stat_result) -> None:
         fault = "is read-only"
     else:
         return
-    raise WriteError(fault, path=str(path), hint="write elsewhere with -o or -d, or use --force")
+    hint = "--force writes it all the same" if fixed else f"{_ELSEWHERE}, or use --force"
+    raise WriteError(fault, path=str(path), hint=hint)
 
 
 def _backups(path: Path, status: os.stat_result) -> int:
@@ -104,7 +116,7 @@ def base(job: Job) -> Path:
         raise WriteError(
             f"cannot be written: {directory} {fault}",
             path=str(job.output),
-            hint="write elsewhere with -o or -d",
+            hint=_ELSEWHERE,
         )
     return directory
 

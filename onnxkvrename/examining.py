@@ -178,7 +178,10 @@ def _placed(item: Examined, model: Model, data: Sequence[DataFile], options: Opt
     try:
         forced = options.force or not report.changed
         pieces = item.recipe.pieces
-        there = destination.stands_already(model.file, job, pieces, data, forced=forced)
+        fixed = bool(report.stamp)
+        there = destination.stands_already(
+            model.file, job, pieces, data, forced=forced, fixed=fixed
+        )
     except KvRenameError as error:
         return item._replace(report=report._replace(error=error))
     copies, clashes = _copies(job, data, options)

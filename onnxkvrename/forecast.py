@@ -36,11 +36,11 @@ def _lines(projection: Projection) -> Iterator[str]:
         yield from _grouped(grouping)
     ways = projection.arrangements
     if ways:
-        yield from columns([_WAYS, *_folded((way.name, _way(way)) for way in ways)])
-    moves = [(way.name, move) for way in ways for move in _moves(way)]
+        yield from columns([_WAYS, *_folded((_name(way), _way(way)) for way in ways)])
+    moves = [(_name(way), move) for way in ways for move in _moves(way)]
     if moves:
         yield from columns([_MOVES, *_folded(moves)])
-    yield from columns(_folded((way.name, said) for way in ways for said in _open(way)))
+    yield from columns(_folded((_name(way), said) for way in ways for said in _open(way)))
     for condition in projection.conditions:
         if condition.state != "met":
             yield f"  {condition.state}  {condition.name}: {condition.why}"
@@ -65,15 +65,21 @@ def _grouped(grouping: Grouping) -> Iterator[str]:
 
 def _group(at: int, group: Group) -> tuple[str, ...]:
     pages = dict.fromkeys(spec.page for spec in group.specs)
-    windows = {spec.window for spec in group.specs} - {None}
+    windows = {spec.window for spec in group.specs}
+    sizes = sorted(str(size) for size in windows if isinstance(size, int))
+    unsized = ["of unknown size"] if any(isinstance(size, str) for size in windows) else []
     block = group.first.block_size
     return (
         str(at),
-        " ".join((group.kind, *sorted(map(str, windows)))),
+        " ".join((group.kind, *sizes, *unsized)),
         ", ".join(map(run_text, runs(sorted(set(group.layers))))),
         "-" if block is None else f"{block:,}",
         ", ".join(map(readable, pages)),
     )
+
+
+def _name(way: Arrangement) -> str:
+    return f"{way.name} (default)" if way.default else way.name
 
 
 def _way(way: Arrangement) -> tuple[str, ...]:
@@ -93,7 +99,10 @@ def _moves(way: Arrangement) -> Iterator[tuple[str, ...]]:
 
 
 def _open(way: Arrangement) -> Iterator[tuple[str, str]]:
-    """What is not met; if it is nothing, what must be seen to."""
+    """What is not met; if it is nothing, what must be seen to, and why something is not known."""
     for condition in way.conditions:
         if condition.state == way.state != "met":
             yield condition.state, f"{condition.name}: {condition.why}"
+    for reason in dict.fromkeys(move.unknown for move in way.transfers):
+        if reason is not None:
+            yield "not known", reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -120,7 +121,9 @@ def gather(
     wrong = _wrongly_stamped(chosen, layout, rules)
     reports = []
     for one, found in zip(read, further, strict=True):
-        findings = (*one.report.findings, *found, *wrong.get(one.report.path, ()))
+        findings = (*one.report.findings, *found)
+        if one.report.path in wrong:
+            findings = (*findings, wrong[one.report.path])
         findings = checking.as_errors(findings) if strict else findings
         reports.append(_judged(one.report._replace(findings=findings)))
     carried = {one.stamp for one in chosen}
@@ -130,28 +133,11 @@ def gather(
 
 def _wrongly_stamped(
     chosen: Sequence[_Read], layout: Layout, rules: Rules
-) -> Mapping[str, tuple[Finding, ...]]:
+) -> Mapping[str, Finding]:
     """KV621, by the models' paths; a window alone cannot tell what its set is stamped with."""
-    carried = {one.stamp for one in chosen}
-    parts = [one.part for one in chosen if one.part is not None]
-    alone = len(parts) == 1 and windows.group(parts, rules)[0].stage != MERGED
-    if carried == {None} or alone:
+    if len(chosen) == 1 and windows.is_window(chosen[0].report.path, rules):
         return {}
-    digest = layouts.digest(layout)
-    return {
-        one.report.path: (
-            checking.finding(
-                "KV621",
-                "",
-                f"is stamped {one.stamp[:12]}…, but its layout is {digest[:12]}…"
-                if one.stamp is not None
-                else "has no stamp, unlike other windows of it",
-                "onnxkvrename manifest MODEL... --stamp, if nobody changed it unasked",
-            ),
-        )
-        for one in chosen
-        if one.stamp != digest
-    }
+    return layouts.wrongly_stamped(layout, {one.report.path: one.stamp for one in chosen})
 
 
 def side(path: Path, rules: Rules, known: Known | None = None) -> Gathered:
@@ -177,11 +163,7 @@ def with_known(layout: Layout, known: Known) -> Layout:
     layout does not have.
     """
     symbols = layout.symbols
-    strange = [symbol for symbol in known.sizes if symbol not in symbols]
-    if strange and symbols:
-        raise KvRenameError(
-            f"--dim {strange[0]}: no buffer has that dimension, but {checking.listed(symbols)}"
-        )
+    check_sizes(known.sizes, symbols)
     sizes = {**_specialized(layout, known), **known.sizes}
     layout = layouts.with_sizes(layout, {name: sizes[name] for name in symbols if name in sizes})
     if known.custom_io is None:
@@ -190,6 +172,16 @@ def with_known(layout: Layout, known: Known) -> Layout:
         return layouts.with_dtypes(layout, _dtypes(known.custom_io))
     except ModelError as error:
         raise ModelError(error.message, path=str(known.custom_io), hint=error.hint) from None
+
+
+def check_sizes(sizes: Iterable[str], symbols: Sequence[str], option: str = "--dim") -> None:
+    """Raise :class:`KvRenameError` for a size that was given in vain; without symbols all are."""
+    strange = [symbol for symbol in sizes if symbol not in symbols]
+    if strange and symbols:
+        close = difflib.get_close_matches(strange[0], symbols, n=1)
+        said = f"buffers have no such dimension; they have {checking.listed(symbols)}"
+        hint = f"did you mean {close[0]}?" if close else None
+        raise KvRenameError(f"{option} {strange[0]}: {said}", hint=hint)
 
 
 def _specialized(layout: Layout, known: Known) -> Mapping[str, int]:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from onnxkvrename import packing
 from onnxkvrename.kinds import Kind
 from onnxkvrename.pages import Condition, Refusal, Refused, Spec
-from onnxkvrename.uniformity import Group, merge, merged, uniform
+from onnxkvrename.uniformity import Group, compared, merge, merged, uniform
 
 Way = Literal[
     "none",
@@ -48,7 +48,7 @@ class Grouping(NamedTuple):
     @property
     def padding_layers(self) -> int:
         """Places for layers that stay empty."""
-        return sum(self.group_size - len(group.specs) for group in self.groups)
+        return len(self.groups) * self.group_size - sum(len(g.specs) for g in self.groups)
 
     @property
     def uniform_page_size(self) -> int | None:
@@ -198,12 +198,9 @@ def _buckets(specs: Sequence[Spec], era: str) -> list[list[Spec]]:
     alike: dict[Spec, list[Spec]] = {}
     for spec in specs:
         alike.setdefault(spec.alike, []).append(spec)
-    found: list[list[Spec]] = []
-    for bucket in alike.values():
-        for other in found:
-            if era == "0.33" and merge([*other, *bucket], era):
-                other.extend(bucket)
-                break
-        else:
-            found.append(bucket)
-    return found
+    if era == "0.24":
+        return list(alike.values())
+    found: dict[Spec, list[Spec]] = {}
+    for spec, bucket in alike.items():
+        found.setdefault(compared(spec, era), []).extend(bucket)
+    return list(found.values())

@@ -7,19 +7,18 @@ a buffer that only lies elsewhere because of another one is no finding of its ow
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from onnxkvrename import pairing, rehearsing, sharding, sides, transfer
+from onnxkvrename import outcomes, pairing, rehearsing, sharding, sides, transfer
 from onnxkvrename.checking import Finding, finding
 from onnxkvrename.layouts import Layout
+from onnxkvrename.outcomes import Root, Verdict
 from onnxkvrename.pairing import Fault, Twin
 from onnxkvrename.rehearsing import Ranges, Rehearsal, Stage, union
 from onnxkvrename.sharding import Parallel
 from onnxkvrename.sides import Side
 from onnxkvrename.targets import Target
 from onnxkvrename.transfer import Ident, Slot
-
-Outcome = Literal["works", "corrupts", "fails", "loses", "unknown"]
 
 _NEAR = 1 << 30
 """Stands for a window of which no size is known: shorter than the longest prompt."""
@@ -47,27 +46,11 @@ class Transfer(NamedTuple):
     refused: bool
 
 
-class Verdict(NamedTuple):
-    """What would become of the hand-off, once the names are right.
-
-    ``corrupt`` are the prompt lengths at which decode would take wrong bytes without a
-    word, ``refused`` those at which it would stop. ``longest`` is the longest prompt that
-    both take, ``None`` where the graphs do not limit it. ``beyond`` is a window of
-    which no size is known, but that it goes wrong beyond it; in the ranges ``near`` stands for it.
-    ``cause`` is the finding to begin with.
-    """
-
-    outcome: Outcome
-    corrupt: Ranges
-    refused: Ranges
-    longest: int | None
-    beyond: str | None
-    near: int | None
-    cause: Finding | None
-
-
 class HandOff(NamedTuple):
-    """Two sides held against each other as a consumer would join them."""
+    """Two sides held against each other as a consumer would join them.
+
+    ``asked`` are the prompt lengths that somebody wanted to know about.
+    """
 
     target: str
     whole: bool
@@ -79,19 +62,12 @@ class HandOff(NamedTuple):
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     verdict: Verdict
+    asked: tuple[int, ...] = ()
 
     @property
     def failed(self) -> bool:
         """Whether anything is wrong."""
         return bool(self.findings)
-
-
-class _Root(NamedTuple):
-    """What is wrong in the graphs themselves, and with which buffers."""
-
-    finding: Finding
-    idents: tuple[Ident, ...]
-    fault: Fault | None = None
 
 
 def compare(
@@ -113,7 +89,8 @@ def compare(
     for length in tokens:
         if length > longest:
             raise ValueError(f"a prompt of {length} tokens is longer than the context of {longest}")
-    pairs = pairing.twins(prefill.given, decode.given)
+    filled = prefill.given.buffers and decode.given.buffers
+    pairs = pairing.twins(prefill.given, decode.given) if filled else ()
     differing = _differing(pairs, prefill, decode, target, whole)
     asked = [
         fault for _, fault in differing if fault.code == "KV614" and fault.certain and fault.ask
@@ -132,6 +109,7 @@ def compare(
     if ranks is not None:
         findings += sharding.check(prefill.layout, decode.layout, ranks)
         notes += sharding.notes(prefill.layout, decode.layout, ranks)
+    broken = (prefill.broken or decode.broken) if filled else None
     lengths = (1,) if near else _lengths(prefill.layout, decode.layout, shown, longest, tokens)
     return HandOff(
         target=target.name,
@@ -139,13 +117,14 @@ def compare(
         ranks=ranks,
         prefill=prefill,
         decode=decode,
-        rows=_rows(pairs, scene, shown, roots),
+        rows=_rows(pairs, scene, shown, roots, broken),
         transfers=tuple(_transfer(scene, shown, n) for n in lengths)
         if shown and not (near and whole)
         else (),
         findings=tuple(findings),
         notes=tuple(notes),
-        verdict=_verdict(findings, roots, shown, scene, near),
+        verdict=outcomes.verdict(findings, roots, shown, scene, near, broken),
+        asked=tuple(dict.fromkeys(tokens)),
     )
 
 
@@ -153,17 +132,22 @@ def _found(
     pairs: Sequence[Twin],
     scene: Stage,
     shown: Rehearsal | None,
-    roots: Sequence[_Root],
+    roots: Sequence[Root],
     prefill: Side,
     decode: Side,
     near: int | None,
 ) -> tuple[list[Finding], list[str]]:
     """All findings, causes before consequences, and notes."""
     target = scene.target
+    absent = [*sides.absent(prefill, decode)]
+    if absent:
+        return absent, []
     findings = [*sides.unselected(prefill, decode, target), *sides.stops(prefill, decode, target)]
+    findings += sides.strangers(prefill, decode, target)
     findings += (root.finding for root in roots)
     turned = _order_faults(scene)
     findings += turned
+    findings += _alone(findings, prefill, decode, scene)
     if shown is not None and not turned:
         findings += _shifted(
             {twin.ident: twin.name for twin in pairs},
@@ -175,16 +159,30 @@ def _found(
     return findings, [*sides.order_notes(prefill, decode, target)]
 
 
+def _alone(findings: Sequence[Finding], prefill: Side, decode: Side, scene: Stage) -> list[Finding]:
+    """What a side gets wrong by itself, unless it follows from what was found already."""
+    told = {found.code for found in findings}
+    if told & {"KV608", "KV617"}:
+        told.add("KV609")
+    found = sides.alone(prefill, decode, scene.target, scene.whole)
+    return [one for one in found if one.code not in told]
+
+
 def _rows(
-    pairs: Sequence[Twin], scene: Stage, shown: Rehearsal | None, roots: Sequence[_Root]
+    pairs: Sequence[Twin],
+    scene: Stage,
+    shown: Rehearsal | None,
+    roots: Sequence[Root],
+    broken: Finding | None,
 ) -> tuple[Row, ...]:
     own = {ident: root for root in reversed(roots) for ident in root.idents}
     moved = {one.ident for one in scene.written} & {one.ident for one in scene.taken}
     wrong = shown.wrong if shown is not None else {}
+    lost = "KV616" if broken is None else broken.code
     found = []
     for twin in pairs:
         root = own.get(twin.ident)
-        code = root.finding.code if root else None if twin.ident in moved else "KV616"
+        code = root.finding.code if root else None if twin.ident in moved else lost
         is_open = root is not None and root.fault is not None and root.fault.open
         found.append(Row(twin, code, wrong.get(twin.ident, ()), is_open))
     return tuple(found)
@@ -219,10 +217,11 @@ def _roots(
     scene: Stage,
     shown: Rehearsal | None,
     near: int | None,
-) -> list[_Root]:
+) -> list[Root]:
     """What is wrong in the graphs themselves, each with the buffers that it is about."""
     roots = [
-        _Root(found, tuple(twin.ident for twin in group)) for found, group in pairing.missing(pairs)
+        Root(found, tuple(twin.ident for twin in group))
+        for found, group in pairing.missing(pairs, alike=not differing)
     ]
     groups: dict[tuple[Fault, int | None], list[tuple[Twin, Fault]]] = {}
     moved = {one.ident for one in scene.written} & {one.ident for one in scene.taken}
@@ -235,11 +234,11 @@ def _roots(
             groups.setdefault((fault, longer), []).append((twin, fault))
     for (fault, longer), group in groups.items():
         idents = tuple(twin.ident for twin, _ in group)
-        roots.append(_Root(pairing.said(fault.code, group, longer), idents, fault))
+        roots.append(Root(pairing.said(fault.code, group, longer), idents, fault))
     return [*roots, *_cuts(pairs, scene, shown)]
 
 
-def _cuts(pairs: Sequence[Twin], scene: Stage, shown: Rehearsal | None) -> Iterator[_Root]:
+def _cuts(pairs: Sequence[Twin], scene: Stage, shown: Rehearsal | None) -> Iterator[Root]:
     """States of which short prompts move only a part, on both sides alike."""
     groups: dict[tuple[str, int], list[Twin]] = {}
     for twin in pairs:
@@ -252,10 +251,10 @@ def _cuts(pairs: Sequence[Twin], scene: Stage, shown: Rehearsal | None) -> Itera
             "KV605",
             group[0].name,
             f"is a state of {said}{pairing.others(group)}: "
-            f"prompts of up to {last} tokens move a part of it only",
+            f"prompts of up to {transfer.length_text(last)} move a part of it only",
             "move all of each buffer: VLLM_QAIC_USE_FULL_KV_TRANSFER=1, here --full-transfer",
         )
-        yield _Root(found, tuple(twin.ident for twin in group))
+        yield Root(found, tuple(twin.ident for twin in group))
 
 
 def _order_faults(scene: Stage) -> list[Finding]:
@@ -303,7 +302,8 @@ def _shifted(
         called.get(ident, ident[1]),
         f"is looked for {_place(ident, scene, first, near)}{_behind(len(behind) - 1)}; "
         + ("decode finds its memory too small" if noticed else "decode does not notice"),
-        "mend what stands above: each side counts offsets from its own shapes",
+        f"{'mend what stands above' if roots else 'compile both for the same context'}: "
+        "each side counts offsets from its own shapes",
     )
 
 
@@ -315,8 +315,8 @@ def _place(ident: Ident, scene: Stage, tokens: int, near: int | None) -> str:
     guessed = near is not None and (scene.whole or tokens > near)
     if guessed or max(there, here) >= sides.FAR:
         return "at another byte than prefill wrote it to"
-    prompt = "prompt of 1 token" if tokens == 1 else f"prompt of {tokens} tokens"
-    return f"at byte {here:,}, but was written to byte {there:,}, for a {prompt}"
+    prompt = transfer.length_text(tokens)
+    return f"at byte {here:,}, but was written to byte {there:,}, for a prompt of {prompt}"
 
 
 def _behind(count: int) -> str:
@@ -346,39 +346,3 @@ def _transfer(scene: Stage, shown: Rehearsal, tokens: int) -> Transfer:
     wrong = (i for i, ranges in shown.wrong.items() if rehearsing.within(tokens, ranges))
     refused = rehearsing.within(tokens, shown.refused)
     return Transfer(tokens, scene.sent(tokens), scene.read(tokens), tuple(wrong), refused)
-
-
-def _verdict(
-    findings: Sequence[Finding],
-    roots: Sequence[_Root],
-    shown: Rehearsal | None,
-    scene: Stage,
-    near: int | None,
-) -> Verdict:
-    faults = [root.fault for root in roots if root.fault is not None]
-    refused = shown.refused if shown is not None else ()
-    wrong = union(*shown.wrong.values()) if shown is not None else ()
-    corrupt = rehearsing.without(wrong, refused)
-    about = [found for found in findings if found.code != "KV616"]
-    stopping = [found for found in about if found.code in sides.STOPS]
-    certain = shown is None and any(fault.certain for fault in faults)
-    outcome: Outcome = "works"
-    if stopping:
-        outcome = "fails"
-    elif corrupt or certain or any(found.code == "KV617" for found in about):
-        outcome = "corrupts"
-    elif shown is None:
-        outcome = "unknown"
-    elif refused:
-        outcome = "fails"
-    elif about:
-        outcome = "loses"
-    return Verdict(
-        outcome,
-        corrupt,
-        refused,
-        longest=None if scene.longest == sides.LONGEST else scene.longest,
-        beyond=next((fault.ask[0] for fault in faults if near and fault.ask), None),
-        near=near,
-        cause=next(iter((*stopping, *about)), None),
-    )

@@ -62,6 +62,11 @@ CASES: Mapping[State, Look] = MappingProxyType(
 )
 _NOTHING = Look(".", "dim", "no such buffer there")
 _NO_LAYER = Look("~", "dim", "layers without buffers")
+_HOLDS = {
+    True: "holds for this graph",
+    False: "does not hold: this graph has another layout",
+    None: "is of a set: onnxkvrename manifest judges all its windows",
+}
 _GAP = 10
 """Layers in a row without buffers that are shown one by one; more become one mark."""
 _FEW, _SOME = 3, 6
@@ -137,6 +142,8 @@ def _rows(anatomy: Anatomy) -> Iterator[tuple[str, ...]]:
         label = called
     if anatomy.buffers:
         yield "token", ", ".join(_tokens(anatomy)) or "none"
+    if anatomy.stamp is not None:
+        yield "stamp", f"{anatomy.stamp.digest[:12]}… {_HOLDS[anatomy.stamp.holds]}"
     for reason in dict.fromkeys(item.reason for item in anatomy.kept):
         names = [item.name for item in anatomy.kept if item.reason == reason]
         said = _listed(names, _SOME)

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from onnxkvrename import kinds, sizing
+from onnxkvrename.checking import Finding, finding
 from onnxkvrename.errors import ModelError
 from onnxkvrename.kinds import Kind
 from onnxkvrename.planning import Kept, Pair, Plan
@@ -17,6 +18,10 @@ from onnxkvrename.sizing import Shape, Sizes
 
 NamedValue = TypeVar("NamedValue", Value, Kept)
 
+_AGAIN = (
+    "the graph changed after it was stamped: put the stamped file back, or, if that is meant, "
+    "stamp it again: onnxkvrename manifest MODEL... --stamp"
+)
 _STATES = {3: "conv_state", 4: "recurrent_state"}
 
 
@@ -149,6 +154,13 @@ def layout(sources: Sequence[Source]) -> Layout:
     )
 
 
+def context(kind: Kind, shape: Shape | None) -> tuple[int | None, Dim]:
+    """The axis of a buffer that grows with the context, and what its window is called."""
+    axis = None if kind == "mamba" else kinds.context_axis(shape)
+    along = None if shape is None or axis is None else shape[axis]
+    return axis, along if kinds.is_window(along) else None
+
+
 def with_sizes(found: Layout, sizes: Sizes) -> Layout:
     """The same buffers, with more symbols known; new sizes come before old ones."""
     return found._replace(sizes=MappingProxyType({**found.sizes, **sizes}))
@@ -164,7 +176,9 @@ def with_dtypes(found: Layout, dtypes: Mapping[str, str]) -> Layout:
     strange = [name for name in dtypes if name not in known]
     if strange:
         raise ModelError(
-            f"nothing is called {strange[0]}", hint="give the file that belongs to this model"
+            f"nothing is called {strange[0]}",
+            hint="give the file that belongs to this model; one of before its rename follows with "
+            "onnxkvrename MODEL --prefix TOKEN --sidecar FILE",
         )
     return found._replace(
         inputs=_retyped(found.inputs, dtypes),
@@ -186,6 +200,35 @@ def digest(found: Layout) -> str:
         for b in found.buffers
     ]
     return sha256(json.dumps(rows, separators=(",", ":")).encode("ascii")).hexdigest()
+
+
+def wrongly_stamped(found: Layout, stamps: Mapping[str, str | None]) -> dict[str, Finding]:
+    """KV621, by the models' paths; ``stamps`` are what they carry, ``None`` for nothing.
+
+    Where no model carries anything, none is missed.
+    """
+    if set(stamps.values()) <= {None}:
+        return {}
+    own = digest(found)
+    return {path: _void(stamp, own) for path, stamp in stamps.items() if stamp != own}
+
+
+def void_stamp(source: Source, stamp: str | None) -> Finding | None:
+    """KV621 of a model that is whole by itself, if it carries a stamp that is not its own."""
+    if stamp is None:
+        return None
+    try:
+        found = layout([source])
+    except ModelError as error:
+        return finding("KV621", "", f"is stamped, and has no layout: it {error.message}", _AGAIN)
+    return wrongly_stamped(found, {source.path: stamp}).get(source.path)
+
+
+def _void(stamp: str | None, own: str) -> Finding:
+    if stamp is None:
+        hint = "stamp all of them together: onnxkvrename manifest MODEL... --stamp"
+        return finding("KV621", "", "has no stamp, unlike other windows of it", hint)
+    return finding("KV621", "", f"is stamped {stamp[:12]}…, but its layout is {own[:12]}…", _AGAIN)
 
 
 def _told(found: Layout, buffer: Buffer) -> list[Dim] | None:
@@ -225,9 +268,8 @@ def _buffers(source: Source) -> Iterator[Buffer]:
 
 def _buffer(pair: Pair, layer: Sequence[Pair], model: str) -> Buffer:
     kind, shape = kinds.kind_of(pair, layer), kinds.shape_of(pair)
-    axis = None if kind == "mamba" else kinds.context_axis(shape)
+    axis, window = context(kind, shape)
     tokens = {end.token for end in pair.ends}
-    along = None if shape is None or axis is None else shape[axis]
     return Buffer(
         layer=pair.layer,
         part=_part(pair, kind, layer),
@@ -239,7 +281,7 @@ def _buffer(pair: Pair, layer: Sequence[Pair], model: str) -> Buffer:
         dtype=kinds.dtype_of(pair),
         shape=shape,
         sequence=axis,
-        window=along if kinds.is_window(along) else None,
+        window=window,
         model=model,
         token=tokens.pop() if len(tokens) == 1 else None,
     )

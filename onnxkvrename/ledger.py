@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from onnxkvrename import manifest
@@ -28,9 +29,26 @@ class Row(NamedTuple):
 
 
 def title(layout: Layout) -> str:
-    """The models, and how much is in them."""
-    models = listed([show(path) for path in layout.models]) or "no KV buffer in any model given"
-    return f"{models}: {summary(layout)}" if layout.buffers else models
+    """The model, or all models of a set, and how much is in them."""
+    if not layout.buffers:
+        return called(layout.models) if layout.models else "no KV buffer in any model given"
+    return f"{called(layout.models)}: {summary(layout)}"
+
+
+def called(models: Sequence[str]) -> str:
+    """What to call a model, or several: by their directory, and how many they are."""
+    if len(models) == 1:
+        return show(models[0])
+    folders = [model.split("/")[:-1] for model in models]
+    shared = [names[0] for names in takewhile(_same, zip(*folders, strict=False))]
+    if not shared and any(model.startswith("/") for model in models):
+        return f"{len(models)} models"
+    directory = "/".join(shared) or ("/" if shared else ".")
+    return f"{show(directory)} ({len(models)} models)"
+
+
+def _same(names: Sequence[str]) -> bool:
+    return len({*names}) == 1
 
 
 def summary(layout: Layout) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
 from onnxkvrename.checking import Finding, Severity
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.kinds import Kind
-from onnxkvrename.layouts import Buffer, Layout, digest
+from onnxkvrename.layouts import Buffer, Layout, context, digest
 from onnxkvrename.planning import Kept
-from onnxkvrename.reporting import document, finding_values
+from onnxkvrename.reporting import document_values, finding_values
 from onnxkvrename.results import ModelReport
 from onnxkvrename.signature import Value
 from onnxkvrename.sizing import Shape
@@ -119,7 +120,19 @@ def as_json(
         ],
         "vllm": vllm,
     }
-    return document(SCHEMA, "manifest", code, fault, **content)
+    values = document_values(SCHEMA, "manifest", code, fault, **content)
+    return json.dumps({**values, "sha256": seal(values)}, indent=2)
+
+
+def seal(values: Mapping[str, Any]) -> str:
+    """The digest of a whole document, by which a later change of anything in it is seen.
+
+    SHA-256, in hexadecimal, over the document without its ``sha256`` as JSON with the keys
+    of each object sorted, without blanks and in ASCII.
+    """
+    rest = {key: value for key, value in values.items() if key != "sha256"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return sha256(text.encode("ascii")).hexdigest()
 
 
 def _value(value: Value) -> dict[str, Any]:
@@ -172,11 +185,13 @@ def _totals(layout: Layout) -> dict[str, Any]:
 def read(text: str, path: str) -> Manifest:
     """What the text of a manifest says; ``path`` is what messages call it.
 
-    Raises :class:`ModelError` for what is no manifest, for one of another schema, and
-    for one whose digest is not that of its buffers.
+    Raises :class:`ModelError` for what is no manifest, for one of another schema, for one
+    that was changed after it was written, for one that contradicts itself, and for one whose
+    layout's digest is not that of its buffers.
     """
     try:
         data = json.loads(text)
+        sealed = isinstance(data, dict) and data.get("sha256") == seal(data)
     except (ValueError, RecursionError) as error:
         raise ModelError(f"is not JSON: {error}", path=path) from None
     schema = data.get("schema") if isinstance(data, dict) else None
@@ -185,15 +200,19 @@ def read(text: str, path: str) -> Manifest:
         raise ModelError(f"is no manifest: it {said}, not {SCHEMA}", path=path, hint=_AGAIN)
     if data.get("error") is not None:
         raise ModelError("is the answer of a manifest that failed", path=path, hint=_AGAIN)
+    if not sealed:
+        raise ModelError(
+            "was changed after it was written: its sha256 is not that of what it says",
+            path=path,
+            hint=f"{_AGAIN}; sizes are given with --dim",
+        )
     try:
         found = _read(data)
     except Unreadable as error:
         raise ModelError(f"is no whole manifest: {error}", path=path, hint=_AGAIN) from None
     if data.get("kv_layout_sha256") != layout_digest(found.layout):
         raise ModelError(
-            "has a digest that is not that of its buffers: it was damaged, or changed by hand",
-            path=path,
-            hint=f"{_AGAIN}; sizes are given with --dim",
+            "has a kv_layout_sha256 that is not that of its buffers", path=path, hint=_AGAIN
         )
     return found
 
@@ -213,8 +232,26 @@ def _read(data: Mapping[str, Any]) -> Manifest:
         ),
         sizes=MappingProxyType(sizes),
     )
+    _check_buffers(layout)
     findings = tuple(_read_finding(entry) for entry in _entries(data, "findings"))
     return Manifest(layout, findings, _of(data, "stamp", str, _NONE))
+
+
+def _check_buffers(layout: Layout) -> None:
+    """What the digest leaves out of a buffer stands elsewhere in the manifest, too."""
+    inputs, outputs = (
+        {value.name: value.shape for value in reversed(side)}
+        for side in (layout.inputs, layout.outputs)
+    )
+    for buffer in layout.buffers:
+        if {buffer.input} - {None, *inputs} or {buffer.output} - {None, *outputs}:
+            raise Unreadable("a buffer has a name that no input or output has")
+        sides = ((buffer.input, inputs), (buffer.output, outputs))
+        shapes = [known[name] for name, known in sides if name is not None]
+        if not shapes or buffer.shape != next((s for s in shapes if s is not None), None):
+            raise Unreadable("a buffer has a shape that its input and output do not have")
+        if buffer.model not in layout.models:
+            raise Unreadable("a buffer is of a model that is not among its models")
 
 
 def _read_value(entry: Mapping[str, Any]) -> Value:
@@ -222,13 +259,14 @@ def _read_value(entry: Mapping[str, Any]) -> Value:
 
 
 def _read_buffer(entry: Mapping[str, Any]) -> Buffer:
-    shape, axis = _shape(entry, "shape"), _of(entry, "sequence_axis", int, _NONE)
-    if axis is not None and not 0 < axis < len(shape or ()):
-        raise Unreadable("a buffer has a sequence_axis that its shape does not have")
+    kind, shape = _one_of(entry, "kind", get_args(Kind)), _shape(entry, "shape")
+    axis, window = _of(entry, "sequence_axis", int, _NONE), _of(entry, "window", str, _NONE)
+    if (axis, window) != context(kind, shape):
+        raise Unreadable("a buffer has a sequence_axis or a window that is not its shape's")
     return Buffer(
         layer=_of(entry, "layer", int),
         part=_of(entry, "part", str),
-        kind=_one_of(entry, "kind", get_args(Kind)),
+        kind=kind,
         buffer=_of(entry, "buffer", str),
         scope=_of(entry, "scope", str),
         input=_of(entry, "input", str, _NONE),
@@ -236,7 +274,7 @@ def _read_buffer(entry: Mapping[str, Any]) -> Buffer:
         dtype=_of(entry, "dtype", str),
         shape=shape,
         sequence=axis,
-        window=_of(entry, "window", str, int, _NONE),
+        window=window,
         model=_of(entry, "model", str),
         token=_of(entry, "token", str, _NONE),
     )

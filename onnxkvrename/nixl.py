@@ -22,7 +22,7 @@ class Transfer(NamedTuple):
     """What a prompt of so many tokens takes; ``None`` is what is not known.
 
     ``blocks`` are those of each group. ``regions`` counts as vLLM does: with
-    key and value apart where they are.
+    key and value apart where they are. ``unknown`` says why something is not known.
     """
 
     tokens: int
@@ -30,13 +30,18 @@ class Transfer(NamedTuple):
     regions: int | None
     descriptors: int | None
     bytes: int | None
+    unknown: str | None = None
 
 
 class Region(NamedTuple):
-    """A piece of memory with a descriptor for each block: its bytes, and whose blocks it holds."""
+    """A piece of memory with a descriptor for each block: its bytes, and whose blocks it holds.
+
+    ``number`` is how many there are of such a piece.
+    """
 
     size: int
     groups: frozenset[int]
+    number: int = 1
 
 
 def blocks_of(groups: Iterable[Group], tokens: int) -> tuple[int | None, ...]:
@@ -53,15 +58,13 @@ def moved(
 ) -> Transfer:
     """What 0.24 moves: blocks of ``stride`` bytes, or each group's blocks in all ``pages``."""
     known = [count for count in blocks if count is not None]
-    nothing = Transfer(tokens, blocks, None, None, None)
-    if len(known) < len(blocks):
-        return nothing
-    if stride is not None:
+    unknown = untold(groups)
+    if unknown is None and stride is not None:
         return Transfer(tokens, blocks, 1, sum(known), sum(known) * stride)
-    streams = _streams(groups, pages)
-    if streams is None:
-        return nothing
-    regions = streams * len(pages)
+    unknown = unknown or _obstacle(groups, pages)
+    if unknown is not None:
+        return Transfer(tokens, blocks, None, None, None, unknown)
+    regions = _streams(groups) * len(pages)
     descriptors = size = 0
     for group, count in zip(groups, known, strict=True):
         state = group.first.kind == "mamba"
@@ -71,23 +74,39 @@ def moved(
 
 
 def through(
-    tokens: int, blocks: tuple[int | None, ...], regions: Sequence[Region] | None
+    tokens: int,
+    blocks: tuple[int | None, ...],
+    regions: Sequence[Region] | None,
+    unknown: str | None = None,
 ) -> Transfer:
-    """What 0.33 moves through regions.
+    """What 0.33 moves through regions; ``unknown`` is why they or the blocks are not known.
 
     A region of one group takes that group's blocks only, unless all are of
     one group; a region of several takes those of all groups.
     """
     known = [count for count in blocks if count is not None]
-    if regions is None or len(known) < len(blocks):
-        return Transfer(tokens, blocks, None if regions is None else len(regions), None, None)
+    if regions is None:
+        return Transfer(tokens, blocks, None, None, None, unknown)
+    pieces = sum(region.number for region in regions)
+    if len(known) < len(blocks):
+        return Transfer(tokens, blocks, pieces, None, None, unknown)
     descriptors = size = 0
     for region in regions:
-        shared = len(region.groups) > 1
-        count = sum(n for at, n in enumerate(known) if shared or at in region.groups)
+        taken = known if len(region.groups) > 1 else [known[at] for at in region.groups]
+        count = sum(taken) * region.number
         descriptors += count
         size += count * region.size
-    return Transfer(tokens, blocks, len(regions), descriptors, size)
+    return Transfer(tokens, blocks, pieces, descriptors, size)
+
+
+def untold(groups: Iterable[Group]) -> str | None:
+    """Why the blocks of some group are not known; ``None`` where those of all are."""
+    for group in groups:
+        if _blocks(group.first, 1) is None:
+            if isinstance(group.first.window, str):
+                return f"the size of {group.first.window} (--dim {group.first.window}=SIZE)"
+            return f"how many blocks {group.kind} takes: it does not follow from the prompt alone"
+    return None
 
 
 def _blocks(spec: Spec, tokens: int) -> int | None:
@@ -104,19 +123,26 @@ def _blocks(spec: Spec, tokens: int) -> int | None:
     return min(whole, -(-spec.window // spec.block_size) + 1)
 
 
-def _streams(groups: Sequence[Group], pages: Sequence[int]) -> int | None:
-    """Descriptors of a block in one tensor: key and value apart, MLA's latent as one.
-
-    Not known where some layers are MLA, where values differ from keys in size, and
-    where states differ or stand alone; attention in tensors of several sizes is refused.
-    """
+def _obstacle(groups: Sequence[Group], pages: Sequence[int]) -> str | None:
+    """Why the descriptors of a block in one tensor are not known; ``None`` where they are."""
     specs = [spec for group in groups for spec in group.specs]
     attention = [spec for spec in specs if spec.kind != "mamba"]
     states = {spec.unpadded for spec in specs if spec.kind == "mamba"}
     mla = {spec.kind in MLA for spec in attention}
-    if len(mla) != 1 or len(states) > 1:
-        return None
+    if not attention:
+        return "what NIXL moves of states that stand alone"
+    if len(mla) > 1:
+        return "what NIXL moves where only some layers are MLA"
+    if len(states) > 1:
+        return "what NIXL moves of states that differ in size"
     if True in mla:
-        return None if states else 1
-    uneven = any(spec.head_size != spec.head_size_v for spec in attention)
-    return None if uneven or len(set(pages)) > 1 else 2
+        return "what NIXL moves of states beside MLA" if states else None
+    if any(spec.head_size != spec.head_size_v for spec in attention):
+        return "what NIXL moves where keys and values differ in size"
+    return "NIXL refuses attention in tensors of several sizes" if len(set(pages)) > 1 else None
+
+
+def _streams(groups: Sequence[Group]) -> int:
+    """Descriptors of a block in one tensor: key and value apart, MLA's latent as one."""
+    kinds = {spec.kind for group in groups for spec in group.specs}
+    return 1 if kinds & MLA else 2

@@ -154,6 +154,8 @@ def _kind(head: bytes) -> tuple[str, str] | None:
         return "a safetensors file", "export the model to ONNX first"
     if not head.strip(b"\0"):
         return "nothing but zeros", "the copy or download went wrong"
+    if stripped.startswith(b"{") and b"onnxkvrename.manifest/" in head:
+        return "a manifest", "onnxkvrename compare takes it in the place of its model"
     if _is_text(head):
         return "a text file", "give the .onnx file itself"
     return None

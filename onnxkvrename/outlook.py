@@ -1,69 +1,115 @@
-"""What is to be expected of a hand-off, as lines or JSON; strings out."""
+"""What is to be expected of a hand-off, for a person; strings out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+
+from click import style
 
 from onnxkvrename import rehearsing, sides
-from onnxkvrename.checking import CODES
+from onnxkvrename.checking import CODES, Finding
 from onnxkvrename.comparing import layers_text
-from onnxkvrename.errors import KvRenameError
-from onnxkvrename.handoff import HandOff, Outcome, Row, Transfer, Verdict
-from onnxkvrename.layouts import Buffer
+from onnxkvrename.handoff import HandOff, Row
+from onnxkvrename.outcomes import Outcome, Stretch, Verdict
 from onnxkvrename.pairing import Twin, type_text
 from onnxkvrename.rehearsing import Ranges
-from onnxkvrename.reporting import document, finding_values, show
+from onnxkvrename.reporting import show
 from onnxkvrename.results import ModelReport
-from onnxkvrename.sides import Side
-from onnxkvrename.transfer import Slot
+from onnxkvrename.transfer import length_text
 
-SCHEMA = "onnxkvrename.compare/1"
-Reports = Sequence[ModelReport]
+_SOME = "prompts, from a length on that depends on sizes"
 
 
 def outcome(found: HandOff) -> Outcome:
     """What becomes of the hand-off as the models stand."""
-    if found.prefill.bare:
-        return "fails"
-    return "corrupts" if found.decode.bare else found.verdict.outcome
+    if not bare(found):
+        return found.verdict.outcome
+    return "fails" if found.prefill.bare else "corrupts"
 
 
 def sentence(found: HandOff) -> str:
     """The verdict in one line."""
-    bare = [side.label for side in (found.prefill, found.decode) if side.bare]
-    if not bare or not (found.prefill.layout.buffers and found.decode.layout.buffers):
+    without = bare(found)
+    if not without:
         return f"hand-off {_expected(found)}"
     what = "fail" if found.prefill.bare else "corrupt every prompt"
     return (
-        f"hand-off would {what}: {found.target} selects nothing on {' and '.join(bare)} (KV616); "
-        f"renamed, it {_expected(found)}"
+        f"hand-off would {what}: {found.target} selects nothing on {' and '.join(without)} "
+        f"(KV616); renamed, it {_expected(found)}"
     )
+
+
+def bare(found: HandOff) -> list[str]:
+    """The sides of which nothing is selected, though both have buffers."""
+    both = (found.prefill, found.decode)
+    return [side.label for side in both if side.bare] if all(s.layout.buffers for s in both) else []
 
 
 def _expected(found: HandOff) -> str:
     verdict = found.verdict
-    cause = "" if verdict.cause is None else f": {_cause(verdict)}"
+    cause = "" if verdict.cause is None else f": {_cause(verdict.cause)}"
     if verdict.outcome == "works":
         return f"works: {_what(found)}"
     if verdict.outcome == "corrupts":
-        more = span(verdict.refused, verdict)
-        stops = f", and decode would stop at {more}" if verdict.refused else ""
-        return f"would corrupt {span(verdict.corrupt, verdict)}{stops}{cause}"
+        return _corrupted(verdict) if verdict.corrupt else f"would corrupt {_SOME}{cause}"
     if verdict.outcome == "loses":
         return f"would leave something behind{cause}"
     if verdict.outcome == "unknown":
-        hint = "" if verdict.cause is None else f": {show(verdict.cause.hint)}"
+        open_sizes = verdict.cause is not None and any(row.open for row in found.rows)
+        hint = f": {show(verdict.cause.hint)}" if open_sizes and verdict.cause else cause
         return f"cannot be foretold{hint}"
-    if verdict.refused and verdict.cause and verdict.cause.code not in sides.STOPS:
-        lengths = span(verdict.refused, verdict)
-        return f"would fail for {lengths}: decode would find its memory too small{cause}"
+    if verdict.refused and not _stopping(found):
+        what = "decode would find its memory too small"
+        if len(verdict.stretches) == 1:
+            return f"would fail for {span(verdict.refused, verdict)}: {what}{_because(verdict)}"
+        return f"would fail, as {what}, for {_each(verdict.stretches, verdict)}"
     return f"would fail at start-up{cause}"
 
 
-def _cause(verdict: Verdict) -> str:
-    assert verdict.cause is not None
-    return f"{CODES[verdict.cause.code][1]} ({verdict.cause.code})"
+def _stopping(found: HandOff) -> list[str]:
+    """The codes of what stops a side before any hand-off."""
+    return [one.code for one in found.findings if one.code in sides.STOPS]
+
+
+def _corrupted(verdict: Verdict) -> str:
+    """What is corrupted and what is refused: the causes once, or those of each length."""
+    refused = [one for one in verdict.stretches if one.refused]
+    corrupt = [one for one in verdict.stretches if not one.refused]
+    if len({_codes(one) for one in verdict.stretches}) > 1:
+        stops = f"; decode would stop at {_each(refused, verdict)}" if refused else ""
+        return f"would corrupt {_each(corrupt, verdict)}{stops}"
+    stops = f", and decode would stop at {span(verdict.refused, verdict)}" if refused else ""
+    return f"would corrupt {span(verdict.corrupt, verdict)}{stops}{_because(verdict)}"
+
+
+def _each(stretches: Sequence[Stretch], verdict: Verdict) -> str:
+    """Lengths with their causes: ``prompts of 1 token: … (KV605), and prompts longer than …``."""
+    return ", and ".join(f"{span(one.ranges, verdict)}{_causes(one)}" for one in stretches)
+
+
+def _because(verdict: Verdict) -> str:
+    """The causes that all lengths have in common."""
+    return _causes(verdict.stretches[0])
+
+
+def _causes(one: Stretch) -> str:
+    said = dict.fromkeys(map(_cause, one.causes))
+    return f": {' and '.join(said)}" if said else ""
+
+
+def _codes(one: Stretch) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(found.code for found in one.causes))
+
+
+def _cause(found: Finding) -> str:
+    """A cause in general words, or, where it is something missing, what that is."""
+    said = CODES[found.code][1]
+    if found.code == "KV001":
+        said = show(found.message)
+    elif found.code in ("KV611", "KV620"):
+        what = "layers of a draft model" if found.code == "KV620" else ""
+        said = show(found.message.partition(": ")[0]) + (f", perhaps {what}" if what else "")
+    return f"{said} ({found.code})"
 
 
 def _what(found: HandOff) -> str:
@@ -81,7 +127,7 @@ def span(ranges: Ranges, verdict: Verdict) -> str:
     """Prompt lengths in words: ``prompts longer than 128 tokens``."""
     end = sides.LONGEST if verdict.longest is None else verdict.longest
     if not ranges:
-        return "prompts, from a length on that depends on sizes"
+        return _SOME
     if ranges == ((1, end),):
         return "every prompt"
     return f"prompts {' and '.join(_run(first, last, end, verdict) for first, last in ranges)}"
@@ -101,21 +147,29 @@ def _length(tokens: int, verdict: Verdict) -> str:
     """A length, by the name of a window where that is all that is known of it."""
     if tokens == verdict.near and verdict.beyond is not None:
         return show(verdict.beyond)
-    return "1 token" if tokens == 1 else f"{tokens} tokens"
+    return length_text(tokens)
 
 
-def lines(found: HandOff) -> Iterator[str]:
+def lines(found: HandOff, *, color: bool = False) -> Iterator[str]:
     """The table as aligned lines."""
     table = [heads(found), *rows(found)]
     widths = [max(len(row[at]) for row in table) for at in range(len(table[0]))]
-    for row in table:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()
+    for number, row in enumerate(table):
+        *cells, last = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        last = last.rstrip()
+        if color and number:
+            last = style(last, fg=state_color(last))
+        yield "  ".join((*cells, last))
+
+
+def state_color(state: str) -> str:
+    """The colour of what becomes of a buffer."""
+    return "green" if state == "ok" else "red"
 
 
 def heads(found: HandOff) -> tuple[str, ...]:
     """What stands above the columns of the table."""
-    last = "ONCE RENAMED" if found.prefill.bare or found.decode.bare else "HAND-OFF"
+    last = "ONCE RENAMED" if bare(found) else "HAND-OFF"
     return "LAYERS", "PARTS", "PREFILL", "DECODE", last
 
 
@@ -160,6 +214,41 @@ def _state(row: Row, verdict: Verdict) -> str:
     return f"wrong{why}" if why else "ok"
 
 
+def prompts(found: HandOff) -> Iterator[str]:
+    """A line for each prompt length that was asked for."""
+    once = ", once renamed" if bare(found) else ""
+    for tokens in found.asked:
+        yield f"a prompt of {length_text(tokens)}{once}: {_fate(found, tokens)}"
+
+
+def _fate(found: HandOff, tokens: int) -> str:
+    """What becomes of a prompt, or the sizes that it takes to tell."""
+    verdict, cause = found.verdict, found.verdict.cause
+    stopping = _stopping(found)
+    if stopping:
+        return f"never begins ({stopping[0]})"
+    moved = next((one for one in found.transfers if one.tokens == tokens), None)
+    missing = {*found.prefill.layout.missing, *found.decode.layout.missing}
+    if moved is None or (verdict.near is not None and tokens > 1):
+        asked = [verdict.beyond] if verdict.beyond is not None else sorted(missing)
+        dims = " ".join(f"--dim {show(symbol)}=SIZE" for symbol in asked)
+        return f"cannot be told, give {dims}" if dims else "cannot be told"
+    here = [one for one in verdict.stretches if rehearsing.within(tokens, one.ranges)]
+    why = f" ({', '.join(_codes(here[0]))})" if here and here[0].causes else ""
+    if moved.refused:
+        return f"refused, decode would find its memory too small{why}"
+    if here:
+        count = f"{len(moved.wrong)} of {len(found.rows)} buffers" if moved.wrong else "all of it"
+        return f"{count} wrong{why}"
+    left = sum(row.twin.decode is None for row in found.rows)
+    if left:
+        return f"{left} of {len(found.rows)} buffers left behind"
+    if verdict.outcome == "unknown" and cause is not None:
+        return f"cannot be told ({cause.code})"
+    sizes = ", ".join(map(show, sorted(missing)))
+    return f"ok, whatever {sizes} may be" if sizes else "ok"
+
+
 def notes(found: HandOff) -> Iterator[str]:
     """What is worth knowing beside."""
     yield from (f"note: {show(note)}" for note in found.notes)
@@ -167,142 +256,11 @@ def notes(found: HandOff) -> Iterator[str]:
 
 def report(found: HandOff, *, both: bool) -> ModelReport:
     """The findings as those of a model: of decode's, or of ``both`` for a reader."""
-    labels = [(side.given.models or (side.label,))[0] for side in (found.prefill, found.decode)]
+    labels = [
+        side.path or (side.given.models or (side.label,))[0]
+        for side in (found.prefill, found.decode)
+    ]
     path = " -> ".join(labels) if both else labels[1]
     return ModelReport(
         path, path, "failed" if found.failed else "unchanged", findings=found.findings
     )
-
-
-def as_json(
-    found: HandOff | None,
-    code: int,
-    fault: KvRenameError | None = None,
-    reports: tuple[Reports, Reports] = ((), ()),
-) -> str:
-    """One document, held against ``schemas/compare-1.json`` by the tests."""
-    content = _nothing() if found is None else _content(found, reports)
-    return document(SCHEMA, "compare", code, fault, **content)
-
-
-def _nothing() -> dict[str, Any]:
-    absent = ("target", "full_transfer", "tensor_parallelism", "prefill", "decode", "verdict")
-    return {**dict.fromkeys(absent), "pairs": [], "transfers": [], "findings": [], "notes": []}
-
-
-def _content(found: HandOff, reports: tuple[Reports, Reports]) -> dict[str, Any]:
-    ranks = found.ranks
-    return {
-        "target": found.target,
-        "full_transfer": found.whole,
-        "tensor_parallelism": None if ranks is None else ranks._asdict(),
-        "prefill": _side(found.prefill, reports[0]),
-        "decode": _side(found.decode, reports[1]),
-        "verdict": _verdict(found),
-        "pairs": [_pair(found, row) for row in found.rows],
-        "transfers": [_transfer(one) for one in found.transfers],
-        "findings": [finding_values(one) for one in found.findings],
-        "notes": list(found.notes),
-    }
-
-
-def _side(side: Side, reports: Reports) -> dict[str, Any]:
-    return {
-        "models": list(side.layout.models),
-        "selected": not side.bare,
-        "tokens": list(side.tokens),
-        "order": side.order,
-        "sizes": dict(side.layout.sizes),
-        "missing": list(side.layout.missing),
-        "findings": [finding_values(one) for report in reports for one in report.findings],
-    }
-
-
-def _verdict(found: HandOff) -> dict[str, Any]:
-    verdict = found.verdict
-    bare = found.prefill.bare or found.decode.bare
-    near = verdict.near
-    wrong = [one for one in rehearsing.union(verdict.corrupt, verdict.refused) if not near]
-    return {
-        "outcome": outcome(found),
-        "renamed": verdict.outcome if bare else None,
-        "sentence": sentence(found),
-        "first_wrong": wrong[0][0] if wrong else None,
-        "corrupt": _ranges(verdict.corrupt, near),
-        "refused": _ranges(verdict.refused, near),
-        "beyond": verdict.beyond,
-        "longest": verdict.longest,
-    }
-
-
-def _ranges(ranges: Ranges, near: int | None) -> list[dict[str, int | None]]:
-    """Ranges for programs; an end that the graphs do not show is null."""
-    unknown = (sides.LONGEST, near)
-    return [
-        {
-            "first": None if near is not None and first == near + 1 else first,
-            "last": None if last in unknown else last,
-        }
-        for first, last in ranges
-    ]
-
-
-def _pair(found: HandOff, row: Row) -> dict[str, Any]:
-    return {
-        "layer": row.twin.any.layer,
-        "part": row.twin.any.part,
-        "prefill": _buffer(found.prefill, row.twin.prefill),
-        "decode": _buffer(found.decode, row.twin.decode),
-        "fault": row.code,
-        "wrong": _ranges(row.wrong, found.verdict.near),
-    }
-
-
-def _buffer(side: Side, buffer: Buffer | None) -> dict[str, Any] | None:
-    if buffer is None:
-        return None
-    shape = buffer.shape
-    return {
-        "input": buffer.input,
-        "output": buffer.output,
-        "kind": buffer.kind,
-        "dtype": buffer.dtype,
-        "shape": None if shape is None else list(shape),
-        "sized": None if shape is None else list(side.layout.sized(shape)),
-    }
-
-
-def _transfer(one: Transfer) -> dict[str, Any]:
-    names = {slot.ident: slot.name for slot in one.read}
-    return {
-        "tokens": one.tokens,
-        "refused": one.refused,
-        "wrong": [names[ident] for ident in one.wrong if ident in names],
-        "prefill": _memory(one.sent),
-        "decode": _memory(one.read),
-    }
-
-
-def _memory(slots: Sequence[Slot]) -> dict[str, Any]:
-    total = slots[-1].offset + slots[-1].bytes if slots else 0
-    return {
-        "bytes": _known(total),
-        "slots": [
-            {
-                "position": position,
-                "name": slot.name,
-                "layer": slot.ident[0] if slot.ident[0] >= 0 else None,
-                "part": slot.ident[1] if slot.ident[0] >= 0 else None,
-                "dtype": slot.dtype,
-                "shape": [_known(dim) for dim in slot.shape],
-                "bytes": _known(slot.bytes),
-                "offset": _known(slot.offset),
-            }
-            for position, slot in enumerate(slots)
-        ],
-    }
-
-
-def _known(number: object) -> int | None:
-    """A number, unless a size went into it that is not known."""
-    return number if isinstance(number, int) and number < sides.FAR else None

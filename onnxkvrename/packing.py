@@ -81,11 +81,11 @@ class _Bucket(NamedTuple):
 
 
 def _buckets(specs: Iterable[Spec]) -> list[_Bucket]:
-    """Each layer in the first bucket that it is of one type with."""
+    """Each layer in the first bucket that it is of one type with; its first layer says which."""
     found: list[list[Spec]] = []
     for spec in specs:
         for bucket in found:
-            if uniform([*bucket, spec], "0.33"):
+            if uniform([bucket[0], spec], "0.33"):
                 bucket.append(spec)
                 break
         else:

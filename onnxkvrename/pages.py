@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
+from onnxkvrename import sizing
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.kinds import Kind
 from onnxkvrename.layouts import Buffer, Layout
@@ -25,6 +26,7 @@ WINDOWED = frozenset[Kind]({"sliding_window", "sliding_window_mla", "chunked_loc
 
 _FLOATS = {"FLOAT16": 2, "BFLOAT16": 2, "FLOAT": 4}
 _ITEMSIZES = {**_FLOATS, "FLOAT8E4M3FN": 1, "FLOAT8E5M2": 1}
+_MOST = 1 << 31
 _ONE_HEAD_SIZE = ("cross_attention", "chunked_local_attention")
 
 
@@ -50,7 +52,7 @@ class Condition(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Why layers cannot be projected, and what would help; ``code`` is a finding's, or empty."""
+    """Why layers cannot be projected, and what would help; ``code`` is that of the finding."""
 
     layers: tuple[int, ...]
     code: str
@@ -61,7 +63,7 @@ class Refusal(NamedTuple):
 class Refused(Exception):
     """Layers cannot be projected; carries the :class:`Refusal`."""
 
-    def __init__(self, layers: Iterable[int], reason: str, hint: str, code: str = "") -> None:
+    def __init__(self, layers: Iterable[int], reason: str, hint: str, code: str = "KV622") -> None:
         super().__init__(reason)
         self.refusal = Refusal(tuple(dict.fromkeys(layers)), code, reason, hint)
 
@@ -123,7 +125,7 @@ class Specs(NamedTuple):
 
 
 def check(asked: Asked) -> None:
-    """Raises :class:`KvRenameError` for an era that is not known, and for sizes below 1."""
+    """Raises :class:`KvRenameError` for an era that is not known, and for sizes that are none."""
     if asked.era not in ERAS:
         raise KvRenameError(
             f"vLLM {asked.era} is not known here", hint=f"there are: {', '.join(ERAS)}"
@@ -132,6 +134,8 @@ def check(asked: Asked) -> None:
     for name, size in (*sizes.items(), *(("prompt", size) for size in asked.tokens)):
         if size < 1:
             raise KvRenameError(f"a {name} of {size} is too small", hint="give 1 or more")
+        if size >= _MOST:
+            raise KvRenameError(f"a {name} of {size} is too large", hint=f"give less than {_MOST}")
 
 
 def specs(layout: Layout, asked: Asked) -> Specs:
@@ -192,10 +196,12 @@ def _spec(layer: int, kind: Kind, buffers: Sequence[Buffer], layout: Layout, ask
 def _states(layer: int, buffers: Sequence[Buffer], layout: Layout, asked: Asked) -> Spec:
     shapes = [_sizes(layer, buffer, layout)[1:] for buffer in buffers]
     for shape in shapes:
-        if not shape or shape[0] % asked.tp:
+        if not shape:
+            raise Refused([layer], "a state has no axis behind the batch", "export it with one")
+        if shape[0] % asked.tp:
             raise Refused(
                 [layer],
-                f"a state of {shape[0] if shape else 1} does not divide by {asked.tp} ranks",
+                f"a state of {shape[0]} does not divide by {asked.tp} ranks",
                 "choose a tensor parallelism that divides it",
                 "KV619",
             )
@@ -225,6 +231,8 @@ def _sizes(layer: int, buffer: Buffer, layout: Layout, axis: int = 0) -> tuple[i
         dim = next(dim for dim in shape if not isinstance(dim, int) or dim < 1)
         hint = f"--dim {dim}=SIZE says it" if isinstance(dim, str) else "export it with sizes"
         raise Refused([layer], f"a size of {buffer.part} is not known: {dim}", hint)
+    if sizing.elements(sizes) is None:
+        raise Refused([layer], f"{buffer.part} is larger than any memory", "export it with sizes")
     return sizes
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 from onnxkvrename.checking import Finding, finding, listed, shape_text
 from onnxkvrename.comparing import layers_text
 from onnxkvrename.layouts import Buffer, Layout
 from onnxkvrename.signature import Dim
-from onnxkvrename.transfer import Ident
+from onnxkvrename.transfer import Ident, length_text
 
 _HINTS = {
     "KV612": "compile both with the same precision, and give its --custom-io",
@@ -19,6 +19,8 @@ _HINTS = {
     "KV615": "export both with the same release of the exporter",
     "KV618": "compile both for the same context",
 }
+_DRAFTED = 3
+"""The most layers of a draft model."""
 
 
 class Twin(NamedTuple):
@@ -165,7 +167,7 @@ def said(code: str, group: Sequence[tuple[Twin, Fault]], longer: int | None) -> 
     message = f"is {fault.prefill} on prefill and {fault.decode} on decode"
     message += others([twin for twin, _ in group])
     if code == "KV614" and longer:
-        message += f": they differ for prompts longer than {longer} tokens"
+        message += f": they differ for prompts longer than {length_text(longer)}"
     elif code == "KV614" and fault.ask and fault.certain and longer is None:
         message += f": they differ for prompts longer than {' or '.join(fault.ask)}"
     elif fault.open:
@@ -186,26 +188,50 @@ def others(group: Sequence[Twin]) -> str:
     return f", and {more} (of {layers})"
 
 
-def missing(pairs: Sequence[Twin]) -> Iterator[tuple[Finding, tuple[Twin, ...]]]:
-    """Buffers on one side only; those behind the other's last layer may be a draft model's."""
-    mine = [twin.any.layer for twin in pairs if twin.prefill is not None]
-    theirs = [twin.any.layer for twin in pairs if twin.decode is not None]
-    common = any(None not in twin for twin in pairs)
-    for side, other, last in (("prefill", "decode", theirs), ("decode", "prefill", mine)):
-        alone = [twin for twin in pairs if getattr(twin, other) is None]
-        behind = [twin for twin in alone if common and twin.any.layer > max(last)]
-        within = [twin for twin in alone if twin not in behind]
-        if within:
-            text = f"{_parts(within)}: on {side} only, {other} has no such buffer"
-            hint = "export both from the same model, with the same rules"
-            yield finding("KV611", within[0].name, f"is one of {text}", hint), tuple(within)
-        if behind:
-            text = f"{_parts(behind)}: on {side} only, behind {other}'s last layer {max(last)}"
+def missing(pairs: Sequence[Twin], *, alike: bool) -> Iterator[tuple[Finding, tuple[Twin, ...]]]:
+    """Buffers on one side only. KV620 for those that may be a draft model's, otherwise KV611.
+
+    They may be where one side has a few whole layers more, right behind the last of the
+    other, fewer than both have, and all else is ``alike``: draft models that share a graph
+    with their target have one layer, or up to three.
+    """
+    mine = {twin.any.layer for twin in pairs if twin.prefill is not None}
+    theirs = {twin.any.layer for twin in pairs if twin.decode is not None}
+    lacking = [twin for twin in pairs if None in twin]
+    for side, other, layers in (("prefill", "decode", theirs), ("decode", "prefill", mine)):
+        alone = [twin for twin in lacking if getattr(twin, other) is None]
+        if not alone:
+            continue
+        text = f"{_whole(alone, layers)} on {side} only: {_parts(alone)}"
+        if alike and alone == lacking and _drafted(alone, layers):
+            text += f", right behind {other}'s last layer {max(layers)}"
             hint = "give both sides the draft model's layers, or neither; or one is cut short"
-            yield finding("KV620", behind[0].name, f"is one of {text}", hint), tuple(behind)
+            yield finding("KV620", "", text, hint), tuple(alone)
+        else:
+            hint = "one side may be another model, cut short, or without some of its windows"
+            yield finding("KV611", "", text, hint), tuple(alone)
+
+
+def _drafted(alone: Sequence[Twin], layers: Set[int]) -> bool:
+    """Whether layers that one side has alone may be those of a draft model."""
+    more = sorted({twin.any.layer for twin in alone})
+    last = max(layers, default=-1)
+    return len(more) <= min(_DRAFTED, len(layers) - 1) and more == [
+        *range(last + 1, last + 1 + len(more))
+    ]
+
+
+def _whole(alone: Sequence[Twin], layers: Set[int]) -> str:
+    """The layers, with the parts where the other side has the rest: ``value of layer 1``."""
+    text = layers_text(sorted({twin.any.layer for twin in alone}))
+    if all(twin.any.layer not in layers for twin in alone):
+        return text
+    return f"{listed(list(dict.fromkeys(twin.any.part for twin in alone)))} of {text}"
 
 
 def _parts(group: Sequence[Twin]) -> str:
+    first = group[0]
+    if len(group) == 1:
+        return f"a buffer, {first.name}"
     parts = listed(list(dict.fromkeys(twin.any.part for twin in group)))
-    layers = layers_text(sorted({twin.any.layer for twin in group}))
-    return f"{len(group)} buffers ({parts} of {layers})"
+    return f"{len(group)} buffers ({parts}), {first.name} the first"

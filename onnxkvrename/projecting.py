@@ -39,7 +39,7 @@ def project(layout: Layout, asked: Asked) -> Projection:
 
     Layers that vLLM cannot have are told as refusals, never raised. Raises
     :class:`~onnxkvrename.errors.KvRenameError` for an era that is not known and
-    for sizes below 1.
+    for sizes below 1, or of 2^31 and more.
     """
     check(asked)
     found = specs(layout, asked)
@@ -60,11 +60,16 @@ def project(layout: Layout, asked: Asked) -> Projection:
 
 
 def findings(projection: Projection) -> Iterator[Finding]:
-    """KV619 for layers that do not divide by tensor parallelism."""
-    for refusal in projection.refusals:
-        if refusal.code:
-            said = f"{layers_text(refusal.layers)}: {refusal.reason}"
-            yield finding(refusal.code, "", said, refusal.hint)
+    """KV619 for layers that do not divide by tensor parallelism, KV622 for all others refused.
+
+    Groups that only some layouts of memory refuse are none: another one takes them.
+    """
+    ways = projection.groupings
+    refused = [way.refusal for way in ways if way.refusal is not None]
+    whole = dict.fromkeys(refused) if len(refused) == len(ways) else {}
+    for refusal in (*projection.refusals, *whole):
+        said = f"{layers_text(refusal.layers)}: {refusal.reason}"
+        yield finding(refusal.code, "", said, refusal.hint)
 
 
 def as_dict(projection: Projection) -> dict[str, Any]:

@@ -72,6 +72,21 @@ class _Moment(NamedTuple):
     excess: int
 
 
+class _Held(NamedTuple):
+    """A place in the memory, and the buffer that a side has there, if it is one."""
+
+    slot: Slot
+    buffer: Buffer | None
+    layout: Layout
+
+    @property
+    def full(self) -> Shape:
+        """The shape of all that one sequence has of it; in a place of another rank, the place's."""
+        if self.buffer is None or len(self.buffer.shape or ()) != len(self.slot.shape):
+            return self.slot.shape
+        return (1, *self.layout.sized(self.buffer.shape or ())[1:])
+
+
 def stage(prefill: Layout, decode: Layout, target: Target, *, whole: bool, longest: int) -> Stage:
     """Both sides, in the consumer's order; an output for which there is no slot is not written."""
     given = transfer.inputs(prefill, target)
@@ -150,63 +165,105 @@ def _segments(scene: Stage) -> Iterator[tuple[int, int]]:
         dim
         for found, layout in both
         for one in found
-        for dim in layout.sized(one.value.shape or ())[1:]
-        if isinstance(dim, int)
+        for axis, dim in enumerate(layout.sized(one.value.shape or ()))
+        if isinstance(dim, int) and axis in _bending(one, scene)
     }
     bends = {length for size in {1, *sizes} for length in (size, size + 1)}
     starts = sorted({1, *(bend for bend in bends if 1 < bend <= scene.longest)})
     yield from zip(starts, [*(start - 1 for start in starts[1:]), scene.longest], strict=True)
 
 
+def _bending(one: Selected, scene: Stage) -> frozenset[int | None]:
+    """The axes along which a prompt counts: those that it cuts, and that of its tokens.
+
+    Where a buffer does not say which that is, it may be any.
+    """
+    rank = len(one.value.shape or ())
+    if _is_unknown(one.buffer):
+        return frozenset(range(1, rank))
+    cut = transfer.clipped(scene.target, rank, scene.whole)
+    return cut | {None if one.buffer is None else one.buffer.sequence}
+
+
 def _moment(scene: Stage, tokens: int) -> _Moment:
     sent, read = scene.sent(tokens), scene.read(tokens)
-    written = {one.ident: slot for one, slot in zip(scene.written, sent, strict=False)}
-    mine_of = {one.ident: one.buffer for one in scene.written}
-    buffers = {one.ident: one.buffer for one in scene.taken}
+    written = {
+        one.ident: _Held(slot, one.buffer, scene.prefill)
+        for one, slot in zip(scene.written, sent, strict=False)
+    }
+    meant = {slot.ident: slot for slot in sent}
     shift: dict[Ident, int] = {}
     own, cut = set[Ident](), set[Ident]()
-    for slot in read:
-        mine = written.get(slot.ident)
+    for one, slot in zip(scene.taken, read, strict=True):
+        mine, theirs = written.get(slot.ident), _Held(slot, one.buffer, scene.decode)
         if mine is None:
             continue
-        shift[slot.ident] = slot.offset - mine.offset
-        forms = _form(mine, mine_of[slot.ident]), _form(slot, buffers[slot.ident])
-        if mine.dtype != slot.dtype or not _alike(*forms, tokens):
+        shift[slot.ident] = slot.offset - mine.slot.offset
+        fits = _same(mine.slot, meant.get(slot.ident, mine.slot))
+        if not fits or not _alike(mine, theirs, tokens):
             own.add(slot.ident)
-        if _is_cut(slot, buffers[slot.ident], scene, tokens):
+        if any(_is_cut(held, scene.target, tokens) for held in (mine, theirs)):
             cut.add(slot.ident)
     return _Moment(shift, frozenset(own), frozenset(cut), _total(read) - _total(sent))
 
 
-_Form = list[tuple[int, bool]]
+def _same(place: Slot, meant: Slot) -> bool:
+    """Whether a place is like the one that was meant for what is written there."""
+    return (place.shape, place.dtype) == (meant.shape, meant.dtype)
 
 
-def _alike(mine: _Form, theirs: _Form, tokens: int) -> bool:
+def _alike(mine: _Held, theirs: _Held, tokens: int) -> bool:
     """Whether the bytes of all tokens stand alike; tokens that come first may have room left."""
-    if mine == theirs:
-        return True
-    lengths = [form[0][0] if form and form[0][1] else 1 for form in (mine, theirs)]
-    rests = [form[1:] if form and form[0][1] else form for form in (mine, theirs)]
+    forms = _forms(mine, theirs)
+    if mine.slot.dtype != theirs.slot.dtype or forms[0] == forms[1]:
+        return mine.slot.dtype == theirs.slot.dtype
+    lengths = [form[0][0] if form and form[0][1] else 1 for form in forms]
+    rests = [form[1:] if form and form[0][1] else form for form in forms]
     return rests[0] == rests[1] and min(lengths) >= tokens
 
 
-def _form(slot: Slot, buffer: Buffer | None) -> _Form:
-    """The order of the bytes: axes longer than 1, and which of them are tokens."""
-    tokens = None if buffer is None else buffer.sequence
-    dims = ((int(dim or 0), axis) for axis, dim in enumerate(slot.shape))
+_Form = list[tuple[int, bool]]
+"""The order of the bytes: axes longer than 1, and which of them are tokens."""
+
+
+def _forms(mine: _Held, theirs: _Held) -> tuple[_Form, _Form]:
+    """Of both. One of fixed sizes does not say what its axes are; the other may."""
+    told = [held.buffer for held in (mine, theirs) if not _is_unknown(held.buffer)]
+    if len(told) == 2:
+        return _form(mine), _form(theirs)
+    axis = next((buffer.sequence for buffer in told if buffer is not None), None)
+    return _axes(mine.slot.shape, axis), _axes(theirs.slot.shape, axis)
+
+
+def _form(held: _Held) -> _Form:
+    """Where axes are known, all but the tokens' count in full, however little is moved.
+
+    Not even the beginnings are alike of states that differ.
+    """
+    moved, full = held.slot.shape, held.full
+    axis = None if held.buffer is None else held.buffer.sequence
+    return _axes(tuple(moved[at] if at == axis else dim for at, dim in enumerate(full)), axis)
+
+
+def _axes(shape: Shape, tokens: int | None) -> _Form:
+    dims = ((int(dim or 0), axis) for axis, dim in enumerate(shape))
     return [(dim, axis == tokens) for dim, axis in dims if dim != 1]
 
 
-def _is_cut(slot: Slot, buffer: Buffer | None, scene: Stage, tokens: int) -> bool:
+def _is_unknown(buffer: Buffer | None) -> bool:
+    return buffer is not None and buffer.kind == "unknown"
+
+
+def _is_cut(held: _Held, target: Target, tokens: int) -> bool:
     """Whether less is moved than a prompt fills: a state is full from the first token on."""
-    if buffer is None or buffer.shape is None or buffer.kind == "unknown":
+    slot, buffer = held.slot, held.buffer
+    if buffer is None or buffer.kind == "unknown":
         return False
-    full: Shape = scene.target.moved((1, *scene.decode.sized(buffer.shape)[1:]), None)
     return any(
         isinstance(size, int)
         and isinstance(moved, int)
         and moved < (min(tokens, size) if axis == buffer.sequence else size)
-        for axis, (moved, size) in enumerate(zip(slot.shape, full, strict=True))
+        for axis, (moved, size) in enumerate(zip(slot.shape, held.full, strict=True))
     )
 
 

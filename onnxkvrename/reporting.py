@@ -122,11 +122,12 @@ def ranges(layers: Sequence[int]) -> str:
 def findings(model: ModelReport, *, color: bool, verbose: bool) -> Iterator[str]:
     """One line for each finding and for the error of a model.
 
-    What is wrong with one layer is mostly wrong with all of them, so of each code
-    only the first few are given, unless verbose.
+    What is wrong with one layer is mostly wrong with all of them, so those of one code
+    stand together, and only the first few are given, unless verbose.
     """
     seen: Counter[str] = Counter()
-    for found in model.findings:
+    order = list(dict.fromkeys(found.code for found in model.findings))
+    for found in sorted(model.findings, key=lambda found: order.index(found.code)):
         seen[found.code] += 1
         where = _painted(show(model.path), color, bold=True)
         code = _painted(f"{found.severity} {found.code}", color, fg=_COLORS[found.severity])
@@ -162,12 +163,19 @@ def as_json(report: Report, command: str, code: int, fault: KvRenameError | None
 def document(
     schema: str, command: str, code: int, fault: KvRenameError | None, **content: Any
 ) -> str:
-    """The JSON document of any command: what every one of them says, around its content."""
+    """The JSON document of any command."""
     import json
 
+    return json.dumps(document_values(schema, command, code, fault, **content), indent=2)
+
+
+def document_values(
+    schema: str, command: str, code: int, fault: KvRenameError | None, **content: Any
+) -> dict[str, Any]:
+    """What the document of every command says, around its content."""
     head = {"schema": schema, "version": __version__, "command": command}
     tail = {"error": error_values(fault), "exit_code": code}
-    return json.dumps({**head, **content, **tail}, indent=2)
+    return {**head, **content, **tail}
 
 
 def _model(model: ModelReport) -> dict[str, Any]:

@@ -20,7 +20,7 @@ LONGEST = 1 << 31
 """A prompt that no graph limits; longer than any size that can be given."""
 FAR = 1 << 50
 """Stands for a size that is not known: longer than any prompt."""
-STOPS = ("KV001", "KV603", "KV610", "KV619")
+STOPS = ("KV001", "KV603", "KV604", "KV610", "KV619")
 """What is found before any hand-off, aloud."""
 
 
@@ -29,7 +29,8 @@ class Side(NamedTuple):
 
     ``bare`` says that no buffer has the consumer's token, so that those are the
     names after a rename; ``tokens`` are what the names carry as they stand.
-    ``order`` is how the graph itself lists its buffers.
+    ``order`` is how the graph itself lists its buffers. ``path`` is what was given for it;
+    ``broken`` is what is wrong with its models whatever they are used for.
     """
 
     label: str
@@ -38,6 +39,8 @@ class Side(NamedTuple):
     bare: bool
     tokens: tuple[str, ...]
     order: Order
+    path: str = ""
+    broken: Finding | None = None
 
 
 def side(label: str, found: Layout, target: Target, rules: Rules) -> Side:
@@ -101,6 +104,15 @@ def filled(found: Layout, near: int | None = None) -> Layout:
     return layouts.with_sizes(found, sizes)
 
 
+def absent(prefill: Side, decode: Side) -> Iterator[Finding]:
+    """KV001: a side without a buffer, with which there is no hand-off at all."""
+    for side in (prefill, decode):
+        if not side.layout.buffers:
+            where = f"{side.label}: {side.path}" if side.path else side.label
+            hint = "give the model that has the cache; --profile and --rules know names"
+            yield finding("KV001", "", f"no KV buffer on {where}", hint)
+
+
 def unselected(prefill: Side, decode: Side, target: Target) -> Iterator[Finding]:
     """KV616: what carries another token, or none."""
     bare = [side for side in (prefill, decode) if side.bare and side.layout.buffers]
@@ -136,32 +148,82 @@ def _half(side: Side, target: Target) -> Iterator[Finding]:
         yield finding(
             "KV616",
             left[0].names[0],
-            f"is one of {len(left)} buffers of {side.label} that {target.name} does not select: "
-            f"{target.token} is not on all of their names",
+            f"is {_some(len(left))} of {side.label} that {target.name} does not select: "
+            f"{target.token} is not on all of {'their' if len(left) > 1 else 'its'} names",
             consuming.command(side.given, target, "--replace"),
         )
+
+
+def _some(count: int) -> str:
+    return f"one of {count} buffers" if count > 1 else "a buffer"
 
 
 def stops(prefill: Side, decode: Side, target: Target) -> Iterator[Finding]:
     """What stops the consumer before any hand-off."""
     for side in (prefill, decode):
-        if not side.layout.buffers:
-            yield finding(
-                "KV001", "", f"no KV buffer on {side.label}", "give the model that has the cache"
-            )
-            continue
         for found in transfer.faults(side.layout, target):
             yield found._replace(message=f"{found.message} ({side.label})")
-    given, written = (
-        len(find(prefill.layout, target)) for find in (transfer.inputs, transfer.outputs)
-    )
-    if written - given not in (0, 1) and prefill.layout.buffers:
+    yield from _counted(prefill.layout, target)
+
+
+def alone(prefill: Side, decode: Side, target: Target, whole: bool) -> Iterator[Finding]:
+    """What each side gets wrong by itself, a hand-off or not: KV602, KV609, KV610.
+
+    Of the other checks of a consumer some are about what is compared here in more detail
+    (KV601, KV603 to KV605, KV608), and some about what takes no part in it (KV606, KV607).
+    """
+    for side in (prefill, decode):
+        for found in consuming.check(side.layout, target, whole=whole):
+            if found.code in ("KV602", "KV609", "KV610"):
+                yield found._replace(message=f"{found.message} ({side.label})")
+
+
+def _counted(prefill: Layout, target: Target) -> Iterator[Finding]:
+    """Prefill's list of outputs is as long as that of inputs, or longer by one.
+
+    In it stand outputs of buffers and what is appended, and of all the last is taken off.
+    """
+    given, written = (len(find(prefill, target)) for find in (transfer.inputs, transfer.outputs))
+    appended = sum(target.appended(value.name) for value in prefill.outputs)
+    if not given or written + appended - 1 - given in (0, 1):
+        return
+    if written - given in (0, 1):
+        yield finding(
+            "KV604",
+            "",
+            f"prefill has {appended or 'no'} outputs that start with log, of which it takes one "
+            "off: its buffers are not as many as it counts, and it stops at the first prompt",
+            "export prefill with logits, without sampling on the device",
+        )
+    else:
         yield finding(
             "KV610",
             "",
             f"prefill selects {given} inputs, but {written} outputs: it stops at the first prompt",
             "onnxkvrename verify MODEL says which pairs are broken",
         )
+
+
+def strangers(prefill: Side, decode: Side, target: Target) -> Iterator[Finding]:
+    """KV608: places of what is no buffer, and that only one side has."""
+    given = transfer.inputs(prefill.layout, target)
+    written = transfer.outputs(prefill.layout, target)[: len(given)]
+    taken = transfer.inputs(decode.layout, target)
+    for label, places, others in (
+        ("prefill", (*given, *written), taken),
+        ("decode", taken, written),
+    ):
+        there = {one.ident for one in others}
+        alone = [one for one in places if one.buffer is None and one.ident not in there]
+        names = list(dict.fromkeys(one.called for one in alone))
+        if names:
+            yield finding(
+                "KV608",
+                names[0],
+                f"is no KV buffer{consuming.counted(names)}, but carries {target.token}, and has a "
+                f"place among the buffers of {label} only",
+                f"take {target.token} out of that name where the model is exported",
+            )
 
 
 def order_notes(prefill: Side, decode: Side, target: Target) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 
 from onnxkvrename.messages import bits_of
@@ -12,6 +11,8 @@ Shape = tuple[Dim, ...]
 Sizes = Mapping[str, int]
 """What symbols stand for."""
 
+MOST = 1 << 63
+"""What ONNX's sizes end below."""
 _BYTE = ("BOOL", "INT8", "MXINT8", "UINT8")
 
 
@@ -21,15 +22,25 @@ def sized(shape: Shape, sizes: Sizes) -> Shape:
 
 
 def elements(shape: Shape) -> int | None:
-    """How many elements there are, ``None`` as long as a size is not known."""
-    known = [dim for dim in shape if isinstance(dim, int) and dim >= 0]
-    return math.prod(known) if len(known) == len(shape) else None
+    """How many elements there are; ``None`` as long as a size is not known, or for too many.
+
+    No tensor has :data:`MOST` or more.
+    """
+    known = sorted(dim for dim in shape if isinstance(dim, int) and dim >= 0)
+    if len(known) < len(shape):
+        return None
+    count = 1
+    for dim in known:  # a 0 comes first
+        count *= dim
+        if count >= MOST:
+            return None
+    return count
 
 
 def bytes_of(shape: Shape, dtype: str) -> int | None:
     """Bytes of a dense tensor, the last one filled up.
 
-    ``None`` where a size is not known, or how large an element of this dtype is.
+    ``None`` where :func:`elements` is, or where it is not known how large one of this dtype is.
     An element of ``MXINT8`` counts as one byte, as a consumer counts it; the scales
     that blocks of them share are not in the graph.
     """

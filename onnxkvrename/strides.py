@@ -3,8 +3,9 @@
 After vLLM 0.33.0: ``v1/kv_cache_layout.py``, ``v1/kv_cache_interface.py``
 (``compute_layout_strides``), ``v1/core/kv_cache_planning.py``
 (``get_kv_cache_config_from_groups``, ``validate_kv_cache_layout``),
-``v1/attention/backends/utils.py`` (``resolve_kv_cache_layout``), and the offloading and NIXL
-connectors. No layer asks for an alignment of its blocks.
+``v1/attention/backends/utils.py`` (``resolve_kv_cache_layout``,
+``get_supported_kv_cache_layouts``), and the offloading and NIXL connectors. No layer asks for
+an alignment of its blocks.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from onnxkvrename.allocation import (
     whole_block,
 )
 from onnxkvrename.grouping import Grouping
-from onnxkvrename.nixl import Region, blocks_of, through
+from onnxkvrename.nixl import Region, blocks_of, through, untold
 from onnxkvrename.pages import MLA, Condition, Spec
 from onnxkvrename.uniformity import Group
 
-LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
-"""Orders of layer, block, head, token and content, outermost first."""
+LAYOUTS = ("LBNHC", "LBHNC", "BLNHC", "BLHNC", "BHLNC", "LHBNC")
+"""Orders of layer, block, head, token and content, outermost first; as vLLM prefers them.
 
-_GONE = {
-    "canonical": "vLLM 0.33 has no canonical allocation; any layout with B outermost has one block"
-    " for all layers",
-    "packed": "vLLM 0.33 has no such gate; any layout with B outermost is packed",
-}
+The first one is taken where no attention backend, no connector and no user says otherwise.
+"""
+
+_GONE = ("canonical", "packed")
+_WITHOUT = "vLLM 0.33 has none: in a layout with B outermost one block holds all layers"
 
 
 def arrangements(
@@ -54,8 +55,8 @@ def arrangements(
     return (
         *(_arrangement(name, specs, groupings, tokens) for name in LAYOUTS),
         *(
-            Arrangement(name, "not met", (Condition("version", "not met", why),), 0)
-            for name, why in _GONE.items()
+            Arrangement(name, "not met", (Condition("version", "not met", _WITHOUT),), 0)
+            for name in _GONE
         ),
     )
 
@@ -75,11 +76,13 @@ def _arrangement(
     groups = groupings[at].groups
     conditions = tuple(_conditions(layout, specs, groupings[at]))
     state = state_of(conditions)
+    default = layout == LAYOUTS[0]
     if state == "not met":
-        return Arrangement(layout, state, conditions, at)
+        return Arrangement(layout, state, conditions, at, default=default)
     size = max(group.bytes_per_block for group in groups)
     placements = tuple(_placements(layout, groups, size))
     regions = _regions(layout, groups, placements, size)
+    unknown = _unknown(layout, groups) or untold(groups)
     return Arrangement(
         layout,
         state,
@@ -89,7 +92,8 @@ def _arrangement(
         padding_share(groups, size),
         placements,
         _view(layout, groups, placements),
-        tuple(through(count, blocks_of(groups, count), regions) for count in tokens),
+        tuple(through(count, blocks_of(groups, count), regions, unknown) for count in tokens),
+        default,
     )
 
 
@@ -112,7 +116,10 @@ def _conditions(layout: str, specs: Iterable[Spec], grouping: Grouping) -> Itera
         "all groups fit into the same memory",
         otherwise="pages are of several sizes, and not side by side in a block",
     )
-    why = f"all attention backends support {layout}; VLLM_KV_CACHE_LAYOUT or a connector asks"
+    if layout == LAYOUTS[0]:
+        why = "no attention backend, no connector and no VLLM_KV_CACHE_LAYOUT asks for another"
+    else:
+        why = "all attention backends take it, and they, a connector or the user ask for it"
     yield requires("layout", why)
     yield requires("page content", "the backend stores key and value as they are, unaligned")
 
@@ -178,29 +185,36 @@ def _located(placements: Iterable[Placement]) -> Iterator[tuple[Member, int, int
 
 
 def _regions(
-    layout: str, groups: Iterable[Group], placements: Sequence[Placement], size: int
+    layout: str, groups: Sequence[Group], placements: Sequence[Placement], size: int
 ) -> tuple[Region, ...] | None:
-    """The regions that NIXL registers; ``None`` with states, and with MLA beside other layers."""
-    specs = [spec for group in groups for spec in group.specs]
-    mla = {spec.kind in MLA for spec in specs}
-    if any(spec.kind == "mamba" for spec in specs) or len(mla) > 1:
+    """The regions that NIXL registers; ``None`` where they are not known."""
+    if _unknown(layout, groups) is not None:
         return None
+    specs = [spec for group in groups for spec in group.specs]
+    mla = any(spec.kind in MLA for spec in specs)
     everything = Region(size, frozenset(place.members[0].group for place in placements))
-    if outermost(layout):
-        pieces = {_piece(layout, spec) for spec in specs}
-        if True in mla or pieces == {False}:
-            return (everything,)
-        if False in pieces:
-            return None
+    if outermost(layout) and (mla or not all(_piece(layout, spec) for spec in specs)):
+        return (everything,)
     apart = _heads(specs[0]) if layout == "LHBNC" else 1
     found: dict[tuple[int, int], set[int]] = {}
     for member, place, page in _located(placements):
         found.setdefault((place, page), set()).add(member.group)
     return tuple(
-        Region(page // apart, frozenset(theirs))
-        for (_, page), theirs in found.items()
-        for _ in range(apart)
+        Region(page // apart, frozenset(theirs), apart) for (_, page), theirs in found.items()
     )
+
+
+def _unknown(layout: str, groups: Iterable[Group]) -> str | None:
+    """Why the regions that NIXL registers are not known; ``None`` where they are."""
+    specs = [spec for group in groups for spec in group.specs]
+    mla = {spec.kind in MLA for spec in specs}
+    if any(spec.kind == "mamba" for spec in specs):
+        return "which regions NIXL registers for states"
+    if len(mla) > 1:
+        return "which regions NIXL registers where only some layers are MLA"
+    if outermost(layout) and True not in mla and len({_piece(layout, s) for s in specs}) > 1:
+        return "which regions NIXL registers where only some pages are one piece of memory"
+    return None
 
 
 def _piece(layout: str, spec: Spec) -> bool:

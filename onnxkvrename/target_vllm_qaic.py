@@ -21,7 +21,6 @@ from onnxkvrename.targets import Target
 
 TOKEN = "vllmKvCache"
 SUFFIX = "_RetainedState"
-_LOGITS = "log"
 _CONTEXT = 2
 _ITEMSIZES = {
     **dict.fromkeys(("INT8", "UINT8", "MXINT8"), 1),
@@ -67,19 +66,25 @@ def moved(shape: Shape, tokens: int | None) -> Shape:
     return (1, shape[1], min(tokens, length), *shape[_CONTEXT + 1 :])
 
 
+def appended(name: str) -> bool:
+    """What is meant are the logits."""
+    return name.startswith("log")
+
+
 def logits(layout: Layout, whole: bool) -> Iterator[Finding]:
     """KV604. Outputs that start with ``log`` are put behind the KV buffers, and one is taken off.
 
     The list that is left may then be one longer than the buffers, and no shorter.
     """
-    names = [value.name for value in layout.outputs if value.name.startswith(_LOGITS)]
+    names = [value.name for value in layout.outputs if appended(value.name)]
     if not names:
         yield finding(
             "KV604",
             "",
             "no output starts with log: in its place the last KV buffer is taken off, and "
             'prefill stops with "buffer count mismatch"',
-            "export with logits, without sampling on the device",
+            "export with logits, without sampling on the device; a model for decode alone needs "
+            f"none, and --prefix {TOKEN} renames it",
         )
     elif len(names) > 1:
         yield finding(
@@ -223,12 +228,16 @@ def sliced(layout: Layout, whole: bool) -> Iterator[Finding]:
             yield finding(
                 "KV610",
                 buffer.input,
-                f"has {len(buffer.shape)} axes, and is sliced as if it had {ranks[0]}",
+                f"has {_axes(len(buffer.shape))}, and is sliced as if it had {ranks[0]}",
                 "no option of vllm-qaic mends this",
             )
             return
     if hybrid:
         yield from _overlaps(layout)
+
+
+def _axes(count: int) -> str:
+    return "1 axis" if count == 1 else f"{count} axes"
 
 
 def _overlaps(layout: Layout) -> Iterator[Finding]:
@@ -255,6 +264,7 @@ TARGET = Target(
     paired=paired,
     key=key,
     moved=moved,
+    appended=appended,
     itemsize=_ITEMSIZES.get,
     checks=(logits, cuts, mixed, declared, strangers, sliced),
 )

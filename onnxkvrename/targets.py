@@ -29,9 +29,11 @@ class Target(NamedTuple):
     goes by among inputs. ``key`` is what it sorts by, and raises ``ValueError``
     where the consumer itself would. ``moved`` is the shape that it hands over of a
     buffer, for a prompt of so many tokens, or ``None`` for the whole of it; the
-    shape has numbers only. ``itemsize`` is its bytes for an element of a dtype,
-    ``None`` where it knows none. ``checks`` say what would go wrong with a layout at
-    this consumer alone; ``whole`` tells them that all of each buffer is moved.
+    shape has numbers only. ``appended`` tells the outputs that prefill puts behind those
+    of buffers; of all the last is taken off again. ``itemsize`` is its bytes for an
+    element of a dtype, ``None`` where it knows none. ``checks`` say what would go wrong
+    with a layout at this consumer alone; ``whole`` tells them that all of each buffer is
+    moved.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Target(NamedTuple):
     paired: Callable[[str], str]
     key: Callable[[str], tuple[int, str]]
     moved: Callable[[Shape, int | None], Shape]
+    appended: Callable[[str], bool]
     itemsize: Callable[[str], int | None]
     checks: tuple[Callable[[Layout, bool], Iterator[Finding]], ...] = ()
 

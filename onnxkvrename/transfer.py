@@ -22,20 +22,24 @@ from onnxkvrename.sizing import Shape
 from onnxkvrename.targets import Target
 
 Ident = tuple[int, str]
-"""Layer and part of a buffer; of a value that is none, -1 and its name."""
+"""Layer and part of a buffer; of a value that is none, -1 and its name among inputs."""
 
 
 class Selected(NamedTuple):
-    """A graph input or output that the consumer takes, and the buffer that it belongs to."""
+    """A graph input or output that the consumer takes, and the buffer that it belongs to.
+
+    ``called`` is the name that it goes by among inputs.
+    """
 
     value: Value
     buffer: Buffer | None
+    called: str
 
     @property
     def ident(self) -> Ident:
         """What it holds, whatever it is called."""
         found = self.buffer
-        return (-1, self.value.name) if found is None else (found.layer, found.part)
+        return (-1, self.called) if found is None else (found.layer, found.part)
 
 
 class Slot(NamedTuple):
@@ -53,14 +57,16 @@ def inputs(layout: Layout, target: Target) -> tuple[Selected, ...]:
     """The inputs that the consumer selects, in its order: one slot each."""
     owners = {buffer.input: buffer for buffer in layout.buffers}
     chosen = consuming.selection(layout, target).inputs
-    return tuple(Selected(value, owners.get(value.name)) for value in chosen)
+    return tuple(Selected(value, owners.get(value.name), value.name) for value in chosen)
 
 
 def outputs(layout: Layout, target: Target) -> tuple[Selected, ...]:
     """The outputs that it selects, in its order: each is written to the slot in its position."""
     owners = {buffer.output: buffer for buffer in layout.buffers}
     chosen = consuming.selection(layout, target).outputs
-    return tuple(Selected(value, owners.get(value.name)) for value in chosen)
+    return tuple(
+        Selected(value, owners.get(value.name), target.paired(value.name)) for value in chosen
+    )
 
 
 def slots(layout: Layout, target: Target, tokens: int | None) -> tuple[Slot, ...]:
@@ -126,21 +132,26 @@ def faults(layout: Layout, target: Target) -> Iterator[Finding]:
             "compile with a precision that it knows, and give its --custom-io",
         )
     shapes = {one.value.name: one.value.shape for one in chosen}
-    shapeless = [name for name, shape in shapes.items() if not shape or None in shape[1:]]
+    shapeless = [
+        name
+        for name, shape in shapes.items()
+        if not shape or None in shape[1:] or consuming.empty(shape)
+    ]
     if shapeless:
         shape = shapes[shapeless[0]]
         said = "no rank" if shape is None else shape_text(shape)
         yield finding(
             "KV610",
             shapeless[0],
-            f"has {said}{consuming.counted(shapeless)}: what is moved of it cannot be told",
+            f"has {said}{consuming.counted(shapeless)}: what is moved of it cannot be told, or is "
+            "nothing",
             "export it with the names or sizes of its dimensions",
         )
 
 
 def _names(layout: Layout, target: Target) -> Iterator[str]:
-    yield from (one.value.name for one in inputs(layout, target))
-    yield from (target.paired(one.value.name) for one in outputs(layout, target))
+    yield from (one.called for one in inputs(layout, target))
+    yield from (one.called for one in outputs(layout, target))
 
 
 def _readable(target: Target, name: str) -> bool:
@@ -166,6 +177,11 @@ def _itemsize(one: Selected, target: Target) -> int:
     dtype = one.value.dtype
     known = target.itemsize(dtype)
     return known if known is not None else max(1, bits_of(dtype) // 8)
+
+
+def length_text(tokens: int) -> str:
+    """The length of a prompt: ``1 token``, ``8 tokens``."""
+    return "1 token" if tokens == 1 else f"{tokens} tokens"
 
 
 def lost(found: Iterable[Selected], buffers: Iterable[Buffer]) -> tuple[Buffer, ...]:

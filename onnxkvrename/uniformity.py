@@ -55,22 +55,23 @@ def merged(specs: Sequence[Spec]) -> Group:
 
 
 def merge(specs: Sequence[Spec], era: str) -> bool:
-    """Whether specs merge into one.
+    """Whether specs merge into one."""
+    return len({compared(spec, era) for spec in specs}) == 1
+
+
+def compared(spec: Spec, era: str) -> Spec:
+    """What vLLM compares of a spec before it merges: equal for those that merge.
 
     Not every size counts: in 0.24 neither the value's head of full attention
     nor any size of MLA; of MLA in a window none does.
     """
-    kinds = {spec.kind for spec in specs}
-    if kinds == {"sliding_window_mla"}:
-        return len({spec.window for spec in specs}) == 1
-    if kinds == {"mla_attention"} and era == "0.24":
-        return True
-    if kinds == {"full_attention"} and era == "0.24":
-        specs = [spec._replace(head_size_v=0) for spec in specs]
-    if kinds == {"full_attention"}:
+    if spec.kind == "sliding_window_mla" or (spec.kind == "mla_attention" and era == "0.24"):
+        return Spec(0, spec.kind, None, 0, 0, 0, spec.window, (), ())
+    if spec.kind == "full_attention":
         # A window on full attention does not count here: one is left of all.
-        specs = [spec._replace(window=None) for spec in specs]
-    return len({spec.alike for spec in specs}) == 1
+        size_v = 0 if era == "0.24" else spec.head_size_v
+        spec = spec._replace(head_size_v=size_v, window=None)
+    return spec.alike
 
 
 def uniform(specs: Sequence[Spec], era: str) -> bool:

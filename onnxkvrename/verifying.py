@@ -12,12 +12,14 @@ from onnxkvrename import (
     checking,
     dataflow,
     externaldata,
+    layouts,
     messages,
     onnxfile,
     places,
     planning,
     retention,
     soundness,
+    stamps,
     weightless,
     windows,
 )
@@ -119,6 +121,7 @@ def _verified(model: Model, report: ModelReport, rules: Rules, aim: Aim) -> Veri
         *proofs,
         *_tokens(model.signature, plan, aim.token),
         *(_selected(model.signature, plan, aim.select) if aim.select is not None else ()),
+        *_stamped(model, plan, rules),
     )
     report = report._replace(
         status="unchanged", pairs=plan.pairs, kept=plan.kept, findings=findings
@@ -139,6 +142,15 @@ def prove(source: Source, pairs: Sequence[Pair]) -> tuple[tuple[Flow, ...], tupl
     model = weightless.read(source)
     flows = dataflow.trace(model, pairs)
     return flows, (*dataflow.check(flows), *soundness.check(model))
+
+
+def _stamped(model: Model, plan: Plan, rules: Rules) -> Iterator[Finding]:
+    """KV621, but for a window: what its set is stamped with, it does not know alone."""
+    path = str(model.file.path)
+    if not windows.is_window(Path(path).as_posix(), rules):
+        source = layouts.Source(path, model.signature, plan)
+        found = layouts.void_stamp(source, stamps.read(model.source))
+        yield from () if found is None else (found,)
 
 
 def _tokens(signature: Signature, plan: Plan, token: str | None) -> Iterator[Finding]:

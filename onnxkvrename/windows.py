@@ -86,6 +86,12 @@ def located(path: str, rules: Rules) -> tuple[str, PartName] | None:
     return None
 
 
+def is_window(path: str, rules: Rules) -> bool:
+    """Whether a model is called like a window of one, merged or not yet; ``path`` has ``/``."""
+    found = located(path, rules)
+    return found is not None and found[1].stage != MERGED
+
+
 def group(parts: Sequence[Part], rules: Rules) -> tuple[Group, ...]:
     """The sets, stage by stage; a model that is no part of one is in no group."""
     return tuple(_grouped(parts, rules))

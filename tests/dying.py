@@ -18,6 +18,20 @@ def after_taking_memory(questions: example.workers.Questions, *settings: object)
         os._exit(3)
 
 
+def after_being_left(questions: example.workers.Questions, *settings: object) -> None:
+    """Refuse, and make the shared memory all the same once nobody asks any more."""
+    asked = next(iter(questions))
+    questions.answer(ValueError("not now"))
+    for _ in questions:
+        pass
+    KEPT.append(SharedMemory(asked.memory, create=True, size=10))
+
+
+def at_once(questions: example.workers.Questions, *settings: object) -> None:
+    """Refuse before anything is asked."""
+    raise ValueError("not at all")
+
+
 def never(questions: example.workers.Questions, *settings: object) -> None:
     """Make shared memory under a name, say so, and wait for more to do."""
     for name in questions:

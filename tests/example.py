@@ -15,7 +15,7 @@ sys.path.append(str(EXAMPLE))  # for this process, and those that it spawns
 import decode  # noqa: E402
 import kvbuffers  # noqa: E402
 import prefill  # noqa: E402
-import serve  # noqa: E402
+import serving  # noqa: E402
 import workers  # noqa: E402
 from device import Device  # noqa: E402
 from messages import HandOff, Prompt  # noqa: E402
@@ -31,7 +31,7 @@ __all__ = [
     "kvbuffers",
     "prefill",
     "prompt",
-    "serve",
+    "serving",
     "undivided",
     "workers",
 ]
@@ -40,13 +40,13 @@ __all__ = [
 @lru_cache
 def device(model: Path, role: str) -> Device:
     """A model in a session that is kept; what it did last is still in its buffers."""
-    return Device(str(model), serve.SIZES)
+    return Device(str(model), serving.SIZES)
 
 
 def prompt(model: Path, length: int) -> tuple[list[int], dict]:
     """Tokens for a model, and the features of an image if it takes one."""
-    features = serve.draw_features(device(model, "undivided"))
-    return serve.draw_prompt(length, image=bool(features)), features
+    features = serving.draw_features(device(model, "undivided"))
+    return serving.draw_prompt(length, image=bool(features)), features
 
 
 def undivided(model: Path, length: int, piece: int | None = None) -> list[int]:
@@ -58,4 +58,4 @@ def undivided(model: Path, length: int, piece: int | None = None) -> list[int]:
     step = piece or length
     for start in range(0, length, step):
         first = session.run(tokens[start : start + step], start)
-    return session.generate(first, length, serve.COUNT)
+    return session.generate(first, length, serving.COUNT)

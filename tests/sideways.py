@@ -38,7 +38,7 @@ def side_of(*texts: str, token: str = TOKEN, **sizes: int) -> Layout:
     """A layout of buffers in the order given, each with its retained output."""
     inputs = tuple(value(text, token) for text in texts)
     outputs = tuple(one._replace(name=f"{one.name}_RetainedState") for one in inputs)
-    signature = Signature(inputs, outputs)
+    signature = Signature(inputs, (Value("logits", "FLOAT", ("batch_size", 1, 8)), *outputs))
     plan = planning.as_it_stands(signature, QEFF)
     made = layouts.layout([Source("model.onnx", signature, plan)])
     return layouts.with_sizes(made, sizes)

@@ -88,6 +88,20 @@ def test_one_group_is_taken_by_cross_layers_and_by_nothing_else() -> None:
     assert states(arranged(uneven, "cross_layers"))["one group"] == "not met"
 
 
+def test_one_group_has_a_tensor_for_each_layer_unless_a_connector_wants_one_for_all() -> None:
+    for found in (layout(attention(0), attention(1)), layout(mla(0), mla(1))):
+        assert states(arranged(found, "unpacked"))["connector"] == "requires"
+    for found in (layout(linear(0), linear(1)), layout(attention(0), attention(1, heads=2))):
+        assert arranged(found, "unpacked").state == "met"
+
+
+def test_mla_across_layers_is_for_offloading_and_not_for_nixl() -> None:
+    found = arranged(layout(mla(0), mla(1)), "cross_layers", 100)
+    assert (found.state, found.bytes_per_block, found.transfers) == ("requires", 2 * 18432, ())
+    (connector,) = [one.why for one in found.conditions if one.name == "connector"]
+    assert connector.startswith("it prefers cross-layer blocks: offloading, but not NIXL")
+
+
 def test_states_are_neither_packed_nor_canonical() -> None:
     hybrid = layout(attention(0), linear(1))
     for name in ("canonical", "packed"):

@@ -57,7 +57,10 @@ MISTAKES = pytest.mark.parametrize(
         ((MODEL, "--prefix", "a\nb\x1b"), r"the token 'a\nb\x1b' may hold ASCII"),
         ((MODEL, "--prefx", "VLLM"), "--prefx"),
         ((MODEL, *V, "--format", "xml"), "'xml' is not one of"),
-        ((MODEL, *V, "--profile", "nobody"), "no profile is called nobody (there are: qeff, whisper)"),
+        (
+            (MODEL, *V, "--profile", "nobody"),
+            "no profile is called nobody (there are: qeff, whisper)",
+        ),
         ((MODEL, *V, "--rules", "none.toml"), "none.toml: no such file"),
         ((MODEL, *V, "--rules", "rules.toml"), "rules.toml: not TOML"),
         ((MODEL, *V, "--rules", "lossy.toml"), "the input_name template makes 'past_key.0_VLLM'"),
@@ -468,6 +471,7 @@ def test_a_command_misspelt_is_not_taken_for_a_model(here: Path, run) -> None:
     outcome = run("verfy", MODEL)
     assert outcome.code == 2
     assert outcome.err == "error: verfy is no command, and no file (did you mean verify?)\n"
+    assert "did you mean check-consumer?" in run("chek-consumer", MODEL).err
     (here / "verfy").write_bytes((here / MODEL).read_bytes())
     assert run("verfy", *V).code == 0
 

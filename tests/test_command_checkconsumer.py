@@ -137,6 +137,15 @@ def test_a_stranger_has_a_slot_without_a_meaning(taken: Path, run) -> None:
     assert found["slots"][4]["input"] is None
 
 
+def test_an_output_that_is_an_input_as_well_stands_alone(taken: Path, run) -> None:
+    model = onnx.load(taken)
+    model.graph.input.append(next(o for o in model.graph.output if "State" in o.name))
+    onnx.save(model, taken)
+    outcome = run("check-consumer", taken, "--format", "json")
+    assert outcome.code == 1
+    assert codes(document(outcome)) >= {"KV106", "KV609"}
+
+
 def test_a_job_that_cannot_be_done_has_a_document_too(tmp_path: Path, run) -> None:
     outcome = run("check-consumer", tmp_path / "none.onnx", "--format", "json")
     found = document(outcome)
@@ -204,6 +213,7 @@ def test_a_finding_is_told_of_the_window_that_it_is_about(tmp_path: Path, run) -
 def test_an_encoder_alone_has_nothing_to_take(run) -> None:
     outcome = run("check-consumer", FIXTURES / "plain" / "vlm_dual" / "encoder.onnx")
     assert outcome.code == 1
+    assert outcome.out.endswith("encoder.onnx: no KV buffer in it\n")
     assert "error KV001" in outcome.err
 
 

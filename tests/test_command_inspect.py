@@ -9,11 +9,12 @@ from pathlib import Path
 
 import jsonschema
 import models
+import onnx
 import pytest
 from models import node, saved
 
 import onnxkvrename
-from onnxkvrename import anatomy, pictures
+from onnxkvrename import anatomy, pictures, stamps
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[2] / "shared" / "exports"
@@ -362,3 +363,47 @@ def test_a_picture_replaces_an_earlier_one_and_nothing_else(
     place.symlink_to("elsewhere")
     assert run("inspect", decoder, option, place).code == 2
     assert place.is_symlink()
+
+
+# The stamp.
+
+
+def stamped(path: Path, digest: str) -> None:
+    model = onnx.load(path)
+    onnx.helper.set_model_props(model, {stamps.KEY: digest})
+    path.write_bytes(model.SerializeToString())
+
+
+def test_a_stamp_is_shown_and_holds(here: Path, run) -> None:
+    assert json.loads(run("inspect", MODEL, "--format", "json").out)["models"][0]["stamp"] is None
+    assert "\n  stamp " not in run("inspect", MODEL).out
+    assert run("manifest", MODEL, "--stamp").code == 0
+    outcome = run("inspect", MODEL, "--format", "json")
+    told = json.loads(outcome.out)
+    jsonschema.validate(told, SCHEMA)
+    digest = json.loads(run("manifest", MODEL).out)["kv_layout_sha256"]
+    assert (outcome.code, told["models"][0]["stamp"]) == (
+        0,
+        {"kv_layout_sha256": digest, "holds": True},
+    )
+    text = run("inspect", MODEL).out
+    assert f"stamp           {digest[:12]}… holds for this graph\n" in text
+
+
+def test_a_stamp_that_does_not_hold_is_found(here: Path, run) -> None:
+    stamped(here / MODEL, "0" * 64)
+    outcome = run("inspect", MODEL)
+    assert outcome.code == 1
+    assert "does not hold: this graph has another layout" in outcome.out
+    assert "error KV621" in outcome.out
+    (model,) = json.loads(run("inspect", MODEL, "--format", "json").out)["models"]
+    assert model["stamp"] == {"kv_layout_sha256": "0" * 64, "holds": False}
+
+
+def test_of_a_window_it_is_not_known_whether_its_stamp_holds(here: Path, run) -> None:
+    window = here / "Tiny_layer_tmp_0_1.onnx"
+    window.write_bytes((here / MODEL).read_bytes())
+    stamped(window, "0" * 64)
+    outcome = run("inspect", window.name, "--format", "json")
+    (model,) = json.loads(outcome.out)["models"]
+    assert (outcome.code, model["stamp"]["holds"]) == (0, None)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ import pytest
 from models import saved
 
 import onnxkvrename
-from onnxkvrename import gathering, layouts, load_rules, manifest, stamps
+from onnxkvrename import drafts, gathering, layouts, load_rules, manifest, stamps
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 SCHEMA, PROJECTION = (
@@ -94,7 +95,7 @@ def test_no_buffer_in_any_model_is_a_finding(here: Path, run) -> None:
     )
 
 
-@pytest.mark.parametrize("form", [(), ("--format", "json"), ("--format=json",)])
+@pytest.mark.parametrize("form", [("--format", "json"), ("--format=json",)])
 def test_a_job_that_could_not_be_done_is_said_in_json_too(
     form: tuple[str, ...], here: Path, run
 ) -> None:
@@ -105,8 +106,11 @@ def test_a_job_that_could_not_be_done_is_said_in_json_too(
     assert outcome.err.startswith("error: text.onnx: is a text file")
 
 
-def test_as_text_it_is_said_on_stderr_alone(here: Path, run) -> None:
-    outcome = run("manifest", "text.onnx", "--format", "text")
+@pytest.mark.parametrize("form", [(), ("--format", "text")])
+def test_unless_asked_for_in_json_it_is_said_on_stderr_alone(
+    form: tuple[str, ...], here: Path, run
+) -> None:
+    outcome = run("manifest", "text.onnx", *form)
     assert (outcome.code, outcome.out) == (2, "")
     assert run("verify", "text.onnx").out == ""
 
@@ -116,7 +120,7 @@ def test_as_text_it_is_said_on_stderr_alone(here: Path, run) -> None:
     [
         ((), "no MODEL given: onnxkvrename manifest MODEL"),
         ((MODEL, "--dim", "ctx_len"), "--dim 'ctx_len': say SYMBOL=SIZE"),
-        ((MODEL, "--dim", "seq_len=1"), "--dim seq_len: no buffer has that dimension"),
+        ((MODEL, "--dim", "seq_len=1"), "--dim seq_len: buffers have no such dimension; they have"),
         ((MODEL, "--tp", "2"), "--tp is for a projection: say --block-size N, too"),
         ((MODEL, "--vllm", "0.24"), "--vllm is for a projection: say --block-size N, too"),
         ((MODEL, "--tokens", "9"), "--tokens is for a projection: say --block-size N, too"),
@@ -139,9 +143,8 @@ def test_a_mistake_is_said_in_one_line(
 ) -> None:
     before = snapshot(here)
     outcome = run("manifest", *args)
-    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
     assert said in outcome.err
-    assert document(outcome.out)["exit_code"] == 2
     assert snapshot(here) == before
 
 
@@ -243,6 +246,27 @@ def test_a_place_that_cannot_be_is_refused(
     assert stat.S_ISFIFO((here / "fifo").stat().st_mode)
 
 
+@pytest.mark.parametrize("place", [MODEL, "kv.json", "below", "nowhere/kv.json"])
+def test_without_a_place_for_the_manifest_no_model_is_stamped(
+    place: str, here: Path, run, snapshot
+) -> None:
+    (here / "kv.json").write_text("mine")
+    before = snapshot(here)
+    outcome = run("manifest", MODEL, "--stamp", "-o", place)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert snapshot(here) == before
+    assert run("manifest", MODEL, "--stamp", "-o", "kv.json", "--force").code == 0
+
+
+def test_a_stamp_of_another_form_is_told_as_it_stands(here: Path, run) -> None:
+    model = models.decoder()
+    onnx.helper.set_model_props(model, {stamps.KEY: "\x1b[2J"})
+    saved(model, here / "odd.onnx")
+    outcome = run("manifest", "odd.onnx", "--format", "json")
+    assert document(outcome.out)["stamp"] == "\x1b[2J"
+    assert (outcome.code, "KV621" in outcome.err, "\x1b" in outcome.err) == (1, True, False)
+
+
 def test_one_who_has_heard_enough_is_left_in_peace(here: Path, piped) -> None:
     process = piped(f"$K manifest {MODEL} | head -c 1", here)
     assert (process.returncode, process.stdout, process.stderr) == (0, "{", "")
@@ -285,6 +309,23 @@ def test_heads_that_do_not_divide_are_a_finding(here: Path, run) -> None:
 def test_the_projection_is_told_as_text(here: Path, run) -> None:
     outcome = run("manifest", MODEL, "--block-size", "16", "--format", "text")
     assert "\nvLLM 0.33, blocks of 16, tensor parallelism 1\n" in outcome.out
+
+
+def test_a_precision_that_vllm_has_no_cache_for_is_a_finding(here: Path, run) -> None:
+    entries = (
+        f"- IOName: past_{part}.{layer}{suffix}\n  Precision: mxint8\n"
+        for part in ("key", "value")
+        for layer in (0, 1)
+        for suffix in ("", "_RetainedState")
+    )
+    (here / "custom_io.yaml").write_text("".join(entries), "utf-8")
+    args = ("manifest", MODEL, "--custom-io", "custom_io.yaml")
+    assert run(*args).code == 0
+    outcome = run(*args, "--block-size", "16")
+    assert outcome.code == 1
+    (found,) = document(outcome.out)["findings"]
+    assert (found["code"], found["model"]) == ("KV622", MODEL)
+    assert "error KV622: layers 0-1: vLLM has no such cache in MXINT8" in outcome.err
 
 
 def test_a_manifest_with_a_projection_stands_for_its_model(here: Path, run) -> None:
@@ -339,7 +380,7 @@ def test_a_stamp_says_nothing_of_a_compile(what: list[str], decoder: Path, run) 
     before = decoder.read_bytes()
     found = run("manifest", decoder, "--stamp", *what)
     assert found.code == 2
-    assert "--stamp is of the graph alone" in found.err
+    assert f"--stamp is of the graph alone: leave out {what[0]} (" in found.err
     assert decoder.read_bytes() == before
 
 
@@ -349,8 +390,60 @@ def test_where_a_model_cannot_be_written_it_is_said(decoder: Path, run) -> None:
     before = decoder.read_bytes()
     found = run("manifest", link, "--stamp")
     assert (found.code, decoder.read_bytes()) == (2, before)
-    assert "is a symbolic link" in found.err
-    assert document(found.out)["exit_code"] == 2
+    assert found.out == ""
+    assert found.err.endswith(f"is a symbolic link to {decoder} (--force writes it all the same)\n")
     assert run("manifest", link, "--stamp", "--force").code == 0
     assert link.is_symlink()
     assert decoder.read_bytes() != before
+
+
+def test_a_model_that_is_read_only_needs_force_for_its_stamp(decoder: Path, run) -> None:
+    decoder.chmod(0o400)
+    found = run("manifest", decoder, "--stamp")
+    assert found.err == f"error: {decoder}: is read-only (--force writes it all the same)\n"
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_no_stamp_is_told_to_go_elsewhere(
+    code: int, decoder: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: drafts.Draft) -> None:
+        with drafts.writing(decoder):
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(drafts.Draft, "__enter__", full)
+    found = run("manifest", decoder, "--stamp")
+    assert (found.code, os.strerror(code) in found.err) == (2, True)
+    assert " -o" not in found.err
+
+
+def test_a_second_stamp_says_that_there_is_one(decoder: Path, run) -> None:
+    assert run("manifest", decoder, "--stamp").err == f"{decoder}: stamped\n"
+    before = decoder.read_bytes()
+    assert run("manifest", decoder, "--stamp").err == f"{decoder}: stamped already\n"
+    assert decoder.read_bytes() == before
+
+
+# More or less of it.
+
+
+def test_quiet_says_only_what_is_wrong(here: Path, run) -> None:
+    outcome = run("manifest", MODEL, "-q", "--format", "text")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "")
+    outcome = run("manifest", "broken.onnx", "-q", "-o", "kv.json")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert [line.split()[2] for line in outcome.err.splitlines()] == ["KV102:"]
+    assert run("manifest", MODEL, "-q", "--stamp", "-o", "other.json").err == ""
+    document((here / "other.json").read_text())
+
+
+def test_quiet_json_is_json_all_the_same(here: Path, run) -> None:
+    assert document(run("manifest", MODEL, "-q").out)["models"] == [MODEL]
+
+
+def test_verbose_tells_every_finding(run) -> None:
+    model = FIXTURES / "plain" / "internal_suffix.onnx"
+    few, every = (run("manifest", model, *more).err for more in ([], ["-v"]))
+    assert "(-v shows all)" in few
+    assert "(-v shows all)" not in every
+    assert every.count("warning KV112") == 4

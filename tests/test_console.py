@@ -165,6 +165,14 @@ def test_an_answer_that_does_not_fit_on_the_disk_is_an_error(
     )
 
 
+@pytest.mark.parametrize("asked", ["--help", "--version", "verify -h"])
+def test_help_that_does_not_fit_on_the_disk_is_no_bug(asked: str, decoder: Path, piped) -> None:
+    process = piped(f"$K {asked} > /dev/full", decoder.parent)
+    assert process.returncode == 2
+    assert "the answer could not be given: No space" in process.stderr
+    assert "bug" not in process.stderr
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_do_not_stop_the_work(

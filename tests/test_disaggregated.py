@@ -8,11 +8,13 @@ import multiprocessing
 import os
 import re
 import secrets
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
+from typing import NamedTuple
 
 import dying
 import numpy as np
@@ -28,7 +30,7 @@ from example import (
     kvbuffers,
     prefill,
     prompt,
-    serve,
+    serving,
     undivided,
     workers,
 )
@@ -70,8 +72,8 @@ def handed(
             memory.close()
         decode.take(device(second, "decode"), sent.result, whole)
     finally:
-        serve.release(name)
-    return device(second, "decode").generate(sent.result.first_token, length, serve.COUNT)
+        serving.release(name)
+    return device(second, "decode").generate(sent.result.first_token, length, serving.COUNT)
 
 
 def gone(name: str) -> bool:
@@ -130,7 +132,7 @@ def test_two_workers_give_the_tokens_of_the_undivided_model(
     models: Path, model: str, whole: bool
 ) -> None:
     path = models / f"{model}.onnx"
-    for served in serve.serve(serve.Setting(path, path, serve.SIZES, whole), LENGTHS):
+    for served in serving.serve(serving.Setting(path, path, serving.SIZES, whole), LENGTHS):
         assert served.tokens == undivided(SERVING / path.name, len(served.prompt))
         assert len(set(served.tokens)) > 1
     assert multiprocessing.active_children() == []
@@ -143,7 +145,7 @@ def test_a_wrong_bit_in_any_buffer_changes_the_tokens(
     path = models / f"{model}.onnx"
     tokens = undivided(path, 8)
     assert handed(path, path, 8, whole) == tokens
-    for at, slot in enumerate(kvbuffers.slots(Device(str(path), serve.SIZES).buffers, 8, whole)):
+    for at, slot in enumerate(kvbuffers.slots(Device(str(path), serving.SIZES).buffers, 8, whole)):
         elements = [slot.offset + 4 * n for n in np.flatnonzero(_written(slot, 8))]
         changed = [handed(path, path, 8, whole, _flip(e)) != tokens for e in elements[::5]]
         assert sum(changed) > len(changed) / 4, (at, slot.name)
@@ -178,8 +180,8 @@ def test_buffers_in_another_order_change_the_tokens(models: Path, swapped: tuple
 
 def test_vision_stays_with_prefill(models: Path) -> None:
     path = models / "vlm.onnx"
-    (served,) = serve.serve(serve.Setting(path, path, serve.SIZES), [9])
-    assert serve.IMAGE_TOKEN in served.prompt
+    (served,) = serving.serve(serving.Setting(path, path, serving.SIZES), [9])
+    assert serving.IMAGE_TOKEN in served.prompt
     named = [slot.name for slot in (*served.sent.slots, *served.taken.slots)]
     assert len(named) == 8
     assert all(kvbuffers.PATTERN in name for name in named)
@@ -189,8 +191,8 @@ def test_vision_stays_with_prefill(models: Path) -> None:
 def test_the_image_is_in_what_the_kv_buffers_hold(models: Path) -> None:
     path = models / "vlm.onnx"
     tokens, _ = prompt(path, 9)
-    unseeing = Device(str(path), serve.SIZES)
-    blind = unseeing.generate(unseeing.run(tokens, 0), 9, serve.COUNT)
+    unseeing = Device(str(path), serving.SIZES)
+    blind = unseeing.generate(unseeing.run(tokens, 0), 9, serving.COUNT)
     assert handed(path, path, 9) == undivided(path, 9) != blind
 
 
@@ -199,7 +201,7 @@ def test_without_the_token_nothing_is_selected_and_decode_starts_empty(model: st
     path = SERVING / f"{model}.onnx"
     assert kvbuffers.slots(device(path, "decode").buffers, 9, whole=True) == []
     tokens = handed(path, path, 9)
-    assert tokens == Device(str(path), serve.SIZES).generate(tokens[0], 9, serve.COUNT)
+    assert tokens == Device(str(path), serving.SIZES).generate(tokens[0], 9, serving.COUNT)
     assert tokens != undivided(path, 9)
 
 
@@ -227,7 +229,7 @@ def test_what_compare_foretells_is_what_happens(
     models: Path, first: str, second: str, whole: bool, run
 ) -> None:
     paths = [models / f"{name}.onnx" for name in (first, second)]
-    dims = [f"--dim={symbol}={serve.SIZES[symbol]}" for symbol in ("ctx_len", "sliding_window")]
+    dims = [f"--dim={symbol}={serving.SIZES[symbol]}" for symbol in ("ctx_len", "sliding_window")]
     if first == second:
         dims = dims[: 1 + ("whole" not in first)]
     full = ["--full-transfer"] if whole else []
@@ -254,13 +256,13 @@ def _within(ranges: list[dict[str, int]], length: int) -> bool:
 def name(monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of the shared memory, known beforehand."""
     token = secrets.token_hex(8)
-    monkeypatch.setattr(serve.secrets, "token_hex", lambda size: token)
+    monkeypatch.setattr(serving.secrets, "token_hex", lambda size: token)
     return f"kv_{token}"
 
 
 def test_shared_memory_is_given_back(models: Path, name: str) -> None:
     path = models / "decoder.onnx"
-    serve.serve(serve.Setting(path, path, serve.SIZES), [9, 3])
+    serving.serve(serving.Setting(path, path, serving.SIZES), [9, 3])
     assert gone(name)
 
 
@@ -270,7 +272,7 @@ def test_a_worker_that_dies_is_told_and_leaves_nothing_behind(
     monkeypatch.setattr(prefill, "work", dying.after_taking_memory)
     path = models / "decoder.onnx"
     with pytest.raises(workers.WorkerError, match=r"prefill died \(exit code 3\)"):
-        serve.serve(serve.Setting(path, path, serve.SIZES), [9])
+        serving.serve(serving.Setting(path, path, serving.SIZES), [9])
     assert gone(name)
     assert multiprocessing.active_children() == []
 
@@ -287,9 +289,9 @@ def test_a_worker_that_does_not_answer_is_stopped(monkeypatch: pytest.MonkeyPatc
 def test_decode_that_finds_too_little_refuses_and_leaves_nothing_behind(
     models: Path, name: str
 ) -> None:
-    setting = serve.Setting(models / "window.onnx", models / "window_whole.onnx", serve.SIZES)
+    setting = serving.Setting(models / "window.onnx", models / "window_whole.onnx", serving.SIZES)
     with pytest.raises(workers.WorkerError, match="decode refuses: the memory has 1664 bytes"):
-        serve.serve(setting, [9])
+        serving.serve(setting, [9])
     assert gone(name)
     assert multiprocessing.active_children() == []
 
@@ -311,6 +313,172 @@ def test_workers_end_with_the_process_that_asks_them() -> None:
     )
     assert done.returncode == -9
     assert gone(name)
+
+
+def test_memory_that_is_made_too_late_is_given_back(
+    models: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill, "work", dying.after_being_left)
+    path = models / "decoder.onnx"
+    with pytest.raises(workers.WorkerError, match="prefill refuses: not now"):
+        serving.serve(serving.Setting(path, path, serving.SIZES), [9])
+    assert gone(name)
+
+
+def test_a_worker_that_has_ended_is_heard() -> None:
+    with workers.Worker("prefill", dying.at_once) as worker:
+        worker.process.join()
+        with pytest.raises(workers.WorkerError, match="prefill refuses: not at all"):
+            worker.ask("anything")
+
+
+def test_a_worker_does_not_hear_an_interrupt_even_while_it_starts() -> None:
+    name = f"kv_{secrets.token_hex(8)}"
+    try:
+        with workers.Worker("prefill", dying.never) as worker:
+            os.kill(worker.process.pid, signal.SIGINT)
+            assert worker.ask(name) == "made"
+        assert worker.process.exitcode == 0
+    finally:
+        serving.release(name)
+
+
+class Ended(NamedTuple):
+    """What a run of serve.py came to: the exit code, and what it wrote to stderr."""
+
+    code: int
+    said: str
+
+
+def served(*words: object) -> Ended:
+    """Run serve.py to its end."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLE / "serve.py", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return Ended(done.returncode, done.stderr)
+
+
+@pytest.fixture
+def shared() -> Iterator[None]:
+    """No shared memory of the example's is left that was not there."""
+
+    def listed() -> set[Path]:
+        return set(Path("/dev/shm").glob("kv_*")) if sys.platform == "linux" else set()
+
+    there = listed()
+    yield
+    assert listed() <= there
+
+
+def begun() -> subprocess.Popen[str]:
+    """The story, at its first words, in a group of processes of its own."""
+    story = subprocess.Popen(
+        [sys.executable, "-W", "error", str(EXAMPLE / "serve.py")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={name: said for name, said in os.environ.items() if name != "PYTHONUNBUFFERED"},
+    )
+    assert story.stdout is not None
+    assert story.stdout.readline()
+    return story
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
+def test_a_story_that_is_stopped_ends_without_a_word(
+    send: Callable[[int, int], None], number: signal.Signals, shared: None
+) -> None:
+    story = begun()
+    send(story.pid, number)
+    # Whoever lives on holds stderr open, and this would not come back.
+    _, said = story.communicate(timeout=60)
+    assert (story.returncode, said) == (128 + number, "")
+
+
+def test_a_story_that_nobody_hears_out_ends_with_one_line(shared: None) -> None:
+    story = begun()
+    assert story.stdout is not None
+    assert story.stderr is not None
+    story.stdout.close()
+    with story.stderr:
+        assert story.stderr.read() == "serve.py: not finished: Broken pipe\n"
+    assert story.wait(60) == 2
+
+
+@pytest.mark.parametrize("library", ["onnxruntime", "numpy"])
+@pytest.mark.parametrize("model", [[], [SERVING / "decoder.onnx"]])
+def test_without_the_extra_one_line_says_what_to_install(
+    library: str, model: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = f"No module named {library!r}"
+    (tmp_path / f"{library}.py").write_text(
+        f'raise ModuleNotFoundError("{said}", name={library!r})', "utf-8"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert served(*model) == (2, f"serve.py: {said}: pip install '.[run]'\n")
+
+
+@pytest.mark.parametrize("other", ["prefill", "decode", "both"])
+def test_a_file_that_is_no_model_is_refused_in_one_line(
+    models: Path, other: str, tmp_path: Path, shared: None
+) -> None:
+    text = tmp_path / "text.onnx"
+    text.write_text("no model\n", "utf-8")
+    good = models / "decoder.onnx"
+    pair = {"prefill": (text, good), "decode": (good, text), "both": (text,)}[other]
+    code, said = served(*pair)
+    assert (code, said.count("\n")) == (2, 1)
+    assert said.startswith(f"serve.py: {text} cannot be served: ")
+
+
+def test_a_model_with_a_dimension_of_unknown_size_is_refused(models: Path) -> None:
+    with pytest.raises(ValueError, match=r"^no size is known of batch_size, ctx_len$"):
+        Device(str(models / "decoder.onnx"), {"sliding_window": 8})
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--prompt-length=0"], "'0' is not a number from 1 on"),
+        (["--prompt-length=many"], "'many' is not a number from 1 on"),
+        (["--dim=ctx_len"], "'ctx_len' is not a number from 1 on"),
+        (["--dim=ctx_len=0"], "'0' is not a number from 1 on"),
+        (
+            ["--dim=foo=1"],
+            "--dim foo: no buffer has this dimension; there are: batch_size, ctx_len",
+        ),
+        (["--dim=sliding_window=8"], "--dim sliding_window: no buffer has this dimension"),
+        (["--prompt-length=40", "--dim=ctx_len=28"], "do not fit in the context (ctx_len=28)"),
+        (["--prompt-length=17", "--dim=ctx_len=28"], "do not fit in the context (ctx_len=28)"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(models: Path, words: list[str], reason: str) -> None:
+    code, said = served(models / "decoder.onnx", *words)
+    assert code == 2
+    assert reason in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("pair", "words"),
+    [
+        (["decoder"], ["--prompt-length=16", "--dim=ctx_len=28"]),
+        (["window_whole", "window"], ["--prompt-length=1", "--dim=sliding_window=4"]),
+    ],
+)
+def test_what_just_makes_sense_is_done(models: Path, pair: list[str], words: list[str]) -> None:
+    assert served(*(models / f"{name}.onnx" for name in pair), *words) == (0, "")
+
+
+def test_options_without_a_model_are_refused() -> None:
+    code, said = served("--prompt-length", "8")
+    assert code == 2
+    assert said.endswith("error: options are for a model; the story has its own\n")
 
 
 # The example is a witness of its own, and the page tells what it does.

@@ -205,13 +205,32 @@ def test_sizes_are_those_given(decoder: Path) -> None:
 
 
 def test_a_size_for_what_no_buffer_has_is_refused(decoder: Path) -> None:
-    with pytest.raises(KvRenameError, match=r"--dim seq_len: no buffer has that dimension, but ba"):
+    with pytest.raises(KvRenameError, match=r"--dim seq_len: buffers have no such dimension; they"):
         gather(decoder, known=Known({"seq_len": 1}))
 
 
 def specialized(path: Path, text: str) -> Known:
     path.write_text(text, "utf-8")
     return Known(specializations=path)
+
+
+@pytest.mark.parametrize(("given", "close"), [("ctx_lem", "(did you mean ctx_len?)"), ("x", "")])
+def test_a_size_for_nearly_a_symbol_is_told_the_symbol(
+    given: str, close: str, decoder: Path
+) -> None:
+    with pytest.raises(KvRenameError) as error:
+        gather(decoder, known=Known({given: 4}))
+    said = f"--dim {given}: buffers have no such dimension; they have batch_size, ctx_len {close}"
+    assert str(error.value) == said.strip()
+
+
+def test_a_custom_io_of_before_the_rename_is_told_how_to_follow(decoder: Path) -> None:
+    custom = decoder.parent / "custom_io.yaml"
+    custom.write_text("- IOName: past_key.0\n  Precision: mxint8\n", "utf-8")
+    rename(decoder, "VLLM")
+    with pytest.raises(ModelError, match="nothing is called past_key") as error:
+        gather(decoder, known=Known(custom_io=custom))
+    assert "onnxkvrename MODEL --prefix TOKEN --sidecar FILE" in str(error.value)
 
 
 def test_sizes_come_from_specializations_as_far_as_buffers_have_them(decoder: Path) -> None:
@@ -342,7 +361,7 @@ def test_what_was_wrong_with_a_model_is_still_wrong_in_its_manifest(tmp_path: Pa
 def test_a_manifest_that_was_changed_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "m.json", gather(FIXTURES / "VLLM" / "decoder.onnx"))
     path.write_text(path.read_text().replace("FLOAT", "FLOAT16"), "utf-8")
-    with pytest.raises(ModelError, match=f"{path}: has a digest that is not that of its buffers"):
+    with pytest.raises(ModelError, match=f"{path}: was changed after it was written"):
         gathering.side(path, RULES)
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from sideways import TARGET, attention, codes, handed, side_of, told
+from sideways import QEFF, TARGET, attention, codes, handed, side_of, told
 
-from onnxkvrename import outlook
+from onnxkvrename import layouts, outlook, planning
 from onnxkvrename.handoff import HandOff
-from onnxkvrename.layouts import with_sizes
-from onnxkvrename.signature import Value
+from onnxkvrename.layouts import Layout, Source, with_sizes
+from onnxkvrename.signature import Signature, Value
 
 WINDOW = "2,sliding_window,4"
 SIZES = {"ctx_len": 32, "sliding_window": 8}
+
+
+def laid_out(inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Layout:
+    signature = Signature(inputs, outputs)
+    plan = planning.as_it_stands(signature, QEFF)
+    return layouts.layout([Source("model.onnx", signature, plan)])
 
 
 def message(found: HandOff, code: str) -> str:
@@ -66,7 +72,9 @@ def test_69_of_93_layers_are_not_taken_for_all() -> None:
     decode = side_of(*attention(*some[:69], 92), ctx_len=32)
     found = told(prefill, decode)
     assert codes(found) == ["KV611", "KV618"]
-    assert "46 buffers (key, value of layers" in message(found, "KV611")
+    assert "18 more on prefill only: 46 buffers (key, value), past_key.3_" in message(
+        found, "KV611"
+    )
     assert "past_key.4" in message(found, "KV618")
     assert found.verdict.corrupt == ((1, 32),)
 
@@ -88,9 +96,41 @@ def test_draft_layers_on_prefill_only_are_left_behind() -> None:
     assert (codes(found), found.verdict.outcome) == (["KV620"], "loses")
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        attention(4, 5, 6, 7),
+        attention(5),
+        (*attention(4)[:1], "past_key.9:2,ctx_len,4"),
+    ],
+)
+def test_layers_that_are_many_or_elsewhere_are_no_draft(more: tuple[str, ...]) -> None:
+    side = side_of(*attention(0, 1, 2, 3))
+    found = told(side, side_of(*attention(0, 1, 2, 3), *more))
+    assert codes(found) == ["KV611"]
+    assert codes(told(side, side_of(*attention(0, 1, 2, 3, 4, 5, 6)))) == ["KV620"]
+
+
+def test_as_many_layers_again_are_another_model() -> None:
+    found = told(side_of(*attention(0, 1)), side_of(*attention(0, 1, 2, 3)))
+    assert codes(found) == ["KV611"]
+    assert outlook.sentence(found).endswith("layers 2-3 on decode only (KV611)")
+
+
+def test_layers_behind_others_that_differ_are_no_draft() -> None:
+    more = attention(0, 1, 2)
+    found = told(side_of(*more[:-2]), side_of(*more[:2], *attention(1, dtype="INT8"), *more[4:]))
+    assert codes(found) == ["KV611", "KV612"]
+    found = told(side_of(*more[:-2]), side_of(*more))
+    assert outlook.sentence(found).endswith(
+        "layer 2 on decode only, perhaps layers of a draft model (KV620)"
+    )
+
+
 def test_a_part_that_is_missing_in_the_last_layer_is_no_draft() -> None:
     found = told(side_of(*attention(0, 1)), side_of(*attention(0, 1)[:3]))
     assert (codes(found), found.verdict.outcome) == (["KV611"], "loses")
+    assert "value of layer 1 on prefill only: a buffer, past_value.1_" in message(found, "KV611")
 
 
 def test_a_first_layer_alone_is_no_draft() -> None:
@@ -265,7 +305,7 @@ def test_a_half_renamed_side_is_told_with_what_is_missing() -> None:
     named, plain = (side_of(*attention(0, 1), token=token) for token in ("vllmKvCache", ""))
     half = named._replace(
         inputs=(*named.inputs[:2], *plain.inputs[2:]),
-        outputs=(*named.outputs[:2], *plain.outputs[2:]),
+        outputs=(*named.outputs[:3], *plain.outputs[3:]),
         buffers=(*named.buffers[:2], *plain.buffers[2:]),
     )
     found = told(half, half)
@@ -357,7 +397,218 @@ def test_a_state_that_is_cut_like_a_context_loses_its_end_for_short_prompts() ->
     assert "prompts of up to 3 tokens" in outlook.sentence(found)
 
 
+def test_a_state_that_only_prefill_cuts_does_not_arrive_in_full_either() -> None:
+    cut, whole = (
+        side_of(f"recurrent_state.0:{shape}", *attention(1)) for shape in ("1,8,2", "8,2")
+    )
+    found = told(cut, whole)
+    assert found.rows[0].wrong == ((1, 7),)
+    assert told(whole, whole).verdict.outcome == "works"
+
+
+def test_the_beginning_of_a_state_is_not_that_of_a_context() -> None:
+    state, context = (side_of(f"past_key.0:2,{axis},4", ctx_len=8) for axis in ("8", "ctx_len"))
+    assert told(state, context).verdict.corrupt == ((1, 8),)
+    assert told(context, context).verdict.corrupt == ()
+
+
+def test_the_beginnings_of_states_that_differ_are_not_alike() -> None:
+    long, short = (side_of(f"recurrent_state.0:1,{size},2") for size in (8, 6))
+    assert told(long, short).rows[0].wrong[0][0] == 1
+    assert (6, 6) not in told(long, long).rows[0].wrong
+
+
+def test_a_context_of_a_fixed_size_is_a_context_where_the_other_side_says_so() -> None:
+    told_by_name = side_of(*attention(0), ctx_len=8)
+    fixed = tuple(one._replace(shape=(1, 2, 8, 4)) for one in told_by_name.inputs)
+    outputs = tuple(
+        one._replace(shape=(1, 2, 8, 4)) if "RetainedState" in one.name else one
+        for one in told_by_name.outputs
+    )
+    by_size = laid_out(fixed, outputs)
+    assert {buffer.kind for buffer in by_size.buffers} == {"unknown"}
+    assert told(by_size, told_by_name).verdict.outcome == "works"
+    assert told(told_by_name, by_size).verdict.outcome == "works"
+    shorter = side_of(*attention(0), ctx_len=6)
+    assert told(by_size, shorter).verdict.longest == 6
+
+
+def test_a_fixed_size_is_full_where_it_ends_even_if_nothing_of_it_is_cut() -> None:
+    context = side_of("past_key.0:ctx_len,4", ctx_len=8)
+    inputs = tuple(one._replace(shape=(1, 3, 4)) for one in context.inputs)
+    fixed = context._replace(
+        inputs=inputs,
+        buffers=tuple(
+            one._replace(shape=(1, 3, 4), kind="unknown", sequence=None) for one in context.buffers
+        ),
+    )
+    assert told(context, fixed).verdict.corrupt == ((4, 8),)
+    assert told(fixed, fixed).verdict.corrupt == ()
+
+
+# KV608: what is no buffer, but has a place
+
+
+def with_stranger(side: Layout, inputs: bool = True, outputs: bool = True) -> Layout:
+    stranger = Value("embeds.0_vllmKvCache", "FLOAT16", ("batch_size", 3, 2))
+    output = stranger._replace(name=f"{stranger.name}_RetainedState")
+    return side._replace(
+        inputs=(*side.inputs, stranger) if inputs else side.inputs,
+        outputs=(*side.outputs, output) if outputs else side.outputs,
+    )
+
+
+def test_a_stranger_on_both_sides_is_handed_over_like_a_buffer() -> None:
+    side = with_stranger(side_of(*attention(0, 1)))
+    found = told(side, side)
+    assert (codes(found), found.verdict.outcome) == ([], "works")
+
+
+def test_a_stranger_on_one_side_is_told() -> None:
+    plain = side_of(*attention(0, 1))
+    found = told(plain, with_stranger(plain))
+    assert codes(found)[0] == "KV608"
+    assert "a place among the buffers of decode only" in message(found, "KV608")
+    assert found.verdict.outcome == "fails"
+    assert codes(told(with_stranger(plain), plain))[0] == "KV608"
+
+
+def test_a_stranger_that_no_input_has_a_place_for_is_left_out() -> None:
+    plain = side_of(*attention(0))
+    last = Value("zz.9_vllmKvCache_RetainedState", "FLOAT16", ("batch_size", 3, 2))
+    assert codes(told(plain._replace(outputs=(*plain.outputs, last)), plain)) == []
+
+
+# KV602, KV609, KV610: what a side gets wrong by itself
+
+
+def test_an_output_that_is_never_paired_leaves_it_open() -> None:
+    side = side_of(*attention(0))
+    ends = {f"{b.output}": f"{b.output}".replace("_Ret", "_InternalRet") for b in side.buffers}
+    other = side._replace(
+        outputs=tuple(one._replace(name=ends.get(one.name, one.name)) for one in side.outputs),
+        buffers=tuple(one._replace(output=ends[f"{one.output}"]) for one in side.buffers),
+    )
+    found = told(side, other)
+    assert (codes(found), found.verdict.outcome) == (["KV602"], "unknown")
+    assert message(found, "KV602").endswith("goes by its input's name (decode)")
+    assert outlook.sentence(found).endswith("never pairs (KV602)")
+
+
+def test_shapes_that_are_sliced_wrongly_stop_a_side_that_agrees_with_the_other() -> None:
+    side = side_of(*attention(0, shape="ctx_len,8"))
+    found = told(side, side)
+    assert (codes(found), found.verdict.outcome) == (["KV610", "KV610"], "fails")
+    mixed = side_of(*attention(0, shape="ctx_len,8"), *attention(1))
+    assert codes(told(mixed, mixed)) == []
+
+
+def test_decode_that_turns_its_own_buffers_corrupts_every_prompt() -> None:
+    side = side_of(*attention(0, 1))
+    target = TARGET._replace(key=graph_order)
+    turned = side._replace(outputs=side.outputs[::-1])
+    found = told(side, turned, target=target)
+    assert (codes(found), found.verdict.outcome) == (["KV609"], "corrupts")
+    assert outlook.sentence(found) == (
+        "hand-off would corrupt every prompt: inputs and outputs that the consumer pairs otherwise "
+        "than the graph (KV609)"
+    )
+
+
+# KV604: what stands behind the buffers
+
+
+@pytest.mark.parametrize("names", [[], ["logits", "logprobs", "log_odds"]])
+def test_prefill_counts_one_output_behind_its_buffers(names: list[str]) -> None:
+    side = side_of(*attention(0))
+    behind = tuple(Value(name, "FLOAT", ("batch_size", 1, 8)) for name in names)
+    other = side._replace(outputs=(*behind, *side.outputs[1:]))
+    found = told(other, side)
+    assert (codes(found), found.verdict.outcome) == (["KV604"], "fails")
+    assert codes(told(side, other)) == []
+
+
+def test_two_outputs_behind_the_buffers_pass() -> None:
+    side = side_of(*attention(0))
+    more = Value("logprobs", "FLOAT", ("batch_size", 1, 8))
+    assert codes(told(side._replace(outputs=(*side.outputs, more)), side)) == []
+
+
 # Of it all
+
+
+def test_each_range_of_lengths_has_its_own_cause() -> None:
+    state = ("recurrent_state.0:2,4,4", *attention(1), *attention(2, shape=WINDOW))
+    wide, narrow = (side_of(*state, ctx_len=32, sliding_window=size) for size in (32, 8))
+    found = told(wide, narrow)
+    assert outlook.sentence(found) == (
+        "hand-off would corrupt prompts of up to 3 tokens: a state that the consumer cuts as if it "
+        "were a context (KV605), and prompts longer than 8 tokens: a window on one side, the whole "
+        "context on the other (KV614)"
+    )
+    assert outlook.sentence(told(narrow, wide)).endswith(
+        "(KV605); decode would stop at prompts longer than 8 tokens: a window on one side, the "
+        "whole context on the other (KV614)"
+    )
+
+
+def test_what_is_only_left_behind_is_not_blamed_for_what_goes_wrong() -> None:
+    prefill = side_of(*attention(0, 1, 2), ctx_len=32)
+    decode = side_of(*attention(0), *attention(1, shape=WINDOW), **SIZES)
+    found = told(prefill, decode)
+    assert codes(found) == ["KV611", "KV614"]
+    assert outlook.sentence(found).endswith("the whole context on the other (KV614)")
+    shifting = told(prefill, side_of(*attention(0), *attention(2), ctx_len=32))
+    assert outlook.sentence(shifting).endswith("every prompt: layer 1 on prefill only (KV611)")
+
+
+def test_contexts_that_differ_are_the_cause_where_all_of_each_buffer_is_moved() -> None:
+    side = side_of("compressed_kv.0:1,ctx_len,6", "k_pe.0:1,ctx_len,2")
+    found = told(*(with_sizes(side, {"ctx_len": size}) for size in (12, 9)), whole=True)
+    assert codes(found) == ["KV618"]
+    assert found.findings[0].hint.startswith("compile both for the same context")
+    assert outlook.sentence(found).endswith("at other offsets on the other side (KV618)")
+
+
+def test_one_cause_of_all_lengths_is_named_once() -> None:
+    wide, narrow = (side_of(*attention(0, dtype=dtype)) for dtype in ("FLOAT16", "INT8"))
+    both = side_of(*attention(0, dtype="INT8", shape="4,ctx_len,4"))
+    assert outlook.sentence(told(wide, narrow)).count("KV6") == 1
+    assert outlook.sentence(told(wide, both)).count("KV6") == 1
+
+
+def test_lengths_that_were_asked_for_are_told() -> None:
+    window, full = sides()
+    found = told(full, window, tokens=(8, 9, 9))
+    assert list(outlook.prompts(found)) == [
+        "a prompt of 8 tokens: ok",
+        "a prompt of 9 tokens: 4 of 6 buffers wrong (KV614)",
+    ]
+    assert list(outlook.prompts(told(window, full, tokens=(9,)))) == [
+        "a prompt of 9 tokens: refused, decode would find its memory too small (KV614)"
+    ]
+    assert list(outlook.prompts(told(full, window))) == []
+
+
+def test_lengths_that_sizes_are_missing_for_are_asked_back() -> None:
+    window, full = (side._replace(sizes={}) for side in sides())
+    assert list(outlook.prompts(told(full, window, tokens=(200,)))) == [
+        "a prompt of 200 tokens: cannot be told, give --dim sliding_window=SIZE"
+    ]
+    assert list(outlook.prompts(told(full, full, tokens=(200,)))) == [
+        "a prompt of 200 tokens: ok, whatever ctx_len may be"
+    ]
+
+
+def test_what_is_left_behind_or_never_begins_is_not_ok() -> None:
+    few, more = side_of(*attention(0, 1), ctx_len=8), side_of(*attention(0, 1, 2), ctx_len=8)
+    assert list(outlook.prompts(told(more, few, tokens=(3,)))) == [
+        "a prompt of 3 tokens: 2 of 6 buffers left behind"
+    ]
+    silent = few._replace(outputs=few.outputs[1:])
+    assert list(outlook.prompts(told(silent, few, tokens=(3,)))) == [
+        "a prompt of 3 tokens: never begins (KV604)"
+    ]
 
 
 def test_the_lengths_that_are_simulated_are_those_where_something_changes() -> None:
@@ -377,8 +628,9 @@ def test_a_prompt_that_no_side_has_room_for_is_not_simulated() -> None:
 def test_a_side_without_buffers_is_no_side() -> None:
     side = side_of(*attention(0))
     nothing = side._replace(buffers=(), inputs=(), outputs=())
-    assert "KV001" in codes(told(nothing, side))
-    assert told(side, nothing).verdict.outcome == "fails"
+    assert codes(told(nothing, side)) == ["KV001"]
+    found = told(side, nothing)
+    assert found.verdict.outcome == outlook.outcome(found) == "fails"
 
 
 def test_one_cause_is_told_once_however_many_layers_it_is_in() -> None:

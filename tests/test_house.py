@@ -61,6 +61,7 @@ LAYERS = (
     "pairing",
     "sharding",
     "sides",
+    "outcomes",
     "handoff",
     "exportcache",
     "spans",
@@ -109,6 +110,7 @@ LAYERS = (
     "anatomy",
     "verdicts",
     "outlook",
+    "accounts",
     "terminal",
     "kvmap",
     "pictures",
@@ -136,7 +138,8 @@ PURE = (
     | {"nodeprecision", "batchio", "compileparams", "specializations", "sidecars"}
     | {"stamps", "sizing", "layouts", "consuming", "target_vllm_qaic", "selectors", "manifest"}
     | {"ledger", "forecast"}
-    | {"transfer", "rehearsing", "pairing", "sharding", "sides", "handoff", "outlook"}
+    | {"transfer", "rehearsing", "pairing", "sharding", "sides", "outcomes", "handoff", "outlook"}
+    | {"accounts"}
     | {"pages", "aligning", "uniformity", "packing", "grouping"}
     | {"nixl", "allocation", "strides", "projecting"}
 )  # fmt: skip
@@ -150,8 +153,8 @@ LATER = (
     *("kinds", "sizing", "layouts", "gathering", "specializations"),
     *("manifest", "ledger", "forecast", "command_manifest"),
     *("targets", "consuming", "target_vllm_qaic", "selectors", "command_checkconsumer"),
-    *("transfer", "rehearsing", "pairing", "sharding", "sides", "handoff"),
-    *("outlook", "command_compare"),
+    *("transfer", "rehearsing", "pairing", "sharding", "sides", "outcomes", "handoff"),
+    *("outlook", "accounts", "command_compare"),
     *("pages", "aligning", "uniformity", "packing", "grouping"),
     *("nixl", "allocation", "strides", "projecting"),
 )

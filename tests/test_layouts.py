@@ -268,3 +268,32 @@ def test_whatever_else_differs_changes_the_digest(other: Layout) -> None:
 def test_a_layout_is_a_value() -> None:
     assert layout(layer(0)) == layout(layer(0))
     assert layout(layer(0)).sizes == MappingProxyType({})
+
+
+# Stamps.
+
+
+def test_a_stamp_of_another_layout_is_void() -> None:
+    own = source(layer(0))
+    found = layouts.void_stamp(own, "0" * 64)
+    assert found is not None
+    assert (found.code, found.message[:24]) == ("KV621", "is stamped 000000000000…")
+    assert layouts.void_stamp(own, layouts.digest(layouts.layout([own]))) is None
+    assert layouts.void_stamp(own, None) is None
+
+
+def test_a_stamp_without_a_layout_is_void() -> None:
+    found = layouts.void_stamp(source({"past_key.0": FULL, "x/past_key.0": FULL}), "0" * 64)
+    assert found is not None
+    assert "has no layout: it has two buffers for key of layer 0" in found.message
+
+
+def test_a_stamp_is_missed_only_beside_others() -> None:
+    found = layouts.layout([source(layer(0), "a"), source(layer(1), "b")])
+    own = layouts.digest(found)
+    assert layouts.wrongly_stamped(found, {"a": None, "b": None}) == {}
+    assert layouts.wrongly_stamped(found, {"a": own, "b": own}) == {}
+    missed = layouts.wrongly_stamped(found, {"a": own, "b": None})
+    assert [(path, one.message) for path, one in missed.items()] == [
+        ("b", "has no stamp, unlike other windows of it")
+    ]

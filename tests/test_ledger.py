@@ -106,3 +106,27 @@ def test_bytes_are_told_in_a_unit_that_fits_and_exactly(size: int | None, said: 
 
 def test_the_digest_is_told_whole() -> None:
     assert re.fullmatch("[0-9a-f]{64}", facts(layout("decoder.onnx"))["kv_layout_sha256"])
+
+
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [
+        (("a/m.onnx",), "a/m.onnx"),
+        (("a/b/1/m.onnx", "a/b/2/m.onnx", "a/b/3.onnx"), "a/b (3 models)"),
+        (("1.onnx", "2.onnx"), ". (2 models)"),
+        (("1/m.onnx", "2/m.onnx"), ". (2 models)"),
+        (("/1.onnx", "/b/2.onnx"), "/ (2 models)"),
+        (("/w/ab/1.onnx", "/w/ac/2.onnx"), "/w (2 models)"),
+        (("/w/1.onnx", "w/2.onnx"), "2 models"),
+        (("a\n/1.onnx", "a\n/2.onnx"), "a\\x0a (2 models)"),
+    ],
+)
+def test_a_set_goes_by_its_directory_and_how_many_it_has(
+    models: tuple[str, ...], said: str
+) -> None:
+    assert ledger.called(models) == said
+
+
+def test_a_set_is_told_in_one_short_heading() -> None:
+    head = ledger.title(layout("windows"))
+    assert re.fullmatch(r"\S*fixtures/VLLM/windows \(3 models\): \d+ buffers, layers 0-2", head)

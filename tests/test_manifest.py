@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import onnx.helper
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import onnxkvrename
@@ -52,45 +52,57 @@ NAMES = st.one_of(
     st.sampled_from(["past_key.0", "a/b", "", "\x00", "\u202e", "😀", "\x7f\x1b[2J", '"\\\n']),
     st.binary(max_size=8).map(lambda data: data.decode("utf-8", "surrogateescape")),
 )
-DIMS = st.one_of(st.none(), st.integers(-1, 1 << 62), NAMES)
+DIMS = st.one_of(st.none(), st.integers(-1, 1 << 62), NAMES, st.just("sliding_window"))
 SHAPES = st.one_of(st.none(), st.lists(DIMS, max_size=5).map(tuple))
 VALUES = st.builds(Value, NAMES, NAMES, SHAPES)
+Values = tuple[list[Value], list[Value]]
 SIZES = st.dictionaries(NAMES, st.integers(1, 1 << 40), max_size=3).map(MappingProxyType)
 
 
 @st.composite
-def buffers(draw: st.DrawFn) -> Buffer:
-    shape = draw(SHAPES)
-    axes = st.integers(1, len(shape) - 1) if shape is not None and len(shape) > 1 else st.none()
+def buffers(draw: st.DrawFn, values: Values, models: list[str]) -> Buffer:
+    """A buffer with the names and the shape of an input and an output, or of one of them."""
+    into, out = (draw(st.sampled_from(side or [None])) for side in values)
+    if into is not None and out is not None and draw(st.booleans()):
+        out = None
+    shape = next((end.shape for end in (into, out) if end and end.shape is not None), None)
+    kind = draw(st.sampled_from(get_args(kinds.Kind)))
+    sequence, window = layouts.context(kind, shape)
     return Buffer(
         layer=draw(st.integers(0, 999_999)),
         part=draw(NAMES),
-        kind=draw(st.sampled_from(get_args(kinds.Kind))),
+        kind=kind,
         buffer=draw(NAMES),
         scope=draw(NAMES),
-        input=draw(st.none() | NAMES),
-        output=draw(st.none() | NAMES),
+        input=None if into is None else into.name,
+        output=None if out is None else out.name,
         dtype=draw(st.sampled_from(["FLOAT16", "MXINT8", "INT4", "STRING", "sequence(FLOAT)"])),
         shape=shape,
-        sequence=draw(st.none() | axes),
-        window=draw(st.none() | st.integers(1, 9999) | NAMES),
-        model=draw(NAMES),
+        sequence=sequence,
+        window=window,
+        model=draw(st.sampled_from(models)),
         token=draw(st.none() | NAMES),
     )
 
 
-LAYOUTS = st.builds(
-    Layout,
-    models=st.lists(NAMES, max_size=3).map(tuple),
-    inputs=st.lists(VALUES, max_size=3).map(tuple),
-    outputs=st.lists(VALUES, max_size=3).map(tuple),
-    buffers=st.lists(buffers(), max_size=4).map(tuple),
-    kept=st.lists(st.builds(Kept, NAMES, NAMES), max_size=2).map(tuple),
-    sizes=SIZES,
-)
+@st.composite
+def any_layouts(draw: st.DrawFn) -> Layout:
+    models = draw(st.lists(NAMES, min_size=1, max_size=3))
+    named = st.lists(VALUES, max_size=3, unique_by=lambda value: value.name)
+    values = (draw(named), draw(named))
+    found = st.lists(buffers(values, models), max_size=4 if any(values) else 0)
+    return Layout(
+        models=tuple(models),
+        inputs=tuple(values[0]),
+        outputs=tuple(values[1]),
+        buffers=tuple(draw(found)),
+        kept=tuple(draw(st.lists(st.builds(Kept, NAMES, NAMES), max_size=2))),
+        sizes=draw(SIZES),
+    )
 
 
-@given(LAYOUTS)
+@settings(deadline=None)
+@given(any_layouts())
 def test_a_manifest_gives_back_its_layout_whatever_the_names(layout: Layout) -> None:
     text = manifest.as_json(layout, (), 0)
     assert text.isascii()
@@ -241,14 +253,86 @@ def test_a_layout_without_buffers_has_no_digest_to_be_equal() -> None:
 # What is refused.
 
 
+def sealed(said: dict[str, Any]) -> str:
+    """A document with the digest of what it says, as another program may have written it."""
+    return json.dumps({**said, "sha256": manifest.seal(said)})
+
+
 def changed(**content: Any) -> str:
-    return json.dumps({**document(gathered(FIXTURES / "plain" / "mla.onnx")), **content})
+    return sealed({**document(gathered(FIXTURES / "plain" / "mla.onnx")), **content})
 
 
 def with_buffer(**content: Any) -> str:
     said = document(gathered(FIXTURES / "plain" / "mla.onnx"))
     said["buffers"][0].update(content)
-    return json.dumps(said)
+    return sealed(said)
+
+
+def test_the_whole_document_is_sealed() -> None:
+    said = document(gathered(FIXTURES / "plain" / "mla.onnx"))
+    rest = {key: said[key] for key in sorted(said) if key != "sha256"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    assert said["sha256"] == sha256(text.encode("ascii")).hexdigest()
+
+
+WRITTEN = manifest.as_json(
+    gathered(FIXTURES / "VLLM" / "hybrid.onnx", ctx_len=64),
+    (ModelReport("m.onnx", "m.onnx", "unchanged", findings=(finding("KV109", "", "a", "b"),)),),
+    0,
+    stamp="0" * 64,
+)
+
+
+def places(value: Any) -> list[tuple[Any, ...]]:
+    """The way to each value of a document."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return [(key, *deeper) for key, item in items for deeper in ((), *within(item))]
+
+
+def within(value: Any) -> list[tuple[Any, ...]]:
+    return places(value) if isinstance(value, dict | list) else []
+
+
+ANYTHING = st.one_of(st.none(), st.booleans(), st.integers(-1, 99), st.floats(0, 9), st.text())
+
+
+@settings(deadline=None)
+@given(st.sampled_from(places(json.loads(WRITTEN))), ANYTHING)
+def test_a_manifest_with_any_one_value_changed_is_refused(way: tuple[Any, ...], new: Any) -> None:
+    said = json.loads(WRITTEN)
+    *above, last = way
+    holder = said
+    for key in above:
+        holder = holder[key]
+    assume(json.dumps(holder[last]) != json.dumps(new))
+    holder[last] = new
+    with pytest.raises(ModelError):
+        manifest.read(json.dumps(said), "m.json")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda said: said["sizes"].update(ctx_len=4),
+        lambda said: said["buffers"][0].update(bytes=1),
+        lambda said: said["findings"].clear(),
+        lambda said: said.update(stamp=None),
+        lambda said: said.update(later={}),
+        lambda said: said.pop("totals"),
+        lambda said: said.pop("sha256"),
+    ],
+)
+def test_a_manifest_that_was_changed_by_hand_says_so(change: Any) -> None:
+    said = json.loads(WRITTEN)
+    change(said)
+    with pytest.raises(ModelError, match=r"m\.json: was changed after it was written") as error:
+        manifest.read(json.dumps(said), "m.json")
+    assert "onnxkvrename manifest MODEL -o FILE writes it again" in str(error.value)
+
+
+def test_another_layout_of_the_same_document_is_no_change() -> None:
+    said = dict(reversed(json.loads(WRITTEN).items()))
+    assert manifest.read(json.dumps(said), "m.json") == manifest.read(WRITTEN, "m.json")
 
 
 @pytest.mark.parametrize(
@@ -267,20 +351,24 @@ def with_buffer(**content: Any) -> str:
         (changed(sizes={"ctx_len": True}), "is no whole manifest: ctx_len is of another form"),
         (changed(sizes={"ctx_len": 0}), "is no whole manifest: a size is less than 1"),
         (changed(buffers=[[]]), "is no whole manifest: something in its buffers is of another"),
-        (changed(buffers=[{}]), "is no whole manifest: shape is missing"),
+        (changed(buffers=[{}]), "is no whole manifest: kind is missing"),
         (changed(findings=[{"severity": "bad"}]), "is no whole manifest: severity is none of"),
         (with_buffer(kind="attention"), "is no whole manifest: kind is none of full_attention"),
         (with_buffer(layer=True), "is no whole manifest: layer is of another form"),
         (with_buffer(layer="0"), "is no whole manifest: layer is of another form"),
         (with_buffer(shape=[1.5]), "is no whole manifest: shape has something else than sizes"),
-        (with_buffer(sequence_axis=4), "is no whole manifest: a buffer has a sequence_axis that"),
-        (with_buffer(sequence_axis=0), "is no whole manifest: a buffer has a sequence_axis that"),
-        (with_buffer(dtype="FLOAT16"), "has a digest that is not that of its buffers"),
-        (with_buffer(layer=7), "has a digest that is not that of its buffers"),
-        (with_buffer(input="other"), "has a digest that is not that of its buffers"),
-        (changed(sizes={"ctx_len": 5}), "has a digest that is not that of its buffers"),
-        (changed(buffers=[]), "has a digest that is not that of its buffers"),
-        (changed(kv_layout_sha256=None), "has a digest that is not that of its buffers"),
+        (with_buffer(sequence_axis=1), "is no whole manifest: a buffer has a sequence_axis or a"),
+        (with_buffer(window="ctx_len"), "is no whole manifest: a buffer has a sequence_axis or a"),
+        (with_buffer(output="other"), "is no whole manifest: a buffer has a name that no input"),
+        (with_buffer(input=None, output=None), "is no whole manifest: a buffer has a shape that"),
+        (with_buffer(shape=["b", 1, "ctx_len", 8]), "is no whole manifest: a buffer has a shape"),
+        (with_buffer(model="other"), "is no whole manifest: a buffer is of a model that is not"),
+        (with_buffer(dtype="FLOAT16"), "has a kv_layout_sha256 that is not that of its"),
+        (with_buffer(layer=7), "has a kv_layout_sha256 that is not that of its"),
+        (with_buffer(part="k_pe"), "has a kv_layout_sha256 that is not that of its"),
+        (changed(sizes={"ctx_len": 5}), "has a kv_layout_sha256 that is not that of its"),
+        (changed(buffers=[]), "has a kv_layout_sha256 that is not that of its"),
+        (changed(kv_layout_sha256=None), "has a kv_layout_sha256 that is not that of its"),
     ],
 )  # fmt: skip
 def test_what_is_no_manifest_or_a_damaged_one_is_refused_in_one_line(
@@ -301,7 +389,7 @@ def test_a_manifest_with_something_missing_is_refused(key: str) -> None:
     said = json.loads(changed())
     del said[key]
     with pytest.raises(ModelError, match=f"is no whole manifest: {key} is missing"):
-        manifest.read(json.dumps(said), "m.json")
+        manifest.read(sealed(said), "m.json")
 
 
 def test_a_manifest_with_more_in_it_is_read() -> None:

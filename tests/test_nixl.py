@@ -40,7 +40,8 @@ def test_with_a_stride_a_block_is_one_descriptor() -> None:
 
 def test_mla_beside_other_attention_is_not_known() -> None:
     both = groups(layout(mla(0), attention(1)))
-    assert moved(16, (1,), both, (100, 200), None) == Transfer(16, (1,), None, None, None)
+    why = "what NIXL moves where only some layers are MLA"
+    assert moved(16, (1,), both, (100, 200), None) == Transfer(16, (1,), None, None, None, why)
 
 
 def test_a_value_of_its_own_size_is_not_known() -> None:
@@ -52,5 +53,6 @@ def test_a_region_of_one_group_takes_its_blocks_and_a_shared_one_all() -> None:
     own, both = Region(10, frozenset({0})), Region(100, frozenset({0, 1}))
     assert through(64, (3, 5), (own, both)) == Transfer(64, (3, 5), 2, 11, 830)
     assert through(64, (1, 2, 4), (both,)) == Transfer(64, (1, 2, 4), 1, 7, 700)
+    assert through(64, (3, 5), (own._replace(number=8),)) == Transfer(64, (3, 5), 8, 24, 240)
     assert through(64, (3, None), (own, both)) == Transfer(64, (3, None), 2, None, None)
     assert through(64, (3, 5), None) == Transfer(64, (3, 5), None, None, None)

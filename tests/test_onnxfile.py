@@ -34,6 +34,7 @@ def zipped() -> bytes:
         (b"\xef\xbb\xbf\r\n <html>", "an HTML or XML page"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "git lfs pull"),
         (b'<ir_version: 8, opset_import: ["": 17]> g () => () {}', "not an ONNX model"),
+        (b'{\n  "schema": "onnxkvrename.manifest/1",', "is a manifest.*compare takes it"),
         (zipped(), "a zip archive"),
         (gzip.compress(b"x"), "a gzip file"),
         (pickle.dumps([1], protocol=4), "a pickle"),

@@ -85,6 +85,21 @@ def test_a_size_that_is_none_is_refused(size: int | None) -> None:
     )
 
 
+def test_a_cache_that_no_memory_holds_is_refused() -> None:
+    assert reason(of(attention(0, heads=1 << 62, size=2))) == "key is larger than any memory"
+    assert page(attention(0, heads=1 << 61, size=2)) == 16 * 4 * 2 << 61
+    states = linear(0, recurrent=(1 << 62,) * 300)
+    assert reason(of(states)) == "recurrent_state is larger than any memory"
+
+
+def test_a_state_of_a_batch_alone_is_refused() -> None:
+    found = of((*linear(0), buffer(0, "odd", "mamba", ("batch_size",))))
+    assert (reason(found), found.refusals[0].code) == (
+        "a state has no axis behind the batch",
+        "KV622",
+    )
+
+
 def test_a_window_is_told_by_its_symbol_until_its_size_is_known() -> None:
     assert of(sliding(0)).specs[0].window == "sliding_window"
     assert of(sliding(0), sliding_window=128).specs[0].window == 128
@@ -177,11 +192,17 @@ def test_what_a_graph_cannot_decide_is_listed() -> None:
         (Asked(0), "a block size of 0 is too small"),
         (Asked(16, tp=0), "a tensor parallelism of 0 is too small"),
         (Asked(16, tokens=(1, 0)), "a prompt of 0 is too small"),
+        (Asked(1 << 31), "a block size of 2147483648 is too large"),
     ],
 )
 def test_what_makes_no_sense_is_refused(asked: Asked, message: str) -> None:
     with pytest.raises(KvRenameError, match=message):
         check(asked)
+
+
+def test_the_largest_sizes_make_sense() -> None:
+    most = (1 << 31) - 1
+    check(Asked(most, most, tokens=(most,)))
 
 
 def aligned(found: Layout, era: str = "0.24", block: int = 16) -> list[tuple[int | None, int]]:

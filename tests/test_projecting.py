@@ -29,6 +29,8 @@ LAYOUTS = {
     "refused groups": layout(attention(0), mla(1, window=128)),
     "refused layer": layout((buffer(0, "key", "unknown", (1, 2, 3, 4)),)),
     "cross": layout(attention(0), attention(0, kind="cross_attention")),
+    "two windows": layout(attention(0), sliding(1), sliding(2, window="other_window")),
+    "mla and chunks": layout(mla(0), attention(1, kind="chunked_local_attention", window=64)),
     "chunks": layout(attention(0, kind="chunked_local_attention", window=8192)),
 }
 
@@ -83,9 +85,26 @@ def test_heads_that_divide_or_are_held_by_several_are_none(tp: int) -> None:
     assert found.refusals == ()
 
 
-def test_other_refusals_are_no_findings() -> None:
-    found = project(layout((buffer(0, "key", "unknown", (1, 2, 3, 4)),)), Asked(16))
-    assert found.refusals
+@pytest.mark.parametrize(
+    ("refused", "era", "said"),
+    [
+        (layout((buffer(0, "key", "unknown", (1, 2, 3, 4)),)), "0.33", "every size is fixed"),
+        (layout(attention(0, dtype="MXINT8")), "0.33", "vLLM has no such cache in MXINT8"),
+        (layout(attention(0, heads="heads")), "0.24", "a size of key is not known: heads"),
+        (LAYOUTS["refused groups"], "0.24", "vLLM 0.24 takes windowed MLA beside whole MLA"),
+        (LAYOUTS["two windows"], "0.33", "groups depend on the size of other_window"),
+    ],
+)
+def test_whatever_else_is_refused_is_a_finding_too(refused: Layout, era: str, said: str) -> None:
+    found = list(findings(project(refused, Asked(16, era=era))))
+    assert {(one.code, one.severity) for one in found} == {("KV622", "error")}
+    assert said in found[0].message
+    assert all(one.hint for one in found)
+
+
+def test_what_only_some_layouts_refuse_is_no_finding() -> None:
+    found = project(LAYOUTS["mla and chunks"], Asked(16))
+    assert [way.refusal is None for way in found.groupings] == [False, True]
     assert list(findings(found)) == []
 
 

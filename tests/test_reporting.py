@@ -146,6 +146,14 @@ def test_of_each_code_a_few_findings_are_shown_unless_verbose() -> None:
     assert len(list(reporting.findings(many, color=False, verbose=True))) == 6
 
 
+def test_findings_of_one_code_stand_together() -> None:
+    mixed = report(
+        *(fault(code, name=f"past_key.{at}") for at in range(2) for code in ("KV106", "KV105"))
+    )
+    said = [line.split()[2] for line in reporting.findings(mixed, color=False, verbose=False)]
+    assert said == ["KV106:", "KV106:", "KV105:", "KV105:"]
+
+
 def test_findings_are_painted_by_severity() -> None:
     both = report(fault("KV109", "warning"), fault())
     warning, error = reporting.findings(both, color=True, verbose=False)

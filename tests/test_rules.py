@@ -269,7 +269,7 @@ def test_rules_that_cannot_be_used_say_where_and_why(old: str, new: str, said: s
 def test_rules_that_are_not_there_are_an_error_of_the_rules(tmp_path: Path) -> None:
     with pytest.raises(RulesError, match="no such file"):
         load_rules(path=tmp_path / "none.toml")
-    with pytest.raises(RulesError, match=r"no profile is called nobody \(there are: qeff, whisper\)"):
+    with pytest.raises(RulesError, match=r"called nobody \(there are: qeff, whisper\)"):
         load_rules("nobody")
 
 

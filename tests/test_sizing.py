@@ -24,6 +24,10 @@ def test_symbols_give_way_to_the_sizes_that_are_known() -> None:
         ((2, "ctx_len"), None),
         ((2, None), None),
         ((2, -1), None),
+        ((1 << 62, 1), 1 << 62),
+        ((1 << 62, 2), None),
+        ((1 << 62,) * 300, None),
+        ((1 << 62, 4, 0), 0),
     ],
 )
 def test_elements_are_counted_where_every_size_is_known(

@@ -72,7 +72,7 @@ def test_what_0_33_has_no_more_is_said() -> None:
     for name in ("canonical", "packed"):
         found = arranged(gpt_oss(), name)
         assert (found.state, found.placements) == ("not met", ())
-        assert "any layout with B outermost" in found.conditions[0].why
+        assert "in a layout with B outermost one block" in found.conditions[0].why
 
 
 def test_pages_of_several_sizes_stand_side_by_side_in_a_block() -> None:
@@ -160,6 +160,13 @@ def test_pages_of_which_only_some_are_in_one_piece_are_not_known_to_nixl() -> No
     uneven = layout(attention(0, heads=1, size=512), attention(1, heads=8, size=32))
     assert arranged(uneven, "BLNHC", 100).transfers[0].regions is None
     assert arranged(uneven, "BLHNC", 100).transfers[0].regions == 2
+
+
+def test_however_many_heads_stand_outside_of_blocks_regions_are_counted_at_once() -> None:
+    many = layout(attention(0, heads=1 << 40, size=2))
+    (transfer,) = arranged(many, "LHBNC", 1).transfers
+    assert (transfer.regions, transfer.descriptors) == (1 << 40, 1 << 40)
+    assert transfer.bytes == 16 * 4 * 2 << 40
 
 
 def test_heads_outside_of_blocks_have_no_known_canonical_view() -> None:

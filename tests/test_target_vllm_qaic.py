@@ -500,9 +500,14 @@ def test_a_dtype_that_it_knows_is_moved(dtype: str) -> None:
     assert codes(model(decoder(), dtype=dtype)) == []
 
 
-@pytest.mark.parametrize("shape", [None, ()])
+@pytest.mark.parametrize("shape", [None, (), ("batch_size", 2, 0, 4), ("b", -1, 2, 2)])
 def test_what_has_no_shape_cannot_be_moved(shape: tuple[Dim, ...] | None) -> None:
     assert "has no shape" in only(model(decoder(1, shape)), "KV610").message
+
+
+def test_one_axis_is_told_as_one() -> None:
+    found = only(model({**decoder(), "past_key.2": ("batch_size",)}), "KV610")
+    assert "has 1 axis, and" in found.message
 
 
 @pytest.mark.parametrize("rank", [2, 5])

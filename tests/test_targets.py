@@ -25,6 +25,7 @@ TARGET = Target(
     paired=lambda name: name.removesuffix("_RetainedState"),
     key=lambda name: (int(name.partition(".")[2].partition("_")[0]), name),
     moved=lambda shape, tokens: shape,
+    appended=lambda name: False,
     itemsize={"FLOAT": 4}.get,
 )
 '''

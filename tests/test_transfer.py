@@ -64,7 +64,13 @@ def test_what_has_no_bytes_for_it_stops_it_too() -> None:
     assert [one.code for one in transfer.faults(shapeless, TARGET)] == ["KV610"]
     with pytest.raises(ValueError, match="no rank"):
         slots(shapeless, TARGET, 1)
+    empty = side_of(*attention(0, shape="0,ctx_len,4"))
+    assert [one.code for one in transfer.faults(empty, TARGET)] == ["KV610"]
     assert not list(transfer.faults(side, TARGET))
+
+
+def test_a_length_is_told_as_it_is_said() -> None:
+    assert [transfer.length_text(tokens) for tokens in (1, 2)] == ["1 token", "2 tokens"]
 
 
 def test_a_vision_buffer_with_the_token_has_a_slot_of_its_own() -> None:

@@ -17,9 +17,12 @@ from onnxkvrename import (
     KvRenameError,
     ModelError,
     RulesError,
+    gathering,
+    layouts,
     load_rules,
     onnxfile,
     planning,
+    stamps,
     verifying,
 )
 from onnxkvrename.patterns import expression
@@ -415,3 +418,34 @@ def test_strict_makes_what_all_show_together_an_error(tmp_path: Path) -> None:
     assert item.report.status == "unchanged"
     (item,) = verify(path, strict=True)
     assert {found.severity for found in item.report.findings} == {"error"}
+
+
+# KV621
+
+
+def stamped(path: Path, digest: str) -> Path:
+    model = onnx.load(path)
+    onnx.helper.set_model_props(model, {stamps.KEY: digest})
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_a_stamp_that_is_not_of_the_graph_is_found(tmp_path: Path) -> None:
+    path = stamped(saved(models.decoder(), tmp_path / "m.onnx"), "0" * 64)
+    (found,) = verify(path)[0].report.findings
+    assert (found.code, found.severity) == ("KV621", "error")
+    assert found.message.startswith("is stamped 000000000000…, but its layout is ")
+    assert found.hint.startswith("the graph changed after it was stamped: put the stamped file")
+
+
+def test_a_stamp_of_the_graph_is_right(tmp_path: Path) -> None:
+    path = saved(models.decoder(), tmp_path / "m.onnx")
+    digest = layouts.digest(gathering.gather([path], QEFF).layout)
+    assert codes(stamped(path, digest)) == []
+
+
+def test_a_window_does_not_know_what_its_set_is_stamped_with(tmp_path: Path) -> None:
+    export = layerwise.export(tmp_path / "export", 2)
+    found = [stamped(path, "0" * 64) for path in sorted(export.rglob("*.onnx"))]
+    assert "KV621" not in codes(*found)
+    assert "KV621" not in codes(found[0], sets=False)

@@ -22,14 +22,17 @@ class Device:
     def __init__(self, path: str, sizes: Mapping[str, int]) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
-        options.log_severity_level = 3
+        options.log_severity_level = 4  # what it raises says it
         providers = ["CPUExecutionProvider"]
         self._session = onnxruntime.InferenceSession(path, options, providers=providers)
         self.outputs = [value.name for value in self._session.get_outputs()]
+        retained = [value for value in self._session.get_inputs() if self._retained(value.name)]
+        self.symbols = {d for value in retained for d in value.shape if isinstance(d, str)}
+        if missing := ", ".join(sorted(self.symbols - sizes.keys())):
+            raise ValueError(f"no size is known of {missing}")
         self._empty = {
             value.name: np.zeros([sizes.get(d, d) for d in value.shape], _DTYPES[value.type])
-            for value in self._session.get_inputs()
-            if self._retained(value.name)
+            for value in retained
         }
         self.buffers: dict[str, np.ndarray] = {}
         self.reset()

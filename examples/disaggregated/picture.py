@@ -15,7 +15,7 @@ from pathlib import Path
 
 from device import Device
 from kvbuffers import PATTERN, Slot, slots, total
-from serve import SIZES
+from serving import SIZES
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "fixtures" / "plain" / "serving"

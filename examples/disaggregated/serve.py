@@ -3,188 +3,130 @@
     python serve.py                     the whole story; exit code 0 if all of it holds
     python serve.py PREFILL [DECODE]    one hand-off; exit code 0 if the tokens are right
 
-Needs onnxkvrename and its extra [run].
+Needs onnxkvrename and its extra [run]. What is done stands in serving.py; here, how it is asked
+for, and how it ends when it cannot be done: with one line, and exit code 2.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
-import secrets
+import os
+import signal
 import sys
-from collections.abc import Sequence
-from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
-from typing import NamedTuple
 
-import decode
-import numpy as np
-import prefill
-from device import Device
-from kvbuffers import Slot, total
-from messages import Answer, Prompt
-from workers import Worker, WorkerError
+from workers import WorkerError
 
-SIZES = {
-    "batch_size": 1,
-    "ctx_len": 24,
-    "sliding_window": 8,
-    "vision_batch_size": 1,
-    "vision_size": 4,
-}
-"""Of the symbolic dimensions, as a specializations.json would give them."""
-COUNT = 12
-"""Tokens to generate."""
-VOCABULARY = 24
-IMAGE_TOKEN = 24
-VISION = ("vision_embeds", "deepstack_features")
+CONTEXT = "ctx_len"
+"""The symbolic dimension that all tokens of a sequence must fit in."""
 
 
-class Setting(NamedTuple):
-    """Two models, and how they are used."""
-
-    prefill: Path
-    decode: Path
-    sizes: dict[str, int]
-    whole: bool = False
+class Refused(Exception):
+    """What is asked for cannot be done."""
 
 
-class Served(NamedTuple):
-    """What a prompt came to."""
-
-    prompt: list[int]
-    tokens: list[int]
-    undivided: list[int]
-    sent: Answer
-    taken: Answer
-
-    @property
-    def right(self) -> bool:
-        """Whether the tokens are those of the undivided model."""
-        return self.tokens == self.undivided
-
-
-def serve(setting: Setting, lengths: Sequence[int]) -> list[Served]:
-    """Run prompts of these lengths on both workers; raises :class:`WorkerError`."""
-    sizes, whole = setting.sizes, setting.whole
-    with (
-        Worker("prefill", prefill.work, str(setting.prefill), sizes, whole) as first,
-        Worker("decode", decode.work, str(setting.decode), sizes, whole, COUNT) as second,
-    ):
-        undivided = Device(str(setting.decode), sizes)
-        return [_served(first, second, undivided, length) for length in lengths]
-
-
-def _served(first: Worker, second: Worker, undivided: Device, length: int) -> Served:
-    undivided.reset()
-    features = draw_features(undivided)
-    tokens = draw_prompt(length, image=bool(features))
-    memory = f"kv_{secrets.token_hex(8)}"
+def main() -> int:
+    """Tell the story, or do one hand-off; the exit code."""
+    args = _arguments()
+    # Until there is something to tidy up: imports of C code make an error of their own of Ctrl-C.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        sent = first.ask(Prompt(tokens, features, memory))
-        taken = second.ask(sent.result)
-    finally:
-        release(memory)
-    undivided.buffers.update(features)
-    begun = undivided.run(tokens, 0)
-    expected = undivided.generate(begun, length, COUNT)
-    return Served(tokens, taken.result, expected, sent, taken)
+        import story
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _stop)
+        code = story.tell() if args.prefill is None else _one(args)
+        print(end="", flush=True)
+        return code
+    except ModuleNotFoundError as error:
+        return _fail(f"{error}: pip install '.[run]'")
+    except (Refused, WorkerError) as error:
+        return _fail(str(error))
+    except OSError as error:
+        # What nobody takes, as in `| head`, is not to be tried once more at the very end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return _fail(f"not finished: {error.strerror or error}")
 
 
-def release(name: str) -> None:
-    """Give a shared memory back that a worker may have left behind."""
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="A prefill and a decode worker, and a hand-off.")
+    parser.add_argument("prefill", nargs="?", type=Path, help="a model; none: the whole story")
+    parser.add_argument("decode", nargs="?", type=Path, help="another one for decode")
+    parser.add_argument("--dim", action="append", default=[], type=_dim, metavar="SYMBOL=SIZE")
+    parser.add_argument("--prompt-length", type=_positive, default=9, metavar="N")
+    parser.add_argument("--full-transfer", action="store_true", help="buffers in full")
+    args = parser.parse_args()
+    if args.prefill is None and args != parser.parse_args([]):
+        parser.error("options are for a model; the story has its own")
+    for model in (args.prefill, args.decode):
+        if model is not None and not model.is_file():
+            parser.error(f"{model}: no such file")
+    return args
+
+
+def _dim(text: str) -> tuple[str, int]:
+    symbol, _, size = text.partition("=")
+    return symbol, _positive(size or text)
+
+
+def _positive(text: str) -> int:
     try:
-        memory = SharedMemory(name)
-    except FileNotFoundError:
-        return
-    memory.close()
-    memory.unlink()
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return number
 
 
-def draw_prompt(length: int, image: bool) -> list[int]:
-    """Tokens; the second and third are an image's, where there is one."""
-    drawn = random.Random(8)
-    tokens = [drawn.randrange(VOCABULARY) for _ in range(length)]
-    if image:
-        tokens[1:3] = [IMAGE_TOKEN] * len(tokens[1:3])
-    return tokens
-
-
-def draw_features(device: Device) -> dict[str, np.ndarray]:
-    """What a vision tower might have made of an image, for the inputs that take it."""
-    drawn = random.Random(4)
-    return {
-        name: np.array([drawn.uniform(-1, 1) for _ in range(buffer.size)], buffer.dtype).reshape(
-            buffer.shape
-        )
-        for name, buffer in device.buffers.items()
-        if name in VISION
-    }
-
-
-def say(served: Served) -> None:
-    """Print what was handed over, and the tokens on both sides."""
-    sent, taken = served.sent, served.taken
-    lines = [f"a prompt of {len(served.prompt)} tokens: {len(sent.slots)} buffers are selected"]
-    lines += _table(sent.slots)
-    stays = [name for name in sent.buffers if name not in {slot.name for slot in sent.slots}]
-    if stays:
-        lines.append(f"  stays behind: {', '.join(stays)}")
-    lines.append(f"  handed over: {total(sent.slots):,} bytes and three words: {_words(sent)}")
-    if _layout(sent.slots) != _layout(taken.slots):
-        lines += ["  decode takes them for", *_table(taken.slots)]
-    for who, tokens in (("tokens", served.tokens), ("undivided", served.undivided)):
-        lines.append(f"  {who:10} " + " ".join(f"{token:2}" for token in tokens))
-    lines.append("  the same" if served.right else "  NOT the same")
-    print("\n".join(lines), flush=True)
-
-
-def _words(sent: Answer) -> str:
-    _, length, first = sent.result
-    return f"the memory's name, prompt length {length}, first token {first}"
-
-
-def _layout(slots: list[Slot]) -> list[tuple[int, int]]:
-    return [(slot.offset, slot.size) for slot in slots]
-
-
-def _table(slots: list[Slot]) -> list[str]:
-    return [
-        f"  {slot.offset:8,} {slot.size:6,} B  {'x'.join(map(str, slot.shape)):9} {slot.name}"
-        for slot in slots
-    ]
-
-
-def one(args: argparse.Namespace) -> int:
+def _one(args: argparse.Namespace) -> int:
     """Hand over between two models; the exit code."""
-    sizes = SIZES | {symbol: int(size) for symbol, _, size in (d.partition("=") for d in args.dim)}
+    from serving import SIZES, Setting, say, serve
+
+    sizes = SIZES | dict(args.dim)
     setting = Setting(args.prefill, args.decode or args.prefill, sizes, args.full_transfer)
+    models = {setting.prefill, setting.decode}
+    known = set().union(*(_symbols(model, sizes) for model in models))
+    _check(sizes, known, [symbol for symbol, _ in args.dim], args.prompt_length)
     (served,) = serve(setting, [args.prompt_length])
     say(served)
     return 0 if served.right else 1
 
 
-def main() -> int:
-    """Tell the story, or do one hand-off; the exit code."""
-    parser = argparse.ArgumentParser(description="A prefill and a decode worker, and a hand-off.")
-    parser.add_argument("prefill", nargs="?", type=Path, help="a model; none: the whole story")
-    parser.add_argument("decode", nargs="?", type=Path, help="another one for decode")
-    parser.add_argument("--dim", action="append", default=[], metavar="SYMBOL=SIZE")
-    parser.add_argument("--prompt-length", type=int, default=9, metavar="N")
-    parser.add_argument("--full-transfer", action="store_true", help="buffers in full")
-    args = parser.parse_args()
-    for model in (args.prefill, args.decode):
-        if model is not None and not model.is_file():
-            parser.error(f"{model}: no such file")
-    try:
-        if args.prefill is None:
-            import story
+def _symbols(model: Path, sizes: dict[str, int]) -> set[str]:
+    """The symbolic dimensions of a model's buffers, if it can be loaded."""
+    from device import Device
 
-            return story.tell()
-        return one(args)
-    except WorkerError as error:
-        print(f"serve.py: {error}", file=sys.stderr)
-        return 2
+    try:
+        return Device(str(model), sizes).symbols
+    except Exception as error:  # onnxruntime's own have nothing else in common
+        raise Refused(f"{model} cannot be served: {error}") from None
+
+
+def _check(sizes: dict[str, int], known: set[str], given: list[str], length: int) -> None:
+    from serving import COUNT
+
+    for symbol in given:
+        if symbol not in known:
+            names = ", ".join(sorted(known)) or "none"
+            raise Refused(f"--dim {symbol}: no buffer has this dimension; there are: {names}")
+    if CONTEXT in known and length + COUNT > sizes[CONTEXT]:
+        raise Refused(
+            f"a prompt of {length} tokens and the {COUNT} to generate do not fit in the context "
+            f"({CONTEXT}={sizes[CONTEXT]})"
+        )
+
+
+def _stop(number: int, frame: object) -> None:
+    """End on demand as in any other way: workers are stopped, memory is given back."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
+def _fail(reason: str) -> int:
+    print("serve.py:", " ".join(reason.split()), file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import tempfile
 import textwrap
 from pathlib import Path
 
-from serve import SIZES, Served, Setting, say, serve
+from serving import SIZES, Served, Setting, say, serve
 from workers import WorkerError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -45,14 +45,20 @@ class Worker:
         self.process = context.Process(
             target=_serve, args=(theirs, work, args), name=name, daemon=True
         )
-        self.process.start()
+        # Inherited, so a worker never hears Ctrl-C: who asks will end it, and say so.
+        interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            self.process.start()
+        finally:
+            signal.signal(signal.SIGINT, interrupted)
         theirs.close()
 
     def ask(self, question: object) -> Any:
         """Ask, and wait; raises :class:`WorkerError`. Who does not answer is stopped."""
         name = self.process.name
         try:
-            self._pipe.send(question)
+            with suppress(BrokenPipeError):  # who has ended may have said why
+                self._pipe.send(question)
             if not self._pipe.poll(_PATIENCE):
                 self.stop()
                 raise WorkerError(f"{name} did not answer")
@@ -80,7 +86,6 @@ class Worker:
 
 
 def _serve(pipe: Connection, work: Callable[..., None], args: tuple[object, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asks will end this, and say so
     questions = Questions(pipe)
     try:
         work(questions, *args)

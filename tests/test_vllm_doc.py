@@ -1,0 +1,65 @@
+"""docs/vllm.md: its words are those of the program, and its example is what happens."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from layers import gpt_oss
+from models import info, saved
+from onnx import ModelProto, TensorProto, helper
+
+from onnxkvrename import strides
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXT = (ROOT / "docs" / "vllm.md").read_text("utf-8")
+EXAMPLE = re.search(
+    r"<!-- gpt-oss -->\n```console\n\$ onnxkvrename ([^\n]+)\n(.*?)```\n<!-- /gpt-oss -->",
+    TEXT,
+    re.DOTALL,
+)
+
+
+def exported() -> ModelProto:
+    """An export with the buffers of gpt-oss-20b, and little else."""
+    nodes, inputs, outputs = [], [info("x", 1)], [info("logits", 1)]
+    nodes.append(helper.make_node("Identity", ["x"], ["logits"]))
+    for buffer in gpt_oss().buffers:
+        given, made = buffer.names
+        nodes.append(helper.make_node("Identity", [f"past_{given}"], [f"past_{made}"]))
+        shape = buffer.shape or ()
+        inputs.append(info(f"past_{given}", *shape, dtype=TensorProto.FLOAT16))
+        outputs.append(info(f"past_{made}", *shape, dtype=TensorProto.FLOAT16))
+    return helper.make_model(helper.make_graph(nodes, "gpt-oss-20b", inputs, outputs))
+
+
+def test_the_example_is_what_happens(tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert EXAMPLE is not None
+    command, said = EXAMPLE.groups()
+    saved(exported(), tmp_path / "gpt-oss-20b.onnx")
+    monkeypatch.chdir(tmp_path)
+    outcome = run(*shlex.split(command))
+    assert (outcome.code, outcome.out + outcome.err) == (0, said)
+
+
+def test_the_example_has_the_published_figures() -> None:
+    assert EXAMPLE is not None
+    (packed,) = [line for line in EXAMPLE[2].splitlines() if re.match(r"  packed +17,664 ", line)]
+    assert packed.split()[2:4] == ["1", "279"]
+    assert packed.endswith("(438,829,056 bytes)")
+    assert EXAMPLE[2].count("(131,072 bytes)") == 2
+    assert "(1,572,864 bytes)" in EXAMPLE[2]
+
+
+def test_the_default_layout_is_the_one_that_is_said() -> None:
+    assert f"In 0.33 that is `{strides.LAYOUTS[0]}`" in TEXT
+
+
+def test_every_link_leads_somewhere() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert "](docs/vllm.md)" in readme
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", TEXT) if "://" not in link]
+    assert [link for link in links if not os.path.exists(ROOT / "docs" / link)] == []
