@@ -64,7 +64,7 @@ CODES: Mapping[str, tuple[Severity, str]] = {
     "KV611": ("error", "a buffer on one side of a hand-off only"),
     "KV612": ("error", "dtype differs between prefill and decode"),
     "KV613": ("error", "rank or a fixed dimension differs between prefill and decode"),
-    "KV614": ("error", "a window on one side, the whole context on the other"),
+    "KV614": ("error", "a window on one side, another one or the whole context on the other"),
     "KV615": ("error", "axes in another order on the other side"),
     "KV616": ("error", "tokens differ between prefill and decode, or nothing is selected"),
     "KV617": ("error", "a buffer handed over into another one's place"),

@@ -67,7 +67,8 @@ def _check_command(args: Sequence[str]) -> None:
         return
     import difflib
 
-    close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+    close = [name for name in COMMANDS if name.startswith(args[0]) and len(args[0]) > 3]
+    close += difflib.get_close_matches(args[0], COMMANDS, n=1)
     if close:
         hint = f"did you mean {close[0]}?"
         raise KvRenameError(f"{args[0]} is no command, and no file", hint=hint)

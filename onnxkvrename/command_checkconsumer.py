@@ -76,6 +76,7 @@ def _named() -> str:
     "proved against the model; for models without the token, too.",
 )
 @arguments.compiled()
+@arguments.no_set()
 @arguments.strict()
 @arguments.profile()
 @arguments.rules()
@@ -108,7 +109,8 @@ def _checked(given: dict[str, Any]) -> Checked:
         raise click.UsageError(f"no --target given, one of: {', '.join(known)}")
     target = targets.load(given["target"] or known[0])
     rules = rulesfile.load(given["profile"], given["rules"])
-    compiled = Known(arguments.sizes(given["dims"]), given["specializations"], given["custom_io"])
+    sizes, sets = arguments.sizes(given["dims"]), not given["no_set"]
+    compiled = Known(sizes, given["specializations"], given["custom_io"], sets)
     strict = given["strict"]
     layout, reports, _ = gathering.gather(given["models"], rules, compiled, strict=strict)
     if given["emit"] == "selectors":

@@ -64,6 +64,7 @@ from onnxkvrename.sharding import Parallel
     multiple=True,
     help="Also simulate a prompt of N tokens. May be repeated.",
 )
+@arguments.no_set()
 @arguments.profile()
 @arguments.rules()
 @arguments.form()
@@ -86,17 +87,14 @@ def command(**given: Any) -> int:
         )
         for label, one in (("prefill", prefill), ("decode", decode))
     )
-    try:
-        found = handoff.compare(
-            mine,
-            theirs,
-            target,
-            ranks=ranks,
-            whole=given["full_transfer"],
-            tokens=given["tokens"],
-        )
-    except ValueError as error:
-        raise KvRenameError(f"--tokens: {error}") from None
+    found = handoff.compare(
+        mine,
+        theirs,
+        target,
+        ranks=ranks,
+        whole=given["full_transfer"],
+        tokens=given["tokens"],
+    )
     code = int(found.failed or prefill.failed or decode.failed)
     _answer(found, (prefill, decode), given, code)
     return code
@@ -126,7 +124,8 @@ def _ranks(text: str | None) -> Parallel | None:
 
 def _both(given: Mapping[str, Any], rules: Rules) -> tuple[Gathered, Gathered]:
     """Both sides with what is known of them; a size that neither has was given in vain."""
-    found = [gathering.side(given[label], rules) for label in ("prefill", "decode")]
+    known = Known(sets=not given["no_set"])
+    found = [gathering.side(given[label], rules, known) for label in ("prefill", "decode")]
     shared = arguments.sizes(given["dims"])
     symbols = {symbol for one in found for symbol in one.layout.symbols}
     gathering.check_sizes(shared, sorted(symbols))

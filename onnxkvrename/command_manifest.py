@@ -26,9 +26,10 @@ from onnxkvrename import (
     reporting,
     rulesfile,
     running,
+    windows,
 )
 from onnxkvrename.arguments import AnyPath
-from onnxkvrename.errors import KvRenameError, WriteError
+from onnxkvrename.errors import KvRenameError, ModelError, WriteError
 from onnxkvrename.gathering import Gathered, Known
 from onnxkvrename.layouts import Layout
 from onnxkvrename.pages import ERAS, Asked
@@ -98,6 +99,7 @@ class _Made(NamedTuple):
     is_flag=True,
     help="Replace a file that is there; stamp through symbolic links and the like.",
 )
+@arguments.no_set()
 @arguments.strict()
 @arguments.profile()
 @arguments.rules()
@@ -114,8 +116,9 @@ def command(**given: Any) -> int:
     if not given["models"]:
         raise click.UsageError("no MODEL given: onnxkvrename manifest MODEL...")
     _check_projection(given)
-    known = Known(arguments.sizes(given["dims"]), given["specializations"], given["custom_io"])
-    if given["stamp"] and known != Known():
+    sizes, sets = arguments.sizes(given["dims"]), not given["no_set"]
+    known = Known(sizes, given["specializations"], given["custom_io"], sets)
+    if given["stamp"] and known != Known(sets=sets):
         told = checking.listed([option for option, name in _COMPILED.items() if given[name]])
         raise click.UsageError(f"--stamp is of the graph alone: leave out {told}")
     rules = rulesfile.load(given["profile"], given["rules"])
@@ -164,6 +167,7 @@ def _stamped(found: Gathered, rules: Rules, *, force: bool, quiet: bool) -> Gath
     if found.failed:
         return found
     digest = layouts.digest(found.layout)
+    _check_set(found, digest, rules)
     reports = [report for report in found.reports if report.path in found.layout.models]
     jobs = [Job(Path(report.path), Path(report.path)) for report in reports]
     try:
@@ -177,6 +181,17 @@ def _stamped(found: Gathered, rules: Rules, *, force: bool, quiet: bool) -> Gath
         with console.answering():
             console.say(map(_stamp_line, done.models), err=True)
     return found._replace(stamp=digest)
+
+
+def _check_set(found: Gathered, digest: str, rules: Rules) -> None:
+    """Raise :class:`ModelError` for a window alone that carries the stamp of its set."""
+    (path, *others) = found.layout.models
+    if not others and found.stamp not in (None, digest) and windows.is_window(path, rules):
+        raise ModelError(
+            "carries another stamp, that of its set",
+            path=path,
+            hint="give all windows of it, or take the stamp out first: --strip",
+        )
 
 
 def _here(error: KvRenameError) -> KvRenameError:

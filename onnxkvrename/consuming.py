@@ -260,11 +260,19 @@ def _order(layout: Layout, target: Target) -> Iterator[Finding]:
             "export the model again: a buffer needs both sides",
         )
         return
+    # One name on both is a broken graph (KV106): no order would mend it.
     at = next(
-        number
-        for number, value in enumerate(chosen.inputs)
-        if value.name != chosen.partners[number]
+        (
+            number
+            for number, (value, output) in enumerate(
+                zip(chosen.inputs, chosen.outputs, strict=True)
+            )
+            if value.name not in (chosen.partners[number], output.name)
+        ),
+        None,
     )
+    if at is None:
+        return
     yield finding(
         "KV609",
         chosen.outputs[at].name,

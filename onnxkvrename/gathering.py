@@ -45,11 +45,15 @@ _LARGEST = 1 << 26
 
 
 class Known(NamedTuple):
-    """What is known beside the models: sizes of symbols, and files of a compile."""
+    """What is known beside the models: sizes of symbols, and files of a compile.
+
+    ``sets`` is false for windows that shall not be held against each other.
+    """
 
     sizes: Mapping[str, int] = MappingProxyType({})
     specializations: Path | None = None
     custom_io: Path | None = None
+    sets: bool = True
 
 
 class Gathered(NamedTuple):
@@ -108,9 +112,14 @@ def gather(
     encoder, is no part of the layout. Raises :class:`ModelError` for a model that
     cannot be read, and for models that are not one.
     """
+    known = known or Known()
     read = [_read(job.model, rules) for job in discovery.find(paths)]
     seen = [
-        Seen(tuple(value.name for value in one.signature.outputs), one.plan.pairs, one.part)
+        Seen(
+            tuple(value.name for value in one.signature.outputs),
+            one.plan.pairs,
+            one.part if known.sets else None,
+        )
         for one in read
     ]
     further = windows.together(seen, rules, Wish(None), judge=True)
@@ -128,7 +137,7 @@ def gather(
         reports.append(_judged(one.report._replace(findings=findings)))
     carried = {one.stamp for one in chosen}
     stamp = carried.pop() if len(carried) == 1 else None
-    return Gathered(with_known(layout, known or Known()), tuple(reports), stamp)
+    return Gathered(with_known(layout, known), tuple(reports), stamp)
 
 
 def _wrongly_stamped(
@@ -143,7 +152,7 @@ def _wrongly_stamped(
 def side(path: Path, rules: Rules, known: Known | None = None) -> Gathered:
     """The layout of what stands on one side of a hand-off: a model, a set, or a manifest of one.
 
-    A manifest is told by its content. Its sizes and dtypes hold unless ``known`` says
+    A manifest is told by its content. Its sizes stand, its dtypes unless ``known`` says
     otherwise, and its findings are those of the model that it was made from. Raises
     :class:`ModelError` as :func:`gather` does, and for a damaged manifest.
     """
@@ -157,6 +166,8 @@ def side(path: Path, rules: Rules, known: Known | None = None) -> Gathered:
 def with_known(layout: Layout, known: Known) -> Layout:
     """The same layout, with the sizes and dtypes that are known from elsewhere.
 
+    What a manifest says of sizes stands: others fill in what it does not say.
+
     A size given by hand comes before that of a file. Raises :class:`ModelError`
     for files of another form or another model, and :class:`KvRenameError` for
     a symbol on whose size specializations do not agree, and for one that the
@@ -164,7 +175,12 @@ def with_known(layout: Layout, known: Known) -> Layout:
     """
     symbols = layout.symbols
     check_sizes(known.sizes, symbols)
-    sizes = {**_specialized(layout, known), **known.sizes}
+    for symbol, size in known.sizes.items():
+        if layout.sizes.get(symbol, size) != size:
+            said = f"{symbol}={layout.sizes[symbol]}, and --dim says {size}"
+            hint = "leave it out, or write the manifest again"
+            raise KvRenameError(f"a manifest says {said}", hint=hint)
+    sizes = {**_specialized(layout, known), **known.sizes, **layout.sizes}
     layout = layouts.with_sizes(layout, {name: sizes[name] for name in symbols if name in sizes})
     if known.custom_io is None:
         return layout

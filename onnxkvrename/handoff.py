@@ -27,7 +27,7 @@ _NEAR = 1 << 30
 class Row(NamedTuple):
     """A pair of buffers: the code of its own fault, if it has one, and where it goes wrong.
 
-    ``open`` says that sizes are wanted to tell.
+    ``open`` says that sizes are wanted to tell, its own or those of one before it.
     """
 
     twin: Twin
@@ -49,7 +49,8 @@ class Transfer(NamedTuple):
 class HandOff(NamedTuple):
     """Two sides held against each other as a consumer would join them.
 
-    ``asked`` are the prompt lengths that somebody wanted to know about.
+    ``asked`` are the prompt lengths that somebody wanted to know about, ``agreeing`` the
+    symbols without a size that must be the same on both sides.
     """
 
     target: str
@@ -63,6 +64,7 @@ class HandOff(NamedTuple):
     notes: tuple[str, ...]
     verdict: Verdict
     asked: tuple[int, ...] = ()
+    agreeing: tuple[str, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -82,13 +84,10 @@ def compare(
     """Everything that differs between two sides, and what comes of it at which prompt length.
 
     ``whole`` is for a consumer that moves all of each buffer; ``tokens`` are prompt
-    lengths to simulate beside those at which something changes. Raises
-    ``ValueError`` for one that is longer than a side's context.
+    lengths to simulate beside those at which something changes; one that is longer than a
+    side's context is not simulated.
     """
     longest = min(sides.capacity(prefill.layout), sides.capacity(decode.layout))
-    for length in tokens:
-        if length > longest:
-            raise ValueError(f"a prompt of {length} tokens is longer than the context of {longest}")
     filled = prefill.given.buffers and decode.given.buffers
     pairs = pairing.twins(prefill.given, decode.given) if filled else ()
     differing = _differing(pairs, prefill, decode, target, whole)
@@ -125,6 +124,7 @@ def compare(
         notes=tuple(notes),
         verdict=outcomes.verdict(findings, roots, shown, scene, near, broken),
         asked=tuple(dict.fromkeys(tokens)),
+        agreeing=sides.agreeing((prefill, decode), target, whole),
     )
 
 
@@ -179,11 +179,17 @@ def _rows(
     moved = {one.ident for one in scene.written} & {one.ident for one in scene.taken}
     wrong = shown.wrong if shown is not None else {}
     lost = "KV616" if broken is None else broken.code
+    open_roots = {
+        ident for root in roots if root.fault and root.fault.open for ident in root.idents
+    }
+    places = [one.ident for one in scene.taken]
+    first = next((at for at, ident in enumerate(places) if ident in open_roots), len(places))
+    behind = set(places[first:])
     found = []
     for twin in pairs:
         root = own.get(twin.ident)
         code = root.finding.code if root else None if twin.ident in moved else lost
-        is_open = root is not None and root.fault is not None and root.fault.open
+        is_open = twin.ident in (behind if code is None else open_roots)
         found.append(Row(twin, code, wrong.get(twin.ident, ()), is_open))
     return tuple(found)
 
@@ -225,10 +231,14 @@ def _roots(
     ]
     groups: dict[tuple[Fault, int | None], list[tuple[Twin, Fault]]] = {}
     moved = {one.ident for one in scene.written} & {one.ident for one in scene.taken}
+    # What a buffer itself shows does not depend on sizes that are wanted for another one.
+    seen = shown or _rehearsed(scene)
     for twin, fault in differing:
-        own = () if shown is None else shown.own.get(twin.ident, ())
-        stuck = shown is not None and (shown.refused or twin.ident not in moved)
-        if own or shown is None or (fault.certain and stuck):
+        own = () if seen is None else seen.own.get(twin.ident, ())
+        if shown is None and (fault.certain or fault.ask):
+            own = ()
+        stuck = shown is None or shown.refused or twin.ident not in moved
+        if own or fault.open or (fault.certain and stuck):
             last = own[0][0] - 1 if own else near
             longer = None if last == near else last
             groups.setdefault((fault, longer), []).append((twin, fault))
@@ -247,11 +257,12 @@ def _cuts(pairs: Sequence[Twin], scene: Stage, shown: Rehearsal | None) -> Itera
             said = pairing.type_text(scene.decode, twin.decode)
             groups.setdefault((said, cut[-1][1]), []).append(twin)
     for (said, last), group in groups.items():
+        up_to = f"prompts of up to {transfer.length_text(last)}"
         found = finding(
             "KV605",
             group[0].name,
             f"is a state of {said}{pairing.others(group)}: "
-            f"prompts of up to {transfer.length_text(last)} move a part of it only",
+            f"{up_to if last < sides.LONGEST else 'short prompts'} move a part of it only",
             "move all of each buffer: VLLM_QAIC_USE_FULL_KV_TRANSFER=1, here --full-transfer",
         )
         yield Root(found, tuple(twin.ident for twin in group))

@@ -19,8 +19,8 @@ from onnxkvrename.sizing import Shape, Sizes
 NamedValue = TypeVar("NamedValue", Value, Kept)
 
 _AGAIN = (
-    "the graph changed after it was stamped: put the stamped file back, or, if that is meant, "
-    "stamp it again: onnxkvrename manifest MODEL... --stamp"
+    "the graph changed, or it was stamped with another set: put the stamped file back, or, if "
+    "that is meant, stamp it again: onnxkvrename manifest MODEL... --stamp"
 )
 _STATES = {3: "conv_state", 4: "recurrent_state"}
 

@@ -85,7 +85,7 @@ def facts(layout: Layout) -> Iterator[tuple[str, str]]:
     if "context" in grows:
         yield "a token", readable(found.context)
     if "window" in grows:
-        yield "a token within a window", readable(found.window)
+        yield "more within a window", readable(found.window)
     if "encoder" in grows:
         yield "a token of the encoder's", readable(found.encoder)
     if "mamba" in kinds:

@@ -145,6 +145,8 @@ def _signature(source: Source) -> Signature:
 def _kind(head: bytes) -> tuple[str, str] | None:
     """What a file that is no model looks like."""
     stripped = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if stripped.startswith(b"<") and b"ir_version" in stripped[:80]:
+        return "ONNX text", "onnx.parser makes a model of it"
     for start, what, hint in _KINDS:
         if stripped.startswith(start):
             return what, hint

@@ -11,7 +11,7 @@ from onnxkvrename.checking import CODES, Finding
 from onnxkvrename.comparing import layers_text
 from onnxkvrename.handoff import HandOff, Row
 from onnxkvrename.outcomes import Outcome, Stretch, Verdict
-from onnxkvrename.pairing import Twin, type_text
+from onnxkvrename.pairing import Twin, type_text, windows_text
 from onnxkvrename.rehearsing import Ranges
 from onnxkvrename.reporting import show
 from onnxkvrename.results import ModelReport
@@ -55,15 +55,34 @@ def _expected(found: HandOff) -> str:
     if verdict.outcome == "loses":
         return f"would leave something behind{cause}"
     if verdict.outcome == "unknown":
-        open_sizes = verdict.cause is not None and any(row.open for row in found.rows)
-        hint = f": {show(verdict.cause.hint)}" if open_sizes and verdict.cause else cause
-        return f"cannot be foretold{hint}"
+        return f"cannot be foretold{_open(found) or cause}"
     if verdict.refused and not _stopping(found):
         what = "decode would find its memory too small"
         if len(verdict.stretches) == 1:
             return f"would fail for {span(verdict.refused, verdict)}: {what}{_because(verdict)}"
         return f"would fail, as {what}, for {_each(verdict.stretches, verdict)}"
     return f"would fail at start-up{cause}"
+
+
+def _open(found: HandOff) -> str:
+    """What is open, and the sizes that would tell; empty where nothing is."""
+    wanted = _wanted(found)
+    if not wanted:
+        return ""
+    codes = ", ".join(dict.fromkeys(one.code for one in wanted))
+    return f": it depends on sizes ({codes}), give {_sizes(wanted)}"
+
+
+def _wanted(found: HandOff) -> list[Finding]:
+    """The findings that sizes are wanted for."""
+    about = {(row.code, row.twin.name) for row in found.rows if row.open}
+    return [one for one in found.findings if (one.code, one.name) in about]
+
+
+def _sizes(wanted: Sequence[Finding]) -> str:
+    """The options that would tell, each once: ``--decode-dim sliding_window=SIZE``."""
+    hints = dict.fromkeys(one.hint.removeprefix("give ") for one in wanted)
+    return " ".join(map(show, hints))
 
 
 def _stopping(found: HandOff) -> list[str]:
@@ -109,18 +128,27 @@ def _cause(found: Finding) -> str:
     elif found.code in ("KV611", "KV620"):
         what = "layers of a draft model" if found.code == "KV620" else ""
         said = show(found.message.partition(": ")[0]) + (f", perhaps {what}" if what else "")
+    elif found.code == "KV614":
+        said = windows_text(found)
     return f"{said} ({found.code})"
 
 
 def _what(found: HandOff) -> str:
     layers = layers_text(found.decode.layout.layers)
-    unknown = {*found.prefill.layout.missing, *found.decode.layout.missing}
     count = len(found.decode.layout.buffers)
-    said = f"{count} buffers of {layers}"
+    said, sizes = f"{count} buffers of {layers}", _provided(found)
     if found.verdict.longest is not None:
-        return f"{said}, prompts of up to {found.verdict.longest} tokens"
-    sizes = ", ".join(map(show, sorted(unknown)))
-    return f"{said}, whatever {sizes} may be" if sizes else f"{said}, prompts of any length"
+        return f"{said}, prompts of up to {found.verdict.longest} tokens{sizes}"
+    return f"{said}{sizes or ', prompts of any length'}"
+
+
+def _provided(found: HandOff) -> str:
+    """What goes for sizes that are not known: any do, or they must be the same on both sides."""
+    missing = {*found.prefill.layout.missing, *found.decode.layout.missing}
+    free = ", ".join(map(show, sorted(missing.difference(found.agreeing))))
+    same = ", ".join(map(show, found.agreeing))
+    said = f", whatever {free} may be" if free and found.verdict.longest is None else ""
+    return said + (f", as long as both have the same {same}" if same else "")
 
 
 def span(ranges: Ranges, verdict: Verdict) -> str:
@@ -227,6 +255,13 @@ def _fate(found: HandOff, tokens: int) -> str:
     stopping = _stopping(found)
     if stopping:
         return f"never begins ({stopping[0]})"
+    longest = sides.LONGEST - 1 if verdict.longest is None else verdict.longest
+    if tokens > longest:
+        limit = "any context can be" if verdict.longest is None else f"the context of {longest}"
+        return f"longer than {limit}"
+    wanted = _wanted(found)
+    if wanted:
+        return f"cannot be told, give {_sizes(wanted)}"
     moved = next((one for one in found.transfers if one.tokens == tokens), None)
     missing = {*found.prefill.layout.missing, *found.decode.layout.missing}
     if moved is None or (verdict.near is not None and tokens > 1):
@@ -238,15 +273,15 @@ def _fate(found: HandOff, tokens: int) -> str:
     if moved.refused:
         return f"refused, decode would find its memory too small{why}"
     if here:
-        count = f"{len(moved.wrong)} of {len(found.rows)} buffers" if moved.wrong else "all of it"
+        wrong = sum(row.twin.ident in moved.wrong for row in found.rows)
+        count = f"{wrong} of {len(found.rows)} buffers" if moved.wrong else "all of it"
         return f"{count} wrong{why}"
     left = sum(row.twin.decode is None for row in found.rows)
     if left:
         return f"{left} of {len(found.rows)} buffers left behind"
     if verdict.outcome == "unknown" and cause is not None:
         return f"cannot be told ({cause.code})"
-    sizes = ", ".join(map(show, sorted(missing)))
-    return f"ok, whatever {sizes} may be" if sizes else "ok"
+    return f"ok{_provided(found)}"
 
 
 def notes(found: HandOff) -> Iterator[str]:

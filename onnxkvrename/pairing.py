@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
@@ -51,7 +52,9 @@ class Fault(NamedTuple):
     """How the two of a pair differ, in themselves.
 
     ``prefill`` and ``decode`` say what each has. ``certain`` is false where it takes
-    a prompt of some length to tell. ``ask`` are the symbols whose sizes are wanted.
+    a prompt of some length to tell. ``ask`` are the symbols whose sizes are wanted,
+    ``option`` is what they are given with. ``windows`` are those of the two sides where
+    both have one of a known size, in tokens.
     """
 
     code: str
@@ -59,6 +62,8 @@ class Fault(NamedTuple):
     decode: str
     certain: bool = True
     ask: tuple[str, ...] = ()
+    option: str = "--dim"
+    windows: tuple[int, int] | None = None
 
     @property
     def open(self) -> bool:
@@ -103,15 +108,13 @@ def faults(twin: Twin, prefill: Layout, decode: Layout, clipped: frozenset[int])
     elif _turned(mine, theirs, one, other):
         yield Fault("KV615", *said)
     else:
-        yield from _first(_along(mine, theirs, one, other, clipped), said)
+        told = _along(mine, theirs, one, other, clipped)
+        yield from _first(fault._replace(prefill=said[0], decode=said[1]) for fault in told)
 
 
-def _first(
-    codes: Iterable[tuple[str, bool, tuple[str, ...]]], said: tuple[str, str]
-) -> list[Fault]:
+def _first(found: Iterable[Fault]) -> list[Fault]:
     """The gravest of what the axes show: what is certain before what is not."""
-    found = sorted(codes, key=lambda one: (not one[1], one[0]))
-    return [Fault(code, *said, certain, ask) for code, certain, ask in found[:1]]
+    return sorted(found, key=lambda one: (not one.certain, one.code))[:1]
 
 
 def _turned(mine: Buffer, theirs: Buffer, one: Sequence[Dim], other: Sequence[Dim]) -> bool:
@@ -133,24 +136,36 @@ def _along(
     one: Sequence[Dim],
     other: Sequence[Dim],
     clipped: frozenset[int],
-) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
-    """Axis by axis: the code of what differs, whether it is certain, and what is to be asked."""
+) -> Iterator[Fault]:
+    """Axis by axis: what differs, whether it is certain, and what is to be asked."""
     for axis, (a, b) in enumerate(zip(one, other, strict=True), 1):
         if a == b:
             continue
         known = isinstance(a, int) and isinstance(b, int)
         ask = tuple(dim for dim in (a, b) if isinstance(dim, str))
+        option = _option(a, b)
         if not all(_grows(buffer, axis) for buffer in (mine, theirs)):
-            yield ("KV613" if known else "KV618"), known, ask
+            yield Fault("KV613" if known else "KV618", "", "", known, ask, option)
         elif mine.window is not None or theirs.window is not None:
             windows = [side.window for side in (mine, theirs) if side.window is not None]
             unknown = tuple(dict.fromkeys(str(symbol) for symbol in windows if symbol in ask))
             one_sided = len(windows) == 1 and (bool(unknown) or axis not in clipped)
-            yield "KV614", one_sided or (known and axis not in clipped), unknown
+            certain = one_sided or (known and axis not in clipped)
+            two = (
+                (a, b) if isinstance(a, int) and isinstance(b, int) and len(windows) == 2 else None
+            )
+            yield Fault("KV614", "", "", certain, unknown, option, two)
         elif axis not in clipped:
-            yield "KV618", known, ask
+            yield Fault("KV618", "", "", known, ask, option)
         else:
-            yield "KV614", False, ()
+            yield Fault("KV614", "", "", certain=False)
+
+
+def _option(mine: Dim, theirs: Dim) -> str:
+    """What sizes are given with: for one side only where the other has one already."""
+    if isinstance(mine, int):
+        return "--decode-dim"
+    return "--prefill-dim" if isinstance(theirs, int) else "--dim"
 
 
 def _grows(buffer: Buffer, axis: int) -> bool:
@@ -166,17 +181,27 @@ def said(code: str, group: Sequence[tuple[Twin, Fault]], longer: int | None) -> 
     twin, fault = group[0]
     message = f"is {fault.prefill} on prefill and {fault.decode} on decode"
     message += others([twin for twin, _ in group])
+    if fault.windows:
+        message += ": windows of {} and {} tokens".format(*fault.windows)
     if code == "KV614" and longer:
-        message += f": they differ for prompts longer than {length_text(longer)}"
+        message += ", which" if fault.windows else ": they"
+        message += f" differ for prompts longer than {length_text(longer)}"
     elif code == "KV614" and fault.ask and fault.certain and longer is None:
         message += f": they differ for prompts longer than {' or '.join(fault.ask)}"
     elif fault.open:
         message += ": whether they differ depends on the sizes"
     hint = _HINTS[code]
     if fault.ask:
-        dims = " ".join(f"--dim {symbol}=SIZE" for symbol in fault.ask if symbol != "?")
+        option = "--dim" if fault.certain else fault.option
+        dims = " ".join(f"{option} {symbol}=SIZE" for symbol in fault.ask if symbol != "?")
         hint = f"{dims} says from which prompt length on" if fault.certain else f"give {dims}"
     return finding(code, twin.name, message, hint)
+
+
+def windows_text(found: Finding) -> str:
+    """What a KV614 is about, in general words; the sizes where it is two windows of known ones."""
+    told = re.search(r": (windows of \d+ and \d+ tokens)(, which [^:]*)?$", found.message)
+    return told[1] if told else "a window on one side, the whole context on the other"
 
 
 def others(group: Sequence[Twin]) -> str:

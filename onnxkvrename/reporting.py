@@ -16,6 +16,8 @@ from onnxkvrename.planning import End, Pair
 from onnxkvrename.results import ModelReport, Report, TextReport
 
 SCHEMA = "onnxkvrename.report/1"
+STAMP = "metadata onnxkvrename.kv_layout_sha256"
+"""What a stamp is called in a diff."""
 _FEW = 3
 _COLORS = {"error": "red", "warning": "yellow"}
 
@@ -57,6 +59,8 @@ def diff(report: Report, *, color: bool) -> Iterator[str]:
             for old, new in model.names.items():
                 yield _painted(f"-{show(old)}", color, fg="red")
                 yield _painted(f"+{show(new)}", color, fg="green")
+            if model.stamp is not None:
+                yield _painted(f"-{STAMP}", color, fg="red")
 
 
 def states(report: Report, *, look: bool) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from onnxkvrename import consuming, layouts, planning, sizing, transfer
@@ -102,6 +102,22 @@ def filled(found: Layout, near: int | None = None) -> Layout:
         windows = {buffer.window for buffer in found.buffers}
         sizes |= {symbol: near for symbol in sizes if symbol in windows}
     return layouts.with_sizes(found, sizes)
+
+
+def agreeing(both: Iterable[Side], target: Target, whole: bool) -> tuple[str, ...]:
+    """The symbols without a size that must be the same on both sides, in alphabetical order.
+
+    A context that is moved up to the prompt may be of any length on either side.
+    """
+    wanted = set[str]()
+    for found, buffer in ((side.layout, one) for side in both for one in side.layout.buffers):
+        shape = found.sized(buffer.shape or ())
+        clipped = transfer.clipped(target, len(shape), whole)
+        for axis, dim in enumerate(shape[1:], 1):
+            grows = axis in clipped and axis == buffer.sequence and buffer.window is None
+            if isinstance(dim, str) and not grows:
+                wanted.add(dim)
+    return tuple(sorted(wanted))
 
 
 def absent(prefill: Side, decode: Side) -> Iterator[Finding]:

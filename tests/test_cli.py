@@ -472,6 +472,7 @@ def test_a_command_misspelt_is_not_taken_for_a_model(here: Path, run) -> None:
     assert outcome.code == 2
     assert outcome.err == "error: verfy is no command, and no file (did you mean verify?)\n"
     assert "did you mean check-consumer?" in run("chek-consumer", MODEL).err
+    assert "did you mean check-consumer?" in run("check", MODEL).err
     (here / "verfy").write_bytes((here / MODEL).read_bytes())
     assert run("verfy", *V).code == 0
 

@@ -137,8 +137,20 @@ def test_windows_and_a_manifest_stand_for_a_model(run, tmp_path: Path) -> None:
     outcome = run("compare", windows, written)
     assert (outcome.code, outcome.err) == (0, "")
     assert "6 buffers of layers 0-2, prompts of up to 16 tokens" in outcome.out
-    outcome = run("compare", written, windows, "--dim", "ctx_len=8")
+    outcome = run("compare", written, windows, "--decode-dim", "ctx_len=8")
     assert "prompts of up to 8 tokens" in outcome.out
+
+
+def test_what_a_manifest_says_of_sizes_is_not_overruled(run, named, tmp_path: Path) -> None:
+    model, written = named("serving/window.onnx"), tmp_path / "side.json"
+    sizes = ("--dim", "ctx_len=64", "--dim", "sliding_window=8")
+    assert run("manifest", model, *sizes, "-o", written).code == 0
+    outcome = run("compare", written, model, "--dim", "ctx_len=64", "--dim", "sliding_window=16")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "a manifest says sliding_window=8, and --dim says 16" in outcome.err
+    outcome = run("compare", written, model, "--decode-dim", "sliding_window=16")
+    assert outcome.code == 1
+    assert "windows of 8 and 16 tokens" in outcome.out
 
 
 def test_the_state_of_a_hybrid_needs_the_full_transfer(run, named) -> None:
@@ -172,7 +184,6 @@ def test_ranks_are_checked_where_they_are_given(run, named) -> None:
             "--dim ctx: buffers have no such dimension; they have batch_size, ctx_len",
         ),
         (("--decode-dim", "ctx=4"), "--decode-dim ctx: buffers have no such dimension"),
-        (("--dim", "ctx_len=8", "--tokens", "9"), "--tokens: a prompt of 9 tokens is longer"),
     ],
 )
 def test_what_cannot_be_meant_is_said_in_one_line(run, named, args, said) -> None:
@@ -224,6 +235,29 @@ def test_lengths_are_told_below_the_table(run, named) -> None:
     assert run("compare", plain, model, "--tokens", "7").out.endswith(
         "a prompt of 7 tokens, once renamed: ok, whatever ctx_len may be\n"
     )
+
+
+def test_a_length_beyond_the_context_does_not_keep_the_others_from_being_told(run, named) -> None:
+    model = named("decoder.onnx")
+    outcome = run("compare", model, model, "--dim", "ctx_len=8", "--tokens", "9", "--tokens", "8")
+    assert outcome.code == 0
+    assert outcome.out.endswith(
+        "a prompt of 9 tokens: longer than the context of 8\na prompt of 8 tokens: ok\n"
+    )
+
+
+def test_a_manifest_with_sizes_and_a_model_without_differ_in_windows_only(
+    run, named, tmp_path: Path
+) -> None:
+    model, sized = named("serving/window.onnx"), tmp_path / "sized.json"
+    sizes = ("--dim", "ctx_len=4096", "--dim", "sliding_window=128")
+    assert run("manifest", model, *sizes, "-o", sized).code == 0
+    outcome = run("compare", sized, model)
+    assert outcome.out.startswith("hand-off cannot be foretold: it depends on sizes (KV614)")
+    assert outcome.err.count("error") == 1
+    assert "(give --decode-dim sliding_window=SIZE)" in outcome.err
+    decode = ("--decode-dim", "sliding_window=128")
+    assert run("compare", sized, model, *decode).code == 0
 
 
 def broken(path: Path, *, layers: int) -> Path:

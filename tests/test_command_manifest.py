@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import layerwise
 import models
 import onnx
 import pytest
@@ -447,3 +448,22 @@ def test_verbose_tells_every_finding(run) -> None:
     assert "(-v shows all)" in few
     assert "(-v shows all)" not in every
     assert every.count("warning KV112") == 4
+
+
+def test_a_window_of_a_stamped_set_is_not_stamped_alone(tmp_path: Path, run) -> None:
+    export = layerwise.export(tmp_path / "export", 3)
+    assert run("manifest", export, "--stamp", "-q").code == 0
+    before = (tmp_path / "export").rglob("*.onnx")
+    bytes_before = {path: path.read_bytes() for path in before}
+    outcome = run("manifest", export / "layer_0_1", "--stamp")
+    assert outcome.code == 2
+    assert "carries another stamp, that of its set (give all windows of it" in outcome.err
+    assert all(path.read_bytes() == data for path, data in bytes_before.items())
+
+
+def test_a_set_with_gaps_has_a_manifest_if_nobody_asks_for_a_set(tmp_path: Path, run) -> None:
+    export = layerwise.export(tmp_path / "export", 3)
+    shutil.rmtree(export / "layer_1_2")
+    assert run("manifest", export).code == 1
+    assert run("manifest", export, "--no-set").code == 0
+    assert run("check-consumer", export, "--no-set", "--emit", "selectors").code == 0

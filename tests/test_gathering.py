@@ -339,14 +339,36 @@ def test_a_manifest_that_an_editor_saved_with_a_mark_and_blanks_is_read(tmp_path
     assert gathering.side(path, RULES).layout == found.layout
 
 
-def test_sizes_and_dtypes_come_on_top_of_a_manifests_own(decoder: Path, tmp_path: Path) -> None:
-    known = Known({"ctx_len": 64, "batch_size": 2})
-    path = written(tmp_path / "m.json", gather(decoder, known=known))
+def test_sizes_fill_in_what_a_manifest_does_not_say(decoder: Path, tmp_path: Path) -> None:
+    path = written(tmp_path / "m.json", gather(decoder, known=Known({"batch_size": 2})))
     custom = decoder.parent / "custom_io.yaml"
     custom.write_text("- IOName: past_key.0\n  Precision: mxint8\n", "utf-8")
     found = gathering.side(path, RULES, Known({"ctx_len": 8}, None, custom)).layout
     assert found.sizes == {"ctx_len": 8, "batch_size": 2}
     assert found.buffers[0].dtype == "MXINT8"
+
+
+def test_a_size_that_a_manifest_says_otherwise_is_refused(decoder: Path, tmp_path: Path) -> None:
+    path = written(tmp_path / "m.json", gather(decoder, known=Known({"ctx_len": 64})))
+    assert gathering.side(path, RULES, Known({"ctx_len": 64})).layout.sizes == {"ctx_len": 64}
+    with pytest.raises(KvRenameError, match="manifest says ctx_len=64, and --dim says 8"):
+        gathering.side(path, RULES, Known({"ctx_len": 8}))
+
+
+def test_specializations_of_the_other_side_leave_a_manifest_alone(
+    decoder: Path, tmp_path: Path
+) -> None:
+    path = written(tmp_path / "m.json", gather(decoder, known=Known({"ctx_len": 64})))
+    other = tmp_path / "specializations.json"
+    other.write_text('{"specializations": [{"symbols": {"ctx_len": "128"}}]}', "utf-8")
+    assert gathering.side(path, RULES, Known({}, other)).layout.sizes == {"ctx_len": 64}
+    assert gathering.side(decoder, RULES, Known({}, other)).layout.sizes == {"ctx_len": 128}
+
+
+def test_windows_need_not_fit_if_nobody_asks(export: Path) -> None:
+    shutil.rmtree(export / "layer_1_2")
+    assert "KV302" in codes(gather(export))
+    assert codes(gather(export, known=Known(sets=False))) == []
 
 
 def test_what_was_wrong_with_a_model_is_still_wrong_in_its_manifest(tmp_path: Path) -> None:

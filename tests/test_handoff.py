@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sideways import QEFF, TARGET, attention, codes, handed, side_of, told
 
-from onnxkvrename import layouts, outlook, planning
+from onnxkvrename import consuming, layouts, outlook, planning
 from onnxkvrename.handoff import HandOff
 from onnxkvrename.layouts import Layout, Source, with_sizes
 from onnxkvrename.signature import Signature, Value
@@ -37,7 +37,32 @@ def test_sizes_that_are_missing_do_not_matter_between_sides_that_are_alike() -> 
     side = side_of(*attention(0), *attention(1, shape=WINDOW))
     found = told(side, side)
     assert codes(found) == []
-    assert outlook.sentence(found).endswith("whatever ctx_len, sliding_window may be")
+    assert outlook.sentence(found) == (
+        "hand-off works: 4 buffers of layers 0-1, whatever ctx_len may be, as long as both have "
+        "the same sliding_window"
+    )
+    assert outlook.sentence(told(side, side, whole=True)).endswith(
+        "of layers 0-1, as long as both have the same ctx_len, sliding_window"
+    )
+
+
+def test_a_known_context_does_not_hide_that_windows_must_agree() -> None:
+    side = side_of(*attention(0), *attention(1, shape=WINDOW), ctx_len=32)
+    found = told(side, side, tokens=(9,))
+    assert outlook.sentence(found).endswith(
+        "prompts of up to 32 tokens, as long as both have the same sliding_window"
+    )
+    assert list(outlook.prompts(found)) == [
+        "a prompt of 9 tokens: ok, as long as both have the same sliding_window"
+    ]
+
+
+def test_states_must_agree_and_all_that_is_moved_in_full() -> None:
+    state = side_of("recurrent_state.0:2,width,4", *attention(1))
+    assert told(state, state, whole=True).agreeing == ("ctx_len", "width")
+    assert told(state, state).agreeing == ("width",)
+    full = side_of(*attention(0))
+    assert told(full, full).agreeing == ()
 
 
 def test_a_longer_context_on_one_side_is_fine_up_to_the_shorter() -> None:
@@ -263,7 +288,17 @@ def test_without_sizes_the_window_is_named_and_asked_for() -> None:
 def test_windows_of_two_sizes_differ_from_the_smaller_on() -> None:
     side = side_of(*attention(0), *attention(1, shape=WINDOW))
     one, other = (with_sizes(side, {"ctx_len": 32, "sliding_window": n}) for n in (8, 16))
-    assert told(other, one).verdict.corrupt == ((9, 32),)
+    found = told(other, one)
+    assert found.verdict.corrupt == ((9, 32),)
+    assert "layer 1): windows of 16 and 8 tokens, which differ for prompts longer than 8" in (
+        message(found, "KV614")
+    )
+    assert outlook.sentence(found) == (
+        "hand-off would corrupt prompts longer than 8 tokens: windows of 16 and 8 tokens (KV614)"
+    )
+    assert outlook.sentence(told(other, one, whole=True)).endswith(
+        "every prompt: windows of 16 and 8 tokens (KV614)"
+    )
     assert codes(told(one, one)) == []
 
 
@@ -276,8 +311,48 @@ def test_a_size_that_is_known_on_one_side_only_is_asked_for_where_it_matters() -
     side = side_of(*attention(0), *attention(1, shape=WINDOW))
     found = told(with_sizes(side, {"sliding_window": 8}), side)
     assert (codes(found), found.verdict.outcome) == (["KV614"], "unknown")
-    assert outlook.sentence(found).endswith("give --dim sliding_window=SIZE")
+    assert outlook.sentence(found) == (
+        "hand-off cannot be foretold: it depends on sizes (KV614), give --decode-dim "
+        "sliding_window=SIZE"
+    )
+    assert outlook.sentence(told(side, with_sizes(side, {"sliding_window": 8}))).endswith(
+        "give --prefill-dim sliding_window=SIZE"
+    )
     assert codes(told(with_sizes(side, {"ctx_len": 8}), side)) == []
+
+
+def test_a_context_that_is_known_on_one_side_is_not_to_blame_for_a_window() -> None:
+    side = side_of(*attention(0), *attention(1, shape=WINDOW), *attention(2))
+    found = told(with_sizes(side, SIZES), side, tokens=(9, 33))
+    assert codes(found) == ["KV614"]
+    assert "past_key.1_" in message(found, "KV614")
+    assert [row[-1] for row in outlook.rows(found)] == [
+        "ok",
+        "depends on sizes (KV614)",
+        "depends on sizes",
+    ]
+    assert list(outlook.prompts(found)) == [
+        "a prompt of 9 tokens: cannot be told, give --decode-dim sliding_window=SIZE",
+        "a prompt of 33 tokens: longer than the context of 32",
+    ]
+
+
+def test_a_context_that_is_moved_in_full_is_asked_for_as_the_window_is() -> None:
+    side = side_of(*attention(0), *attention(1, shape=WINDOW))
+    found = told(with_sizes(side, SIZES), side, whole=True)
+    assert codes(found) == ["KV618", "KV614"]
+    assert outlook.sentence(found).endswith(
+        "give --decode-dim ctx_len=SIZE --decode-dim sliding_window=SIZE"
+    )
+
+
+def test_a_context_that_is_shorter_than_the_rest_is_found_beside_an_open_window() -> None:
+    side = side_of(*attention(0), *attention(1, shape=WINDOW), *attention(2), ctx_len=32)
+    short = side_of(*attention(0), *attention(1, shape=WINDOW), *attention(2, shape="2,some,4"))
+    decode = with_sizes(short, {"ctx_len": 32, "some": 16, "sliding_window": 8})
+    found = told(side, decode)
+    assert codes(found) == ["KV614", "KV614"]
+    assert {row.twin.any.layer: row.open for row in found.rows} == {0: False, 1: True, 2: False}
 
 
 # KV616: the token
@@ -515,6 +590,22 @@ def test_decode_that_turns_its_own_buffers_corrupts_every_prompt() -> None:
     )
 
 
+def test_one_name_on_both_sides_is_no_matter_of_order() -> None:
+    """QEfficient, exporting with the token: KV106 says it, and no template mends it."""
+    names = [
+        f"past_{part}.{layer}_vllmKvCache_RetainedState"
+        for layer in (0, 1)
+        for part in ("key", "value")
+    ]
+    both = tuple(Value(name, "FLOAT16", ("batch_size", 2, "ctx_len", 4)) for name in names)
+    broken = laid_out(both, (Value("logits", "FLOAT", ("batch_size", 1, 8)), *both))
+    assert "KV609" not in {one.code for one in consuming.check(broken, TARGET)}
+    turned = side_of(*attention(0, 1))
+    target = TARGET._replace(key=graph_order)
+    turned = turned._replace(outputs=turned.outputs[::-1])
+    assert "KV609" in {one.code for one in consuming.check(turned, target)}
+
+
 # KV604: what stands behind the buffers
 
 
@@ -543,12 +634,12 @@ def test_each_range_of_lengths_has_its_own_cause() -> None:
     found = told(wide, narrow)
     assert outlook.sentence(found) == (
         "hand-off would corrupt prompts of up to 3 tokens: a state that the consumer cuts as if it "
-        "were a context (KV605), and prompts longer than 8 tokens: a window on one side, the whole "
-        "context on the other (KV614)"
+        "were a context (KV605), and prompts longer than 8 tokens: windows of 32 and 8 tokens "
+        "(KV614)"
     )
     assert outlook.sentence(told(narrow, wide)).endswith(
-        "(KV605); decode would stop at prompts longer than 8 tokens: a window on one side, the "
-        "whole context on the other (KV614)"
+        "(KV605); decode would stop at prompts longer than 8 tokens: windows of 8 and 32 tokens "
+        "(KV614)"
     )
 
 
@@ -619,10 +710,30 @@ def test_the_lengths_that_are_simulated_are_those_where_something_changes() -> N
     assert [slot.offset for slot in at_nine.read][:5] == [0, 144, 288, 416, 544]
 
 
-def test_a_prompt_that_no_side_has_room_for_is_not_simulated() -> None:
+def test_a_prompt_that_no_side_has_room_for_is_told_beside_the_others() -> None:
     side = side_of(*attention(0), ctx_len=32)
-    with pytest.raises(ValueError, match="longer than the context of 32"):
-        told(side, side, tokens=(33,))
+    found = told(side, side, tokens=(33, 32))
+    assert [one.tokens for one in found.transfers] == [1, 32]
+    assert list(outlook.prompts(found)) == [
+        "a prompt of 33 tokens: longer than the context of 32",
+        "a prompt of 32 tokens: ok",
+    ]
+
+
+def test_a_prompt_longer_than_sizes_can_be_is_told_without_a_limit() -> None:
+    side = side_of(*attention(0))
+    assert list(outlook.prompts(told(side, side, tokens=(1 << 31, (1 << 31) - 1)))) == [
+        f"a prompt of {1 << 31} tokens: longer than any context can be",
+        f"a prompt of {(1 << 31) - 1} tokens: ok, whatever ctx_len may be",
+    ]
+
+
+def test_a_state_of_a_size_that_is_not_known_names_no_length() -> None:
+    state = side_of("recurrent_state.0:2,width,4")
+    found = told(state, state)
+    assert codes(found) == ["KV605"]
+    assert "short prompts move a part of it only" in message(found, "KV605")
+    assert str(1 << 31) not in message(found, "KV605") + outlook.sentence(found)
 
 
 def test_a_side_without_buffers_is_no_side() -> None:

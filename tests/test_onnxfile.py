@@ -33,7 +33,7 @@ def zipped() -> bytes:
         (b"<!DOCTYPE html><html>", "an HTML or XML page"),
         (b"\xef\xbb\xbf\r\n <html>", "an HTML or XML page"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "git lfs pull"),
-        (b'<ir_version: 8, opset_import: ["": 17]> g () => () {}', "not an ONNX model"),
+        (b'<ir_version: 8, opset_import: ["": 17]> g () => () {}', "is ONNX text"),
         (b'{\n  "schema": "onnxkvrename.manifest/1",', "is a manifest.*compare takes it"),
         (zipped(), "a zip archive"),
         (gzip.compress(b"x"), "a gzip file"),
