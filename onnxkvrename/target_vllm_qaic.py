@@ -1,6 +1,6 @@
 """vllm-qaic, which moves buffers through shared memory, by position.
 
-After qualcomm/vllm-qaic, at dc7351f and 10d331f: ``model_loader/qaic_session_np.py``
+After qualcomm/vllm-qaic, at 10d331f: ``model_loader/qaic_session_np.py``
 (what is selected, in which order, and how it is sliced on the device),
 ``distributed/kv_transfer/kv_connector/v1/qaic_connector.py`` (what is moved),
 ``worker/model_runner.py`` (what is declared, and what LMCache refuses). Nothing of

@@ -1,6 +1,6 @@
 """What a worker hands over of its graph: which buffers, in which order, at which offset.
 
-The rules are those of vllm-qaic at dc7351f (model_loader/qaic_session_np.py and qaic_connector.py),
+The rules are those of vllm-qaic at 10d331f (model_loader/qaic_session_np.py and qaic_connector.py),
 in a few lines of our own. Each worker applies them to its own graph: no names and no shapes travel.
 """
 
