@@ -195,16 +195,13 @@ def _table(found: HandOff) -> Iterator[str]:
     if not console.terminal(sys.stdout):
         yield from outlook.lines(found, color=console.color(sys.stdout))
         return
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    paper = Console(highlight=False, color_system="auto" if console.color(sys.stdout) else None)
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for head in outlook.heads(found):
-        table.add_column(head.lower(), overflow="fold")
-    for *cells, state in outlook.rows(found):
-        table.add_row(*map(Text, cells), Text(state, style=outlook.state_color(state)))
-    with paper.capture() as drawn:
-        paper.print(table)
-    yield from (line.rstrip(" ") for line in drawn.get().splitlines())
+    from onnxkvrename import terminal
+
+    rows = (
+        (*cells, Text(state, style=outlook.state_color(state)))
+        for *cells, state in outlook.rows(found)
+    )
+    drawn = terminal.table(outlook.heads(found), rows)
+    yield from terminal.printed([drawn], color=console.color(sys.stdout))

@@ -70,16 +70,12 @@ def failed(code: int, fault: KvRenameError) -> str:
 
 
 def _answer(found: tuple[Anatomy, ...]) -> None:
-    from rich.console import Console
+    from onnxkvrename import kvmap, terminal
 
-    from onnxkvrename import kvmap
-
-    paper = Console(highlight=False, color_system="auto" if console.color(sys.stdout) else None)
     for item in found:
         if item.error is None:
-            with paper.capture() as drawn:  # to a reader who has gone, rich would end the process
-                paper.print(kvmap.summary(item), crop=False)
-            console.say(line.rstrip(" ") for line in drawn.get().splitlines())
+            drawn = terminal.printed([kvmap.summary(item)], color=console.color(sys.stdout))
+            console.say(drawn)
     color = console.color(sys.stderr)
     errors = [item.error for item in found if item.error is not None]
     console.say((reporting.error(error, color=color) for error in errors), err=True)

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -38,6 +38,10 @@ from onnxkvrename.results import Job, ModelReport, Options
 from onnxkvrename.rules import Rules
 
 _COMPILED = {"--dim": "dims", "--specializations": "specializations", "--custom-io": "custom_io"}
+
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 class _Made(NamedTuple):
@@ -240,26 +244,17 @@ def _answer(made: _Made, text: str, output: Path | None, given: Mapping[str, Any
 
 def _drawn(layout: Layout) -> Iterator[str]:
     """The table for a terminal."""
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    paper = Console(highlight=False, color_system="auto" if console.color(sys.stdout) else None)
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for head in ledger.HEADS:
-        table.add_column(head.lower(), overflow="fold")
-    for row in ledger.rows(layout):
-        table.add_row(*(Text(text) for text in row))
+    from onnxkvrename import terminal
+
     facts = list(ledger.facts(layout))
     width = max((len(label) for label, _ in facts), default=0) + 2
-    with paper.capture() as drawn:  # to a reader who has gone, rich would end the process
-        paper.print(Text(ledger.title(layout), style="bold"), soft_wrap=True)
-        if layout.buffers:
-            paper.print(table, "", sep="\n")
-        for label, text in facts:  # not folded, so that it can be copied
-            line = Text.assemble((label.ljust(width), "dim"), text)
-            paper.print(line, soft_wrap=True)
-    yield from (line.rstrip(" ") for line in drawn.get().splitlines())
+    parts: list[RenderableType] = [Text(ledger.title(layout), style="bold")]
+    if layout.buffers:
+        parts += (terminal.table(ledger.HEADS, ledger.rows(layout)), Text())
+    parts += (Text.assemble((label.ljust(width), "dim"), text) for label, text in facts)
+    yield from terminal.printed(parts, color=console.color(sys.stdout))
 
 
 def _check_output(output: Path, given: Mapping[str, Any]) -> None:

@@ -72,6 +72,11 @@ def run_text(run: range) -> str:
     return str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"
 
 
+def runs_text(layers: Iterable[int]) -> str:
+    """Sorted layers, all of them: ``0-2, 5``."""
+    return ", ".join(map(run_text, runs(layers)))
+
+
 def spans_text(spans: Sequence[range]) -> str:
     """Runs of layers in few words, however long they are."""
     texts = [run_text(span) for span in spans if span]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from onnxkvrename.allocation import Arrangement
-from onnxkvrename.comparing import layers_text, run_text, runs
+from onnxkvrename.comparing import layers_text, runs_text
 from onnxkvrename.grouping import Grouping
 from onnxkvrename.ledger import columns, readable
 from onnxkvrename.projecting import Projection
@@ -72,7 +72,7 @@ def _group(at: int, group: Group) -> tuple[str, ...]:
     return (
         str(at),
         " ".join((group.kind, *sizes, *unsized)),
-        ", ".join(map(run_text, runs(sorted(set(group.layers))))),
+        runs_text(sorted(set(group.layers))),
         "-" if block is None else f"{block:,}",
         ", ".join(map(readable, pages)),
     )

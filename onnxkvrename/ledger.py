@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from onnxkvrename import manifest
 from onnxkvrename.checking import listed, shape_text
-from onnxkvrename.comparing import run_text, runs
+from onnxkvrename.comparing import runs_text
 from onnxkvrename.layouts import Buffer, Layout
 from onnxkvrename.reporting import ranges, show
 from onnxkvrename.sizing import Shape
@@ -70,7 +70,7 @@ def rows(layout: Layout) -> tuple[Row, ...]:
     for (kind, part, dtype, shape, each), layers in found.items():
         alike.setdefault((kind, tuple(layers), dtype, shape, each), []).append(part)
     return tuple(
-        Row(*map(show, (kind, ", ".join(parts), _layers(layers), dtype, shape, each)))
+        Row(*map(show, (kind, ", ".join(parts), runs_text(sorted(layers)), dtype, shape, each)))
         for (kind, layers, dtype, shape, each), parts in alike.items()
     )
 
@@ -145,10 +145,6 @@ def _shown(layout: Layout, shape: Shape) -> Shape:
         f"{dim}={layout.sizes[dim]}" if isinstance(dim, str) and dim in layout.sizes else dim
         for dim in shape
     )
-
-
-def _layers(layers: Sequence[int]) -> str:
-    return ", ".join(map(run_text, runs(sorted(layers))))
 
 
 def _plural(word: str, count: int) -> str:

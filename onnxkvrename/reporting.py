@@ -10,7 +10,7 @@ from click import style
 
 from onnxkvrename import __version__
 from onnxkvrename.checking import Finding
-from onnxkvrename.comparing import run_text, runs
+from onnxkvrename.comparing import runs_text
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.planning import End, Pair
 from onnxkvrename.results import ModelReport, Report, TextReport
@@ -119,7 +119,7 @@ def _change(model: ModelReport, verb: str) -> str:
 
 def ranges(layers: Sequence[int]) -> str:
     """``layers 0-5, 7``, of numbers in order."""
-    text = ", ".join(map(run_text, runs(layers)))
+    text = runs_text(layers)
     return f"layer {text}" if len(layers) == 1 else f"layers {text}"
 
 

@@ -113,6 +113,28 @@ def _total(report: Report, *, look: bool) -> Text:
     return Text(f"{len(report.models)} models: {text}", style="bold")
 
 
+def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
+    """A table of texts from a model, which are no markup; a cell that does not fit is folded."""
+    drawn = Table(box=None, pad_edge=False, header_style="dim")
+    for head in heads:
+        drawn.add_column(head.lower(), overflow="fold")
+    for row in rows:
+        drawn.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+    return drawn
+
+
+def printed(parts: Iterable[RenderableType], *, color: bool) -> Iterator[str]:
+    """What is drawn, as lines; a text is not folded, so that it can be copied.
+
+    To a reader who has gone, rich itself would end the process.
+    """
+    paper = Console(highlight=False, color_system="auto" if color else None)
+    with paper.capture() as drawn:
+        for part in parts:
+            paper.print(part, soft_wrap=isinstance(part, Text), crop=False)
+    yield from (line.rstrip(" ") for line in drawn.get().splitlines())
+
+
 class Bars:
     """Bars on stderr, for work that is long; a context that takes them away.
 
