@@ -11,14 +11,14 @@ what kept the job from being done as an exception.
 
 __version__ = "0.1.0"
 
-from onnxkvrename.checking import Finding
-from onnxkvrename.discovery import find
 from onnxkvrename.errors import KvRenameError, ModelError, RulesError, WriteError
-from onnxkvrename.planning import Kept, Pair, Wish
-from onnxkvrename.results import Job, ModelReport, Options, Report
-from onnxkvrename.rules import Rules
-from onnxkvrename.rulesfile import load as load_rules
-from onnxkvrename.running import rename, rename_set
+from onnxkvrename.findings import Finding
+from onnxkvrename.renaming.run import rename, rename_set
+from onnxkvrename.rules.find_models import find
+from onnxkvrename.rules.load import load as load_rules
+from onnxkvrename.rules.plan import Kept, Pair, Wish
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.results import Job, ModelReport, Options, Report
 
 __all__ = [
     "Finding",

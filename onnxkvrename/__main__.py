@@ -11,7 +11,7 @@ def run() -> None:
     # What an import makes is there to stay. Looking through it for garbage, again and
     # again, would take a tenth of the time of a small rename.
     gc.disable()
-    from onnxkvrename.cli import main
+    from onnxkvrename.cli.main import main
 
     gc.freeze()
     gc.enable()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from onnxkvrename import cli
+from onnxkvrename.cli import main as cli
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 COMMAND = Path(sys.executable).with_name("onnxkvrename")

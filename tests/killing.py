@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from onnxkvrename import cli
+from onnxkvrename.cli import main as cli
 
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are killed after a fork")
 

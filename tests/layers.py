@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from onnxkvrename.kinds import Kind
-from onnxkvrename.layouts import Buffer, Layout
-from onnxkvrename.signature import Dim
+from onnxkvrename.layout.kinds import Kind
+from onnxkvrename.layout.layout import Buffer, Layout
+from onnxkvrename.model.signature import Dim
 
 
 def buffer(

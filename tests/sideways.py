@@ -13,13 +13,17 @@ from zlib import crc32
 
 import numpy as np
 
-from onnxkvrename import layouts, load_rules, planning, sides, targets
-from onnxkvrename.handoff import HandOff, compare
-from onnxkvrename.layouts import Layout, Source
-from onnxkvrename.sharding import Parallel
-from onnxkvrename.sides import Side
-from onnxkvrename.signature import Dim, Signature, Value
-from onnxkvrename.targets import Target
+from onnxkvrename import load_rules
+from onnxkvrename.handoff import consumer as targets
+from onnxkvrename.handoff import worker as sides
+from onnxkvrename.handoff.compare import HandOff, compare
+from onnxkvrename.handoff.consumer import Target
+from onnxkvrename.handoff.tensor_parallel import Parallel
+from onnxkvrename.handoff.worker import Side
+from onnxkvrename.layout import layout as layouts
+from onnxkvrename.layout.layout import Layout, Source
+from onnxkvrename.model.signature import Dim, Signature, Value
+from onnxkvrename.rules import plan as planning
 
 QEFF = load_rules()
 TARGET = targets.load("vllm-qaic")

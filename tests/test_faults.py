@@ -27,17 +27,17 @@ from onnxkvrename import (
     Options,
     Wish,
     WriteError,
-    drafts,
     find,
     load_rules,
-    onnxfile,
     rename,
     rename_set,
-    wire,
-    writing,
 )
-from onnxkvrename.changeset import Changeset
-from onnxkvrename.drafts import TEMPORARY, Draft, Staged
+from onnxkvrename.model import file as onnxfile
+from onnxkvrename.model import protobuf as wire
+from onnxkvrename.renaming import write as writing
+from onnxkvrename.storage import temp_file as drafts
+from onnxkvrename.storage.temp_file import TEMPORARY, Draft, Staged
+from onnxkvrename.storage.transaction import Changeset
 
 WEIGHTS = bytes(range(256)) * 1024
 UNNAMED = getattr(os, "O_TMPFILE", 0)
@@ -387,7 +387,8 @@ def test_a_result_that_is_wrong_is_a_bug_and_changes_nothing(
 
 STOPPED_HALF_WAY = """
 import os, signal, sys, time
-from onnxkvrename import cli, onnxfile
+from onnxkvrename.cli import main as cli
+from onnxkvrename.model import file as onnxfile
 number, unnamed, *args = sys.argv[1:]
 if unnamed == "False":
     os.O_TMPFILE = 0
@@ -423,7 +424,7 @@ def test_a_signal_during_the_writing_costs_nobody_a_file(
 
 STOPPED_BETWEEN_TWO = """
 import os, signal, sys
-from onnxkvrename import cli
+from onnxkvrename.cli import main as cli
 number, call, nth, *args = sys.argv[1:]
 os.O_TMPFILE = 0
 real, done = getattr(os, call), []

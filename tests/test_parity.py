@@ -9,14 +9,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from real_exports import BROKEN, ENCODER, EXPORTS, VARYING, names
 
 from onnxkvrename import Options, Wish, find, load_rules, rename, rename_set
-
-EXPORTS = Path(__file__).resolve().parents[2] / "shared" / "exports"
-ENCODER = "gemma3vlm_dual/Gemma3EncoderWrapper.onnx"
-BROKEN = "llama2l_dynamo_subfn/LlamaForCausalLM.onnx"
-# Exports with local functions or merged from windows differ from run to run.
-VARYING = {BROKEN, "llama2l_subfn/LlamaForCausalLM.onnx", "lw_qwen3moe/merged_0-2.onnx"}
 
 pytestmark = pytest.mark.skipif(
     not EXPORTS.is_dir(), reason=f"no real exports to compare with: {EXPORTS} is not there"
@@ -60,17 +55,6 @@ def test_a_renamed_export_is_the_one_with_the_token(case: str, tmp_path: Path) -
 def test_an_export_with_the_token_needs_nothing(case: str) -> None:
     report = rename(TWIN[case], "VLLM", options=Options(write=False, place=False))
     assert (report.status, report.findings, report.names) == ("unchanged", (), {})
-
-
-def names(path: Path) -> dict[str, list[Any]]:
-    """Every name in the main graph, types of inputs and outputs with it."""
-    graph = onnx.load(path, load_external_data=False).graph
-    return {
-        "ends": [value.SerializeToString() for value in (*graph.input, *graph.output)],
-        "values": sorted(value.SerializeToString() for value in graph.value_info),
-        "weights": sorted(tensor.name for tensor in graph.initializer),
-        "nodes": [(node.name, list(node.input), list(node.output)) for node in graph.node],
-    }
 
 
 @pytest.mark.parametrize("case", sorted((VARYING - {BROKEN}) & PLAIN.keys()))

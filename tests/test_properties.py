@@ -27,17 +27,12 @@ from models import (
 )
 from onnx import GraphProto, ModelProto, NodeProto
 
-from onnxkvrename import (
-    KvRenameError,
-    Wish,
-    checking,
-    load_rules,
-    messages,
-    places,
-    planning,
-    rename,
-)
-from onnxkvrename.wire import Source, Span, splice
+from onnxkvrename import KvRenameError, Wish, load_rules, rename
+from onnxkvrename.model import occurrences as places
+from onnxkvrename.model import proto_reader as messages
+from onnxkvrename.model.protobuf import Source, Span, splice
+from onnxkvrename.rules import checks as checking
+from onnxkvrename.rules import plan as planning
 
 RULES, WISH = load_rules(), Wish("VLLM")
 

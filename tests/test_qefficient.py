@@ -14,11 +14,11 @@ import exported
 import pytest
 import runner
 from killing import contents
+from real_exports import EXPORTS
 from runner import ROOT, Machine
-from test_exportcache import EXPORTS
 
 from onnxkvrename import Options, rename
-from onnxkvrename.checking import CODES
+from onnxkvrename.findings import CODES
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 TEXT = (ROOT / "docs" / "qefficient.md").read_text("utf-8")

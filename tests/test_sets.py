@@ -16,7 +16,7 @@ from killing import contents, exhaust, forks, killed, run
 from onnx import compose
 
 from onnxkvrename import find, rename
-from onnxkvrename.drafts import TEMPORARY
+from onnxkvrename.storage.temp_file import TEMPORARY
 
 EXPORTS = Path(__file__).resolve().parents[2] / "shared" / "exports"
 CUT = 1 << 17
@@ -121,7 +121,8 @@ def test_killed_with_its_processes_at_work_it_ends_whole(tmp_path: Path) -> None
 
 HALF_WAY = """
 import sys
-from onnxkvrename import changeset, cli
+from onnxkvrename.storage import transaction as changeset
+from onnxkvrename.cli import main as cli
 real = changeset.Changeset.place
 def wait(self, staged, **how):
     print("ready", flush=True)

@@ -12,7 +12,7 @@ from layers import gpt_oss
 from models import info, saved
 from onnx import ModelProto, TensorProto, helper
 
-from onnxkvrename import strides
+from onnxkvrename.vllm import v033 as strides
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "vllm.md").read_text("utf-8")

@@ -12,11 +12,11 @@ import vllmwheel
 from layers import attention, layout, linear, mla
 from vllmwheel import DTYPES, Modules
 
-from onnxkvrename.allocation import Arrangement
-from onnxkvrename.grouping import Grouping
-from onnxkvrename.layouts import Buffer, Layout
-from onnxkvrename.pages import Asked
-from onnxkvrename.projecting import Projection, project
+from onnxkvrename.layout.layout import Buffer, Layout
+from onnxkvrename.vllm.groups import Grouping
+from onnxkvrename.vllm.projection import Projection, project
+from onnxkvrename.vllm.specs import Asked
+from onnxkvrename.vllm.v024 import Arrangement
 
 DRAWN = 1000
 BLOCKS = 7

@@ -1,0 +1,131 @@
+"""Which command is meant, and what becomes of it: exit codes, errors, signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from importlib import import_module
+from itertools import pairwise
+from types import FrameType
+from typing import Any
+
+import click
+
+from onnxkvrename.cli import output as console
+from onnxkvrename.cli import rename as command_rename
+from onnxkvrename.errors import KvRenameError
+from onnxkvrename.report import rename_text as reporting
+
+INTERRUPTED = 130
+FORMATS = ("json", "github", "text")
+COMMANDS = ("rename", "verify", "inspect", "custom-io", "manifest", "check-consumer", "compare")
+"""The first is what is meant when none is named; others are loaded when they are."""
+_HELP = {"-h", "--help", "-V", "--version"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line (by default the process's own) and return its exit code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    name = args.pop(0) if args[:1] and args[0] in COMMANDS else COMMANDS[0]
+    called = "onnxkvrename" if name == COMMANDS[0] else f"onnxkvrename {name}"
+    try:
+        _check_command(args)
+        with _told_to_stop(), _helping(args):
+            code = _module(name).command.main(args, prog_name=called, standalone_mode=False)
+        return int(code or 0)
+    except click.ClickException as error:
+        message = error.format_message().rstrip(".")
+        hint = None if message.endswith(")") else "--help lists all options"
+        fault = KvRenameError(message, hint=hint)
+    except KvRenameError as error:
+        fault = error
+    except (KeyboardInterrupt, click.Abort):
+        fault = KvRenameError("interrupted: no file was left half written")
+        return _failed(name, args, fault, INTERRUPTED)
+    except Exception as error:
+        if {"-v", "--verbose"} & set(args):
+            raise
+        fault = KvRenameError(
+            f"a bug in onnxkvrename: {type(error).__name__}: {error}",
+            hint="-v shows where; please report it",
+        )
+    return _failed(name, args, fault)
+
+
+def _helping(args: Sequence[str]) -> AbstractContextManager[None]:
+    """What click itself answers can fail as any answer can."""
+    return console.answering() if _HELP & set(args) else nullcontext()
+
+
+def _check_command(args: Sequence[str]) -> None:
+    """Raise :class:`KvRenameError` for a first word that is a command misspelt, and no file."""
+    if not args or not args[0].replace("-", "").isalpha() or args[0].startswith("-"):
+        return
+    if os.path.lexists(args[0]):
+        return
+    import difflib
+
+    close = [name for name in COMMANDS if name.startswith(args[0]) and len(args[0]) > 3]
+    close += difflib.get_close_matches(args[0], COMMANDS, n=1)
+    if close:
+        hint = f"did you mean {close[0]}?"
+        raise KvRenameError(f"{args[0]} is no command, and no file", hint=hint)
+
+
+def _module(name: str) -> Any:
+    """The module of a command; only a rename has its own loaded from the start."""
+    return import_module(f"{command_rename.__package__}.{name.replace('-', '_')}")
+
+
+def _failed(name: str, args: Sequence[str], fault: KvRenameError, code: int = 2) -> int:
+    try:
+        form = _form(args)
+        if form == "json":
+            console.say([_module(name).failed(code, fault)])
+        elif form == "github":
+            where = {"file": fault.path} if fault.path is not None else {}
+            said = reporting.show(str(fault))
+            console.say([reporting.command("error", {**where, "title": "failed"}, said)])
+    except OSError:
+        console.drop_stdout()
+    with suppress(OSError):
+        console.say([reporting.error(fault, color=console.color(sys.stderr))], err=True)
+    return code
+
+
+def _form(args: Sequence[str]) -> str:
+    """The form that is asked for in so many words, though not all options could be understood."""
+    asked = [text.partition("=")[2] for text in args if text.startswith("--format=")]
+    asked += [text for option, text in pairwise(args) if option == "--format"]
+    return next((form for form in FORMATS if form in asked), "")
+
+
+@contextmanager
+def _told_to_stop() -> Iterator[None]:
+    """Let a polite signal clean up as Ctrl-C does."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for other in numbers:  # one is enough, and what it starts is not to be disturbed
+            signal.signal(other, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    names = ("SIGINT", "SIGTERM", "SIGHUP")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    # A signal that whoever started us ignores (nohup) stays ignored.
+    before = {
+        number: signal.signal(number, stop)
+        for number in numbers
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,144 @@
+"""What can be wrong with a model: findings, their codes and their JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from onnxkvrename import __version__
+from onnxkvrename.errors import KvRenameError
+
+Severity = Literal["error", "warning"]
+
+
+CODES: Mapping[str, tuple[Severity, str]] = {
+    "KV001": ("error", "no KV buffer in any model given"),
+    "KV101": ("error", "retained output without its input"),
+    "KV102": ("error", "KV input without its retained output"),
+    "KV103": ("error", "dtype differs between the two"),
+    "KV104": ("error", "rank or a static dimension differs between the two"),
+    "KV105": ("error", "retained output that no node produces"),
+    "KV106": ("error", "one name is both input and retained output, or stands twice"),
+    "KV107": ("warning", "KV input that nothing reads"),
+    "KV108": ("warning", "a layer with a part missing (a key without its value)"),
+    "KV109": ("warning", "layers missing between the first and the last"),
+    "KV110": ("error", "retained output not computed from its own input"),
+    "KV111": ("warning", "retained buffer that no rule knows: left alone, and named"),
+    "KV112": ("warning", "KV output with a suffix that consumers do not pair"),
+    "KV113": ("warning", "retained output that could not be traced to its input: not proved"),
+    "KV114": ("warning", "buffer passes through unchanged: read, but never written"),
+    "KV115": ("error", "refused by onnx's checker"),
+    "KV116": ("error", "a KV buffer without the token, or the token on something else"),
+    "KV117": ("error", "an expression misses KV buffers, or takes others"),
+    "KV118": ("error", "retention loop breaks off, or gives other results than the reference"),
+    "KV119": ("warning", "retention loop that could not be run: not tried"),
+    "KV201": ("error", "a new name is already in use"),
+    "KV202": ("error", "buffers already carry another token"),
+    "KV301": ("error", "a layer in two windows"),
+    "KV302": ("error", "a layer in no window"),
+    "KV303": ("error", "windows with different tokens, or only some with one"),
+    "KV304": ("error", "the layers in a file differ from its name's range"),
+    "KV305": ("error", "windows that do not fit together at the seam"),
+    "KV306": ("error", "windows of different models or exports mixed"),
+    "KV307": ("error", "merged file and windows disagree"),
+    "KV401": ("error", "export directory whose hash does not follow from its JSON"),
+    "KV402": ("warning", "renamed in place in an export cache: a later export would reuse it"),
+    "KV403": ("error", "the directory of the seeded export already holds something else"),
+    "KV404": ("warning", "a sidecar's name matches nothing in the model; an error if none does"),
+    "KV405": ("warning", "a sidecar names only one half of a pair"),
+    "KV501": ("error", "external data outside the model's directory"),
+    "KV502": ("error", "external data missing, or no plain file"),
+    "KV503": ("error", "external data shorter than the model says, or a malformed entry"),
+    "KV504": ("error", "another file stands where one would be written"),
+    "KV601": ("error", "a KV buffer without the consumer's token: not selected"),
+    "KV602": ("error", "an output that the consumer selects, but never pairs"),
+    "KV603": ("error", "a layer that the consumer cannot read in a name, or reads as another"),
+    "KV604": ("error", "not exactly one output that starts with log"),
+    "KV605": ("error", "a state that the consumer cuts as if it were a context"),
+    "KV606": ("warning", "hybrid buffers, which the consumer's LMCache connector refuses"),
+    "KV607": ("warning", "buffers that the consumer declares as full attention, and are not"),
+    "KV608": ("error", "the consumer's token on what is no KV buffer"),
+    "KV609": ("error", "inputs and outputs that the consumer pairs otherwise than the graph"),
+    "KV610": ("error", "a dtype or a shape that the consumer cannot move"),
+    "KV611": ("error", "a buffer on one side of a hand-off only"),
+    "KV612": ("error", "dtype differs between prefill and decode"),
+    "KV613": ("error", "rank or a fixed dimension differs between prefill and decode"),
+    "KV614": ("error", "a window on one side, another one or the whole context on the other"),
+    "KV615": ("error", "axes in another order on the other side"),
+    "KV616": ("error", "tokens differ between prefill and decode, or nothing is selected"),
+    "KV617": ("error", "a buffer handed over into another one's place"),
+    "KV618": ("error", "bytes of a buffer at other offsets on the other side"),
+    "KV619": ("error", "heads or states that do not divide by tensor parallelism"),
+    "KV620": ("error", "layers of a draft model on one side only"),
+    "KV621": ("error", "the layout's stamp in a model is not that of its graph"),
+    "KV622": ("error", "a layer that vLLM would refuse, or has no cache for"),
+}
+"""Severity and meaning of every code; the table in the README is made from this."""
+
+
+_SHOWN = 5
+
+
+class Finding(NamedTuple):
+    """Something that is, or may be, wrong with a model.
+
+    ``name`` is the value or file it is about; ``hint`` says how to mend it.
+    """
+
+    code: str
+    severity: Severity
+    name: str
+    message: str
+    hint: str
+
+
+def finding(code: str, name: str, message: str, hint: str) -> Finding:
+    """A finding with the severity of its code."""
+    return Finding(code, CODES[code][0], name, message, hint)
+
+
+def as_errors(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The same findings as errors, all of them: what ``strict`` asks for."""
+    return tuple(found._replace(severity="error") for found in findings)
+
+
+def listed(names: Sequence[str], between: str = ", ") -> str:
+    """A few names, and how many more there are."""
+    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return between.join(names[:_SHOWN]) + rest
+
+
+def document(
+    schema: str, command: str, code: int, fault: KvRenameError | None, **content: Any
+) -> str:
+    """The JSON document of any command."""
+    import json
+
+    return json.dumps(document_values(schema, command, code, fault, **content), indent=2)
+
+
+def document_values(
+    schema: str, command: str, code: int, fault: KvRenameError | None, **content: Any
+) -> dict[str, Any]:
+    """What the document of every command says, around its content."""
+    head = {"schema": schema, "version": __version__, "command": command}
+    tail = {"error": error_values(fault), "exit_code": code}
+    return {**head, **content, **tail}
+
+
+def finding_values(found: Finding) -> dict[str, str]:
+    """A finding for programs."""
+    return {
+        "code": found.code,
+        "severity": found.severity,
+        "name": found.name,
+        "message": found.message,
+        "hint": found.hint,
+    }
+
+
+def error_values(fault: KvRenameError | None) -> dict[str, str | None] | None:
+    """An error for programs."""
+    if fault is None:
+        return None
+    return {"message": fault.message, "path": fault.path, "hint": fault.hint}

@@ -1,0 +1,1 @@
+"""Consumers of KV buffers, and prefill against decode."""

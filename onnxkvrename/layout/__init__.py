@@ -1,0 +1,1 @@
+"""The KV buffers of a model as a consumer meets them."""

@@ -1,0 +1,96 @@
+"""What a model shows the world: its graph inputs and outputs, and how it uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+Dim = int | str | None
+"""A static size, a symbol, or ``None`` where the file says nothing."""
+
+
+class Value(NamedTuple):
+    """A graph input or output.
+
+    ``dtype`` is ONNX's own name (``FLOAT16``), or a wrapped one for what is no
+    tensor (``sequence(FLOAT)``). ``shape`` is ``None`` where the rank is unknown.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...] | None
+
+    def renamed(self, names: Mapping[str, str], symbols: Mapping[str, str]) -> Value:
+        """The same value under the new name, its symbols following."""
+        shape = self.shape
+        if shape is not None:
+            shape = tuple(symbols.get(d, d) if isinstance(d, str) else d for d in shape)
+        return Value(names.get(self.name, self.name), self.dtype, shape)
+
+
+class Signature(NamedTuple):
+    """Graph inputs and outputs in the file's order, doubles included."""
+
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+    def renamed(self, names: Mapping[str, str], symbols: Mapping[str, str]) -> Signature:
+        """What a right renaming must read back as; values and symbols change once, all together."""
+        return Signature(
+            tuple(value.renamed(names, symbols) for value in self.inputs),
+            tuple(value.renamed(names, symbols) for value in self.outputs),
+        )
+
+
+class Export(NamedTuple):
+    """Who wrote a model, and for what: two exports of one kind have these in common.
+
+    ``opsets`` are the imports as pairs of domain and version, in the file's order.
+    """
+
+    ir_version: int
+    producer: str
+    producer_version: str
+    opsets: tuple[tuple[str, int], ...]
+
+
+class Uses(NamedTuple):
+    """What the graph does with the names that were asked about.
+
+    ``producers`` maps a value of the main graph to the op type of its node.
+    ``read`` holds the values that some node reads, captures by subgraphs
+    included. ``symbols`` are those in sight. ``taken`` maps a new name to where
+    it already stands.
+    """
+
+    producers: Mapping[str, str] = MappingProxyType({})
+    read: frozenset[str] = frozenset()
+    symbols: frozenset[str] = frozenset()
+    taken: Mapping[str, str] = MappingProxyType({})
+
+
+def fit(one: tuple[Dim, ...], other: tuple[Dim, ...]) -> bool:
+    """Whether two shapes agree as far as they are known; symbols may differ."""
+    return len(one) == len(other) and all(
+        a == b for a, b in zip(one, other, strict=True) if isinstance(a, int) and isinstance(b, int)
+    )
+
+
+def shape_text(shape: tuple[Dim, ...]) -> str:
+    """A shape as it is shown: ``[batch, 2, ?]``."""
+    return "[" + ", ".join("?" if dim is None else str(dim) for dim in shape) + "]"
+
+
+def same(one: Value, other: Value) -> bool:
+    """Whether dtype, rank and static sizes agree as far as they are known."""
+    if one.dtype != other.dtype:
+        return False
+    if one.shape is None or other.shape in (None, one.shape):
+        return True
+    return fit(one.shape, other.shape)
+
+
+def type_text(value: Value) -> str:
+    """Dtype and shape as they are shown: ``FLOAT [batch, 2]``."""
+    return value.dtype if value.shape is None else f"{value.dtype} {shape_text(value.shape)}"

@@ -1,0 +1,1 @@
+"""QEfficient's export cache."""

@@ -1,0 +1,1 @@
+"""The job: prepare all models, check them together, write all or none."""

@@ -1,0 +1,132 @@
+"""May a result stand where it is asked to, and does it already."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from onnxkvrename.errors import ModelError, WriteError
+from onnxkvrename.findings import Finding, finding
+from onnxkvrename.model import file as onnxfile
+from onnxkvrename.model import protobuf as wire
+from onnxkvrename.model.external_data import DataFile
+from onnxkvrename.model.protobuf import Piece
+from onnxkvrename.rules.results import Job, Options
+from onnxkvrename.storage import read as files
+from onnxkvrename.storage import temp_file as drafts
+from onnxkvrename.storage.read import MAX_MODEL, OpenFile
+
+_ELSEWHERE = "write elsewhere with -o or -d"
+
+
+def stands_already(
+    file: OpenFile,
+    job: Job,
+    pieces: tuple[Piece, ...],
+    data: Sequence[DataFile],
+    *,
+    forced: bool,
+    fixed: bool = False,
+) -> bool:
+    """Whether the result stands in its place already; of one that is ``fixed`` there is no other.
+
+    Raises :class:`KvRenameError` for a result that has no place.
+    """
+    size = wire.total(pieces)
+    if size > MAX_MODEL:
+        raise ModelError(
+            f"would have {size:,} bytes, more than the {MAX_MODEL:,} that an ONNX reader takes",
+            path=str(job.model),
+            hint="choose a shorter token, or move weights to external data",
+        )
+    if job.in_place:
+        if not forced:
+            check_in_place(job.model, file.status, fixed=fixed)
+        return False
+    if os.path.isdir(job.output):
+        raise WriteError("is a directory", path=str(job.output), hint="-d puts models into one")
+    if os.path.exists(job.output) and not os.path.isfile(job.output):
+        raise WriteError("is no regular file", path=str(job.output), hint="choose another name")
+    taken = {str(item.path) for item in data}
+    taken |= {os.path.realpath(job.output.parent / item.location) for item in data}
+    if os.path.realpath(job.output) in taken:
+        raise WriteError(
+            "is the external data of this model", path=str(job.output), hint="choose another name"
+        )
+    if not os.path.lexists(job.output):
+        return False
+    try:
+        return files.same_content(job.output, size, onnxfile.data(file, pieces))
+    except ModelError:
+        return False
+
+
+def check_in_place(path: Path, status: os.stat_result, *, fixed: bool = False) -> None:
+    """Raise :class:`WriteError` for what others may share with this file, or have protected.
+
+    What is ``fixed`` cannot be written elsewhere.
+    """
+    if path.is_symlink():
+        fault = f"is a symbolic link to {os.path.realpath(path)}"
+    elif (links := status.st_nlink - _backups(path, status)) > 1:
+        fault = f"has {links} hard links"
+    elif not status.st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH):
+        fault = "is read-only"
+    else:
+        return
+    hint = "--force writes it all the same" if fixed else f"{_ELSEWHERE}, or use --force"
+    raise WriteError(fault, path=str(path), hint=hint)
+
+
+def _backups(path: Path, status: os.stat_result) -> int:
+    """How many links of a file a dead run has left."""
+    if status.st_nlink == 1:
+        return 0
+    left = 0
+    for name in drafts.leftovers([path]):
+        with suppress(OSError):  # a run that is alive takes its own away
+            left += os.path.samestat(status, os.lstat(name))
+    return left
+
+
+def fresh(target: Path) -> Path | None:
+    """The outermost directory around a target that is not there yet: it can appear as a whole."""
+    found = None
+    for directory in target.parents:
+        if os.path.lexists(directory):
+            return found
+        found = directory
+    return found
+
+
+def base(job: Job) -> Path:
+    """The directory that a result goes to, or the nearest one above it that is there.
+
+    Raises :class:`WriteError` where nothing can be written.
+    """
+    directory = Path(os.path.abspath(job.output.parent))
+    while not os.path.lexists(directory):
+        directory = directory.parent
+    fault = None
+    if not os.path.isdir(directory):
+        fault = "is no directory"
+    elif not os.access(directory, os.W_OK | os.X_OK):
+        fault = "is not writable"
+    if fault is not None:
+        raise WriteError(
+            f"cannot be written: {directory} {fault}",
+            path=str(job.output),
+            hint=_ELSEWHERE,
+        )
+    return directory
+
+
+def in_the_way(job: Job, there: bool, options: Options) -> Iterator[Finding]:
+    """KV504, where another file stands in the place of the result."""
+    if os.path.lexists(job.output) and not (there or options.force or job.in_place):
+        yield finding(
+            "KV504", str(job.output), "is there already, and differs", "--force replaces it"
+        )

@@ -1,0 +1,133 @@
+"""What was asked of each model, and what became of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from onnxkvrename.errors import KvRenameError
+from onnxkvrename.findings import Finding
+from onnxkvrename.rules.plan import Kept, Pair, Wish, changes
+from onnxkvrename.rules.profile import Rules
+
+Status = Literal["renamed", "unchanged", "would-rename", "failed"]
+
+
+class Job(NamedTuple):
+    """A model, and where its result goes: ``output`` is the model itself for in place."""
+
+    model: Path
+    output: Path
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the result takes the place of the model."""
+        return os.path.realpath(self.output) == os.path.realpath(self.model)
+
+    @property
+    def target(self) -> Path:
+        """The file itself that the result replaces or makes, as an absolute path."""
+        if os.path.islink(self.output) and self.in_place:
+            return Path(os.path.realpath(self.output))
+        return Path(os.path.abspath(self.output))
+
+    @property
+    def same_directory(self) -> bool:
+        """Whether external data stay where they are."""
+        return os.path.realpath(self.output.parent) == os.path.realpath(self.model.parent)
+
+
+ModelCheck = Callable[[Job, Rules, Wish], Iterator[Finding]]
+"""What else may be wrong with a model that is about to change; it travels between processes."""
+
+
+class Options(NamedTuple):
+    """How to go about it.
+
+    ``write`` is false for a look ahead, and ``place`` for one that does not mind
+    where the result would go. ``strict`` makes every warning an error.
+    ``force`` goes through links and over files that are in the way. ``sets`` is
+    false for windows that shall not be held against each other. ``verify`` has the
+    result's dataflow and soundness proved before it is written. ``checks`` are
+    made of each model that changes, beside those that every model gets. ``target`` is the
+    consumer that is to
+    take the results, and ``whole`` says that it moves all of each buffer.
+    """
+
+    write: bool = True
+    place: bool = True
+    strict: bool = False
+    force: bool = False
+    sets: bool = True
+    verify: bool = False
+    checks: tuple[ModelCheck, ...] = ()
+    target: str | None = None
+    whole: bool = False
+
+
+class ModelReport(NamedTuple):
+    """What became of one model.
+
+    ``error`` is what kept it from being read or written; findings are what is
+    wrong with the model itself. ``feed_back`` is the call that hands the result
+    back to its exporter. ``values`` are the names of all graph inputs and outputs,
+    as they stand. ``stamp`` is the digest of a layout that the model gets, empty where it
+    loses one.
+    """
+
+    path: str
+    output: str
+    status: Status
+    pairs: tuple[Pair, ...] = ()
+    kept: tuple[Kept, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    error: KvRenameError | None = None
+    feed_back: str | None = None
+    values: tuple[str, ...] = ()
+    stamp: str | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether the result is another than the model."""
+        return bool(self.names) or self.stamp is not None
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Old to new, of the names that change."""
+        return changes(self.pairs)
+
+    @property
+    def failed(self) -> bool:
+        """Whether something is wrong with this very model."""
+        return self.error is not None or any(f.severity == "error" for f in self.findings)
+
+
+class TextReport(NamedTuple):
+    """What became of a text that goes with models; ``changed`` counts its names."""
+
+    path: str
+    output: str
+    status: Status
+    changed: int
+
+
+class Report(NamedTuple):
+    """What became of all models of a command, in the order given, and of texts with them."""
+
+    models: tuple[ModelReport, ...]
+    texts: tuple[TextReport, ...] = ()
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The findings of all models."""
+        return tuple(finding for model in self.models for finding in model.findings)
+
+    def exit_code(self, *, look: bool = False) -> int:
+        """0 done or nothing to do, 1 a finding (to ``look``: or a change), 2 not possible."""
+        if any(model.error is not None for model in self.models):
+            return 2
+        states = [*(model.status for model in self.models), *(text.status for text in self.texts)]
+        changes = look and "would-rename" in states
+        return int(changes or any(model.failed for model in self.models))

@@ -1,0 +1,1 @@
+"""Text files that repeat the names of KV buffers."""

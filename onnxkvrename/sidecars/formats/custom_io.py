@@ -1,0 +1,100 @@
+"""``custom_io.yaml``: the precision in which a compiled model takes and gives its buffers.
+
+After quic/efficient-transformers, ``base/modeling_qeff.py`` (``_compile``), which writes
+the file, and the Cloud AI SDK's page on custom I/O, which says what the compiler reads.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator
+
+from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.sidecars.text_edit import Entries, Items, Node, Scalar, Unreadable, short, told
+
+FORM = "a list of entries with IOName and Precision, as QEfficient writes it"
+PRECISIONS = ("float16", "mxint8", "float")
+"""What a buffer can be kept in with nothing said beside it: QEfficient's two, and the SDK's."""
+
+_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
+_NOT_TEXT = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
+
+
+def names(tree: Node) -> Iterator[Scalar]:
+    """The name in every entry. Raises :class:`Unreadable` for another form."""
+    for name, _ in _entries(tree):
+        yield name
+
+
+def dtypes(tree: Node) -> Iterator[tuple[str, str]]:
+    """Each name with its dtype: the precision in capitals is ONNX's name, where it has one.
+
+    Raises :class:`Unreadable` for another form, and for an entry without a precision.
+    """
+    for name, entry in _entries(tree):
+        precision = entry.get("Precision")
+        if not isinstance(precision, Scalar) or not precision.value:
+            raise Unreadable(f"has {short(name.value)} with {told(precision)} for a Precision")
+        yield name.value, precision.value.upper()
+
+
+def _entries(tree: Node) -> Iterator[tuple[Scalar, Entries]]:
+    if not isinstance(tree, Items):
+        raise Unreadable(f"holds {told(tree)}, where a list of entries belongs")
+    for entry in tree.items:
+        if not isinstance(entry, Entries):
+            raise Unreadable(f"has {told(entry)} where an entry belongs")
+        if entry.get("<<") is not None:
+            raise Unreadable("has an entry that is merged with another (<<)")
+        name = entry.get("IOName")
+        if not isinstance(name, Scalar) or not name.value:
+            raise Unreadable(f"has an entry with {told(name)} for an IOName")
+        yield name, entry
+
+
+def write(
+    pairs: Iterable[tuple[str, str]], precision: str, others: Iterable[tuple[str, str]] = ()
+) -> str:
+    """A new file, just as QEfficient writes it.
+
+    ``pairs`` are the names of each buffer's input and output, in the order of the
+    plan. ``others`` are names that are no KV, each with its own precision. Raises
+    :class:`KvRenameError` for an unknown precision, and :class:`ModelError` for a
+    name that no YAML can hold.
+    """
+    entries = [(name, precision) for pair in pairs for name in pair]
+    lines = (
+        f" - IOName: {_spelt(name)}\n   Precision: {known(kept_in)}\n\n"
+        for name, kept_in in (*entries, *others)
+    )
+    return "".join(lines)
+
+
+def known(precision: str) -> str:
+    """The precision itself, if the compiler has it; raises :class:`KvRenameError` if not."""
+    if precision in PRECISIONS:
+        return precision
+    if precision == "int8":
+        hint = "int8 needs a scale and an offset for each buffer; mxint8 keeps its own"
+    else:
+        close = difflib.get_close_matches(precision.lower(), PRECISIONS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(PRECISIONS)}"
+    raise KvRenameError(f"no precision is called {short(precision)}", hint=hint)
+
+
+def _spelt(name: str) -> str:
+    if _PLAIN.fullmatch(name) and name.lower() not in _NOT_TEXT:
+        return name
+    if any("\ud800" <= char <= "\udfff" for char in name):
+        raise ModelError(
+            f"has a name that is not UTF-8, and YAML can hold no other: {short(name)}",
+            hint="rename that value first",
+        )
+    return f'"{"".join(map(_escaped, name))}"'
+
+
+def _escaped(char: str) -> str:
+    if char in '"\\':
+        return f"\\{char}"
+    return char if char.isprintable() else f"\\U{ord(char):08x}"

@@ -1,0 +1,63 @@
+"""``specializations.json``: what a compile makes of symbols.
+
+After quic/efficient-transformers, ``base/modeling_qeff.py`` (``_compile``): a list of
+specializations, each with its symbols, sizes written as text; older ones list
+the symbols themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from onnxkvrename.errors import ModelError
+from onnxkvrename.sidecars.text_edit import short
+
+_NO_SYMBOLS = {"name", "_graph_name"}
+_FORM = 'its form: {"specializations": [{"symbols": {"ctx_len": "4096"}}]}'
+
+
+class Specializations(NamedTuple):
+    """Sizes that all specializations agree on, and the symbols they do not, with all theirs."""
+
+    sizes: Mapping[str, int]
+    differing: Mapping[str, tuple[int, ...]]
+
+
+def read(text: str, path: str) -> Specializations:
+    """What the text of such a file says; ``path`` is what messages call it.
+
+    Raises :class:`ModelError` for another form.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"is not JSON: {error}", path=path) from None
+    found: dict[str, dict[int, None]] = {}
+    for symbols in _tables(data, path):
+        for symbol, size in symbols.items():
+            found.setdefault(symbol, {})[_size(symbol, size, path)] = None
+    return Specializations(
+        {symbol: next(iter(sizes)) for symbol, sizes in found.items() if len(sizes) == 1},
+        {symbol: tuple(sizes) for symbol, sizes in found.items() if len(sizes) > 1},
+    )
+
+
+def _tables(data: Any, path: str) -> Iterator[dict[str, Any]]:
+    listed = data.get("specializations") if isinstance(data, dict) else None
+    if not isinstance(listed, list) or not listed:
+        raise ModelError("has no list of specializations", path=path, hint=_FORM)
+    for entry in listed:
+        symbols = entry.get("symbols", entry) if isinstance(entry, dict) else None
+        if not isinstance(symbols, dict):
+            raise ModelError("has a specialization without symbols", path=path, hint=_FORM)
+        yield {symbol: size for symbol, size in symbols.items() if symbol not in _NO_SYMBOLS}
+
+
+def _size(symbol: str, size: Any, path: str) -> int:
+    text = str(size)
+    if isinstance(size, bool) or not (text.isascii() and text.isdigit()) or len(text) > 18:
+        said = f"has {short(symbol)} as {short(text)}, which is no size"
+        raise ModelError(said, path=path, hint=_FORM)
+    return int(text)

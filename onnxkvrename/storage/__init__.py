@@ -1,0 +1,1 @@
+"""Bytes on disk: read, copy, temporary files, locks, transactions. Nothing else writes."""

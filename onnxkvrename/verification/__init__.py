@@ -1,0 +1,1 @@
+"""Proofs that each buffer is retained."""

@@ -1,0 +1,1 @@
+"""What vLLM makes of a layout: specs, groups, memory, transfers."""

@@ -1,0 +1,310 @@
+"""``onnxkvrename check-consumer``: can a consumer take the KV buffers of these models?"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import onnx
+import pytest
+
+import onnxkvrename
+
+ROOT = Path(__file__).resolve().parents[2]
+FIXTURES = ROOT / "fixtures"
+EXPORTS = ROOT.parent / "shared" / "exports"
+SCHEMA = json.loads(
+    (Path(onnxkvrename.__file__).parent / "report" / "schemas" / "check-consumer-1.json").read_text(
+        "utf-8"
+    )
+)
+FOUND = re.findall(
+    r"<!-- found -->\n```console\n\$ onnxkvrename (check-consumer [^\n]+)\n(.*?)```",
+    (ROOT / "README.md").read_text("utf-8"),
+    re.DOTALL,
+)
+
+
+@pytest.fixture
+def taken(tmp_path: Path, run) -> Path:
+    """A decoder with the token."""
+    path = tmp_path / "taken.onnx"
+    assert run(FIXTURES / "plain" / "decoder.onnx", "--target", "vllm-qaic", "-o", path).code == 0
+    return path
+
+
+def document(outcome: Any) -> dict[str, Any]:
+    """The JSON document of an outcome, which its schema takes."""
+    found: dict[str, Any] = json.loads(outcome.out)
+    jsonschema.validate(found, SCHEMA)
+    assert found["exit_code"] == outcome.code
+    return found
+
+
+def codes(found: dict[str, Any]) -> set[str]:
+    """What is wrong in a document."""
+    return {one["code"] for model in found["models"] for one in model["findings"]}
+
+
+@pytest.mark.parametrize(("command", "said"), FOUND)
+def test_the_readme_shows_what_is_found(
+    command: str, said: str, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    outcome = run(*shlex.split(command))
+    assert (outcome.code, outcome.out + outcome.err) == (1, said)
+
+
+def test_the_readme_shows_something() -> None:
+    assert FOUND
+
+
+def test_what_can_be_taken_is_told_in_one_line(taken: Path, run) -> None:
+    outcome = run("check-consumer", taken)
+    said = f"{taken}: vllm-qaic takes 4 buffers, layers 0-1, all alike\n"
+    assert outcome == (0, said, "")
+    assert run("check-consumer", taken, "-q") == (0, "", "")
+
+
+def test_nothing_is_written(taken: Path, run, snapshot) -> None:
+    before = snapshot(taken.parent)
+    run("check-consumer", taken)
+    run("check-consumer", FIXTURES / "plain" / "hybrid.onnx", "--emit", "selectors")
+    assert snapshot(taken.parent) == before
+
+
+def test_verbose_shows_the_slots(taken: Path, run) -> None:
+    lines = run("check-consumer", taken, "-v").out.splitlines()
+    assert lines[1] == "  0: past_key.0_vllmKvCache <- past_key.0_vllmKvCache_RetainedState"
+    assert len(lines) == 5
+
+
+def test_a_plain_model_cannot_be_taken_and_is_told_how(decoder: Path, run) -> None:
+    outcome = run("check-consumer", decoder)
+    assert (outcome.code, outcome.out) == (1, f"{decoder}: vllm-qaic cannot take it\n")
+    assert outcome.err.startswith(f"{decoder}: error KV601: past_key.0 does not carry")
+    hint = outcome.err[outcome.err.rindex("(") + 1 : outcome.err.rindex(")")]
+    assert run(*shlex.split(hint)[1:], "-q").code == 0
+    assert run("check-consumer", decoder).code == 0
+
+
+def test_the_hint_is_a_command_whatever_the_model_is_called(decoder: Path, run) -> None:
+    path = decoder.rename(decoder.with_name("my model; rm -rf $HOME.onnx"))
+    found = document(run("check-consumer", path, "--format", "json"))
+    hint = found["models"][0]["findings"][0]["hint"]
+    assert shlex.split(hint) == ["onnxkvrename", str(path), "--target", "vllm-qaic"]
+
+
+def test_all_words_of_a_verdict_are_in_the_document(taken: Path, run) -> None:
+    found = document(run("check-consumer", taken, "--format", "json", "--dim", "ctx_len=64"))
+    assert found["target"] == "vllm-qaic"
+    assert (found["ordered"], found["hybrid"], found["selectors"]) == (True, False, None)
+    assert [(s["slot"], s["layer"], s["part"]) for s in found["slots"]] == [
+        (0, 0, "key"),
+        (1, 0, "value"),
+        (2, 1, "key"),
+        (3, 1, "value"),
+    ]
+    assert found["slots"][3] == {
+        "slot": 3,
+        "input": "past_value.1_vllmKvCache",
+        "output": "past_value.1_vllmKvCache_RetainedState",
+        "layer": 1,
+        "part": "value",
+        "kind": "full_attention",
+        "dtype": "FLOAT",
+        "shape": ["batch_size", 2, 64, 4],
+    }
+
+
+def test_a_stranger_has_a_slot_without_a_meaning(taken: Path, run) -> None:
+    model = onnx.load(taken)
+    model.graph.node.append(
+        onnx.helper.make_node("Identity", ["logits"], ["a_vllmKvCache_RetainedState"])
+    )
+    model.graph.output.append(
+        onnx.helper.make_tensor_value_info("a_vllmKvCache_RetainedState", 1, None)
+    )
+    onnx.save(model, taken)
+    outcome = run("check-consumer", taken, "--format", "json")
+    found = document(outcome)
+    assert outcome.code == 1
+    assert codes(found) >= {"KV608"}
+    assert found["slots"][0]["output"] == "a_vllmKvCache_RetainedState"
+    assert found["slots"][4]["input"] is None
+
+
+def test_an_output_that_is_an_input_as_well_stands_alone(taken: Path, run) -> None:
+    model = onnx.load(taken)
+    model.graph.input.append(next(o for o in model.graph.output if "State" in o.name))
+    onnx.save(model, taken)
+    outcome = run("check-consumer", taken, "--format", "json")
+    assert outcome.code == 1
+    assert codes(document(outcome)) >= {"KV106", "KV609"}
+
+
+def test_a_job_that_cannot_be_done_has_a_document_too(tmp_path: Path, run) -> None:
+    outcome = run("check-consumer", tmp_path / "none.onnx", "--format", "json")
+    found = document(outcome)
+    assert outcome.code == 2
+    assert (found["target"], found["models"], found["slots"]) == (None, [], [])
+    assert found["error"]["path"] == str(tmp_path / "none.onnx")
+
+
+def test_findings_are_shown_beside_files(decoder: Path, taken: Path, run) -> None:
+    found = run("check-consumer", decoder, "--format", "github")
+    assert found.code == 1
+    assert found.out.startswith(f"::error file={decoder},title=KV601::past_key.0 does not carry")
+    good = run("check-consumer", taken, "--format", "github")
+    assert good.out == (
+        f"::notice file={taken},title=check-consumer::"
+        "vllm-qaic takes 4 buffers, layers 0-1, all alike\n"
+    )
+    assert run("check-consumer", taken, "--format", "github", "-q").out == ""
+    emitted = run("check-consumer", taken, "--format", "github", "--emit", "selectors")
+    assert emitted.out.startswith("::notice title=selectors::all both ^past_")
+
+
+def test_states_need_the_full_transfer(tmp_path: Path, run) -> None:
+    path = tmp_path / "hybrid.onnx"
+    run(FIXTURES / "plain" / "hybrid.onnx", "--prefix", "vllmKvCache", "-o", path)
+    assert "error KV605" in run("check-consumer", path).err
+    outcome = run("check-consumer", path, "--full-transfer")
+    assert outcome.code == 0
+    assert (
+        outcome.out
+        == f"{path}: vllm-qaic takes 6 buffers, layers 0-2, hybrid: 4 shapes or dtypes\n"
+    )
+    assert run("check-consumer", path, "--full-transfer", "--strict").code == 1
+
+
+def test_sizes_and_precisions_of_a_compile_count(tmp_path: Path, taken: Path, run) -> None:
+    custom = tmp_path / "custom_io.yaml"
+    assert run("custom-io", taken, "--precision", "mxint8", "-o", custom).code == 0
+    found = document(run("check-consumer", taken, "--custom-io", custom, "--format", "json"))
+    assert {slot["dtype"] for slot in found["slots"]} == {"MXINT8"}
+    assert run("check-consumer", taken, "--dim", "x=1").code == 2
+
+
+def test_windows_are_one_model(tmp_path: Path, run) -> None:
+    run(FIXTURES / "plain" / "windows", "--target", "vllm-qaic", "-d", tmp_path / "set")
+    outcome = run("check-consumer", tmp_path / "set")
+    said = "vllm-qaic takes 6 buffers, layers 0-2, all alike"
+    assert outcome == (0, f"{tmp_path / 'set'} (3 models): {said}\n", "")
+    shutil.rmtree(tmp_path / "set" / "layer_1_2")
+    assert "error KV302" in run("check-consumer", tmp_path / "set").err
+
+
+def test_a_finding_is_told_of_the_window_that_it_is_about(tmp_path: Path, run) -> None:
+    run(FIXTURES / "plain" / "windows", "--target", "vllm-qaic", "-d", tmp_path / "set")
+    custom = tmp_path / "custom_io.yaml"
+    entries = [f"past_key.1_vllmKvCache{end}" for end in ("", "_RetainedState")]
+    custom.write_text(
+        "".join(f" - IOName: {e}\n   Precision: bfloat16\n\n" for e in entries), "utf-8"
+    )
+    outcome = run("check-consumer", tmp_path / "set", "--custom-io", custom, "--format", "json")
+    said = [[f["code"] for f in model["findings"]] for model in document(outcome)["models"]]
+    assert said == [["KV606"], ["KV610"], []]
+
+
+def test_an_encoder_alone_has_nothing_to_take(run) -> None:
+    outcome = run("check-consumer", FIXTURES / "plain" / "vlm_dual" / "encoder.onnx")
+    assert outcome.code == 1
+    assert outcome.out.endswith("encoder.onnx: no KV buffer in it\n")
+    assert "error KV001" in outcome.err
+
+
+def test_no_model_is_a_usage_error(run) -> None:
+    assert "no MODEL given" in run("check-consumer").err
+
+
+@pytest.mark.parametrize("name", ["decoder", "hybrid", "mla", "sampler", "vlm_single"])
+def test_selectors_select_what_they_say(name: str, run) -> None:
+    path = FIXTURES / "plain" / f"{name}.onnx"
+    outcome = run("check-consumer", path, "--emit", "selectors", "--format", "json")
+    assert outcome.code == 0
+    graph = onnx.load(path, load_external_data=False).graph
+    names = {value.name for value in (*graph.input, *graph.output)}
+    kept = {
+        n for n in names if not re.match(r"past_(key|value)\.|compressed_kv|k_pe|\w+_state\.", n)
+    }
+    (every,) = [
+        s["expression"]
+        for s in document(outcome)["selectors"]
+        if (s["kind"], s["side"]) == ("all", "both")
+    ]
+    assert {n for n in names if re.search(every, n)} == names - kept
+
+
+def test_selectors_are_lines_that_a_shell_can_split(decoder: Path, piped) -> None:
+    chosen = '$1 == "all" && $2 == "inputs" {print $3}'
+    line = f"$K check-consumer {decoder} --emit selectors | awk '{chosen}'"
+    process = piped(line, decoder.parent)
+    assert process.stdout == "^past_(?:key|value)\\.[01]$\n"
+    expression = process.stdout.strip()
+    proved = piped(
+        f"$K verify {decoder} --select '{expression[:-1]}(_RetainedState)?$'", decoder.parent
+    )
+    assert proved.returncode == 0
+
+
+# Real exports
+
+real = pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"{EXPORTS} is not there")
+WHOLE = sorted(EXPORTS.glob("*/plain-*")) if EXPORTS.is_dir() else []
+REFUSED = {"llama2l_sampler": {"KV604"}}
+"""On-device sampling leaves no logits: the consumer would take off the last buffer."""
+WARNED = {"deepseekv3_mla": {"KV606", "KV607"}, "gemma3vlm_dual": {"KV606", "KV607"}}
+"""MLA's two parts differ in size, and so do a window and the context: hybrids."""
+
+
+@real
+@pytest.mark.parametrize("source", WHOLE, ids=lambda path: f"{path.parent.name}/{path.name[:12]}")
+def test_a_real_export_for_the_consumer_is_taken_by_it(source: Path, tmp_path: Path, run) -> None:
+    case = source.parent.name
+    if not any(
+        "past_" in n or "_kv." in n for path in source.rglob("*.onnx") for n in outputs(path)
+    ):
+        pytest.skip("an encoder")
+    result = tmp_path / "out"
+    renamed = run(source, "--target", "vllm-qaic", "-d", result)
+    if case in REFUSED:
+        assert renamed.code == 1
+        assert not result.exists()
+        assert run(source, "--prefix", "vllmKvCache", "-d", result).code == 0
+    else:
+        assert renamed.code == 0
+    found = document(run("check-consumer", result, "--format", "json"))
+    assert codes(found) == REFUSED.get(case, set()) | WARNED.get(case, set())
+    assert found["ordered"] is True
+    assert all(slot["output"] == f"{slot['input']}_RetainedState" for slot in found["slots"])
+    assert [slot["layer"] for slot in found["slots"]] == sorted(s["layer"] for s in found["slots"])
+
+
+@real
+@pytest.mark.parametrize("source", WHOLE, ids=lambda path: f"{path.parent.name}/{path.name[:12]}")
+def test_selectors_of_a_real_export_are_proved(source: Path, run) -> None:
+    outcome = run("check-consumer", source, "--emit", "selectors", "--format", "json")
+    names = {n for path in source.rglob("*.onnx") for n in (*inputs(path), *outputs(path))}
+    kept = {n for n in names if not re.match(r"past_(key|value)\.|compressed_kv\.|k_pe\.", n)}
+    chosen = document(outcome)["selectors"]
+    if names == kept:
+        assert chosen == []
+        return
+    assert outcome.code == 0
+    assert {n for n in names if re.search(chosen[0]["expression"], n)} == names - kept
+
+
+def inputs(path: Path) -> list[str]:
+    """What a model takes."""
+    return [value.name for value in onnx.load(path, load_external_data=False).graph.input]
+
+
+def outputs(path: Path) -> list[str]:
+    """What a model gives."""
+    return [value.name for value in onnx.load(path, load_external_data=False).graph.output]

@@ -1,0 +1,453 @@
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import onnx
+import pytest
+
+import onnxkvrename
+from onnxkvrename import rename
+
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
+SCHEMA = json.loads(
+    (Path(onnxkvrename.__file__).parent / "report" / "schemas" / "compare-1.json").read_text(
+        "utf-8"
+    )
+)
+TOKEN = "vllmKvCache"
+SIZES = ("--dim", "ctx_len=32", "--dim", "sliding_window=8")
+BROKEN = "llama2l_dynamo_subfn"
+SAMPLER = "llama2l_sampler"
+
+
+@pytest.fixture
+def named(tmp_path: Path) -> Callable[[str], Path]:
+    """A fixture under the consumer's token."""
+
+    def make(name: str) -> Path:
+        path = tmp_path / "named" / name
+        rename(FIXTURES / "plain" / name, TOKEN, output=path)
+        return path
+
+    return make
+
+
+def document(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(text)
+    jsonschema.validate(found, SCHEMA)
+    return found
+
+
+def codes(found: dict[str, Any]) -> list[str]:
+    return [one["code"] for one in found["findings"]]
+
+
+def test_a_model_hands_over_to_itself(run, named) -> None:
+    model = named("serving/window.onnx")
+    outcome = run("compare", model, model, *SIZES)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out == (
+        "hand-off works: 6 buffers of layers 0-2, prompts of up to 32 tokens\n"
+        "LAYERS  PARTS       PREFILL                         DECODE  HAND-OFF\n"
+        "0, 2    key, value  FLOAT [2, ctx_len=32, 4]        same    ok\n"
+        "1       key, value  FLOAT [2, sliding_window=8, 4]  same    ok\n"
+    )
+
+
+def test_a_window_on_one_side_is_shown_at_once(run, named) -> None:
+    full, window = named("serving/window_whole.onnx"), named("serving/window.onnx")
+    outcome = run("compare", full, window, *SIZES)
+    assert outcome.code == 1
+    verdict, _, *rows = outcome.out.splitlines()
+    assert verdict.startswith("hand-off would corrupt prompts longer than 8 tokens: a window on")
+    assert [row.split("  ")[-1] for row in rows] == [
+        "ok",
+        "wrong for prompts longer than 8 tokens (KV614)",
+        "shifted for prompts longer than 8 tokens",
+    ]
+    assert outcome.err.count("error KV614") == outcome.err.count("error KV618") == 1
+    assert f"{full} -> {window}: " in outcome.err
+
+
+def test_the_document_has_offsets_of_both_sides(run, named) -> None:
+    full, window = named("serving/window_whole.onnx"), named("serving/window.onnx")
+    outcome = run("compare", full, window, *SIZES, "--format", "json", "--tokens", "20")
+    found = document(outcome.out)
+    assert (outcome.code, found["exit_code"], outcome.err) == (1, 1, "")
+    assert codes(found) == ["KV614", "KV618"]
+    assert found["verdict"]["outcome"] == "corrupts"
+    assert found["verdict"]["corrupt"] == [{"first": 9, "last": 32}]
+    assert found["verdict"]["first_wrong"] == 9
+    assert [one["tokens"] for one in found["transfers"]] == [1, 8, 9, 20, 32]
+    twenty = next(one for one in found["transfers"] if one["tokens"] == 20)
+    assert [slot["offset"] for slot in twenty["prefill"]["slots"]] == [640 * at for at in range(6)]
+    assert [slot["offset"] for slot in twenty["decode"]["slots"]] == [
+        *(0, 640, 1280, 1536, 1792, 2432)
+    ]
+    assert len(twenty["wrong"]) == 4
+
+
+def test_sizes_that_are_not_known_are_null_in_the_document(run, named) -> None:
+    model = named("serving/window.onnx")
+    found = document(run("compare", model, model, "--full-transfer", "--format=json").out)
+    assert found["verdict"]["outcome"] == "works"
+    assert found["verdict"]["longest"] is None
+    (one,) = found["transfers"]
+    assert one["prefill"]["bytes"] is None
+    full = named("serving/window_whole.onnx")
+    found = document(run("compare", full, model, "--format=json").out)
+    assert found["verdict"]["beyond"] == "sliding_window"
+    assert found["verdict"]["corrupt"] == [{"first": None, "last": None}]
+    assert found["verdict"]["first_wrong"] is None
+
+
+def test_one_model_compiled_in_two_ways(run, named) -> None:
+    model = named("serving/window.onnx")
+    other = ("--prefill-dim", "sliding_window=32", "--dim", "ctx_len=32")
+    outcome = run("compare", model, model, *other, "--decode-dim", "sliding_window=8")
+    assert outcome.code == 1
+    assert "prompts longer than 8 tokens" in outcome.out
+
+
+def test_a_plain_model_is_told_and_compared_all_the_same(run, named) -> None:
+    plain, model = FIXTURES / "plain" / "decoder.onnx", named("decoder.onnx")
+    outcome = run("compare", plain, model)
+    assert outcome.code == 1
+    assert outcome.out.startswith("hand-off would fail: vllm-qaic selects nothing on prefill")
+    assert "renamed, it works: 4 buffers" in outcome.out
+    assert "--target vllm-qaic" in outcome.err
+    found = document(run("compare", plain, model, "--format", "json").out)
+    assert (found["verdict"]["outcome"], found["verdict"]["renamed"]) == ("fails", "works")
+    assert found["pairs"][0]["prefill"]["input"] == "past_key.0"
+    assert not found["prefill"]["selected"]
+
+
+def test_windows_and_a_manifest_stand_for_a_model(run, tmp_path: Path) -> None:
+    from onnxkvrename import Wish, find, load_rules, rename_set
+
+    jobs = find([FIXTURES / "plain" / "windows"], directory=tmp_path / "windows")
+    rename_set(jobs, Wish(TOKEN), load_rules())
+    windows = tmp_path / "windows"
+    written = tmp_path / "side.json"
+    assert run("manifest", windows, "--dim", "ctx_len=16", "-o", written).code == 0
+    outcome = run("compare", windows, written)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "6 buffers of layers 0-2, prompts of up to 16 tokens" in outcome.out
+    outcome = run("compare", written, windows, "--decode-dim", "ctx_len=8")
+    assert "prompts of up to 8 tokens" in outcome.out
+
+
+def test_what_a_manifest_says_of_sizes_is_not_overruled(run, named, tmp_path: Path) -> None:
+    model, written = named("serving/window.onnx"), tmp_path / "side.json"
+    sizes = ("--dim", "ctx_len=64", "--dim", "sliding_window=8")
+    assert run("manifest", model, *sizes, "-o", written).code == 0
+    outcome = run("compare", written, model, "--dim", "ctx_len=64", "--dim", "sliding_window=16")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "a manifest says sliding_window=8, and --dim says 16" in outcome.err
+    outcome = run("compare", written, model, "--decode-dim", "sliding_window=16")
+    assert outcome.code == 1
+    assert "windows of 8 and 16 tokens" in outcome.out
+
+
+def test_the_state_of_a_hybrid_needs_the_full_transfer(run, named) -> None:
+    model = named("hybrid.onnx")
+    assert "(KV605)" in run("compare", model, model).out
+    assert run("compare", model, model, "--full-transfer").code == 0
+
+
+def test_prefill_that_samples_on_the_device_stops_and_decode_does_not(run, named) -> None:
+    sampler, decoder = named("sampler.onnx"), named("decoder.onnx")
+    assert codes(document(run("compare", sampler, sampler, "--format", "json").out)) == ["KV604"]
+    assert "KV604" not in run("compare", decoder, sampler).err
+
+
+def test_ranks_are_checked_where_they_are_given(run, named) -> None:
+    model = named("decoder.onnx")
+    assert run("compare", model, model, "--tp", "1:2").code == 0
+    assert run("compare", model, model, "--tp", "2:4").out.endswith("each on 2 of them\n")
+    outcome = run("compare", model, model, "--tp", "1:3")
+    assert (outcome.code, "KV619" in outcome.err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--tp", "2"), "say P:D, for example 2:4"),
+        (("--tp", "0:1"), "say P:D"),
+        (("--target", "vllm-qaik"), "did you mean vllm-qaic?"),
+        (
+            ("--dim", "ctx=4"),
+            "--dim ctx: buffers have no such dimension; they have batch_size, ctx_len",
+        ),
+        (("--decode-dim", "ctx=4"), "--decode-dim ctx: buffers have no such dimension"),
+    ],
+)
+def test_what_cannot_be_meant_is_said_in_one_line(run, named, args, said) -> None:
+    model = named("decoder.onnx")
+    outcome = run("compare", model, model, *args)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert said in outcome.err
+    assert outcome.err.count("\n") == 1
+    found = document(run("compare", model, model, *args, "--format", "json").out)
+    assert (found["exit_code"], found["verdict"]) == (2, None)
+
+
+def test_a_side_that_is_not_there_is_an_error(run, named) -> None:
+    outcome = run("compare", named("decoder.onnx"), "nowhere.onnx")
+    assert outcome.code == 2
+    assert "nowhere.onnx" in outcome.err
+
+
+def test_a_side_without_kv_is_no_hand_off(run, named) -> None:
+    encoder, decoder = FIXTURES / "plain/vlm_dual/encoder.onnx", named("decoder.onnx")
+    outcome = run("compare", encoder, decoder, "--tokens", "4")
+    assert outcome.code == 1
+    assert outcome.out == (
+        f"hand-off would fail at start-up: no KV buffer on prefill: {encoder} (KV001)\n"
+    )
+    assert outcome.err.startswith(f"{encoder} -> {decoder}: error KV001: no KV buffer on prefill: ")
+    assert outcome.err.count("\n") == 1
+    found = document(run("compare", decoder, encoder, "--format", "json").out)
+    assert (codes(found), found["pairs"]) == (["KV001"], [])
+
+
+def test_sides_are_called_what_was_typed(run, named, tmp_path: Path, monkeypatch) -> None:
+    full, window = named("serving/window_whole.onnx"), named("serving/window.onnx")
+    monkeypatch.chdir(tmp_path)
+    assert run("manifest", full, "-o", "full.json").code == 0
+    Path("set").mkdir()
+    window.rename("set/window.onnx")
+    outcome = run("compare", "full.json", "set")
+    assert outcome.err.count("full.json -> set: error KV614") == 1
+    outcome = run("compare", "full.json", "set", "--format", "github")
+    assert outcome.out.startswith("::error file=set,")
+
+
+def test_lengths_are_told_below_the_table(run, named) -> None:
+    model = named("decoder.onnx")
+    outcome = run("compare", model, model, "--dim", "ctx_len=256", "--tokens", "200")
+    assert outcome.out.endswith("  ok\na prompt of 200 tokens: ok\n")
+    plain = FIXTURES / "plain" / "decoder.onnx"
+    assert run("compare", plain, model, "--tokens", "7").out.endswith(
+        "a prompt of 7 tokens, once renamed: ok, whatever ctx_len may be\n"
+    )
+
+
+def test_a_length_beyond_the_context_does_not_keep_the_others_from_being_told(run, named) -> None:
+    model = named("decoder.onnx")
+    outcome = run("compare", model, model, "--dim", "ctx_len=8", "--tokens", "9", "--tokens", "8")
+    assert outcome.code == 0
+    assert outcome.out.endswith(
+        "a prompt of 9 tokens: longer than the context of 8\na prompt of 8 tokens: ok\n"
+    )
+
+
+def test_a_manifest_with_sizes_and_a_model_without_differ_in_windows_only(
+    run, named, tmp_path: Path
+) -> None:
+    model, sized = named("serving/window.onnx"), tmp_path / "sized.json"
+    sizes = ("--dim", "ctx_len=4096", "--dim", "sliding_window=128")
+    assert run("manifest", model, *sizes, "-o", sized).code == 0
+    outcome = run("compare", sized, model)
+    assert outcome.out.startswith("hand-off cannot be foretold: it depends on sizes (KV614)")
+    assert outcome.err.count("error") == 1
+    assert "(give --decode-dim sliding_window=SIZE)" in outcome.err
+    decode = ("--decode-dim", "sliding_window=128")
+    assert run("compare", sized, model, *decode).code == 0
+
+
+def broken(path: Path, *, layers: int) -> Path:
+    """A model whose retained outputs stand among its inputs, too."""
+    model = onnx.load(FIXTURES / "plain" / "decoder.onnx")
+    kept = [one for one in model.graph.output if "State" in one.name][: 2 * layers]
+    for node in model.graph.node:
+        for at, name in enumerate(node.output):
+            node.output[at] = f"was_{name}" if name in {one.name for one in kept} else name
+    model.graph.input.extend(kept)
+    onnx.save(model, path)
+    return path
+
+
+def test_a_broken_model_is_the_cause_and_told_once(run, tmp_path: Path) -> None:
+    path = broken(tmp_path / "broken.onnx", layers=2)
+    outcome = run("compare", path, path)
+    assert outcome.code == 1
+    assert re.search(r"renamed, it .*: [^:]*\(KV10[56]\)$", outcome.out.splitlines()[0])
+    assert "(KV616)" not in outcome.out.partition("\n")[2]
+    said = re.findall(r"error (KV10\d): ", outcome.err)
+    assert said == sorted(said, reverse=True)
+    assert "-v shows all" in outcome.err
+    full = run("compare", path, path, "-v")
+    assert "-v shows all" not in full.err
+    assert len(re.findall("error KV106: ", full.err)) == 4
+
+
+def test_a_pipe_gets_colour_in_verdict_and_table_or_in_neither(run, named, monkeypatch) -> None:
+    model = named("decoder.onnx")
+    assert "\x1b" not in run("compare", model, model).out
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    verdict, _, row = run("compare", model, model).out.splitlines()
+    assert verdict.startswith("\x1b[32m")
+    assert row.endswith("  \x1b[32mok\x1b[0m")
+
+
+@pytest.mark.parametrize("line", re.findall(
+    r"^onnxkvrename (compare (?:prefill|decode)\.onnx .*?)(?: +#.*)?$",
+    (FIXTURES.parent / "README.md").read_text("utf-8"),
+    re.MULTILINE,
+))  # fmt: skip
+def test_the_lines_of_the_readme_can_be_run(
+    line: str, run, named, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, model in (("prefill", "serving/window_whole"), ("decode", "serving/window")):
+        named(f"{model}.onnx").rename(f"{name}.onnx")
+    assert run(*line.split()).code == 1
+
+
+def test_quiet_says_only_what_is_wrong(run, named) -> None:
+    full, window = named("serving/window_whole.onnx"), named("serving/window.onnx")
+    outcome = run("compare", full, full, "-q")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "")
+    outcome = run("compare", full, window, "-q")
+    assert (outcome.out, "KV614" in outcome.err) == ("", True)
+
+
+def test_github_shows_it_beside_the_decode_model(run, named) -> None:
+    full, window = named("serving/window_whole.onnx"), named("serving/window.onnx")
+    lines = run("compare", full, window, *SIZES, "--format", "github").out.splitlines()
+    assert [line.partition(" ")[0] for line in lines] == ["::error", "::error", "::notice"]
+    assert all(f"file={window}" in line for line in lines)
+    assert lines[-1].endswith("(KV614)")
+
+
+def test_a_terminal_gets_a_table_in_colour(run, named, monkeypatch) -> None:
+    full, window = named("serving/window_whole.onnx"), named("serving/window.onnx")
+    monkeypatch.setattr("onnxkvrename.cli.output.terminal", lambda stream: True)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    outcome = run("compare", full, window, *SIZES)
+    assert "\x1b[31m" in outcome.out
+    assert "wrong for prompts longer than 8 tokens (KV614)" in outcome.out
+
+
+def test_a_name_that_would_paint_or_break_lines_is_shown_escaped(run, tmp_path: Path) -> None:
+    """The scope of a name is anything at all."""
+    model = onnx.load(FIXTURES / "plain" / "decoder.onnx")
+    for values in (model.graph.input, model.graph.output):
+        for one in values:
+            if one.name.startswith("past_"):
+                one.name = f"[red]\x1b[2J\n/{one.name.replace('_Retained', f'_{TOKEN}_Retained')}"
+                one.name += "" if one.name.endswith("State") else f"_{TOKEN}"
+    path = tmp_path / "hostile.onnx"
+    onnx.save(model, path)
+    outcome = run("compare", path, FIXTURES / "plain" / "decoder.onnx")
+    assert "\x1b" not in outcome.out + outcome.err
+    document(run("compare", path, path, "--format", "json").out)
+
+
+def test_the_readme_shows_what_it_says(run, tmp_path: Path, monkeypatch) -> None:
+    readme = (FIXTURES.parent / "README.md").read_text("utf-8")
+    found = re.search(r"<!-- compared -->\n```console\n(.*?)```", readme, re.DOTALL)
+    assert found is not None
+    (tmp_path / "fixtures").symlink_to(FIXTURES)
+    monkeypatch.chdir(tmp_path)
+    said = ""
+    for command in re.findall(r"^\$ onnxkvrename (.*)$", found[1], re.MULTILINE):
+        outcome = run(*command.split())
+        said += f"$ onnxkvrename {command}\n{outcome.out}{outcome.err}"
+    assert said == found[1]
+
+
+# Real exports.
+
+real = pytest.mark.skipif(
+    not EXPORTS.is_dir(), reason=f"no real exports to compare: {EXPORTS} is not there"
+)
+DECODERS = sorted(path for path in EXPORTS.glob("*/plain-*/*.onnx") if "Encoder" not in path.name)
+
+
+def export(kind: str, pattern: str) -> Path:
+    return next(EXPORTS.glob(f"{kind}/{pattern}"))
+
+
+@real
+@pytest.mark.parametrize("path", DECODERS, ids=lambda path: path.parent.parent.name)
+def test_a_real_export_hands_over_to_itself_once_it_is_renamed(run, path, tmp_path) -> None:
+    if path.parent.parent.name == SAMPLER:
+        pytest.skip("it has no logits, without which prefill stops")
+    renamed = tmp_path / path.name
+    rename(path, TOKEN, output=renamed)
+    outcome = run("compare", renamed, renamed)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith("hand-off works: ")
+
+
+@real
+@pytest.mark.parametrize("path", DECODERS, ids=lambda path: path.parent.parent.name)
+def test_a_plain_export_and_its_twin_lack_only_the_token(run, path) -> None:
+    kind = path.parent.parent.name
+    if kind == BROKEN:
+        pytest.skip("its twin has names that stand on both sides")
+    twin = export(kind, f"VLLM-*/{path.name}")
+    found = document(run("compare", path, twin, "--format", "json").out)
+    sampler = kind == SAMPLER
+    assert codes(found) == ["KV616", "KV616", *(["KV604"] if sampler else [])]
+    assert found["verdict"]["renamed"] == ("fails" if sampler else "works")
+
+
+@real
+def test_a_real_decoder_without_its_window_would_corrupt_long_prompts(run, tmp_path) -> None:
+    """What an export without chunking makes of it: the context where the window was."""
+    window = tmp_path / "window.onnx"
+    rename(export("gemma3vlm_dual", "plain-*/Gemma3DecoderWrapper.onnx"), TOKEN, output=window)
+    model = onnx.load(window, load_external_data=False)
+    changed = 0
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param == "sliding_window":
+                dim.dim_param, changed = "ctx_len", changed + 1
+    assert changed
+    full = tmp_path / "full.onnx"
+    full.write_bytes(model.SerializeToString())
+    sizes = ("--dim", "ctx_len=4096", "--dim", "sliding_window=512")
+    found = document(run("compare", full, window, *sizes, "--format", "json").out)
+    assert found["verdict"]["corrupt"] == [{"first": 513, "last": 4096}]
+    assert "KV614" in codes(found)
+    found = document(run("compare", window, full, *sizes, "--format", "json").out)
+    assert found["verdict"]["refused"] == [{"first": 513, "last": 4096}]
+
+
+@real
+def test_real_windows_hand_over_to_their_merge(run) -> None:
+    (merged,) = EXPORTS.glob("lw_qwen3moe/VLLM-*/merged_*.onnx")
+    windows = sorted(EXPORTS.glob("lw_qwen3moe/VLLM-*/onnx_layerwise_tmp"))
+    assert windows
+    found = document(run("compare", windows[0], merged, "--format", "json").out)
+    assert codes(found) == ["KV616"]
+    assert found["verdict"]["renamed"] == "works"
+
+
+@real
+def test_a_real_model_with_fewer_layers_is_another_one_and_no_draft(run) -> None:
+    few, many = (export(kind, "VLLM-*/*.onnx") for kind in ("llama2l", "llama12l"))
+    found = document(run("compare", few, many, "--format", "json").out)
+    assert codes(found) == ["KV616", "KV611"]
+    assert found["verdict"]["sentence"].endswith("layers 2-11 on decode only (KV611)")
+
+
+@real
+def test_a_real_export_that_is_broken_is_named_as_the_cause(run) -> None:
+    model = export(BROKEN, "VLLM-*/*.onnx")
+    outcome = run("compare", model, model)
+    verdict, _, row = outcome.out.splitlines()
+    assert "renamed, it would corrupt every prompt: one name is both input" in verdict
+    assert row.endswith("wrong for every prompt (KV106)")

@@ -1,0 +1,413 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import jsonschema
+import models
+import onnx
+import pytest
+from models import node, saved
+
+import onnxkvrename
+from onnxkvrename.layout import inspect as anatomy
+from onnxkvrename.model import metadata as stamps
+from onnxkvrename.report import kv_map_image as pictures
+
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
+SCHEMA = json.loads(
+    (Path(onnxkvrename.__file__).parent / "report" / "schemas" / "inspect-1.json").read_text(
+        "utf-8"
+    )
+)
+MODEL = "decoder.onnx"
+
+
+@pytest.fixture
+def here(decoder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a sound model, a broken one, and files that are no models."""
+    here = decoder.parent
+    broken = models.decoder()
+    broken.graph.output.pop()
+    saved(broken, here / "broken.onnx")
+    saved(b"import onnx\n", here / "text.onnx")
+    profile = Path(onnxkvrename.__file__).parent / "rules" / "profiles" / "qeff.toml"
+    shutil.copyfile(profile, here / "rules.toml")
+    shutil.copytree(FIXTURES / "plain" / "external", here / "external")
+    (here / "empty").mkdir()
+    monkeypatch.chdir(here)
+    return here
+
+
+# What is told, and the exit code.
+
+
+def test_what_is_in_a_model_is_told_on_stdout(here: Path, run) -> None:
+    outcome = run("inspect", MODEL)
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    assert lines[0] == "decoder.onnx  2.3 kB"
+    assert "  full attention  past_key, past_value of layers 0-1" in lines
+    assert "  past_key     f   f" in lines
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_of_several_models_each_is_told(here: Path, run) -> None:
+    outcome = run("inspect", MODEL, "external", "broken.onnx")
+    assert outcome.code == 1
+    heads = [line for line in outcome.out.splitlines() if line and not line.startswith(" ")]
+    assert [head.split()[0] for head in heads] == [
+        "decoder.onnx",
+        "external/decoder.onnx",
+        "broken.onnx",
+    ]
+    assert "error KV102" in outcome.out
+
+
+def test_a_model_that_cannot_be_read_is_2_and_the_others_are_still_told(here: Path, run) -> None:
+    outcome = run("inspect", "text.onnx", MODEL)
+    assert outcome.code == 2
+    assert outcome.out.startswith("decoder.onnx  ")
+    assert outcome.err == (
+        "error: text.onnx: is a text file, not an ONNX model (give the .onnx file itself)\n"
+    )
+
+
+def test_rules_of_ones_own_are_used(here: Path, run) -> None:
+    rules = (here / "rules.toml").read_text("utf-8")
+    (here / "rules.toml").write_text(rules.replace("past_key", "other_key"), "utf-8")
+    outcome = run("inspect", MODEL, "--rules", "rules.toml", "--format", "json")
+    (model,) = json.loads(outcome.out)["models"]
+    known = {item["buffer"] for item in model["buffers"] if item["state"] != "missing"}
+    assert known == {"past_value"}
+
+
+MISTAKES = pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ((), "no MODEL given: onnxkvrename inspect MODEL"),
+        ((MODEL, "--nonsense"), "--nonsense"),
+        ((MODEL, "--prefix", "VLLM"), "--prefix"),
+        ((MODEL, "--format", "xml"), "'xml' is not one of 'text', 'json'"),
+        ((MODEL, "--profile", "nobody"), "no profile is called nobody (there are: qeff, whisper)"),
+        ((MODEL, "--rules", "none.toml"), "none.toml: no such file"),
+        ((MODEL, "--rules", "text.onnx"), "text.onnx: not TOML"),
+        (("decodr.onnx",), "decodr.onnx: no such file (did you mean decoder.onnx?)"),
+        (("text.onnx",), "text.onnx: is a text file, not an ONNX model"),
+        (("empty",), "empty: no .onnx file in it or below"),
+        (("",), "an empty path: is a variable not set?"),
+        ((MODEL, "--svg", ""), "an empty path: is a variable not set?"),
+        ((MODEL, "--html", ""), "an empty path: is a variable not set?"),
+        ((MODEL, "--svg"), "Option '--svg' requires an argument"),
+        ((MODEL, "--svg", "nowhere/x.svg"), "nowhere/x.svg: cannot be written: No such file"),
+        ((MODEL, "--html", "nowhere/x.html"), "nowhere/x.html: cannot be written: No such file"),
+        ((MODEL, "--svg", "new.svg", "--html", "nowhere/x"), "nowhere/x: cannot be written"),
+        ((MODEL, "--svg", "nowhere/x", "--html", "new.html"), "nowhere/x: cannot be written"),
+        ((MODEL, "--svg", "empty"), "empty: cannot be written: Is a directory"),
+        ((MODEL, "--svg", "new.svg", "--html", "empty"), "empty: cannot be written: Is a dir"),
+        ((MODEL, "--svg", "text.onnx/x"), "text.onnx/x: cannot be written: Not a directory"),
+        ((MODEL, "--svg", "n" * 300), "cannot be written: File name too long"),
+        ((MODEL, "--svg", "new", "--html", "new"), "new: cannot be both pictures"),
+        ((MODEL, "--svg", "new", "--html", "./empty/../new"), "new: cannot be both pictures"),
+        *(
+            ((*given, option, path), f"{path}: is a file of the model, or its rules")
+            for option in ("--svg", "--html")
+            for given, path in (
+                ((MODEL,), MODEL),
+                ((MODEL,), "empty/../decoder.onnx"),
+                ((MODEL,), "link"),
+                (("link",), MODEL),
+                ((".",), "external/decoder.onnx"),
+                (("broken.onnx", MODEL), MODEL),
+                (("text.onnx", MODEL), "text.onnx"),
+                (("external",), "external/decoder.onnx.data"),
+                ((MODEL, "--rules", "rules.toml"), "rules.toml"),
+            )
+        ),
+        ((MODEL, "--svg", "new", "--html", MODEL), "decoder.onnx: is a file of the model"),
+    ],
+)
+
+
+@MISTAKES
+def test_a_mistake_gets_one_line_and_exit_code_2(
+    args: tuple[str, ...], said: str, here: Path, run, snapshot
+) -> None:
+    os.symlink(MODEL, "link")
+    before = snapshot(here)
+    outcome = run("inspect", *args)
+    (error,) = outcome.err.splitlines()
+    assert (outcome.code, outcome.out) == (2, "")
+    assert error.startswith("error: ")
+    assert said in error
+    assert "a bug in" not in error
+    assert " -o " not in error
+    assert snapshot(here) == before
+    assert os.readlink("link") == MODEL
+
+
+@MISTAKES
+def test_a_mistake_is_told_in_json_too(args: tuple[str, ...], said: str, here: Path, run) -> None:
+    os.symlink(MODEL, "link")
+    outcome = run("inspect", "--format", "json", *args)
+    document = json.loads(outcome.out)
+    jsonschema.validate(document, SCHEMA)
+    errors = [document["error"], *(model["error"] for model in document["models"])]
+    told = [f"{error['path']}: {error['message']} ({error['hint']})" for error in errors if error]
+    assert said in told[0].removeprefix("None: ")
+    assert outcome.code == document["exit_code"] == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "count"),
+    [
+        ((MODEL,), 0, 1),
+        (("broken.onnx",), 1, 1),
+        ((MODEL, "text.onnx"), 2, 2),
+        ((MODEL, "external", "broken.onnx"), 1, 3),
+        (("none.onnx",), 2, 0),
+        ((), 2, 0),
+    ],
+)
+@pytest.mark.parametrize("spelling", [("--format", "json"), ("--format=json",)])
+def test_json_is_one_valid_document_whatever_happens(
+    spelling: tuple[str, ...], args: tuple[str, ...], code: int, count: int, here: Path, run
+) -> None:
+    outcome = run("inspect", *args, *spelling)
+    document = json.loads(outcome.out)
+    jsonschema.validate(document, SCHEMA)
+    assert outcome.code == document["exit_code"] == code
+    assert len(document["models"]) == count
+    assert (document["error"] is not None) == (count == 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(ZeroDivisionError("/ 0"), 2), (KeyboardInterrupt, 130)]
+)
+def test_json_of_a_bug_or_an_interrupt_is_a_document_too(
+    error: BaseException, code: int, here: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(anatomy, "inspect", fail)
+    outcome = run("inspect", MODEL, "--format", "json")
+    document = json.loads(outcome.out)
+    jsonschema.validate(document, SCHEMA)
+    assert outcome.code == document["exit_code"] == code
+    assert ("a bug in onnxkvrename: ZeroDivisionError" in outcome.err) == (code == 2)
+
+
+HOSTILE = "::error::##[x]\x1b[2J\u202e[/red]:smiley:</text><script>&"
+
+
+def hostile(path: Path) -> Path:
+    """A model with hostile names."""
+    model = models.decoder(node("Neg", ["x"], [f"a\n{HOSTILE}_RetainedState"]))
+    model.producer_name = HOSTILE
+    model.opset_import.add(domain=HOSTILE, version=1)
+    model.graph.output.append(models.info(f"a\n{HOSTILE}_RetainedState"))
+    for value in (*model.graph.input, *model.graph.output):
+        if "past_key" in value.name:
+            value.name = f"{HOSTILE}/{value.name}"
+    for item in model.graph.node:
+        for ends in (item.input, item.output):
+            ends[:] = [f"{HOSTILE}/{end}" if "past_key" in end else end for end in ends]
+    return saved(model, path)
+
+
+def test_hostile_names_are_only_shown(here: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    path = hostile(here / "a\n::error::b.onnx")
+    outcome = run("inspect", path.name, "--svg", "x.svg", "--html", "x.html")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "\\x1b[2J\\u202e[/red]:smiley:</text><script>&" in outcome.out
+    assert not set(outcome.out) & {"\x1b", "\u202e", "\r"}
+    assert not any(line.startswith("::") for line in outcome.out.splitlines())
+    svg = (here / "x.svg").read_text("utf-8")
+    assert "script" not in {
+        item.tag.rpartition("}")[2] for item in ElementTree.fromstring(svg).iter()
+    }
+    assert "<script>" not in (here / "x.html").read_text("utf-8")
+
+
+# Pictures.
+
+
+def test_pictures_are_written_beside_the_answer(here: Path, run) -> None:
+    outcome = run("inspect", MODEL, "broken.onnx", "--svg", "x.svg", "--html", "x.html")
+    assert outcome.code == 1
+    assert outcome.out.startswith("decoder.onnx  2.3 kB")
+    found = tuple(
+        anatomy.inspect(Path(name), onnxkvrename.load_rules()) for name in (MODEL, "broken.onnx")
+    )
+    assert (here / "x.svg").read_text("utf-8") == pictures.svg(found)
+    assert (here / "x.html").read_text("utf-8") == pictures.html(found)
+    assert [name for name in os.listdir(here) if name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("option", ["--svg", "--html"])
+def test_one_picture_may_be_wanted_without_the_other(option: str, here: Path, run) -> None:
+    before = set(os.listdir(here))
+    assert run("inspect", MODEL, option, "new", "--format", "json").code == 0
+    assert set(os.listdir(here)) - before == {"new"}
+    start = "<svg" if option == "--svg" else "<!DOCTYPE html>"
+    assert (here / "new").read_text("utf-8").startswith(start)
+
+
+def test_a_picture_takes_the_place_of_an_older_one(here: Path, run) -> None:
+    assert run("inspect", MODEL, "--svg", "new.svg").code == 0
+    (here / "x.svg").write_text("<svg>" + "older" * 10_000)
+    assert run("inspect", MODEL, "--svg", "x.svg").code == 0
+    assert (here / "x.svg").read_bytes() == (here / "new.svg").read_bytes()
+
+
+def test_a_picture_may_be_read_by_those_who_may_read_a_new_file(here: Path, run) -> None:
+    (here / "plain").touch()
+    assert run("inspect", MODEL, "--svg", "x.svg").code == 0
+    modes = [stat.S_IMODE((here / name).stat().st_mode) for name in ("x.svg", "plain")]
+    assert modes[0] == modes[1]
+
+
+def test_of_two_pictures_both_are_replaced_or_none(
+    here: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "x.svg").write_text("<svg>old")
+    real = os.replace
+
+    def refuse(source: Path, target: Path) -> None:
+        if str(target).endswith("x.html"):
+            raise PermissionError(13, "Permission denied")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    outcome = run("inspect", MODEL, "--svg", "x.svg", "--html", "x.html")
+    assert outcome.code == 2
+    assert outcome.err == (
+        "error: x.html: cannot be written: Permission denied "
+        "(no picture was written; choose another place for it)\n"
+    )
+    assert (here / "x.svg").read_text() == "<svg>old"
+    assert not (here / "x.html").exists()
+    assert [name for name in os.listdir(here) if name.startswith(".")] == []
+
+
+def test_a_directory_that_may_not_be_written_is_named(here: Path, spawn) -> None:
+    (here / "empty").chmod(0o555)
+    process = spawn("inspect", MODEL, "--svg", "empty/x.svg")
+    (here / "empty").chmod(0o755)
+    assert (process.returncode, process.stdout) == (2, "")
+    assert process.stderr.startswith("error: empty/x.svg: cannot be written: Permission denied (")
+    assert os.listdir("empty") == []
+
+
+def test_locations_that_are_no_paths_do_not_upset_pictures(here: Path, run) -> None:
+    model = models.decoder()
+    for location in ("a\0b", "n" * 5000, "../x", "LATER"):
+        weight = model.graph.initializer.add(name="w", data_type=1, dims=[4], data_location=1)
+        weight.external_data.add(key="location", value=location)
+    saved(model.SerializeToString().replace(b"LATER", b"\xff\xfe\xed\xa0\x80"), here / "odd.onnx")
+    outcome = run("inspect", "odd.onnx", "--svg", "x.svg")
+    assert (outcome.code, outcome.err) == (1, "")
+    assert (here / "x.svg").exists()
+
+
+# Models of all sorts.
+
+MODELS = sorted(path.relative_to(FIXTURES).as_posix() for path in FIXTURES.rglob("*.onnx"))
+EXPORTED = sorted(path.relative_to(EXPORTS).as_posix() for path in EXPORTS.glob("*/*/**/*.onnx"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_fixture_is_shown(name: str, run) -> None:
+    outcome = run("inspect", FIXTURES / name)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert ("no KV buffer in it" in outcome.out) == ("encoder" in name)
+    document = json.loads(run("inspect", FIXTURES / name, "--format", "json").out)
+    jsonschema.validate(document, SCHEMA)
+    states = {item["state"] for item in document["models"][0]["buffers"]}
+    assert states <= {"token" if name.startswith("VLLM/") else "plain"}
+
+
+@pytest.mark.skipif(not EXPORTED, reason=f"no real exports: {EXPORTS} is not there")
+@pytest.mark.parametrize("name", EXPORTED)
+def test_every_real_export_is_shown(name: str, run, tmp_path: Path) -> None:
+    broken = "llama2l_dynamo_subfn/VLLM" in name
+    svg, html = tmp_path / "x.svg", tmp_path / "x.html"
+    outcome = run("inspect", EXPORTS / name, "--svg", svg, "--html", html)
+    assert (outcome.code, outcome.err) == (int(broken), "")
+    assert ("error KV106" in outcome.out) == broken
+    assert ElementTree.parse(svg).getroot().tag.endswith("svg")
+    document = json.loads(run("inspect", EXPORTS / name, "--format", "json").out)
+    jsonschema.validate(document, SCHEMA)
+    states = {item["state"] for item in document["models"][0]["buffers"]}
+    if not broken:
+        assert states <= {"token" if "/VLLM-" in name else "plain"}
+    assert bool(states) == ("EncoderWrapper" not in name)
+
+
+@pytest.mark.parametrize("option", ["--svg", "--html"])
+def test_a_picture_replaces_an_earlier_one_and_nothing_else(
+    option: str, decoder: Path, run
+) -> None:
+    place = decoder.with_name("picture")
+    for _ in range(2):
+        assert run("inspect", decoder, option, place).code == 0
+    place.write_bytes(decoder.read_bytes())
+    outcome = run("inspect", decoder, option, place)
+    assert outcome.code == 2
+    assert "is there already, and no picture" in outcome.err
+    assert place.read_bytes() == decoder.read_bytes()
+    place.unlink()
+    place.symlink_to("elsewhere")
+    assert run("inspect", decoder, option, place).code == 2
+    assert place.is_symlink()
+
+
+# The stamp.
+
+
+def stamped(path: Path, digest: str) -> None:
+    model = onnx.load(path)
+    onnx.helper.set_model_props(model, {stamps.KEY: digest})
+    path.write_bytes(model.SerializeToString())
+
+
+def test_a_stamp_is_shown_and_holds(here: Path, run) -> None:
+    assert json.loads(run("inspect", MODEL, "--format", "json").out)["models"][0]["stamp"] is None
+    assert "\n  stamp " not in run("inspect", MODEL).out
+    assert run("manifest", MODEL, "--stamp").code == 0
+    outcome = run("inspect", MODEL, "--format", "json")
+    told = json.loads(outcome.out)
+    jsonschema.validate(told, SCHEMA)
+    digest = json.loads(run("manifest", MODEL).out)["kv_layout_sha256"]
+    assert (outcome.code, told["models"][0]["stamp"]) == (
+        0,
+        {"kv_layout_sha256": digest, "holds": True},
+    )
+    text = run("inspect", MODEL).out
+    assert f"stamp           {digest[:12]}… holds for this graph\n" in text
+
+
+def test_a_stamp_that_does_not_hold_is_found(here: Path, run) -> None:
+    stamped(here / MODEL, "0" * 64)
+    outcome = run("inspect", MODEL)
+    assert outcome.code == 1
+    assert "does not hold: this graph has another layout" in outcome.out
+    assert "error KV621" in outcome.out
+    (model,) = json.loads(run("inspect", MODEL, "--format", "json").out)["models"]
+    assert model["stamp"] == {"kv_layout_sha256": "0" * 64, "holds": False}
+
+
+def test_of_a_window_it_is_not_known_whether_its_stamp_holds(here: Path, run) -> None:
+    window = here / "Tiny_layer_tmp_0_1.onnx"
+    window.write_bytes((here / MODEL).read_bytes())
+    stamped(window, "0" * 64)
+    outcome = run("inspect", window.name, "--format", "json")
+    (model,) = json.loads(outcome.out)["models"]
+    assert (outcome.code, model["stamp"]["holds"]) == (0, None)

@@ -1,0 +1,485 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import models
+import pytest
+from models import node, saved
+from schemas import load_schema
+
+import onnxkvrename
+from onnxkvrename.cli import main as cli
+from onnxkvrename.renaming import run as running
+
+SCHEMA = load_schema("report-1.json")
+LOSSY = rb"""
+retained = '.*'
+[[kv]]
+input = '(?P<buffer>past_key)\.(?P<layer>[0-9]+)'
+output = '(?P<buffer>past_key)\.(?P<layer>[0-9]+)_RetainedState'
+input_name = "{buffer}.{layer}_{token}"
+output_name = "{buffer}.{layer}_{token}_RetainedState"
+kinds.attention = ["past_key"]
+"""
+MODEL, V = "decoder.onnx", ("--prefix", "VLLM")
+
+
+@pytest.fixture
+def here(decoder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with models, other files, and files that are no models."""
+    here = decoder.parent
+    saved(models.decoder(), here / "other.onnx")
+    saved(b"import onnx\n", here / "text.onnx")
+    saved(b"import onnx\n", here / "rules.toml")
+    saved(LOSSY, here / "lossy.toml")
+    (here / "empty").mkdir()
+    (here / "parts").mkdir()
+    saved(models.decoder(), here / "parts" / "x.onnx")
+    monkeypatch.chdir(here)
+    return here
+
+
+MISTAKES = pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ((), "no MODEL given"),
+        ((MODEL,), "no --prefix given: the token to put in, for example --prefix VLLM"),
+        (V, "no MODEL given"),
+        ((MODEL, "--prefix"), "Option '--prefix' requires an argument"),
+        ((MODEL, "--prefix", "a_b"), "the token 'a_b' may hold ASCII letters and digits only"),
+        ((MODEL, "--prefix", ""), "the token '' is empty"),
+        ((MODEL, "--prefix", "RetainedStateX"), "may not contain RetainedState"),
+        ((MODEL, "--prefix", "a\nb\x1b"), r"the token 'a\nb\x1b' may hold ASCII"),
+        ((MODEL, "--prefx", "VLLM"), "--prefx"),
+        ((MODEL, *V, "--format", "xml"), "'xml' is not one of"),
+        (
+            (MODEL, *V, "--profile", "nobody"),
+            "no profile is called nobody (there are: qeff, whisper)",
+        ),
+        ((MODEL, *V, "--rules", "none.toml"), "none.toml: no such file"),
+        ((MODEL, *V, "--rules", "rules.toml"), "rules.toml: not TOML"),
+        ((MODEL, *V, "--rules", "lossy.toml"), "the input_name template makes 'past_key.0_VLLM'"),
+        (("decodr.onnx", *V), "decodr.onnx: no such file (did you mean decoder.onnx?)"),
+        (("nowhere/m.onnx", *V), "nowhere/m.onnx: no such file"),
+        (("n" * 300, *V), f"{'n' * 300}: "),
+        (("text.onnx", *V), "text.onnx: is a text file, not an ONNX model"),
+        pytest.param(("", *V), "", id="an unset variable is not the working directory"),
+        (("empty", *V), "empty: no .onnx file in it or below"),
+        ((MODEL, "other.onnx", *V, "-o", "new.onnx"), "new.onnx: cannot hold 2 models"),
+        ((MODEL, *V, "-o", "new.onnx", "-d", "new"), "-o and -d cannot both be"),
+        ((MODEL, *V, "-o", MODEL), "decoder.onnx: is the model itself"),
+        ((MODEL, *V, "-o", "empty"), "empty: is a directory"),
+        ((MODEL, *V, "-o", "text.onnx/new.onnx"), "text.onnx/new.onnx"),
+        ((MODEL, *V, "-o", "new/" + "n" * 300), "n" * 300),
+        ((MODEL, *V, "-d", "n" * 300), "n" * 300),
+        ((MODEL, *V, "-d", "."), "decoder.onnx: is the model itself"),
+        ((MODEL, *V, "--in-place"), "--in-place is for --seed-cache"),
+        ((MODEL, *V, "--seed-cache", "-o", "new.onnx"), "--seed-cache says where results go"),
+        ((MODEL, *V, "--seed-cache", "-d", "new"), "--seed-cache says where results go"),
+        ((MODEL, *V, "--seed-cache"), "decoder.onnx: is in no export of QEfficient"),
+        (("", *V), "an empty path: is a variable not set?"),
+        ((MODEL, *V, "-d", ""), "an empty path: is a variable not set?"),
+    ],
+)
+
+
+@MISTAKES
+def test_a_mistake_gets_one_line_and_exit_code_2(
+    args: tuple[str, ...], said: str, here: Path, run, snapshot
+) -> None:
+    before = snapshot(here)
+    outcome = run(*args)
+    assert (outcome.code, outcome.out) == (2, "")
+    error, *states = outcome.err.splitlines()
+    assert error.startswith("error: ")
+    assert said in error
+    assert states == []
+    assert "a bug in" not in error
+    assert "the answer could not be given" not in error
+    assert snapshot(here) == before
+    assert not (here / "new").exists()
+
+
+@MISTAKES
+def test_a_mistake_is_told_in_json_too(args: tuple[str, ...], said: str, here: Path, run) -> None:
+    outcome = run("--format", "json", *args)
+    document = json.loads(outcome.out)
+    jsonschema.validate(document, SCHEMA)
+    errors = [document["error"], *(model["error"] for model in document["models"])]
+    told = [f"{error['path']}: {error['message']} ({error['hint']})" for error in errors if error]
+    assert said in told[0].removeprefix("None: ")
+    assert outcome.code == document["exit_code"] == 2
+
+
+@pytest.mark.parametrize(
+    ("protect", "args"),
+    [
+        (".", (MODEL, *V)),
+        ("empty", (MODEL, *V, "-o", "empty/new.onnx")),
+        ("empty", (MODEL, *V, "-d", "empty/new")),
+        ("parts", ("parts", *V)),
+    ],
+)
+def test_a_directory_that_may_not_be_written_is_named(
+    protect: str, args: tuple[str, ...], here: Path, spawn, snapshot
+) -> None:
+    before = snapshot(here)
+    (here / protect).chmod(0o555)
+    process = spawn(*args)
+    (here / protect).chmod(0o755)
+    assert process.returncode == 2
+    assert process.stdout == ""
+    assert "is not writable" in process.stderr
+    assert snapshot(here) == before
+
+
+@pytest.mark.parametrize(
+    ("hide", "args"),
+    [
+        (MODEL, (MODEL, *V)),
+        ("parts", ("parts", *V)),
+        ("parts", ("parts/x.onnx", *V)),
+        ("parts", (MODEL, *V, "-o", "parts/new.onnx")),
+        ("parts", (MODEL, *V, "-d", "parts/new")),
+    ],
+)
+def test_what_may_not_be_read_is_named(hide: str, args: tuple[str, ...], here: Path, spawn) -> None:
+    (here / hide).chmod(0)
+    process = spawn(*args)
+    (here / hide).chmod(0o755)
+    assert process.returncode == 2
+    assert process.stdout == ""
+    assert hide in process.stderr
+    reasons = ("Permission denied", "is not readable", "is not writable")
+    assert any(reason in process.stderr for reason in reasons)
+    assert "the answer could not be given" not in process.stderr
+
+
+def test_names_are_answered_on_stdout_and_all_else_on_stderr(here: Path, run) -> None:
+    outcome = run(MODEL, *V)
+    assert outcome.code == 0
+    assert outcome.out.splitlines()[0] == "past_key.0 -> past_key.0_VLLM"
+    assert len(outcome.out.splitlines()) == 8
+    assert outcome.err == "decoder.onnx: 8 names changed\n"
+    outcome = run(MODEL, *V)
+    assert outcome == (0, "", "decoder.onnx: unchanged: every buffer carries VLLM\n")
+
+
+def test_quiet_says_nothing_but_what_is_wrong(here: Path, run) -> None:
+    assert run(MODEL, *V, "-q") == (0, "", "")
+    outcome = run(MODEL, "--prefix", "OTHER", "--quiet")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err.startswith("decoder.onnx: error KV202: past_key.0_VLLM carries another")
+    assert len(outcome.err.splitlines()) == 1
+
+
+def test_rename_may_be_said_aloud(here: Path, run, renamed: bytes) -> None:
+    assert run("rename", MODEL, *V).code == 0
+    assert (here / MODEL).read_bytes() == renamed
+
+
+@pytest.mark.parametrize(
+    ("flag", "code", "told"),
+    [("--check", 1, 0), ("--diff", 1, 18), ("-n", 0, 8), ("--dry-run", 0, 8)],
+)
+def test_to_look_changes_nothing_and_tells(
+    flag: str, code: int, told: int, here: Path, run, snapshot
+) -> None:
+    before = snapshot(here)
+    outcome = run(MODEL, *V, flag)
+    assert (outcome.code, len(outcome.out.splitlines())) == (code, told)
+    assert "8 names would change" in outcome.err
+    assert snapshot(here) == before
+    run(MODEL, *V)
+    assert run(MODEL, *V, flag)[:2] == (0, "")
+    assert run(MODEL, "--prefix", "OTHER", flag)[:2] == (1, "")
+
+
+def test_only_a_dry_run_minds_where_the_result_would_go(here: Path, run) -> None:
+    (here / MODEL).chmod(0o444)
+    assert run(MODEL, *V, "--check").code == 1
+    assert run(MODEL, *V, "-n").code == 2
+    assert run(MODEL, *V, "-n", "-o", "other.onnx").code == 1
+    assert run(MODEL, *V, "-n", "-o", "other.onnx", "--force").code == 0
+
+
+def test_options_reach_the_work(here: Path, run) -> None:
+    before = (here / MODEL).read_bytes()
+    assert run(MODEL, "--prefix", "OLD").code == 0
+    assert run(MODEL, *V, "--replace").code == 0
+    assert run(MODEL, "--prefix", "OLD", "--strip").code == 1
+    assert run(MODEL, *V, "--strip").code == 0
+    assert (here / MODEL).read_bytes() == before
+    assert run(MODEL, *V).code == run(MODEL, "--strip").code == 0
+    assert (here / MODEL).read_bytes() == before
+
+
+def test_strict_and_normalize_reach_the_work_too(tmp_path: Path, run) -> None:
+    model = models.decoder(node("Neg", ["x"], ["s_RetainedState"]))
+    model.graph.output.append(models.info("s_RetainedState"))
+    path = saved(model, tmp_path / "m.onnx")
+    assert run(path, *V, "--strict").code == 1
+    outcome = run(path, *V, "-n")
+    assert (outcome.code, "warning KV111" in outcome.err) == (0, True)
+    fixture = Path(__file__).parents[2] / "fixtures" / "plain" / "internal_suffix.onnx"
+    assert "warning KV112" in run(fixture, *V, "-n").err
+    outcome = run(fixture, *V, "-n", "--normalize")
+    assert "past_key.0_InternalRetainedState -> past_key.0_VLLM_RetainedState" in outcome.out
+    assert "KV112" not in outcome.err
+
+
+def test_rules_of_ones_own_are_used(here: Path, run) -> None:
+    (here / "rules.toml").write_text(
+        """
+        retained = 'logits'
+        [[kv]]
+        input = '(?P<buffer>input)_(?P<layer>)ids'
+        output = '(?P<buffer>x)(?P<layer>y)'
+        input_name = "{buffer}{layer}"
+        output_name = "{buffer}{layer}"
+        kinds.one = ["x"]
+        """
+    )
+    outcome = run(MODEL, *V, "--rules", "rules.toml")
+    assert outcome.code == 1
+    assert "KV001" in outcome.err
+    assert "KV111: logits" in outcome.err
+
+
+def swapped(path: Path) -> Path:
+    """A model whose key and value change places, though every name looks right."""
+    model = models.decoder()
+    names = {models.KEY_OUT: models.VALUE_OUT, models.VALUE_OUT: models.KEY_OUT}
+    for item in model.graph.node:
+        item.output[:] = [names.get(name, name) for name in item.output]
+    return saved(model, path)
+
+
+@pytest.mark.parametrize(
+    "place", [(), ("-o", "new.onnx"), ("-d", "new"), ("-n",), ("--check",), ("--jobs", "2")]
+)
+def test_to_verify_refuses_a_swap_before_anything_is_written(
+    place: tuple[str, ...], here: Path, run, snapshot
+) -> None:
+    swapped(here / "parts" / "x.onnx")
+    given = ("parts",) if "-o" in place else ("parts", MODEL)
+    before = snapshot(here)
+    outcome = run(*given, *V, "--verify", *place)
+    assert (outcome.code, "x.onnx" in outcome.out) == (1, False)
+    told = "x.onnx: error KV110: past_key.0_VLLM_RetainedState is made of past_value.0_VLLM, not"
+    assert told in outcome.err
+    assert snapshot(here) == before
+    assert not (here / "new").exists()
+    if not {"-n", "--check"} & {*place}:
+        assert run(*given, *V, *place).code == 0
+
+
+def test_to_verify_is_to_prove_what_is_renamed_already_too(here: Path, run) -> None:
+    swapped(here / "other.onnx")
+    assert run("other.onnx", *V).code == run("other.onnx", *V).code == 0
+    assert run("other.onnx", *V, "--verify").code == 1
+    assert run("other.onnx", "--strip", "--verify").code == 1
+    assert run("other.onnx", "--prefix", "NEW", "--replace", "--verify").code == 1
+
+
+def test_to_verify_says_what_is_not_proved_and_goes_on_unless_strict(here: Path, run) -> None:
+    model = models.decoder()
+    model.graph.node[0].CopyFrom(
+        node("Mystery", [models.KEY, "x"], [models.KEY_OUT], domain="local")
+    )
+    saved(model, here / "other.onnx")
+    assert run("other.onnx", *V, "--verify", "--strict").code == 1
+    assert (here / "other.onnx").read_bytes() == model.SerializeToString()
+    outcome = run("other.onnx", *V, "--verify")
+    assert (outcome.code, "warning KV113" in outcome.err) == (0, True)
+    assert len(outcome.out.splitlines()) == 4
+
+
+def test_to_verify_minds_what_onnx_refuses(here: Path, run) -> None:
+    model = models.decoder(node("NoSuchOperator", ["x"], ["y"]))
+    saved(model, here / "other.onnx")
+    outcome = run("other.onnx", *V, "--verify", "--format", "json")
+    assert outcome.code == 1
+    document = json.loads(outcome.out)
+    jsonschema.validate(document, SCHEMA)
+    assert [found["code"] for found in document["models"][0]["findings"]] == ["KV115"]
+    assert run("other.onnx", *V).code == 0
+
+
+def test_every_fixture_is_proved_on_its_way(tmp_path: Path, run) -> None:
+    fixtures = Path(__file__).parents[2] / "fixtures"
+    outcome = run(fixtures / "plain", *V, "--verify", "-d", tmp_path / "new", "-q")
+    assert outcome.code == 0
+    assert "error" not in outcome.err
+    for path in (fixtures / "VLLM").rglob("*.onnx"):
+        made = tmp_path / "new" / path.relative_to(fixtures / "VLLM")
+        assert made.read_bytes() == path.read_bytes()
+    assert run(tmp_path / "new", "--strip", "--verify", "-q").code == 0
+
+
+def test_one_bad_model_among_three_and_nothing_is_written(here: Path, run, snapshot) -> None:
+    before = snapshot(here)
+    for bad in ("text.onnx", "bad.onnx"):
+        outcome = run(MODEL, bad, "other.onnx", *V)
+        assert outcome.code == 2
+        assert outcome.out == ""
+        assert snapshot(here) == before
+    assert run(MODEL, "other.onnx", *V).code == 0
+
+
+def test_several_models_keep_their_layout_elsewhere(here: Path, run, renamed: bytes) -> None:
+    (here / "text.onnx").unlink()
+    outcome = run(".", *V, "-d", "new")
+    assert outcome.code == 0
+    assert (here / "new" / MODEL).read_bytes() == renamed
+    assert sorted(str(p.relative_to(here / "new")) for p in (here / "new").rglob("*.onnx")) == [
+        "decoder.onnx",
+        "other.onnx",
+        "parts/x.onnx",
+    ]
+    assert "decoder.onnx: past_key.0 -> past_key.0_VLLM" in outcome.out
+    assert outcome.err.splitlines()[-1] == "parts/x.onnx: 4 names changed -> new/parts/x.onnx"
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "statuses"),
+    [
+        ((MODEL, *V), 0, ["renamed"]),
+        ((MODEL, *V, "-n"), 0, ["would-rename"]),
+        ((MODEL, *V, "--check"), 1, ["would-rename"]),
+        ((MODEL, *V, "-o", "new/m.onnx"), 0, ["renamed"]),
+        ((MODEL, "--strip"), 0, ["unchanged"]),
+        ((MODEL, *V, "-o", "other.onnx"), 1, ["failed"]),
+        ((MODEL, "text.onnx", *V), 2, ["would-rename", "failed"]),
+        ((MODEL, "other.onnx", *V), 0, ["renamed", "renamed"]),
+        (("none.onnx", *V), 2, []),
+        ((MODEL, "--nonsense"), 2, []),
+        ((), 2, []),
+    ],
+)
+@pytest.mark.parametrize("spelling", [("--format", "json"), ("--format=json",)])
+def test_json_is_one_valid_document_whatever_happens(
+    spelling: tuple[str, ...],
+    args: tuple[str, ...],
+    code: int,
+    statuses: list[str],
+    here: Path,
+    run,
+) -> None:
+    outcome = run(*args, *spelling)
+    document = json.loads(outcome.out)
+    jsonschema.validate(document, SCHEMA)
+    assert outcome.code == document["exit_code"] == code
+    assert [model["status"] for model in document["models"]] == statuses
+    assert sum(document["summary"].values()) == len(statuses)
+    failed = code == 2 and not statuses
+    assert (document["error"] is not None) == failed
+    assert outcome.err.startswith("error: ") if failed else True
+
+
+def test_json_of_a_bug_is_a_document_too(here: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(running, "rename_set", fail)
+    outcome = run(MODEL, *V, "--format", "json")
+    assert outcome.code == 2
+    document = json.loads(outcome.out)
+    jsonschema.validate(document, SCHEMA)
+    assert "a bug in onnxkvrename: ZeroDivisionError" in document["error"]["message"]
+    with pytest.raises(ZeroDivisionError):
+        cli.main([MODEL, *V, "-v"])
+
+
+def test_github_annotates_what_kept_the_job_from_being_done(here: Path, run) -> None:
+    outcome = run("lost.onnx", "--prefix", "VLLM", "--format", "github")
+    assert outcome.code == 2
+    assert outcome.out.startswith("::error file=lost.onnx,title=failed::lost.onnx: no such file")
+    outcome = run("lost.onnx", "--format=github")
+    assert outcome.out.startswith("::error title=failed::no --prefix given")
+
+
+def test_github_annotates_the_models(here: Path, run) -> None:
+    outcome = run(MODEL, "text.onnx", *V, "--format", "github")
+    assert outcome.out.splitlines() == [
+        "::notice file=decoder.onnx,title=would-rename::left alone: another model failed",
+        "::error file=text.onnx,title=failed::text.onnx: is a text file, not an ONNX model "
+        "(give the .onnx file itself)",
+    ]
+    outcome = run(MODEL, *V, "--check", "--format", "github")
+    assert outcome.out == "::error file=decoder.onnx,title=names::8 names would change\n"
+
+
+@pytest.mark.parametrize("flag", ["--version", "-V", "--help", "-h"])
+def test_questions_about_the_command_itself_are_answered(flag: str, run) -> None:
+    outcome = run(flag)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith(
+        f"onnxkvrename {onnxkvrename.__version__}" if "v" in flag.lower() else "Usage: onnxkvrename"
+    )
+
+
+def test_an_interrupted_run_says_so(here: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "rename_set", interrupt)
+    outcome = run(MODEL, *V, "--format", "json")
+    assert outcome.code == json.loads(outcome.out)["exit_code"] == 130
+    assert outcome.err.strip() == "error: interrupted: no file was left half written"
+
+
+# What only a process of its own can show.
+
+
+def test_a_name_that_is_no_text_or_begins_with_a_dash_is_a_name(
+    here: Path, renamed: bytes, piped
+) -> None:
+    for name in (b"-x.onnx", b"\xff.onnx", b"a\nb.onnx"):
+        Path(os.fsdecode(os.path.join(os.fsencode(here), name))).write_bytes(
+            (here / MODEL).read_bytes()
+        )
+    process = piped("LC_ALL=C $K --prefix VLLM -- -x.onnx $'\\xff.onnx' $'a\\nb.onnx'", here)
+    assert process.returncode == 0
+    assert (here / "-x.onnx").read_bytes() == renamed
+    assert "\\xff.onnx: 8 names changed\na\\x0ab.onnx: 8 names changed\n" in process.stderr
+
+
+def test_a_working_directory_that_is_gone_is_no_bug(here: Path, renamed: bytes, piped) -> None:
+    command = f"mkdir gone && cd gone && rmdir ../gone && $K {here / MODEL} --prefix VLLM"
+    process = piped(command, here)
+    assert "bug" not in process.stderr
+    assert process.returncode == 0
+    assert (here / MODEL).read_bytes() == renamed
+
+
+def test_the_module_runs_as_the_command_does(spawn) -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "onnxkvrename", "--version"], capture_output=True, text=True
+    )
+    assert (
+        process.stdout == spawn("--version").stdout == f"onnxkvrename {onnxkvrename.__version__}\n"
+    )
+
+
+def test_a_command_misspelt_is_not_taken_for_a_model(here: Path, run) -> None:
+    outcome = run("verfy", MODEL)
+    assert outcome.code == 2
+    assert outcome.err == "error: verfy is no command, and no file (did you mean verify?)\n"
+    assert "did you mean check-consumer?" in run("chek-consumer", MODEL).err
+    assert "did you mean check-consumer?" in run("check", MODEL).err
+    (here / "verfy").write_bytes((here / MODEL).read_bytes())
+    assert run("verfy", *V).code == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no fifos on this system")
+def test_what_is_no_regular_file_is_never_replaced(here: Path, run) -> None:
+    os.mkfifo(here / "fifo")
+    outcome = run(MODEL, *V, "-o", "fifo", "--force")
+    assert (outcome.code, "is no regular file" in outcome.err) == (2, True)
+    assert (here / "fifo").is_fifo()

@@ -1,0 +1,471 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import layerwise
+import models
+import onnx
+import pytest
+from models import saved
+from schemas import load_schema
+
+from onnxkvrename import load_rules
+from onnxkvrename.layout import layout as layouts
+from onnxkvrename.layout import load as gathering
+from onnxkvrename.layout import manifest
+from onnxkvrename.model import metadata as stamps
+from onnxkvrename.storage import temp_file as drafts
+
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+SCHEMA, PROJECTION = (load_schema(name) for name in ("manifest-1.json", "projection-1.json"))
+MODEL = "decoder.onnx"
+KINDS = ("decoder", "mla", "hybrid", "sampler", "internal_suffix", "functions", "control_flow")
+
+
+@pytest.fixture
+def here(decoder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a sound model, a broken one, and files that are no models."""
+    here = decoder.parent
+    broken = models.decoder()
+    broken.graph.output.pop()
+    saved(broken, here / "broken.onnx")
+    saved(b"import onnx\n", here / "text.onnx")
+    shutil.copyfile(FIXTURES / "plain" / "vlm_dual" / "encoder.onnx", here / "encoder.onnx")
+    (here / "below").mkdir()
+    monkeypatch.chdir(here)
+    return here
+
+
+def document(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(text)
+    jsonschema.validate(found, SCHEMA)
+    if found["vllm"] is not None:
+        jsonschema.validate(found["vllm"], PROJECTION)
+    return found
+
+
+# What is answered, and the exit code.
+
+
+@pytest.mark.parametrize("path", [*(f"{kind}.onnx" for kind in KINDS), "windows", "vlm_dual"])
+def test_a_fixture_of_every_kind_has_a_manifest(path: str, run) -> None:
+    outcome = run("manifest", FIXTURES / "VLLM" / path, "--dim", "ctx_len=64")
+    assert outcome.code == 0
+    said = document(outcome.out)
+    assert said["exit_code"] == 0
+    assert said["sizes"] == {"ctx_len": 64}
+    assert {buffer["token"] for buffer in said["buffers"]} == {"VLLM"}
+    assert said["layers"] == sorted({buffer["layer"] for buffer in said["buffers"]})
+
+
+def test_the_answer_is_json_unless_another_form_is_asked_for(here: Path, run) -> None:
+    assert document(run("manifest", MODEL).out)["models"] == [MODEL]
+    outcome = run("manifest", MODEL, "--format", "text")
+    assert outcome.out.startswith("decoder.onnx: 4 buffers, layers 0-1\n  KIND ")
+
+
+def test_a_model_with_a_fault_has_its_manifest_all_the_same(here: Path, run) -> None:
+    outcome = run("manifest", "broken.onnx")
+    assert outcome.code == 1
+    said = document(outcome.out)
+    assert (said["exit_code"], said["findings"][0]["code"]) == (1, "KV102")
+    assert len(said["buffers"]) == 2
+    assert outcome.err.startswith("broken.onnx: error KV102: ")
+
+
+def test_a_warning_counts_if_it_is_to(run) -> None:
+    model = FIXTURES / "plain" / "internal_suffix.onnx"
+    assert run("manifest", model).code == 0
+    outcome = run("manifest", model, "--strict")
+    assert outcome.code == 1
+    assert {found["severity"] for found in document(outcome.out)["findings"]} == {"error"}
+
+
+def test_no_buffer_in_any_model_is_a_finding(here: Path, run) -> None:
+    outcome = run("manifest", "encoder.onnx")
+    said = document(outcome.out)
+    assert (outcome.code, said["kv_layout_sha256"]) == (1, None)
+    assert [found["code"] for found in said["findings"]] == ["KV001"]
+    assert run("manifest", "encoder.onnx", "--format", "text").out == (
+        "no KV buffer in any model given\n"
+    )
+
+
+@pytest.mark.parametrize("form", [("--format", "json"), ("--format=json",)])
+def test_a_job_that_could_not_be_done_is_said_in_json_too(
+    form: tuple[str, ...], here: Path, run
+) -> None:
+    outcome = run("manifest", "text.onnx", *form)
+    assert outcome.code == 2
+    said = document(outcome.out)
+    assert (said["exit_code"], said["error"]["path"]) == (2, "text.onnx")
+    assert outcome.err.startswith("error: text.onnx: is a text file")
+
+
+@pytest.mark.parametrize("form", [(), ("--format", "text")])
+def test_unless_asked_for_in_json_it_is_said_on_stderr_alone(
+    form: tuple[str, ...], here: Path, run
+) -> None:
+    outcome = run("manifest", "text.onnx", *form)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert run("verify", "text.onnx").out == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ((), "no MODEL given: onnxkvrename manifest MODEL"),
+        ((MODEL, "--dim", "ctx_len"), "--dim 'ctx_len': say SYMBOL=SIZE"),
+        ((MODEL, "--dim", "seq_len=1"), "--dim seq_len: buffers have no such dimension; they have"),
+        ((MODEL, "--tp", "2"), "--tp is for a projection: say --block-size N, too"),
+        ((MODEL, "--vllm", "0.24"), "--vllm is for a projection: say --block-size N, too"),
+        ((MODEL, "--tokens", "9"), "--tokens is for a projection: say --block-size N, too"),
+        ((MODEL, "--block-size", "0"), "'--block-size': 0 is not in the range x>=1"),
+        ((MODEL, "--block-size", "16", "--vllm", "9"), "'9' is not one of '0.24', '0.33'"),
+        ((MODEL, "--format", "xml"), "'xml' is not one of 'json', 'text'"),
+        ((MODEL, "--specializations", "none.json"), "none.json: no such file"),
+        ((MODEL, "--specializations", "text.onnx"), "text.onnx: is not JSON"),
+        ((MODEL, "--custom-io", "text.onnx"), "text.onnx: cannot be taken as custom I/O"),
+        ((MODEL, "--custom-io", "none.yaml"), "none.yaml: no such file"),
+        (("decodr.onnx",), "decodr.onnx: no such file (did you mean decoder.onnx?)"),
+        ((".",), "text.onnx: is a text file"),
+        (("below",), "below: no .onnx file in it or below"),
+        ((MODEL, "broken.onnx"), "broken.onnx: is another model than decoder.onnx"),
+        ((MODEL, "-o", ""), "an empty path: is a variable not set?"),
+    ],
+)
+def test_a_mistake_is_said_in_one_line(
+    args: tuple[str, ...], said: str, here: Path, run, snapshot
+) -> None:
+    before = snapshot(here)
+    outcome = run("manifest", *args)
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert said in outcome.err
+    assert snapshot(here) == before
+
+
+def test_on_a_terminal_it_is_a_table(here: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxkvrename.cli.output.terminal", lambda stream: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("NO_COLOR", "1")
+    outcome = run("manifest", FIXTURES / "VLLM" / "hybrid.onnx", "--format", "text")
+    lines = outcome.out.splitlines()
+    assert lines[1].split() == ["kind", "parts", "layers", "dtype", "shape", "bytes", "each"]
+    assert "[batch_size, 2, ctx_len, 4]" not in outcome.out
+    assert len(lines[-1].split()[-1]) == 64
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_models_of_a_hostile_name_come_through(here: Path, run) -> None:
+    model = models.decoder()
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name == "logits":
+            value.name = "a\u202e\n\x1b[2J"
+    model.graph.node[2].output[0] = "a\u202e\n\x1b[2J"
+    saved(model, here / "odd.onnx")
+    said = document(run("manifest", "odd.onnx").out)
+    assert [kept["name"] for kept in said["kept"]] == ["a\u202e\n\x1b[2J"]
+    assert run("manifest", "odd.onnx", "--format", "text").out.replace("\n", "").isprintable()
+
+
+# Into a file.
+
+
+def test_it_is_written_whole_and_stands_for_the_model(here: Path, run) -> None:
+    outcome = run("manifest", MODEL, "-o", "kv.json", "--dim", "ctx_len=8")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert outcome.err == "kv.json: 4 buffers, layers 0-1\n"
+    assert (here / "kv.json").read_text() == run("manifest", MODEL, "--dim", "ctx_len=8").out
+    side = gathering.side(Path("kv.json"), load_rules()).layout
+    assert layouts.digest(side) == document((here / "kv.json").read_text())["kv_layout_sha256"]
+
+
+def test_a_faulty_model_has_its_manifest_written_too(here: Path, run) -> None:
+    outcome = run("manifest", "broken.onnx", "-o", "kv.json")
+    assert outcome.code == 1
+    assert outcome.err.splitlines()[-1] == "kv.json: 2 buffers, layer 0"
+    assert document((here / "kv.json").read_text())["exit_code"] == 1
+
+
+def test_as_text_it_is_written_as_text(here: Path, run) -> None:
+    run("manifest", MODEL, "-o", "kv.txt", "--format", "text")
+    assert (here / "kv.txt").read_text() == run("manifest", MODEL, "--format", "text").out
+
+
+def test_a_dash_is_stdout(here: Path, run) -> None:
+    assert run("manifest", MODEL, "-o", "-").out == run("manifest", MODEL).out
+    assert not (here / "-").exists()
+
+
+def test_it_gets_the_mode_of_any_new_file(here: Path, run) -> None:
+    mask = os.umask(0o027)
+    try:
+        run("manifest", MODEL, "-o", "kv.json")
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE((here / "kv.json").stat().st_mode) == 0o640
+
+
+def test_a_file_that_is_there_stays_unless_forced(here: Path, run) -> None:
+    (here / "kv.json").write_text("mine")
+    outcome = run("manifest", MODEL, "-o", "kv.json")
+    assert outcome.code == 2
+    assert outcome.err == "error: kv.json: is there already (--force replaces it)\n"
+    assert (here / "kv.json").read_text() == "mine"
+    assert run("manifest", MODEL, "-o", "kv.json", "--force").code == 0
+    document((here / "kv.json").read_text())
+
+
+@pytest.mark.parametrize("force", [(), ("--force",)])
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        (MODEL, "is what the manifest is made from"),
+        ("link.onnx", "is what the manifest is made from"),
+        ("s.json", "is what the manifest is made from"),
+        ("below", "is a directory"),
+        ("fifo", "is there already"),
+        ("nowhere/kv.json", "cannot be written: No such file or directory"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused(
+    place: str, reason: str, force: tuple[str, ...], here: Path, run, snapshot
+) -> None:
+    (here / "link.onnx").symlink_to(MODEL)
+    (here / "s.json").write_text('{"specializations": [{"ctx_len": "8"}]}')
+    os.mkfifo(here / "fifo")
+    before = snapshot(here)
+    outcome = run("manifest", MODEL, "--specializations", "s.json", "-o", place, *force)
+    assert outcome.code == 2
+    assert outcome.err.startswith(f"error: {place}: {reason}")
+    assert snapshot(here) == before
+    assert stat.S_ISFIFO((here / "fifo").stat().st_mode)
+
+
+@pytest.mark.parametrize("place", [MODEL, "kv.json", "below", "nowhere/kv.json"])
+def test_without_a_place_for_the_manifest_no_model_is_stamped(
+    place: str, here: Path, run, snapshot
+) -> None:
+    (here / "kv.json").write_text("mine")
+    before = snapshot(here)
+    outcome = run("manifest", MODEL, "--stamp", "-o", place)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert snapshot(here) == before
+    assert run("manifest", MODEL, "--stamp", "-o", "kv.json", "--force").code == 0
+
+
+def test_a_stamp_of_another_form_is_told_as_it_stands(here: Path, run) -> None:
+    model = models.decoder()
+    onnx.helper.set_model_props(model, {stamps.KEY: "\x1b[2J"})
+    saved(model, here / "odd.onnx")
+    outcome = run("manifest", "odd.onnx", "--format", "json")
+    assert document(outcome.out)["stamp"] == "\x1b[2J"
+    assert (outcome.code, "KV621" in outcome.err, "\x1b" in outcome.err) == (1, True, False)
+
+
+def test_one_who_has_heard_enough_is_left_in_peace(here: Path, piped) -> None:
+    process = piped(f"$K manifest {MODEL} | head -c 1", here)
+    assert (process.returncode, process.stdout, process.stderr) == (0, "{", "")
+
+
+def test_an_answer_that_cannot_be_given_is_said(here: Path, piped) -> None:
+    process = piped(f"$K manifest {MODEL} > /dev/full", here)
+    assert process.returncode == 2
+    assert "the answer could not be given" in process.stderr
+
+
+# The projection.
+
+
+def test_the_projection_is_in_the_manifest_if_it_is_asked_for(here: Path, run) -> None:
+    assert document(run("manifest", MODEL).out)["vllm"] is None
+    outcome = run("manifest", MODEL, "--block-size", "16", "--tokens", "100")
+    assert outcome.code == 0
+    vllm = document(outcome.out)["vllm"]
+    assert (vllm["vllm"], vllm["block_size"], vllm["tp"]) == ("0.33", 16, 1)
+    assert [layer["page_size"] for layer in vllm["layers"]] == [16 * 2 * (4 + 4) * 4] * 2
+
+
+def test_the_projection_is_of_the_vllm_that_is_asked_for(here: Path, run) -> None:
+    args = ("--block-size", "16", "--vllm", "0.24", "--tp", "2", "--tokens", "8", "--tokens", "9")
+    vllm = document(run("manifest", MODEL, *args).out)["vllm"]
+    assert (vllm["vllm"], vllm["tp"]) == ("0.24", 2)
+    (unpacked,) = [way for way in vllm["arrangements"] if way["name"] == "unpacked"]
+    assert [moved["tokens"] for moved in unpacked["transfers"]] == [8, 9]
+
+
+def test_heads_that_do_not_divide_are_a_finding(here: Path, run) -> None:
+    outcome = run("manifest", MODEL, "--block-size", "16", "--tp", "3")
+    said = document(outcome.out)
+    assert (outcome.code, said["exit_code"]) == (1, 1)
+    assert [(found["code"], found["model"]) for found in said["findings"]] == [("KV619", MODEL)]
+    assert run("manifest", MODEL, "--block-size", "16", "--tp", "4").code == 0
+
+
+def test_the_projection_is_told_as_text(here: Path, run) -> None:
+    outcome = run("manifest", MODEL, "--block-size", "16", "--format", "text")
+    assert "\nvLLM 0.33, blocks of 16, tensor parallelism 1\n" in outcome.out
+
+
+def test_a_precision_that_vllm_has_no_cache_for_is_a_finding(here: Path, run) -> None:
+    entries = (
+        f"- IOName: past_{part}.{layer}{suffix}\n  Precision: mxint8\n"
+        for part in ("key", "value")
+        for layer in (0, 1)
+        for suffix in ("", "_RetainedState")
+    )
+    (here / "custom_io.yaml").write_text("".join(entries), "utf-8")
+    args = ("manifest", MODEL, "--custom-io", "custom_io.yaml")
+    assert run(*args).code == 0
+    outcome = run(*args, "--block-size", "16")
+    assert outcome.code == 1
+    (found,) = document(outcome.out)["findings"]
+    assert (found["code"], found["model"]) == ("KV622", MODEL)
+    assert "error KV622: layers 0-1: vLLM has no such cache in MXINT8" in outcome.err
+
+
+def test_a_manifest_with_a_projection_stands_for_its_model(here: Path, run) -> None:
+    run("manifest", MODEL, "--block-size", "16", "-o", "kv.json")
+    text = (here / "kv.json").read_text()
+    assert manifest.read(text, "kv.json").layout.models == (MODEL,)
+
+
+# Stamped.
+
+
+def test_a_stamp_is_the_digest_and_goes_with_the_token(decoder: Path, run) -> None:
+    before = decoder.read_bytes()
+    made = document(run("manifest", decoder, "--stamp").out)
+    assert made["stamp"] == made["kv_layout_sha256"]
+    assert onnx.load(decoder).metadata_props[-1].value == made["stamp"]
+    assert document(run("manifest", decoder).out)["stamp"] == made["stamp"]
+    assert run(decoder, "--strip").code == 0
+    assert decoder.read_bytes() == before
+
+
+def test_a_stamp_that_is_not_that_of_the_graph_is_found(decoder: Path, run) -> None:
+    run("manifest", decoder, "--stamp")
+    model = onnx.load(decoder)
+    next(value for value in model.graph.input if value.name == "past_key.0").name = "past_key.9"
+    decoder.write_bytes(model.SerializeToString())
+    found = run("manifest", decoder)
+    assert found.code == 1
+    assert "error KV621: is stamped " in found.err
+
+
+def test_a_model_that_something_else_is_wrong_with_gets_no_stamp(decoder: Path, run) -> None:
+    model = onnx.load(decoder)
+    del model.graph.output[-1]
+    decoder.write_bytes(model.SerializeToString())
+    before = decoder.read_bytes()
+    assert run("manifest", decoder, "--stamp").code == 1
+    assert decoder.read_bytes() == before
+
+
+def test_a_wrong_stamp_gives_way_to_a_new_one(decoder: Path, run) -> None:
+    model = onnx.load(decoder)
+    onnx.helper.set_model_props(model, {stamps.KEY: "0" * 64})
+    decoder.write_bytes(model.SerializeToString())
+    assert run("manifest", decoder, "--stamp").code == 0
+    assert [entry.key for entry in onnx.load(decoder).metadata_props] == [stamps.KEY]
+    assert run("manifest", decoder).code == 0
+
+
+@pytest.mark.parametrize("what", [["--dim", "ctx_len=4"], ["--custom-io", "custom_io.yaml"]])
+def test_a_stamp_says_nothing_of_a_compile(what: list[str], decoder: Path, run) -> None:
+    before = decoder.read_bytes()
+    found = run("manifest", decoder, "--stamp", *what)
+    assert found.code == 2
+    assert f"--stamp is of the graph alone: leave out {what[0]} (" in found.err
+    assert decoder.read_bytes() == before
+
+
+def test_where_a_model_cannot_be_written_it_is_said(decoder: Path, run) -> None:
+    link = decoder.with_name("link.onnx")
+    link.symlink_to(decoder)
+    before = decoder.read_bytes()
+    found = run("manifest", link, "--stamp")
+    assert (found.code, decoder.read_bytes()) == (2, before)
+    assert found.out == ""
+    assert found.err.endswith(f"is a symbolic link to {decoder} (--force writes it all the same)\n")
+    assert run("manifest", link, "--stamp", "--force").code == 0
+    assert link.is_symlink()
+    assert decoder.read_bytes() != before
+
+
+def test_a_model_that_is_read_only_needs_force_for_its_stamp(decoder: Path, run) -> None:
+    decoder.chmod(0o400)
+    found = run("manifest", decoder, "--stamp")
+    assert found.err == f"error: {decoder}: is read-only (--force writes it all the same)\n"
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_no_stamp_is_told_to_go_elsewhere(
+    code: int, decoder: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: drafts.Draft) -> None:
+        with drafts.writing(decoder):
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(drafts.Draft, "__enter__", full)
+    found = run("manifest", decoder, "--stamp")
+    assert (found.code, os.strerror(code) in found.err) == (2, True)
+    assert " -o" not in found.err
+
+
+def test_a_second_stamp_says_that_there_is_one(decoder: Path, run) -> None:
+    assert run("manifest", decoder, "--stamp").err == f"{decoder}: stamped\n"
+    before = decoder.read_bytes()
+    assert run("manifest", decoder, "--stamp").err == f"{decoder}: stamped already\n"
+    assert decoder.read_bytes() == before
+
+
+# More or less of it.
+
+
+def test_quiet_says_only_what_is_wrong(here: Path, run) -> None:
+    outcome = run("manifest", MODEL, "-q", "--format", "text")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "")
+    outcome = run("manifest", "broken.onnx", "-q", "-o", "kv.json")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert [line.split()[2] for line in outcome.err.splitlines()] == ["KV102:"]
+    assert run("manifest", MODEL, "-q", "--stamp", "-o", "other.json").err == ""
+    document((here / "other.json").read_text())
+
+
+def test_quiet_json_is_json_all_the_same(here: Path, run) -> None:
+    assert document(run("manifest", MODEL, "-q").out)["models"] == [MODEL]
+
+
+def test_verbose_tells_every_finding(run) -> None:
+    model = FIXTURES / "plain" / "internal_suffix.onnx"
+    few, every = (run("manifest", model, *more).err for more in ([], ["-v"]))
+    assert "(-v shows all)" in few
+    assert "(-v shows all)" not in every
+    assert every.count("warning KV112") == 4
+
+
+def test_a_window_of_a_stamped_set_is_not_stamped_alone(tmp_path: Path, run) -> None:
+    export = layerwise.export(tmp_path / "export", 3)
+    assert run("manifest", export, "--stamp", "-q").code == 0
+    before = (tmp_path / "export").rglob("*.onnx")
+    bytes_before = {path: path.read_bytes() for path in before}
+    outcome = run("manifest", export / "layer_0_1", "--stamp")
+    assert outcome.code == 2
+    assert "carries another stamp, that of its set (give all windows of it" in outcome.err
+    assert all(path.read_bytes() == data for path, data in bytes_before.items())
+
+
+def test_a_set_with_gaps_has_a_manifest_if_nobody_asks_for_a_set(tmp_path: Path, run) -> None:
+    export = layerwise.export(tmp_path / "export", 3)
+    shutil.rmtree(export / "layer_1_2")
+    assert run("manifest", export).code == 1
+    assert run("manifest", export, "--no-set").code == 0
+    assert run("check-consumer", export, "--no-set", "--emit", "selectors").code == 0

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import errno
+import io
+import re
+import sys
+from pathlib import Path
+
+import models
+import pytest
+from models import saved
+
+from onnxkvrename import KvRenameError
+from onnxkvrename.cli import output as console
+
+RENAME = "$K decoder.onnx --prefix VLLM -n"
+COMMANDS = (RENAME, "$K verify decoder.onnx", "$K inspect decoder.onnx")
+
+
+class Stream(io.StringIO):
+    """A stream to someone, or to no one."""
+
+    def __init__(self, watched: bool) -> None:
+        super().__init__()
+        self.watched = watched
+
+    def isatty(self) -> bool:
+        return self.watched
+
+
+# What is said.
+
+
+def test_lines_go_to_stdout_or_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    console.say(["a", "\x1b[31mb\x1b[0m"])
+    console.say(["c"], err=True)
+    assert capsys.readouterr() == ("a\n\x1b[31mb\x1b[0m\n", "c\n")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "said"),
+    [("utf-8", "é 漢"), ("latin-1", "é \\u6f22"), ("cp1252", "é \\u6f22")],
+)
+def test_what_an_encoding_does_not_have_is_escaped(
+    encoding: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding, newline="\n"))
+    console.say(["é 漢", "more"])
+    sys.stdout.flush()
+    assert written.getvalue().decode(encoding) == f"{said}\nmore\n"
+
+
+# Colour.
+
+
+@pytest.mark.parametrize(
+    ("watched", "environment", "painted"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"TERM": "dumb"}, False),
+        (True, {"NO_COLOR": "1"}, False),
+        (True, {"NO_COLOR": "0"}, False),
+        (True, {"NO_COLOR": ""}, True),
+        (False, {"FORCE_COLOR": "1"}, True),
+        (False, {"FORCE_COLOR": ""}, False),
+        (False, {"FORCE_COLOR": "1", "TERM": "dumb"}, True),
+        (True, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+    ],
+)
+def test_colour_is_for_terminals_unless_the_environment_says_otherwise(
+    watched: bool,
+    environment: dict[str, str],
+    painted: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert console.color(Stream(watched)) is painted
+
+
+def test_nobody_looks_at_a_stream_that_was_closed_by_who_started_us() -> None:
+    assert not console.terminal(None)
+    assert not console.terminal(Stream(watched=False))
+    assert console.terminal(Stream(watched=True))
+
+
+@pytest.mark.parametrize("command", ["verify", "inspect"])
+def test_a_command_paints_only_if_it_may(
+    command: str, decoder: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = models.decoder()
+    broken.graph.output.pop()
+    faulty = saved(broken, decoder.with_name("faulty.onnx"))
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    args = (command, decoder, faulty)
+    plain = run(*args)
+    assert "\x1b" not in plain.out + plain.err
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    painted = run(*args)
+    assert re.search(r"\x1b\[[0-9;]*3[0-9]", painted.out)
+    bare = [
+        re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip()
+        for line in (painted.out + painted.err).splitlines()
+    ]
+    assert bare == (plain.out + plain.err).splitlines()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert run(*args) == plain
+
+
+# Answers that are not taken.
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_an_answer_that_cannot_be_written_is_an_error(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped: list[bool] = []
+    monkeypatch.setattr(console, "drop_stdout", lambda: dropped.append(True))
+    with (
+        pytest.raises(KvRenameError, match="the work is done, but the answer could not be given"),
+        console.answering(),
+    ):
+        raise OSError(number, "reason")
+    with console.answering():
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+    assert dropped == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        *((command, 0) for command in COMMANDS),
+        (f"{RENAME} -o other.onnx --format json", 0),
+        ("$K verify decoder.onnx -v --prefix VLLM", 1),
+        ("$K verify decoder.onnx --format json --prefix VLLM", 1),
+        ("$K verify decoder.onnx --format github --prefix VLLM", 1),
+        ("$K inspect decoder.onnx --format json", 0),
+        *((f"{command} none.onnx --format json", 2) for command in COMMANDS),
+    ],
+)
+def test_a_reader_that_has_gone_does_not_change_the_answer(
+    command: str, code: int, decoder: Path, piped
+) -> None:
+    process = piped(f"{command} | (exec <&-; sleep 0.6)", decoder.parent)
+    assert process.returncode == code
+    assert "Traceback" not in process.stderr
+    assert "a bug in" not in process.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_an_answer_that_does_not_fit_on_the_disk_is_an_error(
+    form: str, command: str, decoder: Path, piped
+) -> None:
+    process = piped(f"{command} --format {form} > /dev/full", decoder.parent)
+    assert process.returncode == 2
+    assert process.stderr.splitlines()[-1].startswith(
+        "error: the work is done, but the answer could not be given: No space"
+    )
+
+
+@pytest.mark.parametrize("asked", ["--help", "--version", "verify -h"])
+def test_help_that_does_not_fit_on_the_disk_is_no_bug(asked: str, decoder: Path, piped) -> None:
+    process = piped(f"$K {asked} > /dev/full", decoder.parent)
+    assert process.returncode == 2
+    assert "the answer could not be given: No space" in process.stderr
+    assert "bug" not in process.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_do_not_stop_the_work(
+    closed: str, command: str, decoder: Path, renamed: bytes, piped
+) -> None:
+    command = command.removesuffix(" -n")
+    process = piped(f"{command} {closed}", decoder.parent)
+    assert (process.returncode, "bug" in process.stderr) == (0, False)
+    assert (decoder.read_bytes() == renamed) is ("--prefix" in command)

@@ -1,0 +1,525 @@
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import jsonschema
+import layerwise
+import models
+import onnx
+import pytest
+from models import KEY, KEY_OUT, VALUE, VALUE_OUT, node, saved
+from onnx import ModelProto
+from schemas import load_schema
+
+from onnxkvrename.cli import main as cli
+from onnxkvrename.findings import CODES
+from onnxkvrename.verification import verify as verifying
+
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
+SCHEMA = load_schema("verify-1.json")
+MODEL = "decoder.onnx"
+SAID = "decoder.onnx: 4 of 4 buffers retained, layers 0-1, updated by ScatterElements"
+
+
+def swapped() -> ModelProto:
+    """Key and value change places, though every name looks right."""
+    model = models.decoder()
+    names = {KEY_OUT: VALUE_OUT, VALUE_OUT: KEY_OUT}
+    for item in model.graph.node:
+        item.output[:] = [names.get(name, name) for name in item.output]
+    return model
+
+
+def unrunnable() -> ModelProto:
+    """With an operator beside the buffers that onnxruntime does not know."""
+    return models.decoder(node("Mystery", ["x"], ["y"], domain="local"))
+
+
+@pytest.fixture
+def here(decoder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with sound models, faulty ones, and files that are no models."""
+    here = decoder.parent
+    shutil.copyfile(FIXTURES / "VLLM" / MODEL, here / "renamed.onnx")
+    shutil.copyfile(FIXTURES / "plain" / "vlm_dual" / "encoder.onnx", here / "encoder.onnx")
+    saved(swapped(), here / "swapped.onnx")
+    saved(unrunnable(), here / "custom.onnx")
+    saved(b"import onnx\n", here / "text.onnx")
+    (here / "empty").mkdir()
+    layerwise.export(here / "windows", 3)
+    monkeypatch.chdir(here)
+    return here
+
+
+# Exit codes.
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (MODEL,),
+        (MODEL, "renamed.onnx", "custom.onnx"),
+        (MODEL, "encoder.onnx"),
+        ("windows",),
+        ("windows/layer_0_1", "windows/layer_2_3", "--no-set"),
+        ("renamed.onnx", "--prefix", "VLLM"),
+        (MODEL, "--select", "past_.*"),
+        ("renamed.onnx", "--select", ".*_VLLM(_.*)?"),
+        (MODEL, "--strict"),
+        (MODEL, "--jobs", "1"),
+    ],
+    ids=" ".join,
+)
+def test_where_all_holds_the_exit_code_is_0(args: tuple[str, ...], here: Path, run) -> None:
+    outcome = run("verify", *args)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "buffers retained" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (("swapped.onnx",), "KV110"),
+        ((MODEL, "swapped.onnx"), "KV110"),
+        (("encoder.onnx",), "KV001"),
+        (("windows/layer_0_1", "windows/layer_2_3"), "KV302"),
+        ((MODEL, "--prefix", "VLLM"), "KV116"),
+        (("renamed.onnx", "--prefix", "VLL"), "KV116"),
+        ((MODEL, "--select", "past_key.*"), "KV117"),
+        ((MODEL, "--select", "past_.*|logits"), "KV117"),
+        ((MODEL, "--select", "past_"), "KV117"),
+    ],
+)
+def test_a_finding_of_severity_error_is_1(
+    args: tuple[str, ...], code: str, here: Path, run
+) -> None:
+    outcome = run("verify", *args)
+    assert outcome.code == 1
+    assert f": error {code}: " in outcome.err
+    assert "does not verify" in outcome.out
+
+
+MISTAKES = pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ((), "no MODEL given: onnxkvrename verify MODEL"),
+        ((MODEL, "--prefix"), "Option '--prefix' requires an argument"),
+        ((MODEL, "--prefix", "a_b"), "the token 'a_b' may hold ASCII letters and digits only"),
+        ((MODEL, "--prefix", ""), "the token '' is empty"),
+        ((MODEL, "--select", "("), "--select '(' is no RE2 pattern: missing )"),
+        ((MODEL, "--select", "\x1b[\n"), r"--select '\x1b[\n' is no RE2 pattern: missing ]"),
+        ((MODEL, "--dim", "ctx_len=3"), "--reference and --dim are for --run"),
+        ((MODEL, "--reference", MODEL), "--reference and --dim are for --run"),
+        *(
+            ((MODEL, "--run", "--dim", text), f"--dim {text!r}: say SYMBOL=SIZE")
+            for text in ("ctx_len", "=3", "ctx_len=", "ctx_len=1.5")
+        ),
+        *(
+            ((MODEL, "--run", "--dim", f"ctx_len={size}"), ": say SYMBOL=SIZE")
+            for size in ("\u0661", "1_0", "+5", " 5")
+        ),
+        *(
+            ((MODEL, "--run", "--dim", f"ctx_len={size}"), ": a size is 1 or more")
+            for size in ("0", "-1", "2147483648", "9" * 5_000)
+        ),
+        (
+            (MODEL, "--run", "--dim", "ctx_len=4", "--dim", "ctx_len=5"),
+            "--dim ctx_len is given as 4 and as 5",
+        ),
+        ((MODEL, "custom.onnx", "--run", "--reference", MODEL), "is for one model, not 2"),
+        (("windows", "--run", "--reference", MODEL), "--reference is for one model, not 3"),
+        ((MODEL, "--run", "--reference", "none.onnx"), "none.onnx: no such file"),
+        ((MODEL, "--run", "--reference", "text.onnx"), "text.onnx: is a text file"),
+        ((MODEL, "--run", "--reference", "empty"), "empty: is a directory"),
+        ((MODEL, "--run", "--reference", ""), "an empty path: is a variable not set?"),
+        ((MODEL, "--format", "xml"), "'xml' is not one of"),
+        ((MODEL, "--nonsense"), "--nonsense"),
+        ((MODEL, "-o", "x.onnx"), "-o"),
+        ((MODEL, "--profile", "nobody"), "no profile is called nobody (there are: qeff, whisper)"),
+        ((MODEL, "--rules", "none.toml"), "none.toml: no such file"),
+        (("decodr.onnx",), "decodr.onnx: no such file (did you mean decoder.onnx?)"),
+        (("text.onnx",), "text.onnx: is a text file, not an ONNX model"),
+        (("empty",), "empty: no .onnx file in it or below"),
+        (("",), "an empty path: is a variable not set?"),
+    ],
+)
+
+
+@MISTAKES
+def test_a_mistake_gets_one_line_and_exit_code_2(
+    args: tuple[str, ...], said: str, here: Path, run, snapshot
+) -> None:
+    pytest.importorskip("onnxruntime")
+    before = snapshot(here)
+    outcome = run("verify", *args)
+    (error,) = outcome.err.splitlines()
+    assert (outcome.code, outcome.out) == (2, "")
+    assert error.startswith("error: ")
+    assert said in error
+    assert "a bug in" not in error
+    assert snapshot(here) == before
+
+
+@MISTAKES
+def test_a_mistake_is_told_in_json_too(args: tuple[str, ...], said: str, here: Path, run) -> None:
+    outcome = run("verify", "--format", "json", *args)
+    document = json.loads(outcome.out)
+    jsonschema.validate(document, SCHEMA)
+    errors = [document["error"], *(model["error"] for model in document["models"])]
+    told = [f"{error['path']}: {error['message']} ({error['hint']})" for error in errors if error]
+    assert said in told[0].removeprefix("None: ")
+    assert outcome.code == document["exit_code"] == 2
+
+
+def test_a_model_that_cannot_be_read_is_2_and_the_others_are_still_judged(here: Path, run) -> None:
+    outcome = run("verify", "text.onnx", MODEL, "swapped.onnx")
+    assert outcome.code == 2
+    assert outcome.out == f"{SAID}\nswapped.onnx: does not verify\n"
+    assert outcome.err.startswith("error: text.onnx: is a text file")
+
+
+# Answers.
+
+
+def test_verdicts_are_answered_on_stdout_and_findings_on_stderr(here: Path, run) -> None:
+    assert run("verify", MODEL) == (0, f"{SAID}\n", "")
+    outcome = run("verify", "swapped.onnx")
+    assert outcome.out == "swapped.onnx: does not verify\n"
+    assert outcome.err == (
+        "swapped.onnx: error KV110: past_key.0_RetainedState is made of past_value.0, not of its "
+        "own input past_key.0 (the cache would be mixed up or lost; export the model again)\n"
+        "swapped.onnx: error KV110: past_value.0_RetainedState is made of past_key.0, not of its "
+        "own input past_value.0 (the cache would be mixed up or lost; export the model again)\n"
+    )
+
+
+def test_quiet_says_nothing_but_what_is_wrong(here: Path, run) -> None:
+    assert run("verify", MODEL, "-q") == (0, "", "")
+    outcome = run("verify", "swapped.onnx", "--quiet")
+    assert (outcome.code, outcome.out, outcome.err.count("KV110")) == (1, "", 2)
+
+
+def test_verbose_tells_each_buffer(here: Path, run) -> None:
+    outcome = run("verify", MODEL, "-v")
+    assert outcome.out.splitlines()[::4] == [
+        SAID,
+        "  past_value.1 -> past_value.1_RetainedState: updated by ScatterElements",
+    ]
+    assert "  past_key.0 -> past_key.0_RetainedState: not from its input" in (
+        run("verify", "swapped.onnx", "--verbose").out
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "verified"),
+    [
+        ((MODEL,), 0, [True]),
+        (("swapped.onnx",), 1, [False]),
+        ((MODEL, "text.onnx", "swapped.onnx"), 2, [True, False, False]),
+        ((MODEL, "--run"), 0, [True]),
+        (("custom.onnx", "--run", "--strict"), 1, [False]),
+        (("windows",), 0, [True] * 3),
+        (("none.onnx",), 2, []),
+        ((), 2, []),
+    ],
+)
+@pytest.mark.parametrize("spelling", [("--format", "json"), ("--format=json",)])
+def test_json_is_one_valid_document_whatever_happens(
+    spelling: tuple[str, ...],
+    args: tuple[str, ...],
+    code: int,
+    verified: list[bool],
+    here: Path,
+    run,
+) -> None:
+    pytest.importorskip("onnxruntime")
+    outcome = run("verify", *args, *spelling)
+    document = json.loads(outcome.out)
+    jsonschema.validate(document, SCHEMA)
+    assert outcome.code == document["exit_code"] == code
+    assert [model["verified"] for model in document["models"]] == verified
+    assert (document["error"] is not None) == (not verified)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(ZeroDivisionError("/ 0"), 2), (KeyboardInterrupt, 130)]
+)
+def test_json_of_a_bug_or_an_interrupt_is_a_document_too(
+    error: BaseException, code: int, here: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **how: object) -> None:
+        raise error
+
+    monkeypatch.setattr(verifying, "verify", fail)
+    outcome = run("verify", MODEL, "--format", "json")
+    document = json.loads(outcome.out)
+    jsonschema.validate(document, SCHEMA)
+    assert outcome.code == document["exit_code"] == code
+    assert ("a bug in onnxkvrename: ZeroDivisionError" in outcome.err) == (code == 2)
+    if code == 2:
+        with pytest.raises(ZeroDivisionError):
+            cli.main(["verify", MODEL, "-v"])
+
+
+def test_github_annotates_the_models(here: Path, run) -> None:
+    outcome = run("verify", MODEL, "swapped.onnx", "text.onnx", "--format", "github")
+    assert (outcome.code, outcome.err) == (2, "")
+    assert outcome.out.splitlines() == [
+        f"::notice file=decoder.onnx,title=verify::{SAID.removeprefix('decoder.onnx: ')}",
+        "::error file=swapped.onnx,title=KV110::past_key.0_RetainedState is made of past_value.0, "
+        "not of its own input past_key.0 (the cache would be mixed up or lost; export the model "
+        "again)",
+        "::error file=swapped.onnx,title=KV110::past_value.0_RetainedState is made of past_key.0, "
+        "not of its own input past_value.0 (the cache would be mixed up or lost; export the model "
+        "again)",
+        "::notice file=swapped.onnx,title=verify::does not verify",
+        "::error file=text.onnx,title=failed::text.onnx: is a text file, not an ONNX model "
+        "(give the .onnx file itself)",
+    ]
+    assert run("verify", MODEL, "--format", "github", "-q") == (0, "", "")
+
+
+def test_github_annotates_what_kept_the_job_from_being_done(here: Path, run) -> None:
+    outcome = run("verify", "lost.onnx", "--format", "github")
+    assert outcome.code == 2
+    assert outcome.out.startswith("::error file=lost.onnx,title=failed::lost.onnx: no such file")
+    outcome = run("verify", MODEL, "--dim", "x", "--format=github")
+    assert outcome.out.startswith("::error title=failed::--reference and --dim are for --run")
+
+
+HOSTILE = "##[x]\x1b[2J\u202e[/red]:smiley:"
+LINES = f"a\n::error::{HOSTILE}"
+"""No buffer is called like this: no pattern goes over the end of a line."""
+
+
+def hostile(path: Path) -> Path:
+    """A model with a hostile name in every place, and with faults that name them."""
+    model = swapped()
+    names = {name: f"{HOSTILE}/{name}" for name in (KEY, VALUE, KEY_OUT, VALUE_OUT)}
+    names["logits"] = f"{LINES}VLLM"
+    for item in model.graph.node:
+        item.name = LINES
+        item.input[:] = [names.get(name, name) for name in item.input]
+        item.output[:] = [names.get(name, name) for name in item.output]
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = names.get(value.name, value.name)
+    extra = node(LINES, ["x"], [f"{LINES}_RetainedState"], domain="local")
+    model.graph.node.append(extra)
+    model.graph.output.append(models.info(f"{LINES}_RetainedState", LINES))
+    return saved(model, path)
+
+
+@pytest.mark.parametrize("form", ["text", "github"])
+def test_hostile_names_are_only_shown(form: str, here: Path, run) -> None:
+    pytest.importorskip("onnxruntime")
+    path = hostile(here / "a\n::error::b.onnx")
+    asked = ("-v", "--select", "nothing", "--prefix", "VLLM", "--run")
+    outcome = run("verify", path.name, "--format", form, *asked)
+    said = outcome.out + outcome.err
+    assert outcome.code == 1
+    codes = {"KV110", "KV111", "KV116", "KV117", "KV119"}
+    assert {code for code in CODES if code in said} == codes
+    assert "[x]\\x1b[2J\\u202e[/red]:smiley:" in said
+    assert not set(said) & {"\x1b", "\u202e", "\r"}
+    commands = ("::error file=", "::warning file=", "::notice file=")
+    for line in said.splitlines():
+        assert line.startswith(commands if form == "github" else ("a\\x0a::error::b.onnx: ", "  #"))
+    assert form == "text" or "##[" not in said
+
+
+def test_hostile_names_are_whole_in_json(here: Path, run) -> None:
+    path = hostile(here / "a\nb.onnx")
+    outcome = run("verify", path.name, "--format", "json")
+    document = json.loads(outcome.out)
+    jsonschema.validate(document, SCHEMA)
+    (model,) = document["models"]
+    assert model["path"] == "a\nb.onnx"
+    assert model["pairs"][0]["input"] == f"{HOSTILE}/past_key.0"
+    assert model["pairs"][0]["updated_by"]["node"] == LINES
+
+
+def test_names_that_are_no_text_do_not_upset_it(here: Path, run) -> None:
+    data = models.decoder().SerializeToString().replace(b"logits", b"\xfe\xffVLLM")
+    path = saved(data.replace(b"past_key.0", b"\xffast_key.0"), here / "m.onnx")
+    outcome = run("verify", path.name, "-v", "--prefix", "VLLM", "--select", "past_.*")
+    assert outcome.code == 1
+    assert "error KV116: \\xfe\\xffVLLM holds VLLM, but is no KV buffer" in outcome.err
+    assert "KV117" not in outcome.err
+    assert (outcome.out + outcome.err).isascii()
+
+
+# Many models.
+
+
+def test_windows_are_held_against_each_other_unless_told_not_to(here: Path, run) -> None:
+    (here / "windows" / "layer_1_2" / "Tiny_layer_tmp_1_2.onnx").unlink()
+    outcome = run("verify", "windows")
+    assert (outcome.code, outcome.err.count("KV302")) == (1, 1)
+    assert run("verify", "windows", "--no-set").code == 0
+    layerwise.export(here / "again", 2)
+    saved(layerwise.window(1, 2, "V"), here / "again" / "layer_1_2" / "Tiny_layer_tmp_1_2.onnx")
+    outcome = run("verify", "again")
+    assert (outcome.code, "KV303" in outcome.err) == (1, True)
+
+
+def test_in_processes_side_by_side_the_answer_is_the_same(here: Path, run) -> None:
+    args = ("verify", ".", "--select", "past_.*", "--prefix", "VLLM", "-v")
+    alone = run(*args, "--jobs", "1")
+    assert alone.code == 2
+    assert alone.out.count("\n  ") > 8
+    assert run(*args, "--jobs", "2") == alone
+
+
+# The retention loop.
+
+
+def test_the_loop_is_run_with_the_sizes_asked_for(here: Path, run) -> None:
+    pytest.importorskip("onnxruntime")
+    outcome = run("verify", MODEL, "--run", "--dim", "ctx_len=8", "--dim", "seq_len=1")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out == f"{SAID}; ran 3 steps with batch_size=1, ctx_len=8, seq_len=1\n"
+
+
+def test_a_size_for_a_dimension_that_is_not_there_is_an_error(here: Path, run) -> None:
+    outcome = run("verify", MODEL, "--run", "--dim", "ctx_length=8")
+    assert outcome.code == 2
+    assert "--dim ctx_length: no model has that dimension, but batch_size, ctx_len" in outcome.err
+
+
+def test_a_result_is_held_against_the_model_before_the_rename(here: Path, run) -> None:
+    pytest.importorskip("onnxruntime")
+    assert run(MODEL, "--prefix", "NEW", "-o", "new.onnx").code == 0
+    outcome = run("verify", "new.onnx", "--run", "--reference", MODEL)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.endswith(", to the bit like decoder.onnx\n")
+    model = onnx.load("new.onnx")
+    weight = next(item for item in model.graph.initializer if item.data_type == 1)
+    weight.CopyFrom(
+        onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) * 2, weight.name)
+    )
+    saved(model, here / "new.onnx")
+    outcome = run("verify", "new.onnx", "--run", "--reference", MODEL)
+    assert (outcome.code, "error KV118" in outcome.err) == (1, True)
+
+
+def test_what_onnxruntime_cannot_run_is_a_warning_with_the_reason(here: Path, run) -> None:
+    pytest.importorskip("onnxruntime")
+    outcome = run("verify", "custom.onnx", "--run")
+    assert outcome.code == 0
+    assert outcome.err.startswith(
+        "custom.onnx: warning KV119: the retention loop could not be run: "
+    )
+    assert "neither it nor onnxruntime defines the operator local:Mystery" in outcome.err
+    assert "ran" not in outcome.out.replace("retained", "")
+    outcome = run("verify", "custom.onnx", "--run", "--strict")
+    assert (outcome.code, "error KV119" in outcome.err) == (1, True)
+
+
+def test_without_onnxruntime_the_job_cannot_be_done(
+    here: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert run("verify", MODEL).code == 0
+    outcome = run("verify", MODEL, "--run")
+    assert (outcome.code, outcome.out) == (2, "")
+    (error,) = outcome.err.splitlines()
+    assert error.startswith("error: onnxruntime cannot be loaded")
+    assert error.endswith("(pip install 'onnxkvrename[run]')")
+    outcome = run("verify", MODEL, "--run", "--format", "json")
+    jsonschema.validate(json.loads(outcome.out), SCHEMA)
+    assert json.loads(outcome.out)["error"]["hint"] == "pip install 'onnxkvrename[run]'"
+
+
+# Models of all sorts.
+
+MODELS = sorted(path.relative_to(FIXTURES).as_posix() for path in FIXTURES.rglob("*.onnx"))
+ENCODERS = {f"{kind}/vlm_dual/encoder.onnx" for kind in ("plain", "VLLM")}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_fixture_verifies(name: str, run) -> None:
+    beside = FIXTURES / Path(name).parent if name in ENCODERS else FIXTURES / name
+    token = ("--prefix", "VLLM") if name.startswith("VLLM") else ()
+    outcome = run("verify", beside, *token, "--no-set")
+    assert outcome.code == 0
+    assert "error" not in outcome.err
+    assert ("KV112" in outcome.err) == ("internal_suffix" in name)
+    assert "buffers retained" in outcome.out
+
+
+def test_all_fixtures_of_one_token_verify_together(run) -> None:
+    assert run("verify", FIXTURES / "plain").code == 0
+    assert run("verify", FIXTURES / "VLLM", "--prefix", "VLLM").code == 0
+    outcome = run("verify", FIXTURES / "plain", "--prefix", "VLLM", "-q")
+    assert (outcome.code, "KV116" in outcome.err) == (1, True)
+
+
+EXPORTED = sorted(path.relative_to(EXPORTS).as_posix() for path in EXPORTS.glob("*/*/**/*.onnx"))
+SOUND = [name for name in EXPORTED if "EncoderWrapper" not in name and "subfn/VLLM" not in name]
+BROKEN = [name for name in EXPORTED if "llama2l_dynamo_subfn/VLLM" in name]
+SOUND += [name for name in EXPORTED if "llama2l_subfn/VLLM" in name]
+real = pytest.mark.skipif(not EXPORTED, reason=f"no real exports: {EXPORTS} is not there")
+
+
+@real
+@pytest.mark.parametrize("name", SOUND)
+def test_a_real_export_verifies(name: str, run) -> None:
+    token = ("--prefix", "VLLM", "--select", ".*VLLM.*") if "/VLLM-" in name else ()
+    outcome = run("verify", EXPORTS / name, *token)
+    assert (outcome.code, outcome.err) == (0, "")
+    proved, _, count = outcome.out.partition(": ")[2].partition(" buffers")[0].partition(" of ")
+    assert proved == count != "0"
+    plain = run("verify", EXPORTS / name, "--prefix", "OTHER")
+    assert (plain.code, "KV116" in plain.err) == (1, True)
+
+
+@real
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_broken_export_names_its_fault(name: str, run) -> None:
+    outcome = run("verify", EXPORTS / name, "-v")
+    assert outcome.code == 1
+    codes = {part.partition(":")[0] for part in outcome.err.split(": error ")[1:]}
+    assert codes == {"KV105", "KV106"}
+    assert outcome.err.count("is a graph input and a retained output at once") == 4
+
+
+@real
+def test_every_export_is_judged_by_one_of_these_tests(run) -> None:
+    encoders = [name for name in EXPORTED if "EncoderWrapper" in name]
+    assert {*SOUND, *BROKEN, *encoders} == set(EXPORTED)
+    assert (len(BROKEN), len(encoders), len(SOUND) >= 25) == (1, 2, True)
+    for name in encoders:
+        outcome = run("verify", EXPORTS / name)
+        assert (outcome.code, "KV001" in outcome.err) == (1, True)
+    decoders = [EXPORTS / name for name in SOUND if "gemma3vlm_dual/VLLM" in name]
+    assert run("verify", EXPORTS / encoders[0], *decoders, "--prefix", "VLLM").code == 0
+
+
+@real
+@pytest.mark.parametrize("kind", ["plain", "VLLM"])
+def test_the_windows_of_a_real_export_verify_together(kind: str, run) -> None:
+    (windows,) = EXPORTS.glob(f"lw_qwen3moe/{kind}-*/onnx_layerwise_tmp")
+    merged = windows.parent / "merged_0-2.onnx"
+    token = ("--prefix", "VLLM") if kind == "VLLM" else ()
+    outcome = run("verify", windows, merged, *token)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.count("buffers retained") == 3
+    (first, _) = sorted(windows.rglob("*.onnx"))
+    outcome = run("verify", first, merged, "--format", "json")
+    found = [
+        item["code"] for model in json.loads(outcome.out)["models"] for item in model["findings"]
+    ]
+    assert (outcome.code, found) == (1, ["KV307"])
+
+
+def test_onnxruntime_leaves_nothing_in_the_temporary_directory(
+    decoder: Path, spawn, tmp_path: Path
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    process = spawn("verify", decoder, "--run", env={"TMPDIR": str(temporary)})
+    assert process.returncode == 0
+    assert list(temporary.iterdir()) == []

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from sideways import TARGET, attention, handed, side_of
+
+from onnxkvrename.handoff import simulate as rehearsing
+from onnxkvrename.handoff.simulate import union, without
+from onnxkvrename.layout.layout import Layout
+
+PLAIN = ("2,ctx_len,4", "1,ctx_len,8", "2,sliding_window,4", "2,5,4", "ctx_len,2,4")
+
+
+def layers(draw: random.Random, count: int) -> list[str]:
+    """So many layers, each of some kind."""
+    made: list[str] = []
+    for layer in range(count):
+        kind = draw.choice(("attention", "attention", "attention", "linear", "mla"))
+        if kind == "attention":
+            axis = draw.choice(("ctx_len", "ctx_len", "sliding_window"))
+            dtype = draw.choice(("FLOAT16", "FLOAT16", "INT8"))
+            made += attention(layer, shape=f"{draw.choice((1, 2, 3))},{axis},4", dtype=dtype)
+        elif kind == "linear":
+            made += [
+                f"conv_state.{layer}:6,3",
+                f"recurrent_state.{layer}:2,{draw.choice((2, 5))},4",
+            ]
+        else:
+            made += [f"compressed_kv.{layer}:1,ctx_len,6", f"k_pe.{layer}:1,ctx_len,2"]
+    return made
+
+
+def changed(draw: random.Random, made: list[str]) -> list[str]:
+    """The same, but for something that goes wrong in practice, or for nothing."""
+    made = list(made)
+    for _ in range(draw.choice((0, 1, 1, 2))):
+        at = draw.randrange(len(made))
+        name, shape, dtype = (*made[at].split(":"), "FLOAT16")[:3]
+        dims = shape.split(",")
+        match draw.choice(("window", "window", "drop", "more", "heads", "dtype", "turn", "order")):
+            case "window":
+                other = {"ctx_len": "sliding_window", "sliding_window": "ctx_len"}
+                made[at] = f"{name}:{','.join(other.get(dim, dim) for dim in dims)}:{dtype}"
+            case "drop" if len(made) > 1:
+                del made[at]
+            case "more":
+                made += attention(9)
+            case "heads":
+                made[at] = f"{name}:{','.join(['4', *dims[1:]])}:{dtype}"
+            case "dtype":
+                made[at] = f"{name}:{shape}:{'INT8' if dtype == 'FLOAT16' else 'FLOAT16'}"
+            case "turn" if len(dims) == 3 and "5" not in dims:
+                made[at] = f"{name}:{dims[1]},{dims[0]},{dims[2]}:{dtype}"
+            case "order":
+                draw.shuffle(made)
+    return made
+
+
+def sizes(draw: random.Random) -> dict[str, int]:
+    return {"ctx_len": draw.choice((9, 12)), "sliding_window": draw.choice((1, 3, 4, 7))}
+
+
+def drawn(seed: int) -> tuple[Layout, Layout]:
+    """Two sides that are alike, or nearly."""
+    draw = random.Random(seed)
+    made = layers(draw, draw.choice((1, 2, 3)))
+    known = sizes(draw)
+    other = known if draw.random() < 0.7 else sizes(draw)
+    return side_of(*made, **known), side_of(*changed(draw, made), **other)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("seed", range(150))
+def test_what_is_rehearsed_is_what_real_bytes_come_to(seed: int, whole: bool) -> None:
+    prefill, decode = drawn(seed)
+    longest = 9
+    scene = rehearsing.stage(prefill, decode, TARGET, whole=whole, longest=longest)
+    shown = rehearsing.rehearse(scene)
+    names = {one.ident: one.value.name for one in scene.taken}
+    for tokens in range(1, longest + 1):
+        truth = handed(prefill, decode, tokens, whole=whole)
+        assert rehearsing.within(tokens, shown.refused) == truth.refused
+        if not truth.refused:
+            wrong = {i for i, ranges in shown.wrong.items() if rehearsing.within(tokens, ranges)}
+            assert {names[ident] for ident in wrong} == truth.wrong
+
+
+def test_the_witness_sees_both_ways_to_go_wrong() -> None:
+    outcomes = {handed(*drawn(seed), 5).refused for seed in range(40)}
+    wrong = [seed for seed in range(40) if handed(*drawn(seed), 5).wrong]
+    right = [seed for seed in range(40) if handed(*drawn(seed), 5) == (False, frozenset())]
+    assert outcomes == {True, False}
+    assert len(wrong) > 5 < len(right)
+
+
+@pytest.mark.parametrize(("state", "meeting"), [("6,5", 9), ("7,4", 10)])
+def test_offsets_that_meet_at_one_length_are_right_at_that_one(state: str, meeting: int) -> None:
+    """A state that is larger on one side, and a buffer that grows faster on the other."""
+    behind = attention(2, shape="1,ctx_len,4")
+    prefill = side_of("conv_state.0:6,8", "past_key.1:1,ctx_len,2", *behind, ctx_len=40)
+    decode = side_of(f"conv_state.0:{state}", "past_key.1:1,ctx_len,4", *behind, ctx_len=40)
+    scene = rehearsing.stage(prefill, decode, TARGET, whole=False, longest=40)
+    shown = rehearsing.rehearse(scene)
+    assert shown.wrong[2, "key"] == ((1, meeting - 1), (meeting + 1, 40))
+    truth = {n: handed(prefill, decode, n) for n in range(1, 41)}
+    assert shown.refused == ((meeting + 1, 40),)
+    assert [n for n, one in truth.items() if one.refused] == list(range(meeting + 1, 41))
+    name = "past_key.2_vllmKvCache"
+    assert [n for n, one in truth.items() if not one.refused | (name in one.wrong)] == [meeting]
+
+
+def test_a_long_context_needs_no_more_than_a_few_lengths() -> None:
+    """What a loop over every length would take minutes for."""
+    long = 1 << 30
+    full, window = attention(0, 1), attention(2, shape="2,sliding_window,4")
+    prefill = side_of(*full, *window, ctx_len=long, sliding_window=1 << 20)
+    decode = side_of(*full, *attention(2), ctx_len=long)
+    shown = rehearsing.rehearse(
+        rehearsing.stage(prefill, decode, TARGET, whole=False, longest=long)
+    )
+    assert shown.refused == (((1 << 20) + 1, long),)
+    assert shown.wrong[0, "key"] == ()
+
+
+def test_ranges_are_put_together_and_taken_apart() -> None:
+    assert union([(1, 3), (7, 9)], [(4, 5)]) == ((1, 5), (7, 9))
+    assert without(((1, 9),), ((3, 4), (9, 12))) == ((1, 2), (5, 8))
+    assert without(((1, 9),), ()) == ((1, 9),)

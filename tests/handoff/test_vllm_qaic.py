@@ -1,0 +1,547 @@
+"""vllm-qaic: what it selects and moves, and what goes wrong with it, finding by finding."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxkvrename.findings import Finding
+from onnxkvrename.handoff import consumer_checks as consuming
+from onnxkvrename.handoff.consumers.vllm_qaic import TARGET, gives, key, moved, paired, takes
+from onnxkvrename.layout.kinds import Kind
+from onnxkvrename.layout.layout import Buffer, Layout, Source, layout, with_dtypes, with_sizes
+from onnxkvrename.model.signature import Dim, Signature, Value
+from onnxkvrename.rules import load as rulesfile
+from onnxkvrename.rules import plan as planning
+
+ATTENTION: tuple[Dim, ...] = ("batch_size", 2, "ctx_len", 4)
+WINDOW: tuple[Dim, ...] = ("batch_size", 2, "sliding_window", 4)
+CONV: tuple[Dim, ...] = ("batch_size", 8, 3)
+RECURRENT: tuple[Dim, ...] = ("batch_size", 2, 16, 4)
+END = "_vllmKvCache"
+OUT = "_RetainedState"
+
+
+def model(
+    shapes: dict[str, tuple[Dim, ...] | None],
+    *,
+    end: str = END,
+    out: str = OUT,
+    dtype: str = "FLOAT16",
+    inputs: Sequence[str] = (),
+    outputs: Sequence[str] = ("logits",),
+) -> Layout:
+    """A model with these buffers, by their plain names, and with other inputs and outputs."""
+    given = [Value(f"{name}{end}", dtype, shape) for name, shape in shapes.items()]
+    made = [Value(f"{name}{end}{out}", dtype, shape) for name, shape in shapes.items()]
+    others = [Value(name, "FLOAT", ("batch_size", 1, 8)) for name in ("input_ids", *inputs)]
+    ends = [Value(name, "FLOAT", ("batch_size", 1, 8)) for name in outputs]
+    return read((*others, *given), (*ends, *made))
+
+
+def read(inputs: Sequence[Value], outputs: Sequence[Value]) -> Layout:
+    """A model with these inputs and outputs, as the built-in rules read them."""
+    signature = Signature(tuple(inputs), tuple(outputs))
+    plan = planning.as_it_stands(signature, rulesfile.load())
+    return layout([Source("m.onnx", signature, plan)])
+
+
+def decoder(
+    count: int = 2, shape: tuple[Dim, ...] | None = ATTENTION
+) -> dict[str, tuple[Dim, ...] | None]:
+    """The keys and values of so many layers."""
+    return {f"past_{part}.{n}": shape for n in range(count) for part in ("key", "value")}
+
+
+def called(*names: tuple[str | None, str | None, int], kind: Kind = "full_attention") -> Layout:
+    """A model of buffers with these names and layers, whatever rules made them."""
+    buffers = tuple(
+        Buffer(
+            layer=layer,
+            part=f"part{at}",
+            kind=kind,
+            buffer="past_key",
+            scope="",
+            input=into,
+            output=out,
+            dtype="FLOAT16",
+            shape=ATTENTION,
+            sequence=2,
+            window=None,
+            model="m.onnx",
+        )
+        for at, (into, out, layer) in enumerate(names)
+    )
+    inputs = [Value(b.input, "FLOAT16", ATTENTION) for b in buffers if b.input is not None]
+    outputs = [Value(b.output, "FLOAT16", ATTENTION) for b in buffers if b.output is not None]
+    logits = Value("logits", "FLOAT", ("batch_size", 1, 8))
+    return Layout(("m.onnx",), tuple(inputs), (*outputs, logits), buffers, ())
+
+
+def found(of: Layout, *, whole: bool = False) -> list[Finding]:
+    """What goes wrong."""
+    return list(consuming.check(of, TARGET, whole=whole))
+
+
+def codes(of: Layout, *, whole: bool = False) -> list[str]:
+    """What goes wrong, by code."""
+    return [one.code for one in found(of, whole=whole)]
+
+
+def only(of: Layout, code: str, *, whole: bool = False) -> Finding:
+    """The one finding with this code."""
+    (one,) = [one for one in found(of, whole=whole) if one.code == code]
+    return one
+
+
+def test_a_renamed_decoder_is_taken() -> None:
+    assert codes(model(decoder(12))) == []
+
+
+def test_a_model_without_buffers_is_nothing_to_it() -> None:
+    assert codes(model({})) == []
+
+
+# What it does, told again from the facts, in other words than the module's
+
+
+def consumer(inputs: Sequence[str], outputs: Sequence[str]) -> list[tuple[str, str]]:
+    """The slots that the consumer makes of names: inputs and outputs by position."""
+
+    def place(name: str) -> tuple[int, str]:
+        pieces = name.split(".")
+        return (int(pieces[1].split("_")[0]), name) if len(pieces) > 1 else (0, name)
+
+    into = [name for name in inputs if "vllmKvCache" in name]
+    out = [name for name in outputs if "vllmKvCache" in name and name.endswith("RetainedState")]
+    out.sort(key=lambda name: place(name.replace("_RetainedState", "")))
+    return list(zip(sorted(into, key=place), out, strict=False))
+
+
+PARTS = st.sampled_from(["past_key", "past_value", "compressed_kv", "k_pe", "conv_state"])
+TAILS = st.sampled_from(["", "", "2", ".x", "_Z"])
+BUFFERS = st.lists(
+    st.tuples(PARTS, st.integers(0, 120), TAILS), min_size=1, max_size=24, unique=True
+)
+
+
+@given(BUFFERS, st.randoms(use_true_random=False))
+def test_slots_are_those_of_the_consumer_whatever_the_order_of_the_graph(
+    buffers: list[tuple[str, int, str]], chance: random.Random
+) -> None:
+    starts = [(f"{part}.{n}{END}{tail}", n) for part, n, tail in buffers]
+    names = [(start, start + OUT, n) for start, n in starts]
+    built = called(*names)
+    inputs, outputs = list(built.inputs), list(built.outputs)
+    chance.shuffle(inputs)
+    chance.shuffle(outputs)
+    built = built._replace(inputs=tuple(inputs), outputs=tuple(outputs))
+    slots = consuming.selection(built, TARGET).slots
+    assert [(into.name, out.name) for into, out in slots if into and out] == consumer(
+        [value.name for value in inputs], [value.name for value in outputs]
+    )
+    assert [layer for layer, _ in map(key, (into.name for into, _ in slots if into))] == sorted(
+        n for _, n, _ in buffers
+    )
+    assert codes(built) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "selected"),
+    [
+        ("past_key.0_vllmKvCache", (True, False)),
+        ("past_key.0_vllmKvCache_RetainedState", (True, True)),
+        ("past_key.0_vllmKvCache_InternalRetainedState", (True, True)),
+        ("past_key.0_vllmkvcache_RetainedState", (False, False)),
+        ("past_key.0", (False, False)),
+    ],
+)
+def test_names_are_selected_by_token_and_outputs_by_their_end(
+    name: str, selected: tuple[bool, bool]
+) -> None:
+    assert (takes(name), gives(name)) == selected
+
+
+def test_an_output_goes_by_its_name_without_the_suffix() -> None:
+    assert paired("past_key.0_vllmKvCache_RetainedState") == "past_key.0_vllmKvCache"
+    internal = "past_key.0_vllmKvCache_InternalRetainedState"
+    assert paired(internal) == internal
+
+
+def test_the_third_of_four_axes_is_cut_to_the_prompt() -> None:
+    assert moved((8, 2, 128, 4), 5) == (1, 2, 5, 4)
+    assert moved((8, 2, 128, 4), 129) == (1, 2, 128, 4)
+    assert moved((8, 2, 128, 4), None) == (1, 2, 128, 4)
+    assert moved((8, 64, 3), 1) == (1, 64, 3)
+    assert math.prod(moved((8, 2, 128, 4), 1)) == 8
+
+
+# KV601
+
+
+def test_names_without_the_token_are_told_once() -> None:
+    one = only(model(decoder(), end=""), "KV601")
+    assert one.name == "past_key.0"
+    assert "does not carry vllmKvCache, on both sides, like 7 more" in one.message
+    assert one.hint == "onnxkvrename m.onnx --target vllm-qaic"
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("_vllmkvcache", "carries vllmKvCache with other capitals"),
+        ("_VLLM", "carries another token than vllmKvCache"),
+    ],
+)
+def test_another_token_has_to_give_way(end: str, said: str) -> None:
+    one = only(model(decoder(), end=end), "KV601")
+    assert one.message.startswith(said)
+    assert one.hint.endswith(" --replace")
+
+
+def test_two_sides_with_different_tokens_have_to_give_way_as_well() -> None:
+    shape = ("batch_size", 2, "ctx_len", 4)
+    inputs = [Value("past_key.0_VLLM", "FLOAT", shape), Value("past_value.0", "FLOAT", shape)]
+    outputs = [Value(f"past_{part}.0{OUT}", "FLOAT", shape) for part in ("key", "value")]
+    one, other = (f for f in found(read(inputs, outputs)) if f.code == "KV601")
+    assert "another token" in one.message
+    assert "does not carry" in other.message
+
+
+@pytest.mark.parametrize("side", ["input", "output"])
+def test_the_token_on_one_side_only_is_told_with_the_other_one(side: str) -> None:
+    into, out = "past_key.0", f"past_key.0{OUT}"
+    if side == "input":
+        out = f"past_key.0{END}{OUT}"
+    else:
+        into += END
+    one = only(called((into, out, 0)), "KV601")
+    assert one.name == (into if side == "input" else out)
+    assert f"on its {side} only" in one.message
+    assert "KV609" not in codes(called((into, out, 0)))
+
+
+def test_a_token_at_an_output_that_ends_otherwise_is_not_selected() -> None:
+    one = only(called((f"past_key.0{END}", f"past_key.0{END}_Kept", 0)), "KV601")
+    assert "ends otherwise" in one.message
+    assert one.hint.endswith(" --normalize")
+
+
+def test_the_token_may_stand_anywhere_in_a_name() -> None:
+    assert codes(called(("a.0_xvllmKvCachex", f"a.0_xvllmKvCachex{OUT}", 0))) == []
+
+
+# KV602
+
+
+def test_an_internal_suffix_is_selected_but_never_pairs() -> None:
+    one = only(model(decoder(), out="_InternalRetainedState"), "KV602")
+    assert one.name == f"past_key.0{END}_InternalRetainedState"
+    assert "like 3 more" in one.message
+    assert one.hint == "onnxkvrename m.onnx --target vllm-qaic --normalize"
+
+
+def test_an_internal_suffix_without_the_token_is_only_not_selected() -> None:
+    assert set(codes(model(decoder(), end="", out="_InternalRetainedState"))) == {"KV601"}
+
+
+# KV603
+
+
+@pytest.mark.parametrize(
+    "name", ["vllmKvCache.past_key.3", "past_key.vllmKvCache.3", "a.x3_vllmKvCache"]
+)
+def test_a_name_in_which_no_layer_can_be_read_stops_it(name: str) -> None:
+    one = only(called((name, name + OUT, 3)), "KV603")
+    assert one.name == name
+    assert "like 1 more" in one.message
+    assert "cannot start" in one.message
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [("model.7_a/past_key.3_vllmKvCache", 7), ("past_key_3_vllmKvCache", 0)],
+)
+def test_a_name_in_which_another_layer_is_read_is_found(name: str, layer: int) -> None:
+    one = only(called((name, name + OUT, 3)), "KV603")
+    assert f"is of layer 3, but vllm-qaic reads {layer}" in one.message
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("past_key.3_vllmKvCache", 3),
+        ("decoder/past_key.3_vllmKvCache", 3),
+        ("past_key.3_vllmKvCache.x", 3),
+        ("past_key_vllmKvCache", 0),
+    ],
+)
+def test_a_layer_behind_the_first_dot_is_read(name: str, layer: int) -> None:
+    assert codes(called((name, name + OUT, layer))) == []
+
+
+# KV604
+
+
+def test_without_logits_the_last_buffer_is_taken_off() -> None:
+    one = only(model(decoder(), outputs=["next_tokens", "my_logits"]), "KV604")
+    assert "the last KV buffer is taken off" in one.message
+
+
+@pytest.mark.parametrize(
+    ("outputs", "said"),
+    [(["logits", "log_probs"], "by chance"), (["logits", "log_a", "log_b"], "mismatch")],
+)
+def test_more_outputs_that_start_with_log_are_too_many(outputs: list[str], said: str) -> None:
+    one = only(model(decoder(), outputs=outputs), "KV604")
+    assert one.name == outputs[1]
+    assert said in one.message
+
+
+def test_one_output_that_starts_with_log_is_right() -> None:
+    assert codes(model(decoder(), outputs=["log", "x_logits", "Logits"])) == []
+
+
+# KV605
+
+STATES: dict[str, tuple[Dim, ...]] = {"conv_state.1": CONV, "recurrent_state.1": RECURRENT}
+
+
+def test_a_state_of_four_axes_is_cut_as_if_it_were_a_context() -> None:
+    one = only(model({**decoder(1), **STATES}), "KV605")
+    assert one.name == f"recurrent_state.1{END}"
+    assert "less than 16" in one.message
+    assert "VLLM_QAIC_USE_FULL_KV_TRANSFER=1" in one.hint
+
+
+def test_it_is_cut_even_where_all_buffers_are_alike() -> None:
+    alike = called(("a.0_vllmKvCache", f"a.0_vllmKvCache{OUT}", 0), kind="mamba")
+    alike = alike._replace(buffers=tuple(b._replace(sequence=None) for b in alike.buffers))
+    assert "KV606" not in codes(alike)
+    assert codes(alike).count("KV605") == 1
+
+
+@pytest.mark.parametrize(("axis", "cut"), [(1, True), (2, False), (3, True), (None, False)])
+def test_a_context_on_another_axis_is_cut_wrongly(axis: int | None, cut: bool) -> None:
+    shape: list[Dim] = [1, 2, 8, 4]  # nobody can tell what this is
+    if axis is not None:
+        shape[axis] = "ctx_len"
+    assert ("KV605" in codes(model(decoder(1, tuple(shape))))) is cut
+
+
+def test_nothing_is_cut_where_all_of_each_buffer_is_moved() -> None:
+    assert "KV605" not in codes(model({**decoder(1), **STATES}), whole=True)
+
+
+def test_three_axes_are_never_cut() -> None:
+    conv = dict.fromkeys(("conv_state.1", "recurrent_state.1"), CONV)
+    assert "KV605" not in codes(model({**decoder(1), **conv}))
+
+
+# KV606 and KV607
+
+
+def test_hybrid_buffers_are_refused_by_its_lmcache_connector() -> None:
+    one = only(model({**decoder(1), "past_key.1": WINDOW, "past_value.1": WINDOW}), "KV606")
+    assert one.severity == "warning"
+    assert "2 different shapes" in one.message
+
+
+def test_a_window_of_the_size_of_the_context_is_no_hybrid() -> None:
+    both = model({**decoder(1), "past_key.1": WINDOW, "past_value.1": WINDOW})
+    assert "KV606" in codes(with_sizes(both, {"ctx_len": 64, "sliding_window": 32}))
+    assert "KV606" not in codes(with_sizes(both, {"ctx_len": 64, "sliding_window": 64}))
+
+
+def test_another_dtype_makes_a_hybrid() -> None:
+    both = model(decoder())
+    names = (f"past_key.0{END}", f"past_key.0{END}{OUT}")
+    assert "KV606" in codes(with_dtypes(both, dict.fromkeys(names, "INT8")))
+    every = [value.name for value in (*both.inputs, *both.outputs) if END in value.name]
+    assert codes(with_dtypes(both, dict.fromkeys(every, "INT8"))) == []
+
+
+def test_what_is_not_selected_makes_no_hybrid() -> None:
+    assert "KV606" not in codes(model(decoder(), inputs=["past_conv.1"]))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "kind"),
+    [
+        ({"past_key.1": WINDOW, "past_value.1": WINDOW}, "sliding_window"),
+        ({"compressed_kv.1": ("batch_size", 1, "ctx_len", 4)}, "mla_attention"),
+        (STATES, "mamba"),
+    ],
+)
+def test_other_kinds_are_declared_as_full_attention(
+    shapes: dict[str, tuple[Dim, ...]], kind: str
+) -> None:
+    one = next(f for f in found(model({**decoder(1), **shapes})) if f.code == "KV607")
+    assert one.severity == "warning"
+    assert f"is {kind}, one of {len(shapes)}" in one.message
+
+
+def test_layers_with_other_heads_are_declared_alike() -> None:
+    more: tuple[Dim, ...] = ("batch_size", 8, "ctx_len", 4)
+    one = only(model({**decoder(1), "past_key.1": more, "past_value.1": more}), "KV607")
+    assert "there are 2, 8" in one.message
+
+
+def test_one_kind_and_one_count_are_declared_rightly() -> None:
+    longer: tuple[Dim, ...] = ("batch_size", 2, "ctx_len", 8)
+    assert "KV607" not in codes(model({**decoder(1), "past_key.1": longer, "past_value.1": longer}))
+    assert "KV607" not in codes(model(decoder(1, (1, 2, 8, 4))))  # nobody can tell what this is
+
+
+# KV608
+
+
+def harm(inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> str:
+    """What strangers do."""
+    return only(model(decoder(), inputs=inputs, outputs=("logits", *outputs)), "KV608").message
+
+
+def test_a_stranger_with_both_sides_makes_the_buffers_hybrid() -> None:
+    name = "vision_embeds_vllmKvCache"
+    assert "makes the buffers hybrid" in harm([name], [name + OUT])
+
+
+def test_a_stranger_among_hybrids_is_handed_over() -> None:
+    name = "vision_embeds_vllmKvCache"
+    hybrid = {**decoder(1), "past_key.1": WINDOW, "past_value.1": WINDOW}
+    one = only(model(hybrid, inputs=[name], outputs=["logits", name + OUT]), "KV608")
+    assert "handed over with every prompt" in one.message
+
+
+def test_a_stranger_among_the_outputs_shifts_the_pairing() -> None:
+    message = harm(outputs=[f"a_vllmKvCache{OUT}"])
+    assert "shifts the pairing" in message
+    assert f"a_vllmKvCache{OUT} goes to past_key.0{END}" in message
+
+
+def test_a_stranger_behind_all_buffers_shifts_nothing() -> None:
+    assert "left out" in harm(outputs=[f"z.9_vllmKvCache{OUT}"])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [
+        (["a_vllmKvCache"], []),
+        ([], [f"a_vllmKvCache{OUT}", f"b_vllmKvCache{OUT}"]),
+    ],
+)
+def test_other_numbers_of_strangers_stop_prefill(inputs: list[str], outputs: list[str]) -> None:
+    assert 'stops with "buffer count mismatch"' in harm(inputs, outputs)
+
+
+def test_a_stranger_without_a_layer_stops_it_at_start() -> None:
+    assert "cannot start" in harm(["a.b_vllmKvCache"], [f"a.b_vllmKvCache{OUT}"])
+
+
+def test_vision_without_the_token_is_let_alone() -> None:
+    assert (
+        codes(
+            model(
+                decoder(),
+                inputs=["vision_embeds"],
+                outputs=["logits", "vision_embeds_RetainedState"],
+            )
+        )
+        == []
+    )
+
+
+def test_the_token_on_an_output_that_is_not_retained_does_no_harm() -> None:
+    assert codes(model(decoder(), outputs=["logits", "norms_vllmKvCache"])) == []
+
+
+# KV609
+
+
+def test_outputs_that_sort_otherwise_than_their_inputs_are_found() -> None:
+    crossed = called(
+        ("a.0_vllmKvCache", f"y.0_vllmKvCache{OUT}", 0),
+        ("b.0_vllmKvCache", f"x.0_vllmKvCache{OUT}", 0),
+    )
+    one = only(crossed, "KV609")
+    assert one.name == f"x.0_vllmKvCache{OUT}"
+    assert "where a.0_vllmKvCache stands" in one.message
+
+
+def test_other_names_that_sort_alike_pair_all_the_same() -> None:
+    alike = called(
+        ("a.0_vllmKvCache", f"x.0_vllmKvCache{OUT}", 0),
+        ("b.0_vllmKvCache", f"y.0_vllmKvCache{OUT}", 0),
+    )
+    assert codes(alike) == []
+
+
+def test_a_buffer_with_one_side_leaves_the_numbers_unequal() -> None:
+    alone = called(("a.0_vllmKvCache", f"a.0_vllmKvCache{OUT}", 0), ("b.0_vllmKvCache", None, 0))
+    one = only(alone, "KV609")
+    assert one.name == "b.0_vllmKvCache"
+    assert "2 inputs and 1 outputs" in one.message
+
+
+# KV610
+
+
+@pytest.mark.parametrize("dtype", ["BFLOAT16", "FLOAT8E4M3FN", "INT16", "sequence(FLOAT)"])
+def test_a_dtype_that_it_does_not_know_cannot_be_moved(dtype: str) -> None:
+    one = only(model(decoder(), dtype=dtype), "KV610")
+    assert f"is {dtype}, like 3 more" in one.message
+
+
+@pytest.mark.parametrize("dtype", ["FLOAT16", "FLOAT", "INT8", "MXINT8"])
+def test_a_dtype_that_it_knows_is_moved(dtype: str) -> None:
+    assert codes(model(decoder(), dtype=dtype)) == []
+
+
+@pytest.mark.parametrize("shape", [None, (), ("batch_size", 2, 0, 4), ("b", -1, 2, 2)])
+def test_what_has_no_shape_cannot_be_moved(shape: tuple[Dim, ...] | None) -> None:
+    assert "has no shape" in only(model(decoder(1, shape)), "KV610").message
+
+
+def test_one_axis_is_told_as_one() -> None:
+    found = only(model({**decoder(), "past_key.2": ("batch_size",)}), "KV610")
+    assert "has 1 axis, and" in found.message
+
+
+@pytest.mark.parametrize("rank", [2, 5])
+def test_other_ranks_than_those_of_its_slices_are_found(rank: int) -> None:
+    shape = ("batch_size", "ctx_len", *(4,) * (rank - 2))
+    assert f"has {rank} axes" in only(model({**decoder(), "past_key.2": shape}), "KV610").message
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "wrong"),
+    [
+        ("a.1_vllmKvCache2", CONV, True),
+        ("a.1_vllmKvCache2", WINDOW, False),
+        ("a.10_vllmKvCache", CONV, False),
+    ],
+)
+def test_slices_that_go_by_the_beginning_of_a_name_may_take_another(
+    name: str, shape: tuple[Dim, ...], wrong: bool
+) -> None:
+    both = called(
+        ("a.1_vllmKvCache", f"a.1_vllmKvCache{OUT}", 1),
+        (name, name + OUT, 10 if "10" in name else 1),
+    )
+    one, other = both.buffers
+    given = [v._replace(shape=shape) if v.name == name else v for v in both.inputs]
+    made = [v._replace(shape=shape) if v.name == name + OUT else v for v in both.outputs]
+    other = other._replace(shape=shape)
+    both = both._replace(inputs=tuple(given), outputs=tuple(made), buffers=(one, other))
+    assert ("KV610" in codes(both)) is wrong
+
+
+def test_three_axes_are_sliced_among_hybrids_only() -> None:
+    three: tuple[Dim, ...] = ("batch_size", "ctx_len", 8)
+    assert "KV610" in codes(model(decoder(1, three)))
+    assert "KV610" not in codes(model({**decoder(1), "past_key.1": three, "past_value.1": three}))

@@ -1,0 +1,404 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import models
+import onnx
+import pytest
+from caches import HYBRID, MIXED, exported
+from models import saved, tensor
+from onnx import ModelProto, TensorProto
+
+import onnxkvrename
+from onnxkvrename import KvRenameError, load_rules
+from onnxkvrename.layout import inspect as anatomy
+from onnxkvrename.layout.inspect import Anatomy, DataUse, Group
+from onnxkvrename.model import file as onnxfile
+from onnxkvrename.model import proto_reader as messages
+from onnxkvrename.model.protobuf import Source
+from onnxkvrename.model.signature import Export
+from onnxkvrename.rules.plan import Kept
+from onnxkvrename.storage import read as files
+
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
+SCHEMA = json.loads(
+    (Path(onnxkvrename.__file__).parent / "report" / "schemas" / "inspect-1.json").read_text(
+        "utf-8"
+    )
+)
+HEAVY = {"onnx", "onnx_graphsurgeon", "numpy", "rich", "google.protobuf"}
+QEFF = load_rules()
+
+
+@pytest.fixture
+def inspected(tmp_path: Path):
+    """What is in a model, or in one made of these kinds of layers."""
+
+    def inspect(model: ModelProto | tuple[str, ...], **how: object) -> Anatomy:
+        made = model if isinstance(model, ModelProto) else exported(model, **how)  # type: ignore[arg-type]
+        return anatomy.inspect(saved(made, tmp_path / "m.onnx"), QEFF)
+
+    return inspect
+
+
+def states(found: Anatomy) -> dict[str, str]:
+    return {f"{item.buffer}.{item.layer}": item.state for item in found.buffers}
+
+
+def codes(found: Anatomy) -> list[str]:
+    return [finding.code for finding in found.findings]
+
+
+def test_the_facts_of_a_file_are_told(inspected, tmp_path: Path) -> None:
+    found = inspected(("full", "full"), weights=[tensor("w", 1.0, 2.0)])
+    assert found.path == str(tmp_path / "m.onnx")
+    assert found.size == (tmp_path / "m.onnx").stat().st_size
+    assert found.export == Export(10, "tests", "1", (("", 18),))
+    assert (found.weight.nodes, found.weight.inline, found.weight.size) == (5, 1, 8)
+    assert (found.layers, found.tokens, found.names) == ((0, 1), (), 8)
+    assert (found.kept, found.findings, found.error) == (
+        (Kept("logits", "not retained"),),
+        (),
+        None,
+    )
+
+
+def test_a_buffer_is_told_with_kind_dtype_and_shape(inspected) -> None:
+    first, *_ = inspected(("window",)).buffers
+    assert first._asdict() == {
+        "layer": 0,
+        "buffer": "past_key",
+        "scope": "",
+        "kind": "sliding_window",
+        "state": "plain",
+        "dtype": "FLOAT16",
+        "shape": ("batch_size", 8, "sliding_window", 64),
+        "input": "past_key.0",
+        "output": "past_key.0_RetainedState",
+    }
+
+
+def test_like_buffers_are_grouped_by_kind_and_layers(inspected) -> None:
+    linear = (0, 1, 3, 4)
+    assert anatomy.groups(inspected(HYBRID[:6]).buffers) == (
+        Group("mamba", ("conv_state",), "FLOAT16", ("batch_size", 512, 4), linear),
+        Group("mamba", ("recurrent_state",), "FLOAT16", ("batch_size", 16, 128, 128), linear),
+        Group(
+            "full_attention",
+            ("past_key", "past_value"),
+            "FLOAT16",
+            ("batch_size", 8, "ctx_len", 64),
+            (2, 5),
+        ),
+    )
+
+
+def test_linear_layers_are_told_though_they_are_called_attention(inspected) -> None:
+    found = inspected(("full", "qwen"))
+    assert [item.kind for item in found.buffers] == ["full_attention"] * 2 + ["mamba"] * 2
+    assert {item.buffer for item in found.buffers} == {"past_key", "past_value"}
+
+
+def test_the_token_is_told_with_the_names_that_carry_it(inspected) -> None:
+    found = inspected(("full", "full"), tokens=("VLLM", "VLLM"))
+    assert (found.tokens, found.names) == ((("VLLM", 8),), 8)
+    assert set(states(found).values()) == {"token"}
+    assert codes(found) == []
+
+
+def test_a_token_on_one_side_only_is_half(inspected) -> None:
+    found = inspected(("full",), tokens=("", "VLLM"))
+    assert (found.tokens, found.names) == ((("VLLM", 2),), 4)
+    assert set(states(found).values()) == {"half"}
+
+
+def test_two_tokens_are_both_told_and_found_wrong(inspected) -> None:
+    found = inspected(("full",), tokens=("A", "B"))
+    assert found.tokens == (("A", 2), ("B", 2))
+    assert codes(found) == ["KV202"]
+    assert set(states(found).values()) == {"half"}
+
+
+def test_a_part_that_a_layer_lacks_is_missing_in_its_place(inspected) -> None:
+    found = inspected(
+        ("full", "mla"),
+        without={"past_value.0", "past_value.0_RetainedState", "k_pe.1", "k_pe.1_RetainedState"},
+    )
+    assert states(found) == {
+        "past_key.0": "plain",
+        "past_value.0": "missing",
+        "compressed_kv.1": "plain",
+        "k_pe.1": "missing",
+    }
+    assert [item.kind for item in found.buffers] == ["full_attention"] * 2 + ["mla_attention"] * 2
+    missing = found.buffers[1]
+    assert (missing.dtype, missing.shape, missing.input, missing.output) == ("", None, None, None)
+    assert [group.buffers for group in anatomy.groups(found.buffers)] == [
+        ("past_key",),
+        ("compressed_kv",),
+    ]
+    assert codes(found) == ["KV108", "KV108"]
+    assert found.names == 4
+
+
+@pytest.mark.parametrize(
+    ("without", "code"), [("past_key.1_VLLM_RetainedState", "KV102"), ("past_key.1_VLLM", "KV101")]
+)
+def test_a_buffer_with_an_error_of_its_own_is_broken(inspected, without: str, code: str) -> None:
+    found = inspected(("full", "full"), tokens=("VLLM", "VLLM"), without={without})
+    assert states(found)["past_key.1"] == "broken"
+    assert set(states(found).values()) == {"token", "broken"}
+    assert codes(found) == [code]
+    assert found.failed
+
+
+def test_a_warning_breaks_no_buffer(inspected) -> None:
+    model = exported(("full",))
+    model.graph.node[1].input[0] = "x"  # so that nothing reads past_key.0
+    found = inspected(model)
+    assert codes(found) == ["KV107"]
+    assert set(states(found).values()) == {"plain"}
+    assert not found.failed
+
+
+def test_of_a_buffer_claimed_twice_the_first_is_broken(inspected) -> None:
+    model = exported(("full",))
+    model.graph.output.append(models.info("past_key.0_VLLM_RetainedState"))
+    found = inspected(model)
+    assert "KV106" in codes(found)
+    assert states(found) == {"past_key.0": "broken", "past_value.0": "plain"}
+
+
+def test_what_stays_is_told_with_the_reason(inspected) -> None:
+    model = exported(("full",))
+    model.graph.output.append(models.info("vision_embeds_RetainedState"))
+    model.graph.output.append(models.info("indexer_key_cache.0_RetainedState"))
+    found = inspected(model)
+    assert found.kept[1:] == (
+        Kept("vision_embeds_RetainedState", "vision"),
+        Kept("indexer_key_cache.0_RetainedState", "unknown"),
+    )
+    assert codes(found) == ["KV111"]
+
+
+def test_a_model_without_buffers_is_no_fault_here(inspected) -> None:
+    found = inspected(())
+    assert (found.buffers, found.layers, found.findings) == ((), (), ())
+    assert anatomy.exit_code([found]) == 0
+
+
+def test_data_files_are_told_with_their_sizes(external: Path) -> None:
+    found = anatomy.inspect(external, QEFF)
+    assert found.files == (DataUse("decoder.onnx.data", 2560),)
+    assert (found.weight.inline, found.weight.external, found.external) == (0, 10, 2560)
+
+
+@pytest.mark.parametrize(
+    ("location", "code"), [("gone.bin", "KV502"), ("../w.bin", "KV501"), ("short.bin", "KV503")]
+)
+def test_a_data_file_that_cannot_be_used_has_no_size(
+    inspected, tmp_path: Path, location: str, code: str
+) -> None:
+    (tmp_path / "short.bin").write_bytes(b"1")
+    (tmp_path / "w.bin").write_bytes(b"1234")
+    weights = [outside("w.bin"), outside(location), outside("w.bin")]
+    found = inspected(("full",), weights=weights)
+    assert found.files == (DataUse("w.bin", 4), DataUse(location, None))
+    assert (found.external, codes(found)) == (4, [code])
+
+
+def outside(location: str) -> TensorProto:
+    """A weight of four bytes in a file beside the model."""
+    weight = TensorProto(name=f"weight in {location}", dims=[1], data_type=1, data_location=1)
+    weight.external_data.add(key="location", value=location)
+    return weight
+
+
+def test_a_hundred_gigabytes_of_data_are_only_stated(inspected, tmp_path: Path) -> None:
+    size = 100_000_000_000
+    with (tmp_path / "w.bin").open("wb") as file:
+        file.truncate(size)  # a hole: it takes no room
+    found = inspected(("full",), weights=[outside("w.bin")])
+    assert found.external == size
+
+
+def test_weights_in_the_model_are_never_read(tmp_path: Path) -> None:
+    size = 1_900_000_000
+    path = saved(heavy(size), tmp_path / "m.onnx")
+    os.truncate(path, path.stat().st_size + size)
+    read = []
+
+    def counted(offset: int, size: int) -> bytes:
+        read.append(size)
+        return file.read(offset, size)
+
+    with files.opened(path) as file:
+        source = Source(counted, file.size)
+        found = anatomy.dissect(onnxfile.Model(file, source, messages.signature(source)), QEFF)
+    assert (found.weight.inline, found.weight.size) == (1, size)
+    assert set(states(found).values()) == {"plain"}
+    assert sum(read) < 1 << 20
+
+
+def heavy(size: int) -> bytes:
+    """A model up to the last weight, of whose values only the length is there."""
+    model = exported(("full", "full"))
+    main = model.graph.SerializeToString()
+    weight = models.field(8, "w") + models.varint(9 << 3 | 2) + models.varint(size)
+    held = models.varint(5 << 3 | 2) + models.varint(len(weight) + size) + weight
+    head = models.field(1, 10) + models.field(8, models.field(2, 18))
+    return head + models.varint(7 << 3 | 2) + models.varint(len(main + held) + size) + main + held
+
+
+def test_what_cannot_be_read_is_an_error_of_its_own(tmp_path: Path, decoder: Path) -> None:
+    gone = anatomy.inspect(tmp_path / "gone.onnx", QEFF)
+    text = anatomy.inspect(saved(b"no model", tmp_path / "m.onnx"), QEFF)
+    assert gone == Anatomy(str(tmp_path / "gone.onnx"), error=gone.error)
+    assert text.error is not None
+    assert "text file" in text.error.message
+    sound = anatomy.inspect(decoder, QEFF)
+    assert anatomy.exit_code([sound, text]) == 2
+    assert anatomy.exit_code([sound]) == 0
+
+
+def test_an_error_in_a_model_shows_in_the_exit_code(inspected) -> None:
+    assert anatomy.exit_code([inspected(("full",), without={"past_key.0"})]) == 1
+
+
+def document(*found: Anatomy, fault: KvRenameError | None = None) -> dict[str, object]:
+    text = anatomy.as_json(found, 0, fault)
+    assert text.isascii()
+    parsed: dict[str, object] = json.loads(text)
+    jsonschema.validate(parsed, SCHEMA)
+    return parsed
+
+
+def test_json_has_the_names_as_they_are(inspected) -> None:
+    model = exported(("full",))
+    scope = "\x1b[2J[red]\u202e/"
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = value.name.replace("past_key", f"{scope}past_key")
+    for made in model.graph.node:
+        made.input[:] = [name.replace("past_key", f"{scope}past_key") for name in made.input]
+        made.output[:] = [name.replace("past_key", f"{scope}past_key") for name in made.output]
+    (told,) = document(inspected(model))["models"]  # type: ignore[misc]
+    key = next(item for item in told["buffers"] if item["buffer"] == "past_key")
+    assert (key["scope"], key["input"]) == (scope, f"{scope}past_key.0")
+
+
+def test_json_holds_whatever_a_model_is(inspected, tmp_path: Path) -> None:
+    found = [
+        inspected(MIXED, tokens=("VLLM", "VLLM"), without={"k_pe.2_VLLM", "past_key.0_VLLM"}),
+        inspected(("full",), weights=[outside("gone.bin")]),
+        inspected(()),
+        inspected(ModelProto(graph=onnx.GraphProto())),
+        anatomy.inspect(tmp_path / "gone\udcff.onnx", QEFF),
+    ]
+    told = document(*found, fault=KvRenameError("no", hint="mend"))
+    assert [len(model["buffers"]) for model in told["models"]] == [14, 2, 0, 0, 0]  # type: ignore[index, attr-defined]
+    assert told["error"] == {"message": "no", "path": None, "hint": "mend"}
+
+
+def test_json_of_a_fixture_says_what_it_shows() -> None:
+    (told,) = document(anatomy.inspect(FIXTURES / "VLLM" / "hybrid.onnx", QEFF))["models"]  # type: ignore[misc]
+    assert told["tokens"] == [{"token": "VLLM", "names": 12}]
+    assert told["layers"] == [0, 1, 2]
+    assert {item["kind"] for item in told["buffers"]} == {
+        "full_attention",
+        "mamba",
+        "sliding_window",
+    }
+    assert told["export"]["opsets"] == [{"domain": "", "version": 17}]
+
+
+@pytest.mark.parametrize(
+    "path", sorted(FIXTURES.rglob("*.onnx")), ids=lambda path: str(path.relative_to(FIXTURES))
+)
+def test_every_fixture_is_told_without_errors(path: Path) -> None:
+    found = anatomy.inspect(path, QEFF)
+    document(found)
+    assert anatomy.exit_code([found]) == 0
+    assert bool(found.buffers) == (path.name != "encoder.onnx")
+    assert "unknown" not in {item.kind for item in found.buffers}
+    model = onnx.load(path, load_external_data=False)
+    assert found.weight.nodes == len(model.graph.node)
+    assert found.weight.functions == tuple(made.name for made in model.functions)
+
+
+@pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"no real exports: {EXPORTS} is not there")
+def test_every_real_export_is_told_and_only_the_broken_one_is_wrong() -> None:
+    wrong = set()
+    for path in sorted(EXPORTS.rglob("*.onnx")):
+        found = anatomy.inspect(path, QEFF)
+        document(found)
+        case, variant, *_ = path.relative_to(EXPORTS).parts
+        if found.failed:
+            wrong.add((case, variant.partition("-")[0]))
+        assert {token for token, _ in found.tokens} <= {variant.partition("-")[0]} - {"plain"}
+        assert "unknown" not in {item.kind for item in found.buffers}
+    assert wrong == {("llama2l_dynamo_subfn", "VLLM")}
+
+
+@pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"no real exports: {EXPORTS} is not there")
+@pytest.mark.parametrize(
+    ("case", "kinds"),
+    [
+        ("llama12l/plain-*/Llama*", ["full_attention"] * 12),
+        ("deepseekv3_mla/plain-*/Deepseek*", ["mla_attention"] * 2),
+        ("gemma3vlm_dual/plain-*/Gemma3Decoder*", ["sliding_window", "full_attention"]),
+    ],
+)
+def test_the_layers_of_real_exports_are_of_their_kinds(case: str, kinds: list[str]) -> None:
+    (path,) = EXPORTS.glob(f"{case}.onnx")
+    found = anatomy.inspect(path, QEFF)
+    assert [item.kind for item in found.buffers[::2]] == kinds
+
+
+def test_a_merge_in_progress_has_its_layers_in_scopes(tmp_path: Path) -> None:
+    model = exported(("full", "full"))
+    for value in (*model.graph.input, *model.graph.output):
+        if "." in value.name:
+            value.name = f"layer_{value.name.split('.')[1][0]}/{value.name}"
+    found = anatomy.inspect(saved(model, tmp_path / "m.onnx"), QEFF)
+    assert [(item.scope, item.layer) for item in found.buffers[::2]] == [
+        ("layer_0/", 0),
+        ("layer_1/", 1),
+    ]
+
+
+def test_nothing_heavy_is_loaded(decoder: Path) -> None:
+    script = (
+        "import sys, pathlib; from onnxkvrename import load_rules;"
+        "from onnxkvrename.layout import inspect as anatomy;"
+        "anatomy.as_json([anatomy.inspect(pathlib.Path(sys.argv[1]), load_rules())], 0);"
+        "print(*sys.modules)"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", script, str(decoder)], capture_output=True, text=True, check=True
+    )
+    assert "onnxkvrename.layout.inspect" in process.stdout.split()
+    assert not HEAVY & set(process.stdout.split())
+
+
+def test_a_rename_does_without_all_this(decoder: Path) -> None:
+    script = (
+        "import sys; from onnxkvrename.cli import main as cli; cli.main(sys.argv[1:]);"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", script, str(decoder), "--prefix", "VLLM", "-q"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    modules = {
+        f"onnxkvrename.{name}" for name in ("anatomy", "kinds", "weighing", "kvmap", "pictures")
+    }
+    assert "onnxkvrename.rules.plan" in process.stderr.split()
+    assert not modules & set(process.stderr.split())

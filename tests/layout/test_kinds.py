@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import pytest
+
+from onnxkvrename import Wish, load_rules
+from onnxkvrename.layout.kinds import WORDS, dtype_of, kind_of, shape_of
+from onnxkvrename.model.signature import Dim, Signature, Value
+from onnxkvrename.rules.plan import Pair, plan
+
+QEFF = load_rules()
+
+
+def value(text: str) -> Value:
+    """``name:batch,2,ctx_len,4``, with ``?`` for what is not said; without a shape no rank."""
+    name, _, dims = text.partition(":")
+    known: dict[str, Dim] = {"?": None}
+    shape = [int(dim) if dim.isdigit() else known.get(dim, dim) for dim in dims.split(",")]
+    return Value(name, "FLOAT16", tuple(shape) if dims else None)
+
+
+def pairs(*inputs: str, outputs: tuple[str, ...] = ()) -> tuple[Pair, ...]:
+    """The buffers of a layer: each input with an output of its shape, unless outputs are given."""
+    into = tuple(map(value, inputs))
+    retained = [one._replace(name=f"{one.name}_RetainedState") for one in into]
+    out = tuple(map(value, outputs)) if outputs else tuple(retained)
+    return plan(Signature(into, out), QEFF, Wish(None)).pairs
+
+
+def told(*inputs: str, outputs: tuple[str, ...] = ()) -> list[str]:
+    layer = pairs(*inputs, outputs=outputs)
+    return [kind_of(pair, layer) for pair in layer]
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [
+        ("batch_size,2,ctx_len,4", "full_attention"),
+        ("full_batch_size,2,ctx_len,4", "full_attention"),
+        ("1,2,past_sequence_length,4", "full_attention"),
+        ("batch_size,ctx_len,128", "full_attention"),  # GPTBigCode: all heads in one axis
+        ("batch_size,2,sliding_window,4", "sliding_window"),
+        ("1,2,sliding_window,4", "sliding_window"),
+        ("full_batch_size,8,chunk_ctx_len,128", "chunked_local_attention"),
+    ],
+)
+def test_attention_has_a_context_axis(shape: str, kind: str) -> None:
+    assert told(f"past_key.0:{shape}", f"past_value.0:{shape}") == [kind, kind]
+
+
+@pytest.mark.parametrize(
+    ("axis", "kind"),
+    [("ctx_len", "mla_attention"), ("sliding_window", "sliding_window_mla")],
+)
+def test_mla_is_told_by_its_name_and_its_window_by_the_axis(axis: str, kind: str) -> None:
+    layer = (f"compressed_kv.0:batch_size,1,{axis},512", f"k_pe.0:batch_size,1,{axis},64")
+    assert told(*layer) == [kind, kind]
+
+
+def test_states_under_their_own_names_are_linear() -> None:
+    layer = ("conv_state.1:batch_size,8,3", "recurrent_state.1:batch_size,2,4,4")
+    assert told(*layer) == ["mamba", "mamba"]
+    assert told("conv_state.1", "recurrent_state.1:1,2,4,4") == ["mamba", "mamba"]
+
+
+@pytest.mark.parametrize("batch", ["batch_size", "1"])
+def test_states_under_the_names_of_attention_are_told_by_the_rank_of_one(batch: str) -> None:
+    layer = (f"past_key.1:{batch},512,4", f"past_value.1:{batch},16,128,128")
+    assert told(*layer) == ["mamba", "mamba"]
+
+
+def test_a_state_of_unknown_rank_is_told_by_the_other_of_its_layer() -> None:
+    assert told("past_key.1:batch_size,512,4", "past_value.1") == ["mamba", "mamba"]
+    assert told("past_key.1:batch_size,2,ctx_len,4", "past_value.1") == [
+        "full_attention",
+        "unknown",
+    ]
+
+
+def test_beside_a_context_axis_a_rank_of_three_is_no_state() -> None:
+    layer = ("past_key.1:batch_size,512,4", "past_value.1:batch_size,2,ctx_len,4")
+    assert told(*layer) == ["unknown", "full_attention"]
+
+
+def test_a_state_without_a_convolution_is_one_if_the_exporter_names_axes() -> None:
+    shape = "16,128,128"
+    assert told(f"past_key.1:batch_size,{shape}", f"past_value.1:batch_size,{shape}") == [
+        "mamba",
+        "mamba",
+    ]
+
+
+@pytest.mark.parametrize(
+    "shape", [":1,2,32,4", "", ":?,2,?,4", ":batch_size,2,?,4", ":batch_size", ":1"]
+)
+def test_what_no_shape_tells_is_unknown(shape: str) -> None:
+    assert told(f"past_key.0{shape}", f"past_value.0{shape}") == ["unknown", "unknown"]
+
+
+def test_other_layers_and_other_buffers_of_the_layer_do_not_count() -> None:
+    attention = ("past_key.0:1,2,32,4", "past_value.0:1,2,32,4")
+    beside = ("conv_state.0:1,8,3", "recurrent_state.0:1,2,4,4", "past_key.1:1,8,3")
+    assert told(*attention, *beside)[:4] == ["unknown", "unknown", "mamba", "mamba"]
+
+
+def test_parallel_attention_and_states_in_one_layer_are_told_apart() -> None:
+    attention = ("past_key.0:b,2,ctx_len,4", "past_value.0:b,2,ctx_len,4")
+    states = ("conv_state.0:b,8,3", "recurrent_state.0:b,2,4,4")
+    assert told(*attention, *states) == ["full_attention", "full_attention", "mamba", "mamba"]
+
+
+def test_what_was_derived_from_a_name_is_no_context() -> None:
+    derived = "Wherepast_value.1_RetainedState_dim_2"
+    outputs = ("past_key.1_RetainedState:b,8,3", f"past_value.1_RetainedState:b,2,{derived},4")
+    assert told(outputs=outputs) == ["mamba", "mamba"]
+    assert told(outputs=outputs[1:]) == ["unknown"]
+
+
+def test_an_input_says_more_than_its_output() -> None:
+    layer = pairs(
+        "past_key.0:b,2,ctx_len,4",
+        "past_value.0",
+        outputs=(
+            "past_key.0_RetainedState:b,2,Concatpast_key.0_RetainedState_dim_2,4",
+            "past_value.0_RetainedState:b,2,sliding_window,4",
+        ),
+    )
+    assert [shape_of(pair) for pair in layer] == [
+        ("b", 2, "ctx_len", 4),
+        ("b", 2, "sliding_window", 4),
+    ]
+    assert [kind_of(pair, layer) for pair in layer] == ["full_attention", "sliding_window"]
+    assert dtype_of(layer[0]) == "FLOAT16"
+    assert shape_of(pairs("past_key.0")[0]) is None
+
+
+def test_another_exporters_words_are_data() -> None:
+    (pair,) = pairs("past_key.0:b,2,chunk,4")
+    kinds = ("chunked_local_attention", "sliding_window_mla")
+    words = WORDS._replace(windows={"chunk": kinds}, named={"attention": "cross_attention"})
+    assert kind_of(pair, [pair]) == "full_attention"
+    assert kind_of(pair, [pair], words) == "cross_attention"
+    assert kind_of(pair, [pair], words._replace(named={})) == "chunked_local_attention"

@@ -1,0 +1,301 @@
+"""The buffers of a model as a consumer meets them."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from types import MappingProxyType
+
+import pytest
+
+from onnxkvrename import ModelError, load_rules
+from onnxkvrename.layout import layout as layouts
+from onnxkvrename.layout.layout import Buffer, Layout, Source
+from onnxkvrename.model.signature import Signature, Value
+from onnxkvrename.rules import plan as planning
+
+RULES = load_rules()
+OUT = "_RetainedState"
+FULL = ("batch_size", 2, "ctx_len", 4)
+WINDOW = ("batch_size", 2, "sliding_window", 4)
+
+Shapes = dict[str, tuple[int | str | None, ...] | None]
+
+
+def source(
+    shapes: Shapes, path: str = "m.onnx", *, token: str = "", dtype: str = "FLOAT"
+) -> Source:
+    """A model with these buffers, each retained, and logits."""
+    names = {f"{name}_{token}" if token else name: shape for name, shape in shapes.items()}
+    inputs = (Value("input_ids", "INT64", ("batch_size", "seq_len")),)
+    inputs += tuple(Value(name, dtype, shape) for name, shape in names.items())
+    outputs = (Value("logits", "FLOAT", ("batch_size", "seq_len", 9)),)
+    outputs += tuple(Value(name + OUT, dtype, shape) for name, shape in names.items())
+    signature = Signature(inputs, outputs)
+    return Source(path, signature, planning.as_it_stands(signature, RULES))
+
+
+def layer(number: int, shape: tuple[int | str | None, ...] | None = FULL) -> Shapes:
+    return {f"past_key.{number}": shape, f"past_value.{number}": shape}
+
+
+def layout(*shapes: Shapes, token: str = "") -> Layout:
+    merged = {name: shape for group in shapes for name, shape in group.items()}
+    return layouts.layout([source(merged, token=token)])
+
+
+def parts(found: Layout) -> list[tuple[int, str, str]]:
+    return [(buffer.layer, buffer.part, buffer.kind) for buffer in found.buffers]
+
+
+# What a buffer is.
+
+
+def test_a_buffer_says_all_that_a_consumer_must_know() -> None:
+    found = layout(layer(0, WINDOW), token="VLLM")
+    assert found.buffers[0] == Buffer(
+        layer=0,
+        part="key",
+        kind="sliding_window",
+        buffer="past_key",
+        scope="",
+        input="past_key.0_VLLM",
+        output="past_key.0_VLLM_RetainedState",
+        dtype="FLOAT",
+        shape=WINDOW,
+        sequence=2,
+        window="sliding_window",
+        model="m.onnx",
+        token="VLLM",
+    )
+    assert found.buffers[0].names == ("past_key.0_VLLM", "past_key.0_VLLM_RetainedState")
+    assert found.buffers[0].state == WINDOW[1:]
+    assert found.buffers[0].token_shape == (2, 4)
+
+
+def test_layers_stand_in_the_order_of_their_numbers_and_parts_in_that_of_the_rules() -> None:
+    found = layout({f"past_{part}.{at}": FULL for at in (10, 2) for part in ("value", "key")})
+    assert [buffer.input for buffer in found.buffers] == [
+        *("past_key.2", "past_value.2", "past_key.10", "past_value.10")
+    ]
+    assert found.layers == (2, 10)
+
+
+def test_a_linear_layers_states_are_known_by_their_ranks_whatever_they_are_called() -> None:
+    states = {"past_key.0": ("batch_size", 8, 3), "past_value.0": ("batch_size", 2, 4, 4)}
+    assert parts(layout(states)) == [(0, "conv_state", "mamba"), (0, "recurrent_state", "mamba")]
+
+
+def test_states_of_one_rank_keep_their_names() -> None:
+    states = {"past_key.0": ("batch_size", 8, 3), "past_value.0": ("batch_size", 8, 16)}
+    assert parts(layout(states)) == [(0, "key", "mamba"), (0, "value", "mamba")]
+
+
+def test_a_state_does_not_grow() -> None:
+    (buffer, _) = layout(layer(0, ("batch_size", 2, 4, 4))).buffers
+    assert (buffer.kind, buffer.sequence, buffer.token_shape) == ("mamba", None, None)
+
+
+def test_a_buffer_of_unknown_rank_has_no_shapes() -> None:
+    buffer = layout(layer(0, None)).buffers[0]
+    assert (buffer.shape, buffer.state, buffer.token_shape) == (None, None, None)
+
+
+def test_a_side_that_is_missing_has_no_name() -> None:
+    signature = Signature((Value("past_key.0", "FLOAT", FULL),), ())
+    plan = planning.as_it_stands(signature, RULES)
+    (buffer,) = layouts.layout([Source("m.onnx", signature, plan)]).buffers
+    assert (buffer.output, buffer.names) == (None, ("past_key.0",))
+
+
+def test_names_that_carry_different_tokens_have_none_in_common() -> None:
+    inputs = (Value("past_key.0", "FLOAT", FULL),)
+    signature = Signature(inputs, (Value("past_key.0_VLLM_RetainedState", "FLOAT", FULL),))
+    plan = planning.as_it_stands(signature, RULES)
+    (buffer,) = layouts.layout([Source("m.onnx", signature, plan)]).buffers
+    assert buffer.token is None
+    assert [buffer.token for buffer in layout(layer(0)).buffers] == ["", ""]
+
+
+# Several models.
+
+
+def test_windows_together_show_each_input_and_output_once() -> None:
+    found = layouts.layout([source(layer(0), "a"), source(layer(1), "b")])
+    assert found.models == ("a", "b")
+    assert [buffer.model for buffer in found.buffers] == ["a", "a", "b", "b"]
+    assert [value.name for value in found.inputs] == [
+        *("input_ids", "past_key.0", "past_value.0", "past_key.1", "past_value.1")
+    ]
+    assert [kept.name for kept in found.kept] == ["logits"]
+
+
+def test_the_order_of_models_does_not_matter_to_the_buffers() -> None:
+    models = [source({f"past_{part}.0": FULL}, part) for part in ("value", "key")]
+    assert layouts.layout(models).buffers == layouts.layout(models[::-1]).buffers
+
+
+def test_two_models_with_one_buffer_are_not_one() -> None:
+    with pytest.raises(ModelError) as error:
+        layouts.layout([source(layer(0), "a.onnx"), source(layer(0), "b.onnx")])
+    assert str(error.value) == (
+        "b.onnx: has key of layer 0, as a.onnx has (give one model, or the windows of one)"
+    )
+
+
+def test_one_model_with_two_of_a_buffer_is_refused_with_their_names() -> None:
+    with pytest.raises(ModelError, match=r"two buffers for key of layer 0: past_key.0 and x/past"):
+        layout({"past_key.0": FULL, "x/past_key.0": FULL})
+
+
+# Sizes and dtypes.
+
+
+def test_sizes_are_known_or_missing() -> None:
+    found = layout(layer(0), layer(1, WINDOW))
+    assert found.symbols == ("batch_size", "ctx_len", "sliding_window")
+    assert found.missing == ("ctx_len", "sliding_window")
+    found = layouts.with_sizes(found, {"ctx_len": 32})
+    assert found.missing == ("sliding_window",)
+    assert found.sized(FULL) == ("batch_size", 2, 32, 4)
+
+
+def test_a_new_size_comes_before_an_old_one() -> None:
+    found = layouts.with_sizes(layout(layer(0)), {"ctx_len": 32, "batch_size": 1})
+    assert layouts.with_sizes(found, {"ctx_len": 64}).sizes == {"ctx_len": 64, "batch_size": 1}
+
+
+def test_bytes_follow_from_what_is_known() -> None:
+    found = layout(layer(0))
+    buffer = found.buffers[0]
+    assert (found.token_bytes(buffer), found.sequence_bytes(buffer)) == (2 * 4 * 4, None)
+    assert found.batch_bytes(buffer) is None
+    found = layouts.with_sizes(found, {"ctx_len": 32, "batch_size": 3})
+    assert found.sequence_bytes(buffer) == 2 * 32 * 4 * 4
+    assert found.batch_bytes(buffer) == 3 * 2 * 32 * 4 * 4
+    assert found.state_bytes(buffer) is None
+
+
+def test_a_state_takes_its_bytes_once_a_sequence() -> None:
+    found = layout(layer(0, ("batch_size", 2, 4, 4)))
+    buffer = found.buffers[0]
+    assert (found.token_bytes(buffer), found.state_bytes(buffer)) == (None, 2 * 4 * 4 * 4)
+
+
+def test_a_symbol_for_the_heads_leaves_a_token_without_a_size_until_it_is_given() -> None:
+    found = layout(layer(0, ("batch_size", 2, "ctx_len", "Concat_dim_3")))
+    assert found.token_bytes(found.buffers[0]) is None
+    found = layouts.with_sizes(found, {"Concat_dim_3": 4})
+    assert found.token_bytes(found.buffers[0]) == 32
+
+
+def test_dtypes_from_elsewhere_hold_for_buffers_and_values() -> None:
+    found = layouts.with_dtypes(
+        layout(layer(0)), {"past_key.0": "MXINT8", "past_key.0_RetainedState": "MXINT8"}
+    )
+    assert [buffer.dtype for buffer in found.buffers] == ["MXINT8", "FLOAT"]
+    assert [value.dtype for value in found.inputs] == ["INT64", "MXINT8", "FLOAT"]
+    assert [value.dtype for value in found.outputs] == ["FLOAT", "MXINT8", "FLOAT"]
+
+
+def test_a_dtype_on_one_side_is_that_of_the_buffer() -> None:
+    found = layouts.with_dtypes(layout(layer(0)), {"past_value.0_RetainedState": "FLOAT16"})
+    assert [buffer.dtype for buffer in found.buffers] == ["FLOAT", "FLOAT16"]
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "reason"),
+    [
+        (
+            {"past_key.0": "MXINT8", "past_key.0_RetainedState": "FLOAT16"},
+            "past_key.0 is MXINT8 and past_key.0_RetainedState is FLOAT16",
+        ),
+        ({"past_key.7": "MXINT8"}, "nothing is called past_key.7"),
+    ],
+)
+def test_dtypes_that_do_not_fit_are_refused(dtypes: dict[str, str], reason: str) -> None:
+    with pytest.raises(ModelError, match=reason):
+        layouts.with_dtypes(layout(layer(0)), dtypes)
+
+
+# The digest.
+
+
+def test_the_digest_is_what_its_description_says() -> None:
+    text = (
+        '[[0,"key","full_attention","FLOAT",[null,2,"ctx_len",4],"past_key.0"],'
+        '[0,"value","full_attention","FLOAT",[null,2,"ctx_len",4],"past_value.0"]]'
+    )
+    assert layouts.digest(layout(layer(0))) == sha256(text.encode("ascii")).hexdigest()
+
+
+def test_a_digest_takes_known_sizes_and_hostile_names() -> None:
+    name = "\u202eé\x07/past_key.0"
+    found = layouts.with_sizes(layout({name: FULL}), {"ctx_len": 8})
+    row = [0, "key", "full_attention", "FLOAT", [None, 2, 8, 4], name]
+    text = json.dumps([row], separators=(",", ":"))
+    assert layouts.digest(found) == sha256(text.encode("ascii")).hexdigest()
+
+
+def test_the_batch_does_not_matter_to_the_digest() -> None:
+    one = layout(layer(0))
+    assert layouts.digest(one) == layouts.digest(layout(layer(0, ("full_batch_size", *FULL[1:]))))
+    assert layouts.digest(one) == layouts.digest(layouts.with_sizes(one, {"batch_size": 4}))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        layout(layer(0), token="VLLM"),
+        layout(layer(1)),
+        layout(layer(0), layer(1)),
+        layout({"past_key.0": FULL}),
+        layout(layer(0, WINDOW)),
+        layout(layer(0, ("batch_size", 4, "ctx_len", 4))),
+        layout(layer(0, ("batch_size", "ctx_len", 2, 4))),
+        layout(layer(0, None)),
+        layouts.with_sizes(layout(layer(0)), {"ctx_len": 32}),
+        layouts.with_dtypes(layout(layer(0)), {"past_key.0": "MXINT8"}),
+        layout({"compressed_kv.0": FULL, "k_pe.0": FULL}),
+    ],
+    ids=[
+        *("a token", "another layer", "one more", "one part", "a window", "heads", "the axes"),
+        *("an unknown rank", "a size", "a precision", "MLA"),
+    ],
+)
+def test_whatever_else_differs_changes_the_digest(other: Layout) -> None:
+    assert layouts.digest(other) != layouts.digest(layout(layer(0)))
+
+
+def test_a_layout_is_a_value() -> None:
+    assert layout(layer(0)) == layout(layer(0))
+    assert layout(layer(0)).sizes == MappingProxyType({})
+
+
+# Stamps.
+
+
+def test_a_stamp_of_another_layout_is_void() -> None:
+    own = source(layer(0))
+    found = layouts.void_stamp(own, "0" * 64)
+    assert found is not None
+    assert (found.code, found.message[:24]) == ("KV621", "is stamped 000000000000…")
+    assert layouts.void_stamp(own, layouts.digest(layouts.layout([own]))) is None
+    assert layouts.void_stamp(own, None) is None
+
+
+def test_a_stamp_without_a_layout_is_void() -> None:
+    found = layouts.void_stamp(source({"past_key.0": FULL, "x/past_key.0": FULL}), "0" * 64)
+    assert found is not None
+    assert "has no layout: it has two buffers for key of layer 0" in found.message
+
+
+def test_a_stamp_is_missed_only_beside_others() -> None:
+    found = layouts.layout([source(layer(0), "a"), source(layer(1), "b")])
+    own = layouts.digest(found)
+    assert layouts.wrongly_stamped(found, {"a": None, "b": None}) == {}
+    assert layouts.wrongly_stamped(found, {"a": own, "b": own}) == {}
+    missed = layouts.wrongly_stamped(found, {"a": own, "b": None})
+    assert [(path, one.message) for path, one in missed.items()] == [
+        ("b", "has no stamp, unlike other windows of it")
+    ]

@@ -1,0 +1,441 @@
+"""From paths to layouts: models, sets, manifests."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from pathlib import Path
+
+import layerwise
+import models
+import pytest
+from models import saved
+
+from onnxkvrename import Job, KvRenameError, ModelError, Options, load_rules, rename
+from onnxkvrename.findings import finding
+from onnxkvrename.layout import layout as layouts
+from onnxkvrename.layout import load as gathering
+from onnxkvrename.layout import manifest
+from onnxkvrename.layout.load import Gathered, Known
+from onnxkvrename.renaming.run import stamp_set
+
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
+RULES = load_rules()
+REAL = pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"no real exports: {EXPORTS} is not there")
+
+
+def gather(*paths: Path, known: Known | None = None, strict: bool = False) -> Gathered:
+    return gathering.gather(paths, RULES, known, strict=strict)
+
+
+def digest(*paths: Path) -> str:
+    return layouts.digest(gather(*paths).layout)
+
+
+def codes(found: Gathered) -> list[str]:
+    return [finding.code for report in found.reports for finding in report.findings]
+
+
+def written(path: Path, found: Gathered) -> Path:
+    path.write_text(manifest.as_json(found.layout, found.reports, int(found.failed)), "utf-8")
+    return path
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Path:
+    """Three windows of one model."""
+    return layerwise.export(tmp_path / "export", 3)
+
+
+def merge(export: Path, first: int, end: int, token: str = "") -> Path:
+    model = layerwise.window(first, end, token)
+    return saved(model, export / f"merged_{first}-{end}.onnx")
+
+
+# One model, one set.
+
+
+def test_a_model_is_a_layout_with_its_report(decoder: Path) -> None:
+    found = gather(decoder)
+    assert found.layout.models == (str(decoder),)
+    assert len(found.layout.buffers) == 4
+    assert [report.status for report in found.reports] == ["unchanged"]
+    assert not found.failed
+
+
+def test_a_model_without_buffers_beside_one_with_them_is_no_part_of_the_layout() -> None:
+    directory = FIXTURES / "plain" / "vlm_dual"
+    found = gather(directory)
+    assert found.layout.models == (str(directory / "decoder.onnx"),)
+    assert len(found.reports) == 2
+    assert codes(found) == []
+    reasons = {kept.name: kept.reason for kept in found.layout.kept}
+    assert reasons["vision_embeds_RetainedState"] == "vision"
+
+
+def test_no_buffer_anywhere_is_found() -> None:
+    found = gather(FIXTURES / "plain" / "vlm_dual" / "encoder.onnx")
+    assert (codes(found), found.failed, found.layout.buffers) == (["KV001"], True, ())
+
+
+def test_what_is_wrong_with_a_model_is_found(tmp_path: Path) -> None:
+    model = models.decoder()
+    model.graph.output.pop()
+    found = gather(saved(model, tmp_path / "m.onnx"))
+    assert "KV102" in codes(found)
+    assert found.failed
+
+
+def test_strict_makes_warnings_errors() -> None:
+    model = FIXTURES / "plain" / "internal_suffix.onnx"
+    assert set(codes(gather(model))) == {"KV112"}
+    assert not gather(model).failed
+    assert gather(model, strict=True).failed
+    assert gather(model, strict=True).reports[0].status == "failed"
+
+
+def test_windows_in_any_order_are_one_layout(export: Path) -> None:
+    files = sorted(export.rglob("*.onnx"))
+    found = [gather(*order).layout for order in itertools.permutations(files)]
+    assert all(layout == found[0] for layout in found)
+    assert found[0].layers == (0, 1, 2)
+    assert found[0].models == tuple(map(str, files))
+
+
+def test_windows_that_do_not_fit_are_found(export: Path) -> None:
+    shutil.rmtree(export / "layer_1_2")
+    assert codes(gather(export)) == ["KV302"]
+
+
+def test_a_window_alone_is_a_layout_too(export: Path) -> None:
+    assert gather(export / "layer_1_2").layout.layers == (1,)
+
+
+def test_a_merge_beside_its_windows_stands_for_them(export: Path) -> None:
+    merged = merge(export, 0, 3)
+    assert gather(export).layout.models == (str(merged),)
+    assert digest(export) == digest(merged) == digest(*sorted(export.glob("layer*")))
+
+
+def test_windows_stand_for_an_unfinished_merge(export: Path) -> None:
+    merge(export, 1, 3)
+    found = gather(export)
+    assert len(found.layout.models) == 3
+    assert found.layout.layers == (0, 1, 2)
+
+
+def test_the_last_of_several_merges_stands_for_all(export: Path) -> None:
+    merge(export, 1, 3)
+    merged = merge(export, 0, 3)
+    assert gather(export).layout.models == (str(merged),)
+
+
+@pytest.mark.parametrize("other", ["decoder.onnx", "hybrid.onnx", "mla.onnx"])
+def test_two_unrelated_models_are_refused(other: str, decoder: Path) -> None:
+    mine = shutil.copyfile(FIXTURES / "plain" / other, decoder.parent / "other.onnx")
+    with pytest.raises(ModelError, match=f"{mine}: is another model than {decoder} .give one"):
+        gather(decoder, mine)
+
+
+def test_two_merged_exports_are_not_one(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        merge(tmp_path / name, 0, 2)
+    with pytest.raises(ModelError, match="is another model than"):
+        gather(tmp_path)
+
+
+def test_a_merge_above_the_windows_of_two_models_stands_for_neither(export: Path) -> None:
+    for path in sorted(export.rglob("*.onnx")):
+        shutil.copyfile(path, path.with_name(path.name.replace("Tiny", "Other")))
+    merge(export, 0, 3)
+    with pytest.raises(ModelError, match="is another model than"):
+        gather(export)
+
+
+def test_a_symbol_of_the_batch_does_not_change_the_digest_and_a_token_does(
+    tmp_path: Path, decoder: Path
+) -> None:
+    model = decoder.read_bytes()
+    assert b"batch_size" in model
+    other = saved(model.replace(b"batch_size", b"batch_siez"), tmp_path / "other.onnx")
+    assert digest(decoder) == digest(other)
+    assert digest(decoder) != digest(FIXTURES / "VLLM" / "decoder.onnx")
+
+
+@REAL
+def test_real_exports_for_one_batch_or_continuous_batching_have_one_digest() -> None:
+    batch, continuous = (
+        digest(*EXPORTS.glob(f"{case}/VLLM-*")) for case in ("llama2l", "llama2l_cb")
+    )
+    assert batch == continuous
+    assert batch != digest(*EXPORTS.glob("llama2l/plain-*"))
+
+
+@REAL
+@pytest.mark.parametrize("kind", ["plain", "VLLM"])
+def test_a_real_merge_stands_for_its_windows_and_says_the_same(kind: str) -> None:
+    (directory,) = EXPORTS.glob(f"lw_qwen3moe/{kind}-*")
+    found = gather(directory)
+    assert found.layout.models == (str(directory / "merged_0-2.onnx"),)
+    assert digest(directory) == digest(directory / "onnx_layerwise_tmp")
+
+
+def test_more_that_is_found_of_a_layout_is_told_with_its_first_model() -> None:
+    found = gather(FIXTURES / "plain" / "vlm_dual")
+    more = found.with_findings([finding("KV619", "", "is", "do")])
+    assert [len(report.findings) for report in more.reports] == [1, 0]
+    assert (found.failed, more.failed) == (False, True)
+
+
+# What is known beside the models.
+
+
+def test_sizes_are_those_given(decoder: Path) -> None:
+    found = gather(decoder, known=Known({"ctx_len": 32}))
+    assert found.layout.sizes == {"ctx_len": 32}
+
+
+def test_a_size_for_what_no_buffer_has_is_refused(decoder: Path) -> None:
+    with pytest.raises(KvRenameError, match=r"--dim seq_len: buffers have no such dimension; they"):
+        gather(decoder, known=Known({"seq_len": 1}))
+
+
+def specialized(path: Path, text: str) -> Known:
+    path.write_text(text, "utf-8")
+    return Known(specializations=path)
+
+
+@pytest.mark.parametrize(("given", "close"), [("ctx_lem", "(did you mean ctx_len?)"), ("x", "")])
+def test_a_size_for_nearly_a_symbol_is_told_the_symbol(
+    given: str, close: str, decoder: Path
+) -> None:
+    with pytest.raises(KvRenameError) as error:
+        gather(decoder, known=Known({given: 4}))
+    said = f"--dim {given}: buffers have no such dimension; they have batch_size, ctx_len {close}"
+    assert str(error.value) == said.strip()
+
+
+def test_a_custom_io_of_before_the_rename_is_told_how_to_follow(decoder: Path) -> None:
+    custom = decoder.parent / "custom_io.yaml"
+    custom.write_text("- IOName: past_key.0\n  Precision: mxint8\n", "utf-8")
+    rename(decoder, "VLLM")
+    with pytest.raises(ModelError, match="nothing is called past_key") as error:
+        gather(decoder, known=Known(custom_io=custom))
+    assert "onnxkvrename MODEL --prefix TOKEN --sidecar FILE" in str(error.value)
+
+
+def test_sizes_come_from_specializations_as_far_as_buffers_have_them(decoder: Path) -> None:
+    known = specialized(
+        decoder.parent / "s.json",
+        '{"specializations": [{"ctx_len": "8", "seq_len": "4"}, {"ctx_len": "8", "seq_len": "1"}]}',
+    )
+    assert gather(decoder, known=known).layout.sizes == {"ctx_len": 8}
+    known = known._replace(sizes={"ctx_len": 16})
+    assert gather(decoder, known=known).layout.sizes == {"ctx_len": 16}
+
+
+def test_specializations_that_do_not_agree_are_refused_until_the_size_is_given(
+    decoder: Path,
+) -> None:
+    known = specialized(
+        decoder.parent / "s.json", '{"specializations": [{"ctx_len": "8"}, {"ctx_len": "4"}]}'
+    )
+    with pytest.raises(KvRenameError) as error:
+        gather(decoder, known=known)
+    path = decoder.parent / "s.json"
+    assert str(error.value) == f"{path}: has ctx_len as 8 and 4 (--dim ctx_len=SIZE says which)"
+    found = gather(decoder, known=known._replace(sizes={"ctx_len": 4}))
+    assert found.layout.sizes == {"ctx_len": 4}
+
+
+def test_specializations_may_differ_in_their_batch(decoder: Path) -> None:
+    known = specialized(
+        decoder.parent / "s.json",
+        '{"specializations": [{"batch_size": 1, "ctx_len": 8}, {"batch_size": 4, "ctx_len": 8}]}',
+    )
+    assert gather(decoder, known=known).layout.sizes == {"ctx_len": 8}
+
+
+def test_a_size_of_nothing_is_refused(decoder: Path) -> None:
+    known = specialized(decoder.parent / "s.json", '{"specializations": [{"ctx_len": "0"}]}')
+    with pytest.raises(KvRenameError, match=r"has ctx_len as 0 .a size is 1 or more"):
+        gather(decoder, known=known)
+
+
+def test_dtypes_come_from_custom_io(decoder: Path) -> None:
+    path = decoder.parent / "custom_io.yaml"
+    path.write_text("- IOName: past_key.0\n  Precision: mxint8\n", "utf-8")
+    found = gather(decoder, known=Known(custom_io=path))
+    assert [buffer.dtype for buffer in found.layout.buffers] == ["MXINT8", *["FLOAT"] * 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("- IOName: elsewhere\n  Precision: float16\n", "nothing is called elsewhere (give the"),
+        ("- IOName: past_key.0\n", "cannot be taken as custom I/O: it has past_key.0 with nothing"),
+        ("a: b\n", "cannot be taken as custom I/O: it holds a mapping"),
+        ("\x00", "cannot be taken as custom I/O: it "),
+    ],
+)
+def test_a_custom_io_of_another_form_or_model_is_refused(
+    text: str, reason: str, decoder: Path
+) -> None:
+    path = decoder.parent / "custom_io.yaml"
+    path.write_text(text, "utf-8")
+    with pytest.raises(ModelError) as error:
+        gather(decoder, known=Known(custom_io=path))
+    assert str(error.value).startswith(f"{path}: {reason}")
+    assert "\n" not in str(error.value)
+
+
+def test_an_empty_custom_io_says_nothing(decoder: Path) -> None:
+    path = decoder.parent / "custom_io.yaml"
+    path.touch()
+    assert gather(decoder, known=Known(custom_io=path)).layout == gather(decoder).layout
+
+
+@REAL
+def test_the_files_of_a_real_compile_fit_its_model() -> None:
+    (model,) = EXPORTS.glob("llama2l/plain-*/*.onnx")
+    compiled = EXPORTS / "llama2l" / "compile-plain"
+    known = Known({}, compiled / "specializations.json", compiled / "custom_io.yaml")
+    found = gather(model, known=known).layout
+    assert found.sizes == {"batch_size": 1, "ctx_len": 32}
+    assert {buffer.dtype for buffer in found.buffers} == {"FLOAT16"}
+    assert sum(found.sequence_bytes(buffer) or 0 for buffer in found.buffers) == (
+        2 * 2 * (2 * 32 * 16) * 2
+    )
+
+
+# One side of a hand-off.
+
+
+@pytest.mark.parametrize("name", ["decoder.onnx", "hybrid.onnx", "windows", "vlm_dual"])
+def test_a_model_or_a_set_is_a_side(name: str) -> None:
+    path = FIXTURES / "VLLM" / name
+    assert gathering.side(path, RULES) == gather(path)
+
+
+@pytest.mark.parametrize("name", ["kv.json", "kv", "kv.onnx"])
+def test_a_manifest_stands_for_its_model_whatever_it_is_called(name: str, tmp_path: Path) -> None:
+    found = gather(FIXTURES / "VLLM" / "hybrid.onnx", known=Known({"ctx_len": 64}))
+    assert gathering.side(written(tmp_path / name, found), RULES).layout == found.layout
+
+
+def test_a_manifest_that_an_editor_saved_with_a_mark_and_blanks_is_read(tmp_path: Path) -> None:
+    found = gather(FIXTURES / "VLLM" / "decoder.onnx")
+    path = written(tmp_path / "m.json", found)
+    path.write_bytes(b"\xef\xbb\xbf\r\n " + path.read_bytes())
+    assert gathering.side(path, RULES).layout == found.layout
+
+
+def test_sizes_fill_in_what_a_manifest_does_not_say(decoder: Path, tmp_path: Path) -> None:
+    path = written(tmp_path / "m.json", gather(decoder, known=Known({"batch_size": 2})))
+    custom = decoder.parent / "custom_io.yaml"
+    custom.write_text("- IOName: past_key.0\n  Precision: mxint8\n", "utf-8")
+    found = gathering.side(path, RULES, Known({"ctx_len": 8}, None, custom)).layout
+    assert found.sizes == {"ctx_len": 8, "batch_size": 2}
+    assert found.buffers[0].dtype == "MXINT8"
+
+
+def test_a_size_that_a_manifest_says_otherwise_is_refused(decoder: Path, tmp_path: Path) -> None:
+    path = written(tmp_path / "m.json", gather(decoder, known=Known({"ctx_len": 64})))
+    assert gathering.side(path, RULES, Known({"ctx_len": 64})).layout.sizes == {"ctx_len": 64}
+    with pytest.raises(KvRenameError, match="manifest says ctx_len=64, and --dim says 8"):
+        gathering.side(path, RULES, Known({"ctx_len": 8}))
+
+
+def test_specializations_of_the_other_side_leave_a_manifest_alone(
+    decoder: Path, tmp_path: Path
+) -> None:
+    path = written(tmp_path / "m.json", gather(decoder, known=Known({"ctx_len": 64})))
+    other = tmp_path / "specializations.json"
+    other.write_text('{"specializations": [{"symbols": {"ctx_len": "128"}}]}', "utf-8")
+    assert gathering.side(path, RULES, Known({}, other)).layout.sizes == {"ctx_len": 64}
+    assert gathering.side(decoder, RULES, Known({}, other)).layout.sizes == {"ctx_len": 128}
+
+
+def test_windows_need_not_fit_if_nobody_asks(export: Path) -> None:
+    shutil.rmtree(export / "layer_1_2")
+    assert "KV302" in codes(gather(export))
+    assert codes(gather(export, known=Known(sets=False))) == []
+
+
+def test_what_was_wrong_with_a_model_is_still_wrong_in_its_manifest(tmp_path: Path) -> None:
+    model = models.decoder()
+    model.graph.output.pop()
+    found = gather(saved(model, tmp_path / "m.onnx"))
+    side = gathering.side(written(tmp_path / "m.json", found), RULES)
+    assert (codes(side), side.failed) == (codes(found), True)
+    assert [report.path for report in side.reports] == [str(tmp_path / "m.json")]
+
+
+def test_a_manifest_that_was_changed_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "m.json", gather(FIXTURES / "VLLM" / "decoder.onnx"))
+    path.write_text(path.read_text().replace("FLOAT", "FLOAT16"), "utf-8")
+    with pytest.raises(ModelError, match=f"{path}: was changed after it was written"):
+        gathering.side(path, RULES)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"[]", "is a text file, not an ONNX model"),
+        (b"{\xff", "is no UTF-8 text"),
+        (b"{", "is not JSON"),
+        (b"{}", "is no manifest: it says no schema"),
+    ],
+)
+def test_what_is_neither_a_model_nor_a_manifest_is_refused(
+    content: bytes, reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError) as error:
+        gathering.side(saved(content, tmp_path / "m.json"), RULES)
+    assert str(error.value).startswith(f"{tmp_path / 'm.json'}: {reason}")
+
+
+def test_a_side_that_is_not_there_is_said_to_be_missing(decoder: Path) -> None:
+    with pytest.raises(ModelError, match=r"no such file \(did you mean .*decoder.onnx\?\)"):
+        gathering.side(decoder.with_name("decodr.onnx"), RULES)
+
+
+# Stamped.
+
+
+def stamp(*paths: Path) -> None:
+    found = gather(*paths)
+    jobs = [Job(Path(path), Path(path)) for path in found.layout.models]
+    made = stamp_set(jobs, found.reports, layouts.digest(found.layout), RULES, Options())
+    assert made.exit_code() == 0
+
+
+def test_a_set_is_stamped_with_one_digest_which_its_merge_has_too(export: Path) -> None:
+    stamp(export)
+    found = gather(export)
+    assert (codes(found), found.stamp) == ([], layouts.digest(found.layout))
+    merged = merge(export, 0, 3)
+    assert layouts.digest(gather(merged).layout) == found.stamp
+
+
+def test_a_window_alone_may_carry_the_stamp_of_its_set(export: Path) -> None:
+    stamp(export)
+    assert codes(gather(export / "layer_1_2")) == []
+
+
+def test_windows_are_not_all_that_were_stamped(export: Path) -> None:
+    stamp(export)
+    shutil.rmtree(export / "layer_2_3")
+    found = gather(export)
+    assert codes(found) == ["KV621", "KV621"]
+    assert found.failed
+
+
+def test_a_window_without_a_stamp_is_not_of_the_stamped_set(export: Path) -> None:
+    stamp(export)
+    rename(next((export / "layer_1_2").glob("*.onnx")), strip=True)
+    (found,) = (report for report in gather(export).reports if report.findings)
+    assert "layer_1_2" in found.path
+    assert [f.message for f in found.findings] == ["has no stamp, unlike other windows of it"]

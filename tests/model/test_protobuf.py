@@ -1,0 +1,387 @@
+"""Records found as protobuf finds them, and edits that leave everything else as it was."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import onnx
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import BROKEN, CLOSE, OPEN, field, varint
+
+from onnxkvrename.errors import ModelError
+from onnxkvrename.model import protobuf as wire
+from onnxkvrename.model.protobuf import Record, Source, Span, fields, splice, total
+
+GRAPH = 7
+
+
+def read(data: bytes) -> list[tuple[int, int, bytes]]:
+    return [(r.number, r.wire, data[r.body : r.end]) for r in fields(Source.of(data), root(data))]
+
+
+def root(data: bytes) -> Record:
+    return Source.of(data).root
+
+
+def only_field(source: Source, parent: Record) -> Record:
+    (record,) = fields(source, parent)
+    return record
+
+
+def bytes_of(data: bytes, pieces: tuple[wire.Piece, ...]) -> bytes:
+    return b"".join(
+        data[piece.offset : piece.offset + piece.size] if isinstance(piece, Span) else piece
+        for piece in pieces
+    )
+
+
+def test_every_kind_of_field_is_found_in_order():
+    data = field(1, 300) + b"\x11" + b"8" * 8 + field(3, "name") + b"\x25" + b"4" * 4
+    assert read(data) == [
+        (1, wire.VARINT, varint(300)),
+        (2, wire.FIXED64, b"8" * 8),
+        (3, wire.LENGTH, b"name"),
+        (4, wire.FIXED32, b"4" * 4),
+    ]
+
+
+@pytest.mark.parametrize("number", [1, 15, 16, 2047, 2048, (1 << 29) - 1])
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_numbers_and_lengths_may_be_longer_than_needed(number: int, width: int):
+    tag = varint(number << 3 | 2, min(5, width))
+    data = tag + varint(4, width) + b"name" + field(1, 7, width)
+    assert [(n, payload) for n, _, payload in read(data)] == [
+        (number, b"name"),
+        (1, varint(7, width)),
+    ]
+
+
+@pytest.mark.parametrize("value", [0, 127, 128, 1 << 32, (1 << 63) - 1, -1, -(1 << 63)])
+def test_integers_are_signed_64_bit_numbers(value: int):
+    source = Source.of(field(1, value % (1 << 64)))
+    assert source.integer(only_field(source, source.root)) == value
+
+
+def test_packed_integers_are_read_one_by_one():
+    source = Source.of(field(1, varint(1) + varint(300) + varint((1 << 64) - 2)))
+    assert list(source.integers(only_field(source, source.root))) == [1, 300, -2]
+
+
+def test_groups_are_stepped_over_with_all_that_is_in_them():
+    inner = varint(101 << 3 | 3) + field(5, "y") + varint(101 << 3 | 4)
+    group = OPEN + field(1, "x") + inner + b"\x11" + CLOSE[:1] * 8 + CLOSE
+    assert read(field(1, "a") + group + field(2, "b")) == [
+        (1, wire.LENGTH, b"a"),
+        (2, wire.LENGTH, b"b"),
+    ]
+
+
+@pytest.mark.parametrize("data", BROKEN.values(), ids=BROKEN.keys())
+@pytest.mark.parametrize("before", [b"", field(1, 8)], ids=["first", "second"])
+def test_what_protobuf_refuses_is_refused(data: bytes, before: bytes):
+    with pytest.raises(DecodeError):
+        onnx.ModelProto.FromString(before + data)
+    with pytest.raises(ModelError):
+        read(before + data)
+
+
+@pytest.mark.parametrize("data", BROKEN.values(), ids=BROKEN.keys())
+@pytest.mark.parametrize("before", [b"", field(1, "a")], ids=["first", "second"])
+@pytest.mark.parametrize("after", [b"", field(2, "b" * 50)], ids=["last", "not last"])
+def test_what_protobuf_refuses_in_a_graph_is_refused_there(
+    data: bytes, before: bytes, after: bytes
+):
+    raw = field(GRAPH, before + data) + after
+    with pytest.raises(DecodeError):
+        onnx.ModelProto.FromString(raw)
+    source = Source.of(raw)
+    graph = next(fields(source, source.root))
+    for stems in (None, (), (b"past_",)):
+        with pytest.raises(ModelError):
+            list(fields(source, graph, stems=stems))
+
+
+def test_groups_count_as_messages():
+    fits, too_deep = (field(GRAPH, OPEN * count + CLOSE * count) for count in (99, 100))
+    onnx.ModelProto.FromString(fits)
+    assert list(fields(Source.of(fits), only_field(Source.of(fits), root(fits)))) == []
+    with pytest.raises(DecodeError):
+        onnx.ModelProto.FromString(too_deep)
+    with pytest.raises(ModelError):
+        list(fields(Source.of(too_deep), only_field(Source.of(too_deep), root(too_deep))))
+
+
+@pytest.mark.parametrize("depth", [100, 101])
+def test_messages_nest_as_deep_as_protobuf_takes_them(depth: int):
+    data = b""
+    for _ in range(depth):
+        data = field(1, data)
+    source, record = Source.of(data), root(data)
+    for _ in range(100):
+        record = only_field(source, record)
+    if depth == 100:
+        assert list(fields(source, record)) == []
+    else:
+        record = only_field(source, record)
+        with pytest.raises(ModelError, match="nested more than 100 deep"):
+            list(fields(source, record))
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_noticed():
+    data = field(1, "a" * 200_000) + field(2, "b")
+    source = Source(lambda offset, size: data[offset : offset + size][:100], len(data))
+    with pytest.raises(ModelError, match="shorter"):
+        list(fields(source, source.root))
+
+
+def test_a_name_of_more_than_64_kib_is_refused():
+    source = Source.of(field(1, "a" * wire.MAX_NAME) + field(2, "a" * (wire.MAX_NAME + 1)))
+    fits, too_long = fields(source, source.root)
+    assert source.text(fits) == "a" * wire.MAX_NAME
+    with pytest.raises(ModelError, match="65,537 bytes"):
+        source.text(too_long)
+
+
+def test_bytes_that_are_no_utf8_survive_as_text():
+    source = Source.of(field(1, b"past_\xff\x00"))
+    text = source.text(only_field(source, source.root))
+    assert text.encode("utf-8", "surrogateescape") == b"past_\xff\x00"
+
+
+# Looking for stems
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> bytes:
+    """Fields of one message, some with a stem in them, some near a block's size."""
+    data = b""
+    for _ in range(draw(st.integers(1, 25))):
+        number = draw(st.sampled_from([1, 2, 5, 11, 15, 16, 200]))
+        kind = draw(st.integers(0, 9))
+        if kind == 0:
+            data += field(number, draw(st.sampled_from([0, 127, 128, 1 << 60])))
+        elif kind == 1:
+            data += varint(number << 3 | 1) + b"past_key"
+        elif kind == 2:
+            data += OPEN + field(1, "past_") + CLOSE
+        else:
+            filling = "x" * draw(st.integers(0, 90))
+            name = draw(st.sampled_from(["", "", "past_", "kv"]))
+            cut = draw(st.integers(0, len(filling)))
+            payload = filling[:cut] + name + filling[cut:]
+            data += field(number, payload, draw(st.sampled_from([1, 1, 2, 3])))
+    return data
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    before=st.integers(0, 70),
+    message=messages(),
+    stems=st.sampled_from([(b"past_",), (b"past_", b"kv"), ()]),
+    always=st.sampled_from([frozenset(), frozenset((11,)), frozenset((1, 200))]),
+)
+def test_a_search_finds_what_a_plain_walk_finds(
+    before: int, message: bytes, stems: tuple[bytes, ...], always: frozenset[int]
+):
+    data = field(3, "b" * before) + field(7, message) + field(4, "past_")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "BLOCK", 64)
+        source = Source.of(data)
+        holder = list(fields(source, source.root))[1]
+        plain = list(fields(source, holder))
+        found = list(fields(source, holder, stems=stems, always=always))
+    asked = [
+        r
+        for r in plain
+        if r.number in always or any(stem in data[r.body : r.end] for stem in stems)
+    ]
+    if not stems:
+        assert found == asked
+        return
+    assert [r for r in plain if r in found] == found
+    assert [r for r in asked if r.wire == wire.LENGTH and r not in found] == []
+    for record in found:  # the others are those that take a longer look
+        prefix, size = record.body - record.size_at, record.end - record.size_at
+        if record.wire == wire.LENGTH and record.number < 16 and prefix < 3 < size < 63:
+            assert record in asked
+
+
+@pytest.mark.parametrize("around", [1 << 16, 2 << 16])
+def test_a_name_is_found_wherever_a_block_ends(around: int):
+    names = field(1, "past_key.0") + field(1, "x" * 100) + field(1, "past_key.1")
+    for before in range(around - 180, around + 20):
+        filler = b"".join(field(2, "f" * 96) for _ in range(before // 98))
+        source = Source.of(filler + field(3, "f" * (before % 98)) + names)
+        found = [source.text(r) for r in fields(source, source.root, stems=(b"past_",))]
+        assert found == ["past_key.0", "past_key.1"]
+
+
+def test_a_field_larger_than_a_block_is_given_unless_nothing_is_looked_for():
+    data = field(5, "w" * 70_000) + field(1, "a") + field(1, "past_")
+    source = Source.of(data)
+    numbers = [r.number for r in fields(source, source.root, stems=(b"past_",))]
+    assert numbers == [5, 1]
+    assert list(fields(source, source.root, stems=())) == []
+
+
+def test_weights_are_stepped_over_and_not_read():
+    data = field(5, "w" * 5_000_000) + field(1, "past_")
+    sizes: list[int] = []
+
+    def reading(offset: int, size: int) -> bytes:
+        sizes.append(size)
+        return data[offset : offset + size]
+
+    source = Source(reading, len(data))
+    assert len(list(fields(source, source.root, stems=(b"past_",)))) == 2
+    assert sum(sizes) <= 2 * wire.BLOCK
+
+
+@pytest.mark.parametrize("stems", [(), (b"past_",)])
+def test_a_block_is_read_once_however_many_fields_are_given(stems: tuple[bytes, ...]):
+    data = field(7, field(11, "past_key.0" + "x" * 90) * 2_000)
+    blocks: list[int] = []
+
+    def reading(offset: int, size: int) -> bytes:
+        blocks.append(offset)
+        return data[offset : offset + size]
+
+    source = Source(reading, len(data))
+    graph = only_field(source, source.root)
+    found = list(fields(source, graph, stems=stems, always=frozenset((11,))))
+    assert len(found) == 2_000
+    assert len(blocks) <= len(data) // wire.BLOCK + 2
+
+
+# Splicing
+
+
+def grown(depth: int, old: str, new: str) -> tuple[bytes, bytes]:
+    """A name in ``depth`` messages after a splice, and as protobuf would have written it."""
+    before, after = field(1, old), field(1, new)
+    for number in range(2, depth + 2):
+        before, after = field(number, before), field(number, after)
+    source = Source.of(before)
+    record = only_field(source, source.root)
+    for _ in range(depth):
+        record = only_field(source, record)
+    pieces = splice(source, [(record, new.encode())])
+    assert total(pieces) == len(after)
+    return bytes_of(before, pieces), after
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("edge", [1 << 7, 1 << 14])
+def test_every_prefix_grows_and_shrinks_by_itself(depth: int, edge: int):
+    for size in range(edge - 4 * depth - 8, edge + 2):
+        for change in (-5, 0, 1, 5):
+            result, expected = grown(depth, "a" * size, "b" * (size + change))
+            assert result == expected
+
+
+def test_an_empty_name_can_be_filled_and_a_name_emptied():
+    assert grown(2, "", "a" * 200)[0] == grown(2, "a" * 200, "a" * 200)[0]
+    assert grown(2, "a" * 200, "")[0] == grown(2, "", "")[0]
+
+
+@pytest.mark.parametrize(("width", "expected"), [(1, 2), (2, 2), (3, 3), (5, 5)])
+def test_a_prefix_longer_than_needed_keeps_its_width(width: int, expected: int):
+    data = field(1, field(2, "a" * 100, width), width)
+    source = Source.of(data)
+    holder = only_field(source, source.root)
+    name = only_field(source, holder)
+    result = bytes_of(data, splice(source, [(name, b"a" * 200)]))
+    assert result == field(1, field(2, "a" * 200, expected), expected)
+
+
+def test_two_names_change_places():
+    data = field(1, "past_key.0") + field(2, "weights") + field(1, "past_value.10")
+    source = Source.of(data)
+    one, _, other = fields(source, source.root)
+    pieces = splice(source, [(other, source.payload(one)), (one, source.payload(other))])
+    assert bytes_of(data, pieces) == (
+        field(1, "past_value.10") + field(2, "weights") + field(1, "past_key.0")
+    )
+
+
+def test_what_does_not_change_is_not_held_in_memory():
+    data = field(1, field(9, "w" * 1000) + field(8, "past_key.0")) + field(2, "end")
+    source = Source.of(data)
+    holder = next(fields(source, source.root))
+    _, name = fields(source, holder)
+    assert splice(source, []) == (Span(0, len(data)),)
+    pieces = splice(source, [(name, b"past_key.0_VLLM")])
+    assert [piece for piece in pieces if isinstance(piece, Span)] == [
+        Span(0, 1),
+        Span(holder.body, name.size_at - holder.body),
+        Span(holder.end, len(data) - holder.end),
+    ]
+
+
+class Leaf(NamedTuple):
+    """A payload before and after; one that stays is not edited."""
+
+    old: bytes
+    new: bytes
+
+
+class Part(NamedTuple):
+    """A field of a tree; ``spare`` bytes make its length longer than needed."""
+
+    number: int
+    spare: int
+    inside: Leaf | list[Part]
+
+
+sizes = st.one_of(st.integers(0, 40), st.integers(110, 130), st.integers(16_360, 16_390))
+payloads = sizes.map(lambda size: b"x" * size)
+leaves = st.builds(Leaf, payloads, payloads) | payloads.map(lambda same: Leaf(same, same))
+trees = st.recursive(
+    st.lists(st.builds(Part, st.integers(1, 40), st.sampled_from([0, 0, 1, 2]), leaves)),
+    lambda inner: st.lists(
+        st.builds(Part, st.integers(1, 40), st.sampled_from([0, 0, 1, 2]), inner | leaves),
+        min_size=1,
+        max_size=4,
+    ),
+    max_leaves=12,
+)
+
+
+def written(parts: list[Part], *, after: bool) -> bytes:
+    """A tree as bytes, before or after all edits."""
+    return b"".join(_written(part, after=after) for part in parts)
+
+
+def _written(part: Part, *, after: bool) -> bytes:
+    if isinstance(part.inside, Leaf):
+        old, new = part.inside
+    else:
+        old, new = (written(part.inside, after=when) for when in (False, True))
+    width = len(varint(len(old))) + part.spare if part.spare else 1
+    return field(part.number, new if after else old, width)
+
+
+def edits(source: Source, holder: Record, parts: list[Part]) -> list[tuple[Record, bytes]]:
+    found: list[tuple[Record, bytes]] = []
+    for record, part in zip(fields(source, holder), parts, strict=True):
+        if isinstance(part.inside, Leaf):
+            if part.inside.old != part.inside.new:
+                found.append((record, part.inside.new))
+        else:
+            found += edits(source, record, part.inside)
+    return found
+
+
+@settings(deadline=None, max_examples=150)
+@given(trees, st.randoms(use_true_random=False))
+def test_a_splice_is_what_writing_it_all_again_would_give(tree: list[Part], random):
+    data, expected = written(tree, after=False), written(tree, after=True)
+    source = Source.of(data)
+    changes = edits(source, source.root, tree)
+    random.shuffle(changes)
+    pieces = splice(source, changes)
+    assert bytes_of(data, pieces) == expected
+    assert total(pieces) == len(expected)

@@ -1,0 +1,486 @@
+"""Where QEfficient keeps an export, and where it looks for the same one with a token."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onnxkvrename import ModelError, Wish, load_rules
+from onnxkvrename.qefficient.export_cache import (
+    Entry,
+    Params,
+    digest,
+    named,
+    occupied,
+    parse,
+    recognise,
+    retold,
+    reused,
+    seeded,
+    text_of,
+    token_refusal,
+    unrecognised,
+)
+from onnxkvrename.qefficient.find_export import PARAMS_FILE
+from onnxkvrename.rules.profile import parse as rules_of
+
+QEFF = load_rules()
+VLLM, STRIP, ANEW = Wish("VLLM"), Wish(None, strip=True), Wish("NEW", replace=True)
+CAUSAL = "QEFFAutoModelForCausalLM"
+DECODER = "QEffCausalLMForTextImageToTextModel"
+ENCODER = "QEffVisionEncoderForTextImageToTextModel"
+PLAIN = "logits past_key.0~ past_value.0~"
+PREFIXED = "logits past_key.0_VLLM~ past_value.0_VLLM~"
+
+EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
+TWINS = [
+    (plain, twin)
+    for plain in sorted(EXPORTS.glob("*/plain-*"))
+    for twin in sorted(plain.parent.glob("VLLM-*"))
+    if next(plain.glob("*.onnx")).name == next(twin.glob("*.onnx")).name
+]
+real = pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"no real exports: {EXPORTS}")
+each_twin = pytest.mark.parametrize(
+    ("plain", "twin"),
+    TWINS,
+    ids=[f"{p.parent.name}-{next(p.glob('*.onnx')).stem}" for p, _ in TWINS],
+)
+
+
+def export(outputs: str = PLAIN, owner: str | None = CAUSAL, **more: Any) -> Params:
+    """Parameters of a small export; ``~`` stands for ``_RetainedState``."""
+    names = outputs.replace("~", "_RetainedState").split()
+    axes = {"input_ids": {0: "batch_size"}, "past_key.0": {0: "batch_size", 2: "ctx_len"}}
+    hashed = {
+        "config": {"model_type": "toy", "scale": 1e-06},
+        "export_params": {"dynamic_axes": axes, "output_names": names},
+        "peft_config": None,
+        **({"qeff_auto_class": owner} if owner else {}),
+        **more,
+    }
+    return parse(written(hashed), PARAMS_FILE)
+
+
+def written(hashed: Any) -> str:
+    """What QEfficient saves of the parameters that it hashed."""
+    return json.dumps(hashed, indent=4, separators=(",", ":"), sort_keys=True)
+
+
+def hash_of(hashed: Any) -> str:
+    """The hash that QEfficient takes of parameters."""
+    text = json.dumps(hashed, separators=(",", ":"), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def entry(params: Params) -> Entry:
+    """The parameters' export, in a directory called as it should be."""
+    found = recognise(f"Toy-{hash_of(params)}", params)
+    assert found is not None
+    return found
+
+
+def outputs(params: Params) -> str:
+    return " ".join(params["export_params"]["output_names"]).replace("_RetainedState", "~")
+
+
+def embedded(params: Params) -> Params:
+    """The parameters as a layerwise export saves them, after it took their hash."""
+    axes = dict(params["export_params"]["dynamic_axes"])
+    axes["inputs_embeds"] = axes.pop("input_ids")
+    told = {**params["export_params"], "dynamic_axes": axes}
+    return parse(written({**params, "export_params": told}), PARAMS_FILE)
+
+
+# The file
+
+
+def test_parameters_are_written_as_they_were_read() -> None:
+    text = '{\n    "a":[\n        1,\n        1e-06,\n        "\\u00e9\\ud83d\\ude00"\n    ],'
+    text += '\n    "export_params":{\n        "output_names":[]\n    }\n}'
+    assert text_of(parse(text, PARAMS_FILE)) == text
+
+
+def test_the_order_of_the_file_counts() -> None:
+    one, other = '{"a":1,"export_params":{"output_names":[]}}', '{"output_names":[]},"a":1}'
+    params = parse(one, PARAMS_FILE), parse('{"export_params":' + other, PARAMS_FILE)
+    assert params[0] == params[1]
+    assert digest(params[0]) == hash_of(params[0]) != digest(params[1])
+
+
+def test_numbers_among_the_keys_are_hashed_as_they_were_sorted() -> None:
+    hashed = {**export(), "id2label": dict.fromkeys(range(12), "x")}
+    params = parse(written(hashed), PARAMS_FILE)
+    assert digest(params) == hash_of(hashed)
+    assert digest(params) != hash_of(params)  # sorted again, 10 and 11 would come after 1
+
+
+DEEP = 100_000
+OF = '{{"export_params":{{"output_names":{names},"dynamic_axes":{axes}}},"more":{more}}}'
+
+
+def holding(more: str = "0", names: str = "[]", axes: str = "null") -> str:
+    """A file that is in order but for what is given."""
+    return OF.format(names=names, axes=axes, more=more)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is no JSON: Expecting value: line 1 column 1 (char 0)"),
+        ("{", "is no JSON: "),
+        (f"\ufeff{holding()}", "is no JSON: Unexpected UTF-8 BOM"),
+        (f"{holding()} x", "is no JSON: Extra data"),
+        (holding('{"a":1,"a":1}'), "has the key 'a' twice"),
+        (holding('{"\\n":1,"\\n":2}'), "has the key '\\n' twice"),
+        (holding("NaN"), "has NaN, which is no JSON"),
+        (holding("-Infinity"), "has -Infinity, which is no JSON"),
+        (holding("1e999"), "has the number 1e999, which is too large"),
+        (holding("9" * 5000), "has a number of 5,000 digits"),
+        (holding("[" * 99 + "]" * 99 + "x"), "is no JSON: "),
+        (holding("[" * 100 + "]" * 100), "is nested more than 100 levels deep"),
+        (holding("[" * DEEP + "]" * DEEP), "is nested more than 100 levels deep"),
+        (holding('{"a":' * DEEP + "0" + "}" * DEEP), "is nested more than 100 levels deep"),
+        ("[" * DEEP, "is nested more than 100 levels deep"),
+        ("null", "must hold an object"),
+        ('"text"', "must hold an object"),
+        ("[]", "must hold an object"),
+        ("{}", "export_params must be an object"),
+        ('{"export_params":[]}', "export_params must be an object"),
+        ('{"export_params":{}}', "export_params.output_names must be a list of text"),
+        (holding(names='"past_key.0"'), "export_params.output_names must be a list of text"),
+        (holding(names='["logits",0]'), "export_params.output_names must be a list of text"),
+        (holding(names='["\\ud800"]'), "has a name that no ONNX file can hold"),
+        (holding(axes="[]"), "export_params.dynamic_axes must be an object"),
+        (holding('0,"qeff_auto_class":[]'), "qeff_auto_class must be text"),
+        (holding('0,"kv_cache_prefix":7'), "kv_cache_prefix must be text"),
+    ],
+)
+def test_what_qefficient_does_not_write_is_refused_in_one_line(text: str, message: str) -> None:
+    with pytest.raises(ModelError) as refused:
+        parse(text, "there.json")
+    told = str(refused.value)
+    assert told.startswith("there.json: ")
+    assert message in told
+    assert told.endswith("(export again: QEfficient writes this file)")
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize(
+    "more", ["9" * 1000, "[" * 99 + "]" * 99, '{"a":1,"b":1}', '"NaN"', "1e308", '"\\ud800"', "{}"]
+)
+def test_what_is_only_odd_is_read_hashed_and_written(more: str) -> None:
+    hashed = json.loads(holding(more))
+    params = parse(written(hashed), PARAMS_FILE)
+    assert params == parse(holding(more), PARAMS_FILE) == hashed
+    assert text_of(params) == written(hashed)
+    assert digest(params) == hash_of(hashed)
+
+
+# The directory
+
+
+@pytest.mark.parametrize(
+    ("directory", "expected"),
+    [
+        ("Toy-0123456789abcdef", ("Toy", "0123456789abcdef")),
+        ("Toy-lora-0123456789abcdef", ("Toy-lora", "0123456789abcdef")),
+        ("a\nb-0123456789abcdef", ("a\nb", "0123456789abcdef")),
+        ("Toy-0123456789ABCDEF", None),
+        ("Toy-0123456789abcde", None),
+        ("Toy-0123456789abcdef\n", None),
+        ("Toy0123456789abcdef", None),
+        ("-0123456789abcdef", None),
+        ("", None),
+    ],
+)
+def test_a_directory_of_the_cache_is_known_by_its_name(
+    directory: str, expected: tuple[str, str] | None
+) -> None:
+    assert named(directory) == expected
+
+
+def test_an_export_is_recognised_by_its_hash() -> None:
+    params = export()
+    directory = f"Toy-{hash_of(params)}"
+    assert recognise(directory, params) == Entry("Toy", hash_of(params), params)
+    assert entry(params).directory == directory
+
+
+def test_a_layerwise_export_was_hashed_before_its_parameters_changed() -> None:
+    hashed = export()
+    found = recognise(f"Toy-{hash_of(hashed)}", embedded(hashed))
+    assert found == Entry("Toy", hash_of(hashed), embedded(hashed), layerwise=True)
+
+
+def test_an_export_that_takes_embeddings_is_not_layerwise() -> None:
+    params = embedded(export())
+    assert entry(params) == Entry("Toy", hash_of(params), params, layerwise=False)
+
+
+@pytest.mark.parametrize("name", ["Toy-0123456789abcdef", "Toy", ""])
+def test_a_directory_whose_hash_does_not_follow_is_not_guessed_at(name: str) -> None:
+    for params in (export(), embedded(export())):
+        assert recognise(name, params) is None
+
+
+def test_parameters_with_both_kinds_of_input_are_none_of_a_layerwise_export() -> None:
+    hashed = export()
+    both = embedded(hashed)
+    both["export_params"]["dynamic_axes"]["input_ids"] = {}
+    assert recognise(f"Toy-{hash_of(hashed)}", both) is None
+
+
+def test_an_unknown_directory_is_told_with_what_its_hash_should_be() -> None:
+    params = export()
+    found = unrecognised("Toy-0123456789abcdef", params)
+    assert (found.code, found.severity, found.name) == ("KV401", "error", "Toy-0123456789abcdef")
+    assert found.message == f"does not have the hash that {PARAMS_FILE} gives, {hash_of(params)}"
+    assert found.hint.startswith("-d DIR")
+    assert unrecognised("Toy", params).message.startswith("is not called NAME-HASH")
+
+
+# Seeding
+
+
+def test_a_decoder_is_looked_for_under_its_new_outputs_and_its_token() -> None:
+    params = export(PLAIN)
+    result = seeded(entry(params), QEFF, VLLM)
+    assert result.params == export(PREFIXED, kv_cache_prefix="VLLM")
+    assert result.directory == f"Toy-{hash_of(result.params)}" != entry(params).directory
+    assert text_of(result.params) == written(result.params)
+
+
+@pytest.mark.parametrize("owner", [DECODER, "_QEFFAutoModelForImageTextToTextSingleQPC"])
+def test_a_vision_language_model_is_looked_for_under_its_outputs_alone(owner: str) -> None:
+    result = seeded(entry(export(PLAIN, owner)), QEFF, VLLM)
+    assert result.params == export(PREFIXED, owner)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("past_key.0_InternalRetainedState", "past_key.0_VLLM_InternalRetainedState"),
+        ("compressed_kv.3~ k_pe.3~", "compressed_kv.3_VLLM~ k_pe.3_VLLM~"),
+        ("conv_state.1~ recurrent_state.1~", "conv_state.1_VLLM~ recurrent_state.1_VLLM~"),
+        ("past_key.0~ vision_embeds~ image_idx_output", None),
+        ("past_key.0~ pixel_values_InternalRetainedState", None),
+        ("past_key.0~ past_presence_penalty_buffer~ next_tokens", None),
+        ("past_key.0~ hidden_states past_key.0", None),
+    ],
+)
+def test_kv_buffers_alone_take_the_token(before: str, after: str | None) -> None:
+    after = after or before.replace("past_key.0~", "past_key.0_VLLM~")
+    told = retold(export(before), QEFF, Wish("VLLM", normalize=True))
+    assert outputs(told) == after
+
+
+def test_dynamic_axes_keep_their_names() -> None:
+    axes = export()["export_params"]["dynamic_axes"]
+    assert retold(export(), QEFF, VLLM)["export_params"]["dynamic_axes"] == axes
+
+
+def test_a_layerwise_export_keeps_what_it_saved_and_is_hashed_as_before() -> None:
+    hashed = export(PLAIN)
+    found = recognise(f"Toy-{hash_of(hashed)}", embedded(hashed))
+    assert found is not None
+    result = seeded(found, QEFF, VLLM)
+    prefixed = export(PREFIXED, kv_cache_prefix="VLLM")
+    assert result == Entry("Toy", hash_of(prefixed), embedded(prefixed), layerwise=True)
+    assert recognise(result.directory, result.params) == result
+
+
+@pytest.mark.parametrize("owner", [CAUSAL, DECODER])
+def test_seeding_can_be_taken_back_and_twice_is_once(owner: str) -> None:
+    plain = entry(export(PLAIN, owner))
+    once = seeded(plain, QEFF, VLLM)
+    assert seeded(once, QEFF, VLLM) == once != plain
+    assert seeded(once, QEFF, STRIP) == plain
+    assert seeded(plain, QEFF, STRIP) == plain
+    assert seeded(once, QEFF, ANEW) == seeded(plain, QEFF, Wish("NEW"))
+
+
+def test_another_token_stays_unless_it_is_to_give_way() -> None:
+    once = seeded(entry(export()), QEFF, VLLM)
+    assert seeded(once, QEFF, Wish("NEW")) == once
+    assert seeded(once, QEFF, Wish("NEW", strip=True)) == once
+    assert seeded(once, QEFF, Wish("VLLM", strip=True)) == entry(export())
+
+
+def test_a_token_left_over_from_an_earlier_export_gives_way() -> None:
+    # The object that exported with a token hashes it into every later export.
+    stale = export(PLAIN, kv_cache_prefix="OLD")
+    assert retold(stale, QEFF, VLLM) == export(PREFIXED, kv_cache_prefix="VLLM")
+    assert retold(stale, QEFF, STRIP) == export(PLAIN)
+
+
+def test_a_key_without_a_token_stays() -> None:
+    empty = export(PLAIN, kv_cache_prefix=None)
+    assert retold(empty, QEFF, STRIP) == empty
+
+
+# Models that QEfficient gives no token
+
+
+@pytest.mark.parametrize("owner", [CAUSAL, DECODER, "_QEFFAutoModelForImageTextToTextSingleQPC"])
+def test_decoders_take_a_token(owner: str) -> None:
+    assert token_refusal(export(PLAIN, owner), QEFF) is None
+    assert token_refusal(export(PREFIXED, owner), QEFF) is None
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        "QEFFAutoModelForSpeechSeq2Seq",
+        "QEffAutoLoraModelForCausalLM",
+        "QEFFAutoModelForCTC",
+        "SomethingNew",
+    ],
+)
+def test_seeding_is_of_no_use_for_a_class_that_takes_no_token(owner: str) -> None:
+    reason = token_refusal(export(PLAIN, owner), QEFF)
+    assert reason == f"QEfficient takes no token for {owner}, so it would not look for this export"
+
+
+def test_an_adapter_is_known_by_its_configuration() -> None:
+    reason = token_refusal(export(PLAIN, None, peft_config={"peft_type": "LORA"}), QEFF)
+    assert "takes no token for PEFT models" in str(reason)
+    assert "models of no known class" in str(token_refusal(export(PLAIN, None), QEFF))
+
+
+def test_a_vision_encoder_serves_with_any_token() -> None:
+    encoder = entry(export("vision_embeds", ENCODER))
+    assert seeded(encoder, QEFF, VLLM) == encoder
+    assert "the same with any token" in str(token_refusal(encoder.params, QEFF))
+
+
+def test_rules_must_agree_with_qefficient_on_what_is_kv() -> None:
+    rules = rules_of(
+        r"""
+        retained = '.*_RetainedState'
+        [[kv]]
+        input = '(?P<buffer>past_key|mine)\.(?P<layer>[0-9]+)(?:_(?P<token>[A-Z]+))?'
+        output = '(?P<buffer>past_key|mine)\.(?P<layer>[0-9]+)(?:_(?P<token>[A-Z]+))?_RetainedState'
+        input_name = "{buffer}.{layer}[_{token}]"
+        output_name = "{buffer}.{layer}[_{token}]_RetainedState"
+        kinds.one = ["past_key", "mine"]
+        """,
+        "mine",
+    )
+    assert token_refusal(export("logits past_key.0~"), rules) is None
+    for other in ("mine.0~", "past_value.0~"):
+        name = other.replace("~", "_RetainedState")
+        reason = token_refusal(export(f"past_key.0~ {other}"), rules)
+        assert str(reason).endswith(f"they differ on {name}")
+
+
+# Renaming in place
+
+
+def test_a_model_renamed_in_place_would_be_taken_for_the_plain_export() -> None:
+    found = reused("Toy.onnx", "Toy-0123456789abcdef", export(), QEFF, VLLM)
+    assert found is not None
+    assert (found.code, found.severity, found.name) == ("KV402", "warning", "Toy.onnx")
+    assert "an export without a token: a later one of that kind" in found.message
+    assert found.hint.startswith("--seed-cache")
+
+
+def test_a_model_stripped_in_place_would_be_taken_for_the_one_with_the_token() -> None:
+    params = export(PREFIXED, kv_cache_prefix="VLLM")
+    found = reused("Toy.onnx", "Toy-0123456789abcdef", params, QEFF, STRIP)
+    assert found is not None
+    assert "an export with the token VLLM: a later one of that kind" in found.message
+
+
+def test_where_seeding_is_of_no_use_another_directory_is_named_instead() -> None:
+    speech = export(PLAIN, "QEFFAutoModelForSpeechSeq2Seq")
+    found = reused("Toy.onnx", "Toy-0123456789abcdef", speech, QEFF, VLLM)
+    assert found is not None
+    assert found.hint.startswith("-d DIR")
+
+
+@pytest.mark.parametrize(
+    ("directory", "params", "wish"),
+    [
+        ("Toy", export(), VLLM),
+        ("Toy-0123456789abcdef", export(PREFIXED, kv_cache_prefix="VLLM"), VLLM),
+        ("Toy-0123456789abcdef", export(PREFIXED, DECODER), VLLM),
+        ("Toy-0123456789abcdef", export(), STRIP),
+        ("Toy-0123456789abcdef", export("vision_embeds", ENCODER), VLLM),
+    ],
+)
+def test_a_model_that_becomes_what_its_directory_promises_is_in_order(
+    directory: str, params: Params, wish: Wish
+) -> None:
+    assert reused("Toy.onnx", directory, params, QEFF, wish) is None
+
+
+def test_a_directory_that_is_taken_is_an_error() -> None:
+    found = occupied("Toy-0123456789abcdef")
+    assert (found.code, found.severity, found.name) == ("KV403", "error", "Toy-0123456789abcdef")
+    assert found.hint
+
+
+# Real exports: the directory's name begins with plain or VLLM instead of the model's
+
+
+def kept(directory: Path) -> Entry:
+    found = recognise(
+        directory.name, parse((directory / PARAMS_FILE).read_text("utf-8"), str(directory))
+    )
+    assert found is not None
+    return found
+
+
+@real
+def test_every_real_export_has_a_twin() -> None:
+    assert {plain for plain, _ in TWINS} == set(EXPORTS.glob("*/plain-*"))
+    assert {twin for _, twin in TWINS} == set(EXPORTS.glob("*/VLLM-*"))
+    assert len(TWINS) >= 12
+    assert any(kept(plain).layerwise for plain, _ in TWINS)
+
+
+@real
+@each_twin
+def test_a_real_export_is_recognised_and_written_again_to_the_byte(plain: Path, twin: Path) -> None:
+    for directory in (plain, twin):
+        assert kept(directory).directory == directory.name
+        assert kept(directory).layerwise == directory.parent.name.startswith("lw_")
+        assert text_of(kept(directory).params) == (directory / PARAMS_FILE).read_text("utf-8")
+
+
+@real
+@each_twin
+def test_a_real_export_is_seeded_where_its_twin_stands(plain: Path, twin: Path) -> None:
+    result = seeded(kept(plain), QEFF, VLLM)
+    assert result == kept(twin)._replace(name="plain")
+    assert text_of(result.params) == (twin / PARAMS_FILE).read_text("utf-8")
+    assert seeded(result, QEFF, VLLM) == result
+    assert seeded(kept(twin), QEFF, VLLM) == kept(twin)
+
+
+@real
+@each_twin
+def test_a_real_export_with_the_token_is_stripped_to_its_plain_twin(
+    plain: Path, twin: Path
+) -> None:
+    result = seeded(kept(twin), QEFF, STRIP)
+    assert result == kept(plain)._replace(name="VLLM")
+    assert text_of(result.params) == (plain / PARAMS_FILE).read_text("utf-8")
+    other = seeded(kept(plain), QEFF, Wish("NEW"))
+    assert seeded(kept(twin), QEFF, ANEW) == other._replace(name="VLLM")
+
+
+@real
+@each_twin
+def test_seeding_is_of_use_for_each_real_export_but_the_vision_encoder(
+    plain: Path, twin: Path
+) -> None:
+    encoder = plain.name.partition("-")[2] == twin.name.partition("-")[2]
+    assert (token_refusal(kept(plain).params, QEFF) is not None) == encoder
+    warned = reused("m.onnx", plain.name, kept(plain).params, QEFF, VLLM)
+    assert (warned is None) == encoder
+    assert reused("m.onnx", twin.name, kept(twin).params, QEFF, VLLM) is None

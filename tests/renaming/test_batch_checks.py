@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import models
+import pytest
+from models import saved
+
+from onnxkvrename import Finding, Job, ModelError, Options, Report, Wish, load_rules, rename_set
+from onnxkvrename.findings import finding
+from onnxkvrename.renaming import batch_checks as judging
+from onnxkvrename.renaming.extra_files import Companion, Followed, Read
+from onnxkvrename.renaming.prepare import examine
+from onnxkvrename.rules.results import TextReport
+
+LOOK = Options(write=False)
+
+
+def judged(*jobs: Job, **options: bool) -> Report:
+    return rename_set(jobs, Wish("VLLM"), load_rules(), Options(write=False, **options))
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three models, and room for the results of two of them."""
+    real = os.statvfs
+    size = saved(models.decoder(), tmp_path / "a.onnx").stat().st_size + len("_VLLM") * 10
+    for name in ("b.onnx", "c.onnx"):
+        saved(models.decoder(), tmp_path / name)
+
+    def little(path: object) -> os.statvfs_result:
+        given = list(real(tmp_path))
+        given[1], given[4] = 1, 2 * size + size // 2  # f_frsize, f_bavail
+        return os.statvfs_result(given)
+
+    monkeypatch.setattr(os, "statvfs", little)
+    return tmp_path
+
+
+def errors(report: Report) -> list[str]:
+    return [str(model.error) for model in report.models if model.error is not None]
+
+
+@pytest.mark.parametrize("place", [".", "new"])
+def test_the_disk_must_hold_all_results_at_once(place: str, disk: Path) -> None:
+    """In place, too: no model is replaced before all are written."""
+    jobs = [Job(disk / name, disk / place / name) for name in ("a.onnx", "b.onnx", "c.onnx")]
+    assert errors(judged(*jobs[:2])) == []
+    (error,) = errors(judged(*jobs))
+    assert "c.onnx" in error
+    assert "but the disk has" in error
+
+
+def test_what_is_not_written_needs_no_room(disk: Path) -> None:
+    jobs = [Job(disk / name, disk / name) for name in ("a.onnx", "b.onnx", "c.onnx")]
+    rename_set(jobs[:2], Wish("VLLM"), load_rules())
+    assert errors(judged(*jobs)) == []
+
+
+def test_to_look_at_the_models_alone_needs_none(disk: Path) -> None:
+    jobs = [Job(disk / name, disk / name) for name in ("a.onnx", "b.onnx", "c.onnx")]
+    assert errors(judged(*jobs, place=False)) == []
+
+
+def test_a_result_may_not_stand_where_another_model_does_whatever_it_is_called(
+    tmp_path: Path,
+) -> None:
+    one, two = (saved(models.decoder(), tmp_path / name) for name in ("a.onnx", "b.onnx"))
+    (tmp_path / "alias").symlink_to(".")
+    jobs = [Job(one, one), Job(two, tmp_path / "alias" / "a.onnx")]
+    assert len(errors(judged(*jobs, force=True))) == 2
+    jobs = [Job(one, tmp_path / "c.onnx"), Job(two, tmp_path / "alias" / "c.onnx")]
+    assert len(errors(judged(*jobs, force=True))) == 2
+    jobs = [Job(one, tmp_path / "c.onnx"), Job(two, tmp_path / "alias" / "d.onnx")]
+    assert errors(judged(*jobs, force=True)) == []
+
+
+def spoken(*faults: Finding, error: ModelError | None = None, owner: int = 0) -> Read:
+    """A text of which this is to be said."""
+    path = Path("names.txt")
+    report = TextReport("names.txt", "names.txt", "would-rename", 1)
+    companion = Companion(path, path, lambda data, models: Followed(data, 0))
+    return Read(companion, owner, report, findings=faults, error=error)
+
+
+def test_what_is_said_of_texts_counts_for_their_models(decoder: Path) -> None:
+    job = Job(decoder, decoder)
+    warning = finding("KV404", "x", "is in no model", "take it out")
+    items = [examine(job, Wish("VLLM"), load_rules(), LOOK) for _ in range(2)]
+
+    def status(text: Read, options: Options = LOOK) -> list[str]:
+        return [item.report.status for item in judging.with_texts(items, [text], options)]
+
+    assert status(spoken(warning, owner=1)) == ["would-rename", "would-rename"]
+    assert status(spoken(warning, owner=1), LOOK._replace(strict=True)) == [
+        "would-rename",
+        "failed",
+    ]
+    assert status(spoken(error=ModelError("no"))) == ["failed", "would-rename"]
+    (one, two) = judging.with_texts(items, [spoken(warning), spoken(warning, owner=1)], LOOK)
+    assert one.report.findings == two.report.findings == (warning,)
+
+
+def test_the_error_of_a_model_comes_before_that_of_its_text(tmp_path: Path) -> None:
+    broken = saved(b"text", tmp_path / "broken.onnx")
+    item = examine(Job(broken, broken), Wish("VLLM"), load_rules(), LOOK)
+    (judged,) = judging.with_texts([item], [spoken(error=ModelError("no"))], LOOK)
+    assert judged.report.error is item.report.error is not None
+
+
+def test_a_model_that_cannot_be_read_keeps_others_from_being_called_barren(tmp_path: Path) -> None:
+    """It may be the one with the buffers."""
+    model = models.decoder()
+    del model.graph.output[1:], model.graph.input[1:3], model.graph.node[:2]
+    model.graph.node[0].input[:] = ["x", "x"]
+    encoder = saved(model, tmp_path / "encoder.onnx")
+    broken = saved(b"text", tmp_path / "broken.onnx")
+    report = judged(Job(encoder, encoder), Job(broken, broken))
+    assert [finding.code for finding in report.findings] == []
+    assert [finding.code for finding in judged(Job(encoder, encoder)).findings] == ["KV001"]

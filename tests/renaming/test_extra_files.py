@@ -1,0 +1,241 @@
+"""Texts that go with models: read, followed, and what stands against that."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from onnxkvrename import Job, ModelError, ModelReport, Options, Report, Wish, load_rules, rename_set
+from onnxkvrename.findings import finding
+from onnxkvrename.renaming.extra_files import MAX_TEXT, Companion, Followed, Read, read
+
+LOOK = Options(write=False)
+
+
+def shouted(data: bytes, models: object = ()) -> Followed:
+    """A text as these tests have it follow: loudly, as many names as there are letters."""
+    return Followed(data.upper(), sum(97 <= byte <= 122 for byte in data))
+
+
+@pytest.fixture
+def text(decoder: Path) -> Path:
+    """A text beside a model, none of UTF-8."""
+    path = decoder.parent / "names.txt"
+    path.write_bytes(b"ab\r\n\xff")
+    return path
+
+
+def one(path: Path, output: Path, options: Options = LOOK, follow=shouted) -> Read:
+    """What becomes of one text."""
+    model = ModelReport(str(path.parent / "m.onnx"), "m.onnx", "unchanged")
+    (item,) = read([Companion(path, output, follow)], [model], options)
+    return item
+
+
+def wrong(data: bytes, models: object = ()) -> Followed:
+    return Followed(data, 0, (finding("KV404", "x", "is in no model", "take it out"),))
+
+
+def refusing(data: bytes, models: object = ()) -> Followed:
+    raise ModelError("is of another kind", path="names.txt")
+
+
+def states(report: Report) -> list[str]:
+    return [item.status for item in (*report.models, *report.texts)]
+
+
+# One text.
+
+
+def test_a_text_follows_and_is_to_be_written(text: Path) -> None:
+    item = one(text, text)
+    assert (item.report.status, item.report.changed) == ("would-rename", 2)
+    assert item.text is not None
+    assert (item.text.path, item.text.content) == (text, b"AB\r\n\xff")
+    assert item.text.identity.inode == text.stat().st_ino
+    assert text.read_bytes() == b"ab\r\n\xff"
+
+
+def test_a_text_that_does_not_change_is_not_written_again(text: Path) -> None:
+    text.write_bytes(b"AB")
+    item = one(text, text)
+    assert (item.report.status, item.text) == ("unchanged", None)
+
+
+def test_one_that_goes_elsewhere_is_written_though_it_is_the_same(text: Path) -> None:
+    text.write_bytes(b"AB")
+    item = one(text, text.with_name("other"))
+    assert (item.report.status, item.text is not None) == ("unchanged", True)
+
+
+def test_one_that_stands_in_its_place_is_not_written_again(text: Path) -> None:
+    there = text.with_name("other")
+    there.write_bytes(b"AB\r\n\xff")
+    item = one(text, there)
+    assert (item.report.status, item.text, item.findings) == ("unchanged", None, ())
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (LOOK, ["KV504"]),
+        (LOOK._replace(force=True), []),
+        (LOOK._replace(place=False), []),
+    ],
+)
+def test_another_text_in_its_place_is_in_the_way(
+    options: Options, found: list[str], text: Path
+) -> None:
+    there = text.with_name("other")
+    there.write_bytes(b"mine")
+    item = one(text, there, options)
+    assert [fault.code for fault in item.findings] == found
+    assert item.report.status == "would-rename"
+
+
+def test_what_is_wrong_with_a_text_is_part_of_the_result(text: Path) -> None:
+    assert [fault.code for fault in one(text, text, follow=wrong).findings] == ["KV404"]
+    item = one(text, text, follow=refusing)
+    assert (str(item.error), item.report.status) == ("names.txt: is of another kind", "failed")
+
+
+def too_long(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(MAX_TEXT + 1)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (Path.unlink, "no such file"),
+        (lambda path: (path.unlink(), path.mkdir()), "is a directory"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "is no regular file"),
+        (too_long, f"is {MAX_TEXT + 1:,} bytes, more than {MAX_TEXT:,}"),
+    ],
+)
+def test_a_text_that_cannot_be_read_is_told_without_waiting(
+    spoil: Callable[[Path], object], said: str, text: Path
+) -> None:
+    spoil(text)
+    assert said in str(one(text, text).error)
+
+
+@pytest.mark.parametrize(
+    ("models", "owner"),
+    [
+        (("a/m.onnx", "b/m.onnx"), 1),
+        (("a/m.onnx", "b/c/d/m.onnx", "b/c/m.onnx"), 2),
+        (("a/m.onnx", "bc/m.onnx"), 0),
+        (("m.onnx", "b/m.onnx"), 1),
+    ],
+)
+def test_a_text_belongs_to_the_nearest_model(
+    models: tuple[str, ...], owner: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "b" / "names.txt"
+    path.parent.mkdir()
+    path.touch()
+    reports = [ModelReport(str(tmp_path / name), name, "unchanged") for name in models]
+    (item,) = read([Companion(path, path, shouted)], reports, LOOK)
+    assert item.owner == owner
+
+
+# With its models.
+
+
+def renamed_with(decoder: Path, text: Path, follow=shouted, **options: bool) -> Report:
+    companion = Companion(text, text, follow)
+    how = Options(**options)
+    return rename_set([Job(decoder, decoder)], Wish("VLLM"), load_rules(), how, texts=[companion])
+
+
+def test_text_and_model_change_together(decoder: Path, text: Path, renamed: bytes) -> None:
+    text.chmod(0o640)
+    report = renamed_with(decoder, text)
+    assert (states(report), report.exit_code()) == (["renamed", "renamed"], 0)
+    assert (decoder.read_bytes(), text.read_bytes()) == (renamed, b"AB\r\n\xff")
+    assert text.stat().st_mode & 0o777 == 0o640
+    assert states(renamed_with(decoder, text)) == ["unchanged", "unchanged"]
+    assert sorted(os.listdir(decoder.parent)) == ["decoder.onnx", "names.txt"]
+
+
+def test_a_text_is_told_of_the_models(decoder: Path, text: Path) -> None:
+    seen = []
+
+    def follow(data: bytes, models) -> Followed:
+        seen.extend(model.names for model in models)
+        return Followed(data, 0)
+
+    renamed_with(decoder, text, follow, write=False)
+    assert [names["past_key.0"] for names in seen] == ["past_key.0_VLLM"]
+
+
+@pytest.mark.parametrize(
+    ("follow", "options", "code"),
+    [
+        (wrong, {"strict": True}, 1),
+        (refusing, {}, 2),
+    ],
+)
+def test_what_is_wrong_with_a_text_keeps_its_model_from_being_written(
+    follow, options: dict[str, bool], code: int, decoder: Path, text: Path, snapshot
+) -> None:
+    before = snapshot(decoder.parent)
+    report = renamed_with(decoder, text, follow, **options)
+    assert (report.models[0].status, report.exit_code()) == ("failed", code)
+    assert snapshot(decoder.parent) == before
+
+
+def test_a_warning_about_a_text_does_not(decoder: Path, text: Path, renamed: bytes) -> None:
+    report = renamed_with(decoder, text, wrong)
+    assert [found.code for found in report.findings] == ["KV404"]
+    assert (report.exit_code(), decoder.read_bytes()) == (0, renamed)
+
+
+def test_what_is_wrong_with_a_model_keeps_its_text_as_it_was(
+    decoder: Path, text: Path, snapshot
+) -> None:
+    decoder.write_bytes(decoder.read_bytes().replace(b"past_key.1_Ret", b"past_key.2_Ret"))
+    before = snapshot(decoder.parent)
+    assert renamed_with(decoder, text).exit_code() == 1
+    assert snapshot(decoder.parent) == before
+
+
+def test_a_text_that_someone_changes_meanwhile_is_left_to_them(decoder: Path, text: Path) -> None:
+    before = decoder.read_bytes()
+
+    def follow(data: bytes, models: object) -> Followed:
+        text.write_bytes(b"theirs")
+        return shouted(data)
+
+    report = renamed_with(decoder, text, follow)
+    assert "was changed by someone else just now" in str(report.models[0].error)
+    assert (decoder.read_bytes(), text.read_bytes()) == (before, b"theirs")
+
+
+def test_a_model_that_cannot_be_placed_takes_its_text_back(
+    decoder: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, real = decoder.read_bytes(), os.replace
+
+    def refused(source: Path, target: Path) -> None:
+        if target == decoder:
+            raise OSError(5, "Input/output error")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", refused)
+    report = renamed_with(decoder, text)
+    assert "Input/output error" in str(report.models[0].error)
+    assert (decoder.read_bytes(), text.read_bytes()) == (before, b"ab\r\n\xff")
+
+
+def test_a_look_says_what_would_change(decoder: Path, text: Path) -> None:
+    report = renamed_with(decoder, text, write=False)
+    assert states(report) == ["would-rename", "would-rename"]
+    assert (report.exit_code(), report.exit_code(look=True)) == (0, 1)
+    rename_set([Job(decoder, decoder)], Wish("VLLM"), load_rules())
+    report = renamed_with(decoder, text, write=False)
+    assert (states(report), report.exit_code(look=True)) == (["unchanged", "would-rename"], 1)

@@ -1,0 +1,250 @@
+"""Work in processes, and on a real Dask cluster that loses a worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import layerwise
+import pytest
+
+from onnxkvrename import KvRenameError, Options, Report, Wish, find, load_rules, rename_set
+from onnxkvrename.renaming import parallel as spreading
+from onnxkvrename.renaming import write as writing
+from onnxkvrename.renaming.parallel import spread
+from onnxkvrename.storage.temp_file import TEMPORARY
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def die_at(number: int, last: int) -> int:
+    if number == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def fail_at(number: int, last: int) -> int:
+    if number == last:
+        raise ValueError("no\nsuch thing")
+    return number
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*.onnx")}
+
+
+def renamed(root: Path, executor: Executor | None, **options: Any) -> Report:
+    rules = load_rules()
+    return rename_set(find([root]), Wish("VLLM"), rules, Options(**options), None, executor)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_results_come_in_the_order_of_the_items(count: int) -> None:
+    heard: list[int] = []
+    with spreading.processes(count) as executor:
+        assert list(spread(square, range(100), executor, heard.append)) == [
+            n * n for n in range(100)
+        ]
+    assert sum(heard) == 100
+
+
+def test_without_an_executor_nothing_is_done_before_it_is_asked_for() -> None:
+    seen: list[int] = []
+    results = spread(seen.append, [1, 2, 3], None)
+    next(results)
+    assert seen == [1]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are killed after a fork")
+def test_a_process_that_dies_is_an_error_that_says_what_to_do() -> None:
+    with (
+        spreading.processes(2) as executor,
+        pytest.raises(KvRenameError, match=r"a worker failed: .* \(nothing was changed"),
+    ):
+        list(spread(partial(die_at, last=40), range(100), executor))
+
+
+def test_a_worker_that_raises_is_an_error_on_one_line() -> None:
+    with (
+        spreading.processes(2) as executor,
+        pytest.raises(KvRenameError, match="a worker failed: no such thing "),
+    ):
+        list(spread(partial(fail_at, last=40), range(100), executor))
+
+
+class Slow(ThreadPoolExecutor):
+    """An executor that tells what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.given: list[Future[Any]] = []
+
+    def submit(self, *args: Any, **how: Any) -> Future[Any]:
+        self.given.append(super().submit(*args, **how))
+        return self.given[-1]
+
+
+def test_when_the_results_are_not_wanted_any_more_nothing_is_under_way() -> None:
+    with Slow() as executor:
+        results = spread(square, range(1000), executor)
+        next(results)
+        results.close()
+        assert all(future.done() for future in executor.given)
+
+
+def test_few_models_are_not_worth_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spreading, "_cores", lambda: 4)
+    assert [spreading.worth(models) for models in (0, 1, 15, 16, 31, 500)] == [1, 1, 1, 2, 3, 4]
+
+
+def test_any_executor_renames_a_set(tmp_path: Path) -> None:
+    one, other = layerwise.export(tmp_path / "one", 40), layerwise.export(tmp_path / "other", 40)
+    renamed(one, None)
+    with ThreadPoolExecutor(4) as executor:
+        report = renamed(other, executor)
+    assert {model.status for model in report.models} == {"renamed"}
+    assert contents(one) == contents(other)
+
+
+class Broken(Executor):
+    """An executor that takes nothing."""
+
+    def submit(self, *args: Any, **how: Any) -> Any:
+        raise RuntimeError("closed")
+
+
+def test_an_executor_that_fails_changes_nothing(tmp_path: Path, snapshot) -> None:
+    root = layerwise.export(tmp_path, 3)
+    before = snapshot(root)
+    with pytest.raises(KvRenameError, match="a worker failed: closed"):
+        renamed(root, Broken())
+    assert snapshot(root) == before
+
+
+# Dask
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two worker processes and a scheduler, on loopback."""
+    distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")
+    how = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "silence_logs": 50}
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, **how) as made,
+        distributed.Client(made) as client,
+    ):
+        client.wait_for_workers(2)
+        yield made, client
+
+
+def doom() -> int:
+    """In a worker: leave half a draft, and die of the first one that is asked for."""
+
+    def dying(task: writing.Task) -> None:
+        spilt = task.target.parent / f"{writing.Draft(task.target).temporary.name}"
+        spilt.write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    writing.draft = dying  # type: ignore[assignment]
+    return os.getpid()
+
+
+def test_a_set_is_renamed_on_a_cluster(cluster: Any, tmp_path: Path, run) -> None:
+    made, _ = cluster
+    one, other = layerwise.export(tmp_path / "one", 40), layerwise.export(tmp_path / "other", 40)
+    renamed(one, None)
+    outcome = run(other, "--prefix", "VLLM", "--dask", made.scheduler_address)
+    assert outcome.code == 0, outcome.err
+    assert len(outcome.err.splitlines()) == 40
+    assert contents(one) == contents(other)
+
+
+def test_a_cluster_that_loses_a_worker_still_ends_the_whole_set(
+    cluster: Any, tmp_path: Path, run
+) -> None:
+    made, client = cluster
+    one, other = layerwise.export(tmp_path / "one", 64), layerwise.export(tmp_path / "other", 64)
+    renamed(one, None)
+    client.wait_for_workers(2)
+    victim = next(iter(client.scheduler_info()["workers"]))
+    (process,) = client.run(doom, workers=[victim]).values()
+    outcome = run(other, "--prefix", "VLLM", "--dask", made.scheduler_address)
+    assert outcome.code == 0, outcome.err
+    assert contents(one) == contents(other)
+    assert not list(other.rglob(f"{TEMPORARY}*"))
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+def test_a_finding_on_a_cluster_leaves_all_as_it_was(
+    cluster: Any, tmp_path: Path, snapshot, run
+) -> None:
+    made, _ = cluster
+    root = layerwise.export(tmp_path, 4)
+    (root / "layer_3_4" / "Tiny_layer_tmp_3_4.onnx").write_bytes(b"text")
+    before = snapshot(root)
+    outcome = run(root, "--prefix", "VLLM", "--dask", made.scheduler_address)
+    assert outcome.code == 2
+    assert "is a text file" in outcome.err
+    assert snapshot(root) == before
+
+
+def test_a_worker_of_another_version_is_refused(
+    cluster: Any, tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = cluster
+    monkeypatch.setattr(spreading, "__version__", "9.9")
+    outcome = run(layerwise.export(tmp_path, 2), "--strip", "--dask", made.scheduler_address)
+    assert outcome.code == 2
+    assert "a worker has onnxkvrename 0." in outcome.err
+    assert "install the same version on every worker" in outcome.err
+
+
+def test_a_cluster_without_workers_is_an_error(
+    tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")
+
+    def none(*args: object, **how: object) -> None:
+        raise distributed.TimeoutError
+
+    monkeypatch.setattr(distributed.Client, "wait_for_workers", none)
+    how = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "silence_logs": 50}
+    with distributed.LocalCluster(n_workers=0, **how) as made:
+        root = layerwise.export(tmp_path, 2)
+        outcome = run(root, "--prefix", "VLLM", "--dask", made.scheduler_address)
+    assert outcome.code == 2
+    assert f"has no workers (start one with `dask worker {made.scheduler_address}`)" in outcome.err
+
+
+def test_no_cluster_is_an_error(tmp_path: Path, run) -> None:
+    pytest.importorskip("distributed", reason="the extra [dask] is not installed")
+    root = layerwise.export(tmp_path, 2)
+    outcome = run(root, "--prefix", "VLLM", "--dask", "nonsense://127.0.0.1:1")
+    assert outcome.code == 2
+    assert "no Dask scheduler at nonsense://127.0.0.1:1" in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+
+
+def test_without_distributed_the_error_says_what_to_install(
+    tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "distributed", None)
+    outcome = run(layerwise.export(tmp_path, 2), "--prefix", "VLLM", "--dask", "127.0.0.1:1")
+    assert outcome.code == 2
+    assert "pip install 'onnxkvrename[dask]'" in outcome.err
+
+
+@pytest.mark.parametrize("address", ["nonsense", "10.0.0.1", "tcp:"])
+def test_what_is_no_address_is_told_at_once(address: str, tmp_path: Path, run) -> None:
+    pytest.importorskip("distributed", reason="the extra [dask] is not installed")
+    outcome = run(layerwise.export(tmp_path, 2), "--prefix", "VLLM", "--dask", address)
+    assert outcome.code == 2
+    assert f"{address!r} is no address of a Dask scheduler (for example tcp://" in outcome.err

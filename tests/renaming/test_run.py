@@ -1,0 +1,525 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+from models import KEY, info, node, saved
+
+from onnxkvrename import (
+    Job,
+    KvRenameError,
+    ModelError,
+    Options,
+    Report,
+    RulesError,
+    Wish,
+    WriteError,
+    find,
+    load_rules,
+    rename,
+    rename_set,
+)
+from onnxkvrename.model import external_data as externaldata
+from onnxkvrename.model import file as onnxfile
+from onnxkvrename.rules.results import Status
+from onnxkvrename.storage import lock as locks
+from onnxkvrename.storage import temp_file as drafts
+from onnxkvrename.storage.temp_file import Draft, Staged
+
+QEFF = load_rules()
+LOOK = Options(write=False)
+
+
+class Watching:
+    """Keeps what it hears of, by what it was told is next."""
+
+    def __init__(self) -> None:
+        self.seen: dict[tuple[str, int], list[int]] = {}
+
+    def models(self, doing: str, count: int) -> Callable[[int], None]:
+        return self.data(doing, count)
+
+    def data(self, name: str, size: int) -> Callable[[int], None]:
+        return self.seen.setdefault((name, size), []).append
+
+
+def together(
+    *paths: Path, directory: Path | None = None, strip: bool = False, **options: bool
+) -> Report:
+    jobs = find(list(paths), None, directory)
+    return rename_set(jobs, Wish("VLLM", strip=strip), QEFF, Options(**options))
+
+
+def statuses(report: Report) -> list[Status]:
+    return [model.status for model in report.models]
+
+
+def codes(report: Report) -> list[list[str]]:
+    return [[found.code for found in model.findings] for model in report.models]
+
+
+def test_a_model_is_renamed_in_place(decoder: Path, renamed: bytes) -> None:
+    report = rename(decoder, "VLLM")
+    assert decoder.read_bytes() == renamed
+    assert os.listdir(decoder.parent) == ["decoder.onnx"]
+    assert (report.status, report.path, report.output) == ("renamed", str(decoder), str(decoder))
+    assert report.names["past_value.1"] == "past_value.1_VLLM"
+    assert len(report.names) == 8
+
+
+def test_a_model_is_renamed_into_another_file(decoder: Path, renamed: bytes) -> None:
+    before = decoder.stat()
+    report = rename(str(decoder), "VLLM", output=str(decoder.with_name("new.onnx")))
+    assert decoder.with_name("new.onnx").read_bytes() == renamed
+    assert decoder.stat().st_mtime_ns == before.st_mtime_ns
+    assert report.output.endswith("new.onnx")
+
+
+@pytest.mark.parametrize("output", [None, "new.onnx"])
+def test_only_in_place_is_the_owner_kept(
+    output: str | None, decoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(Draft, "keep", lambda draft, source, *, owner, force: asked.append(owner))
+    rename(decoder, "VLLM", output=output and decoder.with_name(output))
+    assert asked == [output is None]
+
+
+def test_the_same_token_again_changes_nothing(decoder: Path) -> None:
+    rename(decoder, "VLLM")
+    before = decoder.stat()
+    assert rename(decoder, "VLLM").status == "unchanged"
+    assert decoder.stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_strip_undoes_a_rename_to_the_byte(decoder: Path) -> None:
+    before = decoder.read_bytes()
+    for strip in ({"token": "VLLM"}, {"token": None}):
+        rename(decoder, "VLLM")
+        assert rename(decoder, strip=True, **strip).status == "renamed"
+        assert decoder.read_bytes() == before
+    assert rename(decoder, strip=True).status == "unchanged"
+
+
+def test_another_token_is_refused_unless_replaced(decoder: Path, renamed: bytes) -> None:
+    rename(decoder, "OLD")
+    before = decoder.read_bytes()
+    report = rename(decoder, "VLLM")
+    assert (report.status, [found.code for found in report.findings]) == ("failed", ["KV202"])
+    assert report.findings[0].message.endswith("one of 8 such names: OLD")
+    assert decoder.read_bytes() == before
+    assert rename(decoder, "VLLM", replace=True).status == "renamed"
+    assert decoder.read_bytes() == renamed
+
+
+def test_normalize_renames_the_suffix_along(tmp_path: Path) -> None:
+    model = models.decoder()
+    for text in (model.graph.output[1], *model.graph.value_info):
+        text.name = f"{KEY}_InternalRetainedState"
+    for part in model.graph.node:
+        for ends in (part.input, part.output):
+            ends[:] = [end.replace("key.0_Ret", "key.0_InternalRet") for end in ends]
+    path = saved(model, tmp_path / "m.onnx")
+    report = rename(path, "V", normalize=True)
+    assert report.names[f"{KEY}_InternalRetainedState"] == f"{KEY}_V_RetainedState"
+    assert b"Internal" not in path.read_bytes()
+
+
+def test_to_look_ahead_writes_nothing(decoder: Path, snapshot, tmp_path: Path) -> None:
+    before = snapshot(tmp_path)
+    report = rename(decoder, "VLLM", output=tmp_path / "new" / "m.onnx", options=LOOK)
+    assert report.status == "would-rename"
+    assert len(report.names) == 8
+    assert snapshot(tmp_path) == before
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_look_that_does_not_mind_the_place_sees_only_the_model(decoder: Path) -> None:
+    decoder.chmod(0o444)
+    options = Options(write=False, place=False)
+    assert rename(decoder, "VLLM", options=options).status == "would-rename"
+    with pytest.raises(WriteError, match="read-only"):
+        rename(decoder, "VLLM", options=LOOK)
+
+
+@pytest.mark.parametrize("token", [None, "a_b"])
+def test_a_token_that_cannot_be_is_an_exception(token: str | None, decoder: Path) -> None:
+    with pytest.raises(RulesError):
+        rename(decoder, token)
+
+
+def test_the_call_that_feeds_back_names_output_and_token(decoder: Path) -> None:
+    output = decoder.with_name("{token}.onnx")
+    report = rename(decoder, "VLLM", output=output)
+    assert report.feed_back == f'compile(onnx_path="{output}", kv_cache_prefix="VLLM")'
+    assert rename(output, strip=True).feed_back is None
+
+
+def test_one_bad_model_of_three_and_none_is_written(tmp_path: Path, snapshot) -> None:
+    good = saved(models.decoder(), tmp_path / "a.onnx")
+    bad = saved(models.decoder(), tmp_path / "b.onnx")
+    bad.write_bytes(
+        bad.read_bytes().replace(b"past_key.0_RetainedState", b"past_key.1_RetainedState")
+    )
+    other = saved(models.decoder(), tmp_path / "c.onnx")
+    before = snapshot(tmp_path)
+    report = together(good, bad, other)
+    assert statuses(report) == ["would-rename", "failed", "would-rename"]
+    assert {"KV101", "KV102"} <= {finding.code for finding in report.findings}
+    assert snapshot(tmp_path) == before
+    assert (report.exit_code(), report.exit_code(look=True)) == (1, 1)
+
+
+def test_an_unreadable_model_of_two_is_worse_than_a_finding(tmp_path: Path, snapshot) -> None:
+    good = saved(models.decoder(), tmp_path / "a.onnx")
+    saved(b"text", tmp_path / "b.onnx")
+    before = snapshot(tmp_path)
+    report = together(tmp_path)
+    assert statuses(report) == ["would-rename", "failed"]
+    assert isinstance(report.models[1].error, ModelError)
+    assert snapshot(tmp_path) == before
+    assert report.exit_code() == 2
+    assert good.exists()
+
+
+def test_no_buffer_in_any_model_is_a_finding_that_lists_the_outputs(tmp_path: Path) -> None:
+    model = models.decoder()
+    del model.graph.output[1:], model.graph.input[1:3], model.graph.node[:]
+    model.graph.node.append(node("Neg", ["x"], ["logits"]))
+    encoder = saved(model, tmp_path / "encoder.onnx")
+    report = together(encoder)
+    assert codes(report) == [["KV001"]]
+    assert "the outputs are logits" in report.models[0].findings[0].message
+    assert report.exit_code() == 1
+    saved(models.decoder(), tmp_path / "decoder.onnx")
+    report = together(tmp_path)
+    assert codes(report) == [[], []]
+    assert statuses(report) == ["renamed", "unchanged"]
+    assert report.models[1].feed_back is None
+    assert encoder.read_bytes() == model.SerializeToString()
+
+
+def test_no_two_results_may_stand_in_one_place(tmp_path: Path, snapshot) -> None:
+    one = saved(models.decoder(), tmp_path / "one.onnx")
+    two = saved(models.decoder(), tmp_path / "two.onnx")
+    before = snapshot(tmp_path)
+    for jobs in (
+        [Job(one, tmp_path / "new.onnx"), Job(two, tmp_path / "new.onnx")],
+        [Job(one, tmp_path / "three.onnx"), Job(two, one)],
+    ):
+        report = rename_set(jobs, Wish("VLLM"), QEFF, Options(force=True))
+        assert "is another model of this run" in str(report.models[1].error)
+        assert report.exit_code() == 2
+        assert snapshot(tmp_path) == before
+
+
+def test_strict_makes_a_warning_stop_the_work(tmp_path: Path) -> None:
+    model = models.decoder()
+    model.graph.output.append(info("mystery_RetainedState"))
+    path = saved(model, tmp_path / "m.onnx")
+    assert statuses(together(path, strict=True)) == ["failed"]
+    assert path.read_bytes() == model.SerializeToString()
+    assert statuses(together(path)) == ["renamed"]
+
+
+def test_data_that_two_models_share_are_copied_once(external: Path, tmp_path: Path) -> None:
+    external.with_name("other.onnx").write_bytes(external.read_bytes())
+    jobs, watch = find([external.parent], None, tmp_path / "out"), Watching()
+    assert statuses(rename_set(jobs, Wish("VLLM"), QEFF, None, watch)) == ["renamed", "renamed"]
+    size = external.with_name("decoder.onnx.data").stat().st_size
+    assert watch.seen["decoder.onnx.data", size] == [size]
+    assert sorted(os.listdir(tmp_path / "out")) == [
+        "decoder.onnx",
+        "decoder.onnx.data",
+        "other.onnx",
+    ]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_models_that_share_a_place_for_different_data_do_not_overwrite_them(
+    force: bool, external: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other" / "other.onnx"
+    other.parent.mkdir()
+    other.write_bytes(external.read_bytes())
+    weights = external.with_name("decoder.onnx.data").read_bytes()
+    other.with_name("decoder.onnx.data").write_bytes(weights[::-1])
+    out = tmp_path / "out"
+    jobs = [Job(external, out / "a.onnx"), Job(other, out / "b.onnx")]
+    report = rename_set(jobs, Wish("VLLM"), QEFF, Options(force=force))
+    assert report.exit_code() != 0
+    assert not (out / "b.onnx").exists()
+    assert not out.exists() or (out / "decoder.onnx.data").read_bytes() == weights
+
+
+def test_one_model_that_cannot_be_written_and_all_are_as_they_were(
+    tmp_path: Path, snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [saved(models.decoder(), tmp_path / f"{name}.onnx") for name in "abc"]
+    before, real = snapshot(tmp_path), onnxfile.prove
+
+    def fail(draft: Draft, *args: Any) -> None:
+        real(draft, *args)
+        if draft.target.name == "b.onnx":
+            raise WriteError("no", path=str(draft.target))
+
+    monkeypatch.setattr(onnxfile, "prove", fail)
+    for directory in (None, tmp_path / "new"):
+        report = together(*paths, directory=directory)
+        assert statuses(report) == ["would-rename", "failed", "would-rename"]
+        assert report.exit_code() == 2
+        assert snapshot(tmp_path) == before
+        assert sorted(os.listdir(tmp_path)) == ["a.onnx", "b.onnx", "c.onnx"]
+
+
+@pytest.mark.parametrize("name", ["a.onnx", "b.onnx", "c.onnx"])
+def test_one_model_that_cannot_take_its_place_and_all_are_as_they_were(
+    name: str, tmp_path: Path, snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [saved(models.decoder(), tmp_path / f"{name}.onnx") for name in "abc"]
+    before, real = snapshot(tmp_path), Staged.place
+
+    def fail(staged: Staged) -> None:
+        if staged.target.name == name:
+            raise WriteError("no", path=str(staged.called))
+        real(staged)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Staged, "place", fail)
+        report = together(*paths)
+    assert [model.path for model in report.models if model.error] == [str(tmp_path / name)]
+    assert "renamed" not in statuses(report)
+    assert snapshot(tmp_path) == before
+    assert statuses(together(*paths)) == ["renamed"] * 3
+
+
+def test_what_could_not_be_undone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that becomes read-only just after the first model."""
+    paths = [saved(models.decoder(), tmp_path / f"{name}.onnx") for name in "abc"]
+    real, calls = os.replace, []
+
+    def once(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) > 1:
+            raise OSError(30, "Read-only file system")
+        real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", once)
+        assert statuses(together(*paths)) == ["renamed", "failed", "would-rename"]
+    assert sorted(os.listdir(tmp_path)) == ["a.onnx", "b.onnx", "c.onnx"]
+    assert statuses(together(*paths)) == ["unchanged", "renamed", "renamed"]
+
+
+@pytest.mark.parametrize("output", [None, "new.onnx"])
+def test_a_model_that_is_changed_meanwhile_is_refused(
+    output: str | None, decoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the checks and the writing, and while it is written."""
+    place = None if output is None else decoder.with_name(output)
+    for module, name in ((externaldata, "locate"), (onnxfile, "write")):
+        theirs = decoder.read_bytes() + b"\x82\x01\0"  # an unknown field
+        real = getattr(module, name)
+
+        def meddle(*args: object, _real=real, _theirs: bytes = theirs) -> object:
+            decoder.write_bytes(_theirs)
+            return _real(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, meddle)
+            with pytest.raises(KvRenameError, match="was changed by someone else just now"):
+                rename(decoder, "VLLM", output=place)
+        assert decoder.read_bytes() == theirs
+        assert os.listdir(decoder.parent) == ["decoder.onnx"]
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "decoder.onnx.data"])
+def test_a_file_that_appears_meanwhile_is_left_alone(
+    name: str, external: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, theirs = Draft.keep, tmp_path / "new" / name
+    theirs.parent.mkdir()
+
+    def meddle(draft: Draft, *args: Any, **how: Any) -> None:
+        real(draft, *args, **how)
+        if draft.target == theirs:
+            theirs.write_bytes(b"theirs")
+
+    monkeypatch.setattr(Draft, "keep", meddle)
+    with pytest.raises(WriteError, match="File exists"):
+        rename(external, "VLLM", output=tmp_path / "new" / "m.onnx")
+    assert theirs.read_bytes() == b"theirs"
+    assert os.listdir(theirs.parent) == [name]
+
+
+def test_a_directory_that_appears_meanwhile_is_left_alone(
+    external: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, theirs = Draft.keep, tmp_path / "new" / "theirs"
+
+    def meddle(*args: Any, **how: Any) -> None:
+        real(*args, **how)
+        theirs.parent.mkdir(exist_ok=True)
+        theirs.touch()
+
+    monkeypatch.setattr(Draft, "keep", meddle)
+    with pytest.raises(WriteError, match="File exists"):
+        rename(external, "VLLM", output=tmp_path / "new" / "m.onnx")
+    assert os.listdir(tmp_path / "new") == ["theirs"]
+    assert sorted(os.listdir(tmp_path)) == ["external", "new"]
+
+
+def test_data_that_are_changed_meanwhile_are_refused(
+    external: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, weights = externaldata.standing, external.with_name("decoder.onnx.data")
+
+    def meddle(*args: object, **how: object) -> object:
+        weights.write_bytes(weights.read_bytes()[::-1])
+        return real(*args, **how)
+
+    monkeypatch.setattr(externaldata, "standing", meddle)
+    with pytest.raises(WriteError, match="was changed by someone else just now"):
+        rename(external, "VLLM", output=tmp_path / "new" / "m.onnx")
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_space_for_model_and_data_is_asked_for_beforehand(
+    external: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, wanted = os.statvfs, external.with_name("decoder.onnx.data").stat().st_size
+
+    def little(path: object) -> os.statvfs_result:
+        given = list(real(tmp_path))
+        given[4] = wanted // given[1] + 1  # f_bavail, enough for the data alone
+        return os.statvfs_result(given)
+
+    monkeypatch.setattr(os, "statvfs", little)
+    with pytest.raises(WriteError, match="but the disk has"):
+        rename(external, "VLLM", output=tmp_path / "new" / "m.onnx")
+    assert not (tmp_path / "new").exists()
+
+
+# What looks on, and what helps.
+
+
+def test_a_watch_hears_of_each_model_read_and_of_each_file_written(
+    external: Path, tmp_path: Path
+) -> None:
+    external.with_name("other.onnx").write_bytes(external.read_bytes())
+    watch = Watching()
+    jobs = find([external.parent], None, tmp_path / "out")
+    rename_set(jobs, Wish("VLLM"), QEFF, None, watch)
+    size = external.with_name("decoder.onnx.data").stat().st_size
+    assert watch.seen == {
+        ("reading", 2): [1, 1],
+        ("writing", 3): [1, 1, 1],
+        ("decoder.onnx.data", size): [size],
+    }
+
+
+@pytest.fixture(params=[ThreadPoolExecutor, ProcessPoolExecutor])
+def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
+    with request.param(2) as pool:
+        yield pool
+
+
+def test_any_executor_may_do_the_work(external: Path, tmp_path: Path, executor: Executor) -> None:
+    for name in ("b.onnx", "c.onnx"):
+        external.with_name(name).write_bytes(external.read_bytes())
+    here, there = (find([external.parent], None, tmp_path / name) for name in ("here", "there"))
+    alone = rename_set(here, Wish("VLLM"), QEFF)
+    spread = rename_set(there, Wish("VLLM"), QEFF, executor=executor)
+    assert statuses(spread) == statuses(alone) == ["renamed"] * 3
+    names = sorted(os.listdir(tmp_path / "here"))
+    assert sorted(os.listdir(tmp_path / "there")) == names
+    for name in names:
+        assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
+    assert sorted(os.listdir(tmp_path)) == ["external", "here", "there"]
+
+
+def test_so_does_it_tell_what_is_wrong(tmp_path: Path, executor: Executor, snapshot) -> None:
+    saved(models.decoder(), tmp_path / "a.onnx")
+    saved(b"text", tmp_path / "b.onnx")
+    before = snapshot(tmp_path)
+    report = rename_set(find([tmp_path]), Wish("VLLM"), QEFF, executor=executor)
+    assert statuses(report) == ["would-rename", "failed"]
+    assert str(report.models[1].error).startswith(f"{tmp_path / 'b.onnx'}: ")
+    assert snapshot(tmp_path) == before
+
+
+# What others have left, and others who are at work.
+
+
+def test_a_second_run_on_one_of_the_models_is_refused_and_changes_nothing(
+    tmp_path: Path, snapshot
+) -> None:
+    paths = [saved(models.decoder(), tmp_path / f"{name}.onnx") for name in "abc"]
+    before = snapshot(tmp_path)
+    with locks.held(paths[1:2]):
+        left = drafts.temporary(paths[1])
+        left.touch()
+        report = together(*paths)
+        assert statuses(report) == ["would-rename", "failed", "would-rename"]
+        assert f"is being worked on by process {os.getpid()}" in str(report.models[1].error)
+        assert left.exists()
+        left.unlink()
+    assert snapshot(tmp_path) == before
+    assert statuses(together(*paths)) == ["renamed"] * 3
+
+
+def test_what_a_dead_run_has_left_is_cleared_and_what_a_living_one_makes_is_not(
+    tmp_path: Path,
+) -> None:
+    mine, theirs = (saved(models.decoder(), tmp_path / f"{name}.onnx") for name in "ab")
+    living = drafts.temporary(theirs)
+    for path in (drafts.temporary(mine), living):
+        path.touch()
+    with locks.held([theirs]):
+        assert statuses(together(mine)) == ["renamed"]
+        assert len(os.listdir(tmp_path)) == 4
+        assert living.exists()
+    assert sorted(os.listdir(tmp_path)) == sorted(["a.onnx", "b.onnx", living.name])
+
+
+def test_a_model_of_which_a_dead_run_has_kept_a_link_is_renamed_at_once(decoder: Path) -> None:
+    """Killed between keeping a way back and the replacement. To clear it is no change."""
+    os.link(decoder, drafts.temporary(decoder))
+    assert rename(decoder, "VLLM", options=LOOK).status == "would-rename"
+    assert len(os.listdir(decoder.parent)) == 2
+    assert rename(decoder, "VLLM").status == "renamed"
+    assert os.listdir(decoder.parent) == ["decoder.onnx"]
+
+
+def test_leftovers_go_though_nothing_is_to_be_renamed(decoder: Path) -> None:
+    rename(decoder, "VLLM")
+    drafts.temporary(decoder).touch()
+    assert rename(decoder, "VLLM", options=LOOK).status == "unchanged"
+    assert len(os.listdir(decoder.parent)) == 2
+    assert rename(decoder, "VLLM").status == "unchanged"
+    assert os.listdir(decoder.parent) == ["decoder.onnx"]
+
+
+def test_a_directory_half_made_by_a_dead_run_is_no_set_of_models(
+    external: Path, tmp_path: Path
+) -> None:
+    stage = drafts.temporary(external.parent / "out")
+    stage.mkdir()
+    (stage / "decoder.onnx").write_bytes(external.read_bytes())
+    report = together(external.parent, directory=external.parent / "out")
+    assert statuses(report) == ["renamed"]
+    assert not stage.exists()
+
+
+@pytest.mark.usefixtures("few_descriptors")
+def test_a_large_set_takes_few_descriptors(tmp_path: Path) -> None:
+    content = models.decoder().SerializeToString()
+    for number in range(100):
+        (tmp_path / f"{number}.onnx").write_bytes(content)
+    assert statuses(together(tmp_path)) == ["renamed"] * 100
+    assert sorted(os.listdir(tmp_path)) == sorted(f"{number}.onnx" for number in range(100))

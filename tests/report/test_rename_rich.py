@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import models
+import pytest
+from models import node, saved
+from rich.console import Console
+
+from onnxkvrename import ModelReport, Options, Report, rename
+from onnxkvrename.report import rename_rich as terminal
+
+HOSTILE = "[red]\x1b[2J\u202e:smiley:[/red]\\/past_key.0"
+SHOWN = "[red]\\x1b[2J\\u202e:smiley:[/red]\\/past_key.0"
+
+
+def drawn(*found: ModelReport, look: bool = True, verbose: bool = False, width: int = 100) -> str:
+    file = io.StringIO()
+    console = Console(file=file, width=width, highlight=False)
+    console.print(terminal.summary(Report(found), look=look, verbose=verbose), crop=False)
+    return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
+
+
+def on_terminal(*args: object, **environment: str) -> str:
+    """What the command draws on a terminal of 100 columns."""
+    master, slave = pty.openpty()
+    kept = {key: os.environ[key] for key in ("PATH", "PYTHONPATH") if key in os.environ}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "onnxkvrename", *map(str, args)],
+        stdout=slave,
+        stderr=slave,
+        env={**kept, "TERM": "xterm", "COLUMNS": "100", "LANG": "C.UTF-8", **environment},
+    )
+    os.close(slave)
+    output = b""
+    try:
+        while part := os.read(master, 1 << 16):
+            output += part
+    except OSError:  # how the end of a terminal looks on Linux
+        pass
+    finally:
+        os.close(master)
+    assert process.wait() in (0, 1)
+    return output.decode().replace("\r\n", "\n")
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A model whose names would move the cursor, turn the text and draw smileys."""
+    model = models.decoder(node("Neg", ["x"], ["a\nb_RetainedState"]))
+    for part in model.graph.node:
+        for ends in (part.input, part.output):
+            ends[:] = [end.replace("past_key.0", HOSTILE) for end in ends]
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = value.name.replace("past_key.0", HOSTILE)
+    model.graph.output.append(models.info("a\nb_RetainedState"))
+    return saved(model, tmp_path / "hostile.onnx")
+
+
+def test_a_summary_says_what_was_found_renamed_and_kept_and_what_to_do_next(
+    decoder: Path,
+) -> None:
+    found = rename(decoder, "VLLM")._replace(
+        path="m.onnx", output="m.onnx", feed_back='compile(onnx_path="m.onnx")'
+    )
+    assert [" ".join(line.split()) for line in drawn(found).splitlines()] == [
+        "m.onnx 8 names changed",
+        "attention past_key, past_value of layers 0-1",
+        "names past_key.0 -> past_key.0_VLLM",
+        'next compile(onnx_path="m.onnx")',
+    ]
+
+
+def test_what_is_kept_is_told_with_the_reason(tmp_path: Path) -> None:
+    model = models.decoder()
+    model.graph.output.append(models.info("vision_embeds_RetainedState"))
+    path = saved(model, tmp_path / "m.onnx")
+    text = drawn(rename(path, "VLLM", options=Options(write=False)))
+    assert re.search(r"kept +vision: vision_embeds_RetainedState\n", text)
+    assert "logits" not in text
+
+
+def test_verbose_adds_a_line_for_each_buffer(decoder: Path) -> None:
+    found = rename(decoder, "VLLM", options=Options(write=False))
+    line = r"  1  past_value\.1_VLLM +past_value\.1_VLLM_RetainedState\n"
+    assert re.search(line, drawn(found, verbose=True, width=80))
+    assert "past_value.1" not in drawn(found, width=80)
+    rename(decoder, "VLLM")
+    assert re.search(line, drawn(rename(decoder, "VLLM"), verbose=True, width=80))
+
+
+def test_a_result_elsewhere_is_pointed_to(decoder: Path) -> None:
+    found = rename(decoder, "VLLM", output=decoder.with_name("new.onnx"))
+    assert re.search(r"8 names changed\s+-> \S*new\.onnx", drawn(found, look=False, width=300))
+
+
+def test_of_many_models_each_has_a_line_and_there_is_a_total(decoder: Path) -> None:
+    found = rename(decoder, "VLLM", options=Options(write=False))
+    failed = found._replace(status="failed")
+    assert "attention" in drawn(*[found] * 4)
+    text = drawn(*[found] * 4, failed, width=300)
+    assert "attention" not in text
+    assert text.splitlines()[-1] == "5 models: 4 would change, 1 failed"
+    assert len(text.splitlines()) == 6
+
+
+@pytest.mark.parametrize(
+    ("layers", "text"),
+    [([3], "of layer 3"), ([0, 1, 2, 4, 6, 7], "of layers 0-2, 4, 6-7")],
+)
+def test_layers_are_told_as_ranges(layers: list[int], text: str, decoder: Path) -> None:
+    found = rename(decoder, "VLLM", options=Options(write=False))
+    pairs = tuple(found.pairs[0]._replace(layer=layer) for layer in layers)
+    assert text in drawn(found._replace(pairs=pairs))
+
+
+def test_the_call_to_copy_is_never_broken_into_lines(decoder: Path) -> None:
+    call = "compile(" + "x" * 200 + ")"
+    found = rename(decoder, "VLLM")._replace(feed_back=call)
+    assert call in drawn(found, width=20)
+
+
+def test_hostile_names_are_no_markup(hostile: Path) -> None:
+    found = rename(hostile, "VLLM", options=Options(write=False))
+    text = drawn(found, verbose=True, width=300)
+    assert text.count(f"{SHOWN}_VLLM") == 3  # as the first name, and on both sides of its layer
+
+
+def test_hostile_names_do_nothing_to_a_terminal(hostile: Path) -> None:
+    text = on_terminal(hostile, "--prefix", "VLLM", "-n", "-v", TERM="dumb", COLUMNS="300")
+    assert SHOWN in text
+    assert "a\\x0ab_RetainedState" in text
+    assert not set(text) & {"\x1b", "\u202e"}
+
+
+def test_hostile_names_do_nothing_to_a_pipe(hostile: Path, run) -> None:
+    outcome = run(hostile, "--prefix", "VLLM", "-n")
+    assert f"{SHOWN} -> {SHOWN}_VLLM\n" in outcome.out
+    assert "a\\x0ab_RetainedState" in outcome.err
+    assert not set(outcome.out + outcome.err) & {"\x1b", "\u202e"}
+
+
+def test_colour_is_for_terminals_unless_the_environment_says_otherwise(
+    decoder: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = (decoder, "--prefix", "VLLM", "--diff")
+    assert "\x1b[" in on_terminal(*args)
+    assert "\x1b" not in on_terminal(*args, NO_COLOR="1")
+    assert "\x1b" not in on_terminal(*args, TERM="dumb")
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    assert "\x1b" not in run(*args).out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[31m-past_key.0" in run(*args).out
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in run(*args).out
+
+
+def test_a_terminal_gets_the_summary_and_the_call(decoder: Path) -> None:
+    text = on_terminal(decoder, "--prefix", "VLLM", NO_COLOR="1")
+    assert "8 names changed" in text
+    assert f'compile(onnx_path="{decoder}", kv_cache_prefix="VLLM")' in text
+    assert on_terminal(decoder, "--prefix", "VLLM", "-q") == ""
+
+
+def test_a_terminal_of_one_column_is_no_reason_to_fail(decoder: Path) -> None:
+    assert on_terminal(decoder, "--prefix", "VLLM", "-n", "-v", COLUMNS="1")
+
+
+def test_a_bar_is_drawn_only_for_what_takes_long(capfd: pytest.CaptureFixture[str]) -> None:
+    with terminal.Bars() as bars:
+        assert bars.data("w.bin", (1 << 28) - 1) is None
+        assert bars.models("reading", 63) is None
+    assert capfd.readouterr() == ("", "")
+    with terminal.Bars() as bars:
+        for heard, amount in ((bars.data("w.bin", 1 << 28), 1 << 28), (bars.models("r", 64), 64)):
+            assert heard is not None
+            heard(amount)
+    assert capfd.readouterr().out == ""
+
+
+def test_bars_say_what_is_done_and_how_much_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "Console", lambda **how: Console(file=io.StringIO(), width=100))
+    with terminal.Bars() as bars:
+        models_heard, data_heard = bars.models("writing", 94), bars.data(HOSTILE, 1 << 29)
+        assert models_heard is not None
+        assert data_heard is not None
+        models_heard(16)
+        models_heard(16)
+        data_heard(1 << 28)
+        shown = io.StringIO()
+        Console(file=shown, width=200).print(bars.progress.get_renderable())
+        first, second = shown.getvalue().splitlines()
+        data_heard(1 << 28)
+        assert [task.visible for task in bars.progress.tasks] == [True, False]
+    assert re.fullmatch(r"writing +\S+ +32 of 94 *", first)
+    assert re.fullmatch(rf"copying {re.escape(SHOWN)} +\S+ +268.4 MB of 536.9 MB *", second)

@@ -1,0 +1,324 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import models
+import pytest
+from models import KEY, KEY_OUT, branch, graph, info, node, tensor
+from onnx import ModelProto
+from onnx.helper import make_sparse_tensor, make_tensor
+
+from onnxkvrename import Finding, Options, Wish, load_rules, rename
+from onnxkvrename.findings import CODES
+from onnxkvrename.model.signature import Dim, Signature, Uses, Value
+from onnxkvrename.rules.checks import check, no_buffers
+from onnxkvrename.rules.plan import plan
+from onnxkvrename.rules.profile import parse
+
+QEFF = load_rules()
+
+
+def value(text: str) -> Value:
+    """``name:DTYPE[1,symbol,?]``; without the brackets the rank is unknown."""
+    name, _, kind = text.replace("~", "_RetainedState").partition(":")
+    dtype, bracket, dims = kind.rstrip("]").partition("[")
+    known: dict[str, Dim] = {"?": None}
+    shape = [int(dim) if dim.isdigit() else known.get(dim, dim) for dim in dims.split(",") if dim]
+    return Value(name, dtype or "FLOAT", tuple(shape) if bracket else None)
+
+
+def found(
+    inputs: str,
+    outputs: str,
+    *,
+    read: Iterable[str] | None = None,
+    producers: Iterable[str] | None = None,
+    symbols: Iterable[str] = (),
+    **wish: bool,
+) -> list[str]:
+    """``CODE name`` of each finding; ``~`` stands for ``_RetainedState``.
+
+    Inputs are all read, and outputs all produced, if nothing else is said.
+    """
+    into, out = (tuple(map(value, text.split())) for text in (inputs, outputs))
+    made = [v.name for v in out] if producers is None else producers
+    uses = Uses(
+        producers=dict.fromkeys(made, "Concat"),
+        read=frozenset(v.name for v in into) if read is None else frozenset(read),
+        symbols=frozenset(symbols),
+    )
+    signature = Signature(into, out)
+    planned = plan(signature, QEFF, Wish("VLLM", **wish))
+    findings = check(signature, planned, uses)
+    return [f"{f.code} {f.name}".replace("_RetainedState", "~").strip() for f in findings]
+
+
+SOUND = ("past_key.0 past_value.0", "logits past_key.0~ past_value.0~")
+
+
+def test_a_sound_model_has_no_findings() -> None:
+    assert found(*SOUND) == []
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "expected"),
+    [
+        ("past_value.0", "past_key.0~ past_value.0~", "KV101 past_key.0~"),
+        ("k_pe.0 a/compressed_kv.0", "k_pe.0~ a/compressed_kv.0~ b/k_pe.0~", "KV101 b/k_pe.0~"),
+        ("past_key.0 past_value.0", "past_key.0~", "KV102 past_value.0"),
+        ("past_key.0 past_value.0:INT8", "past_key.0~ past_value.0~", "KV103 past_value.0~"),
+        ("k_pe.0:F[1,2] compressed_kv.0", "k_pe.0~:F[1,3] compressed_kv.0~", "KV104 k_pe.0~"),
+        ("k_pe.0:F[1,b] compressed_kv.0", "k_pe.0~:F[1] compressed_kv.0~", "KV104 k_pe.0~"),
+        ("k_pe.0:F[] compressed_kv.0", "k_pe.0~:F[1] compressed_kv.0~", "KV104 k_pe.0~"),
+        ("past_key.0 past_value.0", "past_key.0~ past_key.0~ past_value.0~", "KV106 past_key.0~"),
+        ("past_key.0 past_key.0 past_value.0", "past_key.0~ past_value.0~", "KV106 past_key.0"),
+        ("k_pe.0 k_pe.0_VLLM compressed_kv.0", "k_pe.0~ compressed_kv.0~", "KV106 k_pe.0_VLLM"),
+        ("past_key.0", "past_key.0~", "KV108 past_key.0"),
+        ("past_key.0 conv_state.1 recurrent_state.1 past_value.0",
+         "past_key.0~ past_value.0~ recurrent_state.1~ conv_state.1~ x~", "KV111 x~"),
+        ("k_pe.0 compressed_kv.0 k_pe.2 compressed_kv.2",
+         "k_pe.0~ compressed_kv.0~ k_pe.2~ compressed_kv.2~", "KV109"),
+        ("k_pe.0 compressed_kv.0", "k_pe.0_Internal~ compressed_kv.0~", "KV112 k_pe.0_Internal~"),
+    ],
+)  # fmt: skip
+def test_a_fault_is_found_alone_and_by_name(inputs: str, outputs: str, expected: str) -> None:
+    outputs = outputs.replace("_Internal~", "_InternalRetainedState")
+    expected = expected.replace("_Internal~", "_InternalRetainedState")
+    assert found(inputs, outputs) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [
+        ("past_key.0:F[b,c] past_value.0", "past_key.0~:F[d,e] past_value.0~"),
+        ("past_key.0:F[b,8] past_value.0", "past_key.0~:F[1,c] past_value.0~"),
+        ("past_key.0:F[1,?] past_value.0", "past_key.0~:F[1,4] past_value.0~"),
+        ("past_key.0:F past_value.0", "past_key.0~:F[1,4] past_value.0~"),
+        ("past_key.0:F[] past_value.0", "past_key.0~:F[] past_value.0~"),
+        ("past_value.0_VLLM past_key.0", "past_key.0_VLLM~ past_value.0~"),
+        ("past_key.7 past_value.7", "past_key.7~ past_value.7~"),
+        ("input_ids x x past_key.0 past_value.0", "y y past_key.0~ past_value.0~"),
+        ("past_key.0 past_value.0 vision_embeds", "past_key.0~ past_value.0~ vision_embeds~"),
+        ("k_pe.0 compressed_kv.0 past_key.1 past_value.1",
+         "k_pe.0~ compressed_kv.0~ past_key.1~ past_value.1~"),
+    ],
+)  # fmt: skip
+def test_what_only_looks_like_a_fault_is_none(inputs: str, outputs: str) -> None:
+    assert found(inputs, outputs) == []
+
+
+def test_a_retained_output_must_be_produced_by_a_node() -> None:
+    produced = ["past_value.0_RetainedState"]
+    assert found(*SOUND, producers=produced) == ["KV105 past_key.0~"]
+
+
+def test_a_kv_input_that_nothing_reads_is_mentioned() -> None:
+    assert found(*SOUND, read=["past_key.0"]) == ["KV107 past_value.0"]
+
+
+def test_one_name_for_input_and_output_is_the_broken_export_of_dynamo() -> None:
+    names = "past_key.0_VLLM~ past_value.0_VLLM~"
+    assert found(names, names, producers=()) == [
+        "KV106 past_key.0_VLLM~",
+        "KV105 past_key.0_VLLM~",
+        "KV106 past_value.0_VLLM~",
+        "KV105 past_value.0_VLLM~",
+    ]
+
+
+def test_normalize_mends_the_suffix_instead_of_minding_it() -> None:
+    outputs = "past_key.0_InternalRetainedState past_value.0~"
+    assert found(SOUND[0], outputs, normalize=True) == []
+
+
+def test_the_layers_missing_are_listed() -> None:
+    layers = [0, 2, 5]
+    inputs = " ".join(f"past_key.{n} past_value.{n}" for n in layers)
+    outputs = " ".join(f"past_key.{n}~ past_value.{n}~" for n in layers)
+    values = [tuple(map(value, text.split())) for text in (inputs, outputs)]
+    planned = plan(Signature(*values), QEFF, Wish("VLLM"))
+    messages = [f.message for f in check(Signature(*values), planned, Uses())]
+    assert "layers 0 to 5, but without 1, 3 to 4" in messages
+
+
+@pytest.mark.parametrize(
+    ("wish", "codes"),
+    [
+        ({}, ["KV202 past_key.0_OLD"]),
+        ({"replace": True}, []),
+        ({"strip": True}, ["KV202 past_key.0_OLD"]),
+        ({"strip": True, "replace": True}, []),
+    ],
+)
+def test_another_token_is_refused_once_unless_replaced(
+    wish: dict[str, bool], codes: list[str]
+) -> None:
+    names = "past_key.0_OLD past_value.0_OLD", "past_key.0_OLD~ past_value.0_OLD~"
+    assert found(*names, **wish) == codes
+
+
+def test_a_symbol_may_not_become_one_with_another() -> None:
+    old, new = (f"Concatpast_key.0{token}_RetainedState_dim_2" for token in ("", "_VLLM"))
+    assert found(*SOUND, symbols=[old]) == []
+    assert found(*SOUND, symbols=[old, new]) == [f"KV201 {new.replace('_RetainedState', '~')}"]
+
+
+def test_symbols_may_change_places() -> None:
+    signature = Signature(*(tuple(map(value, names.split())) for names in SOUND))
+    ends = {v.name for side in signature for v in side}
+    uses = Uses(dict.fromkeys(ends, "Neg"), frozenset(ends), frozenset({"a", "b"}))
+    planned = plan(signature, QEFF, Wish("VLLM"))
+    assert list(check(signature, planned, uses)) == []
+
+
+def test_templates_may_not_give_two_values_one_name() -> None:
+    pattern = "(?P<buffer>k)(?P<layer>[0-9])(?:_(?P<token>[A-Z]+))?"
+    rules = parse(
+        f"""
+        retained = '.*_out'
+        [[kv]]
+        input = '{pattern}'
+        output = '{pattern}(?:_out)?'
+        input_name = "k{{layer}}[_{{token}}]"
+        output_name = "k{{layer}}[_{{token}}]"
+        kinds.one = ["k"]
+        """,
+        "mine",
+    )
+    signature = Signature((value("k0"),), (value("k0_out"),))
+    uses = Uses({"k0_out": "Add"}, frozenset({"k0"}))
+    (clash,) = check(signature, plan(signature, rules, Wish("T")), uses)
+    assert (clash.code, clash.name) == ("KV201", "k0_T")
+    assert "k0, k0_out" in clash.message
+
+
+def test_no_buffers_lists_a_few_of_the_outputs() -> None:
+    message = no_buffers([f"o{n}" for n in range(7)]).message
+    assert message.endswith("o0, o1, o2, o3, o4 and 2 more")
+    assert no_buffers([]).message == "no KV buffer here"
+
+
+# The same checks at work on whole models.
+
+NEW, NEW_OUT = "past_key.0_VLLM", "past_key.0_VLLM_RetainedState"
+
+
+def codes(model: ModelProto, tmp_path: Path, **options: bool) -> list[tuple[str, str, str]]:
+    """Code, severity and name of each finding."""
+    path = models.saved(model, tmp_path / "model.onnx")
+    findings = rename(path, "VLLM", options=Options(write=False, **options)).findings
+    return [(f.code, f.severity, f.name) for f in findings]
+
+
+def test_a_buffer_that_is_passed_through_or_only_captured_is_in_order(tmp_path: Path) -> None:
+    model = models.decoder(branch(graph(node("Neg", [KEY], ["inner"]))))
+    model.graph.node[0].CopyFrom(node("Identity", ["past_key.0"], [KEY_OUT]))
+    assert codes(model, tmp_path) == []
+    model.graph.node[0].CopyFrom(node("Identity", ["x"], [KEY_OUT]))
+    assert codes(model, tmp_path) == []
+    model.graph.node.pop()
+    assert codes(model, tmp_path) == [("KV107", "warning", KEY)]
+
+
+def test_strict_makes_warnings_errors(tmp_path: Path) -> None:
+    model = models.decoder()
+    model.graph.output.append(info("mystery_RetainedState"))
+    assert codes(model, tmp_path) == [("KV111", "warning", "mystery_RetainedState")]
+    assert codes(model, tmp_path, strict=True) == [("KV111", "error", "mystery_RetainedState")]
+
+
+def in_input(model: ModelProto) -> None:
+    model.graph.input.append(info(NEW))
+
+
+def in_output(model: ModelProto) -> None:
+    model.graph.output.append(info(NEW))
+
+
+def in_value_info(model: ModelProto) -> None:
+    model.graph.value_info.append(info(NEW))
+
+
+def in_node_input(model: ModelProto) -> None:
+    model.graph.node.append(node("Neg", [NEW], ["y"]))
+
+
+def in_node_output(model: ModelProto) -> None:
+    model.graph.node.append(node("Neg", ["x"], [NEW]))
+
+
+def in_initializer(model: ModelProto) -> None:
+    model.graph.initializer.append(tensor(NEW, 1.0))
+
+
+def in_sparse_initializer(model: ModelProto) -> None:
+    indices = make_tensor("", 7, [1], [0])
+    model.graph.sparse_initializer.append(make_sparse_tensor(tensor(NEW, 1.0), indices, [4]))
+
+
+def in_annotation(model: ModelProto) -> None:
+    model.graph.quantization_annotation.add(tensor_name=NEW)
+
+
+def in_sharding(model: ModelProto) -> None:
+    model.graph.node[0].device_configurations.add().sharding_spec.add(tensor_name=NEW)
+
+
+def in_training(model: ModelProto) -> None:
+    model.training_info.add().algorithm.node.append(node("Neg", ["x"], [NEW]))
+
+
+def in_subgraph(model: ModelProto) -> None:
+    model.graph.node.append(branch(graph(node("Neg", ["x"], [NEW]))))
+
+
+def in_subgraph_of_subgraph(model: ModelProto) -> None:
+    inner = branch(graph(node("Neg", ["x"], [NEW_OUT]), name="deep"), name="inner")
+    model.graph.node.append(branch(graph(inner)))
+
+
+def in_subgraph_initializer(model: ModelProto) -> None:
+    body = graph(node("Neg", [NEW], ["y"]))
+    body.initializer.append(tensor(NEW, 1.0))
+    model.graph.node.append(branch(body))
+
+
+@pytest.mark.parametrize(
+    "stand",
+    [
+        in_input,
+        in_output,
+        in_value_info,
+        in_node_input,
+        in_node_output,
+        in_initializer,
+        in_sparse_initializer,
+        in_annotation,
+        in_sharding,
+        in_training,
+        in_subgraph,
+        in_subgraph_of_subgraph,
+        in_subgraph_initializer,
+    ],
+)
+def test_a_new_name_that_stands_anywhere_is_a_collision(stand, tmp_path: Path) -> None:
+    model = models.decoder()
+    stand(model)
+    assert "KV201" in {code for code, _, _ in codes(model, tmp_path)}
+
+
+def test_a_new_name_may_stand_in_a_function_or_in_another_namespace(tmp_path: Path) -> None:
+    model = models.decoder(node("Neg", ["x"], ["y"], name=NEW, doc_string=NEW))
+    model.graph.name = NEW
+    model.metadata_props.add(key=NEW, value=NEW_OUT)
+    function = model.functions.add(name=NEW, domain="local", input=[NEW], output=[NEW_OUT])
+    function.node.append(node("Neg", [NEW], [NEW_OUT]))
+    assert codes(model, tmp_path) == []
+
+
+def test_every_finding_says_what_and_how_to_mend_it() -> None:
+    finding = no_buffers(["logits"])
+    assert finding == Finding("KV001", "error", "", finding.message, finding.hint)
+    assert finding.hint
+    assert all(severity in ("error", "warning") and text for severity, text in CODES.values())

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from onnxkvrename import ModelError, WriteError, find
+from onnxkvrename.storage import temp_file as drafts
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Some files, and the directory they are in as the working directory."""
+    for name in ("layer_10/a.onnx", "layer_2/a.onnx", "b.onnx", "note.txt", "empty/x.onnx.data"):
+        path = tmp_path / "tree" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    monkeypatch.chdir(tmp_path / "tree")
+    return tmp_path / "tree"
+
+
+def found(*models: str, output: str | None = None, directory: str | None = None) -> list[str]:
+    """``model`` or ``model -> output`` of each job."""
+    places = [None if place is None else Path(place) for place in (output, directory)]
+    return [
+        str(job.model) if job.model == job.output else f"{job.model} -> {job.output}"
+        for job in find([Path(model) for model in models], *places)
+    ]
+
+
+def test_a_directory_gives_its_models_in_natural_order(tree: Path) -> None:
+    assert found(".") == ["b.onnx", "layer_2/a.onnx", "layer_10/a.onnx"]
+
+
+def test_files_come_in_the_order_given_whatever_they_are_called(tree: Path) -> None:
+    assert found("note.txt", "layer_10", "b.onnx") == ["note.txt", "layer_10/a.onnx", "b.onnx"]
+
+
+def test_each_model_is_taken_once(tree: Path) -> None:
+    (tree / "link.onnx").symlink_to("b.onnx")
+    assert found("b.onnx", "./b.onnx", str(tree / "b.onnx"), "layer_2/../b.onnx") == ["b.onnx"]
+    assert found("link.onnx", "b.onnx") == ["b.onnx"]
+    assert found("link.onnx") == ["link.onnx"]
+    assert found(".").count("b.onnx") == 1
+
+
+def test_linked_directories_are_not_entered(tree: Path) -> None:
+    (tree / "loop").symlink_to(".")
+    assert len(found(".")) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("c.onnx", r"c\.onnx: no such file \(did you mean b\.onnx\?\)"),
+        ("layer_2/b.onnx", r"did you mean layer_2/a\.onnx\?"),
+        ("elsewhere", r"elsewhere: no such file$"),
+        ("nowhere/b.onnx", r"no such file \(there is no directory nowhere\)"),
+        ("empty", r"empty: no \.onnx file in it or below"),
+    ],
+)
+def test_a_path_that_leads_to_no_model_is_named(path: str, said: str, tree: Path) -> None:
+    with pytest.raises(ModelError, match=said):
+        find([Path(path)])
+
+
+def test_a_directory_that_cannot_be_listed_is_named(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path).endswith("layer_2"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(ModelError, match=r"layer_2: cannot be listed: Permission denied"):
+        find([tree])
+
+
+def test_an_output_is_for_one_model(tree: Path) -> None:
+    assert found("b.onnx", output="new.onnx") == ["b.onnx -> new.onnx"]
+    assert found("b.onnx", "./b.onnx", output="new.onnx") == ["b.onnx -> new.onnx"]
+    with pytest.raises(WriteError, match=r"new\.onnx: cannot hold 2 models \(-d DIR"):
+        found("b.onnx", "layer_2", output="new.onnx")
+
+
+@pytest.mark.parametrize(
+    ("models", "expected"),
+    [
+        (["b.onnx"], ["b.onnx -> out/b.onnx"]),
+        (["layer_2/a.onnx"], ["layer_2/a.onnx -> out/a.onnx"]),
+        (["layer_2"], ["layer_2/a.onnx -> out/a.onnx"]),
+        (
+            ["layer_2/a.onnx", "layer_10/a.onnx"],
+            ["layer_2/a.onnx -> out/layer_2/a.onnx", "layer_10/a.onnx -> out/layer_10/a.onnx"],
+        ),
+        (
+            ["layer_2", "b.onnx"],
+            ["layer_2/a.onnx -> out/layer_2/a.onnx", "b.onnx -> out/b.onnx"],
+        ),
+        (["../tree/layer_2/../b.onnx"], ["../tree/layer_2/../b.onnx -> out/b.onnx"]),
+    ],
+)
+def test_below_another_directory_models_lie_as_below_their_common_parent(
+    models: list[str], expected: list[str], tree: Path
+) -> None:
+    assert found(*models, directory="out") == expected
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda: found("b.onnx", output="./b.onnx"),
+        lambda: found(".", directory="."),
+        lambda: found("layer_2", directory="alias"),
+    ],
+)
+def test_a_result_may_not_be_sent_onto_its_model(where: Callable[[], object], tree: Path) -> None:
+    (tree / "alias").symlink_to("layer_2")
+    with pytest.raises(WriteError, match="is the model itself"):
+        where()
+
+
+def test_nothing_given_is_nothing_found() -> None:
+    assert find([]) == ()
+
+
+def test_what_a_dead_run_has_left_of_a_new_directory_holds_no_models(tree: Path) -> None:
+    stage = drafts.temporary(tree / "layer_2" / "new")
+    stage.mkdir()
+    (stage / "a.onnx").touch()
+    assert found(".") == ["b.onnx", "layer_2/a.onnx", "layer_10/a.onnx"]
+    assert found("layer_2") == ["layer_2/a.onnx"]

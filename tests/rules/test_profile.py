@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from onnxkvrename import RulesError, load_rules
+from onnxkvrename.renaming.run import check_wish
+from onnxkvrename.rules.plan import Wish
+from onnxkvrename.rules.profile import PartName, SetRule, parse, token_fault
+
+QEFF = load_rules()
+RULES = """
+description = "for the tests"
+retained = '.*_out'
+[[kv]]
+input = '(?P<buffer>k|v)(?P<layer>[0-9]+)(?:_(?P<token>[A-Za-z0-9]+))?'
+output = '(?P<buffer>k|v)(?P<layer>[0-9]+)(?:_(?P<token>[A-Za-z0-9]+))?_out'
+input_name = "{buffer}{layer}[_{token}]"
+output_name = "{buffer}{layer}[_{token}]_out"
+[kv.kinds]
+attention = ["k", "v"]
+[[keep]]
+reason = "vision"
+pattern = "pixels"
+"""
+
+
+def part(table: str) -> str:
+    """A table of a set's parts, before the rules that follow."""
+    return f"[[set.parts]]\n{table}\n[[keep]]"
+
+
+@pytest.mark.parametrize("token", ["VLLM", "a", "0", "x" * 64, "Retainedstate"])
+def test_a_token_is_letters_and_digits(token: str) -> None:
+    assert token_fault(token) is None
+
+
+@pytest.mark.parametrize(
+    ("token", "fault"),
+    [
+        ("", "is empty"),
+        ("V_LLM", "ASCII letters and digits"),
+        ("V.1", "ASCII letters and digits"),
+        ("VLLM\n", "ASCII letters and digits"),
+        ("é", "ASCII letters and digits"),
+        ("\u0661", "ASCII letters and digits"),
+        ("aRetainedStateb", "RetainedState"),
+        ("x" * 65, "longer than 64"),
+    ],
+)
+def test_any_other_token_is_refused_with_the_reason(token: str, fault: str) -> None:
+    assert fault in str(token_fault(token))
+    with pytest.raises(RulesError, match=fault):
+        check_wish(Wish(token))
+
+
+def test_to_ask_for_no_token_and_no_strip_is_refused() -> None:
+    with pytest.raises(RulesError, match="no token to put in"):
+        check_wish(Wish(None))
+    check_wish(Wish(None, strip=True))
+
+
+@pytest.mark.parametrize(
+    ("side", "name", "scope", "buffer", "layer", "token"),
+    [
+        ("input", "past_key.0", "", "past_key", 0, ""),
+        ("input", "past_value.11_VLLM", "", "past_value", 11, "VLLM"),
+        ("input", "layer_5/past_key.5", "layer_5/", "past_key", 5, ""),
+        ("input", "a/b/k_pe.1_X", "a/b/", "k_pe", 1, "X"),
+        ("output", "compressed_kv.3_RetainedState", "", "compressed_kv", 3, ""),
+        ("output", "conv_state.1_X_RetainedState", "", "conv_state", 1, "X"),
+        ("output", "recurrent_state.1_InternalRetainedState", "", "recurrent_state", 1, ""),
+        ("output", "é/past_key.0_RetainedState", "é/", "past_key", 0, ""),
+    ],
+)
+def test_a_buffer_is_known_by_its_whole_name(
+    side: str, name: str, scope: str, buffer: str, layer: int, token: str
+) -> None:
+    match = QEFF.match(side, name)
+    assert match is not None
+    assert match.key == (scope, buffer, layer)
+    assert match.token == token
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "past_key",
+        "past_key.",
+        "past_key.x",
+        "past_key.01",
+        "past_key.1234567",
+        "past_key.\u0661",
+        "past_key.0_",
+        "past_key.0_A_B",
+        "past_key.0\n",
+        " past_key.0",
+        "past_key.0/x",
+        "past_keys.0",
+        "my_past_key.0",
+        "past_key_self.0",
+        "past_key.0_RetainedState",
+    ],
+)
+def test_a_name_that_is_nearly_a_buffer_is_none(name: str) -> None:
+    assert QEFF.match("input", name) is None
+
+
+@pytest.mark.parametrize(
+    "raw", [b"\xff/past_key.0", b"\xed\xa0\x80/past_key.0", b"\xf4\x90\x80\x80/past_key.0"]
+)
+def test_bytes_that_are_no_text_do_not_upset_a_match(raw: bytes) -> None:
+    name = raw.decode("utf-8", "surrogateescape")
+    match = QEFF.match("input", name)
+    assert match is None or QEFF.rewrite(match, "") == name
+    assert QEFF.kept(name) is None
+    assert not QEFF.retains(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("vision_embeds", "vision"),
+        ("vision_embeds_RetainedState", "vision"),
+        ("image_idx_output", "vision"),
+        ("deepstack_features.1_RetainedState", "vision"),
+        ("layer_0/pixel_values_InternalRetainedState", "vision"),
+        ("past_repetition_penalty_buffer_RetainedState", "sampler"),
+        ("past_presence_penalty_buffer", "sampler"),
+        ("model.q_proj.lora_A.weight_RetainedState", "LoRA"),
+        ("vision_embeds_too", None),
+        ("logits", None),
+    ],
+)
+def test_what_is_no_kv_is_kept_for_a_reason(name: str, reason: str | None) -> None:
+    assert QEFF.kept(name) == reason
+
+
+@pytest.mark.parametrize(
+    ("name", "retained"),
+    [("x_RetainedState", True), ("x\n_InternalRetainedState", True), ("x_retained", False)],
+)
+def test_a_retained_state_is_known_by_its_suffix(name: str, retained: bool) -> None:
+    assert QEFF.retains(name) is retained
+
+
+@pytest.mark.parametrize(
+    ("side", "name", "token", "new"),
+    [
+        ("input", "s/past_key.0", "VLLM", "s/past_key.0_VLLM"),
+        ("input", "past_key.0_OLD", "", "past_key.0"),
+        ("output", "past_key.0_RetainedState", "VLLM", "past_key.0_VLLM_RetainedState"),
+        (
+            "output",
+            "past_key.0_OLD_InternalRetainedState",
+            "X",
+            "past_key.0_X_InternalRetainedState",
+        ),
+    ],
+)
+def test_the_token_goes_in_between_layer_and_suffix(
+    side: str, name: str, token: str, new: str
+) -> None:
+    match = QEFF.match(side, name)
+    assert match is not None
+    assert QEFF.rewrite(match, token) == new
+
+
+def test_normalize_gives_the_suffix_that_consumers_pair() -> None:
+    match = QEFF.match("output", "past_key.0_InternalRetainedState")
+    assert match is not None
+    assert QEFF.rewrite(match, "V", normalize=True) == "past_key.0_V_RetainedState"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        '"{buffer}0[_{token}]_out"',
+        '"{buffer}{layer}_out"',
+        '"k{layer}[_{token}]_out"',
+        '"{layer}{buffer}[_{token}]_out"',
+    ],
+    ids=["loses the layer", "loses the token", "loses the buffer", "makes no buffer"],
+)
+def test_a_template_that_does_not_lead_back_is_refused(template: str) -> None:
+    rules = parse(RULES.replace('"{buffer}{layer}[_{token}]_out"', template), "mine")
+    match = rules.match("output", "v1_out")
+    assert match is not None
+    with pytest.raises(RulesError, match="the output_name template in profile mine"):
+        rules.rewrite(match, "T")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("[[kv]]", "[[kv]", "not TOML"),
+        ("[[kv]]", "retained = 1\n[[kv]]", "not TOML"),
+        ('description = "for the tests"', "a = " + "[" * 100_000, "not TOML"),
+        ('description = "for the tests"', "a = " + "9" * 5_000, "not TOML"),
+        ('description = "for the tests"', "description = 1", "description: must be a str, not int"),
+        ('description = "for the tests"', "colour = 1", "colour: is not known here"),
+        ('description = "for the tests"', "kv = 1\n[other]", "not TOML"),
+        ("retained = '.*_out'", "", "retained: is missing"),
+        ("retained = '.*_out'", "retained = '('", "retained: is no RE2 pattern: missing )"),
+        ("retained = '.*_out'", "retained = '(?=x)'", "retained: is no RE2 pattern"),
+        ("retained = '.*_out'", "retained = true", "retained: must be a str, not bool"),
+        ("(?P<buffer>k|v)", "(k|v)", "kv[0].input: has no group (?P<buffer>"),
+        ("(?P<layer>[0-9]+)", "[0-9]+", "kv[0].input: has no group (?P<layer>"),
+        (
+            'input_name = "{buffer}',
+            'input_name = "{scope}',
+            "kv[0].input_name: {scope} is no group",
+        ),
+        ('input_name = "{buffer}', 'input_name = "{0.__class__}', "kv[0].input_name: has a {"),
+        ('input_name = "{buffer}', 'input_name = "[[{buffer}]', "kv[0].input_name: has a ["),
+        ('input_name = "{buffer}{layer}[_{token}]"', "", "kv[0].input_name: is missing"),
+        ("[kv.kinds]", "colour = 1\n[kv.kinds]", "kv[0].colour: is not known here"),
+        ('attention = ["k", "v"]', "", "kv[0].kinds: names no buffer"),
+        ('attention = ["k", "v"]', 'attention = "k"', "kv[0].kinds: must map a kind to a list"),
+        ('attention = ["k", "v"]', "attention = [1]", "kv[0].kinds: must map a kind to a list"),
+        ('reason = "vision"', "", "keep[0].reason: is missing"),
+        ('reason = "vision"', 'reason = "vision"\ncolour = 1', "keep[0].colour: is not known here"),
+        ("[[keep]]", "[keep]", "keep: must be a list, not dict"),
+        ("[[keep]]", "[suffixes]\na = 1\n[[keep]]", "suffixes: must map text to text"),
+        ("[[keep]]", "[[feed_back]]\ninput = 'k'\n[[keep]]", "feed_back[0].call: is missing"),
+        ("[[keep]]", "[[set]]\n[[keep]]", "set: must be a dict, not list"),
+        ("[[keep]]", "[set]\ncolour = 1\n[[keep]]", "set.colour: is not known here"),
+        ("[[keep]]", "[set]\nseam_input = 'x'\n[[keep]]", "set.seam_output: is missing"),
+        ("[[keep]]", "[set]\nseam_output = 'x'\n[[keep]]", "set.seam_input: is missing"),
+        ("[[keep]]", "[set]\nshared = 'x'\n[[keep]]", "set.shared: must be a list, not str"),
+        ("[[keep]]", "[set]\nshared = [1]\n[[keep]]", "set.shared: must be a list of text"),
+        ("[[keep]]", "[set]\napart = ['mla']\n[[keep]]", "set.apart: mla is no kind of a [[kv]]"),
+        ("[[keep]]", part("stage = 'whole'"), "set.parts[0].stage: must be one of window, "),
+        ("[[keep]]", part("file = 'x'"), "set.parts[0].stage: is missing"),
+        ("[[keep]]", part("stage = 'window'"), "set.parts[0].file: is missing"),
+        (
+            "[[keep]]",
+            part("stage = 'prefixed'\nfile = 'x'"),
+            "parts[0].file: has no group (?P<first>",
+        ),
+        (
+            "[[keep]]",
+            part("stage = 'merged'\nfile = '(?P<first>0)'"),
+            "parts[0].file: has no group (?P<end>",
+        ),
+        (
+            "[[keep]]",
+            part("stage = 'prefixed'\nfile = '(?P<first>0)'\nfolder = '('"),
+            "set.parts[0].folder: is no RE2 pattern",
+        ),
+        (
+            "[[keep]]",
+            part("stage = 'prefixed'\nfile = '(?P<first>0)'\ncolour = 1"),
+            "set.parts[0].colour: is not known here",
+        ),
+    ],
+)
+def test_rules_that_cannot_be_used_say_where_and_why(old: str, new: str, said: str) -> None:
+    assert old in RULES
+    with pytest.raises(RulesError) as caught:
+        parse(RULES.replace(old, new), "mine.toml")
+    assert str(caught.value).startswith("mine.toml: ")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_rules_that_are_not_there_are_an_error_of_the_rules(tmp_path: Path) -> None:
+    with pytest.raises(RulesError, match="no such file"):
+        load_rules(path=tmp_path / "none.toml")
+    with pytest.raises(RulesError, match=r"called nobody \(there are: qeff, whisper\)"):
+        load_rules("nobody")
+
+
+@pytest.mark.parametrize("text", ["", "kv = []\nretained = 'x'", "retained = 'x'"])
+def test_rules_without_a_kv_rule_are_refused(text: str) -> None:
+    with pytest.raises(RulesError, match=r"kv: there is no \[\[kv\]\] rule"):
+        parse(text, "mine.toml")
+
+
+def test_tables_must_be_tables() -> None:
+    with pytest.raises(RulesError, match="kv: must be tables"):
+        parse("kv = [3]", "mine.toml")
+
+
+def test_a_layer_too_long_to_be_one_is_no_match() -> None:
+    rules = parse(RULES, "mine")
+    assert rules.match("input", "k" + "1" * 9) is not None
+    assert rules.match("input", "k" + "1" * 10) is None
+
+
+def test_the_call_that_feeds_back_goes_by_what_the_model_takes() -> None:
+    call = QEFF.call(["input_ids"], "m.onnx", "VLLM")
+    assert call == 'compile(onnx_path="m.onnx", kv_cache_prefix="VLLM")'
+    call = QEFF.call(["input_ids", "vision_embeds"], "m.onnx", "VLLM")
+    assert call == 'compile(lang_onnx_path="m.onnx", kv_cache_prefix="VLLM")'
+    assert parse(RULES, "mine").call(["k0"], "m.onnx", "VLLM") is None
+
+
+def part_name(file: str) -> PartName | None:
+    """What the first rule that knows it makes of the name of a file."""
+    names = (rule.match(file) for rule in QEFF.sets.parts)
+    return next((name for name in names if name is not None), None)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("N_layer_tmp_0_1.onnx", PartName("window", "N", 0, 1)),
+        ("a b_layer_tmp_5_layer_tmp_5_10.onnx", PartName("window", "a b_layer_tmp_5", 5, 10)),
+        ("N\n_layer_tmp_7_3.onnx", PartName("window", "N\n", 7, 3)),
+        ("pref_999999.onnx", PartName("prefixed", "", 999_999, None)),
+        ("merged_3-12.onnx", PartName("merged", "", 3, 12)),
+        ("merged_3-012.onnx", None),
+        ("merged_3-1000000.onnx", None),
+        ("merged_\u0661-2.onnx", None),
+        ("pref_.onnx", None),
+        ("pref_1.onnx\n", None),
+        ("Pref_1.onnx", None),
+        ("layer_0_1", None),
+    ],
+)
+def test_the_name_of_a_part_says_its_layers(file: str, name: PartName | None) -> None:
+    assert part_name(file) == name
+
+
+def test_a_part_whose_layers_are_no_numbers_is_none() -> None:
+    table = "stage = 'window'\nfile = '(?P<first>[^-]*)-(?P<end>[^-]*)'"
+    (rule,) = parse(RULES.replace("[[keep]]", part(table)), "mine").sets.parts
+    assert rule.match("0-1") == PartName("window", "", 0, 1)
+    assert rule.match("0-") == PartName("window", "", 0, None)
+    assert [rule.match(file) for file in ("-1", "0-x", "x-1", "0-1-2", f"0-{'1' * 10}")] == [
+        None
+    ] * 5
+
+
+def test_a_set_says_what_its_parts_have_in_common() -> None:
+    assert (QEFF.sets.seam, QEFF.sets.shared) == (("logits", "inputs_embeds"), ("position_ids",))
+    assert QEFF.sets.apart == {"attention", "mla"}
+    assert parse(RULES, "mine").sets == SetRule()
+    assert parse(RULES.replace("[[keep]]", "[set]\n[[keep]]"), "mine").sets == SetRule()

@@ -1,0 +1,491 @@
+"""Files that repeat a model's names, under the names that it gets."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxkvrename import ModelError, Wish, load_rules
+from onnxkvrename.model import file as onnxfile
+from onnxkvrename.model.signature import Signature, Value
+from onnxkvrename.rules.plan import plan
+from onnxkvrename.sidecars.rewrite import (
+    KINDS,
+    LIMIT,
+    Followed,
+    Kind,
+    Names,
+    candidates,
+    follow,
+    kind_of,
+)
+
+EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports" / "llama2l"
+QEFF = load_rules()
+VLLM, STRIP = Wish("VLLM"), Wish(None, strip=True)
+CUSTOM, COMPILE, BATCH, PRECISION, STILL = KINDS
+BUFFERS = "past_key.0 past_value.0 past_key.1 past_value.1"
+ENTRIES = """\
+# past_key.0 comes first
+ - IOName: past_key.0
+   Precision: mxint8  # not past_key.0
+
+ - IOName: 'past_key.0_RetainedState'
+   Precision: mxint8
+
+"""
+
+
+def names(buffers: str = BUFFERS, wish: Wish = VLLM, suffix: str = "_RetainedState") -> Names:
+    """The names of a model with these buffers, ids and logits."""
+    inputs = ("input_ids", *buffers.split())
+    outputs = ("logits", *(buffer + suffix for buffer in buffers.split()))
+    signature = Signature(*(tuple(Value(n, "FLOAT16", None) for n in s) for s in (inputs, outputs)))
+    return Names.of([(plan(signature, QEFF, wish).pairs, inputs + outputs)], wish, QEFF)
+
+
+def custom(*listed: str, line: str = "- IOName: {}\n  Precision: mxint8\n") -> str:
+    """A custom_io.yaml with these names; ``~`` stands for ``_RetainedState``."""
+    return "".join(line.format(name.replace("~", "_RetainedState")) for name in listed)
+
+
+def done(text: str, of: Names | None = None, kind: Kind = CUSTOM) -> str:
+    return follow(text.encode(), "sidecar", kind, names() if of is None else of).data.decode()
+
+
+def found(text: str, of: Names | None = None, kind: Kind = CUSTOM) -> list[str]:
+    """Code, severity and message of each finding."""
+    followed = follow(text.encode(), "sidecar", kind, names() if of is None else of)
+    assert {finding.name for finding in followed.findings} <= {"sidecar"}
+    return [f"{f.code} {f.severity}: {f.message}" for f in followed.findings]
+
+
+PAIR = custom("past_key.0", "past_key.0~")
+
+
+# What changes, and what stays
+
+
+def test_names_change_and_nothing_else_does() -> None:
+    renamed = done(ENTRIES)
+    assert renamed.count("_VLLM") == 2
+    assert "IOName: past_key.0_VLLM\n" in renamed
+    assert "IOName: 'past_key.0_VLLM_RetainedState'\n" in renamed
+    assert renamed.replace("_VLLM", "") == ENTRIES
+
+
+def test_what_changed_is_told_in_the_order_of_the_file() -> None:
+    followed = follow(custom("past_key.1~", "past_key.1", "logits").encode(), "", CUSTOM, names())
+    assert followed.changes == (
+        ("past_key.1_RetainedState", "past_key.1_VLLM_RetainedState"),
+        ("past_key.1", "past_key.1_VLLM"),
+    )
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "{}",
+        "\ufeff{}",
+        "---\n{}...\n",
+        "%YAML 1.2\n---\n\n\n{}# end, and no line after it",
+        "{}\n\n\n   # é past_key.0\n",
+    ],
+)
+def test_the_form_of_a_file_stays(form: str, ending: str) -> None:
+    text = form.format(PAIR).replace("\n", ending)
+    renamed = done(text)
+    assert renamed == form.format(custom("past_key.0_VLLM", "past_key.0_VLLM~")).replace(
+        "\n", ending
+    )
+    assert done(renamed, names("past_key.0_VLLM past_value.0_VLLM", STRIP)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            '[{"IOName": "past_key.0", P: x}, {IOName: past_key.0_RetainedState}]',
+            '[{"IOName": "past_key.0_VLLM", P: x}, {IOName: past_key.0_VLLM_RetainedState}]',
+        ),
+        (
+            '-   ? IOName\n    : "past\\x5fkey.0"\n-  IOName:   past_key.0_RetainedState   \n',
+            '-   ? IOName\n    : "past\\x5fkey.0_VLLM"\n'
+            "-  IOName:   past_key.0_VLLM_RetainedState   \n",
+        ),
+        (
+            "- Precision: &kv mxint8\n  IOName: past_key.0\n"
+            "- {Precision: *kv, IOName: past_key.0_RetainedState, Note: past_key.0}\n",
+            "- Precision: &kv mxint8\n  IOName: past_key.0_VLLM\n"
+            "- {Precision: *kv, IOName: past_key.0_VLLM_RetainedState, Note: past_key.0}\n",
+        ),
+    ],
+)
+def test_every_style_of_yaml_is_kept(text: str, expected: str) -> None:
+    assert done(text) == expected
+    assert done(expected, names("past_key.0_VLLM past_value.0_VLLM", STRIP)) == text
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "[]\n"])
+def test_a_file_without_entries_stays_as_it_is(text: str) -> None:
+    assert follow(text.encode(), "", CUSTOM, names()) == Followed(text.encode(), (), ())
+
+
+def test_two_buffers_can_change_places() -> None:
+    swap = {"past_key.0": "past_key.1", "past_key.1": "past_key.0"}
+    text = custom("past_key.0", "past_key.1", "past_key.0")
+    assert done(text, names()._replace(changes=swap)) == custom(
+        "past_key.1", "past_key.0", "past_key.1"
+    )
+
+
+STYLES = st.sampled_from(
+    [
+        "- IOName: {}\n  Precision: mxint8\n",
+        "- {{Precision: float16, IOName: '{}'}}  # past_key.0\n\n",
+        '- "IOName": "{}"\n',
+        "-\n  # IOName: past_key.1\n  IOName: {}\n  Layout: NCHW\n",
+    ]
+)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([*BUFFERS.split(), "logits", "other"]), STYLES)),
+    st.sampled_from(["\n", "\r\n"]),
+    st.booleans(),
+)
+def test_a_second_time_changes_nothing_and_the_way_back_gives_the_same_bytes(
+    entries: list[tuple[str, str]], ending: str, bom: bool
+) -> None:
+    text = "\ufeff" * bom + "".join(style.format(name) for name, style in entries)
+    data = text.replace("\n", ending).encode()
+    first = follow(data, "", CUSTOM, names())
+    renamed = " ".join(f"{name}_VLLM" for name in BUFFERS.split())
+    for model in (names(), names(renamed)):
+        assert follow(first.data, "", CUSTOM, model)[:2] == (first.data, ())
+    assert follow(first.data, "", CUSTOM, names(renamed, STRIP)).data == data
+    before, after = (yaml.safe_load(b) or [] for b in (data, first.data))
+    changes = names().changes
+    assert [e["IOName"] for e in after] == [changes.get(e["IOName"], e["IOName"]) for e in before]
+
+
+# Models that have been renamed before
+
+
+def test_a_file_that_was_left_behind_catches_up() -> None:
+    renamed = names("past_key.0_VLLM past_value.0_VLLM")
+    assert renamed.changes == {}
+    assert done(PAIR, renamed) == custom("past_key.0_VLLM", "past_key.0_VLLM~")
+    assert found(PAIR, renamed) == []
+
+
+def test_a_file_that_went_ahead_waits() -> None:
+    ahead = custom("past_key.0_VLLM", "past_key.0_VLLM~")
+    assert (done(ahead), found(ahead)) == (ahead, [])
+
+
+def test_taking_the_token_out_catches_up_too() -> None:
+    assert done(custom("past_key.0_OLD", "past_key.0_OLD~"), names(wish=STRIP)) == PAIR
+
+
+def test_another_token_gives_way_only_where_it_may() -> None:
+    text = custom("past_key.0", "past_key.0~", "past_value.0_OLD")
+    (told,) = found(text)
+    assert told.startswith("KV404 warning: names past_value.0_OLD, which match nothing")
+    renamed = names("past_key.0_VLLM past_value.0_VLLM", Wish("VLLM", replace=True))
+    assert "past_value.0_VLLM" in done(text, renamed)
+
+
+def test_of_a_model_that_changes_its_own_token_is_known_and_no_other_gives_way() -> None:
+    model = names("past_key.0_OLD past_value.0_OLD", Wish("VLLM", replace=True))
+    text = custom("past_key.0_OLD", "past_key.0_OLD~", "past_value.0_OTHER")
+    assert done(text, model) == text.replace("_OLD", "_VLLM")
+    (told,) = found(text, model)
+    assert told.startswith("KV404 warning: names past_value.0_OTHER, which match nothing")
+
+
+def test_a_file_for_several_models_follows_all_of_them() -> None:
+    windows = [Signature((Value(f"k_pe.{layer}", "F", None),), ()) for layer in (0, 1)]
+    models = [(plan(window, QEFF, VLLM).pairs, ()) for window in windows]
+    text = custom("k_pe.0", "k_pe.1")
+    assert done(text, Names.of(models, VLLM, QEFF)) == custom("k_pe.0_VLLM", "k_pe.1_VLLM")
+
+
+# What is odd
+
+
+def test_names_that_match_nothing_are_told() -> None:
+    text = PAIR + custom("past_key.7", "logits", "past_value.7")
+    assert found(text) == [
+        "KV404 warning: names past_key.7, past_value.7, which match nothing in the model"
+    ]
+    assert "past_key.0_VLLM" in done(text)
+
+
+def test_inputs_and_outputs_that_are_no_kv_match() -> None:
+    assert found(PAIR + custom("logits", "input_ids")) == []
+
+
+def test_a_file_of_another_model_is_an_error() -> None:
+    assert found(custom("k_pe.0", "k_pe.0~", "logits")) == [
+        "KV404 error: is of another model: it names no KV buffer of this one, "
+        "but k_pe.0, k_pe.0_RetainedState"
+    ]
+
+
+@pytest.mark.parametrize("text", ["", custom("logits", "input_ids")])
+def test_a_file_without_kv_is_not_of_another_model(text: str) -> None:
+    assert found(text) == []
+
+
+def test_a_model_without_kv_has_no_other_model() -> None:
+    (told,) = found(custom("pixel_values"), names(""))
+    assert told.startswith("KV404 warning")
+
+
+def test_half_a_pair_is_told() -> None:
+    assert found(custom("past_key.0", "past_value.1~")) == [
+        "KV405 warning: names past_key.0 without past_key.0_RetainedState, "
+        "past_value.1_RetainedState without past_value.1"
+    ]
+    assert found(custom("past_key.0", "past_value.0~", "past_key.0~", "past_value.0")) == []
+
+
+def test_a_buffer_may_be_left_out_altogether() -> None:
+    assert found(custom("past_value.1", "past_value.1~")) == []
+
+
+def test_a_name_from_a_hostile_file_is_not_told_at_length() -> None:
+    (told,) = found(PAIR + custom("x" * 4000))
+    assert len(told) < 200
+
+
+# Other kinds of files
+
+
+def test_compile_parameters_name_buffers_as_keys() -> None:
+    text = (
+        '{\n    "command":[\n        "-m=past_key.0"\n    ],\n    "custom_io":{\n'
+        '        "past_key.0":"mxint8",\n        "past_key.0_RetainedState":"mxint8"\n    },\n'
+        '    "past_key.0":NaN\n}'
+    )
+    expected = text.replace('"past_key.0":"', '"past_key.0_VLLM":"').replace(
+        "past_key.0_R", "past_key.0_VLLM_R"
+    )
+    assert (done(text, kind=COMPILE), found(text, kind=COMPILE)) == (expected, [])
+    half = '{"custom_io": {"past_key.0": "float16", "k_pe.0": 1}}'
+    assert [told[:5] for told in found(half, kind=COMPILE)] == ["KV404", "KV405"]
+
+
+@pytest.mark.parametrize("text", ['{"custom_io": null}', "{}", '{"custom_io": {}}'])
+def test_a_compile_may_have_had_no_custom_io(text: str) -> None:
+    assert (done(text, kind=COMPILE), found(text, kind=COMPILE)) == (text, [])
+
+
+def test_batch_io_maps_files_to_buffers_and_the_files_stay() -> None:
+    document = {
+        "IO-files": [
+            [
+                {"path": "prefill/past_key.0.raw", "io-direction": "in", "map-to": "past_key.0"},
+                {"path": "prefill/logits.raw", "io-direction": "out", "map-to": "logits"},
+            ],
+            [{"path": "past_key.0", "map-to": "past_key.0", "dims": [1, 2]}],
+        ]
+    }
+    for indent in (None, 4):
+        text = json.dumps(document, indent=indent)
+        expected = text.replace('"map-to": "past_key.0"', '"map-to": "past_key.0_VLLM"')
+        assert (done(text, kind=BATCH), found(text, kind=BATCH)) == (expected, [])
+
+
+def test_batch_io_may_lie_flat_and_is_checked_for_its_model() -> None:
+    text = '{"IO-files": [{"map-to": "k_pe\\u002e0"}, {"path": "x"}]}'
+    assert found(text, kind=BATCH)[0].startswith("KV404 error")
+    assert done(text, names("k_pe.0 compressed_kv.0"), BATCH) == text.replace('0"', '0_VLLM"')
+
+
+INSIDE = "past_key.53_InternalRetainedState"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FP32NodeInstanceNames:\n  - /layers.0/Add_output_0\n  - past_key.0{}_RetainedState\n"
+        f"  - {INSIDE} # past_key.0\n",
+        "FP16NodeInstanceNames: ['past_key.0{}_RetainedState', '" + INSIDE + "', 109]\n"
+        "FP32NodeInstanceNames:\nOther: [past_key.0]\n",
+    ],
+)
+def test_of_node_precisions_only_names_of_the_graph_itself_follow(text: str) -> None:
+    assert done(text.format(""), kind=PRECISION) == text.format("_VLLM")
+    assert found(text.format(""), kind=PRECISION) == []
+    behind = names("past_key.0_VLLM past_value.0_VLLM past_key.53_VLLM")
+    assert done(text.format(""), behind, PRECISION) == text.format("_VLLM")
+
+
+def test_a_suffix_made_normal_changes_within_the_graph_only() -> None:
+    buffers, wish = "past_key.0 past_key.53", Wish("VLLM", normalize=True)
+    model = names(buffers, wish, "_InternalRetainedState")
+    text = f"FP32NodeInstanceNames: [{INSIDE}]"
+    assert done(text, model, PRECISION) == text.replace(INSIDE, "past_key.53_VLLM_RetainedState")
+    renamed = names("past_key.0_VLLM past_key.53_VLLM", wish)
+    assert done(text, renamed, PRECISION) == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (PRECISION, "- past_key.0"),
+        (PRECISION, "<<: {FP32NodeInstanceNames: [past_key.0]}"),
+        (PRECISION, "FP32NodeInstanceNames: past_key.0"),
+        (PRECISION, "a: &a [past_key.0]\nFP32NodeInstanceNames: *a"),
+        (PRECISION, "FP32NodeInstanceNames: [[past_key.0]]"),
+        (BATCH, "[]"),
+        (BATCH, '{"IO-files": {}}'),
+        (BATCH, '{"IO-files": [1]}'),
+        (BATCH, '{"IO-files": [["past_key.0"]]}'),
+        (BATCH, '{"IO-files": [{"map-to": ["past_key.0"]}]}'),
+        (COMPILE, '["past_key.0"]'),
+        (COMPILE, '{"custom_io": ["past_key.0"]}'),
+        (COMPILE, '{"custom_io": {"past_key.0": 1, "past_key.0": 2}}'),
+        (CUSTOM, "past_key.0"),
+    ],
+)
+def test_another_form_is_refused_with_the_form_it_should_have(kind: Kind, text: str) -> None:
+    with pytest.raises(ModelError, match=f"^dir/x: cannot be taken as {kind.caption}: it ") as got:
+        follow(text.encode(), "dir/x", kind, names())
+    assert got.value.hint == f"its form: {kind.form}"
+
+
+def test_files_of_nodes_and_symbols_never_change() -> None:
+    for data in (b'{"partitions": [{"nodeList": ["past_key.0"]}]}', b"no JSON at all"):
+        assert follow(data, "", STILL, names()) == Followed(data, (), ())
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (PAIR.encode("utf-16"), "is no UTF-8 text"),
+        (b"# \xff\n" + PAIR.encode(), "is no UTF-8 text"),
+        (b" " * (LIMIT + 1), "is 8,388,609 bytes, more than 8,388,608"),
+        (b"- " * 100_000, "is nested more than 100 levels deep"),
+        (b"- IOName: a\n  IOName: past_key.0\n", "has the key IOName twice"),
+        (b"- IOName: >-\n    past_key.0\n", "has past_key.0 written as a block"),
+        (b"- IOName: !!str past_key.0\n", "has past_key.0 written as a block, or with an anchor"),
+        (custom("past_key.0_VLLM", "past_key.0").encode(), "names both past_key.0_VLLM and past_k"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_in_one_line(data: bytes, message: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        follow(data, "dir/custom_io.yaml", CUSTOM, names())
+    told = str(caught.value)
+    assert told.startswith(f"dir/custom_io.yaml: cannot be taken as custom I/O: it {message}")
+    assert caught.value.hint is not None
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize("new", ["a: b", "a #b", "- a", "a\nb", " a"])
+def test_a_new_name_that_needs_quotes_is_refused_without_them(new: str) -> None:
+    model = names()._replace(changes={"past_key.0": new})
+    with pytest.raises(ModelError, match="cannot hold the new names where the old ones stand"):
+        done(custom("past_key.0"), model)
+    renamed = done('- IOName: "past_key.0"\n', model)
+    assert yaml.safe_load(renamed) == [{"IOName": new}]
+
+
+def test_a_new_name_that_is_not_utf_8_is_refused() -> None:
+    model = names()._replace(changes={"past_key.0": "past_key.0_\udcff"})
+    with pytest.raises(ModelError, match="cannot hold"):
+        done(custom("past_key.0"), model)
+    with pytest.raises(ModelError, match="cannot hold a new name that is not UTF-8"):
+        done('{"custom_io": {"past_key.0": 1}}', model, COMPILE)
+
+
+def test_an_escape_is_no_byte_of_a_name() -> None:
+    model = names()._replace(changes={"past_key\udcff.0": "past_key.9"})
+    for escape in ("\\udcff", "\\ud800"):
+        text = f'{{"custom_io": {{"past_key{escape}.0": 1}}}}'
+        assert (done(text, model, COMPILE), found(text, model, COMPILE)[0][:5]) == (text, "KV404")
+
+
+# Which files are sidecars
+
+
+@pytest.mark.parametrize(
+    ("file_name", "data", "kind"),
+    [
+        ("custom_io.yaml", b"", CUSTOM),
+        ("custom_io_fp16.yaml", b"", CUSTOM),
+        ("kv.yml", PAIR.encode(), CUSTOM),
+        ("hashed_compile_params.json", b'{"mdp_ts_json": {"partitions": []}}', COMPILE),
+        ("aic_batch_io.json", b"", BATCH),
+        ("decode.json", b'{"IO-files": []}', BATCH),
+        ("npi.yaml", b"FP32NodeInstanceNames: []", PRECISION),
+        ("fp16.yaml", b"FP16NodeInstanceNames: []", PRECISION),
+        ("mdp_ts_2.json", b"{}", STILL),
+        ("dump.json", b'{"partitions": [{"nodeList": []}]}', STILL),
+        ("qconfig.json", b"{}", STILL),
+        ("specializations.json", b"{}", STILL),
+        ("config.json", b'{"model_type": "llama"}', None),
+        ("my_custom_io.yaml", b"a: b", None),
+        ("hashed_export_params.json", b"{}", None),
+    ],
+)
+def test_a_sidecar_is_told_by_its_name_or_by_what_is_in_it(
+    file_name: str, data: bytes, kind: Kind | None
+) -> None:
+    assert kind_of(file_name, data) == kind
+
+
+def test_among_the_files_beside_a_model_few_may_be_sidecars() -> None:
+    there = ["npi.yaml", "custom_io_int8.yml", "m.onnx", "config.json", ".hidden.yaml"]
+    there += ["aic_batch_io_1.json", "hashed_compile_params.json", "a.yaml.bak", "qconfig.json"]
+    assert candidates(there) == (
+        "aic_batch_io_1.json",
+        "custom_io_int8.yml",
+        "hashed_compile_params.json",
+        "npi.yaml",
+    )
+
+
+def test_no_yaml_is_loaded_before_there_is_some_to_read() -> None:
+    script = (
+        "import sys; from onnxkvrename.sidecars import rewrite as sidecars;"
+        "loaded = 'ruamel.yaml' in sys.modules;"
+        "sidecars.KINDS[0].parse('a'); print(loaded, 'ruamel.yaml' in sys.modules)"
+    )
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert process.stdout == "False True\n"
+
+
+# Real files
+
+
+@pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"no real exports: {EXPORTS} is not there")
+def test_custom_io_of_a_plain_compile_becomes_that_of_a_compile_with_the_token() -> None:
+    plain, twin = (EXPORTS / f"compile-{kind}" / "custom_io.yaml" for kind in ("plain", "VLLM"))
+    followed = follow(plain.read_bytes(), "", CUSTOM, exported("plain", VLLM))
+    assert (followed.data, followed.findings) == (twin.read_bytes(), ())
+    assert len(followed.changes) == 8
+    stripped = follow(twin.read_bytes(), "", CUSTOM, exported("VLLM", STRIP))
+    assert (stripped.data, stripped.findings) == (plain.read_bytes(), ())
+
+
+def exported(kind: str, wish: Wish) -> Names:
+    """The names of a real export."""
+    (model,) = EXPORTS.glob(f"{kind}-*/*.onnx")
+    with onnxfile.opened(model) as file:
+        signature = file.signature
+    values = [value.name for value in (*signature.inputs, *signature.outputs)]
+    return Names.of([(plan(signature, QEFF, wish).pairs, values)], wish, QEFF)

@@ -1,0 +1,86 @@
+"""YAML, and where its scalars stand."""
+
+from __future__ import annotations
+
+import pytest
+
+from onnxkvrename.sidecars import yaml_text as yamltext
+from onnxkvrename.sidecars.text_edit import Entries, Items, Node, Other, Scalar, Unreadable
+
+
+def scalars(node: Node | None) -> list[Scalar]:
+    """All scalars of a tree, keys before their values."""
+    if isinstance(node, Scalar):
+        return [node]
+    parts: tuple[Node, ...] = ()
+    if isinstance(node, Items):
+        parts = node.items
+    elif isinstance(node, Entries):
+        parts = tuple(part for pair in node.pairs for part in pair)
+    return [scalar for part in parts for scalar in scalars(part)]
+
+
+def test_each_scalar_stands_where_it_is_said_to() -> None:
+    text = "\ufeff# é\r\n - IOName: past_key.0  # x\r\n   P: 'f''16'\r\n - {IOName: \"a\\x62\"}\r\n"
+    found = [(s.value, text[s.start : s.end], s.quote) for s in scalars(yamltext.parse(text))]
+    assert found == [
+        ("IOName", "IOName", ""),
+        ("past_key.0", "past_key.0", ""),
+        ("P", "P", ""),
+        ("f'16", "'f''16'", "'"),
+        ("IOName", "IOName", ""),
+        ("ab", '"a\\x62"', '"'),
+    ]
+
+
+@pytest.mark.parametrize("text", ["&a x", "!!str x", "|\n  x\n", ">-\n  x\n"])
+def test_what_is_more_than_a_word_can_only_be_read(text: str) -> None:
+    found = yamltext.parse(text)
+    assert isinstance(found, Scalar)
+    assert (found.value.strip(), found.simple) == ("x", False)
+
+
+def test_an_alias_is_not_put_in_place() -> None:
+    assert yamltext.parse("[&a [x], *a]") == Items(
+        (Items((Scalar("x", 5, 6, ""),)), Other("an alias"))
+    )
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "\n\n", "\ufeff"])
+def test_a_file_may_say_nothing(text: str) -> None:
+    assert yamltext.parse(text) is None
+
+
+@pytest.mark.parametrize("text", ["---\na: b\n", "a: b\n...\n", "%YAML 1.1\n---\na: b\n"])
+def test_markers_of_a_document_are_no_part_of_it(text: str) -> None:
+    assert [scalar.value for scalar in scalars(yamltext.parse(text))] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: b: c", "is no YAML: mapping values are not allowed here, line 1"),
+        ("a: 'b\n", "is no YAML: found unexpected end of stream, line 2"),
+        ("a: \x00", "is no YAML: unacceptable character"),
+        ("a: \udcff", "is no YAML: unacceptable character"),
+        ('a: "\\UFFFFFFFF"', "is no YAML: "),
+        ("a: 1\na: 2\n", "has the key a twice"),
+        ("- a\n---\n- b\n", "holds more than one document"),
+        ("[" * 101 + "]" * 101, "is nested more than 100 levels deep"),
+        ("[" * 100_000, "is nested more than 100 levels deep"),
+        ("{a: " * 100_000, "is nested more than 100 levels deep"),
+        ("- " * 100_000, "is nested more than 100 levels deep"),
+        ("? " * 100_000, "is nested more than 100 levels deep"),
+        ("!" * 100_000, "has a tag of more than 4,096 characters"),
+        ("a" * (yamltext.LIMIT + 1), "has 1,048,577 characters, more than 1,048,576"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_line(text: str, message: str) -> None:
+    with pytest.raises(Unreadable) as caught:
+        yamltext.parse(text)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hundred_levels_are_read() -> None:
+    assert yamltext.parse("[" * 100 + "]" * 100) is not None

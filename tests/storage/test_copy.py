@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onnxkvrename.storage import copy as copying
+
+CONTENT = bytes(range(251)) * 1024
+PAGE = 4096
+WAYS = [name for name in ("splice", "copy_file_range", "sendfile") if hasattr(os, name)]
+
+Copy = Callable[..., bytes]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    path.write_bytes(CONTENT)
+    return path
+
+
+@pytest.fixture
+def copy(source: Path, tmp_path: Path) -> Iterator[Copy]:
+    """Copies a part of the source behind ``head``, and gives what the target then holds."""
+    reader = os.open(source, os.O_RDONLY)
+
+    def call(offset: int, size: int, head: bytes = b"", told: list[int] | None = None) -> bytes:
+        writer = os.open(tmp_path / "target", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        try:
+            os.write(writer, head)
+            for step in copying.copied(reader, writer, offset, size):
+                if told is not None:
+                    told.append(step)
+        finally:
+            os.close(writer)
+        return (tmp_path / "target").read_bytes()
+
+    yield call
+    os.close(reader)
+
+
+@pytest.mark.parametrize(
+    ("offset", "head"), [(0, b""), (PAGE, b"h" * PAGE), (7, b""), (0, b"head"), (PAGE + 1, b"h")]
+)
+def test_a_part_is_appended_wherever_it_stands(offset: int, head: bytes, copy: Copy) -> None:
+    assert copy(offset, 200_000, head) == head + CONTENT[offset : offset + 200_000]
+    assert copy(offset, 0, head) == head
+
+
+def test_each_step_is_told(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "_CHUNK", 30_000)
+    told: list[int] = []
+    copy(10, 100_000, b"head", told)
+    assert told == [30_000, 30_000, 30_000, 10_000]
+
+
+@pytest.mark.skipif("splice" not in WAYS, reason="no splice on this system")
+def test_pages_that_fit_are_left_to_the_file_system(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, spliced = os.splice, []
+
+    def watched(*args: Any, **how: Any) -> int:
+        spliced.append(args)
+        return real(*args, **how)
+
+    monkeypatch.setattr(os, "splice", watched)
+    copy(PAGE, 100_000, b"h" * PAGE)
+    assert not spliced
+    copy(PAGE, 100_000, b"h")
+    assert spliced
+
+
+# The ways to copy, each standing in for the one before.
+
+
+def shortly(name: str) -> Callable[..., int]:
+    """The real call, for at most 1000 bytes at a time."""
+    real = getattr(os, name)
+
+    def call(one: int, other: int, third: int, fourth: int) -> int:
+        sizes = (
+            (min(third, 1000), fourth) if name == "copy_file_range" else (third, min(fourth, 1000))
+        )
+        return int(real(one, other, *sizes))
+
+    return call
+
+
+def refusing(number: int) -> Callable[..., int]:
+    def call(*args: object, **how: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+def copying_nothing(*args: object, **how: object) -> int:
+    return 0
+
+
+@pytest.mark.parametrize("first", ["short", "refused", "nothing", "gone"])
+@pytest.mark.parametrize("second", ["short", "refused", "nothing", "gone"])
+def test_every_way_to_copy_gives_the_same_bytes(
+    first: str, second: str, copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, how in (("splice", first), ("copy_file_range", first), ("sendfile", second)):
+        if name not in WAYS or (name, how) == ("splice", "short"):
+            continue
+        if how == "gone":
+            monkeypatch.delattr(os, name)
+        else:
+            ways = {"refused": refusing(errno.EINVAL), "nothing": copying_nothing}
+            monkeypatch.setattr(os, name, ways.get(how) or shortly(name))
+    assert copy(3, 200_000, b"head") == b"head" + CONTENT[3:200_003]
+
+
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in WAYS:
+        monkeypatch.delattr(os, name)
+
+
+def test_a_write_that_takes_little_is_continued(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.write
+    by_hand(monkeypatch)
+    monkeypatch.setattr(os, "write", lambda target, data: real(target, data[:1000]))
+    assert copy(0, 200_000) == CONTENT[:200_000]
+
+
+@pytest.mark.parametrize(
+    "number", [errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EPERM]
+)
+def test_a_way_to_copy_may_be_refused_in_the_middle(
+    number: int, copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[int] = []
+
+    def then_refused(source: int, target: int, size: int, offset: int) -> int:
+        if copied:
+            raise OSError(number, os.strerror(number))
+        copied.append(os.write(target, os.pread(source, 1000, offset)))
+        return copied[0]
+
+    monkeypatch.setattr(os, "copy_file_range", then_refused, raising=False)
+    assert copy(0, 200_000) == CONTENT[:200_000]
+    assert copied == [1000]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EFBIG])
+def test_a_disk_that_fails_is_no_reason_to_try_another_way(
+    number: int, copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "copy_file_range", refusing(number), raising=False)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        copy(0, 200_000)
+
+
+@pytest.mark.skipif("splice" not in WAYS, reason="no splice on this system")
+@pytest.mark.parametrize("passed", [0, 1, 3])
+def test_a_pipe_that_bursts_loses_nothing(
+    passed: int, copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After some short moves the pipe is refused, and what was in it is copied otherwise."""
+    real, calls = os.splice, count()
+
+    def bursting(source: int, target: int, size: int, **how: int) -> int:
+        if "offset_src" in how:
+            return real(source, target, size, **how)
+        if next(calls) >= passed:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(source, target, min(size, 1000))
+
+    monkeypatch.setattr(os, "splice", bursting)
+    assert copy(5, 200_000) == CONTENT[5:200_005]
+    assert next(calls) > passed
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_source_that_becomes_shorter_is_refused(
+    offset: int, source: Path, copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "_CHUNK", 1000)
+    os.truncate(source, 5000)
+    with pytest.raises(OSError, match="became shorter"):
+        copy(offset, 200_000)
+    by_hand(monkeypatch)
+    with pytest.raises(OSError, match="became shorter"):
+        copy(offset, 200_000)

@@ -1,0 +1,295 @@
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onnxkvrename import WriteError
+from onnxkvrename.storage import lock as locks
+
+HOLDING = """
+import sys
+from pathlib import Path
+from onnxkvrename.storage import lock as locks
+with locks.held([Path(name) for name in sys.argv[1:]]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def another_process(*targets: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Someone else who holds targets, until its input ends."""
+    command = [sys.executable, "-c", HOLDING, *map(str, targets)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def taken(*targets: Path) -> bool:
+    """Whether targets can be held now."""
+    try:
+        with locks.held(targets):
+            return True
+    except WriteError:
+        return False
+
+
+def refuse(number: int) -> Callable[..., Any]:
+    def call(*args: object, **how: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+def test_a_lock_is_there_while_it_is_held_and_no_longer(tmp_path: Path) -> None:
+    with locks.held([tmp_path / "m.onnx"]):
+        (name,) = os.listdir(tmp_path)
+        assert re.fullmatch(r"\.onnxkvrename-[0-9a-f]{8}-lock", name)
+    assert os.listdir(tmp_path) == []
+
+
+def test_it_is_gone_after_a_failure_too(tmp_path: Path) -> None:
+    def fail() -> None:
+        with locks.held([tmp_path / "a.onnx", tmp_path / "b.onnx"]):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert os.listdir(tmp_path) == []
+
+
+def test_it_is_let_go_under_the_name_that_its_directory_has_by_then(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    with locks.held([old, new, old / "m.onnx"], {old: new}):
+        os.rename(old, new)
+        assert len(os.listdir(new)) == 1
+    assert os.listdir(new) == []
+    assert os.listdir(tmp_path) == ["new"]
+
+
+def test_a_directory_that_kept_its_name_costs_no_other_its_lock(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    new.mkdir()
+    with locks.held([new / "m.onnx"]):
+        with locks.held([old / "m.onnx"], {old: new}):
+            pass
+        assert len(os.listdir(new)) == 1
+        assert os.listdir(old) == []
+
+
+def test_a_second_run_is_told_who_holds_it_where_and_since_when(tmp_path: Path) -> None:
+    target = tmp_path / "m.onnx"
+    with another_process(target) as process, pytest.raises(WriteError) as caught:
+        locks.held([target]).__enter__()
+    assert caught.value.path == str(target)
+    assert caught.value.hint == "wait for it to end, then run this again"
+    host = re.escape(os.uname().nodename)
+    since = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}"
+    said = rf"is being worked on by process {process.pid} on {host} since {since}"
+    assert re.fullmatch(said, caught.value.message)
+
+
+def test_so_is_a_second_thread_of_this_process(tmp_path: Path) -> None:
+    with locks.held([tmp_path / "m.onnx"]):
+        with pytest.raises(WriteError, match=f"process {os.getpid()} "):
+            locks.held([tmp_path / "m.onnx"]).__enter__()
+        assert len(os.listdir(tmp_path)) == 1
+
+
+def test_one_target_that_is_held_and_none_is(tmp_path: Path) -> None:
+    first, second, third = (tmp_path / f"{name}.onnx" for name in "abc")
+    with another_process(second):
+        assert not taken(first, second, third)
+        assert len(os.listdir(tmp_path)) == 1
+        assert taken(first, third)
+        assert not taken(second)
+    assert taken(first, second, third)
+
+
+def test_each_target_has_its_own_lock(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with locks.held([tmp_path / "a.onnx"]):
+        assert taken(tmp_path / "b.onnx")
+        assert taken(tmp_path / "other" / "a.onnx")
+
+
+def test_a_target_may_be_given_twice(tmp_path: Path) -> None:
+    with locks.held([tmp_path / "a.onnx", tmp_path / "b.onnx", tmp_path / "a.onnx"]):
+        assert len(os.listdir(tmp_path)) == 2
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_lock_of_a_dead_process_is_nobodys(tmp_path: Path) -> None:
+    targets = [tmp_path / f"{name}.onnx" for name in "abc"]
+    with another_process(*targets) as process:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert len(os.listdir(tmp_path)) == 3
+    with locks.held(targets):
+        assert not taken(targets[2])
+        with pytest.raises(WriteError, match=f"process {os.getpid()} "):
+            locks.held(targets[:1]).__enter__()
+    assert os.listdir(tmp_path) == []
+
+
+def test_locks_that_anything_has_left_are_taken_over(tmp_path: Path) -> None:
+    with locks.held([tmp_path / "m.onnx"]):
+        (name,) = os.listdir(tmp_path)
+    (tmp_path / name).write_text("x" * 1000)
+    with locks.held([tmp_path / "m.onnx"]), pytest.raises(WriteError) as caught:
+        locks.held([tmp_path / "m.onnx"]).__enter__()
+    assert "xx" not in caught.value.message
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.usefixtures("few_descriptors")
+def test_many_targets_take_few_descriptors(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    targets = [tmp_path / f"{'sub/' * (i % 2)}{i}.onnx" for i in range(300)]
+    with locks.held(targets):
+        assert sum(len(names) for _, _, names in os.walk(tmp_path)) == 300
+        assert not taken(targets[-1])
+    assert os.listdir(tmp_path) == ["sub"]
+    assert os.listdir(tmp_path / "sub") == []
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP])
+def test_without_links_each_target_has_a_file_of_its_own(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "link", refuse(number))
+    targets = [tmp_path / f"{name}.onnx" for name in "abc"]
+    with locks.held(targets):
+        assert {path.stat().st_nlink for path in tmp_path.iterdir()} == {1}
+        for target in targets:
+            assert not taken(target)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_link_that_is_made_and_reported_as_failed_is_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NFS does, if an answer gets lost."""
+    real = os.link
+
+    def told_twice(*args: Any) -> None:
+        real(*args)
+        raise FileExistsError(errno.EEXIST, "File exists")
+
+    monkeypatch.setattr(os, "link", told_twice)
+    with locks.held([tmp_path / "a.onnx", tmp_path / "b.onnx"]):
+        assert {path.stat().st_nlink for path in tmp_path.iterdir()} == {2}
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_that_knows_no_locks_does_not_stop_the_work(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", refuse(number))
+    assert taken(tmp_path / "a.onnx", tmp_path / "b.onnx")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_lock_that_cannot_be_tried_is_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", refuse(errno.EIO))
+    with pytest.raises(WriteError, match="cannot be written: Input/output error"):
+        locks.held([tmp_path / "a.onnx"]).__enter__()
+
+
+@pytest.mark.parametrize("name", ["open", "flock", "lstat", "ftruncate", "write", "link"])
+@pytest.mark.parametrize("fault", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()])
+def test_a_lock_that_was_half_taken_is_not_left(
+    name: str, fault: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: Any = fcntl if name == "flock" else os
+    real, calls = getattr(module, name), []
+
+    def faulty(*args: Any, **how: Any) -> Any:
+        result = real(*args, **how)
+        if not calls:
+            calls.append(args)
+            raise fault
+        return result
+
+    monkeypatch.setattr(module, name, faulty)
+    with suppress(KeyboardInterrupt):
+        taken(tmp_path / "a.onnx", tmp_path / "b.onnx")
+    assert calls
+    assert os.listdir(tmp_path) == []
+    monkeypatch.undo()
+    assert taken(tmp_path / "a.onnx", tmp_path / "b.onnx")
+
+
+def test_an_interrupt_while_locks_are_let_go_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = os.unlink, []
+
+    def interrupted(path: Path) -> None:
+        real(path)
+        calls.append(path)
+        if len(calls) in (1, 3):
+            raise KeyboardInterrupt
+
+    targets = [tmp_path / f"{name}.onnx" for name in "abcd"]
+    monkeypatch.setattr(os, "unlink", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        taken(*targets)
+    assert os.listdir(tmp_path) == []
+    assert taken(*targets)
+
+
+def test_a_lock_that_is_let_go_while_it_is_opened_is_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that was opened has no name any more: to hold it would keep nobody out."""
+    real, first = os.open, locks.held([tmp_path / "m.onnx"])
+    first.__enter__()
+
+    def late(path: Any, *args: Any) -> int:
+        descriptor = real(path, *args)
+        monkeypatch.undo()
+        first.__exit__(None, None, None)
+        return descriptor
+
+    monkeypatch.setattr(os, "open", late)
+    with locks.held([tmp_path / "m.onnx"]):
+        assert not taken(tmp_path / "m.onnx")
+
+
+def test_a_lock_that_cannot_be_looked_at_is_not_tried_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "lstat", refuse(errno.EIO))
+    with pytest.raises(WriteError, match="cannot be written: Input/output error"):
+        locks.held([tmp_path / "a.onnx"]).__enter__()
+
+
+def test_a_lock_is_no_way_to_write_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    with locks.held([tmp_path / "m.onnx"]):
+        (name,) = set(os.listdir(tmp_path)) - {"precious"}
+    (tmp_path / name).symlink_to("precious")
+    assert not taken(tmp_path / "m.onnx")
+    assert (tmp_path / "precious").read_text() == "precious"

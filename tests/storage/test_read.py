@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from onnxkvrename import ModelError
+from onnxkvrename.storage import read as files
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source.onnx"
+    path.write_bytes(bytes(range(256)) * 1024)
+    return path
+
+
+def test_a_file_is_read_at_any_place_and_not_past_its_end(source: Path) -> None:
+    with files.opened(source) as file:
+        assert file.size == 256 * 1024
+        assert file.read(3, 2) == b"\3\4"
+        assert file.read(file.size - 1, 10) == b"\xff"
+        assert file.read(file.size, 1) == b""
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: None, "no such file"),
+        (os.mkfifo, "is no regular file"),
+        (os.mkdir, "is a directory"),
+        (lambda path: path.symlink_to("/dev/zero"), "is no regular file"),
+        (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
+        (lambda path: path.symlink_to("nowhere"), "no such file"),
+        (lambda path: socket.socket(socket.AF_UNIX).bind(str(path)), "cannot be"),
+    ],
+    ids=["nothing", "pipe", "directory", "device", "loop", "dangling", "socket"],
+)
+def test_what_is_no_file_is_refused_without_waiting(
+    make: Callable[[Path], object], said: str, tmp_path: Path
+) -> None:
+    make(tmp_path / "x")
+    with pytest.raises(ModelError, match=said) as caught, files.opened(tmp_path / "x"):
+        pass
+    assert caught.value.path == str(tmp_path / "x")
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "a\0b"])
+def test_a_path_that_cannot_be_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="cannot be"), files.opened(tmp_path / name):
+        pass
+
+
+@pytest.mark.parametrize("call", ["fstat", "pread"])
+def test_a_source_that_cannot_be_read_is_named(
+    call: str, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    def read() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, fail)
+            with files.opened(source) as file:
+                file.read(0, 1)
+
+    with pytest.raises(ModelError, match="Input/output error") as caught:
+        read()
+    assert caught.value.path == str(source)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.write_bytes(b"more"),
+        lambda path: os.utime(path, ns=(0, 0)),
+        lambda path: path.unlink(),
+        lambda path: os.replace(path.with_name("other"), path),
+        lambda path: path.chmod(0o600),
+    ],
+    ids=["written", "touched", "gone", "replaced", "mode"],
+)
+def test_any_change_of_an_open_file_is_noticed(
+    change: Callable[[Path], object], source: Path
+) -> None:
+    source.with_name("other").write_bytes(source.read_bytes())
+    with files.opened(source) as file:
+        assert files.is_still(source, file.identity)
+        change(source)
+        assert not files.is_still(source, file.identity)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"\xff", "is no UTF-8 text"), (b"x" * 11, "is 11 bytes, more than 10")],
+)
+def test_text_must_be_short_and_utf8(content: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "rules.toml"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=said):
+        files.read_text(path, limit=10)
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"\xef\xbb\xbfa")
+    assert files.read_text(tmp_path / "x") == "a"
+
+
+@pytest.mark.parametrize(
+    ("parts", "same"),
+    [
+        ([b"ab", b"c"], True),
+        ([b"abc", b""], True),
+        ([b"ab", b"d"], False),
+        ([b"ab"], False),
+        ([b"ab", b"cd"], False),
+    ],
+)
+def test_content_is_compared_to_the_last_byte(
+    parts: list[bytes], same: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "x").write_bytes(b"abc")
+    assert files.same_content(tmp_path / "x", sum(map(len, parts)), parts) is same
+
+
+def test_chunks_are_a_megabyte_and_leave_nothing_out(tmp_path: Path) -> None:
+    content = os.urandom((1 << 20) + 5)
+    (tmp_path / "x").write_bytes(content)
+    with files.opened(tmp_path / "x") as file:
+        parts = list(files.chunks(file, 1, len(content) - 1))
+    assert [len(part) for part in parts] == [1 << 20, 4]
+    assert b"".join(parts) == content[1:]

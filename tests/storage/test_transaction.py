@@ -1,0 +1,482 @@
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onnxkvrename import WriteError
+from onnxkvrename.storage import lock as locks
+from onnxkvrename.storage import temp_file as drafts
+from onnxkvrename.storage import transaction as changeset
+from onnxkvrename.storage.temp_file import Draft, Staged
+from onnxkvrename.storage.transaction import Changeset, Stage
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> list[Path]:
+    """Three files, old."""
+    paths = [tmp_path / "set" / name for name in ("a", "b", "c")]
+    paths[0].parent.mkdir()
+    for path in paths:
+        path.write_text(f"old {path.name}")
+    return paths
+
+
+def staged(target: Path, *, replace: bool = True) -> Staged:
+    with Draft(target) as draft:
+        draft.write(f"new {target.name}".encode())
+        return draft.finish(replace=replace)
+
+
+def state(directory: Path) -> dict[str, str]:
+    """What is in a directory; of links where they lead to."""
+    return {
+        path.name: os.readlink(path) if path.is_symlink() else path.read_text()
+        for path in sorted(directory.iterdir())
+    }
+
+
+@pytest.fixture(autouse=True)
+def _no_syncing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes long, and here only the order of calls matters."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+OLD = {name: f"old {name}" for name in "abc"}
+NEW = {name: f"new {name}" for name in "abc"}
+
+
+def failing(
+    nth: int, monkeypatch: pytest.MonkeyPatch, fault: BaseException, *, name: str = "replace"
+) -> None:
+    """The ``nth`` call does its work and ends in an interrupt, or does nothing and fails."""
+    real, calls = getattr(os, name), []
+
+    def call(*args: Any, **how: Any) -> None:
+        calls.append(args)
+        if len(calls) != nth:
+            return real(*args, **how)
+        if isinstance(fault, KeyboardInterrupt):
+            real(*args, **how)
+        raise fault
+
+    monkeypatch.setattr(os, name, call)
+
+
+def full() -> OSError:
+    return OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_files_take_their_places_together(three: list[Path]) -> None:
+    made = [staged(path) for path in three]
+    with Changeset() as changes:
+        changes.place(made[:1], final=False)
+        changes.place(made[1:], final=True)
+    assert state(three[0].parent) == NEW
+    assert {path.stat().st_nlink for path in three} == {1}
+
+
+def test_new_files_and_replaced_ones_may_be_one_change(three: list[Path]) -> None:
+    fourth = three[0].with_name("d")
+    with Changeset() as changes:
+        changes.place([staged(fourth, replace=False), *map(staged, three)], final=True)
+    assert state(fourth.parent) == {**NEW, "d": "new d"}
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("fault", [full(), KeyboardInterrupt()], ids=["refused", "interrupted"])
+def test_what_was_replaced_comes_back_if_another_cannot_be(
+    nth: int, fault: BaseException, three: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = [path.stat().st_ino for path in three]
+    made = [staged(path) for path in three]
+    failing(nth, monkeypatch, fault)
+    with pytest.raises((WriteError, KeyboardInterrupt)) as caught, Changeset() as changes:
+        changes.place(made, final=True)
+    complete = nth == 3 and isinstance(fault, KeyboardInterrupt)  # all have their places by then
+    for item in made:
+        item.discard()
+    assert state(three[0].parent) == (NEW if complete else OLD)
+    if isinstance(caught.value, WriteError):
+        assert caught.value.path == str(three[nth - 1])
+    if not complete:
+        assert [path.stat().st_ino for path in three] == before
+
+
+@pytest.mark.parametrize("name", ["link", "unlink", "lstat"])
+def test_an_interrupt_anywhere_leaves_all_or_none(
+    name: str, three: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def goes_well(nth: int) -> bool:
+        made = [staged(path) for path in three]
+        with monkeypatch.context() as patch:
+            failing(nth, patch, KeyboardInterrupt(), name=name)
+            try:
+                with Changeset() as changes:
+                    changes.place(made, final=True)
+            except KeyboardInterrupt:
+                changeset.clear(drafts.leftovers(three))
+                return False
+        return True
+
+    for nth in count(1):
+        done, found = goes_well(nth), state(three[0].parent)
+        assert found == NEW if done else found in (OLD, NEW)
+        for path in three:
+            path.write_text(f"old {path.name}")
+        if done:
+            assert nth > 2
+            break
+
+
+def test_new_files_go_again_and_those_of_others_stay(three: list[Path]) -> None:
+    directory = three[0].parent
+    made = [staged(directory / name, replace=False) for name in "def"]
+    (directory / "f").write_text("theirs")
+    with pytest.raises(WriteError, match="File exists"), Changeset() as changes:
+        changes.place(made, final=True)
+    assert state(directory) == {**OLD, "f": "theirs"}
+
+
+def test_a_file_to_replace_that_was_not_there_goes_again(three: list[Path]) -> None:
+    directory, stuck = three[0].parent, []
+    made = [staged(directory / "d"), staged(directory / "a"), staged(directory / "b")]
+    made[2].discard()
+    with pytest.raises(WriteError), Changeset(stuck) as changes:
+        changes.place(made, final=True)
+    assert (state(directory), stuck) == (OLD, [])
+
+
+def test_what_someone_else_has_put_in_the_place_meanwhile_stays(three: list[Path]) -> None:
+    def fail() -> None:
+        with Changeset() as changes:
+            changes.place([staged(three[0])], final=False)
+            (three[0].parent / "theirs").write_text("theirs")
+            os.replace(three[0].parent / "theirs", three[0])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert state(three[0].parent) == {**OLD, "a": "theirs"}
+
+
+def test_a_link_that_was_replaced_is_a_link_again(three: list[Path]) -> None:
+    link = three[0].with_name("link")
+    link.symlink_to("a")
+    made = [staged(link), staged(three[1])]
+    made[1].discard()
+    with pytest.raises(WriteError), Changeset() as changes:
+        changes.place(made, final=True)
+    assert state(link.parent) == {**OLD, "link": "a"}
+
+
+def test_the_last_file_decides_though_it_needs_no_way_back(
+    three: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupt just after it has its place undoes nothing."""
+    seen: list[list[str]] = []
+    real = os.replace
+
+    def watched(*args: Any) -> None:
+        seen.append([name for name in os.listdir(three[0].parent) if name not in OLD])
+        real(*args)
+
+    def interrupt(directory: Path) -> None:
+        raise KeyboardInterrupt
+
+    made = [staged(path) for path in three]
+    monkeypatch.setattr(os, "replace", watched)
+    monkeypatch.setattr(changeset, "sync", interrupt)
+    with pytest.raises(KeyboardInterrupt), Changeset() as changes:
+        changes.place(made, final=True)
+    assert state(three[0].parent) == NEW
+    assert len(seen[0]) == 4  # three drafts and a backup
+    assert len(seen[2]) == 3  # one draft and two backups
+
+
+@pytest.fixture
+def no_links(three: list[Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def refused(*args: object, **how: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "O_TMPFILE", 0, raising=False)
+        patch.setattr(os, "link", refused)
+        yield
+
+
+@pytest.mark.usefixtures("no_links")
+def test_without_links_nothing_can_be_undone_and_what_is_new_is_told(three: list[Path]) -> None:
+    made, stuck = [staged(path) for path in three], []
+    made[2].discard()
+    with pytest.raises(WriteError), Changeset(stuck) as changes:
+        changes.place(made, final=True)
+    assert state(three[0].parent) == {**NEW, "c": "old c"}
+    assert sorted(stuck) == three[:2]
+
+
+@pytest.mark.usefixtures("no_links")
+def test_without_links_new_files_go_again_all_the_same(three: list[Path]) -> None:
+    made, stuck = [staged(three[0].with_name(name), replace=False) for name in "de"], []
+    made[1].discard()
+    with pytest.raises(WriteError), Changeset(stuck) as changes:
+        changes.place(made, final=True)
+    assert (state(three[0].parent), stuck) == (OLD, [])
+
+
+@pytest.mark.usefixtures("no_links")
+def test_without_links_all_goes_well_if_all_goes_well(three: list[Path]) -> None:
+    with Changeset() as changes:
+        changes.place([staged(path) for path in three], final=True)
+    assert state(three[0].parent) == NEW
+
+
+def test_what_cannot_be_undone_is_told(three: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that has become read-only between the first and the second file."""
+    made, stuck = [staged(path) for path in three], []
+    real, calls = os.replace, []
+
+    def call(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) > 1:
+            raise OSError(errno.EROFS, "Read-only file system")
+        real(*args)
+
+    monkeypatch.setattr(os, "replace", call)
+    with pytest.raises(WriteError, match="Read-only"), Changeset(stuck) as changes:
+        changes.place(made, final=True)
+    for item in made:
+        item.discard()
+    assert state(three[0].parent) == {**OLD, "a": "new a"}
+    assert stuck == three[:1]
+
+
+# A directory that appears at once.
+
+
+def fill(stage: Stage, *names: str) -> None:
+    for name in names:
+        stage.within(stage.target / name).write_text(name)
+
+
+def test_a_new_directory_appears_with_all_that_is_in_it(tmp_path: Path) -> None:
+    with Stage(tmp_path / "new") as stage:
+        fill(stage, "a", "sub/b")
+        (name,) = os.listdir(tmp_path)
+        assert name.startswith(drafts.stem(tmp_path / "new"))
+        stage.place()
+    assert os.listdir(tmp_path) == ["new"]
+    assert (tmp_path / "new" / "a").read_text() == "a"
+    assert (tmp_path / "new" / "sub" / "b").read_text() == "sub/b"
+
+
+def test_a_directory_that_is_not_placed_is_gone(tmp_path: Path) -> None:
+    with Stage(tmp_path / "new") as stage:
+        fill(stage, "a", "sub/b")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("stand", [Path.mkdir, Path.touch, lambda path: path.symlink_to("no")])
+def test_what_has_appeared_in_its_place_meanwhile_stays(
+    stand: Callable[[Path], object], tmp_path: Path
+) -> None:
+    with Stage(tmp_path / "new") as stage:
+        fill(stage, "a")
+        stand(tmp_path / "new")
+        with pytest.raises(WriteError, match="File exists") as caught:
+            stage.place()
+    assert caught.value.path == str(tmp_path / "new")
+    assert os.listdir(tmp_path) == ["new"]
+    assert not (tmp_path / "new" / "a").exists()
+
+
+def test_a_directory_needs_one_to_stand_in(tmp_path: Path) -> None:
+    with pytest.raises(WriteError, match="make its directory first"):
+        Stage(tmp_path / "none" / "new").__enter__()
+
+
+def test_all_of_a_directory_is_on_the_disk_before_it_appears(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    real = os.rename
+    monkeypatch.setattr(changeset, "sync", lambda path: seen.append(path.name))
+    monkeypatch.setattr(os, "rename", lambda *args: (seen.append("rename"), real(*args)))
+    with Stage(tmp_path / "new") as stage:
+        fill(stage, "a", "sub/b")
+        stage.place()
+    assert seen == [stage.directory.name, "sub", "rename", tmp_path.name]
+
+
+def test_what_fails_after_a_directory_was_placed_takes_it_back(tmp_path: Path) -> None:
+    def fail() -> None:
+        one, other = Stage(tmp_path / "one"), Stage(tmp_path / "other")
+        with one, other, Changeset() as changes:
+            fill(one, "a")
+            fill(other, "b")
+            (tmp_path / "other").touch()
+            changes.place_stages([one, other], final=True)
+
+    with pytest.raises(WriteError, match="File exists"):
+        fail()
+    assert os.listdir(tmp_path) == ["other"]
+
+
+def test_an_interrupt_after_the_last_directory_was_placed_undoes_nothing(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with Stage(tmp_path / "one") as stage, Changeset() as changes:
+            fill(stage, "a")
+            changes.place_stages([stage], final=True)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert os.listdir(tmp_path) == ["one"]
+
+
+def test_a_directory_that_cannot_be_synced_has_its_place_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*args: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", refused)
+    changeset.sync(tmp_path)
+    monkeypatch.setattr(os, "open", refused)
+    changeset.sync(tmp_path)
+
+
+# Directories that get other names in the end.
+
+
+def renamed(three: list[Path]) -> dict[Path, Path]:
+    """What the directory of the three is to be called."""
+    return {three[0].parent: three[0].parent.with_name("moved")}
+
+
+def test_a_directory_gets_its_name_after_all_in_it_have_their_places(three: list[Path]) -> None:
+    moves = renamed(three)
+    with Changeset() as changes:
+        changes.place([staged(path) for path in three], final=False)
+        assert state(three[0].parent).items() >= NEW.items()
+        changes.move(moves)
+    (there,) = moves.values()
+    assert (state(there), os.listdir(there.parent)) == (NEW, ["moved"])
+    assert {path.stat().st_nlink for path in there.iterdir()} == {1}
+
+
+@pytest.mark.parametrize("name", ["link", "unlink", "lstat", "replace", "rename"])
+def test_an_interrupt_anywhere_leaves_all_with_the_new_name_or_none(
+    name: str, three: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, moves = three[0].parent, renamed(three)
+    (new,) = moves.values()
+
+    def goes_well(nth: int) -> bool:
+        made = [staged(path) for path in three]
+        with monkeypatch.context() as patch:
+            failing(nth, patch, KeyboardInterrupt(), name=name)
+            try:
+                with Changeset() as changes:
+                    changes.place(made, final=False)
+                    changes.move(moves)
+            except KeyboardInterrupt:
+                changeset.clear(drafts.leftovers(three))
+                return False
+        return True
+
+    for nth in count(1):
+        done = goes_well(nth)
+        assert not (done and old.exists())
+        if new.exists():
+            changeset.clear(drafts.leftovers(new / path.name for path in three))
+            assert (state(new), old.exists()) == (NEW, False)
+            os.rename(new, old)
+        else:
+            assert state(old) == OLD
+        for path in three:
+            path.write_text(f"old {path.name}")
+        if done:
+            assert nth > 1
+            break
+
+
+def test_of_several_directories_all_get_their_names_or_none(tmp_path: Path) -> None:
+    moves = {tmp_path / name: tmp_path / f"new {name}" for name in "abc"}
+    for directory in (*moves, moves[tmp_path / "c"]):
+        directory.mkdir()
+    taken = pytest.raises(WriteError, match="new c: cannot be written: File exists")
+    with taken, Changeset() as changes:
+        changes.move(moves)
+    assert sorted(os.listdir(tmp_path)) == ["a", "b", "c", "new c"]
+
+
+def test_what_is_announced_is_there_for_others_while_it_lasts(tmp_path: Path) -> None:
+    moves = {tmp_path / "a\n\udcff": tmp_path / "b"}
+    with changeset.announced(moves):
+        (mark,) = changeset.announcements(tmp_path)
+        assert mark.move == ("a\n\udcff", "b")
+        changeset.clear([mark.path])
+        assert list(changeset.announcements(tmp_path)) == [mark]
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_was_announced_before_is_taken_back_by_who_ends_it(tmp_path: Path) -> None:
+    moves, others = ({tmp_path / "a": tmp_path / name} for name in "bc")
+
+    def fail() -> None:
+        with changeset.announced(moves):
+            raise KeyboardInterrupt
+
+    with changeset.announced(others):
+        left = drafts.temporary(tmp_path / "a")
+        left.symlink_to("a/b")
+        with pytest.raises(KeyboardInterrupt):
+            fail()
+        assert sorted(mark.move for mark in changeset.announcements(tmp_path)) == [
+            ("a", "b"),
+            ("a", "c"),
+        ]
+        with changeset.announced(moves):
+            pass
+        assert [mark.move for mark in changeset.announcements(tmp_path)] == [("a", "c")]
+
+
+# What dead runs have left.
+
+
+def test_leftovers_of_any_kind_are_cleared_and_locks_are_not(tmp_path: Path) -> None:
+    target = tmp_path / "m"
+    target.write_text("old")
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "x").touch()
+    drafts.temporary(target).touch()
+    os.link(target, drafts.temporary(target))
+    drafts.temporary(target).symlink_to("precious")
+    stage = drafts.temporary(target)
+    (stage / "sub").mkdir(parents=True)
+    (stage / "sub" / "x.onnx").touch()
+    with locks.held([target]):
+        changeset.clear(drafts.leftovers([target]))
+        assert len(os.listdir(tmp_path)) == 3
+        with pytest.raises(WriteError):
+            locks.held([target]).__enter__()
+    assert sorted(os.listdir(tmp_path)) == ["m", "precious"]
+    assert os.listdir(tmp_path / "precious") == ["x"]
+    assert target.stat().st_nlink == 1
+
+
+def test_one_that_cannot_be_cleared_does_not_keep_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [drafts.temporary(tmp_path / "m") for _ in range(3)]
+    for path in left:
+        path.touch()
+    failing(2, monkeypatch, OSError(errno.EACCES, "Permission denied"), name="unlink")
+    changeset.clear(left)
+    assert list(tmp_path.iterdir()) == [left[1]]

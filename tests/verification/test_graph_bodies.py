@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import onnx.parser
+import pytest
+from onnx import ModelProto
+
+from onnxkvrename.verification import graph_bodies as bodies
+from onnxkvrename.verification.graph_bodies import Body, Unreadable
+
+
+def model(nodes: str, functions: str = "") -> ModelProto:
+    """A model of these nodes, in ONNX text; its inputs are ``x`` and ``c``, its weight ``w``."""
+    return onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 18, "local": 1]>
+        main (float x, bool c) => (float y) <float w = {{1.0}}> {{ {nodes} }} {functions}"""
+    )
+
+
+def main(nodes: str) -> Body:
+    return bodies.of_graph(model(nodes).graph)
+
+
+def everything(_: object, operands: int) -> range:
+    return range(operands)
+
+
+def made(body: Body, *names: str, leads: bodies.Leads = everything) -> list[str]:
+    """What the nodes behind some values make, in their order."""
+    return [" ".join(each.outputs) for each in bodies.operations(body, names, leads)]
+
+
+def test_only_the_nodes_behind_a_value_are_given() -> None:
+    body = main("a = Neg(x) b = Neg(a) d = Abs(x) y = Add(b, x)")
+    assert made(body, "y") == ["a", "b", "y"]
+    assert made(body, "d", "a") == ["a", "d"]
+    assert made(body, "x", "nowhere") == []
+
+
+def test_an_operand_that_leads_nowhere_is_not_followed() -> None:
+    body = main("a = Neg(x) b = Neg(x) y = Add(a, b)")
+    first = lambda function, _: {("", "Add", ""): [1]}.get(function, [0])  # noqa: E731
+    assert made(body, "y", leads=first) == ["b", "y"]
+
+
+def test_nodes_come_behind_those_they_read_whatever_the_order_of_the_file() -> None:
+    assert made(main("y = Neg(b) b = Neg(a) a = Neg(x)"), "y") == ["a", "b", "y"]
+
+
+IF = """y = If (c) <
+    then_branch = one () => (float t) { t = Add(a, w) },
+    else_branch = two () => (float e) { x = Neg(a) e = Add(x, b) }
+>"""
+
+
+def test_what_a_subgraph_sees_of_the_values_around_it() -> None:
+    body = main(f"a = Neg(x) b = Abs(x) d = Neg(x) {IF}")
+    then, other = body.inner[3].values()
+    assert bodies.captured(then) == ("a", "w")
+    assert bodies.captured(other) == ("a", "b")
+    assert made(body, "y") == ["a", "b", "y"]
+
+
+def test_an_outer_value_that_a_subgraph_hands_on_is_seen_too() -> None:
+    graph = model(f"a = Neg(x) b = Neg(x) {IF}").graph
+    graph.node[2].attribute[0].g.output[0].name = "b"
+    assert "b" in bodies.captured(bodies.of_graph(graph).inner[2]["then_branch"])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "why"),
+    [
+        ("a = Add(x, b) b = Neg(a) y = Neg(b)", "feed each other in a circle"),
+        ("y = Neg(x) y = Abs(x)", "two nodes make y"),
+    ],
+)
+def test_nodes_without_an_order_cannot_be_read(nodes: str, why: str) -> None:
+    with pytest.raises(Unreadable, match=why):
+        made(main(nodes), "y")
+
+
+def function(head: str, nodes: str) -> str:
+    return f'<opset_import: ["": 18, "local": 1], domain: "local"> {head} {{ {nodes} }}'
+
+
+def ordered(nodes: str, *functions: str) -> list[str]:
+    """The functions in use, from the bottom up."""
+    built = model(nodes, " ".join(functions))
+    keys = bodies.bottom_up(bodies.of_graph(built.graph), bodies.of_functions(built))
+    return [name for _, name, _ in keys]
+
+
+CHAIN = (
+    function("f (a) => (b)", "d = local.g(a) b = local.h(d)"),
+    function("g (a) => (b)", "b = local.h(a)"),
+    function("h (a) => (b)", "b = Neg(a)"),
+    function("idle (a) => (b)", "b = local.h(a)"),
+)
+
+
+def test_a_function_comes_behind_those_it_calls_and_only_if_it_is_called() -> None:
+    assert ordered("y = local.f(x)", *CHAIN) == ["h", "g", "f"]
+
+
+def test_calls_in_subgraphs_count() -> None:
+    assert ordered(IF.replace("Add(a, w)", "local.g(w)"), *CHAIN) == ["h", "g"]
+
+
+def test_a_circle_of_functions_comes_to_an_end() -> None:
+    one, two = (function(f"{a} (p) => (q)", f"q = local.{b}(p)") for a, b in ("fg", "gf"))
+    assert ordered("y = local.f(x)", one, two) == ["g", "f"]
+
+
+def test_onnx_graphsurgeon_is_kept_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    assert made(main("y = Neg(x)"), "y") == ["y"]
+    assert capsys.readouterr() == ("", "")

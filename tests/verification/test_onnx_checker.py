@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import models
+import onnx
+import pytest
+from large_tensors import PLACES, weight
+from models import branch, decoder, graph, info, node
+from onnx import ModelProto, SparseTensorProto, TensorProto
+from onnx.helper import make_attribute, make_function, make_opsetid
+
+from onnxkvrename.model.protobuf import Source
+from onnxkvrename.verification import onnx_checker as soundness
+from onnxkvrename.verification import strip_weights as weightless
+
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
+
+
+def refused(model: ModelProto) -> list[str]:
+    """What is said of a model without its weights."""
+    shown = weightless.read(Source.of(model.SerializeToString()))
+    before = shown.SerializeToString()
+    found = list(soundness.check(shown))
+    assert shown.SerializeToString() == before
+    assert {(finding.code, finding.severity) for finding in found} <= {("KV115", "error")}
+    return [finding.message for finding in found]
+
+
+def refused_by_onnx(model: ModelProto) -> bool:
+    """Whether onnx refuses the model with all its weights."""
+    try:
+        onnx.checker.check_model(model)
+    except onnx.checker.ValidationError:
+        return True
+    return False
+
+
+def large(model: ModelProto) -> None:
+    """Give the model weights of every kind, all large."""
+    model.graph.initializer.extend(
+        [
+            weight("raw"),
+            weight("floats", float_data=[0.5] * 1000),
+            weight("halves", data_type=10, int32_data=[1] * 1000),
+            weight("fours", data_type=22, raw_data=bytes(1500), count=3000),
+            weight("integers", data_type=7, int64_data=[-1] * 1000),
+            weight("doubles", data_type=11, double_data=[0.5] * 1000),
+            weight("unsigned", data_type=13, uint64_data=[1] * 2000, count=2000),
+            weight("complex", data_type=14, float_data=[0.5] * 2000),
+            weight("wide", data_type=15, raw_data=bytes(16_000)),
+            weight("strings", data_type=8, string_data=[b"ab"] * 1000),
+        ]
+    )
+
+
+def test_a_model_with_large_weights_of_every_kind_is_sound() -> None:
+    model = decoder()
+    large(model)
+    assert not refused_by_onnx(model)
+    assert refused(model) == []
+
+
+def of_weight(**data: object) -> Callable[[ModelProto], None]:
+    return lambda model: model.graph.initializer.append(weight("broken", **data))
+
+
+def without_opset(model: ModelProto) -> None:
+    del model.opset_import[:]
+
+
+def without_the_opset_in_use(model: ModelProto) -> None:
+    model.graph.node.append(node("F", ["x"], ["y"], domain="ai.onnx.ml"))
+
+
+def without_ir_version(model: ModelProto) -> None:
+    model.ClearField("ir_version")
+
+
+def undefined_input(model: ModelProto) -> None:
+    model.graph.node.append(node("Neg", ["nowhere"], ["y"]))
+
+
+def undefined_in_subgraph(model: ModelProto) -> None:
+    model.graph.node.append(branch(graph(node("Neg", ["nowhere"], ["y"]))))
+
+
+def name_made_twice(model: ModelProto) -> None:
+    model.graph.node.append(node("Neg", ["x"], ["logits"]))
+
+
+def unsorted_nodes(model: ModelProto) -> None:
+    model.graph.node.extend([node("Neg", ["late"], ["y"]), node("Neg", ["x"], ["late"])])
+
+
+def unknown_operator(model: ModelProto) -> None:
+    model.graph.node.append(node("Negate", ["x"], ["y"]))
+
+
+def attribute_of_a_wrong_type(model: ModelProto) -> None:
+    model.graph.node.append(node("Softmax", ["x"], ["y"], axis=1.5))
+
+
+def unknown_attribute(model: ModelProto) -> None:
+    model.graph.node.append(node("Neg", ["x"], ["y"], axis=1))
+
+
+def missing_attribute(model: ModelProto) -> None:
+    model.graph.node.append(node("Cast", ["x"], ["y"]))
+
+
+def too_few_inputs(model: ModelProto) -> None:
+    model.graph.node.append(node("Add", ["x"], ["y"]))
+
+
+def two_values_in_an_attribute(model: ModelProto) -> None:
+    model.graph.node.append(node("Softmax", ["x"], ["y"], axis=1))
+    model.graph.node[-1].attribute[0].f = 1.0
+
+
+def nameless_graph(model: ModelProto) -> None:
+    model.graph.ClearField("name")
+
+
+def input_without_type(model: ModelProto) -> None:
+    model.graph.input.add(name="z")
+
+
+def function_without_its_opset(model: ModelProto) -> None:
+    body = [node("Neg", ["a"], ["b"])]
+    model.functions.append(make_function("local", "f", ["a"], ["b"], body, []))
+    model.graph.node.append(node("f", ["x"], ["y"], domain="local"))
+
+
+def two_fields_of_data(model: ModelProto) -> None:
+    model.graph.initializer.append(weight("broken"))
+    model.graph.initializer[-1].float_data.extend([0.5] * 1000)
+
+
+def no_data(model: ModelProto) -> None:
+    model.graph.initializer.add(name="broken", data_type=1, dims=[1000])
+
+
+def data_of_an_empty_tensor(model: ModelProto) -> None:
+    model.graph.initializer.append(weight("broken", count=0, raw_data=bytes(4000)))
+
+
+def negative_dimension(model: ModelProto) -> None:
+    model.graph.initializer.append(weight("broken", count=-5, raw_data=bytes(4000)))
+
+
+def dimensions_past_counting(model: ModelProto) -> None:
+    model.graph.initializer.append(weight("broken"))
+    model.graph.initializer[-1].dims[:] = [1 << 40, 1 << 40]
+
+
+def short_in_attribute(model: ModelProto) -> None:
+    value = weight("broken", 1001, raw_data=bytes(4000))
+    model.graph.node.append(node("Constant", [], ["y"], value=value))
+
+
+def sparse_of_a_wrong_type(model: ModelProto) -> None:
+    indices = weight("", 1000, data_type=1, raw_data=bytes(4000))
+    sparse = SparseTensorProto(values=weight("s", 1000), indices=indices, dims=[5000])
+    model.graph.sparse_initializer.append(sparse)
+
+
+def data_beside_external_data(model: ModelProto) -> None:
+    model.graph.initializer.append(weight("broken"))
+    model.graph.initializer[-1].data_location = TensorProto.EXTERNAL
+    model.graph.initializer[-1].external_data.add(key="location", value="w")
+
+
+def external_data_nowhere(model: ModelProto) -> None:
+    model.graph.initializer.add(name="w", data_type=1, dims=[9], data_location=1)
+
+
+BROKEN = (
+    *(without_opset, without_the_opset_in_use, without_ir_version, undefined_input),
+    *(undefined_in_subgraph, name_made_twice, unsorted_nodes, unknown_operator),
+    *(attribute_of_a_wrong_type, unknown_attribute, missing_attribute, too_few_inputs),
+    *(two_values_in_an_attribute, nameless_graph, input_without_type, function_without_its_opset),
+    *(two_fields_of_data, no_data, data_of_an_empty_tensor, negative_dimension),
+    *(dimensions_past_counting, short_in_attribute, sparse_of_a_wrong_type),
+    *(data_beside_external_data, external_data_nowhere),
+)
+
+
+@pytest.mark.parametrize("breaks", BROKEN, ids=lambda breaks: breaks.__name__)
+def test_what_onnx_refuses_is_refused_without_the_weights_too(
+    breaks: Callable[[ModelProto], None],
+) -> None:
+    model = decoder()
+    large(model)
+    breaks(model)
+    assert refused_by_onnx(model)
+    (message,) = refused(model)
+    assert message.startswith("is refused by onnx's checker: ")
+    assert "\n" not in message
+
+
+TENSORS = [
+    {"count": 1001, "raw_data": bytes(4000)},
+    {"count": 1000, "raw_data": bytes(4001)},
+    {"count": 1001, "float_data": [0.5] * 1000},
+    {"count": 1001, "double_data": [0.5] * 1000, "data_type": 11},
+    {"count": 1001, "data_type": 14, "float_data": [0.5] * 2000},
+    {"count": 3001, "data_type": 22, "raw_data": bytes(1500)},
+    {"count": 2000, "data_type": 27, "raw_data": bytes(1500)},
+    {"count": 2001, "data_type": 27, "raw_data": bytes(1500)},
+    {"count": 2001, "data_type": 7, "int64_data": [1] * 2000},
+    {"count": 2001, "data_type": 9, "int32_data": [1] * 2000},
+    {"count": 1001, "data_type": 8, "string_data": [b"ab"] * 1000},
+    {"count": 1000, "data_type": 8, "raw_data": bytes(4000)},
+    {"count": 1000, "data_type": 7, "float_data": [0.5] * 1000},
+    {"count": 1000, "data_type": 0, "raw_data": bytes(4000)},
+    {"count": 1000, "data_type": 99, "raw_data": bytes(4000)},
+    {"count": 1000, "data_type": 99, "int32_data": [1] * 2000},
+]
+
+
+@pytest.mark.parametrize("data", TENSORS)
+def test_whether_data_fit_their_tensor_is_judged_as_onnx_does(data: dict[str, object]) -> None:
+    model = decoder()
+    of_weight(**data)(model)
+    assert bool(refused(model)) == refused_by_onnx(model)
+
+
+def test_data_that_are_too_few_are_told_with_their_real_size() -> None:
+    model = decoder()
+    of_weight(count=1001, raw_data=bytes(4000))(model)
+    assert refused(model) == [
+        "is refused by onnx's checker: "
+        "broken has 4,000 bytes of raw_data, too few for its dims [1001]"
+    ]
+
+
+@pytest.mark.parametrize("put", PLACES, ids=lambda put: put.__name__)
+def test_large_tensors_are_judged_alike_wherever_they_stand(
+    put: Callable[[ModelProto], None],
+) -> None:
+    model = decoder()
+    put(model)
+    assert bool(refused(model)) == refused_by_onnx(model)
+
+
+def sound(model: ModelProto) -> None:
+    model.graph.node.append(node("Far", ["x"], ["y"], domain="far", anything=[1, 2]))
+    model.opset_import.append(make_opsetid("far", 1))
+
+
+def far_without_opset(model: ModelProto) -> None:
+    model.graph.node.append(node("Far", ["x"], ["y"], domain="far"))
+
+
+def wrong_in_shape(model: ModelProto) -> None:
+    model.graph.value_info.append(info("logits", 7, 7))
+
+
+@pytest.mark.parametrize("change", [sound, far_without_opset, wrong_in_shape])
+def test_domains_of_others_and_shapes_are_judged_as_onnx_does(
+    change: Callable[[ModelProto], None],
+) -> None:
+    model = decoder()
+    change(model)
+    assert bool(refused(model)) == refused_by_onnx(model)
+
+
+def test_a_domain_of_others_is_no_fault() -> None:
+    model = decoder()
+    sound(model)
+    assert refused(model) == []
+
+
+def test_functions_that_double_take_no_time() -> None:
+    model = decoder(node("f0", ["x"], ["y"], domain="local"))
+    opsets = [make_opsetid("", 18), make_opsetid("local", 1)]
+    for n in range(60):
+        calls = [node(f"f{n + 1}", [one], [other], domain="local") for one, other in ("ac", "cb")]
+        model.functions.append(make_function("local", f"f{n}", ["a"], ["b"], calls, opsets))
+    last = [node("Neg", ["a"], ["b"])]
+    model.functions.append(make_function("local", "f60", ["a"], ["b"], last, opsets))
+    assert refused(model) == []
+
+
+def test_an_attribute_in_a_function_default_is_looked_at() -> None:
+    model = decoder()
+    model.functions.append(make_function("local", "f", [], [], [], [make_opsetid("", 18)]))
+    model.functions[0].attribute_proto.append(make_attribute("a", weight()))
+    assert bool(refused(model)) == refused_by_onnx(model)
+
+
+def test_external_data_need_not_be_there(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    shutil.copyfile(FIXTURES / "plain" / "external" / "decoder.onnx", path)
+    assert refused(onnx.load(path, load_external_data=False)) == []
+
+
+FILES = [*FIXTURES.rglob("*.onnx"), *EXPORTS.rglob("*.onnx")]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: "-".join(path.parts[-3:]))
+def test_a_whole_file_is_judged_as_onnx_judges_it(path: Path) -> None:
+    onnx.checker.check_model(str(path))
+    assert refused(onnx.load(path, load_external_data=False)) == []
+
+
+def test_names_that_are_not_utf_8_are_judged_without_a_crash() -> None:
+    data = models.decoder(node("Neg", ["nowhere!!"], ["y"])).SerializeToString()
+    shown = weightless.read(Source.of(data.replace(b"nowhere!!", b"nowhere\xff\xfe")))
+    assert [finding.code for finding in soundness.check(shown)] == ["KV115"]

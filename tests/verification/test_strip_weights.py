@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import models
+import onnx
+import pytest
+from large_tensors import PLACES, weight
+from models import decoder, field
+from onnx import ModelProto, TensorProto
+from onnx.helper import make_node
+
+from onnxkvrename import ModelError
+from onnxkvrename.model.protobuf import Source
+from onnxkvrename.verification import strip_weights as weightless
+from onnxkvrename.verification.strip_weights import KEPT, Taken, taken
+
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
+DATA = (
+    *("raw_data", "string_data", "float_data", "int32_data"),
+    *("int64_data", "double_data", "uint64_data"),
+)
+
+
+def read(model: ModelProto) -> ModelProto:
+    return weightless.read(Source.of(model.SerializeToString()))
+
+
+def bare(model: ModelProto) -> ModelProto:
+    """A model without any data of large tensors, by other means: parsed whole, then cleared."""
+    result = ModelProto.FromString(model.SerializeToString())
+    for message in models.every(result):
+        if isinstance(message, TensorProto):
+            held = [getattr(message, name) for name in DATA]
+            if taken(message) or sum(map(len, held)) > KEPT:
+                for name in DATA:
+                    message.ClearField(name)
+                kept = [e for e in message.metadata_props if e.key != "onnxkvrename.taken"]
+                del message.metadata_props[:]
+                message.metadata_props.extend(kept)
+    return result
+
+
+@pytest.mark.parametrize("form", models.FORMS)
+def test_all_but_the_data_of_large_tensors_is_there(form: str) -> None:
+    model = decoder()
+    model.graph.initializer.extend([weight("large"), models.tensor("small", 1.0, 2.0)])
+    model.graph.initializer[0].metadata_props.add(key="from", value="here")
+    data = models.FORMS[form](model)
+    found = weightless.read(Source.of(data))
+    assert bare(found) == bare(ModelProto.FromString(data))
+    assert {tensor.name: taken(tensor) for tensor in found.graph.initializer} == {
+        "large": (Taken("raw_data", 4000),),
+        "small": (),
+    }
+    assert found.ByteSize() < 2000
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (weight(float_data=[0.5] * 1000), Taken("float_data", 4000)),
+        (weight(data_type=6, int32_data=[-1] * 1000), Taken("int32_data", 10_000)),
+        (weight(data_type=7, int64_data=[300] * 1000), Taken("int64_data", 2000)),
+        (weight(data_type=11, double_data=[0.5] * 1000), Taken("double_data", 8000)),
+        (weight(data_type=13, uint64_data=[300] * 1000), Taken("uint64_data", 2000)),
+        (weight(data_type=8, string_data=[b"ab"] * 1000), Taken("string_data", 1000)),
+    ],
+)
+def test_each_kind_of_data_is_taken_and_leaves_something_in_its_field(
+    tensor: TensorProto, expected: Taken
+) -> None:
+    model = decoder()
+    model.graph.initializer.append(tensor)
+    (found,) = read(model).graph.initializer
+    assert taken(found) == (expected,)
+    assert [name for name in DATA if getattr(found, name)] == [expected.field]
+    assert found.ByteSize() < 200
+
+
+def test_data_are_taken_up_to_a_size_only() -> None:
+    model = decoder()
+    for size in (KEPT, KEPT + 1):
+        model.graph.initializer.add(name="w", data_type=3, dims=[size], raw_data=bytes(size))
+    assert [bool(taken(tensor)) for tensor in read(model).graph.initializer] == [False, True]
+
+
+@pytest.mark.parametrize("put", PLACES)
+def test_data_are_taken_wherever_tensors_stand(put: Callable[[ModelProto], None]) -> None:
+    model = decoder()
+    put(model)
+    found = read(model)
+    assert bare(found) == bare(model)
+    assert found.ByteSize() < decoder().ByteSize() + 800
+
+
+@pytest.mark.parametrize(
+    "values", [{"s": bytes(9000)}, {"f": [0.5] * 3000}, {"i": [1] * 9000}, {"t": ["abc" * 900] * 3}]
+)
+def test_large_values_of_attributes_are_shortened(values: dict[str, object]) -> None:
+    model = decoder(make_node("Far", [], ["c"], domain="far", small=[1, 2], **values))
+    found = read(model).graph.node[-1].attribute
+    assert {each.name: each.type for each in found} == {
+        each.name: each.type for each in model.graph.node[-1].attribute
+    }
+    assert list(next(each for each in found if each.name == "small").ints) == [1, 2]
+    assert sum(each.ByteSize() for each in found) < 100
+
+
+def test_of_a_huge_model_a_few_blocks_are_read() -> None:
+    head = field(8, b"\x70\x01")  # raw_data of 1.5 GB in one tensor, a hole in the middle
+    size = 1_500_000_000
+    tensor_head = field(8, "w") + b"\x10\x01" + b"\x4a" + models.varint(size)
+    graph_head = field(2, "g") + b"\x2a" + models.varint(len(tensor_head) + size) + tensor_head
+    tail = field(1, field(1, "w") + field(2, "y") + field(4, "Identity"))
+    total = len(graph_head) + size + len(tail)
+    start = head + b"\x3a" + models.varint(total) + graph_head
+    reads = []
+
+    def read_at(offset: int, count: int) -> bytes:
+        reads.append(count)
+        whole = len(start) + size + len(tail)
+        count = min(count, whole - offset)
+        before = start[offset : offset + count]
+        after = tail[max(0, offset - len(start) - size) :][
+            : max(0, offset + count - len(start) - size)
+        ]
+        return before + bytes(count - len(before) - len(after)) + after
+
+    model = weightless.read(Source(read_at, len(start) + size + len(tail)))
+    assert taken(model.graph.initializer[0]) == (Taken("raw_data", size),)
+    assert model.graph.node[0].op_type == "Identity"
+    assert sum(reads) < 1 << 20
+
+
+def test_what_onnx_cannot_parse_is_refused() -> None:
+    data = decoder().SerializeToString() + field(7, field(1, b"\x0a\x05x"))
+    with pytest.raises(ModelError, match="cannot be parsed by onnx"):
+        weightless.read(Source.of(data))
+
+
+def test_a_mark_that_someone_else_made_does_no_harm() -> None:
+    tensor = models.tensor("w", 1.0)
+    tensor.metadata_props.add(key="onnxkvrename.taken", value="raw_data:x :9 raw_data")
+    assert taken(tensor) == ()
+
+
+FILES = [*FIXTURES.rglob("*.onnx"), *EXPORTS.rglob("*.onnx")]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: "-".join(path.parts[-3:]))
+def test_a_whole_file_is_all_there_but_its_weights(path: Path) -> None:
+    found = weightless.read(Source.of(path.read_bytes()))
+    assert bare(found) == bare(onnx.load(path, load_external_data=False))

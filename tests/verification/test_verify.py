@@ -1,0 +1,446 @@
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import layerwise
+import models
+import onnx
+import pytest
+from models import KEY, KEY_OUT, VALUE, VALUE_OUT, info, node, saved
+from onnx import ModelProto
+from onnx.helper import make_tensor
+
+from onnxkvrename import KvRenameError, ModelError, RulesError, load_rules
+from onnxkvrename.layout import layout as layouts
+from onnxkvrename.layout import load as gathering
+from onnxkvrename.model import file as onnxfile
+from onnxkvrename.model import metadata as stamps
+from onnxkvrename.model.protobuf import Source
+from onnxkvrename.rules import plan as planning
+from onnxkvrename.rules.patterns import expression
+from onnxkvrename.rules.profile import parse
+from onnxkvrename.verification import verify as verifying
+from onnxkvrename.verification.verify import Aim, Verified
+
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+QEFF = load_rules()
+
+
+def verify(*paths: Path, **aim: object) -> tuple[Verified, ...]:
+    """Each model, and all together."""
+    asked = Aim(**aim)  # type: ignore[arg-type]
+    found = [verifying.verify(path, QEFF, asked) for path in paths]
+    return verifying.together(found, QEFF, asked)
+
+
+def codes(*paths: Path, **aim: object) -> list[str]:
+    """The findings of all models, in order."""
+    return [found.code for item in verify(*paths, **aim) for found in item.report.findings]
+
+
+def told(path: Path, **aim: object) -> list[str]:
+    """The findings of one model, as they are worded."""
+    (item,) = verify(path, **aim)
+    return [f"{found.code} {found.name} {found.message}" for found in item.report.findings]
+
+
+def changed(tmp_path: Path, names: dict[str, str], model: ModelProto | None = None) -> Path:
+    """The decoder under other names, as an exporter might have written it."""
+    model = model or models.decoder()
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = names.get(value.name, value.name)
+    for item in model.graph.node:
+        item.input[:] = [names.get(name, name) for name in item.input]
+        item.output[:] = [names.get(name, name) for name in item.output]
+    return saved(model, tmp_path / "m.onnx")
+
+
+def tokens(into: str = "", out: str = "", *buffers: str) -> dict[str, str]:
+    """Names with a token on inputs, and one on outputs; of all buffers, or some."""
+    given, made = (f"_{token}" if token else "" for token in (into, out))
+    buffers = buffers or (KEY, VALUE)
+    inputs = {name: f"{name}{given}" for name in buffers}
+    return inputs | {f"{name}_RetainedState": f"{name}{made}_RetainedState" for name in buffers}
+
+
+# What is proved of every model.
+
+
+def test_a_sound_model_verifies(tmp_path: Path) -> None:
+    (item,) = verify(saved(models.decoder(), tmp_path / "m.onnx"))
+    assert (item.report.status, item.report.findings, item.run) == ("unchanged", (), None)
+    assert [(flow.pair.buffer, flow.verdict) for flow in item.flows] == [
+        ("past_key", "updated"),
+        ("past_value", "updated"),
+    ]
+
+
+def swapped(model: ModelProto) -> None:
+    """Key and value change places, though every name looks right."""
+    names = {KEY_OUT: VALUE_OUT, VALUE_OUT: KEY_OUT}
+    for item in model.graph.node:
+        item.output[:] = [names.get(name, name) for name in item.output]
+
+
+def unwritten(model: ModelProto) -> None:
+    model.graph.node[0].CopyFrom(node("Identity", [KEY], [KEY_OUT]))
+
+
+def opaque(model: ModelProto) -> None:
+    model.graph.node[0].CopyFrom(node("Mystery", [KEY, "x"], [KEY_OUT], domain="local"))
+
+
+def unsound(model: ModelProto) -> None:
+    model.graph.node[2].op_type = "NoSuchOperator"
+
+
+def unpaired(model: ModelProto) -> None:
+    model.graph.output.pop()
+
+
+def without_data(model: ModelProto) -> None:
+    weight = model.graph.initializer.add(name="w", data_type=1, dims=[4], data_location=1)
+    weight.external_data.add(key="location", value="nowhere.bin")
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        (swapped, "KV110"),
+        (opaque, "KV113"),
+        (unwritten, "KV114"),
+        (unsound, "KV115"),
+        (unpaired, "KV102"),
+        (without_data, "KV502"),
+    ],
+)
+def test_what_is_wrong_with_a_model_is_found(
+    fault: Callable[[ModelProto], None], code: str, tmp_path: Path
+) -> None:
+    model = models.decoder()
+    fault(model)
+    (item,) = verify(saved(model, tmp_path / "m.onnx"))
+    assert code in {found.code for found in item.report.findings}
+    warning = code in {"KV113", "KV114"}
+    assert item.report.status == ("unchanged" if warning else "failed")
+    (item,) = verify(Path(item.report.path), strict=True)
+    assert item.report.status == "failed"
+
+
+def test_the_proof_is_of_bytes_wherever_they_are() -> None:
+    model = models.decoder()
+    pairs = planning.as_it_stands(signature(model), QEFF).pairs
+    assert verifying.prove(Source.of(model.SerializeToString()), pairs)[1] == ()
+    swapped(model)
+    flows, findings = verifying.prove(Source.of(model.SerializeToString()), pairs)
+    assert [flow.verdict for flow in flows] == ["not from its input"] * 2
+    assert [found.code for found in findings] == ["KV110", "KV110"]
+    with pytest.raises(ModelError, match="cannot be parsed by onnx"):
+        verifying.prove(Source.of(b"\x3a\x02\xff\xff"), pairs)
+
+
+def signature(model: ModelProto):
+    """What a model shows."""
+    return onnxfile.messages.signature(Source.of(model.SerializeToString()))
+
+
+def test_a_model_that_cannot_be_read_has_an_error_instead(tmp_path: Path) -> None:
+    text = saved(b"text", tmp_path / "text.onnx")
+    for path, said in ((text, "is a text file"), (tmp_path / "none.onnx", "no such file")):
+        (item,) = verify(path)
+        assert said in str(item.report.error)
+        assert (item.report.status, item.report.findings) == ("failed", ())
+
+
+def test_rules_that_could_not_be_undone_are_an_error_of_the_rules(tmp_path: Path) -> None:
+    lossy = parse(
+        r"""
+        retained = '.*'
+        [[kv]]
+        input = '(?P<buffer>past_key)\.(?P<layer>[0-9]+)(?:_(?P<token>[A-Z]+))?'
+        output = '(?P<buffer>past_key)\.(?P<layer>[0-9]+)(?:_(?P<token>[A-Z]+))?_RetainedState'
+        input_name = "{buffer}.{layer}"
+        output_name = "{buffer}.{layer}_RetainedState"
+        kinds.attention = ["past_key"]
+        """,
+        "lossy",
+    )
+    path = changed(tmp_path, tokens("", "T"))
+    with pytest.raises(RulesError, match="in profile lossy"):
+        verifying.verify(path, lossy, Aim())
+
+
+# Tokens.
+
+
+@pytest.mark.parametrize(
+    ("names", "token"),
+    [
+        ({}, None),
+        (tokens("VLLM", "VLLM"), None),
+        (tokens("VLLM", "VLLM"), "VLLM"),
+        (tokens("VLLM", "VLLM") | {"logits": "vllm_logits"}, "VLLM"),
+        ({"logits": "VLLM_logits"}, None),
+    ],
+    ids=["no token at all", "one", "the one asked for", "other case", "a name, but no token"],
+)
+def test_a_token_on_every_pair_and_nowhere_else_is_no_finding(
+    names: dict[str, str], token: str | None, tmp_path: Path
+) -> None:
+    assert codes(changed(tmp_path, names), token=token) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "token", "said"),
+    [
+        ({}, "VLLM", f"{KEY} does not carry VLLM, one of 4 such names of 4"),
+        (tokens("VLLM"), None, f"{KEY_OUT} does not carry VLLM, one of 2 such names of 4"),
+        (tokens("", "VLLM"), "VLLM", f"{KEY} does not carry VLLM, one of 2 such names of 4"),
+        (tokens("V", "V", KEY), None, f"{VALUE} does not carry V, one of 2 such names of 4"),
+        (tokens("V", "V"), "VLLM", f"{KEY}_V does not carry VLLM, one of 4 such names of 4"),
+        (
+            tokens("VLLM", "VLLM") | {"logits": "VLLM_logits"},
+            "VLLM",
+            "VLLM_logits holds VLLM, but is no KV buffer; a consumer would take VLLM_logits",
+        ),
+        (
+            tokens("VLLM", "VLLM") | {"x": "my_VLLM", "logits": "aVLLMa"},
+            None,
+            "aVLLMa holds VLLM, but is no KV buffer; a consumer would take aVLLMa, my_VLLM",
+        ),
+    ],
+    ids=[
+        "none",
+        "inputs only",
+        "outputs only",
+        "one buffer only",
+        "another token",
+        "on an output too",
+        "on others too",
+    ],
+)
+def test_a_token_that_is_missing_or_on_something_else_is_found(
+    names: dict[str, str], token: str | None, said: str, tmp_path: Path
+) -> None:
+    assert f"KV116 {said}" in told(changed(tmp_path, names), token=token)
+
+
+def test_a_model_is_taken_to_mean_the_token_that_most_names_carry(tmp_path: Path) -> None:
+    model = onnx.load(FIXTURES / "VLLM" / "decoder.onnx")
+    odd = {"past_value.1_VLLM": "past_value.1_X"}
+    found = told(changed(tmp_path, odd, model))
+    assert found[0].startswith("KV202 past_value.1_X carries another token already, one of 1")
+    assert found[1] == "KV116 past_value.1_X does not carry VLLM, one of 1 such names of 8"
+    assert len(found) == 2
+
+
+# Expressions.
+
+
+@pytest.mark.parametrize("select", [r"past_.*", r"past_(key|value)\.0(_RetainedState)?", r".*\..*"])
+def test_an_expression_for_all_buffers_and_no_others_is_no_finding(
+    select: str, tmp_path: Path
+) -> None:
+    path = saved(models.decoder(), tmp_path / "m.onnx")
+    assert codes(path, select=expression(select)) == []
+
+
+@pytest.mark.parametrize(
+    ("select", "said"),
+    [
+        (r".*Retained.*", [f"{KEY} is missed by the expression; all such names: {KEY}, {VALUE}"]),
+        (r".*", ["x is taken, but is no KV buffer; all such names: x, flag, logits"]),
+        (r".*past_key|past_value.*", [
+            f"{KEY} is missed by the expression; all such names: {KEY}, {KEY_OUT}"
+        ]),
+        (r"past_key.*|l.*", [
+            f"{VALUE} is missed by the expression; all such names: {VALUE}, {VALUE_OUT}",
+            "logits is taken, but is no KV buffer; all such names: logits",
+        ]),
+    ],
+)  # fmt: skip
+def test_what_an_expression_misses_and_wrongly_takes_is_found(
+    select: str, said: list[str], tmp_path: Path
+) -> None:
+    path = saved(models.decoder(), tmp_path / "m.onnx")
+    assert told(path, select=expression(select)) == [f"KV117 {text}" for text in said]
+
+
+# The retention loop.
+
+
+def unrunnable(model: ModelProto) -> None:
+    """An operator beside the buffers that onnxruntime does not know."""
+    model.graph.node.append(node("Mystery", ["x"], ["y"], domain="local"))
+
+
+def test_the_loop_is_run_if_asked_for(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    path = saved(models.decoder(), tmp_path / "m.onnx")
+    (item,) = verify(path, run=True)
+    assert (item.report.findings, item.reference) == ((), None)
+    assert item.run is not None
+    assert len(item.run.steps) == 3
+    (item,) = verify(FIXTURES / "plain" / "decoder.onnx", run=True, dims={"ctx_len": 8})
+    assert item.run is not None
+    assert item.run.dims["ctx_len"] == 8
+
+
+def test_a_loop_that_cannot_be_tried_is_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    model = models.decoder()
+    unrunnable(model)
+    path = saved(model, tmp_path / "m.onnx")
+    assert codes(path) == []
+    (item,) = verify(path, run=True)
+    (found,) = item.report.findings
+    assert (found.code, found.severity, item.run) == ("KV119", "warning", None)
+    assert found.message.startswith("the retention loop could not be run: onnxruntime cannot load")
+    assert item.report.status == "unchanged"
+    (item,) = verify(path, run=True, strict=True)
+    assert item.report.status == "failed"
+
+
+def test_a_reference_is_one_only_if_the_results_are_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    plain, renamed = (FIXTURES / kind / "decoder.onnx" for kind in ("plain", "VLLM"))
+    (item,) = verify(renamed, run=True, reference=plain)
+    assert (item.report.findings, item.reference) == ((), plain)
+    model = onnx.load(renamed)
+    model.graph.initializer[0].CopyFrom(doubled(model))
+    (item,) = verify(saved(model, tmp_path / "m.onnx"), run=True, reference=plain)
+    assert [found.code for found in item.report.findings] == ["KV118"]
+    assert item.reference is None
+
+
+def doubled(model: ModelProto) -> onnx.TensorProto:
+    """The first float weight of a model, twice as heavy."""
+    weight = model.graph.initializer[0]
+    values = onnx.numpy_helper.to_array(weight) * 2
+    return onnx.numpy_helper.from_array(values, weight.name)
+
+
+def test_a_reference_that_cannot_be_run_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    model = models.decoder()
+    unrunnable(model)
+    reference = saved(model, tmp_path / "reference.onnx")
+    path = saved(models.decoder(), tmp_path / "m.onnx")
+    (found,) = told(path, run=True, reference=reference)
+    assert f"KV119  the retention loop could not be run ({reference}): " in found
+
+
+def test_a_reference_that_cannot_be_read_keeps_the_job_from_being_done(tmp_path: Path) -> None:
+    path = saved(models.decoder(), tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match=r"none\.onnx: no such file"):
+        verify(path, run=True, reference=tmp_path / "none.onnx")
+
+
+def test_without_onnxruntime_nothing_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    path = saved(models.decoder(), tmp_path / "m.onnx")
+    assert codes(path) == []
+    with pytest.raises(KvRenameError, match=r"onnxkvrename\[run\]"):
+        verify(path, run=True)
+
+
+# Several models.
+
+
+def encoder(path: Path) -> Path:
+    """A model without a KV buffer."""
+    return Path(shutil.copyfile(FIXTURES / "plain" / "vlm_dual" / "encoder.onnx", path))
+
+
+def test_no_buffer_in_any_model_is_a_finding(tmp_path: Path) -> None:
+    lone = encoder(tmp_path / "a.onnx")
+    assert codes(lone) == ["KV001"]
+    assert "the outputs are vision_embeds" in told(lone)[0]
+    assert codes(lone, encoder(tmp_path / "b.onnx")) == ["KV001", "KV001"]
+    assert codes(lone, saved(models.decoder(), tmp_path / "c.onnx")) == []
+    # Who knows what is in a model that could not be read?
+    assert codes(lone, saved(b"text", tmp_path / "d.onnx")) == []
+
+
+def windows(root: Path, *without: int, count: int = 3) -> Sequence[Path]:
+    """A set of windows but for some."""
+    layerwise.export(root, count)
+    paths = sorted(root.rglob("*.onnx"))
+    return [path for number, path in enumerate(paths) if number not in without]
+
+
+def test_windows_are_held_against_each_other(tmp_path: Path) -> None:
+    whole = windows(tmp_path / "w")
+    assert codes(*whole) == []
+    assert codes(whole[0], whole[2]) == ["KV302"]
+    assert codes(whole[0], whole[2], sets=False) == []
+    # One that could not be read may be the one that is missing.
+    whole[1].write_bytes(b"text")
+    assert codes(*whole) == []
+
+
+def test_one_window_with_a_token_is_found(tmp_path: Path) -> None:
+    whole = windows(tmp_path / "w")
+    saved(layerwise.window(1, 2, "VLLM"), whole[1])
+    assert codes(*whole) == ["KV303"]
+    assert set(codes(*whole, token="VLLM")) == {"KV116", "KV303"}
+    for number in range(3):
+        saved(layerwise.window(number, number + 1, "VLLM"), whole[number])
+    assert codes(*whole) == codes(*whole, token="VLLM") == []
+
+
+def test_what_only_judges_a_set_does_not_stay(tmp_path: Path) -> None:
+    (item,) = verify(windows(tmp_path / "w")[0])
+    assert item.part is None
+    assert verifying.verify(Path(item.report.path), QEFF, Aim()).part is not None
+    assert verifying.verify(Path(item.report.path), QEFF, Aim(sets=False)).part is None
+
+
+def test_strict_makes_what_all_show_together_an_error(tmp_path: Path) -> None:
+    model = models.decoder()
+    model.graph.input.append(info("past_key.3"))
+    model.graph.output.append(info("past_key.3_RetainedState"))
+    model.graph.node.append(node("Add", ["past_key.3", "one"], ["past_key.3_RetainedState"]))
+    model.graph.initializer.append(make_tensor("one", 1, [1], [1.0]))
+    path = saved(model, tmp_path / "m.onnx")
+    (item,) = verify(path)
+    assert {found.code for found in item.report.findings} == {"KV108", "KV109"}
+    assert item.report.status == "unchanged"
+    (item,) = verify(path, strict=True)
+    assert {found.severity for found in item.report.findings} == {"error"}
+
+
+# KV621
+
+
+def stamped(path: Path, digest: str) -> Path:
+    model = onnx.load(path)
+    onnx.helper.set_model_props(model, {stamps.KEY: digest})
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_a_stamp_that_is_not_of_the_graph_is_found(tmp_path: Path) -> None:
+    path = stamped(saved(models.decoder(), tmp_path / "m.onnx"), "0" * 64)
+    (found,) = verify(path)[0].report.findings
+    assert (found.code, found.severity) == ("KV621", "error")
+    assert found.message.startswith("is stamped 000000000000…, but its layout is ")
+    assert found.hint.startswith("the graph changed, or it was stamped with another set: put the")
+
+
+def test_a_stamp_of_the_graph_is_right(tmp_path: Path) -> None:
+    path = saved(models.decoder(), tmp_path / "m.onnx")
+    digest = layouts.digest(gathering.gather([path], QEFF).layout)
+    assert codes(stamped(path, digest)) == []
+
+
+def test_a_window_does_not_know_what_its_set_is_stamped_with(tmp_path: Path) -> None:
+    export = layerwise.export(tmp_path / "export", 2)
+    found = [stamped(path, "0" * 64) for path in sorted(export.rglob("*.onnx"))]
+    assert "KV621" not in codes(*found)
+    assert "KV621" not in codes(found[0], sets=False)
