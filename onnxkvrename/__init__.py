@@ -13,30 +13,30 @@ __version__ = "0.1.0"
 
 from onnxkvrename.errors import KvRenameError, ModelError, RulesError, WriteError
 from onnxkvrename.findings import Finding
-from onnxkvrename.renaming.run import rename, rename_set
-from onnxkvrename.rules.find_models import find
-from onnxkvrename.rules.load import load as load_rules
-from onnxkvrename.rules.plan import Kept, Pair, Wish
+from onnxkvrename.renaming.run import rename, rename_batch
+from onnxkvrename.rules.find_models import find_jobs
+from onnxkvrename.rules.load import load_rules as load_rules
+from onnxkvrename.rules.plan import KvPair, TokenChange, UnchangedName
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.results import Job, ModelReport, Options, Report
+from onnxkvrename.rules.results import ModelReport, Options, RenameJob, Report
 
 __all__ = [
     "Finding",
-    "Job",
-    "Kept",
+    "RenameJob",
+    "UnchangedName",
     "KvRenameError",
     "ModelError",
     "ModelReport",
     "Options",
-    "Pair",
+    "KvPair",
     "Report",
     "Rules",
     "RulesError",
-    "Wish",
+    "TokenChange",
     "WriteError",
     "__version__",
-    "find",
+    "find_jobs",
     "load_rules",
     "rename",
-    "rename_set",
+    "rename_batch",
 ]

@@ -76,7 +76,7 @@ CODES: Mapping[str, tuple[Severity, str]] = {
 """Severity and meaning of every code; the table in the README is made from this."""
 
 
-_SHOWN = 5
+_MAX_LISTED = 5
 
 
 class Finding(NamedTuple):
@@ -92,41 +92,41 @@ class Finding(NamedTuple):
     hint: str
 
 
-def finding(code: str, name: str, message: str, hint: str) -> Finding:
+def build_finding(code: str, name: str, message: str, hint: str) -> Finding:
     """A finding with the severity of its code."""
     return Finding(code, CODES[code][0], name, message, hint)
 
 
-def as_errors(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def promote_to_errors(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """The same findings as errors, all of them: what ``strict`` asks for."""
     return tuple(found._replace(severity="error") for found in findings)
 
 
-def listed(names: Sequence[str], between: str = ", ") -> str:
+def format_list(names: Sequence[str], between: str = ", ") -> str:
     """A few names, and how many more there are."""
-    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return between.join(names[:_SHOWN]) + rest
+    rest = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return between.join(names[:_MAX_LISTED]) + rest
 
 
-def document(
+def render_json_document(
     schema: str, command: str, code: int, fault: KvRenameError | None, **content: Any
 ) -> str:
     """The JSON document of any command."""
     import json
 
-    return json.dumps(document_values(schema, command, code, fault, **content), indent=2)
+    return json.dumps(build_json_document(schema, command, code, fault, **content), indent=2)
 
 
-def document_values(
+def build_json_document(
     schema: str, command: str, code: int, fault: KvRenameError | None, **content: Any
 ) -> dict[str, Any]:
     """What the document of every command says, around its content."""
     head = {"schema": schema, "version": __version__, "command": command}
-    tail = {"error": error_values(fault), "exit_code": code}
+    tail = {"error": serialize_error(fault), "exit_code": code}
     return {**head, **content, **tail}
 
 
-def finding_values(found: Finding) -> dict[str, str]:
+def serialize_finding(found: Finding) -> dict[str, str]:
     """A finding for programs."""
     return {
         "code": found.code,
@@ -137,7 +137,7 @@ def finding_values(found: Finding) -> dict[str, str]:
     }
 
 
-def error_values(fault: KvRenameError | None) -> dict[str, str | None] | None:
+def serialize_error(fault: KvRenameError | None) -> dict[str, str | None] | None:
     """An error for programs."""
     if fault is None:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from onnxkvrename.layout.kinds import Kind
+from onnxkvrename.layout.kinds import BufferKind
 from onnxkvrename.layout.layout import Buffer, Layout
 from onnxkvrename.model.signature import Dim
 
@@ -12,7 +12,7 @@ from onnxkvrename.model.signature import Dim
 def buffer(
     layer: int,
     part: str,
-    kind: Kind,
+    kind: BufferKind,
     shape: tuple[Dim, ...] | None,
     dtype: str = "FLOAT16",
     window: Dim = None,
@@ -41,7 +41,7 @@ def attention(
     heads: Dim = 8,
     size: Dim = 64,
     size_v: Dim = None,
-    kind: Kind = "full_attention",
+    kind: BufferKind = "full_attention",
     window: Dim = None,
     dtype: str = "FLOAT16",
 ) -> tuple[Buffer, ...]:
@@ -65,7 +65,7 @@ def mla(
     layer: int, rank: int = 512, rope: int = 64, window: Dim = None, dtype: str = "FLOAT16"
 ) -> tuple[Buffer, ...]:
     """A latent and its rope."""
-    kind: Kind = "mla_attention" if window is None else "sliding_window_mla"
+    kind: BufferKind = "mla_attention" if window is None else "sliding_window_mla"
     axis: Dim = "ctx_len" if window is None else window
     return tuple(
         buffer(layer, part, kind, ("batch_size", 1, axis, size), dtype, window)

@@ -16,17 +16,17 @@ import numpy as np
 from onnxkvrename import load_rules
 from onnxkvrename.handoff import consumer as targets
 from onnxkvrename.handoff import worker as sides
-from onnxkvrename.handoff.compare import HandOff, compare
-from onnxkvrename.handoff.consumer import Target
-from onnxkvrename.handoff.tensor_parallel import Parallel
-from onnxkvrename.handoff.worker import Side
+from onnxkvrename.handoff.compare import Handoff, compare_sides
+from onnxkvrename.handoff.consumer import Consumer
+from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
+from onnxkvrename.handoff.worker import HandoffSide
 from onnxkvrename.layout import layout as layouts
-from onnxkvrename.layout.layout import Layout, Source
+from onnxkvrename.layout.layout import Layout, LayoutSource
 from onnxkvrename.model.signature import Dim, Signature, Value
 from onnxkvrename.rules import plan as planning
 
 QEFF = load_rules()
-TARGET = targets.load("vllm-qaic")
+TARGET = targets.load_consumer("vllm-qaic")
 TOKEN = "vllmKvCache"
 WIDTHS = {"INT8": 1, "MXINT8": 1, "FLOAT16": 2, "FLOAT": 4}
 
@@ -43,9 +43,9 @@ def side_of(*texts: str, token: str = TOKEN, **sizes: int) -> Layout:
     inputs = tuple(value(text, token) for text in texts)
     outputs = tuple(one._replace(name=f"{one.name}_RetainedState") for one in inputs)
     signature = Signature(inputs, (Value("logits", "FLOAT", ("batch_size", 1, 8)), *outputs))
-    plan = planning.as_it_stands(signature, QEFF)
-    made = layouts.layout([Source("model.onnx", signature, plan)])
-    return layouts.with_sizes(made, sizes)
+    plan = planning.build_minimal_plan(signature, QEFF)
+    made = layouts.build_layout([LayoutSource("model.onnx", signature, plan)])
+    return layouts.apply_sizes(made, sizes)
 
 
 def attention(*layers: int, shape: str = "2,ctx_len,4", dtype: str = "FLOAT16") -> tuple[str, ...]:
@@ -54,31 +54,31 @@ def attention(*layers: int, shape: str = "2,ctx_len,4", dtype: str = "FLOAT16") 
     return tuple(f"{part}.{layer}:{shape}:{dtype}" for layer in layers for part in parts)
 
 
-def seen(label: str, layout: Layout, target: Target = TARGET) -> Side:
-    return sides.side(label, layout, target, QEFF)
+def seen(label: str, layout: Layout, target: Consumer = TARGET) -> HandoffSide:
+    return sides.build_handoff_side(label, layout, target, QEFF)
 
 
 def told(
     prefill: Layout,
     decode: Layout,
     *,
-    target: Target = TARGET,
+    target: Consumer = TARGET,
     whole: bool = False,
     ranks: tuple[int, int] | None = None,
     tokens: tuple[int, ...] = (),
-) -> HandOff:
+) -> Handoff:
     """What is foretold of two sides."""
-    return compare(
+    return compare_sides(
         seen("prefill", prefill, target),
         seen("decode", decode, target),
         target,
-        ranks=None if ranks is None else Parallel(*ranks),
+        ranks=None if ranks is None else TensorParallelSizes(*ranks),
         whole=whole,
         tokens=tokens,
     )
 
 
-def codes(found: HandOff) -> list[str]:
+def codes(found: Handoff) -> list[str]:
     return [one.code for one in found.findings]
 
 

@@ -25,19 +25,18 @@ from models import saved
 from onnxkvrename import (
     KvRenameError,
     Options,
-    Wish,
+    TokenChange,
     WriteError,
-    find,
+    find_jobs,
     load_rules,
     rename,
-    rename_set,
+    rename_batch,
 )
 from onnxkvrename.model import file as onnxfile
 from onnxkvrename.model import protobuf as wire
 from onnxkvrename.renaming import write as writing
-from onnxkvrename.storage import temp_file as drafts
-from onnxkvrename.storage.temp_file import TEMPORARY, Draft, Staged
-from onnxkvrename.storage.transaction import Changeset
+from onnxkvrename.storage.temp_file import TEMP_PREFIX, ReadyFile, TempFile
+from onnxkvrename.storage.transaction import Transaction
 
 WEIGHTS = bytes(range(256)) * 1024
 UNNAMED = getattr(os, "O_TMPFILE", 0)
@@ -130,9 +129,9 @@ class Situation(NamedTuple):
         out = directory / ("new/dir" if self.place == "new" else "out")
         where = None if self.place == "in place" else out
         try:
-            jobs = find([directory / "in"], None, where)
+            jobs = find_jobs([directory / "in"], None, where)
             options = Options(force=self.place == "over")
-            return rename_set(jobs, Wish("VLLM"), RULES, options).exit_code()
+            return rename_batch(jobs, TokenChange("VLLM"), RULES, options).compute_exit_code()
         except KvRenameError:
             return 2
         except KeyboardInterrupt:
@@ -218,7 +217,7 @@ class Harness:
     def judge_what_could_not_be_undone(self, where: str) -> None:
         """Each file is whole, as it was or as it is to be; the same run again ends the work."""
         for name, content in contents(self.directory).items():
-            ours = TEMPORARY in name and not name.endswith(".onnx")
+            ours = TEMP_PREFIX in name and not name.endswith(".onnx")
             assert ours or content in (self.source.get(name), self.result.get(name)), where
         assert self.situation.rename(self.directory) == 0, where
         assert contents(self.directory) == self.result, where
@@ -306,14 +305,14 @@ def test_the_harness_meets_the_calls_it_fails(harness: Harness) -> None:
     assert ("rename" in met) == (harness.situation.place != "in place")
 
 
-class Careless(Draft):
+class Careless(TempFile):
     """A writer that everything here has to catch: it writes to the place itself."""
 
     def _open(self) -> tuple[int, bool]:
         return os.open(self.target, os.O_RDWR | os.O_CREAT | os.O_TRUNC), True
 
-    def finish(self, *, replace: bool) -> Staged:
-        os.link(self.target, self.temporary)
+    def finish(self, *, replace: bool) -> ReadyFile:
+        os.link(self.target, self.temp_path)
         return super().finish(replace=True)
 
 
@@ -321,7 +320,7 @@ class Careless(Draft):
 def test_the_harness_catches_a_writer_that_is_careless(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "Draft", Careless)
+    monkeypatch.setattr(writing, "TempFile", Careless)
     with pytest.raises(AssertionError):
         exhaust(harness, "fchmod", refuse(errno.EIO))
 
@@ -332,7 +331,7 @@ def test_the_harness_catches_a_writer_that_is_careless(
 def test_the_harness_catches_a_set_that_is_left_half_placed(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Changeset, "_undo", lambda self: None)
+    monkeypatch.setattr(Transaction, "_undo_all", lambda self: None)
     with pytest.raises(AssertionError):
         exhaust(harness, "replace" if harness.situation.place == "in place" else "link", interrupt)
 
@@ -373,8 +372,10 @@ def test_a_result_that_is_wrong_is_a_bug_and_changes_nothing(
     run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real, before = wire.splice, big.read_bytes()
-    monkeypatch.setattr(wire, "splice", lambda *args: tuple(harm(real(*args))))
+    real, before = wire.splice_payloads, big.read_bytes()
+    monkeypatch.setattr(
+        "onnxkvrename.renaming.prepare.splice_payloads", lambda *args: tuple(harm(real(*args)))
+    )
     outcome = run(big, "--prefix", "VLLM")
     assert outcome.code == 2
     assert "did not read back as planned" in outcome.err
@@ -388,14 +389,14 @@ def test_a_result_that_is_wrong_is_a_bug_and_changes_nothing(
 STOPPED_HALF_WAY = """
 import os, signal, sys, time
 from onnxkvrename.cli import main as cli
-from onnxkvrename.model import file as onnxfile
+from onnxkvrename.renaming import write
 number, unnamed, *args = sys.argv[1:]
 if unnamed == "False":
     os.O_TMPFILE = 0
 def stop(*args):
     os.kill(os.getpid(), int(number))
     time.sleep(60)
-onnxfile.prove = stop
+write.check_written_model = stop
 sys.exit(cli.main(args))
 """
 
@@ -414,7 +415,7 @@ def test_a_signal_during_the_writing_costs_nobody_a_file(
     if number == signal.SIGKILL:
         assert process.returncode == -number
         assert len(left) == (1 if unnamed and UNNAMED else 2)  # a lock, and a draft that has a name
-        assert all(name.startswith(TEMPORARY) and not name.endswith(".onnx") for name in left)
+        assert all(name.startswith(TEMP_PREFIX) and not name.endswith(".onnx") for name in left)
         assert rename(big, "VLLM").status == "renamed"
         assert os.listdir(big.parent) == ["m.onnx"]
     else:
@@ -507,7 +508,9 @@ def test_a_full_disk_is_an_error(
     before = {"m.onnx": big.read_bytes()}
     shutil.copyfile(big, little_disk / "m.onnx")
     if not foreseen:
-        monkeypatch.setattr(drafts, "require_space", lambda *args: None)
+        monkeypatch.setattr(
+            "onnxkvrename.renaming.batch_checks.check_free_space", lambda *args: None
+        )
     said = "but the disk has .* left" if foreseen else "No space left on device"
     with pytest.raises(WriteError, match=rf"{said} \(free some space"):
         rename(little_disk / "m.onnx", "VLLM")
@@ -520,13 +523,13 @@ def test_a_full_disk_is_an_error(
 def test_a_directory_that_is_removed_meanwhile_is_an_error(
     big: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = onnxfile.write
+    real = onnxfile.write_pieces
 
-    def remove(file: Any, pieces: Any, draft: Draft) -> None:
+    def remove(file: Any, pieces: Any, draft: TempFile) -> None:
         real(file, pieces, draft)
         shutil.rmtree(draft.target.parent)
 
-    monkeypatch.setattr(onnxfile, "write", remove)
+    monkeypatch.setattr("onnxkvrename.renaming.write.write_pieces", remove)
     with pytest.raises(WriteError, match="No such file or directory"):
         rename(big, "VLLM", output=tmp_path / "new" / "m.onnx")
     assert os.listdir(tmp_path) == ["big"]

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from example import undivided
 
-from onnxkvrename import Options, Wish, find, load_rules, rename, rename_set
+from onnxkvrename import Options, TokenChange, find_jobs, load_rules, rename, rename_batch
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 MODELS = sorted(
@@ -43,7 +43,7 @@ def test_a_fixture_becomes_its_twin_and_itself_again(name: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", sorted(set(MODELS) - {ENCODER}))
 def test_a_fixture_with_its_token_needs_nothing(name: str) -> None:
-    look = Options(write=False, place=False)
+    look = Options(write=False, check_destination=False)
     assert rename(FIXTURES / "VLLM" / name, "VLLM", options=look).status == "unchanged"
 
 
@@ -64,8 +64,8 @@ def test_a_window_needs_no_more_than_its_cache() -> None:
 
 
 def test_all_fixtures_at_once_become_the_other_tree(tmp_path: Path) -> None:
-    jobs = find([FIXTURES / "plain"], directory=tmp_path / "all")
-    assert rename_set(jobs, Wish("VLLM"), load_rules()).exit_code() == 0
+    jobs = find_jobs([FIXTURES / "plain"], directory=tmp_path / "all")
+    assert rename_batch(jobs, TokenChange("VLLM"), load_rules()).compute_exit_code() == 0
     trees = [
         {path.relative_to(tree): path.read_bytes() for path in tree.rglob("*") if path.is_file()}
         for tree in (tmp_path / "all", FIXTURES / "VLLM")

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from real_exports import BROKEN, ENCODER, EXPORTS, VARYING, names
 
-from onnxkvrename import Options, Wish, find, load_rules, rename, rename_set
+from onnxkvrename import Options, TokenChange, find_jobs, load_rules, rename, rename_batch
 
 pytestmark = pytest.mark.skipif(
     not EXPORTS.is_dir(), reason=f"no real exports to compare with: {EXPORTS} is not there"
@@ -53,8 +53,8 @@ def test_a_renamed_export_is_the_one_with_the_token(case: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("case", sorted(set(TWIN) - {ENCODER, BROKEN}))
 def test_an_export_with_the_token_needs_nothing(case: str) -> None:
-    report = rename(TWIN[case], "VLLM", options=Options(write=False, place=False))
-    assert (report.status, report.findings, report.names) == ("unchanged", (), {})
+    report = rename(TWIN[case], "VLLM", options=Options(write=False, check_destination=False))
+    assert (report.status, report.findings, report.name_map) == ("unchanged", (), {})
 
 
 @pytest.mark.parametrize("case", sorted((VARYING - {BROKEN}) & PLAIN.keys()))
@@ -98,17 +98,17 @@ def test_a_renamed_export_still_gives_the_same_results(case: str, tmp_path: Path
 
 def test_an_encoder_stays_as_it_is_beside_its_decoder(tmp_path: Path) -> None:
     decoder = "gemma3vlm_dual/Gemma3DecoderWrapper.onnx"
-    jobs = find([PLAIN[ENCODER], PLAIN[decoder]], directory=tmp_path)
-    report = rename_set(jobs, Wish("VLLM"), load_rules())
+    jobs = find_jobs([PLAIN[ENCODER], PLAIN[decoder]], directory=tmp_path)
+    report = rename_batch(jobs, TokenChange("VLLM"), load_rules())
     assert [model.status for model in report.models] == ["unchanged", "renamed"]
-    assert report.exit_code() == 0
+    assert report.compute_exit_code() == 0
     assert jobs[0].output.read_bytes() == TWIN[ENCODER].read_bytes()
     assert jobs[1].output.read_bytes() == TWIN[decoder].read_bytes()
-    assert "vision_embeds_RetainedState" in {kept.name for kept in report.models[1].kept}
+    assert "vision_embeds_RetainedState" in {kept.name for kept in report.models[1].unchanged_names}
 
 
 def test_the_broken_export_of_dynamo_with_the_token_is_refused() -> None:
-    report = rename(TWIN[BROKEN], "VLLM", options=Options(write=False, place=False))
+    report = rename(TWIN[BROKEN], "VLLM", options=Options(write=False, check_destination=False))
     assert report.status == "failed"
     assert {finding.code for finding in report.findings} == {"KV105", "KV106"}
     buffers = {finding.name for finding in report.findings}
@@ -129,15 +129,15 @@ def test_an_export_with_the_token_on_its_outputs_only_is_repaired(tmp_path: Path
     path = tmp_path / "mixed.onnx"
     onnx.save(model, path)
     report = rename(path, "VLLM")
-    assert report.names == {old: new for new, old in plain.items()}
+    assert report.name_map == {old: new for new, old in plain.items()}
     assert path.read_bytes() == TWIN[case].read_bytes()
 
 
 def test_a_set_of_windows_is_renamed_in_natural_order(tmp_path: Path) -> None:
     source = next(EXPORTS.glob("lw_qwen3moe/plain-*/onnx_layerwise_tmp"))
     shutil.copytree(source, tmp_path / "windows", copy_function=shutil.copyfile)
-    jobs = find([tmp_path / "windows"])
+    jobs = find_jobs([tmp_path / "windows"])
     assert [job.model.parent.name for job in jobs] == ["layer_0_1", "layer_1_2"]
-    assert rename_set(jobs, Wish("VLLM"), load_rules()).exit_code() == 0
+    assert rename_batch(jobs, TokenChange("VLLM"), load_rules()).compute_exit_code() == 0
     for job in jobs:
         assert job.model.read_bytes() == TWIN[f"lw_qwen3moe/{job.model.name}"].read_bytes()

@@ -27,27 +27,27 @@ from models import (
 )
 from onnx import GraphProto, ModelProto, NodeProto
 
-from onnxkvrename import KvRenameError, Wish, load_rules, rename
+from onnxkvrename import KvRenameError, TokenChange, load_rules, rename
 from onnxkvrename.model import occurrences as places
 from onnxkvrename.model import proto_reader as messages
-from onnxkvrename.model.protobuf import Source, Span, splice
+from onnxkvrename.model.protobuf import ByteSource, Span, splice_payloads
 from onnxkvrename.rules import checks as checking
 from onnxkvrename.rules import plan as planning
 
-RULES, WISH = load_rules(), Wish("VLLM")
+RULES, WISH = load_rules(), TokenChange("VLLM")
 
 
 def spliced(raw: bytes) -> bytes | None:
     """What becomes of a model in memory; ``None`` where findings stand against it."""
-    source = Source.of(raw)
-    signature = messages.signature(source)
-    plan = planning.plan(signature, RULES, WISH)
-    survey = places.survey(source, {*plan.names, *plan.names.values()})
-    uses = survey.uses(plan.names)
-    symbols = planning.follow(uses.symbols, uses.producers, plan)
-    if any(f.severity == "error" for f in checking.check(signature, plan, uses)):
+    source = ByteSource.from_bytes(raw)
+    signature = messages.read_signature(source)
+    plan = planning.build_rename_plan(signature, RULES, WISH)
+    survey = places.find_occurrences(source, {*plan.name_map, *plan.name_map.values()})
+    uses = survey.build_name_uses(plan.name_map)
+    symbols = planning.rename_symbols(uses.symbols, uses.producer_op_types, plan)
+    if any(f.severity == "error" for f in checking.check_pairs(signature, plan, uses)):
         return None
-    pieces = splice(source, survey.edits(plan.names, symbols))
+    pieces = splice_payloads(source, survey.build_edits(plan.name_map, symbols))
     return b"".join(raw[p.offset :][: p.size] if isinstance(p, Span) else p for p in pieces)
 
 

@@ -11,10 +11,18 @@ import onnx
 import pytest
 from models import saved
 
-from onnxkvrename import Job, ModelError, Options, Wish, find, load_rules, rename_set
+from onnxkvrename import (
+    ModelError,
+    Options,
+    RenameJob,
+    TokenChange,
+    find_jobs,
+    load_rules,
+    rename_batch,
+)
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
-TARGETED = Options(target="vllm-qaic")
+TARGETED = Options(consumer="vllm-qaic")
 
 
 def outputs(path: Path) -> list[str]:
@@ -178,12 +186,12 @@ def test_one_buffer_in_two_scopes_is_refused(tmp_path: Path) -> None:
     onnx.save(model, path)
     before = path.read_bytes()
     with pytest.raises(ModelError, match="has two buffers for key of layer 0"):
-        rename_set([Job(path, path)], Wish("vllmKvCache"), load_rules(), TARGETED)
+        rename_batch([RenameJob(path, path)], TokenChange("vllmKvCache"), load_rules(), TARGETED)
     assert path.read_bytes() == before
 
 
 def test_the_library_checks_for_a_target_as_well(decoder: Path) -> None:
-    report = rename_set(find([decoder]), Wish("VLLM"), load_rules(), TARGETED)
+    report = rename_batch(find_jobs([decoder]), TokenChange("VLLM"), load_rules(), TARGETED)
     assert [finding.code for finding in report.findings] == ["KV601"]
-    report = rename_set(find([decoder]), Wish("vllmKvCache"), load_rules(), TARGETED)
-    assert report.exit_code() == 0
+    report = rename_batch(find_jobs([decoder]), TokenChange("vllmKvCache"), load_rules(), TARGETED)
+    assert report.compute_exit_code() == 0

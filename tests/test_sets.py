@@ -15,8 +15,8 @@ import pytest
 from killing import contents, exhaust, forks, killed, run
 from onnx import compose
 
-from onnxkvrename import find, rename
-from onnxkvrename.storage.temp_file import TEMPORARY
+from onnxkvrename import find_jobs, rename
+from onnxkvrename.storage.temp_file import TEMP_PREFIX
 
 EXPORTS = Path(__file__).resolve().parents[2] / "shared" / "exports"
 CUT = 1 << 17
@@ -57,15 +57,15 @@ class Trial:
         """Whole files only, whatever happened; and the same command ends it."""
         result = self.windows / self.place if self.place else self.windows
         left = contents(result) if result.exists() else {}
-        own = {name for name in left if name.startswith(TEMPORARY) or f"/{TEMPORARY}" in name}
-        assert not any(Path(name).match(f"{TEMPORARY}*.onnx") for name in own), where
+        own = {name for name in left if name.startswith(TEMP_PREFIX) or f"/{TEMP_PREFIX}" in name}
+        assert not any(Path(name).match(f"{TEMP_PREFIX}*.onnx") for name in own), where
         for name in left.keys() - own:
             assert left[name] in (self.plain[name], self.renamed[name]), where
         if self.place == "new":
             assert left in ({}, self.renamed), where
         assert run(*self.args) == 0, where
         assert contents(result) == self.renamed, where
-        assert not list(self.windows.rglob(f"{TEMPORARY}*")), where
+        assert not list(self.windows.rglob(f"{TEMP_PREFIX}*")), where
         assert run(result, "--strip") == 0, where
         assert contents(result) == self.plain, where
 
@@ -123,12 +123,12 @@ HALF_WAY = """
 import sys
 from onnxkvrename.storage import transaction as changeset
 from onnxkvrename.cli import main as cli
-real = changeset.Changeset.place
+real = changeset.Transaction.place_files
 def wait(self, staged, **how):
     print("ready", flush=True)
     sys.stdin.readline()
     real(self, staged, **how)
-changeset.Changeset.place = wait
+changeset.Transaction.place_files = wait
 sys.exit(cli.main(sys.argv[1:]))
 """
 
@@ -179,7 +179,7 @@ def test_runs_on_different_models_of_one_directory_do_not_mind_each_other(
         path.write_bytes(layerwise.window(0, 2).SerializeToString())
     first = half_way(one, "--prefix", "VLLM")
     assert run(other, "--prefix", "VLLM") == 0
-    assert any(path.name.startswith(TEMPORARY) for path in tmp_path.iterdir())
+    assert any(path.name.startswith(TEMP_PREFIX) for path in tmp_path.iterdir())
     first.communicate("\n")
     assert first.returncode == 0
     assert one.read_bytes() == other.read_bytes()
@@ -243,7 +243,7 @@ def exported(tmp_path: Path) -> Path:
 def merged(windows: Path) -> list[str]:
     """The graph inputs and outputs of windows merged as their exporter does, scopes taken off."""
     graphs = []
-    for layer, job in enumerate(find([windows])):
+    for layer, job in enumerate(find_jobs([windows])):
         graph = onnx.load(job.model, load_external_data=False).graph
         graphs.append(compose.add_prefix_graph(graph, f"layer_{layer}/"))
     whole = graphs[0]

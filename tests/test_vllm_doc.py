@@ -55,7 +55,7 @@ def test_the_example_has_the_published_figures() -> None:
 
 
 def test_the_default_layout_is_the_one_that_is_said() -> None:
-    assert f"In 0.33 that is `{strides.LAYOUTS[0]}`" in TEXT
+    assert f"In 0.33 that is `{strides.KV_CACHE_LAYOUTS[0]}`" in TEXT
 
 
 def test_every_link_leads_somewhere() -> None:

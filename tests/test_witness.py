@@ -14,9 +14,9 @@ from vllmwheel import DTYPES, Modules
 
 from onnxkvrename.layout.layout import Buffer, Layout
 from onnxkvrename.vllm.groups import Grouping
-from onnxkvrename.vllm.projection import Projection, project
-from onnxkvrename.vllm.specs import Asked
-from onnxkvrename.vllm.v024 import Arrangement
+from onnxkvrename.vllm.projection import Projection, project_layout
+from onnxkvrename.vllm.specs import ProjectionRequest
+from onnxkvrename.vllm.v024 import Allocation
 
 DRAWN = 1000
 BLOCKS = 7
@@ -312,7 +312,7 @@ def new() -> Witness:
 
 def projected(one: Drawn, era: str) -> Projection | None:
     """The projection, ``None`` where a layer cannot be divided or aligned."""
-    found = project(as_layout(one), Asked(one.block_size, one.tp, era))
+    found = project_layout(as_layout(one), ProjectionRequest(one.block_size, one.tp, era))
     return None if found.refusals else found
 
 
@@ -344,16 +344,16 @@ def theirs(groups: Any) -> list[list[tuple[int, int, int, int]]]:
 
 def ours(grouping: Grouping) -> list[list[tuple[int, int, int, int]]]:
     return [
-        [(s.layer, s.block_size or 0, s.page, s.unpadded) for s in group.specs]
+        [(s.layer, s.block_size or 0, s.page_size, s.unpadded_page_size) for s in group.specs]
         for group in grouping.groups
     ]
 
 
-def named(found: Projection, name: str) -> Arrangement:
-    return next(one for one in found.arrangements if one.name == name)
+def named(found: Projection, name: str) -> Allocation:
+    return next(one for one in found.allocations if one.name == name)
 
 
-def shared(found: Arrangement) -> list[tuple[list[int], int, int]]:
+def shared(found: Allocation) -> list[tuple[list[int], int, int]]:
     return [
         ([member.layer for member in place.members], place.offset, place.block_stride)
         for place in found.placements
@@ -370,13 +370,13 @@ def test_pages_groups_and_tensors_of_0_24_are_vllms(old: Witness) -> None:
             continue
         (grouping,) = found.groupings
         plan = old.plan(one)
-        held[grouping.way] += 1
+        held[grouping.method] += 1
         if plan is None:
             assert not grouping.groups, one
             continue
         assert theirs(plan.kv_cache_groups) == ours(grouping), one
         assert (old.groups(one, indexed=False) is None) == _wants_indexing(grouping), one
-        always = grouping.way == "uniform_groups"
+        always = grouping.method == "uniform_groups"
         arranged = named(found, "packed" if always else "unpacked")
         tensors = plan.kv_cache_tensors
         told = [([int(n) for n in t.shared_by], t.offset, t.block_stride) for t in tensors]
@@ -406,8 +406,10 @@ def test_blocks_and_descriptors_of_0_24_are_nixls(old: Witness, name: str) -> No
     for seed in range(DRAWN):
         one = drawn(seed)
         tokens = random.Random(seed).choice([1, 127, 128, 129, 5000])
-        found = project(as_layout(one), Asked(one.block_size, one.tp, "0.24", (tokens,)))
-        arranged = [a for a in found.arrangements if a.name == name and a.state != "not met"]
+        found = project_layout(
+            as_layout(one), ProjectionRequest(one.block_size, one.tp, "0.24", (tokens,))
+        )
+        arranged = [a for a in found.allocations if a.name == name and a.state != "not met"]
         (transfer,) = arranged[0].transfers if arranged else (None,)
         if transfer is None or transfer.descriptors is None:
             continue
@@ -424,7 +426,7 @@ def test_packed_tensors_of_0_24_are_vllms(old: Witness) -> None:
     for seed in range(DRAWN):
         one = drawn(seed)
         found = projected(one, "0.24")
-        packed = [a for a in found.arrangements if a.name == "packed"] if found else []
+        packed = [a for a in found.allocations if a.name == "packed"] if found else []
         if not packed or packed[0].state == "not met":
             continue
         plan = old.plan(one, cross_layers=True)
@@ -448,7 +450,7 @@ def test_pages_groups_and_strides_of_0_33_are_vllms(new: Witness, name: str) -> 
             held["refused before"] += 1
             continue
         grouping = found.groupings[int(order.is_block_outermost)]
-        held[grouping.way] += 1
+        held[grouping.method] += 1
         groups = new.groups(one, layout=order)
         assert (groups is None) == (not grouping.groups), one
         if groups is None:
@@ -484,7 +486,7 @@ def _shapes(new: Witness, one: Drawn) -> int:
         return len({(spec.num_heads, spec.num_states, spec.page_size_bytes) for spec in specs})
 
 
-def _strided(found: Arrangement) -> list[tuple[list[int], int, int, int]]:
+def _strided(found: Allocation) -> list[tuple[list[int], int, int, int]]:
     return [
         (
             [member.layer for member in place.members],

@@ -8,33 +8,58 @@ from typing import Any, NamedTuple
 
 import click
 
-from onnxkvrename.cli import options as arguments
-from onnxkvrename.cli import output as console
+from onnxkvrename.cli.options import (
+    CONTEXT_SETTINGS,
+    add_compile_options,
+    add_format_option,
+    add_full_transfer_option,
+    add_models_argument,
+    add_no_set_option,
+    add_profile_option,
+    add_quiet_option,
+    add_rules_option,
+    add_strict_option,
+    parse_dim_sizes,
+)
+from onnxkvrename.cli.output import is_color_enabled, print_lines, stdout_guard
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding, as_errors, document, finding_values
-from onnxkvrename.handoff import consumer as targets
-from onnxkvrename.handoff import consumer_checks as consuming
-from onnxkvrename.handoff.consumer import Target
-from onnxkvrename.handoff.consumer_checks import Selection
-from onnxkvrename.layout import load as gathering
-from onnxkvrename.layout import selectors
+from onnxkvrename.findings import (
+    Finding,
+    promote_to_errors,
+    render_json_document,
+    serialize_finding,
+)
+from onnxkvrename.handoff.consumer import Consumer, list_consumers, load_consumer
+from onnxkvrename.handoff.consumer_checks import (
+    Selection,
+    check_consumer,
+    find_distinct_types,
+    find_owning_model,
+    select_values,
+)
 from onnxkvrename.layout.layout import Buffer, Layout
-from onnxkvrename.layout.load import Known
-from onnxkvrename.layout.selectors import Selector
+from onnxkvrename.layout.load import CompileInfo, load_layout
+from onnxkvrename.layout.selectors import Selector, build_selectors
 from onnxkvrename.model.signature import Value
-from onnxkvrename.report import manifest_text as ledger
-from onnxkvrename.report import rename_text as reporting
-from onnxkvrename.rules import load as rulesfile
+from onnxkvrename.report.manifest_text import format_model_paths
+from onnxkvrename.report.rename_text import (
+    escape_unprintable,
+    format_layer_ranges,
+    format_workflow_command,
+    render_findings,
+    render_workflow_commands,
+)
+from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.results import ModelReport
 
 SCHEMA = "onnxkvrename.check-consumer/1"
-EMITTED = ("selectors",)
+EMIT_CHOICES = ("selectors",)
 
 
-class Checked(NamedTuple):
+class ConsumerCheck(NamedTuple):
     """A layout as a consumer meets it, and what is wrong with each of its models."""
 
-    target: Target
+    consumer: Consumer
     layout: Layout
     reports: tuple[ModelReport, ...]
     selectors: tuple[Selector, ...] | None = None
@@ -42,7 +67,7 @@ class Checked(NamedTuple):
     @property
     def selection(self) -> Selection:
         """What the consumer selects."""
-        return consuming.selection(self.layout, self.target)
+        return select_values(self.layout, self.consumer)
 
     @property
     def failed(self) -> bool:
@@ -50,35 +75,35 @@ class Checked(NamedTuple):
         return any(report.failed for report in self.reports)
 
 
-def _named() -> str:
+def _format_target_help() -> str:
     """Which consumers there are, for the help."""
-    known = targets.names()
+    known = list_consumers()
     said = f"The consumer, one of: {', '.join(known)}."
     return f"{said}  [default: {known[0]}]" if len(known) == 1 else f"{said}  [required]"
 
 
 @click.command(
     "onnxkvrename check-consumer",
-    context_settings=arguments.CONTEXT,
+    context_settings=CONTEXT_SETTINGS,
     epilog="Exit codes: 0 it can; 1 a finding of severity error; 2 the job could not be done; "
     "130 interrupted.",
 )
-@arguments.models()
-@click.option("--target", metavar="NAME", help=_named())
-@arguments.full_transfer()
+@add_models_argument()
+@click.option("--target", metavar="NAME", help=_format_target_help())
+@add_full_transfer_option()
 @click.option(
     "--emit",
-    type=click.Choice(EMITTED),
+    type=click.Choice(EMIT_CHOICES),
     help="In place of a verdict: expressions that select exactly the KV buffers, by kind, "
     "proved against the model; for models without the token, too.",
 )
-@arguments.compiled()
-@arguments.no_set()
-@arguments.strict()
-@arguments.profile()
-@arguments.rules()
-@arguments.form()
-@arguments.quiet()
+@add_compile_options()
+@add_no_set_option()
+@add_strict_option()
+@add_profile_option()
+@add_rules_option()
+@add_format_option()
+@add_quiet_option()
 @click.option("-v", "--verbose", is_flag=True, help="Show what is selected, in its order.")
 def command(**given: Any) -> int:
     """Can this consumer take the KV buffers of MODEL? Say what would go wrong on the device.
@@ -89,119 +114,125 @@ def command(**given: Any) -> int:
     """
     if not given["models"]:
         raise click.UsageError("no MODEL given: onnxkvrename check-consumer MODEL...")
-    checked = _checked(given)
+    checked = _check_models(given)
     code = int(checked.failed)
-    _answer(checked, given, code)
+    _print_check(checked, given, code)
     return code
 
 
-def failed(code: int, fault: KvRenameError) -> str:
+def render_failure(code: int, fault: KvRenameError) -> str:
     """The JSON document of a job that could not be done."""
-    return _as_json(None, code, fault)
+    return _consumer_check_to_json(None, code, fault)
 
 
-def _checked(given: dict[str, Any]) -> Checked:
-    known = targets.names()
+def _check_models(given: dict[str, Any]) -> ConsumerCheck:
+    known = list_consumers()
     if given["target"] is None and len(known) > 1:
         raise click.UsageError(f"no --target given, one of: {', '.join(known)}")
-    target = targets.load(given["target"] or known[0])
-    rules = rulesfile.load(given["profile"], given["rules"])
-    sizes, sets = arguments.sizes(given["dims"]), not given["no_set"]
-    compiled = Known(sizes, given["specializations"], given["custom_io"], sets)
+    target = load_consumer(given["target"] or known[0])
+    rules = load_rules(given["profile"], given["rules"])
+    sizes, sets = parse_dim_sizes(given["dims"]), not given["no_set"]
+    compiled = CompileInfo(sizes, given["specializations"], given["custom_io"], sets)
     strict = given["strict"]
-    layout, reports, _ = gathering.gather(given["models"], rules, compiled, strict=strict)
+    layout, reports, _ = load_layout(given["models"], rules, compiled, strict=strict)
     if given["emit"] == "selectors":
-        return Checked(target, layout, reports, selectors.selectors(layout))
-    found = tuple(consuming.check(layout, target, whole=given["full_transfer"]))
-    found = as_errors(found) if strict else found
-    return Checked(target, layout, tuple(_with(report, layout, found) for report in reports))
+        return ConsumerCheck(target, layout, reports, build_selectors(layout))
+    found = tuple(check_consumer(layout, target, whole=given["full_transfer"]))
+    found = promote_to_errors(found) if strict else found
+    return ConsumerCheck(
+        target, layout, tuple(_add_findings(report, layout, found) for report in reports)
+    )
 
 
-def _with(report: ModelReport, layout: Layout, found: tuple[Finding, ...]) -> ModelReport:
+def _add_findings(report: ModelReport, layout: Layout, found: tuple[Finding, ...]) -> ModelReport:
     """A report with those findings that are about its model."""
-    own = (one for one in found if consuming.owner(layout, one.name) == report.path)
+    own = (one for one in found if find_owning_model(layout, one.name) == report.path)
     report = report._replace(findings=(*report.findings, *own))
     return report._replace(status="failed" if report.failed else report.status)
 
 
-def _answer(checked: Checked, given: dict[str, Any], code: int) -> None:
-    with console.answering():
+def _print_check(checked: ConsumerCheck, given: dict[str, Any], code: int) -> None:
+    with stdout_guard():
         if given["form"] == "json":
-            console.say([_as_json(checked, code)])
+            print_lines([_consumer_check_to_json(checked, code)])
             return
         if given["form"] == "github":
-            console.say(_github(checked, quiet=given["quiet"]))
+            print_lines(_render_github(checked, quiet=given["quiet"]))
             return
-        color = console.color(sys.stderr)
+        color = is_color_enabled(sys.stderr)
         for report in checked.reports:
-            said = reporting.findings(report, color=color, verbose=given["verbose"])
-            console.say(said, err=True)
+            said = render_findings(report, color=color, verbose=given["verbose"])
+            print_lines(said, err=True)
         if checked.selectors is not None:
-            console.say(f"{s.kind} {s.side} {s.expression}" for s in checked.selectors)
+            print_lines(f"{s.kind} {s.side} {s.expression}" for s in checked.selectors)
         elif not given["quiet"]:
-            console.say([f"{ledger.called(_models(checked))}: {_verdict(checked)}"])
+            print_lines(
+                [f"{format_model_paths(_list_model_paths(checked))}: {_format_verdict(checked)}"]
+            )
             if given["verbose"]:
-                console.say(_slots(checked))
+                print_lines(_format_slots(checked))
 
 
-def _models(checked: Checked) -> tuple[str, ...]:
+def _list_model_paths(checked: ConsumerCheck) -> tuple[str, ...]:
     """What the verdict is about: the models of the layout, or all, where none has a buffer."""
     return checked.layout.models or tuple(report.path for report in checked.reports)
 
 
-def _verdict(checked: Checked) -> str:
+def _format_verdict(checked: ConsumerCheck) -> str:
     """What becomes of the buffers, in a few words."""
-    target, layout, chosen = checked.target, checked.layout, checked.selection
+    target, layout, chosen = checked.consumer, checked.layout, checked.selection
     if not layout.buffers:
         return "no KV buffer in it"
     if checked.failed:
         return f"{target.name} cannot take it"
-    count = len(consuming.families(layout, chosen.inputs))
+    count = len(find_distinct_types(layout, chosen.inputs))
     alike = f"hybrid: {count} shapes or dtypes" if count > 1 else "all alike"
-    layers = reporting.ranges(layout.layers)
+    layers = format_layer_ranges(layout.layers)
     return f"{target.name} takes {len(chosen.inputs)} buffers, {layers}, {alike}"
 
 
-def _slots(checked: Checked) -> Iterator[str]:
-    for number, (into, out) in enumerate(checked.selection.slots):
-        given, made = (reporting.show(end.name) if end else "nothing" for end in (into, out))
+def _format_slots(checked: ConsumerCheck) -> Iterator[str]:
+    for number, (into, out) in enumerate(checked.selection.positional_pairs):
+        given, made = (escape_unprintable(end.name) if end else "nothing" for end in (into, out))
         yield f"  {number}: {given} <- {made}"
 
 
-def _github(checked: Checked, *, quiet: bool) -> Iterator[str]:
+def _render_github(checked: ConsumerCheck, *, quiet: bool) -> Iterator[str]:
     for report in checked.reports:
-        yield from reporting.workflow_commands(report)
+        yield from render_workflow_commands(report)
     if checked.selectors is not None:
         for one in checked.selectors:
             said = f"{one.kind} {one.side} {one.expression}"
-            yield reporting.command("notice", {"title": "selectors"}, said)
+            yield format_workflow_command("notice", {"title": "selectors"}, said)
     elif not quiet:
-        title = {"file": _models(checked)[0], "title": "check-consumer"}
-        yield reporting.command("notice", title, _verdict(checked))
+        title = {"file": _list_model_paths(checked)[0], "title": "check-consumer"}
+        yield format_workflow_command("notice", title, _format_verdict(checked))
 
 
-def _as_json(checked: Checked | None, code: int, fault: KvRenameError | None = None) -> str:
+def _consumer_check_to_json(
+    checked: ConsumerCheck | None, code: int, fault: KvRenameError | None = None
+) -> str:
     """One document, held against ``schemas/check-consumer-1.json`` by the tests."""
     if checked is None:
-        return document(SCHEMA, "check-consumer", code, fault, **_NOTHING)
+        return render_json_document(SCHEMA, "check-consumer", code, fault, **_EMPTY_CONTENT)
     layout = checked.layout
     content = {
-        "target": checked.target.name,
+        "target": checked.consumer.name,
         "models": [
-            {"path": report.path, "findings": list(map(finding_values, report.findings))}
+            {"path": report.path, "findings": list(map(serialize_finding, report.findings))}
             for report in checked.reports
         ],
         "ordered": checked.selection.ordered,
-        "hybrid": len(consuming.families(layout, checked.selection.inputs)) > 1,
-        "slots": list(_slot_values(checked)),
+        "hybrid": len(find_distinct_types(layout, checked.selection.inputs)) > 1,
+        "slots": list(_list_slot_values(checked)),
         "selectors": None
         if checked.selectors is None
         else [one._asdict() for one in checked.selectors],
     }
-    return document(SCHEMA, "check-consumer", code, fault, **content)
+    return render_json_document(SCHEMA, "check-consumer", code, fault, **content)
 
 
-_NOTHING: dict[str, Any] = {
+_EMPTY_CONTENT: dict[str, Any] = {
     "target": None,
     "models": [],
     "ordered": False,
@@ -211,27 +242,27 @@ _NOTHING: dict[str, Any] = {
 }
 
 
-def _slot_values(checked: Checked) -> Iterator[dict[str, Any]]:
+def _list_slot_values(checked: ConsumerCheck) -> Iterator[dict[str, Any]]:
     buffers = {name: buffer for buffer in checked.layout.buffers for name in buffer.names}
-    for number, (into, out) in enumerate(checked.selection.slots):
+    for number, (into, out) in enumerate(checked.selection.positional_pairs):
         value = into or out
         assert value is not None
         yield {
             "slot": number,
             "input": into.name if into else None,
             "output": out.name if out else None,
-            **_meaning(buffers.get(value.name)),
-            **_form(value, checked.layout),
+            **_describe_buffer(buffers.get(value.name)),
+            **_describe_value(value, checked.layout),
         }
 
 
-def _meaning(buffer: Buffer | None) -> dict[str, Any]:
+def _describe_buffer(buffer: Buffer | None) -> dict[str, Any]:
     """What a slot holds; a stranger holds nothing that is known."""
     if buffer is None:
         return {"layer": None, "part": None, "kind": None}
     return {"layer": buffer.layer, "part": buffer.part, "kind": buffer.kind}
 
 
-def _form(value: Value, layout: Layout) -> dict[str, Any]:
-    shape = None if value.shape is None else list(layout.sized(value.shape))
+def _describe_value(value: Value, layout: Layout) -> dict[str, Any]:
+    shape = None if value.shape is None else list(layout.resolve_shape(value.shape))
     return {"dtype": value.dtype, "shape": shape}

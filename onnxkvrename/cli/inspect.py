@@ -11,37 +11,46 @@ from typing import Any
 
 import click
 
-from onnxkvrename.cli import options as arguments
-from onnxkvrename.cli import output as console
-from onnxkvrename.cli.options import AnyPath
+from onnxkvrename.cli.options import (
+    CONTEXT_SETTINGS,
+    NonEmptyPath,
+    add_format_option,
+    add_models_argument,
+    add_profile_option,
+    add_rules_option,
+)
+from onnxkvrename.cli.output import is_color_enabled, print_lines, stdout_guard
 from onnxkvrename.errors import KvRenameError, WriteError
-from onnxkvrename.layout import inspect as anatomy
-from onnxkvrename.layout.inspect import Anatomy
-from onnxkvrename.report import rename_text as reporting
-from onnxkvrename.rules import find_models as discovery
-from onnxkvrename.rules import load as rulesfile
-from onnxkvrename.storage import read as files
-from onnxkvrename.storage import temp_file as drafts
-from onnxkvrename.storage.temp_file import Draft
-from onnxkvrename.storage.transaction import Changeset
+from onnxkvrename.layout.inspect import (
+    ModelSummary,
+    compute_exit_code,
+    inspect_model,
+    summaries_to_json,
+)
+from onnxkvrename.report.rename_text import format_error
+from onnxkvrename.rules.find_models import find_jobs
+from onnxkvrename.rules.load import load_rules
+from onnxkvrename.storage.read import open_file
+from onnxkvrename.storage.temp_file import ReadyFile, TempFile
+from onnxkvrename.storage.transaction import Transaction
 
 
 @click.command(
     "onnxkvrename inspect",
-    context_settings=arguments.CONTEXT,
+    context_settings=CONTEXT_SETTINGS,
     epilog="Exit codes: 0 nothing wrong; 1 a finding of severity error; 2 the job could not be "
     "done; 130 interrupted.",
 )
-@arguments.models()
+@add_models_argument()
 @click.option(
-    "--svg", metavar="FILE", type=AnyPath(path_type=Path), help="Also write it as a picture."
+    "--svg", metavar="FILE", type=NonEmptyPath(path_type=Path), help="Also write it as a picture."
 )
 @click.option(
-    "--html", metavar="FILE", type=AnyPath(path_type=Path), help="Also write it as a page."
+    "--html", metavar="FILE", type=NonEmptyPath(path_type=Path), help="Also write it as a page."
 )
-@arguments.profile()
-@arguments.rules()
-@arguments.form("text", "json")
+@add_profile_option()
+@add_rules_option()
+@add_format_option("text", "json")
 def command(**given: Any) -> int:
     """Show what is in a model: its KV buffers by layer, their kinds, token, weights, findings.
 
@@ -50,60 +59,60 @@ def command(**given: Any) -> int:
     """
     if not given["models"]:
         raise click.UsageError("no MODEL given: onnxkvrename inspect MODEL...")
-    rules = rulesfile.load(given["profile"], given["rules"])
-    found = tuple(anatomy.inspect(job.model, rules) for job in discovery.find(given["models"]))
-    _pictures(found, given)
-    code = anatomy.exit_code(found)
-    with console.answering():
+    rules = load_rules(given["profile"], given["rules"])
+    found = tuple(inspect_model(job.model, rules) for job in find_jobs(given["models"]))
+    _write_pictures(found, given)
+    code = compute_exit_code(found)
+    with stdout_guard():
         if given["form"] == "json":
-            console.say([anatomy.as_json(found, code)])
+            print_lines([summaries_to_json(found, code)])
         else:
-            _answer(found)
+            _print_summaries(found)
     return code
 
 
-def failed(code: int, fault: KvRenameError) -> str:
+def render_failure(code: int, fault: KvRenameError) -> str:
     """The JSON document of a job that could not be done."""
-    return anatomy.as_json((), code, fault)
+    return summaries_to_json((), code, fault)
 
 
-def _answer(found: tuple[Anatomy, ...]) -> None:
-    from onnxkvrename.report import kv_map as kvmap
-    from onnxkvrename.report import rename_rich as terminal
+def _print_summaries(found: tuple[ModelSummary, ...]) -> None:
+    from onnxkvrename.report.kv_map import render_model_summary
+    from onnxkvrename.report.rename_rich import render_lines
 
     for item in found:
         if item.error is None:
-            drawn = terminal.printed([kvmap.summary(item)], color=console.color(sys.stdout))
-            console.say(drawn)
-    color = console.color(sys.stderr)
+            drawn = render_lines([render_model_summary(item)], color=is_color_enabled(sys.stdout))
+            print_lines(drawn)
+    color = is_color_enabled(sys.stderr)
     errors = [item.error for item in found if item.error is not None]
-    console.say((reporting.error(error, color=color) for error in errors), err=True)
+    print_lines((format_error(error, color=color) for error in errors), err=True)
 
 
-def _pictures(found: tuple[Anatomy, ...], given: dict[str, Any]) -> None:
+def _write_pictures(found: tuple[ModelSummary, ...], given: dict[str, Any]) -> None:
     if given["svg"] is None and given["html"] is None:
         return
-    from onnxkvrename.report import kv_map_image as pictures
+    from onnxkvrename.report.kv_map_image import render_html, render_svg
 
-    _check_places(found, given)
-    wanted = ((given["svg"], pictures.svg), (given["html"], pictures.html))
+    _check_picture_paths(found, given)
+    wanted = ((given["svg"], render_svg), (given["html"], render_html))
     drawn = [(path, draw(found)) for path, draw in wanted if path is not None]
     try:
-        with ExitStack() as temporary, Changeset() as changes:
+        with ExitStack() as temporary, Transaction() as changes:
             staged = []
             for path, text in drawn:
-                staged.append(_drawn(path, text))
+                staged.append(_write_temp_picture(path, text))
                 temporary.callback(staged[-1].discard)
-            changes.place(staged, final=True)
+            changes.place_files(staged, final=True)
     except WriteError as error:
         hint = "no picture was written; choose another place for it"
         raise WriteError(error.message, path=error.path, hint=hint) from None
 
 
-def _check_places(found: tuple[Anatomy, ...], given: dict[str, Any]) -> None:
+def _check_picture_paths(found: tuple[ModelSummary, ...], given: dict[str, Any]) -> None:
     """Raise :class:`WriteError` for a picture in the place of what is read, or of the other."""
     wanted = [path for path in (given["svg"], given["html"]) if path is not None]
-    read = {os.path.realpath(path) for path in _read(found, given["rules"])}
+    read = {os.path.realpath(path) for path in _list_read_files(found, given["rules"])}
     for path in wanted:
         if os.path.realpath(path) in read:
             raise WriteError(
@@ -124,14 +133,14 @@ def _check_places(found: tuple[Anatomy, ...], given: dict[str, Any]) -> None:
 def _is_picture(path: Path) -> bool:
     """Whether a plain file, and no link to one, begins as an earlier picture does."""
     try:
-        with files.opened(path) as file:
+        with open_file(path) as file:
             head = file.read(0, 512).lstrip().lower()
     except KvRenameError:
         return False
     return not path.is_symlink() and head.startswith((b"<svg", b"<?xml", b"<!doctype", b"<html"))
 
 
-def _read(found: tuple[Anatomy, ...], rules: Path | None) -> Iterator[Path]:
+def _list_read_files(found: tuple[ModelSummary, ...], rules: Path | None) -> Iterator[Path]:
     """The files that have been looked at, and those beside them with weights."""
     for item in found:
         yield Path(item.path)
@@ -141,8 +150,8 @@ def _read(found: tuple[Anatomy, ...], rules: Path | None) -> Iterator[Path]:
         yield rules
 
 
-def _drawn(path: Path, text: str) -> drafts.Staged:
-    with Draft(Path(path).absolute(), path) as draft:
+def _write_temp_picture(path: Path, text: str) -> ReadyFile:
+    with TempFile(Path(path).absolute(), path) as draft:
         draft.write(text.encode("utf-8"))
-        draft.share()
+        draft.set_default_mode()
         return draft.finish(replace=True)

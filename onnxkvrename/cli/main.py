@@ -15,16 +15,19 @@ from typing import Any
 
 import click
 
-from onnxkvrename.cli import output as console
-from onnxkvrename.cli import rename as command_rename
+from onnxkvrename.cli.output import drop_stdout, is_color_enabled, print_lines, stdout_guard
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.report import rename_text as reporting
+from onnxkvrename.report.rename_text import (
+    escape_unprintable,
+    format_error,
+    format_workflow_command,
+)
 
-INTERRUPTED = 130
-FORMATS = ("json", "github", "text")
+EXIT_INTERRUPTED = 130
+FORMAT_PRIORITY = ("json", "github", "text")
 COMMANDS = ("rename", "verify", "inspect", "custom-io", "manifest", "check-consumer", "compare")
 """The first is what is meant when none is named; others are loaded when they are."""
-_HELP = {"-h", "--help", "-V", "--version"}
+_EAGER_OPTIONS = {"-h", "--help", "-V", "--version"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,8 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     called = "onnxkvrename" if name == COMMANDS[0] else f"onnxkvrename {name}"
     try:
         _check_command(args)
-        with _told_to_stop(), _helping(args):
-            code = _module(name).command.main(args, prog_name=called, standalone_mode=False)
+        with _interrupt_on_signals(), _guard_help_output(args):
+            code = _load_command_module(name).command.main(
+                args, prog_name=called, standalone_mode=False
+            )
         return int(code or 0)
     except click.ClickException as error:
         message = error.format_message().rstrip(".")
@@ -45,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         fault = error
     except (KeyboardInterrupt, click.Abort):
         fault = KvRenameError("interrupted: no file was left half written")
-        return _failed(name, args, fault, INTERRUPTED)
+        return _report_failure(name, args, fault, EXIT_INTERRUPTED)
     except Exception as error:
         if {"-v", "--verbose"} & set(args):
             raise
@@ -53,12 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"a bug in onnxkvrename: {type(error).__name__}: {error}",
             hint="-v shows where; please report it",
         )
-    return _failed(name, args, fault)
+    return _report_failure(name, args, fault)
 
 
-def _helping(args: Sequence[str]) -> AbstractContextManager[None]:
+def _guard_help_output(args: Sequence[str]) -> AbstractContextManager[None]:
     """What click itself answers can fail as any answer can."""
-    return console.answering() if _HELP & set(args) else nullcontext()
+    return stdout_guard() if _EAGER_OPTIONS & set(args) else nullcontext()
 
 
 def _check_command(args: Sequence[str]) -> None:
@@ -76,36 +81,36 @@ def _check_command(args: Sequence[str]) -> None:
         raise KvRenameError(f"{args[0]} is no command, and no file", hint=hint)
 
 
-def _module(name: str) -> Any:
+def _load_command_module(name: str) -> Any:
     """The module of a command; only a rename has its own loaded from the start."""
-    return import_module(f"{command_rename.__package__}.{name.replace('-', '_')}")
+    return import_module(f"onnxkvrename.cli.{name.replace('-', '_')}")
 
 
-def _failed(name: str, args: Sequence[str], fault: KvRenameError, code: int = 2) -> int:
+def _report_failure(name: str, args: Sequence[str], fault: KvRenameError, code: int = 2) -> int:
     try:
-        form = _form(args)
+        form = _find_requested_format(args)
         if form == "json":
-            console.say([_module(name).failed(code, fault)])
+            print_lines([_load_command_module(name).render_failure(code, fault)])
         elif form == "github":
             where = {"file": fault.path} if fault.path is not None else {}
-            said = reporting.show(str(fault))
-            console.say([reporting.command("error", {**where, "title": "failed"}, said)])
+            said = escape_unprintable(str(fault))
+            print_lines([format_workflow_command("error", {**where, "title": "failed"}, said)])
     except OSError:
-        console.drop_stdout()
+        drop_stdout()
     with suppress(OSError):
-        console.say([reporting.error(fault, color=console.color(sys.stderr))], err=True)
+        print_lines([format_error(fault, color=is_color_enabled(sys.stderr))], err=True)
     return code
 
 
-def _form(args: Sequence[str]) -> str:
+def _find_requested_format(args: Sequence[str]) -> str:
     """The form that is asked for in so many words, though not all options could be understood."""
     asked = [text.partition("=")[2] for text in args if text.startswith("--format=")]
     asked += [text for option, text in pairwise(args) if option == "--format"]
-    return next((form for form in FORMATS if form in asked), "")
+    return next((form for form in FORMAT_PRIORITY if form in asked), "")
 
 
 @contextmanager
-def _told_to_stop() -> Iterator[None]:
+def _interrupt_on_signals() -> Iterator[None]:
     """Let a polite signal clean up as Ctrl-C does."""
 
     def stop(number: int, frame: FrameType | None) -> None:

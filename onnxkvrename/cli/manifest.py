@@ -11,53 +11,77 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from onnxkvrename.cli import options as arguments
-from onnxkvrename.cli import output as console
-from onnxkvrename.cli.options import AnyPath
+from onnxkvrename.cli.options import (
+    CONTEXT_SETTINGS,
+    NonEmptyPath,
+    add_compile_options,
+    add_format_option,
+    add_models_argument,
+    add_no_set_option,
+    add_profile_option,
+    add_quiet_option,
+    add_rules_option,
+    add_strict_option,
+    parse_dim_sizes,
+)
+from onnxkvrename.cli.output import is_color_enabled, is_terminal, print_lines, stdout_guard
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
-from onnxkvrename.findings import listed
-from onnxkvrename.layout import layout as layouts
-from onnxkvrename.layout import load as gathering
-from onnxkvrename.layout import manifest
-from onnxkvrename.layout.layout import Layout
-from onnxkvrename.layout.load import Gathered, Known
-from onnxkvrename.renaming import run as running
-from onnxkvrename.report import manifest_text as ledger
-from onnxkvrename.report import rename_text as reporting
-from onnxkvrename.report import vllm_text as forecast
-from onnxkvrename.rules import find_models as discovery
-from onnxkvrename.rules import load as rulesfile
-from onnxkvrename.rules import windows
+from onnxkvrename.findings import format_list
+from onnxkvrename.layout.layout import Layout, compute_layout_digest
+from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_layout
+from onnxkvrename.layout.manifest import manifest_to_json
+from onnxkvrename.renaming.run import stamp_models
+from onnxkvrename.report.manifest_text import (
+    COLUMN_HEADS,
+    build_buffer_rows,
+    format_layout_summary,
+    format_layout_title,
+    list_layout_facts,
+    render_layout,
+)
+from onnxkvrename.report.rename_text import escape_unprintable, render_findings
+from onnxkvrename.report.vllm_text import render_projection
+from onnxkvrename.rules.find_models import find_jobs
+from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.results import Job, ModelReport, Options
-from onnxkvrename.storage import transaction as changeset
-from onnxkvrename.vllm import projection as projecting
-from onnxkvrename.vllm.projection import Projection
-from onnxkvrename.vllm.specs import ERAS, Asked
+from onnxkvrename.rules.results import ModelReport, Options, RenameJob
+from onnxkvrename.rules.windows import is_window_path
+from onnxkvrename.storage.transaction import check_output_path, write_file
+from onnxkvrename.vllm.projection import (
+    Projection,
+    check_projection,
+    project_layout,
+    projection_to_json,
+)
+from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
 
-_COMPILED = {"--dim": "dims", "--specializations": "specializations", "--custom-io": "custom_io"}
+_COMPILE_OPTIONS = {
+    "--dim": "dims",
+    "--specializations": "specializations",
+    "--custom-io": "custom_io",
+}
 
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-class _Made(NamedTuple):
+class _ManifestResult(NamedTuple):
     """What was gathered, what vLLM makes of it, and the exit code."""
 
-    found: Gathered
-    vllm: Projection | None
-    code: int
+    loaded: LoadedLayout
+    projection: Projection | None
+    exit_code: int
 
 
 @click.command(
     "onnxkvrename manifest",
-    context_settings=arguments.CONTEXT,
+    context_settings=CONTEXT_SETTINGS,
     epilog="Exit codes: 0 nothing wrong; 1 a finding of severity error, with the manifest all the "
     "same; 2 the job could not be done; 130 interrupted.",
 )
-@arguments.models()
-@arguments.compiled()
+@add_models_argument()
+@add_compile_options()
 @click.option(
     "--block-size",
     metavar="N",
@@ -73,8 +97,8 @@ class _Made(NamedTuple):
 @click.option(
     "--vllm",
     "era",
-    type=click.Choice(ERAS),
-    help=f"With --block-size: the vLLM that is meant, by default the newest known, {ERAS[-1]}.",
+    type=click.Choice(VLLM_VERSIONS),
+    help=f"With --block-size: the vLLM that is meant, by default the newest known, {VLLM_VERSIONS[-1]}.",
 )
 @click.option(
     "--tokens",
@@ -87,7 +111,7 @@ class _Made(NamedTuple):
     "-o",
     "--output",
     metavar="FILE",
-    type=AnyPath(path_type=Path),
+    type=NonEmptyPath(path_type=Path),
     help="Write it here, whole or not at all; - is stdout.",
 )
 @click.option(
@@ -101,12 +125,12 @@ class _Made(NamedTuple):
     is_flag=True,
     help="Replace a file that is there; stamp through symbolic links and the like.",
 )
-@arguments.no_set()
-@arguments.strict()
-@arguments.profile()
-@arguments.rules()
-@arguments.form("json", "text", default="json")
-@arguments.quiet()
+@add_no_set_option()
+@add_strict_option()
+@add_profile_option()
+@add_rules_option()
+@add_format_option("json", "text", default="json")
+@add_quiet_option()
 @click.option("-v", "--verbose", is_flag=True, help="Show every finding.")
 def command(**given: Any) -> int:
     """Write down what the KV buffers of a model are: layers, kinds, dtypes, shapes, bytes.
@@ -117,78 +141,78 @@ def command(**given: Any) -> int:
     """
     if not given["models"]:
         raise click.UsageError("no MODEL given: onnxkvrename manifest MODEL...")
-    _check_projection(given)
-    sizes, sets = arguments.sizes(given["dims"]), not given["no_set"]
-    known = Known(sizes, given["specializations"], given["custom_io"], sets)
-    if given["stamp"] and known != Known(sets=sets):
-        told = listed([option for option, name in _COMPILED.items() if given[name]])
+    _check_projection_options(given)
+    sizes, sets = parse_dim_sizes(given["dims"]), not given["no_set"]
+    known = CompileInfo(sizes, given["specializations"], given["custom_io"], sets)
+    if given["stamp"] and known != CompileInfo(group_windows=sets):
+        told = format_list([option for option, name in _COMPILE_OPTIONS.items() if given[name]])
         raise click.UsageError(f"--stamp is of the graph alone: leave out {told}")
-    rules = rulesfile.load(given["profile"], given["rules"])
-    found = gathering.gather(given["models"], rules, known, strict=given["strict"])
+    rules = load_rules(given["profile"], given["rules"])
+    found = load_layout(given["models"], rules, known, strict=given["strict"])
     output = None if str(given["output"]) == "-" else given["output"]
     if output is not None:
-        _check_output(output, given)
+        _check_output_path(output, given)
     if given["stamp"]:
-        found = _stamped(found, rules, force=given["force"], quiet=given["quiet"])
-    vllm = _projection(found.layout, given)
+        found = _stamp_models(found, rules, force=given["force"], quiet=given["quiet"])
+    vllm = _build_projection(found.layout, given)
     if vllm is not None:
-        found = found.with_findings(projecting.findings(vllm))
-    made = _Made(found, vllm, int(found.failed))
-    text = _text(made, given["form"])
+        found = found.add_findings(check_projection(vllm))
+    made = _ManifestResult(found, vllm, int(found.failed))
+    text = _render_manifest(made, given["form"])
     if output is not None:
-        changeset.write_file(output, f"{text}\n".encode(), force=given["force"])
-    _answer(made, text, output, given)
-    return made.code
+        write_file(output, f"{text}\n".encode(), force=given["force"])
+    _print_manifest(made, text, output, given)
+    return made.exit_code
 
 
-def failed(code: int, fault: KvRenameError) -> str:
+def render_failure(code: int, fault: KvRenameError) -> str:
     """The JSON document of a job that could not be done."""
-    return manifest.as_json(Layout((), (), (), (), ()), (), code, fault)
+    return manifest_to_json(Layout((), (), (), (), ()), (), code, fault)
 
 
-def _check_projection(given: Mapping[str, Any]) -> None:
+def _check_projection_options(given: Mapping[str, Any]) -> None:
     for name, option in (("tp", "--tp"), ("era", "--vllm"), ("tokens", "--tokens")):
         if given[name] and given["block_size"] is None:
             raise click.UsageError(f"{option} is for a projection: say --block-size N, too")
 
 
-def _projection(layout: Layout, given: Mapping[str, Any]) -> Projection | None:
+def _build_projection(layout: Layout, given: Mapping[str, Any]) -> Projection | None:
     """What vLLM makes of the layout, if that is asked for."""
     if given["block_size"] is None:
         return None
-    era, tp = given["era"] or ERAS[-1], given["tp"] or 1
-    return projecting.project(layout, Asked(given["block_size"], tp, era, given["tokens"]))
+    era, tp = given["era"] or VLLM_VERSIONS[-1], given["tp"] or 1
+    return project_layout(layout, ProjectionRequest(given["block_size"], tp, era, given["tokens"]))
 
 
-def _stamped(found: Gathered, rules: Rules, *, force: bool, quiet: bool) -> Gathered:
+def _stamp_models(found: LoadedLayout, rules: Rules, *, force: bool, quiet: bool) -> LoadedLayout:
     """The same with the digest in its models, unless something else is wrong with them.
 
     Raises the first :class:`KvRenameError` of a model that cannot be written; then none is.
     """
-    found = found.without("KV621")
+    found = found.remove_findings("KV621")
     if found.failed:
         return found
-    digest = layouts.digest(found.layout)
-    _check_set(found, digest, rules)
+    digest = compute_layout_digest(found.layout)
+    _check_set_stamp(found, digest, rules)
     reports = [report for report in found.reports if report.path in found.layout.models]
-    jobs = [Job(Path(report.path), Path(report.path)) for report in reports]
+    jobs = [RenameJob(Path(report.path), Path(report.path)) for report in reports]
     try:
-        done = running.stamp_set(jobs, reports, digest, rules, Options(force=force))
+        done = stamp_models(jobs, reports, digest, rules, Options(force=force))
     except KvRenameError as error:
-        raise _here(error) from None
+        raise _drop_elsewhere_hint(error) from None
     for report in done.models:
         if report.error is not None:
-            raise _here(report.error)
+            raise _drop_elsewhere_hint(report.error)
     if not quiet:
-        with console.answering():
-            console.say(map(_stamp_line, done.models), err=True)
+        with stdout_guard():
+            print_lines(map(_format_stamp_line, done.models), err=True)
     return found._replace(stamp=digest)
 
 
-def _check_set(found: Gathered, digest: str, rules: Rules) -> None:
+def _check_set_stamp(found: LoadedLayout, digest: str, rules: Rules) -> None:
     """Raise :class:`ModelError` for a window alone that carries the stamp of its set."""
     (path, *others) = found.layout.models
-    if not others and found.stamp not in (None, digest) and windows.is_window(path, rules):
+    if not others and found.stamp not in (None, digest) and is_window_path(path, rules):
         raise ModelError(
             "carries another stamp, that of its set",
             path=path,
@@ -196,7 +220,7 @@ def _check_set(found: Gathered, digest: str, rules: Rules) -> None:
         )
 
 
-def _here(error: KvRenameError) -> KvRenameError:
+def _drop_elsewhere_hint(error: KvRenameError) -> KvRenameError:
     """The error, without the hint to write elsewhere: a stamp is for the file as it stands."""
     hint = error.hint or ""
     if "elsewhere" not in hint:
@@ -206,59 +230,64 @@ def _here(error: KvRenameError) -> KvRenameError:
     return WriteError(error.message, path=error.path, hint="; ".join(kept) or None)
 
 
-def _stamp_line(report: ModelReport) -> str:
+def _format_stamp_line(report: ModelReport) -> str:
     said = "stamped" if report.status == "renamed" else "stamped already"
-    return f"{reporting.show(report.path)}: {said}"
+    return f"{escape_unprintable(report.path)}: {said}"
 
 
-def _text(made: _Made, form: str) -> str:
-    found = made.found
+def _render_manifest(made: _ManifestResult, form: str) -> str:
+    found = made.loaded
     if form == "json":
-        vllm = None if made.vllm is None else projecting.as_dict(made.vllm)
-        return manifest.as_json(
-            found.layout, found.reports, made.code, stamp=found.stamp, vllm=vllm
+        vllm = None if made.projection is None else projection_to_json(made.projection)
+        return manifest_to_json(
+            found.layout, found.reports, made.exit_code, stamp=found.stamp, vllm=vllm
         )
-    return "\n".join((*ledger.lines(made.found.layout), *forecast.lines(made.vllm)))
+    return "\n".join((*render_layout(made.loaded.layout), *render_projection(made.projection)))
 
 
-def _answer(made: _Made, text: str, output: Path | None, given: Mapping[str, Any]) -> None:
+def _print_manifest(
+    made: _ManifestResult, text: str, output: Path | None, given: Mapping[str, Any]
+) -> None:
     plain = given["form"] == "text"
-    with console.answering():
-        color = console.color(sys.stderr)
-        for report in made.found.reports:
-            said = reporting.findings(report, color=color, verbose=given["verbose"])
-            console.say(said, err=True)
+    with stdout_guard():
+        color = is_color_enabled(sys.stderr)
+        for report in made.loaded.reports:
+            said = render_findings(report, color=color, verbose=given["verbose"])
+            print_lines(said, err=True)
         if given["quiet"] and (plain or output is not None):
             return
         if output is not None:
-            line = f"{reporting.show(str(output))}: {ledger.summary(made.found.layout)}"
-            console.say([line], err=True)
-        elif plain and console.terminal(sys.stdout):
-            console.say(_drawn(made.found.layout))
-            console.say(forecast.lines(made.vllm))
+            line = f"{escape_unprintable(str(output))}: {format_layout_summary(made.loaded.layout)}"
+            print_lines([line], err=True)
+        elif plain and is_terminal(sys.stdout):
+            print_lines(_render_table(made.loaded.layout))
+            print_lines(render_projection(made.projection))
         else:
-            console.say([text])
+            print_lines([text])
 
 
-def _drawn(layout: Layout) -> Iterator[str]:
+def _render_table(layout: Layout) -> Iterator[str]:
     """The table for a terminal."""
     from rich.text import Text
 
-    from onnxkvrename.report import rename_rich as terminal
+    from onnxkvrename.report.rename_rich import build_table, render_lines
 
-    facts = list(ledger.facts(layout))
+    facts = list(list_layout_facts(layout))
     width = max((len(label) for label, _ in facts), default=0) + 2
-    parts: list[RenderableType] = [Text(ledger.title(layout), style="bold")]
+    parts: list[RenderableType] = [Text(format_layout_title(layout), style="bold")]
     if layout.buffers:
-        parts += (terminal.table(ledger.HEADS, ledger.rows(layout)), Text())
+        parts += (
+            build_table(COLUMN_HEADS, build_buffer_rows(layout)),
+            Text(),
+        )
     parts += (Text.assemble((label.ljust(width), "dim"), text) for label, text in facts)
-    yield from terminal.printed(parts, color=console.color(sys.stdout))
+    yield from render_lines(parts, color=is_color_enabled(sys.stdout))
 
 
-def _check_output(output: Path, given: Mapping[str, Any]) -> None:
+def _check_output_path(output: Path, given: Mapping[str, Any]) -> None:
     """Raise :class:`WriteError` for a bad place, before any model gets its stamp."""
-    read = [job.model for job in discovery.find(given["models"])]
+    read = [job.model for job in find_jobs(given["models"])]
     read += [given[name] for name in ("specializations", "custom_io", "rules") if given[name]]
     if os.path.realpath(output) in {os.path.realpath(path) for path in read}:
         raise WriteError("is what the manifest is made from", path=str(output))
-    changeset.check_place(output, force=given["force"])
+    check_output_path(output, force=given["force"])

@@ -12,7 +12,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 FORMATS = ("text", "json", "github")
 
 
-class AnyPath(click.Path):
+class NonEmptyPath(click.Path):
     """A path; not an empty one, as from a variable that is not set: it would mean ``.``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -22,14 +22,14 @@ class AnyPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-def models() -> Decorator:
+def add_models_argument() -> Decorator:
     """The files and directories to work on."""
     return click.argument(
-        "models", nargs=-1, metavar="MODEL...", type=AnyPath(path_type=Path), required=False
+        "models", nargs=-1, metavar="MODEL...", type=NonEmptyPath(path_type=Path), required=False
     )
 
 
-def profile() -> Decorator:
+def add_profile_option() -> Decorator:
     """The built-in rules."""
     return click.option(
         "--profile",
@@ -40,17 +40,17 @@ def profile() -> Decorator:
     )
 
 
-def rules() -> Decorator:
+def add_rules_option() -> Decorator:
     """Rules of the user's own."""
     return click.option(
         "--rules",
         metavar="FILE",
-        type=AnyPath(path_type=Path),
+        type=NonEmptyPath(path_type=Path),
         help="Rules of your own, in TOML like a profile's.",
     )
 
 
-def form(*forms: str, default: str = "text") -> Decorator:
+def add_format_option(*forms: str, default: str = "text") -> Decorator:
     """How to answer."""
     return click.option(
         "--format",
@@ -62,7 +62,7 @@ def form(*forms: str, default: str = "text") -> Decorator:
     )
 
 
-def jobs() -> Decorator:
+def add_jobs_option() -> Decorator:
     """How many processes to work in."""
     return click.option(
         "--jobs",
@@ -72,34 +72,34 @@ def jobs() -> Decorator:
     )
 
 
-def no_set() -> Decorator:
+def add_no_set_option() -> Decorator:
     """Leave out what windows show together."""
     return click.option(
         "--no-set", is_flag=True, help="Do not hold the windows of one model against each other."
     )
 
 
-def strict() -> Decorator:
+def add_strict_option() -> Decorator:
     """Mind warnings."""
     return click.option("--strict", is_flag=True, help="Treat warnings as errors.")
 
 
-def dims(text: str) -> Decorator:
+def add_dim_option(text: str) -> Decorator:
     """Sizes of symbolic dimensions; :func:`sizes` reads them."""
     return click.option("--dim", "dims", metavar="SYMBOL=SIZE", multiple=True, help=text)
 
 
-def sizes(given: Sequence[str]) -> dict[str, int]:
+def parse_dim_sizes(given: Sequence[str]) -> dict[str, int]:
     """What ``--dim`` says. Raises :class:`click.UsageError` for another form, and for two sizes."""
     found: dict[str, int] = {}
     for text in given:
-        symbol, size = _size(text)
+        symbol, size = _parse_dim_size(text)
         if found.setdefault(symbol, size) != size:
             raise click.UsageError(f"--dim {symbol} is given as {found[symbol]} and as {size}")
     return found
 
 
-def _size(text: str) -> tuple[str, int]:
+def _parse_dim_size(text: str) -> tuple[str, int]:
     symbol, _, size = text.rpartition("=")
     if not symbol or not size.lstrip("-").isdecimal() or not size.isascii():
         raise click.UsageError(f"--dim {text!r}: say SYMBOL=SIZE, for example ctx_len=32")
@@ -108,20 +108,20 @@ def _size(text: str) -> tuple[str, int]:
     return symbol, int(size)
 
 
-def compiled() -> Decorator:
+def add_compile_options() -> Decorator:
     """What a compile makes of the models: sizes and precisions."""
     options = (
-        dims("The size of a symbolic dimension, e.g. ctx_len=4096. May be repeated."),
+        add_dim_option("The size of a symbolic dimension, e.g. ctx_len=4096. May be repeated."),
         click.option(
             "--specializations",
             metavar="FILE",
-            type=AnyPath(path_type=Path),
+            type=NonEmptyPath(path_type=Path),
             help="Sizes from a compile's specializations.json.",
         ),
         click.option(
             "--custom-io",
             metavar="FILE",
-            type=AnyPath(path_type=Path),
+            type=NonEmptyPath(path_type=Path),
             help="Dtypes from a compile's custom_io.yaml, in the place of the graph's.",
         ),
     )
@@ -134,7 +134,7 @@ def compiled() -> Decorator:
     return decorate
 
 
-def full_transfer(who: str = "The consumer") -> Decorator:
+def add_full_transfer_option(who: str = "The consumer") -> Decorator:
     """What moves of each buffer, as far as a consumer's workers are told."""
     return click.option(
         "--full-transfer",
@@ -144,10 +144,10 @@ def full_transfer(who: str = "The consumer") -> Decorator:
     )
 
 
-def quiet() -> Decorator:
+def add_quiet_option() -> Decorator:
     """Say less."""
     return click.option("-q", "--quiet", is_flag=True, help="Say only what is, or may be, wrong.")
 
 
-CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 """Of every command."""

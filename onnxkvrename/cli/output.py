@@ -13,7 +13,7 @@ import click
 from onnxkvrename.errors import KvRenameError
 
 
-def say(lines: Iterable[str], *, err: bool = False) -> None:
+def print_lines(lines: Iterable[str], *, err: bool = False) -> None:
     """Lines on stdout, or stderr; what its encoding does not have is escaped."""
     for line in lines:
         try:
@@ -23,22 +23,22 @@ def say(lines: Iterable[str], *, err: bool = False) -> None:
             click.echo(escaped, err=err, color=True)
 
 
-def color(stream: Any) -> bool:
+def is_color_enabled(stream: Any) -> bool:
     """Whether to paint: https://no-color.org and https://force-color.org."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
         return True
-    return terminal(stream) and os.environ.get("TERM") != "dumb"
+    return is_terminal(stream) and os.environ.get("TERM") != "dumb"
 
 
-def terminal(stream: Any) -> bool:
+def is_terminal(stream: Any) -> bool:
     """Whether someone looks on; a stream that was closed by who started us is ``None``."""
     return stream is not None and bool(stream.isatty())
 
 
 @contextmanager
-def answering() -> Iterator[None]:
+def stdout_guard() -> Iterator[None]:
     """Give an answer on stdout, which may not be taken.
 
     Who has heard enough (``| head``) is left in peace; raises

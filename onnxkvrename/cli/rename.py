@@ -10,43 +10,61 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from onnxkvrename import __version__
-from onnxkvrename.cli import options as arguments
-from onnxkvrename.cli import output as console
-from onnxkvrename.cli.options import AnyPath
+from onnxkvrename.cli.options import (
+    CONTEXT_SETTINGS,
+    NonEmptyPath,
+    add_format_option,
+    add_full_transfer_option,
+    add_jobs_option,
+    add_models_argument,
+    add_no_set_option,
+    add_profile_option,
+    add_quiet_option,
+    add_rules_option,
+    add_strict_option,
+)
+from onnxkvrename.cli.output import is_color_enabled, is_terminal, print_lines, stdout_guard
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.qefficient.find_export import check_cache_reuse
-from onnxkvrename.renaming import parallel as spreading
-from onnxkvrename.renaming import run as running
-from onnxkvrename.renaming.extra_files import Companion
-from onnxkvrename.report import rename_text as reporting
-from onnxkvrename.rules import find_models as discovery
-from onnxkvrename.rules import load as rulesfile
-from onnxkvrename.rules.plan import Wish
-from onnxkvrename.rules.results import Job, Options, Report
+from onnxkvrename.renaming.extra_files import Sidecar
+from onnxkvrename.renaming.parallel import connect_dask, count_useful_processes, open_process_pool
+from onnxkvrename.renaming.run import Progress, check_token_change, rename_batch
+from onnxkvrename.report.rename_text import (
+    render_changes,
+    render_diff,
+    render_findings,
+    render_github_report,
+    render_states,
+    report_to_json,
+)
+from onnxkvrename.rules.find_models import find_jobs
+from onnxkvrename.rules.load import load_rules
+from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.rules.results import Options, RenameJob, Report
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 
-class Asked(NamedTuple):
+class OutputOptions(NamedTuple):
     """How to answer, and how much; ``look`` writes nothing, and ``judge`` minds a change."""
 
-    form: str
+    output_format: str
     quiet: bool
     verbose: bool
-    diff: bool
-    look: bool
-    judge: bool
+    show_diff: bool
+    dry_run: bool
+    check_only: bool
 
 
 @click.command(
     "onnxkvrename",
-    context_settings=arguments.CONTEXT,
+    context_settings=CONTEXT_SETTINGS,
     epilog="Other commands: onnxkvrename verify, inspect, custom-io, manifest, check-consumer, "
     "compare. Exit codes: 0 done or nothing to do; 1 a finding of severity error, or --check found "
     "a name to change; 2 the job could not be done; 130 interrupted.",
 )
-@arguments.models()
+@add_models_argument()
 @click.option("--prefix", metavar="TOKEN", help="The token to give to every KV buffer, e.g. VLLM.")
 @click.option(
     "--target",
@@ -54,19 +72,19 @@ class Asked(NamedTuple):
     help="Give the token that this consumer looks for, e.g. vllm-qaic, and check that it can take "
     "the results, as `onnxkvrename check-consumer` does.",
 )
-@arguments.full_transfer("With --target: it")
+@add_full_transfer_option("With --target: it")
 @click.option(
     "-o",
     "--output",
     metavar="FILE",
-    type=AnyPath(path_type=Path),
+    type=NonEmptyPath(path_type=Path),
     help="Write the result here instead of in place.",
 )
 @click.option(
     "-d",
     "--directory",
     metavar="DIR",
-    type=AnyPath(path_type=Path),
+    type=NonEmptyPath(path_type=Path),
     help="Write results below this directory, laid out like the models.",
 )
 @click.option(
@@ -84,7 +102,7 @@ class Asked(NamedTuple):
     "sidecar",
     metavar="FILE",
     multiple=True,
-    type=AnyPath(path_type=Path),
+    type=NonEmptyPath(path_type=Path),
     help="Rename in this text file as well: custom_io.yaml, compile parameters, node precisions. "
     "May be repeated.",
 )
@@ -101,25 +119,25 @@ class Asked(NamedTuple):
     is_flag=True,
     help="Make _InternalRetainedState outputs _RetainedState, which consumers pair.",
 )
-@arguments.no_set()
+@add_no_set_option()
 @click.option(
     "--verify",
     is_flag=True,
     help="Prove each result as `onnxkvrename verify` does, before it is written.",
 )
-@arguments.strict()
+@add_strict_option()
 @click.option(
     "--force",
     is_flag=True,
     help="Write where a symbolic link leads, to read-only files and files with several hard "
     "links, and over files in the way.",
 )
-@arguments.profile()
-@arguments.rules()
-@arguments.jobs()
+@add_profile_option()
+@add_rules_option()
+@add_jobs_option()
 @click.option("--dask", metavar="ADDRESS", help="Work on this Dask cluster, which sees the files.")
-@arguments.form()
-@arguments.quiet()
+@add_format_option()
+@add_quiet_option()
 @click.option("-v", "--verbose", is_flag=True, help="Show every layer.")
 @click.version_option(__version__, "-V", "--version", message="%(prog)s %(version)s")
 def command(**given: Any) -> int:
@@ -132,30 +150,30 @@ def command(**given: Any) -> int:
     model passes every check.
     """
     judge = given["check"] or given["diff"]
-    asked = Asked(
-        form=given["form"],
+    asked = OutputOptions(
+        output_format=given["form"],
         quiet=given["quiet"],
         verbose=given["verbose"],
-        diff=given["diff"],
-        look=judge or given["dry_run"],
-        judge=judge,
+        show_diff=given["diff"],
+        dry_run=judge or given["dry_run"],
+        check_only=judge,
     )
-    report = _rename(given, asked)
-    code = report.exit_code(look=judge)
-    _answer(report, asked, code)
+    report = _rename_models(given, asked)
+    code = report.compute_exit_code(look=judge)
+    _print_report(report, asked, code)
     return code
 
 
-def failed(code: int, fault: KvRenameError) -> str:
+def render_failure(code: int, fault: KvRenameError) -> str:
     """The JSON document of a job that could not be done."""
-    return reporting.as_json(Report(()), "rename", code, fault)
+    return report_to_json(Report(()), "rename", code, fault)
 
 
-def _rename(given: dict[str, Any], asked: Asked) -> Report:
+def _rename_models(given: dict[str, Any], asked: OutputOptions) -> Report:
     if not given["models"]:
         raise click.UsageError("no MODEL given: onnxkvrename MODEL... --prefix TOKEN")
     if given["target"] is not None:
-        given["prefix"] = _token(given)
+        given["prefix"] = _resolve_token(given)
     elif given["full_transfer"]:
         raise click.UsageError("--full-transfer is for --target")
     if given["prefix"] is None and not given["strip"]:
@@ -166,70 +184,77 @@ def _rename(given: dict[str, Any], asked: Asked) -> Report:
         raise click.UsageError("--in-place is for --seed-cache: else it is the default")
     if given["seed_cache"] and (given["output"] or given["directory"]):
         raise click.UsageError("--seed-cache says where results go: leave out -o and -d")
-    wish = Wish(
+    wish = TokenChange(
         given["prefix"],
         strip=given["strip"],
         replace=given["replace"],
         normalize=given["normalize"],
     )
-    options = _options(given, asked)
-    rules = rulesfile.load(given["profile"], given["rules"])
-    running.check_wish(wish)
+    options = _build_options(given, asked)
+    rules = load_rules(given["profile"], given["rules"])
+    check_token_change(wish)
     if wish.strip and wish.replace:
         raise click.UsageError("--strip and --replace cannot both be")
     if given["dask"] is not None and given["jobs"] is not None:
         raise click.UsageError("--jobs and --dask cannot both be")
-    jobs = discovery.find(given["models"], given["output"], given["directory"])
-    texts: tuple[Companion, ...] = ()
+    jobs = find_jobs(given["models"], given["output"], given["directory"])
+    texts: tuple[Sidecar, ...] = ()
     moves: dict[Path, Path] = {}
     if given["seed_cache"]:
-        from onnxkvrename.qefficient import seed_cache as seeding
+        from onnxkvrename.qefficient.seed_cache import (
+            build_directory_map,
+            build_params_sidecars,
+            clear_finished_intents,
+            plan_seeds,
+            redirect_jobs,
+            update_report_paths,
+        )
 
         models = [job.model for job in jobs]
-        seeds = seeding.seeds(models, rules, wish, in_place=given["in_place"])
-        jobs = seeding.jobs(jobs, seeds, in_place=given["in_place"])
+        seeds = plan_seeds(models, rules, wish, in_place=given["in_place"])
+        jobs = redirect_jobs(jobs, seeds, in_place=given["in_place"])
         if options.write:
-            seeding.tidy(seeds)
-        moves = seeding.moves(seeds) if given["in_place"] else {}
-        texts = seeding.companions(seeds, in_place=given["in_place"])
+            clear_finished_intents(seeds)
+        moves = build_directory_map(seeds) if given["in_place"] else {}
+        texts = build_params_sidecars(seeds, in_place=given["in_place"])
     if given["dask"] is not None:  # a worker has a working directory of its own
-        jobs = tuple(Job(job.model.absolute(), job.output.absolute()) for job in jobs)
+        jobs = tuple(RenameJob(job.model.absolute(), job.output.absolute()) for job in jobs)
         given["sidecar"] = tuple(path.absolute() for path in given["sidecar"])
     if given["sidecar"] or given["sidecars"]:
-        from onnxkvrename.renaming import sidecars as following
+        from onnxkvrename.renaming.sidecars import find_sidecars, load_sidecars
 
-        found = following.beside(jobs) if given["sidecars"] else ()
-        texts += following.companions((*given["sidecar"], *found), jobs, wish, rules)
-    watched = asked.form == "text" and not asked.quiet and console.terminal(sys.stderr)
-    with _workers(given, len(jobs)) as executor, _bars(watched) as watch:
-        report = running.rename_set(jobs, wish, rules, options, watch, executor, texts, moves)
+        found = find_sidecars(jobs) if given["sidecars"] else ()
+        texts += load_sidecars((*given["sidecar"], *found), jobs, wish, rules)
+    watched = asked.output_format == "text" and not asked.quiet and is_terminal(sys.stderr)
+    with _open_executor(given, len(jobs)) as executor, _show_progress(watched) as watch:
+        report = rename_batch(jobs, wish, rules, options, watch, executor, texts, moves)
     if not moves:
         return report
     done = options.write and not any(model.failed for model in report.models)
-    return seeding.moved(report, moves, done=done)
+    return update_report_paths(report, moves, done=done)
 
 
-def _options(given: dict[str, Any], asked: Asked) -> Options:
+def _build_options(given: dict[str, Any], asked: OutputOptions) -> Options:
     return Options(
-        write=not asked.look,
-        place=not asked.judge,
+        write=not asked.dry_run,
+        check_destination=not asked.check_only,
         strict=given["strict"],
         force=given["force"],
-        sets=not given["no_set"],
+        group_windows=not given["no_set"],
         verify=given["verify"],
         checks=() if given["seed_cache"] else (check_cache_reuse,),
-        target=given["target"],
-        whole=given["full_transfer"],
+        consumer=given["target"],
+        full_transfer=given["full_transfer"],
     )
 
 
-def _token(given: dict[str, Any]) -> str:
+def _resolve_token(given: dict[str, Any]) -> str:
     """The token of the consumer that was asked for."""
-    from onnxkvrename.handoff import consumer as targets
+    from onnxkvrename.handoff.consumer import load_consumer
 
     if given["strip"]:
         raise click.UsageError("--strip and --target cannot both be: a consumer wants its token")
-    token = targets.load(given["target"]).token
+    token = load_consumer(given["target"]).token
     if given["prefix"] not in (None, token):
         raise click.UsageError(
             f"--prefix {given['prefix']}: {given['target']} looks for {token}; leave out --prefix"
@@ -237,49 +262,49 @@ def _token(given: dict[str, Any]) -> str:
     return token
 
 
-def _workers(given: dict[str, Any], models: int) -> AbstractContextManager[Executor | None]:
+def _open_executor(given: dict[str, Any], models: int) -> AbstractContextManager[Executor | None]:
     if given["dask"] is not None:
-        return spreading.dask(given["dask"])
-    return spreading.processes(given["jobs"] or spreading.worth(models))
+        return connect_dask(given["dask"])
+    return open_process_pool(given["jobs"] or count_useful_processes(models))
 
 
-def _bars(watched: bool) -> AbstractContextManager[running.Watch | None]:
+def _show_progress(watched: bool) -> AbstractContextManager[Progress | None]:
     if not watched:
         return nullcontext()
-    from onnxkvrename.report import rename_rich as terminal
+    from onnxkvrename.report.rename_rich import ProgressBars
 
-    return terminal.Bars()
+    return ProgressBars()
 
 
-def _answer(report: Report, asked: Asked, code: int) -> None:
-    with console.answering():
-        if asked.form == "json":
-            console.say([reporting.as_json(report, "rename", code)])
-        elif asked.form == "github":
-            look, judge = asked.look, asked.judge
-            console.say(reporting.github(report, look=look, judge=judge, quiet=asked.quiet))
+def _print_report(report: Report, asked: OutputOptions, code: int) -> None:
+    with stdout_guard():
+        if asked.output_format == "json":
+            print_lines([report_to_json(report, "rename", code)])
+        elif asked.output_format == "github":
+            look, judge = asked.dry_run, asked.check_only
+            print_lines(render_github_report(report, look=look, judge=judge, quiet=asked.quiet))
         else:
-            _answer_in_text(report, asked)
+            _print_text_report(report, asked)
 
 
-def _answer_in_text(report: Report, asked: Asked) -> None:
-    color = console.color(sys.stderr)
+def _print_text_report(report: Report, asked: OutputOptions) -> None:
+    color = is_color_enabled(sys.stderr)
     for model in report.models:
-        found = reporting.findings(model, color=color, verbose=asked.verbose)
-        console.say(found, err=True)
+        found = render_findings(model, color=color, verbose=asked.verbose)
+        print_lines(found, err=True)
     if asked.quiet:
         return
-    if console.terminal(sys.stdout) and not asked.diff:
+    if is_terminal(sys.stdout) and not asked.show_diff:
         from rich.console import Console
 
-        from onnxkvrename.report import rename_rich as terminal
+        from onnxkvrename.report.rename_rich import render_report
 
         Console(highlight=False).print(
-            terminal.summary(report, look=asked.look, verbose=asked.verbose), crop=False
+            render_report(report, look=asked.dry_run, verbose=asked.verbose), crop=False
         )
         return
-    if asked.diff:
-        console.say(reporting.diff(report, color=console.color(sys.stdout)))
-    elif not asked.judge:
-        console.say(reporting.lines(report, look=asked.look))
-    console.say(reporting.states(report, look=asked.look), err=True)
+    if asked.show_diff:
+        print_lines(render_diff(report, color=is_color_enabled(sys.stdout)))
+    elif not asked.check_only:
+        print_lines(render_changes(report, look=asked.dry_run))
+    print_lines(render_states(report, look=asked.dry_run), err=True)

@@ -1,6 +1,6 @@
 """Consumers of KV buffers: how one selects them, orders them, and what it moves.
 
-Each consumer is a module of its own in ``consumers/``, with a ``TARGET`` in it: a
+Each consumer is a module of its own in ``consumers/``, with a ``CONSUMER`` in it: a
 few words, a few predicates, and what is to be found fault with.
 """
 
@@ -19,7 +19,7 @@ from onnxkvrename.layout.dims import Shape
 from onnxkvrename.layout.layout import Layout
 
 
-class Target(NamedTuple):
+class Consumer(NamedTuple):
     """A consumer.
 
     ``token`` is what it looks for in names. ``takes`` tells the inputs that it
@@ -36,29 +36,29 @@ class Target(NamedTuple):
 
     name: str
     token: str
-    takes: Callable[[str], bool]
-    gives: Callable[[str], bool]
-    paired: Callable[[str], str]
-    key: Callable[[str], tuple[int, str]]
-    moved: Callable[[Shape, int | None], Shape]
-    appended: Callable[[str], bool]
-    itemsize: Callable[[str], int | None]
+    selects_input: Callable[[str], bool]
+    selects_output: Callable[[str], bool]
+    input_name_of: Callable[[str], str]
+    sort_key: Callable[[str], tuple[int, str]]
+    transferred_shape: Callable[[Shape, int | None], Shape]
+    is_appended_output: Callable[[str], bool]
+    itemsize_of: Callable[[str], int | None]
     checks: tuple[Callable[[Layout, bool], Iterator[Finding]], ...] = ()
 
 
-def load(name: str) -> Target:
+def load_consumer(name: str) -> Consumer:
     """The consumer of this name. Raises :class:`KvRenameError` if there is none."""
-    known = names()
+    known = list_consumers()
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
         raise KvRenameError(f"no target is called {name}", hint=hint)
     module = import_module(f"{consumers.__name__}.{name.replace('-', '_')}")
-    target: Target = module.TARGET
+    target: Consumer = module.CONSUMER
     return target
 
 
-def names() -> tuple[str, ...]:
+def list_consumers() -> tuple[str, ...]:
     """The consumers that there are, each a module of the package."""
     modules = iter_modules(consumers.__path__)
     return tuple(sorted(module.name.replace("_", "-") for module in modules))

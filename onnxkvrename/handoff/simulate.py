@@ -9,17 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.handoff import slots as transfer
-from onnxkvrename.handoff.consumer import Target
-from onnxkvrename.handoff.slots import Ident, Selected, Slot
+from onnxkvrename.handoff.consumer import Consumer
+from onnxkvrename.handoff.slots import (
+    BufferId,
+    MemorySlot,
+    SelectedValue,
+    find_clipped_axes,
+    lay_out_slots,
+    list_selected_inputs,
+    list_selected_outputs,
+)
 from onnxkvrename.layout.dims import Shape
 from onnxkvrename.layout.layout import Buffer, Layout
 
-Ranges = tuple[tuple[int, int], ...]
+PromptRanges = tuple[tuple[int, int], ...]
 """Prompt lengths, first and last of each run, in order and apart."""
 
 
-class Stage(NamedTuple):
+class TransferSetup(NamedTuple):
     """Both sides as the consumer sees them; every size that matters is known.
 
     ``given`` are prefill's inputs, which make its slots, ``written`` its outputs, and
@@ -29,25 +36,25 @@ class Stage(NamedTuple):
 
     prefill: Layout
     decode: Layout
-    given: tuple[Selected, ...]
-    written: tuple[Selected, ...]
-    taken: tuple[Selected, ...]
-    target: Target
-    whole: bool
-    longest: int
+    prefill_inputs: tuple[SelectedValue, ...]
+    prefill_outputs: tuple[SelectedValue, ...]
+    decode_inputs: tuple[SelectedValue, ...]
+    consumer: Consumer
+    full_transfer: bool
+    longest_prompt: int
 
-    def sent(self, tokens: int) -> tuple[Slot, ...]:
+    def build_prefill_slots(self, tokens: int) -> tuple[MemorySlot, ...]:
         """Prefill's slots for a prompt of this length."""
-        length = None if self.whole else tokens
-        return transfer.laid(self.given, self.prefill, self.target, length)
+        length = None if self.full_transfer else tokens
+        return lay_out_slots(self.prefill_inputs, self.prefill, self.consumer, length)
 
-    def read(self, tokens: int) -> tuple[Slot, ...]:
+    def build_decode_slots(self, tokens: int) -> tuple[MemorySlot, ...]:
         """Decode's slots for the same prompt."""
-        length = None if self.whole else tokens
-        return transfer.laid(self.taken, self.decode, self.target, length)
+        length = None if self.full_transfer else tokens
+        return lay_out_slots(self.decode_inputs, self.decode, self.consumer, length)
 
 
-class Rehearsal(NamedTuple):
+class SimulationResult(NamedTuple):
     """The prompt lengths at which things go wrong.
 
     ``wrong`` has those of each buffer of decode: other bytes than prefill wrote for it,
@@ -57,75 +64,81 @@ class Rehearsal(NamedTuple):
     elsewhere. ``refused`` are the lengths at which decode itself finds the memory too small.
     """
 
-    wrong: Mapping[Ident, Ranges]
-    own: Mapping[Ident, Ranges]
-    cut: Mapping[Ident, Ranges]
-    refused: Ranges
+    wrong_ranges: Mapping[BufferId, PromptRanges]
+    differing_ranges: Mapping[BufferId, PromptRanges]
+    truncated_ranges: Mapping[BufferId, PromptRanges]
+    refused_ranges: PromptRanges
 
 
-class _Moment(NamedTuple):
+class _PromptState(NamedTuple):
     """One prompt length: how far each buffer lies from where it was written, in bytes."""
 
-    shift: Mapping[Ident, int]
-    own: frozenset[Ident]
-    cut: frozenset[Ident]
-    excess: int
+    offset_shifts: Mapping[BufferId, int]
+    differing: frozenset[BufferId]
+    truncated: frozenset[BufferId]
+    excess_bytes: int
 
 
-class _Held(NamedTuple):
+class _SlotContent(NamedTuple):
     """A place in the memory, and the buffer that a side has there, if it is one."""
 
-    slot: Slot
+    slot: MemorySlot
     buffer: Buffer | None
     layout: Layout
 
     @property
-    def full(self) -> Shape:
+    def full_shape(self) -> Shape:
         """The shape of all that one sequence has of it; in a place of another rank, the place's."""
         if self.buffer is None or len(self.buffer.shape or ()) != len(self.slot.shape):
             return self.slot.shape
-        return (1, *self.layout.sized(self.buffer.shape or ())[1:])
+        return (1, *self.layout.resolve_shape(self.buffer.shape or ())[1:])
 
 
-def stage(prefill: Layout, decode: Layout, target: Target, *, whole: bool, longest: int) -> Stage:
+def build_transfer_setup(
+    prefill: Layout, decode: Layout, target: Consumer, *, whole: bool, longest: int
+) -> TransferSetup:
     """Both sides, in the consumer's order; an output for which there is no slot is not written."""
-    given = transfer.inputs(prefill, target)
-    return Stage(
+    given = list_selected_inputs(prefill, target)
+    return TransferSetup(
         prefill,
         decode,
         given,
-        transfer.outputs(prefill, target)[: len(given)],
-        transfer.inputs(decode, target),
+        list_selected_outputs(prefill, target)[: len(given)],
+        list_selected_inputs(decode, target),
         target,
         whole,
         longest,
     )
 
 
-def rehearse(scene: Stage) -> Rehearsal:
+def simulate_transfer(scene: TransferSetup) -> SimulationResult:
     """What goes wrong at which of the lengths from 1 to the longest, all of them."""
     wanted = dict.fromkeys((buffer.layer, buffer.part) for buffer in scene.decode.buffers)
-    wanted |= dict.fromkeys(one.ident for one in scene.taken)
-    wrong: dict[Ident, list[tuple[int, int]]] = {ident: [] for ident in wanted}
-    own: dict[Ident, list[tuple[int, int]]] = {ident: [] for ident in wanted}
-    cut: dict[Ident, list[tuple[int, int]]] = {ident: [] for ident in wanted}
+    wanted |= dict.fromkeys(one.buffer_id for one in scene.decode_inputs)
+    wrong: dict[BufferId, list[tuple[int, int]]] = {ident: [] for ident in wanted}
+    own: dict[BufferId, list[tuple[int, int]]] = {ident: [] for ident in wanted}
+    cut: dict[BufferId, list[tuple[int, int]]] = {ident: [] for ident in wanted}
     refused: list[tuple[int, int]] = []
-    for first, last in _segments(scene):
-        start, end = _moment(scene, first), _moment(scene, last)
-        refused += _above(first, last, start.excess, end.excess)
+    for first, last in _find_linear_segments(scene):
+        start, end = _simulate_prompt(scene, first), _simulate_prompt(scene, last)
+        refused += _find_positive_ranges(first, last, start.excess_bytes, end.excess_bytes)
         for ident in wanted:
-            if ident in start.own:
+            if ident in start.differing:
                 own[ident].append((first, last))
-            if ident in start.cut:
+            if ident in start.truncated:
                 cut[ident].append((first, last))
-            if ident in start.own | start.cut or ident not in start.shift:
+            if ident in start.differing | start.truncated or ident not in start.offset_shifts:
                 wrong[ident].append((first, last))
             else:
-                wrong[ident] += _unequal(first, last, start.shift[ident], end.shift[ident])
-    return Rehearsal(_joined(wrong), _joined(own), _joined(cut), union(refused))
+                wrong[ident] += _find_nonzero_ranges(
+                    first, last, start.offset_shifts[ident], end.offset_shifts[ident]
+                )
+    return SimulationResult(
+        _merge_each(wrong), _merge_each(own), _merge_each(cut), merge_ranges(refused)
+    )
 
 
-def union(*given: Iterable[tuple[int, int]]) -> Ranges:
+def merge_ranges(*given: Iterable[tuple[int, int]]) -> PromptRanges:
     """All the lengths of some ranges."""
     found: list[tuple[int, int]] = []
     for first, last in sorted(one for ranges in given for one in ranges):
@@ -136,7 +149,7 @@ def union(*given: Iterable[tuple[int, int]]) -> Ranges:
     return tuple(found)
 
 
-def without(ranges: Ranges, others: Ranges) -> Ranges:
+def subtract_ranges(ranges: PromptRanges, others: PromptRanges) -> PromptRanges:
     """The lengths of some ranges that are not in others."""
     for start, end in others:
         parts = [
@@ -145,76 +158,85 @@ def without(ranges: Ranges, others: Ranges) -> Ranges:
             for part in ((first, min(last, start - 1)), (max(first, end + 1), last))
             if part[0] <= part[1]
         ]
-        ranges = union(parts)
+        ranges = merge_ranges(parts)
     return ranges
 
 
-def within(tokens: int, ranges: Ranges) -> bool:
+def is_in_ranges(tokens: int, ranges: PromptRanges) -> bool:
     """Whether a prompt of this length is among them."""
     return any(first <= tokens <= last for first, last in ranges)
 
 
-def _joined(found: Mapping[Ident, Sequence[tuple[int, int]]]) -> dict[Ident, Ranges]:
-    return {ident: union(ranges) for ident, ranges in found.items()}
+def _merge_each(
+    found: Mapping[BufferId, Sequence[tuple[int, int]]],
+) -> dict[BufferId, PromptRanges]:
+    return {ident: merge_ranges(ranges) for ident, ranges in found.items()}
 
 
-def _segments(scene: Stage) -> Iterator[tuple[int, int]]:
+def _find_linear_segments(scene: TransferSetup) -> Iterator[tuple[int, int]]:
     """Runs of lengths between which no buffer fills up: in each, all is straight."""
-    both = ((scene.given, scene.prefill), (scene.taken, scene.decode))
+    both = ((scene.prefill_inputs, scene.prefill), (scene.decode_inputs, scene.decode))
     sizes = {
         dim
         for found, layout in both
         for one in found
-        for axis, dim in enumerate(layout.sized(one.value.shape or ()))
-        if isinstance(dim, int) and axis in _bending(one, scene)
+        for axis, dim in enumerate(layout.resolve_shape(one.value.shape or ()))
+        if isinstance(dim, int) and axis in _find_prompt_axes(one, scene)
     }
     bends = {length for size in {1, *sizes} for length in (size, size + 1)}
-    starts = sorted({1, *(bend for bend in bends if 1 < bend <= scene.longest)})
-    yield from zip(starts, [*(start - 1 for start in starts[1:]), scene.longest], strict=True)
+    starts = sorted({1, *(bend for bend in bends if 1 < bend <= scene.longest_prompt)})
+    yield from zip(
+        starts, [*(start - 1 for start in starts[1:]), scene.longest_prompt], strict=True
+    )
 
 
-def _bending(one: Selected, scene: Stage) -> frozenset[int | None]:
+def _find_prompt_axes(one: SelectedValue, scene: TransferSetup) -> frozenset[int | None]:
     """The axes along which a prompt counts: those that it cuts, and that of its tokens.
 
     Where a buffer does not say which that is, it may be any.
     """
     rank = len(one.value.shape or ())
-    if _is_unknown(one.buffer):
+    if _has_unknown_kind(one.buffer):
         return frozenset(range(1, rank))
-    cut = transfer.clipped(scene.target, rank, scene.whole)
-    return cut | {None if one.buffer is None else one.buffer.sequence}
+    cut = find_clipped_axes(scene.consumer, rank, scene.full_transfer)
+    return cut | {None if one.buffer is None else one.buffer.sequence_axis}
 
 
-def _moment(scene: Stage, tokens: int) -> _Moment:
-    sent, read = scene.sent(tokens), scene.read(tokens)
+def _simulate_prompt(scene: TransferSetup, tokens: int) -> _PromptState:
+    sent, read = scene.build_prefill_slots(tokens), scene.build_decode_slots(tokens)
     written = {
-        one.ident: _Held(slot, one.buffer, scene.prefill)
-        for one, slot in zip(scene.written, sent, strict=False)
+        one.buffer_id: _SlotContent(slot, one.buffer, scene.prefill)
+        for one, slot in zip(scene.prefill_outputs, sent, strict=False)
     }
-    meant = {slot.ident: slot for slot in sent}
-    shift: dict[Ident, int] = {}
-    own, cut = set[Ident](), set[Ident]()
-    for one, slot in zip(scene.taken, read, strict=True):
-        mine, theirs = written.get(slot.ident), _Held(slot, one.buffer, scene.decode)
+    meant = {slot.buffer_id: slot for slot in sent}
+    shift: dict[BufferId, int] = {}
+    own, cut = set[BufferId](), set[BufferId]()
+    for one, slot in zip(scene.decode_inputs, read, strict=True):
+        mine, theirs = written.get(slot.buffer_id), _SlotContent(slot, one.buffer, scene.decode)
         if mine is None:
             continue
-        shift[slot.ident] = slot.offset - mine.slot.offset
-        fits = _same(mine.slot, meant.get(slot.ident, mine.slot))
-        if not fits or not _alike(mine, theirs, tokens):
-            own.add(slot.ident)
-        if any(_is_cut(held, scene.target, tokens) for held in (mine, theirs)):
-            cut.add(slot.ident)
-    return _Moment(shift, frozenset(own), frozenset(cut), _total(read) - _total(sent))
+        shift[slot.buffer_id] = slot.offset - mine.slot.offset
+        fits = _has_same_type(mine.slot, meant.get(slot.buffer_id, mine.slot))
+        if not fits or not _has_matching_bytes(mine, theirs, tokens):
+            own.add(slot.buffer_id)
+        if any(_is_truncated(held, scene.consumer, tokens) for held in (mine, theirs)):
+            cut.add(slot.buffer_id)
+    return _PromptState(
+        shift,
+        frozenset(own),
+        frozenset(cut),
+        _compute_memory_size(read) - _compute_memory_size(sent),
+    )
 
 
-def _same(place: Slot, meant: Slot) -> bool:
+def _has_same_type(place: MemorySlot, meant: MemorySlot) -> bool:
     """Whether a place is like the one that was meant for what is written there."""
     return (place.shape, place.dtype) == (meant.shape, meant.dtype)
 
 
-def _alike(mine: _Held, theirs: _Held, tokens: int) -> bool:
+def _has_matching_bytes(mine: _SlotContent, theirs: _SlotContent, tokens: int) -> bool:
     """Whether the bytes of all tokens stand alike; tokens that come first may have room left."""
-    forms = _forms(mine, theirs)
+    forms = _resolve_byte_orders(mine, theirs)
     if mine.slot.dtype != theirs.slot.dtype or forms[0] == forms[1]:
         return mine.slot.dtype == theirs.slot.dtype
     lengths = [form[0][0] if form and form[0][1] else 1 for form in forms]
@@ -222,39 +244,41 @@ def _alike(mine: _Held, theirs: _Held, tokens: int) -> bool:
     return rests[0] == rests[1] and min(lengths) >= tokens
 
 
-_Form = list[tuple[int, bool]]
+_ByteOrder = list[tuple[int, bool]]
 """The order of the bytes: axes longer than 1, and which of them are tokens."""
 
 
-def _forms(mine: _Held, theirs: _Held) -> tuple[_Form, _Form]:
+def _resolve_byte_orders(mine: _SlotContent, theirs: _SlotContent) -> tuple[_ByteOrder, _ByteOrder]:
     """Of both. One of fixed sizes does not say what its axes are; the other may."""
-    told = [held.buffer for held in (mine, theirs) if not _is_unknown(held.buffer)]
+    told = [held.buffer for held in (mine, theirs) if not _has_unknown_kind(held.buffer)]
     if len(told) == 2:
-        return _form(mine), _form(theirs)
-    axis = next((buffer.sequence for buffer in told if buffer is not None), None)
-    return _axes(mine.slot.shape, axis), _axes(theirs.slot.shape, axis)
+        return _resolve_byte_order(mine), _resolve_byte_order(theirs)
+    axis = next((buffer.sequence_axis for buffer in told if buffer is not None), None)
+    return _build_byte_order(mine.slot.shape, axis), _build_byte_order(theirs.slot.shape, axis)
 
 
-def _form(held: _Held) -> _Form:
+def _resolve_byte_order(held: _SlotContent) -> _ByteOrder:
     """Where axes are known, all but the tokens' count in full, however little is moved.
 
     Not even the beginnings are alike of states that differ.
     """
-    moved, full = held.slot.shape, held.full
-    axis = None if held.buffer is None else held.buffer.sequence
-    return _axes(tuple(moved[at] if at == axis else dim for at, dim in enumerate(full)), axis)
+    moved, full = held.slot.shape, held.full_shape
+    axis = None if held.buffer is None else held.buffer.sequence_axis
+    return _build_byte_order(
+        tuple(moved[at] if at == axis else dim for at, dim in enumerate(full)), axis
+    )
 
 
-def _axes(shape: Shape, tokens: int | None) -> _Form:
+def _build_byte_order(shape: Shape, tokens: int | None) -> _ByteOrder:
     dims = ((int(dim or 0), axis) for axis, dim in enumerate(shape))
     return [(dim, axis == tokens) for dim, axis in dims if dim != 1]
 
 
-def _is_unknown(buffer: Buffer | None) -> bool:
+def _has_unknown_kind(buffer: Buffer | None) -> bool:
     return buffer is not None and buffer.kind == "unknown"
 
 
-def _is_cut(held: _Held, target: Target, tokens: int) -> bool:
+def _is_truncated(held: _SlotContent, target: Consumer, tokens: int) -> bool:
     """Whether less is moved than a prompt fills: a state is full from the first token on."""
     slot, buffer = held.slot, held.buffer
     if buffer is None or buffer.kind == "unknown":
@@ -262,16 +286,16 @@ def _is_cut(held: _Held, target: Target, tokens: int) -> bool:
     return any(
         isinstance(size, int)
         and isinstance(moved, int)
-        and moved < (min(tokens, size) if axis == buffer.sequence else size)
-        for axis, (moved, size) in enumerate(zip(slot.shape, held.full, strict=True))
+        and moved < (min(tokens, size) if axis == buffer.sequence_axis else size)
+        for axis, (moved, size) in enumerate(zip(slot.shape, held.full_shape, strict=True))
     )
 
 
-def _total(slots: Sequence[Slot]) -> int:
-    return slots[-1].offset + slots[-1].bytes if slots else 0
+def _compute_memory_size(slots: Sequence[MemorySlot]) -> int:
+    return slots[-1].offset + slots[-1].nbytes if slots else 0
 
 
-def _unequal(first: int, last: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+def _find_nonzero_ranges(first: int, last: int, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Where a straight line from ``start`` to ``end`` is not 0: everywhere but at its root."""
     if start == end == 0:
         return
@@ -288,7 +312,7 @@ def _unequal(first: int, last: int, start: int, end: int) -> Iterator[tuple[int,
         yield root + 1, last
 
 
-def _above(first: int, last: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+def _find_positive_ranges(first: int, last: int, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Where a straight line from ``start`` to ``end`` is above 0."""
     if start > 0 and end > 0:
         yield first, last

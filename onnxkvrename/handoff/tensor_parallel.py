@@ -5,29 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from onnxkvrename.findings import Finding, finding
+from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.layout.layout import Buffer, Layout
-from onnxkvrename.rules.window_diff import layers_text
+from onnxkvrename.rules.window_diff import format_layers
 
-_UNDIVIDED = ("mla_attention", "sliding_window_mla")
+_REPLICATED_KINDS = ("mla_attention", "sliding_window_mla")
 
 
-class Parallel(NamedTuple):
+class TensorParallelSizes(NamedTuple):
     """How many ranks share the heads, on each side."""
 
     prefill: int
     decode: int
 
 
-class _Share(NamedTuple):
+class _ShardedAxis(NamedTuple):
     """What of a buffer is divided among ranks."""
 
-    what: str
-    amount: int
-    replicates: bool
+    unit: str
+    size: int
+    can_replicate: bool
 
 
-def check(prefill: Layout, decode: Layout, ranks: Parallel) -> Iterator[Finding]:
+def check_tensor_parallelism(
+    prefill: Layout, decode: Layout, ranks: TensorParallelSizes
+) -> Iterator[Finding]:
     """KV619: what does not divide, each kind of fault once.
 
     Heads divide among ranks, or, where there are fewer heads than ranks, each head
@@ -40,9 +42,9 @@ def check(prefill: Layout, decode: Layout, ranks: Parallel) -> Iterator[Finding]
         ("prefill", prefill, ranks.prefill),
         ("decode", decode, ranks.decode),
     ):
-        yield from _divided(side, layout, count)
+        yield from _check_divisible(side, layout, count)
     if max(ranks) % min(ranks):
-        yield finding(
+        yield build_finding(
             "KV619",
             "",
             f"{ranks.prefill} ranks of prefill and {ranks.decode} of decode: neither is a multiple "
@@ -51,14 +53,18 @@ def check(prefill: Layout, decode: Layout, ranks: Parallel) -> Iterator[Finding]
         )
 
 
-def notes(prefill: Layout, decode: Layout, ranks: Parallel) -> Iterator[str]:
+def list_sharding_notes(
+    prefill: Layout, decode: Layout, ranks: TensorParallelSizes
+) -> Iterator[str]:
     """What is no fault, but worth knowing: heads that are repeated, states cut in segments."""
     for side, layout, count in (
         ("prefill", prefill, ranks.prefill),
         ("decode", decode, ranks.decode),
     ):
-        shares = [share for buffer in layout.buffers if (share := _share(layout, buffer))]
-        fewest = min((share.amount for share in shares if share.replicates), default=count)
+        shares = [
+            share for buffer in layout.buffers if (share := _find_sharded_axis(layout, buffer))
+        ]
+        fewest = min((share.size for share in shares if share.can_replicate), default=count)
         if fewest < count and count % fewest == 0:
             yield f"{side}: {fewest} heads on {count} ranks, each on {count // fewest} of them"
     conv = [buffer for buffer in prefill.buffers if _is_convolution(buffer)]
@@ -69,17 +75,17 @@ def notes(prefill: Layout, decode: Layout, ranks: Parallel) -> Iterator[str]:
         )
 
 
-def _divided(side: str, layout: Layout, ranks: int) -> Iterator[Finding]:
+def _check_divisible(side: str, layout: Layout, ranks: int) -> Iterator[Finding]:
     groups: dict[tuple[str, int], list[Buffer]] = {}
     for buffer in layout.buffers:
-        share = _share(layout, buffer)
-        if share is None or share.amount % ranks == 0:
+        share = _find_sharded_axis(layout, buffer)
+        if share is None or share.size % ranks == 0:
             continue
-        if not (share.replicates and ranks % share.amount == 0):
-            groups.setdefault((share.what, share.amount), []).append(buffer)
+        if not (share.can_replicate and ranks % share.size == 0):
+            groups.setdefault((share.unit, share.size), []).append(buffer)
     for (what, count), found in groups.items():
-        layers = layers_text(sorted({buffer.layer for buffer in found}))
-        yield finding(
+        layers = format_layers(sorted({buffer.layer for buffer in found}))
+        yield build_finding(
             "KV619",
             found[0].names[0],
             f"has {count} {what}, which {ranks} ranks of {side} cannot share ({layers})",
@@ -87,17 +93,24 @@ def _divided(side: str, layout: Layout, ranks: int) -> Iterator[Finding]:
         )
 
 
-def _share(layout: Layout, buffer: Buffer) -> _Share | None:
+def _find_sharded_axis(layout: Layout, buffer: Buffer) -> _ShardedAxis | None:
     """What is divided: axis 1, unless it is the context or the buffer is MLA's."""
     shape = buffer.shape
-    if shape is None or len(shape) < 3 or buffer.kind in _UNDIVIDED or buffer.sequence == 1:
+    if (
+        shape is None
+        or len(shape) < 3
+        or buffer.kind in _REPLICATED_KINDS
+        or buffer.sequence_axis == 1
+    ):
         return None
-    count = layout.sized(shape)[1]
+    count = layout.resolve_shape(shape)[1]
     if not isinstance(count, int):
         return None
     if buffer.kind == "mamba":
-        return _Share("channels" if _is_convolution(buffer) else "heads of a state", count, False)
-    return _Share("heads", count, True) if len(shape) == 4 else None
+        return _ShardedAxis(
+            "channels" if _is_convolution(buffer) else "heads of a state", count, False
+        )
+    return _ShardedAxis("heads", count, True) if len(shape) == 4 else None
 
 
 def _is_convolution(buffer: Buffer) -> bool:

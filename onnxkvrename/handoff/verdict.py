@@ -6,35 +6,40 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from onnxkvrename.findings import Finding
-from onnxkvrename.handoff import simulate as rehearsing
-from onnxkvrename.handoff import worker as sides
-from onnxkvrename.handoff.buffer_diff import Fault
-from onnxkvrename.handoff.simulate import Ranges, Rehearsal, Stage, union
-from onnxkvrename.handoff.slots import Ident
+from onnxkvrename.handoff.buffer_diff import Difference
+from onnxkvrename.handoff.simulate import (
+    PromptRanges,
+    SimulationResult,
+    TransferSetup,
+    merge_ranges,
+    subtract_ranges,
+)
+from onnxkvrename.handoff.slots import BufferId
+from onnxkvrename.handoff.worker import STARTUP_FAILURE_CODES, UNLIMITED_LENGTH
 
 Outcome = Literal["works", "corrupts", "fails", "loses", "unknown"]
 
-_EVERYWHERE = ("KV608", "KV609", "KV617")
+_MISPLACING_CODES = ("KV608", "KV609", "KV617")
 """What makes places disagree whatever the prompt."""
 
 
-class Root(NamedTuple):
+class RootCause(NamedTuple):
     """What is wrong in the graphs themselves, and with which buffers."""
 
     finding: Finding
-    idents: tuple[Ident, ...]
-    fault: Fault | None = None
+    buffer_ids: tuple[BufferId, ...]
+    difference: Difference | None = None
 
 
-class Stretch(NamedTuple):
+class AffectedRange(NamedTuple):
     """Lengths of a prompt that go wrong alike, aloud if ``refused``, for the same causes."""
 
-    ranges: Ranges
-    refused: bool
+    ranges: PromptRanges
+    is_refused: bool
     causes: tuple[Finding, ...]
 
 
-class Verdict(NamedTuple):
+class HandoffVerdict(NamedTuple):
     """What would become of the hand-off, once the names are right.
 
     ``corrupt`` are the prompt lengths at which decode would take wrong bytes without a
@@ -45,31 +50,34 @@ class Verdict(NamedTuple):
     """
 
     outcome: Outcome
-    corrupt: Ranges
-    refused: Ranges
-    longest: int | None
-    beyond: str | None
-    near: int | None
-    cause: Finding | None
-    stretches: tuple[Stretch, ...] = ()
+    corrupt_ranges: PromptRanges
+    refused_ranges: PromptRanges
+    longest_prompt: int | None
+    window_symbol: str | None
+    window_placeholder: int | None
+    first_cause: Finding | None
+    affected_ranges: tuple[AffectedRange, ...] = ()
 
 
-def verdict(
+def build_verdict(
     findings: Sequence[Finding],
-    roots: Sequence[Root],
-    shown: Rehearsal | None,
-    scene: Stage,
+    roots: Sequence[RootCause],
+    shown: SimulationResult | None,
+    scene: TransferSetup,
     near: int | None,
     broken: Finding | None,
-) -> Verdict:
+) -> HandoffVerdict:
     """The verdict of all that was found; ``broken`` is what is wrong with a model itself."""
     about = [found for found in findings if found.code != "KV616"]
-    stopping = [found for found in about if found.code in sides.STOPS]
+    stopping = [found for found in about if found.code in STARTUP_FAILURE_CODES]
     first = next(iter((*([broken] if broken else []), *stopping, *about)), None)
-    faults = [root.fault for root in roots if root.fault is not None]
-    refused, corrupt = _ranges(findings, shown, scene)
-    certain = shown is None and any(fault.certain for fault in faults)
-    blamed, other = [one for one in roots if _harms(one, scene)], _otherwise(findings, broken)
+    faults = [root.difference for root in roots if root.difference is not None]
+    refused, corrupt = _find_wrong_ranges(findings, shown, scene)
+    certain = shown is None and any(fault.is_certain for fault in faults)
+    blamed, other = (
+        [one for one in roots if _can_affect_others(one, scene)],
+        _find_fallback_cause(findings, broken),
+    )
     outcome: Outcome = "works"
     if stopping:
         outcome = "fails"
@@ -83,75 +91,81 @@ def verdict(
         outcome = "loses"
     elif first is not None:
         outcome = "unknown"
-    return Verdict(
+    return HandoffVerdict(
         outcome,
         corrupt,
         refused,
-        longest=None if scene.longest == sides.LONGEST else scene.longest,
-        beyond=next((fault.ask[0] for fault in faults if near and fault.ask), None),
-        near=near,
-        cause=first,
-        stretches=(
-            *_stretches(corrupt, False, blamed, shown, other),
-            *_stretches(refused, True, blamed, shown, other),
+        longest_prompt=None if scene.longest_prompt == UNLIMITED_LENGTH else scene.longest_prompt,
+        window_symbol=next(
+            (fault.needed_symbols[0] for fault in faults if near and fault.needed_symbols), None
+        ),
+        window_placeholder=near,
+        first_cause=first,
+        affected_ranges=(
+            *_group_by_cause(corrupt, False, blamed, shown, other),
+            *_group_by_cause(refused, True, blamed, shown, other),
         ),
     )
 
 
-def _ranges(
-    findings: Sequence[Finding], shown: Rehearsal | None, scene: Stage
-) -> tuple[Ranges, Ranges]:
+def _find_wrong_ranges(
+    findings: Sequence[Finding], shown: SimulationResult | None, scene: TransferSetup
+) -> tuple[PromptRanges, PromptRanges]:
     """The lengths that are refused, and those that are corrupted."""
     if shown is None:
         return (), ()
     turned = any(found.code == "KV609" for found in findings)
-    every = ((1, scene.longest),) if turned else ()
-    return shown.refused, rehearsing.without(union(*shown.wrong.values(), every), shown.refused)
+    every = ((1, scene.longest_prompt),) if turned else ()
+    return shown.refused_ranges, subtract_ranges(
+        merge_ranges(*shown.wrong_ranges.values(), every), shown.refused_ranges
+    )
 
 
-def _stretches(
-    ranges: Ranges,
+def _group_by_cause(
+    ranges: PromptRanges,
     refused: bool,
-    roots: Sequence[Root],
-    shown: Rehearsal | None,
+    roots: Sequence[RootCause],
+    shown: SimulationResult | None,
     other: Finding | None,
-) -> tuple[Stretch, ...]:
+) -> tuple[AffectedRange, ...]:
     """Lengths that go wrong, together where it is for the same causes; ``other`` where no root."""
     if shown is None:
         return ()
     alike: dict[tuple[Finding, ...], list[tuple[int, int]]] = {}
     for run in ranges:
         causes: list[Finding] = []
-        left: Ranges = (run,)
+        left: PromptRanges = (run,)
         for root in roots:
-            rest = rehearsing.without(left, _reach(root, shown, run))
+            rest = subtract_ranges(left, _find_blamed_ranges(root, shown, run))
             if rest != left:
                 causes.append(root.finding)
             left = rest
         if left and other is not None:
             causes.insert(0, other)
         alike.setdefault(tuple(causes), []).append(run)
-    return tuple(Stretch(tuple(runs), refused, causes) for causes, runs in alike.items())
+    return tuple(AffectedRange(tuple(runs), refused, causes) for causes, runs in alike.items())
 
 
-def _harms(root: Root, scene: Stage) -> bool:
+def _can_affect_others(root: RootCause, scene: TransferSetup) -> bool:
     """Whether others may go wrong with it: what prefill alone has at the end only stays behind."""
-    taken = {one.ident for one in scene.taken}
-    common = [at for at, one in enumerate(scene.written) if one.ident in taken]
-    behind = {one.ident for one in scene.written[common[-1] + 1 if common else 0 :]}
-    return not behind.issuperset(root.idents)
+    taken = {one.buffer_id for one in scene.decode_inputs}
+    common = [at for at, one in enumerate(scene.prefill_outputs) if one.buffer_id in taken]
+    behind = {one.buffer_id for one in scene.prefill_outputs[common[-1] + 1 if common else 0 :]}
+    return not behind.issuperset(root.buffer_ids)
 
 
-def _reach(root: Root, shown: Rehearsal, run: tuple[int, int]) -> Ranges:
+def _find_blamed_ranges(
+    root: RootCause, shown: SimulationResult, run: tuple[int, int]
+) -> PromptRanges:
     """The lengths within a run that a root can be blamed for."""
-    shows = shown.own if root.fault is not None else shown.cut
-    found = union(*(shows.get(ident, ()) for ident in root.idents))
+    shows = shown.differing_ranges if root.difference is not None else shown.truncated_ranges
+    found = merge_ranges(*(shows.get(ident, ()) for ident in root.buffer_ids))
     return found or (run,)
 
 
-def _otherwise(findings: Sequence[Finding], broken: Finding | None) -> Finding | None:
+def _find_fallback_cause(findings: Sequence[Finding], broken: Finding | None) -> Finding | None:
     """What is to blame where no root is: a broken model, the order, or what is not selected."""
     half = (found for found in findings if found.code == "KV616" and found.name)
-    places = (found for found in findings if found.code in _EVERYWHERE)
+    places = (found for found in findings if found.code in _MISPLACING_CODES)
     shifted = (found for found in findings if found.code == "KV618")
     return next(iter((*([broken] if broken else []), *places, *half, *shifted)), None)

@@ -5,30 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
-from onnxkvrename.findings import Finding, finding, listed
-from onnxkvrename.handoff import consumer_checks as consuming
-from onnxkvrename.handoff import slots as transfer
-from onnxkvrename.handoff.consumer import Target
-from onnxkvrename.layout import dims as sizing
-from onnxkvrename.layout import layout as layouts
-from onnxkvrename.layout.layout import Layout
+from onnxkvrename.findings import Finding, build_finding, format_list
+from onnxkvrename.handoff.consumer import Consumer
+from onnxkvrename.handoff.consumer_checks import (
+    check_consumer,
+    format_rename_command,
+    format_similar_count,
+)
+from onnxkvrename.handoff.slots import (
+    check_transferable,
+    find_clipped_axes,
+    find_unselected_buffers,
+    list_selected_inputs,
+    list_selected_outputs,
+)
+from onnxkvrename.layout.dims import list_symbols
+from onnxkvrename.layout.layout import Layout, apply_sizes
 from onnxkvrename.model.signature import Signature, Value
-from onnxkvrename.rules import plan as planning
-from onnxkvrename.rules.plan import Wish
+from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 
-Order = Literal["numeric", "lexical", "graph"]
+BufferOrder = Literal["numeric", "lexical", "graph"]
 """By layer, by name as text, or neither: the graph's own."""
 
-LONGEST = 1 << 31
+UNLIMITED_LENGTH = 1 << 31
 """A prompt that no graph limits; longer than any size that can be given."""
-FAR = 1 << 50
+UNKNOWN_SIZE = 1 << 50
 """Stands for a size that is not known: longer than any prompt."""
-STOPS = ("KV001", "KV603", "KV604", "KV610", "KV619")
+STARTUP_FAILURE_CODES = ("KV001", "KV603", "KV604", "KV610", "KV619")
 """What is found before any hand-off, aloud."""
 
 
-class Side(NamedTuple):
+class HandoffSide(NamedTuple):
     """One side as it stands: ``given``; ``layout`` has the names that the consumer would see.
 
     ``bare`` says that no buffer has the consumer's token, so that those are the
@@ -38,26 +46,28 @@ class Side(NamedTuple):
     """
 
     label: str
-    given: Layout
+    original_layout: Layout
     layout: Layout
-    bare: bool
+    lacks_token: bool
     tokens: tuple[str, ...]
-    order: Order
+    order: BufferOrder
     path: str = ""
-    broken: Finding | None = None
+    model_finding: Finding | None = None
 
 
-def side(label: str, found: Layout, target: Target, rules: Rules) -> Side:
+def build_handoff_side(label: str, found: Layout, target: Consumer, rules: Rules) -> HandoffSide:
     """A side as the consumer sees it; if it selects none of its buffers, as after a rename."""
     names = [buffer.input for buffer in found.buffers if buffer.input is not None]
-    bare = not any(map(target.takes, names))
+    bare = not any(map(target.selects_input, names))
     signature = Signature(found.inputs, found.outputs)
-    plan = planning.plan(signature, rules, Wish(target.token, replace=True))
-    renamed = _renamed(found, plan.names) if bare else found
-    return Side(label, found, renamed, bare, tuple(sorted(plan.tokens)), _order(found))
+    plan = build_rename_plan(signature, rules, TokenChange(target.token, replace=True))
+    renamed = _rename_layout(found, plan.name_map) if bare else found
+    return HandoffSide(
+        label, found, renamed, bare, tuple(sorted(plan.token_counts)), _detect_order(found)
+    )
 
 
-def _renamed(found: Layout, names: Mapping[str, str]) -> Layout:
+def _rename_layout(found: Layout, names: Mapping[str, str]) -> Layout:
     """The layout under other names."""
 
     def values(given: tuple[Value, ...]) -> tuple[Value, ...]:
@@ -72,7 +82,7 @@ def _renamed(found: Layout, names: Mapping[str, str]) -> Layout:
     )
 
 
-def _order(found: Layout) -> Order:
+def _detect_order(found: Layout) -> BufferOrder:
     owners = {buffer.input: buffer for buffer in found.buffers}
     listed = [value.name for value in found.inputs if value.name in owners]
     layers = [owners[name].layer for name in listed]
@@ -81,134 +91,144 @@ def _order(found: Layout) -> Order:
     return "lexical" if listed == sorted(listed) else "graph"
 
 
-def capacity(found: Layout) -> int:
+def find_longest_prompt(found: Layout) -> int:
     """The longest prompt that a side has room for; windows and states do not limit it."""
     sizes = []
     for buffer in found.buffers:
-        shape = found.sized(buffer.shape or ())
-        if buffer.sequence is not None and buffer.window is None:
-            sizes.append(shape[buffer.sequence])
+        shape = found.resolve_shape(buffer.shape or ())
+        if buffer.sequence_axis is not None and buffer.window is None:
+            sizes.append(shape[buffer.sequence_axis])
         elif buffer.kind == "unknown" and len(shape) > 3:
             sizes.append(shape[2])
     known = [size for size in sizes if isinstance(size, int)]
-    return max(known) if known and len(known) == len(sizes) else LONGEST
+    return max(known) if known and len(known) == len(sizes) else UNLIMITED_LENGTH
 
 
-def filled(found: Layout, near: int | None = None) -> Layout:
+def fill_missing_sizes(found: Layout, near: int | None = None) -> Layout:
     """The layout with a size for every symbol.
 
     One that is not known is longer than any prompt, but ``near``, if it is given, for a
     window.
     """
-    symbols = sizing.symbols(value.shape for value in found.inputs)
-    sizes = {symbol: FAR for symbol in symbols if symbol not in found.sizes}
+    symbols = list_symbols(value.shape for value in found.inputs)
+    sizes = {symbol: UNKNOWN_SIZE for symbol in symbols if symbol not in found.sizes}
     if near is not None:
         windows = {buffer.window for buffer in found.buffers}
         sizes |= {symbol: near for symbol in sizes if symbol in windows}
-    return layouts.with_sizes(found, sizes)
+    return apply_sizes(found, sizes)
 
 
-def agreeing(both: Iterable[Side], target: Target, whole: bool) -> tuple[str, ...]:
+def find_shared_symbols(
+    both: Iterable[HandoffSide], target: Consumer, whole: bool
+) -> tuple[str, ...]:
     """The symbols without a size that must be the same on both sides, in alphabetical order.
 
     A context that is moved up to the prompt may be of any length on either side.
     """
     wanted = set[str]()
     for found, buffer in ((side.layout, one) for side in both for one in side.layout.buffers):
-        shape = found.sized(buffer.shape or ())
-        clipped = transfer.clipped(target, len(shape), whole)
+        shape = found.resolve_shape(buffer.shape or ())
+        clipped = find_clipped_axes(target, len(shape), whole)
         for axis, dim in enumerate(shape[1:], 1):
-            grows = axis in clipped and axis == buffer.sequence and buffer.window is None
+            grows = axis in clipped and axis == buffer.sequence_axis and buffer.window is None
             if isinstance(dim, str) and not grows:
                 wanted.add(dim)
     return tuple(sorted(wanted))
 
 
-def absent(prefill: Side, decode: Side) -> Iterator[Finding]:
+def check_buffers_exist(prefill: HandoffSide, decode: HandoffSide) -> Iterator[Finding]:
     """KV001: a side without a buffer, with which there is no hand-off at all."""
     for side in (prefill, decode):
         if not side.layout.buffers:
             where = f"{side.label}: {side.path}" if side.path else side.label
             hint = "give the model that has the cache; --profile and --rules know names"
-            yield finding("KV001", "", f"no KV buffer on {where}", hint)
+            yield build_finding("KV001", "", f"no KV buffer on {where}", hint)
 
 
-def unselected(prefill: Side, decode: Side, target: Target) -> Iterator[Finding]:
+def check_side_tokens(
+    prefill: HandoffSide, decode: HandoffSide, target: Consumer
+) -> Iterator[Finding]:
     """KV616: what carries another token, or none."""
-    bare = [side for side in (prefill, decode) if side.bare and side.layout.buffers]
+    bare = [side for side in (prefill, decode) if side.lacks_token and side.layout.buffers]
     if len(bare) == 2 and prefill.tokens == decode.tokens:
-        yield _bare("prefill and decode", prefill, target)
+        yield _build_token_finding("prefill and decode", prefill, target)
     else:
-        yield from (_bare(side.label, side, target) for side in bare)
+        yield from (_build_token_finding(side.label, side, target) for side in bare)
     for side in (prefill, decode):
-        yield from _half(side, target)
+        yield from _check_partial_token(side, target)
 
 
-def _bare(label: str, side: Side, target: Target) -> Finding:
-    carried = listed(side.tokens) if side.tokens else "no token"
+def _build_token_finding(label: str, side: HandoffSide, target: Consumer) -> Finding:
+    carried = format_list(side.tokens) if side.tokens else "no token"
     replace = ("--replace",) if side.tokens else ()
     mend = " ".join(("onnxkvrename MODEL --target", target.name, *replace, "for both"))
-    return finding(
+    return build_finding(
         "KV616",
         "",
         f"{label}: the names carry {carried}, not {target.token}: {target.name} selects none",
-        mend if label != side.label else consuming.command(side.given, target, *replace),
+        mend
+        if label != side.label
+        else format_rename_command(side.original_layout, target, *replace),
     )
 
 
-def _half(side: Side, target: Target) -> Iterator[Finding]:
+def _check_partial_token(side: HandoffSide, target: Consumer) -> Iterator[Finding]:
     """Buffers without the token beside others that have it."""
-    if side.bare:
+    if side.lacks_token:
         return
-    left = transfer.lost(transfer.inputs(side.layout, target), side.layout.buffers)
+    left = find_unselected_buffers(list_selected_inputs(side.layout, target), side.layout.buffers)
     if side.label == "prefill":
-        written = transfer.outputs(side.layout, target)
-        left = tuple(dict.fromkeys((*left, *transfer.lost(written, side.layout.buffers))))
+        written = list_selected_outputs(side.layout, target)
+        left = tuple(dict.fromkeys((*left, *find_unselected_buffers(written, side.layout.buffers))))
     if left:
-        yield finding(
+        yield build_finding(
             "KV616",
             left[0].names[0],
-            f"is {_some(len(left))} of {side.label} that {target.name} does not select: "
+            f"is {_format_buffer_count(len(left))} of {side.label} that {target.name} does not select: "
             f"{target.token} is not on all of {'their' if len(left) > 1 else 'its'} names",
-            consuming.command(side.given, target, "--replace"),
+            format_rename_command(side.original_layout, target, "--replace"),
         )
 
 
-def _some(count: int) -> str:
+def _format_buffer_count(count: int) -> str:
     return f"one of {count} buffers" if count > 1 else "a buffer"
 
 
-def stops(prefill: Side, decode: Side, target: Target) -> Iterator[Finding]:
+def check_startup(prefill: HandoffSide, decode: HandoffSide, target: Consumer) -> Iterator[Finding]:
     """What stops the consumer before any hand-off."""
     for side in (prefill, decode):
-        for found in transfer.faults(side.layout, target):
+        for found in check_transferable(side.layout, target):
             yield found._replace(message=f"{found.message} ({side.label})")
-    yield from _counted(prefill.layout, target)
+    yield from _check_output_count(prefill.layout, target)
 
 
-def alone(prefill: Side, decode: Side, target: Target, whole: bool) -> Iterator[Finding]:
+def check_each_side(
+    prefill: HandoffSide, decode: HandoffSide, target: Consumer, whole: bool
+) -> Iterator[Finding]:
     """What each side gets wrong by itself, a hand-off or not: KV602, KV609, KV610.
 
     Of the other checks of a consumer some are about what is compared here in more detail
     (KV601, KV603 to KV605, KV608), and some about what takes no part in it (KV606, KV607).
     """
     for side in (prefill, decode):
-        for found in consuming.check(side.layout, target, whole=whole):
+        for found in check_consumer(side.layout, target, whole=whole):
             if found.code in ("KV602", "KV609", "KV610"):
                 yield found._replace(message=f"{found.message} ({side.label})")
 
 
-def _counted(prefill: Layout, target: Target) -> Iterator[Finding]:
+def _check_output_count(prefill: Layout, target: Consumer) -> Iterator[Finding]:
     """Prefill's list of outputs is as long as that of inputs, or longer by one.
 
     In it stand outputs of buffers and what is appended, and of all the last is taken off.
     """
-    given, written = (len(find(prefill, target)) for find in (transfer.inputs, transfer.outputs))
-    appended = sum(target.appended(value.name) for value in prefill.outputs)
+    given, written = (
+        len(find(prefill, target)) for find in (list_selected_inputs, list_selected_outputs)
+    )
+    appended = sum(target.is_appended_output(value.name) for value in prefill.outputs)
     if not given or written + appended - 1 - given in (0, 1):
         return
     if written - given in (0, 1):
-        yield finding(
+        yield build_finding(
             "KV604",
             "",
             f"prefill has {appended or 'no'} outputs that start with log, of which it takes one "
@@ -216,7 +236,7 @@ def _counted(prefill: Layout, target: Target) -> Iterator[Finding]:
             "export prefill with logits, without sampling on the device",
         )
     else:
-        yield finding(
+        yield build_finding(
             "KV610",
             "",
             f"prefill selects {given} inputs, but {written} outputs: it stops at the first prompt",
@@ -224,29 +244,31 @@ def _counted(prefill: Layout, target: Target) -> Iterator[Finding]:
         )
 
 
-def strangers(prefill: Side, decode: Side, target: Target) -> Iterator[Finding]:
+def check_unmatched_non_kv(
+    prefill: HandoffSide, decode: HandoffSide, target: Consumer
+) -> Iterator[Finding]:
     """KV608: places of what is no buffer, and that only one side has."""
-    given = transfer.inputs(prefill.layout, target)
-    written = transfer.outputs(prefill.layout, target)[: len(given)]
-    taken = transfer.inputs(decode.layout, target)
+    given = list_selected_inputs(prefill.layout, target)
+    written = list_selected_outputs(prefill.layout, target)[: len(given)]
+    taken = list_selected_inputs(decode.layout, target)
     for label, places, others in (
         ("prefill", (*given, *written), taken),
         ("decode", taken, written),
     ):
-        there = {one.ident for one in others}
-        alone = [one for one in places if one.buffer is None and one.ident not in there]
-        names = list(dict.fromkeys(one.called for one in alone))
+        there = {one.buffer_id for one in others}
+        alone = [one for one in places if one.buffer is None and one.buffer_id not in there]
+        names = list(dict.fromkeys(one.input_name for one in alone))
         if names:
-            yield finding(
+            yield build_finding(
                 "KV608",
                 names[0],
-                f"is no KV buffer{consuming.counted(names)}, but carries {target.token}, and has a "
+                f"is no KV buffer{format_similar_count(names)}, but carries {target.token}, and has a "
                 f"place among the buffers of {label} only",
                 f"take {target.token} out of that name where the model is exported",
             )
 
 
-def order_notes(prefill: Side, decode: Side, target: Target) -> Iterator[str]:
+def list_order_notes(prefill: HandoffSide, decode: HandoffSide, target: Consumer) -> Iterator[str]:
     """Worth knowing: graphs that list their buffers differently, which sorting makes good."""
     words = {"numeric": "by layer", "lexical": "by name", "graph": "in an order of its own"}
     if prefill.order != decode.order:

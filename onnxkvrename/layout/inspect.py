@@ -7,76 +7,76 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError, RulesError
-from onnxkvrename.findings import Finding, document, error_values
-from onnxkvrename.layout import layout as layouts
-from onnxkvrename.layout.kinds import Kind, dtype_of, kind_of, shape_of
-from onnxkvrename.model import external_data as externaldata
-from onnxkvrename.model import file as onnxfile
-from onnxkvrename.model import metadata as stamps
-from onnxkvrename.model import occurrences as places
-from onnxkvrename.model import proto_reader as messages
-from onnxkvrename.model import statistics as weighing
-from onnxkvrename.model.external_data import DataFile
-from onnxkvrename.model.file import Model
-from onnxkvrename.model.proto_reader import Reference
-from onnxkvrename.model.signature import Dim, Export
-from onnxkvrename.model.statistics import Weight
-from onnxkvrename.rules import checks as checking
-from onnxkvrename.rules import plan as planning
-from onnxkvrename.rules import windows
-from onnxkvrename.rules.plan import Kept, Pair, Plan
+from onnxkvrename.findings import Finding, render_json_document, serialize_error
+from onnxkvrename.layout.kinds import (
+    BufferKind,
+    find_pair_dtype,
+    find_pair_shape,
+    infer_buffer_kind,
+)
+from onnxkvrename.layout.layout import LayoutSource, check_stamp
+from onnxkvrename.model.external_data import DataFile, find_data_files
+from onnxkvrename.model.file import OpenModel, open_model
+from onnxkvrename.model.metadata import read_stamp
+from onnxkvrename.model.occurrences import find_occurrences
+from onnxkvrename.model.proto_reader import ExternalReference, read_export_info
+from onnxkvrename.model.signature import Dim, ExportInfo
+from onnxkvrename.model.statistics import ModelStats, collect_model_stats
+from onnxkvrename.rules.checks import check_pairs
+from onnxkvrename.rules.plan import KvPair, RenamePlan, UnchangedName, build_minimal_plan
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.windows import is_window_path
 
 SCHEMA = "onnxkvrename.inspect/1"
-State = Literal["plain", "token", "half", "missing", "broken"]
+BufferState = Literal["plain", "token", "half", "missing", "broken"]
 """``half`` carries a token on one side only; ``broken`` has an error of its own.
 
 A ``missing`` buffer is one that its layer should have.
 """
 
 
-class DataUse(NamedTuple):
+class ExternalFile(NamedTuple):
     """A file beside the model; ``size`` is in bytes, ``None`` where it cannot be used."""
 
     location: str
     size: int | None
 
 
-class Buffer(NamedTuple):
+class InspectedBuffer(NamedTuple):
     """A KV buffer, with the names of its two sides as they stand."""
 
     layer: int
     buffer: str
     scope: str
-    kind: Kind
-    state: State
+    kind: BufferKind
+    state: BufferState
     dtype: str
     shape: tuple[Dim, ...] | None
     input: str | None
     output: str | None
 
 
-class Group(NamedTuple):
+class BufferGroup(NamedTuple):
     """Buffers that are of one kind, dtype and shape in the same layers."""
 
-    kind: Kind
+    kind: BufferKind
     buffers: tuple[str, ...]
     dtype: str
     shape: tuple[Dim, ...] | None
     layers: tuple[int, ...]
 
 
-class Stamp(NamedTuple):
+class StampStatus(NamedTuple):
     """The digest of a layout that a model carries, and whether its graph has that layout.
 
     Of a window that is not known: the stamp is its set's.
     """
 
     digest: str
-    holds: bool | None
+    matches_graph: bool | None
 
 
-class Anatomy(NamedTuple):
+class ModelSummary(NamedTuple):
     """What is in one model; of one that cannot be read only ``path`` and ``error``.
 
     ``size`` is that of the file in bytes; ``files`` are those beside it with the
@@ -86,19 +86,19 @@ class Anatomy(NamedTuple):
 
     path: str
     size: int = 0
-    export: Export | None = None
-    weight: Weight = Weight()
-    files: tuple[DataUse, ...] = ()
-    buffers: tuple[Buffer, ...] = ()
-    tokens: tuple[tuple[str, int], ...] = ()
-    names: int = 0
-    kept: tuple[Kept, ...] = ()
+    export: ExportInfo | None = None
+    weight: ModelStats = ModelStats()
+    files: tuple[ExternalFile, ...] = ()
+    buffers: tuple[InspectedBuffer, ...] = ()
+    token_counts: tuple[tuple[str, int], ...] = ()
+    name_count: int = 0
+    kept: tuple[UnchangedName, ...] = ()
     findings: tuple[Finding, ...] = ()
     error: KvRenameError | None = None
-    stamp: Stamp | None = None
+    stamp: StampStatus | None = None
 
     @property
-    def external(self) -> int:
+    def external_bytes(self) -> int:
         """Bytes of the data files that are there."""
         return sum(file.size or 0 for file in self.files)
 
@@ -113,66 +113,66 @@ class Anatomy(NamedTuple):
         return self.error is not None or any(f.severity == "error" for f in self.findings)
 
 
-def inspect(path: Path, rules: Rules) -> Anatomy:
+def inspect_model(path: Path, rules: Rules) -> ModelSummary:
     """What is in the model at ``path``; what keeps it from being read is its ``error``.
 
     Raises :class:`RulesError` where the rules make names that could not be undone.
     """
     try:
-        with onnxfile.opened(path) as model:
-            return dissect(model, rules)
+        with open_model(path) as model:
+            return summarize_model(model, rules)
     except RulesError:
         raise
     except KvRenameError as error:
-        return Anatomy(str(path), error=error)
+        return ModelSummary(str(path), error=error)
 
 
-def dissect(model: Model, rules: Rules) -> Anatomy:
+def summarize_model(model: OpenModel, rules: Rules) -> ModelSummary:
     """What is in an open model.
 
     Checked is the model as it stands: with the token that it carries as the one
     wished for. Raises :class:`ModelError` for bytes that are no model, and
     :class:`RulesError` as :func:`inspect` does.
     """
-    plan = planning.as_it_stands(model.signature, rules)
-    carried = {end.old for pair in plan.pairs for end in pair.ends}
-    survey = places.survey(model.source, {*carried, *plan.names.values()})
-    uses = survey.uses(plan.names)
-    files, faults = _data(survey.references, model.file.path)
-    stamp, void = _stamp(model, plan, rules)
-    findings = (*checking.check(model.signature, plan, uses), *faults, *void)
-    return Anatomy(
+    plan = build_minimal_plan(model.signature, rules)
+    carried = {end.old_name for pair in plan.pairs for end in pair.sides}
+    survey = find_occurrences(model.source, {*carried, *plan.name_map.values()})
+    uses = survey.build_name_uses(plan.name_map)
+    files, faults = _find_external_files(survey.references, model.file.path)
+    stamp, void = _check_stamp(model, plan, rules)
+    findings = (*check_pairs(model.signature, plan, uses), *faults, *void)
+    return ModelSummary(
         path=str(model.file.path),
         size=model.file.size,
-        export=messages.export(model.source),
-        weight=weighing.weigh(model.source),
+        export=read_export_info(model.source),
+        weight=collect_model_stats(model.source),
         files=files,
-        buffers=tuple(_buffers(plan, _broken(plan, findings))),
-        tokens=tuple(plan.tokens.most_common()),
-        names=len(carried),
-        kept=plan.kept,
+        buffers=tuple(_list_buffers(plan, _find_broken_names(plan, findings))),
+        token_counts=tuple(plan.token_counts.most_common()),
+        name_count=len(carried),
+        kept=plan.unchanged_names,
         findings=findings,
         stamp=stamp,
     )
 
 
-def groups(buffers: Iterable[Buffer]) -> tuple[Group, ...]:
+def group_buffers(buffers: Iterable[InspectedBuffer]) -> tuple[BufferGroup, ...]:
     """The buffers that are there, by kind, dtype and shape, in the order of their layers."""
-    found: dict[tuple[Kind, str, str, tuple[Dim, ...] | None], list[int]] = {}
+    found: dict[tuple[BufferKind, str, str, tuple[Dim, ...] | None], list[int]] = {}
     for item in buffers:
         if item.state != "missing":
             key = (item.kind, item.buffer, item.dtype, item.shape)
             found.setdefault(key, []).append(item.layer)
-    alike: dict[tuple[Kind, str, tuple[Dim, ...] | None, tuple[int, ...]], list[str]] = {}
+    alike: dict[tuple[BufferKind, str, tuple[Dim, ...] | None, tuple[int, ...]], list[str]] = {}
     for (kind, buffer, dtype, shape), layers in found.items():
         alike.setdefault((kind, dtype, shape, tuple(layers)), []).append(buffer)
     return tuple(
-        Group(kind, tuple(names), dtype, shape, layers)
+        BufferGroup(kind, tuple(names), dtype, shape, layers)
         for (kind, dtype, shape, layers), names in alike.items()
     )
 
 
-def exit_code(found: Iterable[Anatomy]) -> int:
+def compute_exit_code(found: Iterable[ModelSummary]) -> int:
     """0 nothing wrong, 1 a finding of severity error, 2 a model that cannot be read."""
     models = tuple(found)
     if any(model.error is not None for model in models):
@@ -180,86 +180,92 @@ def exit_code(found: Iterable[Anatomy]) -> int:
     return int(any(model.failed for model in models))
 
 
-def _stamp(model: Model, plan: Plan, rules: Rules) -> tuple[Stamp | None, tuple[Finding, ...]]:
+def _check_stamp(
+    model: OpenModel, plan: RenamePlan, rules: Rules
+) -> tuple[StampStatus | None, tuple[Finding, ...]]:
     """The stamp of a model, and KV621 where it does not hold."""
-    digest, path = stamps.read(model.source), model.file.path
+    digest, path = read_stamp(model.source), model.file.path
     if digest is None:
         return None, ()
-    if windows.is_window(path.as_posix(), rules):
-        return Stamp(digest, None), ()
-    void = layouts.void_stamp(layouts.Source(str(path), model.signature, plan), digest)
-    return Stamp(digest, void is None), () if void is None else (void,)
+    if is_window_path(path.as_posix(), rules):
+        return StampStatus(digest, None), ()
+    void = check_stamp(LayoutSource(str(path), model.signature, plan), digest)
+    return StampStatus(digest, void is None), () if void is None else (void,)
 
 
-def _broken(plan: Plan, findings: Iterable[Finding]) -> frozenset[str]:
+def _find_broken_names(plan: RenamePlan, findings: Iterable[Finding]) -> frozenset[str]:
     """The names that an error is about which lies in their pair itself."""
     wrong = {f.name for f in findings if f.severity == "error" and f.code.startswith("KV1")}
-    return frozenset(wrong | {taken for name, taken in plan.doubles if name in wrong})
+    return frozenset(wrong | {taken for name, taken in plan.duplicates if name in wrong})
 
 
-def _buffers(plan: Plan, broken: frozenset[str]) -> Iterator[Buffer]:
+def _list_buffers(plan: RenamePlan, broken: frozenset[str]) -> Iterator[InspectedBuffer]:
     """The pairs, and in their places those that their layers lack."""
-    layers: dict[tuple[int, str], list[Pair]] = {}
+    layers: dict[tuple[int, str], list[KvPair]] = {}
     for pair in plan.pairs:
         layers.setdefault((pair.layer, pair.kind), []).append(pair)
     for (layer, kind), pairs in layers.items():
         there = {pair.buffer for pair in pairs}
-        for part in plan.parts[kind]:
+        for part in plan.buffers_by_kind[kind]:
             if part not in there:
-                told = kind_of(pairs[0], pairs)
+                told = infer_buffer_kind(pairs[0], pairs)
                 scope = pairs[0].scope
-                yield Buffer(layer, part, scope, told, "missing", "", None, None, None)
+                yield InspectedBuffer(layer, part, scope, told, "missing", "", None, None, None)
             for pair in pairs:
                 if pair.buffer == part:
-                    yield _buffer(pair, kind_of(pair, pairs), broken)
+                    yield _build_buffer(pair, infer_buffer_kind(pair, pairs), broken)
 
 
-def _buffer(pair: Pair, kind: Kind, broken: frozenset[str]) -> Buffer:
-    return Buffer(
+def _build_buffer(pair: KvPair, kind: BufferKind, broken: frozenset[str]) -> InspectedBuffer:
+    return InspectedBuffer(
         layer=pair.layer,
         buffer=pair.buffer,
         scope=pair.scope,
         kind=kind,
-        state=_state(pair, broken),
-        dtype=dtype_of(pair),
-        shape=shape_of(pair),
-        input=None if pair.input is None else pair.input.old,
-        output=None if pair.output is None else pair.output.old,
+        state=_classify_pair(pair, broken),
+        dtype=find_pair_dtype(pair),
+        shape=find_pair_shape(pair),
+        input=None if pair.input is None else pair.input.old_name,
+        output=None if pair.output is None else pair.output.old_name,
     )
 
 
-def _state(pair: Pair, broken: frozenset[str]) -> State:
-    if any(end.old in broken for end in pair.ends):
+def _classify_pair(pair: KvPair, broken: frozenset[str]) -> BufferState:
+    if any(end.old_name in broken for end in pair.sides):
         return "broken"
-    tokens = {end.token for end in pair.ends}
+    tokens = {end.token for end in pair.sides}
     if len(tokens) > 1:
         return "half"
     return "token" if tokens != {""} else "plain"
 
 
-def _data(
-    references: Iterable[Reference], model: Path
-) -> tuple[tuple[DataUse, ...], tuple[Finding, ...]]:
+def _find_external_files(
+    references: Iterable[ExternalReference], model: Path
+) -> tuple[tuple[ExternalFile, ...], tuple[Finding, ...]]:
     """The data files with their sizes, and what is wrong with any."""
     sizes: dict[str, int | None] = {}
     faults = []
     for reference in references:
         sizes.setdefault(reference.location, None)
-        for found in externaldata.locate([reference], model):
+        for found in find_data_files([reference], model):
             if isinstance(found, DataFile):
                 sizes[reference.location] = found.size
             else:
                 faults.append(found)
-    files = tuple(DataUse(location, size) for location, size in sizes.items() if location)
+    files = tuple(ExternalFile(location, size) for location, size in sizes.items() if location)
     return files, tuple(faults)
 
 
-def as_json(found: Iterable[Anatomy], code: int, fault: KvRenameError | None = None) -> str:
+def summaries_to_json(
+    found: Iterable[ModelSummary], code: int, fault: KvRenameError | None = None
+) -> str:
     """One document, held against ``schemas/inspect-1.json`` by the tests."""
-    return document(SCHEMA, "inspect", code, fault, models=[as_dict(one) for one in found])
+    return render_json_document(
+        SCHEMA, "inspect", code, fault, models=[serialize_summary(one) for one in found]
+    )
 
 
-def as_dict(anatomy: Anatomy) -> dict[str, Any]:
+def serialize_summary(anatomy: ModelSummary) -> dict[str, Any]:
     """A model for programs: every key is always there, sizes are in bytes."""
     made, weight = anatomy.export, anatomy.weight
     return {
@@ -269,27 +275,27 @@ def as_dict(anatomy: Anatomy) -> dict[str, Any]:
         if made is None
         else {
             "ir_version": made.ir_version,
-            "producer": made.producer,
+            "producer": made.producer_name,
             "producer_version": made.producer_version,
             "opsets": [{"domain": domain, "version": version} for domain, version in made.opsets],
         },
-        "nodes": weight.nodes,
-        "functions": list(weight.functions),
+        "nodes": weight.node_count,
+        "functions": list(weight.function_names),
         "weights": {
-            "inline_tensors": weight.inline,
-            "inline_bytes": weight.size,
-            "external_tensors": weight.external,
-            "external_bytes": anatomy.external,
+            "inline_tensors": weight.inline_tensor_count,
+            "inline_bytes": weight.inline_bytes,
+            "external_tensors": weight.external_tensor_count,
+            "external_bytes": anatomy.external_bytes,
             "files": [{"location": file.location, "bytes": file.size} for file in anatomy.files],
         },
         "layers": list(anatomy.layers),
-        "tokens": [{"token": token, "names": count} for token, count in anatomy.tokens],
-        "names": anatomy.names,
+        "tokens": [{"token": token, "names": count} for token, count in anatomy.token_counts],
+        "names": anatomy.name_count,
         "stamp": None
         if anatomy.stamp is None
-        else {"kv_layout_sha256": anatomy.stamp.digest, "holds": anatomy.stamp.holds},
+        else {"kv_layout_sha256": anatomy.stamp.digest, "holds": anatomy.stamp.matches_graph},
         "buffers": [buffer._asdict() for buffer in anatomy.buffers],
         "kept": [kept._asdict() for kept in anatomy.kept],
         "findings": [found._asdict() for found in anatomy.findings],
-        "error": error_values(anatomy.error),
+        "error": serialize_error(anatomy.error),
     }

@@ -7,9 +7,9 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from onnxkvrename.model.signature import Dim
-from onnxkvrename.rules.plan import Pair
+from onnxkvrename.rules.plan import KvPair
 
-Kind = Literal[
+BufferKind = Literal[
     "full_attention",
     "sliding_window",
     "chunked_local_attention",
@@ -22,7 +22,7 @@ Kind = Literal[
 """vLLM's own strings; ``mamba`` stands for every state without a context axis."""
 
 
-class Words(NamedTuple):
+class ExporterNaming(NamedTuple):
     """What exporters call things, where a shape alone does not tell.
 
     ``windows`` are symbols of an axis that holds a window of the context only,
@@ -32,20 +32,22 @@ class Words(NamedTuple):
     matter: an MLA buffer looks like attention with one head.
     """
 
-    windows: Mapping[str, tuple[Kind, Kind]]
-    named: Mapping[str, Kind]
-    derived: str
+    window_symbols: Mapping[str, tuple[BufferKind, BufferKind]]
+    kinds_by_profile_kind: Mapping[str, BufferKind]
+    derived_marker: str
 
 
-WORDS = Words(
-    windows=MappingProxyType(
+QEFFICIENT_NAMING = ExporterNaming(
+    window_symbols=MappingProxyType(
         {
             "sliding_window": ("sliding_window", "sliding_window_mla"),
             "chunk_ctx_len": ("chunked_local_attention", "unknown"),
         }
     ),
-    named=MappingProxyType({"mla": "mla_attention", "linear": "mamba", "cross": "cross_attention"}),
-    derived="_dim_",
+    kinds_by_profile_kind=MappingProxyType(
+        {"mla": "mla_attention", "linear": "mamba", "cross": "cross_attention"}
+    ),
+    derived_marker="_dim_",
 )
 """QEfficient's words, as ``get_onnx_dynamic_axes`` of its gemma3, gpt_oss and llama4 has them.
 
@@ -53,7 +55,9 @@ What is derived is torch.onnx's. vLLM has no MLA with chunks.
 """
 
 
-def kind_of(pair: Pair, layer: Iterable[Pair], words: Words = WORDS) -> Kind:
+def infer_buffer_kind(
+    pair: KvPair, layer: Iterable[KvPair], words: ExporterNaming = QEFFICIENT_NAMING
+) -> BufferKind:
     """The kind of a buffer, told with the others of its ``layer``.
 
     A context axis is any symbol behind the batch: axis 2 of ``[batch, heads,
@@ -63,58 +67,67 @@ def kind_of(pair: Pair, layer: Iterable[Pair], words: Words = WORDS) -> Kind:
     a symbol, so that the exporter would have named a context too. Where every
     size is fixed, a cache and a state look alike: ``unknown``.
     """
-    named = words.named.get(pair.kind)
-    context = _context(shape_of(pair), words)
-    window = next((words.windows[symbol] for symbol in context if symbol in words.windows), None)
+    named = words.kinds_by_profile_kind.get(pair.kind)
+    context = _list_context_symbols(find_pair_shape(pair), words)
+    window = next(
+        (words.window_symbols[symbol] for symbol in context if symbol in words.window_symbols), None
+    )
     if named is not None:
         return window[1] if window is not None and named == "mla_attention" else named
     if context:
         return window[0] if window is not None else "full_attention"
-    parts = [shape_of(other) for other in layer if _together(pair, other)]
-    return "mamba" if _are_states([shape_of(pair), *parts], words) else "unknown"
+    parts = [find_pair_shape(other) for other in layer if _is_same_layer(pair, other)]
+    return "mamba" if _has_only_states([find_pair_shape(pair), *parts], words) else "unknown"
 
 
-def context_axis(shape: tuple[Dim, ...] | None, words: Words = WORDS) -> int | None:
+def find_context_axis(
+    shape: tuple[Dim, ...] | None, words: ExporterNaming = QEFFICIENT_NAMING
+) -> int | None:
     """The axis behind the batch along which a buffer grows with the context, if it says so."""
-    named = _context(shape, words)[:1]
+    named = _list_context_symbols(shape, words)[:1]
     return 1 + (shape or ())[1:].index(named[0]) if named else None
 
 
-def is_window(dim: Dim, words: Words = WORDS) -> bool:
+def is_window_symbol(dim: Dim, words: ExporterNaming = QEFFICIENT_NAMING) -> bool:
     """Whether an axis of this symbol holds a window of the context only."""
-    return dim in words.windows
+    return dim in words.window_symbols
 
 
-def shape_of(pair: Pair) -> tuple[Dim, ...] | None:
+def find_pair_shape(pair: KvPair) -> tuple[Dim, ...] | None:
     """The shape of a buffer: its input's, which an exporter was told, or its output's."""
-    shapes = [end.value.shape for end in pair.ends]
+    shapes = [end.value.shape for end in pair.sides]
     return next((shape for shape in shapes if shape is not None), None)
 
 
-def dtype_of(pair: Pair) -> str:
+def find_pair_dtype(pair: KvPair) -> str:
     """The dtype of a buffer: its input's, or its output's."""
-    return next((end.value.dtype for end in pair.ends), "UNDEFINED")
+    return next((end.value.dtype for end in pair.sides), "UNDEFINED")
 
 
-def _context(shape: tuple[Dim, ...] | None, words: Words) -> tuple[str, ...]:
+def _list_context_symbols(shape: tuple[Dim, ...] | None, words: ExporterNaming) -> tuple[str, ...]:
     dims = (shape or ())[1:]
-    return tuple(dim for dim in dims if isinstance(dim, str) and words.derived not in dim)
+    return tuple(dim for dim in dims if isinstance(dim, str) and words.derived_marker not in dim)
 
 
-def _together(pair: Pair, other: Pair) -> bool:
+def _is_same_layer(pair: KvPair, other: KvPair) -> bool:
     return (pair.scope, pair.layer, pair.kind) == (other.scope, other.layer, other.kind)
 
 
-def _are_states(shapes: list[tuple[Dim, ...] | None], words: Words) -> bool:
+def _has_only_states(shapes: list[tuple[Dim, ...] | None], words: ExporterNaming) -> bool:
     """Whether the parts of a layer, of which the first has no context axis, are its states."""
-    if any(_context(shape, words) for shape in shapes):
+    if any(_list_context_symbols(shape, words) for shape in shapes):
         return False
-    if any(shape is not None and len(shape) == 3 and _fixed(shape) for shape in shapes):
+    if any(shape is not None and len(shape) == 3 and _has_fixed_sizes(shape) for shape in shapes):
         return True
     first = shapes[0]
-    return first is not None and _fixed(first) and len(first) > 1 and isinstance(first[0], str)
+    return (
+        first is not None
+        and _has_fixed_sizes(first)
+        and len(first) > 1
+        and isinstance(first[0], str)
+    )
 
 
-def _fixed(shape: tuple[Dim, ...]) -> bool:
+def _has_fixed_sizes(shape: tuple[Dim, ...]) -> bool:
     """Whether every size behind the batch is a number."""
     return all(isinstance(dim, int) for dim in shape[1:])

@@ -8,10 +8,9 @@ from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding, finding
-from onnxkvrename.model.proto_reader import Reference
-from onnxkvrename.storage import read as files
-from onnxkvrename.storage.read import Identity
+from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.model.proto_reader import ExternalReference
+from onnxkvrename.storage.read import FileIdentity, has_content, open_file, read_chunks
 
 
 class DataFile(NamedTuple):
@@ -19,7 +18,7 @@ class DataFile(NamedTuple):
 
     location: str
     path: Path
-    identity: Identity
+    identity: FileIdentity
 
     @property
     def size(self) -> int:
@@ -27,7 +26,9 @@ class DataFile(NamedTuple):
         return self.identity.size
 
 
-def locate(references: Iterable[Reference], model: Path) -> Iterator[DataFile | Finding]:
+def find_data_files(
+    references: Iterable[ExternalReference], model: Path
+) -> Iterator[DataFile | Finding]:
     """Each data file that a model names, or what is wrong with it.
 
     A file is opened as it would be to copy it, and judged by what was opened:
@@ -37,29 +38,29 @@ def locate(references: Iterable[Reference], model: Path) -> Iterator[DataFile | 
     seen: set[str] = set()
     for reference in references:
         location, path = reference.location, directory / reference.location.replace("\0", "")
-        fault = _fault(reference, directory)
+        fault = _check_location(reference, directory)
         if fault is not None:
             yield fault
             continue
         try:
-            with files.opened(Path(os.path.realpath(path))) as file:
+            with open_file(Path(os.path.realpath(path))) as file:
                 found = DataFile(location, file.path, file.identity)
                 itself = os.path.samestat(file.status, os.stat(model))
         except KvRenameError as error:
-            yield finding(
+            yield build_finding(
                 "KV502",
                 location,
-                f"holds {reference.tensor}, but {_said(error)}",
+                f"holds {reference.tensor_name}, but {_describe_error(error)}",
                 f"put it beside the model, in {directory}",
             )
             continue
         if itself:
-            yield finding("KV501", location, "is the model itself", "export the model again")
-        elif found.size < reference.end:
-            yield finding(
+            yield build_finding("KV501", location, "is the model itself", "export the model again")
+        elif found.size < reference.end_offset:
+            yield build_finding(
                 "KV503",
                 location,
-                f"has {found.size:,} bytes, but {reference.tensor} ends at {reference.end:,}",
+                f"has {found.size:,} bytes, but {reference.tensor_name} ends at {reference.end_offset:,}",
                 "the file was cut off, or is of another model: copy it again",
             )
         elif location not in seen:
@@ -67,7 +68,7 @@ def locate(references: Iterable[Reference], model: Path) -> Iterator[DataFile | 
             yield found
 
 
-def standing(
+def plan_data_copies(
     data: Iterable[DataFile], directory: Path, *, force: bool
 ) -> Iterator[tuple[DataFile, Path, Finding | None]]:
     """Where each data file has to go; with a finding where another one stands there.
@@ -78,10 +79,10 @@ def standing(
         target = directory / item.location
         clash = None
         if os.path.lexists(target):
-            if equal(item, target):
+            if has_same_data(item, target):
                 continue
             if not force:
-                clash = finding(
+                clash = build_finding(
                     "KV504",
                     str(target),
                     f"is there already, and differs from {item.location} beside the source",
@@ -90,26 +91,26 @@ def standing(
         yield item, target, clash
 
 
-def _fault(reference: Reference, directory: Path) -> Finding | None:
+def _check_location(reference: ExternalReference, directory: Path) -> Finding | None:
     location = reference.location
-    if reference.fault:
-        return finding(
+    if reference.problem:
+        return build_finding(
             "KV503",
-            location or reference.tensor,
-            f"external data of {reference.tensor} {reference.fault}",
+            location or reference.tensor_name,
+            f"external data of {reference.tensor_name} {reference.problem}",
             "export the model again",
         )
     windows = PureWindowsPath(location)
     if "\0" in location or windows.drive or windows.root or ".." in windows.parts:
-        return finding(
+        return build_finding(
             "KV501",
             location,
-            f"is where {reference.tensor} is said to lie: not in the model's directory",
+            f"is where {reference.tensor_name} is said to lie: not in the model's directory",
             "put the data beside the model, and only its file name into the location",
         )
     path = os.path.realpath(directory / location)
     if os.path.commonpath([path, directory]) != str(directory):
-        return finding(
+        return build_finding(
             "KV501",
             location,
             f"leads out of the model's directory, to {path}",
@@ -118,14 +119,14 @@ def _fault(reference: Reference, directory: Path) -> Finding | None:
     return None
 
 
-def _said(error: KvRenameError) -> str:
+def _describe_error(error: KvRenameError) -> str:
     return {"no such file": "is missing"}.get(error.message, error.message)
 
 
-def equal(item: DataFile, target: Path) -> bool:
+def has_same_data(item: DataFile, target: Path) -> bool:
     """Whether a data file stands at ``target`` already, byte for byte."""
     try:
-        with files.opened(item.path) as file:
-            return files.same_content(target, item.size, files.chunks(file, 0, item.size))
+        with open_file(item.path) as file:
+            return has_content(target, item.size, read_chunks(file, 0, item.size))
     except KvRenameError:
         return False

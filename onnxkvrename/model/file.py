@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, WriteError
-from onnxkvrename.model import proto_reader as messages
-from onnxkvrename.model.protobuf import BLOCK, Piece, Source, Span
+from onnxkvrename.model.proto_reader import read_signature
+from onnxkvrename.model.protobuf import BLOCK_SIZE, ByteSource, Piece, Span
 from onnxkvrename.model.signature import Signature
-from onnxkvrename.storage import read as files
-from onnxkvrename.storage.read import MAX_MODEL, OpenFile
-from onnxkvrename.storage.temp_file import Draft
+from onnxkvrename.storage.read import MAX_MODEL_SIZE, OpenFile, open_file, read_chunks
+from onnxkvrename.storage.temp_file import TempFile
 
-_BUFFER = 1 << 20
-_KINDS = (
+_BUFFER_SIZE = 1 << 20
+_FILE_FORMATS = (
     (b"version https://git-lfs", "a Git LFS pointer", "fetch the file itself: git lfs pull"),
     (b"<", "an HTML or XML page", "the download went wrong"),
     (b"PK\x03\x04", "a zip archive", "unpack it first"),
@@ -30,40 +29,40 @@ _KINDS = (
 )
 
 
-class Model(NamedTuple):
+class OpenModel(NamedTuple):
     """An open model: its bytes, and what it shows."""
 
     file: OpenFile
-    source: Source
+    source: ByteSource
     signature: Signature
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Model]:
+def open_model(path: Path) -> Iterator[OpenModel]:
     """Open a model for reading.
 
     Raises :class:`ModelError`, naming the file, for what is no ONNX model.
     """
-    with files.opened(path) as file:
+    with open_file(path) as file:
         try:
-            if not 0 < file.size <= MAX_MODEL:
-                raise ModelError(_size_fault(file.size))
-            source = Source(file.read, file.size)
-            yield Model(file, source, _signature(source))
+            if not 0 < file.size <= MAX_MODEL_SIZE:
+                raise ModelError(_describe_size_error(file.size))
+            source = ByteSource(file.read, file.size)
+            yield OpenModel(file, source, _read_signature(source))
         except ModelError as error:
-            raise _located(error, path) from None
+            raise _add_path(error, path) from None
 
 
-def data(file: OpenFile, pieces: Iterable[Piece]) -> Iterator[bytes]:
+def read_pieces(file: OpenFile, pieces: Iterable[Piece]) -> Iterator[bytes]:
     """The bytes that pieces of a model stand for, in parts of up to a megabyte."""
     for piece in pieces:
         if isinstance(piece, Span):
-            yield from files.chunks(file, piece.offset, piece.size)
+            yield from read_chunks(file, piece.offset, piece.size)
         else:
             yield piece
 
 
-def spliced(file: OpenFile, pieces: Sequence[Piece]) -> Source:
+def build_spliced_source(file: OpenFile, pieces: Sequence[Piece]) -> ByteSource:
     """A result as a source, to be read before it is written anywhere."""
     sizes = [len(piece) if isinstance(piece, bytes) else piece.size for piece in pieces]
     starts = [0, *accumulate(sizes)]
@@ -81,28 +80,28 @@ def spliced(file: OpenFile, pieces: Sequence[Piece]) -> Source:
             offset, size, number = offset + wanted, size - wanted, number + 1
         return b"".join(parts)
 
-    return Source(read, starts[-1])
+    return ByteSource(read, starts[-1])
 
 
-def write(file: OpenFile, pieces: Iterable[Piece], draft: Draft) -> None:
+def write_pieces(file: OpenFile, pieces: Iterable[Piece], draft: TempFile) -> None:
     """Write a model under its new names: short pieces gathered, long ones copied in the kernel."""
-    source, gathered = Source(file.read, file.size), bytearray()
+    source, gathered = ByteSource(file.read, file.size), bytearray()
     for piece in pieces:
         if isinstance(piece, bytes):
             gathered += piece
-        elif piece.size <= BLOCK:
-            gathered += source.slice(piece.offset, piece.size)
+        elif piece.size <= BLOCK_SIZE:
+            gathered += source.read_slice(piece.offset, piece.size)
         else:
             draft.write(gathered)
             gathered.clear()
-            draft.copy(file, piece.offset, piece.size)
-        if len(gathered) > _BUFFER:
+            draft.copy_from(file, piece.offset, piece.size)
+        if len(gathered) > _BUFFER_SIZE:
             draft.write(gathered)
             gathered.clear()
     draft.write(gathered)
 
 
-def prove(draft: Draft, size: int, expected: Signature) -> None:
+def check_written_model(draft: TempFile, size: int, expected: Signature) -> None:
     """Read a written model again and hold it against what the plan says.
 
     Raises :class:`WriteError`; the draft is then thrown away, and nothing has changed.
@@ -111,14 +110,16 @@ def prove(draft: Draft, size: int, expected: Signature) -> None:
     found = None
     if written == size:
         try:
-            found = messages.signature(Source(draft.read, written))
+            found = read_signature(ByteSource(draft.read, written))
         except ModelError as error:
-            raise _bug(draft.called, str(error)) from None
+            raise _build_bug_error(draft.display_path, str(error)) from None
     if found != expected:
-        raise _bug(draft.called, f"{written:,} of {size:,} bytes; names, dtypes or shapes differ")
+        raise _build_bug_error(
+            draft.display_path, f"{written:,} of {size:,} bytes; names, dtypes or shapes differ"
+        )
 
 
-def _bug(target: Path, what: str) -> WriteError:
+def _build_bug_error(target: Path, what: str) -> WriteError:
     return WriteError(
         f"the result did not read back as planned ({what}); nothing was changed",
         path=str(target),
@@ -126,29 +127,29 @@ def _bug(target: Path, what: str) -> WriteError:
     )
 
 
-def _size_fault(size: int) -> str:
+def _describe_size_error(size: int) -> str:
     if size == 0:
         return "is empty"
-    return f"is {size:,} bytes, more than the {MAX_MODEL:,} that an ONNX reader takes"
+    return f"is {size:,} bytes, more than the {MAX_MODEL_SIZE:,} that an ONNX reader takes"
 
 
-def _signature(source: Source) -> Signature:
+def _read_signature(source: ByteSource) -> Signature:
     try:
-        return messages.signature(source)
+        return read_signature(source)
     except ModelError:
-        kind = _kind(source.read(0, 4096))
+        kind = _detect_format(source.read(0, 4096))
         if kind is None:
             raise
         what, hint = kind
         raise ModelError(f"is {what}, not an ONNX model", hint=hint) from None
 
 
-def _kind(head: bytes) -> tuple[str, str] | None:
+def _detect_format(head: bytes) -> tuple[str, str] | None:
     """What a file that is no model looks like."""
     stripped = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if stripped.startswith(b"<") and b"ir_version" in stripped[:80]:
         return "ONNX text", "onnx.parser makes a model of it"
-    for start, what, hint in _KINDS:
+    for start, what, hint in _FILE_FORMATS:
         if stripped.startswith(start):
             return what, hint
     if head[4:8] == b"ORTM":
@@ -174,7 +175,7 @@ def _is_text(head: bytes) -> bool:
     return all(char.isprintable() or char in "\t\r\n\f" for char in text)
 
 
-def _located(error: ModelError, path: Path) -> ModelError:
+def _add_path(error: ModelError, path: Path) -> ModelError:
     if error.path is not None:
         return error
     return ModelError(error.message, path=str(path), hint=error.hint)

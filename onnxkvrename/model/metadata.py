@@ -9,39 +9,41 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from onnxkvrename.model import proto_reader as messages
-from onnxkvrename.model.protobuf import Piece, Source, Span, encode_varint
+from onnxkvrename.model.proto_reader import METADATA_PROPS, read_metadata_props
+from onnxkvrename.model.protobuf import ByteSource, Piece, Span, encode_varint
 
-KEY = "onnxkvrename.kv_layout_sha256"
-_TAG = bytes([messages.METADATA << 3 | 2])
+STAMP_KEY = "onnxkvrename.kv_layout_sha256"
+_METADATA_PROPS_TAG = bytes([METADATA_PROPS << 3 | 2])
 
 
-def read(source: Source) -> str | None:
+def read_stamp(source: ByteSource) -> str | None:
     """The stamp of a model, the last one if there are several."""
     found = None
-    for _, key, value in messages.metadata(source):
-        found = value if key == KEY else found
+    for _, key, value in read_metadata_props(source):
+        found = value if key == STAMP_KEY else found
     return found
 
 
-def written(source: Source, stamp: str | None, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+def write_stamp(
+    source: ByteSource, stamp: str | None, pieces: Iterable[Piece]
+) -> tuple[Piece, ...]:
     """Pieces of the source, with this stamp and no other one, or with none."""
-    cuts = [span for span, key, _ in messages.metadata(source) if key == KEY]
-    kept = tuple(_cut(pieces, cuts))
-    return kept if stamp is None else (*kept, _entry(stamp))
+    cuts = [span for span, key, _ in read_metadata_props(source) if key == STAMP_KEY]
+    kept = tuple(_cut_spans(pieces, cuts))
+    return kept if stamp is None else (*kept, _encode_entry(stamp))
 
 
-def _entry(stamp: str) -> bytes:
-    entry = b"".join(_string(at, text) for at, text in ((1, KEY), (2, stamp)))
-    return _TAG + encode_varint(len(entry)) + entry
+def _encode_entry(stamp: str) -> bytes:
+    entry = b"".join(_encode_string(at, text) for at, text in ((1, STAMP_KEY), (2, stamp)))
+    return _METADATA_PROPS_TAG + encode_varint(len(entry)) + entry
 
 
-def _string(number: int, text: str) -> bytes:
+def _encode_string(number: int, text: str) -> bytes:
     data = text.encode("utf-8")
     return bytes([number << 3 | 2]) + encode_varint(len(data)) + data
 
 
-def _cut(pieces: Iterable[Piece], cuts: list[Span]) -> Iterator[Piece]:
+def _cut_spans(pieces: Iterable[Piece], cuts: list[Span]) -> Iterator[Piece]:
     """The pieces without some spans of the source, which no edit lies in."""
     for piece in pieces:
         if isinstance(piece, bytes):

@@ -21,7 +21,7 @@ class Value(NamedTuple):
     dtype: str
     shape: tuple[Dim, ...] | None
 
-    def renamed(self, names: Mapping[str, str], symbols: Mapping[str, str]) -> Value:
+    def apply_name_map(self, names: Mapping[str, str], symbols: Mapping[str, str]) -> Value:
         """The same value under the new name, its symbols following."""
         shape = self.shape
         if shape is not None:
@@ -35,27 +35,27 @@ class Signature(NamedTuple):
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
 
-    def renamed(self, names: Mapping[str, str], symbols: Mapping[str, str]) -> Signature:
+    def apply_name_map(self, names: Mapping[str, str], symbols: Mapping[str, str]) -> Signature:
         """What a right renaming must read back as; values and symbols change once, all together."""
         return Signature(
-            tuple(value.renamed(names, symbols) for value in self.inputs),
-            tuple(value.renamed(names, symbols) for value in self.outputs),
+            tuple(value.apply_name_map(names, symbols) for value in self.inputs),
+            tuple(value.apply_name_map(names, symbols) for value in self.outputs),
         )
 
 
-class Export(NamedTuple):
+class ExportInfo(NamedTuple):
     """Who wrote a model, and for what: two exports of one kind have these in common.
 
     ``opsets`` are the imports as pairs of domain and version, in the file's order.
     """
 
     ir_version: int
-    producer: str
+    producer_name: str
     producer_version: str
     opsets: tuple[tuple[str, int], ...]
 
 
-class Uses(NamedTuple):
+class NameUses(NamedTuple):
     """What the graph does with the names that were asked about.
 
     ``producers`` maps a value of the main graph to the op type of its node.
@@ -64,33 +64,33 @@ class Uses(NamedTuple):
     it already stands.
     """
 
-    producers: Mapping[str, str] = MappingProxyType({})
-    read: frozenset[str] = frozenset()
+    producer_op_types: Mapping[str, str] = MappingProxyType({})
+    read_names: frozenset[str] = frozenset()
     symbols: frozenset[str] = frozenset()
-    taken: Mapping[str, str] = MappingProxyType({})
+    taken_names: Mapping[str, str] = MappingProxyType({})
 
 
-def fit(one: tuple[Dim, ...], other: tuple[Dim, ...]) -> bool:
+def is_shape_compatible(one: tuple[Dim, ...], other: tuple[Dim, ...]) -> bool:
     """Whether two shapes agree as far as they are known; symbols may differ."""
     return len(one) == len(other) and all(
         a == b for a, b in zip(one, other, strict=True) if isinstance(a, int) and isinstance(b, int)
     )
 
 
-def shape_text(shape: tuple[Dim, ...]) -> str:
+def format_shape(shape: tuple[Dim, ...]) -> str:
     """A shape as it is shown: ``[batch, 2, ?]``."""
     return "[" + ", ".join("?" if dim is None else str(dim) for dim in shape) + "]"
 
 
-def same(one: Value, other: Value) -> bool:
+def is_type_compatible(one: Value, other: Value) -> bool:
     """Whether dtype, rank and static sizes agree as far as they are known."""
     if one.dtype != other.dtype:
         return False
     if one.shape is None or other.shape in (None, one.shape):
         return True
-    return fit(one.shape, other.shape)
+    return is_shape_compatible(one.shape, other.shape)
 
 
-def type_text(value: Value) -> str:
+def format_value_type(value: Value) -> str:
     """Dtype and shape as they are shown: ``FLOAT [batch, 2]``."""
-    return value.dtype if value.shape is None else f"{value.dtype} {shape_text(value.shape)}"
+    return value.dtype if value.shape is None else f"{value.dtype} {format_shape(value.shape)}"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding
-from onnxkvrename.rules.plan import Wish
+from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.results import Job
+from onnxkvrename.rules.results import RenameJob
 
 PARAMS_FILE = "hashed_export_params.json"
 """The file in which QEfficient keeps the parameters of an export."""
@@ -25,7 +25,7 @@ def find_exports(model: Path) -> Iterator[Path]:
             yield directory
 
 
-def check_cache_reuse(job: Job, rules: Rules, wish: Wish) -> Iterator[Finding]:
+def check_cache_reuse(job: RenameJob, rules: Rules, wish: TokenChange) -> Iterator[Finding]:
     """Yield KV402 for a model of QEfficient's cache that is about to change in place.
 
     Args:
@@ -36,15 +36,16 @@ def check_cache_reuse(job: Job, rules: Rules, wish: Wish) -> Iterator[Finding]:
     directories = tuple(find_exports(job.model)) if job.in_place else ()
     if not directories:
         return
-    from onnxkvrename.qefficient import export_cache, seed_cache
+    from onnxkvrename.qefficient.export_cache import check_export_reuse, split_directory_name
+    from onnxkvrename.qefficient.seed_cache import read_export_params
 
-    directory = next((path for path in directories if export_cache.named(path.name)), None)
+    directory = next((path for path in directories if split_directory_name(path.name)), None)
     if directory is None:
         return
     try:
-        params = seed_cache.read(directory)
+        params = read_export_params(directory)
     except KvRenameError:
         return  # QEfficient cannot read these parameters either, so it reuses nothing
-    warning = export_cache.reused(job.model.name, directory.name, params, rules, wish)
+    warning = check_export_reuse(job.model.name, directory.name, params, rules, wish)
     if warning is not None:
         yield warning

@@ -9,24 +9,23 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding
-from onnxkvrename.renaming import output_path as destination
-from onnxkvrename.rules.results import Job, ModelReport, Options, TextReport
-from onnxkvrename.storage import read as files
-from onnxkvrename.storage.read import Identity
+from onnxkvrename.renaming.output_path import check_in_place_write, find_blocking_file
+from onnxkvrename.rules.results import ModelReport, Options, RenameJob, SidecarReport
+from onnxkvrename.storage.read import FileIdentity, has_content, open_file
 
-MAX_TEXT = 1 << 26
+MAX_SIDECAR_SIZE = 1 << 26
 """Bytes that a text may have."""
 
 
-class Followed(NamedTuple):
+class RewrittenText(NamedTuple):
     """A text as it must be after a rename, in bytes; ``changed`` counts the names."""
 
     data: bytes
-    changed: int
+    changed_count: int
     findings: tuple[Finding, ...] = ()
 
 
-class Companion(NamedTuple):
+class Sidecar(NamedTuple):
     """A text beside models, where it goes, and what a rename makes of it.
 
     ``follow`` gets the text and the reports of all models of the run. It may
@@ -35,76 +34,80 @@ class Companion(NamedTuple):
 
     path: Path
     output: Path
-    follow: Callable[[bytes, Sequence[ModelReport]], Followed]
+    rewrite: Callable[[bytes, Sequence[ModelReport]], RewrittenText]
 
     @property
-    def job(self) -> Job:
+    def job(self) -> RenameJob:
         """Its way, as that of a model."""
-        return Job(self.path, self.output)
+        return RenameJob(self.path, self.output)
 
 
-class Text(NamedTuple):
+class SidecarPlan(NamedTuple):
     """What is to be written in the place of a text, or beside it."""
 
     path: Path
-    identity: Identity
+    identity: FileIdentity
     content: bytes
 
 
-class Read(NamedTuple):
+class PreparedSidecar(NamedTuple):
     """A companion that has been read; ``text`` is ``None`` where nothing is to be written.
 
     ``owner`` is the number of the model that it lies nearest to.
     """
 
-    companion: Companion
-    owner: int
-    report: TextReport
-    text: Text | None = None
+    sidecar: Sidecar
+    model_index: int
+    report: SidecarReport
+    plan: SidecarPlan | None = None
     findings: tuple[Finding, ...] = ()
     error: KvRenameError | None = None
 
 
-def read(
-    companions: Sequence[Companion], models: Sequence[ModelReport], options: Options
-) -> Iterator[Read]:
+def prepare_sidecars(
+    companions: Sequence[Sidecar], models: Sequence[ModelReport], options: Options
+) -> Iterator[PreparedSidecar]:
     """Read texts and let them follow the models; what is wrong becomes part of the result."""
     for companion in companions:
-        owner = _owner(companion.path, models)
-        report = TextReport(str(companion.path), str(companion.output), "failed", 0)
-        item = Read(companion, owner, report)
+        owner = _find_nearest_model(companion.path, models)
+        report = SidecarReport(str(companion.path), str(companion.output), "failed", 0)
+        item = PreparedSidecar(companion, owner, report)
         try:
-            yield _followed(item, models, options)
+            yield _prepare_sidecar(item, models, options)
         except KvRenameError as error:
             yield item._replace(error=error)
 
 
-def _followed(item: Read, models: Sequence[ModelReport], options: Options) -> Read:
-    path, output, job = item.companion.path, item.companion.output, item.companion.job
-    with files.opened(path) as file:
-        if file.size > MAX_TEXT:
-            raise ModelError(f"is {file.size:,} bytes, more than {MAX_TEXT:,}", path=str(path))
+def _prepare_sidecar(
+    item: PreparedSidecar, models: Sequence[ModelReport], options: Options
+) -> PreparedSidecar:
+    path, output, job = item.sidecar.path, item.sidecar.output, item.sidecar.job
+    with open_file(path) as file:
+        if file.size > MAX_SIDECAR_SIZE:
+            raise ModelError(
+                f"is {file.size:,} bytes, more than {MAX_SIDECAR_SIZE:,}", path=str(path)
+            )
         identity, before, status = file.identity, file.read(0, file.size), file.status
-    followed = item.companion.follow(before, models)
+    followed = item.sidecar.rewrite(before, models)
     content = followed.data
     if job.in_place or not os.path.lexists(output):
         there = job.in_place and content == before
     else:
-        there = files.same_content(output, len(content), [content])
-    if options.place and job.in_place and not (there or options.force):
-        destination.check_in_place(path, status)
+        there = has_content(output, len(content), [content])
+    if options.check_destination and job.in_place and not (there or options.force):
+        check_in_place_write(path, status)
     findings = followed.findings
-    if options.place:
-        findings += tuple(destination.in_the_way(job, there, options))
+    if options.check_destination:
+        findings += tuple(find_blocking_file(job, there, options))
     same = there or content == before
     report = item.report._replace(
-        status="unchanged" if same else "would-rename", changed=followed.changed
+        status="unchanged" if same else "would-rename", changed=followed.changed_count
     )
-    made = None if there else Text(path, identity, content)
-    return item._replace(report=report, text=made, findings=findings)
+    made = None if there else SidecarPlan(path, identity, content)
+    return item._replace(report=report, plan=made, findings=findings)
 
 
-def _owner(path: Path, models: Sequence[ModelReport]) -> int:
+def _find_nearest_model(path: Path, models: Sequence[ModelReport]) -> int:
     """The model beside a text, or else the nearest below it, or the first."""
     place = os.path.realpath(path.parent)
     homes = [os.path.realpath(Path(model.path).parent) for model in models]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from onnxkvrename import __version__
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.storage.temp_file import Heard
+from onnxkvrename.storage.temp_file import ProgressCallback
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-_AT_ONCE = 16
-_ENOUGH = 8
+_CHUNK_SIZE = 16
+_MIN_ITEMS_PER_PROCESS = 8
 """Items for each process below which starting it takes longer than their work."""
 
 
-def spread(
+def map_ordered(
     work: Callable[[T], R],
     items: Sequence[T],
     executor: Executor | None,
-    heard: Heard | None = None,
+    heard: ProgressCallback | None = None,
 ) -> Generator[R, None, None]:
     """What ``work`` makes of each item, in the order of the items.
 
@@ -48,24 +48,26 @@ def spread(
         return
     futures: list[Future[list[R]]] = []
     try:
-        with _failing():
-            for start in range(0, len(items), _AT_ONCE):
-                futures.append(executor.submit(_all, work, items[start : start + _AT_ONCE]))
+        with _wrap_worker_errors():
+            for start in range(0, len(items), _CHUNK_SIZE):
+                futures.append(
+                    executor.submit(_map_chunk, work, items[start : start + _CHUNK_SIZE])
+                )
         for future in futures:
-            with _failing():
+            with _wrap_worker_errors():
                 results = future.result()
             if heard is not None:
                 heard(len(results))
             yield from results
     finally:
-        _end(futures)
+        _stop_futures(futures)
 
 
-def _all(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+def _map_chunk(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     return [work(item) for item in items]
 
 
-def _end(futures: Sequence[Future[list[R]]]) -> None:
+def _stop_futures(futures: Sequence[Future[list[R]]]) -> None:
     if all(future.done() for future in futures):
         return
     from concurrent.futures import wait
@@ -74,7 +76,7 @@ def _end(futures: Sequence[Future[list[R]]]) -> None:
 
 
 @contextmanager
-def _failing() -> Iterator[None]:
+def _wrap_worker_errors() -> Iterator[None]:
     """Say in words that an executor could not do its part."""
     try:
         yield
@@ -89,19 +91,19 @@ def _failing() -> Iterator[None]:
         ) from error
 
 
-def worth(items: int) -> int:
+def count_useful_processes(items: int) -> int:
     """How many processes are worth starting for so many items, 1 for none."""
-    return max(1, min(_cores(), items // _ENOUGH))
+    return max(1, min(_count_cores(), items // _MIN_ITEMS_PER_PROCESS))
 
 
-def _cores() -> int:
+def _count_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 @contextmanager
-def processes(count: int) -> Iterator[Executor | None]:
+def open_process_pool(count: int) -> Iterator[Executor | None]:
     """An executor with so many processes; none for one."""
     if count == 1:
         yield None
@@ -112,14 +114,14 @@ def processes(count: int) -> Iterator[Executor | None]:
     # A fork has all modules loaded, and one thread is all there is here.
     how = "fork" if sys.platform == "linux" else "spawn"
     context = multiprocessing.get_context(how)
-    pool = ProcessPoolExecutor(count, context, _settle, (os.getpid(),))
+    pool = ProcessPoolExecutor(count, context, _initialize_worker, (os.getpid(),))
     try:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _settle(parent: int) -> None:
+def _initialize_worker(parent: int) -> None:
     """In a new process: leave Ctrl-C to the parent, and do not outlive it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in ("SIGTERM", "SIGHUP"):
@@ -135,7 +137,7 @@ def _settle(parent: int) -> None:
 
 
 @contextmanager
-def dask(address: str) -> Iterator[Executor]:
+def connect_dask(address: str) -> Iterator[Executor]:
     """An executor on a running Dask cluster, which sees the same files.
 
     Dask gives the work of a worker that dies to another one. Raises
@@ -170,15 +172,15 @@ def dask(address: str) -> Iterator[Executor]:
                 f"the Dask scheduler at {address} has no workers",
                 hint=f"start one with `dask worker {address}`",
             ) from None
-        _agree(client)
+        _check_worker_versions(client)
         with client.get_executor(pure=False, retries=3) as executor:
             yield executor
 
 
-def _agree(client: Any) -> None:
+def _check_worker_versions(client: Any) -> None:
     """What travels is read by this very version only."""
-    with _failing():
-        versions = set(client.run(_version).values())
+    with _wrap_worker_errors():
+        versions = set(client.run(_report_version).values())
     if versions != {__version__}:
         other = ", ".join(sorted(versions - {__version__}))
         raise KvRenameError(
@@ -187,5 +189,5 @@ def _agree(client: Any) -> None:
         )
 
 
-def _version() -> str:
+def _report_version() -> str:
     return __version__

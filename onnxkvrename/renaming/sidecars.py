@@ -7,26 +7,32 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
-from onnxkvrename.renaming.extra_files import Companion, Followed
-from onnxkvrename.rules.plan import Wish
+from onnxkvrename.renaming.extra_files import RewrittenText, Sidecar
+from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.results import Job, ModelReport
-from onnxkvrename.sidecars import rewrite as sidecars
-from onnxkvrename.sidecars.rewrite import Names
-from onnxkvrename.storage import read as files
+from onnxkvrename.rules.results import ModelReport, RenameJob
+from onnxkvrename.sidecars.rewrite import (
+    MAX_SIDECAR_BYTES,
+    SIDECAR_KINDS,
+    ModelNames,
+    detect_sidecar_kind,
+    rewrite_sidecar,
+    select_sidecar_candidates,
+)
+from onnxkvrename.storage.read import open_file
 
 
-def companions(
-    given: Iterable[Path], jobs: Sequence[Job], wish: Wish, rules: Rules
-) -> tuple[Companion, ...]:
+def load_sidecars(
+    given: Iterable[Path], jobs: Sequence[RenameJob], wish: TokenChange, rules: Rules
+) -> tuple[Sidecar, ...]:
     """The files that were named, and how each follows the models that it is for.
 
     Raises :class:`ModelError` for what is no sidecar of a known kind, and
     :class:`WriteError` where two would go to one place.
     """
     paths = {os.path.realpath(path): path for path in reversed(tuple(given))}
-    found = tuple(_companion(path, jobs, wish, rules) for path in reversed(paths.values()))
-    places: dict[str, Companion] = {}
+    found = tuple(_load_sidecar(path, jobs, wish, rules) for path in reversed(paths.values()))
+    places: dict[str, Sidecar] = {}
     for one in found:
         first = places.setdefault(os.path.realpath(one.output), one)
         if first is not one:
@@ -38,7 +44,7 @@ def companions(
     return found
 
 
-def beside(jobs: Sequence[Job]) -> Iterator[Path]:
+def find_sidecars(jobs: Sequence[RenameJob]) -> Iterator[Path]:
     """The sidecars in the directories of models."""
     for directory in dict.fromkeys(job.model.parent for job in jobs):
         try:
@@ -46,39 +52,43 @@ def beside(jobs: Sequence[Job]) -> Iterator[Path]:
         except OSError as error:
             reason = error.strerror
             raise ModelError(f"cannot be listed: {reason}", path=str(directory)) from None
-        for name in sidecars.candidates(names):
-            kind = sidecars.kind_of(name, _head(directory / name))
-            if kind is not None and kind.names is not None:
+        for name in select_sidecar_candidates(names):
+            kind = detect_sidecar_kind(name, _read_head(directory / name))
+            if kind is not None and kind.find_names is not None:
                 yield directory / name
 
 
-def _head(path: Path) -> bytes:
+def _read_head(path: Path) -> bytes:
     """As much of a file as a sidecar may have; nothing of one that cannot be read."""
     try:
-        with files.opened(path) as file:
-            return file.read(0, min(file.size, sidecars.LIMIT))
+        with open_file(path) as file:
+            return file.read(0, min(file.size, MAX_SIDECAR_BYTES))
     except KvRenameError:
         return b""
 
 
-def _companion(path: Path, jobs: Sequence[Job], wish: Wish, rules: Rules) -> Companion:
-    with files.opened(path) as file:
-        kind = sidecars.kind_of(path.name, file.read(0, min(file.size, sidecars.LIMIT)))
+def _load_sidecar(
+    path: Path, jobs: Sequence[RenameJob], wish: TokenChange, rules: Rules
+) -> Sidecar:
+    with open_file(path) as file:
+        kind = detect_sidecar_kind(path.name, file.read(0, min(file.size, MAX_SIDECAR_BYTES)))
     if kind is None:
-        forms = "; ".join(f"{one.caption}: {one.form}" for one in sidecars.KINDS if one.names)
+        forms = "; ".join(
+            f"{one.caption}: {one.expected_form}" for one in SIDECAR_KINDS if one.find_names
+        )
         raise ModelError("is no sidecar of a known kind", path=str(path), hint=forms)
     own = [job for job in jobs if job.model.parent.resolve() == path.parent.resolve()]
     homes = {str(job.model) for job in own or jobs}
 
-    def follow(data: bytes, models: Sequence[ModelReport]) -> Followed:
-        mine = [(model.pairs, model.values) for model in models if model.path in homes]
-        followed = sidecars.follow(data, str(path), kind, Names.of(mine, wish, rules))
-        return Followed(followed.data, len(followed.changes), followed.findings)
+    def follow(data: bytes, models: Sequence[ModelReport]) -> RewrittenText:
+        mine = [(model.pairs, model.value_names) for model in models if model.path in homes]
+        followed = rewrite_sidecar(data, str(path), kind, ModelNames.from_models(mine, wish, rules))
+        return RewrittenText(followed.data, len(followed.renamed), followed.findings)
 
-    return Companion(path, _output(path, own, jobs), follow)
+    return Sidecar(path, _resolve_output(path, own, jobs), follow)
 
 
-def _output(path: Path, own: Sequence[Job], jobs: Sequence[Job]) -> Path:
+def _resolve_output(path: Path, own: Sequence[RenameJob], jobs: Sequence[RenameJob]) -> Path:
     """Back to where it was, or beside the result of the model that it lies beside."""
     job = (own or jobs)[0]
     if job.in_place:

@@ -6,84 +6,88 @@ from collections.abc import Sequence
 from typing import Any
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import document, finding_values
-from onnxkvrename.handoff import simulate as rehearsing
-from onnxkvrename.handoff import worker as sides
-from onnxkvrename.handoff.compare import HandOff, Row, Transfer
-from onnxkvrename.handoff.simulate import Ranges
-from onnxkvrename.handoff.slots import Slot
-from onnxkvrename.handoff.worker import Side
+from onnxkvrename.findings import render_json_document, serialize_finding
+from onnxkvrename.handoff.compare import Handoff, PairResult, SimulatedPrompt
+from onnxkvrename.handoff.simulate import PromptRanges, merge_ranges
+from onnxkvrename.handoff.slots import MemorySlot
+from onnxkvrename.handoff.worker import UNKNOWN_SIZE, UNLIMITED_LENGTH, HandoffSide
 from onnxkvrename.layout.layout import Buffer
-from onnxkvrename.report import compare_text as outlook
+from onnxkvrename.report.compare_text import (
+    format_handoff_verdict,
+    list_sides_without_token,
+    resolve_outcome,
+)
 from onnxkvrename.rules.results import ModelReport
 
 SCHEMA = "onnxkvrename.compare/1"
-Reports = Sequence[ModelReport]
+ModelReports = Sequence[ModelReport]
 
 
-def as_json(
-    found: HandOff | None,
+def handoff_to_json(
+    found: Handoff | None,
     code: int,
     fault: KvRenameError | None = None,
-    reports: tuple[Reports, Reports] = ((), ()),
+    reports: tuple[ModelReports, ModelReports] = ((), ()),
 ) -> str:
     """One document, held against ``schemas/compare-1.json`` by the tests."""
-    content = _nothing() if found is None else _content(found, reports)
-    return document(SCHEMA, "compare", code, fault, **content)
+    content = _build_empty_content() if found is None else _build_content(found, reports)
+    return render_json_document(SCHEMA, "compare", code, fault, **content)
 
 
-def _nothing() -> dict[str, Any]:
+def _build_empty_content() -> dict[str, Any]:
     absent = ("target", "full_transfer", "tensor_parallelism", "prefill", "decode", "verdict")
     return {**dict.fromkeys(absent), "pairs": [], "transfers": [], "findings": [], "notes": []}
 
 
-def _content(found: HandOff, reports: tuple[Reports, Reports]) -> dict[str, Any]:
+def _build_content(found: Handoff, reports: tuple[ModelReports, ModelReports]) -> dict[str, Any]:
     ranks = found.ranks
     return {
-        "target": found.target,
-        "full_transfer": found.whole,
+        "target": found.consumer_name,
+        "full_transfer": found.full_transfer,
         "tensor_parallelism": None if ranks is None else ranks._asdict(),
-        "prefill": _side(found.prefill, reports[0]),
-        "decode": _side(found.decode, reports[1]),
-        "verdict": _verdict(found),
-        "pairs": [_pair(found, row) for row in found.rows],
-        "transfers": [_transfer(one) for one in found.transfers],
-        "findings": [finding_values(one) for one in found.findings],
+        "prefill": _side_to_json(found.prefill, reports[0]),
+        "decode": _side_to_json(found.decode, reports[1]),
+        "verdict": _verdict_to_json(found),
+        "pairs": [_pair_to_json(found, row) for row in found.pair_results],
+        "transfers": [_prompt_to_json(one) for one in found.simulated_prompts],
+        "findings": [serialize_finding(one) for one in found.findings],
         "notes": list(found.notes),
     }
 
 
-def _side(side: Side, reports: Reports) -> dict[str, Any]:
+def _side_to_json(side: HandoffSide, reports: ModelReports) -> dict[str, Any]:
     return {
         "models": list(side.layout.models),
-        "selected": not side.bare,
+        "selected": not side.lacks_token,
         "tokens": list(side.tokens),
         "order": side.order,
         "sizes": dict(side.layout.sizes),
-        "missing": list(side.layout.missing),
-        "findings": [finding_values(one) for report in reports for one in report.findings],
+        "missing": list(side.layout.unresolved_symbols),
+        "findings": [serialize_finding(one) for report in reports for one in report.findings],
     }
 
 
-def _verdict(found: HandOff) -> dict[str, Any]:
+def _verdict_to_json(found: Handoff) -> dict[str, Any]:
     verdict = found.verdict
-    near = verdict.near
-    wrong = [one for one in rehearsing.union(verdict.corrupt, verdict.refused) if not near]
+    near = verdict.window_placeholder
+    wrong = [
+        one for one in merge_ranges(verdict.corrupt_ranges, verdict.refused_ranges) if not near
+    ]
     return {
-        "outcome": outlook.outcome(found),
-        "renamed": verdict.outcome if outlook.bare(found) else None,
-        "sentence": outlook.sentence(found),
+        "outcome": resolve_outcome(found),
+        "renamed": verdict.outcome if list_sides_without_token(found) else None,
+        "sentence": format_handoff_verdict(found),
         "first_wrong": wrong[0][0] if wrong else None,
-        "corrupt": _ranges(verdict.corrupt, near),
-        "refused": _ranges(verdict.refused, near),
-        "beyond": verdict.beyond,
-        "longest": verdict.longest,
+        "corrupt": _ranges_to_json(verdict.corrupt_ranges, near),
+        "refused": _ranges_to_json(verdict.refused_ranges, near),
+        "beyond": verdict.window_symbol,
+        "longest": verdict.longest_prompt,
     }
 
 
-def _ranges(ranges: Ranges, near: int | None) -> list[dict[str, int | None]]:
+def _ranges_to_json(ranges: PromptRanges, near: int | None) -> list[dict[str, int | None]]:
     """Ranges for programs; an end that the graphs do not show is null."""
-    unknown = (sides.LONGEST, near)
+    unknown = (UNLIMITED_LENGTH, near)
     return [
         {
             "first": None if near is not None and first == near + 1 else first,
@@ -93,18 +97,18 @@ def _ranges(ranges: Ranges, near: int | None) -> list[dict[str, int | None]]:
     ]
 
 
-def _pair(found: HandOff, row: Row) -> dict[str, Any]:
+def _pair_to_json(found: Handoff, row: PairResult) -> dict[str, Any]:
     return {
-        "layer": row.twin.any.layer,
-        "part": row.twin.any.part,
-        "prefill": _buffer(found.prefill, row.twin.prefill),
-        "decode": _buffer(found.decode, row.twin.decode),
+        "layer": row.pair.present_buffer.layer,
+        "part": row.pair.present_buffer.part,
+        "prefill": _buffer_to_json(found.prefill, row.pair.prefill),
+        "decode": _buffer_to_json(found.decode, row.pair.decode),
         "fault": row.code,
-        "wrong": _ranges(row.wrong, found.verdict.near),
+        "wrong": _ranges_to_json(row.wrong_ranges, found.verdict.window_placeholder),
     }
 
 
-def _buffer(side: Side, buffer: Buffer | None) -> dict[str, Any] | None:
+def _buffer_to_json(side: HandoffSide, buffer: Buffer | None) -> dict[str, Any] | None:
     if buffer is None:
         return None
     shape = buffer.shape
@@ -114,41 +118,41 @@ def _buffer(side: Side, buffer: Buffer | None) -> dict[str, Any] | None:
         "kind": buffer.kind,
         "dtype": buffer.dtype,
         "shape": None if shape is None else list(shape),
-        "sized": None if shape is None else list(side.layout.sized(shape)),
+        "sized": None if shape is None else list(side.layout.resolve_shape(shape)),
     }
 
 
-def _transfer(one: Transfer) -> dict[str, Any]:
-    names = {slot.ident: slot.name for slot in one.read}
+def _prompt_to_json(one: SimulatedPrompt) -> dict[str, Any]:
+    names = {slot.buffer_id: slot.name for slot in one.decode_slots}
     return {
         "tokens": one.tokens,
-        "refused": one.refused,
-        "wrong": [names[ident] for ident in one.wrong if ident in names],
-        "prefill": _memory(one.sent),
-        "decode": _memory(one.read),
+        "refused": one.is_refused,
+        "wrong": [names[ident] for ident in one.wrong_buffer_ids if ident in names],
+        "prefill": _slots_to_json(one.prefill_slots),
+        "decode": _slots_to_json(one.decode_slots),
     }
 
 
-def _memory(slots: Sequence[Slot]) -> dict[str, Any]:
-    total = slots[-1].offset + slots[-1].bytes if slots else 0
+def _slots_to_json(slots: Sequence[MemorySlot]) -> dict[str, Any]:
+    total = slots[-1].offset + slots[-1].nbytes if slots else 0
     return {
-        "bytes": _known(total),
+        "bytes": _mask_unknown(total),
         "slots": [
             {
                 "position": position,
                 "name": slot.name,
-                "layer": slot.ident[0] if slot.ident[0] >= 0 else None,
-                "part": slot.ident[1] if slot.ident[0] >= 0 else None,
+                "layer": slot.buffer_id[0] if slot.buffer_id[0] >= 0 else None,
+                "part": slot.buffer_id[1] if slot.buffer_id[0] >= 0 else None,
                 "dtype": slot.dtype,
-                "shape": [_known(dim) for dim in slot.shape],
-                "bytes": _known(slot.bytes),
-                "offset": _known(slot.offset),
+                "shape": [_mask_unknown(dim) for dim in slot.shape],
+                "bytes": _mask_unknown(slot.nbytes),
+                "offset": _mask_unknown(slot.offset),
             }
             for position, slot in enumerate(slots)
         ],
     }
 
 
-def _known(number: object) -> int | None:
+def _mask_unknown(number: object) -> int | None:
     """A number, unless a size went into it that is not known."""
-    return number if isinstance(number, int) and number < sides.FAR else None
+    return number if isinstance(number, int) and number < UNKNOWN_SIZE else None

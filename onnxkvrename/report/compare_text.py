@@ -7,293 +7,320 @@ from collections.abc import Iterator, Sequence
 from click import style
 
 from onnxkvrename.findings import CODES, Finding
-from onnxkvrename.handoff import simulate as rehearsing
-from onnxkvrename.handoff import worker as sides
-from onnxkvrename.handoff.buffer_diff import Twin, type_text, windows_text
-from onnxkvrename.handoff.compare import HandOff, Row
-from onnxkvrename.handoff.simulate import Ranges
-from onnxkvrename.handoff.slots import length_text
-from onnxkvrename.handoff.verdict import Outcome, Stretch, Verdict
-from onnxkvrename.report.rename_text import show
+from onnxkvrename.handoff.buffer_diff import BufferPair, describe_windows, format_buffer_type
+from onnxkvrename.handoff.compare import Handoff, PairResult
+from onnxkvrename.handoff.simulate import PromptRanges, is_in_ranges, subtract_ranges
+from onnxkvrename.handoff.slots import format_token_count
+from onnxkvrename.handoff.verdict import AffectedRange, HandoffVerdict, Outcome
+from onnxkvrename.handoff.worker import STARTUP_FAILURE_CODES, UNLIMITED_LENGTH
+from onnxkvrename.report.rename_text import escape_unprintable
 from onnxkvrename.rules.results import ModelReport
-from onnxkvrename.rules.window_diff import layers_text
+from onnxkvrename.rules.window_diff import format_layers
 
-_SOME = "prompts, from a length on that depends on sizes"
+_SOME_PROMPTS = "prompts, from a length on that depends on sizes"
 
 
-def outcome(found: HandOff) -> Outcome:
+def resolve_outcome(found: Handoff) -> Outcome:
     """What becomes of the hand-off as the models stand."""
-    if not bare(found):
+    if not list_sides_without_token(found):
         return found.verdict.outcome
-    return "fails" if found.prefill.bare else "corrupts"
+    return "fails" if found.prefill.lacks_token else "corrupts"
 
 
-def sentence(found: HandOff) -> str:
+def format_handoff_verdict(found: Handoff) -> str:
     """The verdict in one line."""
-    without = bare(found)
+    without = list_sides_without_token(found)
     if not without:
-        return f"hand-off {_expected(found)}"
-    what = "fail" if found.prefill.bare else "corrupt every prompt"
+        return f"hand-off {_format_outcome(found)}"
+    what = "fail" if found.prefill.lacks_token else "corrupt every prompt"
     return (
-        f"hand-off would {what}: {found.target} selects nothing on {' and '.join(without)} "
-        f"(KV616); renamed, it {_expected(found)}"
+        f"hand-off would {what}: {found.consumer_name} selects nothing on {' and '.join(without)} "
+        f"(KV616); renamed, it {_format_outcome(found)}"
     )
 
 
-def bare(found: HandOff) -> list[str]:
+def list_sides_without_token(found: Handoff) -> list[str]:
     """The sides of which nothing is selected, though both have buffers."""
     both = (found.prefill, found.decode)
-    return [side.label for side in both if side.bare] if all(s.layout.buffers for s in both) else []
+    return (
+        [side.label for side in both if side.lacks_token]
+        if all(s.layout.buffers for s in both)
+        else []
+    )
 
 
-def _expected(found: HandOff) -> str:
+def _format_outcome(found: Handoff) -> str:
     verdict = found.verdict
-    cause = "" if verdict.cause is None else f": {_cause(verdict.cause)}"
+    cause = "" if verdict.first_cause is None else f": {_format_cause(verdict.first_cause)}"
     if verdict.outcome == "works":
-        return f"works: {_what(found)}"
+        return f"works: {_format_transferred(found)}"
     if verdict.outcome == "corrupts":
-        return _corrupted(verdict) if verdict.corrupt else f"would corrupt {_SOME}{cause}"
+        return (
+            _format_corruption(verdict)
+            if verdict.corrupt_ranges
+            else f"would corrupt {_SOME_PROMPTS}{cause}"
+        )
     if verdict.outcome == "loses":
         return f"would leave something behind{cause}"
     if verdict.outcome == "unknown":
-        return f"cannot be foretold{_open(found) or cause}"
-    if verdict.refused and not _stopping(found):
+        return f"cannot be foretold{_format_undecided(found) or cause}"
+    if verdict.refused_ranges and not _list_startup_codes(found):
         what = "decode would find its memory too small"
-        if len(verdict.stretches) == 1:
-            return f"would fail for {span(verdict.refused, verdict)}: {what}{_because(verdict)}"
-        return f"would fail, as {what}, for {_each(verdict.stretches, verdict)}"
+        if len(verdict.affected_ranges) == 1:
+            return f"would fail for {format_prompt_ranges(verdict.refused_ranges, verdict)}: {what}{_format_common_causes(verdict)}"
+        return f"would fail, as {what}, for {_format_each_range(verdict.affected_ranges, verdict)}"
     return f"would fail at start-up{cause}"
 
 
-def _open(found: HandOff) -> str:
+def _format_undecided(found: Handoff) -> str:
     """What is open, and the sizes that would tell; empty where nothing is."""
-    wanted = _wanted(found)
+    wanted = _find_undecided(found)
     if not wanted:
         return ""
     codes = ", ".join(dict.fromkeys(one.code for one in wanted))
-    return f": it depends on sizes ({codes}), give {_sizes(wanted)}"
+    return f": it depends on sizes ({codes}), give {_format_size_options(wanted)}"
 
 
-def _wanted(found: HandOff) -> list[Finding]:
+def _find_undecided(found: Handoff) -> list[Finding]:
     """The findings that sizes are wanted for."""
-    about = {(row.code, row.twin.name) for row in found.rows if row.open}
+    about = {(row.code, row.pair.name) for row in found.pair_results if row.is_undecided}
     return [one for one in found.findings if (one.code, one.name) in about]
 
 
-def _sizes(wanted: Sequence[Finding]) -> str:
+def _format_size_options(wanted: Sequence[Finding]) -> str:
     """The options that would tell, each once: ``--decode-dim sliding_window=SIZE``."""
     hints = dict.fromkeys(one.hint.removeprefix("give ") for one in wanted)
-    return " ".join(map(show, hints))
+    return " ".join(map(escape_unprintable, hints))
 
 
-def _stopping(found: HandOff) -> list[str]:
+def _list_startup_codes(found: Handoff) -> list[str]:
     """The codes of what stops a side before any hand-off."""
-    return [one.code for one in found.findings if one.code in sides.STOPS]
+    return [one.code for one in found.findings if one.code in STARTUP_FAILURE_CODES]
 
 
-def _corrupted(verdict: Verdict) -> str:
+def _format_corruption(verdict: HandoffVerdict) -> str:
     """What is corrupted and what is refused: the causes once, or those of each length."""
-    refused = [one for one in verdict.stretches if one.refused]
-    corrupt = [one for one in verdict.stretches if not one.refused]
-    if len({_codes(one) for one in verdict.stretches}) > 1:
-        stops = f"; decode would stop at {_each(refused, verdict)}" if refused else ""
-        return f"would corrupt {_each(corrupt, verdict)}{stops}"
-    stops = f", and decode would stop at {span(verdict.refused, verdict)}" if refused else ""
-    return f"would corrupt {span(verdict.corrupt, verdict)}{stops}{_because(verdict)}"
+    refused = [one for one in verdict.affected_ranges if one.is_refused]
+    corrupt = [one for one in verdict.affected_ranges if not one.is_refused]
+    if len({_list_codes(one) for one in verdict.affected_ranges}) > 1:
+        stops = f"; decode would stop at {_format_each_range(refused, verdict)}" if refused else ""
+        return f"would corrupt {_format_each_range(corrupt, verdict)}{stops}"
+    stops = (
+        f", and decode would stop at {format_prompt_ranges(verdict.refused_ranges, verdict)}"
+        if refused
+        else ""
+    )
+    return f"would corrupt {format_prompt_ranges(verdict.corrupt_ranges, verdict)}{stops}{_format_common_causes(verdict)}"
 
 
-def _each(stretches: Sequence[Stretch], verdict: Verdict) -> str:
+def _format_each_range(stretches: Sequence[AffectedRange], verdict: HandoffVerdict) -> str:
     """Lengths with their causes: ``prompts of 1 token: … (KV605), and prompts longer than …``."""
-    return ", and ".join(f"{span(one.ranges, verdict)}{_causes(one)}" for one in stretches)
+    return ", and ".join(
+        f"{format_prompt_ranges(one.ranges, verdict)}{_format_causes(one)}" for one in stretches
+    )
 
 
-def _because(verdict: Verdict) -> str:
+def _format_common_causes(verdict: HandoffVerdict) -> str:
     """The causes that all lengths have in common."""
-    return _causes(verdict.stretches[0])
+    return _format_causes(verdict.affected_ranges[0])
 
 
-def _causes(one: Stretch) -> str:
-    said = dict.fromkeys(map(_cause, one.causes))
+def _format_causes(one: AffectedRange) -> str:
+    said = dict.fromkeys(map(_format_cause, one.causes))
     return f": {' and '.join(said)}" if said else ""
 
 
-def _codes(one: Stretch) -> tuple[str, ...]:
+def _list_codes(one: AffectedRange) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found.code for found in one.causes))
 
 
-def _cause(found: Finding) -> str:
+def _format_cause(found: Finding) -> str:
     """A cause in general words, or, where it is something missing, what that is."""
     said = CODES[found.code][1]
     if found.code == "KV001":
-        said = show(found.message)
+        said = escape_unprintable(found.message)
     elif found.code in ("KV611", "KV620"):
         what = "layers of a draft model" if found.code == "KV620" else ""
-        said = show(found.message.partition(": ")[0]) + (f", perhaps {what}" if what else "")
+        said = escape_unprintable(found.message.partition(": ")[0]) + (
+            f", perhaps {what}" if what else ""
+        )
     elif found.code == "KV614":
-        said = windows_text(found)
+        said = describe_windows(found)
     return f"{said} ({found.code})"
 
 
-def _what(found: HandOff) -> str:
-    layers = layers_text(found.decode.layout.layers)
+def _format_transferred(found: Handoff) -> str:
+    layers = format_layers(found.decode.layout.layers)
     count = len(found.decode.layout.buffers)
-    said, sizes = f"{count} buffers of {layers}", _provided(found)
-    if found.verdict.longest is not None:
-        return f"{said}, prompts of up to {found.verdict.longest} tokens{sizes}"
+    said, sizes = f"{count} buffers of {layers}", _format_conditions(found)
+    if found.verdict.longest_prompt is not None:
+        return f"{said}, prompts of up to {found.verdict.longest_prompt} tokens{sizes}"
     return f"{said}{sizes or ', prompts of any length'}"
 
 
-def _provided(found: HandOff) -> str:
+def _format_conditions(found: Handoff) -> str:
     """What goes for sizes that are not known: any do, or they must be the same on both sides."""
-    missing = {*found.prefill.layout.missing, *found.decode.layout.missing}
-    free = ", ".join(map(show, sorted(missing.difference(found.agreeing))))
-    same = ", ".join(map(show, found.agreeing))
-    said = f", whatever {free} may be" if free and found.verdict.longest is None else ""
+    missing = {*found.prefill.layout.unresolved_symbols, *found.decode.layout.unresolved_symbols}
+    free = ", ".join(map(escape_unprintable, sorted(missing.difference(found.shared_symbols))))
+    same = ", ".join(map(escape_unprintable, found.shared_symbols))
+    said = f", whatever {free} may be" if free and found.verdict.longest_prompt is None else ""
     return said + (f", as long as both have the same {same}" if same else "")
 
 
-def span(ranges: Ranges, verdict: Verdict) -> str:
+def format_prompt_ranges(ranges: PromptRanges, verdict: HandoffVerdict) -> str:
     """Prompt lengths in words: ``prompts longer than 128 tokens``."""
-    end = sides.LONGEST if verdict.longest is None else verdict.longest
+    end = UNLIMITED_LENGTH if verdict.longest_prompt is None else verdict.longest_prompt
     if not ranges:
-        return _SOME
+        return _SOME_PROMPTS
     if ranges == ((1, end),):
         return "every prompt"
-    return f"prompts {' and '.join(_run(first, last, end, verdict) for first, last in ranges)}"
+    return f"prompts {' and '.join(_format_range(first, last, end, verdict) for first, last in ranges)}"
 
 
-def _run(first: int, last: int, end: int, verdict: Verdict) -> str:
+def _format_range(first: int, last: int, end: int, verdict: HandoffVerdict) -> str:
     if last == end:
-        return f"longer than {_length(first - 1, verdict)}"
+        return f"longer than {_format_length(first - 1, verdict)}"
     if first == 1:
-        return f"of up to {_length(last, verdict)}"
+        return f"of up to {_format_length(last, verdict)}"
     if first == last:
-        return f"of {_length(last, verdict)}"
-    return f"of {first} to {_length(last, verdict)}"
+        return f"of {_format_length(last, verdict)}"
+    return f"of {first} to {_format_length(last, verdict)}"
 
 
-def _length(tokens: int, verdict: Verdict) -> str:
+def _format_length(tokens: int, verdict: HandoffVerdict) -> str:
     """A length, by the name of a window where that is all that is known of it."""
-    if tokens == verdict.near and verdict.beyond is not None:
-        return show(verdict.beyond)
-    return length_text(tokens)
+    if tokens == verdict.window_placeholder and verdict.window_symbol is not None:
+        return escape_unprintable(verdict.window_symbol)
+    return format_token_count(tokens)
 
 
-def lines(found: HandOff, *, color: bool = False) -> Iterator[str]:
+def render_handoff_table(found: Handoff, *, color: bool = False) -> Iterator[str]:
     """The table as aligned lines."""
-    table = [heads(found), *rows(found)]
+    table = [list_table_headings(found), *build_table_rows(found)]
     widths = [max(len(row[at]) for row in table) for at in range(len(table[0]))]
     for number, row in enumerate(table):
         *cells, last = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         last = last.rstrip()
         if color and number:
-            last = style(last, fg=state_color(last))
+            last = style(last, fg=choose_state_color(last))
         yield "  ".join((*cells, last))
 
 
-def state_color(state: str) -> str:
+def choose_state_color(state: str) -> str:
     """The colour of what becomes of a buffer."""
     return "green" if state == "ok" else "red"
 
 
-def heads(found: HandOff) -> tuple[str, ...]:
+def list_table_headings(found: Handoff) -> tuple[str, ...]:
     """What stands above the columns of the table."""
-    last = "ONCE RENAMED" if bare(found) else "HAND-OFF"
+    last = "ONCE RENAMED" if list_sides_without_token(found) else "HAND-OFF"
     return "LAYERS", "PARTS", "PREFILL", "DECODE", last
 
 
-def rows(found: HandOff) -> list[tuple[str, ...]]:
+def build_table_rows(found: Handoff) -> list[tuple[str, ...]]:
     """Buffers that are alike and fare alike in one row, layers and parts folded."""
     alike: dict[tuple[str, str, str, str], list[int]] = {}
-    for row in found.rows:
-        mine, theirs = _types(found, row.twin)
-        key = (show(row.twin.any.part), mine, theirs, _state(row, found.verdict))
-        alike.setdefault(key, []).append(row.twin.any.layer)
+    for row in found.pair_results:
+        mine, theirs = _format_pair_types(found, row.pair)
+        key = (
+            escape_unprintable(row.pair.present_buffer.part),
+            mine,
+            theirs,
+            _format_state(row, found.verdict),
+        )
+        alike.setdefault(key, []).append(row.pair.present_buffer.layer)
     merged: dict[tuple[tuple[int, ...], str, str, str], list[str]] = {}
     for (part, mine, theirs, state), layers in alike.items():
         merged.setdefault((tuple(layers), mine, theirs, state), []).append(part)
     return [
-        (layers_text(layers).partition(" ")[2], ", ".join(parts), mine, theirs, state)
+        (format_layers(layers).partition(" ")[2], ", ".join(parts), mine, theirs, state)
         for (layers, mine, theirs, state), parts in merged.items()
     ]
 
 
-def _types(found: HandOff, twin: Twin) -> tuple[str, str]:
+def _format_pair_types(found: Handoff, twin: BufferPair) -> tuple[str, str]:
     sides_of = ((found.prefill, twin.prefill), (found.decode, twin.decode))
     mine, theirs = (
-        "-" if buffer is None else show(type_text(side.layout, buffer)) for side, buffer in sides_of
+        "-" if buffer is None else escape_unprintable(format_buffer_type(side.layout, buffer))
+        for side, buffer in sides_of
     )
     return mine, "same" if mine == theirs else theirs
 
 
-def _state(row: Row, verdict: Verdict) -> str:
+def _format_state(row: PairResult, verdict: HandoffVerdict) -> str:
     why = "" if row.code is None else f" ({row.code})"
-    if row.twin.decode is None:
+    if row.pair.decode is None:
         return f"left behind{why}"
-    if row.open:
+    if row.is_undecided:
         return f"depends on sizes{why}"
-    corrupt = rehearsing.without(row.wrong, verdict.refused)
+    corrupt = subtract_ranges(row.wrong_ranges, verdict.refused_ranges)
     if corrupt:
         what = "wrong" if row.code is not None else "shifted"
-        return f"{what} for {span(corrupt, verdict)}{why}"
-    if row.wrong:
-        return f"refused for {span(row.wrong, verdict)}{why}"
-    if row.code is not None and verdict.refused:
-        return f"refused for {span(verdict.refused, verdict)}{why}"
+        return f"{what} for {format_prompt_ranges(corrupt, verdict)}{why}"
+    if row.wrong_ranges:
+        return f"refused for {format_prompt_ranges(row.wrong_ranges, verdict)}{why}"
+    if row.code is not None and verdict.refused_ranges:
+        return f"refused for {format_prompt_ranges(verdict.refused_ranges, verdict)}{why}"
     return f"wrong{why}" if why else "ok"
 
 
-def prompts(found: HandOff) -> Iterator[str]:
+def render_prompt_lines(found: Handoff) -> Iterator[str]:
     """A line for each prompt length that was asked for."""
-    once = ", once renamed" if bare(found) else ""
-    for tokens in found.asked:
-        yield f"a prompt of {length_text(tokens)}{once}: {_fate(found, tokens)}"
+    once = ", once renamed" if list_sides_without_token(found) else ""
+    for tokens in found.requested_lengths:
+        yield f"a prompt of {format_token_count(tokens)}{once}: {_format_prompt_outcome(found, tokens)}"
 
 
-def _fate(found: HandOff, tokens: int) -> str:
+def _format_prompt_outcome(found: Handoff, tokens: int) -> str:
     """What becomes of a prompt, or the sizes that it takes to tell."""
-    verdict, cause = found.verdict, found.verdict.cause
-    stopping = _stopping(found)
+    verdict, cause = found.verdict, found.verdict.first_cause
+    stopping = _list_startup_codes(found)
     if stopping:
         return f"never begins ({stopping[0]})"
-    longest = sides.LONGEST - 1 if verdict.longest is None else verdict.longest
+    longest = UNLIMITED_LENGTH - 1 if verdict.longest_prompt is None else verdict.longest_prompt
     if tokens > longest:
-        limit = "any context can be" if verdict.longest is None else f"the context of {longest}"
+        limit = (
+            "any context can be" if verdict.longest_prompt is None else f"the context of {longest}"
+        )
         return f"longer than {limit}"
-    wanted = _wanted(found)
+    wanted = _find_undecided(found)
     if wanted:
-        return f"cannot be told, give {_sizes(wanted)}"
-    moved = next((one for one in found.transfers if one.tokens == tokens), None)
-    missing = {*found.prefill.layout.missing, *found.decode.layout.missing}
-    if moved is None or (verdict.near is not None and tokens > 1):
-        asked = [verdict.beyond] if verdict.beyond is not None else sorted(missing)
-        dims = " ".join(f"--dim {show(symbol)}=SIZE" for symbol in asked)
+        return f"cannot be told, give {_format_size_options(wanted)}"
+    moved = next((one for one in found.simulated_prompts if one.tokens == tokens), None)
+    missing = {*found.prefill.layout.unresolved_symbols, *found.decode.layout.unresolved_symbols}
+    if moved is None or (verdict.window_placeholder is not None and tokens > 1):
+        asked = [verdict.window_symbol] if verdict.window_symbol is not None else sorted(missing)
+        dims = " ".join(f"--dim {escape_unprintable(symbol)}=SIZE" for symbol in asked)
         return f"cannot be told, give {dims}" if dims else "cannot be told"
-    here = [one for one in verdict.stretches if rehearsing.within(tokens, one.ranges)]
-    why = f" ({', '.join(_codes(here[0]))})" if here and here[0].causes else ""
-    if moved.refused:
+    here = [one for one in verdict.affected_ranges if is_in_ranges(tokens, one.ranges)]
+    why = f" ({', '.join(_list_codes(here[0]))})" if here and here[0].causes else ""
+    if moved.is_refused:
         return f"refused, decode would find its memory too small{why}"
     if here:
-        wrong = sum(row.twin.ident in moved.wrong for row in found.rows)
-        count = f"{wrong} of {len(found.rows)} buffers" if moved.wrong else "all of it"
+        wrong = sum(row.pair.buffer_id in moved.wrong_buffer_ids for row in found.pair_results)
+        count = (
+            f"{wrong} of {len(found.pair_results)} buffers"
+            if moved.wrong_buffer_ids
+            else "all of it"
+        )
         return f"{count} wrong{why}"
-    left = sum(row.twin.decode is None for row in found.rows)
+    left = sum(row.pair.decode is None for row in found.pair_results)
     if left:
-        return f"{left} of {len(found.rows)} buffers left behind"
+        return f"{left} of {len(found.pair_results)} buffers left behind"
     if verdict.outcome == "unknown" and cause is not None:
         return f"cannot be told ({cause.code})"
-    return f"ok{_provided(found)}"
+    return f"ok{_format_conditions(found)}"
 
 
-def notes(found: HandOff) -> Iterator[str]:
+def render_handoff_notes(found: Handoff) -> Iterator[str]:
     """What is worth knowing beside."""
-    yield from (f"note: {show(note)}" for note in found.notes)
+    yield from (f"note: {escape_unprintable(note)}" for note in found.notes)
 
 
-def report(found: HandOff, *, both: bool) -> ModelReport:
+def build_handoff_report(found: Handoff, *, both: bool) -> ModelReport:
     """The findings as those of a model: of decode's, or of ``both`` for a reader."""
     labels = [
-        side.path or (side.given.models or (side.label,))[0]
+        side.path or (side.original_layout.models or (side.label,))[0]
         for side in (found.prefill, found.decode)
     ]
     path = " -> ".join(labels) if both else labels[1]

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.terminal_theme import TerminalTheme
 
-from onnxkvrename.layout.inspect import Anatomy
-from onnxkvrename.report import kv_map as kvmap
+from onnxkvrename.layout.inspect import ModelSummary
+from onnxkvrename.report.kv_map import render_model_summary
 
-_WIDTH = 92
+_PICTURE_COLUMNS = 92
 """Columns of a picture."""
 _INK, _PAPER, _WHITE = (230, 237, 243), (13, 17, 23), (255, 255, 255)
 _RED, _PINK, _GREEN, _LIME = (218, 54, 51), (255, 123, 114), (63, 185, 80), (170, 232, 110)
@@ -31,11 +31,11 @@ _THEME = TerminalTheme(
 )
 """A dark card of its own: as readable on a light page as on a dark one."""
 _FONTS = "'DejaVu Sans Mono', Menlo, Consolas, ui-monospace, monospace"
-_ASPECT = 0.602
+_FONT_ASPECT_RATIO = 0.602
 """Width to height of a letter in most of these fonts."""
 
 # Filled in by rich, which knows these names; its own templates fetch a font.
-_SVG = f"""\
+_SVG_TEMPLATE = f"""\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {{terminal_width}} {{terminal_height}}" \
 role="img" aria-label="KV map">
 <style>
@@ -48,7 +48,7 @@ text {{{{ font-family: {_FONTS}; font-size: {{char_height}}px; white-space: pre 
 {{matrix}}
 </svg>
 """
-_HTML = f"""\
+_HTML_TEMPLATE = f"""\
 <!DOCTYPE html>
 <html lang="en">
 <head>
@@ -66,20 +66,24 @@ pre {{{{ font: 14px/1.35 {_FONTS}; margin: 0 }}}}
 """
 
 
-def svg(anatomies: Iterable[Anatomy]) -> str:
+def render_svg(anatomies: Iterable[ModelSummary]) -> str:
     """What is in some models, with their KV maps, as one SVG picture."""
-    console = _recorded(anatomies)
+    console = _record_summaries(anatomies)
     return console.export_svg(
-        title="", theme=_THEME, code_format=_SVG, font_aspect_ratio=_ASPECT, unique_id="kvmap"
+        title="",
+        theme=_THEME,
+        code_format=_SVG_TEMPLATE,
+        font_aspect_ratio=_FONT_ASPECT_RATIO,
+        unique_id="kvmap",
     )
 
 
-def html(anatomies: Iterable[Anatomy]) -> str:
+def render_html(anatomies: Iterable[ModelSummary]) -> str:
     """What is in some models, with their KV maps, as one HTML page."""
-    return _recorded(anatomies).export_html(theme=_THEME, code_format=_HTML)
+    return _record_summaries(anatomies).export_html(theme=_THEME, code_format=_HTML_TEMPLATE)
 
 
-def _recorded(anatomies: Iterable[Anatomy]) -> Console:
+def _record_summaries(anatomies: Iterable[ModelSummary]) -> Console:
     """The summaries on a console of our own, whatever the environment says of the real one."""
     console = Console(
         file=io.StringIO(),
@@ -90,10 +94,10 @@ def _recorded(anatomies: Iterable[Anatomy]) -> Console:
         no_color=False,
         legacy_windows=False,
         highlight=False,
-        width=_WIDTH,
+        width=_PICTURE_COLUMNS,
         height=100,
     )
     for anatomy in anatomies:
-        console.print(Padding(kvmap.summary(anatomy, fold=True), (1, 2, 0, 2)))
+        console.print(Padding(render_model_summary(anatomy, fold=True), (1, 2, 0, 2)))
     console.print()
     return console

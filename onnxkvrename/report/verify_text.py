@@ -9,25 +9,30 @@ from typing import Any
 from click import style
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import document, error_values, finding_values
-from onnxkvrename.report.rename_text import command, ranges, show, workflow_commands
-from onnxkvrename.rules.plan import Pair
-from onnxkvrename.verification.dataflow import Flow
-from onnxkvrename.verification.retention_loop import Run
-from onnxkvrename.verification.verify import Verified
+from onnxkvrename.findings import render_json_document, serialize_error, serialize_finding
+from onnxkvrename.report.rename_text import (
+    escape_unprintable,
+    format_layer_ranges,
+    format_workflow_command,
+    render_workflow_commands,
+)
+from onnxkvrename.rules.plan import KvPair
+from onnxkvrename.verification.dataflow import BufferFlow
+from onnxkvrename.verification.retention_loop import RetentionRun
+from onnxkvrename.verification.verify import VerifiedModel
 
 SCHEMA = "onnxkvrename.verify/1"
 
 
-def line(item: Verified, *, color: bool) -> str:
+def format_verdict_line(item: VerifiedModel, *, color: bool) -> str:
     """What became of a model, in one line."""
-    said = state(item)
+    said = summarize_verdict(item)
     if color:
         said = style(said, fg="red" if item.report.failed else "green")
-    return f"{show(item.report.path)}: {said}"
+    return f"{escape_unprintable(item.report.path)}: {said}"
 
 
-def state(item: Verified) -> str:
+def summarize_verdict(item: VerifiedModel) -> str:
     """The verdict on a model that could be read, in a few words."""
     if item.report.failed:
         return "does not verify"
@@ -35,82 +40,94 @@ def state(item: Verified) -> str:
         return "no KV buffer in it"
     verdicts = Counter(flow.verdict for flow in item.flows)
     proved = verdicts["updated"]
-    layers = ranges(sorted({pair.layer for pair in item.report.pairs}))
+    layers = format_layer_ranges(sorted({pair.layer for pair in item.report.pairs}))
     said = f"{proved} of {len(item.report.pairs)} buffers retained, {layers}"
     ops = Counter(
-        flow.where.op_type for flow in item.flows if flow.where and flow.verdict == "updated"
+        flow.updated_by.op_type
+        for flow in item.flows
+        if flow.updated_by and flow.verdict == "updated"
     )
     if ops:
-        said += ", updated by " + ", ".join(show(op) for op, _ in ops.most_common())
+        said += ", updated by " + ", ".join(escape_unprintable(op) for op, _ in ops.most_common())
     if item.run is not None:
-        said += f"; {_ran(item.run)}"
+        said += f"; {_format_run(item.run)}"
     if item.reference is not None:
-        said += f", to the bit like {show(str(item.reference))}"
+        said += f", to the bit like {escape_unprintable(str(item.reference))}"
     return said
 
 
-def _ran(run: Run) -> str:
-    dims = ", ".join(f"{show(dim)}={size}" for dim, size in run.dims.items())
-    return f"ran {len(run.steps)} steps" + (f" with {dims}" if dims else "")
+def _format_run(run: RetentionRun) -> str:
+    dims = ", ".join(f"{escape_unprintable(dim)}={size}" for dim, size in run.dims.items())
+    return f"ran {len(run.step_results)} steps" + (f" with {dims}" if dims else "")
 
 
-def flows(item: Verified) -> Iterator[str]:
+def format_buffer_flows(item: VerifiedModel) -> Iterator[str]:
     """Each buffer, and where it is updated."""
     for flow in item.flows:
-        given, made = (show(end.old) for end in flow.pair.ends)
-        yield f"{given} -> {made}: {_where(flow)}"
+        given, made = (escape_unprintable(end.old_name) for end in flow.pair.sides)
+        yield f"{given} -> {made}: {_format_flow_verdict(flow)}"
 
 
-def _where(flow: Flow) -> str:
-    if flow.where is None:
+def _format_flow_verdict(flow: BufferFlow) -> str:
+    if flow.updated_by is None:
         return flow.verdict
-    node = f" ({show(flow.where.node)})" if flow.where.node else ""
+    node = (
+        f" ({escape_unprintable(flow.updated_by.node_name)})" if flow.updated_by.node_name else ""
+    )
     by = " by " if flow.verdict == "updated" else ": "
-    return f"{flow.verdict}{by}{show(flow.where.op_type)}{node}"
+    return f"{flow.verdict}{by}{escape_unprintable(flow.updated_by.op_type)}{node}"
 
 
-def github(items: Iterable[Verified], *, quiet: bool) -> Iterator[str]:
+def render_verify_github(items: Iterable[VerifiedModel], *, quiet: bool) -> Iterator[str]:
     """Workflow commands that GitHub shows beside the files."""
     for item in items:
-        yield from workflow_commands(item.report)
+        yield from render_workflow_commands(item.report)
         if not quiet and item.report.error is None:
-            yield command("notice", {"file": item.report.path, "title": "verify"}, state(item))
+            yield format_workflow_command(
+                "notice", {"file": item.report.path, "title": "verify"}, summarize_verdict(item)
+            )
 
 
-def as_json(items: Iterable[Verified], code: int, fault: KvRenameError | None = None) -> str:
+def verified_to_json(
+    items: Iterable[VerifiedModel], code: int, fault: KvRenameError | None = None
+) -> str:
     """One document, held against ``schemas/verify-1.json`` by the tests."""
-    return document(SCHEMA, "verify", code, fault, models=[_model(item) for item in items])
+    return render_json_document(
+        SCHEMA, "verify", code, fault, models=[_model_to_json(item) for item in items]
+    )
 
 
-def _model(item: Verified) -> dict[str, Any]:
+def _model_to_json(item: VerifiedModel) -> dict[str, Any]:
     report = item.report
     traced = {flow.pair: flow for flow in item.flows}
     return {
         "path": report.path,
         "verified": not report.failed,
-        "pairs": [_pair(pair, traced.get(pair)) for pair in report.pairs],
-        "kept": [kept._asdict() for kept in report.kept],
-        "findings": [finding_values(found) for found in report.findings],
+        "pairs": [_pair_to_json(pair, traced.get(pair)) for pair in report.pairs],
+        "kept": [kept._asdict() for kept in report.unchanged_names],
+        "findings": [serialize_finding(found) for found in report.findings],
         "run": None
         if item.run is None
         else {
             "dims": dict(item.run.dims),
-            "steps": len(item.run.steps),
+            "steps": len(item.run.step_results),
             "same_as": None if item.reference is None else str(item.reference),
         },
-        "error": error_values(report.error),
+        "error": serialize_error(report.error),
     }
 
 
-def _pair(pair: Pair, flow: Flow | None) -> dict[str, Any]:
-    where = flow.where if flow is not None else None
+def _pair_to_json(pair: KvPair, flow: BufferFlow | None) -> dict[str, Any]:
+    where = flow.updated_by if flow is not None else None
     return {
         "layer": pair.layer,
         "buffer": pair.buffer,
         "kind": pair.kind,
         "scope": pair.scope,
-        "input": None if pair.input is None else pair.input.old,
-        "output": None if pair.output is None else pair.output.old,
+        "input": None if pair.input is None else pair.input.old_name,
+        "output": None if pair.output is None else pair.output.old_name,
         "verdict": None if flow is None else flow.verdict,
-        "updated_by": None if where is None else {"op_type": where.op_type, "node": where.node},
+        "updated_by": None
+        if where is None
+        else {"op_type": where.op_type, "node": where.node_name},
     }

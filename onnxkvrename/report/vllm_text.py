@@ -4,49 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from onnxkvrename.report.manifest_text import columns, readable
-from onnxkvrename.report.rename_text import show
-from onnxkvrename.rules.window_diff import layers_text, runs_text
+from onnxkvrename.report.manifest_text import format_bytes, format_columns
+from onnxkvrename.report.rename_text import escape_unprintable
+from onnxkvrename.rules.window_diff import format_layer_numbers, format_layers
 from onnxkvrename.vllm.groups import Grouping
 from onnxkvrename.vllm.projection import Projection
-from onnxkvrename.vllm.uniform_specs import Group
-from onnxkvrename.vllm.v024 import Arrangement
+from onnxkvrename.vllm.uniform_specs import KvCacheGroup
+from onnxkvrename.vllm.v024 import Allocation
 
-_GROUPS = ("GROUP", "KIND", "LAYERS", "BLOCK", "PAGE")
-_WAYS = ("ALLOCATION", "POSSIBLE", "A BLOCK OF ALL", "PADDING")
-_MOVES = ("ALLOCATION", "PROMPT", "REGIONS", "DESCRIPTORS", "BYTES")
-_SAID = {"met": "yes", "not met": "no", "requires": "depends"}
+_GROUP_COLUMNS = ("GROUP", "KIND", "LAYERS", "BLOCK", "PAGE")
+_ALLOCATION_COLUMNS = ("ALLOCATION", "POSSIBLE", "A BLOCK OF ALL", "PADDING")
+_TRANSFER_COLUMNS = ("ALLOCATION", "PROMPT", "REGIONS", "DESCRIPTORS", "BYTES")
+_STATE_TEXTS = {"met": "yes", "not met": "no", "requires": "depends"}
 
 
-def lines(projection: Projection | None) -> Iterator[str]:
+def render_projection(projection: Projection | None) -> Iterator[str]:
     """All of it as lines, in columns; then what stands against it, and what it depends on."""
     if projection is not None:
-        yield from map(show, _lines(projection))
+        yield from map(escape_unprintable, _render_lines(projection))
 
 
-def _lines(projection: Projection) -> Iterator[str]:
-    asked = projection.asked
-    yield f"vLLM {asked.era}, blocks of {asked.block_size}, tensor parallelism {asked.tp}"
+def _render_lines(projection: Projection) -> Iterator[str]:
+    asked = projection.request
+    yield f"vLLM {asked.vllm_version}, blocks of {asked.block_size}, tensor parallelism {asked.tensor_parallel_size}"
     for refusal in projection.refusals:
-        yield f"  refused  {layers_text(refusal.layers)}: {refusal.reason} ({refusal.hint})"
+        yield f"  refused  {format_layers(refusal.layers)}: {refusal.reason} ({refusal.hint})"
     several = len(set(projection.groupings)) > 1
     for at, grouping in enumerate(projection.groupings if several else projection.groupings[:1]):
         if several:
             yield "  block outermost" if at else "  layer outermost"
-        yield from _grouped(grouping)
-    ways = projection.arrangements
+        yield from _render_grouping(grouping)
+    ways = projection.allocations
     if ways:
-        yield from columns([_WAYS, *_folded((_name(way), _way(way)) for way in ways)])
-    moves = [(_name(way), move) for way in ways for move in _moves(way)]
+        yield from format_columns(
+            [
+                _ALLOCATION_COLUMNS,
+                *_merge_rows((_format_name(way), _format_allocation_row(way)) for way in ways),
+            ]
+        )
+    moves = [(_format_name(way), move) for way in ways for move in _format_transfer_rows(way)]
     if moves:
-        yield from columns([_MOVES, *_folded(moves)])
-    yield from columns(_folded((_name(way), said) for way in ways for said in _open(way)))
+        yield from format_columns([_TRANSFER_COLUMNS, *_merge_rows(moves)])
+    yield from format_columns(
+        _merge_rows((_format_name(way), said) for way in ways for said in _list_open_points(way))
+    )
     for condition in projection.conditions:
         if condition.state != "met":
             yield f"  {condition.state}  {condition.name}: {condition.why}"
 
 
-def _folded(rows: Iterable[tuple[str, tuple[str, ...]]]) -> list[tuple[str, ...]]:
+def _merge_rows(rows: Iterable[tuple[str, tuple[str, ...]]]) -> list[tuple[str, ...]]:
     """Rows that differ in their names only become one, which begins with all these."""
     found: dict[tuple[str, ...], list[str]] = {}
     for name, row in rows:
@@ -54,51 +61,51 @@ def _folded(rows: Iterable[tuple[str, tuple[str, ...]]]) -> list[tuple[str, ...]
     return [(", ".join(names), *row) for row, names in found.items()]
 
 
-def _grouped(grouping: Grouping) -> Iterator[str]:
+def _render_grouping(grouping: Grouping) -> Iterator[str]:
     if grouping.refusal is not None:
         refusal = grouping.refusal
-        yield f"  refused  {layers_text(refusal.layers)}: {refusal.reason} ({refusal.hint})"
+        yield f"  refused  {format_layers(refusal.layers)}: {refusal.reason} ({refusal.hint})"
     if grouping.groups:
-        rows = [_group(at, group) for at, group in enumerate(grouping.groups)]
-        yield from columns([_GROUPS, *rows])
+        rows = [_format_group_row(at, group) for at, group in enumerate(grouping.groups)]
+        yield from format_columns([_GROUP_COLUMNS, *rows])
 
 
-def _group(at: int, group: Group) -> tuple[str, ...]:
-    pages = dict.fromkeys(spec.page for spec in group.specs)
+def _format_group_row(at: int, group: KvCacheGroup) -> tuple[str, ...]:
+    pages = dict.fromkeys(spec.page_size for spec in group.specs)
     windows = {spec.window for spec in group.specs}
     sizes = sorted(str(size) for size in windows if isinstance(size, int))
     unsized = ["of unknown size"] if any(isinstance(size, str) for size in windows) else []
-    block = group.first.block_size
+    block = group.first_spec.block_size
     return (
         str(at),
         " ".join((group.kind, *sizes, *unsized)),
-        runs_text(sorted(set(group.layers))),
+        format_layer_numbers(sorted(set(group.layers))),
         "-" if block is None else f"{block:,}",
-        ", ".join(map(readable, pages)),
+        ", ".join(map(format_bytes, pages)),
     )
 
 
-def _name(way: Arrangement) -> str:
+def _format_name(way: Allocation) -> str:
     return f"{way.name} (default)" if way.default else way.name
 
 
-def _way(way: Arrangement) -> tuple[str, ...]:
+def _format_allocation_row(way: Allocation) -> tuple[str, ...]:
     share = way.padding_share
     return (
-        _SAID[way.state],
-        "-" if way.bytes_per_block is None else readable(way.bytes_per_block),
+        _STATE_TEXTS[way.state],
+        "-" if way.bytes_per_block is None else format_bytes(way.bytes_per_block),
         "-" if share is None else f"{share:.1%}",
     )
 
 
-def _moves(way: Arrangement) -> Iterator[tuple[str, ...]]:
+def _format_transfer_rows(way: Allocation) -> Iterator[tuple[str, ...]]:
     for move in way.transfers:
         counts = (move.regions, move.descriptors)
         said = ("not known" if count is None else f"{count:,}" for count in counts)
-        yield (f"{move.tokens:,}", *said, readable(move.bytes))
+        yield (f"{move.tokens:,}", *said, format_bytes(move.bytes))
 
 
-def _open(way: Arrangement) -> Iterator[tuple[str, str]]:
+def _list_open_points(way: Allocation) -> Iterator[tuple[str, str]]:
     """What is not met; if it is nothing, what must be seen to, and why something is not known."""
     for condition in way.conditions:
         if condition.state == way.state != "met":

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError, WriteError
-from onnxkvrename.rules.results import Job
-from onnxkvrename.storage import temp_file as drafts
+from onnxkvrename.rules.results import RenameJob
+from onnxkvrename.storage.temp_file import TEMP_PREFIX
 
 
-def find(
+def find_jobs(
     models: Sequence[Path], output: Path | None = None, directory: Path | None = None
-) -> tuple[Job, ...]:
+) -> tuple[RenameJob, ...]:
     """Each model once, in natural order within a directory, with the place for its result.
 
     With ``output`` that is a file, with ``directory`` the place below it that the
@@ -25,7 +25,7 @@ def find(
     """
     found: dict[str, Path] = {}
     for path in models:
-        for model in _models(path, directory):
+        for model in _find_models(path, directory):
             real = os.path.realpath(model)
             if real not in found or found[real].is_symlink():
                 found[real] = model
@@ -33,7 +33,7 @@ def find(
         raise WriteError(
             f"cannot hold {len(found)} models", path=str(output), hint="-d DIR takes several"
         )
-    jobs = tuple(_job(model, models, output, directory) for model in found.values())
+    jobs = tuple(_build_job(model, models, output, directory) for model in found.values())
     for job in jobs:
         if (output or directory) is not None and job.in_place:
             raise WriteError(
@@ -42,46 +42,48 @@ def find(
     return jobs
 
 
-def _job(model: Path, given: Sequence[Path], output: Path | None, directory: Path | None) -> Job:
+def _build_job(
+    model: Path, given: Sequence[Path], output: Path | None, directory: Path | None
+) -> RenameJob:
     if output is not None:
-        return Job(model, output)
+        return RenameJob(model, output)
     if directory is None:
-        return Job(model, model)
+        return RenameJob(model, model)
     bases = [path if os.path.isdir(path) else path.parent for path in given]
     base = os.path.commonpath([os.path.abspath(base) for base in bases])
-    return Job(model, directory / os.path.relpath(os.path.abspath(model), base))
+    return RenameJob(model, directory / os.path.relpath(os.path.abspath(model), base))
 
 
-def _models(path: Path, results: Path | None) -> Iterator[Path]:
+def _find_models(path: Path, results: Path | None) -> Iterator[Path]:
     """The models a path leads to, but for results of an earlier run below it."""
     if not os.path.isdir(path):
         try:
             os.lstat(path)
         except FileNotFoundError:
-            raise ModelError("no such file", path=str(path), hint=_meant(path)) from None
+            raise ModelError("no such file", path=str(path), hint=_suggest_path(path)) from None
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise ModelError(f"cannot be read: {reason}", path=str(path)) from None
         yield path
         return
     inside = []
-    for folder, folders, names in os.walk(path, onerror=_raise):
+    for folder, folders, names in os.walk(path, onerror=_raise_model_error):
         inside += [Path(folder, name) for name in names if name.endswith(".onnx")]
         # Of a directory in the making a dead run may have left the half.
-        folders[:] = [name for name in folders if not name.startswith(drafts.TEMPORARY)]
+        folders[:] = [name for name in folders if not name.startswith(TEMP_PREFIX)]
         if results is not None and os.path.realpath(folder) != os.path.realpath(results):
             kept = os.path.realpath(results)
             folders[:] = [f for f in folders if os.path.realpath(os.path.join(folder, f)) != kept]
     if not inside:
         raise ModelError("no .onnx file in it or below", path=str(path))
-    yield from sorted(inside, key=_natural)
+    yield from sorted(inside, key=_build_sort_key)
 
 
-def _raise(error: OSError) -> None:
+def _raise_model_error(error: OSError) -> None:
     raise ModelError(f"cannot be listed: {error.strerror}", path=str(error.filename))
 
 
-def _natural(path: Path) -> list[tuple[bool, int, str]]:
+def _build_sort_key(path: Path) -> list[tuple[bool, int, str]]:
     """Sorts ``layer_2`` before ``layer_10``."""
     return [
         (part.isdigit(), int(part) if part.isdigit() else 0, part)
@@ -89,7 +91,7 @@ def _natural(path: Path) -> list[tuple[bool, int, str]]:
     ]
 
 
-def _meant(path: Path) -> str | None:
+def _suggest_path(path: Path) -> str | None:
     import difflib
 
     try:

@@ -5,30 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError, RulesError
-from onnxkvrename.rules.profile import Rules, parse
-from onnxkvrename.storage import read as files
+from onnxkvrename.rules.profile import Rules, parse_rules
+from onnxkvrename.storage.read import read_text_file
 
-PROFILES = Path(__file__).parent / "profiles"
+PROFILES_DIRECTORY = Path(__file__).parent / "profiles"
 
 
-def load(profile: str = "qeff", path: Path | None = None) -> Rules:
+def load_rules(profile: str = "qeff", path: Path | None = None) -> Rules:
     """A built-in profile, or the rules in a file.
 
     Raises :class:`RulesError` for what does not exist or cannot be used.
     """
     if path is not None:
         try:
-            return parse(files.read_text(path), str(path))
+            return parse_rules(read_text_file(path), str(path))
         except ModelError as error:
             raise RulesError(error.message, path=error.path) from None
-    known = profiles()
+    known = list_profiles()
     if profile not in known:
         raise RulesError(
             f"no profile is called {profile}", hint=f"there are: {', '.join(sorted(known))}"
         )
-    return parse(files.read_text(PROFILES / f"{profile}.toml"), profile)
+    return parse_rules(read_text_file(PROFILES_DIRECTORY / f"{profile}.toml"), profile)
 
 
-def profiles() -> tuple[str, ...]:
+def list_profiles() -> tuple[str, ...]:
     """The names of the built-in profiles."""
-    return tuple(sorted(path.stem for path in PROFILES.glob("*.toml")))
+    return tuple(sorted(path.stem for path in PROFILES_DIRECTORY.glob("*.toml")))

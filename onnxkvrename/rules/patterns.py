@@ -13,11 +13,11 @@ class Pattern(NamedTuple):
     compiled: Any
     groups: tuple[tuple[str, int], ...]
 
-    def fits(self, name: str) -> bool:
+    def matches(self, name: str) -> bool:
         """Whether the whole name is one of those meant."""
         return self.compiled.fullmatch(name.encode("utf-8", "surrogateescape")) is not None
 
-    def parts(self, name: str) -> dict[str, str] | None:
+    def match_groups(self, name: str) -> dict[str, str] | None:
         """The named groups of a name that fits, empty where one took no part."""
         text = name.encode("utf-8", "surrogateescape")
         found = self.compiled.fullmatch(text)
@@ -30,10 +30,10 @@ class Pattern(NamedTuple):
         }
 
 
-def expression(text: str) -> Pattern:
+def compile_pattern(text: str) -> Pattern:
     """A pattern from its text. Raises ValueError, saying why, for what RE2 does not take."""
     try:
-        compiled = re2.compile(text, _quiet())
+        compiled = re2.compile(text, _build_options())
     except re2.error as error:
         said = error.args[0] if error.args else ""
         said = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
@@ -41,7 +41,7 @@ def expression(text: str) -> Pattern:
     return Pattern(compiled, tuple(dict(compiled.groupindex).items()))
 
 
-def _quiet() -> Any:
+def _build_options() -> Any:
     options = re2.Options()
     options.log_errors = False  # they would go to stderr, past everything
     return options

@@ -9,13 +9,13 @@ from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding
-from onnxkvrename.rules.plan import Kept, Pair, Wish, changes
+from onnxkvrename.rules.plan import KvPair, TokenChange, UnchangedName, build_name_map
 from onnxkvrename.rules.profile import Rules
 
 Status = Literal["renamed", "unchanged", "would-rename", "failed"]
 
 
-class Job(NamedTuple):
+class RenameJob(NamedTuple):
     """A model, and where its result goes: ``output`` is the model itself for in place."""
 
     model: Path
@@ -39,7 +39,7 @@ class Job(NamedTuple):
         return os.path.realpath(self.output.parent) == os.path.realpath(self.model.parent)
 
 
-ModelCheck = Callable[[Job, Rules, Wish], Iterator[Finding]]
+ModelCheck = Callable[[RenameJob, Rules, TokenChange], Iterator[Finding]]
 """What else may be wrong with a model that is about to change; it travels between processes."""
 
 
@@ -57,14 +57,14 @@ class Options(NamedTuple):
     """
 
     write: bool = True
-    place: bool = True
+    check_destination: bool = True
     strict: bool = False
     force: bool = False
-    sets: bool = True
+    group_windows: bool = True
     verify: bool = False
     checks: tuple[ModelCheck, ...] = ()
-    target: str | None = None
-    whole: bool = False
+    consumer: str | None = None
+    full_transfer: bool = False
 
 
 class ModelReport(NamedTuple):
@@ -80,23 +80,23 @@ class ModelReport(NamedTuple):
     path: str
     output: str
     status: Status
-    pairs: tuple[Pair, ...] = ()
-    kept: tuple[Kept, ...] = ()
+    pairs: tuple[KvPair, ...] = ()
+    unchanged_names: tuple[UnchangedName, ...] = ()
     findings: tuple[Finding, ...] = ()
     error: KvRenameError | None = None
-    feed_back: str | None = None
-    values: tuple[str, ...] = ()
+    feed_back_call: str | None = None
+    value_names: tuple[str, ...] = ()
     stamp: str | None = None
 
     @property
-    def changed(self) -> bool:
+    def has_changes(self) -> bool:
         """Whether the result is another than the model."""
-        return bool(self.names) or self.stamp is not None
+        return bool(self.name_map) or self.stamp is not None
 
     @property
-    def names(self) -> dict[str, str]:
+    def name_map(self) -> dict[str, str]:
         """Old to new, of the names that change."""
-        return changes(self.pairs)
+        return build_name_map(self.pairs)
 
     @property
     def failed(self) -> bool:
@@ -104,7 +104,7 @@ class ModelReport(NamedTuple):
         return self.error is not None or any(f.severity == "error" for f in self.findings)
 
 
-class TextReport(NamedTuple):
+class SidecarReport(NamedTuple):
     """What became of a text that goes with models; ``changed`` counts its names."""
 
     path: str
@@ -117,17 +117,20 @@ class Report(NamedTuple):
     """What became of all models of a command, in the order given, and of texts with them."""
 
     models: tuple[ModelReport, ...]
-    texts: tuple[TextReport, ...] = ()
+    sidecars: tuple[SidecarReport, ...] = ()
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """The findings of all models."""
         return tuple(finding for model in self.models for finding in model.findings)
 
-    def exit_code(self, *, look: bool = False) -> int:
+    def compute_exit_code(self, *, look: bool = False) -> int:
         """0 done or nothing to do, 1 a finding (to ``look``: or a change), 2 not possible."""
         if any(model.error is not None for model in self.models):
             return 2
-        states = [*(model.status for model in self.models), *(text.status for text in self.texts)]
+        states = [
+            *(model.status for model in self.models),
+            *(text.status for text in self.sidecars),
+        ]
         changes = look and "would-rename" in states
         return int(changes or any(model.failed for model in self.models))

@@ -11,61 +11,61 @@ import re
 
 from onnxkvrename.sidecars.text_edit import (
     MAX_DEPTH,
-    Growth,
     Node,
-    Other,
-    Scalar,
-    Unreadable,
-    too_deep,
+    OpaqueNode,
+    ScalarNode,
+    TreeBuilder,
+    UnreadableTextError,
+    build_depth_error,
 )
 
-LIMIT = 1 << 23
+MAX_JSON_CHARS = 1 << 23
 """Characters that are read."""
 
 # A string without an end is one to the end of the text: what is no JSON takes no longer.
-_PIECE = re.compile(r'(?s)"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]|[^\s\[\]{}",:\ufeff]+')
-_NUMBER = Other("no text")
+_LEXEME = re.compile(r'(?s)"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]|[^\s\[\]{}",:\ufeff]+')
+_NON_TEXT = OpaqueNode("no text")
 
 
-def parse(text: str) -> Node:
+def parse_json_tree(text: str) -> Node:
     """The value in a text, which may begin with a byte order mark.
 
     Raises :class:`Unreadable`, in one line, for what is no JSON, is nested too
     deeply, or has a key twice.
     """
-    if len(text) > LIMIT:
-        raise Unreadable(f"has {len(text):,} characters, more than {LIMIT:,}")
-    _judge_depth(text)
+    if len(text) > MAX_JSON_CHARS:
+        raise UnreadableTextError(f"has {len(text):,} characters, more than {MAX_JSON_CHARS:,}")
+    _check_depth(text)
     try:
         json.loads(text.removeprefix("\ufeff"), parse_int=len, parse_float=len)
     except json.JSONDecodeError as error:
-        raise Unreadable(f"is no JSON: {error}") from None
-    growth = Growth()
-    for piece in _PIECE.finditer(text):
+        raise UnreadableTextError(f"is no JSON: {error}") from None
+    growth = TreeBuilder()
+    for piece in _LEXEME.finditer(text):
         first = piece[0][0]
         if first in "[{":
-            growth.open(mapping=first == "{")
+            growth.open_collection(mapping=first == "{")
         elif first in "]}":
-            growth.close()
+            growth.close_collection()
         elif first == '"':
-            growth.add(_string(piece[0], piece.start()))
+            growth.add_node(_build_scalar(piece[0], piece.start()))
         else:
-            growth.add(_NUMBER)
+            growth.add_node(_NON_TEXT)
     return growth.roots[0]
 
 
-def _judge_depth(text: str) -> None:
+def _check_depth(text: str) -> None:
     """Refuse what would take the interpreter's stack, before it is looked at any closer."""
     depth = 0
-    for piece in _PIECE.finditer(text):
+    for piece in _LEXEME.finditer(text):
         if piece[0] in ("[", "{"):
             depth += 1
             if depth > MAX_DEPTH:
-                raise too_deep()
+                raise build_depth_error()
         elif piece[0] in ("]", "}"):
             depth -= 1
 
 
-def _string(raw: str, start: int) -> Scalar:
+def _build_scalar(raw: str, start: int) -> ScalarNode:
     value = json.loads(raw) if "\\" in raw else raw[1:-1]
-    return Scalar(value, start, start + len(raw), '"')
+    return ScalarNode(value, start, start + len(raw), '"')

@@ -7,31 +7,31 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 
-from onnxkvrename.storage import read as files
+from onnxkvrename.storage.read import close_quietly, read_at
 
-_CHUNK = 1 << 26
-_PAGE = 1 << 12
-_PIPE = 1 << 20
-_REFUSALS = (
+_MAX_STEP_SIZE = 1 << 26
+_PAGE_SIZE = 1 << 12
+_PIPE_SIZE = 1 << 20
+_UNSUPPORTED_ERRNOS = (
     *(errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF),
     *(errno.EPERM, errno.ETXTBSY),
 )
 """What a way of copying says if it cannot be taken."""
 
 
-def copied(source: int, target: int, offset: int, size: int) -> Iterator[int]:
+def copy_range(source: int, target: int, offset: int, size: int) -> Iterator[int]:
     """Append ``size`` bytes of ``source``, from ``offset`` on, to ``target``; both are descriptors.
 
     Yields the number of bytes of each step. Raises OSError, a source that ends early included.
     """
-    shifted = (os.lseek(target, 0, os.SEEK_CUR) - offset) % _PAGE != 0
-    ways = [_through_pipe] if shifted else []
-    ways += [_in_kernel, _by_sendfile, _by_hand]
+    shifted = (os.lseek(target, 0, os.SEEK_CUR) - offset) % _PAGE_SIZE != 0
+    ways = [_copy_with_splice] if shifted else []
+    ways += [_copy_with_copy_file_range, _copy_with_sendfile, _copy_with_read]
     while size > 0:
         try:
-            copied = ways[0](source, target, offset, min(size, _CHUNK))
+            copied = ways[0](source, target, offset, min(size, _MAX_STEP_SIZE))
         except OSError as error:
-            if len(ways) == 1 or error.errno not in _REFUSALS:
+            if len(ways) == 1 or error.errno not in _UNSUPPORTED_ERRNOS:
                 raise
             copied = 0
         if copied == 0:
@@ -44,7 +44,7 @@ def copied(source: int, target: int, offset: int, size: int) -> Iterator[int]:
         offset, size = offset + copied, size - copied
 
 
-def _through_pipe(source: int, target: int, offset: int, size: int) -> int:
+def _copy_with_splice(source: int, target: int, offset: int, size: int) -> int:
     """Splice through a large pipe: where no page fits a page, a fifth faster than what follows.
 
     Pages that fit are better left to ``copy_file_range``, which may share them.
@@ -56,10 +56,12 @@ def _through_pipe(source: int, target: int, offset: int, size: int) -> int:
     reader, writer = os.pipe()
     try:
         with suppress(OSError):  # the system may have a lower limit
-            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE)
+            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
         done = 0
         while done < size:
-            inside = os.splice(source, writer, min(size - done, _PIPE), offset_src=offset + done)
+            inside = os.splice(
+                source, writer, min(size - done, _PIPE_SIZE), offset_src=offset + done
+            )
             if inside == 0:
                 break
             while inside > 0:
@@ -72,29 +74,29 @@ def _through_pipe(source: int, target: int, offset: int, size: int) -> int:
                 inside, done = inside - moved, done + moved
         return done
     finally:
-        files.close(reader)
-        files.close(writer)
+        close_quietly(reader)
+        close_quietly(writer)
 
 
-def _in_kernel(source: int, target: int, offset: int, size: int) -> int:
+def _copy_with_copy_file_range(source: int, target: int, offset: int, size: int) -> int:
     if not hasattr(os, "copy_file_range"):
         return 0
     return os.copy_file_range(source, target, size, offset)
 
 
-def _by_sendfile(source: int, target: int, offset: int, size: int) -> int:
+def _copy_with_sendfile(source: int, target: int, offset: int, size: int) -> int:
     if not hasattr(os, "sendfile"):
         return 0
     return os.sendfile(target, source, offset, size)
 
 
-def _by_hand(source: int, target: int, offset: int, size: int) -> int:
-    data = files.read_at(source, offset, min(size, 1 << 20))
-    write(target, data)
+def _copy_with_read(source: int, target: int, offset: int, size: int) -> int:
+    data = read_at(source, offset, min(size, 1 << 20))
+    write_all(target, data)
     return len(data)
 
 
-def write(descriptor: int, data: bytes | bytearray) -> None:
+def write_all(descriptor: int, data: bytes | bytearray) -> None:
     """Write all of it, in as many steps as the system takes."""
     with memoryview(data) as view:
         done = 0

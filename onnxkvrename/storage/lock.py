@@ -15,16 +15,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from onnxkvrename.errors import WriteError
-from onnxkvrename.storage import read as files
-from onnxkvrename.storage import temp_file as drafts
+from onnxkvrename.storage.read import close_quietly, read_at
+from onnxkvrename.storage.temp_file import (
+    LOCK_SUFFIX,
+    build_temp_prefix,
+    resolve_moved_path,
+    translate_write_errors,
+)
 
-_HELD = (errno.EWOULDBLOCK, errno.EACCES)
-_UNLOCKABLE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_LOCKED_ERRNOS = (errno.EWOULDBLOCK, errno.EACCES)
+_NO_LOCK_ERRNOS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 """What a file system says that knows no locks. Each file's own identity is checked there, too."""
 
 
 @contextmanager
-def held(targets: Iterable[Path], moves: Mapping[Path, Path] | None = None) -> Iterator[None]:
+def hold_locks(targets: Iterable[Path], moves: Mapping[Path, Path] | None = None) -> Iterator[None]:
     """Hold all targets, whose directories are there, until the context ends.
 
     By then these may be called as ``moves`` says. Raises :class:`WriteError`,
@@ -33,7 +38,7 @@ def held(targets: Iterable[Path], moves: Mapping[Path, Path] | None = None) -> I
     locks = _Locks(moves or {})
     try:
         for target in targets:
-            locks.take(target)
+            locks.acquire(target)
         yield
     finally:
         locks.release()
@@ -45,44 +50,44 @@ class _Locks:
         self.paths: dict[Path, None] = {}
         self.descriptors: list[int] = []
 
-    def take(self, target: Path) -> None:
-        path = target.parent / f"{drafts.stem(target)}{drafts.LOCK}"
-        with drafts.writing(target):
+    def acquire(self, target: Path) -> None:
+        path = target.parent / f"{build_temp_prefix(target)}{LOCK_SUFFIX}"
+        with translate_write_errors(target):
             try:
-                while not (self._linked(path) or self._opened(path, target)):
+                while not (self._acquire_by_link(path) or self._acquire_by_opening(path, target)):
                     pass  # someone let go of it, and took its name away, while it was opened
             except BaseException:
-                self._forsake(path)
+                self._remove_unheld(path)
                 raise
 
-    def _linked(self, path: Path) -> bool:
+    def _acquire_by_link(self, path: Path) -> bool:
         if not self.paths:
             return False
         with suppress(OSError):  # there is one, or there can be no link: a look tells
             os.link(next(reversed(self.paths)), path)
-        return self._mine(path)
+        return self._claim_if_held(path)
 
-    def _mine(self, path: Path) -> bool:
+    def _claim_if_held(self, path: Path) -> bool:
         """Whether it is held already: a stem that two targets share, or a dead run's other link."""
-        if self._same(path):
+        if self._is_own_lock(path):
             self.paths[path] = None
             return True
         return False
 
-    def _same(self, path: Path) -> bool:
+    def _is_own_lock(self, path: Path) -> bool:
         with suppress(OSError):
             found = os.lstat(path)
             return any(os.path.samestat(found, os.fstat(mine)) for mine in self.descriptors)
         return False
 
-    def _opened(self, path: Path, target: Path) -> bool:
+    def _acquire_by_opening(self, path: Path, target: Path) -> bool:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
         descriptor = os.open(path, flags, 0o644)
         kept = False
         try:
-            if not _locked(descriptor):
+            if not _try_lock(descriptor):
                 raise WriteError(
-                    f"is being worked on by {_holder(descriptor)}",
+                    f"is being worked on by {_read_holder(descriptor)}",
                     path=str(target),
                     hint="wait for it to end, then run this again",
                 )
@@ -92,61 +97,61 @@ class _Locks:
                 self.descriptors.append(descriptor)
                 self.paths[path] = None
                 os.ftruncate(descriptor, 0)
-                os.write(descriptor, _card())
+                os.write(descriptor, _describe_process())
         finally:
             if not kept:
-                files.close(descriptor)
+                close_quietly(descriptor)
         return kept
 
-    def _forsake(self, path: Path) -> None:
+    def _remove_unheld(self, path: Path) -> None:
         """Leave nothing of a lock that was not had in the end, unless another holds it."""
-        if self._mine(path):
+        if self._claim_if_held(path):
             return  # it goes with the others
         with suppress(OSError):
             descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
             try:
-                free = _locked(descriptor)
+                free = _try_lock(descriptor)
                 if free and os.path.samestat(os.lstat(path), os.fstat(descriptor)):
                     os.unlink(path)
             finally:
-                files.close(descriptor)
+                close_quietly(descriptor)
 
     def release(self) -> None:
         """Names first: who finds one afterwards finds it held, and looks again."""
         if os.name == "nt":  # pragma: no cover - an open file cannot be removed there
-            self._close()
+            self._close_descriptors()
         try:
             while self.paths:
                 path = self.paths.popitem()[0]
-                moved = drafts.moved(path, self.moves)
+                moved = resolve_moved_path(path, self.moves)
                 with suppress(OSError):
-                    os.unlink(moved if moved != path and self._same(moved) else path)
+                    os.unlink(moved if moved != path and self._is_own_lock(moved) else path)
         finally:
             if self.paths:
                 self.release()  # an interrupt leaves no lock behind
-            self._close()
+            self._close_descriptors()
 
-    def _close(self) -> None:
+    def _close_descriptors(self) -> None:
         while self.descriptors:
-            files.close(self.descriptors.pop())
+            close_quietly(self.descriptors.pop())
 
 
-def _locked(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     """Whether the lock could be had, without waiting."""
     try:
         import fcntl
     except ImportError:  # pragma: no cover - Windows
-        return _locked_on_windows(descriptor)
+        return _try_lock_on_windows(descriptor)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno not in (*_HELD, *_UNLOCKABLE):
+        if error.errno not in (*_LOCKED_ERRNOS, *_NO_LOCK_ERRNOS):
             raise
-        return error.errno in _UNLOCKABLE
+        return error.errno in _NO_LOCK_ERRNOS
     return True
 
 
-def _locked_on_windows(descriptor: int) -> bool:  # pragma: no cover
+def _try_lock_on_windows(descriptor: int) -> bool:  # pragma: no cover
     import msvcrt
 
     os.lseek(descriptor, 1 << 20, os.SEEK_SET)  # past what is written, which others are to read
@@ -158,15 +163,15 @@ def _locked_on_windows(descriptor: int) -> bool:  # pragma: no cover
     return True
 
 
-def _card() -> bytes:
+def _describe_process() -> bytes:
     since = time.strftime("%Y-%m-%d %H:%M:%S %z")
     host = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "here")
     return f"process {os.getpid()} on {host} since {since}".encode("utf-8", "replace")
 
 
-def _holder(descriptor: int) -> str:
+def _read_holder(descriptor: int) -> str:
     with suppress(OSError):
-        said = files.read_at(descriptor, 0, 400).decode("utf-8", "replace")
+        said = read_at(descriptor, 0, 400).decode("utf-8", "replace")
         if said:
             return said
     return "another process"

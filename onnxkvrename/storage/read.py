@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError
 
-MAX_MODEL = (1 << 31) - 1
+MAX_MODEL_SIZE = (1 << 31) - 1
 """Bytes that any protobuf consumer can read in one message."""
 
 
-class Identity(NamedTuple):
+class FileIdentity(NamedTuple):
     """What tells one state of a file from any other.
 
     Without the device: of a shared file system, each machine calls it by a number of its own.
@@ -27,7 +27,7 @@ class Identity(NamedTuple):
     ctime_ns: int
 
     @classmethod
-    def of(cls, status: os.stat_result) -> Identity:
+    def from_stat(cls, status: os.stat_result) -> FileIdentity:
         """The identity that a stat result speaks of."""
         return cls(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
@@ -39,46 +39,46 @@ class OpenFile:
         self.path = path
         self.descriptor = descriptor
         self.status = status
-        self.identity = Identity.of(status)
+        self.identity = FileIdentity.from_stat(status)
         self.size = status.st_size
 
     def read(self, offset: int, size: int) -> bytes:
         """Up to ``size`` bytes from ``offset`` on, fewer only at the end."""
-        with _reading(self.path):
+        with _translate_read_errors(self.path):
             return read_at(self.descriptor, offset, size)
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[OpenFile]:
+def open_file(path: Path) -> Iterator[OpenFile]:
     """Open a regular file for reading; never waits, whatever the path leads to.
 
     Raises :class:`ModelError` for what is not there, not readable, or no file.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    with _reading(path):
+    with _translate_read_errors(path):
         descriptor = os.open(path, flags | getattr(os, "O_CLOEXEC", 0))
     try:
-        with _reading(path):
+        with _translate_read_errors(path):
             status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             kind = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
             raise ModelError(f"is {kind}", path=str(path))
         yield OpenFile(path, descriptor, status)
     finally:
-        close(descriptor)
+        close_quietly(descriptor)
 
 
-def is_still(path: Path, identity: Identity) -> bool:
+def is_file_unchanged(path: Path, identity: FileIdentity) -> bool:
     """Whether a path leads to a file in just this state."""
     try:
-        return Identity.of(os.stat(path)) == identity
+        return FileIdentity.from_stat(os.stat(path)) == identity
     except OSError:
         return False
 
 
-def read_text(path: Path, limit: int = 1 << 20) -> str:
+def read_text_file(path: Path, limit: int = 1 << 20) -> str:
     """A small UTF-8 text file, such as rules."""
-    with opened(path) as file:
+    with open_file(path) as file:
         if file.size > limit:
             raise ModelError(f"is {file.size:,} bytes, more than {limit:,}", path=str(path))
         try:
@@ -88,7 +88,7 @@ def read_text(path: Path, limit: int = 1 << 20) -> str:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _translate_read_errors(path: Path) -> Iterator[None]:
     """Say in words why a file cannot be read."""
     try:
         yield
@@ -115,9 +115,9 @@ def read_at(descriptor: int, offset: int, size: int) -> bytes:
     return b"".join(parts) if len(parts) != 1 else parts[0]
 
 
-def same_content(path: Path, size: int, parts: Iterable[bytes]) -> bool:
+def has_content(path: Path, size: int, parts: Iterable[bytes]) -> bool:
     """Whether there is a file at ``path`` with just these bytes."""
-    with opened(path) as file:
+    with open_file(path) as file:
         if file.size != size:
             return False
         offset = 0
@@ -128,13 +128,13 @@ def same_content(path: Path, size: int, parts: Iterable[bytes]) -> bool:
     return True
 
 
-def chunks(source: OpenFile, offset: int, size: int) -> Iterator[bytes]:
+def read_chunks(source: OpenFile, offset: int, size: int) -> Iterator[bytes]:
     """The bytes ``[offset, offset + size)`` of a file, a megabyte at a time."""
     for start in range(offset, offset + size, 1 << 20):
         yield source.read(start, min(1 << 20, offset + size - start))
 
 
-def close(descriptor: int) -> None:
+def close_quietly(descriptor: int) -> None:
     """Close what was only read, or is on the disk already: a failure has nothing to say."""
     with suppress(OSError):
         os.close(descriptor)

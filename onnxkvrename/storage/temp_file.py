@@ -17,37 +17,36 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import WriteError
-from onnxkvrename.storage import copy as copying
-from onnxkvrename.storage import read as files
-from onnxkvrename.storage.read import OpenFile
+from onnxkvrename.storage.copy import copy_range, write_all
+from onnxkvrename.storage.read import OpenFile, close_quietly, read_at
 
-TEMPORARY = ".onnxkvrename-"
+TEMP_PREFIX = ".onnxkvrename-"
 """How everything begins that is not meant to stay. It never ends in ``.onnx``: some exporters
 take any file in a window's directory that does."""
-LOCK = "lock"
+LOCK_SUFFIX = "lock"
 """How the name of a lock ends."""
-_STEM = len(TEMPORARY) + 9
-_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_TEMP_PREFIX_LENGTH = len(TEMP_PREFIX) + 9
+_NO_LINK_ERRNOS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
-Heard = Callable[[int], None]
+ProgressCallback = Callable[[int], None]
 """Told how much more is done: bytes copied, or models."""
 
 
-def stem(target: Path) -> str:
+def build_temp_prefix(target: Path) -> str:
     """How the names begin of what is made beside ``target`` on its way there.
 
     Two targets of one directory may share a stem, though hardly ever do: then
     they share a lock as well.
     """
-    return f"{TEMPORARY}{binascii.crc32(os.fsencode(target.name)):08x}-"
+    return f"{TEMP_PREFIX}{binascii.crc32(os.fsencode(target.name)):08x}-"
 
 
-def temporary(target: Path) -> Path:
+def build_temp_path(target: Path) -> Path:
     """A name for something on its way to ``target``, which nobody has."""
-    return target.parent / f"{stem(target)}{os.urandom(12).hex()}"
+    return target.parent / f"{build_temp_prefix(target)}{os.urandom(12).hex()}"
 
 
-def leftovers(targets: Iterable[Path]) -> Iterator[Path]:
+def find_stale_temp_files(targets: Iterable[Path]) -> Iterator[Path]:
     """What dead runs have left beside these targets: drafts, backups, stages and locks.
 
     If a run is alive its own things are among them, so hold the lock before
@@ -55,21 +54,26 @@ def leftovers(targets: Iterable[Path]) -> Iterator[Path]:
     """
     stems: dict[Path, set[str]] = {}
     for target in targets:
-        stems.setdefault(target.parent, set()).add(stem(target))
+        stems.setdefault(target.parent, set()).add(build_temp_prefix(target))
     for directory, wanted in stems.items():
         with suppress(OSError), os.scandir(directory) as entries:
             for entry in entries:
-                if entry.name.startswith(TEMPORARY) and entry.name[:_STEM] in wanted:
+                if (
+                    entry.name.startswith(TEMP_PREFIX)
+                    and entry.name[:_TEMP_PREFIX_LENGTH] in wanted
+                ):
                     yield Path(entry.path)
 
 
-def littered(targets: Sequence[Path]) -> list[Path]:
+def find_targets_with_temp_files(targets: Sequence[Path]) -> list[Path]:
     """The targets beside which a dead run has left something, or a living one works."""
-    left = {(path.parent, path.name[:_STEM]) for path in leftovers(targets)}
-    return [target for target in targets if (target.parent, stem(target)) in left]
+    left = {
+        (path.parent, path.name[:_TEMP_PREFIX_LENGTH]) for path in find_stale_temp_files(targets)
+    }
+    return [target for target in targets if (target.parent, build_temp_prefix(target)) in left]
 
 
-def moved(path: Path, moves: Mapping[Path, Path]) -> Path:
+def resolve_moved_path(path: Path, moves: Mapping[Path, Path]) -> Path:
     """What a path is called once directories have the names that ``moves`` gives them."""
     for directory, target in moves.items():
         if directory in path.parents:
@@ -77,44 +81,44 @@ def moved(path: Path, moves: Mapping[Path, Path]) -> Path:
     return path
 
 
-class Staged(NamedTuple):
+class ReadyFile(NamedTuple):
     """A whole file under a temporary name, its bytes on the disk: ready for its place.
 
     Any process that sees the same files may place it. ``called`` is the name of
     the target in messages.
     """
 
-    temporary: Path
+    temp_path: Path
     target: Path
-    replace: bool
-    called: Path
+    overwrites_target: bool
+    display_path: Path
 
-    def place(self) -> None:
+    def move_into_place(self) -> None:
         """Give the file its place, by one rename.
 
         Unless it is to ``replace``, a file that has appeared there meanwhile
         stays, and :class:`WriteError` is raised.
         """
-        with writing(self.called):
-            if not self.replace:
+        with translate_write_errors(self.display_path):
+            if not self.overwrites_target:
                 try:
-                    os.link(self.temporary, self.target)
+                    os.link(self.temp_path, self.target)
                 except OSError as error:
-                    if error.errno not in _NO_LINKS or os.path.lexists(self.target):
+                    if error.errno not in _NO_LINK_ERRNOS or os.path.lexists(self.target):
                         raise
                     # A file system without links: a rename is the next best thing.
                 else:
                     self.discard()
                     return
-            os.replace(self.temporary, self.target)
+            os.replace(self.temp_path, self.target)
 
     def discard(self) -> None:
         """Remove the temporary name."""
         with suppress(OSError):
-            os.unlink(self.temporary)
+            os.unlink(self.temp_path)
 
 
-class Draft:
+class TempFile:
     """A file in the making, beside the place it is for.
 
     A context: what has not been finished when it ends is gone. Raises
@@ -124,10 +128,10 @@ class Draft:
 
     def __init__(self, target: Path, called: Path | None = None) -> None:
         self.target = target
-        self.called = called or target
-        self.temporary = temporary(target)
-        self.finished = False
-        with writing(self.called):
+        self.display_path = called or target
+        self.temp_path = build_temp_path(target)
+        self.is_finished = False
+        with translate_write_errors(self.display_path):
             self.descriptor, self.named = self._open()
 
     def _open(self) -> tuple[int, bool]:
@@ -139,68 +143,70 @@ class Draft:
                 return os.open(self.target.parent, flags, 0o600), False
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         try:
-            return os.open(self.temporary, flags | getattr(os, "O_CLOEXEC", 0), 0o600), True
+            return os.open(self.temp_path, flags | getattr(os, "O_CLOEXEC", 0), 0o600), True
         except BaseException:
             self._discard()
             raise
 
-    def __enter__(self) -> Draft:
+    def __enter__(self) -> TempFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         try:
             if os.name == "nt":  # pragma: no cover - an open file cannot be removed there
-                files.close(self.descriptor)
-            if kind is not None or not self.finished:
+                close_quietly(self.descriptor)
+            if kind is not None or not self.is_finished:
                 self._discard()
         finally:
-            files.close(self.descriptor)
+            close_quietly(self.descriptor)
 
     def _discard(self) -> None:
         """Remove the temporary name. It is ours alone, so it may well be tried in vain."""
         with suppress(OSError):
-            os.unlink(self.temporary)
+            os.unlink(self.temp_path)
 
     @property
     def size(self) -> int:
         """Bytes written so far."""
-        with writing(self.called):
+        with translate_write_errors(self.display_path):
             return os.fstat(self.descriptor).st_size
 
     def write(self, data: bytes | bytearray) -> None:
         """Append bytes."""
-        with writing(self.called):
-            copying.write(self.descriptor, data)
+        with translate_write_errors(self.display_path):
+            write_all(self.descriptor, data)
 
     def read(self, offset: int, size: int) -> bytes:
         """Read back what was written."""
-        with writing(self.called):
-            return files.read_at(self.descriptor, offset, size)
+        with translate_write_errors(self.display_path):
+            return read_at(self.descriptor, offset, size)
 
-    def copy(self, source: OpenFile, offset: int, size: int, heard: Heard | None = None) -> None:
+    def copy_from(
+        self, source: OpenFile, offset: int, size: int, heard: ProgressCallback | None = None
+    ) -> None:
         """Append ``size`` bytes of ``source``, in the kernel where it can."""
-        with writing(self.called):
-            for copied in copying.copied(source.descriptor, self.descriptor, offset, size):
+        with translate_write_errors(self.display_path):
+            for copied in copy_range(source.descriptor, self.descriptor, offset, size):
                 if heard is not None:
                     heard(copied)
 
-    def keep(self, source: OpenFile, *, owner: bool, force: bool) -> None:
+    def copy_attributes(self, source: OpenFile, *, owner: bool, force: bool) -> None:
         """Take over mode and extended attributes of a file, and with ``owner`` its owner.
 
         Raises :class:`WriteError` where the owner cannot be kept, unless forced.
         """
         if not hasattr(os, "fchown"):
             return
-        with writing(self.called):
+        with translate_write_errors(self.display_path):
             if owner:
-                self._keep_owner(source.status, force=force)
+                self._copy_owner(source.status, force=force)
             os.fchmod(self.descriptor, stat.S_IMODE(source.status.st_mode))
         with suppress(OSError):  # not every file system has them
             for name in os.listxattr(source.descriptor) if hasattr(os, "listxattr") else ():
                 with suppress(OSError):  # and not every user may set every one
                     os.setxattr(self.descriptor, name, os.getxattr(source.descriptor, name))
 
-    def _keep_owner(self, status: os.stat_result, *, force: bool) -> None:
+    def _copy_owner(self, status: os.stat_result, *, force: bool) -> None:
         mine = os.fstat(self.descriptor)
         if (mine.st_uid, mine.st_gid) == (status.st_uid, status.st_gid):
             return
@@ -210,39 +216,39 @@ class Draft:
             if not force:
                 raise WriteError(
                     "its owner could not be kept",
-                    path=str(self.called),
+                    path=str(self.display_path),
                     hint="write elsewhere with -o or -d, or use --force",
                 ) from None
 
-    def share(self) -> None:
+    def set_default_mode(self) -> None:
         """Take the mode that any new file gets."""
         if hasattr(os, "fchmod"):
             mask = os.umask(0o077)
             os.umask(mask)
-            with writing(self.called):
+            with translate_write_errors(self.display_path):
                 os.fchmod(self.descriptor, 0o666 & ~mask)
 
-    def finish(self, *, replace: bool) -> Staged:
+    def finish(self, *, replace: bool) -> ReadyFile:
         """Bring the bytes to the disk, and keep the file under its temporary name."""
-        with writing(self.called):
+        with translate_write_errors(self.display_path):
             os.fsync(self.descriptor)
             if not self.named:
-                self._link()
-        self.finished = True
-        return Staged(self.temporary, self.target, replace, self.called)
+                self._link_temp_path()
+        self.is_finished = True
+        return ReadyFile(self.temp_path, self.target, replace, self.display_path)
 
-    def _link(self) -> None:
+    def _link_temp_path(self) -> None:
         descriptors = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             # Not a path under /proc: with a directory descriptor Python calls linkat(2) with
             # AT_SYMLINK_FOLLOW, without which the link itself would be meant.
             source = str(self.descriptor)
-            os.link(source, self.temporary, src_dir_fd=descriptors, follow_symlinks=True)
+            os.link(source, self.temp_path, src_dir_fd=descriptors, follow_symlinks=True)
         finally:
-            files.close(descriptors)
+            close_quietly(descriptors)
 
 
-def require_space(directory: Path, size: int, target: Path) -> None:
+def check_free_space(directory: Path, size: int, target: Path) -> None:
     """Raise :class:`WriteError` if a disk has fewer than ``size`` bytes left."""
     if not hasattr(os, "statvfs"):
         return
@@ -258,15 +264,15 @@ def require_space(directory: Path, size: int, target: Path) -> None:
 
 
 @contextmanager
-def writing(target: Path) -> Iterator[None]:
+def translate_write_errors(target: Path) -> Iterator[None]:
     """Say what went wrong in words, and what to do about it: OSError to :class:`WriteError`."""
     try:
         yield
     except OSError as error:
-        raise _unwritable(target, error) from None
+        raise _build_write_error(target, error) from None
 
 
-def _unwritable(target: Path, error: OSError) -> WriteError:
+def _build_write_error(target: Path, error: OSError) -> WriteError:
     hints = {
         errno.ENOSPC: "free some space, or write elsewhere with -o",
         errno.EDQUOT: "free some space, or write elsewhere with -o",

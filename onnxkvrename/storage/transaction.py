@@ -10,9 +10,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import WriteError
-from onnxkvrename.storage import read as files
-from onnxkvrename.storage import temp_file as drafts
-from onnxkvrename.storage.temp_file import Draft, Staged
+from onnxkvrename.storage.read import close_quietly
+from onnxkvrename.storage.temp_file import (
+    LOCK_SUFFIX,
+    TEMP_PREFIX,
+    ReadyFile,
+    TempFile,
+    build_temp_path,
+    resolve_moved_path,
+    translate_write_errors,
+)
 
 
 class _Change(NamedTuple):
@@ -24,13 +31,13 @@ class _Change(NamedTuple):
 
     path: Path
     inode: tuple[int, int]
-    staged: Staged | None = None
+    ready_file: ReadyFile | None = None
     backup: Path | None = None
-    new: bool = False
-    stage: Path | None = None
+    is_new: bool = False
+    previous_path: Path | None = None
 
 
-class Changeset:
+class Transaction:
     """What one command makes and replaces; a context that undoes all of it if it fails.
 
     What counts is whether the last one took its place: an interrupt just after
@@ -46,109 +53,111 @@ class Changeset:
         self.last: _Change | None = None
         self.stuck = [] if stuck is None else stuck
 
-    def __enter__(self) -> Changeset:
+    def __enter__(self) -> Transaction:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
-        if kind is not None and not (self.last is not None and _stands(self.last)):
-            self._undo()
-        moves = self._moves()
+        if kind is not None and not (self.last is not None and _is_applied(self.last)):
+            self._undo_all()
+        moves = self._find_renamed_directories()
         for change in self.log:
-            if change.staged is not None and kind is not None:
-                change.staged.discard()
+            if change.ready_file is not None and kind is not None:
+                change.ready_file.discard()
             if change.backup is not None:
                 with suppress(OSError):
-                    os.unlink(drafts.moved(change.backup, moves))
+                    os.unlink(resolve_moved_path(change.backup, moves))
 
-    def place(self, staged: Sequence[Staged], *, final: bool) -> None:
+    def place_files(self, staged: Sequence[ReadyFile], *, final: bool) -> None:
         """Put files in their places, one after the other; if ``final``, no more will follow.
 
         Raises :class:`WriteError` for the first that cannot be placed.
         """
         for number, item in enumerate(staged, 1):
-            self._place(item, last=final and number == len(staged))
+            self._place_file(item, last=final and number == len(staged))
         for directory in dict.fromkeys(item.target.parent for item in staged):
-            sync(directory)
+            sync_directory(directory)
 
-    def _place(self, item: Staged, *, last: bool) -> None:
-        with drafts.writing(item.called):
-            inode = _inode(item.temporary)
+    def _place_file(self, item: ReadyFile, *, last: bool) -> None:
+        with translate_write_errors(item.display_path):
+            inode = _read_inode(item.temp_path)
         # What comes last needs no way back.
-        backup = drafts.temporary(item.target) if item.replace and not last else None
-        self._record(_Change(item.target, inode, item, backup, new=not item.replace), last=last)
+        backup = build_temp_path(item.target) if item.overwrites_target and not last else None
+        self._record_change(
+            _Change(item.target, inode, item, backup, is_new=not item.overwrites_target), last=last
+        )
         if backup is not None:
             try:
                 os.link(item.target, backup)
             except FileNotFoundError:
-                self.log[-1] = self.log[-1]._replace(new=True)
+                self.log[-1] = self.log[-1]._replace(is_new=True)
             except OSError:
                 pass  # a file system without links
-        item.place()
+        item.move_into_place()
 
-    def place_stages(self, stages: Sequence[Stage], *, final: bool) -> None:
+    def place_directories(self, stages: Sequence[StagedDirectory], *, final: bool) -> None:
         """Put whole directories in their places, as :meth:`place` does files."""
         for number, stage in enumerate(stages, 1):
-            with drafts.writing(stage.target):
-                inode = _inode(stage.directory)
-            change = _Change(stage.target, inode, stage=stage.directory)
-            self._record(change, last=final and number == len(stages))
-            stage.place()
+            with translate_write_errors(stage.target):
+                inode = _read_inode(stage.directory)
+            change = _Change(stage.target, inode, previous_path=stage.directory)
+            self._record_change(change, last=final and number == len(stages))
+            stage.move_into_place()
 
-    def move(self, moves: Mapping[Path, Path]) -> None:
+    def rename_directories(self, moves: Mapping[Path, Path]) -> None:
         """Give directories other names beside them, each with all that was placed in it.
 
         Nothing is placed after that. Raises :class:`WriteError` if a name is taken.
         """
         for number, (directory, target) in enumerate(moves.items(), 1):
-            with drafts.writing(directory):
-                inode = _inode(directory)
-            change = _Change(target, inode, stage=directory)
-            self._record(change, last=number == len(moves))
-            _move(directory, target)
+            with translate_write_errors(directory):
+                inode = _read_inode(directory)
+            change = _Change(target, inode, previous_path=directory)
+            self._record_change(change, last=number == len(moves))
+            _rename_directory(directory, target)
 
-    def _moves(self) -> dict[Path, Path]:
+    def _find_renamed_directories(self) -> dict[Path, Path]:
         """The directories that have another name by now."""
         return {
-            change.stage: change.path
+            change.previous_path: change.path
             for change in self.log
-            if change.stage is not None and _stands(change)
+            if change.previous_path is not None and _is_applied(change)
         }
 
-    def _record(self, change: _Change, *, last: bool) -> None:
+    def _record_change(self, change: _Change, *, last: bool) -> None:
         self.log.append(change)
         if last:
             self.last = change
 
-    def _undo(self) -> None:
+    def _undo_all(self) -> None:
         for change in reversed(self.log):
             try:
-                self._take_back(change)
+                self._undo_change(change)
             except OSError:
                 self.stuck.append(change.path)
 
-    def _take_back(self, change: _Change) -> None:
-        if not _stands(change):
+    def _undo_change(self, change: _Change) -> None:
+        if not _is_applied(change):
             return
-        if change.stage is not None:
-            os.rename(change.path, change.stage)
-        elif change.new:
+        if change.previous_path is not None:
+            os.rename(change.path, change.previous_path)
+        elif change.is_new:
             change.path.unlink()
         elif change.backup is not None:
             os.replace(change.backup, change.path)
 
 
-def _stands(change: _Change) -> bool:
+def _is_applied(change: _Change) -> bool:
     with suppress(OSError):
-        return _inode(change.path) == change.inode
+        return _read_inode(change.path) == change.inode
     return False
 
 
-def _inode(path: Path) -> tuple[int, int]:
+def _read_inode(path: Path) -> tuple[int, int]:
     status = os.lstat(path)
     return status.st_dev, status.st_ino
 
 
-class Stage:
+class StagedDirectory:
     """A directory in the making, beside its place: all of it appears there by one rename.
 
     A context: what has not been placed when it ends is gone.
@@ -156,81 +165,81 @@ class Stage:
 
     def __init__(self, target: Path) -> None:
         self.target = target
-        self.directory = drafts.temporary(target)
+        self.directory = build_temp_path(target)
 
-    def __enter__(self) -> Stage:
-        with drafts.writing(self.target):
+    def __enter__(self) -> StagedDirectory:
+        with translate_write_errors(self.target):
             self.directory.mkdir()
         return self
 
     def __exit__(self, *raised: object) -> None:
-        _remove(self.directory)
+        _remove_directory(self.directory)
 
-    def within(self, path: Path) -> Path:
+    def prepare_path(self, path: Path) -> Path:
         """Where a path below the target is made; the directory for it is there then."""
         inside = self.directory / path.relative_to(self.target)
-        with drafts.writing(path):
+        with translate_write_errors(path):
             inside.parent.mkdir(parents=True, exist_ok=True)
         return inside
 
-    def place(self) -> None:
+    def move_into_place(self) -> None:
         """Give the directory its place.
 
         Raises :class:`WriteError` if something has appeared there meanwhile.
         """
         for folder, _, _ in os.walk(self.directory):
-            sync(Path(folder))
-        _move(self.directory, self.target)
+            sync_directory(Path(folder))
+        _rename_directory(self.directory, self.target)
 
 
 @contextmanager
-def announced(moves: Mapping[Path, Path]) -> Iterator[None]:
+def write_intent(moves: Mapping[Path, Path]) -> Iterator[None]:
     """Leave word of which directories are to get which names, for whoever finds it half done.
 
     A symbolic link to ``OLD/NEW`` beside them, which is gone when the context ends.
     Where there can be none, there is none.
     """
-    marks = [drafts.temporary(directory) for directory in moves]
+    marks = [build_temp_path(directory) for directory in moves]
     try:
         for mark, (directory, target) in zip(marks, moves.items(), strict=True):
             with suppress(OSError):
                 os.symlink(f"{directory.name}/{target.name}", mark)
-                sync(mark.parent)
+                sync_directory(mark.parent)
         yield
     except BaseException:
         for mark in marks:
             with suppress(OSError):
                 os.unlink(mark)
         raise
-    take_back(moves)
+    clear_intent(moves)
 
 
-def take_back(moves: Mapping[Path, Path]) -> None:
+def clear_intent(moves: Mapping[Path, Path]) -> None:
     """Remove what was announced of these moves, by this run or a dead one."""
     for directory, target in moves.items():
-        for mark in announcements(directory.parent):
+        for mark in find_intents(directory.parent):
             if mark.move == (directory.name, target.name):
                 with suppress(OSError):
                     os.unlink(mark.path)
 
 
-class Announcement(NamedTuple):
+class Intent(NamedTuple):
     """What a dead run was about to call a directory, or one that is alive is: old, new."""
 
     path: Path
     move: tuple[str, str]
 
 
-def announcements(directory: Path) -> Iterator[Announcement]:
+def find_intents(directory: Path) -> Iterator[Intent]:
     """What was announced in a directory, and not taken back."""
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
-            move = _announced(entry.path) if entry.name.startswith(drafts.TEMPORARY) else None
+            move = _read_intent(entry.path) if entry.name.startswith(TEMP_PREFIX) else None
             if move is not None:
-                yield Announcement(Path(entry.path), move)
+                yield Intent(Path(entry.path), move)
 
 
-def _announced(path: str | Path) -> tuple[str, str] | None:
+def _read_intent(path: str | Path) -> tuple[str, str] | None:
     with suppress(OSError):
         names = os.readlink(path).split("/")
         if len(names) == 2:
@@ -238,15 +247,15 @@ def _announced(path: str | Path) -> tuple[str, str] | None:
     return None
 
 
-def _move(directory: Path, target: Path) -> None:
-    with drafts.writing(target):
+def _rename_directory(directory: Path, target: Path) -> None:
+    with translate_write_errors(target):
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         os.rename(directory, target)
-    sync(target.parent)
+    sync_directory(target.parent)
 
 
-def sync(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     """Make what has its place there last. It has it by then, so no failure here undoes it."""
     if os.name == "nt":  # pragma: no cover - directories cannot be opened there
         return
@@ -255,22 +264,22 @@ def sync(directory: Path) -> None:
         try:
             os.fsync(descriptor)
         finally:
-            files.close(descriptor)
+            close_quietly(descriptor)
 
 
-def clear(leftovers: Iterable[Path]) -> None:
+def remove_stale_temp_files(leftovers: Iterable[Path]) -> None:
     """Take away what dead runs have left; locks are their holder's, and so is what is announced."""
     for path in leftovers:
-        if path.name.endswith(f"-{drafts.LOCK}") or _announced(path):
+        if path.name.endswith(f"-{LOCK_SUFFIX}") or _read_intent(path):
             continue
         with suppress(OSError):
             if path.is_dir() and not path.is_symlink():
-                _remove(path)
+                _remove_directory(path)
             else:
                 path.unlink()
 
 
-def _remove(directory: Path) -> None:
+def _remove_directory(directory: Path) -> None:
     """Remove a directory with all that is in it, as far as that can be."""
     import shutil  # five milliseconds, for which no rename in place should wait
 
@@ -283,16 +292,16 @@ def write_file(output: Path, data: bytes, *, force: bool) -> None:
 
     Raises :class:`WriteError` as :func:`check_place` does.
     """
-    check_place(output, force=force)
-    with Changeset() as changes:
-        with Draft(Path(os.path.abspath(output)), output) as draft:
+    check_output_path(output, force=force)
+    with Transaction() as changes:
+        with TempFile(Path(os.path.abspath(output)), output) as draft:
             draft.write(data)
-            draft.share()
+            draft.set_default_mode()
             staged = draft.finish(replace=force)
-        changes.place([staged], final=True)
+        changes.place_files([staged], final=True)
 
 
-def check_place(output: Path, *, force: bool) -> None:
+def check_output_path(output: Path, *, force: bool) -> None:
     """Raise :class:`WriteError` where a file cannot be written.
 
     That is in the place of a directory, in a directory that takes none, and for what is there
@@ -304,5 +313,5 @@ def check_place(output: Path, *, force: bool) -> None:
         raise WriteError("is there already", path=str(output), hint="--force replaces it")
     if os.path.exists(output) and not os.path.isfile(output):
         raise WriteError("is there already, and no plain file", path=str(output))
-    with Draft(Path(os.path.abspath(output)), output):
+    with TempFile(Path(os.path.abspath(output)), output):
         pass  # it could be begun

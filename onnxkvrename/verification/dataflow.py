@@ -31,17 +31,27 @@ from typing import Literal, NamedTuple
 
 from onnx import ModelProto
 
-from onnxkvrename.findings import Finding, finding, listed
-from onnxkvrename.rules.plan import Pair
-from onnxkvrename.verification import tracing
-from onnxkvrename.verification.provenance import Origin, Ways, Where, nearest
+from onnxkvrename.findings import Finding, build_finding, format_list
+from onnxkvrename.rules.plan import KvPair
+from onnxkvrename.verification.provenance import (
+    FlowPaths,
+    NodeLocation,
+    Origin,
+    select_cheapest_paths,
+)
+from onnxkvrename.verification.tracing import trace_origins
 
-Verdict = Literal["updated", "passed through", "not from its input", "untraced"]
-_PROVED = ("updated", "passed through")
-_WORST: tuple[Verdict, ...] = ("not from its input", "untraced", "updated", "passed through")
+FlowVerdict = Literal["updated", "passed through", "not from its input", "untraced"]
+_PROVED_VERDICTS = ("updated", "passed through")
+_VERDICTS_WORST_FIRST: tuple[FlowVerdict, ...] = (
+    "not from its input",
+    "untraced",
+    "updated",
+    "passed through",
+)
 
 
-class Flow(NamedTuple):
+class BufferFlow(NamedTuple):
     """What became of one buffer.
 
     ``where`` is the node that updates it, the last one on its way; in a local
@@ -50,68 +60,70 @@ class Flow(NamedTuple):
     ``reason`` says why it is untraced.
     """
 
-    pair: Pair
-    verdict: Verdict
-    where: Where | None = None
-    others: tuple[str, ...] = ()
+    pair: KvPair
+    verdict: FlowVerdict
+    updated_by: NodeLocation | None = None
+    other_inputs: tuple[str, ...] = ()
     reason: str = ""
 
 
-def trace(model: ModelProto, pairs: Iterable[Pair]) -> tuple[Flow, ...]:
+def trace_buffer_flows(model: ModelProto, pairs: Iterable[KvPair]) -> tuple[BufferFlow, ...]:
     """The flow of every pair with both ends, in their order.
 
     ``model`` needs no weights. Nothing is raised for a model that could be
     parsed; what cannot be followed is ``untraced``.
     """
     pairs = tuple(pairs)
-    sources = [pair.input.old for pair in pairs if pair.input is not None]
+    sources = [pair.input.old_name for pair in pairs if pair.input is not None]
     numbers = {name: number for number, name in enumerate(sources)}
-    both = [pair for pair in pairs if len(pair.ends) == 2]
-    ends = [(numbers[given.old], made.old) for given, made in (pair.ends for pair in both)]
+    both = [pair for pair in pairs if len(pair.sides) == 2]
+    ends = [
+        (numbers[given.old_name], made.old_name) for given, made in (pair.sides for pair in both)
+    ]
     outputs = [name for _, name in ends]
 
-    def judged(found: Iterable[Origin]) -> tuple[Flow, ...]:
+    def judged(found: Iterable[Origin]) -> tuple[BufferFlow, ...]:
         return tuple(
-            _judged(pair, origin, own, sources)
+            _decide_flow(pair, origin, own, sources)
             for pair, origin, (own, _) in zip(both, found, ends, strict=True)
         )
 
-    ways = tracing.trace(model, sources, outputs)
+    ways = trace_origins(model, sources, outputs)
     flows = judged(ways)
-    if all(flow.verdict in _PROVED for flow in flows):
+    if all(flow.verdict in _PROVED_VERDICTS for flow in flows):
         return flows
     # Only what is not proved asks what else it depends on: that takes a walk of the whole graph.
-    depends = tracing.trace(model, sources, outputs, deep=True)
+    depends = trace_origins(model, sources, outputs, deep=True)
     return judged(
-        Origin(way.ways, way.touched | each.touched)
+        Origin(way.outcomes, way.dependency_bits | each.dependency_bits)
         for way, each in zip(ways, depends, strict=True)
     )
 
 
-def check(flows: Iterable[Flow]) -> Iterator[Finding]:
+def check_buffer_flows(flows: Iterable[BufferFlow]) -> Iterator[Finding]:
     """KV110, KV113 and KV114: what is wrong with the flows, or not proved."""
     for flow in flows:
         if flow.pair.input is None or flow.pair.output is None or flow.verdict == "updated":
             continue
-        given, name = flow.pair.input.old, flow.pair.output.old
-        others = listed(list(flow.others))
+        given, name = flow.pair.input.old_name, flow.pair.output.old_name
+        others = format_list(list(flow.other_inputs))
         if flow.verdict == "not from its input":
             found = f"is made of {others}" if others else "is made of no buffer"
-            yield finding(
+            yield build_finding(
                 "KV110",
                 name,
                 f"{found}, not of its own input {given}",
                 "the cache would be mixed up or lost; export the model again",
             )
         elif flow.verdict == "untraced":
-            yield finding(
+            yield build_finding(
                 "KV113",
                 name,
                 f"could not be traced to its input {given}, so this is not proved: {flow.reason}",
                 "look at how the model updates this buffer",
             )
         else:
-            yield finding(
+            yield build_finding(
                 "KV114",
                 name,
                 f"is what came in as {given}: nothing is written to this buffer",
@@ -119,30 +131,37 @@ def check(flows: Iterable[Flow]) -> Iterator[Finding]:
             )
 
 
-def _judged(pair: Pair, origin: Origin, own: int, sources: list[str]) -> Flow:
+def _decide_flow(pair: KvPair, origin: Origin, own: int, sources: list[str]) -> BufferFlow:
     """The verdict on one output: the worst over what branches may come to."""
-    if not origin.ways and origin.touched >> own & 1:
-        return Flow(pair, "untraced", reason="it is reached only through operators that mix values")
-    if not origin.ways:
-        return Flow(pair, "not from its input")
-    lost = not origin.touched >> own & 1
-    flows = [_outcome(pair, nearest(ways), own, sources, lost=lost) for ways in origin.ways]
-    return min(flows, key=lambda flow: _WORST.index(flow.verdict))
+    if not origin.outcomes and origin.dependency_bits >> own & 1:
+        return BufferFlow(
+            pair, "untraced", reason="it is reached only through operators that mix values"
+        )
+    if not origin.outcomes:
+        return BufferFlow(pair, "not from its input")
+    lost = not origin.dependency_bits >> own & 1
+    flows = [
+        _decide_outcome(pair, select_cheapest_paths(ways), own, sources, lost=lost)
+        for ways in origin.outcomes
+    ]
+    return min(flows, key=lambda flow: _VERDICTS_WORST_FIRST.index(flow.verdict))
 
 
-def _outcome(pair: Pair, ends: Ways, own: int, sources: list[str], *, lost: bool) -> Flow:
+def _decide_outcome(
+    pair: KvPair, ends: FlowPaths, own: int, sources: list[str], *, lost: bool
+) -> BufferFlow:
     """The verdict on one outcome, by its nearest sources; ``lost`` if its own is out of reach."""
-    where = next(iter(ends.values())).where
+    where = next(iter(ends.values())).updated_by
     sure = {number for number, known in ends if known}
     if sure == {own}:
-        where = ends[own, True].where
-        return Flow(pair, "passed through" if where is None else "updated", where)
+        where = ends[own, True].updated_by
+        return BufferFlow(pair, "passed through" if where is None else "updated", where)
     found = sure or {number for number, _ in ends}
     others = tuple(sources[number] for number in sorted(found - {own}))
     if lost or (sure and own not in sure and (own, False) not in ends):
-        return Flow(pair, "not from its input", where, others)
+        return BufferFlow(pair, "not from its input", where, others)
     if own in sure:
-        reason = f"it is made of {listed(list(others))} as much as of its own"
+        reason = f"it is made of {format_list(list(others))} as much as of its own"
     else:
-        reason = next(way.doubt for way in ends.values() if way.doubt)
-    return Flow(pair, "untraced", where, others, reason)
+        reason = next(way.uncertainty for way in ends.values() if way.uncertainty)
+    return BufferFlow(pair, "untraced", where, others, reason)

@@ -20,35 +20,37 @@ from math import prod
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
 from onnx.checker import ValidationError, check_model, check_tensor
 
-from onnxkvrename.findings import Finding, finding
-from onnxkvrename.verification.strip_weights import Taken, taken
+from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.verification.strip_weights import RemovedData, list_removed_data
 
-_PROBED = 24
+_PROBE_ELEMENTS = 24
 """Elements of a tensor that fill whole bytes, whatever their type."""
-_ENTRY = {"float_data": 4, "double_data": 8}
+_BYTES_PER_ENTRY = {"float_data": 4, "double_data": 8}
 """Bytes of an entry; of a packed varint there is at least one, and one counts for each string."""
 
 
-def check(model: ModelProto) -> Iterator[Finding]:
+def check_onnx_validity(model: ModelProto) -> Iterator[Finding]:
     """KV115 if onnx's checker refuses the model, with what it says; nothing otherwise.
 
     ``model`` comes from :func:`onnxkvrename.weightless.read`, and stays as it is.
     """
     shown = ModelProto()
     shown.CopyFrom(model)
-    short = [fault for tensor in _present(shown) if (fault := _shrunk(tensor)) is not None]
+    short = [
+        fault for tensor in _list_tensors(shown) if (fault := _shrink_tensor(tensor)) is not None
+    ]
     try:
         check_model(shown, full_check=False)
     except (ValidationError, ValueError, RuntimeError) as error:
         said = " ".join(str(error).split())
         if short and "too small" in said:
             said = short[0]
-        yield finding(
+        yield build_finding(
             "KV115", "", f"is refused by onnx's checker: {said}", "export the model again"
         )
 
 
-def _present(model: ModelProto) -> Iterator[TensorProto]:
+def _list_tensors(model: ModelProto) -> Iterator[TensorProto]:
     """Every tensor of a model; a large sparse one is first made small."""
     graphs: list[GraphProto] = [model.graph]
     for training in model.training_info:
@@ -65,7 +67,7 @@ def _present(model: ModelProto) -> Iterator[TensorProto]:
         graphs, nodes, found = [], [], attributes
         attributes = []
         for attribute in found:
-            yield from _held(attribute)
+            yield from _list_attribute_tensors(attribute)
             sparse += attribute.sparse_tensors
             sparse += [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
             graphs += attribute.graphs
@@ -74,25 +76,25 @@ def _present(model: ModelProto) -> Iterator[TensorProto]:
         _shrink_sparse(item)
 
 
-def _held(attribute: AttributeProto) -> Iterator[TensorProto]:
+def _list_attribute_tensors(attribute: AttributeProto) -> Iterator[TensorProto]:
     yield from attribute.tensors
     if attribute.HasField("t"):
         yield attribute.t
 
 
-def _shrunk(tensor: TensorProto) -> str | None:
+def _shrink_tensor(tensor: TensorProto) -> str | None:
     """Give a tensor whose data are elsewhere one element; or what is wrong with their size."""
-    gone = taken(tensor)
+    gone = list_removed_data(tensor)
     if _is_external(tensor):
         located = any(entry.key == "location" and entry.value for entry in tensor.external_data)
-        if located and not gone and not _holds_data(tensor):
-            _fill(tensor)
+        if located and not gone and not _has_data(tensor):
+            _replace_with_zeros(tensor)
         return None
     dims = list(tensor.dims)
     if not gone or min(dims, default=1) <= 0 or prod(dims) >= 1 << 63:
         return None
     for part in gone:
-        if not _enough(tensor.data_type, part, prod(dims)):
+        if not _has_enough_data(tensor.data_type, part, prod(dims)):
             unit = "strings" if part.field == "string_data" else "bytes"
             held = f"{part.size:,} {unit} of {part.field}"
             return f"{tensor.name} has {held}, too few for its dims {dims}"
@@ -104,12 +106,12 @@ def _is_external(tensor: TensorProto) -> bool:
     return bool(tensor.data_location == TensorProto.EXTERNAL)
 
 
-def _holds_data(tensor: TensorProto) -> bool:
+def _has_data(tensor: TensorProto) -> bool:
     fields = {field.name for field, _ in tensor.ListFields()} - {"external_data"}
     return any(field.endswith("_data") for field in fields)
 
 
-def _fill(tensor: TensorProto) -> None:
+def _replace_with_zeros(tensor: TensorProto) -> None:
     """Put one element of zeros in the place of external data."""
     tensor.ClearField("data_location")
     tensor.ClearField("external_data")
@@ -120,26 +122,28 @@ def _fill(tensor: TensorProto) -> None:
         tensor.raw_data = bytes(16)
 
 
-def _enough(dtype: int, part: Taken, elements: int) -> bool:
+def _has_enough_data(dtype: int, part: RemovedData, elements: int) -> bool:
     """Whether that much data is enough, as far as its size can tell."""
-    least = _least(dtype, part.field)
-    return least is None or part.size // _ENTRY.get(part.field, 1) >= -(
-        -elements * least // _PROBED
+    least = _find_minimum_entries(dtype, part.field)
+    return least is None or part.size // _BYTES_PER_ENTRY.get(part.field, 1) >= -(
+        -elements * least // _PROBE_ELEMENTS
     )
 
 
 @lru_cache
-def _least(dtype: int, field: str) -> int | None:
+def _find_minimum_entries(dtype: int, field: str) -> int | None:
     """Entries that onnx's checker asks of 24 elements; ``None`` if no number of them will do."""
-    low, high = 1, 17 * _PROBED
+    low, high = 1, 17 * _PROBE_ELEMENTS
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if _passes(dtype, field, middle) else (middle + 1, high)
-    return low if low < 17 * _PROBED else None
+        low, high = (
+            (low, middle) if _is_accepted_by_checker(dtype, field, middle) else (middle + 1, high)
+        )
+    return low if low < 17 * _PROBE_ELEMENTS else None
 
 
-def _passes(dtype: int, field: str, count: int) -> bool:
-    tensor = TensorProto(name="probe", data_type=dtype, dims=[_PROBED])
+def _is_accepted_by_checker(dtype: int, field: str, count: int) -> bool:
+    tensor = TensorProto(name="probe", data_type=dtype, dims=[_PROBE_ELEMENTS])
     if field == "raw_data":
         tensor.raw_data = bytes(count)
     else:
@@ -154,10 +158,10 @@ def _passes(dtype: int, field: str, count: int) -> bool:
 def _shrink_sparse(sparse: SparseTensorProto) -> None:
     """Leave one element of a sparse tensor whose values or indices are not at hand."""
     parts = (sparse.values, sparse.indices)
-    if any(taken(part) or _is_external(part) for part in parts):
+    if any(list_removed_data(part) or _is_external(part) for part in parts):
         for part in parts:
             name, dtype = part.name, part.data_type
             part.Clear()
             part.CopyFrom(TensorProto(name=name, data_type=dtype))
-            _fill(part)
+            _replace_with_zeros(part)
         sparse.dims[:] = [1]

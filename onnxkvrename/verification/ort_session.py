@@ -13,57 +13,57 @@ from typing import Any, NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
 
-LIMIT = 1 << 30
+MAX_FEED_BYTES = 1 << 30
 """Bytes that the feeds of one step may take."""
 
-Key = tuple[str, ...]
+ValueKey = tuple[str, ...]
 """What an input or output is called whatever token it carries: a pair's side by its scope, buffer
 and layer, anything else by its name."""
 
-_THREADS = 2
-_FATAL = 4
-_LOOKED_AT = 2000
-_LONGEST = 200
-_OTHER = 4
+_THREAD_COUNT = 2
+_FATAL_LOG_LEVEL = 4
+_MAX_PARSED_CHARS = 2000
+_MAX_REASON_CHARS = 200
+_DEFAULT_DIM_SIZE = 4
 """The size of a dimension of which nothing is known."""
 
 
-class _Type(NamedTuple):
+class _FeedType(NamedTuple):
     """How to feed a dtype: by bits drawn from ``low`` up to, but not including, ``high``.
 
     ``bits`` is the numpy type they are drawn as, ``view`` the one they then
     stand for, if there is one; if not, ``number`` is ONNX's for the dtype.
     """
 
-    bits: str
+    bits_dtype: str
     low: int = 0
     high: int = 4
-    view: str = ""
-    number: int = 0
+    view_dtype: str = ""
+    onnx_type: int = 0
 
     @property
-    def width(self) -> int:
+    def element_size(self) -> int:
         """Bytes of an element."""
-        return 1 if self.bits == "bool" else int(self.bits.lstrip("uint")) // 8
+        return 1 if self.bits_dtype == "bool" else int(self.bits_dtype.lstrip("uint")) // 8
 
 
 # Floats lie between 0 and 1, mostly from 1/8: fit for a cache, a temperature, a probability.
-_TYPES = {
-    "tensor(bool)": _Type("bool", 0, 2),
-    **{f"tensor({name})": _Type(name) for name in ("int8", "int16", "int32", "int64")},
-    **{f"tensor({name})": _Type(name) for name in ("uint8", "uint16", "uint32", "uint64")},
-    "tensor(double)": _Type("uint64", 0x3FC0 << 48, 0x3FF0 << 48, "float64"),
-    "tensor(float)": _Type("uint32", 0x3E00 << 16, 0x3F80 << 16, "float32"),
-    "tensor(float16)": _Type("uint16", 0x3000, 0x3C00, "float16"),
-    "tensor(bfloat16)": _Type("uint16", 0x3E00, 0x3F80, number=16),
-    "tensor(float8e4m3fn)": _Type("uint8", 0x28, 0x38, number=17),
-    "tensor(float8e4m3fnuz)": _Type("uint8", 0x28, 0x38, number=18),
-    "tensor(float8e5m2)": _Type("uint8", 0x28, 0x38, number=19),
-    "tensor(float8e5m2fnuz)": _Type("uint8", 0x28, 0x38, number=20),
+_FEED_TYPES = {
+    "tensor(bool)": _FeedType("bool", 0, 2),
+    **{f"tensor({name})": _FeedType(name) for name in ("int8", "int16", "int32", "int64")},
+    **{f"tensor({name})": _FeedType(name) for name in ("uint8", "uint16", "uint32", "uint64")},
+    "tensor(double)": _FeedType("uint64", 0x3FC0 << 48, 0x3FF0 << 48, "float64"),
+    "tensor(float)": _FeedType("uint32", 0x3E00 << 16, 0x3F80 << 16, "float32"),
+    "tensor(float16)": _FeedType("uint16", 0x3000, 0x3C00, "float16"),
+    "tensor(bfloat16)": _FeedType("uint16", 0x3E00, 0x3F80, onnx_type=16),
+    "tensor(float8e4m3fn)": _FeedType("uint8", 0x28, 0x38, onnx_type=17),
+    "tensor(float8e4m3fnuz)": _FeedType("uint8", 0x28, 0x38, onnx_type=18),
+    "tensor(float8e5m2)": _FeedType("uint8", 0x28, 0x38, onnx_type=19),
+    "tensor(float8e5m2fnuz)": _FeedType("uint8", 0x28, 0x38, onnx_type=20),
 }
 
 
-class Result(NamedTuple):
+class OutputResult(NamedTuple):
     """What an output was: two are equal if every bit of them is, NaNs included."""
 
     dtype: str
@@ -71,43 +71,47 @@ class Result(NamedTuple):
     digest: str
 
 
-class End(NamedTuple):
+class SessionValue(NamedTuple):
     """An input or output, its dtype in onnxruntime's words, symbols replaced by sizes."""
 
     name: str
-    key: Key
+    key: ValueKey
     dtype: str
     shape: tuple[int, ...]
 
     @property
-    def size(self) -> int:
+    def byte_size(self) -> int:
         """In bytes; 0 for what cannot be fed."""
-        return math.prod(self.shape) * _TYPES[self.dtype].width if self.dtype in _TYPES else 0
+        return (
+            math.prod(self.shape) * _FEED_TYPES[self.dtype].element_size
+            if self.dtype in _FEED_TYPES
+            else 0
+        )
 
 
-class Session(NamedTuple):
+class OrtSession(NamedTuple):
     """A model that onnxruntime has loaded; ``dims`` are the sizes of the inputs' symbols."""
 
     ort: Any
-    session: Any
+    inference_session: Any
     path: Path
     dims: Mapping[str, int]
-    inputs: tuple[End, ...]
-    outputs: tuple[End, ...]
+    inputs: tuple[SessionValue, ...]
+    outputs: tuple[SessionValue, ...]
 
 
-def load(path: Path, keys: Mapping[str, Key], dims: Mapping[str, int]) -> Session:
+def load_session(path: Path, keys: Mapping[str, ValueKey], dims: Mapping[str, int]) -> OrtSession:
     """Load a model, with ``dims`` for its symbols, and guesses where they say nothing.
 
     Raises :class:`ModelError` where onnxruntime refuses it, where it cannot be
     fed, or not within ``LIMIT``; :class:`KvRenameError` without onnxruntime.
     """
-    ort = _module("onnxruntime")
-    _module("numpy")
-    ort.set_default_logger_severity(_FATAL)
+    ort = _import_module("onnxruntime")
+    _import_module("numpy")
+    ort.set_default_logger_severity(_FATAL_LOG_LEVEL)
     options = ort.SessionOptions()
-    options.log_severity_level = _FATAL
-    options.intra_op_num_threads = _THREADS
+    options.log_severity_level = _FATAL_LOG_LEVEL
+    options.intra_op_num_threads = _THREAD_COUNT
     options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = False
     # An optimiser may go by names, and round differently when they change.
@@ -115,28 +119,28 @@ def load(path: Path, keys: Mapping[str, Key], dims: Mapping[str, int]) -> Sessio
     try:
         session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         values = (*session.get_inputs(), *session.get_outputs())
-        ends = tuple(End(value.name, (), value.type, value.shape) for value in values)
+        ends = tuple(SessionValue(value.name, (), value.type, value.shape) for value in values)
     except Exception as error:  # onnxruntime's own have no common base
-        said = f"onnxruntime cannot load it as it is: {_reason(str(error))}"
+        said = f"onnxruntime cannot load it as it is: {_summarize_error(str(error))}"
         raise ModelError(said, path=str(path)) from None
     count = len(session.get_inputs())
-    sizes = _sizes([end.shape for end in ends[:count]], dims)
-    sized = tuple(_sized(end, keys, sizes) for end in ends)
-    loaded = Session(ort, session, path, sizes, sized[:count], sized[count:])
-    _judge(loaded)
+    sizes = _resolve_dim_sizes([end.shape for end in ends[:count]], dims)
+    sized = tuple(_resolve_value(end, keys, sizes) for end in ends)
+    loaded = OrtSession(ort, session, path, sizes, sized[:count], sized[count:])
+    _check_session(loaded)
     return loaded
 
 
-def feed(loaded: Session, into: End, step: int, *, seed: int, slots: int) -> Any:
+def build_feed(loaded: OrtSession, into: SessionValue, step: int, *, seed: int, slots: int) -> Any:
     """A value for an input at a step; it follows from these and the key alone.
 
     ``slots`` is the length of the cache, for the positions. Indices that must lie
     within another input are told by name, as they are in QEfficient's exports.
     """
-    numpy = _module("numpy")
-    kind, last = _TYPES[into.dtype], into.name.rpartition("/")[2]
+    numpy = _import_module("numpy")
+    kind, last = _FEED_TYPES[into.dtype], into.name.rpartition("/")[2]
     if last == "position_ids" and into.shape:
-        array = numpy.broadcast_to(_positions(into.shape[-1], step, slots), into.shape)
+        array = numpy.broadcast_to(_build_positions(into.shape[-1], step, slots), into.shape)
     elif last == "batch_index":
         array = numpy.arange(math.prod(into.shape)).reshape(into.shape)
     elif last == "image_idx":
@@ -144,42 +148,42 @@ def feed(loaded: Session, into: End, step: int, *, seed: int, slots: int) -> Any
     else:
         told = repr((seed, step, into.key)).encode("utf-8", "surrogateescape")
         random = numpy.random.default_rng(list(hashlib.sha256(told).digest()))
-        bits = random.integers(kind.low, kind.high, into.shape, dtype=kind.bits)
-        if kind.number:
-            return loaded.ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, kind.number)
-        array = bits.view(kind.view or kind.bits)
-    array = numpy.array(array, dtype=kind.view or kind.bits, order="C")
+        bits = random.integers(kind.low, kind.high, into.shape, dtype=kind.bits_dtype)
+        if kind.onnx_type:
+            return loaded.ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, kind.onnx_type)
+        array = bits.view(kind.view_dtype or kind.bits_dtype)
+    array = numpy.array(array, dtype=kind.view_dtype or kind.bits_dtype, order="C")
     return loaded.ort.OrtValue.ortvalue_from_numpy(array)
 
 
-def run(loaded: Session, feeds: Mapping[str, Any], step: int) -> dict[str, Any]:
+def run_step(loaded: OrtSession, feeds: Mapping[str, Any], step: int) -> dict[str, Any]:
     """The outputs of one step, by name.
 
     Raises :class:`ModelError` where onnxruntime cannot run the model.
     """
     options = loaded.ort.RunOptions()
-    options.log_severity_level = _FATAL
+    options.log_severity_level = _FATAL_LOG_LEVEL
     names = [end.name for end in loaded.outputs]
     try:
-        values = loaded.session.run_with_ort_values(names, dict(feeds), options)
+        values = loaded.inference_session.run_with_ort_values(names, dict(feeds), options)
     except Exception as error:  # onnxruntime's own have no common base
         raise ModelError(
-            f"onnxruntime cannot run it as it is: in step {step + 1}, {_reason(str(error))}",
+            f"onnxruntime cannot run it as it is: in step {step + 1}, {_summarize_error(str(error))}",
             path=str(loaded.path),
-            hint=_hint("other", loaded.dims),
+            hint=_suggest_sizes("other", loaded.dims),
         ) from None
     return dict(zip(names, values, strict=True))
 
 
-def result(value: Any) -> Result:
+def digest_value(value: Any) -> OutputResult:
     """A digest of the bytes where they lie: numpy has no name for some of the dtypes."""
     dtype, shape = value.data_type(), tuple(value.shape())
-    size = math.prod(shape) * _TYPES[dtype].width
+    size = math.prod(shape) * _FEED_TYPES[dtype].element_size
     held = (ctypes.c_char * size).from_address(value.data_ptr()) if size else b""
-    return Result(dtype, shape, hashlib.sha256(held).hexdigest())
+    return OutputResult(dtype, shape, hashlib.sha256(held).hexdigest())
 
 
-def _module(name: str) -> Any:
+def _import_module(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -188,7 +192,7 @@ def _module(name: str) -> Any:
         ) from None
 
 
-def _sizes(shapes: Iterable[Sequence[Any]], dims: Mapping[str, int]) -> dict[str, int]:
+def _resolve_dim_sizes(shapes: Iterable[Sequence[Any]], dims: Mapping[str, int]) -> dict[str, int]:
     """A size for every symbol: as given, or guessed, small enough for any machine.
 
     A window as long as the context holds every position that the context has.
@@ -197,46 +201,50 @@ def _sizes(shapes: Iterable[Sequence[Any]], dims: Mapping[str, int]) -> dict[str
     known = (("batch", batch), ("seq", 2), ("ctx", context), ("window", context))
     symbols = {dim for shape in shapes for dim in shape if isinstance(dim, str)}
     guesses = {
-        symbol: next((size for part, size in known if part in symbol), _OTHER)
+        symbol: next((size for part, size in known if part in symbol), _DEFAULT_DIM_SIZE)
         for symbol in sorted(symbols)
     }
     return {symbol: dims.get(symbol, guess) for symbol, guess in guesses.items()}
 
 
-def _sized(end: End, keys: Mapping[str, Key], sizes: Mapping[str, int]) -> End:
-    shape = tuple(dim if isinstance(dim, int) else sizes.get(dim, _OTHER) for dim in end.shape)
-    return End(end.name, keys.get(end.name, (end.name,)), end.dtype, shape)
+def _resolve_value(
+    end: SessionValue, keys: Mapping[str, ValueKey], sizes: Mapping[str, int]
+) -> SessionValue:
+    shape = tuple(
+        dim if isinstance(dim, int) else sizes.get(dim, _DEFAULT_DIM_SIZE) for dim in end.shape
+    )
+    return SessionValue(end.name, keys.get(end.name, (end.name,)), end.dtype, shape)
 
 
-def _judge(loaded: Session) -> None:
+def _check_session(loaded: OrtSession) -> None:
     """Refuse what cannot be fed or compared, or would take too much memory."""
     where = str(loaded.path)
     for symbol, size in loaded.dims.items():
         if size < 1:
             raise ModelError(f"{symbol} cannot be {size}", path=where, hint="a size is 1 or more")
     for end in (*loaded.inputs, *loaded.outputs):
-        if end.dtype not in _TYPES:
+        if end.dtype not in _FEED_TYPES:
             raise ModelError(
                 f"{end.name} is {end.dtype}: only tensors of numbers can be fed and compared",
                 path=where,
             )
-    total = sum(end.size for end in loaded.inputs)
-    if total > LIMIT:
-        largest = max(loaded.inputs, key=lambda end: end.size)
+    total = sum(end.byte_size for end in loaded.inputs)
+    if total > MAX_FEED_BYTES:
+        largest = max(loaded.inputs, key=lambda end: end.byte_size)
         raise ModelError(
-            f"a step takes {total:,} bytes of feeds, more than {LIMIT:,}; "
+            f"a step takes {total:,} bytes of feeds, more than {MAX_FEED_BYTES:,}; "
             f"most go into {largest.name} {list(largest.shape)}",
             path=where,
-            hint=_hint("smaller", loaded.dims),
+            hint=_suggest_sizes("smaller", loaded.dims),
         )
 
 
-def _hint(which: str, dims: Mapping[str, int]) -> str | None:
+def _suggest_sizes(which: str, dims: Mapping[str, int]) -> str | None:
     now = ", ".join(f"{symbol}={size}" for symbol, size in dims.items())
     return f"try {which} sizes with --dim NAME=SIZE; these were {now}" if now else None
 
 
-def _positions(count: int, step: int, slots: int) -> list[int]:
+def _build_positions(count: int, step: int, slots: int) -> list[int]:
     """Where the tokens of a step stand: onwards from step to step, but the last one at the end.
 
     So every slot of the cache counts as in use. QEfficient gives the others the
@@ -246,7 +254,7 @@ def _positions(count: int, step: int, slots: int) -> list[int]:
     return [*(position % max(1, slots - 1) for position in onwards), slots - 1][:count]
 
 
-_NOISE = (
+_NOISE_PATTERNS = (
     (r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", ""),
     (r"^Load model from .*? failed: ?", ""),
     (r"\S*onnxruntime/\S+:\d+ .*?\)(?: \[with .*?\])? (?=\S)", ""),
@@ -257,7 +265,7 @@ _NOISE = (
 )  # fmt: skip
 """What there is around onnxruntime's own reason: codes, paths, C++ signatures, conditions."""
 
-_MEANINGS = (
+_EXPLANATIONS = (
     (r"(the \w+ node .*?) fails: .*\b2147483647\b.*",
      r"\1 is given the index INT32_MAX: in QEfficient's exports a cache slot that is not in use, "
      r"which a device passes over and onnxruntime refuses"),
@@ -281,14 +289,14 @@ _MEANINGS = (
 """What some reasons mean."""
 
 
-def _reason(said: str) -> str:
+def _summarize_error(said: str) -> str:
     """What onnxruntime says, as a part of a line."""
-    text = " ".join(said[:_LOOKED_AT].split())
-    for noise, instead in _NOISE:
+    text = " ".join(said[:_MAX_PARSED_CHARS].split())
+    for noise, instead in _NOISE_PATTERNS:
         text = re.sub(noise, instead, text)
-    for pattern, meaning in _MEANINGS:
+    for pattern, meaning in _EXPLANATIONS:
         match = re.fullmatch(pattern, text)
         if match is not None:
             text = match.expand(meaning)
             break
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return text if len(text) <= _MAX_REASON_CHARS else text[: _MAX_REASON_CHARS - 1] + "…"

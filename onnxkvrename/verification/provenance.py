@@ -10,22 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.verification.operators import Step, is_scatter
+from onnxkvrename.verification.operators import OperandFlow, is_ctx_scatter
 
-_NEAREST = 16
+_MAX_SOURCES = 16
 """Sources that are kept of each value; of one with more the nearest, and in doubt."""
-_ALTERNATIVES = 4
+_MAX_OUTCOMES = 4
 """Branches with different results that are kept apart."""
 
 
-class Where(NamedTuple):
+class NodeLocation(NamedTuple):
     """The node that makes a new state: its op type, and its name, ``inner in outer`` in a call."""
 
     op_type: str
-    node: str
+    node_name: str
 
 
-class Way(NamedTuple):
+class FlowPath(NamedTuple):
     """How a source is carried into a value.
 
     ``cost`` counts first the operators that write it over something else, then
@@ -35,11 +35,11 @@ class Way(NamedTuple):
     """
 
     cost: tuple[int, int]
-    where: Where | None = None
-    doubt: str = ""
+    updated_by: NodeLocation | None = None
+    uncertainty: str = ""
 
 
-Ways = Mapping[tuple[int, bool], Way]
+FlowPaths = Mapping[tuple[int, bool], FlowPath]
 """By source, and whether the way is sure: of each the cheapest."""
 
 
@@ -51,144 +51,166 @@ class Origin(NamedTuple):
     value depends on at all.
     """
 
-    ways: tuple[Ways, ...] = ()
-    touched: int = 0
+    outcomes: tuple[FlowPaths, ...] = ()
+    dependency_bits: int = 0
 
 
-NOTHING = Origin()
+NO_ORIGIN = Origin()
 """The origin of a constant, and of every input that is no buffer."""
 
 
-def source(number: int) -> Origin:
+def build_source_origin(number: int) -> Origin:
     """A source itself."""
-    return Origin(({(number, True): Way((0, 0))},), 1 << number)
+    return Origin(({(number, True): FlowPath((0, 0))},), 1 << number)
 
 
-def nearest(ways: Ways) -> Ways:
+def select_cheapest_paths(ways: FlowPaths) -> FlowPaths:
     """The cheapest ways alone."""
     least = min(way.cost for way in ways.values())
     return {key: way for key, way in ways.items() if way.cost == least}
 
 
-def touching(origins: Iterable[Origin]) -> Origin:
+def mix_origins(origins: Iterable[Origin]) -> Origin:
     """What is mixed of these: it depends on them, and carries none of them on."""
     touched = 0
     for origin in origins:
-        touched |= origin.touched
+        touched |= origin.dependency_bits
     return Origin((), touched)
 
 
-def carried(origin: Origin, step: Step, where: Where) -> Origin:
+def carry_origin(origin: Origin, step: OperandFlow, where: NodeLocation) -> Origin:
     """A value behind an operator that carries it on in this way."""
-    if not (step.updates or step.written or step.changed):
+    if not (step.makes_new_state or step.overwrites or step.is_computed):
         return origin
-    return Origin(tuple(_behind(ways, step, where) for ways in origin.ways), origin.touched)
+    return Origin(
+        tuple(_extend_paths(ways, step, where) for ways in origin.outcomes), origin.dependency_bits
+    )
 
 
-def _behind(ways: Ways, step: Step, where: Where) -> Ways:
-    written, changed = int(step.written), int(step.changed)
+def _extend_paths(ways: FlowPaths, step: OperandFlow, where: NodeLocation) -> FlowPaths:
+    written, changed = int(step.overwrites), int(step.is_computed)
     return {
-        key: Way((way.cost[0] + written, way.cost[1] + changed), where, way.doubt)
-        if step.updates
-        else Way((way.cost[0] + written, way.cost[1] + changed), way.where, way.doubt)
+        key: FlowPath((way.cost[0] + written, way.cost[1] + changed), where, way.uncertainty)
+        if step.makes_new_state
+        else FlowPath(
+            (way.cost[0] + written, way.cost[1] + changed), way.updated_by, way.uncertainty
+        )
         for key, way in ways.items()
     }
 
 
-def joined(origins: Sequence[Origin]) -> Origin:
+def join_origins(origins: Sequence[Origin]) -> Origin:
     """A value that holds something of each of these."""
-    carrying = [origin.ways for origin in origins if origin.ways]
-    found: tuple[Ways, ...] = carrying[0] if carrying else ()
+    carrying = [origin.outcomes for origin in origins if origin.outcomes]
+    found: tuple[FlowPaths, ...] = carrying[0] if carrying else ()
     for ways in carrying[1:]:
-        found = _tidy([_cheapest((one, other)) for one in found for other in ways])
-    return Origin(found, touching(origins).touched)
+        found = _limit_outcomes(
+            [_merge_cheapest_paths((one, other)) for one in found for other in ways]
+        )
+    return Origin(found, mix_origins(origins).dependency_bits)
 
 
-def either(origins: Sequence[Origin]) -> Origin:
+def combine_alternatives(origins: Sequence[Origin]) -> Origin:
     """A value that is one of these; one that carries nothing has no say in it."""
-    ways = [ways for origin in origins for ways in origin.ways]
-    return Origin(_tidy(ways), touching(origins).touched)
+    ways = [ways for origin in origins for ways in origin.outcomes]
+    return Origin(_limit_outcomes(ways), mix_origins(origins).dependency_bits)
 
 
-def merged(origins: Sequence[Origin]) -> Origin:
+def merge_origins(origins: Sequence[Origin]) -> Origin:
     """A value that is one of these, all that it may be as one outcome."""
-    ways = _cheapest(ways for origin in origins for ways in origin.ways)
-    return Origin((ways,) if ways else (), touching(origins).touched)
+    ways = _merge_cheapest_paths(ways for origin in origins for ways in origin.outcomes)
+    return Origin((ways,) if ways else (), mix_origins(origins).dependency_bits)
 
 
-def doubted(origins: Sequence[Origin], why: str, where: Where | None = None) -> Origin:
+def build_uncertain_origin(
+    origins: Sequence[Origin], why: str, where: NodeLocation | None = None
+) -> Origin:
     """A value that may hold something of each of these, or nothing."""
-    known = merged(origins)
+    known = merge_origins(origins)
     unsure = tuple(
-        {(key[0], False): Way(way.cost, where or way.where, why) for key, way in ways.items()}
-        for ways in known.ways
+        {
+            (key[0], False): FlowPath(way.cost, where or way.updated_by, why)
+            for key, way in ways.items()
+        }
+        for ways in known.outcomes
     )
-    return Origin(unsure, known.touched)
+    return Origin(unsure, known.dependency_bits)
 
 
-def called(summary: Origin, arguments: Sequence[Origin], call: Where) -> Origin:
+def apply_summary(summary: Origin, arguments: Sequence[Origin], call: NodeLocation) -> Origin:
     """What a function or branch makes of its arguments; its sources are their positions."""
     outcomes = [
-        joined([_through(way, sure, arguments[at], call) for (at, sure), way in ways.items()])
-        for ways in summary.ways
+        join_origins(
+            [_compose_origin(way, sure, arguments[at], call) for (at, sure), way in ways.items()]
+        )
+        for ways in summary.outcomes
     ]
-    depends = [argument for at, argument in enumerate(arguments) if summary.touched >> at & 1]
-    return Origin(either(outcomes).ways, touching(depends).touched)
+    depends = [
+        argument for at, argument in enumerate(arguments) if summary.dependency_bits >> at & 1
+    ]
+    return Origin(combine_alternatives(outcomes).outcomes, mix_origins(depends).dependency_bits)
 
 
-def _through(inner: Way, sure: bool, argument: Origin, call: Where) -> Origin:
-    where = inner.where and _lifted(inner.where, call)
+def _compose_origin(inner: FlowPath, sure: bool, argument: Origin, call: NodeLocation) -> Origin:
+    where = inner.updated_by and _qualify_location(inner.updated_by, call)
     return Origin(
         tuple(
             {
-                (number, sure and known): Way(
+                (number, sure and known): FlowPath(
                     (way.cost[0] + inner.cost[0], way.cost[1] + inner.cost[1]),
-                    where or way.where,
-                    inner.doubt or way.doubt,
+                    where or way.updated_by,
+                    inner.uncertainty or way.uncertainty,
                 )
                 for (number, known), way in ways.items()
             }
-            for ways in argument.ways
+            for ways in argument.outcomes
         )
     )
 
 
-def _lifted(inner: Where, call: Where) -> Where:
+def _qualify_location(inner: NodeLocation, call: NodeLocation) -> NodeLocation:
     """A place in a body as it is called outside: a scatter is known by its own name."""
-    if is_scatter("com.qualcomm.cloud", call.op_type):
+    if is_ctx_scatter("com.qualcomm.cloud", call.op_type):
         return call
-    return Where(inner.op_type, " in ".join(filter(None, (inner.node, call.node))))
+    return NodeLocation(inner.op_type, " in ".join(filter(None, (inner.node_name, call.node_name))))
 
 
-def _cheapest(several: Iterable[Ways]) -> Ways:
+def _merge_cheapest_paths(several: Iterable[FlowPaths]) -> FlowPaths:
     """Of each source the cheapest way."""
-    found: dict[tuple[int, bool], Way] = {}
+    found: dict[tuple[int, bool], FlowPath] = {}
     for ways in several:
         for key, way in ways.items():
             if key not in found or way.cost < found[key].cost:
                 found[key] = way
-    if len(found) <= _NEAREST:
+    if len(found) <= _MAX_SOURCES:
         return found
-    kept = sorted(found, key=lambda key: (found[key].cost, key))[:_NEAREST]
-    why = f"it is made of more than {_NEAREST} values at once"
-    return {(number, False): found[number, sure]._replace(doubt=why) for number, sure in kept}
+    kept = sorted(found, key=lambda key: (found[key].cost, key))[:_MAX_SOURCES]
+    why = f"it is made of more than {_MAX_SOURCES} values at once"
+    return {(number, False): found[number, sure]._replace(uncertainty=why) for number, sure in kept}
 
 
-def _tidy(outcomes: Sequence[Ways]) -> tuple[Ways, ...]:
+def _limit_outcomes(outcomes: Sequence[FlowPaths]) -> tuple[FlowPaths, ...]:
     """Outcomes with the same nearest sources as one; too many of them leave doubt."""
     if len(outcomes) < 2:
         return tuple(outcomes)
-    known: dict[frozenset[tuple[int, bool]], Ways] = {}
+    known: dict[frozenset[tuple[int, bool]], FlowPaths] = {}
     for ways in outcomes:
-        key = frozenset(nearest(ways))
-        known[key] = _alike(known[key], ways) if key in known else ways
-    if len(known) <= _ALTERNATIVES:
+        key = frozenset(select_cheapest_paths(ways))
+        known[key] = _merge_similar_outcomes(known[key], ways) if key in known else ways
+    if len(known) <= _MAX_OUTCOMES:
         return tuple(known.values())
-    return doubted([Origin(tuple(known.values()))], "branches have too many different results").ways
+    return build_uncertain_origin(
+        [Origin(tuple(known.values()))], "branches have too many different results"
+    ).outcomes
 
 
-def _alike(one: Ways, other: Ways) -> Ways:
+def _merge_similar_outcomes(one: FlowPaths, other: FlowPaths) -> FlowPaths:
     """Two outcomes with the same nearest sources: if either makes a new state, so do both."""
-    found = _cheapest((one, other))
-    places = {key: way.where for ways in (other, one) for key, way in ways.items() if way.where}
-    return {key: way._replace(where=way.where or places.get(key)) for key, way in found.items()}
+    found = _merge_cheapest_paths((one, other))
+    places = {
+        key: way.updated_by for ways in (other, one) for key, way in ways.items() if way.updated_by
+    }
+    return {
+        key: way._replace(updated_by=way.updated_by or places.get(key))
+        for key, way in found.items()
+    }

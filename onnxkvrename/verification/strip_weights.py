@@ -15,21 +15,43 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
 from onnxkvrename.errors import ModelError
-from onnxkvrename.model.protobuf import LENGTH, Record, Source, Span, encode_varint, fields, splice
+from onnxkvrename.model.protobuf import (
+    LENGTH,
+    ByteSource,
+    Record,
+    Span,
+    encode_varint,
+    read_fields,
+    splice_payloads,
+)
 
-KEPT = 1 << 10
+MAX_KEPT_BYTES = 1 << 10
 """Bytes up to which a tensor or an attribute keeps its data: shapes, axes, small constants."""
-_CHUNK = 1 << 20
-_MARK = b"onnxkvrename.taken"
-_DATA = {4: "float_data", 5: "int32_data", 6: "string_data", 7: "int64_data", 9: "raw_data"} | {
+_CHUNK_SIZE = 1 << 20
+_REMOVED_DATA_KEY = b"onnxkvrename.taken"
+_DATA_FIELDS = {
+    4: "float_data",
+    5: "int32_data",
+    6: "string_data",
+    7: "int64_data",
+    9: "raw_data",
+} | {
     10: "double_data",
     11: "uint64_data",
 }
-_STANDINS = {4: bytes(8), 5: bytes(2), 6: b"", 7: bytes(1), 9: bytes(16), 10: bytes(16), 11: b"\0"}
+_PLACEHOLDERS = {
+    4: bytes(8),
+    5: bytes(2),
+    6: b"",
+    7: bytes(1),
+    9: bytes(16),
+    10: bytes(16),
+    11: b"\0",
+}
 """For each field one element's worth of zeros, two where a complex number takes two."""
 _STRINGS, _RAW, _METADATA = 6, 9, 16
 
-_HOLDERS = {
+_LARGE_FIELDS = {
     "model": {7: "graph", 20: "training", 25: "function"},
     "training": {1: "graph", 2: "graph"},
     "function": {7: "node", 11: "attribute"},
@@ -46,11 +68,11 @@ _HOLDERS = {
     },
 }
 """For each message the fields that may hold much, and what each of them is."""
-_VALUES = {4: b"", 7: bytes(4), 8: bytes(1), 9: b""}
+_ATTRIBUTE_PLACEHOLDERS = {4: b"", 7: bytes(4), 8: bytes(1), 9: b""}
 """The fields of an attribute with values of its own, and what stands for many of them."""
 
 
-class Taken(NamedTuple):
+class RemovedData(NamedTuple):
     """What was cut out of a tensor: from which field, and how much of it.
 
     ``size`` is in bytes, of ``string_data`` the number of strings.
@@ -60,7 +82,7 @@ class Taken(NamedTuple):
     size: int
 
 
-def read(source: Source) -> ModelProto:
+def read_model_without_weights(source: ByteSource) -> ModelProto:
     """The model with everything in it but the data of large tensors.
 
     A tensor whose data are gone keeps name, dtype and dims; in its field stand
@@ -69,11 +91,11 @@ def read(source: Source) -> ModelProto:
     onnx cannot parse.
     """
     parts = []
-    for piece in splice(source, _edits(source)):
+    for piece in splice_payloads(source, _find_edits(source)):
         if isinstance(piece, Span):
             ends = piece.offset + piece.size
-            for offset in range(piece.offset, ends, _CHUNK):
-                parts.append(source.read(offset, min(_CHUNK, ends - offset)))
+            for offset in range(piece.offset, ends, _CHUNK_SIZE):
+                parts.append(source.read(offset, min(_CHUNK_SIZE, ends - offset)))
         else:
             parts.append(piece)
     model = ModelProto()
@@ -84,80 +106,82 @@ def read(source: Source) -> ModelProto:
     return model
 
 
-def taken(tensor: TensorProto) -> tuple[Taken, ...]:
+def list_removed_data(tensor: TensorProto) -> tuple[RemovedData, ...]:
     """What :func:`read` cut out of a tensor; nothing where the data are still there."""
-    marks = [entry.value for entry in tensor.metadata_props if entry.key == _MARK.decode()]
+    marks = [
+        entry.value for entry in tensor.metadata_props if entry.key == _REMOVED_DATA_KEY.decode()
+    ]
     found = re.findall("([a-z0-9_]+_data):([0-9]+)", marks[-1]) if marks else ()
-    return tuple(Taken(field, int(size)) for field, size in found)
+    return tuple(RemovedData(field, int(size)) for field, size in found)
 
 
-def _edits(source: Source) -> Iterator[tuple[Record, bytes]]:
+def _find_edits(source: ByteSource) -> Iterator[tuple[Record, bytes]]:
     """What to cut out; only messages that are large themselves are looked into."""
     open_messages = [(source.root, "model")]
     while open_messages:
         message, kind = open_messages.pop()
         inside = [
-            (record, _HOLDERS[kind][record.number])
-            for record in fields(source, message)
-            if record.number in _HOLDERS[kind] and _large(record)
+            (record, _LARGE_FIELDS[kind][record.number])
+            for record in read_fields(source, message)
+            if record.number in _LARGE_FIELDS[kind] and _is_large(record)
         ]
         if kind == "attribute" and not inside:
             inside = [(message, "values")]
         for record, held in inside:
-            if held in _SHORTENED:
-                payload = _SHORTENED[held](source, record)
+            if held in _STRIP_FUNCTIONS:
+                payload = _STRIP_FUNCTIONS[held](source, record)
                 if payload is not None:
                     yield record, payload
             else:
                 open_messages.append((record, held))
 
 
-def _large(record: Record) -> bool:
-    return record.wire == LENGTH and record.end - record.body > KEPT
+def _is_large(record: Record) -> bool:
+    return record.wire_type == LENGTH and record.end - record.start > MAX_KEPT_BYTES
 
 
-def _without_values(source: Source, attribute: Record) -> bytes | None:
+def _strip_values(source: ByteSource, attribute: Record) -> bytes | None:
     """An attribute's message with one value for many; ``None`` if it has few."""
     kept, found, weight = [], set(), 0
-    for record in fields(source, attribute):
-        if record.number in _VALUES:
+    for record in read_fields(source, attribute):
+        if record.number in _ATTRIBUTE_PLACEHOLDERS:
             found.add(record.number)
-            weight += record.end - record.body
+            weight += record.end - record.start
         else:
-            kept.append(_again(source, record))
-    standins = [_field(number, _VALUES[number]) for number in sorted(found)]
-    return b"".join([*kept, *standins]) if weight > KEPT else None
+            kept.append(_read_field(source, record))
+    standins = [_encode_field(number, _ATTRIBUTE_PLACEHOLDERS[number]) for number in sorted(found)]
+    return b"".join([*kept, *standins]) if weight > MAX_KEPT_BYTES else None
 
 
-def _without_data(source: Source, tensor: Record) -> bytes | None:
+def _strip_data(source: ByteSource, tensor: Record) -> bytes | None:
     """A tensor's message without its data, marked; ``None`` if it holds little of them."""
-    kept, sizes, weight = [], dict.fromkeys(_DATA, 0), 0
-    for record in fields(source, tensor):
-        number, size = record.number, record.end - record.body
-        if number not in _DATA:
-            kept.append(_again(source, record))
+    kept, sizes, weight = [], dict.fromkeys(_DATA_FIELDS, 0), 0
+    for record in read_fields(source, tensor):
+        number, size = record.number, record.end - record.start
+        if number not in _DATA_FIELDS:
+            kept.append(_read_field(source, record))
         else:
             weight += size
             # Of raw_data the last one counts, as of every singular field.
             before = 0 if number == _RAW else sizes[number]
             sizes[number] = before + (1 if number == _STRINGS else size)
-    if weight <= KEPT:
+    if weight <= MAX_KEPT_BYTES:
         return None
     gone = {number: size for number, size in sizes.items() if size}
-    mark = " ".join(f"{_DATA[number]}:{size}" for number, size in gone.items()).encode()
-    entry = _field(1, _MARK) + _field(2, mark)
-    standins = [_field(number, _STANDINS[number]) for number in gone]
-    return b"".join([*kept, *standins, _field(_METADATA, entry)])
+    mark = " ".join(f"{_DATA_FIELDS[number]}:{size}" for number, size in gone.items()).encode()
+    entry = _encode_field(1, _REMOVED_DATA_KEY) + _encode_field(2, mark)
+    standins = [_encode_field(number, _PLACEHOLDERS[number]) for number in gone]
+    return b"".join([*kept, *standins, _encode_field(_METADATA, entry)])
 
 
-_SHORTENED = {"tensor": _without_data, "values": _without_values}
+_STRIP_FUNCTIONS = {"tensor": _strip_data, "values": _strip_values}
 
 
-def _again(source: Source, record: Record) -> bytes:
+def _read_field(source: ByteSource, record: Record) -> bytes:
     """A field as it stands, behind its tag."""
-    tag = encode_varint(record.number << 3 | record.wire)
-    return tag + source.read(record.size_at, record.end - record.size_at)
+    tag = encode_varint(record.number << 3 | record.wire_type)
+    return tag + source.read(record.length_start, record.end - record.length_start)
 
 
-def _field(number: int, payload: bytes) -> bytes:
+def _encode_field(number: int, payload: bytes) -> bytes:
     return encode_varint(number << 3 | LENGTH) + encode_varint(len(payload)) + payload

@@ -13,25 +13,49 @@ from typing import NamedTuple
 
 from onnx import ModelProto, NodeProto
 
-from onnxkvrename.verification import graph_bodies as bodies
-from onnxkvrename.verification import operators
-from onnxkvrename.verification import provenance as origins
-from onnxkvrename.verification.graph_bodies import Body, FunctionKey, Operation, Unreadable
-from onnxkvrename.verification.provenance import NOTHING, Origin, Where
+from onnxkvrename.verification.graph_bodies import (
+    Body,
+    FunctionKey,
+    Operation,
+    UntraceableError,
+    build_function_bodies,
+    build_graph_body,
+    list_captured_names,
+    sort_functions_bottom_up,
+    sort_operations,
+)
+from onnxkvrename.verification.operators import (
+    find_carried_operands,
+    find_operand_flows,
+    is_shape_only,
+)
+from onnxkvrename.verification.provenance import (
+    NO_ORIGIN,
+    NodeLocation,
+    Origin,
+    apply_summary,
+    build_source_origin,
+    build_uncertain_origin,
+    carry_origin,
+    combine_alternatives,
+    join_origins,
+    merge_origins,
+    mix_origins,
+)
 
-_ROUNDS = 16
+_MAX_ROUNDS = 16
 """Times that the states of a loop are followed round before they are given up."""
 
 
-class Summary(NamedTuple):
+class BodySummary(NamedTuple):
     """What a body makes of its formals: first its inputs, then the outer values it sees."""
 
     inputs: tuple[str, ...]
-    captured: tuple[str, ...]
+    captured_names: tuple[str, ...]
     outputs: tuple[Origin, ...]
 
 
-def trace(
+def trace_origins(
     model: ModelProto, sources: Sequence[str], names: Sequence[str], *, deep: bool = False
 ) -> tuple[Origin, ...]:
     """The origins of some values of the main graph; its sources are graph inputs by name.
@@ -42,11 +66,11 @@ def trace(
     for a model that could be parsed: what cannot be followed is in doubt, with
     the reason.
     """
-    tracer = _Tracer(bodies.of_functions(model), deep=deep)
-    main = bodies.of_graph(model.graph)
-    for key in bodies.bottom_up(main, tracer.functions):
-        tracer.summaries[key] = tracer.summary(tracer.functions[key], ())
-    return tracer.follow(main, sources, names)
+    tracer = _Tracer(build_function_bodies(model), deep=deep)
+    main = build_graph_body(model.graph)
+    for key in sort_functions_bottom_up(main, tracer.functions):
+        tracer.summaries[key] = tracer.summarize_body(tracer.functions[key], ())
+    return tracer.trace_body(main, sources, names)
 
 
 class _Tracer:
@@ -55,154 +79,177 @@ class _Tracer:
     def __init__(self, functions: Mapping[FunctionKey, Body], *, deep: bool) -> None:
         self.functions = functions
         self.deep = deep
-        self.summaries: dict[FunctionKey, Summary] = {}
+        self.summaries: dict[FunctionKey, BodySummary] = {}
 
-    def summary(self, body: Body, captured: tuple[str, ...]) -> Summary:
+    def summarize_body(self, body: Body, captured: tuple[str, ...]) -> BodySummary:
         """The summary of a function, or of a subgraph that sees some outer values."""
-        outputs = self.follow(body, (*body.inputs, *captured), body.outputs)
-        return Summary(body.inputs, captured, outputs)
+        outputs = self.trace_body(body, (*body.inputs, *captured), body.outputs)
+        return BodySummary(body.inputs, captured, outputs)
 
-    def leads(self, function: FunctionKey, operands: int) -> Iterable[int]:
+    def select_operands(self, function: FunctionKey, operands: int) -> Iterable[int]:
         """The operands that a node is followed back to."""
         if self.deep or function in self.functions:
             return range(operands)
-        return operators.leads(function[0], function[1], operands)
+        return find_carried_operands(function[0], function[1], operands)
 
-    def follow(
+    def trace_body(
         self, body: Body, sources: Sequence[str], names: Sequence[str]
     ) -> tuple[Origin, ...]:
         """The origins of some values of a body."""
-        values = {name: origins.source(number) for number, name in enumerate(sources)}
+        values = {name: build_source_origin(number) for number, name in enumerate(sources)}
         given = list(values.values())
         try:
-            for operation in bodies.operations(body, names, self.leads, imported=not self.deep):
-                made = self.made(operation, body, values)
+            for operation in sort_operations(
+                body, names, self.select_operands, imported=not self.deep
+            ):
+                made = self.trace_operation(operation, body, values)
                 values.update(zip(operation.outputs, made, strict=False))
                 values.pop("", None)
-        except Unreadable as error:
-            return tuple(origins.doubted(given, str(error)) for _ in names)
-        return tuple(values.get(name, NOTHING) for name in names)
+        except UntraceableError as error:
+            return tuple(build_uncertain_origin(given, str(error)) for _ in names)
+        return tuple(values.get(name, NO_ORIGIN) for name in names)
 
-    def made(
+    def trace_operation(
         self, operation: Operation, body: Body, values: Mapping[str, Origin]
     ) -> Sequence[Origin]:
         """The origins of what a node makes."""
-        where = Where(operation.op_type, operation.name)
-        operands = [values.get(name, NOTHING) for name in operation.inputs]
-        if operation.function in self.functions:
-            return self._call(operation, operands, where)
+        where = NodeLocation(operation.op_type, operation.name)
+        operands = [values.get(name, NO_ORIGIN) for name in operation.inputs]
+        if operation.function_key in self.functions:
+            return self._trace_call(operation, operands, where)
         branches = {
-            name: self.summary(inner, bodies.captured(inner))
-            for name, inner in body.inner.get(operation.number, {}).items()
+            name: self.summarize_body(inner, list_captured_names(inner))
+            for name, inner in body.subgraphs.get(operation.number, {}).items()
         }
-        use = _Use(body.nodes[operation.number], operands, branches, values, where)
-        if operation.domain == "" and operation.op_type in _CONTROL:
-            made = _CONTROL[operation.op_type](use)
+        use = _SubgraphNode(body.nodes[operation.number], operands, branches, values, where)
+        if operation.domain == "" and operation.op_type in _CONTROL_FLOW_OPS:
+            made = _CONTROL_FLOW_OPS[operation.op_type](use)
             if made is not None:
                 return made
-            return use.doubted(operation, f"the {operation.op_type} does not fit its body")
+            return use.build_uncertain_outputs(
+                operation, f"the {operation.op_type} does not fit its body"
+            )
         if branches:
-            operands = [*operands, *use.seen()]
-        return _plain(operation, operands, where)
+            operands = [*operands, *use.list_all_captured_origins()]
+        return _trace_operator(operation, operands, where)
 
-    def _call(
-        self, operation: Operation, operands: Sequence[Origin], where: Where
+    def _trace_call(
+        self, operation: Operation, operands: Sequence[Origin], where: NodeLocation
     ) -> Sequence[Origin]:
-        summary = self.summaries.get(operation.function)
+        summary = self.summaries.get(operation.function_key)
         if summary is None:
             why = f"{operation.op_type} calls itself"
-            return [origins.doubted(operands, why, where)] * len(operation.outputs)
-        given = _padded(operands, len(summary.inputs))
-        return [origins.called(made, given, where) for made in summary.outputs]
+            return [build_uncertain_origin(operands, why, where)] * len(operation.outputs)
+        given = _pad_arguments(operands, len(summary.inputs))
+        return [apply_summary(made, given, where) for made in summary.outputs]
 
 
-def _padded(operands: Sequence[Origin], count: int) -> list[Origin]:
+def _pad_arguments(operands: Sequence[Origin], count: int) -> list[Origin]:
     """Arguments for every formal input; those at the end may be left out."""
-    return [*operands, *[NOTHING] * (count - len(operands))]
+    return [*operands, *[NO_ORIGIN] * (count - len(operands))]
 
 
-def _plain(operation: Operation, operands: Sequence[Origin], where: Where) -> list[Origin]:
+def _trace_operator(
+    operation: Operation, operands: Sequence[Origin], where: NodeLocation
+) -> list[Origin]:
     """What a node without a body makes, by what is known of its operator."""
-    domain, op_type, _ = operation.function
-    if operators.looks_at_shape(domain, op_type):
-        return [NOTHING] * len(operation.outputs)
-    touched = origins.touching(operands).touched
+    domain, op_type, _ = operation.function_key
+    if is_shape_only(domain, op_type):
+        return [NO_ORIGIN] * len(operation.outputs)
+    touched = mix_origins(operands).dependency_bits
     if not touched:
-        return [NOTHING] * len(operation.outputs)
+        return [NO_ORIGIN] * len(operation.outputs)
     made = []
     for output in range(len(operation.outputs)):
-        steps = operators.carried(domain, op_type, output, len(operation.inputs))
+        steps = find_operand_flows(domain, op_type, output, len(operation.inputs))
         if steps is None:
             why = f"{op_type} of {domain} has no body in the model"
-            made.append(origins.doubted(operands, why, where))
+            made.append(build_uncertain_origin(operands, why, where))
             continue
         parts = [
-            origins.carried(operands[step.operand], step, where)
+            carry_origin(operands[step.operand], step, where)
             for step in steps
             if step.operand < len(operands)
         ]
-        made.append(Origin(origins.joined(parts).ways, touched))
+        made.append(Origin(join_origins(parts).outcomes, touched))
     return made
 
 
 # Control flow: its operators say how their bodies are used.
 
 
-class _Use(NamedTuple):
+class _SubgraphNode(NamedTuple):
     """A node with bodies: what it is given, their summaries, and the values around it."""
 
     node: NodeProto
     operands: list[Origin]
-    branches: Mapping[str, Summary]
-    values: Mapping[str, Origin]
-    where: Where
+    summaries: Mapping[str, BodySummary]
+    outer_origins: Mapping[str, Origin]
+    location: NodeLocation
 
-    def captured(self, branch: Summary) -> list[Origin]:
+    def list_captured_origins(self, branch: BodySummary) -> list[Origin]:
         """What a body sees of the values around it."""
-        return [self.values.get(name, NOTHING) for name in branch.captured]
+        return [self.outer_origins.get(name, NO_ORIGIN) for name in branch.captured_names]
 
-    def seen(self) -> list[Origin]:
+    def list_all_captured_origins(self) -> list[Origin]:
         """What all bodies see."""
-        return [value for branch in self.branches.values() for value in self.captured(branch)]
+        return [
+            value
+            for branch in self.summaries.values()
+            for value in self.list_captured_origins(branch)
+        ]
 
-    def doubted(self, operation: Operation, why: str) -> list[Origin]:
+    def build_uncertain_outputs(self, operation: Operation, why: str) -> list[Origin]:
         """Everything the node makes may be anything that it is given."""
-        made = origins.doubted([*self.operands, *self.seen()], why, self.where)
+        made = build_uncertain_origin(
+            [*self.operands, *self.list_all_captured_origins()], why, self.location
+        )
         return [made] * len(operation.outputs)
 
 
-def _if(use: _Use) -> list[Origin] | None:
+def _trace_if(use: _SubgraphNode) -> list[Origin] | None:
     """Either branch; the condition chooses, but hands nothing on."""
     made = [
-        [origins.called(output, use.captured(branch), use.where) for output in branch.outputs]
-        for branch in use.branches.values()
+        [
+            apply_summary(output, use.list_captured_origins(branch), use.location)
+            for output in branch.outputs
+        ]
+        for branch in use.summaries.values()
     ]
     if len(made) != 2 or len(made[0]) != len(made[1]):
         return None
-    return [origins.either(pair) for pair in zip(*made, strict=True)]
+    return [combine_alternatives(pair) for pair in zip(*made, strict=True)]
 
 
-def _loop(use: _Use) -> list[Origin] | None:
+def _trace_loop(use: _SubgraphNode) -> list[Origin] | None:
     """Trip count and condition, then the states; the body is taken to run once at least."""
-    body = use.branches.get("body")
+    body = use.summaries.get("body")
     states = len(use.operands) - 2
     if body is None or states < 0 or len(body.inputs) != states + 2:
         return None
-    return _iterated(use, body, states, lead=use.operands[:2], given=use.operands[2:], skipped=1)
+    return _trace_iterations(
+        use, body, states, lead=use.operands[:2], given=use.operands[2:], skipped=1
+    )
 
 
-def _scan(use: _Use) -> list[Origin] | None:
+def _trace_scan(use: _SubgraphNode) -> list[Origin] | None:
     """The states, then what is scanned. Before opset 9 there was one more input."""
-    body = use.branches.get("body")
+    body = use.summaries.get("body")
     scanned = next((item.i for item in use.node.attribute if item.name == "num_scan_inputs"), 0)
     states = len(use.operands) - scanned
     if body is None or not 0 <= states <= len(use.operands) == len(body.inputs):
         return None
-    return _iterated(use, body, states, lead=[], given=use.operands, skipped=0)
+    return _trace_iterations(use, body, states, lead=[], given=use.operands, skipped=0)
 
 
-def _iterated(
-    use: _Use, body: Summary, states: int, *, lead: list[Origin], given: list[Origin], skipped: int
+def _trace_iterations(
+    use: _SubgraphNode,
+    body: BodySummary,
+    states: int,
+    *,
+    lead: list[Origin],
+    given: list[Origin],
+    skipped: int,
 ) -> list[Origin] | None:
     """What a body makes when its states are given back to it, however often.
 
@@ -212,27 +259,27 @@ def _iterated(
     """
     if len(body.outputs) < states + skipped:
         return None
-    held, rest = given[:states], [*given[states:], *use.captured(body)]
+    held, rest = given[:states], [*given[states:], *use.list_captured_origins(body)]
 
     def once() -> list[Origin]:
         arguments = [*lead, *held, *rest]
-        return [origins.called(each, arguments, use.where) for each in body.outputs[skipped:]]
+        return [apply_summary(each, arguments, use.location) for each in body.outputs[skipped:]]
 
     made = once()
     found = made
-    for _ in range(_ROUNDS):
-        grown = [origins.merged(pair) for pair in zip(held, made, strict=False)]
+    for _ in range(_MAX_ROUNDS):
+        grown = [merge_origins(pair) for pair in zip(held, made, strict=False)]
         if grown == held:
             return found
         held = grown
         made = once()
-        found = [origins.either(pair) for pair in zip(found, made, strict=True)]
-    why = f"{use.where.op_type} has states that change places too often"
-    return [origins.doubted([each], why, use.where) for each in found]
+        found = [combine_alternatives(pair) for pair in zip(found, made, strict=True)]
+    why = f"{use.location.op_type} has states that change places too often"
+    return [build_uncertain_origin([each], why, use.location) for each in found]
 
 
-_CONTROL: Mapping[str, Callable[[_Use], list[Origin] | None]] = {
-    "If": _if,
-    "Loop": _loop,
-    "Scan": _scan,
+_CONTROL_FLOW_OPS: Mapping[str, Callable[[_SubgraphNode], list[Origin] | None]] = {
+    "If": _trace_if,
+    "Loop": _trace_loop,
+    "Scan": _trace_scan,
 }

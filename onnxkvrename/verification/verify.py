@@ -9,33 +9,34 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import Finding, as_errors, finding, listed
-from onnxkvrename.layout import layout as layouts
-from onnxkvrename.model import external_data as externaldata
-from onnxkvrename.model import file as onnxfile
-from onnxkvrename.model import metadata as stamps
-from onnxkvrename.model import occurrences as places
-from onnxkvrename.model import proto_reader as messages
-from onnxkvrename.model.file import Model
-from onnxkvrename.model.protobuf import Source
+from onnxkvrename.findings import Finding, build_finding, format_list, promote_to_errors
+from onnxkvrename.layout.layout import LayoutSource, check_stamp
+from onnxkvrename.model.external_data import find_data_files
+from onnxkvrename.model.file import OpenModel, open_model
+from onnxkvrename.model.metadata import read_stamp
+from onnxkvrename.model.occurrences import find_occurrences
+from onnxkvrename.model.proto_reader import read_export_info
+from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Signature
-from onnxkvrename.rules import checks as checking
-from onnxkvrename.rules import plan as planning
-from onnxkvrename.rules import windows
+from onnxkvrename.rules.checks import check_pairs
 from onnxkvrename.rules.patterns import Pattern
-from onnxkvrename.rules.plan import Pair, Plan, Wish
+from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange, build_minimal_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
-from onnxkvrename.rules.windows import Part, Seen
-from onnxkvrename.verification import dataflow
-from onnxkvrename.verification import onnx_checker as soundness
-from onnxkvrename.verification import retention_loop as retention
-from onnxkvrename.verification import strip_weights as weightless
-from onnxkvrename.verification.dataflow import Flow
-from onnxkvrename.verification.retention_loop import Run, Subject
+from onnxkvrename.rules.windows import (
+    SetCandidate,
+    SetPart,
+    build_part,
+    check_models_together,
+    is_window_path,
+)
+from onnxkvrename.verification.dataflow import BufferFlow, check_buffer_flows, trace_buffer_flows
+from onnxkvrename.verification.onnx_checker import check_onnx_validity
+from onnxkvrename.verification.retention_loop import RetentionRun, RunnableModel, check_retention
+from onnxkvrename.verification.strip_weights import read_model_without_weights
 
 
-class Aim(NamedTuple):
+class VerifyRequest(NamedTuple):
     """What is to be proved beside the pairs themselves.
 
     ``token`` is on every pair and on nothing else; ``select`` fits the names of
@@ -44,29 +45,29 @@ class Aim(NamedTuple):
     """
 
     token: str | None = None
-    select: Pattern | None = None
-    run: bool = False
+    select_pattern: Pattern | None = None
+    run_in_onnxruntime: bool = False
     reference: Path | None = None
     dims: Mapping[str, int] = MappingProxyType({})
     strict: bool = False
-    sets: bool = True
+    group_windows: bool = True
 
 
-class Verified(NamedTuple):
+class VerifiedModel(NamedTuple):
     """What was found; ``flows`` and ``run`` say how, and ``part`` what sets are judged by.
 
     ``reference`` is the model that gave the same results.
     """
 
     report: ModelReport
-    flows: tuple[Flow, ...] = ()
-    run: Run | None = None
+    flows: tuple[BufferFlow, ...] = ()
+    run: RetentionRun | None = None
     reference: Path | None = None
-    outputs: tuple[str, ...] = ()
-    part: Part | None = None
+    output_names: tuple[str, ...] = ()
+    part: SetPart | None = None
 
 
-def verify(path: Path, rules: Rules, aim: Aim) -> Verified:
+def verify_model(path: Path, rules: Rules, aim: VerifyRequest) -> VerifiedModel:
     """Look at one model as it stands. What keeps it from being read is its report's error.
 
     Raises :class:`RulesError` where the rules make names that could not be
@@ -75,89 +76,110 @@ def verify(path: Path, rules: Rules, aim: Aim) -> Verified:
     """
     report = ModelReport(str(path), str(path), "failed")
     try:
-        with onnxfile.opened(path) as model:
-            verified = _verified(model, report, rules, aim)
+        with open_model(path) as model:
+            verified = _verify_open_model(model, report, rules, aim)
     except ModelError as error:
-        return Verified(report._replace(error=error))
-    if not aim.run:
+        return VerifiedModel(report._replace(error=error))
+    if not aim.run_in_onnxruntime:
         return verified
-    run, findings = _run(path, verified.report.pairs, rules, aim)
+    run, findings = _run_retention(path, verified.report.pairs, rules, aim)
     found = (*verified.report.findings, *findings)
     reference = aim.reference if run is not None and not findings else None
     report = verified.report._replace(findings=found)
     return verified._replace(run=run, reference=reference, report=report)
 
 
-def together(verified: Sequence[Verified], rules: Rules, aim: Aim) -> tuple[Verified, ...]:
+def verify_window_sets(
+    verified: Sequence[VerifiedModel], rules: Rules, aim: VerifyRequest
+) -> tuple[VerifiedModel, ...]:
     """The same models, with what they show together; then all is judged."""
     findings: list[list[Finding]] = [[] for _ in verified]
     if all(item.report.error is None for item in verified):
-        seen = [Seen(item.outputs, item.report.pairs, item.part) for item in verified]
-        findings = windows.together(seen, rules, Wish(aim.token), judge=True)
-    return tuple(_judged(item, found, aim) for item, found in zip(verified, findings, strict=True))
+        seen = [SetCandidate(item.output_names, item.report.pairs, item.part) for item in verified]
+        findings = check_models_together(seen, rules, TokenChange(aim.token), judge=True)
+    return tuple(
+        _finish_report(item, found, aim) for item, found in zip(verified, findings, strict=True)
+    )
 
 
-def _judged(item: Verified, further: Iterable[Finding], aim: Aim) -> Verified:
+def _finish_report(
+    item: VerifiedModel, further: Iterable[Finding], aim: VerifyRequest
+) -> VerifiedModel:
     findings = (*item.report.findings, *further)
     if aim.strict:
-        findings = as_errors(findings)
+        findings = promote_to_errors(findings)
     report = item.report._replace(findings=findings)
     report = report._replace(status="failed" if report.failed else "unchanged")
     return item._replace(report=report, part=None)
 
 
-def _verified(model: Model, report: ModelReport, rules: Rules, aim: Aim) -> Verified:
-    plan = planning.as_it_stands(model.signature, rules)
-    survey = places.survey(
-        model.source, {*(end.old for p in plan.pairs for end in p.ends), *plan.names.values()}
+def _verify_open_model(
+    model: OpenModel, report: ModelReport, rules: Rules, aim: VerifyRequest
+) -> VerifiedModel:
+    plan = build_minimal_plan(model.signature, rules)
+    survey = find_occurrences(
+        model.source,
+        {*(end.old_name for p in plan.pairs for end in p.sides), *plan.name_map.values()},
     )
-    outside = externaldata.locate(survey.references, Path(report.path))
-    flows, proofs = prove(model.source, plan.pairs)
+    outside = find_data_files(survey.references, Path(report.path))
+    flows, proofs = prove_retention(model.source, plan.pairs)
     findings = (
-        *checking.check(model.signature, plan, survey.uses(plan.names)),
+        *check_pairs(model.signature, plan, survey.build_name_uses(plan.name_map)),
         *(found for found in outside if isinstance(found, Finding)),
         *proofs,
-        *_tokens(model.signature, plan, aim.token),
-        *(_selected(model.signature, plan, aim.select) if aim.select is not None else ()),
-        *_stamped(model, plan, rules),
+        *_check_token(model.signature, plan, aim.token),
+        *(
+            _check_selection(model.signature, plan, aim.select_pattern)
+            if aim.select_pattern is not None
+            else ()
+        ),
+        *_check_stamp(model, plan, rules),
     )
     report = report._replace(
-        status="unchanged", pairs=plan.pairs, kept=plan.kept, findings=findings
+        status="unchanged",
+        pairs=plan.pairs,
+        unchanged_names=plan.unchanged_names,
+        findings=findings,
     )
     outputs = tuple(value.name for value in model.signature.outputs)
     part = None
-    if aim.sets:
-        name, export = Path(report.path).as_posix(), partial(messages.export, model.source)
-        part = windows.part(name, model.signature, plan.pairs, rules, export)
-    return Verified(report, flows, outputs=outputs, part=part)
+    if aim.group_windows:
+        name, export = (
+            Path(report.path).as_posix(),
+            partial(read_export_info, model.source),
+        )
+        part = build_part(name, model.signature, plan.pairs, rules, export)
+    return VerifiedModel(report, flows, output_names=outputs, part=part)
 
 
-def prove(source: Source, pairs: Sequence[Pair]) -> tuple[tuple[Flow, ...], tuple[Finding, ...]]:
+def prove_retention(
+    source: ByteSource, pairs: Sequence[KvPair]
+) -> tuple[tuple[BufferFlow, ...], tuple[Finding, ...]]:
     """What can be proved of the bytes of a model: KV110, KV113, KV114 and KV115.
 
     Raises :class:`ModelError` where they are no model to protobuf.
     """
-    model = weightless.read(source)
-    flows = dataflow.trace(model, pairs)
-    return flows, (*dataflow.check(flows), *soundness.check(model))
+    model = read_model_without_weights(source)
+    flows = trace_buffer_flows(model, pairs)
+    return flows, (*check_buffer_flows(flows), *check_onnx_validity(model))
 
 
-def _stamped(model: Model, plan: Plan, rules: Rules) -> Iterator[Finding]:
+def _check_stamp(model: OpenModel, plan: RenamePlan, rules: Rules) -> Iterator[Finding]:
     """KV621, but for a window: what its set is stamped with, it does not know alone."""
     path = str(model.file.path)
-    if not windows.is_window(Path(path).as_posix(), rules):
-        source = layouts.Source(path, model.signature, plan)
-        found = layouts.void_stamp(source, stamps.read(model.source))
+    if not is_window_path(Path(path).as_posix(), rules):
+        source = LayoutSource(path, model.signature, plan)
+        found = check_stamp(source, read_stamp(model.source))
         yield from () if found is None else (found,)
 
 
-def _tokens(signature: Signature, plan: Plan, token: str | None) -> Iterator[Finding]:
+def _check_token(signature: Signature, plan: RenamePlan, token: str | None) -> Iterator[Finding]:
     """KV116: consumers take every name that holds the token, and none without it."""
-    carried = {end.old: end.token for pair in plan.pairs for end in pair.ends}
-    wanted = plan.wish.target if token is None else token
+    carried = {end.old_name: end.token for pair in plan.pairs for end in pair.sides}
+    wanted = plan.token_change.final_token if token is None else token
     without = [name for name, found in carried.items() if found != wanted]
     if wanted and without:
-        yield finding(
+        yield build_finding(
             "KV116",
             without[0],
             f"does not carry {wanted}, one of {len(without)} such names of {len(carried)}",
@@ -166,44 +188,46 @@ def _tokens(signature: Signature, plan: Plan, token: str | None) -> Iterator[Fin
     names = {value.name for value in (*signature.inputs, *signature.outputs)}
     others = sorted(name for name in names - carried.keys() if wanted and wanted in name)
     if others:
-        yield finding(
+        yield build_finding(
             "KV116",
             others[0],
-            f"holds {wanted}, but is no KV buffer; a consumer would take {listed(others)}",
+            f"holds {wanted}, but is no KV buffer; a consumer would take {format_list(others)}",
             "choose another token",
         )
 
 
-def _selected(signature: Signature, plan: Plan, select: Pattern) -> Iterator[Finding]:
+def _check_selection(signature: Signature, plan: RenamePlan, select: Pattern) -> Iterator[Finding]:
     """KV117: an expression must take all KV names and no others."""
-    buffers = {end.old for pair in plan.pairs for end in pair.ends}
+    buffers = {end.old_name for pair in plan.pairs for end in pair.sides}
     names = dict.fromkeys(value.name for value in (*signature.inputs, *signature.outputs))
-    taken = {name for name in names if select.fits(name)}
+    taken = {name for name in names if select.matches(name)}
     for wrong, what in (
         ([name for name in names if name in buffers - taken], "is missed by the expression"),
         ([name for name in names if name in taken - buffers], "is taken, but is no KV buffer"),
     ):
         if wrong:
-            yield finding(
+            yield build_finding(
                 "KV117",
                 wrong[0],
-                f"{what}; all such names: {listed(wrong)}",
+                f"{what}; all such names: {format_list(wrong)}",
                 "an expression must match whole names, as in .*vllmKvCache.*",
             )
 
 
-def _run(
-    path: Path, pairs: Sequence[Pair], rules: Rules, aim: Aim
-) -> tuple[Run | None, tuple[Finding, ...]]:
+def _run_retention(
+    path: Path, pairs: Sequence[KvPair], rules: Rules, aim: VerifyRequest
+) -> tuple[RetentionRun | None, tuple[Finding, ...]]:
     """The retention loop; KV119 where it could not be tried."""
     reference = None
     if aim.reference is not None:
-        with onnxfile.opened(aim.reference) as other:
-            reference = Subject(aim.reference, planning.as_it_stands(other.signature, rules).pairs)
+        with open_model(aim.reference) as other:
+            reference = RunnableModel(
+                aim.reference, build_minimal_plan(other.signature, rules).pairs
+            )
     try:
-        return retention.check(Subject(path, pairs), reference, dims=aim.dims)
+        return check_retention(RunnableModel(path, pairs), reference, dims=aim.dims)
     except ModelError as error:
         where = f" ({error.path})" if error.path not in (None, str(path)) else ""
         hint = error.hint or "what can be proved without running is proved above"
         message = f"the retention loop could not be run{where}: {error.message}"
-        return None, (finding("KV119", "", message, hint),)
+        return None, (build_finding("KV119", "", message, hint),)

@@ -9,12 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from onnxkvrename.layout.kinds import Kind
-from onnxkvrename.vllm import packing
-from onnxkvrename.vllm.specs import Condition, Refusal, Refused, Spec
-from onnxkvrename.vllm.uniform_specs import Group, compared, merge, merged, uniform
+from onnxkvrename.layout.kinds import BufferKind
+from onnxkvrename.vllm.packing import build_packed_groups, build_uniform_groups
+from onnxkvrename.vllm.specs import Condition, KvCacheSpec, Refusal, RefusalError
+from onnxkvrename.vllm.uniform_specs import (
+    KvCacheGroup,
+    build_merge_key,
+    build_merged_group,
+    can_merge,
+    is_uniform_type,
+)
 
-Way = Literal[
+GroupingMethod = Literal[
     "none",
     "uniform_spec",
     "uniform_type",
@@ -25,7 +31,7 @@ Way = Literal[
 ]
 """How groups came about, by vLLM's own words."""
 
-_NEVER_PADDED: dict[str, Kind] = {"0.24": "mamba", "0.33": "mla_attention"}
+_UNPADDABLE_KINDS: dict[str, BufferKind] = {"0.24": "mamba", "0.33": "mla_attention"}
 
 
 class Grouping(NamedTuple):
@@ -35,8 +41,8 @@ class Grouping(NamedTuple):
     are missing for all to have as many.
     """
 
-    way: Way
-    groups: tuple[Group, ...]
+    method: GroupingMethod
+    groups: tuple[KvCacheGroup, ...]
     conditions: tuple[Condition, ...] = ()
     refusal: Refusal | None = None
 
@@ -53,11 +59,13 @@ class Grouping(NamedTuple):
     @property
     def uniform_page_size(self) -> int | None:
         """Bytes of a page, ``None`` where layers have pages of several sizes."""
-        pages = {spec.page for group in self.groups for spec in group.specs}
+        pages = {spec.page_size for group in self.groups for spec in group.specs}
         return pages.pop() if len(pages) == 1 else None
 
 
-def group(specs: Sequence[Spec], era: str, *, block_outermost: bool = False) -> Grouping:
+def group_layers(
+    specs: Sequence[KvCacheSpec], era: str, *, block_outermost: bool = False
+) -> Grouping:
     """The groups of a model's layers.
 
     ``block_outermost`` is about 0.33, where layouts of that kind take pages of
@@ -66,71 +74,77 @@ def group(specs: Sequence[Spec], era: str, *, block_outermost: bool = False) -> 
     if not specs:
         return Grouping("none", ())
     try:
-        return _group(specs, era, block_outermost)
-    except Refused as error:
+        return _build_grouping(specs, era, block_outermost)
+    except RefusalError as error:
         return Grouping("none", (), refusal=error.refusal)
 
 
-def _group(specs: Sequence[Spec], era: str, block_outermost: bool) -> Grouping:
-    if merge(specs, era):
-        return Grouping("uniform_spec", (merged(specs),), tuple(_taken(specs)))
-    if uniform(specs, era):
-        return Grouping("uniform_type", (Group(tuple(specs), mixed=True),))
-    _windows(specs)
+def _build_grouping(specs: Sequence[KvCacheSpec], era: str, block_outermost: bool) -> Grouping:
+    if can_merge(specs, era):
+        return Grouping(
+            "uniform_spec", (build_merged_group(specs),), tuple(_list_merge_conditions(specs))
+        )
+    if is_uniform_type(specs, era):
+        return Grouping("uniform_type", (KvCacheGroup(tuple(specs), has_per_layer_specs=True),))
+    _check_windows(specs)
     if era == "0.24" and any(spec.kind == "sliding_window_mla" for spec in specs):
-        return Grouping("uniform_groups", packing.uniform_groups(specs))
-    packed = packing.packed_groups(specs) if era == "0.33" and block_outermost else None
+        return Grouping("uniform_groups", build_uniform_groups(specs))
+    packed = build_packed_groups(specs) if era == "0.33" and block_outermost else None
     if packed is not None:
         return Grouping("packed", packed)
     try:
-        unified, conditions = _unified(specs, era)
-    except Refused:
-        whole = _full_allocation(specs) if era == "0.33" else None
+        unified, conditions = _unify_page_sizes(specs, era)
+    except RefusalError:
+        whole = _build_full_allocation_group(specs) if era == "0.33" else None
         if whole is None:
             raise
         return Grouping("full_allocation", (whole,))
-    return Grouping("uniform_page_size", _divided(unified, era), conditions)
+    return Grouping("uniform_page_size", _split_into_groups(unified, era), conditions)
 
 
-def _taken(specs: Sequence[Spec]) -> list[Condition]:
+def _list_merge_conditions(specs: Sequence[KvCacheSpec]) -> list[Condition]:
     """vLLM merges specs without a look at some sizes, and takes the first one's."""
-    pages = sorted({spec.unpadded for spec in specs})
+    pages = sorted({spec.unpadded_page_size for spec in specs})
     if len(pages) == 1:
         return []
     why = f"vLLM merges pages of {' and '.join(map(str, pages))} bytes: all get the first one's"
     return [Condition("one page", "not met", why)]
 
 
-def _windows(specs: Sequence[Spec]) -> None:
+def _check_windows(specs: Sequence[KvCacheSpec]) -> None:
     """Windows of unknown size may be equal, so that groups depend on them."""
     windows = {spec.window for spec in specs if spec.window is not None}
     unknown = [window for window in windows if isinstance(window, str)]
     if unknown and len(windows) > 1:
-        raise Refused(
+        raise RefusalError(
             [spec.layer for spec in specs if isinstance(spec.window, str)],
             f"groups depend on the size of {min(unknown)}",
             f"--dim {min(unknown)}=SIZE says it",
         )
 
 
-def _unified(specs: Sequence[Spec], era: str) -> tuple[tuple[Spec, ...], tuple[Condition, ...]]:
+def _unify_page_sizes(
+    specs: Sequence[KvCacheSpec], era: str
+) -> tuple[tuple[KvCacheSpec, ...], tuple[Condition, ...]]:
     """The specs with pages of one size, the largest.
 
     A smaller page that divides it gets a larger block; another one is padded,
     in 0.24 if the backend indexes pages by block stride. States have a page of
     their own making: 0.33 pads them, 0.24 does not.
     """
-    largest = max(spec.page for spec in specs)
-    padded = [spec for spec in specs if spec.page < largest and _pads(spec, largest, era)]
-    refused = [spec for spec in padded if spec.kind == _NEVER_PADDED[era]]
+    largest = max(spec.page_size for spec in specs)
+    padded = [
+        spec for spec in specs if spec.page_size < largest and _needs_padding(spec, largest, era)
+    ]
+    refused = [spec for spec in padded if spec.kind == _UNPADDABLE_KINDS[era]]
     if refused:
-        raise _not_unified(refused, largest, era)
+        raise _build_unification_error(refused, largest, era)
     found = tuple(
         spec
-        if spec.page == largest
-        else spec._replace(padded=largest)
-        if _pads(spec, largest, era)
-        else _scaled(spec, largest)
+        if spec.page_size == largest
+        else spec._replace(page_size_padded=largest)
+        if _needs_padding(spec, largest, era)
+        else _scale_block_size(spec, largest)
         for spec in specs
     )
     if era == "0.33" or not padded:
@@ -140,31 +154,31 @@ def _unified(specs: Sequence[Spec], era: str) -> tuple[tuple[Spec, ...], tuple[C
     return found, (Condition("block stride indexing", "requires", why),)
 
 
-def _pads(spec: Spec, largest: int, era: str) -> bool:
-    return spec.kind == "mamba" or largest % spec.page != 0
+def _needs_padding(spec: KvCacheSpec, largest: int, era: str) -> bool:
+    return spec.kind == "mamba" or largest % spec.page_size != 0
 
 
-def _scaled(spec: Spec, largest: int) -> Spec:
+def _scale_block_size(spec: KvCacheSpec, largest: int) -> KvCacheSpec:
     assert spec.block_size is not None
-    return spec._replace(block_size=spec.block_size * (largest // spec.page))
+    return spec._replace(block_size=spec.block_size * (largest // spec.page_size))
 
 
-def _not_unified(specs: Sequence[Spec], largest: int, era: str) -> Refused:
-    pages = " and ".join(str(page) for page in sorted({spec.page for spec in specs}))
+def _build_unification_error(specs: Sequence[KvCacheSpec], largest: int, era: str) -> RefusalError:
+    pages = " and ".join(str(page) for page in sorted({spec.page_size for spec in specs}))
     what = "states cannot be padded" if era == "0.24" else "pages of MLA cannot be padded"
     hint = (
         "vLLM 0.33 pads them"
         if era == "0.24"
         else "choose a block size that makes pages divide, or a block-outermost layout"
     )
-    return Refused(
+    return RefusalError(
         [spec.layer for spec in specs],
         f"pages of {pages} bytes beside {largest}: {what}",
         hint,
     )
 
 
-def _full_allocation(specs: Sequence[Spec]) -> Group | None:
+def _build_full_allocation_group(specs: Sequence[KvCacheSpec]) -> KvCacheGroup | None:
     """Windows beside MLA as full attention, where their pages cannot be made equal."""
     kinds = {spec.kind for spec in specs}
     if not {"mla_attention", "sliding_window"} <= kinds:
@@ -173,34 +187,34 @@ def _full_allocation(specs: Sequence[Spec]) -> Group | None:
         spec._replace(kind="full_attention") if spec.kind == "sliding_window" else spec
         for spec in specs
     )
-    return Group(whole, mixed=True) if uniform(whole, "0.33") else None
+    return KvCacheGroup(whole, has_per_layer_specs=True) if is_uniform_type(whole, "0.33") else None
 
 
-def _divided(specs: Sequence[Spec], era: str) -> tuple[Group, ...]:
+def _split_into_groups(specs: Sequence[KvCacheSpec], era: str) -> tuple[KvCacheGroup, ...]:
     """Layers of each spec in groups of one size, taken in turn.
 
     The size is the fewest layers with one spec, or the most where these are
     less than half as many again.
     """
-    buckets = _buckets(specs, era)
+    buckets = _build_buckets(specs, era)
     fewest, most = min(map(len, buckets)), max(map(len, buckets))
     size = most if most < fewest * 1.5 else fewest
     return tuple(
-        merged(bucket[at::number])
+        build_merged_group(bucket[at::number])
         for bucket in buckets
         for number in [-(-len(bucket) // size)]
         for at in range(number)
     )
 
 
-def _buckets(specs: Sequence[Spec], era: str) -> list[list[Spec]]:
+def _build_buckets(specs: Sequence[KvCacheSpec], era: str) -> list[list[KvCacheSpec]]:
     """Layers with the same spec, in 0.33 with specs that merge."""
-    alike: dict[Spec, list[Spec]] = {}
+    alike: dict[KvCacheSpec, list[KvCacheSpec]] = {}
     for spec in specs:
-        alike.setdefault(spec.alike, []).append(spec)
+        alike.setdefault(spec.without_layer, []).append(spec)
     if era == "0.24":
         return list(alike.values())
-    found: dict[Spec, list[Spec]] = {}
+    found: dict[KvCacheSpec, list[KvCacheSpec]] = {}
     for spec, bucket in alike.items():
-        found.setdefault(compared(spec, era), []).extend(bucket)
+        found.setdefault(build_merge_key(spec, era), []).extend(bucket)
     return list(found.values())

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnxkvrename.vllm.specs import MLA, Asked, Condition, Refused, Spec
+from onnxkvrename.vllm.specs import (
+    MLA_KINDS,
+    Condition,
+    KvCacheSpec,
+    ProjectionRequest,
+    RefusalError,
+)
 
-_MLA_BLOCK = 128
+_MIN_MLA_BLOCK_SIZE = 128
 """In 0.33 blocks of MLA beside states are no smaller than this, in tokens."""
 
 
-def align(specs: Sequence[Spec], asked: Asked) -> tuple[Spec, ...]:
+def align_blocks(specs: Sequence[KvCacheSpec], asked: ProjectionRequest) -> tuple[KvCacheSpec, ...]:
     """The specs of a hybrid as vLLM sizes them; those of other models as they are.
 
     Raises :class:`~onnxkvrename.pages.Refused` where attention layers differ in
@@ -24,20 +30,24 @@ def align(specs: Sequence[Spec], asked: Asked) -> tuple[Spec, ...]:
     attention = [spec for spec in specs if spec.kind != "mamba"]
     if not states or not attention:
         return tuple(specs)
-    token = _token(attention)
-    state = max(spec.unpadded for spec in states)
+    token = _resolve_token_bytes(attention)
+    state = max(spec.unpadded_page_size for spec in states)
     unit = asked.block_size
-    if asked.era == "0.33" and any(spec.kind in MLA for spec in attention):
-        unit = max(unit, _MLA_BLOCK)
+    if asked.vllm_version == "0.33" and any(spec.kind in MLA_KINDS for spec in attention):
+        unit = max(unit, _MIN_MLA_BLOCK_SIZE)
     block = max(asked.block_size, unit * -(-state // (unit * token)))
     padded = None if block * token == state else block * token
     return tuple(
-        spec._replace(padded=padded) if spec.kind == "mamba" else spec._replace(block_size=block)
+        spec._replace(page_size_padded=padded)
+        if spec.kind == "mamba"
+        else spec._replace(block_size=block)
         for spec in specs
     )
 
 
-def conditions(specs: Sequence[Spec], asked: Asked) -> tuple[Condition, ...]:
+def list_alignment_conditions(
+    specs: Sequence[KvCacheSpec], asked: ProjectionRequest
+) -> tuple[Condition, ...]:
     """What the size of a hybrid's blocks depends on, and a graph does not show."""
     kinds = {spec.kind for spec in specs}
     if "mamba" not in kinds or len(kinds) == 1:
@@ -46,16 +56,16 @@ def conditions(specs: Sequence[Spec], asked: Asked) -> tuple[Condition, ...]:
     return (Condition("block alignment", "requires", why),)
 
 
-def _token(attention: Sequence[Spec]) -> int:
+def _resolve_token_bytes(attention: Sequence[KvCacheSpec]) -> int:
     """Bytes of a token in attention; vLLM takes a value's head to be as large as a key's."""
     tokens = {
         spec.token_bytes
-        if spec.kind in MLA
+        if spec.kind in MLA_KINDS
         else spec._replace(head_size_v=spec.head_size).token_bytes
         for spec in attention
     }
     if len(tokens) > 1:
-        raise Refused(
+        raise RefusalError(
             [spec.layer for spec in attention],
             "attention layers of several sizes beside states: vLLM aligns blocks to one of them",
             "not known: the graph does not say which the model's own is",

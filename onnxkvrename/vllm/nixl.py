@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.vllm.specs import MLA, Spec
-from onnxkvrename.vllm.uniform_specs import Group
+from onnxkvrename.vllm.specs import MLA_KINDS, KvCacheSpec
+from onnxkvrename.vllm.uniform_specs import KvCacheGroup
 
-_STATE_STREAMS = 4
+_STATE_DESCRIPTORS = 4
 """In 0.24 three projections of a convolution state, and the recurrent state."""
 
 
-class Transfer(NamedTuple):
+class NixlTransfer(NamedTuple):
     """What a prompt of so many tokens takes; ``None`` is what is not known.
 
     ``blocks`` are those of each group. ``regions`` counts as vLLM does: with
@@ -33,7 +33,7 @@ class Transfer(NamedTuple):
     unknown: str | None = None
 
 
-class Region(NamedTuple):
+class NixlRegion(NamedTuple):
     """A piece of memory with a descriptor for each block: its bytes, and whose blocks it holds.
 
     ``number`` is how many there are of such a piece.
@@ -41,44 +41,44 @@ class Region(NamedTuple):
 
     size: int
     groups: frozenset[int]
-    number: int = 1
+    multiplicity: int = 1
 
 
-def blocks_of(groups: Iterable[Group], tokens: int) -> tuple[int | None, ...]:
+def count_blocks(groups: Iterable[KvCacheGroup], tokens: int) -> tuple[int | None, ...]:
     """The blocks of each group that are moved for a prompt."""
-    return tuple(_blocks(group.first, tokens) for group in groups)
+    return tuple(_count_spec_blocks(group.first_spec, tokens) for group in groups)
 
 
-def moved(
+def transfer_v024(
     tokens: int,
     blocks: tuple[int | None, ...],
-    groups: Sequence[Group],
+    groups: Sequence[KvCacheGroup],
     pages: Sequence[int],
     stride: int | None,
-) -> Transfer:
+) -> NixlTransfer:
     """What 0.24 moves: blocks of ``stride`` bytes, or each group's blocks in all ``pages``."""
     known = [count for count in blocks if count is not None]
-    unknown = untold(groups)
+    unknown = explain_unknown_blocks(groups)
     if unknown is None and stride is not None:
-        return Transfer(tokens, blocks, 1, sum(known), sum(known) * stride)
-    unknown = unknown or _obstacle(groups, pages)
+        return NixlTransfer(tokens, blocks, 1, sum(known), sum(known) * stride)
+    unknown = unknown or _explain_unknown_descriptors(groups, pages)
     if unknown is not None:
-        return Transfer(tokens, blocks, None, None, None, unknown)
-    regions = _streams(groups) * len(pages)
+        return NixlTransfer(tokens, blocks, None, None, None, unknown)
+    regions = _count_descriptors(groups) * len(pages)
     descriptors = size = 0
     for group, count in zip(groups, known, strict=True):
-        state = group.first.kind == "mamba"
-        descriptors += count * (_STATE_STREAMS * len(pages) if state else regions)
-        size += count * (group.first.unpadded * len(pages) if state else sum(pages))
-    return Transfer(tokens, blocks, regions, descriptors, size)
+        state = group.first_spec.kind == "mamba"
+        descriptors += count * (_STATE_DESCRIPTORS * len(pages) if state else regions)
+        size += count * (group.first_spec.unpadded_page_size * len(pages) if state else sum(pages))
+    return NixlTransfer(tokens, blocks, regions, descriptors, size)
 
 
-def through(
+def transfer_v033(
     tokens: int,
     blocks: tuple[int | None, ...],
-    regions: Sequence[Region] | None,
+    regions: Sequence[NixlRegion] | None,
     unknown: str | None = None,
-) -> Transfer:
+) -> NixlTransfer:
     """What 0.33 moves through regions; ``unknown`` is why they or the blocks are not known.
 
     A region of one group takes that group's blocks only, unless all are of
@@ -86,30 +86,32 @@ def through(
     """
     known = [count for count in blocks if count is not None]
     if regions is None:
-        return Transfer(tokens, blocks, None, None, None, unknown)
-    pieces = sum(region.number for region in regions)
+        return NixlTransfer(tokens, blocks, None, None, None, unknown)
+    pieces = sum(region.multiplicity for region in regions)
     if len(known) < len(blocks):
-        return Transfer(tokens, blocks, pieces, None, None, unknown)
+        return NixlTransfer(tokens, blocks, pieces, None, None, unknown)
     descriptors = size = 0
     for region in regions:
         taken = known if len(region.groups) > 1 else [known[at] for at in region.groups]
-        count = sum(taken) * region.number
+        count = sum(taken) * region.multiplicity
         descriptors += count
         size += count * region.size
-    return Transfer(tokens, blocks, pieces, descriptors, size)
+    return NixlTransfer(tokens, blocks, pieces, descriptors, size)
 
 
-def untold(groups: Iterable[Group]) -> str | None:
+def explain_unknown_blocks(groups: Iterable[KvCacheGroup]) -> str | None:
     """Why the blocks of some group are not known; ``None`` where those of all are."""
     for group in groups:
-        if _blocks(group.first, 1) is None:
-            if isinstance(group.first.window, str):
-                return f"the size of {group.first.window} (--dim {group.first.window}=SIZE)"
+        if _count_spec_blocks(group.first_spec, 1) is None:
+            if isinstance(group.first_spec.window, str):
+                return (
+                    f"the size of {group.first_spec.window} (--dim {group.first_spec.window}=SIZE)"
+                )
             return f"how many blocks {group.kind} takes: it does not follow from the prompt alone"
     return None
 
 
-def _blocks(spec: Spec, tokens: int) -> int | None:
+def _count_spec_blocks(spec: KvCacheSpec, tokens: int) -> int | None:
     """Blocks of a prompt; a window may start within a block, and so takes one more."""
     if spec.kind == "mamba":
         return 1
@@ -123,12 +125,14 @@ def _blocks(spec: Spec, tokens: int) -> int | None:
     return min(whole, -(-spec.window // spec.block_size) + 1)
 
 
-def _obstacle(groups: Sequence[Group], pages: Sequence[int]) -> str | None:
+def _explain_unknown_descriptors(
+    groups: Sequence[KvCacheGroup], pages: Sequence[int]
+) -> str | None:
     """Why the descriptors of a block in one tensor are not known; ``None`` where they are."""
     specs = [spec for group in groups for spec in group.specs]
     attention = [spec for spec in specs if spec.kind != "mamba"]
-    states = {spec.unpadded for spec in specs if spec.kind == "mamba"}
-    mla = {spec.kind in MLA for spec in attention}
+    states = {spec.unpadded_page_size for spec in specs if spec.kind == "mamba"}
+    mla = {spec.kind in MLA_KINDS for spec in attention}
     if not attention:
         return "what NIXL moves of states that stand alone"
     if len(mla) > 1:
@@ -142,7 +146,7 @@ def _obstacle(groups: Sequence[Group], pages: Sequence[int]) -> str | None:
     return "NIXL refuses attention in tensors of several sizes" if len(set(pages)) > 1 else None
 
 
-def _streams(groups: Sequence[Group]) -> int:
+def _count_descriptors(groups: Sequence[KvCacheGroup]) -> int:
     """Descriptors of a block in one tensor: key and value apart, MLA's latent as one."""
     kinds = {spec.kind for group in groups for spec in group.specs}
-    return 1 if kinds & MLA else 2
+    return 1 if kinds & MLA_KINDS else 2

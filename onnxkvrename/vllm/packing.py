@@ -10,158 +10,170 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.vllm.specs import Refused, Spec
-from onnxkvrename.vllm.uniform_specs import Group, repeats, uniform
+from onnxkvrename.vllm.specs import KvCacheSpec, RefusalError
+from onnxkvrename.vllm.uniform_specs import KvCacheGroup, count_most_common_page, is_uniform_type
 
 
-def share(counts: Sequence[int], least: int) -> int:
+def choose_group_size(counts: Sequence[int], least: int) -> int:
     """The size of shares, at least ``least``, that pads ``counts`` least; the larger of two."""
     most = max(counts)
     sizes = range(max(1, least), max(most, least, 1) + 1)
     return min(sizes, key=lambda size: (sum(-count % size for count in counts), -size))
 
 
-def uniform_groups(specs: Sequence[Spec]) -> tuple[Group, ...]:
+def build_uniform_groups(specs: Sequence[KvCacheSpec]) -> tuple[KvCacheGroup, ...]:
     """The groups of a model with windowed MLA in 0.24: MLA whole, each window in parts.
 
     Raises :class:`~onnxkvrename.pages.Refused` where an assertion of vLLM fails.
     """
     whole = [spec for spec in specs if spec.kind == "mla_attention"]
-    windows: dict[tuple[object, ...], list[Spec]] = {}
+    windows: dict[tuple[object, ...], list[KvCacheSpec]] = {}
     for spec in specs:
         if spec.kind == "sliding_window_mla":
             windows.setdefault((spec.block_size, spec.window), []).append(spec)
     others = [s.layer for s in specs if s.kind not in ("mla_attention", "sliding_window_mla")]
     if others or not whole:
-        raise Refused(
+        raise RefusalError(
             others or [spec.layer for spec in specs],
             "vLLM 0.24 takes windowed MLA beside whole MLA, and beside nothing else",
             "a block-outermost layout of vLLM 0.33 may take it",
         )
-    counts = [repeats(group) for group in (whole, *windows.values())]
-    size = share(counts, counts[0])
-    groups = [Group(tuple(whole), mixed=True)]
+    counts = [count_most_common_page(group) for group in (whole, *windows.values())]
+    size = choose_group_size(counts, counts[0])
+    groups = [KvCacheGroup(tuple(whole), has_per_layer_specs=True)]
     for found in windows.values():
-        groups += _parts(_widened(found, {spec.page for spec in whole}), size)
+        groups += _split_windowed_specs(
+            _pad_windowed_specs(found, {spec.page_size for spec in whole}), size
+        )
     return tuple(groups)
 
 
-def packed_groups(specs: Sequence[Spec]) -> tuple[Group, ...] | None:
+def build_packed_groups(specs: Sequence[KvCacheSpec]) -> tuple[KvCacheGroup, ...] | None:
     """The groups of a block-outermost layout in 0.33; ``None`` where all pages are of one size."""
-    if len({spec.page for spec in specs}) <= 1:
+    if len({spec.page_size for spec in specs}) <= 1:
         return None
-    buckets = _buckets(specs)
+    buckets = _build_buckets(specs)
     least = max(
-        (repeats(bucket.specs) for bucket in buckets if bucket.balanced and len(bucket.pages) > 1),
+        (
+            count_most_common_page(bucket.specs)
+            for bucket in buckets
+            if bucket.is_balanced and len(bucket.page_size_counts) > 1
+        ),
         default=0,
     )
-    counts = [repeats(bucket.specs) for bucket in buckets if bucket.balanced]
-    size = share(counts, least) if least else None
-    anchor = max(_widest(bucket, size) for bucket in buckets)
-    groups = list[Group]()
+    counts = [count_most_common_page(bucket.specs) for bucket in buckets if bucket.is_balanced]
+    size = choose_group_size(counts, least) if least else None
+    anchor = max(_compute_group_bytes(bucket, size) for bucket in buckets)
+    groups = list[KvCacheGroup]()
     for bucket in buckets:
-        number = _number(bucket, size)
-        if _is_state(bucket, size):
-            room = anchor // bucket.specs[0].page
+        number = _count_groups(bucket, size)
+        if _can_split_to_single_layers(bucket, size):
+            room = anchor // bucket.specs[0].page_size
             number = max(number, -(-len(bucket.specs) // room))
-        groups += _split(bucket.specs, number)
+        groups += _split_by_pattern(bucket.specs, number)
     return tuple(groups)
 
 
 class _Bucket(NamedTuple):
     """Layers of one type; ``pages`` counts the layers of each size."""
 
-    specs: tuple[Spec, ...]
-    pages: dict[int, int]
+    specs: tuple[KvCacheSpec, ...]
+    page_size_counts: dict[int, int]
 
     @property
-    def balanced(self) -> bool:
+    def is_balanced(self) -> bool:
         """Whether there are as many layers of each size."""
-        return len(set(self.pages.values())) == 1
+        return len(set(self.page_size_counts.values())) == 1
 
 
-def _buckets(specs: Iterable[Spec]) -> list[_Bucket]:
+def _build_buckets(specs: Iterable[KvCacheSpec]) -> list[_Bucket]:
     """Each layer in the first bucket that it is of one type with; its first layer says which."""
-    found: list[list[Spec]] = []
+    found: list[list[KvCacheSpec]] = []
     for spec in specs:
         for bucket in found:
-            if uniform([bucket[0], spec], "0.33"):
+            if is_uniform_type([bucket[0], spec], "0.33"):
                 bucket.append(spec)
                 break
         else:
             found.append([spec])
-    return [_Bucket(tuple(bucket), _counted(bucket)) for bucket in found]
+    return [_Bucket(tuple(bucket), _count_page_sizes(bucket)) for bucket in found]
 
 
-def _counted(specs: Iterable[Spec]) -> dict[int, int]:
-    return {page: len(found) for page, found in _by_page(specs).items()}
+def _count_page_sizes(specs: Iterable[KvCacheSpec]) -> dict[int, int]:
+    return {page: len(found) for page, found in _group_by_page_size(specs).items()}
 
 
-def _by_page(specs: Iterable[Spec]) -> dict[int, list[Spec]]:
-    found: dict[int, list[Spec]] = {}
+def _group_by_page_size(specs: Iterable[KvCacheSpec]) -> dict[int, list[KvCacheSpec]]:
+    found: dict[int, list[KvCacheSpec]] = {}
     for spec in specs:
-        found.setdefault(spec.page, []).append(spec)
+        found.setdefault(spec.page_size, []).append(spec)
     return found
 
 
-def _number(bucket: _Bucket, size: int | None) -> int:
+def _count_groups(bucket: _Bucket, size: int | None) -> int:
     """How many groups a bucket makes by the pattern of its pages."""
-    if size is None or not bucket.balanced:
+    if size is None or not bucket.is_balanced:
         return 1
-    return -(-repeats(bucket.specs) // size)
+    return -(-count_most_common_page(bucket.specs) // size)
 
 
-def _is_state(bucket: _Bucket, size: int | None) -> bool:
+def _can_split_to_single_layers(bucket: _Bucket, size: int | None) -> bool:
     """Whether a bucket may go down to one layer for a group: states, and unsplit windows."""
     kind = bucket.specs[0].kind
     windowed = kind in ("sliding_window", "sliding_window_mla")
     return kind == "mamba" or (size is None and windowed)
 
 
-def _widest(bucket: _Bucket, size: int | None) -> int:
+def _compute_group_bytes(bucket: _Bucket, size: int | None) -> int:
     """Bytes of the widest group that a bucket cannot do without: of states, one layer's."""
-    number = len(bucket.specs) if _is_state(bucket, size) else _number(bucket, size)
-    return sum(-(-count // number) * page for page, count in bucket.pages.items())
+    number = (
+        len(bucket.specs)
+        if _can_split_to_single_layers(bucket, size)
+        else _count_groups(bucket, size)
+    )
+    return sum(-(-count // number) * page for page, count in bucket.page_size_counts.items())
 
 
-def _split(specs: Sequence[Spec], number: int) -> list[Group]:
+def _split_by_pattern(specs: Sequence[KvCacheSpec], number: int) -> list[KvCacheGroup]:
     """``number`` groups with as many repeats of the pattern of pages, taken in turn."""
     if number == 1:
-        return [Group(tuple(specs), mixed=True)]
+        return [KvCacheGroup(tuple(specs), has_per_layer_specs=True)]
     # Of an unbalanced bucket vLLM lets go what has no partner, and then refuses.
-    patterns = list(zip(*_by_page(specs).values(), strict=False))
+    patterns = list(zip(*_group_by_page_size(specs).values(), strict=False))
     if sum(map(len, patterns)) != len(specs):
-        raise Refused(
+        raise RefusalError(
             [spec.layer for spec in specs],
             "vLLM splits layers that have pages of several sizes, unevenly many of each",
             "choose a layout that is not block-outermost",
         )
     parts = (patterns[at::number] for at in range(number))
-    return [Group(tuple(spec for pattern in part for spec in pattern), True) for part in parts]
+    return [
+        KvCacheGroup(tuple(spec for pattern in part for spec in pattern), True) for part in parts
+    ]
 
 
-def _widened(specs: Sequence[Spec], pages: set[int]) -> list[Spec]:
+def _pad_windowed_specs(specs: Sequence[KvCacheSpec], pages: set[int]) -> list[KvCacheSpec]:
     """Windowed layers padded to the next larger page of whole MLA."""
-    if max(spec.page for spec in specs) > max(pages):
-        raise Refused(
+    if max(spec.page_size for spec in specs) > max(pages):
+        raise RefusalError(
             [spec.layer for spec in specs],
             "a page of windowed MLA is larger than any of whole MLA",
             "vLLM 0.24 pads windowed pages to whole ones only",
         )
-    wider = [min(page for page in pages if page >= spec.page) for spec in specs]
+    wider = [min(page for page in pages if page >= spec.page_size) for spec in specs]
     return [
-        spec._replace(padded=page) if page > spec.page else spec
+        spec._replace(page_size_padded=page) if page > spec.page_size else spec
         for spec, page in zip(specs, wider, strict=True)
     ]
 
 
-def _parts(specs: Sequence[Spec], size: int) -> list[Group]:
-    by_page = _by_page(specs)
+def _split_windowed_specs(specs: Sequence[KvCacheSpec], size: int) -> list[KvCacheGroup]:
+    by_page = _group_by_page_size(specs)
     counts = {len(found) for found in by_page.values()}
     if len(counts) > 1:
-        raise Refused(
+        raise RefusalError(
             [spec.layer for spec in specs],
             "windowed MLA has pages of several sizes, unevenly many of each",
             "vLLM 0.24 wants as many layers of each size",
         )
-    return _split(specs, -(-counts.pop() // size))
+    return _split_by_pattern(specs, -(-counts.pop() // size))

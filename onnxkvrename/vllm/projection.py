@@ -8,16 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from onnxkvrename.findings import Finding, finding
+from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.layout.layout import Layout
-from onnxkvrename.rules.window_diff import layers_text
-from onnxkvrename.vllm import hybrid_blocks as aligning
-from onnxkvrename.vllm import v024 as allocation
-from onnxkvrename.vllm import v033 as strides
-from onnxkvrename.vllm.groups import Grouping, group
-from onnxkvrename.vllm.specs import Asked, Condition, Refusal, Refused, Spec, check, specs
-from onnxkvrename.vllm.uniform_specs import Group
-from onnxkvrename.vllm.v024 import Arrangement
+from onnxkvrename.rules.window_diff import format_layers
+from onnxkvrename.vllm.groups import Grouping, group_layers
+from onnxkvrename.vllm.hybrid_blocks import align_blocks, list_alignment_conditions
+from onnxkvrename.vllm.specs import (
+    Condition,
+    KvCacheSpec,
+    ProjectionRequest,
+    Refusal,
+    RefusalError,
+    build_specs,
+    check_request,
+)
+from onnxkvrename.vllm.uniform_specs import KvCacheGroup
+from onnxkvrename.vllm.v024 import Allocation, build_allocations_v024
+from onnxkvrename.vllm.v033 import build_allocations_v033
 
 
 class Projection(NamedTuple):
@@ -28,40 +35,40 @@ class Projection(NamedTuple):
     0.33 a second one for block-outermost layouts.
     """
 
-    asked: Asked
-    specs: tuple[Spec, ...]
+    request: ProjectionRequest
+    specs: tuple[KvCacheSpec, ...]
     conditions: tuple[Condition, ...]
     refusals: tuple[Refusal, ...]
     groupings: tuple[Grouping, ...]
-    arrangements: tuple[Arrangement, ...]
+    allocations: tuple[Allocation, ...]
 
 
-def project(layout: Layout, asked: Asked) -> Projection:
+def project_layout(layout: Layout, asked: ProjectionRequest) -> Projection:
     """The projection of a layout.
 
     Layers that vLLM cannot have are told as refusals, never raised. Raises
     :class:`~onnxkvrename.errors.KvRenameError` for an era that is not known and
     for sizes below 1, or of 2^31 and more.
     """
-    check(asked)
-    found = specs(layout, asked)
+    check_request(asked)
+    found = build_specs(layout, asked)
     if found.refusals or not found.specs:
         return Projection(asked, found.specs, found.conditions, found.refusals, (), ())
     try:
-        aligned = aligning.align(found.specs, asked)
-    except Refused as error:
+        aligned = align_blocks(found.specs, asked)
+    except RefusalError as error:
         return Projection(asked, found.specs, found.conditions, (error.refusal,), (), ())
-    conditions = (*found.conditions, *aligning.conditions(aligned, asked))
-    whole = group(aligned, asked.era)
-    if asked.era == "0.24":
-        arranged = allocation.arrangements(whole, asked.tokens)
+    conditions = (*found.conditions, *list_alignment_conditions(aligned, asked))
+    whole = group_layers(aligned, asked.vllm_version)
+    if asked.vllm_version == "0.24":
+        arranged = build_allocations_v024(whole, asked.prompt_lengths)
         return Projection(asked, aligned, conditions, (), (whole,), arranged)
-    packed = group(aligned, asked.era, block_outermost=True)
-    arranged = strides.arrangements(aligned, whole, packed, asked.tokens)
+    packed = group_layers(aligned, asked.vllm_version, block_outermost=True)
+    arranged = build_allocations_v033(aligned, whole, packed, asked.prompt_lengths)
     return Projection(asked, aligned, conditions, (), (whole, packed), arranged)
 
 
-def findings(projection: Projection) -> Iterator[Finding]:
+def check_projection(projection: Projection) -> Iterator[Finding]:
     """KV619 for layers that do not divide by tensor parallelism, KV622 for all others refused.
 
     Groups that only some layouts of memory refuse are none: another one takes them.
@@ -70,69 +77,69 @@ def findings(projection: Projection) -> Iterator[Finding]:
     refused = [way.refusal for way in ways if way.refusal is not None]
     whole = dict.fromkeys(refused) if len(refused) == len(ways) else {}
     for refusal in (*projection.refusals, *whole):
-        said = f"{layers_text(refusal.layers)}: {refusal.reason}"
-        yield finding(refusal.code, "", said, refusal.hint)
+        said = f"{format_layers(refusal.layers)}: {refusal.reason}"
+        yield build_finding(refusal.code, "", said, refusal.hint)
 
 
-def as_dict(projection: Projection) -> dict[str, Any]:
+def projection_to_json(projection: Projection) -> dict[str, Any]:
     """Plain data for JSON, every key always there; see ``schemas/projection-1.json``."""
-    asked = projection.asked
+    asked = projection.request
     return {
-        "vllm": asked.era,
+        "vllm": asked.vllm_version,
         "block_size": asked.block_size,
-        "tp": asked.tp,
-        "layers": [_spec(spec) for spec in projection.specs],
-        "conditions": _plain(projection.conditions),
-        "refusals": _plain(projection.refusals),
-        "groupings": [_grouping(found) for found in projection.groupings],
-        "arrangements": _plain(projection.arrangements),
+        "tp": asked.tensor_parallel_size,
+        "layers": [_spec_to_json(spec) for spec in projection.specs],
+        "conditions": _value_to_json(projection.conditions),
+        "refusals": _value_to_json(projection.refusals),
+        "groupings": [_grouping_to_json(found) for found in projection.groupings],
+        "arrangements": _value_to_json(projection.allocations),
     }
 
 
-def _spec(spec: Spec) -> dict[str, Any]:
+def _spec_to_json(spec: KvCacheSpec) -> dict[str, Any]:
     sizes = None if spec.kind == "mamba" else spec
     return {
         "layer": spec.layer,
         "kind": spec.kind,
         "block_size": spec.block_size,
-        "kv_heads": None if sizes is None else sizes.heads,
+        "kv_heads": None if sizes is None else sizes.kv_heads,
         "head_size": None if sizes is None else sizes.head_size,
         "head_size_v": None if sizes is None else sizes.head_size_v,
         "window": spec.window,
-        "states": _plain(spec.states),
+        "states": _value_to_json(spec.state_shapes),
         "dtypes": list(spec.dtypes),
-        "page_size": spec.page,
-        "unpadded_page_size": spec.unpadded,
+        "page_size": spec.page_size,
+        "unpadded_page_size": spec.unpadded_page_size,
     }
 
 
-def _grouping(found: Grouping) -> dict[str, Any]:
+def _grouping_to_json(found: Grouping) -> dict[str, Any]:
     return {
-        "way": found.way,
+        "way": found.method,
         "group_size": found.group_size,
         "padding_layers": found.padding_layers,
         "uniform_page_size": found.uniform_page_size,
-        "groups": [_group(one) for one in found.groups],
-        "conditions": _plain(found.conditions),
-        "refusal": _plain(found.refusal),
+        "groups": [_group_to_json(one) for one in found.groups],
+        "conditions": _value_to_json(found.conditions),
+        "refusal": _value_to_json(found.refusal),
     }
 
 
-def _group(one: Group) -> dict[str, Any]:
-    pages = [spec.page for spec in one.specs]
+def _group_to_json(one: KvCacheGroup) -> dict[str, Any]:
+    pages = [spec.page_size for spec in one.specs]
     windows = {spec.window for spec in one.specs}
     return {
         "kind": one.kind,
-        "block_size": one.first.block_size,
-        "window": one.first.window if len(windows) == 1 else None,
+        "block_size": one.first_spec.block_size,
+        "window": one.first_spec.window if len(windows) == 1 else None,
         "layers": list(one.layers),
         "page_sizes": pages,
-        "unpadded_page_sizes": [spec.unpadded for spec in one.specs],
+        "unpadded_page_sizes": [spec.unpadded_page_size for spec in one.specs],
     }
 
 
-def _plain(value: Any) -> Any:
+def _value_to_json(value: Any) -> Any:
     """Named tuples as objects, tuples as lists."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: _plain(item) for name, item in value._asdict().items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+        return {name: _value_to_json(item) for name, item in value._asdict().items()}
+    return [_value_to_json(item) for item in value] if isinstance(value, tuple) else value

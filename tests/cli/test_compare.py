@@ -129,10 +129,10 @@ def test_a_plain_model_is_told_and_compared_all_the_same(run, named) -> None:
 
 
 def test_windows_and_a_manifest_stand_for_a_model(run, tmp_path: Path) -> None:
-    from onnxkvrename import Wish, find, load_rules, rename_set
+    from onnxkvrename import TokenChange, find_jobs, load_rules, rename_batch
 
-    jobs = find([FIXTURES / "plain" / "windows"], directory=tmp_path / "windows")
-    rename_set(jobs, Wish(TOKEN), load_rules())
+    jobs = find_jobs([FIXTURES / "plain" / "windows"], directory=tmp_path / "windows")
+    rename_batch(jobs, TokenChange(TOKEN), load_rules())
     windows = tmp_path / "windows"
     written = tmp_path / "side.json"
     assert run("manifest", windows, "--dim", "ctx_len=16", "-o", written).code == 0
@@ -330,7 +330,7 @@ def test_github_shows_it_beside_the_decode_model(run, named) -> None:
 
 def test_a_terminal_gets_a_table_in_colour(run, named, monkeypatch) -> None:
     full, window = named("serving/window_whole.onnx"), named("serving/window.onnx")
-    monkeypatch.setattr("onnxkvrename.cli.output.terminal", lambda stream: True)
+    monkeypatch.setattr("onnxkvrename.cli.compare.is_terminal", lambda stream: True)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)

@@ -195,7 +195,7 @@ def test_json_of_a_bug_or_an_interrupt_is_a_document_too(
     def fail(*args: object) -> None:
         raise error
 
-    monkeypatch.setattr(anatomy, "inspect", fail)
+    monkeypatch.setattr("onnxkvrename.cli.inspect.inspect_model", fail)
     outcome = run("inspect", MODEL, "--format", "json")
     document = json.loads(outcome.out)
     jsonschema.validate(document, SCHEMA)
@@ -244,10 +244,11 @@ def test_pictures_are_written_beside_the_answer(here: Path, run) -> None:
     assert outcome.code == 1
     assert outcome.out.startswith("decoder.onnx  2.3 kB")
     found = tuple(
-        anatomy.inspect(Path(name), onnxkvrename.load_rules()) for name in (MODEL, "broken.onnx")
+        anatomy.inspect_model(Path(name), onnxkvrename.load_rules())
+        for name in (MODEL, "broken.onnx")
     )
-    assert (here / "x.svg").read_text("utf-8") == pictures.svg(found)
-    assert (here / "x.html").read_text("utf-8") == pictures.html(found)
+    assert (here / "x.svg").read_text("utf-8") == pictures.render_svg(found)
+    assert (here / "x.html").read_text("utf-8") == pictures.render_html(found)
     assert [name for name in os.listdir(here) if name.startswith(".")] == []
 
 
@@ -374,7 +375,7 @@ def test_a_picture_replaces_an_earlier_one_and_nothing_else(
 
 def stamped(path: Path, digest: str) -> None:
     model = onnx.load(path)
-    onnx.helper.set_model_props(model, {stamps.KEY: digest})
+    onnx.helper.set_model_props(model, {stamps.STAMP_KEY: digest})
     path.write_bytes(model.SerializeToString())
 
 

@@ -14,7 +14,6 @@ from schemas import load_schema
 
 import onnxkvrename
 from onnxkvrename.cli import main as cli
-from onnxkvrename.renaming import run as running
 
 SCHEMA = load_schema("report-1.json")
 LOSSY = rb"""
@@ -386,7 +385,7 @@ def test_json_of_a_bug_is_a_document_too(here: Path, run, monkeypatch: pytest.Mo
     def fail(*args: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr(running, "rename_set", fail)
+    monkeypatch.setattr("onnxkvrename.cli.rename.rename_batch", fail)
     outcome = run(MODEL, *V, "--format", "json")
     assert outcome.code == 2
     document = json.loads(outcome.out)
@@ -428,7 +427,7 @@ def test_an_interrupted_run_says_so(here: Path, run, monkeypatch: pytest.MonkeyP
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(running, "rename_set", interrupt)
+    monkeypatch.setattr("onnxkvrename.cli.rename.rename_batch", interrupt)
     outcome = run(MODEL, *V, "--format", "json")
     assert outcome.code == json.loads(outcome.out)["exit_code"] == 130
     assert outcome.err.strip() == "error: interrupted: no file was left half written"

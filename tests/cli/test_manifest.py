@@ -152,7 +152,7 @@ def test_a_mistake_is_said_in_one_line(
 
 
 def test_on_a_terminal_it_is_a_table(here: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxkvrename.cli.output.terminal", lambda stream: True)
+    monkeypatch.setattr("onnxkvrename.cli.manifest.is_terminal", lambda stream: True)
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("NO_COLOR", "1")
     outcome = run("manifest", FIXTURES / "VLLM" / "hybrid.onnx", "--format", "text")
@@ -183,8 +183,11 @@ def test_it_is_written_whole_and_stands_for_the_model(here: Path, run) -> None:
     assert (outcome.code, outcome.out) == (0, "")
     assert outcome.err == "kv.json: 4 buffers, layers 0-1\n"
     assert (here / "kv.json").read_text() == run("manifest", MODEL, "--dim", "ctx_len=8").out
-    side = gathering.side(Path("kv.json"), load_rules()).layout
-    assert layouts.digest(side) == document((here / "kv.json").read_text())["kv_layout_sha256"]
+    side = gathering.load_model_or_manifest(Path("kv.json"), load_rules()).layout
+    assert (
+        layouts.compute_layout_digest(side)
+        == document((here / "kv.json").read_text())["kv_layout_sha256"]
+    )
 
 
 def test_a_faulty_model_has_its_manifest_written_too(here: Path, run) -> None:
@@ -263,7 +266,7 @@ def test_without_a_place_for_the_manifest_no_model_is_stamped(
 
 def test_a_stamp_of_another_form_is_told_as_it_stands(here: Path, run) -> None:
     model = models.decoder()
-    onnx.helper.set_model_props(model, {stamps.KEY: "\x1b[2J"})
+    onnx.helper.set_model_props(model, {stamps.STAMP_KEY: "\x1b[2J"})
     saved(model, here / "odd.onnx")
     outcome = run("manifest", "odd.onnx", "--format", "json")
     assert document(outcome.out)["stamp"] == "\x1b[2J"
@@ -334,7 +337,7 @@ def test_a_precision_that_vllm_has_no_cache_for_is_a_finding(here: Path, run) ->
 def test_a_manifest_with_a_projection_stands_for_its_model(here: Path, run) -> None:
     run("manifest", MODEL, "--block-size", "16", "-o", "kv.json")
     text = (here / "kv.json").read_text()
-    assert manifest.read(text, "kv.json").layout.models == (MODEL,)
+    assert manifest.parse_manifest(text, "kv.json").layout.models == (MODEL,)
 
 
 # Stamped.
@@ -371,10 +374,10 @@ def test_a_model_that_something_else_is_wrong_with_gets_no_stamp(decoder: Path, 
 
 def test_a_wrong_stamp_gives_way_to_a_new_one(decoder: Path, run) -> None:
     model = onnx.load(decoder)
-    onnx.helper.set_model_props(model, {stamps.KEY: "0" * 64})
+    onnx.helper.set_model_props(model, {stamps.STAMP_KEY: "0" * 64})
     decoder.write_bytes(model.SerializeToString())
     assert run("manifest", decoder, "--stamp").code == 0
-    assert [entry.key for entry in onnx.load(decoder).metadata_props] == [stamps.KEY]
+    assert [entry.key for entry in onnx.load(decoder).metadata_props] == [stamps.STAMP_KEY]
     assert run("manifest", decoder).code == 0
 
 
@@ -410,11 +413,11 @@ def test_a_model_that_is_read_only_needs_force_for_its_stamp(decoder: Path, run)
 def test_no_stamp_is_told_to_go_elsewhere(
     code: int, decoder: Path, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: drafts.Draft) -> None:
-        with drafts.writing(decoder):
+    def full(self: drafts.TempFile) -> None:
+        with drafts.translate_write_errors(decoder):
             raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(drafts.Draft, "__enter__", full)
+    monkeypatch.setattr(drafts.TempFile, "__enter__", full)
     found = run("manifest", decoder, "--stamp")
     assert (found.code, os.strerror(code) in found.err) == (2, True)
     assert " -o" not in found.err

@@ -32,8 +32,8 @@ class Stream(io.StringIO):
 
 
 def test_lines_go_to_stdout_or_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    console.say(["a", "\x1b[31mb\x1b[0m"])
-    console.say(["c"], err=True)
+    console.print_lines(["a", "\x1b[31mb\x1b[0m"])
+    console.print_lines(["c"], err=True)
     assert capsys.readouterr() == ("a\n\x1b[31mb\x1b[0m\n", "c\n")
 
 
@@ -46,7 +46,7 @@ def test_what_an_encoding_does_not_have_is_escaped(
 ) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding, newline="\n"))
-    console.say(["é 漢", "more"])
+    console.print_lines(["é 漢", "more"])
     sys.stdout.flush()
     assert written.getvalue().decode(encoding) == f"{said}\nmore\n"
 
@@ -80,13 +80,13 @@ def test_colour_is_for_terminals_unless_the_environment_says_otherwise(
     monkeypatch.setenv("TERM", "xterm")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert console.color(Stream(watched)) is painted
+    assert console.is_color_enabled(Stream(watched)) is painted
 
 
 def test_nobody_looks_at_a_stream_that_was_closed_by_who_started_us() -> None:
-    assert not console.terminal(None)
-    assert not console.terminal(Stream(watched=False))
-    assert console.terminal(Stream(watched=True))
+    assert not console.is_terminal(None)
+    assert not console.is_terminal(Stream(watched=False))
+    assert console.is_terminal(Stream(watched=True))
 
 
 @pytest.mark.parametrize("command", ["verify", "inspect"])
@@ -125,10 +125,10 @@ def test_an_answer_that_cannot_be_written_is_an_error(
     monkeypatch.setattr(console, "drop_stdout", lambda: dropped.append(True))
     with (
         pytest.raises(KvRenameError, match="the work is done, but the answer could not be given"),
-        console.answering(),
+        console.stdout_guard(),
     ):
         raise OSError(number, "reason")
-    with console.answering():
+    with console.stdout_guard():
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
     assert dropped == [True, True]
 

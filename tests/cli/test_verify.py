@@ -16,7 +16,6 @@ from schemas import load_schema
 
 from onnxkvrename.cli import main as cli
 from onnxkvrename.findings import CODES
-from onnxkvrename.verification import verify as verifying
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
@@ -253,7 +252,7 @@ def test_json_of_a_bug_or_an_interrupt_is_a_document_too(
     def fail(*args: object, **how: object) -> None:
         raise error
 
-    monkeypatch.setattr(verifying, "verify", fail)
+    monkeypatch.setattr("onnxkvrename.cli.verify.verify_model", fail)
     outcome = run("verify", MODEL, "--format", "json")
     document = json.loads(outcome.out)
     jsonschema.validate(document, SCHEMA)

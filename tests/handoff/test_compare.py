@@ -6,9 +6,9 @@ import pytest
 from sideways import QEFF, TARGET, attention, codes, handed, side_of, told
 
 from onnxkvrename.handoff import consumer_checks as consuming
-from onnxkvrename.handoff.compare import HandOff
+from onnxkvrename.handoff.compare import Handoff
 from onnxkvrename.layout import layout as layouts
-from onnxkvrename.layout.layout import Layout, Source, with_sizes
+from onnxkvrename.layout.layout import Layout, LayoutSource, apply_sizes
 from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.report import compare_text as outlook
 from onnxkvrename.rules import plan as planning
@@ -19,11 +19,11 @@ SIZES = {"ctx_len": 32, "sliding_window": 8}
 
 def laid_out(inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Layout:
     signature = Signature(inputs, outputs)
-    plan = planning.as_it_stands(signature, QEFF)
-    return layouts.layout([Source("model.onnx", signature, plan)])
+    plan = planning.build_minimal_plan(signature, QEFF)
+    return layouts.build_layout([LayoutSource("model.onnx", signature, plan)])
 
 
-def message(found: HandOff, code: str) -> str:
+def message(found: Handoff, code: str) -> str:
     return next(f"{one.name} {one.message}" for one in found.findings if one.code == code)
 
 
@@ -31,7 +31,7 @@ def test_two_sides_alike_work() -> None:
     side = side_of(*attention(0, 1), ctx_len=32)
     found = told(side, side)
     assert (codes(found), found.verdict.outcome) == ([], "works")
-    assert outlook.sentence(found) == (
+    assert outlook.format_handoff_verdict(found) == (
         "hand-off works: 4 buffers of layers 0-1, prompts of up to 32 tokens"
     )
 
@@ -40,11 +40,11 @@ def test_sizes_that_are_missing_do_not_matter_between_sides_that_are_alike() -> 
     side = side_of(*attention(0), *attention(1, shape=WINDOW))
     found = told(side, side)
     assert codes(found) == []
-    assert outlook.sentence(found) == (
+    assert outlook.format_handoff_verdict(found) == (
         "hand-off works: 4 buffers of layers 0-1, whatever ctx_len may be, as long as both have "
         "the same sliding_window"
     )
-    assert outlook.sentence(told(side, side, whole=True)).endswith(
+    assert outlook.format_handoff_verdict(told(side, side, whole=True)).endswith(
         "of layers 0-1, as long as both have the same ctx_len, sliding_window"
     )
 
@@ -52,34 +52,34 @@ def test_sizes_that_are_missing_do_not_matter_between_sides_that_are_alike() -> 
 def test_a_known_context_does_not_hide_that_windows_must_agree() -> None:
     side = side_of(*attention(0), *attention(1, shape=WINDOW), ctx_len=32)
     found = told(side, side, tokens=(9,))
-    assert outlook.sentence(found).endswith(
+    assert outlook.format_handoff_verdict(found).endswith(
         "prompts of up to 32 tokens, as long as both have the same sliding_window"
     )
-    assert list(outlook.prompts(found)) == [
+    assert list(outlook.render_prompt_lines(found)) == [
         "a prompt of 9 tokens: ok, as long as both have the same sliding_window"
     ]
 
 
 def test_states_must_agree_and_all_that_is_moved_in_full() -> None:
     state = side_of("recurrent_state.0:2,width,4", *attention(1))
-    assert told(state, state, whole=True).agreeing == ("ctx_len", "width")
-    assert told(state, state).agreeing == ("width",)
+    assert told(state, state, whole=True).shared_symbols == ("ctx_len", "width")
+    assert told(state, state).shared_symbols == ("width",)
     full = side_of(*attention(0))
-    assert told(full, full).agreeing == ()
+    assert told(full, full).shared_symbols == ()
 
 
 def test_a_longer_context_on_one_side_is_fine_up_to_the_shorter() -> None:
     side = side_of(*attention(0))
-    found = told(with_sizes(side, {"ctx_len": 32}), with_sizes(side, {"ctx_len": 64}))
-    assert (codes(found), found.verdict.longest) == ([], 32)
+    found = told(apply_sizes(side, {"ctx_len": 32}), apply_sizes(side, {"ctx_len": 64}))
+    assert (codes(found), found.verdict.longest_prompt) == ([], 32)
 
 
 def test_but_not_where_all_of_each_buffer_is_moved() -> None:
     side = side_of(*attention(0))
-    sides = with_sizes(side, {"ctx_len": 64}), with_sizes(side, {"ctx_len": 32})
+    sides = apply_sizes(side, {"ctx_len": 64}), apply_sizes(side, {"ctx_len": 32})
     found = told(*sides, whole=True)
-    assert (codes(found), found.verdict.corrupt) == (["KV618"], ((1, 32),))
-    assert told(*sides[::-1], whole=True).verdict.refused == ((1, 32),)
+    assert (codes(found), found.verdict.corrupt_ranges) == (["KV618"], ((1, 32),))
+    assert told(*sides[::-1], whole=True).verdict.refused_ranges == ((1, 32),)
 
 
 def test_the_batch_does_not_matter() -> None:
@@ -104,13 +104,13 @@ def test_69_of_93_layers_are_not_taken_for_all() -> None:
         found, "KV611"
     )
     assert "past_key.4" in message(found, "KV618")
-    assert found.verdict.corrupt == ((1, 32),)
+    assert found.verdict.corrupt_ranges == ((1, 32),)
 
 
 def test_a_layer_that_only_decode_has_makes_decode_refuse() -> None:
     found = told(side_of(*attention(0, 2)), side_of(*attention(0, 1, 2)))
     assert codes(found) == ["KV611", "KV618"]
-    assert (found.verdict.outcome, found.verdict.corrupt) == ("fails", ())
+    assert (found.verdict.outcome, found.verdict.corrupt_ranges) == ("fails", ())
 
 
 def test_draft_layers_on_decode_only_do_not_fit_into_the_memory() -> None:
@@ -142,7 +142,7 @@ def test_layers_that_are_many_or_elsewhere_are_no_draft(more: tuple[str, ...]) -
 def test_as_many_layers_again_are_another_model() -> None:
     found = told(side_of(*attention(0, 1)), side_of(*attention(0, 1, 2, 3)))
     assert codes(found) == ["KV611"]
-    assert outlook.sentence(found).endswith("layers 2-3 on decode only (KV611)")
+    assert outlook.format_handoff_verdict(found).endswith("layers 2-3 on decode only (KV611)")
 
 
 def test_layers_behind_others_that_differ_are_no_draft() -> None:
@@ -150,7 +150,7 @@ def test_layers_behind_others_that_differ_are_no_draft() -> None:
     found = told(side_of(*more[:-2]), side_of(*more[:2], *attention(1, dtype="INT8"), *more[4:]))
     assert codes(found) == ["KV611", "KV612"]
     found = told(side_of(*more[:-2]), side_of(*more))
-    assert outlook.sentence(found).endswith(
+    assert outlook.format_handoff_verdict(found).endswith(
         "layer 2 on decode only, perhaps layers of a draft model (KV620)"
     )
 
@@ -176,7 +176,7 @@ def test_bf16_against_fp8_is_a_difference_and_stops_this_consumer() -> None:
     )
     assert codes(found) == ["KV610", "KV610", "KV612"]
     assert found.verdict.outcome == "fails"
-    assert outlook.sentence(found).startswith("hand-off would fail at start-up")
+    assert outlook.format_handoff_verdict(found).startswith("hand-off would fail at start-up")
 
 
 def test_a_dtype_of_another_width_is_silent_in_one_direction_only() -> None:
@@ -184,8 +184,8 @@ def test_a_dtype_of_another_width_is_silent_in_one_direction_only() -> None:
         side_of(*attention(0, dtype=dtype), ctx_len=32) for dtype in ("FLOAT16", "MXINT8")
     )
     assert codes(told(wide, narrow)) == ["KV612"]
-    assert told(wide, narrow).verdict.corrupt == ((1, 32),)
-    assert told(narrow, wide).verdict.refused == ((1, 32),)
+    assert told(wide, narrow).verdict.corrupt_ranges == ((1, 32),)
+    assert told(narrow, wide).verdict.refused_ranges == ((1, 32),)
 
 
 def test_one_layer_in_another_dtype_shifts_those_behind_it() -> None:
@@ -259,8 +259,8 @@ def test_a_window_on_decode_only_corrupts_prompts_longer_than_it() -> None:
     window, full = sides()
     found = told(full, window)
     assert codes(found) == ["KV614", "KV618"]
-    assert (found.verdict.corrupt, found.verdict.refused) == (((9, 32),), ())
-    assert {row.twin.any.layer: row.wrong for row in found.rows} == {
+    assert (found.verdict.corrupt_ranges, found.verdict.refused_ranges) == (((9, 32),), ())
+    assert {row.pair.present_buffer.layer: row.wrong_ranges for row in found.pair_results} == {
         0: (),
         1: ((9, 32),),
         2: ((9, 32),),
@@ -272,8 +272,8 @@ def test_a_window_on_decode_only_corrupts_prompts_longer_than_it() -> None:
 def test_a_window_on_prefill_only_makes_decode_refuse_them() -> None:
     window, full = sides()
     found = told(window, full)
-    assert (found.verdict.outcome, found.verdict.refused) == ("fails", ((9, 32),))
-    assert "decode would find its memory too small" in outlook.sentence(found)
+    assert (found.verdict.outcome, found.verdict.refused_ranges) == ("fails", ((9, 32),))
+    assert "decode would find its memory too small" in outlook.format_handoff_verdict(found)
     assert "does not notice" not in message(found, "KV618")
 
 
@@ -281,7 +281,7 @@ def test_without_sizes_the_window_is_named_and_asked_for() -> None:
     window, full = (side._replace(sizes={}) for side in sides())
     found = told(full, window)
     assert codes(found) == ["KV614", "KV618"]
-    assert outlook.sentence(found).startswith(
+    assert outlook.format_handoff_verdict(found).startswith(
         "hand-off would corrupt prompts longer than sliding_window:"
     )
     assert "--dim sliding_window=SIZE" in found.findings[0].hint
@@ -290,16 +290,16 @@ def test_without_sizes_the_window_is_named_and_asked_for() -> None:
 
 def test_windows_of_two_sizes_differ_from_the_smaller_on() -> None:
     side = side_of(*attention(0), *attention(1, shape=WINDOW))
-    one, other = (with_sizes(side, {"ctx_len": 32, "sliding_window": n}) for n in (8, 16))
+    one, other = (apply_sizes(side, {"ctx_len": 32, "sliding_window": n}) for n in (8, 16))
     found = told(other, one)
-    assert found.verdict.corrupt == ((9, 32),)
+    assert found.verdict.corrupt_ranges == ((9, 32),)
     assert "layer 1): windows of 16 and 8 tokens, which differ for prompts longer than 8" in (
         message(found, "KV614")
     )
-    assert outlook.sentence(found) == (
+    assert outlook.format_handoff_verdict(found) == (
         "hand-off would corrupt prompts longer than 8 tokens: windows of 16 and 8 tokens (KV614)"
     )
-    assert outlook.sentence(told(other, one, whole=True)).endswith(
+    assert outlook.format_handoff_verdict(told(other, one, whole=True)).endswith(
         "every prompt: windows of 16 and 8 tokens (KV614)"
     )
     assert codes(told(one, one)) == []
@@ -307,34 +307,34 @@ def test_windows_of_two_sizes_differ_from_the_smaller_on() -> None:
 
 def test_a_window_as_long_as_the_context_is_harmless() -> None:
     window, full = sides()
-    assert codes(told(full, with_sizes(window, {"sliding_window": 32}))) == []
+    assert codes(told(full, apply_sizes(window, {"sliding_window": 32}))) == []
 
 
 def test_a_size_that_is_known_on_one_side_only_is_asked_for_where_it_matters() -> None:
     side = side_of(*attention(0), *attention(1, shape=WINDOW))
-    found = told(with_sizes(side, {"sliding_window": 8}), side)
+    found = told(apply_sizes(side, {"sliding_window": 8}), side)
     assert (codes(found), found.verdict.outcome) == (["KV614"], "unknown")
-    assert outlook.sentence(found) == (
+    assert outlook.format_handoff_verdict(found) == (
         "hand-off cannot be foretold: it depends on sizes (KV614), give --decode-dim "
         "sliding_window=SIZE"
     )
-    assert outlook.sentence(told(side, with_sizes(side, {"sliding_window": 8}))).endswith(
-        "give --prefill-dim sliding_window=SIZE"
-    )
-    assert codes(told(with_sizes(side, {"ctx_len": 8}), side)) == []
+    assert outlook.format_handoff_verdict(
+        told(side, apply_sizes(side, {"sliding_window": 8}))
+    ).endswith("give --prefill-dim sliding_window=SIZE")
+    assert codes(told(apply_sizes(side, {"ctx_len": 8}), side)) == []
 
 
 def test_a_context_that_is_known_on_one_side_is_not_to_blame_for_a_window() -> None:
     side = side_of(*attention(0), *attention(1, shape=WINDOW), *attention(2))
-    found = told(with_sizes(side, SIZES), side, tokens=(9, 33))
+    found = told(apply_sizes(side, SIZES), side, tokens=(9, 33))
     assert codes(found) == ["KV614"]
     assert "past_key.1_" in message(found, "KV614")
-    assert [row[-1] for row in outlook.rows(found)] == [
+    assert [row[-1] for row in outlook.build_table_rows(found)] == [
         "ok",
         "depends on sizes (KV614)",
         "depends on sizes",
     ]
-    assert list(outlook.prompts(found)) == [
+    assert list(outlook.render_prompt_lines(found)) == [
         "a prompt of 9 tokens: cannot be told, give --decode-dim sliding_window=SIZE",
         "a prompt of 33 tokens: longer than the context of 32",
     ]
@@ -342,9 +342,9 @@ def test_a_context_that_is_known_on_one_side_is_not_to_blame_for_a_window() -> N
 
 def test_a_context_that_is_moved_in_full_is_asked_for_as_the_window_is() -> None:
     side = side_of(*attention(0), *attention(1, shape=WINDOW))
-    found = told(with_sizes(side, SIZES), side, whole=True)
+    found = told(apply_sizes(side, SIZES), side, whole=True)
     assert codes(found) == ["KV618", "KV614"]
-    assert outlook.sentence(found).endswith(
+    assert outlook.format_handoff_verdict(found).endswith(
         "give --decode-dim ctx_len=SIZE --decode-dim sliding_window=SIZE"
     )
 
@@ -352,10 +352,14 @@ def test_a_context_that_is_moved_in_full_is_asked_for_as_the_window_is() -> None
 def test_a_context_that_is_shorter_than_the_rest_is_found_beside_an_open_window() -> None:
     side = side_of(*attention(0), *attention(1, shape=WINDOW), *attention(2), ctx_len=32)
     short = side_of(*attention(0), *attention(1, shape=WINDOW), *attention(2, shape="2,some,4"))
-    decode = with_sizes(short, {"ctx_len": 32, "some": 16, "sliding_window": 8})
+    decode = apply_sizes(short, {"ctx_len": 32, "some": 16, "sliding_window": 8})
     found = told(side, decode)
     assert codes(found) == ["KV614", "KV614"]
-    assert {row.twin.any.layer: row.open for row in found.rows} == {0: False, 1: True, 2: False}
+    assert {row.pair.present_buffer.layer: row.is_undecided for row in found.pair_results} == {
+        0: False,
+        1: True,
+        2: False,
+    }
 
 
 # KV616: the token
@@ -365,11 +369,11 @@ def test_a_plain_side_is_compared_as_if_it_were_renamed() -> None:
     plain, named = side_of(*attention(0), token=""), side_of(*attention(0))
     found = told(named, plain)
     assert codes(found) == ["KV616"]
-    assert outlook.sentence(found) == (
+    assert outlook.format_handoff_verdict(found) == (
         "hand-off would corrupt every prompt: vllm-qaic selects nothing on decode (KV616); "
         "renamed, it works: 2 buffers of layer 0, whatever ctx_len may be"
     )
-    assert outlook.outcome(told(plain, named)) == "fails"
+    assert outlook.resolve_outcome(told(plain, named)) == "fails"
 
 
 def test_two_sides_with_another_token_are_told_once() -> None:
@@ -389,7 +393,7 @@ def test_a_half_renamed_side_is_told_with_what_is_missing() -> None:
     found = told(half, half)
     assert codes(found) == ["KV616", "KV616"]
     assert "is one of 2 buffers of prefill" in found.findings[0].message
-    assert [(row.code, bool(row.wrong)) for row in found.rows] == [
+    assert [(row.code, bool(row.wrong_ranges)) for row in found.pair_results] == [
         (None, False),
         (None, False),
         ("KV616", True),
@@ -424,7 +428,7 @@ def test_graphs_in_other_orders_are_sorted_by_this_consumer() -> None:
 def test_a_consumer_that_goes_by_the_graph_puts_layer_10_in_the_place_of_layer_2() -> None:
     """nntrainer#4233: one graph lists its buffers by layer, the other by name."""
     names = sorted(text for text in attention(2, 10))
-    target = TARGET._replace(key=graph_order)
+    target = TARGET._replace(sort_key=graph_order)
     found = told(side_of(*names), side_of(*attention(2, 10)), target=target)
     assert "KV617" in codes(found)
     assert found.prefill.order == "lexical"
@@ -435,7 +439,7 @@ def test_a_consumer_that_goes_by_the_graph_puts_layer_10_in_the_place_of_layer_2
 
 
 def test_names_sorted_as_text_on_both_sides_are_in_one_order() -> None:
-    target = TARGET._replace(key=lexical)
+    target = TARGET._replace(sort_key=lexical)
     side = side_of(*attention(*range(12)))
     assert codes(told(side, side, target=target)) == []
 
@@ -443,12 +447,12 @@ def test_names_sorted_as_text_on_both_sides_are_in_one_order() -> None:
 def test_pairing_by_position_puts_a_value_in_the_place_of_a_key() -> None:
     """vllm-ascend#15900: outputs in another order than inputs."""
     side = side_of(*attention(0, 1))
-    target = TARGET._replace(key=graph_order)
+    target = TARGET._replace(sort_key=graph_order)
     turned = side._replace(outputs=side.outputs[::-1])
     found = told(turned, side, target=target)
     assert codes(found) == ["KV617"]
     assert "one of 4 in the wrong place" in message(found, "KV617")
-    assert all(row.wrong for row in found.rows)
+    assert all(row.wrong_ranges for row in found.pair_results)
 
 
 def test_a_scope_sorts_before_a_name_and_changes_nothing_within_a_layer() -> None:
@@ -470,9 +474,9 @@ def test_a_scope_sorts_before_a_name_and_changes_nothing_within_a_layer() -> Non
 def test_a_state_that_is_cut_like_a_context_loses_its_end_for_short_prompts() -> None:
     side = side_of("conv_state.0:8,3", "recurrent_state.0:2,4,4", *attention(1), ctx_len=32)
     found = told(side, side)
-    assert (codes(found), found.verdict.corrupt) == (["KV605"], ((1, 3),))
+    assert (codes(found), found.verdict.corrupt_ranges) == (["KV605"], ((1, 3),))
     assert codes(told(side, side, whole=True)) == []
-    assert "prompts of up to 3 tokens" in outlook.sentence(found)
+    assert "prompts of up to 3 tokens" in outlook.format_handoff_verdict(found)
 
 
 def test_a_state_that_only_prefill_cuts_does_not_arrive_in_full_either() -> None:
@@ -480,20 +484,20 @@ def test_a_state_that_only_prefill_cuts_does_not_arrive_in_full_either() -> None
         side_of(f"recurrent_state.0:{shape}", *attention(1)) for shape in ("1,8,2", "8,2")
     )
     found = told(cut, whole)
-    assert found.rows[0].wrong == ((1, 7),)
+    assert found.pair_results[0].wrong_ranges == ((1, 7),)
     assert told(whole, whole).verdict.outcome == "works"
 
 
 def test_the_beginning_of_a_state_is_not_that_of_a_context() -> None:
     state, context = (side_of(f"past_key.0:2,{axis},4", ctx_len=8) for axis in ("8", "ctx_len"))
-    assert told(state, context).verdict.corrupt == ((1, 8),)
-    assert told(context, context).verdict.corrupt == ()
+    assert told(state, context).verdict.corrupt_ranges == ((1, 8),)
+    assert told(context, context).verdict.corrupt_ranges == ()
 
 
 def test_the_beginnings_of_states_that_differ_are_not_alike() -> None:
     long, short = (side_of(f"recurrent_state.0:1,{size},2") for size in (8, 6))
-    assert told(long, short).rows[0].wrong[0][0] == 1
-    assert (6, 6) not in told(long, long).rows[0].wrong
+    assert told(long, short).pair_results[0].wrong_ranges[0][0] == 1
+    assert (6, 6) not in told(long, long).pair_results[0].wrong_ranges
 
 
 def test_a_context_of_a_fixed_size_is_a_context_where_the_other_side_says_so() -> None:
@@ -508,7 +512,7 @@ def test_a_context_of_a_fixed_size_is_a_context_where_the_other_side_says_so() -
     assert told(by_size, told_by_name).verdict.outcome == "works"
     assert told(told_by_name, by_size).verdict.outcome == "works"
     shorter = side_of(*attention(0), ctx_len=6)
-    assert told(by_size, shorter).verdict.longest == 6
+    assert told(by_size, shorter).verdict.longest_prompt == 6
 
 
 def test_a_fixed_size_is_full_where_it_ends_even_if_nothing_of_it_is_cut() -> None:
@@ -517,11 +521,12 @@ def test_a_fixed_size_is_full_where_it_ends_even_if_nothing_of_it_is_cut() -> No
     fixed = context._replace(
         inputs=inputs,
         buffers=tuple(
-            one._replace(shape=(1, 3, 4), kind="unknown", sequence=None) for one in context.buffers
+            one._replace(shape=(1, 3, 4), kind="unknown", sequence_axis=None)
+            for one in context.buffers
         ),
     )
-    assert told(context, fixed).verdict.corrupt == ((4, 8),)
-    assert told(fixed, fixed).verdict.corrupt == ()
+    assert told(context, fixed).verdict.corrupt_ranges == ((4, 8),)
+    assert told(fixed, fixed).verdict.corrupt_ranges == ()
 
 
 # KV608: what is no buffer, but has a place
@@ -570,7 +575,7 @@ def test_an_output_that_is_never_paired_leaves_it_open() -> None:
     found = told(side, other)
     assert (codes(found), found.verdict.outcome) == (["KV602"], "unknown")
     assert message(found, "KV602").endswith("goes by its input's name (decode)")
-    assert outlook.sentence(found).endswith("never pairs (KV602)")
+    assert outlook.format_handoff_verdict(found).endswith("never pairs (KV602)")
 
 
 def test_shapes_that_are_sliced_wrongly_stop_a_side_that_agrees_with_the_other() -> None:
@@ -583,11 +588,11 @@ def test_shapes_that_are_sliced_wrongly_stop_a_side_that_agrees_with_the_other()
 
 def test_decode_that_turns_its_own_buffers_corrupts_every_prompt() -> None:
     side = side_of(*attention(0, 1))
-    target = TARGET._replace(key=graph_order)
+    target = TARGET._replace(sort_key=graph_order)
     turned = side._replace(outputs=side.outputs[::-1])
     found = told(side, turned, target=target)
     assert (codes(found), found.verdict.outcome) == (["KV609"], "corrupts")
-    assert outlook.sentence(found) == (
+    assert outlook.format_handoff_verdict(found) == (
         "hand-off would corrupt every prompt: inputs and outputs that the consumer pairs otherwise "
         "than the graph (KV609)"
     )
@@ -602,11 +607,11 @@ def test_one_name_on_both_sides_is_no_matter_of_order() -> None:
     ]
     both = tuple(Value(name, "FLOAT16", ("batch_size", 2, "ctx_len", 4)) for name in names)
     broken = laid_out(both, (Value("logits", "FLOAT", ("batch_size", 1, 8)), *both))
-    assert "KV609" not in {one.code for one in consuming.check(broken, TARGET)}
+    assert "KV609" not in {one.code for one in consuming.check_consumer(broken, TARGET)}
     turned = side_of(*attention(0, 1))
-    target = TARGET._replace(key=graph_order)
+    target = TARGET._replace(sort_key=graph_order)
     turned = turned._replace(outputs=turned.outputs[::-1])
-    assert "KV609" in {one.code for one in consuming.check(turned, target)}
+    assert "KV609" in {one.code for one in consuming.check_consumer(turned, target)}
 
 
 # KV604: what stands behind the buffers
@@ -635,12 +640,12 @@ def test_each_range_of_lengths_has_its_own_cause() -> None:
     state = ("recurrent_state.0:2,4,4", *attention(1), *attention(2, shape=WINDOW))
     wide, narrow = (side_of(*state, ctx_len=32, sliding_window=size) for size in (32, 8))
     found = told(wide, narrow)
-    assert outlook.sentence(found) == (
+    assert outlook.format_handoff_verdict(found) == (
         "hand-off would corrupt prompts of up to 3 tokens: a state that the consumer cuts as if it "
         "were a context (KV605), and prompts longer than 8 tokens: windows of 32 and 8 tokens "
         "(KV614)"
     )
-    assert outlook.sentence(told(narrow, wide)).endswith(
+    assert outlook.format_handoff_verdict(told(narrow, wide)).endswith(
         "(KV605); decode would stop at prompts longer than 8 tokens: windows of 8 and 32 tokens "
         "(KV614)"
     )
@@ -651,73 +656,83 @@ def test_what_is_only_left_behind_is_not_blamed_for_what_goes_wrong() -> None:
     decode = side_of(*attention(0), *attention(1, shape=WINDOW), **SIZES)
     found = told(prefill, decode)
     assert codes(found) == ["KV611", "KV614"]
-    assert outlook.sentence(found).endswith("the whole context on the other (KV614)")
+    assert outlook.format_handoff_verdict(found).endswith("the whole context on the other (KV614)")
     shifting = told(prefill, side_of(*attention(0), *attention(2), ctx_len=32))
-    assert outlook.sentence(shifting).endswith("every prompt: layer 1 on prefill only (KV611)")
+    assert outlook.format_handoff_verdict(shifting).endswith(
+        "every prompt: layer 1 on prefill only (KV611)"
+    )
 
 
 def test_contexts_that_differ_are_the_cause_where_all_of_each_buffer_is_moved() -> None:
     side = side_of("compressed_kv.0:1,ctx_len,6", "k_pe.0:1,ctx_len,2")
-    found = told(*(with_sizes(side, {"ctx_len": size}) for size in (12, 9)), whole=True)
+    found = told(*(apply_sizes(side, {"ctx_len": size}) for size in (12, 9)), whole=True)
     assert codes(found) == ["KV618"]
     assert found.findings[0].hint.startswith("compile both for the same context")
-    assert outlook.sentence(found).endswith("at other offsets on the other side (KV618)")
+    assert outlook.format_handoff_verdict(found).endswith(
+        "at other offsets on the other side (KV618)"
+    )
 
 
 def test_one_cause_of_all_lengths_is_named_once() -> None:
     wide, narrow = (side_of(*attention(0, dtype=dtype)) for dtype in ("FLOAT16", "INT8"))
     both = side_of(*attention(0, dtype="INT8", shape="4,ctx_len,4"))
-    assert outlook.sentence(told(wide, narrow)).count("KV6") == 1
-    assert outlook.sentence(told(wide, both)).count("KV6") == 1
+    assert outlook.format_handoff_verdict(told(wide, narrow)).count("KV6") == 1
+    assert outlook.format_handoff_verdict(told(wide, both)).count("KV6") == 1
 
 
 def test_lengths_that_were_asked_for_are_told() -> None:
     window, full = sides()
     found = told(full, window, tokens=(8, 9, 9))
-    assert list(outlook.prompts(found)) == [
+    assert list(outlook.render_prompt_lines(found)) == [
         "a prompt of 8 tokens: ok",
         "a prompt of 9 tokens: 4 of 6 buffers wrong (KV614)",
     ]
-    assert list(outlook.prompts(told(window, full, tokens=(9,)))) == [
+    assert list(outlook.render_prompt_lines(told(window, full, tokens=(9,)))) == [
         "a prompt of 9 tokens: refused, decode would find its memory too small (KV614)"
     ]
-    assert list(outlook.prompts(told(full, window))) == []
+    assert list(outlook.render_prompt_lines(told(full, window))) == []
 
 
 def test_lengths_that_sizes_are_missing_for_are_asked_back() -> None:
     window, full = (side._replace(sizes={}) for side in sides())
-    assert list(outlook.prompts(told(full, window, tokens=(200,)))) == [
+    assert list(outlook.render_prompt_lines(told(full, window, tokens=(200,)))) == [
         "a prompt of 200 tokens: cannot be told, give --dim sliding_window=SIZE"
     ]
-    assert list(outlook.prompts(told(full, full, tokens=(200,)))) == [
+    assert list(outlook.render_prompt_lines(told(full, full, tokens=(200,)))) == [
         "a prompt of 200 tokens: ok, whatever ctx_len may be"
     ]
 
 
 def test_what_is_left_behind_or_never_begins_is_not_ok() -> None:
     few, more = side_of(*attention(0, 1), ctx_len=8), side_of(*attention(0, 1, 2), ctx_len=8)
-    assert list(outlook.prompts(told(more, few, tokens=(3,)))) == [
+    assert list(outlook.render_prompt_lines(told(more, few, tokens=(3,)))) == [
         "a prompt of 3 tokens: 2 of 6 buffers left behind"
     ]
     silent = few._replace(outputs=few.outputs[1:])
-    assert list(outlook.prompts(told(silent, few, tokens=(3,)))) == [
+    assert list(outlook.render_prompt_lines(told(silent, few, tokens=(3,)))) == [
         "a prompt of 3 tokens: never begins (KV604)"
     ]
 
 
 def test_the_lengths_that_are_simulated_are_those_where_something_changes() -> None:
     window, full = sides()
-    assert [one.tokens for one in told(full, window, tokens=(5,)).transfers] == [1, 5, 8, 9, 32]
-    at_nine = next(one for one in told(full, window).transfers if one.tokens == 9)
-    assert [slot.offset for slot in at_nine.sent][:5] == [0, 144, 288, 432, 576]
-    assert [slot.offset for slot in at_nine.read][:5] == [0, 144, 288, 416, 544]
+    assert [one.tokens for one in told(full, window, tokens=(5,)).simulated_prompts] == [
+        1,
+        5,
+        8,
+        9,
+        32,
+    ]
+    at_nine = next(one for one in told(full, window).simulated_prompts if one.tokens == 9)
+    assert [slot.offset for slot in at_nine.prefill_slots][:5] == [0, 144, 288, 432, 576]
+    assert [slot.offset for slot in at_nine.decode_slots][:5] == [0, 144, 288, 416, 544]
 
 
 def test_a_prompt_that_no_side_has_room_for_is_told_beside_the_others() -> None:
     side = side_of(*attention(0), ctx_len=32)
     found = told(side, side, tokens=(33, 32))
-    assert [one.tokens for one in found.transfers] == [1, 32]
-    assert list(outlook.prompts(found)) == [
+    assert [one.tokens for one in found.simulated_prompts] == [1, 32]
+    assert list(outlook.render_prompt_lines(found)) == [
         "a prompt of 33 tokens: longer than the context of 32",
         "a prompt of 32 tokens: ok",
     ]
@@ -725,7 +740,7 @@ def test_a_prompt_that_no_side_has_room_for_is_told_beside_the_others() -> None:
 
 def test_a_prompt_longer_than_sizes_can_be_is_told_without_a_limit() -> None:
     side = side_of(*attention(0))
-    assert list(outlook.prompts(told(side, side, tokens=(1 << 31, (1 << 31) - 1)))) == [
+    assert list(outlook.render_prompt_lines(told(side, side, tokens=(1 << 31, (1 << 31) - 1)))) == [
         f"a prompt of {1 << 31} tokens: longer than any context can be",
         f"a prompt of {(1 << 31) - 1} tokens: ok, whatever ctx_len may be",
     ]
@@ -736,7 +751,7 @@ def test_a_state_of_a_size_that_is_not_known_names_no_length() -> None:
     found = told(state, state)
     assert codes(found) == ["KV605"]
     assert "short prompts move a part of it only" in message(found, "KV605")
-    assert str(1 << 31) not in message(found, "KV605") + outlook.sentence(found)
+    assert str(1 << 31) not in message(found, "KV605") + outlook.format_handoff_verdict(found)
 
 
 def test_a_side_without_buffers_is_no_side() -> None:
@@ -744,7 +759,7 @@ def test_a_side_without_buffers_is_no_side() -> None:
     nothing = side._replace(buffers=(), inputs=(), outputs=())
     assert codes(told(nothing, side)) == ["KV001"]
     found = told(side, nothing)
-    assert found.verdict.outcome == outlook.outcome(found) == "fails"
+    assert found.verdict.outcome == outlook.resolve_outcome(found) == "fails"
 
 
 def test_one_cause_is_told_once_however_many_layers_it_is_in() -> None:
@@ -755,4 +770,4 @@ def test_one_cause_is_told_once_however_many_layers_it_is_in() -> None:
     assert codes(found) == ["KV614", "KV618"]
     assert "so are 39 more" in found.findings[0].message
     assert "so are 39 behind it" in found.findings[1].message
-    assert len(outlook.rows(found)) == 2
+    assert len(outlook.build_table_rows(found)) == 2

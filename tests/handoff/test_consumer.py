@@ -15,18 +15,18 @@ from onnxkvrename.handoff import consumers
 PIGEON = '''
 """A consumer that carries whole buffers by hand."""
 
-from onnxkvrename.handoff.consumer import Target
+from onnxkvrename.handoff.consumer import Consumer
 
-TARGET = Target(
+CONSUMER = Consumer(
     name="pigeon-post",
     token="pigeon",
-    takes=lambda name: name.endswith("pigeon"),
-    gives=lambda name: name.endswith("pigeon_RetainedState"),
-    paired=lambda name: name.removesuffix("_RetainedState"),
-    key=lambda name: (int(name.partition(".")[2].partition("_")[0]), name),
-    moved=lambda shape, tokens: shape,
-    appended=lambda name: False,
-    itemsize={"FLOAT": 4}.get,
+    selects_input=lambda name: name.endswith("pigeon"),
+    selects_output=lambda name: name.endswith("pigeon_RetainedState"),
+    input_name_of=lambda name: name.removesuffix("_RetainedState"),
+    sort_key=lambda name: (int(name.partition(".")[2].partition("_")[0]), name),
+    transferred_shape=lambda shape, tokens: shape,
+    is_appended_output=lambda name: False,
+    itemsize_of={"FLOAT": 4}.get,
 )
 '''
 
@@ -43,12 +43,12 @@ def pigeon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_there_is_one() -> None:
-    assert targets.names() == ("vllm-qaic",)
-    assert targets.load("vllm-qaic").token == "vllmKvCache"
+    assert targets.list_consumers() == ("vllm-qaic",)
+    assert targets.load_consumer("vllm-qaic").token == "vllmKvCache"
 
 
 def test_every_target_is_called_like_its_module() -> None:
-    assert all(targets.load(name).name == name for name in targets.names())
+    assert all(targets.load_consumer(name).name == name for name in targets.list_consumers())
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,13 @@ def test_every_target_is_called_like_its_module() -> None:
 )
 def test_a_name_that_is_none_is_refused(name: str, hint: str) -> None:
     with pytest.raises(KvRenameError, match="no target is called") as raised:
-        targets.load(name)
+        targets.load_consumer(name)
     assert hint in str(raised.value)
 
 
 @pytest.mark.usefixtures("pigeon")
 def test_another_consumer_is_one_file(decoder: Path, run) -> None:
-    assert targets.names() == ("pigeon-post", "vllm-qaic")
+    assert targets.list_consumers() == ("pigeon-post", "vllm-qaic")
     assert run(decoder, "--target", "pigeon-post", "-q") == (0, "", "")
     checked = run("check-consumer", decoder, "--target", "pigeon-post")
     assert checked.err == ""

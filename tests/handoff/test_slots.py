@@ -4,83 +4,85 @@ import pytest
 from sideways import TARGET, attention, side_of
 
 from onnxkvrename.handoff import slots as transfer
-from onnxkvrename.handoff.slots import slots
+from onnxkvrename.handoff.slots import build_slots
 from onnxkvrename.model.signature import Value
 
 
 def test_slots_stand_in_the_consumers_order_one_behind_the_other() -> None:
     side = side_of(*attention(10, 2), ctx_len=8)
-    found = slots(side, TARGET, 3)
+    found = build_slots(side, TARGET, 3)
     assert [(slot.name.removesuffix("_vllmKvCache"), slot.offset) for slot in found] == [
         ("past_key.2", 0),
         ("past_value.2", 48),
         ("past_key.10", 96),
         ("past_value.10", 144),
     ]
-    assert {(slot.shape, slot.dtype, slot.bytes) for slot in found} == {
+    assert {(slot.shape, slot.dtype, slot.nbytes) for slot in found} == {
         ((1, 2, 3, 4), "FLOAT16", 48)
     }
 
 
 def test_a_full_buffer_is_moved_no_further_than_it_goes() -> None:
     side = side_of(*attention(0, shape="2,sliding_window,4"), sliding_window=4)
-    assert [slots(side, TARGET, n)[0].shape[2] for n in (1, 4, 5)] == [1, 4, 4]
+    assert [build_slots(side, TARGET, n)[0].shape[2] for n in (1, 4, 5)] == [1, 4, 4]
 
 
 def test_whole_buffers_do_not_mind_the_prompt() -> None:
     side = side_of(*attention(0), ctx_len=8)
-    assert slots(side, TARGET, None)[0].shape == (1, 2, 8, 4)
+    assert build_slots(side, TARGET, None)[0].shape == (1, 2, 8, 4)
 
 
 def test_a_state_of_rank_three_is_moved_as_it_is() -> None:
     side = side_of("conv_state.0:8,3", "recurrent_state.0:2,4,4")
-    assert [slot.shape for slot in slots(side, TARGET, 1)] == [(1, 8, 3), (1, 2, 1, 4)]
+    assert [slot.shape for slot in build_slots(side, TARGET, 1)] == [(1, 8, 3), (1, 2, 1, 4)]
 
 
 def test_a_dtype_of_the_device_counts_with_its_bytes() -> None:
     side = side_of(*attention(0, dtype="MXINT8"), ctx_len=8)
-    assert slots(side, TARGET, 1)[1].offset == 8
+    assert build_slots(side, TARGET, 1)[1].offset == 8
 
 
 def test_a_size_that_is_not_known_is_said() -> None:
     with pytest.raises(ValueError, match="the size of ctx_len is not known"):
-        slots(side_of(*attention(0)), TARGET, 3)
+        build_slots(side_of(*attention(0)), TARGET, 3)
 
 
 def test_what_has_no_layer_to_read_stops_the_consumer() -> None:
     side = side_of("past_key.0:2,ctx_len,4")
     strange = Value("x.y_vllmKvCache", "FLOAT16", ("batch_size", 4))
     other = Value("past.5_vllmKvCache", "FLOAT16", ("batch_size", 4))
-    found = list(transfer.faults(side._replace(inputs=(*side.inputs, strange)), TARGET))
+    found = list(transfer.check_transferable(side._replace(inputs=(*side.inputs, strange)), TARGET))
     assert [(one.code, one.name) for one in found] == [("KV603", strange.name)]
-    assert not list(transfer.faults(side._replace(inputs=(*side.inputs, other)), TARGET))
+    assert not list(
+        transfer.check_transferable(side._replace(inputs=(*side.inputs, other)), TARGET)
+    )
 
 
 def test_what_has_no_bytes_for_it_stops_it_too() -> None:
-    found = list(transfer.faults(side_of(*attention(0, dtype="BFLOAT16")), TARGET))
+    found = list(transfer.check_transferable(side_of(*attention(0, dtype="BFLOAT16")), TARGET))
     assert [(one.code, "BFLOAT16, which" in one.message) for one in found] == [("KV610", True)]
     side = side_of(*attention(0))
     shapeless = side._replace(inputs=tuple(one._replace(shape=None) for one in side.inputs))
-    assert [one.code for one in transfer.faults(shapeless, TARGET)] == ["KV610"]
+    assert [one.code for one in transfer.check_transferable(shapeless, TARGET)] == ["KV610"]
     with pytest.raises(ValueError, match="no rank"):
-        slots(shapeless, TARGET, 1)
+        build_slots(shapeless, TARGET, 1)
     empty = side_of(*attention(0, shape="0,ctx_len,4"))
-    assert [one.code for one in transfer.faults(empty, TARGET)] == ["KV610"]
-    assert not list(transfer.faults(side, TARGET))
+    assert [one.code for one in transfer.check_transferable(empty, TARGET)] == ["KV610"]
+    assert not list(transfer.check_transferable(side, TARGET))
 
 
 def test_a_length_is_told_as_it_is_said() -> None:
-    assert [transfer.length_text(tokens) for tokens in (1, 2)] == ["1 token", "2 tokens"]
+    assert [transfer.format_token_count(tokens) for tokens in (1, 2)] == ["1 token", "2 tokens"]
 
 
 def test_a_vision_buffer_with_the_token_has_a_slot_of_its_own() -> None:
     side = side_of(*attention(0), ctx_len=8)
     vision = Value("vision_embeds_vllmKvCache", "FLOAT", ("batch_size", 4, 8))
-    found = slots(side._replace(inputs=(*side.inputs, vision)), TARGET, 1)
-    assert [slot.ident for slot in found] == [(0, "key"), (0, "value"), (-1, vision.name)]
+    found = build_slots(side._replace(inputs=(*side.inputs, vision)), TARGET, 1)
+    assert [slot.buffer_id for slot in found] == [(0, "key"), (0, "value"), (-1, vision.name)]
 
 
 def test_only_the_context_is_cut_and_never_a_batch() -> None:
-    assert transfer.clipped(TARGET, 4, whole=False) == {2}
-    assert transfer.clipped(TARGET, 3, whole=False) == set()
-    assert transfer.clipped(TARGET, 4, whole=True) == set()
+    assert transfer.find_clipped_axes(TARGET, 4, whole=False) == {2}
+    assert transfer.find_clipped_axes(TARGET, 3, whole=False) == set()
+    assert transfer.find_clipped_axes(TARGET, 4, whole=True) == set()

@@ -12,9 +12,23 @@ from hypothesis import strategies as st
 
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff import consumer_checks as consuming
-from onnxkvrename.handoff.consumers.vllm_qaic import TARGET, gives, key, moved, paired, takes
-from onnxkvrename.layout.kinds import Kind
-from onnxkvrename.layout.layout import Buffer, Layout, Source, layout, with_dtypes, with_sizes
+from onnxkvrename.handoff.consumers.vllm_qaic import (
+    CONSUMER,
+    compute_transferred_shape,
+    derive_input_name,
+    parse_sort_key,
+    selects_input,
+    selects_output,
+)
+from onnxkvrename.layout.kinds import BufferKind
+from onnxkvrename.layout.layout import (
+    Buffer,
+    Layout,
+    LayoutSource,
+    apply_dtypes,
+    apply_sizes,
+    build_layout,
+)
 from onnxkvrename.model.signature import Dim, Signature, Value
 from onnxkvrename.rules import load as rulesfile
 from onnxkvrename.rules import plan as planning
@@ -47,8 +61,8 @@ def model(
 def read(inputs: Sequence[Value], outputs: Sequence[Value]) -> Layout:
     """A model with these inputs and outputs, as the built-in rules read them."""
     signature = Signature(tuple(inputs), tuple(outputs))
-    plan = planning.as_it_stands(signature, rulesfile.load())
-    return layout([Source("m.onnx", signature, plan)])
+    plan = planning.build_minimal_plan(signature, rulesfile.load_rules())
+    return build_layout([LayoutSource("m.onnx", signature, plan)])
 
 
 def decoder(
@@ -58,7 +72,9 @@ def decoder(
     return {f"past_{part}.{n}": shape for n in range(count) for part in ("key", "value")}
 
 
-def called(*names: tuple[str | None, str | None, int], kind: Kind = "full_attention") -> Layout:
+def called(
+    *names: tuple[str | None, str | None, int], kind: BufferKind = "full_attention"
+) -> Layout:
     """A model of buffers with these names and layers, whatever rules made them."""
     buffers = tuple(
         Buffer(
@@ -71,7 +87,7 @@ def called(*names: tuple[str | None, str | None, int], kind: Kind = "full_attent
             output=out,
             dtype="FLOAT16",
             shape=ATTENTION,
-            sequence=2,
+            sequence_axis=2,
             window=None,
             model="m.onnx",
         )
@@ -85,7 +101,7 @@ def called(*names: tuple[str | None, str | None, int], kind: Kind = "full_attent
 
 def found(of: Layout, *, whole: bool = False) -> list[Finding]:
     """What goes wrong."""
-    return list(consuming.check(of, TARGET, whole=whole))
+    return list(consuming.check_consumer(of, CONSUMER, whole=whole))
 
 
 def codes(of: Layout, *, whole: bool = False) -> list[str]:
@@ -141,13 +157,13 @@ def test_slots_are_those_of_the_consumer_whatever_the_order_of_the_graph(
     chance.shuffle(inputs)
     chance.shuffle(outputs)
     built = built._replace(inputs=tuple(inputs), outputs=tuple(outputs))
-    slots = consuming.selection(built, TARGET).slots
+    slots = consuming.select_values(built, CONSUMER).positional_pairs
     assert [(into.name, out.name) for into, out in slots if into and out] == consumer(
         [value.name for value in inputs], [value.name for value in outputs]
     )
-    assert [layer for layer, _ in map(key, (into.name for into, _ in slots if into))] == sorted(
-        n for _, n, _ in buffers
-    )
+    assert [
+        layer for layer, _ in map(parse_sort_key, (into.name for into, _ in slots if into))
+    ] == sorted(n for _, n, _ in buffers)
     assert codes(built) == []
 
 
@@ -164,21 +180,21 @@ def test_slots_are_those_of_the_consumer_whatever_the_order_of_the_graph(
 def test_names_are_selected_by_token_and_outputs_by_their_end(
     name: str, selected: tuple[bool, bool]
 ) -> None:
-    assert (takes(name), gives(name)) == selected
+    assert (selects_input(name), selects_output(name)) == selected
 
 
 def test_an_output_goes_by_its_name_without_the_suffix() -> None:
-    assert paired("past_key.0_vllmKvCache_RetainedState") == "past_key.0_vllmKvCache"
+    assert derive_input_name("past_key.0_vllmKvCache_RetainedState") == "past_key.0_vllmKvCache"
     internal = "past_key.0_vllmKvCache_InternalRetainedState"
-    assert paired(internal) == internal
+    assert derive_input_name(internal) == internal
 
 
 def test_the_third_of_four_axes_is_cut_to_the_prompt() -> None:
-    assert moved((8, 2, 128, 4), 5) == (1, 2, 5, 4)
-    assert moved((8, 2, 128, 4), 129) == (1, 2, 128, 4)
-    assert moved((8, 2, 128, 4), None) == (1, 2, 128, 4)
-    assert moved((8, 64, 3), 1) == (1, 64, 3)
-    assert math.prod(moved((8, 2, 128, 4), 1)) == 8
+    assert compute_transferred_shape((8, 2, 128, 4), 5) == (1, 2, 5, 4)
+    assert compute_transferred_shape((8, 2, 128, 4), 129) == (1, 2, 128, 4)
+    assert compute_transferred_shape((8, 2, 128, 4), None) == (1, 2, 128, 4)
+    assert compute_transferred_shape((8, 64, 3), 1) == (1, 64, 3)
+    assert math.prod(compute_transferred_shape((8, 2, 128, 4), 1)) == 8
 
 
 # KV601
@@ -321,7 +337,7 @@ def test_a_state_of_four_axes_is_cut_as_if_it_were_a_context() -> None:
 
 def test_it_is_cut_even_where_all_buffers_are_alike() -> None:
     alike = called(("a.0_vllmKvCache", f"a.0_vllmKvCache{OUT}", 0), kind="mamba")
-    alike = alike._replace(buffers=tuple(b._replace(sequence=None) for b in alike.buffers))
+    alike = alike._replace(buffers=tuple(b._replace(sequence_axis=None) for b in alike.buffers))
     assert "KV606" not in codes(alike)
     assert codes(alike).count("KV605") == 1
 
@@ -354,16 +370,16 @@ def test_hybrid_buffers_are_refused_by_its_lmcache_connector() -> None:
 
 def test_a_window_of_the_size_of_the_context_is_no_hybrid() -> None:
     both = model({**decoder(1), "past_key.1": WINDOW, "past_value.1": WINDOW})
-    assert "KV606" in codes(with_sizes(both, {"ctx_len": 64, "sliding_window": 32}))
-    assert "KV606" not in codes(with_sizes(both, {"ctx_len": 64, "sliding_window": 64}))
+    assert "KV606" in codes(apply_sizes(both, {"ctx_len": 64, "sliding_window": 32}))
+    assert "KV606" not in codes(apply_sizes(both, {"ctx_len": 64, "sliding_window": 64}))
 
 
 def test_another_dtype_makes_a_hybrid() -> None:
     both = model(decoder())
     names = (f"past_key.0{END}", f"past_key.0{END}{OUT}")
-    assert "KV606" in codes(with_dtypes(both, dict.fromkeys(names, "INT8")))
+    assert "KV606" in codes(apply_dtypes(both, dict.fromkeys(names, "INT8")))
     every = [value.name for value in (*both.inputs, *both.outputs) if END in value.name]
-    assert codes(with_dtypes(both, dict.fromkeys(every, "INT8"))) == []
+    assert codes(apply_dtypes(both, dict.fromkeys(every, "INT8"))) == []
 
 
 def test_what_is_not_selected_makes_no_hybrid() -> None:

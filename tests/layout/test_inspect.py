@@ -17,12 +17,12 @@ from onnx import ModelProto, TensorProto
 import onnxkvrename
 from onnxkvrename import KvRenameError, load_rules
 from onnxkvrename.layout import inspect as anatomy
-from onnxkvrename.layout.inspect import Anatomy, DataUse, Group
+from onnxkvrename.layout.inspect import BufferGroup, ExternalFile, ModelSummary
 from onnxkvrename.model import file as onnxfile
 from onnxkvrename.model import proto_reader as messages
-from onnxkvrename.model.protobuf import Source
-from onnxkvrename.model.signature import Export
-from onnxkvrename.rules.plan import Kept
+from onnxkvrename.model.protobuf import ByteSource
+from onnxkvrename.model.signature import ExportInfo
+from onnxkvrename.rules.plan import UnchangedName
 from onnxkvrename.storage import read as files
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
@@ -40,18 +40,18 @@ QEFF = load_rules()
 def inspected(tmp_path: Path):
     """What is in a model, or in one made of these kinds of layers."""
 
-    def inspect(model: ModelProto | tuple[str, ...], **how: object) -> Anatomy:
+    def inspect(model: ModelProto | tuple[str, ...], **how: object) -> ModelSummary:
         made = model if isinstance(model, ModelProto) else exported(model, **how)  # type: ignore[arg-type]
-        return anatomy.inspect(saved(made, tmp_path / "m.onnx"), QEFF)
+        return anatomy.inspect_model(saved(made, tmp_path / "m.onnx"), QEFF)
 
     return inspect
 
 
-def states(found: Anatomy) -> dict[str, str]:
+def states(found: ModelSummary) -> dict[str, str]:
     return {f"{item.buffer}.{item.layer}": item.state for item in found.buffers}
 
 
-def codes(found: Anatomy) -> list[str]:
+def codes(found: ModelSummary) -> list[str]:
     return [finding.code for finding in found.findings]
 
 
@@ -59,11 +59,15 @@ def test_the_facts_of_a_file_are_told(inspected, tmp_path: Path) -> None:
     found = inspected(("full", "full"), weights=[tensor("w", 1.0, 2.0)])
     assert found.path == str(tmp_path / "m.onnx")
     assert found.size == (tmp_path / "m.onnx").stat().st_size
-    assert found.export == Export(10, "tests", "1", (("", 18),))
-    assert (found.weight.nodes, found.weight.inline, found.weight.size) == (5, 1, 8)
-    assert (found.layers, found.tokens, found.names) == ((0, 1), (), 8)
+    assert found.export == ExportInfo(10, "tests", "1", (("", 18),))
+    assert (
+        found.weight.node_count,
+        found.weight.inline_tensor_count,
+        found.weight.inline_bytes,
+    ) == (5, 1, 8)
+    assert (found.layers, found.token_counts, found.name_count) == ((0, 1), (), 8)
     assert (found.kept, found.findings, found.error) == (
-        (Kept("logits", "not retained"),),
+        (UnchangedName("logits", "not retained"),),
         (),
         None,
     )
@@ -86,10 +90,10 @@ def test_a_buffer_is_told_with_kind_dtype_and_shape(inspected) -> None:
 
 def test_like_buffers_are_grouped_by_kind_and_layers(inspected) -> None:
     linear = (0, 1, 3, 4)
-    assert anatomy.groups(inspected(HYBRID[:6]).buffers) == (
-        Group("mamba", ("conv_state",), "FLOAT16", ("batch_size", 512, 4), linear),
-        Group("mamba", ("recurrent_state",), "FLOAT16", ("batch_size", 16, 128, 128), linear),
-        Group(
+    assert anatomy.group_buffers(inspected(HYBRID[:6]).buffers) == (
+        BufferGroup("mamba", ("conv_state",), "FLOAT16", ("batch_size", 512, 4), linear),
+        BufferGroup("mamba", ("recurrent_state",), "FLOAT16", ("batch_size", 16, 128, 128), linear),
+        BufferGroup(
             "full_attention",
             ("past_key", "past_value"),
             "FLOAT16",
@@ -107,20 +111,20 @@ def test_linear_layers_are_told_though_they_are_called_attention(inspected) -> N
 
 def test_the_token_is_told_with_the_names_that_carry_it(inspected) -> None:
     found = inspected(("full", "full"), tokens=("VLLM", "VLLM"))
-    assert (found.tokens, found.names) == ((("VLLM", 8),), 8)
+    assert (found.token_counts, found.name_count) == ((("VLLM", 8),), 8)
     assert set(states(found).values()) == {"token"}
     assert codes(found) == []
 
 
 def test_a_token_on_one_side_only_is_half(inspected) -> None:
     found = inspected(("full",), tokens=("", "VLLM"))
-    assert (found.tokens, found.names) == ((("VLLM", 2),), 4)
+    assert (found.token_counts, found.name_count) == ((("VLLM", 2),), 4)
     assert set(states(found).values()) == {"half"}
 
 
 def test_two_tokens_are_both_told_and_found_wrong(inspected) -> None:
     found = inspected(("full",), tokens=("A", "B"))
-    assert found.tokens == (("A", 2), ("B", 2))
+    assert found.token_counts == (("A", 2), ("B", 2))
     assert codes(found) == ["KV202"]
     assert set(states(found).values()) == {"half"}
 
@@ -139,12 +143,12 @@ def test_a_part_that_a_layer_lacks_is_missing_in_its_place(inspected) -> None:
     assert [item.kind for item in found.buffers] == ["full_attention"] * 2 + ["mla_attention"] * 2
     missing = found.buffers[1]
     assert (missing.dtype, missing.shape, missing.input, missing.output) == ("", None, None, None)
-    assert [group.buffers for group in anatomy.groups(found.buffers)] == [
+    assert [group.buffers for group in anatomy.group_buffers(found.buffers)] == [
         ("past_key",),
         ("compressed_kv",),
     ]
     assert codes(found) == ["KV108", "KV108"]
-    assert found.names == 4
+    assert found.name_count == 4
 
 
 @pytest.mark.parametrize(
@@ -181,8 +185,8 @@ def test_what_stays_is_told_with_the_reason(inspected) -> None:
     model.graph.output.append(models.info("indexer_key_cache.0_RetainedState"))
     found = inspected(model)
     assert found.kept[1:] == (
-        Kept("vision_embeds_RetainedState", "vision"),
-        Kept("indexer_key_cache.0_RetainedState", "unknown"),
+        UnchangedName("vision_embeds_RetainedState", "vision"),
+        UnchangedName("indexer_key_cache.0_RetainedState", "unknown"),
     )
     assert codes(found) == ["KV111"]
 
@@ -190,13 +194,17 @@ def test_what_stays_is_told_with_the_reason(inspected) -> None:
 def test_a_model_without_buffers_is_no_fault_here(inspected) -> None:
     found = inspected(())
     assert (found.buffers, found.layers, found.findings) == ((), (), ())
-    assert anatomy.exit_code([found]) == 0
+    assert anatomy.compute_exit_code([found]) == 0
 
 
 def test_data_files_are_told_with_their_sizes(external: Path) -> None:
-    found = anatomy.inspect(external, QEFF)
-    assert found.files == (DataUse("decoder.onnx.data", 2560),)
-    assert (found.weight.inline, found.weight.external, found.external) == (0, 10, 2560)
+    found = anatomy.inspect_model(external, QEFF)
+    assert found.files == (ExternalFile("decoder.onnx.data", 2560),)
+    assert (
+        found.weight.inline_tensor_count,
+        found.weight.external_tensor_count,
+        found.external_bytes,
+    ) == (0, 10, 2560)
 
 
 @pytest.mark.parametrize(
@@ -209,8 +217,8 @@ def test_a_data_file_that_cannot_be_used_has_no_size(
     (tmp_path / "w.bin").write_bytes(b"1234")
     weights = [outside("w.bin"), outside(location), outside("w.bin")]
     found = inspected(("full",), weights=weights)
-    assert found.files == (DataUse("w.bin", 4), DataUse(location, None))
-    assert (found.external, codes(found)) == (4, [code])
+    assert found.files == (ExternalFile("w.bin", 4), ExternalFile(location, None))
+    assert (found.external_bytes, codes(found)) == (4, [code])
 
 
 def outside(location: str) -> TensorProto:
@@ -225,7 +233,7 @@ def test_a_hundred_gigabytes_of_data_are_only_stated(inspected, tmp_path: Path) 
     with (tmp_path / "w.bin").open("wb") as file:
         file.truncate(size)  # a hole: it takes no room
     found = inspected(("full",), weights=[outside("w.bin")])
-    assert found.external == size
+    assert found.external_bytes == size
 
 
 def test_weights_in_the_model_are_never_read(tmp_path: Path) -> None:
@@ -238,10 +246,12 @@ def test_weights_in_the_model_are_never_read(tmp_path: Path) -> None:
         read.append(size)
         return file.read(offset, size)
 
-    with files.opened(path) as file:
-        source = Source(counted, file.size)
-        found = anatomy.dissect(onnxfile.Model(file, source, messages.signature(source)), QEFF)
-    assert (found.weight.inline, found.weight.size) == (1, size)
+    with files.open_file(path) as file:
+        source = ByteSource(counted, file.size)
+        found = anatomy.summarize_model(
+            onnxfile.OpenModel(file, source, messages.read_signature(source)), QEFF
+        )
+    assert (found.weight.inline_tensor_count, found.weight.inline_bytes) == (1, size)
     assert set(states(found).values()) == {"plain"}
     assert sum(read) < 1 << 20
 
@@ -257,22 +267,22 @@ def heavy(size: int) -> bytes:
 
 
 def test_what_cannot_be_read_is_an_error_of_its_own(tmp_path: Path, decoder: Path) -> None:
-    gone = anatomy.inspect(tmp_path / "gone.onnx", QEFF)
-    text = anatomy.inspect(saved(b"no model", tmp_path / "m.onnx"), QEFF)
-    assert gone == Anatomy(str(tmp_path / "gone.onnx"), error=gone.error)
+    gone = anatomy.inspect_model(tmp_path / "gone.onnx", QEFF)
+    text = anatomy.inspect_model(saved(b"no model", tmp_path / "m.onnx"), QEFF)
+    assert gone == ModelSummary(str(tmp_path / "gone.onnx"), error=gone.error)
     assert text.error is not None
     assert "text file" in text.error.message
-    sound = anatomy.inspect(decoder, QEFF)
-    assert anatomy.exit_code([sound, text]) == 2
-    assert anatomy.exit_code([sound]) == 0
+    sound = anatomy.inspect_model(decoder, QEFF)
+    assert anatomy.compute_exit_code([sound, text]) == 2
+    assert anatomy.compute_exit_code([sound]) == 0
 
 
 def test_an_error_in_a_model_shows_in_the_exit_code(inspected) -> None:
-    assert anatomy.exit_code([inspected(("full",), without={"past_key.0"})]) == 1
+    assert anatomy.compute_exit_code([inspected(("full",), without={"past_key.0"})]) == 1
 
 
-def document(*found: Anatomy, fault: KvRenameError | None = None) -> dict[str, object]:
-    text = anatomy.as_json(found, 0, fault)
+def document(*found: ModelSummary, fault: KvRenameError | None = None) -> dict[str, object]:
+    text = anatomy.summaries_to_json(found, 0, fault)
     assert text.isascii()
     parsed: dict[str, object] = json.loads(text)
     jsonschema.validate(parsed, SCHEMA)
@@ -298,7 +308,7 @@ def test_json_holds_whatever_a_model_is(inspected, tmp_path: Path) -> None:
         inspected(("full",), weights=[outside("gone.bin")]),
         inspected(()),
         inspected(ModelProto(graph=onnx.GraphProto())),
-        anatomy.inspect(tmp_path / "gone\udcff.onnx", QEFF),
+        anatomy.inspect_model(tmp_path / "gone\udcff.onnx", QEFF),
     ]
     told = document(*found, fault=KvRenameError("no", hint="mend"))
     assert [len(model["buffers"]) for model in told["models"]] == [14, 2, 0, 0, 0]  # type: ignore[index, attr-defined]
@@ -306,7 +316,7 @@ def test_json_holds_whatever_a_model_is(inspected, tmp_path: Path) -> None:
 
 
 def test_json_of_a_fixture_says_what_it_shows() -> None:
-    (told,) = document(anatomy.inspect(FIXTURES / "VLLM" / "hybrid.onnx", QEFF))["models"]  # type: ignore[misc]
+    (told,) = document(anatomy.inspect_model(FIXTURES / "VLLM" / "hybrid.onnx", QEFF))["models"]  # type: ignore[misc]
     assert told["tokens"] == [{"token": "VLLM", "names": 12}]
     assert told["layers"] == [0, 1, 2]
     assert {item["kind"] for item in told["buffers"]} == {
@@ -321,26 +331,26 @@ def test_json_of_a_fixture_says_what_it_shows() -> None:
     "path", sorted(FIXTURES.rglob("*.onnx")), ids=lambda path: str(path.relative_to(FIXTURES))
 )
 def test_every_fixture_is_told_without_errors(path: Path) -> None:
-    found = anatomy.inspect(path, QEFF)
+    found = anatomy.inspect_model(path, QEFF)
     document(found)
-    assert anatomy.exit_code([found]) == 0
+    assert anatomy.compute_exit_code([found]) == 0
     assert bool(found.buffers) == (path.name != "encoder.onnx")
     assert "unknown" not in {item.kind for item in found.buffers}
     model = onnx.load(path, load_external_data=False)
-    assert found.weight.nodes == len(model.graph.node)
-    assert found.weight.functions == tuple(made.name for made in model.functions)
+    assert found.weight.node_count == len(model.graph.node)
+    assert found.weight.function_names == tuple(made.name for made in model.functions)
 
 
 @pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"no real exports: {EXPORTS} is not there")
 def test_every_real_export_is_told_and_only_the_broken_one_is_wrong() -> None:
     wrong = set()
     for path in sorted(EXPORTS.rglob("*.onnx")):
-        found = anatomy.inspect(path, QEFF)
+        found = anatomy.inspect_model(path, QEFF)
         document(found)
         case, variant, *_ = path.relative_to(EXPORTS).parts
         if found.failed:
             wrong.add((case, variant.partition("-")[0]))
-        assert {token for token, _ in found.tokens} <= {variant.partition("-")[0]} - {"plain"}
+        assert {token for token, _ in found.token_counts} <= {variant.partition("-")[0]} - {"plain"}
         assert "unknown" not in {item.kind for item in found.buffers}
     assert wrong == {("llama2l_dynamo_subfn", "VLLM")}
 
@@ -356,7 +366,7 @@ def test_every_real_export_is_told_and_only_the_broken_one_is_wrong() -> None:
 )
 def test_the_layers_of_real_exports_are_of_their_kinds(case: str, kinds: list[str]) -> None:
     (path,) = EXPORTS.glob(f"{case}.onnx")
-    found = anatomy.inspect(path, QEFF)
+    found = anatomy.inspect_model(path, QEFF)
     assert [item.kind for item in found.buffers[::2]] == kinds
 
 
@@ -365,7 +375,7 @@ def test_a_merge_in_progress_has_its_layers_in_scopes(tmp_path: Path) -> None:
     for value in (*model.graph.input, *model.graph.output):
         if "." in value.name:
             value.name = f"layer_{value.name.split('.')[1][0]}/{value.name}"
-    found = anatomy.inspect(saved(model, tmp_path / "m.onnx"), QEFF)
+    found = anatomy.inspect_model(saved(model, tmp_path / "m.onnx"), QEFF)
     assert [(item.scope, item.layer) for item in found.buffers[::2]] == [
         ("layer_0/", 0),
         ("layer_1/", 1),
@@ -376,7 +386,7 @@ def test_nothing_heavy_is_loaded(decoder: Path) -> None:
     script = (
         "import sys, pathlib; from onnxkvrename import load_rules;"
         "from onnxkvrename.layout import inspect as anatomy;"
-        "anatomy.as_json([anatomy.inspect(pathlib.Path(sys.argv[1]), load_rules())], 0);"
+        "anatomy.summaries_to_json([anatomy.inspect_model(pathlib.Path(sys.argv[1]), load_rules())], 0);"
         "print(*sys.modules)"
     )
     process = subprocess.run(

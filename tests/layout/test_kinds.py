@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from onnxkvrename import Wish, load_rules
-from onnxkvrename.layout.kinds import WORDS, dtype_of, kind_of, shape_of
+from onnxkvrename import TokenChange, load_rules
+from onnxkvrename.layout.kinds import (
+    QEFFICIENT_NAMING,
+    find_pair_dtype,
+    find_pair_shape,
+    infer_buffer_kind,
+)
 from onnxkvrename.model.signature import Dim, Signature, Value
-from onnxkvrename.rules.plan import Pair, plan
+from onnxkvrename.rules.plan import KvPair, build_rename_plan
 
 QEFF = load_rules()
 
@@ -18,17 +23,17 @@ def value(text: str) -> Value:
     return Value(name, "FLOAT16", tuple(shape) if dims else None)
 
 
-def pairs(*inputs: str, outputs: tuple[str, ...] = ()) -> tuple[Pair, ...]:
+def pairs(*inputs: str, outputs: tuple[str, ...] = ()) -> tuple[KvPair, ...]:
     """The buffers of a layer: each input with an output of its shape, unless outputs are given."""
     into = tuple(map(value, inputs))
     retained = [one._replace(name=f"{one.name}_RetainedState") for one in into]
     out = tuple(map(value, outputs)) if outputs else tuple(retained)
-    return plan(Signature(into, out), QEFF, Wish(None)).pairs
+    return build_rename_plan(Signature(into, out), QEFF, TokenChange(None)).pairs
 
 
 def told(*inputs: str, outputs: tuple[str, ...] = ()) -> list[str]:
     layer = pairs(*inputs, outputs=outputs)
-    return [kind_of(pair, layer) for pair in layer]
+    return [infer_buffer_kind(pair, layer) for pair in layer]
 
 
 @pytest.mark.parametrize(
@@ -124,19 +129,27 @@ def test_an_input_says_more_than_its_output() -> None:
             "past_value.0_RetainedState:b,2,sliding_window,4",
         ),
     )
-    assert [shape_of(pair) for pair in layer] == [
+    assert [find_pair_shape(pair) for pair in layer] == [
         ("b", 2, "ctx_len", 4),
         ("b", 2, "sliding_window", 4),
     ]
-    assert [kind_of(pair, layer) for pair in layer] == ["full_attention", "sliding_window"]
-    assert dtype_of(layer[0]) == "FLOAT16"
-    assert shape_of(pairs("past_key.0")[0]) is None
+    assert [infer_buffer_kind(pair, layer) for pair in layer] == [
+        "full_attention",
+        "sliding_window",
+    ]
+    assert find_pair_dtype(layer[0]) == "FLOAT16"
+    assert find_pair_shape(pairs("past_key.0")[0]) is None
 
 
 def test_another_exporters_words_are_data() -> None:
     (pair,) = pairs("past_key.0:b,2,chunk,4")
     kinds = ("chunked_local_attention", "sliding_window_mla")
-    words = WORDS._replace(windows={"chunk": kinds}, named={"attention": "cross_attention"})
-    assert kind_of(pair, [pair]) == "full_attention"
-    assert kind_of(pair, [pair], words) == "cross_attention"
-    assert kind_of(pair, [pair], words._replace(named={})) == "chunked_local_attention"
+    words = QEFFICIENT_NAMING._replace(
+        window_symbols={"chunk": kinds}, kinds_by_profile_kind={"attention": "cross_attention"}
+    )
+    assert infer_buffer_kind(pair, [pair]) == "full_attention"
+    assert infer_buffer_kind(pair, [pair], words) == "cross_attention"
+    assert (
+        infer_buffer_kind(pair, [pair], words._replace(kinds_by_profile_kind={}))
+        == "chunked_local_attention"
+    )

@@ -10,7 +10,7 @@ import pytest
 
 from onnxkvrename import ModelError, load_rules
 from onnxkvrename.layout import layout as layouts
-from onnxkvrename.layout.layout import Buffer, Layout, Source
+from onnxkvrename.layout.layout import Buffer, Layout, LayoutSource
 from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.rules import plan as planning
 
@@ -24,7 +24,7 @@ Shapes = dict[str, tuple[int | str | None, ...] | None]
 
 def source(
     shapes: Shapes, path: str = "m.onnx", *, token: str = "", dtype: str = "FLOAT"
-) -> Source:
+) -> LayoutSource:
     """A model with these buffers, each retained, and logits."""
     names = {f"{name}_{token}" if token else name: shape for name, shape in shapes.items()}
     inputs = (Value("input_ids", "INT64", ("batch_size", "seq_len")),)
@@ -32,7 +32,7 @@ def source(
     outputs = (Value("logits", "FLOAT", ("batch_size", "seq_len", 9)),)
     outputs += tuple(Value(name + OUT, dtype, shape) for name, shape in names.items())
     signature = Signature(inputs, outputs)
-    return Source(path, signature, planning.as_it_stands(signature, RULES))
+    return LayoutSource(path, signature, planning.build_minimal_plan(signature, RULES))
 
 
 def layer(number: int, shape: tuple[int | str | None, ...] | None = FULL) -> Shapes:
@@ -41,7 +41,7 @@ def layer(number: int, shape: tuple[int | str | None, ...] | None = FULL) -> Sha
 
 def layout(*shapes: Shapes, token: str = "") -> Layout:
     merged = {name: shape for group in shapes for name, shape in group.items()}
-    return layouts.layout([source(merged, token=token)])
+    return layouts.build_layout([source(merged, token=token)])
 
 
 def parts(found: Layout) -> list[tuple[int, str, str]]:
@@ -63,13 +63,13 @@ def test_a_buffer_says_all_that_a_consumer_must_know() -> None:
         output="past_key.0_VLLM_RetainedState",
         dtype="FLOAT",
         shape=WINDOW,
-        sequence=2,
+        sequence_axis=2,
         window="sliding_window",
         model="m.onnx",
         token="VLLM",
     )
     assert found.buffers[0].names == ("past_key.0_VLLM", "past_key.0_VLLM_RetainedState")
-    assert found.buffers[0].state == WINDOW[1:]
+    assert found.buffers[0].sequence_shape == WINDOW[1:]
     assert found.buffers[0].token_shape == (2, 4)
 
 
@@ -93,26 +93,26 @@ def test_states_of_one_rank_keep_their_names() -> None:
 
 def test_a_state_does_not_grow() -> None:
     (buffer, _) = layout(layer(0, ("batch_size", 2, 4, 4))).buffers
-    assert (buffer.kind, buffer.sequence, buffer.token_shape) == ("mamba", None, None)
+    assert (buffer.kind, buffer.sequence_axis, buffer.token_shape) == ("mamba", None, None)
 
 
 def test_a_buffer_of_unknown_rank_has_no_shapes() -> None:
     buffer = layout(layer(0, None)).buffers[0]
-    assert (buffer.shape, buffer.state, buffer.token_shape) == (None, None, None)
+    assert (buffer.shape, buffer.sequence_shape, buffer.token_shape) == (None, None, None)
 
 
 def test_a_side_that_is_missing_has_no_name() -> None:
     signature = Signature((Value("past_key.0", "FLOAT", FULL),), ())
-    plan = planning.as_it_stands(signature, RULES)
-    (buffer,) = layouts.layout([Source("m.onnx", signature, plan)]).buffers
+    plan = planning.build_minimal_plan(signature, RULES)
+    (buffer,) = layouts.build_layout([LayoutSource("m.onnx", signature, plan)]).buffers
     assert (buffer.output, buffer.names) == (None, ("past_key.0",))
 
 
 def test_names_that_carry_different_tokens_have_none_in_common() -> None:
     inputs = (Value("past_key.0", "FLOAT", FULL),)
     signature = Signature(inputs, (Value("past_key.0_VLLM_RetainedState", "FLOAT", FULL),))
-    plan = planning.as_it_stands(signature, RULES)
-    (buffer,) = layouts.layout([Source("m.onnx", signature, plan)]).buffers
+    plan = planning.build_minimal_plan(signature, RULES)
+    (buffer,) = layouts.build_layout([LayoutSource("m.onnx", signature, plan)]).buffers
     assert buffer.token is None
     assert [buffer.token for buffer in layout(layer(0)).buffers] == ["", ""]
 
@@ -121,7 +121,7 @@ def test_names_that_carry_different_tokens_have_none_in_common() -> None:
 
 
 def test_windows_together_show_each_input_and_output_once() -> None:
-    found = layouts.layout([source(layer(0), "a"), source(layer(1), "b")])
+    found = layouts.build_layout([source(layer(0), "a"), source(layer(1), "b")])
     assert found.models == ("a", "b")
     assert [buffer.model for buffer in found.buffers] == ["a", "a", "b", "b"]
     assert [value.name for value in found.inputs] == [
@@ -132,12 +132,12 @@ def test_windows_together_show_each_input_and_output_once() -> None:
 
 def test_the_order_of_models_does_not_matter_to_the_buffers() -> None:
     models = [source({f"past_{part}.0": FULL}, part) for part in ("value", "key")]
-    assert layouts.layout(models).buffers == layouts.layout(models[::-1]).buffers
+    assert layouts.build_layout(models).buffers == layouts.build_layout(models[::-1]).buffers
 
 
 def test_two_models_with_one_buffer_are_not_one() -> None:
     with pytest.raises(ModelError) as error:
-        layouts.layout([source(layer(0), "a.onnx"), source(layer(0), "b.onnx")])
+        layouts.build_layout([source(layer(0), "a.onnx"), source(layer(0), "b.onnx")])
     assert str(error.value) == (
         "b.onnx: has key of layer 0, as a.onnx has (give one model, or the windows of one)"
     )
@@ -154,43 +154,49 @@ def test_one_model_with_two_of_a_buffer_is_refused_with_their_names() -> None:
 def test_sizes_are_known_or_missing() -> None:
     found = layout(layer(0), layer(1, WINDOW))
     assert found.symbols == ("batch_size", "ctx_len", "sliding_window")
-    assert found.missing == ("ctx_len", "sliding_window")
-    found = layouts.with_sizes(found, {"ctx_len": 32})
-    assert found.missing == ("sliding_window",)
-    assert found.sized(FULL) == ("batch_size", 2, 32, 4)
+    assert found.unresolved_symbols == ("ctx_len", "sliding_window")
+    found = layouts.apply_sizes(found, {"ctx_len": 32})
+    assert found.unresolved_symbols == ("sliding_window",)
+    assert found.resolve_shape(FULL) == ("batch_size", 2, 32, 4)
 
 
 def test_a_new_size_comes_before_an_old_one() -> None:
-    found = layouts.with_sizes(layout(layer(0)), {"ctx_len": 32, "batch_size": 1})
-    assert layouts.with_sizes(found, {"ctx_len": 64}).sizes == {"ctx_len": 64, "batch_size": 1}
+    found = layouts.apply_sizes(layout(layer(0)), {"ctx_len": 32, "batch_size": 1})
+    assert layouts.apply_sizes(found, {"ctx_len": 64}).sizes == {"ctx_len": 64, "batch_size": 1}
 
 
 def test_bytes_follow_from_what_is_known() -> None:
     found = layout(layer(0))
     buffer = found.buffers[0]
-    assert (found.token_bytes(buffer), found.sequence_bytes(buffer)) == (2 * 4 * 4, None)
-    assert found.batch_bytes(buffer) is None
-    found = layouts.with_sizes(found, {"ctx_len": 32, "batch_size": 3})
-    assert found.sequence_bytes(buffer) == 2 * 32 * 4 * 4
-    assert found.batch_bytes(buffer) == 3 * 2 * 32 * 4 * 4
-    assert found.state_bytes(buffer) is None
+    assert (found.compute_token_bytes(buffer), found.compute_sequence_bytes(buffer)) == (
+        2 * 4 * 4,
+        None,
+    )
+    assert found.compute_batch_bytes(buffer) is None
+    found = layouts.apply_sizes(found, {"ctx_len": 32, "batch_size": 3})
+    assert found.compute_sequence_bytes(buffer) == 2 * 32 * 4 * 4
+    assert found.compute_batch_bytes(buffer) == 3 * 2 * 32 * 4 * 4
+    assert found.compute_state_bytes(buffer) is None
 
 
 def test_a_state_takes_its_bytes_once_a_sequence() -> None:
     found = layout(layer(0, ("batch_size", 2, 4, 4)))
     buffer = found.buffers[0]
-    assert (found.token_bytes(buffer), found.state_bytes(buffer)) == (None, 2 * 4 * 4 * 4)
+    assert (found.compute_token_bytes(buffer), found.compute_state_bytes(buffer)) == (
+        None,
+        2 * 4 * 4 * 4,
+    )
 
 
 def test_a_symbol_for_the_heads_leaves_a_token_without_a_size_until_it_is_given() -> None:
     found = layout(layer(0, ("batch_size", 2, "ctx_len", "Concat_dim_3")))
-    assert found.token_bytes(found.buffers[0]) is None
-    found = layouts.with_sizes(found, {"Concat_dim_3": 4})
-    assert found.token_bytes(found.buffers[0]) == 32
+    assert found.compute_token_bytes(found.buffers[0]) is None
+    found = layouts.apply_sizes(found, {"Concat_dim_3": 4})
+    assert found.compute_token_bytes(found.buffers[0]) == 32
 
 
 def test_dtypes_from_elsewhere_hold_for_buffers_and_values() -> None:
-    found = layouts.with_dtypes(
+    found = layouts.apply_dtypes(
         layout(layer(0)), {"past_key.0": "MXINT8", "past_key.0_RetainedState": "MXINT8"}
     )
     assert [buffer.dtype for buffer in found.buffers] == ["MXINT8", "FLOAT"]
@@ -199,7 +205,7 @@ def test_dtypes_from_elsewhere_hold_for_buffers_and_values() -> None:
 
 
 def test_a_dtype_on_one_side_is_that_of_the_buffer() -> None:
-    found = layouts.with_dtypes(layout(layer(0)), {"past_value.0_RetainedState": "FLOAT16"})
+    found = layouts.apply_dtypes(layout(layer(0)), {"past_value.0_RetainedState": "FLOAT16"})
     assert [buffer.dtype for buffer in found.buffers] == ["FLOAT", "FLOAT16"]
 
 
@@ -215,7 +221,7 @@ def test_a_dtype_on_one_side_is_that_of_the_buffer() -> None:
 )
 def test_dtypes_that_do_not_fit_are_refused(dtypes: dict[str, str], reason: str) -> None:
     with pytest.raises(ModelError, match=reason):
-        layouts.with_dtypes(layout(layer(0)), dtypes)
+        layouts.apply_dtypes(layout(layer(0)), dtypes)
 
 
 # The digest.
@@ -226,21 +232,27 @@ def test_the_digest_is_what_its_description_says() -> None:
         '[[0,"key","full_attention","FLOAT",[null,2,"ctx_len",4],"past_key.0"],'
         '[0,"value","full_attention","FLOAT",[null,2,"ctx_len",4],"past_value.0"]]'
     )
-    assert layouts.digest(layout(layer(0))) == sha256(text.encode("ascii")).hexdigest()
+    assert (
+        layouts.compute_layout_digest(layout(layer(0))) == sha256(text.encode("ascii")).hexdigest()
+    )
 
 
 def test_a_digest_takes_known_sizes_and_hostile_names() -> None:
     name = "\u202eé\x07/past_key.0"
-    found = layouts.with_sizes(layout({name: FULL}), {"ctx_len": 8})
+    found = layouts.apply_sizes(layout({name: FULL}), {"ctx_len": 8})
     row = [0, "key", "full_attention", "FLOAT", [None, 2, 8, 4], name]
     text = json.dumps([row], separators=(",", ":"))
-    assert layouts.digest(found) == sha256(text.encode("ascii")).hexdigest()
+    assert layouts.compute_layout_digest(found) == sha256(text.encode("ascii")).hexdigest()
 
 
 def test_the_batch_does_not_matter_to_the_digest() -> None:
     one = layout(layer(0))
-    assert layouts.digest(one) == layouts.digest(layout(layer(0, ("full_batch_size", *FULL[1:]))))
-    assert layouts.digest(one) == layouts.digest(layouts.with_sizes(one, {"batch_size": 4}))
+    assert layouts.compute_layout_digest(one) == layouts.compute_layout_digest(
+        layout(layer(0, ("full_batch_size", *FULL[1:])))
+    )
+    assert layouts.compute_layout_digest(one) == layouts.compute_layout_digest(
+        layouts.apply_sizes(one, {"batch_size": 4})
+    )
 
 
 @pytest.mark.parametrize(
@@ -254,8 +266,8 @@ def test_the_batch_does_not_matter_to_the_digest() -> None:
         layout(layer(0, ("batch_size", 4, "ctx_len", 4))),
         layout(layer(0, ("batch_size", "ctx_len", 2, 4))),
         layout(layer(0, None)),
-        layouts.with_sizes(layout(layer(0)), {"ctx_len": 32}),
-        layouts.with_dtypes(layout(layer(0)), {"past_key.0": "MXINT8"}),
+        layouts.apply_sizes(layout(layer(0)), {"ctx_len": 32}),
+        layouts.apply_dtypes(layout(layer(0)), {"past_key.0": "MXINT8"}),
         layout({"compressed_kv.0": FULL, "k_pe.0": FULL}),
     ],
     ids=[
@@ -264,7 +276,7 @@ def test_the_batch_does_not_matter_to_the_digest() -> None:
     ],
 )
 def test_whatever_else_differs_changes_the_digest(other: Layout) -> None:
-    assert layouts.digest(other) != layouts.digest(layout(layer(0)))
+    assert layouts.compute_layout_digest(other) != layouts.compute_layout_digest(layout(layer(0)))
 
 
 def test_a_layout_is_a_value() -> None:
@@ -277,25 +289,27 @@ def test_a_layout_is_a_value() -> None:
 
 def test_a_stamp_of_another_layout_is_void() -> None:
     own = source(layer(0))
-    found = layouts.void_stamp(own, "0" * 64)
+    found = layouts.check_stamp(own, "0" * 64)
     assert found is not None
     assert (found.code, found.message[:24]) == ("KV621", "is stamped 000000000000…")
-    assert layouts.void_stamp(own, layouts.digest(layouts.layout([own]))) is None
-    assert layouts.void_stamp(own, None) is None
+    assert (
+        layouts.check_stamp(own, layouts.compute_layout_digest(layouts.build_layout([own]))) is None
+    )
+    assert layouts.check_stamp(own, None) is None
 
 
 def test_a_stamp_without_a_layout_is_void() -> None:
-    found = layouts.void_stamp(source({"past_key.0": FULL, "x/past_key.0": FULL}), "0" * 64)
+    found = layouts.check_stamp(source({"past_key.0": FULL, "x/past_key.0": FULL}), "0" * 64)
     assert found is not None
     assert "has no layout: it has two buffers for key of layer 0" in found.message
 
 
 def test_a_stamp_is_missed_only_beside_others() -> None:
-    found = layouts.layout([source(layer(0), "a"), source(layer(1), "b")])
-    own = layouts.digest(found)
-    assert layouts.wrongly_stamped(found, {"a": None, "b": None}) == {}
-    assert layouts.wrongly_stamped(found, {"a": own, "b": own}) == {}
-    missed = layouts.wrongly_stamped(found, {"a": own, "b": None})
+    found = layouts.build_layout([source(layer(0), "a"), source(layer(1), "b")])
+    own = layouts.compute_layout_digest(found)
+    assert layouts.find_stamp_mismatches(found, {"a": None, "b": None}) == {}
+    assert layouts.find_stamp_mismatches(found, {"a": own, "b": own}) == {}
+    missed = layouts.find_stamp_mismatches(found, {"a": own, "b": None})
     assert [(path, one.message) for path, one in missed.items()] == [
         ("b", "has no stamp, unlike other windows of it")
     ]

@@ -11,13 +11,13 @@ import models
 import pytest
 from models import saved
 
-from onnxkvrename import Job, KvRenameError, ModelError, Options, load_rules, rename
-from onnxkvrename.findings import finding
+from onnxkvrename import KvRenameError, ModelError, Options, RenameJob, load_rules, rename
+from onnxkvrename.findings import build_finding
 from onnxkvrename.layout import layout as layouts
 from onnxkvrename.layout import load as gathering
 from onnxkvrename.layout import manifest
-from onnxkvrename.layout.load import Gathered, Known
-from onnxkvrename.renaming.run import stamp_set
+from onnxkvrename.layout.load import CompileInfo, LoadedLayout
+from onnxkvrename.renaming.run import stamp_models
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
@@ -25,20 +25,22 @@ RULES = load_rules()
 REAL = pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"no real exports: {EXPORTS} is not there")
 
 
-def gather(*paths: Path, known: Known | None = None, strict: bool = False) -> Gathered:
-    return gathering.gather(paths, RULES, known, strict=strict)
+def gather(*paths: Path, known: CompileInfo | None = None, strict: bool = False) -> LoadedLayout:
+    return gathering.load_layout(paths, RULES, known, strict=strict)
 
 
 def digest(*paths: Path) -> str:
-    return layouts.digest(gather(*paths).layout)
+    return layouts.compute_layout_digest(gather(*paths).layout)
 
 
-def codes(found: Gathered) -> list[str]:
+def codes(found: LoadedLayout) -> list[str]:
     return [finding.code for report in found.reports for finding in report.findings]
 
 
-def written(path: Path, found: Gathered) -> Path:
-    path.write_text(manifest.as_json(found.layout, found.reports, int(found.failed)), "utf-8")
+def written(path: Path, found: LoadedLayout) -> Path:
+    path.write_text(
+        manifest.manifest_to_json(found.layout, found.reports, int(found.failed)), "utf-8"
+    )
     return path
 
 
@@ -184,7 +186,7 @@ def test_a_real_merge_stands_for_its_windows_and_says_the_same(kind: str) -> Non
 
 def test_more_that_is_found_of_a_layout_is_told_with_its_first_model() -> None:
     found = gather(FIXTURES / "plain" / "vlm_dual")
-    more = found.with_findings([finding("KV619", "", "is", "do")])
+    more = found.add_findings([build_finding("KV619", "", "is", "do")])
     assert [len(report.findings) for report in more.reports] == [1, 0]
     assert (found.failed, more.failed) == (False, True)
 
@@ -193,18 +195,18 @@ def test_more_that_is_found_of_a_layout_is_told_with_its_first_model() -> None:
 
 
 def test_sizes_are_those_given(decoder: Path) -> None:
-    found = gather(decoder, known=Known({"ctx_len": 32}))
+    found = gather(decoder, known=CompileInfo({"ctx_len": 32}))
     assert found.layout.sizes == {"ctx_len": 32}
 
 
 def test_a_size_for_what_no_buffer_has_is_refused(decoder: Path) -> None:
     with pytest.raises(KvRenameError, match=r"--dim seq_len: buffers have no such dimension; they"):
-        gather(decoder, known=Known({"seq_len": 1}))
+        gather(decoder, known=CompileInfo({"seq_len": 1}))
 
 
-def specialized(path: Path, text: str) -> Known:
+def specialized(path: Path, text: str) -> CompileInfo:
     path.write_text(text, "utf-8")
-    return Known(specializations=path)
+    return CompileInfo(specializations_path=path)
 
 
 @pytest.mark.parametrize(("given", "close"), [("ctx_lem", "(did you mean ctx_len?)"), ("x", "")])
@@ -212,7 +214,7 @@ def test_a_size_for_nearly_a_symbol_is_told_the_symbol(
     given: str, close: str, decoder: Path
 ) -> None:
     with pytest.raises(KvRenameError) as error:
-        gather(decoder, known=Known({given: 4}))
+        gather(decoder, known=CompileInfo({given: 4}))
     said = f"--dim {given}: buffers have no such dimension; they have batch_size, ctx_len {close}"
     assert str(error.value) == said.strip()
 
@@ -222,7 +224,7 @@ def test_a_custom_io_of_before_the_rename_is_told_how_to_follow(decoder: Path) -
     custom.write_text("- IOName: past_key.0\n  Precision: mxint8\n", "utf-8")
     rename(decoder, "VLLM")
     with pytest.raises(ModelError, match="nothing is called past_key") as error:
-        gather(decoder, known=Known(custom_io=custom))
+        gather(decoder, known=CompileInfo(custom_io_path=custom))
     assert "onnxkvrename MODEL --prefix TOKEN --sidecar FILE" in str(error.value)
 
 
@@ -267,7 +269,7 @@ def test_a_size_of_nothing_is_refused(decoder: Path) -> None:
 def test_dtypes_come_from_custom_io(decoder: Path) -> None:
     path = decoder.parent / "custom_io.yaml"
     path.write_text("- IOName: past_key.0\n  Precision: mxint8\n", "utf-8")
-    found = gather(decoder, known=Known(custom_io=path))
+    found = gather(decoder, known=CompileInfo(custom_io_path=path))
     assert [buffer.dtype for buffer in found.layout.buffers] == ["MXINT8", *["FLOAT"] * 3]
 
 
@@ -286,7 +288,7 @@ def test_a_custom_io_of_another_form_or_model_is_refused(
     path = decoder.parent / "custom_io.yaml"
     path.write_text(text, "utf-8")
     with pytest.raises(ModelError) as error:
-        gather(decoder, known=Known(custom_io=path))
+        gather(decoder, known=CompileInfo(custom_io_path=path))
     assert str(error.value).startswith(f"{path}: {reason}")
     assert "\n" not in str(error.value)
 
@@ -294,18 +296,18 @@ def test_a_custom_io_of_another_form_or_model_is_refused(
 def test_an_empty_custom_io_says_nothing(decoder: Path) -> None:
     path = decoder.parent / "custom_io.yaml"
     path.touch()
-    assert gather(decoder, known=Known(custom_io=path)).layout == gather(decoder).layout
+    assert gather(decoder, known=CompileInfo(custom_io_path=path)).layout == gather(decoder).layout
 
 
 @REAL
 def test_the_files_of_a_real_compile_fit_its_model() -> None:
     (model,) = EXPORTS.glob("llama2l/plain-*/*.onnx")
     compiled = EXPORTS / "llama2l" / "compile-plain"
-    known = Known({}, compiled / "specializations.json", compiled / "custom_io.yaml")
+    known = CompileInfo({}, compiled / "specializations.json", compiled / "custom_io.yaml")
     found = gather(model, known=known).layout
     assert found.sizes == {"batch_size": 1, "ctx_len": 32}
     assert {buffer.dtype for buffer in found.buffers} == {"FLOAT16"}
-    assert sum(found.sequence_bytes(buffer) or 0 for buffer in found.buffers) == (
+    assert sum(found.compute_sequence_bytes(buffer) or 0 for buffer in found.buffers) == (
         2 * 2 * (2 * 32 * 16) * 2
     )
 
@@ -316,59 +318,70 @@ def test_the_files_of_a_real_compile_fit_its_model() -> None:
 @pytest.mark.parametrize("name", ["decoder.onnx", "hybrid.onnx", "windows", "vlm_dual"])
 def test_a_model_or_a_set_is_a_side(name: str) -> None:
     path = FIXTURES / "VLLM" / name
-    assert gathering.side(path, RULES) == gather(path)
+    assert gathering.load_model_or_manifest(path, RULES) == gather(path)
 
 
 @pytest.mark.parametrize("name", ["kv.json", "kv", "kv.onnx"])
 def test_a_manifest_stands_for_its_model_whatever_it_is_called(name: str, tmp_path: Path) -> None:
-    found = gather(FIXTURES / "VLLM" / "hybrid.onnx", known=Known({"ctx_len": 64}))
-    assert gathering.side(written(tmp_path / name, found), RULES).layout == found.layout
+    found = gather(FIXTURES / "VLLM" / "hybrid.onnx", known=CompileInfo({"ctx_len": 64}))
+    assert (
+        gathering.load_model_or_manifest(written(tmp_path / name, found), RULES).layout
+        == found.layout
+    )
 
 
 def test_a_manifest_that_an_editor_saved_with_a_mark_and_blanks_is_read(tmp_path: Path) -> None:
     found = gather(FIXTURES / "VLLM" / "decoder.onnx")
     path = written(tmp_path / "m.json", found)
     path.write_bytes(b"\xef\xbb\xbf\r\n " + path.read_bytes())
-    assert gathering.side(path, RULES).layout == found.layout
+    assert gathering.load_model_or_manifest(path, RULES).layout == found.layout
 
 
 def test_sizes_fill_in_what_a_manifest_does_not_say(decoder: Path, tmp_path: Path) -> None:
-    path = written(tmp_path / "m.json", gather(decoder, known=Known({"batch_size": 2})))
+    path = written(tmp_path / "m.json", gather(decoder, known=CompileInfo({"batch_size": 2})))
     custom = decoder.parent / "custom_io.yaml"
     custom.write_text("- IOName: past_key.0\n  Precision: mxint8\n", "utf-8")
-    found = gathering.side(path, RULES, Known({"ctx_len": 8}, None, custom)).layout
+    found = gathering.load_model_or_manifest(
+        path, RULES, CompileInfo({"ctx_len": 8}, None, custom)
+    ).layout
     assert found.sizes == {"ctx_len": 8, "batch_size": 2}
     assert found.buffers[0].dtype == "MXINT8"
 
 
 def test_a_size_that_a_manifest_says_otherwise_is_refused(decoder: Path, tmp_path: Path) -> None:
-    path = written(tmp_path / "m.json", gather(decoder, known=Known({"ctx_len": 64})))
-    assert gathering.side(path, RULES, Known({"ctx_len": 64})).layout.sizes == {"ctx_len": 64}
+    path = written(tmp_path / "m.json", gather(decoder, known=CompileInfo({"ctx_len": 64})))
+    assert gathering.load_model_or_manifest(
+        path, RULES, CompileInfo({"ctx_len": 64})
+    ).layout.sizes == {"ctx_len": 64}
     with pytest.raises(KvRenameError, match="manifest says ctx_len=64, and --dim says 8"):
-        gathering.side(path, RULES, Known({"ctx_len": 8}))
+        gathering.load_model_or_manifest(path, RULES, CompileInfo({"ctx_len": 8}))
 
 
 def test_specializations_of_the_other_side_leave_a_manifest_alone(
     decoder: Path, tmp_path: Path
 ) -> None:
-    path = written(tmp_path / "m.json", gather(decoder, known=Known({"ctx_len": 64})))
+    path = written(tmp_path / "m.json", gather(decoder, known=CompileInfo({"ctx_len": 64})))
     other = tmp_path / "specializations.json"
     other.write_text('{"specializations": [{"symbols": {"ctx_len": "128"}}]}', "utf-8")
-    assert gathering.side(path, RULES, Known({}, other)).layout.sizes == {"ctx_len": 64}
-    assert gathering.side(decoder, RULES, Known({}, other)).layout.sizes == {"ctx_len": 128}
+    assert gathering.load_model_or_manifest(path, RULES, CompileInfo({}, other)).layout.sizes == {
+        "ctx_len": 64
+    }
+    assert gathering.load_model_or_manifest(
+        decoder, RULES, CompileInfo({}, other)
+    ).layout.sizes == {"ctx_len": 128}
 
 
 def test_windows_need_not_fit_if_nobody_asks(export: Path) -> None:
     shutil.rmtree(export / "layer_1_2")
     assert "KV302" in codes(gather(export))
-    assert codes(gather(export, known=Known(sets=False))) == []
+    assert codes(gather(export, known=CompileInfo(group_windows=False))) == []
 
 
 def test_what_was_wrong_with_a_model_is_still_wrong_in_its_manifest(tmp_path: Path) -> None:
     model = models.decoder()
     model.graph.output.pop()
     found = gather(saved(model, tmp_path / "m.onnx"))
-    side = gathering.side(written(tmp_path / "m.json", found), RULES)
+    side = gathering.load_model_or_manifest(written(tmp_path / "m.json", found), RULES)
     assert (codes(side), side.failed) == (codes(found), True)
     assert [report.path for report in side.reports] == [str(tmp_path / "m.json")]
 
@@ -377,7 +390,7 @@ def test_a_manifest_that_was_changed_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "m.json", gather(FIXTURES / "VLLM" / "decoder.onnx"))
     path.write_text(path.read_text().replace("FLOAT", "FLOAT16"), "utf-8")
     with pytest.raises(ModelError, match=f"{path}: was changed after it was written"):
-        gathering.side(path, RULES)
+        gathering.load_model_or_manifest(path, RULES)
 
 
 @pytest.mark.parametrize(
@@ -393,13 +406,13 @@ def test_what_is_neither_a_model_nor_a_manifest_is_refused(
     content: bytes, reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelError) as error:
-        gathering.side(saved(content, tmp_path / "m.json"), RULES)
+        gathering.load_model_or_manifest(saved(content, tmp_path / "m.json"), RULES)
     assert str(error.value).startswith(f"{tmp_path / 'm.json'}: {reason}")
 
 
 def test_a_side_that_is_not_there_is_said_to_be_missing(decoder: Path) -> None:
     with pytest.raises(ModelError, match=r"no such file \(did you mean .*decoder.onnx\?\)"):
-        gathering.side(decoder.with_name("decodr.onnx"), RULES)
+        gathering.load_model_or_manifest(decoder.with_name("decodr.onnx"), RULES)
 
 
 # Stamped.
@@ -407,17 +420,19 @@ def test_a_side_that_is_not_there_is_said_to_be_missing(decoder: Path) -> None:
 
 def stamp(*paths: Path) -> None:
     found = gather(*paths)
-    jobs = [Job(Path(path), Path(path)) for path in found.layout.models]
-    made = stamp_set(jobs, found.reports, layouts.digest(found.layout), RULES, Options())
-    assert made.exit_code() == 0
+    jobs = [RenameJob(Path(path), Path(path)) for path in found.layout.models]
+    made = stamp_models(
+        jobs, found.reports, layouts.compute_layout_digest(found.layout), RULES, Options()
+    )
+    assert made.compute_exit_code() == 0
 
 
 def test_a_set_is_stamped_with_one_digest_which_its_merge_has_too(export: Path) -> None:
     stamp(export)
     found = gather(export)
-    assert (codes(found), found.stamp) == ([], layouts.digest(found.layout))
+    assert (codes(found), found.stamp) == ([], layouts.compute_layout_digest(found.layout))
     merged = merge(export, 0, 3)
-    assert layouts.digest(gather(merged).layout) == found.stamp
+    assert layouts.compute_layout_digest(gather(merged).layout) == found.stamp
 
 
 def test_a_window_alone_may_carry_the_stamp_of_its_set(export: Path) -> None:

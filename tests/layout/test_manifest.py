@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 
 import onnxkvrename
 from onnxkvrename import ModelError, load_rules
-from onnxkvrename.findings import CODES, Finding, finding
+from onnxkvrename.findings import CODES, Finding, build_finding
 from onnxkvrename.layout import kinds, manifest
 from onnxkvrename.layout import layout as layouts
 from onnxkvrename.layout import load as gathering
 from onnxkvrename.layout.layout import Buffer, Layout
-from onnxkvrename.layout.load import Known
+from onnxkvrename.layout.load import CompileInfo
 from onnxkvrename.model.signature import Value
-from onnxkvrename.rules.plan import Kept
+from onnxkvrename.rules.plan import UnchangedName
 from onnxkvrename.rules.results import ModelReport
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
@@ -42,13 +42,13 @@ RULES = load_rules()
 def document(layout: Layout, *findings: Finding) -> dict[str, Any]:
     """The document of a layout, held against its schema."""
     report = ModelReport("m.onnx", "m.onnx", "unchanged", findings=findings)
-    found: dict[str, Any] = json.loads(manifest.as_json(layout, (report,), 0))
+    found: dict[str, Any] = json.loads(manifest.manifest_to_json(layout, (report,), 0))
     jsonschema.validate(found, SCHEMA)
     return found
 
 
 def gathered(path: Path, **sizes: int) -> Layout:
-    return gathering.gather([path], RULES, Known(sizes)).layout
+    return gathering.load_layout([path], RULES, CompileInfo(sizes)).layout
 
 
 # There and back again.
@@ -71,8 +71,8 @@ def buffers(draw: st.DrawFn, values: Values, models: list[str]) -> Buffer:
     if into is not None and out is not None and draw(st.booleans()):
         out = None
     shape = next((end.shape for end in (into, out) if end and end.shape is not None), None)
-    kind = draw(st.sampled_from(get_args(kinds.Kind)))
-    sequence, window = layouts.context(kind, shape)
+    kind = draw(st.sampled_from(get_args(kinds.BufferKind)))
+    sequence, window = layouts.find_axis_and_window(kind, shape)
     return Buffer(
         layer=draw(st.integers(0, 999_999)),
         part=draw(NAMES),
@@ -83,7 +83,7 @@ def buffers(draw: st.DrawFn, values: Values, models: list[str]) -> Buffer:
         output=None if out is None else out.name,
         dtype=draw(st.sampled_from(["FLOAT16", "MXINT8", "INT4", "STRING", "sequence(FLOAT)"])),
         shape=shape,
-        sequence=sequence,
+        sequence_axis=sequence,
         window=window,
         model=draw(st.sampled_from(models)),
         token=draw(st.none() | NAMES),
@@ -101,7 +101,7 @@ def any_layouts(draw: st.DrawFn) -> Layout:
         inputs=tuple(values[0]),
         outputs=tuple(values[1]),
         buffers=tuple(draw(found)),
-        kept=tuple(draw(st.lists(st.builds(Kept, NAMES, NAMES), max_size=2))),
+        kept=tuple(draw(st.lists(st.builds(UnchangedName, NAMES, NAMES), max_size=2))),
         sizes=draw(SIZES),
     )
 
@@ -109,40 +109,40 @@ def any_layouts(draw: st.DrawFn) -> Layout:
 @settings(deadline=None)
 @given(any_layouts())
 def test_a_manifest_gives_back_its_layout_whatever_the_names(layout: Layout) -> None:
-    text = manifest.as_json(layout, (), 0)
+    text = manifest.manifest_to_json(layout, (), 0)
     assert text.isascii()
     jsonschema.validate(json.loads(text), SCHEMA)
-    assert manifest.read(text, "m.json").layout == layout
+    assert manifest.parse_manifest(text, "m.json").layout == layout
 
 
 @pytest.mark.parametrize("kind", ["plain", "VLLM"])
 @pytest.mark.parametrize("path", sorted((FIXTURES / "plain").glob("*.onnx")), ids=lambda p: p.name)
 def test_every_fixture_comes_back(path: Path, kind: str) -> None:
     layout = gathered(FIXTURES / kind / path.name, ctx_len=48)
-    assert manifest.read(json.dumps(document(layout)), "m.json").layout == layout
+    assert manifest.parse_manifest(json.dumps(document(layout)), "m.json").layout == layout
 
 
 def test_findings_and_the_stamp_come_back() -> None:
     wrong = (
-        finding("KV102", "past_key.0", "is", "do"),
-        finding("KV111", "", "", "")._replace(severity="error"),
+        build_finding("KV102", "past_key.0", "is", "do"),
+        build_finding("KV111", "", "", "")._replace(severity="error"),
     )
     report = ModelReport("m.onnx", "m.onnx", "failed", findings=wrong)
     layout = gathered(FIXTURES / "plain" / "decoder.onnx")
-    text = manifest.as_json(layout, (report,), 1, stamp="0" * 64)
+    text = manifest.manifest_to_json(layout, (report,), 1, stamp="0" * 64)
     jsonschema.validate(json.loads(text), SCHEMA)
-    found = manifest.read(text, "m.json")
+    found = manifest.parse_manifest(text, "m.json")
     assert (found.findings, found.stamp) == (wrong, "0" * 64)
 
 
 def test_a_job_that_could_not_be_done_has_every_key_and_is_no_manifest() -> None:
     fault = ModelError("no such file", path="m.onnx")
-    text = manifest.as_json(Layout((), (), (), (), ()), (), 2, fault)
+    text = manifest.manifest_to_json(Layout((), (), (), (), ()), (), 2, fault)
     said = json.loads(text)
     jsonschema.validate(said, SCHEMA)
     assert (said["error"]["path"], said["exit_code"]) == ("m.onnx", 2)
     with pytest.raises(ModelError, match=r"m\.json: is the answer of a manifest that failed"):
-        manifest.read(text, "m.json")
+        manifest.parse_manifest(text, "m.json")
 
 
 # What it says.
@@ -191,16 +191,16 @@ def test_totals_keep_apart_what_grows_otherwise() -> None:
 
 def test_one_size_that_is_not_known_leaves_a_total_unknown() -> None:
     layout = gathered(FIXTURES / "plain" / "mla.onnx", ctx_len=8)
-    assert manifest.totals(layout).sequence == 2 * (8 + 4) * 8 * 4
+    assert manifest.compute_byte_totals(layout).sequence == 2 * (8 + 4) * 8 * 4
     odd = layout.buffers[0]._replace(dtype="STRING")
-    found = manifest.totals(layout._replace(buffers=(odd, *layout.buffers[1:])))
+    found = manifest.compute_byte_totals(layout._replace(buffers=(odd, *layout.buffers[1:])))
     assert (found.context, found.sequence) == (None, None)
 
 
 def test_cross_attention_grows_with_the_encoder() -> None:
     layout = gathered(FIXTURES / "plain" / "decoder.onnx")
     cross = tuple(buffer._replace(kind="cross_attention") for buffer in layout.buffers)
-    found = manifest.totals(layout._replace(buffers=cross))
+    found = manifest.compute_byte_totals(layout._replace(buffers=cross))
     assert (found.context, found.encoder) == (0, 4 * 32)
 
 
@@ -212,7 +212,7 @@ def test_kept_buffers_have_their_reasons() -> None:
 
 
 def test_a_finding_says_of_which_model() -> None:
-    said = document(gathered(FIXTURES / "plain" / "mla.onnx"), finding("KV109", "", "a", "b"))
+    said = document(gathered(FIXTURES / "plain" / "mla.onnx"), build_finding("KV109", "", "a", "b"))
     assert said["findings"] == [
         {
             "model": "m.onnx",
@@ -252,7 +252,7 @@ def test_a_layout_without_buffers_has_no_digest_to_be_equal() -> None:
     layout = gathered(FIXTURES / "plain" / "vlm_dual" / "encoder.onnx")
     said = document(layout)
     assert (said["kv_layout_sha256"], said["buffers"]) == (None, [])
-    assert manifest.read(json.dumps(said), "m.json").layout == layout
+    assert manifest.parse_manifest(json.dumps(said), "m.json").layout == layout
 
 
 # What is refused.
@@ -260,7 +260,7 @@ def test_a_layout_without_buffers_has_no_digest_to_be_equal() -> None:
 
 def sealed(said: dict[str, Any]) -> str:
     """A document with the digest of what it says, as another program may have written it."""
-    return json.dumps({**said, "sha256": manifest.seal(said)})
+    return json.dumps({**said, "sha256": manifest.compute_document_digest(said)})
 
 
 def changed(**content: Any) -> str:
@@ -280,9 +280,13 @@ def test_the_whole_document_is_sealed() -> None:
     assert said["sha256"] == sha256(text.encode("ascii")).hexdigest()
 
 
-WRITTEN = manifest.as_json(
+WRITTEN = manifest.manifest_to_json(
     gathered(FIXTURES / "VLLM" / "hybrid.onnx", ctx_len=64),
-    (ModelReport("m.onnx", "m.onnx", "unchanged", findings=(finding("KV109", "", "a", "b"),)),),
+    (
+        ModelReport(
+            "m.onnx", "m.onnx", "unchanged", findings=(build_finding("KV109", "", "a", "b"),)
+        ),
+    ),
     0,
     stamp="0" * 64,
 )
@@ -312,7 +316,7 @@ def test_a_manifest_with_any_one_value_changed_is_refused(way: tuple[Any, ...], 
     assume(json.dumps(holder[last]) != json.dumps(new))
     holder[last] = new
     with pytest.raises(ModelError):
-        manifest.read(json.dumps(said), "m.json")
+        manifest.parse_manifest(json.dumps(said), "m.json")
 
 
 @pytest.mark.parametrize(
@@ -331,13 +335,15 @@ def test_a_manifest_that_was_changed_by_hand_says_so(change: Any) -> None:
     said = json.loads(WRITTEN)
     change(said)
     with pytest.raises(ModelError, match=r"m\.json: was changed after it was written") as error:
-        manifest.read(json.dumps(said), "m.json")
+        manifest.parse_manifest(json.dumps(said), "m.json")
     assert "onnxkvrename manifest MODEL -o FILE writes it again" in str(error.value)
 
 
 def test_another_layout_of_the_same_document_is_no_change() -> None:
     said = dict(reversed(json.loads(WRITTEN).items()))
-    assert manifest.read(json.dumps(said), "m.json") == manifest.read(WRITTEN, "m.json")
+    assert manifest.parse_manifest(json.dumps(said), "m.json") == manifest.parse_manifest(
+        WRITTEN, "m.json"
+    )
 
 
 @pytest.mark.parametrize(
@@ -380,7 +386,7 @@ def test_what_is_no_manifest_or_a_damaged_one_is_refused_in_one_line(
     text: str, reason: str
 ) -> None:
     with pytest.raises(ModelError) as error:
-        manifest.read(text, "m.json")
+        manifest.parse_manifest(text, "m.json")
     assert str(error.value).startswith(f"m.json: {reason}")
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 300
@@ -394,12 +400,12 @@ def test_a_manifest_with_something_missing_is_refused(key: str) -> None:
     said = json.loads(changed())
     del said[key]
     with pytest.raises(ModelError, match=f"is no whole manifest: {key} is missing"):
-        manifest.read(sealed(said), "m.json")
+        manifest.parse_manifest(sealed(said), "m.json")
 
 
 def test_a_manifest_with_more_in_it_is_read() -> None:
     layout = gathered(FIXTURES / "plain" / "mla.onnx")
-    assert manifest.read(changed(later={}), "m.json").layout == layout
+    assert manifest.parse_manifest(changed(later={}), "m.json").layout == layout
 
 
 # Held against onnx.
@@ -439,7 +445,7 @@ def test_bytes_of_a_real_export_are_those_that_onnx_says(path: Path) -> None:
     expected = witness(model, sizes)
     layout = gathered(EXPORTS / path)
     known = {name: size for name, size in sizes.items() if name in layout.symbols}
-    said = document(layouts.with_sizes(layout, known))
+    said = document(layouts.apply_sizes(layout, known))
     assert {
         buffer["input"] or buffer["output"]: buffer["bytes"] for buffer in said["buffers"]
     } == expected
@@ -450,4 +456,6 @@ def test_bytes_of_a_real_export_are_those_that_onnx_says(path: Path) -> None:
     assert [value["name"] for value in said["inputs"]] == [v.name for v in model.graph.input]
     assert [value["name"] for value in said["outputs"]] == [v.name for v in model.graph.output]
     assert said["kv_layout_sha256"] == own_digest(said)
-    assert manifest.read(json.dumps(said), "m.json").layout == layouts.with_sizes(layout, known)
+    assert manifest.parse_manifest(json.dumps(said), "m.json").layout == layouts.apply_sizes(
+        layout, known
+    )

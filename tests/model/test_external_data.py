@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from onnxkvrename import Finding, Options, WriteError, rename
-from onnxkvrename.model.external_data import locate
-from onnxkvrename.model.proto_reader import Reference
+from onnxkvrename.model.external_data import find_data_files
+from onnxkvrename.model.proto_reader import ExternalReference
 
 
 @pytest.fixture
@@ -29,13 +29,13 @@ def model(tmp_path: Path) -> Path:
     return here / "model.onnx"
 
 
-def located(model: Path, *references: Reference) -> list[str]:
+def located(model: Path, *references: ExternalReference) -> list[str]:
     """For each reference the path below the model's directory, or the finding."""
     return [
         f"{found.code} {found.message}"
         if isinstance(found, Finding)
         else str(found.path.relative_to(model.parent))
-        for found in locate(references, model)
+        for found in find_data_files(references, model)
     ]
 
 
@@ -74,22 +74,24 @@ def located(model: Path, *references: Reference) -> list[str]:
 def test_data_must_be_a_file_that_lies_with_the_model(
     location: str, expected: str, model: Path
 ) -> None:
-    (found,) = located(model, Reference(location, 10, "w"))
+    (found,) = located(model, ExternalReference(location, 10, "w"))
     assert found.startswith(expected)
 
 
 def test_data_must_be_long_enough(model: Path) -> None:
-    assert located(model, Reference("w.bin", 11, "w")) == ["KV503 has 10 bytes, but w ends at 11"]
-    assert located(model, Reference("w.bin", 1 << 60, "w"))[0].startswith("KV503")
+    assert located(model, ExternalReference("w.bin", 11, "w")) == [
+        "KV503 has 10 bytes, but w ends at 11"
+    ]
+    assert located(model, ExternalReference("w.bin", 1 << 60, "w"))[0].startswith("KV503")
 
 
 def test_an_entry_that_is_wrong_in_itself_is_not_looked_for(model: Path) -> None:
-    (found,) = located(model, Reference("", 0, "w", "has no location"))
+    (found,) = located(model, ExternalReference("", 0, "w", "has no location"))
     assert found == "KV503 external data of w has no location"
 
 
 def test_each_file_is_given_once(model: Path) -> None:
-    references = [Reference("w.bin", end, f"w{end}") for end in (1, 2)]
+    references = [ExternalReference("w.bin", end, f"w{end}") for end in (1, 2)]
     assert located(model, *references) == ["w.bin"]
 
 
@@ -97,7 +99,7 @@ def test_a_model_in_the_working_directory_needs_no_directory_in_its_path(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(model.parent)
-    (found,) = locate([Reference("w.bin", 10, "w")], Path("model.onnx"))
+    (found,) = find_data_files([ExternalReference("w.bin", 10, "w")], Path("model.onnx"))
     assert not isinstance(found, Finding)
 
 

@@ -17,7 +17,7 @@ from onnxkvrename.model import proto_reader as messages
 from onnxkvrename.model import protobuf as wire
 from onnxkvrename.model.protobuf import Span
 from onnxkvrename.storage import read as files
-from onnxkvrename.storage.temp_file import Draft
+from onnxkvrename.storage.temp_file import TempFile
 
 
 def zipped() -> bytes:
@@ -54,7 +54,7 @@ def zipped() -> bytes:
 )
 def test_what_is_no_model_is_called_what_it_is(content: bytes, said: str, tmp_path: Path) -> None:
     path = models.saved(content, tmp_path / "x.onnx")
-    with pytest.raises(ModelError, match=said) as caught, onnxfile.opened(path):
+    with pytest.raises(ModelError, match=said) as caught, onnxfile.open_model(path):
         pass
     assert caught.value.path == str(path)
     assert "\n" not in str(caught.value)
@@ -64,13 +64,16 @@ def test_a_file_that_no_reader_takes_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "huge.onnx"
     with path.open("wb") as file:
         file.truncate(1 << 31)
-    with pytest.raises(ModelError, match="2,147,483,648 bytes, more than"), onnxfile.opened(path):
+    with (
+        pytest.raises(ModelError, match="2,147,483,648 bytes, more than"),
+        onnxfile.open_model(path),
+    ):
         pass
 
 
 def test_a_fault_further_in_names_the_file_too(tmp_path: Path) -> None:
     path = models.saved(models.decoder(), tmp_path / "x.onnx")
-    with pytest.raises(ModelError) as caught, onnxfile.opened(path):
+    with pytest.raises(ModelError) as caught, onnxfile.open_model(path):
         raise ModelError("too deep")
     assert caught.value.path == str(path)
 
@@ -87,9 +90,9 @@ def test_pieces_are_written_in_order_whatever_their_size(
         pieces += [Span(at, size), b"between" * size]
         expected += content[at : at + size] + b"between" * size
         at += size
-    with onnxfile.opened(path) as opened, Draft(tmp_path / "y.onnx") as draft:
-        assert b"".join(onnxfile.data(opened.file, pieces)) == expected
-        onnxfile.write(opened.file, pieces, draft)
+    with onnxfile.open_model(path) as opened, TempFile(tmp_path / "y.onnx") as draft:
+        assert b"".join(onnxfile.read_pieces(opened.file, pieces)) == expected
+        onnxfile.write_pieces(opened.file, pieces, draft)
         assert draft.read(0, len(expected) + 1) == expected
 
 
@@ -110,9 +113,9 @@ def test_a_result_is_read_before_it_is_written(
 ) -> None:
     """From every byte on, at every size."""
     path = models.saved(bytes(range(30)), tmp_path / "x")
-    with files.opened(path) as file:
-        whole = b"".join(onnxfile.data(file, pieces))
-        result = onnxfile.spliced(file, pieces)
+    with files.open_file(path) as file:
+        whole = b"".join(onnxfile.read_pieces(file, pieces))
+        result = onnxfile.build_spliced_source(file, pieces)
         assert result.size == len(whole)
         for offset in range(len(whole) + 2):
             for size in range(len(whole) + 2):
@@ -121,21 +124,23 @@ def test_a_result_is_read_before_it_is_written(
 
 def test_a_result_that_is_not_written_yet_shows_its_new_names(tmp_path: Path) -> None:
     path = models.saved(models.decoder(), tmp_path / "x.onnx")
-    with onnxfile.opened(path) as model:
-        survey = places.survey(model.source, {models.KEY, "past_key.0_VLLM"})
-        edits = survey.edits({models.KEY: "past_key.0_VLLM"}, {})
-        result = onnxfile.spliced(model.file, wire.splice(model.source, edits))
-        renamed = model.signature.renamed({models.KEY: "past_key.0_VLLM"}, {})
-        assert messages.signature(result) == renamed != model.signature
+    with onnxfile.open_model(path) as model:
+        survey = places.find_occurrences(model.source, {models.KEY, "past_key.0_VLLM"})
+        edits = survey.build_edits({models.KEY: "past_key.0_VLLM"}, {})
+        result = onnxfile.build_spliced_source(
+            model.file, wire.splice_payloads(model.source, edits)
+        )
+        renamed = model.signature.apply_name_map({models.KEY: "past_key.0_VLLM"}, {})
+        assert messages.read_signature(result) == renamed != model.signature
 
 
 def test_a_source_that_becomes_shorter_is_not_read_as_a_result(tmp_path: Path) -> None:
     path = models.saved(models.decoder(), tmp_path / "x.onnx")
-    with onnxfile.opened(path) as model:
-        result = onnxfile.spliced(model.file, (Span(0, model.file.size),))
+    with onnxfile.open_model(path) as model:
+        result = onnxfile.build_spliced_source(model.file, (Span(0, model.file.size),))
         os.truncate(path, model.file.size // 2)
         with pytest.raises(ModelError, match="became shorter while it was read"):
-            messages.signature(result)
+            messages.read_signature(result)
 
 
 def test_what_was_written_must_read_back_as_planned(tmp_path: Path) -> None:
@@ -149,21 +154,21 @@ def test_what_was_written_must_read_back_as_planned(tmp_path: Path) -> None:
         (other, "names, dtypes or shapes differ"),
         (b"\xff" * size, "field number|wire type|a number of more"),
     ]:
-        with onnxfile.opened(path) as model, Draft(tmp_path / "y.onnx") as draft:
+        with onnxfile.open_model(path) as model, TempFile(tmp_path / "y.onnx") as draft:
             draft.write(written)
             if said is None:
-                onnxfile.prove(draft, size, model.signature)
+                onnxfile.check_written_model(draft, size, model.signature)
             else:
                 with pytest.raises(WriteError, match=f"(?:{said}).*nothing was changed.*bug"):
-                    onnxfile.prove(draft, size, model.signature)
+                    onnxfile.check_written_model(draft, size, model.signature)
 
 
 def test_a_model_is_read_through_its_file(tmp_path: Path) -> None:
     path = models.saved(models.decoder(), tmp_path / "x.onnx")
-    with onnxfile.opened(path) as model:
+    with onnxfile.open_model(path) as model:
         assert [value.name for value in model.signature.outputs] == [
             "logits",
             models.KEY_OUT,
             models.VALUE_OUT,
         ]
-        assert model.file.size == path.stat().st_size <= files.MAX_MODEL
+        assert model.file.size == path.stat().st_size <= files.MAX_MODEL_SIZE

@@ -7,30 +7,38 @@ import pytest
 from models import FORMS, decoder, field, saved
 from onnx import ModelProto
 
-from onnxkvrename import Job, ModelReport, Options, Wish, load_rules, rename, rename_set
+from onnxkvrename import (
+    ModelReport,
+    Options,
+    RenameJob,
+    TokenChange,
+    load_rules,
+    rename,
+    rename_batch,
+)
 from onnxkvrename.model import metadata as stamps
-from onnxkvrename.model.file import data, opened
-from onnxkvrename.model.protobuf import Source, Span
-from onnxkvrename.renaming.run import stamp_set
+from onnxkvrename.model.file import open_model, read_pieces
+from onnxkvrename.model.protobuf import ByteSource, Span
+from onnxkvrename.renaming.run import stamp_models
 
 DIGEST = "0123456789abcdef" * 4
 OTHER = DIGEST[::-1]
 
 
-def source(content: bytes) -> Source:
-    return Source(lambda offset, size: content[offset : offset + size], len(content))
+def source(content: bytes) -> ByteSource:
+    return ByteSource(lambda offset, size: content[offset : offset + size], len(content))
 
 
 def written(path: Path, stamp: str | None) -> bytes:
-    with opened(path) as model:
-        pieces = stamps.written(model.source, stamp, (Span(0, model.file.size),))
-        return b"".join(data(model.file, pieces))
+    with open_model(path) as model:
+        pieces = stamps.write_stamp(model.source, stamp, (Span(0, model.file.size),))
+        return b"".join(read_pieces(model.file, pieces))
 
 
 def stamped(path: Path, digest: str = DIGEST) -> Path:
     report = ModelReport(str(path), str(path), "unchanged", pairs=pairs(path))
-    result = stamp_set([Job(path, path)], [report], digest, load_rules(), Options())
-    assert result.exit_code() == 0
+    result = stamp_models([RenameJob(path, path)], [report], digest, load_rules(), Options())
+    assert result.compute_exit_code() == 0
     return path
 
 
@@ -51,19 +59,19 @@ def test_a_stamp_is_one_entry_of_the_metadata(model: Path) -> None:
     before = onnx.load(model)
     stamped(model)
     after = onnx.load(model)
-    assert entries(model) == [(stamps.KEY, DIGEST)]
+    assert entries(model) == [(stamps.STAMP_KEY, DIGEST)]
     del after.metadata_props[:]
     assert after == before
 
 
 def test_a_model_without_one_has_none(model: Path) -> None:
-    with opened(model) as found:
-        assert stamps.read(found.source) is None
+    with open_model(model) as found:
+        assert stamps.read_stamp(found.source) is None
 
 
 def test_a_second_stamp_takes_the_place_of_the_first(model: Path) -> None:
     stamped(stamped(model), OTHER)
-    assert entries(model) == [(stamps.KEY, OTHER)]
+    assert entries(model) == [(stamps.STAMP_KEY, OTHER)]
 
 
 def test_the_same_stamp_leaves_the_file_alone(model: Path) -> None:
@@ -82,7 +90,7 @@ def test_a_new_token_makes_the_stamp_void(model: Path, tmp_path: Path) -> None:
     plain = saved(decoder(), tmp_path / "plain.onnx")
     rename(plain, "VLLM")
     report = rename(stamped(model), "VLLM")
-    assert (len(report.names), report.stamp) == (4, "")
+    assert (len(report.name_map), report.stamp) == (4, "")
     assert model.read_bytes() == plain.read_bytes()
 
 
@@ -97,15 +105,15 @@ def test_a_rename_that_changes_nothing_leaves_the_stamp(model: Path) -> None:
 def test_a_look_ahead_says_that_the_stamp_would_go(model: Path) -> None:
     before = stamped(model).read_bytes()
     report = rename(model, strip=True, options=Options(write=False))
-    assert (report.status, report.changed, report.names) == ("would-rename", True, {})
+    assert (report.status, report.has_changes, report.name_map) == ("would-rename", True, {})
     assert model.read_bytes() == before
 
 
 def test_what_others_wrote_into_the_metadata_stays(tmp_path: Path) -> None:
     model = decoder()
-    onnx.helper.set_model_props(model, {"framework": "pt", stamps.KEY: OTHER, "seed": "7"})
+    onnx.helper.set_model_props(model, {"framework": "pt", stamps.STAMP_KEY: OTHER, "seed": "7"})
     path = stamped(saved(model, tmp_path / "model.onnx"))
-    assert entries(path) == [("framework", "pt"), ("seed", "7"), (stamps.KEY, DIGEST)]
+    assert entries(path) == [("framework", "pt"), ("seed", "7"), (stamps.STAMP_KEY, DIGEST)]
     rename(path, strip=True)
     assert entries(path) == [("framework", "pt"), ("seed", "7")]
 
@@ -114,21 +122,23 @@ def test_what_others_wrote_into_the_metadata_stays(tmp_path: Path) -> None:
 def test_however_a_stamp_is_written_it_is_found_and_goes(form: str, tmp_path: Path) -> None:
     plain = decoder()
     model = ModelProto.FromString(plain.SerializeToString())
-    onnx.helper.set_model_props(model, {stamps.KEY: OTHER})
+    onnx.helper.set_model_props(model, {stamps.STAMP_KEY: OTHER})
     path = saved(FORMS[form](model), tmp_path / "model.onnx")
-    with opened(path) as found:
-        assert stamps.read(found.source) == OTHER
+    with open_model(path) as found:
+        assert stamps.read_stamp(found.source) == OTHER
     assert written(path, None) == FORMS[form](plain)
 
 
 def test_a_tag_that_was_written_too_long_goes_as_a_whole() -> None:
-    entry = field(1, stamps.KEY) + field(2, OTHER)
+    entry = field(1, stamps.STAMP_KEY) + field(2, OTHER)
     tag = bytes([0x80 | 14 << 3 & 0x7F | 2, 0x80, 0x00])
     before, after = field(2, "pt"), field(3, "1")
     found = source(before + tag + bytes([len(entry)]) + entry + after)
-    assert stamps.read(found) == OTHER
-    pieces = stamps.written(found, None, (Span(0, found.size),))
-    parts = [found.slice(piece.offset, piece.size) for piece in pieces if isinstance(piece, Span)]
+    assert stamps.read_stamp(found) == OTHER
+    pieces = stamps.write_stamp(found, None, (Span(0, found.size),))
+    parts = [
+        found.read_slice(piece.offset, piece.size) for piece in pieces if isinstance(piece, Span)
+    ]
     assert parts == [before, after]
 
 
@@ -136,16 +146,16 @@ def test_the_windows_of_a_set_are_stamped_all_or_none(tmp_path: Path) -> None:
     paths = [saved(decoder(), tmp_path / f"{name}.onnx") for name in ("one", "two", "three")]
     before = [path.read_bytes() for path in paths]
     paths[1].chmod(0o444)
-    jobs = [Job(path, path) for path in paths]
+    jobs = [RenameJob(path, path) for path in paths]
     reports = [ModelReport(str(p), str(p), "unchanged", pairs=pairs(p)) for p in paths]
-    refused = stamp_set(jobs, reports, DIGEST, load_rules(), Options())
-    assert (refused.exit_code(), [p.read_bytes() for p in paths]) == (2, before)
-    forced = stamp_set(jobs, reports, DIGEST, load_rules(), Options(force=True))
-    assert (forced.exit_code(), [entries(path) for path in paths]) == (
+    refused = stamp_models(jobs, reports, DIGEST, load_rules(), Options())
+    assert (refused.compute_exit_code(), [p.read_bytes() for p in paths]) == (2, before)
+    forced = stamp_models(jobs, reports, DIGEST, load_rules(), Options(force=True))
+    assert (forced.compute_exit_code(), [entries(path) for path in paths]) == (
         0,
-        [[(stamps.KEY, DIGEST)]] * 3,
+        [[(stamps.STAMP_KEY, DIGEST)]] * 3,
     )
-    rename_set(jobs, Wish(None, strip=True), load_rules(), Options(force=True))
+    rename_batch(jobs, TokenChange(None, strip=True), load_rules(), Options(force=True))
     assert [path.read_bytes() for path in paths] == before
 
 

@@ -11,30 +11,30 @@ from onnx import GraphProto, ModelProto, TensorProto
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.model import occurrences as places
-from onnxkvrename.model.occurrences import Survey
-from onnxkvrename.model.protobuf import Source, Span, splice
+from onnxkvrename.model.occurrences import Occurrences
+from onnxkvrename.model.protobuf import ByteSource, Span, splice_payloads
 
 NEW = f"{KEY}_VLLM"
 
 
-def survey(model: ModelProto | bytes, *names: str) -> Survey:
+def survey(model: ModelProto | bytes, *names: str) -> Occurrences:
     raw = model if isinstance(model, bytes) else model.SerializeToString()
-    return places.survey(Source.of(raw), names or (KEY,))
+    return places.find_occurrences(ByteSource.from_bytes(raw), names or (KEY,))
 
 
-def found(survey: Survey) -> set[tuple[str, str, int]]:
-    return {(place.name, place.role, place.scope) for place in survey.places}
+def found(survey: Occurrences) -> set[tuple[str, str, int]]:
+    return {(place.name, place.role, place.scope) for place in survey.occurrences}
 
 
 def seen(model: ModelProto | bytes, *names: str) -> list[tuple[str, int]]:
-    return [(place.role, place.scope) for place in survey(model, *names).seen_in_main()]
+    return [(place.role, place.scope) for place in survey(model, *names).find_in_main_graph()]
 
 
 def exchanged(model: ModelProto, names: dict[str, str]) -> ModelProto:
     """The model with names exchanged all at once."""
     raw = model.SerializeToString()
-    source = Source.of(raw)
-    pieces = splice(source, places.survey(source, names).edits(names, {}))
+    source = ByteSource.from_bytes(raw)
+    pieces = splice_payloads(source, places.find_occurrences(source, names).build_edits(names, {}))
     return ModelProto.FromString(
         b"".join(raw[p.offset :][: p.size] if isinstance(p, Span) else p for p in pieces)
     )
@@ -65,7 +65,7 @@ def everywhere(name: str) -> ModelProto:
 def test_a_name_is_found_in_every_place_and_means_something_there():
     roles = ["reads", "produces", "input", "output", "value_info", "initializer", "initializer"]
     roles += ["annotation", "annotation", "sharding", "binding", "binding"]
-    found = survey(everywhere(KEY)).places
+    found = survey(everywhere(KEY)).occurrences
     assert sorted(place.role for place in found) == sorted(roles)
     assert {place.scope for place in found} == {0}
     assert {place.op_type for place in found} == {"", "Identity", "Constant"}
@@ -73,7 +73,7 @@ def test_a_name_is_found_in_every_place_and_means_something_there():
 
 def test_only_whole_names_are_found():
     for other in ("past_key.1", f"{KEY}0", f"x{KEY}", KEY.upper(), f"{KEY} "):
-        assert survey(everywhere(other)).places == ()
+        assert survey(everywhere(other)).occurrences == ()
 
 
 def test_what_is_called_like_a_buffer_in_a_function_is_not_one():
@@ -89,13 +89,13 @@ def test_what_is_called_like_a_buffer_in_a_function_is_not_one():
 
 def test_names_that_are_not_utf8_are_found():
     raw = field(7, field(1, field(1, b"past_\xff.0") + field(2, "y")))
-    (place,) = survey(raw, b"past_\xff.0".decode("utf-8", "surrogateescape")).places
+    (place,) = survey(raw, b"past_\xff.0".decode("utf-8", "surrogateescape")).occurrences
     assert place.role == "reads"
 
 
 def test_no_name_at_all_is_not_found():
     raw = field(7, field(11, field(1, b"")) + field(1, field(1, b"") + field(2, b"")))
-    assert survey(raw, "").places == ()
+    assert survey(raw, "").occurrences == ()
 
 
 def test_of_a_name_given_twice_the_last_is_the_place():
@@ -144,7 +144,7 @@ def test_a_graph_that_defines_the_name_hides_the_outer_one_from_all_below(how: s
     outside = node("Identity", [KEY], ["after"])
     model = decoder(branch(defining(how)), outside)
     assert seen(model) == seen(decoder(outside))
-    assert len(survey(model).places) >= len(seen(model)) + 2
+    assert len(survey(model).occurrences) >= len(seen(model)) + 2
 
 
 @pytest.mark.parametrize("role", ["value_info", "output", "reads"])
@@ -203,8 +203,8 @@ def test_bindings_of_an_update_name_what_the_algorithm_defines():
 
 def test_a_producer_is_a_node_of_the_main_graph():
     body = graph(node("Relu", ["x"], [VALUE]))
-    told = survey(decoder(branch(body)), KEY_OUT, VALUE).uses({})
-    assert told.producers == {KEY_OUT: "Add"}
+    told = survey(decoder(branch(body)), KEY_OUT, VALUE).build_name_uses({})
+    assert told.producer_op_types == {KEY_OUT: "Add"}
 
 
 @pytest.mark.parametrize(
@@ -216,14 +216,14 @@ def test_what_a_subgraph_captures_is_read(body: GraphProto):
     model = decoder(branch(body))
     for reader in model.graph.node[:3]:
         reader.input[:] = ["x", "x"]
-    assert survey(model, KEY, VALUE).uses({}).read == {VALUE}
+    assert survey(model, KEY, VALUE).build_name_uses({}).read_names == {VALUE}
 
 
 def test_a_graph_output_or_a_shadowed_name_is_not_read():
     body = graph(node("Constant", [], [KEY_OUT]), node("Identity", [KEY_OUT], ["y"]))
     model = decoder(branch(body))
     model.graph.node[2].input[:] = ["x", "x"]
-    assert survey(model, KEY_OUT).uses({}).read == frozenset()
+    assert survey(model, KEY_OUT).build_name_uses({}).read_names == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -236,13 +236,13 @@ def test_a_graph_output_or_a_shadowed_name_is_not_read():
     ],
 )
 def test_a_new_name_that_stands_somewhere_is_taken(model: ModelProto, where: str):
-    told = survey(model, KEY, NEW).uses({KEY: NEW})
-    assert list(told.taken) == [NEW]
-    assert told.taken[NEW].startswith(where)
+    told = survey(model, KEY, NEW).build_name_uses({KEY: NEW})
+    assert list(told.taken_names) == [NEW]
+    assert told.taken_names[NEW].startswith(where)
 
 
 def test_a_name_that_moves_away_is_not_taken():
-    assert survey(decoder(), KEY, VALUE).uses({KEY: VALUE, VALUE: KEY}).taken == {}
+    assert survey(decoder(), KEY, VALUE).build_name_uses({KEY: VALUE, VALUE: KEY}).taken_names == {}
 
 
 def test_symbols_come_from_inputs_outputs_and_what_has_to_do_with_a_name():
@@ -252,9 +252,9 @@ def test_symbols_come_from_inputs_outputs_and_what_has_to_do_with_a_name():
     model.graph.value_info.append(info(KEY, "named_dim_2"))
     model.graph.value_info.append(info("a", f"Add{KEY}_dim_3"))
     model.graph.value_info.append(info("b", "elsewhere_dim_4"))
-    assert survey(model).uses({}).symbols >= {"in_dim_0", "out_dim_1", "named_dim_2"}
-    assert f"Add{KEY}_dim_3" in survey(model).uses({}).symbols
-    assert "elsewhere_dim_4" not in survey(model).uses({}).symbols
+    assert survey(model).build_name_uses({}).symbols >= {"in_dim_0", "out_dim_1", "named_dim_2"}
+    assert f"Add{KEY}_dim_3" in survey(model).build_name_uses({}).symbols
+    assert "elsewhere_dim_4" not in survey(model).build_name_uses({}).symbols
 
 
 def test_symbols_are_found_wherever_a_block_ends():
@@ -263,7 +263,7 @@ def test_symbols_are_found_wherever_a_block_ends():
     for before in range((1 << 16) - 130, (1 << 16)):
         short = field(10, "d" * 96)
         fillers = short * (before // 98) + field(10, "d" * (before % 98))
-        assert survey(field(7, fillers + output + short)).uses({}).symbols == {symbol}
+        assert survey(field(7, fillers + output + short)).build_name_uses({}).symbols == {symbol}
 
 
 # Exchanging
@@ -290,14 +290,14 @@ alphabet = st.text(st.sampled_from("ab_/.019"), max_size=6)
 @given(st.lists(alphabet, min_size=1, max_size=120), st.sets(alphabet, max_size=100))
 def test_names_are_found_whatever_they_have_in_common(present: list[str], wanted: set[str]):
     raw = field(7, b"".join(field(1, field(1, name) + field(2, "out")) for name in present))
-    told = [place.name for place in survey(raw, *wanted).places if place.role == "reads"]
+    told = [place.name for place in survey(raw, *wanted).occurrences if place.role == "reads"]
     assert told == [name for name in present if name and name in wanted]
 
 
 def test_hundreds_of_unrelated_names_are_found_at_once():
     letters = [f"{chr(97 + i % 26)}{chr(97 + i // 26)}_{'x' * (i % 7)}" for i in range(600)]
     model = decoder(*[node("Relu", [name], [f"{name}_out"]) for name in letters])
-    assert {place.name for place in survey(model, *letters).places} == set(letters)
+    assert {place.name for place in survey(model, *letters).occurrences} == set(letters)
 
 
 def test_weights_in_the_way_are_not_read():
@@ -310,5 +310,5 @@ def test_weights_in_the_way_are_not_read():
         read += size
         return raw[offset : offset + size]
 
-    assert len(places.survey(Source(reading, len(raw)), [KEY]).places) == 2
+    assert len(places.find_occurrences(ByteSource(reading, len(raw)), [KEY]).occurrences) == 2
     assert read < len(raw)

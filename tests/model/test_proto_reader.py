@@ -22,9 +22,9 @@ from onnx.helper import (
 from onnxkvrename.errors import ModelError
 from onnxkvrename.model import occurrences as places
 from onnxkvrename.model import proto_reader as messages
-from onnxkvrename.model.proto_reader import Reference
-from onnxkvrename.model.protobuf import Source
-from onnxkvrename.model.signature import Dim, Export, Value
+from onnxkvrename.model.proto_reader import ExternalReference
+from onnxkvrename.model.protobuf import ByteSource
+from onnxkvrename.model.signature import Dim, ExportInfo, Value
 
 FLOAT = make_tensor_type_proto(TensorProto.FLOAT, SHAPE)
 
@@ -36,7 +36,7 @@ def value(type_: TypeProto | bytes, name: str = "x") -> Value:
 
 
 def value_of(raw: bytes) -> Value:
-    (found,) = messages.signature(Source.of(field(7, field(11, raw)))).inputs
+    (found,) = messages.read_signature(ByteSource.from_bytes(field(7, field(11, raw)))).inputs
     return found
 
 
@@ -49,7 +49,7 @@ def test_inputs_and_outputs_come_in_the_files_order_doubles_included():
     model = decoder()
     model.graph.input.append(info("x", "batch", 2))
     raw = model.SerializeToString()
-    found = messages.signature(Source.of(raw))
+    found = messages.read_signature(ByteSource.from_bytes(raw))
     assert [value.name for value in found.inputs] == [value.name for value in model.graph.input]
     assert [value.name for value in found.outputs] == [value.name for value in model.graph.output]
     assert found.inputs[0] == Value("x", "FLOAT", SHAPE)
@@ -84,7 +84,7 @@ def test_a_type_is_read(type_: TypeProto, dtype: str, dims: tuple[Dim, ...] | No
 
 @pytest.mark.parametrize("number", TensorProto.DataType.values())
 def test_a_dtype_goes_by_the_name_that_onnx_gives_it(number: int):
-    assert messages.dtype_name(number) == TensorProto.DataType.Name(number)
+    assert messages.get_dtype_name(number) == TensorProto.DataType.Name(number)
 
 
 def test_an_opaque_type_may_have_a_domain():
@@ -122,7 +122,7 @@ def test_of_a_string_given_twice_the_last_counts():
 def test_a_field_of_another_wire_type_is_unknown_and_not_the_name():
     assert value_of(field(1, "x") + field(1, 5) + field(2, 5)) == Value("x", "UNDEFINED", None)
     with pytest.raises(ModelError, match="no graph"):
-        messages.signature(Source.of(field(7, 5)))
+        messages.read_signature(ByteSource.from_bytes(field(7, 5)))
 
 
 TENSOR = field(1, field(1, 1))
@@ -140,43 +140,45 @@ TWICE = {
 def test_a_message_that_parsers_would_merge_is_refused(what: str):
     onnx.ModelProto.FromString(TWICE[what])
     with pytest.raises(ModelError, match=f"a second {what.split(',')[0]} at byte"):
-        messages.signature(Source.of(TWICE[what]))
+        messages.read_signature(ByteSource.from_bytes(TWICE[what]))
 
 
 # Who wrote it
 
 
-def origin(*raw: bytes) -> Export:
-    return messages.export(Source.of(b"".join(raw)))
+def origin(*raw: bytes) -> ExportInfo:
+    return messages.read_export_info(ByteSource.from_bytes(b"".join(raw)))
 
 
 def test_an_export_says_who_wrote_it_and_for_what():
     model = decoder()
     model.producer_name, model.producer_version = "pytorch", "2.13.0"
     opsets = (("", 18), ("local", 1))
-    assert origin(model.SerializeToString()) == Export(10, "pytorch", "2.13.0", opsets)
-    assert origin(written(model, backwards=True)) == Export(10, "pytorch", "2.13.0", opsets[::-1])
+    assert origin(model.SerializeToString()) == ExportInfo(10, "pytorch", "2.13.0", opsets)
+    assert origin(written(model, backwards=True)) == ExportInfo(
+        10, "pytorch", "2.13.0", opsets[::-1]
+    )
 
 
 def test_what_an_export_does_not_say_is_nothing():
-    assert origin() == origin(field(7, b"")) == Export(0, "", "", ())
+    assert origin() == origin(field(7, b"")) == ExportInfo(0, "", "", ())
     assert origin(field(8, b"")).opsets == (("", 0),)
 
 
 def test_of_an_origin_given_twice_the_last_counts_and_numbers_have_64_bits():
     twice = field(1, 7) + field(1, 1 << 40) + field(2, "a") + field(2, "b")
     opset = field(8, field(2, 17) + field(2, (1 << 64) - 1) + field(1, "x") + field(1, ""))
-    assert origin(twice, opset) == Export(1 << 40, "b", "", (("", -1),))
+    assert origin(twice, opset) == ExportInfo(1 << 40, "b", "", (("", -1),))
 
 
 def test_an_origin_of_another_wire_type_is_none():
     wrong = field(1, "8") + field(2, 5) + field(3, 5) + field(8, 17)
-    assert origin(wrong) == Export(0, "", "", ())
+    assert origin(wrong) == ExportInfo(0, "", "", ())
 
 
 def test_a_producer_that_is_no_text_survives():
     raw = field(2, b"\xff")
-    assert origin(raw).producer.encode("utf-8", "surrogateescape") == b"\xff"
+    assert origin(raw).producer_name.encode("utf-8", "surrogateescape") == b"\xff"
 
 
 def test_the_graph_is_stepped_over():
@@ -188,7 +190,9 @@ def test_the_graph_is_stepped_over():
         asked.append(size)
         return raw[offset : offset + size]
 
-    assert messages.export(Source(read, len(raw))) == Export(8, "", "", (("", 17),))
+    assert messages.read_export_info(ByteSource(read, len(raw))) == ExportInfo(
+        8, "", "", (("", 17),)
+    )
     assert sum(asked) < weights // 4
 
 
@@ -200,7 +204,7 @@ def test_a_damaged_origin_is_refused():
 @pytest.mark.parametrize("raw", [b"", field(1, 8), field(2, "pytorch"), b"\x3a" * 3])
 def test_what_has_no_graph_is_no_model(raw: bytes):
     with pytest.raises(ModelError):
-        messages.signature(Source.of(raw))
+        messages.read_signature(ByteSource.from_bytes(raw))
 
 
 # External data
@@ -215,11 +219,13 @@ def external(*entries: tuple[str, str], dims: tuple[int, ...] = (4, 2), name: st
     return told
 
 
-def references(model: onnx.ModelProto) -> tuple[Reference, ...]:
-    return places.survey(Source.of(model.SerializeToString()), ["past_key.0"]).references
+def references(model: onnx.ModelProto) -> tuple[ExternalReference, ...]:
+    return places.find_occurrences(
+        ByteSource.from_bytes(model.SerializeToString()), ["past_key.0"]
+    ).references
 
 
-def reference(*entries: tuple[str, str], **tensor) -> Reference:
+def reference(*entries: tuple[str, str], **tensor) -> ExternalReference:
     model = decoder()
     model.graph.initializer.append(external(("location", "w.bin"), *entries, **tensor))
     (found,) = references(model)
@@ -238,7 +244,7 @@ def reference(*entries: tuple[str, str], **tensor) -> Reference:
     ],
 )
 def test_external_data_end_where_offset_and_length_say(entries: list[tuple[str, str]], end: int):
-    assert reference(*entries) == Reference("w.bin", end, "w")
+    assert reference(*entries) == ExternalReference("w.bin", end, "w")
 
 
 @pytest.mark.parametrize(
@@ -257,7 +263,7 @@ def test_external_data_end_where_offset_and_length_say(entries: list[tuple[str, 
 )
 def test_without_a_length_the_dimensions_say_it(data_type: str, dims: tuple[int, ...], end: int):
     number = TensorProto.DataType.Value(data_type)
-    assert reference(data_type=number, dims=dims).end == end
+    assert reference(data_type=number, dims=dims).end_offset == end
 
 
 @pytest.mark.parametrize(
@@ -265,32 +271,34 @@ def test_without_a_length_the_dimensions_say_it(data_type: str, dims: tuple[int,
 )
 @pytest.mark.parametrize("key", ["offset", "length"])
 def test_offset_and_length_are_plain_numbers(key: str, text: str):
-    assert key in reference((key, text)).fault
+    assert key in reference((key, text)).problem
 
 
 def test_six_bits_are_packed_too():
     float6e2m3 = 27  # onnx 1.22 has no name for it
-    assert reference(data_type=float6e2m3, dims=(8,)).end == 6
+    assert reference(data_type=float6e2m3, dims=(8,)).end_offset == 6
 
 
 def test_a_length_must_hold_the_tensor():
-    assert "needs 32 bytes" in reference(("length", "31")).fault
+    assert "needs 32 bytes" in reference(("length", "31")).problem
 
 
 def test_a_negative_dimension_is_a_fault():
-    assert "negative" in reference(dims=(-1, 4)).fault
-    assert "negative" in reference(dims=(-1, -4)).fault
+    assert "negative" in reference(dims=(-1, 4)).problem
+    assert "negative" in reference(dims=(-1, -4)).problem
 
 
 def test_data_without_a_location_are_a_fault():
-    assert "no location" in reference(("location", "")).fault
+    assert "no location" in reference(("location", "")).problem
 
 
 def test_packed_dimensions_count_as_others_do():
     packed = field(1, varint(4) + varint(2)) + field(2, 1) + field(8, "w") + field(14, 1)
     raw = field(5, packed + field(13, field(1, "location") + field(2, "w.bin")))
-    (found,) = places.survey(Source.of(field(7, raw)), ["past_key.0"]).references
-    assert found == Reference("w.bin", 32, "w")
+    (found,) = places.find_occurrences(
+        ByteSource.from_bytes(field(7, raw)), ["past_key.0"]
+    ).references
+    assert found == ExternalReference("w.bin", 32, "w")
 
 
 def test_data_in_the_model_are_no_reference():
@@ -300,22 +308,31 @@ def test_data_in_the_model_are_no_reference():
     model.graph.initializer.append(inline)
     assert references(model) == ()
     raw = field(14, 1) + field(14, 0) + field(13, field(1, "location") + field(2, "w.bin"))
-    assert places.survey(Source.of(field(7, field(5, raw))), ["past_key.0"]).references == ()
+    assert (
+        places.find_occurrences(
+            ByteSource.from_bytes(field(7, field(5, raw))), ["past_key.0"]
+        ).references
+        == ()
+    )
 
 
 @pytest.mark.parametrize("location", [field(14, 1) + field(14, 7), field(14, (1 << 32) + 1)])
 def test_where_data_lie_is_read_as_protobuf_reads_it(location: bytes):
     raw = field(13, field(1, "location") + field(2, "../w.bin")) + location
     assert TensorProto.FromString(raw).data_location == TensorProto.EXTERNAL
-    assert places.survey(Source.of(field(7, field(5, raw))), ["past_key.0"]).references
+    assert places.find_occurrences(
+        ByteSource.from_bytes(field(7, field(5, raw))), ["past_key.0"]
+    ).references
 
 
 def test_dimensions_of_another_wire_type_are_unknown():
     raw = field(2, 1) + b"\x09" + varint(9) * 8 + field(14, 1)
     raw += field(13, field(1, "location") + field(2, "w.bin"))
     assert list(TensorProto.FromString(raw).dims) == []
-    (found,) = places.survey(Source.of(field(7, field(5, raw))), ["past_key.0"]).references
-    assert found.end == 4
+    (found,) = places.find_occurrences(
+        ByteSource.from_bytes(field(7, field(5, raw))), ["past_key.0"]
+    ).references
+    assert found.end_offset == 4
 
 
 def test_packed_dimensions_that_are_cut_off_are_refused():
@@ -324,7 +341,7 @@ def test_packed_dimensions_that_are_cut_off_are_refused():
     with pytest.raises(DecodeError):
         GraphProto.FromString(raw)
     with pytest.raises(ModelError):
-        places.survey(Source.of(field(7, raw)), ["past_key.0"])
+        places.find_occurrences(ByteSource.from_bytes(field(7, raw)), ["past_key.0"])
 
 
 def test_tensors_in_one_file_are_one_reference_up_to_the_last_of_them():
@@ -333,7 +350,7 @@ def test_tensors_in_one_file_are_one_reference_up_to_the_last_of_them():
         model.graph.initializer.append(
             external(("location", "w.bin"), ("offset", offset), name=name)
         )
-    assert references(model) == (Reference("w.bin", 96, "last"),)
+    assert references(model) == (ExternalReference("w.bin", 96, "last"),)
 
 
 def test_a_faulty_reference_does_not_hide_behind_a_good_one():
@@ -342,7 +359,7 @@ def test_a_faulty_reference_does_not_hide_behind_a_good_one():
         model.graph.initializer.append(
             external(("location", "w.bin"), ("offset", offset), name=name)
         )
-    assert [reference.tensor for reference in references(model)] == ["other", "faulty"]
+    assert [reference.tensor_name for reference in references(model)] == ["other", "faulty"]
 
 
 def test_external_data_are_found_wherever_a_tensor_is():
@@ -370,7 +387,7 @@ def test_external_data_are_found_wherever_a_tensor_is():
     found.attribute[0].sparse_tensor.values.CopyFrom(away("in_sparse_attribute"))
     model.graph.node.append(found)
     model.training_info.add().algorithm.initializer.append(away("in_training"))
-    assert {reference.tensor for reference in references(model)} == {
+    assert {reference.tensor_name for reference in references(model)} == {
         *("in_attribute", "in_a_list", "in_subgraph", "subgraph_initializer", "in_function"),
         *("initializer", "sparse_values", "sparse_indices", "in_sparse_attribute", "in_training"),
     }
@@ -379,6 +396,6 @@ def test_external_data_are_found_wherever_a_tensor_is():
 def test_a_value_info_of_a_sequence_can_be_read_with_its_symbols():
     nested = make_sequence_type_proto(make_tensor_type_proto(TensorProto.FLOAT, ("Addx_dim_1", 2)))
     raw = make_value_info("x", nested).SerializeToString()
-    source = Source.of(field(7, field(11, raw)))
-    survey = places.survey(source, ["past_key.0"])
+    source = ByteSource.from_bytes(field(7, field(11, raw)))
+    survey = places.find_occurrences(source, ["past_key.0"])
     assert [name for name, _ in survey.symbols] == ["Addx_dim_1"]

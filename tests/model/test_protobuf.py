@@ -13,21 +13,31 @@ from models import BROKEN, CLOSE, OPEN, field, varint
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.model import protobuf as wire
-from onnxkvrename.model.protobuf import Record, Source, Span, fields, splice, total
+from onnxkvrename.model.protobuf import (
+    ByteSource,
+    Record,
+    Span,
+    read_fields,
+    splice_payloads,
+    sum_piece_sizes,
+)
 
 GRAPH = 7
 
 
 def read(data: bytes) -> list[tuple[int, int, bytes]]:
-    return [(r.number, r.wire, data[r.body : r.end]) for r in fields(Source.of(data), root(data))]
+    return [
+        (r.number, r.wire_type, data[r.start : r.end])
+        for r in read_fields(ByteSource.from_bytes(data), root(data))
+    ]
 
 
 def root(data: bytes) -> Record:
-    return Source.of(data).root
+    return ByteSource.from_bytes(data).root
 
 
-def only_field(source: Source, parent: Record) -> Record:
-    (record,) = fields(source, parent)
+def only_field(source: ByteSource, parent: Record) -> Record:
+    (record,) = read_fields(source, parent)
     return record
 
 
@@ -61,13 +71,13 @@ def test_numbers_and_lengths_may_be_longer_than_needed(number: int, width: int):
 
 @pytest.mark.parametrize("value", [0, 127, 128, 1 << 32, (1 << 63) - 1, -1, -(1 << 63)])
 def test_integers_are_signed_64_bit_numbers(value: int):
-    source = Source.of(field(1, value % (1 << 64)))
-    assert source.integer(only_field(source, source.root)) == value
+    source = ByteSource.from_bytes(field(1, value % (1 << 64)))
+    assert source.read_integer(only_field(source, source.root)) == value
 
 
 def test_packed_integers_are_read_one_by_one():
-    source = Source.of(field(1, varint(1) + varint(300) + varint((1 << 64) - 2)))
-    assert list(source.integers(only_field(source, source.root))) == [1, 300, -2]
+    source = ByteSource.from_bytes(field(1, varint(1) + varint(300) + varint((1 << 64) - 2)))
+    assert list(source.read_integers(only_field(source, source.root))) == [1, 300, -2]
 
 
 def test_groups_are_stepped_over_with_all_that_is_in_them():
@@ -97,21 +107,33 @@ def test_what_protobuf_refuses_in_a_graph_is_refused_there(
     raw = field(GRAPH, before + data) + after
     with pytest.raises(DecodeError):
         onnx.ModelProto.FromString(raw)
-    source = Source.of(raw)
-    graph = next(fields(source, source.root))
+    source = ByteSource.from_bytes(raw)
+    graph = next(read_fields(source, source.root))
     for stems in (None, (), (b"past_",)):
         with pytest.raises(ModelError):
-            list(fields(source, graph, stems=stems))
+            list(read_fields(source, graph, stems=stems))
 
 
 def test_groups_count_as_messages():
     fits, too_deep = (field(GRAPH, OPEN * count + CLOSE * count) for count in (99, 100))
     onnx.ModelProto.FromString(fits)
-    assert list(fields(Source.of(fits), only_field(Source.of(fits), root(fits)))) == []
+    assert (
+        list(
+            read_fields(
+                ByteSource.from_bytes(fits), only_field(ByteSource.from_bytes(fits), root(fits))
+            )
+        )
+        == []
+    )
     with pytest.raises(DecodeError):
         onnx.ModelProto.FromString(too_deep)
     with pytest.raises(ModelError):
-        list(fields(Source.of(too_deep), only_field(Source.of(too_deep), root(too_deep))))
+        list(
+            read_fields(
+                ByteSource.from_bytes(too_deep),
+                only_field(ByteSource.from_bytes(too_deep), root(too_deep)),
+            )
+        )
 
 
 @pytest.mark.parametrize("depth", [100, 101])
@@ -119,35 +141,37 @@ def test_messages_nest_as_deep_as_protobuf_takes_them(depth: int):
     data = b""
     for _ in range(depth):
         data = field(1, data)
-    source, record = Source.of(data), root(data)
+    source, record = ByteSource.from_bytes(data), root(data)
     for _ in range(100):
         record = only_field(source, record)
     if depth == 100:
-        assert list(fields(source, record)) == []
+        assert list(read_fields(source, record)) == []
     else:
         record = only_field(source, record)
         with pytest.raises(ModelError, match="nested more than 100 deep"):
-            list(fields(source, record))
+            list(read_fields(source, record))
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_noticed():
     data = field(1, "a" * 200_000) + field(2, "b")
-    source = Source(lambda offset, size: data[offset : offset + size][:100], len(data))
+    source = ByteSource(lambda offset, size: data[offset : offset + size][:100], len(data))
     with pytest.raises(ModelError, match="shorter"):
-        list(fields(source, source.root))
+        list(read_fields(source, source.root))
 
 
 def test_a_name_of_more_than_64_kib_is_refused():
-    source = Source.of(field(1, "a" * wire.MAX_NAME) + field(2, "a" * (wire.MAX_NAME + 1)))
-    fits, too_long = fields(source, source.root)
-    assert source.text(fits) == "a" * wire.MAX_NAME
+    source = ByteSource.from_bytes(
+        field(1, "a" * wire.MAX_NAME_SIZE) + field(2, "a" * (wire.MAX_NAME_SIZE + 1))
+    )
+    fits, too_long = read_fields(source, source.root)
+    assert source.read_string(fits) == "a" * wire.MAX_NAME_SIZE
     with pytest.raises(ModelError, match="65,537 bytes"):
-        source.text(too_long)
+        source.read_string(too_long)
 
 
 def test_bytes_that_are_no_utf8_survive_as_text():
-    source = Source.of(field(1, b"past_\xff\x00"))
-    text = source.text(only_field(source, source.root))
+    source = ByteSource.from_bytes(field(1, b"past_\xff\x00"))
+    text = source.read_string(only_field(source, source.root))
     assert text.encode("utf-8", "surrogateescape") == b"past_\xff\x00"
 
 
@@ -188,24 +212,24 @@ def test_a_search_finds_what_a_plain_walk_finds(
 ):
     data = field(3, "b" * before) + field(7, message) + field(4, "past_")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "BLOCK", 64)
-        source = Source.of(data)
-        holder = list(fields(source, source.root))[1]
-        plain = list(fields(source, holder))
-        found = list(fields(source, holder, stems=stems, always=always))
+        patch.setattr(wire, "BLOCK_SIZE", 64)
+        source = ByteSource.from_bytes(data)
+        holder = list(read_fields(source, source.root))[1]
+        plain = list(read_fields(source, holder))
+        found = list(read_fields(source, holder, stems=stems, always=always))
     asked = [
         r
         for r in plain
-        if r.number in always or any(stem in data[r.body : r.end] for stem in stems)
+        if r.number in always or any(stem in data[r.start : r.end] for stem in stems)
     ]
     if not stems:
         assert found == asked
         return
     assert [r for r in plain if r in found] == found
-    assert [r for r in asked if r.wire == wire.LENGTH and r not in found] == []
+    assert [r for r in asked if r.wire_type == wire.LENGTH and r not in found] == []
     for record in found:  # the others are those that take a longer look
-        prefix, size = record.body - record.size_at, record.end - record.size_at
-        if record.wire == wire.LENGTH and record.number < 16 and prefix < 3 < size < 63:
+        prefix, size = record.start - record.length_start, record.end - record.length_start
+        if record.wire_type == wire.LENGTH and record.number < 16 and prefix < 3 < size < 63:
             assert record in asked
 
 
@@ -214,17 +238,17 @@ def test_a_name_is_found_wherever_a_block_ends(around: int):
     names = field(1, "past_key.0") + field(1, "x" * 100) + field(1, "past_key.1")
     for before in range(around - 180, around + 20):
         filler = b"".join(field(2, "f" * 96) for _ in range(before // 98))
-        source = Source.of(filler + field(3, "f" * (before % 98)) + names)
-        found = [source.text(r) for r in fields(source, source.root, stems=(b"past_",))]
+        source = ByteSource.from_bytes(filler + field(3, "f" * (before % 98)) + names)
+        found = [source.read_string(r) for r in read_fields(source, source.root, stems=(b"past_",))]
         assert found == ["past_key.0", "past_key.1"]
 
 
 def test_a_field_larger_than_a_block_is_given_unless_nothing_is_looked_for():
     data = field(5, "w" * 70_000) + field(1, "a") + field(1, "past_")
-    source = Source.of(data)
-    numbers = [r.number for r in fields(source, source.root, stems=(b"past_",))]
+    source = ByteSource.from_bytes(data)
+    numbers = [r.number for r in read_fields(source, source.root, stems=(b"past_",))]
     assert numbers == [5, 1]
-    assert list(fields(source, source.root, stems=())) == []
+    assert list(read_fields(source, source.root, stems=())) == []
 
 
 def test_weights_are_stepped_over_and_not_read():
@@ -235,9 +259,9 @@ def test_weights_are_stepped_over_and_not_read():
         sizes.append(size)
         return data[offset : offset + size]
 
-    source = Source(reading, len(data))
-    assert len(list(fields(source, source.root, stems=(b"past_",)))) == 2
-    assert sum(sizes) <= 2 * wire.BLOCK
+    source = ByteSource(reading, len(data))
+    assert len(list(read_fields(source, source.root, stems=(b"past_",)))) == 2
+    assert sum(sizes) <= 2 * wire.BLOCK_SIZE
 
 
 @pytest.mark.parametrize("stems", [(), (b"past_",)])
@@ -249,11 +273,11 @@ def test_a_block_is_read_once_however_many_fields_are_given(stems: tuple[bytes, 
         blocks.append(offset)
         return data[offset : offset + size]
 
-    source = Source(reading, len(data))
+    source = ByteSource(reading, len(data))
     graph = only_field(source, source.root)
-    found = list(fields(source, graph, stems=stems, always=frozenset((11,))))
+    found = list(read_fields(source, graph, stems=stems, always=frozenset((11,))))
     assert len(found) == 2_000
-    assert len(blocks) <= len(data) // wire.BLOCK + 2
+    assert len(blocks) <= len(data) // wire.BLOCK_SIZE + 2
 
 
 # Splicing
@@ -264,12 +288,12 @@ def grown(depth: int, old: str, new: str) -> tuple[bytes, bytes]:
     before, after = field(1, old), field(1, new)
     for number in range(2, depth + 2):
         before, after = field(number, before), field(number, after)
-    source = Source.of(before)
+    source = ByteSource.from_bytes(before)
     record = only_field(source, source.root)
     for _ in range(depth):
         record = only_field(source, record)
-    pieces = splice(source, [(record, new.encode())])
-    assert total(pieces) == len(after)
+    pieces = splice_payloads(source, [(record, new.encode())])
+    assert sum_piece_sizes(pieces) == len(after)
     return bytes_of(before, pieces), after
 
 
@@ -290,18 +314,20 @@ def test_an_empty_name_can_be_filled_and_a_name_emptied():
 @pytest.mark.parametrize(("width", "expected"), [(1, 2), (2, 2), (3, 3), (5, 5)])
 def test_a_prefix_longer_than_needed_keeps_its_width(width: int, expected: int):
     data = field(1, field(2, "a" * 100, width), width)
-    source = Source.of(data)
+    source = ByteSource.from_bytes(data)
     holder = only_field(source, source.root)
     name = only_field(source, holder)
-    result = bytes_of(data, splice(source, [(name, b"a" * 200)]))
+    result = bytes_of(data, splice_payloads(source, [(name, b"a" * 200)]))
     assert result == field(1, field(2, "a" * 200, expected), expected)
 
 
 def test_two_names_change_places():
     data = field(1, "past_key.0") + field(2, "weights") + field(1, "past_value.10")
-    source = Source.of(data)
-    one, _, other = fields(source, source.root)
-    pieces = splice(source, [(other, source.payload(one)), (one, source.payload(other))])
+    source = ByteSource.from_bytes(data)
+    one, _, other = read_fields(source, source.root)
+    pieces = splice_payloads(
+        source, [(other, source.read_payload(one)), (one, source.read_payload(other))]
+    )
     assert bytes_of(data, pieces) == (
         field(1, "past_value.10") + field(2, "weights") + field(1, "past_key.0")
     )
@@ -309,14 +335,14 @@ def test_two_names_change_places():
 
 def test_what_does_not_change_is_not_held_in_memory():
     data = field(1, field(9, "w" * 1000) + field(8, "past_key.0")) + field(2, "end")
-    source = Source.of(data)
-    holder = next(fields(source, source.root))
-    _, name = fields(source, holder)
-    assert splice(source, []) == (Span(0, len(data)),)
-    pieces = splice(source, [(name, b"past_key.0_VLLM")])
+    source = ByteSource.from_bytes(data)
+    holder = next(read_fields(source, source.root))
+    _, name = read_fields(source, holder)
+    assert splice_payloads(source, []) == (Span(0, len(data)),)
+    pieces = splice_payloads(source, [(name, b"past_key.0_VLLM")])
     assert [piece for piece in pieces if isinstance(piece, Span)] == [
         Span(0, 1),
-        Span(holder.body, name.size_at - holder.body),
+        Span(holder.start, name.length_start - holder.start),
         Span(holder.end, len(data) - holder.end),
     ]
 
@@ -364,9 +390,9 @@ def _written(part: Part, *, after: bool) -> bytes:
     return field(part.number, new if after else old, width)
 
 
-def edits(source: Source, holder: Record, parts: list[Part]) -> list[tuple[Record, bytes]]:
+def edits(source: ByteSource, holder: Record, parts: list[Part]) -> list[tuple[Record, bytes]]:
     found: list[tuple[Record, bytes]] = []
-    for record, part in zip(fields(source, holder), parts, strict=True):
+    for record, part in zip(read_fields(source, holder), parts, strict=True):
         if isinstance(part.inside, Leaf):
             if part.inside.old != part.inside.new:
                 found.append((record, part.inside.new))
@@ -379,9 +405,9 @@ def edits(source: Source, holder: Record, parts: list[Part]) -> list[tuple[Recor
 @given(trees, st.randoms(use_true_random=False))
 def test_a_splice_is_what_writing_it_all_again_would_give(tree: list[Part], random):
     data, expected = written(tree, after=False), written(tree, after=True)
-    source = Source.of(data)
+    source = ByteSource.from_bytes(data)
     changes = edits(source, source.root, tree)
     random.shuffle(changes)
-    pieces = splice(source, changes)
+    pieces = splice_payloads(source, changes)
     assert bytes_of(data, pieces) == expected
-    assert total(pieces) == len(expected)
+    assert sum_piece_sizes(pieces) == len(expected)

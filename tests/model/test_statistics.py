@@ -10,12 +10,12 @@ from models import branch, field, graph, node, sparse, tensor, varint
 from onnx import ModelProto, NodeProto, TensorProto
 
 from onnxkvrename import ModelError
-from onnxkvrename.model.protobuf import Source
-from onnxkvrename.model.statistics import Weight, weigh
+from onnxkvrename.model.protobuf import ByteSource
+from onnxkvrename.model.statistics import ModelStats, collect_model_stats
 
 
-def weighed(model: ModelProto) -> Weight:
-    return weigh(Source.of(model.SerializeToString()))
+def weighed(model: ModelProto) -> ModelStats:
+    return collect_model_stats(ByteSource.from_bytes(model.SerializeToString()))
 
 
 def large(name: str = "w") -> TensorProto:
@@ -28,9 +28,9 @@ def constant(name: str = "c") -> NodeProto:
 
 
 def test_nodes_are_those_of_the_main_graph() -> None:
-    assert weighed(models.decoder()).nodes == 3
+    assert weighed(models.decoder()).node_count == 3
     inner = graph(node("Neg", ["x"], ["a"]), node("Neg", ["a"], ["b"]))
-    assert weighed(models.decoder(branch(inner))).nodes == 4
+    assert weighed(models.decoder(branch(inner))).node_count == 4
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,11 @@ def test_a_weight_is_as_large_as_its_values(dtype: int, values: list[object], si
     model = models.decoder()
     model.graph.initializer.append(onnx.helper.make_tensor("w", dtype, [len(values)], values))
     found = weighed(model)
-    assert (found.inline, found.size, found.external) == (1, size, 0)
+    assert (found.inline_tensor_count, found.inline_bytes, found.external_tensor_count) == (
+        1,
+        size,
+        0,
+    )
 
 
 def test_names_and_sizes_of_a_weight_weigh_nothing() -> None:
@@ -56,7 +60,7 @@ def test_names_and_sizes_of_a_weight_weigh_nothing() -> None:
     weight = TensorProto(name="w" * 1000, dims=[2] * 100, raw_data=b"abcd", data_type=1)
     weight.doc_string = "d" * 1000
     model.graph.initializer.append(weight)
-    assert weighed(model).size == 4
+    assert weighed(model).inline_bytes == 4
 
 
 def test_every_tensor_counts_wherever_it_is() -> None:
@@ -72,20 +76,20 @@ def test_every_tensor_counts_wherever_it_is() -> None:
     training.algorithm.CopyFrom(graph(constant()))
     training.initialization.CopyFrom(graph(constant()))
     found = weighed(model)
-    assert (found.inline, found.size) == (10, 12_000)
-    assert found.functions == ("F",)
+    assert (found.inline_tensor_count, found.inline_bytes) == (10, 12_000)
+    assert found.function_names == ("F",)
 
 
 def test_a_sparse_weight_is_its_values_and_indices() -> None:
     model = models.decoder()
     model.graph.sparse_initializer.append(sparse("w"))
-    assert weighed(model) == Weight(3, (), 2, 4 + 1, 0)
+    assert weighed(model) == ModelStats(3, (), 2, 4 + 1, 0)
 
 
 def test_a_small_constant_is_no_weight() -> None:
     small = node("Constant", [], ["c"], value=tensor("w", *[1.0] * 200))
-    assert weighed(models.decoder(small)) == Weight(4)
-    assert weighed(models.decoder(constant())) == Weight(4, (), 1, 1200)
+    assert weighed(models.decoder(small)) == ModelStats(4)
+    assert weighed(models.decoder(constant())) == ModelStats(4, (), 1, 1200)
 
 
 def test_external_weights_weigh_nothing_here() -> None:
@@ -93,21 +97,23 @@ def test_external_weights_weigh_nothing_here() -> None:
     outside = TensorProto(name="w", dims=[1 << 40], data_type=1, data_location=1)
     outside.external_data.add(key="location", value="w.bin")
     model.graph.initializer.extend([outside, outside, large()])
-    assert weighed(model) == Weight(3, (), 1, 1200, 2)
+    assert weighed(model) == ModelStats(3, (), 1, 1200, 2)
 
 
 @pytest.mark.parametrize("form", models.FORMS.values(), ids=list(models.FORMS))
 def test_the_form_of_a_file_does_not_matter(form: object) -> None:
     model = models.decoder(constant())
     model.graph.initializer.append(TensorProto(name="w", raw_data=b"abcd"))
-    assert weigh(Source.of(form(model))) == Weight(4, (), 2, 1204)  # type: ignore[operator]
+    assert collect_model_stats(ByteSource.from_bytes(form(model))) == ModelStats(4, (), 2, 1204)  # type: ignore[operator]
 
 
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(ModelError):
-        weigh(Source.of(b"\x12\x02a"))
+        collect_model_stats(ByteSource.from_bytes(b"\x12\x02a"))
     with pytest.raises(ModelError):
-        weigh(Source.of(field(7, field(5, b"\x4a\xff\x7f")) + field(8, field(2, 18))))
+        collect_model_stats(
+            ByteSource.from_bytes(field(7, field(5, b"\x4a\xff\x7f")) + field(8, field(2, 18)))
+        )
 
 
 def test_weights_are_stepped_over_not_read(tmp_path: Path) -> None:
@@ -122,8 +128,8 @@ def test_weights_are_stepped_over_not_read(tmp_path: Path) -> None:
         return data
 
     with path.open("rb", buffering=0) as file:
-        found = weigh(Source(counted, path.stat().st_size))
-    assert (found.inline, found.size) == (20, 1_900_000_000)
+        found = collect_model_stats(ByteSource(counted, path.stat().st_size))
+    assert (found.inline_tensor_count, found.inline_bytes) == (20, 1_900_000_000)
     assert read < 1 << 20
 
 
@@ -146,4 +152,4 @@ def test_a_value_that_looks_like_a_weight_is_none() -> None:
     model = models.decoder()
     model.graph.value_info.append(models.info("w" * 2000))
     model.graph.doc_string = struct.pack("<f", 1.0).hex() * 1000
-    assert weighed(model) == Weight(3)
+    assert weighed(model) == ModelStats(3)

@@ -9,27 +9,31 @@ from typing import Any
 
 import pytest
 
-from onnxkvrename import ModelError, Wish, load_rules
+from onnxkvrename import ModelError, TokenChange, load_rules
 from onnxkvrename.qefficient.export_cache import (
-    Entry,
-    Params,
-    digest,
-    named,
-    occupied,
-    parse,
-    recognise,
-    retold,
-    reused,
-    seeded,
-    text_of,
-    token_refusal,
-    unrecognised,
+    CacheEntry,
+    ExportParams,
+    build_occupied_finding,
+    build_renamed_entry,
+    build_unrecognized_finding,
+    check_export_reuse,
+    compute_export_hash,
+    explain_token_refusal,
+    identify_export,
+    parse_export_params,
+    rename_export_params,
+    render_export_params,
+    split_directory_name,
 )
 from onnxkvrename.qefficient.find_export import PARAMS_FILE
-from onnxkvrename.rules.profile import parse as rules_of
+from onnxkvrename.rules.profile import parse_rules as rules_of
 
 QEFF = load_rules()
-VLLM, STRIP, ANEW = Wish("VLLM"), Wish(None, strip=True), Wish("NEW", replace=True)
+VLLM, STRIP, ANEW = (
+    TokenChange("VLLM"),
+    TokenChange(None, strip=True),
+    TokenChange("NEW", replace=True),
+)
 CAUSAL = "QEFFAutoModelForCausalLM"
 DECODER = "QEffCausalLMForTextImageToTextModel"
 ENCODER = "QEffVisionEncoderForTextImageToTextModel"
@@ -51,7 +55,7 @@ each_twin = pytest.mark.parametrize(
 )
 
 
-def export(outputs: str = PLAIN, owner: str | None = CAUSAL, **more: Any) -> Params:
+def export(outputs: str = PLAIN, owner: str | None = CAUSAL, **more: Any) -> ExportParams:
     """Parameters of a small export; ``~`` stands for ``_RetainedState``."""
     names = outputs.replace("~", "_RetainedState").split()
     axes = {"input_ids": {0: "batch_size"}, "past_key.0": {0: "batch_size", 2: "ctx_len"}}
@@ -62,7 +66,7 @@ def export(outputs: str = PLAIN, owner: str | None = CAUSAL, **more: Any) -> Par
         **({"qeff_auto_class": owner} if owner else {}),
         **more,
     }
-    return parse(written(hashed), PARAMS_FILE)
+    return parse_export_params(written(hashed), PARAMS_FILE)
 
 
 def written(hashed: Any) -> str:
@@ -76,23 +80,23 @@ def hash_of(hashed: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def entry(params: Params) -> Entry:
+def entry(params: ExportParams) -> CacheEntry:
     """The parameters' export, in a directory called as it should be."""
-    found = recognise(f"Toy-{hash_of(params)}", params)
+    found = identify_export(f"Toy-{hash_of(params)}", params)
     assert found is not None
     return found
 
 
-def outputs(params: Params) -> str:
+def outputs(params: ExportParams) -> str:
     return " ".join(params["export_params"]["output_names"]).replace("_RetainedState", "~")
 
 
-def embedded(params: Params) -> Params:
+def embedded(params: ExportParams) -> ExportParams:
     """The parameters as a layerwise export saves them, after it took their hash."""
     axes = dict(params["export_params"]["dynamic_axes"])
     axes["inputs_embeds"] = axes.pop("input_ids")
     told = {**params["export_params"], "dynamic_axes": axes}
-    return parse(written({**params, "export_params": told}), PARAMS_FILE)
+    return parse_export_params(written({**params, "export_params": told}), PARAMS_FILE)
 
 
 # The file
@@ -101,21 +105,26 @@ def embedded(params: Params) -> Params:
 def test_parameters_are_written_as_they_were_read() -> None:
     text = '{\n    "a":[\n        1,\n        1e-06,\n        "\\u00e9\\ud83d\\ude00"\n    ],'
     text += '\n    "export_params":{\n        "output_names":[]\n    }\n}'
-    assert text_of(parse(text, PARAMS_FILE)) == text
+    assert render_export_params(parse_export_params(text, PARAMS_FILE)) == text
 
 
 def test_the_order_of_the_file_counts() -> None:
     one, other = '{"a":1,"export_params":{"output_names":[]}}', '{"output_names":[]},"a":1}'
-    params = parse(one, PARAMS_FILE), parse('{"export_params":' + other, PARAMS_FILE)
+    params = (
+        parse_export_params(one, PARAMS_FILE),
+        parse_export_params('{"export_params":' + other, PARAMS_FILE),
+    )
     assert params[0] == params[1]
-    assert digest(params[0]) == hash_of(params[0]) != digest(params[1])
+    assert compute_export_hash(params[0]) == hash_of(params[0]) != compute_export_hash(params[1])
 
 
 def test_numbers_among_the_keys_are_hashed_as_they_were_sorted() -> None:
     hashed = {**export(), "id2label": dict.fromkeys(range(12), "x")}
-    params = parse(written(hashed), PARAMS_FILE)
-    assert digest(params) == hash_of(hashed)
-    assert digest(params) != hash_of(params)  # sorted again, 10 and 11 would come after 1
+    params = parse_export_params(written(hashed), PARAMS_FILE)
+    assert compute_export_hash(params) == hash_of(hashed)
+    assert compute_export_hash(params) != hash_of(
+        params
+    )  # sorted again, 10 and 11 would come after 1
 
 
 DEEP = 100_000
@@ -161,7 +170,7 @@ def holding(more: str = "0", names: str = "[]", axes: str = "null") -> str:
 )
 def test_what_qefficient_does_not_write_is_refused_in_one_line(text: str, message: str) -> None:
     with pytest.raises(ModelError) as refused:
-        parse(text, "there.json")
+        parse_export_params(text, "there.json")
     told = str(refused.value)
     assert told.startswith("there.json: ")
     assert message in told
@@ -174,10 +183,10 @@ def test_what_qefficient_does_not_write_is_refused_in_one_line(text: str, messag
 )
 def test_what_is_only_odd_is_read_hashed_and_written(more: str) -> None:
     hashed = json.loads(holding(more))
-    params = parse(written(hashed), PARAMS_FILE)
-    assert params == parse(holding(more), PARAMS_FILE) == hashed
-    assert text_of(params) == written(hashed)
-    assert digest(params) == hash_of(hashed)
+    params = parse_export_params(written(hashed), PARAMS_FILE)
+    assert params == parse_export_params(holding(more), PARAMS_FILE) == hashed
+    assert render_export_params(params) == written(hashed)
+    assert compute_export_hash(params) == hash_of(hashed)
 
 
 # The directory
@@ -200,47 +209,47 @@ def test_what_is_only_odd_is_read_hashed_and_written(more: str) -> None:
 def test_a_directory_of_the_cache_is_known_by_its_name(
     directory: str, expected: tuple[str, str] | None
 ) -> None:
-    assert named(directory) == expected
+    assert split_directory_name(directory) == expected
 
 
 def test_an_export_is_recognised_by_its_hash() -> None:
     params = export()
     directory = f"Toy-{hash_of(params)}"
-    assert recognise(directory, params) == Entry("Toy", hash_of(params), params)
-    assert entry(params).directory == directory
+    assert identify_export(directory, params) == CacheEntry("Toy", hash_of(params), params)
+    assert entry(params).directory_name == directory
 
 
 def test_a_layerwise_export_was_hashed_before_its_parameters_changed() -> None:
     hashed = export()
-    found = recognise(f"Toy-{hash_of(hashed)}", embedded(hashed))
-    assert found == Entry("Toy", hash_of(hashed), embedded(hashed), layerwise=True)
+    found = identify_export(f"Toy-{hash_of(hashed)}", embedded(hashed))
+    assert found == CacheEntry("Toy", hash_of(hashed), embedded(hashed), layerwise=True)
 
 
 def test_an_export_that_takes_embeddings_is_not_layerwise() -> None:
     params = embedded(export())
-    assert entry(params) == Entry("Toy", hash_of(params), params, layerwise=False)
+    assert entry(params) == CacheEntry("Toy", hash_of(params), params, layerwise=False)
 
 
 @pytest.mark.parametrize("name", ["Toy-0123456789abcdef", "Toy", ""])
 def test_a_directory_whose_hash_does_not_follow_is_not_guessed_at(name: str) -> None:
     for params in (export(), embedded(export())):
-        assert recognise(name, params) is None
+        assert identify_export(name, params) is None
 
 
 def test_parameters_with_both_kinds_of_input_are_none_of_a_layerwise_export() -> None:
     hashed = export()
     both = embedded(hashed)
     both["export_params"]["dynamic_axes"]["input_ids"] = {}
-    assert recognise(f"Toy-{hash_of(hashed)}", both) is None
+    assert identify_export(f"Toy-{hash_of(hashed)}", both) is None
 
 
 def test_an_unknown_directory_is_told_with_what_its_hash_should_be() -> None:
     params = export()
-    found = unrecognised("Toy-0123456789abcdef", params)
+    found = build_unrecognized_finding("Toy-0123456789abcdef", params)
     assert (found.code, found.severity, found.name) == ("KV401", "error", "Toy-0123456789abcdef")
     assert found.message == f"does not have the hash that {PARAMS_FILE} gives, {hash_of(params)}"
     assert found.hint.startswith("-d DIR")
-    assert unrecognised("Toy", params).message.startswith("is not called NAME-HASH")
+    assert build_unrecognized_finding("Toy", params).message.startswith("is not called NAME-HASH")
 
 
 # Seeding
@@ -248,15 +257,15 @@ def test_an_unknown_directory_is_told_with_what_its_hash_should_be() -> None:
 
 def test_a_decoder_is_looked_for_under_its_new_outputs_and_its_token() -> None:
     params = export(PLAIN)
-    result = seeded(entry(params), QEFF, VLLM)
+    result = build_renamed_entry(entry(params), QEFF, VLLM)
     assert result.params == export(PREFIXED, kv_cache_prefix="VLLM")
-    assert result.directory == f"Toy-{hash_of(result.params)}" != entry(params).directory
-    assert text_of(result.params) == written(result.params)
+    assert result.directory_name == f"Toy-{hash_of(result.params)}" != entry(params).directory_name
+    assert render_export_params(result.params) == written(result.params)
 
 
 @pytest.mark.parametrize("owner", [DECODER, "_QEFFAutoModelForImageTextToTextSingleQPC"])
 def test_a_vision_language_model_is_looked_for_under_its_outputs_alone(owner: str) -> None:
-    result = seeded(entry(export(PLAIN, owner)), QEFF, VLLM)
+    result = build_renamed_entry(entry(export(PLAIN, owner)), QEFF, VLLM)
     assert result.params == export(PREFIXED, owner)
 
 
@@ -274,52 +283,54 @@ def test_a_vision_language_model_is_looked_for_under_its_outputs_alone(owner: st
 )
 def test_kv_buffers_alone_take_the_token(before: str, after: str | None) -> None:
     after = after or before.replace("past_key.0~", "past_key.0_VLLM~")
-    told = retold(export(before), QEFF, Wish("VLLM", normalize=True))
+    told = rename_export_params(export(before), QEFF, TokenChange("VLLM", normalize=True))
     assert outputs(told) == after
 
 
 def test_dynamic_axes_keep_their_names() -> None:
     axes = export()["export_params"]["dynamic_axes"]
-    assert retold(export(), QEFF, VLLM)["export_params"]["dynamic_axes"] == axes
+    assert rename_export_params(export(), QEFF, VLLM)["export_params"]["dynamic_axes"] == axes
 
 
 def test_a_layerwise_export_keeps_what_it_saved_and_is_hashed_as_before() -> None:
     hashed = export(PLAIN)
-    found = recognise(f"Toy-{hash_of(hashed)}", embedded(hashed))
+    found = identify_export(f"Toy-{hash_of(hashed)}", embedded(hashed))
     assert found is not None
-    result = seeded(found, QEFF, VLLM)
+    result = build_renamed_entry(found, QEFF, VLLM)
     prefixed = export(PREFIXED, kv_cache_prefix="VLLM")
-    assert result == Entry("Toy", hash_of(prefixed), embedded(prefixed), layerwise=True)
-    assert recognise(result.directory, result.params) == result
+    assert result == CacheEntry("Toy", hash_of(prefixed), embedded(prefixed), layerwise=True)
+    assert identify_export(result.directory_name, result.params) == result
 
 
 @pytest.mark.parametrize("owner", [CAUSAL, DECODER])
 def test_seeding_can_be_taken_back_and_twice_is_once(owner: str) -> None:
     plain = entry(export(PLAIN, owner))
-    once = seeded(plain, QEFF, VLLM)
-    assert seeded(once, QEFF, VLLM) == once != plain
-    assert seeded(once, QEFF, STRIP) == plain
-    assert seeded(plain, QEFF, STRIP) == plain
-    assert seeded(once, QEFF, ANEW) == seeded(plain, QEFF, Wish("NEW"))
+    once = build_renamed_entry(plain, QEFF, VLLM)
+    assert build_renamed_entry(once, QEFF, VLLM) == once != plain
+    assert build_renamed_entry(once, QEFF, STRIP) == plain
+    assert build_renamed_entry(plain, QEFF, STRIP) == plain
+    assert build_renamed_entry(once, QEFF, ANEW) == build_renamed_entry(
+        plain, QEFF, TokenChange("NEW")
+    )
 
 
 def test_another_token_stays_unless_it_is_to_give_way() -> None:
-    once = seeded(entry(export()), QEFF, VLLM)
-    assert seeded(once, QEFF, Wish("NEW")) == once
-    assert seeded(once, QEFF, Wish("NEW", strip=True)) == once
-    assert seeded(once, QEFF, Wish("VLLM", strip=True)) == entry(export())
+    once = build_renamed_entry(entry(export()), QEFF, VLLM)
+    assert build_renamed_entry(once, QEFF, TokenChange("NEW")) == once
+    assert build_renamed_entry(once, QEFF, TokenChange("NEW", strip=True)) == once
+    assert build_renamed_entry(once, QEFF, TokenChange("VLLM", strip=True)) == entry(export())
 
 
 def test_a_token_left_over_from_an_earlier_export_gives_way() -> None:
     # The object that exported with a token hashes it into every later export.
     stale = export(PLAIN, kv_cache_prefix="OLD")
-    assert retold(stale, QEFF, VLLM) == export(PREFIXED, kv_cache_prefix="VLLM")
-    assert retold(stale, QEFF, STRIP) == export(PLAIN)
+    assert rename_export_params(stale, QEFF, VLLM) == export(PREFIXED, kv_cache_prefix="VLLM")
+    assert rename_export_params(stale, QEFF, STRIP) == export(PLAIN)
 
 
 def test_a_key_without_a_token_stays() -> None:
     empty = export(PLAIN, kv_cache_prefix=None)
-    assert retold(empty, QEFF, STRIP) == empty
+    assert rename_export_params(empty, QEFF, STRIP) == empty
 
 
 # Models that QEfficient gives no token
@@ -327,8 +338,8 @@ def test_a_key_without_a_token_stays() -> None:
 
 @pytest.mark.parametrize("owner", [CAUSAL, DECODER, "_QEFFAutoModelForImageTextToTextSingleQPC"])
 def test_decoders_take_a_token(owner: str) -> None:
-    assert token_refusal(export(PLAIN, owner), QEFF) is None
-    assert token_refusal(export(PREFIXED, owner), QEFF) is None
+    assert explain_token_refusal(export(PLAIN, owner), QEFF) is None
+    assert explain_token_refusal(export(PREFIXED, owner), QEFF) is None
 
 
 @pytest.mark.parametrize(
@@ -341,20 +352,20 @@ def test_decoders_take_a_token(owner: str) -> None:
     ],
 )
 def test_seeding_is_of_no_use_for_a_class_that_takes_no_token(owner: str) -> None:
-    reason = token_refusal(export(PLAIN, owner), QEFF)
+    reason = explain_token_refusal(export(PLAIN, owner), QEFF)
     assert reason == f"QEfficient takes no token for {owner}, so it would not look for this export"
 
 
 def test_an_adapter_is_known_by_its_configuration() -> None:
-    reason = token_refusal(export(PLAIN, None, peft_config={"peft_type": "LORA"}), QEFF)
+    reason = explain_token_refusal(export(PLAIN, None, peft_config={"peft_type": "LORA"}), QEFF)
     assert "takes no token for PEFT models" in str(reason)
-    assert "models of no known class" in str(token_refusal(export(PLAIN, None), QEFF))
+    assert "models of no known class" in str(explain_token_refusal(export(PLAIN, None), QEFF))
 
 
 def test_a_vision_encoder_serves_with_any_token() -> None:
     encoder = entry(export("vision_embeds", ENCODER))
-    assert seeded(encoder, QEFF, VLLM) == encoder
-    assert "the same with any token" in str(token_refusal(encoder.params, QEFF))
+    assert build_renamed_entry(encoder, QEFF, VLLM) == encoder
+    assert "the same with any token" in str(explain_token_refusal(encoder.params, QEFF))
 
 
 def test_rules_must_agree_with_qefficient_on_what_is_kv() -> None:
@@ -370,10 +381,10 @@ def test_rules_must_agree_with_qefficient_on_what_is_kv() -> None:
         """,
         "mine",
     )
-    assert token_refusal(export("logits past_key.0~"), rules) is None
+    assert explain_token_refusal(export("logits past_key.0~"), rules) is None
     for other in ("mine.0~", "past_value.0~"):
         name = other.replace("~", "_RetainedState")
-        reason = token_refusal(export(f"past_key.0~ {other}"), rules)
+        reason = explain_token_refusal(export(f"past_key.0~ {other}"), rules)
         assert str(reason).endswith(f"they differ on {name}")
 
 
@@ -381,7 +392,7 @@ def test_rules_must_agree_with_qefficient_on_what_is_kv() -> None:
 
 
 def test_a_model_renamed_in_place_would_be_taken_for_the_plain_export() -> None:
-    found = reused("Toy.onnx", "Toy-0123456789abcdef", export(), QEFF, VLLM)
+    found = check_export_reuse("Toy.onnx", "Toy-0123456789abcdef", export(), QEFF, VLLM)
     assert found is not None
     assert (found.code, found.severity, found.name) == ("KV402", "warning", "Toy.onnx")
     assert "an export without a token: a later one of that kind" in found.message
@@ -390,14 +401,14 @@ def test_a_model_renamed_in_place_would_be_taken_for_the_plain_export() -> None:
 
 def test_a_model_stripped_in_place_would_be_taken_for_the_one_with_the_token() -> None:
     params = export(PREFIXED, kv_cache_prefix="VLLM")
-    found = reused("Toy.onnx", "Toy-0123456789abcdef", params, QEFF, STRIP)
+    found = check_export_reuse("Toy.onnx", "Toy-0123456789abcdef", params, QEFF, STRIP)
     assert found is not None
     assert "an export with the token VLLM: a later one of that kind" in found.message
 
 
 def test_where_seeding_is_of_no_use_another_directory_is_named_instead() -> None:
     speech = export(PLAIN, "QEFFAutoModelForSpeechSeq2Seq")
-    found = reused("Toy.onnx", "Toy-0123456789abcdef", speech, QEFF, VLLM)
+    found = check_export_reuse("Toy.onnx", "Toy-0123456789abcdef", speech, QEFF, VLLM)
     assert found is not None
     assert found.hint.startswith("-d DIR")
 
@@ -413,13 +424,13 @@ def test_where_seeding_is_of_no_use_another_directory_is_named_instead() -> None
     ],
 )
 def test_a_model_that_becomes_what_its_directory_promises_is_in_order(
-    directory: str, params: Params, wish: Wish
+    directory: str, params: ExportParams, wish: TokenChange
 ) -> None:
-    assert reused("Toy.onnx", directory, params, QEFF, wish) is None
+    assert check_export_reuse("Toy.onnx", directory, params, QEFF, wish) is None
 
 
 def test_a_directory_that_is_taken_is_an_error() -> None:
-    found = occupied("Toy-0123456789abcdef")
+    found = build_occupied_finding("Toy-0123456789abcdef")
     assert (found.code, found.severity, found.name) == ("KV403", "error", "Toy-0123456789abcdef")
     assert found.hint
 
@@ -427,9 +438,10 @@ def test_a_directory_that_is_taken_is_an_error() -> None:
 # Real exports: the directory's name begins with plain or VLLM instead of the model's
 
 
-def kept(directory: Path) -> Entry:
-    found = recognise(
-        directory.name, parse((directory / PARAMS_FILE).read_text("utf-8"), str(directory))
+def kept(directory: Path) -> CacheEntry:
+    found = identify_export(
+        directory.name,
+        parse_export_params((directory / PARAMS_FILE).read_text("utf-8"), str(directory)),
     )
     assert found is not None
     return found
@@ -447,19 +459,21 @@ def test_every_real_export_has_a_twin() -> None:
 @each_twin
 def test_a_real_export_is_recognised_and_written_again_to_the_byte(plain: Path, twin: Path) -> None:
     for directory in (plain, twin):
-        assert kept(directory).directory == directory.name
+        assert kept(directory).directory_name == directory.name
         assert kept(directory).layerwise == directory.parent.name.startswith("lw_")
-        assert text_of(kept(directory).params) == (directory / PARAMS_FILE).read_text("utf-8")
+        assert render_export_params(kept(directory).params) == (directory / PARAMS_FILE).read_text(
+            "utf-8"
+        )
 
 
 @real
 @each_twin
 def test_a_real_export_is_seeded_where_its_twin_stands(plain: Path, twin: Path) -> None:
-    result = seeded(kept(plain), QEFF, VLLM)
+    result = build_renamed_entry(kept(plain), QEFF, VLLM)
     assert result == kept(twin)._replace(name="plain")
-    assert text_of(result.params) == (twin / PARAMS_FILE).read_text("utf-8")
-    assert seeded(result, QEFF, VLLM) == result
-    assert seeded(kept(twin), QEFF, VLLM) == kept(twin)
+    assert render_export_params(result.params) == (twin / PARAMS_FILE).read_text("utf-8")
+    assert build_renamed_entry(result, QEFF, VLLM) == result
+    assert build_renamed_entry(kept(twin), QEFF, VLLM) == kept(twin)
 
 
 @real
@@ -467,11 +481,11 @@ def test_a_real_export_is_seeded_where_its_twin_stands(plain: Path, twin: Path) 
 def test_a_real_export_with_the_token_is_stripped_to_its_plain_twin(
     plain: Path, twin: Path
 ) -> None:
-    result = seeded(kept(twin), QEFF, STRIP)
+    result = build_renamed_entry(kept(twin), QEFF, STRIP)
     assert result == kept(plain)._replace(name="VLLM")
-    assert text_of(result.params) == (plain / PARAMS_FILE).read_text("utf-8")
-    other = seeded(kept(plain), QEFF, Wish("NEW"))
-    assert seeded(kept(twin), QEFF, ANEW) == other._replace(name="VLLM")
+    assert render_export_params(result.params) == (plain / PARAMS_FILE).read_text("utf-8")
+    other = build_renamed_entry(kept(plain), QEFF, TokenChange("NEW"))
+    assert build_renamed_entry(kept(twin), QEFF, ANEW) == other._replace(name="VLLM")
 
 
 @real
@@ -480,7 +494,7 @@ def test_seeding_is_of_use_for_each_real_export_but_the_vision_encoder(
     plain: Path, twin: Path
 ) -> None:
     encoder = plain.name.partition("-")[2] == twin.name.partition("-")[2]
-    assert (token_refusal(kept(plain).params, QEFF) is not None) == encoder
-    warned = reused("m.onnx", plain.name, kept(plain).params, QEFF, VLLM)
+    assert (explain_token_refusal(kept(plain).params, QEFF) is not None) == encoder
+    warned = check_export_reuse("m.onnx", plain.name, kept(plain).params, QEFF, VLLM)
     assert (warned is None) == encoder
-    assert reused("m.onnx", twin.name, kept(twin).params, QEFF, VLLM) is None
+    assert check_export_reuse("m.onnx", twin.name, kept(twin).params, QEFF, VLLM) is None

@@ -20,10 +20,10 @@ from schemas import load_schema
 
 from onnxkvrename import ModelReport, Report
 from onnxkvrename.qefficient import seed_cache as seeding
-from onnxkvrename.rules.results import TextReport
+from onnxkvrename.rules.results import SidecarReport
 from onnxkvrename.storage import lock as locks
 from onnxkvrename.storage import transaction as changeset
-from onnxkvrename.storage.temp_file import TEMPORARY
+from onnxkvrename.storage.temp_file import TEMP_PREFIX
 
 SEED = ("--prefix", "VLLM", "--seed-cache")
 IN_PLACE = (*SEED, "--in-place")
@@ -455,14 +455,16 @@ def test_github_is_told_of_names_that_parameters_do_not_have(plain: Path, run) -
 def test_the_call_that_hands_a_model_back_names_its_new_place() -> None:
     old, new = Path("/c/T-1"), Path("/c/T-2")
     call = f'compile(onnx_path="{old}/m.onnx")'
-    model = ModelReport(f"{old}/m.onnx", f"{old}/m.onnx", "renamed", feed_back=call)
-    text = TextReport(f"{old}/p.json", f"{old}/p.json", "unchanged", 0)
-    told = seeding.moved(Report((model,), (text,)), {old: new}, done=True)
-    assert told.models[0].feed_back == f'compile(onnx_path="{new}/m.onnx")'
-    assert told.texts[0] == text._replace(output=f"{new}/p.json", status="renamed")
-    ahead = seeding.moved(Report((model,), (text,)), {old: new}, done=False)
-    assert ahead.texts[0].status == "would-rename"
-    assert seeding.moved(Report((model,), (text,)), {}, done=True) == Report((model,), (text,))
+    model = ModelReport(f"{old}/m.onnx", f"{old}/m.onnx", "renamed", feed_back_call=call)
+    text = SidecarReport(f"{old}/p.json", f"{old}/p.json", "unchanged", 0)
+    told = seeding.update_report_paths(Report((model,), (text,)), {old: new}, done=True)
+    assert told.models[0].feed_back_call == f'compile(onnx_path="{new}/m.onnx")'
+    assert told.sidecars[0] == text._replace(output=f"{new}/p.json", status="renamed")
+    ahead = seeding.update_report_paths(Report((model,), (text,)), {old: new}, done=False)
+    assert ahead.sidecars[0].status == "would-rename"
+    assert seeding.update_report_paths(Report((model,), (text,)), {}, done=True) == Report(
+        (model,), (text,)
+    )
 
 
 # All or none, whatever fails.
@@ -487,7 +489,7 @@ def test_in_place_what_fails_is_undone(
         return
     assert (outcome.code, "Input/output error" in outcome.err) == (2, True)
     assert contents(plain.parent) == before
-    assert not list(plain.parent.rglob(f"{TEMPORARY}*"))
+    assert not list(plain.parent.rglob(f"{TEMP_PREFIX}*"))
 
 
 def test_in_place_an_interrupt_before_the_directory_moves_undoes_all(
@@ -520,14 +522,14 @@ def test_in_place_an_interrupt_after_the_directory_moved_undoes_nothing(
 def test_a_directory_that_appears_meanwhile_stays(
     plain: Path, twin: Path, monkeypatch: pytest.MonkeyPatch, run
 ) -> None:
-    target, real = plain.parent / twin.name, changeset.Changeset.move
+    target, real = plain.parent / twin.name, changeset.Transaction.rename_directories
     before = below(plain)
 
-    def late(self: changeset.Changeset, moves: dict[Path, Path]) -> None:
+    def late(self: changeset.Transaction, moves: dict[Path, Path]) -> None:
         target.mkdir()
         real(self, moves)
 
-    monkeypatch.setattr(changeset.Changeset, "move", late)
+    monkeypatch.setattr(changeset.Transaction, "rename_directories", late)
     outcome = run(plain, *IN_PLACE)
     assert (outcome.code, f"{target}: cannot be written: File exists" in outcome.err) == (2, True)
     assert contents(plain.parent) == before
@@ -541,10 +543,10 @@ def test_a_second_run_says_who_is_at_work_and_takes_nothing_back(
     target = plain.parent / twin.name
     held = {"plain": plain, "target": target, "model": plain / "decoder.onnx"}[which]
     before = contents(plain)
-    with changeset.announced({plain: target}), locks.held([held]):
+    with changeset.write_intent({plain: target}), locks.hold_locks([held]):
         outcome = run(plain, *IN_PLACE)
         assert (outcome.code, "is being worked on by process" in outcome.err) == (2, True)
-        (mark,) = changeset.announcements(plain.parent)
+        (mark,) = changeset.find_intents(plain.parent)
         assert mark.move == (plain.name, target.name)
     assert contents(plain.parent) == below(plain)
     assert contents(plain) == before
@@ -573,12 +575,12 @@ class Trial:
         self.judge(f"{'after' if after else 'before'} {name} {nth}")
         assert silently(*self.args) == 0, (name, nth, after)
         assert contents(self.cache) == self.done, (name, nth, after)
-        assert not list(self.cache.rglob(f"{TEMPORARY}*")), (name, nth, after)
+        assert not list(self.cache.rglob(f"{TEMP_PREFIX}*")), (name, nth, after)
         return reached
 
     def judge(self, where: str) -> None:
         """No new directory or a whole one; and each file of the old one is whole."""
-        own = {name: data for name, data in contents(self.cache).items() if TEMPORARY not in name}
+        own = {name: data for name, data in contents(self.cache).items() if TEMP_PREFIX not in name}
         parts: dict[str, dict[str, bytes]] = {}
         for path, data in own.items():
             directory, _, name = path.partition("/")
@@ -667,7 +669,7 @@ def test_a_word_that_leads_elsewhere_is_not_believed(plain: Path, twin: Path, ru
     stopped(twin, plain)
     words = (f"{twin.name}/../{plain.name}", f"{twin.name}/other", f"other/{plain.name}", "x")
     for number, told in enumerate(words):
-        (twin.parent / f"{TEMPORARY}{number}").symlink_to(told)
+        (twin.parent / f"{TEMP_PREFIX}{number}").symlink_to(told)
     code, err = refused(run, twin, *STRIP)
     assert (code, "KV401" in err) == (1, True)
 

@@ -7,18 +7,27 @@ import models
 import pytest
 from models import saved
 
-from onnxkvrename import Finding, Job, ModelError, Options, Report, Wish, load_rules, rename_set
-from onnxkvrename.findings import finding
+from onnxkvrename import (
+    Finding,
+    ModelError,
+    Options,
+    RenameJob,
+    Report,
+    TokenChange,
+    load_rules,
+    rename_batch,
+)
+from onnxkvrename.findings import build_finding
 from onnxkvrename.renaming import batch_checks as judging
-from onnxkvrename.renaming.extra_files import Companion, Followed, Read
-from onnxkvrename.renaming.prepare import examine
-from onnxkvrename.rules.results import TextReport
+from onnxkvrename.renaming.extra_files import PreparedSidecar, RewrittenText, Sidecar
+from onnxkvrename.renaming.prepare import prepare_model
+from onnxkvrename.rules.results import SidecarReport
 
 LOOK = Options(write=False)
 
 
-def judged(*jobs: Job, **options: bool) -> Report:
-    return rename_set(jobs, Wish("VLLM"), load_rules(), Options(write=False, **options))
+def judged(*jobs: RenameJob, **options: bool) -> Report:
+    return rename_batch(jobs, TokenChange("VLLM"), load_rules(), Options(write=False, **options))
 
 
 @pytest.fixture
@@ -45,7 +54,7 @@ def errors(report: Report) -> list[str]:
 @pytest.mark.parametrize("place", [".", "new"])
 def test_the_disk_must_hold_all_results_at_once(place: str, disk: Path) -> None:
     """In place, too: no model is replaced before all are written."""
-    jobs = [Job(disk / name, disk / place / name) for name in ("a.onnx", "b.onnx", "c.onnx")]
+    jobs = [RenameJob(disk / name, disk / place / name) for name in ("a.onnx", "b.onnx", "c.onnx")]
     assert errors(judged(*jobs[:2])) == []
     (error,) = errors(judged(*jobs))
     assert "c.onnx" in error
@@ -53,14 +62,14 @@ def test_the_disk_must_hold_all_results_at_once(place: str, disk: Path) -> None:
 
 
 def test_what_is_not_written_needs_no_room(disk: Path) -> None:
-    jobs = [Job(disk / name, disk / name) for name in ("a.onnx", "b.onnx", "c.onnx")]
-    rename_set(jobs[:2], Wish("VLLM"), load_rules())
+    jobs = [RenameJob(disk / name, disk / name) for name in ("a.onnx", "b.onnx", "c.onnx")]
+    rename_batch(jobs[:2], TokenChange("VLLM"), load_rules())
     assert errors(judged(*jobs)) == []
 
 
 def test_to_look_at_the_models_alone_needs_none(disk: Path) -> None:
-    jobs = [Job(disk / name, disk / name) for name in ("a.onnx", "b.onnx", "c.onnx")]
-    assert errors(judged(*jobs, place=False)) == []
+    jobs = [RenameJob(disk / name, disk / name) for name in ("a.onnx", "b.onnx", "c.onnx")]
+    assert errors(judged(*jobs, check_destination=False)) == []
 
 
 def test_a_result_may_not_stand_where_another_model_does_whatever_it_is_called(
@@ -68,29 +77,29 @@ def test_a_result_may_not_stand_where_another_model_does_whatever_it_is_called(
 ) -> None:
     one, two = (saved(models.decoder(), tmp_path / name) for name in ("a.onnx", "b.onnx"))
     (tmp_path / "alias").symlink_to(".")
-    jobs = [Job(one, one), Job(two, tmp_path / "alias" / "a.onnx")]
+    jobs = [RenameJob(one, one), RenameJob(two, tmp_path / "alias" / "a.onnx")]
     assert len(errors(judged(*jobs, force=True))) == 2
-    jobs = [Job(one, tmp_path / "c.onnx"), Job(two, tmp_path / "alias" / "c.onnx")]
+    jobs = [RenameJob(one, tmp_path / "c.onnx"), RenameJob(two, tmp_path / "alias" / "c.onnx")]
     assert len(errors(judged(*jobs, force=True))) == 2
-    jobs = [Job(one, tmp_path / "c.onnx"), Job(two, tmp_path / "alias" / "d.onnx")]
+    jobs = [RenameJob(one, tmp_path / "c.onnx"), RenameJob(two, tmp_path / "alias" / "d.onnx")]
     assert errors(judged(*jobs, force=True)) == []
 
 
-def spoken(*faults: Finding, error: ModelError | None = None, owner: int = 0) -> Read:
+def spoken(*faults: Finding, error: ModelError | None = None, owner: int = 0) -> PreparedSidecar:
     """A text of which this is to be said."""
     path = Path("names.txt")
-    report = TextReport("names.txt", "names.txt", "would-rename", 1)
-    companion = Companion(path, path, lambda data, models: Followed(data, 0))
-    return Read(companion, owner, report, findings=faults, error=error)
+    report = SidecarReport("names.txt", "names.txt", "would-rename", 1)
+    companion = Sidecar(path, path, lambda data, models: RewrittenText(data, 0))
+    return PreparedSidecar(companion, owner, report, findings=faults, error=error)
 
 
 def test_what_is_said_of_texts_counts_for_their_models(decoder: Path) -> None:
-    job = Job(decoder, decoder)
-    warning = finding("KV404", "x", "is in no model", "take it out")
-    items = [examine(job, Wish("VLLM"), load_rules(), LOOK) for _ in range(2)]
+    job = RenameJob(decoder, decoder)
+    warning = build_finding("KV404", "x", "is in no model", "take it out")
+    items = [prepare_model(job, TokenChange("VLLM"), load_rules(), LOOK) for _ in range(2)]
 
-    def status(text: Read, options: Options = LOOK) -> list[str]:
-        return [item.report.status for item in judging.with_texts(items, [text], options)]
+    def status(text: PreparedSidecar, options: Options = LOOK) -> list[str]:
+        return [item.report.status for item in judging.add_sidecar_findings(items, [text], options)]
 
     assert status(spoken(warning, owner=1)) == ["would-rename", "would-rename"]
     assert status(spoken(warning, owner=1), LOOK._replace(strict=True)) == [
@@ -98,14 +107,16 @@ def test_what_is_said_of_texts_counts_for_their_models(decoder: Path) -> None:
         "failed",
     ]
     assert status(spoken(error=ModelError("no"))) == ["failed", "would-rename"]
-    (one, two) = judging.with_texts(items, [spoken(warning), spoken(warning, owner=1)], LOOK)
+    (one, two) = judging.add_sidecar_findings(
+        items, [spoken(warning), spoken(warning, owner=1)], LOOK
+    )
     assert one.report.findings == two.report.findings == (warning,)
 
 
 def test_the_error_of_a_model_comes_before_that_of_its_text(tmp_path: Path) -> None:
     broken = saved(b"text", tmp_path / "broken.onnx")
-    item = examine(Job(broken, broken), Wish("VLLM"), load_rules(), LOOK)
-    (judged,) = judging.with_texts([item], [spoken(error=ModelError("no"))], LOOK)
+    item = prepare_model(RenameJob(broken, broken), TokenChange("VLLM"), load_rules(), LOOK)
+    (judged,) = judging.add_sidecar_findings([item], [spoken(error=ModelError("no"))], LOOK)
     assert judged.report.error is item.report.error is not None
 
 
@@ -116,6 +127,6 @@ def test_a_model_that_cannot_be_read_keeps_others_from_being_called_barren(tmp_p
     model.graph.node[0].input[:] = ["x", "x"]
     encoder = saved(model, tmp_path / "encoder.onnx")
     broken = saved(b"text", tmp_path / "broken.onnx")
-    report = judged(Job(encoder, encoder), Job(broken, broken))
+    report = judged(RenameJob(encoder, encoder), RenameJob(broken, broken))
     assert [finding.code for finding in report.findings] == []
-    assert [finding.code for finding in judged(Job(encoder, encoder)).findings] == ["KV001"]
+    assert [finding.code for finding in judged(RenameJob(encoder, encoder)).findings] == ["KV001"]

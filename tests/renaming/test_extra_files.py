@@ -8,16 +8,31 @@ from pathlib import Path
 
 import pytest
 
-from onnxkvrename import Job, ModelError, ModelReport, Options, Report, Wish, load_rules, rename_set
-from onnxkvrename.findings import finding
-from onnxkvrename.renaming.extra_files import MAX_TEXT, Companion, Followed, Read, read
+from onnxkvrename import (
+    ModelError,
+    ModelReport,
+    Options,
+    RenameJob,
+    Report,
+    TokenChange,
+    load_rules,
+    rename_batch,
+)
+from onnxkvrename.findings import build_finding
+from onnxkvrename.renaming.extra_files import (
+    MAX_SIDECAR_SIZE,
+    PreparedSidecar,
+    RewrittenText,
+    Sidecar,
+    prepare_sidecars,
+)
 
 LOOK = Options(write=False)
 
 
-def shouted(data: bytes, models: object = ()) -> Followed:
+def shouted(data: bytes, models: object = ()) -> RewrittenText:
     """A text as these tests have it follow: loudly, as many names as there are letters."""
-    return Followed(data.upper(), sum(97 <= byte <= 122 for byte in data))
+    return RewrittenText(data.upper(), sum(97 <= byte <= 122 for byte in data))
 
 
 @pytest.fixture
@@ -28,23 +43,23 @@ def text(decoder: Path) -> Path:
     return path
 
 
-def one(path: Path, output: Path, options: Options = LOOK, follow=shouted) -> Read:
+def one(path: Path, output: Path, options: Options = LOOK, follow=shouted) -> PreparedSidecar:
     """What becomes of one text."""
     model = ModelReport(str(path.parent / "m.onnx"), "m.onnx", "unchanged")
-    (item,) = read([Companion(path, output, follow)], [model], options)
+    (item,) = prepare_sidecars([Sidecar(path, output, follow)], [model], options)
     return item
 
 
-def wrong(data: bytes, models: object = ()) -> Followed:
-    return Followed(data, 0, (finding("KV404", "x", "is in no model", "take it out"),))
+def wrong(data: bytes, models: object = ()) -> RewrittenText:
+    return RewrittenText(data, 0, (build_finding("KV404", "x", "is in no model", "take it out"),))
 
 
-def refusing(data: bytes, models: object = ()) -> Followed:
+def refusing(data: bytes, models: object = ()) -> RewrittenText:
     raise ModelError("is of another kind", path="names.txt")
 
 
 def states(report: Report) -> list[str]:
-    return [item.status for item in (*report.models, *report.texts)]
+    return [item.status for item in (*report.models, *report.sidecars)]
 
 
 # One text.
@@ -53,29 +68,29 @@ def states(report: Report) -> list[str]:
 def test_a_text_follows_and_is_to_be_written(text: Path) -> None:
     item = one(text, text)
     assert (item.report.status, item.report.changed) == ("would-rename", 2)
-    assert item.text is not None
-    assert (item.text.path, item.text.content) == (text, b"AB\r\n\xff")
-    assert item.text.identity.inode == text.stat().st_ino
+    assert item.plan is not None
+    assert (item.plan.path, item.plan.content) == (text, b"AB\r\n\xff")
+    assert item.plan.identity.inode == text.stat().st_ino
     assert text.read_bytes() == b"ab\r\n\xff"
 
 
 def test_a_text_that_does_not_change_is_not_written_again(text: Path) -> None:
     text.write_bytes(b"AB")
     item = one(text, text)
-    assert (item.report.status, item.text) == ("unchanged", None)
+    assert (item.report.status, item.plan) == ("unchanged", None)
 
 
 def test_one_that_goes_elsewhere_is_written_though_it_is_the_same(text: Path) -> None:
     text.write_bytes(b"AB")
     item = one(text, text.with_name("other"))
-    assert (item.report.status, item.text is not None) == ("unchanged", True)
+    assert (item.report.status, item.plan is not None) == ("unchanged", True)
 
 
 def test_one_that_stands_in_its_place_is_not_written_again(text: Path) -> None:
     there = text.with_name("other")
     there.write_bytes(b"AB\r\n\xff")
     item = one(text, there)
-    assert (item.report.status, item.text, item.findings) == ("unchanged", None, ())
+    assert (item.report.status, item.plan, item.findings) == ("unchanged", None, ())
 
 
 @pytest.mark.parametrize(
@@ -83,7 +98,7 @@ def test_one_that_stands_in_its_place_is_not_written_again(text: Path) -> None:
     [
         (LOOK, ["KV504"]),
         (LOOK._replace(force=True), []),
-        (LOOK._replace(place=False), []),
+        (LOOK._replace(check_destination=False), []),
     ],
 )
 def test_another_text_in_its_place_is_in_the_way(
@@ -104,7 +119,7 @@ def test_what_is_wrong_with_a_text_is_part_of_the_result(text: Path) -> None:
 
 def too_long(path: Path) -> None:
     with path.open("wb") as file:
-        file.truncate(MAX_TEXT + 1)
+        file.truncate(MAX_SIDECAR_SIZE + 1)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +128,7 @@ def too_long(path: Path) -> None:
         (Path.unlink, "no such file"),
         (lambda path: (path.unlink(), path.mkdir()), "is a directory"),
         (lambda path: (path.unlink(), os.mkfifo(path)), "is no regular file"),
-        (too_long, f"is {MAX_TEXT + 1:,} bytes, more than {MAX_TEXT:,}"),
+        (too_long, f"is {MAX_SIDECAR_SIZE + 1:,} bytes, more than {MAX_SIDECAR_SIZE:,}"),
     ],
 )
 def test_a_text_that_cannot_be_read_is_told_without_waiting(
@@ -139,23 +154,25 @@ def test_a_text_belongs_to_the_nearest_model(
     path.parent.mkdir()
     path.touch()
     reports = [ModelReport(str(tmp_path / name), name, "unchanged") for name in models]
-    (item,) = read([Companion(path, path, shouted)], reports, LOOK)
-    assert item.owner == owner
+    (item,) = prepare_sidecars([Sidecar(path, path, shouted)], reports, LOOK)
+    assert item.model_index == owner
 
 
 # With its models.
 
 
 def renamed_with(decoder: Path, text: Path, follow=shouted, **options: bool) -> Report:
-    companion = Companion(text, text, follow)
+    companion = Sidecar(text, text, follow)
     how = Options(**options)
-    return rename_set([Job(decoder, decoder)], Wish("VLLM"), load_rules(), how, texts=[companion])
+    return rename_batch(
+        [RenameJob(decoder, decoder)], TokenChange("VLLM"), load_rules(), how, texts=[companion]
+    )
 
 
 def test_text_and_model_change_together(decoder: Path, text: Path, renamed: bytes) -> None:
     text.chmod(0o640)
     report = renamed_with(decoder, text)
-    assert (states(report), report.exit_code()) == (["renamed", "renamed"], 0)
+    assert (states(report), report.compute_exit_code()) == (["renamed", "renamed"], 0)
     assert (decoder.read_bytes(), text.read_bytes()) == (renamed, b"AB\r\n\xff")
     assert text.stat().st_mode & 0o777 == 0o640
     assert states(renamed_with(decoder, text)) == ["unchanged", "unchanged"]
@@ -165,9 +182,9 @@ def test_text_and_model_change_together(decoder: Path, text: Path, renamed: byte
 def test_a_text_is_told_of_the_models(decoder: Path, text: Path) -> None:
     seen = []
 
-    def follow(data: bytes, models) -> Followed:
-        seen.extend(model.names for model in models)
-        return Followed(data, 0)
+    def follow(data: bytes, models) -> RewrittenText:
+        seen.extend(model.name_map for model in models)
+        return RewrittenText(data, 0)
 
     renamed_with(decoder, text, follow, write=False)
     assert [names["past_key.0"] for names in seen] == ["past_key.0_VLLM"]
@@ -185,14 +202,14 @@ def test_what_is_wrong_with_a_text_keeps_its_model_from_being_written(
 ) -> None:
     before = snapshot(decoder.parent)
     report = renamed_with(decoder, text, follow, **options)
-    assert (report.models[0].status, report.exit_code()) == ("failed", code)
+    assert (report.models[0].status, report.compute_exit_code()) == ("failed", code)
     assert snapshot(decoder.parent) == before
 
 
 def test_a_warning_about_a_text_does_not(decoder: Path, text: Path, renamed: bytes) -> None:
     report = renamed_with(decoder, text, wrong)
     assert [found.code for found in report.findings] == ["KV404"]
-    assert (report.exit_code(), decoder.read_bytes()) == (0, renamed)
+    assert (report.compute_exit_code(), decoder.read_bytes()) == (0, renamed)
 
 
 def test_what_is_wrong_with_a_model_keeps_its_text_as_it_was(
@@ -200,14 +217,14 @@ def test_what_is_wrong_with_a_model_keeps_its_text_as_it_was(
 ) -> None:
     decoder.write_bytes(decoder.read_bytes().replace(b"past_key.1_Ret", b"past_key.2_Ret"))
     before = snapshot(decoder.parent)
-    assert renamed_with(decoder, text).exit_code() == 1
+    assert renamed_with(decoder, text).compute_exit_code() == 1
     assert snapshot(decoder.parent) == before
 
 
 def test_a_text_that_someone_changes_meanwhile_is_left_to_them(decoder: Path, text: Path) -> None:
     before = decoder.read_bytes()
 
-    def follow(data: bytes, models: object) -> Followed:
+    def follow(data: bytes, models: object) -> RewrittenText:
         text.write_bytes(b"theirs")
         return shouted(data)
 
@@ -235,7 +252,10 @@ def test_a_model_that_cannot_be_placed_takes_its_text_back(
 def test_a_look_says_what_would_change(decoder: Path, text: Path) -> None:
     report = renamed_with(decoder, text, write=False)
     assert states(report) == ["would-rename", "would-rename"]
-    assert (report.exit_code(), report.exit_code(look=True)) == (0, 1)
-    rename_set([Job(decoder, decoder)], Wish("VLLM"), load_rules())
+    assert (report.compute_exit_code(), report.compute_exit_code(look=True)) == (0, 1)
+    rename_batch([RenameJob(decoder, decoder)], TokenChange("VLLM"), load_rules())
     report = renamed_with(decoder, text, write=False)
-    assert (states(report), report.exit_code(look=True)) == (["unchanged", "would-rename"], 1)
+    assert (states(report), report.compute_exit_code(look=True)) == (
+        ["unchanged", "would-rename"],
+        1,
+    )

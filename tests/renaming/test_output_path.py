@@ -159,11 +159,11 @@ def test_a_result_that_no_reader_takes_is_refused_before_work_starts(
     decoder: Path, renamed: bytes, snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = snapshot(decoder.parent)
-    monkeypatch.setattr(destination, "MAX_MODEL", len(renamed) - 1)
+    monkeypatch.setattr(destination, "MAX_MODEL_SIZE", len(renamed) - 1)
     with pytest.raises(ModelError, match=f"would have {len(renamed):,} bytes.*external data"):
         attempt(decoder)
     assert snapshot(decoder.parent) == before
-    monkeypatch.setattr(destination, "MAX_MODEL", len(renamed))
+    monkeypatch.setattr(destination, "MAX_MODEL_SIZE", len(renamed))
     assert attempt(decoder).status == "renamed"
 
 
@@ -173,7 +173,7 @@ def test_a_new_directory_is_gone_again_if_the_result_could_not_be_written(
     def fail(*args: object) -> None:
         raise WriteError("no")
 
-    monkeypatch.setattr("onnxkvrename.model.file.prove", fail)
+    monkeypatch.setattr("onnxkvrename.renaming.write.check_written_model", fail)
     with pytest.raises(WriteError, match="no"):
         attempt(external, tmp_path / "a" / "b" / "m.onnx")
     assert sorted(os.listdir(tmp_path)) == ["external"]
@@ -183,7 +183,7 @@ def test_a_new_directory_is_gone_again_if_the_result_could_not_be_written(
 
 
 def test_links_that_a_dead_run_has_left_are_no_other_peoples(decoder: Path) -> None:
-    os.link(decoder, drafts.temporary(decoder))
+    os.link(decoder, drafts.build_temp_path(decoder))
     assert attempt(decoder, write=False).status == "would-rename"
     hard_link(decoder)
     with pytest.raises(WriteError, match="has 2 hard links"):
@@ -191,7 +191,7 @@ def test_links_that_a_dead_run_has_left_are_no_other_peoples(decoder: Path) -> N
 
 
 def test_a_link_beside_another_model_is(decoder: Path) -> None:
-    os.link(decoder, drafts.temporary(decoder.with_name("other.onnx")))
+    os.link(decoder, drafts.build_temp_path(decoder.with_name("other.onnx")))
     with pytest.raises(WriteError, match="has 2 hard links"):
         attempt(decoder)
 
@@ -200,8 +200,10 @@ def test_a_link_that_a_living_run_takes_away_meanwhile_is_no_fault(
     decoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hard_link(decoder)
-    gone = drafts.temporary(decoder)
-    monkeypatch.setattr(drafts, "leftovers", lambda targets: [gone])
+    gone = drafts.build_temp_path(decoder)
+    monkeypatch.setattr(
+        "onnxkvrename.renaming.output_path.find_stale_temp_files", lambda targets: [gone]
+    )
     with pytest.raises(WriteError, match="has 2 hard links"):
         attempt(decoder, write=False)
 
@@ -221,5 +223,5 @@ def test_a_directory_is_fresh_if_it_is_not_there(
 ) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to("nowhere")
-    found = destination.fresh(tmp_path / target)
+    found = destination.find_outermost_missing_directory(tmp_path / target)
     assert found == (expected and tmp_path / expected)

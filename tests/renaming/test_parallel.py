@@ -13,11 +13,19 @@ from typing import Any
 import layerwise
 import pytest
 
-from onnxkvrename import KvRenameError, Options, Report, Wish, find, load_rules, rename_set
+from onnxkvrename import (
+    KvRenameError,
+    Options,
+    Report,
+    TokenChange,
+    find_jobs,
+    load_rules,
+    rename_batch,
+)
 from onnxkvrename.renaming import parallel as spreading
 from onnxkvrename.renaming import write as writing
-from onnxkvrename.renaming.parallel import spread
-from onnxkvrename.storage.temp_file import TEMPORARY
+from onnxkvrename.renaming.parallel import map_ordered
+from onnxkvrename.storage.temp_file import TEMP_PREFIX
 
 
 def square(number: int) -> int:
@@ -42,14 +50,16 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 def renamed(root: Path, executor: Executor | None, **options: Any) -> Report:
     rules = load_rules()
-    return rename_set(find([root]), Wish("VLLM"), rules, Options(**options), None, executor)
+    return rename_batch(
+        find_jobs([root]), TokenChange("VLLM"), rules, Options(**options), None, executor
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_results_come_in_the_order_of_the_items(count: int) -> None:
     heard: list[int] = []
-    with spreading.processes(count) as executor:
-        assert list(spread(square, range(100), executor, heard.append)) == [
+    with spreading.open_process_pool(count) as executor:
+        assert list(map_ordered(square, range(100), executor, heard.append)) == [
             n * n for n in range(100)
         ]
     assert sum(heard) == 100
@@ -57,7 +67,7 @@ def test_results_come_in_the_order_of_the_items(count: int) -> None:
 
 def test_without_an_executor_nothing_is_done_before_it_is_asked_for() -> None:
     seen: list[int] = []
-    results = spread(seen.append, [1, 2, 3], None)
+    results = map_ordered(seen.append, [1, 2, 3], None)
     next(results)
     assert seen == [1]
 
@@ -65,18 +75,18 @@ def test_without_an_executor_nothing_is_done_before_it_is_asked_for() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are killed after a fork")
 def test_a_process_that_dies_is_an_error_that_says_what_to_do() -> None:
     with (
-        spreading.processes(2) as executor,
+        spreading.open_process_pool(2) as executor,
         pytest.raises(KvRenameError, match=r"a worker failed: .* \(nothing was changed"),
     ):
-        list(spread(partial(die_at, last=40), range(100), executor))
+        list(map_ordered(partial(die_at, last=40), range(100), executor))
 
 
 def test_a_worker_that_raises_is_an_error_on_one_line() -> None:
     with (
-        spreading.processes(2) as executor,
+        spreading.open_process_pool(2) as executor,
         pytest.raises(KvRenameError, match="a worker failed: no such thing "),
     ):
-        list(spread(partial(fail_at, last=40), range(100), executor))
+        list(map_ordered(partial(fail_at, last=40), range(100), executor))
 
 
 class Slow(ThreadPoolExecutor):
@@ -93,15 +103,22 @@ class Slow(ThreadPoolExecutor):
 
 def test_when_the_results_are_not_wanted_any_more_nothing_is_under_way() -> None:
     with Slow() as executor:
-        results = spread(square, range(1000), executor)
+        results = map_ordered(square, range(1000), executor)
         next(results)
         results.close()
         assert all(future.done() for future in executor.given)
 
 
 def test_few_models_are_not_worth_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spreading, "_cores", lambda: 4)
-    assert [spreading.worth(models) for models in (0, 1, 15, 16, 31, 500)] == [1, 1, 1, 2, 3, 4]
+    monkeypatch.setattr(spreading, "_count_cores", lambda: 4)
+    assert [spreading.count_useful_processes(models) for models in (0, 1, 15, 16, 31, 500)] == [
+        1,
+        1,
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 def test_any_executor_renames_a_set(tmp_path: Path) -> None:
@@ -147,12 +164,12 @@ def cluster() -> Iterator[Any]:
 def doom() -> int:
     """In a worker: leave half a draft, and die of the first one that is asked for."""
 
-    def dying(task: writing.Task) -> None:
-        spilt = task.target.parent / f"{writing.Draft(task.target).temporary.name}"
+    def dying(task: writing.WriteTask) -> None:
+        spilt = task.target.parent / f"{writing.TempFile(task.target).temp_path.name}"
         spilt.write_bytes(b"half")
         os.kill(os.getpid(), signal.SIGKILL)
 
-    writing.draft = dying  # type: ignore[assignment]
+    writing.write_temp_file = dying  # type: ignore[assignment]
     return os.getpid()
 
 
@@ -178,7 +195,7 @@ def test_a_cluster_that_loses_a_worker_still_ends_the_whole_set(
     outcome = run(other, "--prefix", "VLLM", "--dask", made.scheduler_address)
     assert outcome.code == 0, outcome.err
     assert contents(one) == contents(other)
-    assert not list(other.rglob(f"{TEMPORARY}*"))
+    assert not list(other.rglob(f"{TEMP_PREFIX}*"))
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
 

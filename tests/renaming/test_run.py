@@ -11,25 +11,26 @@ import pytest
 from models import KEY, info, node, saved
 
 from onnxkvrename import (
-    Job,
     KvRenameError,
     ModelError,
     Options,
+    RenameJob,
     Report,
     RulesError,
-    Wish,
+    TokenChange,
     WriteError,
-    find,
+    find_jobs,
     load_rules,
     rename,
-    rename_set,
+    rename_batch,
 )
 from onnxkvrename.model import external_data as externaldata
 from onnxkvrename.model import file as onnxfile
+from onnxkvrename.renaming import prepare, write
 from onnxkvrename.rules.results import Status
 from onnxkvrename.storage import lock as locks
 from onnxkvrename.storage import temp_file as drafts
-from onnxkvrename.storage.temp_file import Draft, Staged
+from onnxkvrename.storage.temp_file import ReadyFile, TempFile
 
 QEFF = load_rules()
 LOOK = Options(write=False)
@@ -41,18 +42,18 @@ class Watching:
     def __init__(self) -> None:
         self.seen: dict[tuple[str, int], list[int]] = {}
 
-    def models(self, doing: str, count: int) -> Callable[[int], None]:
-        return self.data(doing, count)
+    def track_models(self, doing: str, count: int) -> Callable[[int], None]:
+        return self.track_data_file(doing, count)
 
-    def data(self, name: str, size: int) -> Callable[[int], None]:
+    def track_data_file(self, name: str, size: int) -> Callable[[int], None]:
         return self.seen.setdefault((name, size), []).append
 
 
 def together(
     *paths: Path, directory: Path | None = None, strip: bool = False, **options: bool
 ) -> Report:
-    jobs = find(list(paths), None, directory)
-    return rename_set(jobs, Wish("VLLM", strip=strip), QEFF, Options(**options))
+    jobs = find_jobs(list(paths), None, directory)
+    return rename_batch(jobs, TokenChange("VLLM", strip=strip), QEFF, Options(**options))
 
 
 def statuses(report: Report) -> list[Status]:
@@ -68,8 +69,8 @@ def test_a_model_is_renamed_in_place(decoder: Path, renamed: bytes) -> None:
     assert decoder.read_bytes() == renamed
     assert os.listdir(decoder.parent) == ["decoder.onnx"]
     assert (report.status, report.path, report.output) == ("renamed", str(decoder), str(decoder))
-    assert report.names["past_value.1"] == "past_value.1_VLLM"
-    assert len(report.names) == 8
+    assert report.name_map["past_value.1"] == "past_value.1_VLLM"
+    assert len(report.name_map) == 8
 
 
 def test_a_model_is_renamed_into_another_file(decoder: Path, renamed: bytes) -> None:
@@ -85,7 +86,9 @@ def test_only_in_place_is_the_owner_kept(
     output: str | None, decoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []
-    monkeypatch.setattr(Draft, "keep", lambda draft, source, *, owner, force: asked.append(owner))
+    monkeypatch.setattr(
+        TempFile, "copy_attributes", lambda draft, source, *, owner, force: asked.append(owner)
+    )
     rename(decoder, "VLLM", output=output and decoder.with_name(output))
     assert asked == [output is None]
 
@@ -126,7 +129,7 @@ def test_normalize_renames_the_suffix_along(tmp_path: Path) -> None:
             ends[:] = [end.replace("key.0_Ret", "key.0_InternalRet") for end in ends]
     path = saved(model, tmp_path / "m.onnx")
     report = rename(path, "V", normalize=True)
-    assert report.names[f"{KEY}_InternalRetainedState"] == f"{KEY}_V_RetainedState"
+    assert report.name_map[f"{KEY}_InternalRetainedState"] == f"{KEY}_V_RetainedState"
     assert b"Internal" not in path.read_bytes()
 
 
@@ -134,14 +137,14 @@ def test_to_look_ahead_writes_nothing(decoder: Path, snapshot, tmp_path: Path) -
     before = snapshot(tmp_path)
     report = rename(decoder, "VLLM", output=tmp_path / "new" / "m.onnx", options=LOOK)
     assert report.status == "would-rename"
-    assert len(report.names) == 8
+    assert len(report.name_map) == 8
     assert snapshot(tmp_path) == before
     assert not (tmp_path / "new").exists()
 
 
 def test_a_look_that_does_not_mind_the_place_sees_only_the_model(decoder: Path) -> None:
     decoder.chmod(0o444)
-    options = Options(write=False, place=False)
+    options = Options(write=False, check_destination=False)
     assert rename(decoder, "VLLM", options=options).status == "would-rename"
     with pytest.raises(WriteError, match="read-only"):
         rename(decoder, "VLLM", options=LOOK)
@@ -156,8 +159,8 @@ def test_a_token_that_cannot_be_is_an_exception(token: str | None, decoder: Path
 def test_the_call_that_feeds_back_names_output_and_token(decoder: Path) -> None:
     output = decoder.with_name("{token}.onnx")
     report = rename(decoder, "VLLM", output=output)
-    assert report.feed_back == f'compile(onnx_path="{output}", kv_cache_prefix="VLLM")'
-    assert rename(output, strip=True).feed_back is None
+    assert report.feed_back_call == f'compile(onnx_path="{output}", kv_cache_prefix="VLLM")'
+    assert rename(output, strip=True).feed_back_call is None
 
 
 def test_one_bad_model_of_three_and_none_is_written(tmp_path: Path, snapshot) -> None:
@@ -172,7 +175,7 @@ def test_one_bad_model_of_three_and_none_is_written(tmp_path: Path, snapshot) ->
     assert statuses(report) == ["would-rename", "failed", "would-rename"]
     assert {"KV101", "KV102"} <= {finding.code for finding in report.findings}
     assert snapshot(tmp_path) == before
-    assert (report.exit_code(), report.exit_code(look=True)) == (1, 1)
+    assert (report.compute_exit_code(), report.compute_exit_code(look=True)) == (1, 1)
 
 
 def test_an_unreadable_model_of_two_is_worse_than_a_finding(tmp_path: Path, snapshot) -> None:
@@ -183,7 +186,7 @@ def test_an_unreadable_model_of_two_is_worse_than_a_finding(tmp_path: Path, snap
     assert statuses(report) == ["would-rename", "failed"]
     assert isinstance(report.models[1].error, ModelError)
     assert snapshot(tmp_path) == before
-    assert report.exit_code() == 2
+    assert report.compute_exit_code() == 2
     assert good.exists()
 
 
@@ -195,12 +198,12 @@ def test_no_buffer_in_any_model_is_a_finding_that_lists_the_outputs(tmp_path: Pa
     report = together(encoder)
     assert codes(report) == [["KV001"]]
     assert "the outputs are logits" in report.models[0].findings[0].message
-    assert report.exit_code() == 1
+    assert report.compute_exit_code() == 1
     saved(models.decoder(), tmp_path / "decoder.onnx")
     report = together(tmp_path)
     assert codes(report) == [[], []]
     assert statuses(report) == ["renamed", "unchanged"]
-    assert report.models[1].feed_back is None
+    assert report.models[1].feed_back_call is None
     assert encoder.read_bytes() == model.SerializeToString()
 
 
@@ -209,12 +212,12 @@ def test_no_two_results_may_stand_in_one_place(tmp_path: Path, snapshot) -> None
     two = saved(models.decoder(), tmp_path / "two.onnx")
     before = snapshot(tmp_path)
     for jobs in (
-        [Job(one, tmp_path / "new.onnx"), Job(two, tmp_path / "new.onnx")],
-        [Job(one, tmp_path / "three.onnx"), Job(two, one)],
+        [RenameJob(one, tmp_path / "new.onnx"), RenameJob(two, tmp_path / "new.onnx")],
+        [RenameJob(one, tmp_path / "three.onnx"), RenameJob(two, one)],
     ):
-        report = rename_set(jobs, Wish("VLLM"), QEFF, Options(force=True))
+        report = rename_batch(jobs, TokenChange("VLLM"), QEFF, Options(force=True))
         assert "is another model of this run" in str(report.models[1].error)
-        assert report.exit_code() == 2
+        assert report.compute_exit_code() == 2
         assert snapshot(tmp_path) == before
 
 
@@ -229,8 +232,11 @@ def test_strict_makes_a_warning_stop_the_work(tmp_path: Path) -> None:
 
 def test_data_that_two_models_share_are_copied_once(external: Path, tmp_path: Path) -> None:
     external.with_name("other.onnx").write_bytes(external.read_bytes())
-    jobs, watch = find([external.parent], None, tmp_path / "out"), Watching()
-    assert statuses(rename_set(jobs, Wish("VLLM"), QEFF, None, watch)) == ["renamed", "renamed"]
+    jobs, watch = find_jobs([external.parent], None, tmp_path / "out"), Watching()
+    assert statuses(rename_batch(jobs, TokenChange("VLLM"), QEFF, None, watch)) == [
+        "renamed",
+        "renamed",
+    ]
     size = external.with_name("decoder.onnx.data").stat().st_size
     assert watch.seen["decoder.onnx.data", size] == [size]
     assert sorted(os.listdir(tmp_path / "out")) == [
@@ -250,9 +256,9 @@ def test_models_that_share_a_place_for_different_data_do_not_overwrite_them(
     weights = external.with_name("decoder.onnx.data").read_bytes()
     other.with_name("decoder.onnx.data").write_bytes(weights[::-1])
     out = tmp_path / "out"
-    jobs = [Job(external, out / "a.onnx"), Job(other, out / "b.onnx")]
-    report = rename_set(jobs, Wish("VLLM"), QEFF, Options(force=force))
-    assert report.exit_code() != 0
+    jobs = [RenameJob(external, out / "a.onnx"), RenameJob(other, out / "b.onnx")]
+    report = rename_batch(jobs, TokenChange("VLLM"), QEFF, Options(force=force))
+    assert report.compute_exit_code() != 0
     assert not (out / "b.onnx").exists()
     assert not out.exists() or (out / "decoder.onnx.data").read_bytes() == weights
 
@@ -261,18 +267,18 @@ def test_one_model_that_cannot_be_written_and_all_are_as_they_were(
     tmp_path: Path, snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [saved(models.decoder(), tmp_path / f"{name}.onnx") for name in "abc"]
-    before, real = snapshot(tmp_path), onnxfile.prove
+    before, real = snapshot(tmp_path), onnxfile.check_written_model
 
-    def fail(draft: Draft, *args: Any) -> None:
+    def fail(draft: TempFile, *args: Any) -> None:
         real(draft, *args)
         if draft.target.name == "b.onnx":
             raise WriteError("no", path=str(draft.target))
 
-    monkeypatch.setattr(onnxfile, "prove", fail)
+    monkeypatch.setattr("onnxkvrename.renaming.write.check_written_model", fail)
     for directory in (None, tmp_path / "new"):
         report = together(*paths, directory=directory)
         assert statuses(report) == ["would-rename", "failed", "would-rename"]
-        assert report.exit_code() == 2
+        assert report.compute_exit_code() == 2
         assert snapshot(tmp_path) == before
         assert sorted(os.listdir(tmp_path)) == ["a.onnx", "b.onnx", "c.onnx"]
 
@@ -282,15 +288,15 @@ def test_one_model_that_cannot_take_its_place_and_all_are_as_they_were(
     name: str, tmp_path: Path, snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [saved(models.decoder(), tmp_path / f"{name}.onnx") for name in "abc"]
-    before, real = snapshot(tmp_path), Staged.place
+    before, real = snapshot(tmp_path), ReadyFile.move_into_place
 
-    def fail(staged: Staged) -> None:
+    def fail(staged: ReadyFile) -> None:
         if staged.target.name == name:
-            raise WriteError("no", path=str(staged.called))
+            raise WriteError("no", path=str(staged.display_path))
         real(staged)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Staged, "place", fail)
+        patch.setattr(ReadyFile, "move_into_place", fail)
         report = together(*paths)
     assert [model.path for model in report.models if model.error] == [str(tmp_path / name)]
     assert "renamed" not in statuses(report)
@@ -322,7 +328,7 @@ def test_a_model_that_is_changed_meanwhile_is_refused(
 ) -> None:
     """Between the checks and the writing, and while it is written."""
     place = None if output is None else decoder.with_name(output)
-    for module, name in ((externaldata, "locate"), (onnxfile, "write")):
+    for module, name in ((prepare, "find_data_files"), (write, "write_pieces")):
         theirs = decoder.read_bytes() + b"\x82\x01\0"  # an unknown field
         real = getattr(module, name)
 
@@ -342,15 +348,15 @@ def test_a_model_that_is_changed_meanwhile_is_refused(
 def test_a_file_that_appears_meanwhile_is_left_alone(
     name: str, external: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, theirs = Draft.keep, tmp_path / "new" / name
+    real, theirs = TempFile.copy_attributes, tmp_path / "new" / name
     theirs.parent.mkdir()
 
-    def meddle(draft: Draft, *args: Any, **how: Any) -> None:
+    def meddle(draft: TempFile, *args: Any, **how: Any) -> None:
         real(draft, *args, **how)
         if draft.target == theirs:
             theirs.write_bytes(b"theirs")
 
-    monkeypatch.setattr(Draft, "keep", meddle)
+    monkeypatch.setattr(TempFile, "copy_attributes", meddle)
     with pytest.raises(WriteError, match="File exists"):
         rename(external, "VLLM", output=tmp_path / "new" / "m.onnx")
     assert theirs.read_bytes() == b"theirs"
@@ -360,14 +366,14 @@ def test_a_file_that_appears_meanwhile_is_left_alone(
 def test_a_directory_that_appears_meanwhile_is_left_alone(
     external: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, theirs = Draft.keep, tmp_path / "new" / "theirs"
+    real, theirs = TempFile.copy_attributes, tmp_path / "new" / "theirs"
 
     def meddle(*args: Any, **how: Any) -> None:
         real(*args, **how)
         theirs.parent.mkdir(exist_ok=True)
         theirs.touch()
 
-    monkeypatch.setattr(Draft, "keep", meddle)
+    monkeypatch.setattr(TempFile, "copy_attributes", meddle)
     with pytest.raises(WriteError, match="File exists"):
         rename(external, "VLLM", output=tmp_path / "new" / "m.onnx")
     assert os.listdir(tmp_path / "new") == ["theirs"]
@@ -377,13 +383,13 @@ def test_a_directory_that_appears_meanwhile_is_left_alone(
 def test_data_that_are_changed_meanwhile_are_refused(
     external: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, weights = externaldata.standing, external.with_name("decoder.onnx.data")
+    real, weights = externaldata.plan_data_copies, external.with_name("decoder.onnx.data")
 
     def meddle(*args: object, **how: object) -> object:
         weights.write_bytes(weights.read_bytes()[::-1])
         return real(*args, **how)
 
-    monkeypatch.setattr(externaldata, "standing", meddle)
+    monkeypatch.setattr("onnxkvrename.renaming.prepare.plan_data_copies", meddle)
     with pytest.raises(WriteError, match="was changed by someone else just now"):
         rename(external, "VLLM", output=tmp_path / "new" / "m.onnx")
     assert not (tmp_path / "new").exists()
@@ -413,8 +419,8 @@ def test_a_watch_hears_of_each_model_read_and_of_each_file_written(
 ) -> None:
     external.with_name("other.onnx").write_bytes(external.read_bytes())
     watch = Watching()
-    jobs = find([external.parent], None, tmp_path / "out")
-    rename_set(jobs, Wish("VLLM"), QEFF, None, watch)
+    jobs = find_jobs([external.parent], None, tmp_path / "out")
+    rename_batch(jobs, TokenChange("VLLM"), QEFF, None, watch)
     size = external.with_name("decoder.onnx.data").stat().st_size
     assert watch.seen == {
         ("reading", 2): [1, 1],
@@ -432,9 +438,11 @@ def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
 def test_any_executor_may_do_the_work(external: Path, tmp_path: Path, executor: Executor) -> None:
     for name in ("b.onnx", "c.onnx"):
         external.with_name(name).write_bytes(external.read_bytes())
-    here, there = (find([external.parent], None, tmp_path / name) for name in ("here", "there"))
-    alone = rename_set(here, Wish("VLLM"), QEFF)
-    spread = rename_set(there, Wish("VLLM"), QEFF, executor=executor)
+    here, there = (
+        find_jobs([external.parent], None, tmp_path / name) for name in ("here", "there")
+    )
+    alone = rename_batch(here, TokenChange("VLLM"), QEFF)
+    spread = rename_batch(there, TokenChange("VLLM"), QEFF, executor=executor)
     assert statuses(spread) == statuses(alone) == ["renamed"] * 3
     names = sorted(os.listdir(tmp_path / "here"))
     assert sorted(os.listdir(tmp_path / "there")) == names
@@ -447,7 +455,7 @@ def test_so_does_it_tell_what_is_wrong(tmp_path: Path, executor: Executor, snaps
     saved(models.decoder(), tmp_path / "a.onnx")
     saved(b"text", tmp_path / "b.onnx")
     before = snapshot(tmp_path)
-    report = rename_set(find([tmp_path]), Wish("VLLM"), QEFF, executor=executor)
+    report = rename_batch(find_jobs([tmp_path]), TokenChange("VLLM"), QEFF, executor=executor)
     assert statuses(report) == ["would-rename", "failed"]
     assert str(report.models[1].error).startswith(f"{tmp_path / 'b.onnx'}: ")
     assert snapshot(tmp_path) == before
@@ -461,8 +469,8 @@ def test_a_second_run_on_one_of_the_models_is_refused_and_changes_nothing(
 ) -> None:
     paths = [saved(models.decoder(), tmp_path / f"{name}.onnx") for name in "abc"]
     before = snapshot(tmp_path)
-    with locks.held(paths[1:2]):
-        left = drafts.temporary(paths[1])
+    with locks.hold_locks(paths[1:2]):
+        left = drafts.build_temp_path(paths[1])
         left.touch()
         report = together(*paths)
         assert statuses(report) == ["would-rename", "failed", "would-rename"]
@@ -477,10 +485,10 @@ def test_what_a_dead_run_has_left_is_cleared_and_what_a_living_one_makes_is_not(
     tmp_path: Path,
 ) -> None:
     mine, theirs = (saved(models.decoder(), tmp_path / f"{name}.onnx") for name in "ab")
-    living = drafts.temporary(theirs)
-    for path in (drafts.temporary(mine), living):
+    living = drafts.build_temp_path(theirs)
+    for path in (drafts.build_temp_path(mine), living):
         path.touch()
-    with locks.held([theirs]):
+    with locks.hold_locks([theirs]):
         assert statuses(together(mine)) == ["renamed"]
         assert len(os.listdir(tmp_path)) == 4
         assert living.exists()
@@ -489,7 +497,7 @@ def test_what_a_dead_run_has_left_is_cleared_and_what_a_living_one_makes_is_not(
 
 def test_a_model_of_which_a_dead_run_has_kept_a_link_is_renamed_at_once(decoder: Path) -> None:
     """Killed between keeping a way back and the replacement. To clear it is no change."""
-    os.link(decoder, drafts.temporary(decoder))
+    os.link(decoder, drafts.build_temp_path(decoder))
     assert rename(decoder, "VLLM", options=LOOK).status == "would-rename"
     assert len(os.listdir(decoder.parent)) == 2
     assert rename(decoder, "VLLM").status == "renamed"
@@ -498,7 +506,7 @@ def test_a_model_of_which_a_dead_run_has_kept_a_link_is_renamed_at_once(decoder:
 
 def test_leftovers_go_though_nothing_is_to_be_renamed(decoder: Path) -> None:
     rename(decoder, "VLLM")
-    drafts.temporary(decoder).touch()
+    drafts.build_temp_path(decoder).touch()
     assert rename(decoder, "VLLM", options=LOOK).status == "unchanged"
     assert len(os.listdir(decoder.parent)) == 2
     assert rename(decoder, "VLLM").status == "unchanged"
@@ -508,7 +516,7 @@ def test_leftovers_go_though_nothing_is_to_be_renamed(decoder: Path) -> None:
 def test_a_directory_half_made_by_a_dead_run_is_no_set_of_models(
     external: Path, tmp_path: Path
 ) -> None:
-    stage = drafts.temporary(external.parent / "out")
+    stage = drafts.build_temp_path(external.parent / "out")
     stage.mkdir()
     (stage / "decoder.onnx").write_bytes(external.read_bytes())
     report = together(external.parent, directory=external.parent / "out")

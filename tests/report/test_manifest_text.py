@@ -10,7 +10,7 @@ import pytest
 from onnxkvrename import load_rules
 from onnxkvrename.layout import load as gathering
 from onnxkvrename.layout.layout import Layout
-from onnxkvrename.layout.load import Known
+from onnxkvrename.layout.load import CompileInfo
 from onnxkvrename.report import manifest_text as ledger
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
@@ -18,15 +18,15 @@ RULES = load_rules()
 
 
 def layout(name: str, **sizes: int) -> Layout:
-    return gathering.gather([FIXTURES / "VLLM" / name], RULES, Known(sizes)).layout
+    return gathering.load_layout([FIXTURES / "VLLM" / name], RULES, CompileInfo(sizes)).layout
 
 
 def facts(found: Layout) -> dict[str, str]:
-    return dict(ledger.facts(found))
+    return dict(ledger.list_layout_facts(found))
 
 
 def test_layers_and_parts_that_are_alike_share_a_row() -> None:
-    (row,) = ledger.rows(layout("decoder.onnx"))
+    (row,) = ledger.build_buffer_rows(layout("decoder.onnx"))
     assert row == (
         *("full_attention", "key, value", "0-1", "FLOAT", "[batch_size, 2, ctx_len, 4]"),
         "32 a token",
@@ -34,17 +34,20 @@ def test_layers_and_parts_that_are_alike_share_a_row() -> None:
 
 
 def test_parts_that_differ_have_rows_of_their_own() -> None:
-    assert [row.parts for row in ledger.rows(layout("mla.onnx"))] == ["compressed_kv", "k_pe"]
+    assert [row.parts for row in ledger.build_buffer_rows(layout("mla.onnx"))] == [
+        "compressed_kv",
+        "k_pe",
+    ]
 
 
 def test_a_known_size_stands_beside_its_symbol() -> None:
-    (row,) = ledger.rows(layout("decoder.onnx", ctx_len=8))
+    (row,) = ledger.build_buffer_rows(layout("decoder.onnx", ctx_len=8))
     assert row.shape == "[batch_size, 2, ctx_len=8, 4]"
 
 
 def test_what_does_not_grow_is_counted_by_the_sequence() -> None:
-    states = [row for row in ledger.rows(layout("hybrid.onnx")) if row.kind == "mamba"]
-    assert [row.each for row in states] == ["96 a sequence", "128 a sequence"]
+    states = [row for row in ledger.build_buffer_rows(layout("hybrid.onnx")) if row.kind == "mamba"]
+    assert [row.bytes_each for row in states] == ["96 a sequence", "128 a sequence"]
 
 
 def test_what_is_missing_is_said_with_the_option_that_gives_it() -> None:
@@ -63,29 +66,31 @@ def test_a_batch_is_told_where_its_size_is_given() -> None:
 
 def test_a_buffer_of_unknown_rank_or_dtype_is_told_as_that() -> None:
     found = layout("decoder.onnx")
-    first = found.buffers[0]._replace(shape=None, sequence=None)
+    first = found.buffers[0]._replace(shape=None, sequence_axis=None)
     second = found.buffers[1]._replace(dtype="STRING")
-    rows = ledger.rows(found._replace(buffers=(first, second)))
+    rows = ledger.build_buffer_rows(found._replace(buffers=(first, second)))
     assert [row.shape for row in rows] == ["rank unknown", "[batch_size, 2, ctx_len, 4]"]
-    assert [row.each for row in rows] == ["not known", "not known"]
+    assert [row.bytes_each for row in rows] == ["not known", "not known"]
 
 
 def test_names_from_a_model_cannot_draw() -> None:
     found = layout("decoder.onnx", ctx_len=8)
     odd = found.buffers[0]._replace(part="\x1b[2J", shape=("\n", 2, "\u202e", 4), model="\r")
     odd_layout = found._replace(buffers=(odd,), models=("a\nb",))
-    assert all(line.isprintable() for line in ledger.lines(odd_layout))
+    assert all(line.isprintable() for line in ledger.render_layout(odd_layout))
 
 
 def test_columns_stand_below_each_other() -> None:
-    lines = list(ledger.lines(layout("hybrid.onnx")))
+    lines = list(ledger.render_layout(layout("hybrid.onnx")))
     at = lines[1].index("SHAPE")
     assert [line[at] for line in lines[2:6]] == ["["] * 4
     assert [line for line in lines if line != line.rstrip()] == []
 
 
 def test_without_buffers_there_is_only_a_title() -> None:
-    assert list(ledger.lines(Layout((), (), (), (), ()))) == ["no KV buffer in any model given"]
+    assert list(ledger.render_layout(Layout((), (), (), (), ()))) == [
+        "no KV buffer in any model given"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +108,7 @@ def test_without_buffers_there_is_only_a_title() -> None:
     ],
 )
 def test_bytes_are_told_in_a_unit_that_fits_and_exactly(size: int | None, said: str) -> None:
-    assert ledger.readable(size) == said
+    assert ledger.format_bytes(size) == said
 
 
 def test_the_digest_is_told_whole() -> None:
@@ -126,9 +131,9 @@ def test_the_digest_is_told_whole() -> None:
 def test_a_set_goes_by_its_directory_and_how_many_it_has(
     models: tuple[str, ...], said: str
 ) -> None:
-    assert ledger.called(models) == said
+    assert ledger.format_model_paths(models) == said
 
 
 def test_a_set_is_told_in_one_short_heading() -> None:
-    head = ledger.title(layout("windows"))
+    head = ledger.format_layout_title(layout("windows"))
     assert re.fullmatch(r"\S*fixtures/VLLM/windows \(3 models\): \d+ buffers, layers 0-2", head)

@@ -23,7 +23,7 @@ SHOWN = "[red]\\x1b[2J\\u202e:smiley:[/red]\\/past_key.0"
 def drawn(*found: ModelReport, look: bool = True, verbose: bool = False, width: int = 100) -> str:
     file = io.StringIO()
     console = Console(file=file, width=width, highlight=False)
-    console.print(terminal.summary(Report(found), look=look, verbose=verbose), crop=False)
+    console.print(terminal.render_report(Report(found), look=look, verbose=verbose), crop=False)
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
@@ -67,7 +67,7 @@ def test_a_summary_says_what_was_found_renamed_and_kept_and_what_to_do_next(
     decoder: Path,
 ) -> None:
     found = rename(decoder, "VLLM")._replace(
-        path="m.onnx", output="m.onnx", feed_back='compile(onnx_path="m.onnx")'
+        path="m.onnx", output="m.onnx", feed_back_call='compile(onnx_path="m.onnx")'
     )
     assert [" ".join(line.split()) for line in drawn(found).splitlines()] == [
         "m.onnx 8 names changed",
@@ -122,7 +122,7 @@ def test_layers_are_told_as_ranges(layers: list[int], text: str, decoder: Path) 
 
 def test_the_call_to_copy_is_never_broken_into_lines(decoder: Path) -> None:
     call = "compile(" + "x" * 200 + ")"
-    found = rename(decoder, "VLLM")._replace(feed_back=call)
+    found = rename(decoder, "VLLM")._replace(feed_back_call=call)
     assert call in drawn(found, width=20)
 
 
@@ -174,12 +174,15 @@ def test_a_terminal_of_one_column_is_no_reason_to_fail(decoder: Path) -> None:
 
 
 def test_a_bar_is_drawn_only_for_what_takes_long(capfd: pytest.CaptureFixture[str]) -> None:
-    with terminal.Bars() as bars:
-        assert bars.data("w.bin", (1 << 28) - 1) is None
-        assert bars.models("reading", 63) is None
+    with terminal.ProgressBars() as bars:
+        assert bars.track_data_file("w.bin", (1 << 28) - 1) is None
+        assert bars.track_models("reading", 63) is None
     assert capfd.readouterr() == ("", "")
-    with terminal.Bars() as bars:
-        for heard, amount in ((bars.data("w.bin", 1 << 28), 1 << 28), (bars.models("r", 64), 64)):
+    with terminal.ProgressBars() as bars:
+        for heard, amount in (
+            (bars.track_data_file("w.bin", 1 << 28), 1 << 28),
+            (bars.track_models("r", 64), 64),
+        ):
             assert heard is not None
             heard(amount)
     assert capfd.readouterr().out == ""
@@ -187,8 +190,11 @@ def test_a_bar_is_drawn_only_for_what_takes_long(capfd: pytest.CaptureFixture[st
 
 def test_bars_say_what_is_done_and_how_much_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal, "Console", lambda **how: Console(file=io.StringIO(), width=100))
-    with terminal.Bars() as bars:
-        models_heard, data_heard = bars.models("writing", 94), bars.data(HOSTILE, 1 << 29)
+    with terminal.ProgressBars() as bars:
+        models_heard, data_heard = (
+            bars.track_models("writing", 94),
+            bars.track_data_file(HOSTILE, 1 << 29),
+        )
         assert models_heard is not None
         assert data_heard is not None
         models_heard(16)

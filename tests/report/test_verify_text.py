@@ -12,148 +12,163 @@ from schemas import load_schema
 from onnxkvrename import Finding, KvRenameError, ModelError, ModelReport, load_rules
 from onnxkvrename.report import verify_text as verdicts
 from onnxkvrename.verification import verify as verifying
-from onnxkvrename.verification.dataflow import Flow
-from onnxkvrename.verification.provenance import Where
-from onnxkvrename.verification.retention_loop import Run
-from onnxkvrename.verification.verify import Aim, Verified
+from onnxkvrename.verification.dataflow import BufferFlow
+from onnxkvrename.verification.provenance import NodeLocation
+from onnxkvrename.verification.retention_loop import RetentionRun
+from onnxkvrename.verification.verify import VerifiedModel, VerifyRequest
 
 SCHEMA = load_schema("verify-1.json")
 FAULT = Finding("KV110", "error", "past_key.0_RetainedState", "is wrong", "mend it")
 DOUBT = Finding("KV113", "warning", "past_key.0_RetainedState", "is in doubt", "look at it")
-RUN = Run({"batch_size": 1, "ctx_len": 32}, {}, {}, ({}, {}, {}), (), ())
+RUN = RetentionRun({"batch_size": 1, "ctx_len": 32}, {}, {}, ({}, {}, {}), (), ())
 HOSTILE = "a\n::error::b##[x]\x1b[2J\u202e\udcff"
 SHOWN = "a\\x0a::error::b##[x]\\x1b[2J\\u202e\\xff"
 
 
 @pytest.fixture
-def sound(tmp_path: Path) -> Verified:
+def sound(tmp_path: Path) -> VerifiedModel:
     """The decoder of one layer, here called m.onnx."""
     path = saved(models.decoder(), tmp_path / "m.onnx")
-    found = verifying.verify(path, load_rules(), Aim())
+    found = verifying.verify_model(path, load_rules(), VerifyRequest())
     return called(found, "m.onnx")
 
 
-def called(item: Verified, path: str) -> Verified:
+def called(item: VerifiedModel, path: str) -> VerifiedModel:
     return item._replace(report=item.report._replace(path=path))
 
 
-def having(item: Verified, *findings: Finding, **parts: object) -> Verified:
+def having(item: VerifiedModel, *findings: Finding, **parts: object) -> VerifiedModel:
     return item._replace(report=item.report._replace(findings=findings, **parts))
 
 
-def flowing(item: Verified, *flows: Flow) -> Verified:
+def flowing(item: VerifiedModel, *flows: BufferFlow) -> VerifiedModel:
     """With other flows, each of the buffer in its place."""
     given = zip(flows, item.flows, strict=True)
     return item._replace(flows=tuple(flow._replace(pair=old.pair) for flow, old in given))
 
 
-def test_a_verdict_says_what_was_proved_and_how(sound: Verified) -> None:
-    assert verdicts.state(sound) == "2 of 2 buffers retained, layer 0, updated by Add"
-    assert verdicts.line(sound, color=False) == f"m.onnx: {verdicts.state(sound)}"
+def test_a_verdict_says_what_was_proved_and_how(sound: VerifiedModel) -> None:
+    assert verdicts.summarize_verdict(sound) == "2 of 2 buffers retained, layer 0, updated by Add"
+    assert (
+        verdicts.format_verdict_line(sound, color=False)
+        == f"m.onnx: {verdicts.summarize_verdict(sound)}"
+    )
 
 
-def test_what_is_not_proved_is_not_counted(sound: Verified) -> None:
+def test_what_is_not_proved_is_not_counted(sound: VerifiedModel) -> None:
     first, second = sound.flows
-    doubt = Flow(first.pair, "untraced", Where("Mystery", ""), (), "no body")
-    assert verdicts.state(flowing(sound, doubt, second)).startswith("1 of 2 buffers retained, ")
-    assert "Mystery" not in verdicts.state(flowing(sound, doubt, second))
-    through = Flow(first.pair, "passed through")
-    assert verdicts.state(flowing(sound, through, through)) == "0 of 2 buffers retained, layer 0"
+    doubt = BufferFlow(first.pair, "untraced", NodeLocation("Mystery", ""), (), "no body")
+    assert verdicts.summarize_verdict(flowing(sound, doubt, second)).startswith(
+        "1 of 2 buffers retained, "
+    )
+    assert "Mystery" not in verdicts.summarize_verdict(flowing(sound, doubt, second))
+    through = BufferFlow(first.pair, "passed through")
+    assert (
+        verdicts.summarize_verdict(flowing(sound, through, through))
+        == "0 of 2 buffers retained, layer 0"
+    )
 
 
-def test_operators_are_told_the_most_frequent_first(sound: Verified) -> None:
+def test_operators_are_told_the_most_frequent_first(sound: VerifiedModel) -> None:
     three = sound._replace(flows=(sound.flows[0], sound.flows[1], sound.flows[1]))
     flows = [
-        flow._replace(where=Where(op, "")) for flow, op in zip(three.flows, "BAA", strict=True)
+        flow._replace(updated_by=NodeLocation(op, ""))
+        for flow, op in zip(three.flows, "BAA", strict=True)
     ]
-    assert verdicts.state(three._replace(flows=tuple(flows))).endswith("updated by A, B")
+    assert verdicts.summarize_verdict(three._replace(flows=tuple(flows))).endswith(
+        "updated by A, B"
+    )
 
 
-def test_a_model_with_an_error_does_not_verify(sound: Verified) -> None:
-    assert verdicts.state(having(sound, FAULT)) == "does not verify"
-    assert verdicts.state(having(sound, DOUBT)) == verdicts.state(sound)
+def test_a_model_with_an_error_does_not_verify(sound: VerifiedModel) -> None:
+    assert verdicts.summarize_verdict(having(sound, FAULT)) == "does not verify"
+    assert verdicts.summarize_verdict(having(sound, DOUBT)) == verdicts.summarize_verdict(sound)
 
 
-def test_a_model_without_buffers_says_so(sound: Verified) -> None:
-    assert verdicts.state(having(sound, pairs=())) == "no KV buffer in it"
+def test_a_model_without_buffers_says_so(sound: VerifiedModel) -> None:
+    assert verdicts.summarize_verdict(having(sound, pairs=())) == "no KV buffer in it"
 
 
-def test_a_run_is_told_with_its_sizes_and_its_reference(sound: Verified) -> None:
+def test_a_run_is_told_with_its_sizes_and_its_reference(sound: VerifiedModel) -> None:
     ran = sound._replace(run=RUN)
-    assert verdicts.state(ran).endswith("by Add; ran 3 steps with batch_size=1, ctx_len=32")
-    assert verdicts.state(ran._replace(run=RUN._replace(dims={}))).endswith("; ran 3 steps")
+    assert verdicts.summarize_verdict(ran).endswith(
+        "by Add; ran 3 steps with batch_size=1, ctx_len=32"
+    )
+    assert verdicts.summarize_verdict(ran._replace(run=RUN._replace(dims={}))).endswith(
+        "; ran 3 steps"
+    )
     like = ran._replace(reference=Path("plain.onnx"))
-    assert verdicts.state(like).endswith("ctx_len=32, to the bit like plain.onnx")
+    assert verdicts.summarize_verdict(like).endswith("ctx_len=32, to the bit like plain.onnx")
 
 
-def test_a_verdict_is_green_or_red(sound: Verified) -> None:
-    assert verdicts.line(sound, color=True).startswith("m.onnx: \x1b[32m2 of 2")
-    assert verdicts.line(having(sound, FAULT), color=True) == (
+def test_a_verdict_is_green_or_red(sound: VerifiedModel) -> None:
+    assert verdicts.format_verdict_line(sound, color=True).startswith("m.onnx: \x1b[32m2 of 2")
+    assert verdicts.format_verdict_line(having(sound, FAULT), color=True) == (
         "m.onnx: \x1b[31mdoes not verify\x1b[0m"
     )
 
 
-def test_each_buffer_is_told_with_where_it_is_updated(sound: Verified) -> None:
-    assert list(verdicts.flows(sound)) == [
+def test_each_buffer_is_told_with_where_it_is_updated(sound: VerifiedModel) -> None:
+    assert list(verdicts.format_buffer_flows(sound)) == [
         "past_key.0 -> past_key.0_RetainedState: updated by Add (write_key)",
         "past_value.0 -> past_value.0_RetainedState: updated by Add (write_value)",
     ]
     first, second = sound.flows
     other = flowing(
         sound,
-        Flow(first.pair, "untraced", Where("Mystery", "")),
-        Flow(second.pair, "passed through"),
+        BufferFlow(first.pair, "untraced", NodeLocation("Mystery", "")),
+        BufferFlow(second.pair, "passed through"),
     )
-    assert [line.partition(": ")[2] for line in verdicts.flows(other)] == [
+    assert [line.partition(": ")[2] for line in verdicts.format_buffer_flows(other)] == [
         "untraced: Mystery",
         "passed through",
     ]
 
 
-def hostile(item: Verified) -> Verified:
+def hostile(item: VerifiedModel) -> VerifiedModel:
     """With hostile text wherever there can be any."""
     first, second = item.flows
-    flows = (first._replace(where=Where(HOSTILE, HOSTILE)), second)
+    flows = (first._replace(updated_by=NodeLocation(HOSTILE, HOSTILE)), second)
     found = having(called(item, HOSTILE), DOUBT._replace(name=HOSTILE, message=HOSTILE))
     run = RUN._replace(dims={HOSTILE: 3})
     return found._replace(flows=flows, run=run, reference=Path(HOSTILE))
 
 
-def test_hostile_text_is_shown_escaped(sound: Verified) -> None:
+def test_hostile_text_is_shown_escaped(sound: VerifiedModel) -> None:
     item = hostile(sound)
-    assert verdicts.line(item, color=False) == (
+    assert verdicts.format_verdict_line(item, color=False) == (
         f"{SHOWN}: 2 of 2 buffers retained, layer 0, updated by {SHOWN}, Add; "
         f"ran 3 steps with {SHOWN}=3, to the bit like {SHOWN}"
     )
-    assert next(verdicts.flows(item)).endswith(f"updated by {SHOWN} ({SHOWN})")
+    assert next(verdicts.format_buffer_flows(item)).endswith(f"updated by {SHOWN} ({SHOWN})")
 
 
-def test_github_gets_findings_and_a_notice_for_each_model(sound: Verified) -> None:
-    unread = Verified(ModelReport("x", "x", "failed", error=ModelError("no", path="x")))
+def test_github_gets_findings_and_a_notice_for_each_model(sound: VerifiedModel) -> None:
+    unread = VerifiedModel(ModelReport("x", "x", "failed", error=ModelError("no", path="x")))
     items = (having(sound, FAULT), having(sound, DOUBT), unread)
-    lines = list(verdicts.github(items, quiet=False))
+    lines = list(verdicts.render_verify_github(items, quiet=False))
     assert lines == [
         "::error file=m.onnx,title=KV110::past_key.0_RetainedState is wrong (mend it)",
         "::notice file=m.onnx,title=verify::does not verify",
         "::warning file=m.onnx,title=KV113::past_key.0_RetainedState is in doubt (look at it)",
-        f"::notice file=m.onnx,title=verify::{verdicts.state(sound)}",
+        f"::notice file=m.onnx,title=verify::{verdicts.summarize_verdict(sound)}",
         "::error file=x,title=failed::x: no",
     ]
-    assert list(verdicts.github(items, quiet=True)) == [
+    assert list(verdicts.render_verify_github(items, quiet=True)) == [
         line for line in lines if "notice" not in line
     ]
 
 
-def test_hostile_text_gives_github_no_commands(sound: Verified) -> None:
-    text = "\n".join(verdicts.github([hostile(sound)], quiet=False))
+def test_hostile_text_gives_github_no_commands(sound: VerifiedModel) -> None:
+    text = "\n".join(verdicts.render_verify_github([hostile(sound)], quiet=False))
     assert [line[: line.index(" ")] for line in text.split("\n")] == ["::warning", "::notice"]
     assert not set(text) & {"\x1b", "\u202e", "\r"}
     assert "##[" not in text
 
 
-def test_json_has_a_verdict_for_each_pair(sound: Verified) -> None:
+def test_json_has_a_verdict_for_each_pair(sound: VerifiedModel) -> None:
     item = having(sound, DOUBT)._replace(run=RUN, reference=Path("plain.onnx"))
-    document = json.loads(verdicts.as_json([item], 0))
+    document = json.loads(verdicts.verified_to_json([item], 0))
     jsonschema.validate(document, SCHEMA)
     (model,) = document["models"]
     assert model["verified"] is True
@@ -179,9 +194,9 @@ def test_json_has_a_verdict_for_each_pair(sound: Verified) -> None:
 def test_json_of_half_a_pair_and_of_a_model_unread_is_valid(tmp_path: Path) -> None:
     model = models.decoder(node("Neg", ["x"], ["y"]))
     model.graph.output.pop()
-    half = verifying.verify(saved(model, tmp_path / "m.onnx"), load_rules(), Aim())
-    unread = verifying.verify(tmp_path / "none.onnx", load_rules(), Aim())
-    document = json.loads(verdicts.as_json([half, unread], 2))
+    half = verifying.verify_model(saved(model, tmp_path / "m.onnx"), load_rules(), VerifyRequest())
+    unread = verifying.verify_model(tmp_path / "none.onnx", load_rules(), VerifyRequest())
+    document = json.loads(verdicts.verified_to_json([half, unread], 2))
     jsonschema.validate(document, SCHEMA)
     (_, pair), nothing = (item["pairs"] for item in document["models"])
     assert (pair["output"], pair["verdict"], pair["updated_by"]) == (None, None, None)
@@ -190,8 +205,8 @@ def test_json_of_half_a_pair_and_of_a_model_unread_is_valid(tmp_path: Path) -> N
     assert document["models"][1]["error"]["message"] == "no such file"
 
 
-def test_json_has_names_as_they_are_and_is_ascii(sound: Verified) -> None:
-    text = verdicts.as_json([hostile(sound)], 0)
+def test_json_has_names_as_they_are_and_is_ascii(sound: VerifiedModel) -> None:
+    text = verdicts.verified_to_json([hostile(sound)], 0)
     document = json.loads(text)
     jsonschema.validate(document, SCHEMA)
     assert text.isascii()
@@ -200,7 +215,7 @@ def test_json_has_names_as_they_are_and_is_ascii(sound: Verified) -> None:
 
 
 def test_json_of_a_job_that_could_not_be_done_is_valid() -> None:
-    document = json.loads(verdicts.as_json((), 2, KvRenameError("no", hint="mend")))
+    document = json.loads(verdicts.verified_to_json((), 2, KvRenameError("no", hint="mend")))
     jsonschema.validate(document, SCHEMA)
     assert document["error"] == {"message": "no", "path": None, "hint": "mend"}
     assert (document["models"], document["exit_code"]) == ([], 2)
@@ -217,6 +232,6 @@ def test_json_of_a_job_that_could_not_be_done_is_valid() -> None:
     ],
 )
 def test_the_schema_refuses_what_is_not_promised(spoilt: dict[str, object]) -> None:
-    document = json.loads(verdicts.as_json((), 0)) | spoilt
+    document = json.loads(verdicts.verified_to_json((), 0)) | spoilt
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(document, SCHEMA)

@@ -9,12 +9,12 @@ from models import KEY, KEY_OUT, branch, graph, info, node, tensor
 from onnx import ModelProto
 from onnx.helper import make_sparse_tensor, make_tensor
 
-from onnxkvrename import Finding, Options, Wish, load_rules, rename
+from onnxkvrename import Finding, Options, TokenChange, load_rules, rename
 from onnxkvrename.findings import CODES
-from onnxkvrename.model.signature import Dim, Signature, Uses, Value
-from onnxkvrename.rules.checks import check, no_buffers
-from onnxkvrename.rules.plan import plan
-from onnxkvrename.rules.profile import parse
+from onnxkvrename.model.signature import Dim, NameUses, Signature, Value
+from onnxkvrename.rules.checks import build_no_buffers_finding, check_pairs
+from onnxkvrename.rules.plan import build_rename_plan
+from onnxkvrename.rules.profile import parse_rules
 
 QEFF = load_rules()
 
@@ -43,14 +43,14 @@ def found(
     """
     into, out = (tuple(map(value, text.split())) for text in (inputs, outputs))
     made = [v.name for v in out] if producers is None else producers
-    uses = Uses(
-        producers=dict.fromkeys(made, "Concat"),
-        read=frozenset(v.name for v in into) if read is None else frozenset(read),
+    uses = NameUses(
+        producer_op_types=dict.fromkeys(made, "Concat"),
+        read_names=frozenset(v.name for v in into) if read is None else frozenset(read),
         symbols=frozenset(symbols),
     )
     signature = Signature(into, out)
-    planned = plan(signature, QEFF, Wish("VLLM", **wish))
-    findings = check(signature, planned, uses)
+    planned = build_rename_plan(signature, QEFF, TokenChange("VLLM", **wish))
+    findings = check_pairs(signature, planned, uses)
     return [f"{f.code} {f.name}".replace("_RetainedState", "~").strip() for f in findings]
 
 
@@ -137,8 +137,8 @@ def test_the_layers_missing_are_listed() -> None:
     inputs = " ".join(f"past_key.{n} past_value.{n}" for n in layers)
     outputs = " ".join(f"past_key.{n}~ past_value.{n}~" for n in layers)
     values = [tuple(map(value, text.split())) for text in (inputs, outputs)]
-    planned = plan(Signature(*values), QEFF, Wish("VLLM"))
-    messages = [f.message for f in check(Signature(*values), planned, Uses())]
+    planned = build_rename_plan(Signature(*values), QEFF, TokenChange("VLLM"))
+    messages = [f.message for f in check_pairs(Signature(*values), planned, NameUses())]
     assert "layers 0 to 5, but without 1, 3 to 4" in messages
 
 
@@ -167,14 +167,14 @@ def test_a_symbol_may_not_become_one_with_another() -> None:
 def test_symbols_may_change_places() -> None:
     signature = Signature(*(tuple(map(value, names.split())) for names in SOUND))
     ends = {v.name for side in signature for v in side}
-    uses = Uses(dict.fromkeys(ends, "Neg"), frozenset(ends), frozenset({"a", "b"}))
-    planned = plan(signature, QEFF, Wish("VLLM"))
-    assert list(check(signature, planned, uses)) == []
+    uses = NameUses(dict.fromkeys(ends, "Neg"), frozenset(ends), frozenset({"a", "b"}))
+    planned = build_rename_plan(signature, QEFF, TokenChange("VLLM"))
+    assert list(check_pairs(signature, planned, uses)) == []
 
 
 def test_templates_may_not_give_two_values_one_name() -> None:
     pattern = "(?P<buffer>k)(?P<layer>[0-9])(?:_(?P<token>[A-Z]+))?"
-    rules = parse(
+    rules = parse_rules(
         f"""
         retained = '.*_out'
         [[kv]]
@@ -187,16 +187,16 @@ def test_templates_may_not_give_two_values_one_name() -> None:
         "mine",
     )
     signature = Signature((value("k0"),), (value("k0_out"),))
-    uses = Uses({"k0_out": "Add"}, frozenset({"k0"}))
-    (clash,) = check(signature, plan(signature, rules, Wish("T")), uses)
+    uses = NameUses({"k0_out": "Add"}, frozenset({"k0"}))
+    (clash,) = check_pairs(signature, build_rename_plan(signature, rules, TokenChange("T")), uses)
     assert (clash.code, clash.name) == ("KV201", "k0_T")
     assert "k0, k0_out" in clash.message
 
 
 def test_no_buffers_lists_a_few_of_the_outputs() -> None:
-    message = no_buffers([f"o{n}" for n in range(7)]).message
+    message = build_no_buffers_finding([f"o{n}" for n in range(7)]).message
     assert message.endswith("o0, o1, o2, o3, o4 and 2 more")
-    assert no_buffers([]).message == "no KV buffer here"
+    assert build_no_buffers_finding([]).message == "no KV buffer here"
 
 
 # The same checks at work on whole models.
@@ -318,7 +318,7 @@ def test_a_new_name_may_stand_in_a_function_or_in_another_namespace(tmp_path: Pa
 
 
 def test_every_finding_says_what_and_how_to_mend_it() -> None:
-    finding = no_buffers(["logits"])
+    finding = build_no_buffers_finding(["logits"])
     assert finding == Finding("KV001", "error", "", finding.message, finding.hint)
     assert finding.hint
     assert all(severity in ("error", "warning") and text for severity, text in CODES.values())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxkvrename import ModelError, WriteError, find
+from onnxkvrename import ModelError, WriteError, find_jobs
 from onnxkvrename.storage import temp_file as drafts
 
 
@@ -26,7 +26,7 @@ def found(*models: str, output: str | None = None, directory: str | None = None)
     places = [None if place is None else Path(place) for place in (output, directory)]
     return [
         str(job.model) if job.model == job.output else f"{job.model} -> {job.output}"
-        for job in find([Path(model) for model in models], *places)
+        for job in find_jobs([Path(model) for model in models], *places)
     ]
 
 
@@ -63,7 +63,7 @@ def test_linked_directories_are_not_entered(tree: Path) -> None:
 )
 def test_a_path_that_leads_to_no_model_is_named(path: str, said: str, tree: Path) -> None:
     with pytest.raises(ModelError, match=said):
-        find([Path(path)])
+        find_jobs([Path(path)])
 
 
 def test_a_directory_that_cannot_be_listed_is_named(
@@ -78,7 +78,7 @@ def test_a_directory_that_cannot_be_listed_is_named(
 
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(ModelError, match=r"layer_2: cannot be listed: Permission denied"):
-        find([tree])
+        find_jobs([tree])
 
 
 def test_an_output_is_for_one_model(tree: Path) -> None:
@@ -126,11 +126,11 @@ def test_a_result_may_not_be_sent_onto_its_model(where: Callable[[], object], tr
 
 
 def test_nothing_given_is_nothing_found() -> None:
-    assert find([]) == ()
+    assert find_jobs([]) == ()
 
 
 def test_what_a_dead_run_has_left_of_a_new_directory_holds_no_models(tree: Path) -> None:
-    stage = drafts.temporary(tree / "layer_2" / "new")
+    stage = drafts.build_temp_path(tree / "layer_2" / "new")
     stage.mkdir()
     (stage / "a.onnx").touch()
     assert found(".") == ["b.onnx", "layer_2/a.onnx", "layer_10/a.onnx"]

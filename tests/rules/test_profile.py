@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from onnxkvrename import RulesError, load_rules
-from onnxkvrename.renaming.run import check_wish
-from onnxkvrename.rules.plan import Wish
-from onnxkvrename.rules.profile import PartName, SetRule, parse, token_fault
+from onnxkvrename.renaming.run import check_token_change
+from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.rules.profile import PartName, SetRule, find_token_error, parse_rules
 
 QEFF = load_rules()
 RULES = """
@@ -33,7 +33,7 @@ def part(table: str) -> str:
 
 @pytest.mark.parametrize("token", ["VLLM", "a", "0", "x" * 64, "Retainedstate"])
 def test_a_token_is_letters_and_digits(token: str) -> None:
-    assert token_fault(token) is None
+    assert find_token_error(token) is None
 
 
 @pytest.mark.parametrize(
@@ -50,15 +50,15 @@ def test_a_token_is_letters_and_digits(token: str) -> None:
     ],
 )
 def test_any_other_token_is_refused_with_the_reason(token: str, fault: str) -> None:
-    assert fault in str(token_fault(token))
+    assert fault in str(find_token_error(token))
     with pytest.raises(RulesError, match=fault):
-        check_wish(Wish(token))
+        check_token_change(TokenChange(token))
 
 
 def test_to_ask_for_no_token_and_no_strip_is_refused() -> None:
     with pytest.raises(RulesError, match="no token to put in"):
-        check_wish(Wish(None))
-    check_wish(Wish(None, strip=True))
+        check_token_change(TokenChange(None))
+    check_token_change(TokenChange(None, strip=True))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_buffer_is_known_by_its_whole_name(
 ) -> None:
     match = QEFF.match(side, name)
     assert match is not None
-    assert match.key == (scope, buffer, layer)
+    assert match.pair_key == (scope, buffer, layer)
     assert match.token == token
 
 
@@ -114,9 +114,9 @@ def test_a_name_that_is_nearly_a_buffer_is_none(name: str) -> None:
 def test_bytes_that_are_no_text_do_not_upset_a_match(raw: bytes) -> None:
     name = raw.decode("utf-8", "surrogateescape")
     match = QEFF.match("input", name)
-    assert match is None or QEFF.rewrite(match, "") == name
-    assert QEFF.kept(name) is None
-    assert not QEFF.retains(name)
+    assert match is None or QEFF.rewrite_name(match, "") == name
+    assert QEFF.find_reason_to_keep(name) is None
+    assert not QEFF.is_retained_name(name)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_bytes_that_are_no_text_do_not_upset_a_match(raw: bytes) -> None:
     ],
 )
 def test_what_is_no_kv_is_kept_for_a_reason(name: str, reason: str | None) -> None:
-    assert QEFF.kept(name) == reason
+    assert QEFF.find_reason_to_keep(name) == reason
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_what_is_no_kv_is_kept_for_a_reason(name: str, reason: str | None) -> No
     [("x_RetainedState", True), ("x\n_InternalRetainedState", True), ("x_retained", False)],
 )
 def test_a_retained_state_is_known_by_its_suffix(name: str, retained: bool) -> None:
-    assert QEFF.retains(name) is retained
+    assert QEFF.is_retained_name(name) is retained
 
 
 @pytest.mark.parametrize(
@@ -165,13 +165,13 @@ def test_the_token_goes_in_between_layer_and_suffix(
 ) -> None:
     match = QEFF.match(side, name)
     assert match is not None
-    assert QEFF.rewrite(match, token) == new
+    assert QEFF.rewrite_name(match, token) == new
 
 
 def test_normalize_gives_the_suffix_that_consumers_pair() -> None:
     match = QEFF.match("output", "past_key.0_InternalRetainedState")
     assert match is not None
-    assert QEFF.rewrite(match, "V", normalize=True) == "past_key.0_V_RetainedState"
+    assert QEFF.rewrite_name(match, "V", normalize=True) == "past_key.0_V_RetainedState"
 
 
 @pytest.mark.parametrize(
@@ -185,11 +185,11 @@ def test_normalize_gives_the_suffix_that_consumers_pair() -> None:
     ids=["loses the layer", "loses the token", "loses the buffer", "makes no buffer"],
 )
 def test_a_template_that_does_not_lead_back_is_refused(template: str) -> None:
-    rules = parse(RULES.replace('"{buffer}{layer}[_{token}]_out"', template), "mine")
+    rules = parse_rules(RULES.replace('"{buffer}{layer}[_{token}]_out"', template), "mine")
     match = rules.match("output", "v1_out")
     assert match is not None
     with pytest.raises(RulesError, match="the output_name template in profile mine"):
-        rules.rewrite(match, "T")
+        rules.rewrite_name(match, "T")
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_a_template_that_does_not_lead_back_is_refused(template: str) -> None:
 def test_rules_that_cannot_be_used_say_where_and_why(old: str, new: str, said: str) -> None:
     assert old in RULES
     with pytest.raises(RulesError) as caught:
-        parse(RULES.replace(old, new), "mine.toml")
+        parse_rules(RULES.replace(old, new), "mine.toml")
     assert str(caught.value).startswith("mine.toml: ")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -276,31 +276,31 @@ def test_rules_that_are_not_there_are_an_error_of_the_rules(tmp_path: Path) -> N
 @pytest.mark.parametrize("text", ["", "kv = []\nretained = 'x'", "retained = 'x'"])
 def test_rules_without_a_kv_rule_are_refused(text: str) -> None:
     with pytest.raises(RulesError, match=r"kv: there is no \[\[kv\]\] rule"):
-        parse(text, "mine.toml")
+        parse_rules(text, "mine.toml")
 
 
 def test_tables_must_be_tables() -> None:
     with pytest.raises(RulesError, match="kv: must be tables"):
-        parse("kv = [3]", "mine.toml")
+        parse_rules("kv = [3]", "mine.toml")
 
 
 def test_a_layer_too_long_to_be_one_is_no_match() -> None:
-    rules = parse(RULES, "mine")
+    rules = parse_rules(RULES, "mine")
     assert rules.match("input", "k" + "1" * 9) is not None
     assert rules.match("input", "k" + "1" * 10) is None
 
 
 def test_the_call_that_feeds_back_goes_by_what_the_model_takes() -> None:
-    call = QEFF.call(["input_ids"], "m.onnx", "VLLM")
+    call = QEFF.format_feed_back_call(["input_ids"], "m.onnx", "VLLM")
     assert call == 'compile(onnx_path="m.onnx", kv_cache_prefix="VLLM")'
-    call = QEFF.call(["input_ids", "vision_embeds"], "m.onnx", "VLLM")
+    call = QEFF.format_feed_back_call(["input_ids", "vision_embeds"], "m.onnx", "VLLM")
     assert call == 'compile(lang_onnx_path="m.onnx", kv_cache_prefix="VLLM")'
-    assert parse(RULES, "mine").call(["k0"], "m.onnx", "VLLM") is None
+    assert parse_rules(RULES, "mine").format_feed_back_call(["k0"], "m.onnx", "VLLM") is None
 
 
 def part_name(file: str) -> PartName | None:
     """What the first rule that knows it makes of the name of a file."""
-    names = (rule.match(file) for rule in QEFF.sets.parts)
+    names = (rule.match(file) for rule in QEFF.set_rule.part_rules)
     return next((name for name in names if name is not None), None)
 
 
@@ -327,7 +327,7 @@ def test_the_name_of_a_part_says_its_layers(file: str, name: PartName | None) ->
 
 def test_a_part_whose_layers_are_no_numbers_is_none() -> None:
     table = "stage = 'window'\nfile = '(?P<first>[^-]*)-(?P<end>[^-]*)'"
-    (rule,) = parse(RULES.replace("[[keep]]", part(table)), "mine").sets.parts
+    (rule,) = parse_rules(RULES.replace("[[keep]]", part(table)), "mine").set_rule.part_rules
     assert rule.match("0-1") == PartName("window", "", 0, 1)
     assert rule.match("0-") == PartName("window", "", 0, None)
     assert [rule.match(file) for file in ("-1", "0-x", "x-1", "0-1-2", f"0-{'1' * 10}")] == [
@@ -336,7 +336,10 @@ def test_a_part_whose_layers_are_no_numbers_is_none() -> None:
 
 
 def test_a_set_says_what_its_parts_have_in_common() -> None:
-    assert (QEFF.sets.seam, QEFF.sets.shared) == (("logits", "inputs_embeds"), ("position_ids",))
-    assert QEFF.sets.apart == {"attention", "mla"}
-    assert parse(RULES, "mine").sets == SetRule()
-    assert parse(RULES.replace("[[keep]]", "[set]\n[[keep]]"), "mine").sets == SetRule()
+    assert (QEFF.set_rule.seam, QEFF.set_rule.shared_inputs) == (
+        ("logits", "inputs_embeds"),
+        ("position_ids",),
+    )
+    assert QEFF.set_rule.exclusive_kinds == {"attention", "mla"}
+    assert parse_rules(RULES, "mine").set_rule == SetRule()
+    assert parse_rules(RULES.replace("[[keep]]", "[set]\n[[keep]]"), "mine").set_rule == SetRule()

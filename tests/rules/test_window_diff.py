@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from onnxkvrename.model.signature import Dim, Value, same, type_text
-from onnxkvrename.rules.window_diff import layers_text, odd, spans_text, usual
+from onnxkvrename.model.signature import Dim, Value, format_value_type, is_type_compatible
+from onnxkvrename.rules.window_diff import (
+    find_outliers,
+    format_layer_runs,
+    format_layers,
+    most_common,
+)
 
 Shape = tuple[Dim, ...] | None
 
@@ -25,12 +30,12 @@ def value(shape: Shape, dtype: str = "FLOAT", name: str = "x") -> Value:
     ],
 )
 def test_layers_are_said_in_few_words(layers: list[int], text: str) -> None:
-    assert layers_text(layers) == text
+    assert format_layers(layers) == text
 
 
 def test_a_run_of_layers_is_not_counted_through() -> None:
-    assert spans_text([range(999_999_999)]) == "layers 0-999999998"
-    assert spans_text([range(5, 5)]) == "no layer"
+    assert format_layer_runs([range(999_999_999)]) == "layers 0-999999998"
+    assert format_layer_runs([range(5, 5)]) == "no layer"
 
 
 @pytest.mark.parametrize(
@@ -48,33 +53,33 @@ def test_a_run_of_layers_is_not_counted_through() -> None:
     ],
 )
 def test_values_agree_as_far_as_they_are_known(one: Shape, other: Shape, fits: bool) -> None:
-    assert same(value(one), value(other, name="y")) is fits
-    assert not same(value(one), value(other, "INT8"))
+    assert is_type_compatible(value(one), value(other, name="y")) is fits
+    assert not is_type_compatible(value(one), value(other, "INT8"))
 
 
 def test_a_value_is_shown_with_what_is_known_of_it() -> None:
-    assert type_text(value(("batch", 2, None))) == "FLOAT [batch, 2, ?]"
-    assert type_text(value(())) == "FLOAT []"
-    assert type_text(value(None, "INT8")) == "INT8"
+    assert format_value_type(value(("batch", 2, None))) == "FLOAT [batch, 2, ?]"
+    assert format_value_type(value(())) == "FLOAT []"
+    assert format_value_type(value(None, "INT8")) == "INT8"
 
 
 def test_usual_is_what_there_is_most_of_and_of_a_tie_the_first() -> None:
     values = [value((1,)), value(("a", 2)), value(("b", 2)), value(None)]
-    assert usual(values) is values[1]
-    assert usual(values[:2]) is values[0]
-    assert usual(values[3:]) is values[3]
+    assert most_common(values) is values[1]
+    assert most_common(values[:2]) is values[0]
+    assert most_common(values[3:]) is values[3]
 
 
 def test_who_differs_is_named_with_what_and_from_whom() -> None:
     most = {("size", "a"): frozenset({"1"}), ("size", "b"): frozenset({"1"})}
     models = [("one", most), ("two", most), ("three", {**most, ("size", "b"): frozenset({"2"})})]
-    assert list(odd(models)) == [(2, ["size 2 (1 in one)"])]
-    assert list(odd(models[:2])) == []
-    assert list(odd([])) == []
+    assert list(find_outliers(models)) == [(2, ["size 2 (1 in one)"])]
+    assert list(find_outliers(models[:2])) == []
+    assert list(find_outliers([])) == []
 
 
 def test_what_varies_within_one_model_tells_nothing() -> None:
     values = [frozenset({"1"}), frozenset({"2"}), frozenset({"1", "2"})]
     models = [(str(at), {("size",): found}) for at, found in enumerate(values)]
-    assert list(odd(models)) == []
-    assert list(odd(models[:2])) == [(1, ["size 2 (1 in 0)"])]
+    assert list(find_outliers(models)) == []
+    assert list(find_outliers(models[:2])) == [(1, ["size 2 (1 in 0)"])]

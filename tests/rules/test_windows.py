@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from onnxkvrename import Wish, load_rules
-from onnxkvrename.model.file import opened
-from onnxkvrename.model.proto_reader import export
-from onnxkvrename.model.signature import Dim, Export, Signature, Value
-from onnxkvrename.rules.plan import plan
-from onnxkvrename.rules.profile import parse
-from onnxkvrename.rules.windows import Group, Part, check, group
+from onnxkvrename import TokenChange, load_rules
+from onnxkvrename.model.file import open_model
+from onnxkvrename.model.proto_reader import read_export_info
+from onnxkvrename.model.signature import Dim, ExportInfo, Signature, Value
+from onnxkvrename.rules.plan import build_rename_plan
+from onnxkvrename.rules.profile import parse_rules
+from onnxkvrename.rules.windows import PartGroup, SetPart, check_parts, group_parts
 
-QEFF, VLLM = load_rules(), Wish("VLLM")
-EXPORT = Export(8, "pytorch", "2.13.0", (("", 17), ("com.qualcomm.cloud", 1)))
-MERGED = Export(10, "QEfficient", "1.21", EXPORT.opsets)
+QEFF, VLLM = load_rules(), TokenChange("VLLM")
+EXPORT = ExportInfo(8, "pytorch", "2.13.0", (("", 17), ("com.qualcomm.cloud", 1)))
+MERGED = ExportInfo(10, "QEfficient", "1.21", EXPORT.opsets)
 ROOT = "R/onnx_layerwise_tmp"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports" / "lw_qwen3moe"
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "plain" / "windows"
@@ -32,10 +32,10 @@ def value(text: str) -> Value:
     return Value(name, dtype, tuple(shape) if bracket else None)
 
 
-def part(path: str, inputs: str, outputs: str, made_by: Export = EXPORT) -> Part:
+def part(path: str, inputs: str, outputs: str, made_by: ExportInfo = EXPORT) -> SetPart:
     """A part by its values; ``~`` stands for ``_RetainedState``."""
     signature = Signature(*(tuple(map(value, text.split())) for text in (inputs, outputs)))
-    return Part(path, signature, plan(signature, QEFF, VLLM).pairs, made_by)
+    return SetPart(path, signature, build_rename_plan(signature, QEFF, VLLM).pairs, made_by)
 
 
 def buffers(layers: Iterable[int], scope: str = "", token: str = "", end: str = "") -> str:
@@ -52,8 +52,8 @@ def window(
     root: str = ROOT,
     model: str = "N",
     token: str = "",
-    made_by: Export = EXPORT,
-) -> Part:
+    made_by: ExportInfo = EXPORT,
+) -> SetPart:
     """A sound window, but for some changes of the text that says its values."""
     layers, taken = range(first, end), "inputs_embeds:FLOAT16[b,s,32]"
     inputs = f"{taken if first else 'input_ids:INT64[b,s]'} position_ids:INT64[b,s] "
@@ -66,7 +66,7 @@ def window(
     return part(path, inputs, outputs, made_by)
 
 
-def prefixed(first: int, end: int, root: str = "R", token: str = "") -> Part:
+def prefixed(first: int, end: int, root: str = "R", token: str = "") -> SetPart:
     """A window made ready to be merged: all its names have a scope."""
     scope, layers = f"layer_{first}/", range(first, end)
     inputs = f"{scope}inputs_embeds:FLOAT16[b,s,32] {buffers(layers, scope, token)}"
@@ -80,8 +80,8 @@ def merged(
     *changes: tuple[str, str],
     root: str = "R",
     token: str = "",
-    made_by: Export = MERGED,
-) -> Part:
+    made_by: ExportInfo = MERGED,
+) -> SetPart:
     """A merge of windows of one layer each; all but those from layer 0 on have scopes."""
     inputs = outputs = ""
     for layer in range(first, end):
@@ -94,20 +94,20 @@ def merged(
     return part(f"{root}/merged_{first}-{end}.onnx", inputs, outputs, made_by)
 
 
-def called(path: str) -> Part:
+def called(path: str) -> SetPart:
     """A part of which only the name counts."""
-    return Part(path, Signature((), ()), (), EXPORT)
+    return SetPart(path, Signature((), ()), (), EXPORT)
 
 
-def found(*parts: Part, judge: bool = True, wish: Wish = VLLM) -> list[str]:
+def found(*parts: SetPart, judge: bool = True, wish: TokenChange = VLLM) -> list[str]:
     """``CODE layers`` of each finding, with the layers that the file is called by."""
-    looked = check(parts, QEFF, wish, judge=judge)
+    looked = check_parts(parts, QEFF, wish, judge=judge)
     return [f"{f.code} {parts[at].path.rpartition('_')[2][:-5]}" for at, f in looked]
 
 
-def said(*parts: Part, judge: bool = True, wish: Wish = VLLM) -> str:
+def said(*parts: SetPart, judge: bool = True, wish: TokenChange = VLLM) -> str:
     """What the one finding says; it is in order otherwise."""
-    ((_, finding),) = check(parts, QEFF, wish, judge=judge)
+    ((_, finding),) = check_parts(parts, QEFF, wish, judge=judge)
     assert finding.severity == "error"
     assert finding.hint
     return f"{finding.name} {finding.message}".strip()
@@ -126,7 +126,9 @@ def test_windows_are_one_set_whatever_folder_stands_around_each() -> None:
         "R/layer_2_3/N_layer_tmp_2_3.onnx",
         "R/N_layer_tmp_0_2.onnx",
     ]
-    assert group([called(name) for name in paths], QEFF) == (Group("window", "R", "N", (2, 1, 0)),)
+    assert group_parts([called(name) for name in paths], QEFF) == (
+        PartGroup("window", "R", "N", (2, 1, 0)),
+    )
 
 
 def test_another_name_another_directory_or_another_stage_is_another_set() -> None:
@@ -139,13 +141,13 @@ def test_another_name_another_directory_or_another_stage_is_another_set() -> Non
         "R/merged_0-1.onnx",
         "R/merged_0-2.onnx",
     ]
-    assert group([called(name) for name in paths], QEFF) == (
-        Group("window", "R", "N", (0,)),
-        Group("window", "R", "M", (1,)),
-        Group("window", "S", "N", (2,)),
-        Group("window", "R/deep", "N", (3,)),
-        Group("prefixed", "R", "", (4,)),
-        Group("merged", "R", "", (5, 6)),
+    assert group_parts([called(name) for name in paths], QEFF) == (
+        PartGroup("window", "R", "N", (0,)),
+        PartGroup("window", "R", "M", (1,)),
+        PartGroup("window", "S", "N", (2,)),
+        PartGroup("window", "R/deep", "N", (3,)),
+        PartGroup("prefixed", "R", "", (4,)),
+        PartGroup("merged", "R", "", (5, 6)),
     )
 
 
@@ -164,7 +166,7 @@ def test_another_name_another_directory_or_another_stage_is_another_set() -> Non
     ],
 )
 def test_the_root_is_where_the_windows_lie(one: str, root: str) -> None:
-    assert group([called(one)], QEFF) == (Group("window", root, "N", (0,)),)
+    assert group_parts([called(one)], QEFF) == (PartGroup("window", root, "N", (0,)),)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +188,7 @@ def test_the_root_is_where_the_windows_lie(one: str, root: str) -> None:
     ],
 )
 def test_a_model_with_any_other_name_stands_alone(name: str) -> None:
-    assert group([called(name), called(name)], QEFF) == ()
+    assert group_parts([called(name), called(name)], QEFF) == ()
 
 
 def test_models_that_stand_alone_are_not_held_against_each_other() -> None:
@@ -198,7 +200,7 @@ def test_models_that_stand_alone_are_not_held_against_each_other() -> None:
 
 
 def test_rules_need_not_know_of_sets() -> None:
-    rules = parse(
+    rules = parse_rules(
         """
         retained = '.*'
         [[kv]]
@@ -211,8 +213,8 @@ def test_rules_need_not_know_of_sets() -> None:
         "mine",
     )
     parts = [window(0, 1), window(3, 4)]
-    assert group(parts, rules) == ()
-    assert list(check(parts, rules, VLLM, judge=True)) == []
+    assert group_parts(parts, rules) == ()
+    assert list(check_parts(parts, rules, VLLM, judge=True)) == []
 
 
 @pytest.mark.parametrize("judge", [True, False])
@@ -230,7 +232,7 @@ def test_rules_need_not_know_of_sets() -> None:
         [window(0, 1, token="VLLM"), window(1, 2, token="VLLM"), merged(0, 2, token="VLLM")],
     ],
 )
-def test_a_sound_set_has_no_findings(parts: Sequence[Part], judge: bool) -> None:
+def test_a_sound_set_has_no_findings(parts: Sequence[SetPart], judge: bool) -> None:
     assert found(*parts, judge=judge) == []
     assert found(*reversed(parts), judge=judge) == []
 
@@ -319,8 +321,8 @@ def test_a_run_that_mends_a_half_renamed_set_passes() -> None:
     windows = [window(0, 1, token="VLLM"), window(1, 2), window(2, 3)]
     assert found(*windows, judge=True) == ["KV303 1"]
     assert found(*windows, judge=False) == []
-    assert found(*windows, judge=False, wish=Wish(None, strip=True)) == []
-    assert found(*windows, judge=False, wish=Wish("VLLM", strip=True)) == []
+    assert found(*windows, judge=False, wish=TokenChange(None, strip=True)) == []
+    assert found(*windows, judge=False, wish=TokenChange("VLLM", strip=True)) == []
 
 
 def test_a_run_that_would_leave_the_set_mixed_does_not() -> None:
@@ -329,9 +331,9 @@ def test_a_run_that_would_leave_the_set_mixed_does_not() -> None:
     assert message.startswith("the files of this set would carry different tokens: VLLM in ")
     assert message.endswith(f"; OLD in {path(1, 2)}")
     assert found(*windows, judge=False) == ["KV303 2"]
-    assert found(*windows, judge=False, wish=Wish("OLD", strip=True)) == []
-    assert found(*windows, judge=False, wish=Wish("VLLM", strip=True)) == ["KV303 2"]
-    assert found(*windows, judge=False, wish=Wish("VLLM", replace=True)) == []
+    assert found(*windows, judge=False, wish=TokenChange("OLD", strip=True)) == []
+    assert found(*windows, judge=False, wish=TokenChange("VLLM", strip=True)) == ["KV303 2"]
+    assert found(*windows, judge=False, wish=TokenChange("VLLM", replace=True)) == []
 
 
 def test_of_two_halves_the_first_is_taken_for_right() -> None:
@@ -521,9 +523,9 @@ def test_symbols_of_a_shared_input_may_differ_and_who_has_no_use_for_it_lacks_it
     ("made_by", "message"),
     [
         (EXPORT._replace(ir_version=9), "IR version 9 (8 in {0})"),
-        (EXPORT._replace(producer="other"), "producer other 2.13.0 (pytorch 2.13.0 in {0})"),
+        (EXPORT._replace(producer_name="other"), "producer other 2.13.0 (pytorch 2.13.0 in {0})"),
         (
-            EXPORT._replace(producer="", producer_version=""),
+            EXPORT._replace(producer_name="", producer_version=""),
             "producer unknown (pytorch 2.13.0 in {0})",
         ),
         (EXPORT._replace(opsets=(("", 18),)), "opset ai.onnx 18 (17 in {0})"),
@@ -533,7 +535,7 @@ def test_symbols_of_a_shared_input_may_differ_and_who_has_no_use_for_it_lacks_it
         ),
     ],
 )
-def test_a_window_of_another_export_is_found_once(made_by: Export, message: str) -> None:
+def test_a_window_of_another_export_is_found_once(made_by: ExportInfo, message: str) -> None:
     windows = window(0, 1), window(1, 2, made_by=made_by), window(2, 3)
     assert found(*windows) == ["KV306 2"]
     assert said(*windows) == f"is of another model or export: {message.format(path(0, 1))}"
@@ -555,7 +557,7 @@ def test_a_domain_that_only_some_windows_use_is_in_order(
     assert found(window(0, 1), window(1, 2, made_by=made_by), window(2, 3)) == []
 
 
-def heads(first: int, end: int, shape: str, only: int | None = None) -> Part:
+def heads(first: int, end: int, shape: str, only: int | None = None) -> SetPart:
     """A window with buffers of another shape, in one layer or in all."""
     layers = range(first, end) if only is None else [only]
     names = [f"past_{what}.{n}" for what in ("key", "value") for n in layers]
@@ -603,7 +605,7 @@ def test_what_varies_within_one_window_varies_by_layer() -> None:
     )
 
 
-def of_kind(first: int, *buffers_: str) -> Part:
+def of_kind(first: int, *buffers_: str) -> SetPart:
     """A window of one layer with other buffers."""
     inputs = " ".join(f"{name}.{first}:FLOAT16[b,1,ctx,8]" for name in buffers_)
     outputs = inputs.replace(":", "~:")
@@ -724,7 +726,7 @@ def test_a_merge_above_several_models_has_to_agree_with_one() -> None:
     )
 
 
-def of_model(model: str, first: int) -> Part:
+def of_model(model: str, first: int) -> SetPart:
     """A window of one layer of an MLA model."""
     swaps = ("past_key", "k_pe"), ("past_value", "compressed_kv")
     return window(first, first + 1, *swaps, model=model)
@@ -747,15 +749,15 @@ def test_without_windows_merges_are_held_against_the_largest() -> None:
 # Real files
 
 
-def read(path: Path) -> Part:
-    with opened(path) as model:
-        pairs = plan(model.signature, QEFF, VLLM).pairs
-        return Part(str(path), model.signature, pairs, export(model.source))
+def read(path: Path) -> SetPart:
+    with open_model(path) as model:
+        pairs = build_rename_plan(model.signature, QEFF, VLLM).pairs
+        return SetPart(str(path), model.signature, pairs, read_export_info(model.source))
 
 
 def test_the_windows_of_the_fixtures_fit_together() -> None:
     windows = [read(path) for path in sorted(FIXTURES.rglob("*.onnx"))]
-    assert group(windows, QEFF) == (Group("window", str(FIXTURES), "Tiny", (0, 1, 2)),)
+    assert group_parts(windows, QEFF) == (PartGroup("window", str(FIXTURES), "Tiny", (0, 1, 2)),)
     assert found(*windows) == []
     assert found(windows[0], windows[2]) == ["KV302 3"]
 
@@ -766,7 +768,7 @@ def test_real_windows_and_their_merge_fit_together() -> None:
         [read(path) for path in sorted(EXPORTS.glob(f"{kind}-*/**/*.onnx"))]
         for kind in ("plain", "VLLM")
     )
-    assert [one.stage for one in group(plain, QEFF)] == ["merged", "window"]
+    assert [one.stage for one in group_parts(plain, QEFF)] == ["merged", "window"]
     assert found(*plain, *named) == []
     moved = named[2]._replace(path=plain[2].path)
     assert found(plain[0], plain[1], moved) == ["KV303 2"]

@@ -12,25 +12,25 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxkvrename import ModelError, Wish, load_rules
+from onnxkvrename import ModelError, TokenChange, load_rules
 from onnxkvrename.model import file as onnxfile
 from onnxkvrename.model.signature import Signature, Value
-from onnxkvrename.rules.plan import plan
+from onnxkvrename.rules.plan import build_rename_plan
 from onnxkvrename.sidecars.rewrite import (
-    KINDS,
-    LIMIT,
-    Followed,
-    Kind,
-    Names,
-    candidates,
-    follow,
-    kind_of,
+    MAX_SIDECAR_BYTES,
+    SIDECAR_KINDS,
+    ModelNames,
+    RewrittenSidecar,
+    SidecarKind,
+    detect_sidecar_kind,
+    rewrite_sidecar,
+    select_sidecar_candidates,
 )
 
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports" / "llama2l"
 QEFF = load_rules()
-VLLM, STRIP = Wish("VLLM"), Wish(None, strip=True)
-CUSTOM, COMPILE, BATCH, PRECISION, STILL = KINDS
+VLLM, STRIP = TokenChange("VLLM"), TokenChange(None, strip=True)
+CUSTOM, COMPILE, BATCH, PRECISION, STILL = SIDECAR_KINDS
 BUFFERS = "past_key.0 past_value.0 past_key.1 past_value.1"
 ENTRIES = """\
 # past_key.0 comes first
@@ -43,12 +43,16 @@ ENTRIES = """\
 """
 
 
-def names(buffers: str = BUFFERS, wish: Wish = VLLM, suffix: str = "_RetainedState") -> Names:
+def names(
+    buffers: str = BUFFERS, wish: TokenChange = VLLM, suffix: str = "_RetainedState"
+) -> ModelNames:
     """The names of a model with these buffers, ids and logits."""
     inputs = ("input_ids", *buffers.split())
     outputs = ("logits", *(buffer + suffix for buffer in buffers.split()))
     signature = Signature(*(tuple(Value(n, "FLOAT16", None) for n in s) for s in (inputs, outputs)))
-    return Names.of([(plan(signature, QEFF, wish).pairs, inputs + outputs)], wish, QEFF)
+    return ModelNames.from_models(
+        [(build_rename_plan(signature, QEFF, wish).pairs, inputs + outputs)], wish, QEFF
+    )
 
 
 def custom(*listed: str, line: str = "- IOName: {}\n  Precision: mxint8\n") -> str:
@@ -56,13 +60,15 @@ def custom(*listed: str, line: str = "- IOName: {}\n  Precision: mxint8\n") -> s
     return "".join(line.format(name.replace("~", "_RetainedState")) for name in listed)
 
 
-def done(text: str, of: Names | None = None, kind: Kind = CUSTOM) -> str:
-    return follow(text.encode(), "sidecar", kind, names() if of is None else of).data.decode()
+def done(text: str, of: ModelNames | None = None, kind: SidecarKind = CUSTOM) -> str:
+    return rewrite_sidecar(
+        text.encode(), "sidecar", kind, names() if of is None else of
+    ).data.decode()
 
 
-def found(text: str, of: Names | None = None, kind: Kind = CUSTOM) -> list[str]:
+def found(text: str, of: ModelNames | None = None, kind: SidecarKind = CUSTOM) -> list[str]:
     """Code, severity and message of each finding."""
-    followed = follow(text.encode(), "sidecar", kind, names() if of is None else of)
+    followed = rewrite_sidecar(text.encode(), "sidecar", kind, names() if of is None else of)
     assert {finding.name for finding in followed.findings} <= {"sidecar"}
     return [f"{f.code} {f.severity}: {f.message}" for f in followed.findings]
 
@@ -82,8 +88,10 @@ def test_names_change_and_nothing_else_does() -> None:
 
 
 def test_what_changed_is_told_in_the_order_of_the_file() -> None:
-    followed = follow(custom("past_key.1~", "past_key.1", "logits").encode(), "", CUSTOM, names())
-    assert followed.changes == (
+    followed = rewrite_sidecar(
+        custom("past_key.1~", "past_key.1", "logits").encode(), "", CUSTOM, names()
+    )
+    assert followed.renamed == (
         ("past_key.1_RetainedState", "past_key.1_VLLM_RetainedState"),
         ("past_key.1", "past_key.1_VLLM"),
     )
@@ -136,13 +144,15 @@ def test_every_style_of_yaml_is_kept(text: str, expected: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "# nothing yet\n", "[]\n"])
 def test_a_file_without_entries_stays_as_it_is(text: str) -> None:
-    assert follow(text.encode(), "", CUSTOM, names()) == Followed(text.encode(), (), ())
+    assert rewrite_sidecar(text.encode(), "", CUSTOM, names()) == RewrittenSidecar(
+        text.encode(), (), ()
+    )
 
 
 def test_two_buffers_can_change_places() -> None:
     swap = {"past_key.0": "past_key.1", "past_key.1": "past_key.0"}
     text = custom("past_key.0", "past_key.1", "past_key.0")
-    assert done(text, names()._replace(changes=swap)) == custom(
+    assert done(text, names()._replace(name_map=swap)) == custom(
         "past_key.1", "past_key.0", "past_key.1"
     )
 
@@ -167,13 +177,13 @@ def test_a_second_time_changes_nothing_and_the_way_back_gives_the_same_bytes(
 ) -> None:
     text = "\ufeff" * bom + "".join(style.format(name) for name, style in entries)
     data = text.replace("\n", ending).encode()
-    first = follow(data, "", CUSTOM, names())
+    first = rewrite_sidecar(data, "", CUSTOM, names())
     renamed = " ".join(f"{name}_VLLM" for name in BUFFERS.split())
     for model in (names(), names(renamed)):
-        assert follow(first.data, "", CUSTOM, model)[:2] == (first.data, ())
-    assert follow(first.data, "", CUSTOM, names(renamed, STRIP)).data == data
+        assert rewrite_sidecar(first.data, "", CUSTOM, model)[:2] == (first.data, ())
+    assert rewrite_sidecar(first.data, "", CUSTOM, names(renamed, STRIP)).data == data
     before, after = (yaml.safe_load(b) or [] for b in (data, first.data))
-    changes = names().changes
+    changes = names().name_map
     assert [e["IOName"] for e in after] == [changes.get(e["IOName"], e["IOName"]) for e in before]
 
 
@@ -182,7 +192,7 @@ def test_a_second_time_changes_nothing_and_the_way_back_gives_the_same_bytes(
 
 def test_a_file_that_was_left_behind_catches_up() -> None:
     renamed = names("past_key.0_VLLM past_value.0_VLLM")
-    assert renamed.changes == {}
+    assert renamed.name_map == {}
     assert done(PAIR, renamed) == custom("past_key.0_VLLM", "past_key.0_VLLM~")
     assert found(PAIR, renamed) == []
 
@@ -200,12 +210,12 @@ def test_another_token_gives_way_only_where_it_may() -> None:
     text = custom("past_key.0", "past_key.0~", "past_value.0_OLD")
     (told,) = found(text)
     assert told.startswith("KV404 warning: names past_value.0_OLD, which match nothing")
-    renamed = names("past_key.0_VLLM past_value.0_VLLM", Wish("VLLM", replace=True))
+    renamed = names("past_key.0_VLLM past_value.0_VLLM", TokenChange("VLLM", replace=True))
     assert "past_value.0_VLLM" in done(text, renamed)
 
 
 def test_of_a_model_that_changes_its_own_token_is_known_and_no_other_gives_way() -> None:
-    model = names("past_key.0_OLD past_value.0_OLD", Wish("VLLM", replace=True))
+    model = names("past_key.0_OLD past_value.0_OLD", TokenChange("VLLM", replace=True))
     text = custom("past_key.0_OLD", "past_key.0_OLD~", "past_value.0_OTHER")
     assert done(text, model) == text.replace("_OLD", "_VLLM")
     (told,) = found(text, model)
@@ -214,9 +224,11 @@ def test_of_a_model_that_changes_its_own_token_is_known_and_no_other_gives_way()
 
 def test_a_file_for_several_models_follows_all_of_them() -> None:
     windows = [Signature((Value(f"k_pe.{layer}", "F", None),), ()) for layer in (0, 1)]
-    models = [(plan(window, QEFF, VLLM).pairs, ()) for window in windows]
+    models = [(build_rename_plan(window, QEFF, VLLM).pairs, ()) for window in windows]
     text = custom("k_pe.0", "k_pe.1")
-    assert done(text, Names.of(models, VLLM, QEFF)) == custom("k_pe.0_VLLM", "k_pe.1_VLLM")
+    assert done(text, ModelNames.from_models(models, VLLM, QEFF)) == custom(
+        "k_pe.0_VLLM", "k_pe.1_VLLM"
+    )
 
 
 # What is odd
@@ -332,7 +344,7 @@ def test_of_node_precisions_only_names_of_the_graph_itself_follow(text: str) -> 
 
 
 def test_a_suffix_made_normal_changes_within_the_graph_only() -> None:
-    buffers, wish = "past_key.0 past_key.53", Wish("VLLM", normalize=True)
+    buffers, wish = "past_key.0 past_key.53", TokenChange("VLLM", normalize=True)
     model = names(buffers, wish, "_InternalRetainedState")
     text = f"FP32NodeInstanceNames: [{INSIDE}]"
     assert done(text, model, PRECISION) == text.replace(INSIDE, "past_key.53_VLLM_RetainedState")
@@ -359,15 +371,15 @@ def test_a_suffix_made_normal_changes_within_the_graph_only() -> None:
         (CUSTOM, "past_key.0"),
     ],
 )
-def test_another_form_is_refused_with_the_form_it_should_have(kind: Kind, text: str) -> None:
+def test_another_form_is_refused_with_the_form_it_should_have(kind: SidecarKind, text: str) -> None:
     with pytest.raises(ModelError, match=f"^dir/x: cannot be taken as {kind.caption}: it ") as got:
-        follow(text.encode(), "dir/x", kind, names())
-    assert got.value.hint == f"its form: {kind.form}"
+        rewrite_sidecar(text.encode(), "dir/x", kind, names())
+    assert got.value.hint == f"its form: {kind.expected_form}"
 
 
 def test_files_of_nodes_and_symbols_never_change() -> None:
     for data in (b'{"partitions": [{"nodeList": ["past_key.0"]}]}', b"no JSON at all"):
-        assert follow(data, "", STILL, names()) == Followed(data, (), ())
+        assert rewrite_sidecar(data, "", STILL, names()) == RewrittenSidecar(data, (), ())
 
 
 # What is refused
@@ -378,7 +390,7 @@ def test_files_of_nodes_and_symbols_never_change() -> None:
     [
         (PAIR.encode("utf-16"), "is no UTF-8 text"),
         (b"# \xff\n" + PAIR.encode(), "is no UTF-8 text"),
-        (b" " * (LIMIT + 1), "is 8,388,609 bytes, more than 8,388,608"),
+        (b" " * (MAX_SIDECAR_BYTES + 1), "is 8,388,609 bytes, more than 8,388,608"),
         (b"- " * 100_000, "is nested more than 100 levels deep"),
         (b"- IOName: a\n  IOName: past_key.0\n", "has the key IOName twice"),
         (b"- IOName: >-\n    past_key.0\n", "has past_key.0 written as a block"),
@@ -388,7 +400,7 @@ def test_files_of_nodes_and_symbols_never_change() -> None:
 )
 def test_what_cannot_be_followed_is_refused_in_one_line(data: bytes, message: str) -> None:
     with pytest.raises(ModelError) as caught:
-        follow(data, "dir/custom_io.yaml", CUSTOM, names())
+        rewrite_sidecar(data, "dir/custom_io.yaml", CUSTOM, names())
     told = str(caught.value)
     assert told.startswith(f"dir/custom_io.yaml: cannot be taken as custom I/O: it {message}")
     assert caught.value.hint is not None
@@ -397,7 +409,7 @@ def test_what_cannot_be_followed_is_refused_in_one_line(data: bytes, message: st
 
 @pytest.mark.parametrize("new", ["a: b", "a #b", "- a", "a\nb", " a"])
 def test_a_new_name_that_needs_quotes_is_refused_without_them(new: str) -> None:
-    model = names()._replace(changes={"past_key.0": new})
+    model = names()._replace(name_map={"past_key.0": new})
     with pytest.raises(ModelError, match="cannot hold the new names where the old ones stand"):
         done(custom("past_key.0"), model)
     renamed = done('- IOName: "past_key.0"\n', model)
@@ -405,7 +417,7 @@ def test_a_new_name_that_needs_quotes_is_refused_without_them(new: str) -> None:
 
 
 def test_a_new_name_that_is_not_utf_8_is_refused() -> None:
-    model = names()._replace(changes={"past_key.0": "past_key.0_\udcff"})
+    model = names()._replace(name_map={"past_key.0": "past_key.0_\udcff"})
     with pytest.raises(ModelError, match="cannot hold"):
         done(custom("past_key.0"), model)
     with pytest.raises(ModelError, match="cannot hold a new name that is not UTF-8"):
@@ -413,7 +425,7 @@ def test_a_new_name_that_is_not_utf_8_is_refused() -> None:
 
 
 def test_an_escape_is_no_byte_of_a_name() -> None:
-    model = names()._replace(changes={"past_key\udcff.0": "past_key.9"})
+    model = names()._replace(name_map={"past_key\udcff.0": "past_key.9"})
     for escape in ("\\udcff", "\\ud800"):
         text = f'{{"custom_io": {{"past_key{escape}.0": 1}}}}'
         assert (done(text, model, COMPILE), found(text, model, COMPILE)[0][:5]) == (text, "KV404")
@@ -443,15 +455,15 @@ def test_an_escape_is_no_byte_of_a_name() -> None:
     ],
 )
 def test_a_sidecar_is_told_by_its_name_or_by_what_is_in_it(
-    file_name: str, data: bytes, kind: Kind | None
+    file_name: str, data: bytes, kind: SidecarKind | None
 ) -> None:
-    assert kind_of(file_name, data) == kind
+    assert detect_sidecar_kind(file_name, data) == kind
 
 
 def test_among_the_files_beside_a_model_few_may_be_sidecars() -> None:
     there = ["npi.yaml", "custom_io_int8.yml", "m.onnx", "config.json", ".hidden.yaml"]
     there += ["aic_batch_io_1.json", "hashed_compile_params.json", "a.yaml.bak", "qconfig.json"]
-    assert candidates(there) == (
+    assert select_sidecar_candidates(there) == (
         "aic_batch_io_1.json",
         "custom_io_int8.yml",
         "hashed_compile_params.json",
@@ -463,7 +475,7 @@ def test_no_yaml_is_loaded_before_there_is_some_to_read() -> None:
     script = (
         "import sys; from onnxkvrename.sidecars import rewrite as sidecars;"
         "loaded = 'ruamel.yaml' in sys.modules;"
-        "sidecars.KINDS[0].parse('a'); print(loaded, 'ruamel.yaml' in sys.modules)"
+        "sidecars.SIDECAR_KINDS[0].parse('a'); print(loaded, 'ruamel.yaml' in sys.modules)"
     )
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert process.stdout == "False True\n"
@@ -475,17 +487,19 @@ def test_no_yaml_is_loaded_before_there_is_some_to_read() -> None:
 @pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"no real exports: {EXPORTS} is not there")
 def test_custom_io_of_a_plain_compile_becomes_that_of_a_compile_with_the_token() -> None:
     plain, twin = (EXPORTS / f"compile-{kind}" / "custom_io.yaml" for kind in ("plain", "VLLM"))
-    followed = follow(plain.read_bytes(), "", CUSTOM, exported("plain", VLLM))
+    followed = rewrite_sidecar(plain.read_bytes(), "", CUSTOM, exported("plain", VLLM))
     assert (followed.data, followed.findings) == (twin.read_bytes(), ())
-    assert len(followed.changes) == 8
-    stripped = follow(twin.read_bytes(), "", CUSTOM, exported("VLLM", STRIP))
+    assert len(followed.renamed) == 8
+    stripped = rewrite_sidecar(twin.read_bytes(), "", CUSTOM, exported("VLLM", STRIP))
     assert (stripped.data, stripped.findings) == (plain.read_bytes(), ())
 
 
-def exported(kind: str, wish: Wish) -> Names:
+def exported(kind: str, wish: TokenChange) -> ModelNames:
     """The names of a real export."""
     (model,) = EXPORTS.glob(f"{kind}-*/*.onnx")
-    with onnxfile.opened(model) as file:
+    with onnxfile.open_model(model) as file:
         signature = file.signature
     values = [value.name for value in (*signature.inputs, *signature.outputs)]
-    return Names.of([(plan(signature, QEFF, wish).pairs, values)], wish, QEFF)
+    return ModelNames.from_models(
+        [(build_rename_plan(signature, QEFF, wish).pairs, values)], wish, QEFF
+    )

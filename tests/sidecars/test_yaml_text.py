@@ -5,24 +5,33 @@ from __future__ import annotations
 import pytest
 
 from onnxkvrename.sidecars import yaml_text as yamltext
-from onnxkvrename.sidecars.text_edit import Entries, Items, Node, Other, Scalar, Unreadable
+from onnxkvrename.sidecars.text_edit import (
+    MappingNode,
+    Node,
+    OpaqueNode,
+    ScalarNode,
+    SequenceNode,
+    UnreadableTextError,
+)
 
 
-def scalars(node: Node | None) -> list[Scalar]:
+def scalars(node: Node | None) -> list[ScalarNode]:
     """All scalars of a tree, keys before their values."""
-    if isinstance(node, Scalar):
+    if isinstance(node, ScalarNode):
         return [node]
     parts: tuple[Node, ...] = ()
-    if isinstance(node, Items):
+    if isinstance(node, SequenceNode):
         parts = node.items
-    elif isinstance(node, Entries):
-        parts = tuple(part for pair in node.pairs for part in pair)
+    elif isinstance(node, MappingNode):
+        parts = tuple(part for pair in node.entries for part in pair)
     return [scalar for part in parts for scalar in scalars(part)]
 
 
 def test_each_scalar_stands_where_it_is_said_to() -> None:
     text = "\ufeff# é\r\n - IOName: past_key.0  # x\r\n   P: 'f''16'\r\n - {IOName: \"a\\x62\"}\r\n"
-    found = [(s.value, text[s.start : s.end], s.quote) for s in scalars(yamltext.parse(text))]
+    found = [
+        (s.value, text[s.start : s.end], s.quote) for s in scalars(yamltext.parse_yaml_tree(text))
+    ]
     assert found == [
         ("IOName", "IOName", ""),
         ("past_key.0", "past_key.0", ""),
@@ -35,25 +44,25 @@ def test_each_scalar_stands_where_it_is_said_to() -> None:
 
 @pytest.mark.parametrize("text", ["&a x", "!!str x", "|\n  x\n", ">-\n  x\n"])
 def test_what_is_more_than_a_word_can_only_be_read(text: str) -> None:
-    found = yamltext.parse(text)
-    assert isinstance(found, Scalar)
-    assert (found.value.strip(), found.simple) == ("x", False)
+    found = yamltext.parse_yaml_tree(text)
+    assert isinstance(found, ScalarNode)
+    assert (found.value.strip(), found.is_simple) == ("x", False)
 
 
 def test_an_alias_is_not_put_in_place() -> None:
-    assert yamltext.parse("[&a [x], *a]") == Items(
-        (Items((Scalar("x", 5, 6, ""),)), Other("an alias"))
+    assert yamltext.parse_yaml_tree("[&a [x], *a]") == SequenceNode(
+        (SequenceNode((ScalarNode("x", 5, 6, ""),)), OpaqueNode("an alias"))
     )
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "\n\n", "\ufeff"])
 def test_a_file_may_say_nothing(text: str) -> None:
-    assert yamltext.parse(text) is None
+    assert yamltext.parse_yaml_tree(text) is None
 
 
 @pytest.mark.parametrize("text", ["---\na: b\n", "a: b\n...\n", "%YAML 1.1\n---\na: b\n"])
 def test_markers_of_a_document_are_no_part_of_it(text: str) -> None:
-    assert [scalar.value for scalar in scalars(yamltext.parse(text))] == ["a", "b"]
+    assert [scalar.value for scalar in scalars(yamltext.parse_yaml_tree(text))] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -72,15 +81,15 @@ def test_markers_of_a_document_are_no_part_of_it(text: str) -> None:
         ("- " * 100_000, "is nested more than 100 levels deep"),
         ("? " * 100_000, "is nested more than 100 levels deep"),
         ("!" * 100_000, "has a tag of more than 4,096 characters"),
-        ("a" * (yamltext.LIMIT + 1), "has 1,048,577 characters, more than 1,048,576"),
+        ("a" * (yamltext.MAX_YAML_CHARS + 1), "has 1,048,577 characters, more than 1,048,576"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_one_line(text: str, message: str) -> None:
-    with pytest.raises(Unreadable) as caught:
-        yamltext.parse(text)
+    with pytest.raises(UnreadableTextError) as caught:
+        yamltext.parse_yaml_tree(text)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_hundred_levels_are_read() -> None:
-    assert yamltext.parse("[" * 100 + "]" * 100) is not None
+    assert yamltext.parse_yaml_tree("[" * 100 + "]" * 100) is not None

@@ -34,7 +34,7 @@ def copy(source: Path, tmp_path: Path) -> Iterator[Copy]:
         writer = os.open(tmp_path / "target", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
             os.write(writer, head)
-            for step in copying.copied(reader, writer, offset, size):
+            for step in copying.copy_range(reader, writer, offset, size):
                 if told is not None:
                     told.append(step)
         finally:
@@ -54,7 +54,7 @@ def test_a_part_is_appended_wherever_it_stands(offset: int, head: bytes, copy: C
 
 
 def test_each_step_is_told(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "_CHUNK", 30_000)
+    monkeypatch.setattr(copying, "_MAX_STEP_SIZE", 30_000)
     told: list[int] = []
     copy(10, 100_000, b"head", told)
     assert told == [30_000, 30_000, 30_000, 10_000]
@@ -186,7 +186,7 @@ def test_a_pipe_that_bursts_loses_nothing(
 def test_a_source_that_becomes_shorter_is_refused(
     offset: int, source: Path, copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "_CHUNK", 1000)
+    monkeypatch.setattr(copying, "_MAX_STEP_SIZE", 1000)
     os.truncate(source, 5000)
     with pytest.raises(OSError, match="became shorter"):
         copy(offset, 200_000)

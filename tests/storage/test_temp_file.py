@@ -12,7 +12,7 @@ import pytest
 from onnxkvrename import WriteError
 from onnxkvrename.storage import read as files
 from onnxkvrename.storage import temp_file as drafts
-from onnxkvrename.storage.temp_file import TEMPORARY, Draft, Staged
+from onnxkvrename.storage.temp_file import TEMP_PREFIX, ReadyFile, TempFile
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-def staged(target: Path, content: bytes = b"new", *, replace: bool) -> Staged:
-    with Draft(target) as draft:
+def staged(target: Path, content: bytes = b"new", *, replace: bool) -> ReadyFile:
+    with TempFile(target) as draft:
         draft.write(content)
         return draft.finish(replace=replace)
 
@@ -48,22 +48,22 @@ def refuse(number: int) -> Any:
 def test_a_draft_takes_its_place_whole(way: str, source: Path, tmp_path: Path) -> None:
     target = tmp_path / "target.onnx"
     told: list[int] = []
-    with files.opened(source) as file, Draft(target) as draft:
+    with files.open_file(source) as file, TempFile(target) as draft:
         draft.write(b"head")
-        draft.copy(file, 10, 100_000, told.append)
+        draft.copy_from(file, 10, 100_000, told.append)
         draft.write(bytearray(b"tail"))
         assert (draft.read(4, 2), draft.size) == (b"\n\v", 100_008)
         made = draft.finish(replace=False)
     assert not target.exists()
-    assert os.listdir(tmp_path).count(made.temporary.name) == 1
-    made.place()
+    assert os.listdir(tmp_path).count(made.temp_path.name) == 1
+    made.move_into_place()
     assert target.read_bytes() == b"head" + source.read_bytes()[10:100_010] + b"tail"
     assert sum(told) == 100_000
     assert sorted(os.listdir(tmp_path)) == ["source.onnx", "target.onnx"]
 
 
 def test_a_draft_that_is_not_finished_is_gone(way: str, tmp_path: Path) -> None:
-    with Draft(tmp_path / "target.onnx") as draft:
+    with TempFile(tmp_path / "target.onnx") as draft:
         draft.write(b"half")
         names = os.listdir(tmp_path)
         mode = os.fstat(draft.descriptor).st_mode
@@ -75,7 +75,7 @@ def test_a_draft_that_is_not_finished_is_gone(way: str, tmp_path: Path) -> None:
 
 def test_so_is_one_that_failed_although_it_was_finished(way: str, tmp_path: Path) -> None:
     def fail() -> None:
-        with Draft(tmp_path / "target.onnx") as draft:
+        with TempFile(tmp_path / "target.onnx") as draft:
             draft.finish(replace=False)
             raise KeyboardInterrupt
 
@@ -89,7 +89,7 @@ def test_nothing_is_put_over_what_has_appeared(way: str, tmp_path: Path) -> None
     made = staged(target, replace=False)
     target.write_bytes(b"theirs")
     with pytest.raises(WriteError, match=r"File exists .*--force"):
-        made.place()
+        made.move_into_place()
     assert target.read_bytes() == b"theirs"
     made.discard()
     made.discard()
@@ -97,7 +97,7 @@ def test_nothing_is_put_over_what_has_appeared(way: str, tmp_path: Path) -> None
 
 
 def test_what_is_there_is_replaced_if_asked(way: str, source: Path) -> None:
-    staged(source, replace=True).place()
+    staged(source, replace=True).move_into_place()
     assert source.read_bytes() == b"new"
     assert os.listdir(source.parent) == ["source.onnx"]
 
@@ -109,18 +109,18 @@ def test_where_there_are_no_links_a_file_still_finds_its_place_and_spares_anothe
     monkeypatch.setattr(os, "O_TMPFILE", 0, raising=False)
     monkeypatch.setattr(os, "link", refuse(number))
     target = tmp_path / "target.onnx"
-    staged(target, replace=False).place()
+    staged(target, replace=False).move_into_place()
     assert target.read_bytes() == b"new"
     second = staged(target, b"other", replace=False)
     with pytest.raises(WriteError):
-        second.place()
+        second.move_into_place()
     second.discard()
     assert target.read_bytes() == b"new"
     assert os.listdir(tmp_path) == ["target.onnx"]
 
 
 def test_another_process_may_place_it(tmp_path: Path) -> None:
-    pickle.loads(pickle.dumps(staged(tmp_path / "target.onnx", replace=True))).place()
+    pickle.loads(pickle.dumps(staged(tmp_path / "target.onnx", replace=True))).move_into_place()
     assert os.listdir(tmp_path) == ["target.onnx"]
 
 
@@ -136,24 +136,24 @@ def test_the_bytes_are_on_the_disk_before_the_name_is(
             return _real(*args, **how)
 
         monkeypatch.setattr(os, name, watched)
-    staged(tmp_path / "target.onnx", replace=True).place()
+    staged(tmp_path / "target.onnx", replace=True).move_into_place()
     assert seen == ["fsync", *(["link"] if way == "unnamed" else []), "replace"]
 
 
 def test_a_draft_needs_a_directory_that_is_there(tmp_path: Path) -> None:
     with pytest.raises(WriteError, match="make its directory first"):
-        Draft(tmp_path / "none" / "target.onnx")
+        TempFile(tmp_path / "none" / "target.onnx")
 
 
 def test_errors_call_the_target_what_the_user_calls_it(tmp_path: Path) -> None:
     with pytest.raises(WriteError) as caught:
-        Draft(tmp_path / "none" / "target.onnx", Path("out/target.onnx"))
+        TempFile(tmp_path / "none" / "target.onnx", Path("out/target.onnx"))
     assert caught.value.path == "out/target.onnx"
-    with Draft(tmp_path / "target.onnx", Path("out/target.onnx")) as draft:
+    with TempFile(tmp_path / "target.onnx", Path("out/target.onnx")) as draft:
         made = draft.finish(replace=False)
     made.discard()
     with pytest.raises(WriteError) as caught:
-        made.place()
+        made.move_into_place()
     assert caught.value.path == "out/target.onnx"
 
 
@@ -169,17 +169,17 @@ def test_where_a_file_must_have_a_name_it_has_one_that_no_exporter_takes(
         return real(path, flags, *args)
 
     monkeypatch.setattr(os, "open", refuse_unnamed)
-    with Draft(tmp_path / "target.onnx"):
+    with TempFile(tmp_path / "target.onnx"):
         (name,) = os.listdir(tmp_path)
-    assert name.startswith(TEMPORARY)
+    assert name.startswith(TEMP_PREFIX)
     assert not name.endswith(".onnx")
 
 
 def test_without_proc_a_file_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os.path, "isdir", lambda path: False)
-    with Draft(tmp_path / "target.onnx") as draft:
-        assert draft.temporary.exists()
-    assert not draft.temporary.exists()
+    with TempFile(tmp_path / "target.onnx") as draft:
+        assert draft.temp_path.exists()
+    assert not draft.temp_path.exists()
 
 
 def test_mode_owner_and_attributes_are_kept(source: Path, tmp_path: Path) -> None:
@@ -190,9 +190,9 @@ def test_mode_owner_and_attributes_are_kept(source: Path, tmp_path: Path) -> Non
         os.setxattr(source, "user.origin", b"here")
     except OSError:
         pytest.skip("this file system keeps no attributes")
-    with files.opened(source) as file, Draft(tmp_path / "copy") as draft:
-        draft.keep(file, owner=True, force=False)
-        draft.finish(replace=False).place()
+    with files.open_file(source) as file, TempFile(tmp_path / "copy") as draft:
+        draft.copy_attributes(file, owner=True, force=False)
+        draft.finish(replace=False).move_into_place()
     there, here = (path.stat() for path in (source, tmp_path / "copy"))
     assert (here.st_mode, here.st_uid, here.st_gid) == (there.st_mode, there.st_uid, there.st_gid)
     assert os.getxattr(tmp_path / "copy", "user.origin") == b"here"
@@ -205,15 +205,15 @@ def test_an_owner_that_cannot_be_kept_takes_force(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "fchown", refused)
-    with files.opened(source) as file, Draft(tmp_path / "copy") as draft:
-        draft.keep(file, owner=True, force=False)  # the same owner: nothing to do
+    with files.open_file(source) as file, TempFile(tmp_path / "copy") as draft:
+        draft.copy_attributes(file, owner=True, force=False)  # the same owner: nothing to do
         real = os.fstat(draft.descriptor)
         other = os.stat_result((*real[:4], real.st_uid + 1, *real[5:]))
         monkeypatch.setattr(os, "fstat", lambda descriptor: other)
         with pytest.raises(WriteError, match=r"owner could not be kept \(.*--force"):
-            draft.keep(file, owner=True, force=False)
-        draft.keep(file, owner=True, force=True)
-        draft.keep(file, owner=False, force=False)
+            draft.copy_attributes(file, owner=True, force=False)
+        draft.copy_attributes(file, owner=True, force=True)
+        draft.copy_attributes(file, owner=False, force=False)
 
 
 def test_a_file_system_without_attributes_does_not_matter(
@@ -221,21 +221,21 @@ def test_a_file_system_without_attributes_does_not_matter(
 ) -> None:
     monkeypatch.setattr(os, "listxattr", refuse(errno.EOPNOTSUPP), raising=False)
     source.chmod(0o600)
-    with files.opened(source) as file, Draft(tmp_path / "copy") as draft:
-        draft.keep(file, owner=False, force=False)
-        draft.finish(replace=False).place()
+    with files.open_file(source) as file, TempFile(tmp_path / "copy") as draft:
+        draft.copy_attributes(file, owner=False, force=False)
+        draft.finish(replace=False).move_into_place()
     assert (tmp_path / "copy").stat().st_mode & 0o777 == 0o600
 
 
 def test_too_little_space_is_said_before_work_starts(tmp_path: Path) -> None:
-    drafts.require_space(tmp_path, 1, tmp_path / "x")
+    drafts.check_free_space(tmp_path, 1, tmp_path / "x")
     with pytest.raises(WriteError, match=r"needs 1,152,921,504,606,846,976 bytes.*left"):
-        drafts.require_space(tmp_path, 1 << 60, tmp_path / "x")
+        drafts.check_free_space(tmp_path, 1 << 60, tmp_path / "x")
 
 
 def test_nothing_else_has_a_hand_in_a_draft(tmp_path: Path) -> None:
     """Not even a child of this process inherits it."""
-    with Draft(tmp_path / "x") as draft:
+    with TempFile(tmp_path / "x") as draft:
         path = f"/proc/self/fd/{draft.descriptor}"
         assert subprocess.run(["test", "-e", path], close_fds=False).returncode == 1
 
@@ -248,40 +248,46 @@ def left(tmp_path: Path) -> Path:
     """A directory with something left beside a.onnx and b.onnx, and nothing beside c.onnx."""
     for name in ("a.onnx", "b.onnx", "c.onnx"):
         (tmp_path / name).touch()
-    drafts.temporary(tmp_path / "a.onnx").touch()
-    drafts.temporary(tmp_path / "a.onnx").touch()
-    drafts.temporary(tmp_path / "b.onnx").mkdir()
-    (tmp_path / f"{TEMPORARY}theirs").touch()
+    drafts.build_temp_path(tmp_path / "a.onnx").touch()
+    drafts.build_temp_path(tmp_path / "a.onnx").touch()
+    drafts.build_temp_path(tmp_path / "b.onnx").mkdir()
+    (tmp_path / f"{TEMP_PREFIX}theirs").touch()
     return tmp_path
 
 
 def test_leftovers_are_known_by_their_target(left: Path) -> None:
     for name, many in (("a.onnx", 2), ("b.onnx", 1), ("c.onnx", 0)):
-        found = list(drafts.leftovers([left / name]))
+        found = list(drafts.find_stale_temp_files([left / name]))
         assert len(found) == many
-        assert all(path.parent == left and path.name.startswith(TEMPORARY) for path in found)
-    assert len(list(drafts.leftovers([left / "a.onnx", left / "b.onnx", left / "c.onnx"]))) == 3
+        assert all(path.parent == left and path.name.startswith(TEMP_PREFIX) for path in found)
+    assert (
+        len(list(drafts.find_stale_temp_files([left / "a.onnx", left / "b.onnx", left / "c.onnx"])))
+        == 3
+    )
 
 
 def test_they_are_looked_for_in_the_directory_of_the_target_only(left: Path) -> None:
-    assert list(drafts.leftovers([left / "below" / "a.onnx", left.parent / "a.onnx"])) == []
+    assert (
+        list(drafts.find_stale_temp_files([left / "below" / "a.onnx", left.parent / "a.onnx"]))
+        == []
+    )
 
 
 def test_targets_with_something_left_are_told_from_clean_ones(left: Path) -> None:
     targets = [left / name for name in ("c.onnx", "b.onnx", "a.onnx")]
-    assert drafts.littered(targets) == [left / "b.onnx", left / "a.onnx"]
-    assert drafts.littered([left / "c.onnx", left / "none" / "a.onnx"]) == []
+    assert drafts.find_targets_with_temp_files(targets) == [left / "b.onnx", left / "a.onnx"]
+    assert drafts.find_targets_with_temp_files([left / "c.onnx", left / "none" / "a.onnx"]) == []
 
 
 @pytest.mark.parametrize("name", ["m.onnx", "n" * 255, "\udcff.onnx", "a\nb.onnx"])
 def test_a_temporary_name_fits_any_file_system_and_no_pattern_for_models(
     name: str, tmp_path: Path
 ) -> None:
-    path = drafts.temporary(tmp_path / name)
+    path = drafts.build_temp_path(tmp_path / name)
     assert path.parent == tmp_path
     assert len(path.name) < 64
     assert path.name.isascii()
-    assert path.name.startswith(drafts.stem(tmp_path / name))
-    assert path.name.startswith(TEMPORARY)
+    assert path.name.startswith(drafts.build_temp_prefix(tmp_path / name))
+    assert path.name.startswith(TEMP_PREFIX)
     assert not path.name.endswith(".onnx")
-    assert path != drafts.temporary(tmp_path / name)
+    assert path != drafts.build_temp_path(tmp_path / name)

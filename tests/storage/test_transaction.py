@@ -13,8 +13,8 @@ from onnxkvrename import WriteError
 from onnxkvrename.storage import lock as locks
 from onnxkvrename.storage import temp_file as drafts
 from onnxkvrename.storage import transaction as changeset
-from onnxkvrename.storage.temp_file import Draft, Staged
-from onnxkvrename.storage.transaction import Changeset, Stage
+from onnxkvrename.storage.temp_file import ReadyFile, TempFile
+from onnxkvrename.storage.transaction import StagedDirectory, Transaction
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def three(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def staged(target: Path, *, replace: bool = True) -> Staged:
-    with Draft(target) as draft:
+def staged(target: Path, *, replace: bool = True) -> ReadyFile:
+    with TempFile(target) as draft:
         draft.write(f"new {target.name}".encode())
         return draft.finish(replace=replace)
 
@@ -74,17 +74,17 @@ def full() -> OSError:
 
 def test_files_take_their_places_together(three: list[Path]) -> None:
     made = [staged(path) for path in three]
-    with Changeset() as changes:
-        changes.place(made[:1], final=False)
-        changes.place(made[1:], final=True)
+    with Transaction() as changes:
+        changes.place_files(made[:1], final=False)
+        changes.place_files(made[1:], final=True)
     assert state(three[0].parent) == NEW
     assert {path.stat().st_nlink for path in three} == {1}
 
 
 def test_new_files_and_replaced_ones_may_be_one_change(three: list[Path]) -> None:
     fourth = three[0].with_name("d")
-    with Changeset() as changes:
-        changes.place([staged(fourth, replace=False), *map(staged, three)], final=True)
+    with Transaction() as changes:
+        changes.place_files([staged(fourth, replace=False), *map(staged, three)], final=True)
     assert state(fourth.parent) == {**NEW, "d": "new d"}
 
 
@@ -96,8 +96,8 @@ def test_what_was_replaced_comes_back_if_another_cannot_be(
     before = [path.stat().st_ino for path in three]
     made = [staged(path) for path in three]
     failing(nth, monkeypatch, fault)
-    with pytest.raises((WriteError, KeyboardInterrupt)) as caught, Changeset() as changes:
-        changes.place(made, final=True)
+    with pytest.raises((WriteError, KeyboardInterrupt)) as caught, Transaction() as changes:
+        changes.place_files(made, final=True)
     complete = nth == 3 and isinstance(fault, KeyboardInterrupt)  # all have their places by then
     for item in made:
         item.discard()
@@ -117,10 +117,10 @@ def test_an_interrupt_anywhere_leaves_all_or_none(
         with monkeypatch.context() as patch:
             failing(nth, patch, KeyboardInterrupt(), name=name)
             try:
-                with Changeset() as changes:
-                    changes.place(made, final=True)
+                with Transaction() as changes:
+                    changes.place_files(made, final=True)
             except KeyboardInterrupt:
-                changeset.clear(drafts.leftovers(three))
+                changeset.remove_stale_temp_files(drafts.find_stale_temp_files(three))
                 return False
         return True
 
@@ -138,8 +138,8 @@ def test_new_files_go_again_and_those_of_others_stay(three: list[Path]) -> None:
     directory = three[0].parent
     made = [staged(directory / name, replace=False) for name in "def"]
     (directory / "f").write_text("theirs")
-    with pytest.raises(WriteError, match="File exists"), Changeset() as changes:
-        changes.place(made, final=True)
+    with pytest.raises(WriteError, match="File exists"), Transaction() as changes:
+        changes.place_files(made, final=True)
     assert state(directory) == {**OLD, "f": "theirs"}
 
 
@@ -147,15 +147,15 @@ def test_a_file_to_replace_that_was_not_there_goes_again(three: list[Path]) -> N
     directory, stuck = three[0].parent, []
     made = [staged(directory / "d"), staged(directory / "a"), staged(directory / "b")]
     made[2].discard()
-    with pytest.raises(WriteError), Changeset(stuck) as changes:
-        changes.place(made, final=True)
+    with pytest.raises(WriteError), Transaction(stuck) as changes:
+        changes.place_files(made, final=True)
     assert (state(directory), stuck) == (OLD, [])
 
 
 def test_what_someone_else_has_put_in_the_place_meanwhile_stays(three: list[Path]) -> None:
     def fail() -> None:
-        with Changeset() as changes:
-            changes.place([staged(three[0])], final=False)
+        with Transaction() as changes:
+            changes.place_files([staged(three[0])], final=False)
             (three[0].parent / "theirs").write_text("theirs")
             os.replace(three[0].parent / "theirs", three[0])
             raise KeyboardInterrupt
@@ -170,8 +170,8 @@ def test_a_link_that_was_replaced_is_a_link_again(three: list[Path]) -> None:
     link.symlink_to("a")
     made = [staged(link), staged(three[1])]
     made[1].discard()
-    with pytest.raises(WriteError), Changeset() as changes:
-        changes.place(made, final=True)
+    with pytest.raises(WriteError), Transaction() as changes:
+        changes.place_files(made, final=True)
     assert state(link.parent) == {**OLD, "link": "a"}
 
 
@@ -191,9 +191,9 @@ def test_the_last_file_decides_though_it_needs_no_way_back(
 
     made = [staged(path) for path in three]
     monkeypatch.setattr(os, "replace", watched)
-    monkeypatch.setattr(changeset, "sync", interrupt)
-    with pytest.raises(KeyboardInterrupt), Changeset() as changes:
-        changes.place(made, final=True)
+    monkeypatch.setattr(changeset, "sync_directory", interrupt)
+    with pytest.raises(KeyboardInterrupt), Transaction() as changes:
+        changes.place_files(made, final=True)
     assert state(three[0].parent) == NEW
     assert len(seen[0]) == 4  # three drafts and a backup
     assert len(seen[2]) == 3  # one draft and two backups
@@ -214,8 +214,8 @@ def no_links(three: list[Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 def test_without_links_nothing_can_be_undone_and_what_is_new_is_told(three: list[Path]) -> None:
     made, stuck = [staged(path) for path in three], []
     made[2].discard()
-    with pytest.raises(WriteError), Changeset(stuck) as changes:
-        changes.place(made, final=True)
+    with pytest.raises(WriteError), Transaction(stuck) as changes:
+        changes.place_files(made, final=True)
     assert state(three[0].parent) == {**NEW, "c": "old c"}
     assert sorted(stuck) == three[:2]
 
@@ -224,15 +224,15 @@ def test_without_links_nothing_can_be_undone_and_what_is_new_is_told(three: list
 def test_without_links_new_files_go_again_all_the_same(three: list[Path]) -> None:
     made, stuck = [staged(three[0].with_name(name), replace=False) for name in "de"], []
     made[1].discard()
-    with pytest.raises(WriteError), Changeset(stuck) as changes:
-        changes.place(made, final=True)
+    with pytest.raises(WriteError), Transaction(stuck) as changes:
+        changes.place_files(made, final=True)
     assert (state(three[0].parent), stuck) == (OLD, [])
 
 
 @pytest.mark.usefixtures("no_links")
 def test_without_links_all_goes_well_if_all_goes_well(three: list[Path]) -> None:
-    with Changeset() as changes:
-        changes.place([staged(path) for path in three], final=True)
+    with Transaction() as changes:
+        changes.place_files([staged(path) for path in three], final=True)
     assert state(three[0].parent) == NEW
 
 
@@ -248,8 +248,8 @@ def test_what_cannot_be_undone_is_told(three: list[Path], monkeypatch: pytest.Mo
         real(*args)
 
     monkeypatch.setattr(os, "replace", call)
-    with pytest.raises(WriteError, match="Read-only"), Changeset(stuck) as changes:
-        changes.place(made, final=True)
+    with pytest.raises(WriteError, match="Read-only"), Transaction(stuck) as changes:
+        changes.place_files(made, final=True)
     for item in made:
         item.discard()
     assert state(three[0].parent) == {**OLD, "a": "new a"}
@@ -259,24 +259,24 @@ def test_what_cannot_be_undone_is_told(three: list[Path], monkeypatch: pytest.Mo
 # A directory that appears at once.
 
 
-def fill(stage: Stage, *names: str) -> None:
+def fill(stage: StagedDirectory, *names: str) -> None:
     for name in names:
-        stage.within(stage.target / name).write_text(name)
+        stage.prepare_path(stage.target / name).write_text(name)
 
 
 def test_a_new_directory_appears_with_all_that_is_in_it(tmp_path: Path) -> None:
-    with Stage(tmp_path / "new") as stage:
+    with StagedDirectory(tmp_path / "new") as stage:
         fill(stage, "a", "sub/b")
         (name,) = os.listdir(tmp_path)
-        assert name.startswith(drafts.stem(tmp_path / "new"))
-        stage.place()
+        assert name.startswith(drafts.build_temp_prefix(tmp_path / "new"))
+        stage.move_into_place()
     assert os.listdir(tmp_path) == ["new"]
     assert (tmp_path / "new" / "a").read_text() == "a"
     assert (tmp_path / "new" / "sub" / "b").read_text() == "sub/b"
 
 
 def test_a_directory_that_is_not_placed_is_gone(tmp_path: Path) -> None:
-    with Stage(tmp_path / "new") as stage:
+    with StagedDirectory(tmp_path / "new") as stage:
         fill(stage, "a", "sub/b")
     assert os.listdir(tmp_path) == []
 
@@ -285,11 +285,11 @@ def test_a_directory_that_is_not_placed_is_gone(tmp_path: Path) -> None:
 def test_what_has_appeared_in_its_place_meanwhile_stays(
     stand: Callable[[Path], object], tmp_path: Path
 ) -> None:
-    with Stage(tmp_path / "new") as stage:
+    with StagedDirectory(tmp_path / "new") as stage:
         fill(stage, "a")
         stand(tmp_path / "new")
         with pytest.raises(WriteError, match="File exists") as caught:
-            stage.place()
+            stage.move_into_place()
     assert caught.value.path == str(tmp_path / "new")
     assert os.listdir(tmp_path) == ["new"]
     assert not (tmp_path / "new" / "a").exists()
@@ -297,7 +297,7 @@ def test_what_has_appeared_in_its_place_meanwhile_stays(
 
 def test_a_directory_needs_one_to_stand_in(tmp_path: Path) -> None:
     with pytest.raises(WriteError, match="make its directory first"):
-        Stage(tmp_path / "none" / "new").__enter__()
+        StagedDirectory(tmp_path / "none" / "new").__enter__()
 
 
 def test_all_of_a_directory_is_on_the_disk_before_it_appears(
@@ -305,22 +305,22 @@ def test_all_of_a_directory_is_on_the_disk_before_it_appears(
 ) -> None:
     seen: list[str] = []
     real = os.rename
-    monkeypatch.setattr(changeset, "sync", lambda path: seen.append(path.name))
+    monkeypatch.setattr(changeset, "sync_directory", lambda path: seen.append(path.name))
     monkeypatch.setattr(os, "rename", lambda *args: (seen.append("rename"), real(*args)))
-    with Stage(tmp_path / "new") as stage:
+    with StagedDirectory(tmp_path / "new") as stage:
         fill(stage, "a", "sub/b")
-        stage.place()
+        stage.move_into_place()
     assert seen == [stage.directory.name, "sub", "rename", tmp_path.name]
 
 
 def test_what_fails_after_a_directory_was_placed_takes_it_back(tmp_path: Path) -> None:
     def fail() -> None:
-        one, other = Stage(tmp_path / "one"), Stage(tmp_path / "other")
-        with one, other, Changeset() as changes:
+        one, other = StagedDirectory(tmp_path / "one"), StagedDirectory(tmp_path / "other")
+        with one, other, Transaction() as changes:
             fill(one, "a")
             fill(other, "b")
             (tmp_path / "other").touch()
-            changes.place_stages([one, other], final=True)
+            changes.place_directories([one, other], final=True)
 
     with pytest.raises(WriteError, match="File exists"):
         fail()
@@ -329,9 +329,9 @@ def test_what_fails_after_a_directory_was_placed_takes_it_back(tmp_path: Path) -
 
 def test_an_interrupt_after_the_last_directory_was_placed_undoes_nothing(tmp_path: Path) -> None:
     def interrupted() -> None:
-        with Stage(tmp_path / "one") as stage, Changeset() as changes:
+        with StagedDirectory(tmp_path / "one") as stage, Transaction() as changes:
             fill(stage, "a")
-            changes.place_stages([stage], final=True)
+            changes.place_directories([stage], final=True)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -346,9 +346,9 @@ def test_a_directory_that_cannot_be_synced_has_its_place_all_the_same(
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", refused)
-    changeset.sync(tmp_path)
+    changeset.sync_directory(tmp_path)
     monkeypatch.setattr(os, "open", refused)
-    changeset.sync(tmp_path)
+    changeset.sync_directory(tmp_path)
 
 
 # Directories that get other names in the end.
@@ -361,10 +361,10 @@ def renamed(three: list[Path]) -> dict[Path, Path]:
 
 def test_a_directory_gets_its_name_after_all_in_it_have_their_places(three: list[Path]) -> None:
     moves = renamed(three)
-    with Changeset() as changes:
-        changes.place([staged(path) for path in three], final=False)
+    with Transaction() as changes:
+        changes.place_files([staged(path) for path in three], final=False)
         assert state(three[0].parent).items() >= NEW.items()
-        changes.move(moves)
+        changes.rename_directories(moves)
     (there,) = moves.values()
     assert (state(there), os.listdir(there.parent)) == (NEW, ["moved"])
     assert {path.stat().st_nlink for path in there.iterdir()} == {1}
@@ -382,11 +382,11 @@ def test_an_interrupt_anywhere_leaves_all_with_the_new_name_or_none(
         with monkeypatch.context() as patch:
             failing(nth, patch, KeyboardInterrupt(), name=name)
             try:
-                with Changeset() as changes:
-                    changes.place(made, final=False)
-                    changes.move(moves)
+                with Transaction() as changes:
+                    changes.place_files(made, final=False)
+                    changes.rename_directories(moves)
             except KeyboardInterrupt:
-                changeset.clear(drafts.leftovers(three))
+                changeset.remove_stale_temp_files(drafts.find_stale_temp_files(three))
                 return False
         return True
 
@@ -394,7 +394,9 @@ def test_an_interrupt_anywhere_leaves_all_with_the_new_name_or_none(
         done = goes_well(nth)
         assert not (done and old.exists())
         if new.exists():
-            changeset.clear(drafts.leftovers(new / path.name for path in three))
+            changeset.remove_stale_temp_files(
+                drafts.find_stale_temp_files(new / path.name for path in three)
+            )
             assert (state(new), old.exists()) == (NEW, False)
             os.rename(new, old)
         else:
@@ -411,18 +413,18 @@ def test_of_several_directories_all_get_their_names_or_none(tmp_path: Path) -> N
     for directory in (*moves, moves[tmp_path / "c"]):
         directory.mkdir()
     taken = pytest.raises(WriteError, match="new c: cannot be written: File exists")
-    with taken, Changeset() as changes:
-        changes.move(moves)
+    with taken, Transaction() as changes:
+        changes.rename_directories(moves)
     assert sorted(os.listdir(tmp_path)) == ["a", "b", "c", "new c"]
 
 
 def test_what_is_announced_is_there_for_others_while_it_lasts(tmp_path: Path) -> None:
     moves = {tmp_path / "a\n\udcff": tmp_path / "b"}
-    with changeset.announced(moves):
-        (mark,) = changeset.announcements(tmp_path)
+    with changeset.write_intent(moves):
+        (mark,) = changeset.find_intents(tmp_path)
         assert mark.move == ("a\n\udcff", "b")
-        changeset.clear([mark.path])
-        assert list(changeset.announcements(tmp_path)) == [mark]
+        changeset.remove_stale_temp_files([mark.path])
+        assert list(changeset.find_intents(tmp_path)) == [mark]
     assert os.listdir(tmp_path) == []
 
 
@@ -430,21 +432,21 @@ def test_what_was_announced_before_is_taken_back_by_who_ends_it(tmp_path: Path) 
     moves, others = ({tmp_path / "a": tmp_path / name} for name in "bc")
 
     def fail() -> None:
-        with changeset.announced(moves):
+        with changeset.write_intent(moves):
             raise KeyboardInterrupt
 
-    with changeset.announced(others):
-        left = drafts.temporary(tmp_path / "a")
+    with changeset.write_intent(others):
+        left = drafts.build_temp_path(tmp_path / "a")
         left.symlink_to("a/b")
         with pytest.raises(KeyboardInterrupt):
             fail()
-        assert sorted(mark.move for mark in changeset.announcements(tmp_path)) == [
+        assert sorted(mark.move for mark in changeset.find_intents(tmp_path)) == [
             ("a", "b"),
             ("a", "c"),
         ]
-        with changeset.announced(moves):
+        with changeset.write_intent(moves):
             pass
-        assert [mark.move for mark in changeset.announcements(tmp_path)] == [("a", "c")]
+        assert [mark.move for mark in changeset.find_intents(tmp_path)] == [("a", "c")]
 
 
 # What dead runs have left.
@@ -455,17 +457,17 @@ def test_leftovers_of_any_kind_are_cleared_and_locks_are_not(tmp_path: Path) -> 
     target.write_text("old")
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "x").touch()
-    drafts.temporary(target).touch()
-    os.link(target, drafts.temporary(target))
-    drafts.temporary(target).symlink_to("precious")
-    stage = drafts.temporary(target)
+    drafts.build_temp_path(target).touch()
+    os.link(target, drafts.build_temp_path(target))
+    drafts.build_temp_path(target).symlink_to("precious")
+    stage = drafts.build_temp_path(target)
     (stage / "sub").mkdir(parents=True)
     (stage / "sub" / "x.onnx").touch()
-    with locks.held([target]):
-        changeset.clear(drafts.leftovers([target]))
+    with locks.hold_locks([target]):
+        changeset.remove_stale_temp_files(drafts.find_stale_temp_files([target]))
         assert len(os.listdir(tmp_path)) == 3
         with pytest.raises(WriteError):
-            locks.held([target]).__enter__()
+            locks.hold_locks([target]).__enter__()
     assert sorted(os.listdir(tmp_path)) == ["m", "precious"]
     assert os.listdir(tmp_path / "precious") == ["x"]
     assert target.stat().st_nlink == 1
@@ -474,9 +476,9 @@ def test_leftovers_of_any_kind_are_cleared_and_locks_are_not(tmp_path: Path) -> 
 def test_one_that_cannot_be_cleared_does_not_keep_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = [drafts.temporary(tmp_path / "m") for _ in range(3)]
+    left = [drafts.build_temp_path(tmp_path / "m") for _ in range(3)]
     for path in left:
         path.touch()
     failing(2, monkeypatch, OSError(errno.EACCES, "Permission denied"), name="unlink")
-    changeset.clear(left)
+    changeset.remove_stale_temp_files(left)
     assert list(tmp_path.iterdir()) == [left[1]]

@@ -10,24 +10,24 @@ import onnx_graphsurgeon
 import pytest
 from onnx import ModelProto
 
-from onnxkvrename import Wish, load_rules
+from onnxkvrename import TokenChange, load_rules
 from onnxkvrename.model import proto_reader as messages
-from onnxkvrename.model.protobuf import Source
+from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Value
-from onnxkvrename.rules.plan import End, Pair, plan
+from onnxkvrename.rules.plan import KvPair, PairSide, build_rename_plan
 from onnxkvrename.verification import graph_bodies as bodies
 from onnxkvrename.verification import strip_weights as weightless
-from onnxkvrename.verification.dataflow import Flow, check, trace
+from onnxkvrename.verification.dataflow import BufferFlow, check_buffer_flows, trace_buffer_flows
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
 BROKEN = "llama2l_dynamo_subfn/VLLM-"
 
 
-def pair(name: str) -> Pair:
+def pair(name: str) -> KvPair:
     """A buffer whose output is called like its input, and ``_out``."""
-    ends = [End(Value(each, "FLOAT", None), "", each) for each in (name, f"{name}_out")]
-    return Pair("attention", "", name, 0, *ends)
+    ends = [PairSide(Value(each, "FLOAT", None), "", each) for each in (name, f"{name}_out")]
+    return KvPair("attention", "", name, 0, *ends)
 
 
 def model(nodes: str, functions: str = "", buffers: str = "k v") -> ModelProto:
@@ -51,13 +51,13 @@ def function(head: str, nodes: str) -> str:
     return f'<opset_import: {opsets}, domain: "local"> {head} {{ {nodes} }}'
 
 
-def told(flow: Flow) -> str:
+def told(flow: BufferFlow) -> str:
     """A flow in a few words."""
     if flow.verdict == "updated":
-        assert flow.where is not None
-        return f"updated by {flow.where.op_type}"
+        assert flow.updated_by is not None
+        return f"updated by {flow.updated_by.op_type}"
     if flow.verdict == "not from its input":
-        return f"made of {' '.join(flow.others) or 'nothing'}"
+        return f"made of {' '.join(flow.other_inputs) or 'nothing'}"
     return f"untraced: {flow.reason}" if flow.verdict == "untraced" else flow.verdict
 
 
@@ -67,7 +67,7 @@ def flows(
     """What became of each buffer."""
     built = model(nodes, functions, buffers)
     change(built)
-    return [told(flow) for flow in trace(built, map(pair, buffers.split()))]
+    return [told(flow) for flow in trace_buffer_flows(built, map(pair, buffers.split()))]
 
 
 WRITTEN = "ScatterElements<axis = 1>"
@@ -403,20 +403,20 @@ def test_functions_in_functions_are_followed_and_the_scatter_named_where_it_is_c
     scatter = scatter.replace('domain: "local"', 'domain: "com.qualcomm.cloud"')
     built = model(CALLS, LAYER.replace("k_out = com", "[inner] k_out = com") + scatter, LAYERS)
     built.graph.node[0].name = "first"
-    found = trace(built, map(pair, LAYERS.split()))
+    found = trace_buffer_flows(built, map(pair, LAYERS.split()))
     assert [told(flow) for flow in found] == SCATTERED * 2
-    assert found[0].where == ("CtxScatter", "inner in first")
+    assert found[0].updated_by == ("CtxScatter", "inner in first")
 
 
 def test_one_summary_serves_every_call_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
     followed = []
-    operations = bodies.operations
+    operations = bodies.sort_operations
 
     def counted(body: bodies.Body, *rest: object, **how: bool) -> object:
         followed.append(body.outputs)
         return operations(body, *rest, **how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(bodies, "operations", counted)
+    monkeypatch.setattr("onnxkvrename.verification.tracing.sort_operations", counted)
     buffers = " ".join(f"k{n} v{n}" for n in range(94))
     calls = [f"h{n + 1}, k{n}_out, v{n}_out = local.layer(h{n}, i, k{n}, v{n})" for n in range(94)]
     assert flows(f"h0 = Neg(x) {' '.join(calls)}", LAYER, buffers) == SCATTERED * 94
@@ -502,8 +502,8 @@ def test_names_that_are_not_utf_8_are_followed_like_others() -> None:
         built.replace(b"k_out", b"k\xff\xfeut").replace(b"\x01k", b"\x01\xff")
     )
     given, made = (raw.decode("utf-8", "surrogateescape") for raw in (b"\xff", b"k\xff\xfeut"))
-    ends = [End(Value(name, "FLOAT", None), "", name) for name in (given, made)]
-    (flow,) = trace(hostile, [Pair("attention", "", "k", 0, *ends)])
+    ends = [PairSide(Value(name, "FLOAT", None), "", name) for name in (given, made)]
+    (flow,) = trace_buffer_flows(hostile, [KvPair("attention", "", "k", 0, *ends)])
     assert told(flow) == "updated by Neg"
 
 
@@ -543,30 +543,39 @@ def test_names_that_are_not_utf_8_are_followed_like_others() -> None:
     ],
 )
 def test_each_fault_has_its_finding(nodes: str, finding: tuple[str, ...]) -> None:
-    (found,) = check(trace(model(f"{nodes} {SOUND_V}"), map(pair, "kv")))
+    (found,) = check_buffer_flows(trace_buffer_flows(model(f"{nodes} {SOUND_V}"), map(pair, "kv")))
     assert found[:4] == finding
 
 
 def test_a_sound_model_has_no_findings() -> None:
-    assert list(check(trace(model(DECODER, buffers=LAYERS), map(pair, LAYERS.split())))) == []
+    assert (
+        list(
+            check_buffer_flows(
+                trace_buffer_flows(model(DECODER, buffers=LAYERS), map(pair, LAYERS.split()))
+            )
+        )
+        == []
+    )
 
 
 def test_a_pair_with_one_side_missing_is_left_to_other_checks() -> None:
     half = pair("k")._replace(input=None)
-    found = trace(model(f"k_out = Neg(v) {SOUND_V}"), [half, pair("v")])
+    found = trace_buffer_flows(model(f"k_out = Neg(v) {SOUND_V}"), [half, pair("v")])
     assert [(flow.pair.buffer, flow.verdict) for flow in found] == [("v", "updated")]
 
 
 # Whole files
 
 
-def of_file(path: Path, change: Callable[[ModelProto], object] = id) -> tuple[Flow, ...]:
+def of_file(path: Path, change: Callable[[ModelProto], object] = id) -> tuple[BufferFlow, ...]:
     """The flows in a file, after a change to the model."""
-    source = Source.of(path.read_bytes())
-    pairs = plan(messages.signature(source), load_rules(), Wish(None, strip=True)).pairs
-    built = weightless.read(source)
+    source = ByteSource.from_bytes(path.read_bytes())
+    pairs = build_rename_plan(
+        messages.read_signature(source), load_rules(), TokenChange(None, strip=True)
+    ).pairs
+    built = weightless.read_model_without_weights(source)
     change(built)
-    return trace(built, pairs)
+    return trace_buffer_flows(built, pairs)
 
 
 @pytest.mark.parametrize(
@@ -592,7 +601,7 @@ DECODERS = [path for path in exported("plain") if "Encoder" not in path]
 @pytest.mark.parametrize("path", exported("plain", "VLLM"))
 def test_every_buffer_of_a_real_export_is_proved(path: str) -> None:
     found = of_file(EXPORTS / path)
-    updated = {flow.where.op_type for flow in found if flow.where is not None}
+    updated = {flow.updated_by.op_type for flow in found if flow.updated_by is not None}
     assert {flow.verdict for flow in found} <= {"updated"}
     assert updated <= {"CtxScatter", "CtxScatterCB", "Concat"}
     assert bool(found) == ("Encoder" not in path and not path.startswith(BROKEN))
@@ -610,10 +619,12 @@ def exchange(built: ModelProto, one: str, other: str) -> None:
 @pytest.mark.parametrize("path", DECODERS)
 def test_two_outputs_that_are_exchanged_in_a_real_export_are_found(path: str) -> None:
     ends = [flow.pair.output for flow in of_file(EXPORTS / path)]
-    names = [end.old for end in ends if end is not None]
+    names = [end.old_name for end in ends if end is not None]
     for one, other in ((names[0], names[1]), (names[0], names[-1])):
         found = of_file(EXPORTS / path, partial(exchange, one=one, other=other))
-        wrong = {flow.pair.output.old for flow in found if flow.verdict == "not from its input"}
+        wrong = {
+            flow.pair.output.old_name for flow in found if flow.verdict == "not from its input"
+        }
         assert wrong == {one, other}
         assert {flow.verdict for flow in found} <= {"updated", "not from its input"}
 

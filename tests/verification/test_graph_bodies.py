@@ -5,7 +5,7 @@ import pytest
 from onnx import ModelProto
 
 from onnxkvrename.verification import graph_bodies as bodies
-from onnxkvrename.verification.graph_bodies import Body, Unreadable
+from onnxkvrename.verification.graph_bodies import Body, UntraceableError
 
 
 def model(nodes: str, functions: str = "") -> ModelProto:
@@ -17,16 +17,16 @@ def model(nodes: str, functions: str = "") -> ModelProto:
 
 
 def main(nodes: str) -> Body:
-    return bodies.of_graph(model(nodes).graph)
+    return bodies.build_graph_body(model(nodes).graph)
 
 
 def everything(_: object, operands: int) -> range:
     return range(operands)
 
 
-def made(body: Body, *names: str, leads: bodies.Leads = everything) -> list[str]:
+def made(body: Body, *names: str, leads: bodies.OperandSelector = everything) -> list[str]:
     """What the nodes behind some values make, in their order."""
-    return [" ".join(each.outputs) for each in bodies.operations(body, names, leads)]
+    return [" ".join(each.outputs) for each in bodies.sort_operations(body, names, leads)]
 
 
 def test_only_the_nodes_behind_a_value_are_given() -> None:
@@ -54,16 +54,18 @@ IF = """y = If (c) <
 
 def test_what_a_subgraph_sees_of_the_values_around_it() -> None:
     body = main(f"a = Neg(x) b = Abs(x) d = Neg(x) {IF}")
-    then, other = body.inner[3].values()
-    assert bodies.captured(then) == ("a", "w")
-    assert bodies.captured(other) == ("a", "b")
+    then, other = body.subgraphs[3].values()
+    assert bodies.list_captured_names(then) == ("a", "w")
+    assert bodies.list_captured_names(other) == ("a", "b")
     assert made(body, "y") == ["a", "b", "y"]
 
 
 def test_an_outer_value_that_a_subgraph_hands_on_is_seen_too() -> None:
     graph = model(f"a = Neg(x) b = Neg(x) {IF}").graph
     graph.node[2].attribute[0].g.output[0].name = "b"
-    assert "b" in bodies.captured(bodies.of_graph(graph).inner[2]["then_branch"])
+    assert "b" in bodies.list_captured_names(
+        bodies.build_graph_body(graph).subgraphs[2]["then_branch"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_an_outer_value_that_a_subgraph_hands_on_is_seen_too() -> None:
     ],
 )
 def test_nodes_without_an_order_cannot_be_read(nodes: str, why: str) -> None:
-    with pytest.raises(Unreadable, match=why):
+    with pytest.raises(UntraceableError, match=why):
         made(main(nodes), "y")
 
 
@@ -85,7 +87,9 @@ def function(head: str, nodes: str) -> str:
 def ordered(nodes: str, *functions: str) -> list[str]:
     """The functions in use, from the bottom up."""
     built = model(nodes, " ".join(functions))
-    keys = bodies.bottom_up(bodies.of_graph(built.graph), bodies.of_functions(built))
+    keys = bodies.sort_functions_bottom_up(
+        bodies.build_graph_body(built.graph), bodies.build_function_bodies(built)
+    )
     return [name for _, name, _ in keys]
 
 

@@ -14,7 +14,7 @@ from onnx.helper import make_function, make_graph, make_model, make_opsetid, mak
 
 from onnxkvrename import KvRenameError, ModelError
 from onnxkvrename.verification import ort_session as sessions
-from onnxkvrename.verification.ort_session import Key, Session
+from onnxkvrename.verification.ort_session import OrtSession, ValueKey
 
 pytest.importorskip("onnxruntime")
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -31,20 +31,20 @@ def model(*given: tuple[str, int, tuple[int | str, ...]], opset: int = 21) -> Mo
 
 
 def loaded(
-    model: ModelProto | bytes, tmp_path: Path, keys: dict[str, Key] | None = None, **dims: int
-) -> Session:
-    return sessions.load(models.saved(model, tmp_path / "m.onnx"), keys or {}, dims)
+    model: ModelProto | bytes, tmp_path: Path, keys: dict[str, ValueKey] | None = None, **dims: int
+) -> OrtSession:
+    return sessions.load_session(models.saved(model, tmp_path / "m.onnx"), keys or {}, dims)
 
 
-def values(session: Session, step: int = 0, seed: int = 0, slots: int = 8) -> dict[str, Any]:
+def values(session: OrtSession, step: int = 0, seed: int = 0, slots: int = 8) -> dict[str, Any]:
     """What goes into the inputs, as onnxruntime takes it."""
     return {
-        end.name: sessions.feed(session, end, step, seed=seed, slots=slots)
+        end.name: sessions.build_feed(session, end, step, seed=seed, slots=slots)
         for end in session.inputs
     }
 
 
-def fed(session: Session, step: int = 0, seed: int = 0, slots: int = 8) -> dict[str, np.ndarray]:
+def fed(session: OrtSession, step: int = 0, seed: int = 0, slots: int = 8) -> dict[str, np.ndarray]:
     """What goes into the inputs, of those dtypes that numpy knows."""
     given = values(session, step, seed, slots)
     return {name: value.numpy().copy() for name, value in given.items()}
@@ -53,7 +53,7 @@ def fed(session: Session, step: int = 0, seed: int = 0, slots: int = 8) -> dict[
 def attempt(model: ModelProto | bytes, tmp_path: Path) -> None:
     """Load a model and run one step of it."""
     session = loaded(model, tmp_path)
-    sessions.run(session, values(session), 0)
+    sessions.run_step(session, values(session), 0)
 
 
 DTYPES = (
@@ -67,9 +67,11 @@ DTYPES = (
 def test_a_dtype_is_fed_and_comes_out_as_it_went_in(dtype: str, tmp_path: Path) -> None:
     session = loaded(model(("x", TensorProto.DataType.Value(dtype), (2, 64))), tmp_path)
     value, other = values(session)["x"], values(session, step=1)["x"]
-    out = sessions.run(session, {"x": value}, 0)["x_again"]
+    out = sessions.run_step(session, {"x": value}, 0)["x_again"]
     assert value.data_type() == session.inputs[0].dtype
-    assert sessions.result(out) == sessions.result(value) != sessions.result(other)
+    assert (
+        sessions.digest_value(out) == sessions.digest_value(value) != sessions.digest_value(other)
+    )
 
 
 def test_floats_lie_between_0_and_1_and_integers_are_small(tmp_path: Path) -> None:
@@ -83,7 +85,7 @@ def test_floats_lie_between_0_and_1_and_integers_are_small(tmp_path: Path) -> No
 
 
 def test_feeds_follow_from_key_seed_and_step_not_from_the_name(tmp_path: Path) -> None:
-    key: Key = ("", "past_key", "0")
+    key: ValueKey = ("", "past_key", "0")
     given = {}
     for name in ("past_key.0", "past_key.0_VLLM"):
         session = loaded(model((name, FLOAT, (4, 4))), tmp_path, {name: key})
@@ -132,7 +134,7 @@ def test_feeds_that_would_fill_the_memory_are_refused_before_they_are_made(tmp_p
     ends = model(("x", TensorProto.FLOAT16, ("ctx_len", 1 << 20)), ("y", FLOAT, (4,)))
     with pytest.raises(ModelError, match=r"most go into x \[512, 1048576\].*--dim.*ctx_len=512"):
         loaded(ends, tmp_path, ctx_len=512)
-    assert loaded(ends, tmp_path, ctx_len=511).inputs[0].size < sessions.LIMIT
+    assert loaded(ends, tmp_path, ctx_len=511).inputs[0].byte_size < sessions.MAX_FEED_BYTES
 
 
 def test_a_size_is_one_or_more(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from onnx import ModelProto, TensorProto
 from onnx.helper import make_node
 
 from onnxkvrename import ModelError
-from onnxkvrename.model.protobuf import Source
+from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.verification import strip_weights as weightless
-from onnxkvrename.verification.strip_weights import KEPT, Taken, taken
+from onnxkvrename.verification.strip_weights import MAX_KEPT_BYTES, RemovedData, list_removed_data
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
@@ -25,7 +25,7 @@ DATA = (
 
 
 def read(model: ModelProto) -> ModelProto:
-    return weightless.read(Source.of(model.SerializeToString()))
+    return weightless.read_model_without_weights(ByteSource.from_bytes(model.SerializeToString()))
 
 
 def bare(model: ModelProto) -> ModelProto:
@@ -34,7 +34,7 @@ def bare(model: ModelProto) -> ModelProto:
     for message in models.every(result):
         if isinstance(message, TensorProto):
             held = [getattr(message, name) for name in DATA]
-            if taken(message) or sum(map(len, held)) > KEPT:
+            if list_removed_data(message) or sum(map(len, held)) > MAX_KEPT_BYTES:
                 for name in DATA:
                     message.ClearField(name)
                 kept = [e for e in message.metadata_props if e.key != "onnxkvrename.taken"]
@@ -49,10 +49,10 @@ def test_all_but_the_data_of_large_tensors_is_there(form: str) -> None:
     model.graph.initializer.extend([weight("large"), models.tensor("small", 1.0, 2.0)])
     model.graph.initializer[0].metadata_props.add(key="from", value="here")
     data = models.FORMS[form](model)
-    found = weightless.read(Source.of(data))
+    found = weightless.read_model_without_weights(ByteSource.from_bytes(data))
     assert bare(found) == bare(ModelProto.FromString(data))
-    assert {tensor.name: taken(tensor) for tensor in found.graph.initializer} == {
-        "large": (Taken("raw_data", 4000),),
+    assert {tensor.name: list_removed_data(tensor) for tensor in found.graph.initializer} == {
+        "large": (RemovedData("raw_data", 4000),),
         "small": (),
     }
     assert found.ByteSize() < 2000
@@ -61,30 +61,33 @@ def test_all_but_the_data_of_large_tensors_is_there(form: str) -> None:
 @pytest.mark.parametrize(
     ("tensor", "expected"),
     [
-        (weight(float_data=[0.5] * 1000), Taken("float_data", 4000)),
-        (weight(data_type=6, int32_data=[-1] * 1000), Taken("int32_data", 10_000)),
-        (weight(data_type=7, int64_data=[300] * 1000), Taken("int64_data", 2000)),
-        (weight(data_type=11, double_data=[0.5] * 1000), Taken("double_data", 8000)),
-        (weight(data_type=13, uint64_data=[300] * 1000), Taken("uint64_data", 2000)),
-        (weight(data_type=8, string_data=[b"ab"] * 1000), Taken("string_data", 1000)),
+        (weight(float_data=[0.5] * 1000), RemovedData("float_data", 4000)),
+        (weight(data_type=6, int32_data=[-1] * 1000), RemovedData("int32_data", 10_000)),
+        (weight(data_type=7, int64_data=[300] * 1000), RemovedData("int64_data", 2000)),
+        (weight(data_type=11, double_data=[0.5] * 1000), RemovedData("double_data", 8000)),
+        (weight(data_type=13, uint64_data=[300] * 1000), RemovedData("uint64_data", 2000)),
+        (weight(data_type=8, string_data=[b"ab"] * 1000), RemovedData("string_data", 1000)),
     ],
 )
 def test_each_kind_of_data_is_taken_and_leaves_something_in_its_field(
-    tensor: TensorProto, expected: Taken
+    tensor: TensorProto, expected: RemovedData
 ) -> None:
     model = decoder()
     model.graph.initializer.append(tensor)
     (found,) = read(model).graph.initializer
-    assert taken(found) == (expected,)
+    assert list_removed_data(found) == (expected,)
     assert [name for name in DATA if getattr(found, name)] == [expected.field]
     assert found.ByteSize() < 200
 
 
 def test_data_are_taken_up_to_a_size_only() -> None:
     model = decoder()
-    for size in (KEPT, KEPT + 1):
+    for size in (MAX_KEPT_BYTES, MAX_KEPT_BYTES + 1):
         model.graph.initializer.add(name="w", data_type=3, dims=[size], raw_data=bytes(size))
-    assert [bool(taken(tensor)) for tensor in read(model).graph.initializer] == [False, True]
+    assert [bool(list_removed_data(tensor)) for tensor in read(model).graph.initializer] == [
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("put", PLACES)
@@ -129,8 +132,10 @@ def test_of_a_huge_model_a_few_blocks_are_read() -> None:
         ]
         return before + bytes(count - len(before) - len(after)) + after
 
-    model = weightless.read(Source(read_at, len(start) + size + len(tail)))
-    assert taken(model.graph.initializer[0]) == (Taken("raw_data", size),)
+    model = weightless.read_model_without_weights(
+        ByteSource(read_at, len(start) + size + len(tail))
+    )
+    assert list_removed_data(model.graph.initializer[0]) == (RemovedData("raw_data", size),)
     assert model.graph.node[0].op_type == "Identity"
     assert sum(reads) < 1 << 20
 
@@ -138,13 +143,13 @@ def test_of_a_huge_model_a_few_blocks_are_read() -> None:
 def test_what_onnx_cannot_parse_is_refused() -> None:
     data = decoder().SerializeToString() + field(7, field(1, b"\x0a\x05x"))
     with pytest.raises(ModelError, match="cannot be parsed by onnx"):
-        weightless.read(Source.of(data))
+        weightless.read_model_without_weights(ByteSource.from_bytes(data))
 
 
 def test_a_mark_that_someone_else_made_does_no_harm() -> None:
     tensor = models.tensor("w", 1.0)
     tensor.metadata_props.add(key="onnxkvrename.taken", value="raw_data:x :9 raw_data")
-    assert taken(tensor) == ()
+    assert list_removed_data(tensor) == ()
 
 
 FILES = [*FIXTURES.rglob("*.onnx"), *EXPORTS.rglob("*.onnx")]
@@ -152,5 +157,5 @@ FILES = [*FIXTURES.rglob("*.onnx"), *EXPORTS.rglob("*.onnx")]
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: "-".join(path.parts[-3:]))
 def test_a_whole_file_is_all_there_but_its_weights(path: Path) -> None:
-    found = weightless.read(Source.of(path.read_bytes()))
+    found = weightless.read_model_without_weights(ByteSource.from_bytes(path.read_bytes()))
     assert bare(found) == bare(onnx.load(path, load_external_data=False))

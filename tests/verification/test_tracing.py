@@ -9,7 +9,7 @@ from onnx import ModelProto
 
 from onnxkvrename.verification import provenance as origins
 from onnxkvrename.verification.provenance import Origin
-from onnxkvrename.verification.tracing import trace
+from onnxkvrename.verification.tracing import trace_origins
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
@@ -22,12 +22,12 @@ def traced(nodes: str, *, deep: bool = True) -> Origin:
         main (float[n] a, float[n] b, float[n] x, bool c, int64 m) => (float[n] y)
         {{ {nodes} }}"""
     )
-    (found,) = trace(model, ["a", "b"], ["y"], deep=deep)
+    (found,) = trace_origins(model, ["a", "b"], ["y"], deep=deep)
     return found
 
 
 def test_a_source_is_carried_and_touched() -> None:
-    assert traced("y = Transpose(a)") == origins.source(0)
+    assert traced("y = Transpose(a)") == origins.build_source_origin(0)
 
 
 def test_what_is_mixed_is_touched_and_only_deep_down() -> None:
@@ -36,14 +36,14 @@ def test_what_is_mixed_is_touched_and_only_deep_down() -> None:
 
 
 def test_an_index_and_a_condition_are_touched_but_a_shape_is_not() -> None:
-    assert traced("y = Gather(x, b)").touched == 0b10
-    assert traced("y = Where(b, x, x)").touched == 0b10
-    assert traced("s = Shape(b) y = Expand(x, s)").touched == 0
+    assert traced("y = Gather(x, b)").dependency_bits == 0b10
+    assert traced("y = Where(b, x, x)").dependency_bits == 0b10
+    assert traced("s = Shape(b) y = Expand(x, s)").dependency_bits == 0
 
 
 def test_what_only_the_bodies_of_a_node_see_is_touched_too() -> None:
     nodes = "y = SequenceMap <body = g (float p) => (float q) { q = MatMul(p, b) }> (a)"
-    assert traced(nodes).touched == 0b11
+    assert traced(nodes).dependency_bits == 0b11
 
 
 def test_a_value_that_nothing_makes_comes_from_nowhere() -> None:
@@ -58,6 +58,9 @@ def test_deep_or_not_the_ways_are_the_same(path: Path) -> None:
     model: ModelProto = onnx.load(path, load_external_data=False)
     sources = [value.name for value in model.graph.input]
     outputs = [value.name for value in model.graph.output]
-    shallow, deep = (trace(model, sources, outputs, deep=deep) for deep in (False, True))
-    assert [origin.ways for origin in shallow] == [origin.ways for origin in deep]
-    assert all(one.touched & ~other.touched == 0 for one, other in zip(shallow, deep, strict=True))
+    shallow, deep = (trace_origins(model, sources, outputs, deep=deep) for deep in (False, True))
+    assert [origin.outcomes for origin in shallow] == [origin.outcomes for origin in deep]
+    assert all(
+        one.dependency_bits & ~other.dependency_bits == 0
+        for one, other in zip(shallow, deep, strict=True)
+    )

@@ -16,24 +16,24 @@ from onnx.helper import make_tensor
 from onnxkvrename import KvRenameError, ModelError, RulesError, load_rules
 from onnxkvrename.layout import layout as layouts
 from onnxkvrename.layout import load as gathering
-from onnxkvrename.model import file as onnxfile
 from onnxkvrename.model import metadata as stamps
-from onnxkvrename.model.protobuf import Source
+from onnxkvrename.model.proto_reader import read_signature
+from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.rules import plan as planning
-from onnxkvrename.rules.patterns import expression
-from onnxkvrename.rules.profile import parse
+from onnxkvrename.rules.patterns import compile_pattern
+from onnxkvrename.rules.profile import parse_rules
 from onnxkvrename.verification import verify as verifying
-from onnxkvrename.verification.verify import Aim, Verified
+from onnxkvrename.verification.verify import VerifiedModel, VerifyRequest
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 QEFF = load_rules()
 
 
-def verify(*paths: Path, **aim: object) -> tuple[Verified, ...]:
+def verify(*paths: Path, **aim: object) -> tuple[VerifiedModel, ...]:
     """Each model, and all together."""
-    asked = Aim(**aim)  # type: ignore[arg-type]
-    found = [verifying.verify(path, QEFF, asked) for path in paths]
-    return verifying.together(found, QEFF, asked)
+    asked = VerifyRequest(**aim)  # type: ignore[arg-type]
+    found = [verifying.verify_model(path, QEFF, asked) for path in paths]
+    return verifying.verify_window_sets(found, QEFF, asked)
 
 
 def codes(*paths: Path, **aim: object) -> list[str]:
@@ -132,19 +132,23 @@ def test_what_is_wrong_with_a_model_is_found(
 
 def test_the_proof_is_of_bytes_wherever_they_are() -> None:
     model = models.decoder()
-    pairs = planning.as_it_stands(signature(model), QEFF).pairs
-    assert verifying.prove(Source.of(model.SerializeToString()), pairs)[1] == ()
+    pairs = planning.build_minimal_plan(signature(model), QEFF).pairs
+    assert (
+        verifying.prove_retention(ByteSource.from_bytes(model.SerializeToString()), pairs)[1] == ()
+    )
     swapped(model)
-    flows, findings = verifying.prove(Source.of(model.SerializeToString()), pairs)
+    flows, findings = verifying.prove_retention(
+        ByteSource.from_bytes(model.SerializeToString()), pairs
+    )
     assert [flow.verdict for flow in flows] == ["not from its input"] * 2
     assert [found.code for found in findings] == ["KV110", "KV110"]
     with pytest.raises(ModelError, match="cannot be parsed by onnx"):
-        verifying.prove(Source.of(b"\x3a\x02\xff\xff"), pairs)
+        verifying.prove_retention(ByteSource.from_bytes(b"\x3a\x02\xff\xff"), pairs)
 
 
 def signature(model: ModelProto):
     """What a model shows."""
-    return onnxfile.messages.signature(Source.of(model.SerializeToString()))
+    return read_signature(ByteSource.from_bytes(model.SerializeToString()))
 
 
 def test_a_model_that_cannot_be_read_has_an_error_instead(tmp_path: Path) -> None:
@@ -156,7 +160,7 @@ def test_a_model_that_cannot_be_read_has_an_error_instead(tmp_path: Path) -> Non
 
 
 def test_rules_that_could_not_be_undone_are_an_error_of_the_rules(tmp_path: Path) -> None:
-    lossy = parse(
+    lossy = parse_rules(
         r"""
         retained = '.*'
         [[kv]]
@@ -170,7 +174,7 @@ def test_rules_that_could_not_be_undone_are_an_error_of_the_rules(tmp_path: Path
     )
     path = changed(tmp_path, tokens("", "T"))
     with pytest.raises(RulesError, match="in profile lossy"):
-        verifying.verify(path, lossy, Aim())
+        verifying.verify_model(path, lossy, VerifyRequest())
 
 
 # Tokens.
@@ -245,7 +249,7 @@ def test_an_expression_for_all_buffers_and_no_others_is_no_finding(
     select: str, tmp_path: Path
 ) -> None:
     path = saved(models.decoder(), tmp_path / "m.onnx")
-    assert codes(path, select=expression(select)) == []
+    assert codes(path, select_pattern=compile_pattern(select)) == []
 
 
 @pytest.mark.parametrize(
@@ -266,7 +270,7 @@ def test_what_an_expression_misses_and_wrongly_takes_is_found(
     select: str, said: list[str], tmp_path: Path
 ) -> None:
     path = saved(models.decoder(), tmp_path / "m.onnx")
-    assert told(path, select=expression(select)) == [f"KV117 {text}" for text in said]
+    assert told(path, select_pattern=compile_pattern(select)) == [f"KV117 {text}" for text in said]
 
 
 # The retention loop.
@@ -280,11 +284,13 @@ def unrunnable(model: ModelProto) -> None:
 def test_the_loop_is_run_if_asked_for(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     path = saved(models.decoder(), tmp_path / "m.onnx")
-    (item,) = verify(path, run=True)
+    (item,) = verify(path, run_in_onnxruntime=True)
     assert (item.report.findings, item.reference) == ((), None)
     assert item.run is not None
-    assert len(item.run.steps) == 3
-    (item,) = verify(FIXTURES / "plain" / "decoder.onnx", run=True, dims={"ctx_len": 8})
+    assert len(item.run.step_results) == 3
+    (item,) = verify(
+        FIXTURES / "plain" / "decoder.onnx", run_in_onnxruntime=True, dims={"ctx_len": 8}
+    )
     assert item.run is not None
     assert item.run.dims["ctx_len"] == 8
 
@@ -295,23 +301,23 @@ def test_a_loop_that_cannot_be_tried_is_a_warning(tmp_path: Path) -> None:
     unrunnable(model)
     path = saved(model, tmp_path / "m.onnx")
     assert codes(path) == []
-    (item,) = verify(path, run=True)
+    (item,) = verify(path, run_in_onnxruntime=True)
     (found,) = item.report.findings
     assert (found.code, found.severity, item.run) == ("KV119", "warning", None)
     assert found.message.startswith("the retention loop could not be run: onnxruntime cannot load")
     assert item.report.status == "unchanged"
-    (item,) = verify(path, run=True, strict=True)
+    (item,) = verify(path, run_in_onnxruntime=True, strict=True)
     assert item.report.status == "failed"
 
 
 def test_a_reference_is_one_only_if_the_results_are_the_same(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     plain, renamed = (FIXTURES / kind / "decoder.onnx" for kind in ("plain", "VLLM"))
-    (item,) = verify(renamed, run=True, reference=plain)
+    (item,) = verify(renamed, run_in_onnxruntime=True, reference=plain)
     assert (item.report.findings, item.reference) == ((), plain)
     model = onnx.load(renamed)
     model.graph.initializer[0].CopyFrom(doubled(model))
-    (item,) = verify(saved(model, tmp_path / "m.onnx"), run=True, reference=plain)
+    (item,) = verify(saved(model, tmp_path / "m.onnx"), run_in_onnxruntime=True, reference=plain)
     assert [found.code for found in item.report.findings] == ["KV118"]
     assert item.reference is None
 
@@ -329,14 +335,14 @@ def test_a_reference_that_cannot_be_run_is_named(tmp_path: Path) -> None:
     unrunnable(model)
     reference = saved(model, tmp_path / "reference.onnx")
     path = saved(models.decoder(), tmp_path / "m.onnx")
-    (found,) = told(path, run=True, reference=reference)
+    (found,) = told(path, run_in_onnxruntime=True, reference=reference)
     assert f"KV119  the retention loop could not be run ({reference}): " in found
 
 
 def test_a_reference_that_cannot_be_read_keeps_the_job_from_being_done(tmp_path: Path) -> None:
     path = saved(models.decoder(), tmp_path / "m.onnx")
     with pytest.raises(ModelError, match=r"none\.onnx: no such file"):
-        verify(path, run=True, reference=tmp_path / "none.onnx")
+        verify(path, run_in_onnxruntime=True, reference=tmp_path / "none.onnx")
 
 
 def test_without_onnxruntime_nothing_is_tried(
@@ -346,7 +352,7 @@ def test_without_onnxruntime_nothing_is_tried(
     path = saved(models.decoder(), tmp_path / "m.onnx")
     assert codes(path) == []
     with pytest.raises(KvRenameError, match=r"onnxkvrename\[run\]"):
-        verify(path, run=True)
+        verify(path, run_in_onnxruntime=True)
 
 
 # Several models.
@@ -378,7 +384,7 @@ def test_windows_are_held_against_each_other(tmp_path: Path) -> None:
     whole = windows(tmp_path / "w")
     assert codes(*whole) == []
     assert codes(whole[0], whole[2]) == ["KV302"]
-    assert codes(whole[0], whole[2], sets=False) == []
+    assert codes(whole[0], whole[2], group_windows=False) == []
     # One that could not be read may be the one that is missing.
     whole[1].write_bytes(b"text")
     assert codes(*whole) == []
@@ -397,8 +403,13 @@ def test_one_window_with_a_token_is_found(tmp_path: Path) -> None:
 def test_what_only_judges_a_set_does_not_stay(tmp_path: Path) -> None:
     (item,) = verify(windows(tmp_path / "w")[0])
     assert item.part is None
-    assert verifying.verify(Path(item.report.path), QEFF, Aim()).part is not None
-    assert verifying.verify(Path(item.report.path), QEFF, Aim(sets=False)).part is None
+    assert verifying.verify_model(Path(item.report.path), QEFF, VerifyRequest()).part is not None
+    assert (
+        verifying.verify_model(
+            Path(item.report.path), QEFF, VerifyRequest(group_windows=False)
+        ).part
+        is None
+    )
 
 
 def test_strict_makes_what_all_show_together_an_error(tmp_path: Path) -> None:
@@ -420,7 +431,7 @@ def test_strict_makes_what_all_show_together_an_error(tmp_path: Path) -> None:
 
 def stamped(path: Path, digest: str) -> Path:
     model = onnx.load(path)
-    onnx.helper.set_model_props(model, {stamps.KEY: digest})
+    onnx.helper.set_model_props(model, {stamps.STAMP_KEY: digest})
     path.write_bytes(model.SerializeToString())
     return path
 
@@ -435,7 +446,7 @@ def test_a_stamp_that_is_not_of_the_graph_is_found(tmp_path: Path) -> None:
 
 def test_a_stamp_of_the_graph_is_right(tmp_path: Path) -> None:
     path = saved(models.decoder(), tmp_path / "m.onnx")
-    digest = layouts.digest(gathering.gather([path], QEFF).layout)
+    digest = layouts.compute_layout_digest(gathering.load_layout([path], QEFF).layout)
     assert codes(stamped(path, digest)) == []
 
 
@@ -443,4 +454,4 @@ def test_a_window_does_not_know_what_its_set_is_stamped_with(tmp_path: Path) -> 
     export = layerwise.export(tmp_path / "export", 2)
     found = [stamped(path, "0" * 64) for path in sorted(export.rglob("*.onnx"))]
     assert "KV621" not in codes(*found)
-    assert "KV621" not in codes(found[0], sets=False)
+    assert "KV621" not in codes(found[0], group_windows=False)

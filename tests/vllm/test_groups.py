@@ -4,15 +4,19 @@ import pytest
 from layers import attention, gpt_oss, layout, linear, mla, sliding
 
 from onnxkvrename.layout.layout import Layout
-from onnxkvrename.vllm.groups import Grouping, group
-from onnxkvrename.vllm.packing import share
-from onnxkvrename.vllm.specs import Asked, specs
+from onnxkvrename.vllm.groups import Grouping, group_layers
+from onnxkvrename.vllm.packing import choose_group_size
+from onnxkvrename.vllm.specs import ProjectionRequest, build_specs
 
 
 def grouped(
     found: Layout, era: str = "0.24", block: int = 16, *, outermost: bool = False
 ) -> Grouping:
-    return group(specs(found, Asked(block, era=era)).specs, era, block_outermost=outermost)
+    return group_layers(
+        build_specs(found, ProjectionRequest(block, vllm_version=era)).specs,
+        era,
+        block_outermost=outermost,
+    )
 
 
 def members(found: Grouping) -> list[tuple[int, ...]]:
@@ -22,15 +26,15 @@ def members(found: Grouping) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("era", ["0.24", "0.33"])
 def test_layers_with_one_spec_are_one_group(era: str) -> None:
     found = grouped(layout(*(attention(at) for at in range(3))), era)
-    assert (found.way, members(found)) == ("uniform_spec", [(0, 1, 2)])
+    assert (found.method, members(found)) == ("uniform_spec", [(0, 1, 2)])
     assert found.uniform_page_size == 16 * 8 * 128 * 2
 
 
 @pytest.mark.parametrize("era", ["0.24", "0.33"])
 def test_full_attention_of_several_sizes_is_one_group_with_pages_of_its_own(era: str) -> None:
     found = grouped(layout(attention(0, heads=8), attention(1, heads=2)), era)
-    assert (found.way, members(found)) == ("uniform_type", [(0, 1)])
-    assert [spec.page for spec in found.groups[0].specs] == [32768, 8192]
+    assert (found.method, members(found)) == ("uniform_type", [(0, 1)])
+    assert [spec.page_size for spec in found.groups[0].specs] == [32768, 8192]
     assert found.uniform_page_size is None
 
 
@@ -86,7 +90,7 @@ def test_a_window_of_unknown_size_beside_another_may_be_equal_to_it() -> None:
 @pytest.mark.parametrize("era", ["0.24", "0.33"])
 def test_a_page_that_divides_the_largest_gets_a_larger_block(era: str) -> None:
     found = grouped(layout(attention(0, heads=8), sliding(1, heads=2, window=128)), era)
-    assert [(one.first.block_size, one.first.page) for one in found.groups] == [
+    assert [(one.first_spec.block_size, one.first_spec.page_size) for one in found.groups] == [
         (16, 32768),
         (64, 32768),
     ]
@@ -96,8 +100,8 @@ def test_a_page_that_divides_the_largest_gets_a_larger_block(era: str) -> None:
 def test_another_page_is_padded_and_0_24_wants_the_backend_to_know() -> None:
     uneven = layout(attention(0, heads=8), sliding(1, heads=3, window=128))
     for era in ("0.24", "0.33"):
-        small = grouped(uneven, era).groups[1].first
-        assert (small.block_size, small.unpadded, small.page) == (16, 12288, 32768)
+        small = grouped(uneven, era).groups[1].first_spec
+        assert (small.block_size, small.unpadded_page_size, small.page_size) == (16, 12288, 32768)
     (condition,) = grouped(uneven, "0.24").conditions
     assert (condition.name, condition.state) == ("block stride indexing", "requires")
     assert condition.why.endswith("else vLLM refuses to pad layers 1")
@@ -110,14 +114,14 @@ def test_states_smaller_than_attention_are_padded_by_0_33_only() -> None:
     assert refusal is not None
     assert (refusal.layers, refusal.hint) == ((1,), "vLLM 0.33 pads them")
     assert refusal.reason == "pages of 19456 bytes beside 32768: states cannot be padded"
-    assert grouped(hybrid, "0.33").groups[1].first.page == 32768
+    assert grouped(hybrid, "0.33").groups[1].first_spec.page_size == 32768
 
 
 def test_mla_is_not_padded_by_0_33_and_windows_beside_it_become_whole() -> None:
     # 16 * 576 * 2 = 18432 does not divide 32768.
     mixed = layout(mla(0), sliding(1, window=128))
     found = grouped(mixed, "0.33")
-    assert (found.way, members(found)) == ("full_allocation", [(0, 1)])
+    assert (found.method, members(found)) == ("full_allocation", [(0, 1)])
     assert [spec.kind for spec in found.groups[0].specs] == ["mla_attention", "full_attention"]
     assert found.groups[0].kind == "unknown"
 
@@ -136,13 +140,13 @@ def test_mla_beside_what_cannot_become_whole_is_refused_by_0_33() -> None:
 def test_windowed_mla_in_0_24_is_split_beside_whole_mla() -> None:
     kinds = [mla(at) if at % 3 == 0 else mla(at, window=128) for at in range(9)]
     found = grouped(layout(*kinds))
-    assert (found.way, members(found)) == ("uniform_groups", [(0, 3, 6), (1, 4, 7), (2, 5, 8)])
+    assert (found.method, members(found)) == ("uniform_groups", [(0, 3, 6), (1, 4, 7), (2, 5, 8)])
 
 
 def test_windowed_mla_is_padded_to_the_next_page_of_whole_mla() -> None:
     found = grouped(layout(mla(0), mla(1, rank=256, rope=64, window=128)))
-    small = found.groups[1].first
-    assert (small.unpadded, small.page) == (16 * 320 * 2, 16 * 576 * 2)
+    small = found.groups[1].first_spec
+    assert (small.unpadded_page_size, small.page_size) == (16 * 320 * 2, 16 * 576 * 2)
 
 
 @pytest.mark.parametrize(
@@ -162,10 +166,10 @@ def test_a_merge_that_does_not_look_at_every_size_is_told() -> None:
     # 0.24 does not compare the value's head, and gives both layers the first one's.
     uneven = layout(attention(0, size_v=64), attention(1, size_v=32))
     found = grouped(uneven, "0.24")
-    assert [spec.page for spec in found.groups[0].specs] == [32768, 32768]
+    assert [spec.page_size for spec in found.groups[0].specs] == [32768, 32768]
     (condition,) = found.conditions
     assert (condition.name, condition.state) == ("one page", "not met")
-    assert [spec.page for spec in grouped(uneven, "0.33").groups[0].specs] == [32768, 24576]
+    assert [spec.page_size for spec in grouped(uneven, "0.33").groups[0].specs] == [32768, 24576]
 
 
 def test_where_pages_become_equal_0_24_keeps_apart_what_would_merge() -> None:
@@ -177,14 +181,14 @@ def test_where_pages_become_equal_0_24_keeps_apart_what_would_merge() -> None:
 def test_where_pages_become_equal_0_33_merges_windowed_mla() -> None:
     windows = [mla(2, window=32), mla(3, rank=224, window=32)]
     found = grouped(layout(mla(0), mla(1), *windows), "0.33")
-    assert (found.way, members(found)) == ("uniform_page_size", [(0, 1), (2, 3)])
+    assert (found.method, members(found)) == ("uniform_page_size", [(0, 1), (2, 3)])
 
 
 def test_a_block_with_pages_of_several_sizes_keeps_them_in_0_33() -> None:
     mixed = layout(attention(0, heads=8), sliding(1, heads=3, window=128))
     found = grouped(mixed, "0.33", outermost=True)
-    assert (found.way, members(found)) == ("packed", [(0,), (1,)])
-    assert [one.first.page for one in found.groups] == [32768, 12288]
+    assert (found.method, members(found)) == ("packed", [(0,), (1,)])
+    assert [one.first_spec.page_size for one in found.groups] == [32768, 12288]
 
 
 def test_packed_windows_are_split_to_what_a_block_holds_anyway() -> None:
@@ -205,4 +209,4 @@ def test_no_layers_are_no_groups() -> None:
 def test_a_share_pads_least_and_of_two_is_the_larger(
     counts: list[int], least: int, size: int
 ) -> None:
-    assert share(counts, least) == size
+    assert choose_group_size(counts, least) == size

@@ -3,14 +3,20 @@ from __future__ import annotations
 from layers import attention, layout, mla, sliding
 
 from onnxkvrename.layout.layout import Layout
-from onnxkvrename.vllm.groups import group
-from onnxkvrename.vllm.nixl import Region, Transfer, blocks_of, moved, through
-from onnxkvrename.vllm.specs import Asked, specs
-from onnxkvrename.vllm.uniform_specs import Group
+from onnxkvrename.vllm.groups import group_layers
+from onnxkvrename.vllm.nixl import (
+    NixlRegion,
+    NixlTransfer,
+    count_blocks,
+    transfer_v024,
+    transfer_v033,
+)
+from onnxkvrename.vllm.specs import ProjectionRequest, build_specs
+from onnxkvrename.vllm.uniform_specs import KvCacheGroup
 
 
-def groups(found: Layout) -> tuple[Group, ...]:
-    return group(specs(found, Asked(16)).specs, "0.24").groups
+def groups(found: Layout) -> tuple[KvCacheGroup, ...]:
+    return group_layers(build_specs(found, ProjectionRequest(16)).specs, "0.24").groups
 
 
 WINDOWED = groups(layout(sliding(0, window=40), attention(1)))
@@ -18,7 +24,7 @@ WINDOWED = groups(layout(sliding(0, window=40), attention(1)))
 
 def test_a_window_takes_one_block_more_than_it_fills() -> None:
     # 40 tokens fill three blocks of 16, and may start within a fourth.
-    assert [blocks_of(WINDOWED, tokens) for tokens in (1, 16, 17, 48, 49, 64, 65, 1000)] == [
+    assert [count_blocks(WINDOWED, tokens) for tokens in (1, 16, 17, 48, 49, 64, 65, 1000)] == [
         (1, 1),
         (1, 1),
         (2, 2),
@@ -31,28 +37,32 @@ def test_a_window_takes_one_block_more_than_it_fills() -> None:
 
 
 def test_without_a_stride_every_block_is_taken_of_every_tensor() -> None:
-    assert moved(64, (4, 4), WINDOWED, (100,), None) == Transfer(64, (4, 4), 2, 16, 800)
+    assert transfer_v024(64, (4, 4), WINDOWED, (100,), None) == NixlTransfer(64, (4, 4), 2, 16, 800)
 
 
 def test_with_a_stride_a_block_is_one_descriptor() -> None:
-    assert moved(64, (4, 4), WINDOWED, (100,), 250) == Transfer(64, (4, 4), 1, 8, 2000)
+    assert transfer_v024(64, (4, 4), WINDOWED, (100,), 250) == NixlTransfer(64, (4, 4), 1, 8, 2000)
 
 
 def test_mla_beside_other_attention_is_not_known() -> None:
     both = groups(layout(mla(0), attention(1)))
     why = "what NIXL moves where only some layers are MLA"
-    assert moved(16, (1,), both, (100, 200), None) == Transfer(16, (1,), None, None, None, why)
+    assert transfer_v024(16, (1,), both, (100, 200), None) == NixlTransfer(
+        16, (1,), None, None, None, why
+    )
 
 
 def test_a_value_of_its_own_size_is_not_known() -> None:
     uneven = groups(layout(attention(0, size=64, size_v=32)))
-    assert moved(16, (1,), uneven, (100,), None).descriptors is None
+    assert transfer_v024(16, (1,), uneven, (100,), None).descriptors is None
 
 
 def test_a_region_of_one_group_takes_its_blocks_and_a_shared_one_all() -> None:
-    own, both = Region(10, frozenset({0})), Region(100, frozenset({0, 1}))
-    assert through(64, (3, 5), (own, both)) == Transfer(64, (3, 5), 2, 11, 830)
-    assert through(64, (1, 2, 4), (both,)) == Transfer(64, (1, 2, 4), 1, 7, 700)
-    assert through(64, (3, 5), (own._replace(number=8),)) == Transfer(64, (3, 5), 8, 24, 240)
-    assert through(64, (3, None), (own, both)) == Transfer(64, (3, None), 2, None, None)
-    assert through(64, (3, 5), None) == Transfer(64, (3, 5), None, None, None)
+    own, both = NixlRegion(10, frozenset({0})), NixlRegion(100, frozenset({0, 1}))
+    assert transfer_v033(64, (3, 5), (own, both)) == NixlTransfer(64, (3, 5), 2, 11, 830)
+    assert transfer_v033(64, (1, 2, 4), (both,)) == NixlTransfer(64, (1, 2, 4), 1, 7, 700)
+    assert transfer_v033(64, (3, 5), (own._replace(multiplicity=8),)) == NixlTransfer(
+        64, (3, 5), 8, 24, 240
+    )
+    assert transfer_v033(64, (3, None), (own, both)) == NixlTransfer(64, (3, None), 2, None, None)
+    assert transfer_v033(64, (3, 5), None) == NixlTransfer(64, (3, 5), None, None, None)

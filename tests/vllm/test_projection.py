@@ -11,8 +11,8 @@ from layers import attention, buffer, gpt_oss, layout, linear, mla, sliding
 import onnxkvrename
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.layout.layout import Layout
-from onnxkvrename.vllm.projection import as_dict, findings, project
-from onnxkvrename.vllm.specs import ERAS, Asked
+from onnxkvrename.vllm.projection import check_projection, project_layout, projection_to_json
+from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
 
 SCHEMA = json.loads(
     (Path(onnxkvrename.__file__).parent / "report" / "schemas" / "projection-1.json").read_text(
@@ -37,10 +37,14 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("era", VLLM_VERSIONS)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_projection_is_as_its_schema_says(name: str, era: str) -> None:
-    plain = as_dict(project(LAYOUTS[name], Asked(16, era=era, tokens=(1, 100))))
+    plain = projection_to_json(
+        project_layout(
+            LAYOUTS[name], ProjectionRequest(16, vllm_version=era, prompt_lengths=(1, 100))
+        )
+    )
     jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(json.dumps(plain)))
     assert plain["vllm"] == era
 
@@ -48,18 +52,18 @@ def test_a_projection_is_as_its_schema_says(name: str, era: str) -> None:
 def test_the_schema_allows_nothing_else() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     validator = jsonschema.Draft202012Validator(SCHEMA)
-    whole = as_dict(project(gpt_oss(), Asked(16)))
+    whole = projection_to_json(project_layout(gpt_oss(), ProjectionRequest(16)))
     assert not validator.is_valid({**whole, "more": 1})
     for key in whole:
         assert not validator.is_valid({k: v for k, v in whole.items() if k != key})
 
 
 def first(found: Layout, **asked: Any) -> dict[str, Any]:
-    return as_dict(project(found, Asked(16, **asked)))
+    return projection_to_json(project_layout(found, ProjectionRequest(16, **asked)))
 
 
 def test_layers_go_by_their_numbers() -> None:
-    found = first(layout(attention(7, heads=2), linear(9)), tp=2)
+    found = first(layout(attention(7, heads=2), linear(9)), tensor_parallel_size=2)
     assert [row["layer"] for row in found["layers"]] == [7, 9]
     assert found["layers"][0]["kv_heads"] == 1
     assert found["layers"][1]["states"] == [[4096, 3], [16, 128, 128]]
@@ -74,16 +78,21 @@ def test_a_layer_that_cannot_be_projected_keeps_all_from_their_groups() -> None:
 
 
 def test_heads_that_do_not_divide_are_a_finding() -> None:
-    found = project(layout(attention(0, heads=6), attention(1, heads=6)), Asked(16, tp=4))
-    (one,) = findings(found)
+    found = project_layout(
+        layout(attention(0, heads=6), attention(1, heads=6)),
+        ProjectionRequest(16, tensor_parallel_size=4),
+    )
+    (one,) = check_projection(found)
     assert (one.code, one.severity, one.name) == ("KV619", "error", "")
     assert one.message == ("layers 0-1: 6 KV heads do not divide by 4 ranks, nor ranks by heads")
 
 
 @pytest.mark.parametrize("tp", [1, 2, 3, 6, 12])
 def test_heads_that_divide_or_are_held_by_several_are_none(tp: int) -> None:
-    found = project(layout(attention(0, heads=6)), Asked(16, tp=tp))
-    assert list(findings(found)) == []
+    found = project_layout(
+        layout(attention(0, heads=6)), ProjectionRequest(16, tensor_parallel_size=tp)
+    )
+    assert list(check_projection(found)) == []
     assert found.refusals == ()
 
 
@@ -98,19 +107,19 @@ def test_heads_that_divide_or_are_held_by_several_are_none(tp: int) -> None:
     ],
 )
 def test_whatever_else_is_refused_is_a_finding_too(refused: Layout, era: str, said: str) -> None:
-    found = list(findings(project(refused, Asked(16, era=era))))
+    found = list(check_projection(project_layout(refused, ProjectionRequest(16, vllm_version=era))))
     assert {(one.code, one.severity) for one in found} == {("KV622", "error")}
     assert said in found[0].message
     assert all(one.hint for one in found)
 
 
 def test_what_only_some_layouts_refuse_is_no_finding() -> None:
-    found = project(LAYOUTS["mla and chunks"], Asked(16))
+    found = project_layout(LAYOUTS["mla and chunks"], ProjectionRequest(16))
     assert [way.refusal is None for way in found.groupings] == [False, True]
-    assert list(findings(found)) == []
+    assert list(check_projection(found)) == []
 
 
 def test_an_era_that_is_not_known_is_said() -> None:
     with pytest.raises(KvRenameError) as caught:
-        project(gpt_oss(), Asked(16, era="1.0"))
+        project_layout(gpt_oss(), ProjectionRequest(16, vllm_version="1.0"))
     assert caught.value.hint == "there are: 0.24, 0.33"

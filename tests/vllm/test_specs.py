@@ -5,21 +5,27 @@ from layers import attention, buffer, layout, linear, mla, sliding
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.layout.layout import Buffer, Layout
-from onnxkvrename.vllm.hybrid_blocks import align
-from onnxkvrename.vllm.specs import Asked, Refused, Specs, check, specs
+from onnxkvrename.vllm.hybrid_blocks import align_blocks
+from onnxkvrename.vllm.specs import (
+    ModelSpecs,
+    ProjectionRequest,
+    RefusalError,
+    build_specs,
+    check_request,
+)
 
 
-def of(*layers: tuple[Buffer, ...], tp: int = 1, block: int = 16, **sizes: int) -> Specs:
-    return specs(layout(*layers, sizes=sizes), Asked(block, tp))
+def of(*layers: tuple[Buffer, ...], tp: int = 1, block: int = 16, **sizes: int) -> ModelSpecs:
+    return build_specs(layout(*layers, sizes=sizes), ProjectionRequest(block, tp))
 
 
 def page(*layers: tuple[Buffer, ...], tp: int = 1, block: int = 16, **sizes: int) -> int:
     found = of(*layers, tp=tp, block=block, **sizes)
     assert found.refusals == ()
-    return found.specs[0].page
+    return found.specs[0].page_size
 
 
-def reason(found: Specs) -> str:
+def reason(found: ModelSpecs) -> str:
     assert found.specs == ()
     (refusal,) = found.refusals
     return refusal.reason
@@ -54,7 +60,7 @@ def test_states_may_be_of_several_dtypes() -> None:
 
 @pytest.mark.parametrize(("tp", "heads"), [(1, 8), (2, 4), (8, 1), (16, 1)])
 def test_ranks_share_heads_or_hold_the_same_one(tp: int, heads: int) -> None:
-    assert of(attention(0, heads=8), tp=tp).specs[0].heads == heads
+    assert of(attention(0, heads=8), tp=tp).specs[0].kv_heads == heads
 
 
 @pytest.mark.parametrize(("heads", "tp"), [(8, 3), (6, 4), (8, 12)])
@@ -137,7 +143,7 @@ def test_fixed_sizes_are_no_cache_and_no_state() -> None:
 
 def test_cross_attention_is_a_spec_beside_the_layers_own() -> None:
     cross = tuple(
-        buffer(0, part, "cross_attention", ("batch_size", 4, 1500, 64))._replace(sequence=None)
+        buffer(0, part, "cross_attention", ("batch_size", 4, 1500, 64))._replace(sequence_axis=None)
         for part in ("key_cross", "value_cross")
     )
     own = attention(0, heads=4)
@@ -146,7 +152,7 @@ def test_cross_attention_is_a_spec_beside_the_layers_own() -> None:
         (0, "full_attention"),
         (0, "cross_attention"),
     ]
-    assert {spec.page for spec in found.specs} == {16 * 4 * 128 * 2}
+    assert {spec.page_size for spec in found.specs} == {16 * 4 * 128 * 2}
     assert "encoder" in {condition.name for condition in found.conditions}
 
 
@@ -166,7 +172,7 @@ def test_heads_that_share_an_axis_with_the_size_are_one_as_long_as_there_is_one_
     assert reason(of(parts, tp=2)).startswith("heads and size share one axis")
 
 
-def names(found: Specs) -> set[str]:
+def names(found: ModelSpecs) -> set[str]:
     assert {condition.state for condition in found.conditions} == {"requires"}
     return {condition.name for condition in found.conditions}
 
@@ -188,26 +194,29 @@ def test_what_a_graph_cannot_decide_is_listed() -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (Asked(16, era="0.25"), "vLLM 0.25 is not known here"),
-        (Asked(0), "a block size of 0 is too small"),
-        (Asked(16, tp=0), "a tensor parallelism of 0 is too small"),
-        (Asked(16, tokens=(1, 0)), "a prompt of 0 is too small"),
-        (Asked(1 << 31), "a block size of 2147483648 is too large"),
+        (ProjectionRequest(16, vllm_version="0.25"), "vLLM 0.25 is not known here"),
+        (ProjectionRequest(0), "a block size of 0 is too small"),
+        (ProjectionRequest(16, tensor_parallel_size=0), "a tensor parallelism of 0 is too small"),
+        (ProjectionRequest(16, prompt_lengths=(1, 0)), "a prompt of 0 is too small"),
+        (ProjectionRequest(1 << 31), "a block size of 2147483648 is too large"),
     ],
 )
-def test_what_makes_no_sense_is_refused(asked: Asked, message: str) -> None:
+def test_what_makes_no_sense_is_refused(asked: ProjectionRequest, message: str) -> None:
     with pytest.raises(KvRenameError, match=message):
-        check(asked)
+        check_request(asked)
 
 
 def test_the_largest_sizes_make_sense() -> None:
     most = (1 << 31) - 1
-    check(Asked(most, most, tokens=(most,)))
+    check_request(ProjectionRequest(most, most, prompt_lengths=(most,)))
 
 
 def aligned(found: Layout, era: str = "0.24", block: int = 16) -> list[tuple[int | None, int]]:
-    asked = Asked(block, era=era)
-    return [(spec.block_size, spec.page) for spec in align(specs(found, asked).specs, asked)]
+    asked = ProjectionRequest(block, vllm_version=era)
+    return [
+        (spec.block_size, spec.page_size)
+        for spec in align_blocks(build_specs(found, asked).specs, asked)
+    ]
 
 
 def test_a_block_of_attention_grows_until_it_covers_a_state() -> None:
@@ -243,7 +252,7 @@ def test_without_states_or_without_attention_blocks_stay() -> None:
 
 
 def test_attention_of_two_sizes_beside_states_is_not_known() -> None:
-    asked = Asked(16)
-    found = specs(layout(attention(0), attention(1, heads=2), linear(2)), asked).specs
-    with pytest.raises(Refused, match="attention layers of several sizes beside states"):
-        align(found, asked)
+    asked = ProjectionRequest(16)
+    found = build_specs(layout(attention(0), attention(1, heads=2), linear(2)), asked).specs
+    with pytest.raises(RefusalError, match="attention layers of several sizes beside states"):
+        align_blocks(found, asked)

@@ -5,17 +5,25 @@ from __future__ import annotations
 from layers import attention, gpt_oss, layout, linear, mla, sliding
 
 from onnxkvrename.layout.layout import Layout
-from onnxkvrename.vllm.projection import project
-from onnxkvrename.vllm.specs import Asked
-from onnxkvrename.vllm.v024 import Arrangement, Canonical, Member, Placement, Reference
+from onnxkvrename.vllm.projection import project_layout
+from onnxkvrename.vllm.specs import ProjectionRequest
+from onnxkvrename.vllm.v024 import (
+    Allocation,
+    CanonicalKvCacheRef,
+    CanonicalKvCaches,
+    GroupLayer,
+    Placement,
+)
 
 
-def arranged(found: Layout, name: str, *tokens: int, block: int = 16) -> Arrangement:
-    projection = project(found, Asked(block, era="0.24", tokens=tokens))
-    return next(one for one in projection.arrangements if one.name == name)
+def arranged(found: Layout, name: str, *tokens: int, block: int = 16) -> Allocation:
+    projection = project_layout(
+        found, ProjectionRequest(block, vllm_version="0.24", prompt_lengths=tokens)
+    )
+    return next(one for one in projection.allocations if one.name == name)
 
 
-def states(found: Arrangement) -> dict[str, str]:
+def states(found: Allocation) -> dict[str, str]:
     return {condition.name: condition.state for condition in found.conditions}
 
 
@@ -56,20 +64,26 @@ def test_layers_of_several_groups_share_a_tensor() -> None:
     found = arranged(layout(sliding(0, window=32), attention(1), attention(2)), "unpacked")
     # Two whole layers and one window: groups of one layer.
     assert found.placements == (
-        Placement((Member(0, 0), Member(1, 1), Member(2, 2)), 32768, 0, 0, 32768),
+        Placement((GroupLayer(0, 0), GroupLayer(1, 1), GroupLayer(2, 2)), 32768, 0, 0, 32768),
     )
-    assert found.canonical == Canonical((32768,), tuple((Reference(0, 32768),) for _ in range(3)))
+    assert found.canonical == CanonicalKvCaches(
+        (32768,), tuple((CanonicalKvCacheRef(0, 32768),) for _ in range(3))
+    )
 
 
 def test_padding_does_not_count_in_the_canonical_view() -> None:
     found = arranged(layout(attention(0), sliding(1, heads=3, window=32)), "unpacked")
-    assert found.canonical == Canonical((32768,), ((Reference(0, 32768),), (Reference(0, 12288),)))
+    assert found.canonical == CanonicalKvCaches(
+        (32768,), ((CanonicalKvCacheRef(0, 32768),), (CanonicalKvCacheRef(0, 12288),))
+    )
     assert found.padding_share == round((32768 - 12288) / 65536, 6)
 
 
 def test_pages_of_several_sizes_have_tensors_of_their_own() -> None:
     found = arranged(layout(attention(0), attention(1, heads=2)), "unpacked", 100)
-    assert found.canonical == Canonical((32768, 8192), ((Reference(0, 32768), Reference(1, 8192)),))
+    assert found.canonical == CanonicalKvCaches(
+        (32768, 8192), ((CanonicalKvCacheRef(0, 32768), CanonicalKvCacheRef(1, 8192)),)
+    )
     # NIXL refuses tensors of several sizes that are not MLA.
     assert found.transfers[0].descriptors is None
 
@@ -79,7 +93,9 @@ def test_one_group_is_taken_by_cross_layers_and_by_nothing_else() -> None:
     found = arranged(plain, "cross_layers", 33)
     assert (found.state, found.bytes_per_block) == ("requires", 4 * 32768)
     assert found.placements[0].block_stride == 4 * 32768
-    assert found.canonical == Canonical((4 * 32768,), ((Reference(0, 4 * 32768),),))
+    assert found.canonical == CanonicalKvCaches(
+        (4 * 32768,), ((CanonicalKvCacheRef(0, 4 * 32768),),)
+    )
     assert [(t.regions, t.descriptors, t.bytes) for t in found.transfers] == [(1, 3, 3 * 4 * 32768)]
     for name in ("canonical", "packed"):
         assert states(arranged(plain, name))["several groups"] == "not met"
@@ -125,8 +141,8 @@ def test_windowed_mla_is_packed_always() -> None:
     assert states(found)["flag"] == "met"
     assert found.bytes_per_block == 2 * 16 * 576 * 2
     assert [place.members for place in found.placements] == [
-        (Member(0, 0), Member(1, 1)),
-        (Member(0, 2), Member(1, 3)),
+        (GroupLayer(0, 0), GroupLayer(1, 1)),
+        (GroupLayer(0, 2), GroupLayer(1, 3)),
     ]
     assert [place.offset for place in found.placements] == [0, 18432]
     assert found.transfers[0].blocks == (10, 3)
@@ -154,6 +170,8 @@ def test_a_short_prompt_does_not_fill_its_window() -> None:
 
 
 def test_groups_that_are_refused_are_not_arranged() -> None:
-    refused = project(layout(attention(0), mla(1, window=32)), Asked(16, era="0.24"))
+    refused = project_layout(
+        layout(attention(0), mla(1, window=32)), ProjectionRequest(16, vllm_version="0.24")
+    )
     assert refused.groupings[0].refusal is not None
-    assert (refused.refusals, refused.arrangements) == ((), ())
+    assert (refused.refusals, refused.allocations) == ((), ())

@@ -6,17 +6,25 @@ import pytest
 from layers import attention, gpt_oss, layout, linear, mla, sliding
 
 from onnxkvrename.layout.layout import Layout
-from onnxkvrename.vllm.projection import project
-from onnxkvrename.vllm.specs import Asked
-from onnxkvrename.vllm.v024 import Arrangement, Canonical, Member, Placement, Reference
+from onnxkvrename.vllm.projection import project_layout
+from onnxkvrename.vllm.specs import ProjectionRequest
+from onnxkvrename.vllm.v024 import (
+    Allocation,
+    CanonicalKvCacheRef,
+    CanonicalKvCaches,
+    GroupLayer,
+    Placement,
+)
 
 PAGE = 131_072
 """Of gpt-oss, in blocks of 64 tokens: 64 * 8 * (64 + 64) * 2."""
 
 
-def arranged(found: Layout, name: str, *tokens: int, block: int = 16) -> Arrangement:
-    projection = project(found, Asked(block, era="0.33", tokens=tokens))
-    return next(one for one in projection.arrangements if one.name == name)
+def arranged(found: Layout, name: str, *tokens: int, block: int = 16) -> Allocation:
+    projection = project_layout(
+        found, ProjectionRequest(block, vllm_version="0.33", prompt_lengths=tokens)
+    )
+    return next(one for one in projection.allocations if one.name == name)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +45,7 @@ def test_gpt_oss_in_every_layout(
     assert (found.state, found.bytes_per_block) == ("requires", 12 * PAGE)
     assert found.placements == tuple(
         Placement(
-            tuple(Member(number, at) for at in range(number, 24, 2)),
+            tuple(GroupLayer(number, at) for at in range(number, 24, 2)),
             PAGE,
             0,
             layer_stride,
@@ -79,11 +87,13 @@ def test_pages_of_several_sizes_stand_side_by_side_in_a_block() -> None:
     mixed = layout(attention(0), sliding(1, heads=3, window=32), sliding(2, heads=3, window=32))
     found = arranged(mixed, "BLHNC", 100)
     assert found.placements == (
-        Placement((Member(0, 0),), 32768, 0, 32768, 32768),
-        Placement((Member(1, 1), Member(1, 2)), 12288, 0, 12288, 32768),
+        Placement((GroupLayer(0, 0),), 32768, 0, 32768, 32768),
+        Placement((GroupLayer(1, 1), GroupLayer(1, 2)), 12288, 0, 12288, 32768),
     )
     assert found.padding_share == round((32768 - 24576) / 65536, 6)
-    assert found.canonical == Canonical((32768,), ((Reference(0, 32768),), (Reference(0, 32768),)))
+    assert found.canonical == CanonicalKvCaches(
+        (32768,), ((CanonicalKvCacheRef(0, 32768),), (CanonicalKvCacheRef(0, 32768),))
+    )
     assert arranged(mixed, "LBHNC").grouping == 0
     assert arranged(mixed, "BHLNC").state == arranged(mixed, "LHBNC").state == "not met"
 
@@ -92,10 +102,12 @@ def test_one_group_with_pages_of_several_sizes_needs_no_block_for_all() -> None:
     uneven = layout(attention(0), attention(1, heads=2))
     found = arranged(uneven, "LBHNC", 100)
     assert found.placements == (
-        Placement((Member(0, 0),), 32768, 0, 32768, 32768, per_block=True),
-        Placement((Member(0, 1),), 8192, 32768, 8192, 8192, per_block=True),
+        Placement((GroupLayer(0, 0),), 32768, 0, 32768, 32768, per_block=True),
+        Placement((GroupLayer(0, 1),), 8192, 32768, 8192, 8192, per_block=True),
     )
-    assert found.canonical == Canonical((32768, 8192), ((Reference(0, 32768), Reference(1, 8192)),))
+    assert found.canonical == CanonicalKvCaches(
+        (32768, 8192), ((CanonicalKvCacheRef(0, 32768), CanonicalKvCacheRef(1, 8192)),)
+    )
     assert [(t.regions, t.descriptors, t.bytes) for t in found.transfers] == [
         (2, 14, 7 * (32768 + 8192))
     ]
@@ -104,16 +116,17 @@ def test_one_group_with_pages_of_several_sizes_needs_no_block_for_all() -> None:
 def test_layers_with_one_spec_stand_together() -> None:
     found = arranged(layout(attention(0), attention(1, heads=2), attention(2)), "LBHNC")
     assert [(place.members, place.offset) for place in found.placements] == [
-        ((Member(0, 0), Member(0, 2)), 0),
-        ((Member(0, 1),), 65536),
+        ((GroupLayer(0, 0), GroupLayer(0, 2)), 0),
+        ((GroupLayer(0, 1),), 65536),
     ]
 
 
 def test_states_alone_in_a_block_for_all_have_no_known_canonical_view() -> None:
     states = layout(linear(0), linear(1))
     assert arranged(states, "BLHNC").canonical is None
-    assert arranged(states, "LBHNC").canonical == Canonical(
-        (1_097_728, 1_097_728), ((Reference(0, 1_097_728), Reference(1, 1_097_728)),)
+    assert arranged(states, "LBHNC").canonical == CanonicalKvCaches(
+        (1_097_728, 1_097_728),
+        ((CanonicalKvCacheRef(0, 1_097_728), CanonicalKvCacheRef(1, 1_097_728)),),
     )
 
 
@@ -151,8 +164,8 @@ def test_what_nixl_makes_of_states_in_0_33_is_not_known() -> None:
     (transfer,) = found.transfers
     assert transfer.blocks == (2, 1)
     assert (transfer.regions, transfer.descriptors, transfer.bytes) == (None, None, None)
-    assert found.canonical == Canonical(
-        (544 * 2048,), ((Reference(0, 544 * 2048),), (Reference(0, 1_097_728),))
+    assert found.canonical == CanonicalKvCaches(
+        (544 * 2048,), ((CanonicalKvCacheRef(0, 544 * 2048),), (CanonicalKvCacheRef(0, 1_097_728),))
     )
 
 

@@ -11,22 +11,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from onnxkvrename.sidecars.text_edit import Entries, Items, Node, Scalar, Unreadable, told
+from onnxkvrename.sidecars.text_edit import (
+    MappingNode,
+    Node,
+    ScalarNode,
+    SequenceNode,
+    UnreadableTextError,
+    describe_node,
+)
 
-FORM = "IO-files, and in it lists of entries with map-to"
+BATCH_IO_FORM = "IO-files, and in it lists of entries with map-to"
 
 
-def names(tree: Node) -> Iterator[Scalar]:
+def find_batch_io_names(tree: Node) -> Iterator[ScalarNode]:
     """What every entry is mapped to. Raises :class:`Unreadable` for another form."""
-    batches = tree.get("IO-files") if isinstance(tree, Entries) else None
-    if not isinstance(batches, Items):
-        raise Unreadable("holds no list of IO-files")
+    batches = tree.get("IO-files") if isinstance(tree, MappingNode) else None
+    if not isinstance(batches, SequenceNode):
+        raise UnreadableTextError("holds no list of IO-files")
     for batch in batches.items:
-        for entry in batch.items if isinstance(batch, Items) else (batch,):
-            if not isinstance(entry, Entries):
-                raise Unreadable(f"lists {told(entry)} in IO-files, where an entry belongs")
+        for entry in batch.items if isinstance(batch, SequenceNode) else (batch,):
+            if not isinstance(entry, MappingNode):
+                raise UnreadableTextError(
+                    f"lists {describe_node(entry)} in IO-files, where an entry belongs"
+                )
             name = entry.get("map-to")
-            if isinstance(name, Scalar):
+            if isinstance(name, ScalarNode):
                 yield name
             elif name is not None:
-                raise Unreadable(f"has {told(name)} for a map-to, where a name belongs")
+                raise UnreadableTextError(
+                    f"has {describe_node(name)} for a map-to, where a name belongs"
+                )

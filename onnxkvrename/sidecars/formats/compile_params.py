@@ -10,20 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from onnxkvrename.sidecars.text_edit import Entries, Node, Other, Scalar, Unreadable, told
+from onnxkvrename.sidecars.text_edit import (
+    MappingNode,
+    Node,
+    OpaqueNode,
+    ScalarNode,
+    UnreadableTextError,
+    describe_node,
+)
 
-FORM = "an object with custom_io, as QEfficient writes it"
+COMPILE_PARAMS_FORM = "an object with custom_io, as QEfficient writes it"
 
 
-def names(tree: Node) -> Iterator[Scalar]:
+def find_compile_params_names(tree: Node) -> Iterator[ScalarNode]:
     """The keys of ``custom_io``. Raises :class:`Unreadable` for another form."""
-    if not isinstance(tree, Entries):
-        raise Unreadable(f"holds {told(tree)}, where an object belongs")
+    if not isinstance(tree, MappingNode):
+        raise UnreadableTextError(f"holds {describe_node(tree)}, where an object belongs")
     buffers = tree.get("custom_io")
-    if buffers is None or isinstance(buffers, Other):
+    if buffers is None or isinstance(buffers, OpaqueNode):
         return
-    if not isinstance(buffers, Entries):
-        raise Unreadable(f"has {told(buffers)} as custom_io, where an object belongs")
-    for name, _ in buffers.pairs:
-        if isinstance(name, Scalar):
+    if not isinstance(buffers, MappingNode):
+        raise UnreadableTextError(
+            f"has {describe_node(buffers)} as custom_io, where an object belongs"
+        )
+    for name, _ in buffers.entries:
+        if isinstance(name, ScalarNode):
             yield name

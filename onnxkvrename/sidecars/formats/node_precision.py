@@ -13,30 +13,39 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from onnxkvrename.sidecars.text_edit import Entries, Items, Node, Scalar, Unreadable, told
+from onnxkvrename.sidecars.text_edit import (
+    MappingNode,
+    Node,
+    ScalarNode,
+    SequenceNode,
+    UnreadableTextError,
+    describe_node,
+)
 
-FORM = "FP32NodeInstanceNames or FP16NodeInstanceNames, and a list of names"
+NODE_PRECISION_FORM = "FP32NodeInstanceNames or FP16NodeInstanceNames, and a list of names"
 
-_LIST = re.compile("[A-Za-z0-9]+NodeInstanceNames")
+_LIST_KEY = re.compile("[A-Za-z0-9]+NodeInstanceNames")
 
 
-def names(tree: Node) -> Iterator[Scalar]:
+def find_node_precision_names(tree: Node) -> Iterator[ScalarNode]:
     """Every name in the lists. Raises :class:`Unreadable` for another form."""
-    if not isinstance(tree, Entries):
-        raise Unreadable(f"holds {told(tree)}, where lists with their names belong")
+    if not isinstance(tree, MappingNode):
+        raise UnreadableTextError(
+            f"holds {describe_node(tree)}, where lists with their names belong"
+        )
     if tree.get("<<") is not None:
-        raise Unreadable("is merged with another mapping (<<)")
-    for key, listed in tree.pairs:
-        if isinstance(key, Scalar) and _LIST.fullmatch(key.value):
-            yield from _listed(key.value, listed)
+        raise UnreadableTextError("is merged with another mapping (<<)")
+    for key, listed in tree.entries:
+        if isinstance(key, ScalarNode) and _LIST_KEY.fullmatch(key.value):
+            yield from _find_listed_names(key.value, listed)
 
 
-def _listed(key: str, listed: Node) -> Iterator[Scalar]:
-    if isinstance(listed, Scalar) and listed.value in ("", "null", "~"):
+def _find_listed_names(key: str, listed: Node) -> Iterator[ScalarNode]:
+    if isinstance(listed, ScalarNode) and listed.value in ("", "null", "~"):
         return
-    if not isinstance(listed, Items):
-        raise Unreadable(f"has {told(listed)} as {key}, where a list belongs")
+    if not isinstance(listed, SequenceNode):
+        raise UnreadableTextError(f"has {describe_node(listed)} as {key}, where a list belongs")
     for name in listed.items:
-        if not isinstance(name, Scalar):
-            raise Unreadable(f"lists {told(name)} in {key}, where a name belongs")
+        if not isinstance(name, ScalarNode):
+            raise UnreadableTextError(f"lists {describe_node(name)} in {key}, where a name belongs")
         yield name
