@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from onnxkvrename.cli import main as cli
+from onnxkvrename.cli.main import main
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 COMMAND = Path(sys.executable).with_name("onnxkvrename")
@@ -85,7 +85,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
     def call(*args: object) -> Outcome:
         capsys.readouterr()
-        return Outcome(cli.main([str(arg) for arg in args]), *capsys.readouterr())
+        return Outcome(main([str(arg) for arg in args]), *capsys.readouterr())
 
     return call
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from onnxkvrename.cli import main as cli
+from onnxkvrename.cli.main import main
 
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are killed after a fork")
 
@@ -34,7 +34,7 @@ That is a death like the others: what it leaves must be ended by the same comman
 
 def run(*args: object) -> int:
     """The command line, in this process; its exit code."""
-    return cli.main([*map(str, args), "-q"])
+    return main([*map(str, args), "-q"])
 
 
 def killed(name: str, nth: int, *args: object, after: bool) -> bool:

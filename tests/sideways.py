@@ -14,19 +14,16 @@ from zlib import crc32
 import numpy as np
 
 from onnxkvrename import load_rules
-from onnxkvrename.handoff import consumer as targets
-from onnxkvrename.handoff import worker as sides
 from onnxkvrename.handoff.compare import Handoff, compare_sides
-from onnxkvrename.handoff.consumer import Consumer
+from onnxkvrename.handoff.consumer import Consumer, load_consumer
 from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
-from onnxkvrename.handoff.worker import HandoffSide
-from onnxkvrename.layout import layout as layouts
-from onnxkvrename.layout.layout import Layout, LayoutSource
+from onnxkvrename.handoff.worker import HandoffSide, build_handoff_side
+from onnxkvrename.layout.layout import Layout, LayoutSource, apply_sizes, build_layout
 from onnxkvrename.model.signature import Dim, Signature, Value
-from onnxkvrename.rules import plan as planning
+from onnxkvrename.rules.plan import build_minimal_plan
 
 QEFF = load_rules()
-TARGET = targets.load_consumer("vllm-qaic")
+TARGET = load_consumer("vllm-qaic")
 TOKEN = "vllmKvCache"
 WIDTHS = {"INT8": 1, "MXINT8": 1, "FLOAT16": 2, "FLOAT": 4}
 
@@ -43,9 +40,9 @@ def side_of(*texts: str, token: str = TOKEN, **sizes: int) -> Layout:
     inputs = tuple(value(text, token) for text in texts)
     outputs = tuple(one._replace(name=f"{one.name}_RetainedState") for one in inputs)
     signature = Signature(inputs, (Value("logits", "FLOAT", ("batch_size", 1, 8)), *outputs))
-    plan = planning.build_minimal_plan(signature, QEFF)
-    made = layouts.build_layout([LayoutSource("model.onnx", signature, plan)])
-    return layouts.apply_sizes(made, sizes)
+    plan = build_minimal_plan(signature, QEFF)
+    made = build_layout([LayoutSource("model.onnx", signature, plan)])
+    return apply_sizes(made, sizes)
 
 
 def attention(*layers: int, shape: str = "2,ctx_len,4", dtype: str = "FLOAT16") -> tuple[str, ...]:
@@ -55,7 +52,7 @@ def attention(*layers: int, shape: str = "2,ctx_len,4", dtype: str = "FLOAT16") 
 
 
 def seen(label: str, layout: Layout, target: Consumer = TARGET) -> HandoffSide:
-    return sides.build_handoff_side(label, layout, target, QEFF)
+    return build_handoff_side(label, layout, target, QEFF)
 
 
 def told(

@@ -32,8 +32,8 @@ from onnxkvrename import (
     rename,
     rename_batch,
 )
-from onnxkvrename.model import file as onnxfile
-from onnxkvrename.model import protobuf as wire
+from onnxkvrename.model.file import write_pieces
+from onnxkvrename.model.protobuf import Piece, Span, splice_payloads
 from onnxkvrename.renaming import write as writing
 from onnxkvrename.storage.temp_file import TEMP_PREFIX, ReadyFile, TempFile
 from onnxkvrename.storage.transaction import Transaction
@@ -361,18 +361,18 @@ def test_a_file_system_without_links_takes_sets_all_the_same(
     [
         lambda pieces: [b"".join(p for p in pieces if isinstance(p, bytes)), *pieces],
         lambda pieces: pieces[:-1],
-        lambda pieces: [p if isinstance(p, wire.Span) else p[::-1] for p in pieces],
-        lambda pieces: [p if isinstance(p, wire.Span) else p.replace(b"V", b"W") for p in pieces],
+        lambda pieces: [p if isinstance(p, Span) else p[::-1] for p in pieces],
+        lambda pieces: [p if isinstance(p, Span) else p.replace(b"V", b"W") for p in pieces],
     ],
     ids=["longer", "shorter", "garbled", "misnamed"],
 )
 def test_a_result_that_is_wrong_is_a_bug_and_changes_nothing(
-    harm: Callable[[tuple[wire.Piece, ...]], list[wire.Piece]],
+    harm: Callable[[tuple[Piece, ...]], list[Piece]],
     big: Path,
     run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real, before = wire.splice_payloads, big.read_bytes()
+    real, before = splice_payloads, big.read_bytes()
     monkeypatch.setattr(
         "onnxkvrename.renaming.prepare.splice_payloads", lambda *args: tuple(harm(real(*args)))
     )
@@ -523,7 +523,7 @@ def test_a_full_disk_is_an_error(
 def test_a_directory_that_is_removed_meanwhile_is_an_error(
     big: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = onnxfile.write_pieces
+    real = write_pieces
 
     def remove(file: Any, pieces: Any, draft: TempFile) -> None:
         real(file, pieces, draft)

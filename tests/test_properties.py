@@ -28,11 +28,11 @@ from models import (
 from onnx import GraphProto, ModelProto, NodeProto
 
 from onnxkvrename import KvRenameError, TokenChange, load_rules, rename
-from onnxkvrename.model import occurrences as places
-from onnxkvrename.model import proto_reader as messages
+from onnxkvrename.model.occurrences import find_occurrences
+from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource, Span, splice_payloads
-from onnxkvrename.rules import checks as checking
-from onnxkvrename.rules import plan as planning
+from onnxkvrename.rules.checks import check_pairs
+from onnxkvrename.rules.plan import build_rename_plan, rename_symbols
 
 RULES, WISH = load_rules(), TokenChange("VLLM")
 
@@ -40,12 +40,12 @@ RULES, WISH = load_rules(), TokenChange("VLLM")
 def spliced(raw: bytes) -> bytes | None:
     """What becomes of a model in memory; ``None`` where findings stand against it."""
     source = ByteSource.from_bytes(raw)
-    signature = messages.read_signature(source)
-    plan = planning.build_rename_plan(signature, RULES, WISH)
-    survey = places.find_occurrences(source, {*plan.name_map, *plan.name_map.values()})
+    signature = read_signature(source)
+    plan = build_rename_plan(signature, RULES, WISH)
+    survey = find_occurrences(source, {*plan.name_map, *plan.name_map.values()})
     uses = survey.build_name_uses(plan.name_map)
-    symbols = planning.rename_symbols(uses.symbols, uses.producer_op_types, plan)
-    if any(f.severity == "error" for f in checking.check_pairs(signature, plan, uses)):
+    symbols = rename_symbols(uses.symbols, uses.producer_op_types, plan)
+    if any(f.severity == "error" for f in check_pairs(signature, plan, uses)):
         return None
     pieces = splice_payloads(source, survey.build_edits(plan.name_map, symbols))
     return b"".join(raw[p.offset :][: p.size] if isinstance(p, Span) else p for p in pieces)

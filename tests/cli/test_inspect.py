@@ -14,9 +14,9 @@ import pytest
 from models import node, saved
 
 import onnxkvrename
-from onnxkvrename.layout import inspect as anatomy
-from onnxkvrename.model import metadata as stamps
-from onnxkvrename.report import kv_map_image as pictures
+from onnxkvrename.layout.inspect import inspect_model
+from onnxkvrename.model.metadata import STAMP_KEY
+from onnxkvrename.report.kv_map_image import render_html, render_svg
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
@@ -244,11 +244,10 @@ def test_pictures_are_written_beside_the_answer(here: Path, run) -> None:
     assert outcome.code == 1
     assert outcome.out.startswith("decoder.onnx  2.3 kB")
     found = tuple(
-        anatomy.inspect_model(Path(name), onnxkvrename.load_rules())
-        for name in (MODEL, "broken.onnx")
+        inspect_model(Path(name), onnxkvrename.load_rules()) for name in (MODEL, "broken.onnx")
     )
-    assert (here / "x.svg").read_text("utf-8") == pictures.render_svg(found)
-    assert (here / "x.html").read_text("utf-8") == pictures.render_html(found)
+    assert (here / "x.svg").read_text("utf-8") == render_svg(found)
+    assert (here / "x.html").read_text("utf-8") == render_html(found)
     assert [name for name in os.listdir(here) if name.startswith(".")] == []
 
 
@@ -375,7 +374,7 @@ def test_a_picture_replaces_an_earlier_one_and_nothing_else(
 
 def stamped(path: Path, digest: str) -> None:
     model = onnx.load(path)
-    onnx.helper.set_model_props(model, {stamps.STAMP_KEY: digest})
+    onnx.helper.set_model_props(model, {STAMP_KEY: digest})
     path.write_bytes(model.SerializeToString())
 
 

@@ -13,7 +13,7 @@ from models import node, saved
 from schemas import load_schema
 
 import onnxkvrename
-from onnxkvrename.cli import main as cli
+from onnxkvrename.cli.main import main
 
 SCHEMA = load_schema("report-1.json")
 LOSSY = rb"""
@@ -392,7 +392,7 @@ def test_json_of_a_bug_is_a_document_too(here: Path, run, monkeypatch: pytest.Mo
     jsonschema.validate(document, SCHEMA)
     assert "a bug in onnxkvrename: ZeroDivisionError" in document["error"]["message"]
     with pytest.raises(ZeroDivisionError):
-        cli.main([MODEL, *V, "-v"])
+        main([MODEL, *V, "-v"])
 
 
 def test_github_annotates_what_kept_the_job_from_being_done(here: Path, run) -> None:

@@ -17,11 +17,11 @@ from models import saved
 from schemas import load_schema
 
 from onnxkvrename import load_rules
-from onnxkvrename.layout import layout as layouts
-from onnxkvrename.layout import load as gathering
-from onnxkvrename.layout import manifest
-from onnxkvrename.model import metadata as stamps
-from onnxkvrename.storage import temp_file as drafts
+from onnxkvrename.layout.layout import compute_layout_digest
+from onnxkvrename.layout.load import load_model_or_manifest
+from onnxkvrename.layout.manifest import parse_manifest
+from onnxkvrename.model.metadata import STAMP_KEY
+from onnxkvrename.storage.temp_file import TempFile, translate_write_errors
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 SCHEMA, PROJECTION = (load_schema(name) for name in ("manifest-1.json", "projection-1.json"))
@@ -183,10 +183,9 @@ def test_it_is_written_whole_and_stands_for_the_model(here: Path, run) -> None:
     assert (outcome.code, outcome.out) == (0, "")
     assert outcome.err == "kv.json: 4 buffers, layers 0-1\n"
     assert (here / "kv.json").read_text() == run("manifest", MODEL, "--dim", "ctx_len=8").out
-    side = gathering.load_model_or_manifest(Path("kv.json"), load_rules()).layout
+    side = load_model_or_manifest(Path("kv.json"), load_rules()).layout
     assert (
-        layouts.compute_layout_digest(side)
-        == document((here / "kv.json").read_text())["kv_layout_sha256"]
+        compute_layout_digest(side) == document((here / "kv.json").read_text())["kv_layout_sha256"]
     )
 
 
@@ -266,7 +265,7 @@ def test_without_a_place_for_the_manifest_no_model_is_stamped(
 
 def test_a_stamp_of_another_form_is_told_as_it_stands(here: Path, run) -> None:
     model = models.decoder()
-    onnx.helper.set_model_props(model, {stamps.STAMP_KEY: "\x1b[2J"})
+    onnx.helper.set_model_props(model, {STAMP_KEY: "\x1b[2J"})
     saved(model, here / "odd.onnx")
     outcome = run("manifest", "odd.onnx", "--format", "json")
     assert document(outcome.out)["stamp"] == "\x1b[2J"
@@ -337,7 +336,7 @@ def test_a_precision_that_vllm_has_no_cache_for_is_a_finding(here: Path, run) ->
 def test_a_manifest_with_a_projection_stands_for_its_model(here: Path, run) -> None:
     run("manifest", MODEL, "--block-size", "16", "-o", "kv.json")
     text = (here / "kv.json").read_text()
-    assert manifest.parse_manifest(text, "kv.json").layout.models == (MODEL,)
+    assert parse_manifest(text, "kv.json").layout.models == (MODEL,)
 
 
 # Stamped.
@@ -374,10 +373,10 @@ def test_a_model_that_something_else_is_wrong_with_gets_no_stamp(decoder: Path, 
 
 def test_a_wrong_stamp_gives_way_to_a_new_one(decoder: Path, run) -> None:
     model = onnx.load(decoder)
-    onnx.helper.set_model_props(model, {stamps.STAMP_KEY: "0" * 64})
+    onnx.helper.set_model_props(model, {STAMP_KEY: "0" * 64})
     decoder.write_bytes(model.SerializeToString())
     assert run("manifest", decoder, "--stamp").code == 0
-    assert [entry.key for entry in onnx.load(decoder).metadata_props] == [stamps.STAMP_KEY]
+    assert [entry.key for entry in onnx.load(decoder).metadata_props] == [STAMP_KEY]
     assert run("manifest", decoder).code == 0
 
 
@@ -413,11 +412,11 @@ def test_a_model_that_is_read_only_needs_force_for_its_stamp(decoder: Path, run)
 def test_no_stamp_is_told_to_go_elsewhere(
     code: int, decoder: Path, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: drafts.TempFile) -> None:
-        with drafts.translate_write_errors(decoder):
+    def full(self: TempFile) -> None:
+        with translate_write_errors(decoder):
             raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(drafts.TempFile, "__enter__", full)
+    monkeypatch.setattr(TempFile, "__enter__", full)
     found = run("manifest", decoder, "--stamp")
     assert (found.code, os.strerror(code) in found.err) == (2, True)
     assert " -o" not in found.err

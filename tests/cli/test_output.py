@@ -12,6 +12,7 @@ from models import saved
 
 from onnxkvrename import KvRenameError
 from onnxkvrename.cli import output as console
+from onnxkvrename.cli.output import is_color_enabled, is_terminal, print_lines, stdout_guard
 
 RENAME = "$K decoder.onnx --prefix VLLM -n"
 COMMANDS = (RENAME, "$K verify decoder.onnx", "$K inspect decoder.onnx")
@@ -32,8 +33,8 @@ class Stream(io.StringIO):
 
 
 def test_lines_go_to_stdout_or_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    console.print_lines(["a", "\x1b[31mb\x1b[0m"])
-    console.print_lines(["c"], err=True)
+    print_lines(["a", "\x1b[31mb\x1b[0m"])
+    print_lines(["c"], err=True)
     assert capsys.readouterr() == ("a\n\x1b[31mb\x1b[0m\n", "c\n")
 
 
@@ -46,7 +47,7 @@ def test_what_an_encoding_does_not_have_is_escaped(
 ) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding, newline="\n"))
-    console.print_lines(["é 漢", "more"])
+    print_lines(["é 漢", "more"])
     sys.stdout.flush()
     assert written.getvalue().decode(encoding) == f"{said}\nmore\n"
 
@@ -80,13 +81,13 @@ def test_colour_is_for_terminals_unless_the_environment_says_otherwise(
     monkeypatch.setenv("TERM", "xterm")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert console.is_color_enabled(Stream(watched)) is painted
+    assert is_color_enabled(Stream(watched)) is painted
 
 
 def test_nobody_looks_at_a_stream_that_was_closed_by_who_started_us() -> None:
-    assert not console.is_terminal(None)
-    assert not console.is_terminal(Stream(watched=False))
-    assert console.is_terminal(Stream(watched=True))
+    assert not is_terminal(None)
+    assert not is_terminal(Stream(watched=False))
+    assert is_terminal(Stream(watched=True))
 
 
 @pytest.mark.parametrize("command", ["verify", "inspect"])
@@ -125,10 +126,10 @@ def test_an_answer_that_cannot_be_written_is_an_error(
     monkeypatch.setattr(console, "drop_stdout", lambda: dropped.append(True))
     with (
         pytest.raises(KvRenameError, match="the work is done, but the answer could not be given"),
-        console.stdout_guard(),
+        stdout_guard(),
     ):
         raise OSError(number, "reason")
-    with console.stdout_guard():
+    with stdout_guard():
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
     assert dropped == [True, True]
 

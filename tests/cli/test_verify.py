@@ -14,7 +14,7 @@ from models import KEY, KEY_OUT, VALUE, VALUE_OUT, node, saved
 from onnx import ModelProto
 from schemas import load_schema
 
-from onnxkvrename.cli import main as cli
+from onnxkvrename.cli.main import main
 from onnxkvrename.findings import CODES
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
@@ -260,7 +260,7 @@ def test_json_of_a_bug_or_an_interrupt_is_a_document_too(
     assert ("a bug in onnxkvrename: ZeroDivisionError" in outcome.err) == (code == 2)
     if code == 2:
         with pytest.raises(ZeroDivisionError):
-            cli.main(["verify", MODEL, "-v"])
+            main(["verify", MODEL, "-v"])
 
 
 def test_github_annotates_the_models(here: Path, run) -> None:

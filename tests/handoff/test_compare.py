@@ -5,13 +5,17 @@ from __future__ import annotations
 import pytest
 from sideways import QEFF, TARGET, attention, codes, handed, side_of, told
 
-from onnxkvrename.handoff import consumer_checks as consuming
 from onnxkvrename.handoff.compare import Handoff
-from onnxkvrename.layout import layout as layouts
-from onnxkvrename.layout.layout import Layout, LayoutSource, apply_sizes
+from onnxkvrename.handoff.consumer_checks import check_consumer
+from onnxkvrename.layout.layout import Layout, LayoutSource, apply_sizes, build_layout
 from onnxkvrename.model.signature import Signature, Value
-from onnxkvrename.report import compare_text as outlook
-from onnxkvrename.rules import plan as planning
+from onnxkvrename.report.compare_text import (
+    build_table_rows,
+    format_handoff_verdict,
+    render_prompt_lines,
+    resolve_outcome,
+)
+from onnxkvrename.rules.plan import build_minimal_plan
 
 WINDOW = "2,sliding_window,4"
 SIZES = {"ctx_len": 32, "sliding_window": 8}
@@ -19,8 +23,8 @@ SIZES = {"ctx_len": 32, "sliding_window": 8}
 
 def laid_out(inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Layout:
     signature = Signature(inputs, outputs)
-    plan = planning.build_minimal_plan(signature, QEFF)
-    return layouts.build_layout([LayoutSource("model.onnx", signature, plan)])
+    plan = build_minimal_plan(signature, QEFF)
+    return build_layout([LayoutSource("model.onnx", signature, plan)])
 
 
 def message(found: Handoff, code: str) -> str:
@@ -31,7 +35,7 @@ def test_two_sides_alike_work() -> None:
     side = side_of(*attention(0, 1), ctx_len=32)
     found = told(side, side)
     assert (codes(found), found.verdict.outcome) == ([], "works")
-    assert outlook.format_handoff_verdict(found) == (
+    assert format_handoff_verdict(found) == (
         "hand-off works: 4 buffers of layers 0-1, prompts of up to 32 tokens"
     )
 
@@ -40,11 +44,11 @@ def test_sizes_that_are_missing_do_not_matter_between_sides_that_are_alike() -> 
     side = side_of(*attention(0), *attention(1, shape=WINDOW))
     found = told(side, side)
     assert codes(found) == []
-    assert outlook.format_handoff_verdict(found) == (
+    assert format_handoff_verdict(found) == (
         "hand-off works: 4 buffers of layers 0-1, whatever ctx_len may be, as long as both have "
         "the same sliding_window"
     )
-    assert outlook.format_handoff_verdict(told(side, side, whole=True)).endswith(
+    assert format_handoff_verdict(told(side, side, whole=True)).endswith(
         "of layers 0-1, as long as both have the same ctx_len, sliding_window"
     )
 
@@ -52,10 +56,10 @@ def test_sizes_that_are_missing_do_not_matter_between_sides_that_are_alike() -> 
 def test_a_known_context_does_not_hide_that_windows_must_agree() -> None:
     side = side_of(*attention(0), *attention(1, shape=WINDOW), ctx_len=32)
     found = told(side, side, tokens=(9,))
-    assert outlook.format_handoff_verdict(found).endswith(
+    assert format_handoff_verdict(found).endswith(
         "prompts of up to 32 tokens, as long as both have the same sliding_window"
     )
-    assert list(outlook.render_prompt_lines(found)) == [
+    assert list(render_prompt_lines(found)) == [
         "a prompt of 9 tokens: ok, as long as both have the same sliding_window"
     ]
 
@@ -142,7 +146,7 @@ def test_layers_that_are_many_or_elsewhere_are_no_draft(more: tuple[str, ...]) -
 def test_as_many_layers_again_are_another_model() -> None:
     found = told(side_of(*attention(0, 1)), side_of(*attention(0, 1, 2, 3)))
     assert codes(found) == ["KV611"]
-    assert outlook.format_handoff_verdict(found).endswith("layers 2-3 on decode only (KV611)")
+    assert format_handoff_verdict(found).endswith("layers 2-3 on decode only (KV611)")
 
 
 def test_layers_behind_others_that_differ_are_no_draft() -> None:
@@ -150,7 +154,7 @@ def test_layers_behind_others_that_differ_are_no_draft() -> None:
     found = told(side_of(*more[:-2]), side_of(*more[:2], *attention(1, dtype="INT8"), *more[4:]))
     assert codes(found) == ["KV611", "KV612"]
     found = told(side_of(*more[:-2]), side_of(*more))
-    assert outlook.format_handoff_verdict(found).endswith(
+    assert format_handoff_verdict(found).endswith(
         "layer 2 on decode only, perhaps layers of a draft model (KV620)"
     )
 
@@ -176,7 +180,7 @@ def test_bf16_against_fp8_is_a_difference_and_stops_this_consumer() -> None:
     )
     assert codes(found) == ["KV610", "KV610", "KV612"]
     assert found.verdict.outcome == "fails"
-    assert outlook.format_handoff_verdict(found).startswith("hand-off would fail at start-up")
+    assert format_handoff_verdict(found).startswith("hand-off would fail at start-up")
 
 
 def test_a_dtype_of_another_width_is_silent_in_one_direction_only() -> None:
@@ -273,7 +277,7 @@ def test_a_window_on_prefill_only_makes_decode_refuse_them() -> None:
     window, full = sides()
     found = told(window, full)
     assert (found.verdict.outcome, found.verdict.refused_ranges) == ("fails", ((9, 32),))
-    assert "decode would find its memory too small" in outlook.format_handoff_verdict(found)
+    assert "decode would find its memory too small" in format_handoff_verdict(found)
     assert "does not notice" not in message(found, "KV618")
 
 
@@ -281,7 +285,7 @@ def test_without_sizes_the_window_is_named_and_asked_for() -> None:
     window, full = (side._replace(sizes={}) for side in sides())
     found = told(full, window)
     assert codes(found) == ["KV614", "KV618"]
-    assert outlook.format_handoff_verdict(found).startswith(
+    assert format_handoff_verdict(found).startswith(
         "hand-off would corrupt prompts longer than sliding_window:"
     )
     assert "--dim sliding_window=SIZE" in found.findings[0].hint
@@ -296,10 +300,10 @@ def test_windows_of_two_sizes_differ_from_the_smaller_on() -> None:
     assert "layer 1): windows of 16 and 8 tokens, which differ for prompts longer than 8" in (
         message(found, "KV614")
     )
-    assert outlook.format_handoff_verdict(found) == (
+    assert format_handoff_verdict(found) == (
         "hand-off would corrupt prompts longer than 8 tokens: windows of 16 and 8 tokens (KV614)"
     )
-    assert outlook.format_handoff_verdict(told(other, one, whole=True)).endswith(
+    assert format_handoff_verdict(told(other, one, whole=True)).endswith(
         "every prompt: windows of 16 and 8 tokens (KV614)"
     )
     assert codes(told(one, one)) == []
@@ -314,13 +318,13 @@ def test_a_size_that_is_known_on_one_side_only_is_asked_for_where_it_matters() -
     side = side_of(*attention(0), *attention(1, shape=WINDOW))
     found = told(apply_sizes(side, {"sliding_window": 8}), side)
     assert (codes(found), found.verdict.outcome) == (["KV614"], "unknown")
-    assert outlook.format_handoff_verdict(found) == (
+    assert format_handoff_verdict(found) == (
         "hand-off cannot be foretold: it depends on sizes (KV614), give --decode-dim "
         "sliding_window=SIZE"
     )
-    assert outlook.format_handoff_verdict(
-        told(side, apply_sizes(side, {"sliding_window": 8}))
-    ).endswith("give --prefill-dim sliding_window=SIZE")
+    assert format_handoff_verdict(told(side, apply_sizes(side, {"sliding_window": 8}))).endswith(
+        "give --prefill-dim sliding_window=SIZE"
+    )
     assert codes(told(apply_sizes(side, {"ctx_len": 8}), side)) == []
 
 
@@ -329,12 +333,12 @@ def test_a_context_that_is_known_on_one_side_is_not_to_blame_for_a_window() -> N
     found = told(apply_sizes(side, SIZES), side, tokens=(9, 33))
     assert codes(found) == ["KV614"]
     assert "past_key.1_" in message(found, "KV614")
-    assert [row[-1] for row in outlook.build_table_rows(found)] == [
+    assert [row[-1] for row in build_table_rows(found)] == [
         "ok",
         "depends on sizes (KV614)",
         "depends on sizes",
     ]
-    assert list(outlook.render_prompt_lines(found)) == [
+    assert list(render_prompt_lines(found)) == [
         "a prompt of 9 tokens: cannot be told, give --decode-dim sliding_window=SIZE",
         "a prompt of 33 tokens: longer than the context of 32",
     ]
@@ -344,7 +348,7 @@ def test_a_context_that_is_moved_in_full_is_asked_for_as_the_window_is() -> None
     side = side_of(*attention(0), *attention(1, shape=WINDOW))
     found = told(apply_sizes(side, SIZES), side, whole=True)
     assert codes(found) == ["KV618", "KV614"]
-    assert outlook.format_handoff_verdict(found).endswith(
+    assert format_handoff_verdict(found).endswith(
         "give --decode-dim ctx_len=SIZE --decode-dim sliding_window=SIZE"
     )
 
@@ -369,11 +373,11 @@ def test_a_plain_side_is_compared_as_if_it_were_renamed() -> None:
     plain, named = side_of(*attention(0), token=""), side_of(*attention(0))
     found = told(named, plain)
     assert codes(found) == ["KV616"]
-    assert outlook.format_handoff_verdict(found) == (
+    assert format_handoff_verdict(found) == (
         "hand-off would corrupt every prompt: vllm-qaic selects nothing on decode (KV616); "
         "renamed, it works: 2 buffers of layer 0, whatever ctx_len may be"
     )
-    assert outlook.resolve_outcome(told(plain, named)) == "fails"
+    assert resolve_outcome(told(plain, named)) == "fails"
 
 
 def test_two_sides_with_another_token_are_told_once() -> None:
@@ -476,7 +480,7 @@ def test_a_state_that_is_cut_like_a_context_loses_its_end_for_short_prompts() ->
     found = told(side, side)
     assert (codes(found), found.verdict.corrupt_ranges) == (["KV605"], ((1, 3),))
     assert codes(told(side, side, whole=True)) == []
-    assert "prompts of up to 3 tokens" in outlook.format_handoff_verdict(found)
+    assert "prompts of up to 3 tokens" in format_handoff_verdict(found)
 
 
 def test_a_state_that_only_prefill_cuts_does_not_arrive_in_full_either() -> None:
@@ -575,7 +579,7 @@ def test_an_output_that_is_never_paired_leaves_it_open() -> None:
     found = told(side, other)
     assert (codes(found), found.verdict.outcome) == (["KV602"], "unknown")
     assert message(found, "KV602").endswith("goes by its input's name (decode)")
-    assert outlook.format_handoff_verdict(found).endswith("never pairs (KV602)")
+    assert format_handoff_verdict(found).endswith("never pairs (KV602)")
 
 
 def test_shapes_that_are_sliced_wrongly_stop_a_side_that_agrees_with_the_other() -> None:
@@ -592,7 +596,7 @@ def test_decode_that_turns_its_own_buffers_corrupts_every_prompt() -> None:
     turned = side._replace(outputs=side.outputs[::-1])
     found = told(side, turned, target=target)
     assert (codes(found), found.verdict.outcome) == (["KV609"], "corrupts")
-    assert outlook.format_handoff_verdict(found) == (
+    assert format_handoff_verdict(found) == (
         "hand-off would corrupt every prompt: inputs and outputs that the consumer pairs otherwise "
         "than the graph (KV609)"
     )
@@ -607,11 +611,11 @@ def test_one_name_on_both_sides_is_no_matter_of_order() -> None:
     ]
     both = tuple(Value(name, "FLOAT16", ("batch_size", 2, "ctx_len", 4)) for name in names)
     broken = laid_out(both, (Value("logits", "FLOAT", ("batch_size", 1, 8)), *both))
-    assert "KV609" not in {one.code for one in consuming.check_consumer(broken, TARGET)}
+    assert "KV609" not in {one.code for one in check_consumer(broken, TARGET)}
     turned = side_of(*attention(0, 1))
     target = TARGET._replace(sort_key=graph_order)
     turned = turned._replace(outputs=turned.outputs[::-1])
-    assert "KV609" in {one.code for one in consuming.check_consumer(turned, target)}
+    assert "KV609" in {one.code for one in check_consumer(turned, target)}
 
 
 # KV604: what stands behind the buffers
@@ -640,12 +644,12 @@ def test_each_range_of_lengths_has_its_own_cause() -> None:
     state = ("recurrent_state.0:2,4,4", *attention(1), *attention(2, shape=WINDOW))
     wide, narrow = (side_of(*state, ctx_len=32, sliding_window=size) for size in (32, 8))
     found = told(wide, narrow)
-    assert outlook.format_handoff_verdict(found) == (
+    assert format_handoff_verdict(found) == (
         "hand-off would corrupt prompts of up to 3 tokens: a state that the consumer cuts as if it "
         "were a context (KV605), and prompts longer than 8 tokens: windows of 32 and 8 tokens "
         "(KV614)"
     )
-    assert outlook.format_handoff_verdict(told(narrow, wide)).endswith(
+    assert format_handoff_verdict(told(narrow, wide)).endswith(
         "(KV605); decode would stop at prompts longer than 8 tokens: windows of 8 and 32 tokens "
         "(KV614)"
     )
@@ -656,9 +660,9 @@ def test_what_is_only_left_behind_is_not_blamed_for_what_goes_wrong() -> None:
     decode = side_of(*attention(0), *attention(1, shape=WINDOW), **SIZES)
     found = told(prefill, decode)
     assert codes(found) == ["KV611", "KV614"]
-    assert outlook.format_handoff_verdict(found).endswith("the whole context on the other (KV614)")
+    assert format_handoff_verdict(found).endswith("the whole context on the other (KV614)")
     shifting = told(prefill, side_of(*attention(0), *attention(2), ctx_len=32))
-    assert outlook.format_handoff_verdict(shifting).endswith(
+    assert format_handoff_verdict(shifting).endswith(
         "every prompt: layer 1 on prefill only (KV611)"
     )
 
@@ -668,48 +672,46 @@ def test_contexts_that_differ_are_the_cause_where_all_of_each_buffer_is_moved() 
     found = told(*(apply_sizes(side, {"ctx_len": size}) for size in (12, 9)), whole=True)
     assert codes(found) == ["KV618"]
     assert found.findings[0].hint.startswith("compile both for the same context")
-    assert outlook.format_handoff_verdict(found).endswith(
-        "at other offsets on the other side (KV618)"
-    )
+    assert format_handoff_verdict(found).endswith("at other offsets on the other side (KV618)")
 
 
 def test_one_cause_of_all_lengths_is_named_once() -> None:
     wide, narrow = (side_of(*attention(0, dtype=dtype)) for dtype in ("FLOAT16", "INT8"))
     both = side_of(*attention(0, dtype="INT8", shape="4,ctx_len,4"))
-    assert outlook.format_handoff_verdict(told(wide, narrow)).count("KV6") == 1
-    assert outlook.format_handoff_verdict(told(wide, both)).count("KV6") == 1
+    assert format_handoff_verdict(told(wide, narrow)).count("KV6") == 1
+    assert format_handoff_verdict(told(wide, both)).count("KV6") == 1
 
 
 def test_lengths_that_were_asked_for_are_told() -> None:
     window, full = sides()
     found = told(full, window, tokens=(8, 9, 9))
-    assert list(outlook.render_prompt_lines(found)) == [
+    assert list(render_prompt_lines(found)) == [
         "a prompt of 8 tokens: ok",
         "a prompt of 9 tokens: 4 of 6 buffers wrong (KV614)",
     ]
-    assert list(outlook.render_prompt_lines(told(window, full, tokens=(9,)))) == [
+    assert list(render_prompt_lines(told(window, full, tokens=(9,)))) == [
         "a prompt of 9 tokens: refused, decode would find its memory too small (KV614)"
     ]
-    assert list(outlook.render_prompt_lines(told(full, window))) == []
+    assert list(render_prompt_lines(told(full, window))) == []
 
 
 def test_lengths_that_sizes_are_missing_for_are_asked_back() -> None:
     window, full = (side._replace(sizes={}) for side in sides())
-    assert list(outlook.render_prompt_lines(told(full, window, tokens=(200,)))) == [
+    assert list(render_prompt_lines(told(full, window, tokens=(200,)))) == [
         "a prompt of 200 tokens: cannot be told, give --dim sliding_window=SIZE"
     ]
-    assert list(outlook.render_prompt_lines(told(full, full, tokens=(200,)))) == [
+    assert list(render_prompt_lines(told(full, full, tokens=(200,)))) == [
         "a prompt of 200 tokens: ok, whatever ctx_len may be"
     ]
 
 
 def test_what_is_left_behind_or_never_begins_is_not_ok() -> None:
     few, more = side_of(*attention(0, 1), ctx_len=8), side_of(*attention(0, 1, 2), ctx_len=8)
-    assert list(outlook.render_prompt_lines(told(more, few, tokens=(3,)))) == [
+    assert list(render_prompt_lines(told(more, few, tokens=(3,)))) == [
         "a prompt of 3 tokens: 2 of 6 buffers left behind"
     ]
     silent = few._replace(outputs=few.outputs[1:])
-    assert list(outlook.render_prompt_lines(told(silent, few, tokens=(3,)))) == [
+    assert list(render_prompt_lines(told(silent, few, tokens=(3,)))) == [
         "a prompt of 3 tokens: never begins (KV604)"
     ]
 
@@ -732,7 +734,7 @@ def test_a_prompt_that_no_side_has_room_for_is_told_beside_the_others() -> None:
     side = side_of(*attention(0), ctx_len=32)
     found = told(side, side, tokens=(33, 32))
     assert [one.tokens for one in found.simulated_prompts] == [1, 32]
-    assert list(outlook.render_prompt_lines(found)) == [
+    assert list(render_prompt_lines(found)) == [
         "a prompt of 33 tokens: longer than the context of 32",
         "a prompt of 32 tokens: ok",
     ]
@@ -740,7 +742,7 @@ def test_a_prompt_that_no_side_has_room_for_is_told_beside_the_others() -> None:
 
 def test_a_prompt_longer_than_sizes_can_be_is_told_without_a_limit() -> None:
     side = side_of(*attention(0))
-    assert list(outlook.render_prompt_lines(told(side, side, tokens=(1 << 31, (1 << 31) - 1)))) == [
+    assert list(render_prompt_lines(told(side, side, tokens=(1 << 31, (1 << 31) - 1)))) == [
         f"a prompt of {1 << 31} tokens: longer than any context can be",
         f"a prompt of {(1 << 31) - 1} tokens: ok, whatever ctx_len may be",
     ]
@@ -751,7 +753,7 @@ def test_a_state_of_a_size_that_is_not_known_names_no_length() -> None:
     found = told(state, state)
     assert codes(found) == ["KV605"]
     assert "short prompts move a part of it only" in message(found, "KV605")
-    assert str(1 << 31) not in message(found, "KV605") + outlook.format_handoff_verdict(found)
+    assert str(1 << 31) not in message(found, "KV605") + format_handoff_verdict(found)
 
 
 def test_a_side_without_buffers_is_no_side() -> None:
@@ -759,7 +761,7 @@ def test_a_side_without_buffers_is_no_side() -> None:
     nothing = side._replace(buffers=(), inputs=(), outputs=())
     assert codes(told(nothing, side)) == ["KV001"]
     found = told(side, nothing)
-    assert found.verdict.outcome == outlook.resolve_outcome(found) == "fails"
+    assert found.verdict.outcome == resolve_outcome(found) == "fails"
 
 
 def test_one_cause_is_told_once_however_many_layers_it_is_in() -> None:
@@ -770,4 +772,4 @@ def test_one_cause_is_told_once_however_many_layers_it_is_in() -> None:
     assert codes(found) == ["KV614", "KV618"]
     assert "so are 39 more" in found.findings[0].message
     assert "so are 39 behind it" in found.findings[1].message
-    assert len(outlook.build_table_rows(found)) == 2
+    assert len(build_table_rows(found)) == 2

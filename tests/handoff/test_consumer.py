@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.handoff import consumer as targets
 from onnxkvrename.handoff import consumers
+from onnxkvrename.handoff.consumer import list_consumers, load_consumer
 
 PIGEON = '''
 """A consumer that carries whole buffers by hand."""
@@ -43,12 +43,12 @@ def pigeon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_there_is_one() -> None:
-    assert targets.list_consumers() == ("vllm-qaic",)
-    assert targets.load_consumer("vllm-qaic").token == "vllmKvCache"
+    assert list_consumers() == ("vllm-qaic",)
+    assert load_consumer("vllm-qaic").token == "vllmKvCache"
 
 
 def test_every_target_is_called_like_its_module() -> None:
-    assert all(targets.load_consumer(name).name == name for name in targets.list_consumers())
+    assert all(load_consumer(name).name == name for name in list_consumers())
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,13 @@ def test_every_target_is_called_like_its_module() -> None:
 )
 def test_a_name_that_is_none_is_refused(name: str, hint: str) -> None:
     with pytest.raises(KvRenameError, match="no target is called") as raised:
-        targets.load_consumer(name)
+        load_consumer(name)
     assert hint in str(raised.value)
 
 
 @pytest.mark.usefixtures("pigeon")
 def test_another_consumer_is_one_file(decoder: Path, run) -> None:
-    assert targets.list_consumers() == ("pigeon-post", "vllm-qaic")
+    assert list_consumers() == ("pigeon-post", "vllm-qaic")
     assert run(decoder, "--target", "pigeon-post", "-q") == (0, "", "")
     checked = run("check-consumer", decoder, "--target", "pigeon-post")
     assert checked.err == ""

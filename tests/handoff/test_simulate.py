@@ -5,8 +5,13 @@ import random
 import pytest
 from sideways import TARGET, attention, handed, side_of
 
-from onnxkvrename.handoff import simulate as rehearsing
-from onnxkvrename.handoff.simulate import merge_ranges, subtract_ranges
+from onnxkvrename.handoff.simulate import (
+    build_transfer_setup,
+    is_in_ranges,
+    merge_ranges,
+    simulate_transfer,
+    subtract_ranges,
+)
 from onnxkvrename.layout.layout import Layout
 
 PLAIN = ("2,ctx_len,4", "1,ctx_len,8", "2,sliding_window,4", "2,5,4", "ctx_len,2,4")
@@ -75,18 +80,14 @@ def drawn(seed: int) -> tuple[Layout, Layout]:
 def test_what_is_rehearsed_is_what_real_bytes_come_to(seed: int, whole: bool) -> None:
     prefill, decode = drawn(seed)
     longest = 9
-    scene = rehearsing.build_transfer_setup(prefill, decode, TARGET, whole=whole, longest=longest)
-    shown = rehearsing.simulate_transfer(scene)
+    scene = build_transfer_setup(prefill, decode, TARGET, whole=whole, longest=longest)
+    shown = simulate_transfer(scene)
     names = {one.buffer_id: one.value.name for one in scene.decode_inputs}
     for tokens in range(1, longest + 1):
         truth = handed(prefill, decode, tokens, whole=whole)
-        assert rehearsing.is_in_ranges(tokens, shown.refused_ranges) == truth.refused
+        assert is_in_ranges(tokens, shown.refused_ranges) == truth.refused
         if not truth.refused:
-            wrong = {
-                i
-                for i, ranges in shown.wrong_ranges.items()
-                if rehearsing.is_in_ranges(tokens, ranges)
-            }
+            wrong = {i for i, ranges in shown.wrong_ranges.items() if is_in_ranges(tokens, ranges)}
             assert {names[ident] for ident in wrong} == truth.wrong
 
 
@@ -104,8 +105,8 @@ def test_offsets_that_meet_at_one_length_are_right_at_that_one(state: str, meeti
     behind = attention(2, shape="1,ctx_len,4")
     prefill = side_of("conv_state.0:6,8", "past_key.1:1,ctx_len,2", *behind, ctx_len=40)
     decode = side_of(f"conv_state.0:{state}", "past_key.1:1,ctx_len,4", *behind, ctx_len=40)
-    scene = rehearsing.build_transfer_setup(prefill, decode, TARGET, whole=False, longest=40)
-    shown = rehearsing.simulate_transfer(scene)
+    scene = build_transfer_setup(prefill, decode, TARGET, whole=False, longest=40)
+    shown = simulate_transfer(scene)
     assert shown.wrong_ranges[2, "key"] == ((1, meeting - 1), (meeting + 1, 40))
     truth = {n: handed(prefill, decode, n) for n in range(1, 41)}
     assert shown.refused_ranges == ((meeting + 1, 40),)
@@ -120,8 +121,8 @@ def test_a_long_context_needs_no_more_than_a_few_lengths() -> None:
     full, window = attention(0, 1), attention(2, shape="2,sliding_window,4")
     prefill = side_of(*full, *window, ctx_len=long, sliding_window=1 << 20)
     decode = side_of(*full, *attention(2), ctx_len=long)
-    shown = rehearsing.simulate_transfer(
-        rehearsing.build_transfer_setup(prefill, decode, TARGET, whole=False, longest=long)
+    shown = simulate_transfer(
+        build_transfer_setup(prefill, decode, TARGET, whole=False, longest=long)
     )
     assert shown.refused_ranges == (((1 << 20) + 1, long),)
     assert shown.wrong_ranges[0, "key"] == ()

@@ -3,8 +3,12 @@ from __future__ import annotations
 import pytest
 from sideways import TARGET, attention, side_of
 
-from onnxkvrename.handoff import slots as transfer
-from onnxkvrename.handoff.slots import build_slots
+from onnxkvrename.handoff.slots import (
+    build_slots,
+    check_transferable,
+    find_clipped_axes,
+    format_token_count,
+)
 from onnxkvrename.model.signature import Value
 
 
@@ -51,28 +55,26 @@ def test_what_has_no_layer_to_read_stops_the_consumer() -> None:
     side = side_of("past_key.0:2,ctx_len,4")
     strange = Value("x.y_vllmKvCache", "FLOAT16", ("batch_size", 4))
     other = Value("past.5_vllmKvCache", "FLOAT16", ("batch_size", 4))
-    found = list(transfer.check_transferable(side._replace(inputs=(*side.inputs, strange)), TARGET))
+    found = list(check_transferable(side._replace(inputs=(*side.inputs, strange)), TARGET))
     assert [(one.code, one.name) for one in found] == [("KV603", strange.name)]
-    assert not list(
-        transfer.check_transferable(side._replace(inputs=(*side.inputs, other)), TARGET)
-    )
+    assert not list(check_transferable(side._replace(inputs=(*side.inputs, other)), TARGET))
 
 
 def test_what_has_no_bytes_for_it_stops_it_too() -> None:
-    found = list(transfer.check_transferable(side_of(*attention(0, dtype="BFLOAT16")), TARGET))
+    found = list(check_transferable(side_of(*attention(0, dtype="BFLOAT16")), TARGET))
     assert [(one.code, "BFLOAT16, which" in one.message) for one in found] == [("KV610", True)]
     side = side_of(*attention(0))
     shapeless = side._replace(inputs=tuple(one._replace(shape=None) for one in side.inputs))
-    assert [one.code for one in transfer.check_transferable(shapeless, TARGET)] == ["KV610"]
+    assert [one.code for one in check_transferable(shapeless, TARGET)] == ["KV610"]
     with pytest.raises(ValueError, match="no rank"):
         build_slots(shapeless, TARGET, 1)
     empty = side_of(*attention(0, shape="0,ctx_len,4"))
-    assert [one.code for one in transfer.check_transferable(empty, TARGET)] == ["KV610"]
-    assert not list(transfer.check_transferable(side, TARGET))
+    assert [one.code for one in check_transferable(empty, TARGET)] == ["KV610"]
+    assert not list(check_transferable(side, TARGET))
 
 
 def test_a_length_is_told_as_it_is_said() -> None:
-    assert [transfer.format_token_count(tokens) for tokens in (1, 2)] == ["1 token", "2 tokens"]
+    assert [format_token_count(tokens) for tokens in (1, 2)] == ["1 token", "2 tokens"]
 
 
 def test_a_vision_buffer_with_the_token_has_a_slot_of_its_own() -> None:
@@ -83,6 +85,6 @@ def test_a_vision_buffer_with_the_token_has_a_slot_of_its_own() -> None:
 
 
 def test_only_the_context_is_cut_and_never_a_batch() -> None:
-    assert transfer.find_clipped_axes(TARGET, 4, whole=False) == {2}
-    assert transfer.find_clipped_axes(TARGET, 3, whole=False) == set()
-    assert transfer.find_clipped_axes(TARGET, 4, whole=True) == set()
+    assert find_clipped_axes(TARGET, 4, whole=False) == {2}
+    assert find_clipped_axes(TARGET, 3, whole=False) == set()
+    assert find_clipped_axes(TARGET, 4, whole=True) == set()

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 from sideways import attention, codes, side_of, told
 
-from onnxkvrename.handoff import tensor_parallel as sharding
-from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
+from onnxkvrename.handoff.tensor_parallel import (
+    TensorParallelSizes,
+    check_tensor_parallelism,
+    list_sharding_notes,
+)
 from onnxkvrename.layout.layout import Layout
 
 
 def said(layout: Layout, prefill: int, decode: int) -> list[str]:
-    found = sharding.check_tensor_parallelism(layout, layout, TensorParallelSizes(prefill, decode))
+    found = check_tensor_parallelism(layout, layout, TensorParallelSizes(prefill, decode))
     return [f"{one.code} {one.message}" for one in found]
 
 
@@ -28,7 +31,7 @@ def test_heads_that_do_not_divide_are_told_for_their_side() -> None:
 
 def test_fewer_heads_than_ranks_are_repeated() -> None:
     assert said(heads(2), 2, 8) == []
-    notes = list(sharding.list_sharding_notes(heads(2), heads(2), TensorParallelSizes(2, 8)))
+    notes = list(list_sharding_notes(heads(2), heads(2), TensorParallelSizes(2, 8)))
     assert notes == ["decode: 2 heads on 8 ranks, each on 4 of them"]
     assert said(heads(3), 3, 6) == []
     assert len(said(heads(4), 2, 6)) == 1
@@ -50,7 +53,7 @@ def test_states_divide_or_do_not_and_are_never_repeated() -> None:
     (found,) = said(linear, 1, 4)
     assert "2 heads of a state, which 4 ranks of decode" in found
     assert len(said(linear, 1, 8)) == 2
-    (note,) = sharding.list_sharding_notes(linear, linear, TensorParallelSizes(1, 2))
+    (note,) = list_sharding_notes(linear, linear, TensorParallelSizes(1, 2))
     assert "segments" in note
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxkvrename.findings import Finding
-from onnxkvrename.handoff import consumer_checks as consuming
+from onnxkvrename.handoff.consumer_checks import check_consumer, select_values
 from onnxkvrename.handoff.consumers.vllm_qaic import (
     CONSUMER,
     compute_transferred_shape,
@@ -30,8 +30,8 @@ from onnxkvrename.layout.layout import (
     build_layout,
 )
 from onnxkvrename.model.signature import Dim, Signature, Value
-from onnxkvrename.rules import load as rulesfile
-from onnxkvrename.rules import plan as planning
+from onnxkvrename.rules.load import load_rules
+from onnxkvrename.rules.plan import build_minimal_plan
 
 ATTENTION: tuple[Dim, ...] = ("batch_size", 2, "ctx_len", 4)
 WINDOW: tuple[Dim, ...] = ("batch_size", 2, "sliding_window", 4)
@@ -61,7 +61,7 @@ def model(
 def read(inputs: Sequence[Value], outputs: Sequence[Value]) -> Layout:
     """A model with these inputs and outputs, as the built-in rules read them."""
     signature = Signature(tuple(inputs), tuple(outputs))
-    plan = planning.build_minimal_plan(signature, rulesfile.load_rules())
+    plan = build_minimal_plan(signature, load_rules())
     return build_layout([LayoutSource("m.onnx", signature, plan)])
 
 
@@ -101,7 +101,7 @@ def called(
 
 def found(of: Layout, *, whole: bool = False) -> list[Finding]:
     """What goes wrong."""
-    return list(consuming.check_consumer(of, CONSUMER, whole=whole))
+    return list(check_consumer(of, CONSUMER, whole=whole))
 
 
 def codes(of: Layout, *, whole: bool = False) -> list[str]:
@@ -157,7 +157,7 @@ def test_slots_are_those_of_the_consumer_whatever_the_order_of_the_graph(
     chance.shuffle(inputs)
     chance.shuffle(outputs)
     built = built._replace(inputs=tuple(inputs), outputs=tuple(outputs))
-    slots = consuming.select_values(built, CONSUMER).positional_pairs
+    slots = select_values(built, CONSUMER).positional_pairs
     assert [(into.name, out.name) for into, out in slots if into and out] == consumer(
         [value.name for value in inputs], [value.name for value in outputs]
     )

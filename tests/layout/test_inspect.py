@@ -16,14 +16,22 @@ from onnx import ModelProto, TensorProto
 
 import onnxkvrename
 from onnxkvrename import KvRenameError, load_rules
-from onnxkvrename.layout import inspect as anatomy
-from onnxkvrename.layout.inspect import BufferGroup, ExternalFile, ModelSummary
-from onnxkvrename.model import file as onnxfile
-from onnxkvrename.model import proto_reader as messages
+from onnxkvrename.layout.inspect import (
+    BufferGroup,
+    ExternalFile,
+    ModelSummary,
+    compute_exit_code,
+    group_buffers,
+    inspect_model,
+    summaries_to_json,
+    summarize_model,
+)
+from onnxkvrename.model.file import OpenModel
+from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import ExportInfo
 from onnxkvrename.rules.plan import UnchangedName
-from onnxkvrename.storage import read as files
+from onnxkvrename.storage.read import open_file
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
@@ -42,7 +50,7 @@ def inspected(tmp_path: Path):
 
     def inspect(model: ModelProto | tuple[str, ...], **how: object) -> ModelSummary:
         made = model if isinstance(model, ModelProto) else exported(model, **how)  # type: ignore[arg-type]
-        return anatomy.inspect_model(saved(made, tmp_path / "m.onnx"), QEFF)
+        return inspect_model(saved(made, tmp_path / "m.onnx"), QEFF)
 
     return inspect
 
@@ -90,7 +98,7 @@ def test_a_buffer_is_told_with_kind_dtype_and_shape(inspected) -> None:
 
 def test_like_buffers_are_grouped_by_kind_and_layers(inspected) -> None:
     linear = (0, 1, 3, 4)
-    assert anatomy.group_buffers(inspected(HYBRID[:6]).buffers) == (
+    assert group_buffers(inspected(HYBRID[:6]).buffers) == (
         BufferGroup("mamba", ("conv_state",), "FLOAT16", ("batch_size", 512, 4), linear),
         BufferGroup("mamba", ("recurrent_state",), "FLOAT16", ("batch_size", 16, 128, 128), linear),
         BufferGroup(
@@ -143,7 +151,7 @@ def test_a_part_that_a_layer_lacks_is_missing_in_its_place(inspected) -> None:
     assert [item.kind for item in found.buffers] == ["full_attention"] * 2 + ["mla_attention"] * 2
     missing = found.buffers[1]
     assert (missing.dtype, missing.shape, missing.input, missing.output) == ("", None, None, None)
-    assert [group.buffers for group in anatomy.group_buffers(found.buffers)] == [
+    assert [group.buffers for group in group_buffers(found.buffers)] == [
         ("past_key",),
         ("compressed_kv",),
     ]
@@ -194,11 +202,11 @@ def test_what_stays_is_told_with_the_reason(inspected) -> None:
 def test_a_model_without_buffers_is_no_fault_here(inspected) -> None:
     found = inspected(())
     assert (found.buffers, found.layers, found.findings) == ((), (), ())
-    assert anatomy.compute_exit_code([found]) == 0
+    assert compute_exit_code([found]) == 0
 
 
 def test_data_files_are_told_with_their_sizes(external: Path) -> None:
-    found = anatomy.inspect_model(external, QEFF)
+    found = inspect_model(external, QEFF)
     assert found.files == (ExternalFile("decoder.onnx.data", 2560),)
     assert (
         found.weight.inline_tensor_count,
@@ -246,11 +254,9 @@ def test_weights_in_the_model_are_never_read(tmp_path: Path) -> None:
         read.append(size)
         return file.read(offset, size)
 
-    with files.open_file(path) as file:
+    with open_file(path) as file:
         source = ByteSource(counted, file.size)
-        found = anatomy.summarize_model(
-            onnxfile.OpenModel(file, source, messages.read_signature(source)), QEFF
-        )
+        found = summarize_model(OpenModel(file, source, read_signature(source)), QEFF)
     assert (found.weight.inline_tensor_count, found.weight.inline_bytes) == (1, size)
     assert set(states(found).values()) == {"plain"}
     assert sum(read) < 1 << 20
@@ -267,22 +273,22 @@ def heavy(size: int) -> bytes:
 
 
 def test_what_cannot_be_read_is_an_error_of_its_own(tmp_path: Path, decoder: Path) -> None:
-    gone = anatomy.inspect_model(tmp_path / "gone.onnx", QEFF)
-    text = anatomy.inspect_model(saved(b"no model", tmp_path / "m.onnx"), QEFF)
+    gone = inspect_model(tmp_path / "gone.onnx", QEFF)
+    text = inspect_model(saved(b"no model", tmp_path / "m.onnx"), QEFF)
     assert gone == ModelSummary(str(tmp_path / "gone.onnx"), error=gone.error)
     assert text.error is not None
     assert "text file" in text.error.message
-    sound = anatomy.inspect_model(decoder, QEFF)
-    assert anatomy.compute_exit_code([sound, text]) == 2
-    assert anatomy.compute_exit_code([sound]) == 0
+    sound = inspect_model(decoder, QEFF)
+    assert compute_exit_code([sound, text]) == 2
+    assert compute_exit_code([sound]) == 0
 
 
 def test_an_error_in_a_model_shows_in_the_exit_code(inspected) -> None:
-    assert anatomy.compute_exit_code([inspected(("full",), without={"past_key.0"})]) == 1
+    assert compute_exit_code([inspected(("full",), without={"past_key.0"})]) == 1
 
 
 def document(*found: ModelSummary, fault: KvRenameError | None = None) -> dict[str, object]:
-    text = anatomy.summaries_to_json(found, 0, fault)
+    text = summaries_to_json(found, 0, fault)
     assert text.isascii()
     parsed: dict[str, object] = json.loads(text)
     jsonschema.validate(parsed, SCHEMA)
@@ -308,7 +314,7 @@ def test_json_holds_whatever_a_model_is(inspected, tmp_path: Path) -> None:
         inspected(("full",), weights=[outside("gone.bin")]),
         inspected(()),
         inspected(ModelProto(graph=onnx.GraphProto())),
-        anatomy.inspect_model(tmp_path / "gone\udcff.onnx", QEFF),
+        inspect_model(tmp_path / "gone\udcff.onnx", QEFF),
     ]
     told = document(*found, fault=KvRenameError("no", hint="mend"))
     assert [len(model["buffers"]) for model in told["models"]] == [14, 2, 0, 0, 0]  # type: ignore[index, attr-defined]
@@ -316,7 +322,7 @@ def test_json_holds_whatever_a_model_is(inspected, tmp_path: Path) -> None:
 
 
 def test_json_of_a_fixture_says_what_it_shows() -> None:
-    (told,) = document(anatomy.inspect_model(FIXTURES / "VLLM" / "hybrid.onnx", QEFF))["models"]  # type: ignore[misc]
+    (told,) = document(inspect_model(FIXTURES / "VLLM" / "hybrid.onnx", QEFF))["models"]  # type: ignore[misc]
     assert told["tokens"] == [{"token": "VLLM", "names": 12}]
     assert told["layers"] == [0, 1, 2]
     assert {item["kind"] for item in told["buffers"]} == {
@@ -331,9 +337,9 @@ def test_json_of_a_fixture_says_what_it_shows() -> None:
     "path", sorted(FIXTURES.rglob("*.onnx")), ids=lambda path: str(path.relative_to(FIXTURES))
 )
 def test_every_fixture_is_told_without_errors(path: Path) -> None:
-    found = anatomy.inspect_model(path, QEFF)
+    found = inspect_model(path, QEFF)
     document(found)
-    assert anatomy.compute_exit_code([found]) == 0
+    assert compute_exit_code([found]) == 0
     assert bool(found.buffers) == (path.name != "encoder.onnx")
     assert "unknown" not in {item.kind for item in found.buffers}
     model = onnx.load(path, load_external_data=False)
@@ -345,7 +351,7 @@ def test_every_fixture_is_told_without_errors(path: Path) -> None:
 def test_every_real_export_is_told_and_only_the_broken_one_is_wrong() -> None:
     wrong = set()
     for path in sorted(EXPORTS.rglob("*.onnx")):
-        found = anatomy.inspect_model(path, QEFF)
+        found = inspect_model(path, QEFF)
         document(found)
         case, variant, *_ = path.relative_to(EXPORTS).parts
         if found.failed:
@@ -366,7 +372,7 @@ def test_every_real_export_is_told_and_only_the_broken_one_is_wrong() -> None:
 )
 def test_the_layers_of_real_exports_are_of_their_kinds(case: str, kinds: list[str]) -> None:
     (path,) = EXPORTS.glob(f"{case}.onnx")
-    found = anatomy.inspect_model(path, QEFF)
+    found = inspect_model(path, QEFF)
     assert [item.kind for item in found.buffers[::2]] == kinds
 
 
@@ -375,7 +381,7 @@ def test_a_merge_in_progress_has_its_layers_in_scopes(tmp_path: Path) -> None:
     for value in (*model.graph.input, *model.graph.output):
         if "." in value.name:
             value.name = f"layer_{value.name.split('.')[1][0]}/{value.name}"
-    found = anatomy.inspect_model(saved(model, tmp_path / "m.onnx"), QEFF)
+    found = inspect_model(saved(model, tmp_path / "m.onnx"), QEFF)
     assert [(item.scope, item.layer) for item in found.buffers[::2]] == [
         ("layer_0/", 0),
         ("layer_1/", 1),

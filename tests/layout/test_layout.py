@@ -9,10 +9,19 @@ from types import MappingProxyType
 import pytest
 
 from onnxkvrename import ModelError, load_rules
-from onnxkvrename.layout import layout as layouts
-from onnxkvrename.layout.layout import Buffer, Layout, LayoutSource
+from onnxkvrename.layout.layout import (
+    Buffer,
+    Layout,
+    LayoutSource,
+    apply_dtypes,
+    apply_sizes,
+    build_layout,
+    check_stamp,
+    compute_layout_digest,
+    find_stamp_mismatches,
+)
 from onnxkvrename.model.signature import Signature, Value
-from onnxkvrename.rules import plan as planning
+from onnxkvrename.rules.plan import build_minimal_plan
 
 RULES = load_rules()
 OUT = "_RetainedState"
@@ -32,7 +41,7 @@ def source(
     outputs = (Value("logits", "FLOAT", ("batch_size", "seq_len", 9)),)
     outputs += tuple(Value(name + OUT, dtype, shape) for name, shape in names.items())
     signature = Signature(inputs, outputs)
-    return LayoutSource(path, signature, planning.build_minimal_plan(signature, RULES))
+    return LayoutSource(path, signature, build_minimal_plan(signature, RULES))
 
 
 def layer(number: int, shape: tuple[int | str | None, ...] | None = FULL) -> Shapes:
@@ -41,7 +50,7 @@ def layer(number: int, shape: tuple[int | str | None, ...] | None = FULL) -> Sha
 
 def layout(*shapes: Shapes, token: str = "") -> Layout:
     merged = {name: shape for group in shapes for name, shape in group.items()}
-    return layouts.build_layout([source(merged, token=token)])
+    return build_layout([source(merged, token=token)])
 
 
 def parts(found: Layout) -> list[tuple[int, str, str]]:
@@ -103,16 +112,16 @@ def test_a_buffer_of_unknown_rank_has_no_shapes() -> None:
 
 def test_a_side_that_is_missing_has_no_name() -> None:
     signature = Signature((Value("past_key.0", "FLOAT", FULL),), ())
-    plan = planning.build_minimal_plan(signature, RULES)
-    (buffer,) = layouts.build_layout([LayoutSource("m.onnx", signature, plan)]).buffers
+    plan = build_minimal_plan(signature, RULES)
+    (buffer,) = build_layout([LayoutSource("m.onnx", signature, plan)]).buffers
     assert (buffer.output, buffer.names) == (None, ("past_key.0",))
 
 
 def test_names_that_carry_different_tokens_have_none_in_common() -> None:
     inputs = (Value("past_key.0", "FLOAT", FULL),)
     signature = Signature(inputs, (Value("past_key.0_VLLM_RetainedState", "FLOAT", FULL),))
-    plan = planning.build_minimal_plan(signature, RULES)
-    (buffer,) = layouts.build_layout([LayoutSource("m.onnx", signature, plan)]).buffers
+    plan = build_minimal_plan(signature, RULES)
+    (buffer,) = build_layout([LayoutSource("m.onnx", signature, plan)]).buffers
     assert buffer.token is None
     assert [buffer.token for buffer in layout(layer(0)).buffers] == ["", ""]
 
@@ -121,7 +130,7 @@ def test_names_that_carry_different_tokens_have_none_in_common() -> None:
 
 
 def test_windows_together_show_each_input_and_output_once() -> None:
-    found = layouts.build_layout([source(layer(0), "a"), source(layer(1), "b")])
+    found = build_layout([source(layer(0), "a"), source(layer(1), "b")])
     assert found.models == ("a", "b")
     assert [buffer.model for buffer in found.buffers] == ["a", "a", "b", "b"]
     assert [value.name for value in found.inputs] == [
@@ -132,12 +141,12 @@ def test_windows_together_show_each_input_and_output_once() -> None:
 
 def test_the_order_of_models_does_not_matter_to_the_buffers() -> None:
     models = [source({f"past_{part}.0": FULL}, part) for part in ("value", "key")]
-    assert layouts.build_layout(models).buffers == layouts.build_layout(models[::-1]).buffers
+    assert build_layout(models).buffers == build_layout(models[::-1]).buffers
 
 
 def test_two_models_with_one_buffer_are_not_one() -> None:
     with pytest.raises(ModelError) as error:
-        layouts.build_layout([source(layer(0), "a.onnx"), source(layer(0), "b.onnx")])
+        build_layout([source(layer(0), "a.onnx"), source(layer(0), "b.onnx")])
     assert str(error.value) == (
         "b.onnx: has key of layer 0, as a.onnx has (give one model, or the windows of one)"
     )
@@ -155,14 +164,14 @@ def test_sizes_are_known_or_missing() -> None:
     found = layout(layer(0), layer(1, WINDOW))
     assert found.symbols == ("batch_size", "ctx_len", "sliding_window")
     assert found.unresolved_symbols == ("ctx_len", "sliding_window")
-    found = layouts.apply_sizes(found, {"ctx_len": 32})
+    found = apply_sizes(found, {"ctx_len": 32})
     assert found.unresolved_symbols == ("sliding_window",)
     assert found.resolve_shape(FULL) == ("batch_size", 2, 32, 4)
 
 
 def test_a_new_size_comes_before_an_old_one() -> None:
-    found = layouts.apply_sizes(layout(layer(0)), {"ctx_len": 32, "batch_size": 1})
-    assert layouts.apply_sizes(found, {"ctx_len": 64}).sizes == {"ctx_len": 64, "batch_size": 1}
+    found = apply_sizes(layout(layer(0)), {"ctx_len": 32, "batch_size": 1})
+    assert apply_sizes(found, {"ctx_len": 64}).sizes == {"ctx_len": 64, "batch_size": 1}
 
 
 def test_bytes_follow_from_what_is_known() -> None:
@@ -173,7 +182,7 @@ def test_bytes_follow_from_what_is_known() -> None:
         None,
     )
     assert found.compute_batch_bytes(buffer) is None
-    found = layouts.apply_sizes(found, {"ctx_len": 32, "batch_size": 3})
+    found = apply_sizes(found, {"ctx_len": 32, "batch_size": 3})
     assert found.compute_sequence_bytes(buffer) == 2 * 32 * 4 * 4
     assert found.compute_batch_bytes(buffer) == 3 * 2 * 32 * 4 * 4
     assert found.compute_state_bytes(buffer) is None
@@ -191,12 +200,12 @@ def test_a_state_takes_its_bytes_once_a_sequence() -> None:
 def test_a_symbol_for_the_heads_leaves_a_token_without_a_size_until_it_is_given() -> None:
     found = layout(layer(0, ("batch_size", 2, "ctx_len", "Concat_dim_3")))
     assert found.compute_token_bytes(found.buffers[0]) is None
-    found = layouts.apply_sizes(found, {"Concat_dim_3": 4})
+    found = apply_sizes(found, {"Concat_dim_3": 4})
     assert found.compute_token_bytes(found.buffers[0]) == 32
 
 
 def test_dtypes_from_elsewhere_hold_for_buffers_and_values() -> None:
-    found = layouts.apply_dtypes(
+    found = apply_dtypes(
         layout(layer(0)), {"past_key.0": "MXINT8", "past_key.0_RetainedState": "MXINT8"}
     )
     assert [buffer.dtype for buffer in found.buffers] == ["MXINT8", "FLOAT"]
@@ -205,7 +214,7 @@ def test_dtypes_from_elsewhere_hold_for_buffers_and_values() -> None:
 
 
 def test_a_dtype_on_one_side_is_that_of_the_buffer() -> None:
-    found = layouts.apply_dtypes(layout(layer(0)), {"past_value.0_RetainedState": "FLOAT16"})
+    found = apply_dtypes(layout(layer(0)), {"past_value.0_RetainedState": "FLOAT16"})
     assert [buffer.dtype for buffer in found.buffers] == ["FLOAT", "FLOAT16"]
 
 
@@ -221,7 +230,7 @@ def test_a_dtype_on_one_side_is_that_of_the_buffer() -> None:
 )
 def test_dtypes_that_do_not_fit_are_refused(dtypes: dict[str, str], reason: str) -> None:
     with pytest.raises(ModelError, match=reason):
-        layouts.apply_dtypes(layout(layer(0)), dtypes)
+        apply_dtypes(layout(layer(0)), dtypes)
 
 
 # The digest.
@@ -232,27 +241,23 @@ def test_the_digest_is_what_its_description_says() -> None:
         '[[0,"key","full_attention","FLOAT",[null,2,"ctx_len",4],"past_key.0"],'
         '[0,"value","full_attention","FLOAT",[null,2,"ctx_len",4],"past_value.0"]]'
     )
-    assert (
-        layouts.compute_layout_digest(layout(layer(0))) == sha256(text.encode("ascii")).hexdigest()
-    )
+    assert compute_layout_digest(layout(layer(0))) == sha256(text.encode("ascii")).hexdigest()
 
 
 def test_a_digest_takes_known_sizes_and_hostile_names() -> None:
     name = "\u202eé\x07/past_key.0"
-    found = layouts.apply_sizes(layout({name: FULL}), {"ctx_len": 8})
+    found = apply_sizes(layout({name: FULL}), {"ctx_len": 8})
     row = [0, "key", "full_attention", "FLOAT", [None, 2, 8, 4], name]
     text = json.dumps([row], separators=(",", ":"))
-    assert layouts.compute_layout_digest(found) == sha256(text.encode("ascii")).hexdigest()
+    assert compute_layout_digest(found) == sha256(text.encode("ascii")).hexdigest()
 
 
 def test_the_batch_does_not_matter_to_the_digest() -> None:
     one = layout(layer(0))
-    assert layouts.compute_layout_digest(one) == layouts.compute_layout_digest(
+    assert compute_layout_digest(one) == compute_layout_digest(
         layout(layer(0, ("full_batch_size", *FULL[1:])))
     )
-    assert layouts.compute_layout_digest(one) == layouts.compute_layout_digest(
-        layouts.apply_sizes(one, {"batch_size": 4})
-    )
+    assert compute_layout_digest(one) == compute_layout_digest(apply_sizes(one, {"batch_size": 4}))
 
 
 @pytest.mark.parametrize(
@@ -266,8 +271,8 @@ def test_the_batch_does_not_matter_to_the_digest() -> None:
         layout(layer(0, ("batch_size", 4, "ctx_len", 4))),
         layout(layer(0, ("batch_size", "ctx_len", 2, 4))),
         layout(layer(0, None)),
-        layouts.apply_sizes(layout(layer(0)), {"ctx_len": 32}),
-        layouts.apply_dtypes(layout(layer(0)), {"past_key.0": "MXINT8"}),
+        apply_sizes(layout(layer(0)), {"ctx_len": 32}),
+        apply_dtypes(layout(layer(0)), {"past_key.0": "MXINT8"}),
         layout({"compressed_kv.0": FULL, "k_pe.0": FULL}),
     ],
     ids=[
@@ -276,7 +281,7 @@ def test_the_batch_does_not_matter_to_the_digest() -> None:
     ],
 )
 def test_whatever_else_differs_changes_the_digest(other: Layout) -> None:
-    assert layouts.compute_layout_digest(other) != layouts.compute_layout_digest(layout(layer(0)))
+    assert compute_layout_digest(other) != compute_layout_digest(layout(layer(0)))
 
 
 def test_a_layout_is_a_value() -> None:
@@ -289,27 +294,25 @@ def test_a_layout_is_a_value() -> None:
 
 def test_a_stamp_of_another_layout_is_void() -> None:
     own = source(layer(0))
-    found = layouts.check_stamp(own, "0" * 64)
+    found = check_stamp(own, "0" * 64)
     assert found is not None
     assert (found.code, found.message[:24]) == ("KV621", "is stamped 000000000000…")
-    assert (
-        layouts.check_stamp(own, layouts.compute_layout_digest(layouts.build_layout([own]))) is None
-    )
-    assert layouts.check_stamp(own, None) is None
+    assert check_stamp(own, compute_layout_digest(build_layout([own]))) is None
+    assert check_stamp(own, None) is None
 
 
 def test_a_stamp_without_a_layout_is_void() -> None:
-    found = layouts.check_stamp(source({"past_key.0": FULL, "x/past_key.0": FULL}), "0" * 64)
+    found = check_stamp(source({"past_key.0": FULL, "x/past_key.0": FULL}), "0" * 64)
     assert found is not None
     assert "has no layout: it has two buffers for key of layer 0" in found.message
 
 
 def test_a_stamp_is_missed_only_beside_others() -> None:
-    found = layouts.build_layout([source(layer(0), "a"), source(layer(1), "b")])
-    own = layouts.compute_layout_digest(found)
-    assert layouts.find_stamp_mismatches(found, {"a": None, "b": None}) == {}
-    assert layouts.find_stamp_mismatches(found, {"a": own, "b": own}) == {}
-    missed = layouts.find_stamp_mismatches(found, {"a": own, "b": None})
+    found = build_layout([source(layer(0), "a"), source(layer(1), "b")])
+    own = compute_layout_digest(found)
+    assert find_stamp_mismatches(found, {"a": None, "b": None}) == {}
+    assert find_stamp_mismatches(found, {"a": own, "b": own}) == {}
+    missed = find_stamp_mismatches(found, {"a": own, "b": None})
     assert [(path, one.message) for path, one in missed.items()] == [
         ("b", "has no stamp, unlike other windows of it")
     ]

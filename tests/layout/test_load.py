@@ -13,10 +13,9 @@ from models import saved
 
 from onnxkvrename import KvRenameError, ModelError, Options, RenameJob, load_rules, rename
 from onnxkvrename.findings import build_finding
-from onnxkvrename.layout import layout as layouts
-from onnxkvrename.layout import load as gathering
-from onnxkvrename.layout import manifest
-from onnxkvrename.layout.load import CompileInfo, LoadedLayout
+from onnxkvrename.layout.layout import compute_layout_digest
+from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_layout, load_model_or_manifest
+from onnxkvrename.layout.manifest import manifest_to_json
 from onnxkvrename.renaming.run import stamp_models
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
@@ -26,11 +25,11 @@ REAL = pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"no real exports: {EXPOR
 
 
 def gather(*paths: Path, known: CompileInfo | None = None, strict: bool = False) -> LoadedLayout:
-    return gathering.load_layout(paths, RULES, known, strict=strict)
+    return load_layout(paths, RULES, known, strict=strict)
 
 
 def digest(*paths: Path) -> str:
-    return layouts.compute_layout_digest(gather(*paths).layout)
+    return compute_layout_digest(gather(*paths).layout)
 
 
 def codes(found: LoadedLayout) -> list[str]:
@@ -38,9 +37,7 @@ def codes(found: LoadedLayout) -> list[str]:
 
 
 def written(path: Path, found: LoadedLayout) -> Path:
-    path.write_text(
-        manifest.manifest_to_json(found.layout, found.reports, int(found.failed)), "utf-8"
-    )
+    path.write_text(manifest_to_json(found.layout, found.reports, int(found.failed)), "utf-8")
     return path
 
 
@@ -318,43 +315,38 @@ def test_the_files_of_a_real_compile_fit_its_model() -> None:
 @pytest.mark.parametrize("name", ["decoder.onnx", "hybrid.onnx", "windows", "vlm_dual"])
 def test_a_model_or_a_set_is_a_side(name: str) -> None:
     path = FIXTURES / "VLLM" / name
-    assert gathering.load_model_or_manifest(path, RULES) == gather(path)
+    assert load_model_or_manifest(path, RULES) == gather(path)
 
 
 @pytest.mark.parametrize("name", ["kv.json", "kv", "kv.onnx"])
 def test_a_manifest_stands_for_its_model_whatever_it_is_called(name: str, tmp_path: Path) -> None:
     found = gather(FIXTURES / "VLLM" / "hybrid.onnx", known=CompileInfo({"ctx_len": 64}))
-    assert (
-        gathering.load_model_or_manifest(written(tmp_path / name, found), RULES).layout
-        == found.layout
-    )
+    assert load_model_or_manifest(written(tmp_path / name, found), RULES).layout == found.layout
 
 
 def test_a_manifest_that_an_editor_saved_with_a_mark_and_blanks_is_read(tmp_path: Path) -> None:
     found = gather(FIXTURES / "VLLM" / "decoder.onnx")
     path = written(tmp_path / "m.json", found)
     path.write_bytes(b"\xef\xbb\xbf\r\n " + path.read_bytes())
-    assert gathering.load_model_or_manifest(path, RULES).layout == found.layout
+    assert load_model_or_manifest(path, RULES).layout == found.layout
 
 
 def test_sizes_fill_in_what_a_manifest_does_not_say(decoder: Path, tmp_path: Path) -> None:
     path = written(tmp_path / "m.json", gather(decoder, known=CompileInfo({"batch_size": 2})))
     custom = decoder.parent / "custom_io.yaml"
     custom.write_text("- IOName: past_key.0\n  Precision: mxint8\n", "utf-8")
-    found = gathering.load_model_or_manifest(
-        path, RULES, CompileInfo({"ctx_len": 8}, None, custom)
-    ).layout
+    found = load_model_or_manifest(path, RULES, CompileInfo({"ctx_len": 8}, None, custom)).layout
     assert found.sizes == {"ctx_len": 8, "batch_size": 2}
     assert found.buffers[0].dtype == "MXINT8"
 
 
 def test_a_size_that_a_manifest_says_otherwise_is_refused(decoder: Path, tmp_path: Path) -> None:
     path = written(tmp_path / "m.json", gather(decoder, known=CompileInfo({"ctx_len": 64})))
-    assert gathering.load_model_or_manifest(
-        path, RULES, CompileInfo({"ctx_len": 64})
-    ).layout.sizes == {"ctx_len": 64}
+    assert load_model_or_manifest(path, RULES, CompileInfo({"ctx_len": 64})).layout.sizes == {
+        "ctx_len": 64
+    }
     with pytest.raises(KvRenameError, match="manifest says ctx_len=64, and --dim says 8"):
-        gathering.load_model_or_manifest(path, RULES, CompileInfo({"ctx_len": 8}))
+        load_model_or_manifest(path, RULES, CompileInfo({"ctx_len": 8}))
 
 
 def test_specializations_of_the_other_side_leave_a_manifest_alone(
@@ -363,12 +355,12 @@ def test_specializations_of_the_other_side_leave_a_manifest_alone(
     path = written(tmp_path / "m.json", gather(decoder, known=CompileInfo({"ctx_len": 64})))
     other = tmp_path / "specializations.json"
     other.write_text('{"specializations": [{"symbols": {"ctx_len": "128"}}]}', "utf-8")
-    assert gathering.load_model_or_manifest(path, RULES, CompileInfo({}, other)).layout.sizes == {
+    assert load_model_or_manifest(path, RULES, CompileInfo({}, other)).layout.sizes == {
         "ctx_len": 64
     }
-    assert gathering.load_model_or_manifest(
-        decoder, RULES, CompileInfo({}, other)
-    ).layout.sizes == {"ctx_len": 128}
+    assert load_model_or_manifest(decoder, RULES, CompileInfo({}, other)).layout.sizes == {
+        "ctx_len": 128
+    }
 
 
 def test_windows_need_not_fit_if_nobody_asks(export: Path) -> None:
@@ -381,7 +373,7 @@ def test_what_was_wrong_with_a_model_is_still_wrong_in_its_manifest(tmp_path: Pa
     model = models.decoder()
     model.graph.output.pop()
     found = gather(saved(model, tmp_path / "m.onnx"))
-    side = gathering.load_model_or_manifest(written(tmp_path / "m.json", found), RULES)
+    side = load_model_or_manifest(written(tmp_path / "m.json", found), RULES)
     assert (codes(side), side.failed) == (codes(found), True)
     assert [report.path for report in side.reports] == [str(tmp_path / "m.json")]
 
@@ -390,7 +382,7 @@ def test_a_manifest_that_was_changed_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "m.json", gather(FIXTURES / "VLLM" / "decoder.onnx"))
     path.write_text(path.read_text().replace("FLOAT", "FLOAT16"), "utf-8")
     with pytest.raises(ModelError, match=f"{path}: was changed after it was written"):
-        gathering.load_model_or_manifest(path, RULES)
+        load_model_or_manifest(path, RULES)
 
 
 @pytest.mark.parametrize(
@@ -406,13 +398,13 @@ def test_what_is_neither_a_model_nor_a_manifest_is_refused(
     content: bytes, reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelError) as error:
-        gathering.load_model_or_manifest(saved(content, tmp_path / "m.json"), RULES)
+        load_model_or_manifest(saved(content, tmp_path / "m.json"), RULES)
     assert str(error.value).startswith(f"{tmp_path / 'm.json'}: {reason}")
 
 
 def test_a_side_that_is_not_there_is_said_to_be_missing(decoder: Path) -> None:
     with pytest.raises(ModelError, match=r"no such file \(did you mean .*decoder.onnx\?\)"):
-        gathering.load_model_or_manifest(decoder.with_name("decodr.onnx"), RULES)
+        load_model_or_manifest(decoder.with_name("decodr.onnx"), RULES)
 
 
 # Stamped.
@@ -421,18 +413,16 @@ def test_a_side_that_is_not_there_is_said_to_be_missing(decoder: Path) -> None:
 def stamp(*paths: Path) -> None:
     found = gather(*paths)
     jobs = [RenameJob(Path(path), Path(path)) for path in found.layout.models]
-    made = stamp_models(
-        jobs, found.reports, layouts.compute_layout_digest(found.layout), RULES, Options()
-    )
+    made = stamp_models(jobs, found.reports, compute_layout_digest(found.layout), RULES, Options())
     assert made.compute_exit_code() == 0
 
 
 def test_a_set_is_stamped_with_one_digest_which_its_merge_has_too(export: Path) -> None:
     stamp(export)
     found = gather(export)
-    assert (codes(found), found.stamp) == ([], layouts.compute_layout_digest(found.layout))
+    assert (codes(found), found.stamp) == ([], compute_layout_digest(found.layout))
     merged = merge(export, 0, 3)
-    assert layouts.compute_layout_digest(gather(merged).layout) == found.stamp
+    assert compute_layout_digest(gather(merged).layout) == found.stamp
 
 
 def test_a_window_alone_may_carry_the_stamp_of_its_set(export: Path) -> None:

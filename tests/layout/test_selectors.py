@@ -10,14 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxkvrename.errors import ModelError
-from onnxkvrename.layout import layout as layouts
-from onnxkvrename.layout import load as gathering
-from onnxkvrename.layout import selectors
-from onnxkvrename.layout.layout import Layout, LayoutSource
+from onnxkvrename.layout.layout import Layout, LayoutSource, build_layout
+from onnxkvrename.layout.load import load_layout
+from onnxkvrename.layout.selectors import (
+    build_name_expression,
+    build_number_expression,
+    build_selectors,
+)
 from onnxkvrename.model.signature import Signature, Value
-from onnxkvrename.rules import load as rulesfile
-from onnxkvrename.rules import plan as planning
+from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.patterns import compile_pattern
+from onnxkvrename.rules.plan import build_minimal_plan
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 LAYERS = st.sets(st.integers(0, 1200), min_size=1, max_size=60)
@@ -44,8 +47,8 @@ def model(names: dict[str, str], others: tuple[str, ...] = ()) -> Layout:
         tuple(Value(name, "FLOAT", shape) for name in names),
         tuple(Value(name, "FLOAT", shape) for name in (*names.values(), *others)),
     )
-    plan = planning.build_minimal_plan(signature, rulesfile.load_rules())
-    return layouts.build_layout([LayoutSource("m.onnx", signature, plan)])
+    plan = build_minimal_plan(signature, load_rules())
+    return build_layout([LayoutSource("m.onnx", signature, plan)])
 
 
 def plain(*layers: int, token: str = "") -> dict[str, str]:
@@ -59,13 +62,13 @@ def plain(*layers: int, token: str = "") -> dict[str, str]:
 
 def of(found: Layout, kind: str = "all", side: str = "both") -> str:
     """The expression for a kind and a side."""
-    (one,) = [s for s in selectors.build_selectors(found) if (s.kind, s.side) == (kind, side)]
+    (one,) = [s for s in build_selectors(found) if (s.kind, s.side) == (kind, side)]
     return one.expression
 
 
 @given(LAYERS)
 def test_numbers_fit_exactly_those_that_are_meant(layers: set[int]) -> None:
-    text = f"^{selectors.build_number_expression(layers)}$"
+    text = f"^{build_number_expression(layers)}$"
     near = {n + d for n in layers for d in (-1, 0, 1, 10)} | {int(f"{n}0") for n in layers}
     assert {n for n in near if n >= 0 and fits(text, str(n))} == layers
     assert not any(fits(text, f"0{n}") or fits(text, f"{n}x") for n in layers)
@@ -83,7 +86,7 @@ def test_numbers_fit_exactly_those_that_are_meant(layers: set[int]) -> None:
     ],
 )
 def test_numbers_are_told_in_ranges(layers: range, text: str) -> None:
-    assert selectors.build_number_expression(layers) == text
+    assert build_number_expression(layers) == text
 
 
 @given(LAYERS, st.sampled_from(["", "_VLLM", ".1", "1", "_x1.2"]), st.integers(0, 1))
@@ -95,7 +98,7 @@ def test_a_layer_is_never_taken_for_another(layers: set[int], token: str, at: in
         for part in parts[at:]
         for name in (f"{part}.{n}{token}", f"{part}.{n}{token}_RetainedState")
     }
-    text = selectors.build_name_expression(names.items())
+    text = build_name_expression(names.items())
     assert all(fits(text, name) for name in names)
     near = {f"{name}0" for name in names} | {f"x{name}" for name in names}
     near |= {f"past_key.{n}{token}" for n in range(0, 1300, 7)} - names.keys()
@@ -105,7 +108,7 @@ def test_a_layer_is_never_taken_for_another(layers: set[int], token: str, at: in
 
 @given(st.dictionaries(st.text(CHARS, min_size=1, max_size=6), st.integers(0, 12), min_size=1))
 def test_any_names_are_spelled_exactly(names: dict[str, int]) -> None:
-    text = selectors.build_name_expression(names.items())
+    text = build_name_expression(names.items())
     assert text.isprintable()
     pattern, python = compile_pattern(text), re.compile(text)
     assert all(pattern.matches(name) and python.fullmatch(name) for name in names)
@@ -117,11 +120,11 @@ def test_any_names_are_spelled_exactly(names: dict[str, int]) -> None:
 
 def test_the_layer_is_looked_for_where_most_names_have_it() -> None:
     names = [("k1.0", 0), ("k1.1", 1), ("k1.2", 2)]
-    assert selectors.build_name_expression(names) == r"^k1\.[0-2]$"
+    assert build_name_expression(names) == r"^k1\.[0-2]$"
 
 
 def test_a_number_that_is_written_otherwise_is_no_layer() -> None:
-    assert selectors.build_name_expression([("k.01", 1)]) == r"^k\.01$"
+    assert build_name_expression([("k.01", 1)]) == r"^k\.01$"
 
 
 def test_a_large_model_has_a_short_expression() -> None:
@@ -139,11 +142,11 @@ def test_both_sides_inputs_and_outputs_are_told_apart() -> None:
 
 
 def test_kinds_have_expressions_of_their_own() -> None:
-    rules = rulesfile.load_rules()
-    found = gathering.load_layout([FIXTURES / "plain" / "hybrid.onnx"], rules).layout
+    rules = load_rules()
+    found = load_layout([FIXTURES / "plain" / "hybrid.onnx"], rules).layout
     assert of(found, "sliding_window") == r"^past_(?:key|value)\.2(?:_RetainedState)?$"
     assert of(found, "mamba", "inputs") == r"^(?:conv|recurrent)_state\.1$"
-    names = {s.kind: s.names for s in selectors.build_selectors(found) if s.side == "both"}
+    names = {s.kind: s.names for s in build_selectors(found) if s.side == "both"}
     assert names == {"all": 12, "full_attention": 4, "mamba": 4, "sliding_window": 4}
 
 
@@ -155,7 +158,7 @@ def test_a_model_that_is_half_renamed_has_one_all_the_same() -> None:
 
 
 def test_a_model_without_buffers_has_none() -> None:
-    assert selectors.build_selectors(model({}, ("logits",))) == ()
+    assert build_selectors(model({}, ("logits",))) == ()
 
 
 def test_other_names_of_the_graph_are_never_taken() -> None:
@@ -166,14 +169,14 @@ def test_other_names_of_the_graph_are_never_taken() -> None:
 def test_where_the_end_of_a_line_passes_for_that_of_a_name_it_is_refused() -> None:
     """To Python's ``$`` a last newline is nothing."""
     with pytest.raises(ModelError, match=r"fails for past_key\.0\n"):
-        selectors.build_selectors(model(plain(0), ("past_key.0\n",)))
+        build_selectors(model(plain(0), ("past_key.0\n",)))
 
 
 @pytest.mark.parametrize("char", ["\udcff", "\u200b"])
 def test_what_cannot_be_spelled_for_all_is_refused(char: str) -> None:
     with pytest.raises(ModelError, match="no expression can spell"):
-        selectors.build_name_expression([(f"past_key.0{char}", 0)])
+        build_name_expression([(f"past_key.0{char}", 0)])
 
 
 def test_what_cannot_be_seen_is_spelled_by_its_number() -> None:
-    assert selectors.build_name_expression([("a\t\x7f.0", 0)]) == r"^a\x09\x7f\.0$"
+    assert build_name_expression([("a\t\x7f.0", 0)]) == r"^a\x09\x7f\.0$"

@@ -11,12 +11,17 @@ import models
 import pytest
 
 from onnxkvrename import ModelError, WriteError
-from onnxkvrename.model import file as onnxfile
-from onnxkvrename.model import occurrences as places
-from onnxkvrename.model import proto_reader as messages
-from onnxkvrename.model import protobuf as wire
-from onnxkvrename.model.protobuf import Span
-from onnxkvrename.storage import read as files
+from onnxkvrename.model.file import (
+    build_spliced_source,
+    check_written_model,
+    open_model,
+    read_pieces,
+    write_pieces,
+)
+from onnxkvrename.model.occurrences import find_occurrences
+from onnxkvrename.model.proto_reader import read_signature
+from onnxkvrename.model.protobuf import Span, splice_payloads
+from onnxkvrename.storage.read import MAX_MODEL_SIZE, open_file
 from onnxkvrename.storage.temp_file import TempFile
 
 
@@ -54,7 +59,7 @@ def zipped() -> bytes:
 )
 def test_what_is_no_model_is_called_what_it_is(content: bytes, said: str, tmp_path: Path) -> None:
     path = models.saved(content, tmp_path / "x.onnx")
-    with pytest.raises(ModelError, match=said) as caught, onnxfile.open_model(path):
+    with pytest.raises(ModelError, match=said) as caught, open_model(path):
         pass
     assert caught.value.path == str(path)
     assert "\n" not in str(caught.value)
@@ -66,14 +71,14 @@ def test_a_file_that_no_reader_takes_is_refused_unread(tmp_path: Path) -> None:
         file.truncate(1 << 31)
     with (
         pytest.raises(ModelError, match="2,147,483,648 bytes, more than"),
-        onnxfile.open_model(path),
+        open_model(path),
     ):
         pass
 
 
 def test_a_fault_further_in_names_the_file_too(tmp_path: Path) -> None:
     path = models.saved(models.decoder(), tmp_path / "x.onnx")
-    with pytest.raises(ModelError) as caught, onnxfile.open_model(path):
+    with pytest.raises(ModelError) as caught, open_model(path):
         raise ModelError("too deep")
     assert caught.value.path == str(path)
 
@@ -90,9 +95,9 @@ def test_pieces_are_written_in_order_whatever_their_size(
         pieces += [Span(at, size), b"between" * size]
         expected += content[at : at + size] + b"between" * size
         at += size
-    with onnxfile.open_model(path) as opened, TempFile(tmp_path / "y.onnx") as draft:
-        assert b"".join(onnxfile.read_pieces(opened.file, pieces)) == expected
-        onnxfile.write_pieces(opened.file, pieces, draft)
+    with open_model(path) as opened, TempFile(tmp_path / "y.onnx") as draft:
+        assert b"".join(read_pieces(opened.file, pieces)) == expected
+        write_pieces(opened.file, pieces, draft)
         assert draft.read(0, len(expected) + 1) == expected
 
 
@@ -113,9 +118,9 @@ def test_a_result_is_read_before_it_is_written(
 ) -> None:
     """From every byte on, at every size."""
     path = models.saved(bytes(range(30)), tmp_path / "x")
-    with files.open_file(path) as file:
-        whole = b"".join(onnxfile.read_pieces(file, pieces))
-        result = onnxfile.build_spliced_source(file, pieces)
+    with open_file(path) as file:
+        whole = b"".join(read_pieces(file, pieces))
+        result = build_spliced_source(file, pieces)
         assert result.size == len(whole)
         for offset in range(len(whole) + 2):
             for size in range(len(whole) + 2):
@@ -124,23 +129,21 @@ def test_a_result_is_read_before_it_is_written(
 
 def test_a_result_that_is_not_written_yet_shows_its_new_names(tmp_path: Path) -> None:
     path = models.saved(models.decoder(), tmp_path / "x.onnx")
-    with onnxfile.open_model(path) as model:
-        survey = places.find_occurrences(model.source, {models.KEY, "past_key.0_VLLM"})
+    with open_model(path) as model:
+        survey = find_occurrences(model.source, {models.KEY, "past_key.0_VLLM"})
         edits = survey.build_edits({models.KEY: "past_key.0_VLLM"}, {})
-        result = onnxfile.build_spliced_source(
-            model.file, wire.splice_payloads(model.source, edits)
-        )
+        result = build_spliced_source(model.file, splice_payloads(model.source, edits))
         renamed = model.signature.apply_name_map({models.KEY: "past_key.0_VLLM"}, {})
-        assert messages.read_signature(result) == renamed != model.signature
+        assert read_signature(result) == renamed != model.signature
 
 
 def test_a_source_that_becomes_shorter_is_not_read_as_a_result(tmp_path: Path) -> None:
     path = models.saved(models.decoder(), tmp_path / "x.onnx")
-    with onnxfile.open_model(path) as model:
-        result = onnxfile.build_spliced_source(model.file, (Span(0, model.file.size),))
+    with open_model(path) as model:
+        result = build_spliced_source(model.file, (Span(0, model.file.size),))
         os.truncate(path, model.file.size // 2)
         with pytest.raises(ModelError, match="became shorter while it was read"):
-            messages.read_signature(result)
+            read_signature(result)
 
 
 def test_what_was_written_must_read_back_as_planned(tmp_path: Path) -> None:
@@ -154,21 +157,21 @@ def test_what_was_written_must_read_back_as_planned(tmp_path: Path) -> None:
         (other, "names, dtypes or shapes differ"),
         (b"\xff" * size, "field number|wire type|a number of more"),
     ]:
-        with onnxfile.open_model(path) as model, TempFile(tmp_path / "y.onnx") as draft:
+        with open_model(path) as model, TempFile(tmp_path / "y.onnx") as draft:
             draft.write(written)
             if said is None:
-                onnxfile.check_written_model(draft, size, model.signature)
+                check_written_model(draft, size, model.signature)
             else:
                 with pytest.raises(WriteError, match=f"(?:{said}).*nothing was changed.*bug"):
-                    onnxfile.check_written_model(draft, size, model.signature)
+                    check_written_model(draft, size, model.signature)
 
 
 def test_a_model_is_read_through_its_file(tmp_path: Path) -> None:
     path = models.saved(models.decoder(), tmp_path / "x.onnx")
-    with onnxfile.open_model(path) as model:
+    with open_model(path) as model:
         assert [value.name for value in model.signature.outputs] == [
             "logits",
             models.KEY_OUT,
             models.VALUE_OUT,
         ]
-        assert model.file.size == path.stat().st_size <= files.MAX_MODEL_SIZE
+        assert model.file.size == path.stat().st_size <= MAX_MODEL_SIZE

@@ -16,8 +16,8 @@ from onnxkvrename import (
     rename,
     rename_batch,
 )
-from onnxkvrename.model import metadata as stamps
 from onnxkvrename.model.file import open_model, read_pieces
+from onnxkvrename.model.metadata import STAMP_KEY, read_stamp, write_stamp
 from onnxkvrename.model.protobuf import ByteSource, Span
 from onnxkvrename.renaming.run import stamp_models
 
@@ -31,7 +31,7 @@ def source(content: bytes) -> ByteSource:
 
 def written(path: Path, stamp: str | None) -> bytes:
     with open_model(path) as model:
-        pieces = stamps.write_stamp(model.source, stamp, (Span(0, model.file.size),))
+        pieces = write_stamp(model.source, stamp, (Span(0, model.file.size),))
         return b"".join(read_pieces(model.file, pieces))
 
 
@@ -59,19 +59,19 @@ def test_a_stamp_is_one_entry_of_the_metadata(model: Path) -> None:
     before = onnx.load(model)
     stamped(model)
     after = onnx.load(model)
-    assert entries(model) == [(stamps.STAMP_KEY, DIGEST)]
+    assert entries(model) == [(STAMP_KEY, DIGEST)]
     del after.metadata_props[:]
     assert after == before
 
 
 def test_a_model_without_one_has_none(model: Path) -> None:
     with open_model(model) as found:
-        assert stamps.read_stamp(found.source) is None
+        assert read_stamp(found.source) is None
 
 
 def test_a_second_stamp_takes_the_place_of_the_first(model: Path) -> None:
     stamped(stamped(model), OTHER)
-    assert entries(model) == [(stamps.STAMP_KEY, OTHER)]
+    assert entries(model) == [(STAMP_KEY, OTHER)]
 
 
 def test_the_same_stamp_leaves_the_file_alone(model: Path) -> None:
@@ -111,9 +111,9 @@ def test_a_look_ahead_says_that_the_stamp_would_go(model: Path) -> None:
 
 def test_what_others_wrote_into_the_metadata_stays(tmp_path: Path) -> None:
     model = decoder()
-    onnx.helper.set_model_props(model, {"framework": "pt", stamps.STAMP_KEY: OTHER, "seed": "7"})
+    onnx.helper.set_model_props(model, {"framework": "pt", STAMP_KEY: OTHER, "seed": "7"})
     path = stamped(saved(model, tmp_path / "model.onnx"))
-    assert entries(path) == [("framework", "pt"), ("seed", "7"), (stamps.STAMP_KEY, DIGEST)]
+    assert entries(path) == [("framework", "pt"), ("seed", "7"), (STAMP_KEY, DIGEST)]
     rename(path, strip=True)
     assert entries(path) == [("framework", "pt"), ("seed", "7")]
 
@@ -122,20 +122,20 @@ def test_what_others_wrote_into_the_metadata_stays(tmp_path: Path) -> None:
 def test_however_a_stamp_is_written_it_is_found_and_goes(form: str, tmp_path: Path) -> None:
     plain = decoder()
     model = ModelProto.FromString(plain.SerializeToString())
-    onnx.helper.set_model_props(model, {stamps.STAMP_KEY: OTHER})
+    onnx.helper.set_model_props(model, {STAMP_KEY: OTHER})
     path = saved(FORMS[form](model), tmp_path / "model.onnx")
     with open_model(path) as found:
-        assert stamps.read_stamp(found.source) == OTHER
+        assert read_stamp(found.source) == OTHER
     assert written(path, None) == FORMS[form](plain)
 
 
 def test_a_tag_that_was_written_too_long_goes_as_a_whole() -> None:
-    entry = field(1, stamps.STAMP_KEY) + field(2, OTHER)
+    entry = field(1, STAMP_KEY) + field(2, OTHER)
     tag = bytes([0x80 | 14 << 3 & 0x7F | 2, 0x80, 0x00])
     before, after = field(2, "pt"), field(3, "1")
     found = source(before + tag + bytes([len(entry)]) + entry + after)
-    assert stamps.read_stamp(found) == OTHER
-    pieces = stamps.write_stamp(found, None, (Span(0, found.size),))
+    assert read_stamp(found) == OTHER
+    pieces = write_stamp(found, None, (Span(0, found.size),))
     parts = [
         found.read_slice(piece.offset, piece.size) for piece in pieces if isinstance(piece, Span)
     ]
@@ -153,7 +153,7 @@ def test_the_windows_of_a_set_are_stamped_all_or_none(tmp_path: Path) -> None:
     forced = stamp_models(jobs, reports, DIGEST, load_rules(), Options(force=True))
     assert (forced.compute_exit_code(), [entries(path) for path in paths]) == (
         0,
-        [[(stamps.STAMP_KEY, DIGEST)]] * 3,
+        [[(STAMP_KEY, DIGEST)]] * 3,
     )
     rename_batch(jobs, TokenChange(None, strip=True), load_rules(), Options(force=True))
     assert [path.read_bytes() for path in paths] == before

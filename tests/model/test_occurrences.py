@@ -10,8 +10,7 @@ from models import KEY, KEY_OUT, VALUE, branch, decoder, field, graph, info, nod
 from onnx import GraphProto, ModelProto, TensorProto
 
 from onnxkvrename.errors import ModelError
-from onnxkvrename.model import occurrences as places
-from onnxkvrename.model.occurrences import Occurrences
+from onnxkvrename.model.occurrences import Occurrences, find_occurrences
 from onnxkvrename.model.protobuf import ByteSource, Span, splice_payloads
 
 NEW = f"{KEY}_VLLM"
@@ -19,7 +18,7 @@ NEW = f"{KEY}_VLLM"
 
 def survey(model: ModelProto | bytes, *names: str) -> Occurrences:
     raw = model if isinstance(model, bytes) else model.SerializeToString()
-    return places.find_occurrences(ByteSource.from_bytes(raw), names or (KEY,))
+    return find_occurrences(ByteSource.from_bytes(raw), names or (KEY,))
 
 
 def found(survey: Occurrences) -> set[tuple[str, str, int]]:
@@ -34,7 +33,7 @@ def exchanged(model: ModelProto, names: dict[str, str]) -> ModelProto:
     """The model with names exchanged all at once."""
     raw = model.SerializeToString()
     source = ByteSource.from_bytes(raw)
-    pieces = splice_payloads(source, places.find_occurrences(source, names).build_edits(names, {}))
+    pieces = splice_payloads(source, find_occurrences(source, names).build_edits(names, {}))
     return ModelProto.FromString(
         b"".join(raw[p.offset :][: p.size] if isinstance(p, Span) else p for p in pieces)
     )
@@ -310,5 +309,5 @@ def test_weights_in_the_way_are_not_read():
         read += size
         return raw[offset : offset + size]
 
-    assert len(places.find_occurrences(ByteSource(reading, len(raw)), [KEY]).occurrences) == 2
+    assert len(find_occurrences(ByteSource(reading, len(raw)), [KEY]).occurrences) == 2
     assert read < len(raw)

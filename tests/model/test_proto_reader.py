@@ -20,9 +20,13 @@ from onnx.helper import (
 )
 
 from onnxkvrename.errors import ModelError
-from onnxkvrename.model import occurrences as places
-from onnxkvrename.model import proto_reader as messages
-from onnxkvrename.model.proto_reader import ExternalReference
+from onnxkvrename.model.occurrences import find_occurrences
+from onnxkvrename.model.proto_reader import (
+    ExternalReference,
+    get_dtype_name,
+    read_export_info,
+    read_signature,
+)
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Dim, ExportInfo, Value
 
@@ -36,7 +40,7 @@ def value(type_: TypeProto | bytes, name: str = "x") -> Value:
 
 
 def value_of(raw: bytes) -> Value:
-    (found,) = messages.read_signature(ByteSource.from_bytes(field(7, field(11, raw)))).inputs
+    (found,) = read_signature(ByteSource.from_bytes(field(7, field(11, raw)))).inputs
     return found
 
 
@@ -49,7 +53,7 @@ def test_inputs_and_outputs_come_in_the_files_order_doubles_included():
     model = decoder()
     model.graph.input.append(info("x", "batch", 2))
     raw = model.SerializeToString()
-    found = messages.read_signature(ByteSource.from_bytes(raw))
+    found = read_signature(ByteSource.from_bytes(raw))
     assert [value.name for value in found.inputs] == [value.name for value in model.graph.input]
     assert [value.name for value in found.outputs] == [value.name for value in model.graph.output]
     assert found.inputs[0] == Value("x", "FLOAT", SHAPE)
@@ -84,7 +88,7 @@ def test_a_type_is_read(type_: TypeProto, dtype: str, dims: tuple[Dim, ...] | No
 
 @pytest.mark.parametrize("number", TensorProto.DataType.values())
 def test_a_dtype_goes_by_the_name_that_onnx_gives_it(number: int):
-    assert messages.get_dtype_name(number) == TensorProto.DataType.Name(number)
+    assert get_dtype_name(number) == TensorProto.DataType.Name(number)
 
 
 def test_an_opaque_type_may_have_a_domain():
@@ -122,7 +126,7 @@ def test_of_a_string_given_twice_the_last_counts():
 def test_a_field_of_another_wire_type_is_unknown_and_not_the_name():
     assert value_of(field(1, "x") + field(1, 5) + field(2, 5)) == Value("x", "UNDEFINED", None)
     with pytest.raises(ModelError, match="no graph"):
-        messages.read_signature(ByteSource.from_bytes(field(7, 5)))
+        read_signature(ByteSource.from_bytes(field(7, 5)))
 
 
 TENSOR = field(1, field(1, 1))
@@ -140,14 +144,14 @@ TWICE = {
 def test_a_message_that_parsers_would_merge_is_refused(what: str):
     onnx.ModelProto.FromString(TWICE[what])
     with pytest.raises(ModelError, match=f"a second {what.split(',')[0]} at byte"):
-        messages.read_signature(ByteSource.from_bytes(TWICE[what]))
+        read_signature(ByteSource.from_bytes(TWICE[what]))
 
 
 # Who wrote it
 
 
 def origin(*raw: bytes) -> ExportInfo:
-    return messages.read_export_info(ByteSource.from_bytes(b"".join(raw)))
+    return read_export_info(ByteSource.from_bytes(b"".join(raw)))
 
 
 def test_an_export_says_who_wrote_it_and_for_what():
@@ -190,9 +194,7 @@ def test_the_graph_is_stepped_over():
         asked.append(size)
         return raw[offset : offset + size]
 
-    assert messages.read_export_info(ByteSource(read, len(raw))) == ExportInfo(
-        8, "", "", (("", 17),)
-    )
+    assert read_export_info(ByteSource(read, len(raw))) == ExportInfo(8, "", "", (("", 17),))
     assert sum(asked) < weights // 4
 
 
@@ -204,7 +206,7 @@ def test_a_damaged_origin_is_refused():
 @pytest.mark.parametrize("raw", [b"", field(1, 8), field(2, "pytorch"), b"\x3a" * 3])
 def test_what_has_no_graph_is_no_model(raw: bytes):
     with pytest.raises(ModelError):
-        messages.read_signature(ByteSource.from_bytes(raw))
+        read_signature(ByteSource.from_bytes(raw))
 
 
 # External data
@@ -220,7 +222,7 @@ def external(*entries: tuple[str, str], dims: tuple[int, ...] = (4, 2), name: st
 
 
 def references(model: onnx.ModelProto) -> tuple[ExternalReference, ...]:
-    return places.find_occurrences(
+    return find_occurrences(
         ByteSource.from_bytes(model.SerializeToString()), ["past_key.0"]
     ).references
 
@@ -295,9 +297,7 @@ def test_data_without_a_location_are_a_fault():
 def test_packed_dimensions_count_as_others_do():
     packed = field(1, varint(4) + varint(2)) + field(2, 1) + field(8, "w") + field(14, 1)
     raw = field(5, packed + field(13, field(1, "location") + field(2, "w.bin")))
-    (found,) = places.find_occurrences(
-        ByteSource.from_bytes(field(7, raw)), ["past_key.0"]
-    ).references
+    (found,) = find_occurrences(ByteSource.from_bytes(field(7, raw)), ["past_key.0"]).references
     assert found == ExternalReference("w.bin", 32, "w")
 
 
@@ -309,9 +309,7 @@ def test_data_in_the_model_are_no_reference():
     assert references(model) == ()
     raw = field(14, 1) + field(14, 0) + field(13, field(1, "location") + field(2, "w.bin"))
     assert (
-        places.find_occurrences(
-            ByteSource.from_bytes(field(7, field(5, raw))), ["past_key.0"]
-        ).references
+        find_occurrences(ByteSource.from_bytes(field(7, field(5, raw))), ["past_key.0"]).references
         == ()
     )
 
@@ -320,7 +318,7 @@ def test_data_in_the_model_are_no_reference():
 def test_where_data_lie_is_read_as_protobuf_reads_it(location: bytes):
     raw = field(13, field(1, "location") + field(2, "../w.bin")) + location
     assert TensorProto.FromString(raw).data_location == TensorProto.EXTERNAL
-    assert places.find_occurrences(
+    assert find_occurrences(
         ByteSource.from_bytes(field(7, field(5, raw))), ["past_key.0"]
     ).references
 
@@ -329,7 +327,7 @@ def test_dimensions_of_another_wire_type_are_unknown():
     raw = field(2, 1) + b"\x09" + varint(9) * 8 + field(14, 1)
     raw += field(13, field(1, "location") + field(2, "w.bin"))
     assert list(TensorProto.FromString(raw).dims) == []
-    (found,) = places.find_occurrences(
+    (found,) = find_occurrences(
         ByteSource.from_bytes(field(7, field(5, raw))), ["past_key.0"]
     ).references
     assert found.end_offset == 4
@@ -341,7 +339,7 @@ def test_packed_dimensions_that_are_cut_off_are_refused():
     with pytest.raises(DecodeError):
         GraphProto.FromString(raw)
     with pytest.raises(ModelError):
-        places.find_occurrences(ByteSource.from_bytes(field(7, raw)), ["past_key.0"])
+        find_occurrences(ByteSource.from_bytes(field(7, raw)), ["past_key.0"])
 
 
 def test_tensors_in_one_file_are_one_reference_up_to_the_last_of_them():
@@ -397,5 +395,5 @@ def test_a_value_info_of_a_sequence_can_be_read_with_its_symbols():
     nested = make_sequence_type_proto(make_tensor_type_proto(TensorProto.FLOAT, ("Addx_dim_1", 2)))
     raw = make_value_info("x", nested).SerializeToString()
     source = ByteSource.from_bytes(field(7, field(11, raw)))
-    survey = places.find_occurrences(source, ["past_key.0"])
+    survey = find_occurrences(source, ["past_key.0"])
     assert [name for name, _ in survey.symbols] == ["Addx_dim_1"]

@@ -14,7 +14,14 @@ from models import BROKEN, CLOSE, OPEN, field, varint
 from onnxkvrename.errors import ModelError
 from onnxkvrename.model import protobuf as wire
 from onnxkvrename.model.protobuf import (
+    BLOCK_SIZE,
+    FIXED32,
+    FIXED64,
+    LENGTH,
+    MAX_NAME_SIZE,
+    VARINT,
     ByteSource,
+    Piece,
     Record,
     Span,
     read_fields,
@@ -41,7 +48,7 @@ def only_field(source: ByteSource, parent: Record) -> Record:
     return record
 
 
-def bytes_of(data: bytes, pieces: tuple[wire.Piece, ...]) -> bytes:
+def bytes_of(data: bytes, pieces: tuple[Piece, ...]) -> bytes:
     return b"".join(
         data[piece.offset : piece.offset + piece.size] if isinstance(piece, Span) else piece
         for piece in pieces
@@ -51,10 +58,10 @@ def bytes_of(data: bytes, pieces: tuple[wire.Piece, ...]) -> bytes:
 def test_every_kind_of_field_is_found_in_order():
     data = field(1, 300) + b"\x11" + b"8" * 8 + field(3, "name") + b"\x25" + b"4" * 4
     assert read(data) == [
-        (1, wire.VARINT, varint(300)),
-        (2, wire.FIXED64, b"8" * 8),
-        (3, wire.LENGTH, b"name"),
-        (4, wire.FIXED32, b"4" * 4),
+        (1, VARINT, varint(300)),
+        (2, FIXED64, b"8" * 8),
+        (3, LENGTH, b"name"),
+        (4, FIXED32, b"4" * 4),
     ]
 
 
@@ -84,8 +91,8 @@ def test_groups_are_stepped_over_with_all_that_is_in_them():
     inner = varint(101 << 3 | 3) + field(5, "y") + varint(101 << 3 | 4)
     group = OPEN + field(1, "x") + inner + b"\x11" + CLOSE[:1] * 8 + CLOSE
     assert read(field(1, "a") + group + field(2, "b")) == [
-        (1, wire.LENGTH, b"a"),
-        (2, wire.LENGTH, b"b"),
+        (1, LENGTH, b"a"),
+        (2, LENGTH, b"b"),
     ]
 
 
@@ -161,10 +168,10 @@ def test_a_file_that_shrinks_while_it_is_read_is_noticed():
 
 def test_a_name_of_more_than_64_kib_is_refused():
     source = ByteSource.from_bytes(
-        field(1, "a" * wire.MAX_NAME_SIZE) + field(2, "a" * (wire.MAX_NAME_SIZE + 1))
+        field(1, "a" * MAX_NAME_SIZE) + field(2, "a" * (MAX_NAME_SIZE + 1))
     )
     fits, too_long = read_fields(source, source.root)
-    assert source.read_string(fits) == "a" * wire.MAX_NAME_SIZE
+    assert source.read_string(fits) == "a" * MAX_NAME_SIZE
     with pytest.raises(ModelError, match="65,537 bytes"):
         source.read_string(too_long)
 
@@ -226,10 +233,10 @@ def test_a_search_finds_what_a_plain_walk_finds(
         assert found == asked
         return
     assert [r for r in plain if r in found] == found
-    assert [r for r in asked if r.wire_type == wire.LENGTH and r not in found] == []
+    assert [r for r in asked if r.wire_type == LENGTH and r not in found] == []
     for record in found:  # the others are those that take a longer look
         prefix, size = record.start - record.length_start, record.end - record.length_start
-        if record.wire_type == wire.LENGTH and record.number < 16 and prefix < 3 < size < 63:
+        if record.wire_type == LENGTH and record.number < 16 and prefix < 3 < size < 63:
             assert record in asked
 
 
@@ -261,7 +268,7 @@ def test_weights_are_stepped_over_and_not_read():
 
     source = ByteSource(reading, len(data))
     assert len(list(read_fields(source, source.root, stems=(b"past_",)))) == 2
-    assert sum(sizes) <= 2 * wire.BLOCK_SIZE
+    assert sum(sizes) <= 2 * BLOCK_SIZE
 
 
 @pytest.mark.parametrize("stems", [(), (b"past_",)])
@@ -277,7 +284,7 @@ def test_a_block_is_read_once_however_many_fields_are_given(stems: tuple[bytes, 
     graph = only_field(source, source.root)
     found = list(read_fields(source, graph, stems=stems, always=frozenset((11,))))
     assert len(found) == 2_000
-    assert len(blocks) <= len(data) // wire.BLOCK_SIZE + 2
+    assert len(blocks) <= len(data) // BLOCK_SIZE + 2
 
 
 # Splicing

@@ -19,11 +19,11 @@ from real_exports import EXPORTS, VARYING, names
 from schemas import load_schema
 
 from onnxkvrename import ModelReport, Report
-from onnxkvrename.qefficient import seed_cache as seeding
+from onnxkvrename.qefficient.seed_cache import update_report_paths
 from onnxkvrename.rules.results import SidecarReport
-from onnxkvrename.storage import lock as locks
-from onnxkvrename.storage import transaction as changeset
+from onnxkvrename.storage.lock import hold_locks
 from onnxkvrename.storage.temp_file import TEMP_PREFIX
+from onnxkvrename.storage.transaction import Transaction, find_intents, write_intent
 
 SEED = ("--prefix", "VLLM", "--seed-cache")
 IN_PLACE = (*SEED, "--in-place")
@@ -457,12 +457,12 @@ def test_the_call_that_hands_a_model_back_names_its_new_place() -> None:
     call = f'compile(onnx_path="{old}/m.onnx")'
     model = ModelReport(f"{old}/m.onnx", f"{old}/m.onnx", "renamed", feed_back_call=call)
     text = SidecarReport(f"{old}/p.json", f"{old}/p.json", "unchanged", 0)
-    told = seeding.update_report_paths(Report((model,), (text,)), {old: new}, done=True)
+    told = update_report_paths(Report((model,), (text,)), {old: new}, done=True)
     assert told.models[0].feed_back_call == f'compile(onnx_path="{new}/m.onnx")'
     assert told.sidecars[0] == text._replace(output=f"{new}/p.json", status="renamed")
-    ahead = seeding.update_report_paths(Report((model,), (text,)), {old: new}, done=False)
+    ahead = update_report_paths(Report((model,), (text,)), {old: new}, done=False)
     assert ahead.sidecars[0].status == "would-rename"
-    assert seeding.update_report_paths(Report((model,), (text,)), {}, done=True) == Report(
+    assert update_report_paths(Report((model,), (text,)), {}, done=True) == Report(
         (model,), (text,)
     )
 
@@ -522,14 +522,14 @@ def test_in_place_an_interrupt_after_the_directory_moved_undoes_nothing(
 def test_a_directory_that_appears_meanwhile_stays(
     plain: Path, twin: Path, monkeypatch: pytest.MonkeyPatch, run
 ) -> None:
-    target, real = plain.parent / twin.name, changeset.Transaction.rename_directories
+    target, real = plain.parent / twin.name, Transaction.rename_directories
     before = below(plain)
 
-    def late(self: changeset.Transaction, moves: dict[Path, Path]) -> None:
+    def late(self: Transaction, moves: dict[Path, Path]) -> None:
         target.mkdir()
         real(self, moves)
 
-    monkeypatch.setattr(changeset.Transaction, "rename_directories", late)
+    monkeypatch.setattr(Transaction, "rename_directories", late)
     outcome = run(plain, *IN_PLACE)
     assert (outcome.code, f"{target}: cannot be written: File exists" in outcome.err) == (2, True)
     assert contents(plain.parent) == before
@@ -543,10 +543,10 @@ def test_a_second_run_says_who_is_at_work_and_takes_nothing_back(
     target = plain.parent / twin.name
     held = {"plain": plain, "target": target, "model": plain / "decoder.onnx"}[which]
     before = contents(plain)
-    with changeset.write_intent({plain: target}), locks.hold_locks([held]):
+    with write_intent({plain: target}), hold_locks([held]):
         outcome = run(plain, *IN_PLACE)
         assert (outcome.code, "is being worked on by process" in outcome.err) == (2, True)
-        (mark,) = changeset.find_intents(plain.parent)
+        (mark,) = find_intents(plain.parent)
         assert mark.move == (plain.name, target.name)
     assert contents(plain.parent) == below(plain)
     assert contents(plain) == before

@@ -18,7 +18,7 @@ from onnxkvrename import (
     rename_batch,
 )
 from onnxkvrename.findings import build_finding
-from onnxkvrename.renaming import batch_checks as judging
+from onnxkvrename.renaming.batch_checks import add_sidecar_findings
 from onnxkvrename.renaming.extra_files import PreparedSidecar, RewrittenText, Sidecar
 from onnxkvrename.renaming.prepare import prepare_model
 from onnxkvrename.rules.results import SidecarReport
@@ -99,7 +99,7 @@ def test_what_is_said_of_texts_counts_for_their_models(decoder: Path) -> None:
     items = [prepare_model(job, TokenChange("VLLM"), load_rules(), LOOK) for _ in range(2)]
 
     def status(text: PreparedSidecar, options: Options = LOOK) -> list[str]:
-        return [item.report.status for item in judging.add_sidecar_findings(items, [text], options)]
+        return [item.report.status for item in add_sidecar_findings(items, [text], options)]
 
     assert status(spoken(warning, owner=1)) == ["would-rename", "would-rename"]
     assert status(spoken(warning, owner=1), LOOK._replace(strict=True)) == [
@@ -107,16 +107,14 @@ def test_what_is_said_of_texts_counts_for_their_models(decoder: Path) -> None:
         "failed",
     ]
     assert status(spoken(error=ModelError("no"))) == ["failed", "would-rename"]
-    (one, two) = judging.add_sidecar_findings(
-        items, [spoken(warning), spoken(warning, owner=1)], LOOK
-    )
+    (one, two) = add_sidecar_findings(items, [spoken(warning), spoken(warning, owner=1)], LOOK)
     assert one.report.findings == two.report.findings == (warning,)
 
 
 def test_the_error_of_a_model_comes_before_that_of_its_text(tmp_path: Path) -> None:
     broken = saved(b"text", tmp_path / "broken.onnx")
     item = prepare_model(RenameJob(broken, broken), TokenChange("VLLM"), load_rules(), LOOK)
-    (judged,) = judging.add_sidecar_findings([item], [spoken(error=ModelError("no"))], LOOK)
+    (judged,) = add_sidecar_findings([item], [spoken(error=ModelError("no"))], LOOK)
     assert judged.report.error is item.report.error is not None
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from onnxkvrename import ModelError, ModelReport, Options, WriteError, rename
 from onnxkvrename.renaming import output_path as destination
-from onnxkvrename.storage import temp_file as drafts
+from onnxkvrename.renaming.output_path import find_outermost_missing_directory
+from onnxkvrename.storage.temp_file import build_temp_path
 
 
 def attempt(model: Path, output: Path | None = None, **options: bool) -> ModelReport:
@@ -183,7 +184,7 @@ def test_a_new_directory_is_gone_again_if_the_result_could_not_be_written(
 
 
 def test_links_that_a_dead_run_has_left_are_no_other_peoples(decoder: Path) -> None:
-    os.link(decoder, drafts.build_temp_path(decoder))
+    os.link(decoder, build_temp_path(decoder))
     assert attempt(decoder, write=False).status == "would-rename"
     hard_link(decoder)
     with pytest.raises(WriteError, match="has 2 hard links"):
@@ -191,7 +192,7 @@ def test_links_that_a_dead_run_has_left_are_no_other_peoples(decoder: Path) -> N
 
 
 def test_a_link_beside_another_model_is(decoder: Path) -> None:
-    os.link(decoder, drafts.build_temp_path(decoder.with_name("other.onnx")))
+    os.link(decoder, build_temp_path(decoder.with_name("other.onnx")))
     with pytest.raises(WriteError, match="has 2 hard links"):
         attempt(decoder)
 
@@ -200,7 +201,7 @@ def test_a_link_that_a_living_run_takes_away_meanwhile_is_no_fault(
     decoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hard_link(decoder)
-    gone = drafts.build_temp_path(decoder)
+    gone = build_temp_path(decoder)
     monkeypatch.setattr(
         "onnxkvrename.renaming.output_path.find_stale_temp_files", lambda targets: [gone]
     )
@@ -223,5 +224,5 @@ def test_a_directory_is_fresh_if_it_is_not_there(
 ) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to("nowhere")
-    found = destination.find_outermost_missing_directory(tmp_path / target)
+    found = find_outermost_missing_directory(tmp_path / target)
     assert found == (expected and tmp_path / expected)

@@ -24,7 +24,8 @@ from onnxkvrename import (
 )
 from onnxkvrename.renaming import parallel as spreading
 from onnxkvrename.renaming import write as writing
-from onnxkvrename.renaming.parallel import map_ordered
+from onnxkvrename.renaming.parallel import count_useful_processes, map_ordered, open_process_pool
+from onnxkvrename.renaming.write import WriteTask
 from onnxkvrename.storage.temp_file import TEMP_PREFIX
 
 
@@ -58,7 +59,7 @@ def renamed(root: Path, executor: Executor | None, **options: Any) -> Report:
 @pytest.mark.parametrize("count", [1, 2])
 def test_results_come_in_the_order_of_the_items(count: int) -> None:
     heard: list[int] = []
-    with spreading.open_process_pool(count) as executor:
+    with open_process_pool(count) as executor:
         assert list(map_ordered(square, range(100), executor, heard.append)) == [
             n * n for n in range(100)
         ]
@@ -75,7 +76,7 @@ def test_without_an_executor_nothing_is_done_before_it_is_asked_for() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are killed after a fork")
 def test_a_process_that_dies_is_an_error_that_says_what_to_do() -> None:
     with (
-        spreading.open_process_pool(2) as executor,
+        open_process_pool(2) as executor,
         pytest.raises(KvRenameError, match=r"a worker failed: .* \(nothing was changed"),
     ):
         list(map_ordered(partial(die_at, last=40), range(100), executor))
@@ -83,7 +84,7 @@ def test_a_process_that_dies_is_an_error_that_says_what_to_do() -> None:
 
 def test_a_worker_that_raises_is_an_error_on_one_line() -> None:
     with (
-        spreading.open_process_pool(2) as executor,
+        open_process_pool(2) as executor,
         pytest.raises(KvRenameError, match="a worker failed: no such thing "),
     ):
         list(map_ordered(partial(fail_at, last=40), range(100), executor))
@@ -111,7 +112,7 @@ def test_when_the_results_are_not_wanted_any_more_nothing_is_under_way() -> None
 
 def test_few_models_are_not_worth_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spreading, "_count_cores", lambda: 4)
-    assert [spreading.count_useful_processes(models) for models in (0, 1, 15, 16, 31, 500)] == [
+    assert [count_useful_processes(models) for models in (0, 1, 15, 16, 31, 500)] == [
         1,
         1,
         1,
@@ -164,7 +165,7 @@ def cluster() -> Iterator[Any]:
 def doom() -> int:
     """In a worker: leave half a draft, and die of the first one that is asked for."""
 
-    def dying(task: writing.WriteTask) -> None:
+    def dying(task: WriteTask) -> None:
         spilt = task.target.parent / f"{writing.TempFile(task.target).temp_path.name}"
         spilt.write_bytes(b"half")
         os.kill(os.getpid(), signal.SIGKILL)

@@ -14,8 +14,8 @@ from killing import contents, exhaust, forks, killed
 from models import saved
 
 from onnxkvrename import rename
-from onnxkvrename.sidecars import rewrite as sidecars
-from onnxkvrename.sidecars.formats import custom_io as customio
+from onnxkvrename.sidecars.formats.custom_io import render_custom_io
+from onnxkvrename.sidecars.rewrite import MAX_SIDECAR_BYTES
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports" / "llama2l"
@@ -29,7 +29,7 @@ def custom_io(token: str = "", buffers: tuple[str, ...] = ("past_key", "past_val
         for layer in (0, 1)
         for buffer in buffers
     ]
-    return f"# by hand\n{customio.render_custom_io(pairs, 'mxint8')}"
+    return f"# by hand\n{render_custom_io(pairs, 'mxint8')}"
 
 
 PLAIN, VLLM = custom_io(), custom_io("_VLLM")
@@ -158,7 +158,7 @@ def test_a_sidecar_elsewhere_follows_where_it_is(here: Path, tmp_path: Path, run
 def test_a_sidecar_of_windows_may_name_the_buffers_of_all(tmp_path: Path, run) -> None:
     shutil.copytree(FIXTURES / "plain" / "windows", tmp_path / "windows")
     names = [f"past_{part}.{layer}" for layer in range(3) for part in ("key", "value")]
-    text = customio.render_custom_io([(name, f"{name}_RetainedState") for name in names], "float16")
+    text = render_custom_io([(name, f"{name}_RetainedState") for name in names], "float16")
     (tmp_path / SIDECAR).write_text(text)
     outcome = run(tmp_path / "windows", "--prefix", "VLLM", "--sidecar", tmp_path / SIDECAR)
     assert (outcome.code, "KV4" in outcome.err) == (0, False)
@@ -292,7 +292,7 @@ def test_what_cannot_be_followed_ends_the_job_in_one_line(
     (here / "custom_io_torn.yaml").write_text("- IOName: [\n")
     os.mkfifo(here / "pipe")
     if name == "custom_io_large.yaml":
-        (here / name).write_text(PLAIN + "#" * sidecars.MAX_SIDECAR_BYTES)
+        (here / name).write_text(PLAIN + "#" * MAX_SIDECAR_BYTES)
     before = snapshot(here)
     (here / "secret.yaml").chmod(0)
     process = spawn(MODEL, "--prefix", "VLLM", "--sidecar", SIDECAR, "--sidecar", name)

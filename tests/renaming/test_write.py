@@ -8,25 +8,22 @@ import pytest
 
 from onnxkvrename import KvRenameError, ModelError, Options, TokenChange, WriteError, load_rules
 from onnxkvrename.model.external_data import DataFile
-from onnxkvrename.renaming import prepare as examining
-from onnxkvrename.renaming import write as writing
-from onnxkvrename.renaming.write import WriteTask
+from onnxkvrename.renaming.prepare import prepare_model
+from onnxkvrename.renaming.write import WriteTask, write_temp_file
 from onnxkvrename.rules.results import RenameJob
-from onnxkvrename.storage import read as files
+from onnxkvrename.storage.read import open_file
 from onnxkvrename.storage.temp_file import ReadyFile
 
 
 def of_model(model: Path, target: Path) -> WriteTask:
-    found = examining.prepare_model(
-        RenameJob(model, target), TokenChange("VLLM"), load_rules(), Options()
-    )
+    found = prepare_model(RenameJob(model, target), TokenChange("VLLM"), load_rules(), Options())
     assert found.splice_plan is not None
     return WriteTask(0, found.splice_plan, target, Path("called"), in_place=False, force=False)
 
 
 def of_data(model: Path, target: Path) -> WriteTask:
     path = model.with_name("decoder.onnx.data")
-    with files.open_file(path) as file:
+    with open_file(path) as file:
         return WriteTask(
             0, DataFile(path.name, path, file.identity), target, Path("called"), False, False
         )
@@ -45,7 +42,7 @@ def test_a_file_is_made_beside_its_place_by_whoever_gets_the_task(
 ) -> None:
     task, _ = case
     assert task.source_unchanged
-    made = writing.write_temp_file(pickle.loads(pickle.dumps(task)))
+    made = write_temp_file(pickle.loads(pickle.dumps(task)))
     assert isinstance(made, ReadyFile)
     assert (made.target, made.display_path, made.overwrites_target) == (
         task.target,
@@ -63,7 +60,7 @@ def test_a_source_that_is_no_longer_what_was_read_is_left_alone(
     task, error = case
     os.utime(task.source_path, ns=(0, 0))
     assert not task.source_unchanged
-    said = writing.write_temp_file(task)
+    said = write_temp_file(task)
     assert isinstance(said, error)
     assert (said.message, said.path) == (
         "was changed by someone else just now",
@@ -76,7 +73,7 @@ def test_a_source_that_is_gone_is_an_error(case: tuple[WriteTask, type], tmp_pat
     task, _ = case
     task.source_path.unlink()
     assert not task.source_unchanged
-    assert isinstance(writing.write_temp_file(task), KvRenameError)
+    assert isinstance(write_temp_file(task), KvRenameError)
     assert os.listdir(tmp_path / "out") == []
 
 
@@ -85,6 +82,6 @@ def test_what_cannot_be_written_is_called_what_the_user_calls_it(
 ) -> None:
     task, _ = case
     (tmp_path / "out").rmdir()
-    said = writing.write_temp_file(task)
+    said = write_temp_file(task)
     assert isinstance(said, WriteError)
     assert said.path == "called"

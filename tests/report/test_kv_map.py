@@ -11,10 +11,14 @@ from onnx import ModelProto
 from rich.console import Console, RenderableType
 
 from onnxkvrename import KvRenameError, load_rules
-from onnxkvrename.layout import inspect as anatomy
-from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary
+from onnxkvrename.layout.inspect import ExternalFile, InspectedBuffer, ModelSummary, inspect_model
 from onnxkvrename.layout.kinds import BufferKind
-from onnxkvrename.report import kv_map as kvmap
+from onnxkvrename.report.kv_map import (
+    KIND_STYLES,
+    STATE_STYLES,
+    render_kv_map,
+    render_model_summary,
+)
 
 QEFF = load_rules()
 HOSTILE = "[red]\x1b[2J\u202e:smiley:[/red]\\é"
@@ -37,7 +41,7 @@ def inspected(tmp_path: Path):
 
     def inspect(model: ModelProto | tuple[str, ...], **how: object) -> ModelSummary:
         made = model if isinstance(model, ModelProto) else exported(model, **how)  # type: ignore[arg-type]
-        found = anatomy.inspect_model(saved(made, tmp_path / "m.onnx"), QEFF)
+        found = inspect_model(saved(made, tmp_path / "m.onnx"), QEFF)
         return found._replace(path="m.onnx", size=1000)
 
     return inspect
@@ -51,7 +55,7 @@ def buffers(*layers: int, **how: object) -> ModelSummary:
 
 
 def test_two_layers_are_two_wide_cells(inspected) -> None:
-    assert drawn(kvmap.render_kv_map(inspected(("full", "window")))) == (
+    assert drawn(render_kv_map(inspected(("full", "window")))) == (
         "layer        0   1\n"
         "past_key     f   w\n"
         "past_value   f   w\n"
@@ -61,7 +65,7 @@ def test_two_layers_are_two_wide_cells(inspected) -> None:
 
 
 def test_capital_letters_carry_the_token(inspected) -> None:
-    lines = drawn(kvmap.render_kv_map(inspected(("mla", "mla"), tokens=TOKEN))).splitlines()
+    lines = drawn(render_kv_map(inspected(("mla", "mla"), tokens=TOKEN))).splitlines()
     assert lines[1:] == [
         "compressed_kv   M   M",
         "k_pe            M   M",
@@ -71,11 +75,11 @@ def test_capital_letters_carry_the_token(inspected) -> None:
 
 
 def test_every_kind_has_a_letter_and_a_colour_of_its_own() -> None:
-    looks = kvmap.KIND_STYLES.values()
+    looks = KIND_STYLES.values()
     assert len({look.symbol for look in looks}) == len({look.style for look in looks}) == len(looks)
-    assert set(kvmap.KIND_STYLES) == set(BufferKind.__args__)  # type: ignore[attr-defined]
+    assert set(KIND_STYLES) == set(BufferKind.__args__)  # type: ignore[attr-defined]
     signs = {sign for look in looks for sign in (look.symbol, look.symbol.upper())}
-    assert not signs & {look.symbol for look in kvmap.STATE_STYLES.values()}
+    assert not signs & {look.symbol for look in STATE_STYLES.values()}
 
 
 def test_a_map_of_all_there_can_be(inspected) -> None:
@@ -84,7 +88,7 @@ def test_a_map_of_all_there_can_be(inspected) -> None:
         tokens=TOKEN,
         without={"k_pe.2_VLLM", "k_pe.2_VLLM_RetainedState", "past_key.6_VLLM"},
     )
-    assert drawn(kvmap.render_kv_map(found)) == (
+    assert drawn(render_kv_map(found)) == (
         "layer             0   1   2   3   4   5   6   7\n"
         "past_key          F   W   .   .   S   ~   !   F\n"
         "past_value        F   W   .   .   S   ~   F   F\n"
@@ -100,14 +104,14 @@ def test_a_map_of_all_there_can_be(inspected) -> None:
 
 
 def test_a_token_on_one_side_has_a_sign_of_its_own(inspected) -> None:
-    text = drawn(kvmap.render_kv_map(inspected(("full",), tokens=("", "VLLM"))))
+    text = drawn(render_kv_map(inspected(("full",), tokens=("", "VLLM"))))
     assert "past_key     /\n" in text
     assert text.endswith("\n/ token on one side only\n")
 
 
 def test_ninety_four_layers_fit_a_terminal_of_eighty_columns(inspected) -> None:
     ten = "F" * 10
-    assert drawn(kvmap.render_kv_map(inspected(("full",) * 94, tokens=TOKEN))) == (
+    assert drawn(render_kv_map(inspected(("full",) * 94, tokens=TOKEN))) == (
         "layer       0          10         20         30         40         50\n"
         f"past_key    {' '.join([ten] * 6)}\n"
         f"past_value  {' '.join([ten] * 6)}\n"
@@ -122,18 +126,16 @@ def test_ninety_four_layers_fit_a_terminal_of_eighty_columns(inspected) -> None:
 
 def test_cells_are_as_wide_as_there_is_room_for(inspected) -> None:
     found = inspected(HYBRID)
-    assert "conv_state       s s . s s . s s . s" in drawn(kvmap.render_kv_map(found), width=70)
-    assert "layer            0         5         10" in drawn(kvmap.render_kv_map(found), width=70)
-    assert "conv_state       sss" not in drawn(kvmap.render_kv_map(found), width=70)
-    assert "conv_state       ss.ss.ss.s s.ss.ss.ss .ss." in drawn(
-        kvmap.render_kv_map(found), width=60
-    )
-    assert "conv_state        s   s   .   s" in drawn(kvmap.render_kv_map(found), width=120)
+    assert "conv_state       s s . s s . s s . s" in drawn(render_kv_map(found), width=70)
+    assert "layer            0         5         10" in drawn(render_kv_map(found), width=70)
+    assert "conv_state       sss" not in drawn(render_kv_map(found), width=70)
+    assert "conv_state       ss.ss.ss.s s.ss.ss.ss .ss." in drawn(render_kv_map(found), width=60)
+    assert "conv_state        s   s   .   s" in drawn(render_kv_map(found), width=120)
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 11, 20, 33, 80, 500])
 def test_every_layer_is_drawn_whatever_the_width(width: int) -> None:
-    lines = drawn(kvmap.render_kv_map(buffers(*range(94), buffer="key")), width=width).splitlines()
+    lines = drawn(render_kv_map(buffers(*range(94), buffer="key")), width=width).splitlines()
     named = "key"[: width // 3]
     rows = [line.removeprefix(named).strip() for line in lines if line.startswith(named)]
     cells = [row for row in rows if row and not set(row) - {"f", " "}]
@@ -142,40 +144,40 @@ def test_every_layer_is_drawn_whatever_the_width(width: int) -> None:
 
 
 def test_a_long_row_of_layers_without_buffers_is_one_mark() -> None:
-    lines = drawn(kvmap.render_kv_map(buffers(0, 1, 40, 41, 44))).splitlines()
+    lines = drawn(render_kv_map(buffers(0, 1, 40, 41, 44))).splitlines()
     assert lines[0] == "layer      0   1      40  41  42  43  44"
     assert lines[1] == "past_key   f   f   ~   f   f   ~   ~   f"
     assert lines[-1].endswith("~ layers without buffers")
 
 
 def test_layers_far_apart_take_no_room() -> None:
-    lines = drawn(kvmap.render_kv_map(buffers(0, 999_999, 999_999_999))).splitlines()
+    lines = drawn(render_kv_map(buffers(0, 999_999, 999_999_999))).splitlines()
     assert lines[1] == "past_key   f   ~   f   ~   f"
     assert lines[0].startswith("layer      0      999999")
 
 
 def test_behind_a_long_gap_the_layer_is_told_in_narrow_maps_too() -> None:
-    lines = drawn(kvmap.render_kv_map(buffers(0, *range(50, 62))), width=30).splitlines()
+    lines = drawn(render_kv_map(buffers(0, *range(50, 62))), width=30).splitlines()
     assert lines[:2] == ["layer     0 50", "past_key  f~ffffffff"]
 
 
 def test_layers_that_would_touch_are_left_out() -> None:
-    lines = drawn(kvmap.render_kv_map(buffers(10000, 10001, 10002))).splitlines()
+    lines = drawn(render_kv_map(buffers(10000, 10001, 10002))).splitlines()
     assert lines[:2] == ["layer     10000   10002", "past_key   f   f   f"]
 
 
 def test_scopes_share_a_row_unless_they_have_the_same_layer() -> None:
     apart = buffers(0, scope="layer_0/").buffers + buffers(1, scope="layer_1/").buffers
     found = ModelSummary("m.onnx", buffers=apart)
-    assert "past_key   f   f\n" in drawn(kvmap.render_kv_map(found))
+    assert "past_key   f   f\n" in drawn(render_kv_map(found))
     twice = ModelSummary("m.onnx", buffers=apart + buffers(0).buffers)
-    text = drawn(kvmap.render_kv_map(twice))
+    text = drawn(render_kv_map(twice))
     assert "layer_0/past_key   f   .\n" in text
     assert "past_key           f   .\n" in text
 
 
 def test_names_are_cut_before_the_cells_are() -> None:
-    text = drawn(kvmap.render_kv_map(buffers(0, 1, buffer="漢" * 100)), width=30)
+    text = drawn(render_kv_map(buffers(0, 1, buffer="漢" * 100)), width=30)
     assert "漢漢漢漢漢   f   f\n" in text
 
 
@@ -183,7 +185,7 @@ def test_a_summary_says_what_is_in_the_file(inspected) -> None:
     model = exported(("full", "linear"), tokens=TOKEN, weights=[models.tensor("w", 1.0)])
     model.graph.output.append(models.info("vision_embeds_RetainedState"))
     model.functions.add(name="Layer", domain="local")
-    assert drawn(kvmap.render_model_summary(inspected(model))).splitlines() == [
+    assert drawn(render_model_summary(inspected(model))).splitlines() == [
         "m.onnx  1.0 kB",
         "  made by         tests 1; IR 10, opset 18",
         "  graph           5 nodes, local functions Layer",
@@ -210,31 +212,31 @@ def test_a_summary_says_what_is_in_the_file(inspected) -> None:
 
 
 def test_layers_of_a_kind_are_told_in_short(inspected) -> None:
-    text = drawn(kvmap.render_model_summary(inspected(HYBRID)))
+    text = drawn(render_model_summary(inspected(HYBRID)))
     assert "conv_state of 16 layers (0-1, 3-4, 6-7, ... 21-22)\n" in text
     assert "past_key, past_value of 8 layers (2, 5, 8, ... 23)\n" in text
-    assert "of layers 0-1\n" in drawn(kvmap.render_model_summary(inspected(("full", "full"))))
+    assert "of layers 0-1\n" in drawn(render_model_summary(inspected(("full", "full"))))
 
 
 def test_some_names_with_the_token_are_counted(inspected) -> None:
-    text = drawn(kvmap.render_model_summary(inspected(("full",), tokens=("", "VLLM"))))
+    text = drawn(render_model_summary(inspected(("full",), tokens=("", "VLLM"))))
     assert "token           VLLM on 2 of 4 names\n" in text
-    text = drawn(kvmap.render_model_summary(inspected(("full",))))
+    text = drawn(render_model_summary(inspected(("full",))))
     assert "token           none\n" in text
 
 
 def test_data_files_are_told_and_those_that_are_gone(inspected) -> None:
     found = inspected(("full",))
-    files = (anatomy.ExternalFile("w.bin", 98_000_000_000), anatomy.ExternalFile("gone.bin", None))
-    text = drawn(kvmap.render_model_summary(found._replace(files=files)), width=100)
+    files = (ExternalFile("w.bin", 98_000_000_000), ExternalFile("gone.bin", None))
+    text = drawn(render_model_summary(found._replace(files=files)), width=100)
     assert "98.0 GB external in 1 file: w.bin; not usable: gone.bin\n" in text
-    assert "weights         none\n" in drawn(kvmap.render_model_summary(found))
+    assert "weights         none\n" in drawn(render_model_summary(found))
     nowhere = found._replace(weight=found.weight._replace(external_tensor_count=1))
-    assert "weights         not there\n" in drawn(kvmap.render_model_summary(nowhere))
+    assert "weights         not there\n" in drawn(render_model_summary(nowhere))
 
 
 def test_a_model_without_buffers_has_no_map(inspected) -> None:
-    text = drawn(kvmap.render_model_summary(inspected(())))
+    text = drawn(render_model_summary(inspected(())))
     assert "  buffers  no KV buffer in it\n" in text
     assert "layer" not in text
     assert "token" not in text
@@ -242,23 +244,23 @@ def test_a_model_without_buffers_has_no_map(inspected) -> None:
 
 def test_a_model_that_cannot_be_read_is_told_with_the_reason() -> None:
     found = ModelSummary("m\n.onnx", error=KvRenameError("is no model", hint="give one"))
-    assert drawn(kvmap.render_model_summary(found)) == "m\\x0a.onnx  is no model (give one)\n"
+    assert drawn(render_model_summary(found)) == "m\\x0a.onnx  is no model (give one)\n"
 
 
 def test_of_each_code_a_few_findings_are_shown(inspected) -> None:
     names = {f"past_key.{layer}" for layer in range(6)}
-    text = drawn(kvmap.render_model_summary(inspected(("full",) * 6, without=names)), width=200)
+    text = drawn(render_model_summary(inspected(("full",) * 6, without=names)), width=200)
     assert text.count("error KV101  past_key.") == 3
     assert text.count("error KV101  and 3 more like this\n") == 1
-    clean = drawn(kvmap.render_model_summary(inspected(("full",) * 6)), width=200)
+    clean = drawn(render_model_summary(inspected(("full",) * 6)), width=200)
     assert "KV101" not in clean
 
 
 def test_a_path_is_never_broken_unless_to_fold() -> None:
     found = buffers(0)._replace(path="x" * 200)
-    assert "x" * 200 in drawn(kvmap.render_model_summary(found))
-    assert "x" * 200 not in drawn(kvmap.render_model_summary(found, fold=True))
-    assert drawn(kvmap.render_model_summary(found, fold=True)).count("x") == 200
+    assert "x" * 200 in drawn(render_model_summary(found))
+    assert "x" * 200 not in drawn(render_model_summary(found, fold=True))
+    assert drawn(render_model_summary(found, fold=True)).count("x") == 200
 
 
 @pytest.fixture
@@ -273,7 +275,7 @@ def hostile(inspected) -> ModelSummary:
 
 
 def test_hostile_names_are_shown_and_do_nothing(hostile: ModelSummary) -> None:
-    text = drawn(kvmap.render_model_summary(hostile), width=300)
+    text = drawn(render_model_summary(hostile), width=300)
     assert text.startswith(f"{SHOWN}  1.0 kB\n")
     assert f"made by         {SHOWN}\\x0a 1;" in text
     assert f"{SHOWN}past_key     f\n" in text
@@ -282,8 +284,6 @@ def test_hostile_names_are_shown_and_do_nothing(hostile: ModelSummary) -> None:
 
 
 def test_where_the_encoding_ends_names_are_escaped(hostile: ModelSummary) -> None:
-    text = drawn(kvmap.render_model_summary(hostile), width=300, encoding="ascii")
+    text = drawn(render_model_summary(hostile), width=300, encoding="ascii")
     assert f"{SHOWN[:-1]}\\xe9past_key     f\n" in text
-    assert drawn(kvmap.render_kv_map(buffers(0)), encoding="ascii") == drawn(
-        kvmap.render_kv_map(buffers(0))
-    )
+    assert drawn(render_kv_map(buffers(0)), encoding="ascii") == drawn(render_kv_map(buffers(0)))

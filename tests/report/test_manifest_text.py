@@ -8,25 +8,31 @@ from pathlib import Path
 import pytest
 
 from onnxkvrename import load_rules
-from onnxkvrename.layout import load as gathering
 from onnxkvrename.layout.layout import Layout
-from onnxkvrename.layout.load import CompileInfo
-from onnxkvrename.report import manifest_text as ledger
+from onnxkvrename.layout.load import CompileInfo, load_layout
+from onnxkvrename.report.manifest_text import (
+    build_buffer_rows,
+    format_bytes,
+    format_layout_title,
+    format_model_paths,
+    list_layout_facts,
+    render_layout,
+)
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 RULES = load_rules()
 
 
 def layout(name: str, **sizes: int) -> Layout:
-    return gathering.load_layout([FIXTURES / "VLLM" / name], RULES, CompileInfo(sizes)).layout
+    return load_layout([FIXTURES / "VLLM" / name], RULES, CompileInfo(sizes)).layout
 
 
 def facts(found: Layout) -> dict[str, str]:
-    return dict(ledger.list_layout_facts(found))
+    return dict(list_layout_facts(found))
 
 
 def test_layers_and_parts_that_are_alike_share_a_row() -> None:
-    (row,) = ledger.build_buffer_rows(layout("decoder.onnx"))
+    (row,) = build_buffer_rows(layout("decoder.onnx"))
     assert row == (
         *("full_attention", "key, value", "0-1", "FLOAT", "[batch_size, 2, ctx_len, 4]"),
         "32 a token",
@@ -34,19 +40,19 @@ def test_layers_and_parts_that_are_alike_share_a_row() -> None:
 
 
 def test_parts_that_differ_have_rows_of_their_own() -> None:
-    assert [row.parts for row in ledger.build_buffer_rows(layout("mla.onnx"))] == [
+    assert [row.parts for row in build_buffer_rows(layout("mla.onnx"))] == [
         "compressed_kv",
         "k_pe",
     ]
 
 
 def test_a_known_size_stands_beside_its_symbol() -> None:
-    (row,) = ledger.build_buffer_rows(layout("decoder.onnx", ctx_len=8))
+    (row,) = build_buffer_rows(layout("decoder.onnx", ctx_len=8))
     assert row.shape == "[batch_size, 2, ctx_len=8, 4]"
 
 
 def test_what_does_not_grow_is_counted_by_the_sequence() -> None:
-    states = [row for row in ledger.build_buffer_rows(layout("hybrid.onnx")) if row.kind == "mamba"]
+    states = [row for row in build_buffer_rows(layout("hybrid.onnx")) if row.kind == "mamba"]
     assert [row.bytes_each for row in states] == ["96 a sequence", "128 a sequence"]
 
 
@@ -68,7 +74,7 @@ def test_a_buffer_of_unknown_rank_or_dtype_is_told_as_that() -> None:
     found = layout("decoder.onnx")
     first = found.buffers[0]._replace(shape=None, sequence_axis=None)
     second = found.buffers[1]._replace(dtype="STRING")
-    rows = ledger.build_buffer_rows(found._replace(buffers=(first, second)))
+    rows = build_buffer_rows(found._replace(buffers=(first, second)))
     assert [row.shape for row in rows] == ["rank unknown", "[batch_size, 2, ctx_len, 4]"]
     assert [row.bytes_each for row in rows] == ["not known", "not known"]
 
@@ -77,20 +83,18 @@ def test_names_from_a_model_cannot_draw() -> None:
     found = layout("decoder.onnx", ctx_len=8)
     odd = found.buffers[0]._replace(part="\x1b[2J", shape=("\n", 2, "\u202e", 4), model="\r")
     odd_layout = found._replace(buffers=(odd,), models=("a\nb",))
-    assert all(line.isprintable() for line in ledger.render_layout(odd_layout))
+    assert all(line.isprintable() for line in render_layout(odd_layout))
 
 
 def test_columns_stand_below_each_other() -> None:
-    lines = list(ledger.render_layout(layout("hybrid.onnx")))
+    lines = list(render_layout(layout("hybrid.onnx")))
     at = lines[1].index("SHAPE")
     assert [line[at] for line in lines[2:6]] == ["["] * 4
     assert [line for line in lines if line != line.rstrip()] == []
 
 
 def test_without_buffers_there_is_only_a_title() -> None:
-    assert list(ledger.render_layout(Layout((), (), (), (), ()))) == [
-        "no KV buffer in any model given"
-    ]
+    assert list(render_layout(Layout((), (), (), (), ()))) == ["no KV buffer in any model given"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +112,7 @@ def test_without_buffers_there_is_only_a_title() -> None:
     ],
 )
 def test_bytes_are_told_in_a_unit_that_fits_and_exactly(size: int | None, said: str) -> None:
-    assert ledger.format_bytes(size) == said
+    assert format_bytes(size) == said
 
 
 def test_the_digest_is_told_whole() -> None:
@@ -131,9 +135,9 @@ def test_the_digest_is_told_whole() -> None:
 def test_a_set_goes_by_its_directory_and_how_many_it_has(
     models: tuple[str, ...], said: str
 ) -> None:
-    assert ledger.format_model_paths(models) == said
+    assert format_model_paths(models) == said
 
 
 def test_a_set_is_told_in_one_short_heading() -> None:
-    head = ledger.format_layout_title(layout("windows"))
+    head = format_layout_title(layout("windows"))
     assert re.fullmatch(r"\S*fixtures/VLLM/windows \(3 models\): \d+ buffers, layers 0-2", head)

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from onnxkvrename import ModelReport, Options, Report, rename
 from onnxkvrename.report import rename_rich as terminal
+from onnxkvrename.report.rename_rich import ProgressBars, render_report
 
 HOSTILE = "[red]\x1b[2J\u202e:smiley:[/red]\\/past_key.0"
 SHOWN = "[red]\\x1b[2J\\u202e:smiley:[/red]\\/past_key.0"
@@ -23,7 +24,7 @@ SHOWN = "[red]\\x1b[2J\\u202e:smiley:[/red]\\/past_key.0"
 def drawn(*found: ModelReport, look: bool = True, verbose: bool = False, width: int = 100) -> str:
     file = io.StringIO()
     console = Console(file=file, width=width, highlight=False)
-    console.print(terminal.render_report(Report(found), look=look, verbose=verbose), crop=False)
+    console.print(render_report(Report(found), look=look, verbose=verbose), crop=False)
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
@@ -174,11 +175,11 @@ def test_a_terminal_of_one_column_is_no_reason_to_fail(decoder: Path) -> None:
 
 
 def test_a_bar_is_drawn_only_for_what_takes_long(capfd: pytest.CaptureFixture[str]) -> None:
-    with terminal.ProgressBars() as bars:
+    with ProgressBars() as bars:
         assert bars.track_data_file("w.bin", (1 << 28) - 1) is None
         assert bars.track_models("reading", 63) is None
     assert capfd.readouterr() == ("", "")
-    with terminal.ProgressBars() as bars:
+    with ProgressBars() as bars:
         for heard, amount in (
             (bars.track_data_file("w.bin", 1 << 28), 1 << 28),
             (bars.track_models("r", 64), 64),
@@ -190,7 +191,7 @@ def test_a_bar_is_drawn_only_for_what_takes_long(capfd: pytest.CaptureFixture[st
 
 def test_bars_say_what_is_done_and_how_much_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal, "Console", lambda **how: Console(file=io.StringIO(), width=100))
-    with terminal.ProgressBars() as bars:
+    with ProgressBars() as bars:
         models_heard, data_heard = (
             bars.track_models("writing", 94),
             bars.track_data_file(HOSTILE, 1 << 29),

@@ -10,12 +10,17 @@ from models import node, saved
 from schemas import load_schema
 
 from onnxkvrename import Finding, KvRenameError, ModelError, ModelReport, load_rules
-from onnxkvrename.report import verify_text as verdicts
-from onnxkvrename.verification import verify as verifying
+from onnxkvrename.report.verify_text import (
+    format_buffer_flows,
+    format_verdict_line,
+    render_verify_github,
+    summarize_verdict,
+    verified_to_json,
+)
 from onnxkvrename.verification.dataflow import BufferFlow
 from onnxkvrename.verification.provenance import NodeLocation
 from onnxkvrename.verification.retention_loop import RetentionRun
-from onnxkvrename.verification.verify import VerifiedModel, VerifyRequest
+from onnxkvrename.verification.verify import VerifiedModel, VerifyRequest, verify_model
 
 SCHEMA = load_schema("verify-1.json")
 FAULT = Finding("KV110", "error", "past_key.0_RetainedState", "is wrong", "mend it")
@@ -29,7 +34,7 @@ SHOWN = "a\\x0a::error::b##[x]\\x1b[2J\\u202e\\xff"
 def sound(tmp_path: Path) -> VerifiedModel:
     """The decoder of one layer, here called m.onnx."""
     path = saved(models.decoder(), tmp_path / "m.onnx")
-    found = verifying.verify_model(path, load_rules(), VerifyRequest())
+    found = verify_model(path, load_rules(), VerifyRequest())
     return called(found, "m.onnx")
 
 
@@ -48,25 +53,17 @@ def flowing(item: VerifiedModel, *flows: BufferFlow) -> VerifiedModel:
 
 
 def test_a_verdict_says_what_was_proved_and_how(sound: VerifiedModel) -> None:
-    assert verdicts.summarize_verdict(sound) == "2 of 2 buffers retained, layer 0, updated by Add"
-    assert (
-        verdicts.format_verdict_line(sound, color=False)
-        == f"m.onnx: {verdicts.summarize_verdict(sound)}"
-    )
+    assert summarize_verdict(sound) == "2 of 2 buffers retained, layer 0, updated by Add"
+    assert format_verdict_line(sound, color=False) == f"m.onnx: {summarize_verdict(sound)}"
 
 
 def test_what_is_not_proved_is_not_counted(sound: VerifiedModel) -> None:
     first, second = sound.flows
     doubt = BufferFlow(first.pair, "untraced", NodeLocation("Mystery", ""), (), "no body")
-    assert verdicts.summarize_verdict(flowing(sound, doubt, second)).startswith(
-        "1 of 2 buffers retained, "
-    )
-    assert "Mystery" not in verdicts.summarize_verdict(flowing(sound, doubt, second))
+    assert summarize_verdict(flowing(sound, doubt, second)).startswith("1 of 2 buffers retained, ")
+    assert "Mystery" not in summarize_verdict(flowing(sound, doubt, second))
     through = BufferFlow(first.pair, "passed through")
-    assert (
-        verdicts.summarize_verdict(flowing(sound, through, through))
-        == "0 of 2 buffers retained, layer 0"
-    )
+    assert summarize_verdict(flowing(sound, through, through)) == "0 of 2 buffers retained, layer 0"
 
 
 def test_operators_are_told_the_most_frequent_first(sound: VerifiedModel) -> None:
@@ -75,41 +72,35 @@ def test_operators_are_told_the_most_frequent_first(sound: VerifiedModel) -> Non
         flow._replace(updated_by=NodeLocation(op, ""))
         for flow, op in zip(three.flows, "BAA", strict=True)
     ]
-    assert verdicts.summarize_verdict(three._replace(flows=tuple(flows))).endswith(
-        "updated by A, B"
-    )
+    assert summarize_verdict(three._replace(flows=tuple(flows))).endswith("updated by A, B")
 
 
 def test_a_model_with_an_error_does_not_verify(sound: VerifiedModel) -> None:
-    assert verdicts.summarize_verdict(having(sound, FAULT)) == "does not verify"
-    assert verdicts.summarize_verdict(having(sound, DOUBT)) == verdicts.summarize_verdict(sound)
+    assert summarize_verdict(having(sound, FAULT)) == "does not verify"
+    assert summarize_verdict(having(sound, DOUBT)) == summarize_verdict(sound)
 
 
 def test_a_model_without_buffers_says_so(sound: VerifiedModel) -> None:
-    assert verdicts.summarize_verdict(having(sound, pairs=())) == "no KV buffer in it"
+    assert summarize_verdict(having(sound, pairs=())) == "no KV buffer in it"
 
 
 def test_a_run_is_told_with_its_sizes_and_its_reference(sound: VerifiedModel) -> None:
     ran = sound._replace(run=RUN)
-    assert verdicts.summarize_verdict(ran).endswith(
-        "by Add; ran 3 steps with batch_size=1, ctx_len=32"
-    )
-    assert verdicts.summarize_verdict(ran._replace(run=RUN._replace(dims={}))).endswith(
-        "; ran 3 steps"
-    )
+    assert summarize_verdict(ran).endswith("by Add; ran 3 steps with batch_size=1, ctx_len=32")
+    assert summarize_verdict(ran._replace(run=RUN._replace(dims={}))).endswith("; ran 3 steps")
     like = ran._replace(reference=Path("plain.onnx"))
-    assert verdicts.summarize_verdict(like).endswith("ctx_len=32, to the bit like plain.onnx")
+    assert summarize_verdict(like).endswith("ctx_len=32, to the bit like plain.onnx")
 
 
 def test_a_verdict_is_green_or_red(sound: VerifiedModel) -> None:
-    assert verdicts.format_verdict_line(sound, color=True).startswith("m.onnx: \x1b[32m2 of 2")
-    assert verdicts.format_verdict_line(having(sound, FAULT), color=True) == (
+    assert format_verdict_line(sound, color=True).startswith("m.onnx: \x1b[32m2 of 2")
+    assert format_verdict_line(having(sound, FAULT), color=True) == (
         "m.onnx: \x1b[31mdoes not verify\x1b[0m"
     )
 
 
 def test_each_buffer_is_told_with_where_it_is_updated(sound: VerifiedModel) -> None:
-    assert list(verdicts.format_buffer_flows(sound)) == [
+    assert list(format_buffer_flows(sound)) == [
         "past_key.0 -> past_key.0_RetainedState: updated by Add (write_key)",
         "past_value.0 -> past_value.0_RetainedState: updated by Add (write_value)",
     ]
@@ -119,7 +110,7 @@ def test_each_buffer_is_told_with_where_it_is_updated(sound: VerifiedModel) -> N
         BufferFlow(first.pair, "untraced", NodeLocation("Mystery", "")),
         BufferFlow(second.pair, "passed through"),
     )
-    assert [line.partition(": ")[2] for line in verdicts.format_buffer_flows(other)] == [
+    assert [line.partition(": ")[2] for line in format_buffer_flows(other)] == [
         "untraced: Mystery",
         "passed through",
     ]
@@ -136,31 +127,31 @@ def hostile(item: VerifiedModel) -> VerifiedModel:
 
 def test_hostile_text_is_shown_escaped(sound: VerifiedModel) -> None:
     item = hostile(sound)
-    assert verdicts.format_verdict_line(item, color=False) == (
+    assert format_verdict_line(item, color=False) == (
         f"{SHOWN}: 2 of 2 buffers retained, layer 0, updated by {SHOWN}, Add; "
         f"ran 3 steps with {SHOWN}=3, to the bit like {SHOWN}"
     )
-    assert next(verdicts.format_buffer_flows(item)).endswith(f"updated by {SHOWN} ({SHOWN})")
+    assert next(format_buffer_flows(item)).endswith(f"updated by {SHOWN} ({SHOWN})")
 
 
 def test_github_gets_findings_and_a_notice_for_each_model(sound: VerifiedModel) -> None:
     unread = VerifiedModel(ModelReport("x", "x", "failed", error=ModelError("no", path="x")))
     items = (having(sound, FAULT), having(sound, DOUBT), unread)
-    lines = list(verdicts.render_verify_github(items, quiet=False))
+    lines = list(render_verify_github(items, quiet=False))
     assert lines == [
         "::error file=m.onnx,title=KV110::past_key.0_RetainedState is wrong (mend it)",
         "::notice file=m.onnx,title=verify::does not verify",
         "::warning file=m.onnx,title=KV113::past_key.0_RetainedState is in doubt (look at it)",
-        f"::notice file=m.onnx,title=verify::{verdicts.summarize_verdict(sound)}",
+        f"::notice file=m.onnx,title=verify::{summarize_verdict(sound)}",
         "::error file=x,title=failed::x: no",
     ]
-    assert list(verdicts.render_verify_github(items, quiet=True)) == [
+    assert list(render_verify_github(items, quiet=True)) == [
         line for line in lines if "notice" not in line
     ]
 
 
 def test_hostile_text_gives_github_no_commands(sound: VerifiedModel) -> None:
-    text = "\n".join(verdicts.render_verify_github([hostile(sound)], quiet=False))
+    text = "\n".join(render_verify_github([hostile(sound)], quiet=False))
     assert [line[: line.index(" ")] for line in text.split("\n")] == ["::warning", "::notice"]
     assert not set(text) & {"\x1b", "\u202e", "\r"}
     assert "##[" not in text
@@ -168,7 +159,7 @@ def test_hostile_text_gives_github_no_commands(sound: VerifiedModel) -> None:
 
 def test_json_has_a_verdict_for_each_pair(sound: VerifiedModel) -> None:
     item = having(sound, DOUBT)._replace(run=RUN, reference=Path("plain.onnx"))
-    document = json.loads(verdicts.verified_to_json([item], 0))
+    document = json.loads(verified_to_json([item], 0))
     jsonschema.validate(document, SCHEMA)
     (model,) = document["models"]
     assert model["verified"] is True
@@ -194,9 +185,9 @@ def test_json_has_a_verdict_for_each_pair(sound: VerifiedModel) -> None:
 def test_json_of_half_a_pair_and_of_a_model_unread_is_valid(tmp_path: Path) -> None:
     model = models.decoder(node("Neg", ["x"], ["y"]))
     model.graph.output.pop()
-    half = verifying.verify_model(saved(model, tmp_path / "m.onnx"), load_rules(), VerifyRequest())
-    unread = verifying.verify_model(tmp_path / "none.onnx", load_rules(), VerifyRequest())
-    document = json.loads(verdicts.verified_to_json([half, unread], 2))
+    half = verify_model(saved(model, tmp_path / "m.onnx"), load_rules(), VerifyRequest())
+    unread = verify_model(tmp_path / "none.onnx", load_rules(), VerifyRequest())
+    document = json.loads(verified_to_json([half, unread], 2))
     jsonschema.validate(document, SCHEMA)
     (_, pair), nothing = (item["pairs"] for item in document["models"])
     assert (pair["output"], pair["verdict"], pair["updated_by"]) == (None, None, None)
@@ -206,7 +197,7 @@ def test_json_of_half_a_pair_and_of_a_model_unread_is_valid(tmp_path: Path) -> N
 
 
 def test_json_has_names_as_they_are_and_is_ascii(sound: VerifiedModel) -> None:
-    text = verdicts.verified_to_json([hostile(sound)], 0)
+    text = verified_to_json([hostile(sound)], 0)
     document = json.loads(text)
     jsonschema.validate(document, SCHEMA)
     assert text.isascii()
@@ -215,7 +206,7 @@ def test_json_has_names_as_they_are_and_is_ascii(sound: VerifiedModel) -> None:
 
 
 def test_json_of_a_job_that_could_not_be_done_is_valid() -> None:
-    document = json.loads(verdicts.verified_to_json((), 2, KvRenameError("no", hint="mend")))
+    document = json.loads(verified_to_json((), 2, KvRenameError("no", hint="mend")))
     jsonschema.validate(document, SCHEMA)
     assert document["error"] == {"message": "no", "path": None, "hint": "mend"}
     assert (document["models"], document["exit_code"]) == ([], 2)
@@ -232,6 +223,6 @@ def test_json_of_a_job_that_could_not_be_done_is_valid() -> None:
     ],
 )
 def test_the_schema_refuses_what_is_not_promised(spoilt: dict[str, object]) -> None:
-    document = json.loads(verdicts.verified_to_json((), 0)) | spoilt
+    document = json.loads(verified_to_json((), 0)) | spoilt
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(document, SCHEMA)

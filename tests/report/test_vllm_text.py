@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from onnxkvrename import load_rules
-from onnxkvrename.layout import load as gathering
-from onnxkvrename.layout.load import CompileInfo
-from onnxkvrename.report import vllm_text as forecast
-from onnxkvrename.vllm import projection as projecting
+from onnxkvrename.layout.load import CompileInfo, load_layout
+from onnxkvrename.report.vllm_text import render_projection
+from onnxkvrename.vllm.projection import project_layout
 from onnxkvrename.vllm.specs import ProjectionRequest
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
@@ -18,8 +17,8 @@ RULES = load_rules()
 
 
 def told(name: str, asked: ProjectionRequest, **sizes: int) -> list[str]:
-    found = gathering.load_layout([FIXTURES / "VLLM" / name], RULES, CompileInfo(sizes)).layout
-    return list(forecast.render_projection(projecting.project_layout(found, asked)))
+    found = load_layout([FIXTURES / "VLLM" / name], RULES, CompileInfo(sizes)).layout
+    return list(render_projection(project_layout(found, asked)))
 
 
 def test_groups_and_ways_of_allocation_are_told() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from onnxkvrename import ModelError, WriteError, find_jobs
-from onnxkvrename.storage import temp_file as drafts
+from onnxkvrename.storage.temp_file import build_temp_path
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_nothing_given_is_nothing_found() -> None:
 
 
 def test_what_a_dead_run_has_left_of_a_new_directory_holds_no_models(tree: Path) -> None:
-    stage = drafts.build_temp_path(tree / "layer_2" / "new")
+    stage = build_temp_path(tree / "layer_2" / "new")
     stage.mkdir()
     (stage / "a.onnx").touch()
     assert found(".") == ["b.onnx", "layer_2/a.onnx", "layer_10/a.onnx"]

@@ -8,9 +8,15 @@ import pytest
 import yaml
 
 from onnxkvrename import KvRenameError, ModelError
-from onnxkvrename.sidecars import yaml_text as yamltext
-from onnxkvrename.sidecars.formats import custom_io as customio
+from onnxkvrename.sidecars.formats.custom_io import (
+    PRECISIONS,
+    check_precision,
+    find_custom_io_dtypes,
+    find_custom_io_names,
+    render_custom_io,
+)
 from onnxkvrename.sidecars.text_edit import UnreadableTextError
+from onnxkvrename.sidecars.yaml_text import parse_yaml_tree
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "exports" / "llama2l"
 WRITTEN = """\
@@ -24,9 +30,9 @@ WRITTEN = """\
 
 
 def read(text: str) -> list[str]:
-    tree = yamltext.parse_yaml_tree(text)
+    tree = parse_yaml_tree(text)
     assert tree is not None
-    return [name.value for name in customio.find_custom_io_names(tree)]
+    return [name.value for name in find_custom_io_names(tree)]
 
 
 def pairs(*inputs: str) -> list[tuple[str, str]]:
@@ -34,7 +40,7 @@ def pairs(*inputs: str) -> list[tuple[str, str]]:
 
 
 def test_a_new_file_looks_as_qefficient_writes_it() -> None:
-    assert customio.render_custom_io(pairs("past_key.0_VLLM"), "mxint8") == WRITTEN
+    assert render_custom_io(pairs("past_key.0_VLLM"), "mxint8") == WRITTEN
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason=f"no real exports: {REAL} is not there")
@@ -42,11 +48,11 @@ def test_a_new_file_looks_as_qefficient_writes_it() -> None:
 def test_a_new_file_is_that_of_a_real_compile(kind: str, token: str) -> None:
     inputs = [f"past_{part}.{layer}{token}" for layer in (0, 1) for part in ("key", "value")]
     real = (REAL / f"compile-{kind}" / "custom_io.yaml").read_bytes()
-    assert customio.render_custom_io(pairs(*inputs), "float16").encode() == real
+    assert render_custom_io(pairs(*inputs), "float16").encode() == real
 
 
 def test_what_is_no_kv_comes_last_with_a_precision_of_its_own() -> None:
-    text = customio.render_custom_io(pairs("k_pe.0"), "mxint8", [("vision_embeds", "float16")])
+    text = render_custom_io(pairs("k_pe.0"), "mxint8", [("vision_embeds", "float16")])
     assert text.endswith("\n\n - IOName: vision_embeds\n   Precision: float16\n\n")
 
 
@@ -58,20 +64,20 @@ def test_what_is_no_kv_comes_last_with_a_precision_of_its_own() -> None:
     ],
 )
 def test_any_name_can_be_read_again(name: str) -> None:
-    text = customio.render_custom_io([(name, "out")], "float16")
+    text = render_custom_io([(name, "out")], "float16")
     assert [entry["IOName"] for entry in yaml.safe_load(text)] == [name, "out"]
     assert text.replace("\n", "").isprintable()
 
 
 def test_a_name_that_is_not_utf_8_cannot_be_written() -> None:
     with pytest.raises(ModelError, match="not UTF-8"):
-        customio.render_custom_io([("past_key\udcff.0", "out")], "float16")
+        render_custom_io([("past_key\udcff.0", "out")], "float16")
 
 
 def dtypes_of(text: str) -> list[tuple[str, str]]:
-    tree = yamltext.parse_yaml_tree(text)
+    tree = parse_yaml_tree(text)
     assert tree is not None
-    return list(customio.find_custom_io_dtypes(tree))
+    return list(find_custom_io_dtypes(tree))
 
 
 def test_each_name_has_the_dtype_that_its_precision_means() -> None:
@@ -95,9 +101,9 @@ def test_an_entry_without_a_precision_is_refused(entry: str, said: str) -> None:
         dtypes_of(f"- IOName: a{entry}\n")
 
 
-@pytest.mark.parametrize("precision", customio.PRECISIONS)
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_precisions_of_the_compiler_are_known(precision: str) -> None:
-    assert customio.check_precision(precision) == precision
+    assert check_precision(precision) == precision
 
 
 @pytest.mark.parametrize(
@@ -113,7 +119,7 @@ def test_precisions_of_the_compiler_are_known(precision: str) -> None:
 def test_another_precision_is_refused_with_what_may_be_meant(precision: str, hint: str) -> None:
     for others in ([], [("x", precision)]):
         with pytest.raises(KvRenameError, match="no precision is called") as caught:
-            customio.render_custom_io(pairs("k_pe.0"), "float16" if others else precision, others)
+            render_custom_io(pairs("k_pe.0"), "float16" if others else precision, others)
         assert caught.value.hint == hint
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxkvrename.sidecars import json_text as jsontext
+from onnxkvrename.sidecars.json_text import MAX_JSON_CHARS, parse_json_tree
 from onnxkvrename.sidecars.text_edit import (
     MappingNode,
     OpaqueNode,
@@ -22,7 +22,7 @@ NO_TEXT = OpaqueNode("no text")
 
 def test_each_string_stands_where_it_is_said_to() -> None:
     text = '\ufeff{"a" : ["b\\u0063", 1e5, null],\r\n\t"d]":{}}\n'
-    tree = jsontext.parse_json_tree(text)
+    tree = parse_json_tree(text)
     a, bc, d = (
         ScalarNode("a", 2, 5, '"'),
         ScalarNode("bc", 9, 18, '"'),
@@ -34,14 +34,14 @@ def test_each_string_stands_where_it_is_said_to() -> None:
 
 @pytest.mark.parametrize("text", ["NaN", "-Infinity", "9" * 5000, "-1." + "9" * 5000, "true"])
 def test_numbers_are_taken_as_they_are(text: str) -> None:
-    assert jsontext.parse_json_tree(f"[{text}]") == SequenceNode((NO_TEXT,))
+    assert parse_json_tree(f"[{text}]") == SequenceNode((NO_TEXT,))
 
 
 @given(st.text())
 def test_any_string_is_found_and_read(value: str) -> None:
     for ascii_only in (True, False):
         raw = json.dumps(value, ensure_ascii=ascii_only)
-        assert jsontext.parse_json_tree(f"[ {raw}]") == SequenceNode(
+        assert parse_json_tree(f"[ {raw}]") == SequenceNode(
             (ScalarNode(value, 2, 2 + len(raw), '"'),)
         )
 
@@ -61,16 +61,16 @@ def test_any_string_is_found_and_read(value: str) -> None:
         ("[" * 101 + "]" * 101, "is nested more than 100 levels deep"),
         ("[" * 100_000, "is nested more than 100 levels deep"),
         ('{"a":' * 100_000, "is nested more than 100 levels deep"),
-        (" " * (jsontext.MAX_JSON_CHARS + 1), "has 8,388,609 characters, more than 8,388,608"),
+        (" " * (MAX_JSON_CHARS + 1), "has 8,388,609 characters, more than 8,388,608"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_one_line(text: str, message: str) -> None:
     with pytest.raises(UnreadableTextError) as caught:
-        jsontext.parse_json_tree(text)
+        parse_json_tree(text)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_hundred_levels_are_read_and_brackets_in_strings_are_none() -> None:
-    assert jsontext.parse_json_tree("[" * 100 + "]" * 100) is not None
-    assert jsontext.parse_json_tree(f'["{"[" * 1000}"]') is not None
+    assert parse_json_tree("[" * 100 + "]" * 100) is not None
+    assert parse_json_tree(f'["{"[" * 1000}"]') is not None

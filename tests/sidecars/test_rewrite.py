@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxkvrename import ModelError, TokenChange, load_rules
-from onnxkvrename.model import file as onnxfile
+from onnxkvrename.model.file import open_model
 from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.rules.plan import build_rename_plan
 from onnxkvrename.sidecars.rewrite import (
@@ -497,7 +497,7 @@ def test_custom_io_of_a_plain_compile_becomes_that_of_a_compile_with_the_token()
 def exported(kind: str, wish: TokenChange) -> ModelNames:
     """The names of a real export."""
     (model,) = EXPORTS.glob(f"{kind}-*/*.onnx")
-    with onnxfile.open_model(model) as file:
+    with open_model(model) as file:
         signature = file.signature
     values = [value.name for value in (*signature.inputs, *signature.outputs)]
     return ModelNames.from_models(

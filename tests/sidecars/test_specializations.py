@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from onnxkvrename import ModelError
-from onnxkvrename.sidecars import specializations
+from onnxkvrename.sidecars.specializations import Specializations, parse_specializations
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "exports" / "llama2l"
 
 
-def read(*entries: Any) -> specializations.Specializations:
-    return specializations.parse_specializations(json.dumps({"specializations": entries}), "s.json")
+def read(*entries: Any) -> Specializations:
+    return parse_specializations(json.dumps({"specializations": entries}), "s.json")
 
 
 def test_sizes_that_all_agree_on_and_those_that_differ() -> None:
@@ -39,7 +39,7 @@ def test_a_symbol_that_only_one_has_is_known() -> None:
 @pytest.mark.parametrize("kind", ["plain", "VLLM"])
 def test_a_real_file_is_read(kind: str) -> None:
     path = REAL / f"compile-{kind}" / "specializations.json"
-    found = specializations.parse_specializations(path.read_text("utf-8"), str(path))
+    found = parse_specializations(path.read_text("utf-8"), str(path))
     assert found.sizes == {"batch_size": 1, "ctx_len": 32}
     assert found.conflicting_sizes == {"seq_len": (8, 1)}
 
@@ -65,7 +65,7 @@ def test_a_real_file_is_read(kind: str) -> None:
 )
 def test_another_form_is_refused_in_one_line(text: str, reason: str) -> None:
     with pytest.raises(ModelError) as error:
-        specializations.parse_specializations(text, "s.json")
+        parse_specializations(text, "s.json")
     assert str(error.value).startswith(f"s.json: {reason}")
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 300

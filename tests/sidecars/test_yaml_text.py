@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from onnxkvrename.sidecars import yaml_text as yamltext
 from onnxkvrename.sidecars.text_edit import (
     MappingNode,
     Node,
@@ -13,6 +12,7 @@ from onnxkvrename.sidecars.text_edit import (
     SequenceNode,
     UnreadableTextError,
 )
+from onnxkvrename.sidecars.yaml_text import MAX_YAML_CHARS, parse_yaml_tree
 
 
 def scalars(node: Node | None) -> list[ScalarNode]:
@@ -29,9 +29,7 @@ def scalars(node: Node | None) -> list[ScalarNode]:
 
 def test_each_scalar_stands_where_it_is_said_to() -> None:
     text = "\ufeff# é\r\n - IOName: past_key.0  # x\r\n   P: 'f''16'\r\n - {IOName: \"a\\x62\"}\r\n"
-    found = [
-        (s.value, text[s.start : s.end], s.quote) for s in scalars(yamltext.parse_yaml_tree(text))
-    ]
+    found = [(s.value, text[s.start : s.end], s.quote) for s in scalars(parse_yaml_tree(text))]
     assert found == [
         ("IOName", "IOName", ""),
         ("past_key.0", "past_key.0", ""),
@@ -44,25 +42,25 @@ def test_each_scalar_stands_where_it_is_said_to() -> None:
 
 @pytest.mark.parametrize("text", ["&a x", "!!str x", "|\n  x\n", ">-\n  x\n"])
 def test_what_is_more_than_a_word_can_only_be_read(text: str) -> None:
-    found = yamltext.parse_yaml_tree(text)
+    found = parse_yaml_tree(text)
     assert isinstance(found, ScalarNode)
     assert (found.value.strip(), found.is_simple) == ("x", False)
 
 
 def test_an_alias_is_not_put_in_place() -> None:
-    assert yamltext.parse_yaml_tree("[&a [x], *a]") == SequenceNode(
+    assert parse_yaml_tree("[&a [x], *a]") == SequenceNode(
         (SequenceNode((ScalarNode("x", 5, 6, ""),)), OpaqueNode("an alias"))
     )
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "\n\n", "\ufeff"])
 def test_a_file_may_say_nothing(text: str) -> None:
-    assert yamltext.parse_yaml_tree(text) is None
+    assert parse_yaml_tree(text) is None
 
 
 @pytest.mark.parametrize("text", ["---\na: b\n", "a: b\n...\n", "%YAML 1.1\n---\na: b\n"])
 def test_markers_of_a_document_are_no_part_of_it(text: str) -> None:
-    assert [scalar.value for scalar in scalars(yamltext.parse_yaml_tree(text))] == ["a", "b"]
+    assert [scalar.value for scalar in scalars(parse_yaml_tree(text))] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -81,15 +79,15 @@ def test_markers_of_a_document_are_no_part_of_it(text: str) -> None:
         ("- " * 100_000, "is nested more than 100 levels deep"),
         ("? " * 100_000, "is nested more than 100 levels deep"),
         ("!" * 100_000, "has a tag of more than 4,096 characters"),
-        ("a" * (yamltext.MAX_YAML_CHARS + 1), "has 1,048,577 characters, more than 1,048,576"),
+        ("a" * (MAX_YAML_CHARS + 1), "has 1,048,577 characters, more than 1,048,576"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_one_line(text: str, message: str) -> None:
     with pytest.raises(UnreadableTextError) as caught:
-        yamltext.parse_yaml_tree(text)
+        parse_yaml_tree(text)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_hundred_levels_are_read() -> None:
-    assert yamltext.parse_yaml_tree("[" * 100 + "]" * 100) is not None
+    assert parse_yaml_tree("[" * 100 + "]" * 100) is not None

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from onnxkvrename.storage import copy as copying
+from onnxkvrename.storage.copy import copy_range
 
 CONTENT = bytes(range(251)) * 1024
 PAGE = 4096
@@ -34,7 +35,7 @@ def copy(source: Path, tmp_path: Path) -> Iterator[Copy]:
         writer = os.open(tmp_path / "target", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
             os.write(writer, head)
-            for step in copying.copy_range(reader, writer, offset, size):
+            for step in copy_range(reader, writer, offset, size):
                 if told is not None:
                     told.append(step)
         finally:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from onnxkvrename import WriteError
-from onnxkvrename.storage import lock as locks
+from onnxkvrename.storage.lock import hold_locks
 
 HOLDING = """
 import sys
@@ -44,7 +44,7 @@ def another_process(*targets: Path) -> Iterator[subprocess.Popen[bytes]]:
 def taken(*targets: Path) -> bool:
     """Whether targets can be held now."""
     try:
-        with locks.hold_locks(targets):
+        with hold_locks(targets):
             return True
     except WriteError:
         return False
@@ -58,7 +58,7 @@ def refuse(number: int) -> Callable[..., Any]:
 
 
 def test_a_lock_is_there_while_it_is_held_and_no_longer(tmp_path: Path) -> None:
-    with locks.hold_locks([tmp_path / "m.onnx"]):
+    with hold_locks([tmp_path / "m.onnx"]):
         (name,) = os.listdir(tmp_path)
         assert re.fullmatch(r"\.onnxkvrename-[0-9a-f]{8}-lock", name)
     assert os.listdir(tmp_path) == []
@@ -66,7 +66,7 @@ def test_a_lock_is_there_while_it_is_held_and_no_longer(tmp_path: Path) -> None:
 
 def test_it_is_gone_after_a_failure_too(tmp_path: Path) -> None:
     def fail() -> None:
-        with locks.hold_locks([tmp_path / "a.onnx", tmp_path / "b.onnx"]):
+        with hold_locks([tmp_path / "a.onnx", tmp_path / "b.onnx"]):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -77,7 +77,7 @@ def test_it_is_gone_after_a_failure_too(tmp_path: Path) -> None:
 def test_it_is_let_go_under_the_name_that_its_directory_has_by_then(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir()
-    with locks.hold_locks([old, new, old / "m.onnx"], {old: new}):
+    with hold_locks([old, new, old / "m.onnx"], {old: new}):
         os.rename(old, new)
         assert len(os.listdir(new)) == 1
     assert os.listdir(new) == []
@@ -88,8 +88,8 @@ def test_a_directory_that_kept_its_name_costs_no_other_its_lock(tmp_path: Path) 
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir()
     new.mkdir()
-    with locks.hold_locks([new / "m.onnx"]):
-        with locks.hold_locks([old / "m.onnx"], {old: new}):
+    with hold_locks([new / "m.onnx"]):
+        with hold_locks([old / "m.onnx"], {old: new}):
             pass
         assert len(os.listdir(new)) == 1
         assert os.listdir(old) == []
@@ -98,7 +98,7 @@ def test_a_directory_that_kept_its_name_costs_no_other_its_lock(tmp_path: Path) 
 def test_a_second_run_is_told_who_holds_it_where_and_since_when(tmp_path: Path) -> None:
     target = tmp_path / "m.onnx"
     with another_process(target) as process, pytest.raises(WriteError) as caught:
-        locks.hold_locks([target]).__enter__()
+        hold_locks([target]).__enter__()
     assert caught.value.path == str(target)
     assert caught.value.hint == "wait for it to end, then run this again"
     host = re.escape(os.uname().nodename)
@@ -108,9 +108,9 @@ def test_a_second_run_is_told_who_holds_it_where_and_since_when(tmp_path: Path) 
 
 
 def test_so_is_a_second_thread_of_this_process(tmp_path: Path) -> None:
-    with locks.hold_locks([tmp_path / "m.onnx"]):
+    with hold_locks([tmp_path / "m.onnx"]):
         with pytest.raises(WriteError, match=f"process {os.getpid()} "):
-            locks.hold_locks([tmp_path / "m.onnx"]).__enter__()
+            hold_locks([tmp_path / "m.onnx"]).__enter__()
         assert len(os.listdir(tmp_path)) == 1
 
 
@@ -126,13 +126,13 @@ def test_one_target_that_is_held_and_none_is(tmp_path: Path) -> None:
 
 def test_each_target_has_its_own_lock(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    with locks.hold_locks([tmp_path / "a.onnx"]):
+    with hold_locks([tmp_path / "a.onnx"]):
         assert taken(tmp_path / "b.onnx")
         assert taken(tmp_path / "other" / "a.onnx")
 
 
 def test_a_target_may_be_given_twice(tmp_path: Path) -> None:
-    with locks.hold_locks([tmp_path / "a.onnx", tmp_path / "b.onnx", tmp_path / "a.onnx"]):
+    with hold_locks([tmp_path / "a.onnx", tmp_path / "b.onnx", tmp_path / "a.onnx"]):
         assert len(os.listdir(tmp_path)) == 2
     assert os.listdir(tmp_path) == []
 
@@ -143,19 +143,19 @@ def test_the_lock_of_a_dead_process_is_nobodys(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert len(os.listdir(tmp_path)) == 3
-    with locks.hold_locks(targets):
+    with hold_locks(targets):
         assert not taken(targets[2])
         with pytest.raises(WriteError, match=f"process {os.getpid()} "):
-            locks.hold_locks(targets[:1]).__enter__()
+            hold_locks(targets[:1]).__enter__()
     assert os.listdir(tmp_path) == []
 
 
 def test_locks_that_anything_has_left_are_taken_over(tmp_path: Path) -> None:
-    with locks.hold_locks([tmp_path / "m.onnx"]):
+    with hold_locks([tmp_path / "m.onnx"]):
         (name,) = os.listdir(tmp_path)
     (tmp_path / name).write_text("x" * 1000)
-    with locks.hold_locks([tmp_path / "m.onnx"]), pytest.raises(WriteError) as caught:
-        locks.hold_locks([tmp_path / "m.onnx"]).__enter__()
+    with hold_locks([tmp_path / "m.onnx"]), pytest.raises(WriteError) as caught:
+        hold_locks([tmp_path / "m.onnx"]).__enter__()
     assert "xx" not in caught.value.message
     assert os.listdir(tmp_path) == []
 
@@ -164,7 +164,7 @@ def test_locks_that_anything_has_left_are_taken_over(tmp_path: Path) -> None:
 def test_many_targets_take_few_descriptors(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     targets = [tmp_path / f"{'sub/' * (i % 2)}{i}.onnx" for i in range(300)]
-    with locks.hold_locks(targets):
+    with hold_locks(targets):
         assert sum(len(names) for _, _, names in os.walk(tmp_path)) == 300
         assert not taken(targets[-1])
     assert os.listdir(tmp_path) == ["sub"]
@@ -177,7 +177,7 @@ def test_without_links_each_target_has_a_file_of_its_own(
 ) -> None:
     monkeypatch.setattr(os, "link", refuse(number))
     targets = [tmp_path / f"{name}.onnx" for name in "abc"]
-    with locks.hold_locks(targets):
+    with hold_locks(targets):
         assert {path.stat().st_nlink for path in tmp_path.iterdir()} == {1}
         for target in targets:
             assert not taken(target)
@@ -195,7 +195,7 @@ def test_a_link_that_is_made_and_reported_as_failed_is_a_link(
         raise FileExistsError(errno.EEXIST, "File exists")
 
     monkeypatch.setattr(os, "link", told_twice)
-    with locks.hold_locks([tmp_path / "a.onnx", tmp_path / "b.onnx"]):
+    with hold_locks([tmp_path / "a.onnx", tmp_path / "b.onnx"]):
         assert {path.stat().st_nlink for path in tmp_path.iterdir()} == {2}
     assert os.listdir(tmp_path) == []
 
@@ -214,7 +214,7 @@ def test_a_lock_that_cannot_be_tried_is_no_others(
 ) -> None:
     monkeypatch.setattr(fcntl, "flock", refuse(errno.EIO))
     with pytest.raises(WriteError, match="cannot be written: Input/output error"):
-        locks.hold_locks([tmp_path / "a.onnx"]).__enter__()
+        hold_locks([tmp_path / "a.onnx"]).__enter__()
 
 
 @pytest.mark.parametrize("name", ["open", "flock", "lstat", "ftruncate", "write", "link"])
@@ -264,7 +264,7 @@ def test_a_lock_that_is_let_go_while_it_is_opened_is_looked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file that was opened has no name any more: to hold it would keep nobody out."""
-    real, first = os.open, locks.hold_locks([tmp_path / "m.onnx"])
+    real, first = os.open, hold_locks([tmp_path / "m.onnx"])
     first.__enter__()
 
     def late(path: Any, *args: Any) -> int:
@@ -274,7 +274,7 @@ def test_a_lock_that_is_let_go_while_it_is_opened_is_looked_for_again(
         return descriptor
 
     monkeypatch.setattr(os, "open", late)
-    with locks.hold_locks([tmp_path / "m.onnx"]):
+    with hold_locks([tmp_path / "m.onnx"]):
         assert not taken(tmp_path / "m.onnx")
 
 
@@ -283,12 +283,12 @@ def test_a_lock_that_cannot_be_looked_at_is_not_tried_for_ever(
 ) -> None:
     monkeypatch.setattr(os, "lstat", refuse(errno.EIO))
     with pytest.raises(WriteError, match="cannot be written: Input/output error"):
-        locks.hold_locks([tmp_path / "a.onnx"]).__enter__()
+        hold_locks([tmp_path / "a.onnx"]).__enter__()
 
 
 def test_a_lock_is_no_way_to_write_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("precious")
-    with locks.hold_locks([tmp_path / "m.onnx"]):
+    with hold_locks([tmp_path / "m.onnx"]):
         (name,) = set(os.listdir(tmp_path)) - {"precious"}
     (tmp_path / name).symlink_to("precious")
     assert not taken(tmp_path / "m.onnx")

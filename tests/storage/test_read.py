@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from onnxkvrename import ModelError
-from onnxkvrename.storage import read as files
+from onnxkvrename.storage.read import (
+    has_content,
+    is_file_unchanged,
+    open_file,
+    read_chunks,
+    read_text_file,
+)
 
 
 @pytest.fixture
@@ -19,7 +25,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_a_file_is_read_at_any_place_and_not_past_its_end(source: Path) -> None:
-    with files.open_file(source) as file:
+    with open_file(source) as file:
         assert file.size == 256 * 1024
         assert file.read(3, 2) == b"\3\4"
         assert file.read(file.size - 1, 10) == b"\xff"
@@ -43,14 +49,14 @@ def test_what_is_no_file_is_refused_without_waiting(
     make: Callable[[Path], object], said: str, tmp_path: Path
 ) -> None:
     make(tmp_path / "x")
-    with pytest.raises(ModelError, match=said) as caught, files.open_file(tmp_path / "x"):
+    with pytest.raises(ModelError, match=said) as caught, open_file(tmp_path / "x"):
         pass
     assert caught.value.path == str(tmp_path / "x")
 
 
 @pytest.mark.parametrize("name", ["n" * 300, "a\0b"])
 def test_a_path_that_cannot_be_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="cannot be"), files.open_file(tmp_path / name):
+    with pytest.raises(ModelError, match="cannot be"), open_file(tmp_path / name):
         pass
 
 
@@ -64,7 +70,7 @@ def test_a_source_that_cannot_be_read_is_named(
     def read() -> None:
         with monkeypatch.context() as patch:
             patch.setattr(os, call, fail)
-            with files.open_file(source) as file:
+            with open_file(source) as file:
                 file.read(0, 1)
 
     with pytest.raises(ModelError, match="Input/output error") as caught:
@@ -87,10 +93,10 @@ def test_any_change_of_an_open_file_is_noticed(
     change: Callable[[Path], object], source: Path
 ) -> None:
     source.with_name("other").write_bytes(source.read_bytes())
-    with files.open_file(source) as file:
-        assert files.is_file_unchanged(source, file.identity)
+    with open_file(source) as file:
+        assert is_file_unchanged(source, file.identity)
         change(source)
-        assert not files.is_file_unchanged(source, file.identity)
+        assert not is_file_unchanged(source, file.identity)
 
 
 @pytest.mark.parametrize(
@@ -101,12 +107,12 @@ def test_text_must_be_short_and_utf8(content: bytes, said: str, tmp_path: Path) 
     path = tmp_path / "rules.toml"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=said):
-        files.read_text_file(path, limit=10)
+        read_text_file(path, limit=10)
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"\xef\xbb\xbfa")
-    assert files.read_text_file(tmp_path / "x") == "a"
+    assert read_text_file(tmp_path / "x") == "a"
 
 
 @pytest.mark.parametrize(
@@ -123,13 +129,13 @@ def test_content_is_compared_to_the_last_byte(
     parts: list[bytes], same: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "x").write_bytes(b"abc")
-    assert files.has_content(tmp_path / "x", sum(map(len, parts)), parts) is same
+    assert has_content(tmp_path / "x", sum(map(len, parts)), parts) is same
 
 
 def test_chunks_are_a_megabyte_and_leave_nothing_out(tmp_path: Path) -> None:
     content = os.urandom((1 << 20) + 5)
     (tmp_path / "x").write_bytes(content)
-    with files.open_file(tmp_path / "x") as file:
-        parts = list(files.read_chunks(file, 1, len(content) - 1))
+    with open_file(tmp_path / "x") as file:
+        parts = list(read_chunks(file, 1, len(content) - 1))
     assert [len(part) for part in parts] == [1 << 20, 4]
     assert b"".join(parts) == content[1:]

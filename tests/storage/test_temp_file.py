@@ -10,9 +10,17 @@ from typing import Any
 import pytest
 
 from onnxkvrename import WriteError
-from onnxkvrename.storage import read as files
-from onnxkvrename.storage import temp_file as drafts
-from onnxkvrename.storage.temp_file import TEMP_PREFIX, ReadyFile, TempFile
+from onnxkvrename.storage.read import open_file
+from onnxkvrename.storage.temp_file import (
+    TEMP_PREFIX,
+    ReadyFile,
+    TempFile,
+    build_temp_path,
+    build_temp_prefix,
+    check_free_space,
+    find_stale_temp_files,
+    find_targets_with_temp_files,
+)
 
 
 @pytest.fixture
@@ -48,7 +56,7 @@ def refuse(number: int) -> Any:
 def test_a_draft_takes_its_place_whole(way: str, source: Path, tmp_path: Path) -> None:
     target = tmp_path / "target.onnx"
     told: list[int] = []
-    with files.open_file(source) as file, TempFile(target) as draft:
+    with open_file(source) as file, TempFile(target) as draft:
         draft.write(b"head")
         draft.copy_from(file, 10, 100_000, told.append)
         draft.write(bytearray(b"tail"))
@@ -190,7 +198,7 @@ def test_mode_owner_and_attributes_are_kept(source: Path, tmp_path: Path) -> Non
         os.setxattr(source, "user.origin", b"here")
     except OSError:
         pytest.skip("this file system keeps no attributes")
-    with files.open_file(source) as file, TempFile(tmp_path / "copy") as draft:
+    with open_file(source) as file, TempFile(tmp_path / "copy") as draft:
         draft.copy_attributes(file, owner=True, force=False)
         draft.finish(replace=False).move_into_place()
     there, here = (path.stat() for path in (source, tmp_path / "copy"))
@@ -205,7 +213,7 @@ def test_an_owner_that_cannot_be_kept_takes_force(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "fchown", refused)
-    with files.open_file(source) as file, TempFile(tmp_path / "copy") as draft:
+    with open_file(source) as file, TempFile(tmp_path / "copy") as draft:
         draft.copy_attributes(file, owner=True, force=False)  # the same owner: nothing to do
         real = os.fstat(draft.descriptor)
         other = os.stat_result((*real[:4], real.st_uid + 1, *real[5:]))
@@ -221,16 +229,16 @@ def test_a_file_system_without_attributes_does_not_matter(
 ) -> None:
     monkeypatch.setattr(os, "listxattr", refuse(errno.EOPNOTSUPP), raising=False)
     source.chmod(0o600)
-    with files.open_file(source) as file, TempFile(tmp_path / "copy") as draft:
+    with open_file(source) as file, TempFile(tmp_path / "copy") as draft:
         draft.copy_attributes(file, owner=False, force=False)
         draft.finish(replace=False).move_into_place()
     assert (tmp_path / "copy").stat().st_mode & 0o777 == 0o600
 
 
 def test_too_little_space_is_said_before_work_starts(tmp_path: Path) -> None:
-    drafts.check_free_space(tmp_path, 1, tmp_path / "x")
+    check_free_space(tmp_path, 1, tmp_path / "x")
     with pytest.raises(WriteError, match=r"needs 1,152,921,504,606,846,976 bytes.*left"):
-        drafts.check_free_space(tmp_path, 1 << 60, tmp_path / "x")
+        check_free_space(tmp_path, 1 << 60, tmp_path / "x")
 
 
 def test_nothing_else_has_a_hand_in_a_draft(tmp_path: Path) -> None:
@@ -248,46 +256,42 @@ def left(tmp_path: Path) -> Path:
     """A directory with something left beside a.onnx and b.onnx, and nothing beside c.onnx."""
     for name in ("a.onnx", "b.onnx", "c.onnx"):
         (tmp_path / name).touch()
-    drafts.build_temp_path(tmp_path / "a.onnx").touch()
-    drafts.build_temp_path(tmp_path / "a.onnx").touch()
-    drafts.build_temp_path(tmp_path / "b.onnx").mkdir()
+    build_temp_path(tmp_path / "a.onnx").touch()
+    build_temp_path(tmp_path / "a.onnx").touch()
+    build_temp_path(tmp_path / "b.onnx").mkdir()
     (tmp_path / f"{TEMP_PREFIX}theirs").touch()
     return tmp_path
 
 
 def test_leftovers_are_known_by_their_target(left: Path) -> None:
     for name, many in (("a.onnx", 2), ("b.onnx", 1), ("c.onnx", 0)):
-        found = list(drafts.find_stale_temp_files([left / name]))
+        found = list(find_stale_temp_files([left / name]))
         assert len(found) == many
         assert all(path.parent == left and path.name.startswith(TEMP_PREFIX) for path in found)
     assert (
-        len(list(drafts.find_stale_temp_files([left / "a.onnx", left / "b.onnx", left / "c.onnx"])))
-        == 3
+        len(list(find_stale_temp_files([left / "a.onnx", left / "b.onnx", left / "c.onnx"]))) == 3
     )
 
 
 def test_they_are_looked_for_in_the_directory_of_the_target_only(left: Path) -> None:
-    assert (
-        list(drafts.find_stale_temp_files([left / "below" / "a.onnx", left.parent / "a.onnx"]))
-        == []
-    )
+    assert list(find_stale_temp_files([left / "below" / "a.onnx", left.parent / "a.onnx"])) == []
 
 
 def test_targets_with_something_left_are_told_from_clean_ones(left: Path) -> None:
     targets = [left / name for name in ("c.onnx", "b.onnx", "a.onnx")]
-    assert drafts.find_targets_with_temp_files(targets) == [left / "b.onnx", left / "a.onnx"]
-    assert drafts.find_targets_with_temp_files([left / "c.onnx", left / "none" / "a.onnx"]) == []
+    assert find_targets_with_temp_files(targets) == [left / "b.onnx", left / "a.onnx"]
+    assert find_targets_with_temp_files([left / "c.onnx", left / "none" / "a.onnx"]) == []
 
 
 @pytest.mark.parametrize("name", ["m.onnx", "n" * 255, "\udcff.onnx", "a\nb.onnx"])
 def test_a_temporary_name_fits_any_file_system_and_no_pattern_for_models(
     name: str, tmp_path: Path
 ) -> None:
-    path = drafts.build_temp_path(tmp_path / name)
+    path = build_temp_path(tmp_path / name)
     assert path.parent == tmp_path
     assert len(path.name) < 64
     assert path.name.isascii()
-    assert path.name.startswith(drafts.build_temp_prefix(tmp_path / name))
+    assert path.name.startswith(build_temp_prefix(tmp_path / name))
     assert path.name.startswith(TEMP_PREFIX)
     assert not path.name.endswith(".onnx")
-    assert path != drafts.build_temp_path(tmp_path / name)
+    assert path != build_temp_path(tmp_path / name)

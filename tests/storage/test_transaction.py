@@ -10,11 +10,23 @@ from typing import Any
 import pytest
 
 from onnxkvrename import WriteError
-from onnxkvrename.storage import lock as locks
-from onnxkvrename.storage import temp_file as drafts
 from onnxkvrename.storage import transaction as changeset
-from onnxkvrename.storage.temp_file import ReadyFile, TempFile
-from onnxkvrename.storage.transaction import StagedDirectory, Transaction
+from onnxkvrename.storage.lock import hold_locks
+from onnxkvrename.storage.temp_file import (
+    ReadyFile,
+    TempFile,
+    build_temp_path,
+    build_temp_prefix,
+    find_stale_temp_files,
+)
+from onnxkvrename.storage.transaction import (
+    StagedDirectory,
+    Transaction,
+    find_intents,
+    remove_stale_temp_files,
+    sync_directory,
+    write_intent,
+)
 
 
 @pytest.fixture
@@ -120,7 +132,7 @@ def test_an_interrupt_anywhere_leaves_all_or_none(
                 with Transaction() as changes:
                     changes.place_files(made, final=True)
             except KeyboardInterrupt:
-                changeset.remove_stale_temp_files(drafts.find_stale_temp_files(three))
+                remove_stale_temp_files(find_stale_temp_files(three))
                 return False
         return True
 
@@ -268,7 +280,7 @@ def test_a_new_directory_appears_with_all_that_is_in_it(tmp_path: Path) -> None:
     with StagedDirectory(tmp_path / "new") as stage:
         fill(stage, "a", "sub/b")
         (name,) = os.listdir(tmp_path)
-        assert name.startswith(drafts.build_temp_prefix(tmp_path / "new"))
+        assert name.startswith(build_temp_prefix(tmp_path / "new"))
         stage.move_into_place()
     assert os.listdir(tmp_path) == ["new"]
     assert (tmp_path / "new" / "a").read_text() == "a"
@@ -346,9 +358,9 @@ def test_a_directory_that_cannot_be_synced_has_its_place_all_the_same(
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", refused)
-    changeset.sync_directory(tmp_path)
+    sync_directory(tmp_path)
     monkeypatch.setattr(os, "open", refused)
-    changeset.sync_directory(tmp_path)
+    sync_directory(tmp_path)
 
 
 # Directories that get other names in the end.
@@ -386,7 +398,7 @@ def test_an_interrupt_anywhere_leaves_all_with_the_new_name_or_none(
                     changes.place_files(made, final=False)
                     changes.rename_directories(moves)
             except KeyboardInterrupt:
-                changeset.remove_stale_temp_files(drafts.find_stale_temp_files(three))
+                remove_stale_temp_files(find_stale_temp_files(three))
                 return False
         return True
 
@@ -394,9 +406,7 @@ def test_an_interrupt_anywhere_leaves_all_with_the_new_name_or_none(
         done = goes_well(nth)
         assert not (done and old.exists())
         if new.exists():
-            changeset.remove_stale_temp_files(
-                drafts.find_stale_temp_files(new / path.name for path in three)
-            )
+            remove_stale_temp_files(find_stale_temp_files(new / path.name for path in three))
             assert (state(new), old.exists()) == (NEW, False)
             os.rename(new, old)
         else:
@@ -420,11 +430,11 @@ def test_of_several_directories_all_get_their_names_or_none(tmp_path: Path) -> N
 
 def test_what_is_announced_is_there_for_others_while_it_lasts(tmp_path: Path) -> None:
     moves = {tmp_path / "a\n\udcff": tmp_path / "b"}
-    with changeset.write_intent(moves):
-        (mark,) = changeset.find_intents(tmp_path)
+    with write_intent(moves):
+        (mark,) = find_intents(tmp_path)
         assert mark.move == ("a\n\udcff", "b")
-        changeset.remove_stale_temp_files([mark.path])
-        assert list(changeset.find_intents(tmp_path)) == [mark]
+        remove_stale_temp_files([mark.path])
+        assert list(find_intents(tmp_path)) == [mark]
     assert os.listdir(tmp_path) == []
 
 
@@ -432,21 +442,21 @@ def test_what_was_announced_before_is_taken_back_by_who_ends_it(tmp_path: Path) 
     moves, others = ({tmp_path / "a": tmp_path / name} for name in "bc")
 
     def fail() -> None:
-        with changeset.write_intent(moves):
+        with write_intent(moves):
             raise KeyboardInterrupt
 
-    with changeset.write_intent(others):
-        left = drafts.build_temp_path(tmp_path / "a")
+    with write_intent(others):
+        left = build_temp_path(tmp_path / "a")
         left.symlink_to("a/b")
         with pytest.raises(KeyboardInterrupt):
             fail()
-        assert sorted(mark.move for mark in changeset.find_intents(tmp_path)) == [
+        assert sorted(mark.move for mark in find_intents(tmp_path)) == [
             ("a", "b"),
             ("a", "c"),
         ]
-        with changeset.write_intent(moves):
+        with write_intent(moves):
             pass
-        assert [mark.move for mark in changeset.find_intents(tmp_path)] == [("a", "c")]
+        assert [mark.move for mark in find_intents(tmp_path)] == [("a", "c")]
 
 
 # What dead runs have left.
@@ -457,17 +467,17 @@ def test_leftovers_of_any_kind_are_cleared_and_locks_are_not(tmp_path: Path) -> 
     target.write_text("old")
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "x").touch()
-    drafts.build_temp_path(target).touch()
-    os.link(target, drafts.build_temp_path(target))
-    drafts.build_temp_path(target).symlink_to("precious")
-    stage = drafts.build_temp_path(target)
+    build_temp_path(target).touch()
+    os.link(target, build_temp_path(target))
+    build_temp_path(target).symlink_to("precious")
+    stage = build_temp_path(target)
     (stage / "sub").mkdir(parents=True)
     (stage / "sub" / "x.onnx").touch()
-    with locks.hold_locks([target]):
-        changeset.remove_stale_temp_files(drafts.find_stale_temp_files([target]))
+    with hold_locks([target]):
+        remove_stale_temp_files(find_stale_temp_files([target]))
         assert len(os.listdir(tmp_path)) == 3
         with pytest.raises(WriteError):
-            locks.hold_locks([target]).__enter__()
+            hold_locks([target]).__enter__()
     assert sorted(os.listdir(tmp_path)) == ["m", "precious"]
     assert os.listdir(tmp_path / "precious") == ["x"]
     assert target.stat().st_nlink == 1
@@ -476,9 +486,9 @@ def test_leftovers_of_any_kind_are_cleared_and_locks_are_not(tmp_path: Path) -> 
 def test_one_that_cannot_be_cleared_does_not_keep_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = [drafts.build_temp_path(tmp_path / "m") for _ in range(3)]
+    left = [build_temp_path(tmp_path / "m") for _ in range(3)]
     for path in left:
         path.touch()
     failing(2, monkeypatch, OSError(errno.EACCES, "Permission denied"), name="unlink")
-    changeset.remove_stale_temp_files(left)
+    remove_stale_temp_files(left)
     assert list(tmp_path.iterdir()) == [left[1]]

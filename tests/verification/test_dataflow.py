@@ -11,13 +11,13 @@ import pytest
 from onnx import ModelProto
 
 from onnxkvrename import TokenChange, load_rules
-from onnxkvrename.model import proto_reader as messages
+from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Value
 from onnxkvrename.rules.plan import KvPair, PairSide, build_rename_plan
-from onnxkvrename.verification import graph_bodies as bodies
-from onnxkvrename.verification import strip_weights as weightless
 from onnxkvrename.verification.dataflow import BufferFlow, check_buffer_flows, trace_buffer_flows
+from onnxkvrename.verification.graph_bodies import Body, sort_operations
+from onnxkvrename.verification.strip_weights import read_model_without_weights
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
@@ -410,9 +410,9 @@ def test_functions_in_functions_are_followed_and_the_scatter_named_where_it_is_c
 
 def test_one_summary_serves_every_call_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
     followed = []
-    operations = bodies.sort_operations
+    operations = sort_operations
 
-    def counted(body: bodies.Body, *rest: object, **how: bool) -> object:
+    def counted(body: Body, *rest: object, **how: bool) -> object:
         followed.append(body.outputs)
         return operations(body, *rest, **how)  # type: ignore[arg-type]
 
@@ -571,9 +571,9 @@ def of_file(path: Path, change: Callable[[ModelProto], object] = id) -> tuple[Bu
     """The flows in a file, after a change to the model."""
     source = ByteSource.from_bytes(path.read_bytes())
     pairs = build_rename_plan(
-        messages.read_signature(source), load_rules(), TokenChange(None, strip=True)
+        read_signature(source), load_rules(), TokenChange(None, strip=True)
     ).pairs
-    built = weightless.read_model_without_weights(source)
+    built = read_model_without_weights(source)
     change(built)
     return trace_buffer_flows(built, pairs)
 

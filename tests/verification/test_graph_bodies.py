@@ -4,8 +4,16 @@ import onnx.parser
 import pytest
 from onnx import ModelProto
 
-from onnxkvrename.verification import graph_bodies as bodies
-from onnxkvrename.verification.graph_bodies import Body, UntraceableError
+from onnxkvrename.verification.graph_bodies import (
+    Body,
+    OperandSelector,
+    UntraceableError,
+    build_function_bodies,
+    build_graph_body,
+    list_captured_names,
+    sort_functions_bottom_up,
+    sort_operations,
+)
 
 
 def model(nodes: str, functions: str = "") -> ModelProto:
@@ -17,16 +25,16 @@ def model(nodes: str, functions: str = "") -> ModelProto:
 
 
 def main(nodes: str) -> Body:
-    return bodies.build_graph_body(model(nodes).graph)
+    return build_graph_body(model(nodes).graph)
 
 
 def everything(_: object, operands: int) -> range:
     return range(operands)
 
 
-def made(body: Body, *names: str, leads: bodies.OperandSelector = everything) -> list[str]:
+def made(body: Body, *names: str, leads: OperandSelector = everything) -> list[str]:
     """What the nodes behind some values make, in their order."""
-    return [" ".join(each.outputs) for each in bodies.sort_operations(body, names, leads)]
+    return [" ".join(each.outputs) for each in sort_operations(body, names, leads)]
 
 
 def test_only_the_nodes_behind_a_value_are_given() -> None:
@@ -55,17 +63,15 @@ IF = """y = If (c) <
 def test_what_a_subgraph_sees_of_the_values_around_it() -> None:
     body = main(f"a = Neg(x) b = Abs(x) d = Neg(x) {IF}")
     then, other = body.subgraphs[3].values()
-    assert bodies.list_captured_names(then) == ("a", "w")
-    assert bodies.list_captured_names(other) == ("a", "b")
+    assert list_captured_names(then) == ("a", "w")
+    assert list_captured_names(other) == ("a", "b")
     assert made(body, "y") == ["a", "b", "y"]
 
 
 def test_an_outer_value_that_a_subgraph_hands_on_is_seen_too() -> None:
     graph = model(f"a = Neg(x) b = Neg(x) {IF}").graph
     graph.node[2].attribute[0].g.output[0].name = "b"
-    assert "b" in bodies.list_captured_names(
-        bodies.build_graph_body(graph).subgraphs[2]["then_branch"]
-    )
+    assert "b" in list_captured_names(build_graph_body(graph).subgraphs[2]["then_branch"])
 
 
 @pytest.mark.parametrize(
@@ -87,9 +93,7 @@ def function(head: str, nodes: str) -> str:
 def ordered(nodes: str, *functions: str) -> list[str]:
     """The functions in use, from the bottom up."""
     built = model(nodes, " ".join(functions))
-    keys = bodies.sort_functions_bottom_up(
-        bodies.build_graph_body(built.graph), bodies.build_function_bodies(built)
-    )
+    keys = sort_functions_bottom_up(build_graph_body(built.graph), build_function_bodies(built))
     return [name for _, name, _ in keys]
 
 

@@ -13,8 +13,8 @@ from onnx import ModelProto, SparseTensorProto, TensorProto
 from onnx.helper import make_attribute, make_function, make_opsetid
 
 from onnxkvrename.model.protobuf import ByteSource
-from onnxkvrename.verification import onnx_checker as soundness
-from onnxkvrename.verification import strip_weights as weightless
+from onnxkvrename.verification.onnx_checker import check_onnx_validity
+from onnxkvrename.verification.strip_weights import read_model_without_weights
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
@@ -22,9 +22,9 @@ EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
 
 def refused(model: ModelProto) -> list[str]:
     """What is said of a model without its weights."""
-    shown = weightless.read_model_without_weights(ByteSource.from_bytes(model.SerializeToString()))
+    shown = read_model_without_weights(ByteSource.from_bytes(model.SerializeToString()))
     before = shown.SerializeToString()
-    found = list(soundness.check_onnx_validity(shown))
+    found = list(check_onnx_validity(shown))
     assert shown.SerializeToString() == before
     assert {(finding.code, finding.severity) for finding in found} <= {("KV115", "error")}
     return [finding.message for finding in found]
@@ -310,7 +310,7 @@ def test_a_whole_file_is_judged_as_onnx_judges_it(path: Path) -> None:
 
 def test_names_that_are_not_utf_8_are_judged_without_a_crash() -> None:
     data = models.decoder(node("Neg", ["nowhere!!"], ["y"])).SerializeToString()
-    shown = weightless.read_model_without_weights(
+    shown = read_model_without_weights(
         ByteSource.from_bytes(data.replace(b"nowhere!!", b"nowhere\xff\xfe"))
     )
-    assert [finding.code for finding in soundness.check_onnx_validity(shown)] == ["KV115"]
+    assert [finding.code for finding in check_onnx_validity(shown)] == ["KV115"]

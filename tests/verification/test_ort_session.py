@@ -13,8 +13,15 @@ from onnx import ModelProto, TensorProto
 from onnx.helper import make_function, make_graph, make_model, make_opsetid, make_tensor
 
 from onnxkvrename import KvRenameError, ModelError
-from onnxkvrename.verification import ort_session as sessions
-from onnxkvrename.verification.ort_session import OrtSession, ValueKey
+from onnxkvrename.verification.ort_session import (
+    MAX_FEED_BYTES,
+    OrtSession,
+    ValueKey,
+    build_feed,
+    digest_value,
+    load_session,
+    run_step,
+)
 
 pytest.importorskip("onnxruntime")
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -33,14 +40,13 @@ def model(*given: tuple[str, int, tuple[int | str, ...]], opset: int = 21) -> Mo
 def loaded(
     model: ModelProto | bytes, tmp_path: Path, keys: dict[str, ValueKey] | None = None, **dims: int
 ) -> OrtSession:
-    return sessions.load_session(models.saved(model, tmp_path / "m.onnx"), keys or {}, dims)
+    return load_session(models.saved(model, tmp_path / "m.onnx"), keys or {}, dims)
 
 
 def values(session: OrtSession, step: int = 0, seed: int = 0, slots: int = 8) -> dict[str, Any]:
     """What goes into the inputs, as onnxruntime takes it."""
     return {
-        end.name: sessions.build_feed(session, end, step, seed=seed, slots=slots)
-        for end in session.inputs
+        end.name: build_feed(session, end, step, seed=seed, slots=slots) for end in session.inputs
     }
 
 
@@ -53,7 +59,7 @@ def fed(session: OrtSession, step: int = 0, seed: int = 0, slots: int = 8) -> di
 def attempt(model: ModelProto | bytes, tmp_path: Path) -> None:
     """Load a model and run one step of it."""
     session = loaded(model, tmp_path)
-    sessions.run_step(session, values(session), 0)
+    run_step(session, values(session), 0)
 
 
 DTYPES = (
@@ -67,11 +73,9 @@ DTYPES = (
 def test_a_dtype_is_fed_and_comes_out_as_it_went_in(dtype: str, tmp_path: Path) -> None:
     session = loaded(model(("x", TensorProto.DataType.Value(dtype), (2, 64))), tmp_path)
     value, other = values(session)["x"], values(session, step=1)["x"]
-    out = sessions.run_step(session, {"x": value}, 0)["x_again"]
+    out = run_step(session, {"x": value}, 0)["x_again"]
     assert value.data_type() == session.inputs[0].dtype
-    assert (
-        sessions.digest_value(out) == sessions.digest_value(value) != sessions.digest_value(other)
-    )
+    assert digest_value(out) == digest_value(value) != digest_value(other)
 
 
 def test_floats_lie_between_0_and_1_and_integers_are_small(tmp_path: Path) -> None:
@@ -134,7 +138,7 @@ def test_feeds_that_would_fill_the_memory_are_refused_before_they_are_made(tmp_p
     ends = model(("x", TensorProto.FLOAT16, ("ctx_len", 1 << 20)), ("y", FLOAT, (4,)))
     with pytest.raises(ModelError, match=r"most go into x \[512, 1048576\].*--dim.*ctx_len=512"):
         loaded(ends, tmp_path, ctx_len=512)
-    assert loaded(ends, tmp_path, ctx_len=511).inputs[0].byte_size < sessions.MAX_FEED_BYTES
+    assert loaded(ends, tmp_path, ctx_len=511).inputs[0].byte_size < MAX_FEED_BYTES
 
 
 def test_a_size_is_one_or_more(tmp_path: Path) -> None:

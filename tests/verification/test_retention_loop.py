@@ -17,12 +17,17 @@ from onnx import ModelProto, NodeProto, TensorProto
 from onnx.helper import make_tensor
 
 from onnxkvrename import Finding, ModelError, TokenChange, load_rules
-from onnxkvrename.model import file as onnxfile
+from onnxkvrename.model.file import open_model
 from onnxkvrename.rules.plan import build_rename_plan
-from onnxkvrename.verification import ort_session as sessions
-from onnxkvrename.verification import retention_loop as retention
-from onnxkvrename.verification.ort_session import OutputResult, ValueKey
-from onnxkvrename.verification.retention_loop import RetentionRun, RunnableModel
+from onnxkvrename.verification.ort_session import OutputResult, ValueKey, build_feed, load_session
+from onnxkvrename.verification.retention_loop import (
+    DEFAULT_STEPS,
+    RetentionRun,
+    RunnableModel,
+    check_retention,
+    compare_runs,
+    run_retention_loop,
+)
 
 pytest.importorskip("onnxruntime")
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
@@ -31,7 +36,7 @@ RULES = load_rules()
 
 def subject(path: Path) -> RunnableModel:
     """A model with the pairs that the built-in rules find in it."""
-    with onnxfile.open_model(path) as model:
+    with open_model(path) as model:
         return RunnableModel(
             path, build_rename_plan(model.signature, RULES, TokenChange(None)).pairs
         )
@@ -63,9 +68,9 @@ def counter(*nodes: NodeProto) -> ModelProto:
 def test_what_a_step_retains_is_fed_to_the_next(tmp_path: Path) -> None:
     model = saved(counter(), tmp_path / "m.onnx")
     key: ValueKey = ("", "past_key", "0")
-    session = sessions.load_session(model.path, {KEY: key}, {})
-    first = sessions.build_feed(session, session.inputs[0], 0, seed=5, slots=1)
-    run = retention.run_retention_loop(model, steps=4, seed=5)
+    session = load_session(model.path, {KEY: key}, {})
+    first = build_feed(session, session.inputs[0], 0, seed=5, slots=1)
+    run = run_retention_loop(model, steps=4, seed=5)
     assert [step[key] for step in run.step_results] == [
         OutputResult(
             "tensor(int64)", (1, 2), hashlib.sha256((first.numpy() + n).tobytes()).hexdigest()
@@ -75,14 +80,14 @@ def test_what_a_step_retains_is_fed_to_the_next(tmp_path: Path) -> None:
 
 
 def test_a_buffer_that_never_changes_is_told(tmp_path: Path) -> None:
-    run = retention.run_retention_loop(saved(counter(), tmp_path / "m.onnx"))
+    run = run_retention_loop(saved(counter(), tmp_path / "m.onnx"))
     assert run.retained_inputs == {KEY_OUT: KEY, VALUE_OUT: VALUE}
     assert run.unchanged_outputs == (VALUE_OUT,)
     assert run.findings == ()
 
 
 def test_vision_state_is_fed_back_too() -> None:
-    run = retention.run_retention_loop(subject(FIXTURES / "plain" / "vlm_dual" / "decoder.onnx"))
+    run = run_retention_loop(subject(FIXTURES / "plain" / "vlm_dual" / "decoder.onnx"))
     others = {
         name: into for name, into in run.retained_inputs.items() if not into.startswith("past_")
     }
@@ -99,20 +104,18 @@ def test_an_output_that_only_sounds_retained_is_not_fed_back(tmp_path: Path) -> 
     )
     for name in ("x_output", "flag_output"):
         model.graph.output.append(info(name, 1, dtype=TensorProto.BOOL))
-    run = retention.run_retention_loop(saved(model, tmp_path / "m.onnx"))
+    run = run_retention_loop(saved(model, tmp_path / "m.onnx"))
     assert run.retained_inputs == {KEY_OUT: KEY, VALUE_OUT: VALUE, "flag_output": "flag"}
     assert run.findings == ()
 
 
 def test_the_sizes_asked_for_are_those_it_ran_with() -> None:
-    run = retention.run_retention_loop(
-        subject(FIXTURES / "plain" / "hybrid.onnx"), dims={"ctx_len": 8}
-    )
+    run = run_retention_loop(subject(FIXTURES / "plain" / "hybrid.onnx"), dims={"ctx_len": 8})
     assert run.dims == {"batch_size": 1, "ctx_len": 8, "seq_len": 2, "sliding_window": 8}
     shapes = {key: result.shape for key, result in run.step_results[0].items()}
     assert shapes["", "past_key", "0"] == shapes["", "past_key", "2"] == (1, 2, 8, 4)
     assert shapes["", "conv_state", "1"] == (1, 8, 3)
-    assert len(run.step_results) == retention.DEFAULT_STEPS
+    assert len(run.step_results) == DEFAULT_STEPS
 
 
 @pytest.mark.parametrize(
@@ -135,7 +138,7 @@ def test_the_last_token_of_a_step_fills_the_cache(
     opsets = [onnx.helper.make_opsetid("", 18)]
     graph = onnx.helper.make_graph(nodes, "main", *ends)
     model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    run = retention.run_retention_loop(saved(model, tmp_path / "m.onnx"))
+    run = run_retention_loop(saved(model, tmp_path / "m.onnx"))
     assert [step["positions",].digest for step in run.step_results] == [
         hashlib.sha256(np.array([n, last]).tobytes()).hexdigest() for n in range(3)
     ]
@@ -154,7 +157,7 @@ def test_a_buffer_that_cannot_go_back_ends_the_loop(
     model = counter(write)
     dtype = TensorProto.INT32 if write.op_type == "Cast" else TensorProto.INT64
     model.graph.output[0].CopyFrom(info(KEY_OUT, *shape, dtype=dtype))
-    run, findings = retention.check_retention(saved(model, tmp_path / "m.onnx"))
+    run, findings = check_retention(saved(model, tmp_path / "m.onnx"))
     assert run is not None
     assert len(run.step_results) == 1
     (found,) = findings
@@ -173,7 +176,7 @@ FIXED = sorted(
 @pytest.mark.parametrize("name", FIXED)
 def test_a_renamed_fixture_gives_what_it_gave_before(name: str) -> None:
     plain, renamed = subject(FIXTURES / "plain" / name), subject(FIXTURES / "VLLM" / name)
-    run, findings = retention.check_retention(renamed, plain)
+    run, findings = check_retention(renamed, plain)
     assert findings == ()
     assert run is not None
     assert len(run.step_results) == 3
@@ -212,11 +215,11 @@ def test_a_fault_behind_right_names_is_found(
     edit: Callable[[ModelProto], None], name: str, tmp_path: Path
 ) -> None:
     reference = subject(FIXTURES / "plain" / "decoder.onnx")
-    _, findings = retention.check_retention(edited(tmp_path, edit), reference)
+    _, findings = check_retention(edited(tmp_path, edit), reference)
     (found,) = findings
     assert (found.code, found.severity, found.name) == ("KV118", "error", name)
     assert "in step 1 holds other values than with the reference" in found.message
-    _, alone = retention.check_retention(edited(tmp_path, edit))
+    _, alone = check_retention(edited(tmp_path, edit))
     assert alone == ()
 
 
@@ -224,7 +227,7 @@ def test_what_is_no_number_on_both_sides_is_equal(tmp_path: Path) -> None:
     made = models.decoder(node("Sub", ["x", "x"], ["nought"]), node("Div", ["nought"] * 2, ["nan"]))
     made.graph.output.append(info("nan"))
     model = saved(made, tmp_path / "m.onnx")
-    assert retention.check_retention(model, model)[1] == ()
+    assert check_retention(model, model)[1] == ()
 
 
 def unbounded(index: int) -> ModelProto:
@@ -237,13 +240,13 @@ def test_a_model_that_fails_where_the_reference_runs_is_found(tmp_path: Path) ->
     sound, broken = (
         saved(unbounded(index), tmp_path / f"{index}.onnx") for index in (0, (1 << 31) - 1)
     )
-    run, findings = retention.check_retention(broken, sound)
+    run, findings = check_retention(broken, sound)
     assert run is None
     (text,) = told(findings)
     assert text.startswith("KV118  the reference runs, this does not: onnxruntime cannot run it")
     assert "the GatherND node /CtxGather is given the index INT32_MAX" in text
     with pytest.raises(ModelError, match=r"2147483647\.onnx: onnxruntime cannot run it as it is"):
-        retention.check_retention(sound, broken)
+        check_retention(sound, broken)
 
 
 def outcome(*steps: dict[str, OutputResult]) -> RetentionRun:
@@ -279,18 +282,16 @@ WIDE, HALF = ONE._replace(shape=(1, 4)), ONE._replace(dtype="tensor(float16)")
 def test_the_first_difference_is_named(
     found: list[dict[str, OutputResult]], expected: list[dict[str, OutputResult]], said: list[str]
 ) -> None:
-    findings = retention.compare_runs(outcome(*found), outcome(*expected))
+    findings = compare_runs(outcome(*found), outcome(*expected))
     assert [f"{f.name} {f.message}" for f in findings] == said
 
 
 def test_two_runs_of_one_seed_are_equal_and_of_two_are_not() -> None:
     model = subject(FIXTURES / "plain" / "decoder.onnx")
-    assert retention.run_retention_loop(model, seed=1) == retention.run_retention_loop(
-        model, seed=1
-    )
+    assert run_retention_loop(model, seed=1) == run_retention_loop(model, seed=1)
     assert (
-        retention.run_retention_loop(model, seed=1).step_results
-        != retention.run_retention_loop(model, seed=2).step_results
+        run_retention_loop(model, seed=1).step_results
+        != run_retention_loop(model, seed=2).step_results
     )
 
 
@@ -327,7 +328,7 @@ real = pytest.mark.skipif(not PLAIN, reason=f"no real exports: {EXPORTS} is not 
 @pytest.mark.parametrize("case", sorted(PLAIN.keys() - {ENCODER, SAMPLER, GROWING, BROKEN}))
 def test_an_export_with_the_token_gives_what_the_plain_one_gives(case: str) -> None:
     plain, twin = subject(PLAIN[case]), subject(TWIN[case])
-    run, findings = retention.check_retention(twin, plain)
+    run, findings = check_retention(twin, plain)
     assert findings == ()
     assert run is not None
     assert len(run.step_results) == 3
@@ -339,7 +340,7 @@ def test_an_export_with_the_token_gives_what_the_plain_one_gives(case: str) -> N
 
 @real
 def test_a_cache_that_grows_with_every_step_is_not_retained() -> None:
-    run, findings = retention.check_retention(subject(TWIN[GROWING]), subject(PLAIN[GROWING]))
+    run, findings = check_retention(subject(TWIN[GROWING]), subject(PLAIN[GROWING]))
     assert run is not None
     assert {f.name for f in findings} == {name for name in run.retained_inputs if "_VLLM_" in name}
     assert "comes out as tensor(float) [1, 2, 34, 16], and cannot go back" in findings[0].message
@@ -347,19 +348,19 @@ def test_a_cache_that_grows_with_every_step_is_not_retained() -> None:
 
 @real
 def test_the_broken_export_with_the_token_is_found() -> None:
-    _, findings = retention.check_retention(subject(TWIN[BROKEN]), subject(PLAIN[BROKEN]))
+    _, findings = check_retention(subject(TWIN[BROKEN]), subject(PLAIN[BROKEN]))
     (text,) = told(findings)
     assert text.startswith("KV118 past_key.0_VLLM_RetainedState in step 1 holds other values")
-    assert retention.check_retention(subject(PLAIN[BROKEN]))[1] == ()
+    assert check_retention(subject(PLAIN[BROKEN]))[1] == ()
 
 
 @real
 def test_what_onnxruntime_cannot_run_is_said_with_the_reason() -> None:
     with pytest.raises(ModelError, match=r"has no Where \(of opset 16\) .* at node /Where_2$"):
-        retention.run_retention_loop(subject(PLAIN[SAMPLER]))
+        run_retention_loop(subject(PLAIN[SAMPLER]))
     with pytest.raises(ModelError, match=r"the Conv node .* fails: .*img_size=4"):
-        retention.run_retention_loop(subject(PLAIN[ENCODER]))
-    run = retention.run_retention_loop(subject(PLAIN[ENCODER]), dims={"img_size": 896})
+        run_retention_loop(subject(PLAIN[ENCODER]))
+    run = run_retention_loop(subject(PLAIN[ENCODER]), dims={"img_size": 896})
     assert run.retained_inputs == {}
 
 
@@ -367,6 +368,6 @@ def test_what_onnxruntime_cannot_run_is_said_with_the_reason() -> None:
 @pytest.mark.parametrize("dims", [{"seq_len": 1}, {"seq_len": 4, "ctx_len": 4}, {"batch_size": 2}])
 def test_an_export_runs_with_other_sizes(dims: dict[str, int]) -> None:
     case = "gemma3vlm_dual/Gemma3DecoderWrapper"
-    run = retention.run_retention_loop(subject(PLAIN[case]), dims=dims)
+    run = run_retention_loop(subject(PLAIN[case]), dims=dims)
     assert run.findings == ()
     assert run.dims.items() >= dims.items()

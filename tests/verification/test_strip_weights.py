@@ -13,8 +13,12 @@ from onnx.helper import make_node
 
 from onnxkvrename import ModelError
 from onnxkvrename.model.protobuf import ByteSource
-from onnxkvrename.verification import strip_weights as weightless
-from onnxkvrename.verification.strip_weights import MAX_KEPT_BYTES, RemovedData, list_removed_data
+from onnxkvrename.verification.strip_weights import (
+    MAX_KEPT_BYTES,
+    RemovedData,
+    list_removed_data,
+    read_model_without_weights,
+)
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
@@ -25,7 +29,7 @@ DATA = (
 
 
 def read(model: ModelProto) -> ModelProto:
-    return weightless.read_model_without_weights(ByteSource.from_bytes(model.SerializeToString()))
+    return read_model_without_weights(ByteSource.from_bytes(model.SerializeToString()))
 
 
 def bare(model: ModelProto) -> ModelProto:
@@ -49,7 +53,7 @@ def test_all_but_the_data_of_large_tensors_is_there(form: str) -> None:
     model.graph.initializer.extend([weight("large"), models.tensor("small", 1.0, 2.0)])
     model.graph.initializer[0].metadata_props.add(key="from", value="here")
     data = models.FORMS[form](model)
-    found = weightless.read_model_without_weights(ByteSource.from_bytes(data))
+    found = read_model_without_weights(ByteSource.from_bytes(data))
     assert bare(found) == bare(ModelProto.FromString(data))
     assert {tensor.name: list_removed_data(tensor) for tensor in found.graph.initializer} == {
         "large": (RemovedData("raw_data", 4000),),
@@ -132,9 +136,7 @@ def test_of_a_huge_model_a_few_blocks_are_read() -> None:
         ]
         return before + bytes(count - len(before) - len(after)) + after
 
-    model = weightless.read_model_without_weights(
-        ByteSource(read_at, len(start) + size + len(tail))
-    )
+    model = read_model_without_weights(ByteSource(read_at, len(start) + size + len(tail)))
     assert list_removed_data(model.graph.initializer[0]) == (RemovedData("raw_data", size),)
     assert model.graph.node[0].op_type == "Identity"
     assert sum(reads) < 1 << 20
@@ -143,7 +145,7 @@ def test_of_a_huge_model_a_few_blocks_are_read() -> None:
 def test_what_onnx_cannot_parse_is_refused() -> None:
     data = decoder().SerializeToString() + field(7, field(1, b"\x0a\x05x"))
     with pytest.raises(ModelError, match="cannot be parsed by onnx"):
-        weightless.read_model_without_weights(ByteSource.from_bytes(data))
+        read_model_without_weights(ByteSource.from_bytes(data))
 
 
 def test_a_mark_that_someone_else_made_does_no_harm() -> None:
@@ -157,5 +159,5 @@ FILES = [*FIXTURES.rglob("*.onnx"), *EXPORTS.rglob("*.onnx")]
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: "-".join(path.parts[-3:]))
 def test_a_whole_file_is_all_there_but_its_weights(path: Path) -> None:
-    found = weightless.read_model_without_weights(ByteSource.from_bytes(path.read_bytes()))
+    found = read_model_without_weights(ByteSource.from_bytes(path.read_bytes()))
     assert bare(found) == bare(onnx.load(path, load_external_data=False))

@@ -7,8 +7,7 @@ import onnx.parser
 import pytest
 from onnx import ModelProto
 
-from onnxkvrename.verification import provenance as origins
-from onnxkvrename.verification.provenance import Origin
+from onnxkvrename.verification.provenance import Origin, build_source_origin
 from onnxkvrename.verification.tracing import trace_origins
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
@@ -27,7 +26,7 @@ def traced(nodes: str, *, deep: bool = True) -> Origin:
 
 
 def test_a_source_is_carried_and_touched() -> None:
-    assert traced("y = Transpose(a)") == origins.build_source_origin(0)
+    assert traced("y = Transpose(a)") == build_source_origin(0)
 
 
 def test_what_is_mixed_is_touched_and_only_deep_down() -> None:

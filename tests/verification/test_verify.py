@@ -14,16 +14,21 @@ from onnx import ModelProto
 from onnx.helper import make_tensor
 
 from onnxkvrename import KvRenameError, ModelError, RulesError, load_rules
-from onnxkvrename.layout import layout as layouts
-from onnxkvrename.layout import load as gathering
-from onnxkvrename.model import metadata as stamps
+from onnxkvrename.layout.layout import compute_layout_digest
+from onnxkvrename.layout.load import load_layout
+from onnxkvrename.model.metadata import STAMP_KEY
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
-from onnxkvrename.rules import plan as planning
 from onnxkvrename.rules.patterns import compile_pattern
+from onnxkvrename.rules.plan import build_minimal_plan
 from onnxkvrename.rules.profile import parse_rules
-from onnxkvrename.verification import verify as verifying
-from onnxkvrename.verification.verify import VerifiedModel, VerifyRequest
+from onnxkvrename.verification.verify import (
+    VerifiedModel,
+    VerifyRequest,
+    prove_retention,
+    verify_model,
+    verify_window_sets,
+)
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 QEFF = load_rules()
@@ -32,8 +37,8 @@ QEFF = load_rules()
 def verify(*paths: Path, **aim: object) -> tuple[VerifiedModel, ...]:
     """Each model, and all together."""
     asked = VerifyRequest(**aim)  # type: ignore[arg-type]
-    found = [verifying.verify_model(path, QEFF, asked) for path in paths]
-    return verifying.verify_window_sets(found, QEFF, asked)
+    found = [verify_model(path, QEFF, asked) for path in paths]
+    return verify_window_sets(found, QEFF, asked)
 
 
 def codes(*paths: Path, **aim: object) -> list[str]:
@@ -132,18 +137,14 @@ def test_what_is_wrong_with_a_model_is_found(
 
 def test_the_proof_is_of_bytes_wherever_they_are() -> None:
     model = models.decoder()
-    pairs = planning.build_minimal_plan(signature(model), QEFF).pairs
-    assert (
-        verifying.prove_retention(ByteSource.from_bytes(model.SerializeToString()), pairs)[1] == ()
-    )
+    pairs = build_minimal_plan(signature(model), QEFF).pairs
+    assert prove_retention(ByteSource.from_bytes(model.SerializeToString()), pairs)[1] == ()
     swapped(model)
-    flows, findings = verifying.prove_retention(
-        ByteSource.from_bytes(model.SerializeToString()), pairs
-    )
+    flows, findings = prove_retention(ByteSource.from_bytes(model.SerializeToString()), pairs)
     assert [flow.verdict for flow in flows] == ["not from its input"] * 2
     assert [found.code for found in findings] == ["KV110", "KV110"]
     with pytest.raises(ModelError, match="cannot be parsed by onnx"):
-        verifying.prove_retention(ByteSource.from_bytes(b"\x3a\x02\xff\xff"), pairs)
+        prove_retention(ByteSource.from_bytes(b"\x3a\x02\xff\xff"), pairs)
 
 
 def signature(model: ModelProto):
@@ -174,7 +175,7 @@ def test_rules_that_could_not_be_undone_are_an_error_of_the_rules(tmp_path: Path
     )
     path = changed(tmp_path, tokens("", "T"))
     with pytest.raises(RulesError, match="in profile lossy"):
-        verifying.verify_model(path, lossy, VerifyRequest())
+        verify_model(path, lossy, VerifyRequest())
 
 
 # Tokens.
@@ -403,12 +404,9 @@ def test_one_window_with_a_token_is_found(tmp_path: Path) -> None:
 def test_what_only_judges_a_set_does_not_stay(tmp_path: Path) -> None:
     (item,) = verify(windows(tmp_path / "w")[0])
     assert item.part is None
-    assert verifying.verify_model(Path(item.report.path), QEFF, VerifyRequest()).part is not None
+    assert verify_model(Path(item.report.path), QEFF, VerifyRequest()).part is not None
     assert (
-        verifying.verify_model(
-            Path(item.report.path), QEFF, VerifyRequest(group_windows=False)
-        ).part
-        is None
+        verify_model(Path(item.report.path), QEFF, VerifyRequest(group_windows=False)).part is None
     )
 
 
@@ -431,7 +429,7 @@ def test_strict_makes_what_all_show_together_an_error(tmp_path: Path) -> None:
 
 def stamped(path: Path, digest: str) -> Path:
     model = onnx.load(path)
-    onnx.helper.set_model_props(model, {stamps.STAMP_KEY: digest})
+    onnx.helper.set_model_props(model, {STAMP_KEY: digest})
     path.write_bytes(model.SerializeToString())
     return path
 
@@ -446,7 +444,7 @@ def test_a_stamp_that_is_not_of_the_graph_is_found(tmp_path: Path) -> None:
 
 def test_a_stamp_of_the_graph_is_right(tmp_path: Path) -> None:
     path = saved(models.decoder(), tmp_path / "m.onnx")
-    digest = layouts.compute_layout_digest(gathering.load_layout([path], QEFF).layout)
+    digest = compute_layout_digest(load_layout([path], QEFF).layout)
     assert codes(stamped(path, digest)) == []
 
 
