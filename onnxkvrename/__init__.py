@@ -11,9 +11,10 @@ what kept the job from being done as an exception.
 
 __version__ = "0.1.0"
 
+from onnxkvrename.api import rename
 from onnxkvrename.errors import KvRenameError, ModelError, RulesError, WriteError
 from onnxkvrename.findings import Finding
-from onnxkvrename.renaming.run import rename, rename_batch
+from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.load import load_rules as load_rules
 from onnxkvrename.rules.plan import KvPair, TokenChange, UnchangedName

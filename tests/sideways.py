@@ -18,8 +18,9 @@ from onnxkvrename.handoff.compare import Handoff, compare_sides
 from onnxkvrename.handoff.consumer import Consumer, load_consumer
 from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
 from onnxkvrename.handoff.worker import HandoffSide, build_handoff_side
-from onnxkvrename.layout.layout import Layout, LayoutSource, apply_sizes, build_layout
+from onnxkvrename.layout.layout import Layout, apply_sizes, build_layout
 from onnxkvrename.model.signature import Dim, Signature, Value
+from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import build_minimal_plan
 
 QEFF = load_rules()
@@ -41,7 +42,7 @@ def side_of(*texts: str, token: str = TOKEN, **sizes: int) -> Layout:
     outputs = tuple(one._replace(name=f"{one.name}_RetainedState") for one in inputs)
     signature = Signature(inputs, (Value("logits", "FLOAT", ("batch_size", 1, 8)), *outputs))
     plan = build_minimal_plan(signature, QEFF)
-    made = build_layout([LayoutSource("model.onnx", signature, plan)])
+    made = build_layout([KvModel("model.onnx", signature, plan)])
     return apply_sizes(made, sizes)
 
 

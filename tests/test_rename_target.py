@@ -14,12 +14,12 @@ from models import saved
 from onnxkvrename import (
     ModelError,
     Options,
-    RenameJob,
     TokenChange,
     find_jobs,
     load_rules,
     rename_batch,
 )
+from onnxkvrename.rules.find_models import build_job
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 TARGETED = Options(consumer="vllm-qaic")
@@ -186,7 +186,7 @@ def test_one_buffer_in_two_scopes_is_refused(tmp_path: Path) -> None:
     onnx.save(model, path)
     before = path.read_bytes()
     with pytest.raises(ModelError, match="has two buffers for key of layer 0"):
-        rename_batch([RenameJob(path, path)], TokenChange("vllmKvCache"), load_rules(), TARGETED)
+        rename_batch([build_job(path, path)], TokenChange("vllmKvCache"), load_rules(), TARGETED)
     assert path.read_bytes() == before
 
 

@@ -41,11 +41,10 @@ from onnxkvrename.report.manifest_text import (
 )
 from onnxkvrename.report.rename_text import escape_unprintable, render_findings
 from onnxkvrename.report.vllm_text import render_projection
-from onnxkvrename.rules.find_models import find_jobs
+from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.results import ModelReport, Options, RenameJob
-from onnxkvrename.rules.windows import is_window_path
+from onnxkvrename.rules.results import ModelReport, Options
 from onnxkvrename.storage.transaction import check_output_path, write_file
 from onnxkvrename.vllm.projection import (
     Projection,
@@ -195,7 +194,7 @@ def _stamp_models(found: LoadedLayout, rules: Rules, *, force: bool, quiet: bool
     digest = compute_layout_digest(found.layout)
     _check_set_stamp(found, digest, rules)
     reports = [report for report in found.reports if report.path in found.layout.models]
-    jobs = [RenameJob(Path(report.path), Path(report.path)) for report in reports]
+    jobs = [build_job(Path(report.path)) for report in reports]
     try:
         done = stamp_models(jobs, reports, digest, rules, Options(force=force))
     except KvRenameError as error:
@@ -212,7 +211,7 @@ def _stamp_models(found: LoadedLayout, rules: Rules, *, force: bool, quiet: bool
 def _check_set_stamp(found: LoadedLayout, digest: str, rules: Rules) -> None:
     """Raise :class:`ModelError` for a window alone that carries the stamp of its set."""
     (path, *others) = found.layout.models
-    if not others and found.stamp not in (None, digest) and is_window_path(path, rules):
+    if not others and found.stamp not in (None, digest) and rules.set_rule.is_window_path(path):
         raise ModelError(
             "carries another stamp, that of its set",
             path=path,

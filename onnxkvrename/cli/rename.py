@@ -28,7 +28,8 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.qefficient.find_export import check_cache_reuse
 from onnxkvrename.renaming.extra_files import Sidecar
 from onnxkvrename.renaming.parallel import connect_dask, count_useful_processes, open_process_pool
-from onnxkvrename.renaming.run import Progress, check_token_change, rename_batch
+from onnxkvrename.renaming.place import Progress
+from onnxkvrename.renaming.run import check_token_change, rename_batch
 from onnxkvrename.report.rename_text import (
     render_changes,
     render_diff,
@@ -37,10 +38,10 @@ from onnxkvrename.report.rename_text import (
     render_states,
     report_to_json,
 )
-from onnxkvrename.rules.find_models import find_jobs
+from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.plan import TokenChange
-from onnxkvrename.rules.results import Options, RenameJob, Report
+from onnxkvrename.rules.results import Options, Report
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -218,7 +219,7 @@ def _rename_models(given: dict[str, Any], asked: OutputOptions) -> Report:
         moves = build_directory_map(seeds) if given["in_place"] else {}
         texts = build_params_sidecars(seeds, in_place=given["in_place"])
     if given["dask"] is not None:  # a worker has a working directory of its own
-        jobs = tuple(RenameJob(job.model.absolute(), job.output.absolute()) for job in jobs)
+        jobs = tuple(build_job(job.model.absolute(), job.output.absolute()) for job in jobs)
         given["sidecar"] = tuple(path.absolute() for path in given["sidecar"])
     if given["sidecar"] or given["sidecars"]:
         from onnxkvrename.renaming.sidecars import find_sidecars, load_sidecars

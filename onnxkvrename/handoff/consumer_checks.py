@@ -13,8 +13,9 @@ from typing import NamedTuple
 from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.layout.dims import Shape
-from onnxkvrename.layout.layout import Buffer, Layout, LayoutSource, build_layout
+from onnxkvrename.layout.layout import Buffer, Layout, build_layout
 from onnxkvrename.model.signature import Value
+from onnxkvrename.rules.kv_model import KvModel
 
 
 class Selection(NamedTuple):
@@ -114,7 +115,7 @@ def check_consumer(layout: Layout, target: Consumer, *, whole: bool = False) -> 
 
 
 def check_sets(
-    sources: Sequence[LayoutSource], sets: Iterable[Sequence[int]], target: Consumer, *, whole: bool
+    sources: Sequence[KvModel], sets: Iterable[Sequence[int]], target: Consumer, *, whole: bool
 ) -> list[list[Finding]]:
     """What would go wrong with each of ``sets`` of sources, for each source its own.
 

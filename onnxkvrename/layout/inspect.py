@@ -14,18 +14,14 @@ from onnxkvrename.layout.kinds import (
     find_pair_shape,
     infer_buffer_kind,
 )
-from onnxkvrename.layout.layout import LayoutSource, check_stamp
-from onnxkvrename.model.external_data import DataFile, find_data_files
+from onnxkvrename.layout.layout import check_stamp
 from onnxkvrename.model.file import OpenModel, open_model
-from onnxkvrename.model.metadata import read_stamp
-from onnxkvrename.model.occurrences import find_occurrences
-from onnxkvrename.model.proto_reader import ExternalReference, read_export_info
+from onnxkvrename.model.proto_reader import read_export_info
 from onnxkvrename.model.signature import Dim, ExportInfo
 from onnxkvrename.model.statistics import ModelStats, collect_model_stats
-from onnxkvrename.rules.checks import check_pairs
-from onnxkvrename.rules.plan import KvPair, RenamePlan, UnchangedName, build_minimal_plan
+from onnxkvrename.rules.kv_model import KvModel, scan_model
+from onnxkvrename.rules.plan import KvPair, RenamePlan, UnchangedName
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.windows import is_window_path
 
 SCHEMA = "onnxkvrename.inspect/1"
 BufferState = Literal["plain", "token", "half", "missing", "broken"]
@@ -127,30 +123,32 @@ def inspect_model(path: Path, rules: Rules) -> ModelSummary:
         return ModelSummary(str(path), error=error)
 
 
-def summarize_model(model: OpenModel, rules: Rules) -> ModelSummary:
+def summarize_model(opened: OpenModel, rules: Rules) -> ModelSummary:
     """What is in an open model.
 
     Checked is the model as it stands: with the token that it carries as the one
     wished for. Raises :class:`ModelError` for bytes that are no model, and
     :class:`RulesError` as :func:`inspect` does.
     """
-    plan = build_minimal_plan(model.signature, rules)
-    carried = {end.old_name for pair in plan.pairs for end in pair.sides}
-    survey = find_occurrences(model.source, {*carried, *plan.name_map.values()})
-    uses = survey.build_name_uses(plan.name_map)
-    files, faults = _find_external_files(survey.references, model.file.path)
-    stamp, void = _check_stamp(model, plan, rules)
-    findings = (*check_pairs(model.signature, plan, uses), *faults, *void)
+    scanned = scan_model(opened.source, opened.signature, opened.file.path, rules)
+    model = scanned.model
+    stamp, stamp_findings = _check_stamp(model)
+    findings = (*model.findings, *stamp_findings)
+    sizes = {file.location: file.size for file in model.data_files}
     return ModelSummary(
-        path=str(model.file.path),
-        size=model.file.size,
-        export=read_export_info(model.source),
-        weight=collect_model_stats(model.source),
-        files=files,
-        buffers=tuple(_list_buffers(plan, _find_broken_names(plan, findings))),
-        token_counts=tuple(plan.token_counts.most_common()),
-        name_count=len(carried),
-        kept=plan.unchanged_names,
+        path=model.path,
+        size=opened.file.size,
+        export=model.export or read_export_info(opened.source),
+        weight=collect_model_stats(opened.source),
+        files=tuple(
+            ExternalFile(location, sizes.get(location))
+            for location in model.data_locations
+            if location
+        ),
+        buffers=tuple(_list_buffers(model.plan, _find_broken_names(model.plan, findings))),
+        token_counts=tuple(model.plan.token_counts.most_common()),
+        name_count=len({side.old_name for pair in model.pairs for side in pair.sides}),
+        kept=model.plan.unchanged_names,
         findings=findings,
         stamp=stamp,
     )
@@ -180,17 +178,16 @@ def compute_exit_code(found: Iterable[ModelSummary]) -> int:
     return int(any(model.failed for model in models))
 
 
-def _check_stamp(
-    model: OpenModel, plan: RenamePlan, rules: Rules
-) -> tuple[StampStatus | None, tuple[Finding, ...]]:
-    """The stamp of a model, and KV621 where it does not hold."""
-    digest, path = read_stamp(model.source), model.file.path
-    if digest is None:
+def _check_stamp(model: KvModel) -> tuple[StampStatus | None, tuple[Finding, ...]]:
+    """Return the stamp of a model, and KV621 unless it is that of the graph."""
+    if model.stamp is None:
         return None, ()
-    if is_window_path(path.as_posix(), rules):
-        return StampStatus(digest, None), ()
-    void = check_stamp(LayoutSource(str(path), model.signature, plan), digest)
-    return StampStatus(digest, void is None), () if void is None else (void,)
+    if model.is_window:
+        return StampStatus(model.stamp, None), ()
+    finding = check_stamp(model, model.stamp)
+    if finding is None:
+        return StampStatus(model.stamp, True), ()
+    return StampStatus(model.stamp, False), (finding,)
 
 
 def _find_broken_names(plan: RenamePlan, findings: Iterable[Finding]) -> frozenset[str]:
@@ -237,23 +234,6 @@ def _classify_pair(pair: KvPair, broken: frozenset[str]) -> BufferState:
     if len(tokens) > 1:
         return "half"
     return "token" if tokens != {""} else "plain"
-
-
-def _find_external_files(
-    references: Iterable[ExternalReference], model: Path
-) -> tuple[tuple[ExternalFile, ...], tuple[Finding, ...]]:
-    """The data files with their sizes, and what is wrong with any."""
-    sizes: dict[str, int | None] = {}
-    faults = []
-    for reference in references:
-        sizes.setdefault(reference.location, None)
-        for found in find_data_files([reference], model):
-            if isinstance(found, DataFile):
-                sizes[reference.location] = found.size
-            else:
-                faults.append(found)
-    files = tuple(ExternalFile(location, size) for location, size in sizes.items() if location)
-    return files, tuple(faults)
 
 
 def summaries_to_json(

@@ -25,8 +25,9 @@ from onnxkvrename.layout.kinds import (
     infer_buffer_kind,
     is_window_symbol,
 )
-from onnxkvrename.model.signature import Dim, Signature, Value
-from onnxkvrename.rules.plan import KvPair, RenamePlan, UnchangedName
+from onnxkvrename.model.signature import Dim, Value
+from onnxkvrename.rules.kv_model import KvModel
+from onnxkvrename.rules.plan import KvPair, UnchangedName
 
 NamedValue = TypeVar("NamedValue", Value, UnchangedName)
 
@@ -137,15 +138,7 @@ class Layout(NamedTuple):
         return None if shape is None else compute_tensor_bytes(self.resolve_shape(shape), dtype)
 
 
-class LayoutSource(NamedTuple):
-    """A model: what it shows, and what the rules make of it."""
-
-    path: str
-    signature: Signature
-    plan: RenamePlan
-
-
-def build_layout(sources: Sequence[LayoutSource]) -> Layout:
+def build_layout(sources: Sequence[KvModel]) -> Layout:
     """The layout of a model, or of the windows of one in the order of their layers.
 
     Raises :class:`ModelError` where two of them have the same buffer.
@@ -235,7 +228,7 @@ def find_stamp_mismatches(found: Layout, stamps: Mapping[str, str | None]) -> di
     }
 
 
-def check_stamp(source: LayoutSource, stamp: str | None) -> Finding | None:
+def check_stamp(source: KvModel, stamp: str | None) -> Finding | None:
     """KV621 of a model that is whole by itself, if it carries a stamp that is not its own."""
     if stamp is None:
         return None
@@ -288,7 +281,7 @@ def _replace_buffer_dtype(buffer: Buffer, dtypes: Mapping[str, str]) -> Buffer:
     return buffer._replace(dtype=next(iter(told), buffer.dtype))
 
 
-def _build_buffers(source: LayoutSource) -> Iterator[Buffer]:
+def _build_buffers(source: KvModel) -> Iterator[Buffer]:
     layers: dict[tuple[int, str], list[KvPair]] = {}
     for pair in source.plan.pairs:
         layers.setdefault((pair.layer, pair.kind), []).append(pair)

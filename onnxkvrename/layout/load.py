@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -16,31 +15,20 @@ from onnxkvrename.findings import Finding, format_list, promote_to_errors
 from onnxkvrename.layout.dims import list_symbols
 from onnxkvrename.layout.layout import (
     Layout,
-    LayoutSource,
     apply_dtypes,
     apply_sizes,
     build_layout,
     find_stamp_mismatches,
 )
 from onnxkvrename.layout.manifest import parse_manifest
-from onnxkvrename.model.file import open_model
-from onnxkvrename.model.metadata import read_stamp
-from onnxkvrename.model.occurrences import find_occurrences
-from onnxkvrename.model.proto_reader import read_export_info
-from onnxkvrename.model.signature import Signature
-from onnxkvrename.rules.checks import check_pairs
 from onnxkvrename.rules.find_models import find_jobs
-from onnxkvrename.rules.plan import RenamePlan, TokenChange, build_minimal_plan
+from onnxkvrename.rules.kv_model import KvModel, check_models_together, read_kv_model
+from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import MERGED, PREFIXED, WINDOW, Rules
-from onnxkvrename.rules.results import ModelReport
+from onnxkvrename.rules.results import ModelReport, report_model
 from onnxkvrename.rules.windows import (
     PartGroup,
-    SetCandidate,
-    SetPart,
-    build_part,
-    check_models_together,
     group_parts,
-    is_window_path,
 )
 from onnxkvrename.sidecars.formats.custom_io import CUSTOM_IO_FORM, find_custom_io_dtypes
 from onnxkvrename.sidecars.specializations import parse_specializations
@@ -102,16 +90,6 @@ class LoadedLayout(NamedTuple):
         return self._replace(reports=tuple(map(_set_status, reports)))
 
 
-class _ReadModel(NamedTuple):
-    """A model as it was read."""
-
-    report: ModelReport
-    signature: Signature
-    plan: RenamePlan
-    part: SetPart | None
-    stamp: str | None
-
-
 def load_layout(
     paths: Sequence[Path], rules: Rules, known: CompileInfo | None = None, *, strict: bool = False
 ) -> LoadedLayout:
@@ -123,40 +101,29 @@ def load_layout(
     cannot be read, and for models that are not one.
     """
     known = known or CompileInfo()
-    read = [_read_model(job.model, rules) for job in find_jobs(paths)]
-    seen = [
-        SetCandidate(
-            tuple(value.name for value in one.signature.outputs),
-            one.plan.pairs,
-            one.part if known.group_windows else None,
-        )
-        for one in read
-    ]
-    further = check_models_together(seen, rules, TokenChange(None), judge=True)
-    chosen = _select_layout_models(read, rules)
-    layout = build_layout(
-        [LayoutSource(one.report.path, one.signature, one.plan) for one in chosen]
-    )
-    wrong = _check_set_stamps(chosen, layout, rules)
+    models = [read_kv_model(job.model, rules, check_data=False) for job in find_jobs(paths)]
+    candidates = models if known.group_windows else [m._replace(part=None) for m in models]
+    set_findings = check_models_together(candidates, rules, TokenChange(None), judge=True)
+    selected = _select_layout_models(models)
+    layout = build_layout(selected)
+    stamp_findings = _check_set_stamps(selected, layout)
     reports = []
-    for one, found in zip(read, further, strict=True):
-        findings = (*one.report.findings, *found)
-        if one.report.path in wrong:
-            findings = (*findings, wrong[one.report.path])
+    for model, findings_of_set in zip(models, set_findings, strict=True):
+        findings = (*model.findings, *findings_of_set)
+        if model.path in stamp_findings:
+            findings = (*findings, stamp_findings[model.path])
         findings = promote_to_errors(findings) if strict else findings
-        reports.append(_set_status(one.report._replace(findings=findings)))
-    carried = {one.stamp for one in chosen}
-    stamp = carried.pop() if len(carried) == 1 else None
+        reports.append(_set_status(report_model(model)._replace(findings=findings)))
+    stamps = {model.stamp for model in selected}
+    stamp = stamps.pop() if len(stamps) == 1 else None
     return LoadedLayout(apply_compile_info(layout, known), tuple(reports), stamp)
 
 
-def _check_set_stamps(
-    chosen: Sequence[_ReadModel], layout: Layout, rules: Rules
-) -> Mapping[str, Finding]:
-    """KV621, by the models' paths; a window alone cannot tell what its set is stamped with."""
-    if len(chosen) == 1 and is_window_path(chosen[0].report.path, rules):
+def _check_set_stamps(models: Sequence[KvModel], layout: Layout) -> Mapping[str, Finding]:
+    """Return KV621 by the models' paths; a window alone does not know the stamp of its set."""
+    if len(models) == 1 and models[0].is_window:
         return {}
-    return find_stamp_mismatches(layout, {one.report.path: one.stamp for one in chosen})
+    return find_stamp_mismatches(layout, {model.path: model.stamp for model in models})
 
 
 def load_model_or_manifest(
@@ -249,52 +216,34 @@ def _is_json_file(path: Path) -> bool:
         return file.read(0, 64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
 
 
-def _read_model(path: Path, rules: Rules) -> _ReadModel:
-    with open_model(path) as model:
-        plan = build_minimal_plan(model.signature, rules)
-        ends = {end.old_name for pair in plan.pairs for end in pair.sides}
-        survey = find_occurrences(model.source, {*ends, *plan.name_map.values()})
-        findings = tuple(check_pairs(model.signature, plan, survey.build_name_uses(plan.name_map)))
-        export = partial(read_export_info, model.source)
-        part = build_part(path.as_posix(), model.signature, plan.pairs, rules, export)
-        stamp = read_stamp(model.source)
-    report = ModelReport(
-        str(path), str(path), "unchanged", plan.pairs, plan.unchanged_names, findings
-    )
-    return _ReadModel(report, model.signature, plan, part, stamp)
+def _select_layout_models(models: Sequence[KvModel]) -> tuple[KvModel, ...]:
+    """Return the models with buffers, or those that stand for all of them.
 
-
-def _select_layout_models(read: Sequence[_ReadModel], rules: Rules) -> tuple[_ReadModel, ...]:
-    """The models that make up the layout: all with buffers, or those that stand for the rest."""
-    having = [one for one in read if one.plan.pairs]
-    parts = [one.part for one in having if one.part is not None]
-    if len(parts) < len(having):
-        return _require_single_model(having)
-    groups = sorted(
-        group_parts(parts, rules), key=lambda group: _STAGE_PRECEDENCE.index(group.stage)
-    )
-    layers = [{pair.layer for pair in one.plan.pairs} for one in having]
-    every = set().union(*layers)
+    A merged model stands for the windows that it was made from.
+    """
+    models = [model for model in models if model.pairs]
+    if any(model.part is None for model in models):
+        return _require_single_model(models)
+    groups = sorted(group_parts(models), key=lambda group: _STAGE_PRECEDENCE.index(group.stage))
+    layers = [{pair.layer for pair in model.pairs} for model in models]
+    all_layers = set().union(*layers)
     for group in groups if _is_single_export(groups) else ():
-        files = (
-            [(at,) for at in group.part_indexes] if group.stage == MERGED else [group.part_indexes]
-        )
-        for chosen in files:
-            if set().union(*(layers[at] for at in chosen)) == every:
-                return tuple(having[at] for at in chosen)
-    return _require_single_model(having)
+        merged_alone = [(index,) for index in group.part_indexes]
+        for indexes in merged_alone if group.stage == MERGED else [group.part_indexes]:
+            if set().union(*(layers[index] for index in indexes)) == all_layers:
+                return tuple(models[index] for index in indexes)
+    return _require_single_model(models)
 
 
-def _require_single_model(having: Sequence[_ReadModel]) -> tuple[_ReadModel, ...]:
-    """The only model. Raises :class:`ModelError` for more that do not belong together."""
-    if len(having) > 1:
-        first, second = having[0].report.path, having[1].report.path
+def _require_single_model(models: Sequence[KvModel]) -> tuple[KvModel, ...]:
+    """Return the only model, or raise :class:`ModelError` for several unrelated ones."""
+    if len(models) > 1:
         raise ModelError(
-            f"is another model than {first}",
-            path=second,
+            f"is another model than {models[0].path}",
+            path=models[1].path,
             hint="give one, or the windows of one, called as they were exported",
         )
-    return tuple(having)
+    return tuple(models)
 
 
 def _is_single_export(groups: Sequence[PartGroup]) -> bool:

@@ -25,7 +25,7 @@ from onnxkvrename.qefficient.export_cache import (
 )
 from onnxkvrename.qefficient.find_export import PARAMS_FILE, find_exports
 from onnxkvrename.renaming.extra_files import MAX_SIDECAR_SIZE, RewrittenText, Sidecar
-from onnxkvrename.rules.find_models import find_jobs
+from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, RenameJob, Report, SidecarReport
@@ -196,7 +196,7 @@ def redirect_jobs(
             continue
         inside = Path(os.path.abspath(job.model)).relative_to(seed.directory)
         stays = in_place or not seed.needs_move
-        placed.append(RenameJob(job.model, job.model if stays else seed.target / inside))
+        placed.append(build_job(job.model, job.model if stays else seed.target / inside))
     return tuple(placed)
 
 

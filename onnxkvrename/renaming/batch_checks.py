@@ -1,4 +1,4 @@
-"""All models of a command as one: what none of them shows alone."""
+"""Checks on all models of a rename together: what none of them shows alone."""
 
 from __future__ import annotations
 
@@ -9,139 +9,152 @@ from collections.abc import Sequence
 from onnxkvrename.errors import KvRenameError, WriteError
 from onnxkvrename.findings import Finding, promote_to_errors
 from onnxkvrename.model.external_data import DataFile, has_same_data
-from onnxkvrename.renaming.extra_files import PreparedSidecar
 from onnxkvrename.renaming.output_path import find_writable_directory
 from onnxkvrename.renaming.prepare import PreparedModel
+from onnxkvrename.rules.kv_model import KvModel, check_models_together
 from onnxkvrename.rules.plan import TokenChange, build_minimal_plan
 from onnxkvrename.rules.profile import MERGED, Rules
-from onnxkvrename.rules.results import Options
-from onnxkvrename.rules.windows import SetCandidate, check_models_together, group_parts
+from onnxkvrename.rules.results import ModelReport, Options
 from onnxkvrename.storage.temp_file import check_free_space
 
 
 def check_batch(
-    examined: Sequence[PreparedModel], wish: TokenChange, rules: Rules, options: Options
+    items: Sequence[PreparedModel], change: TokenChange, rules: Rules, options: Options
 ) -> tuple[PreparedModel, ...]:
-    """The same models, with the findings and errors of all of them together.
+    """Return the models with the findings and errors that all of them together show.
 
-    There must be a buffer somewhere, windows must fit, no two results may stand
-    in one place, and the disks must hold all results at once. Raises
-    :class:`ModelError` where a consumer would meet one buffer twice.
+    There must be a buffer somewhere, windows must fit, no two results may have one path,
+    and the disks must hold all results at once.
+
+    Args:
+        items: All models of the command, each prepared.
+        change: The token to put in or take out.
+        rules: The rules that tell KV names and the parts of sets.
+        options: What to check.
+
+    Raises:
+        ModelError: Two models that a consumer takes as one have the same buffer.
     """
-    further = _check_across_models(examined, wish, rules, options)
-    consumed = _check_consumer(examined, rules, options)
-    models = {os.path.realpath(item.job.model): item.job for item in examined}
-    outputs = Counter(os.path.realpath(item.job.output) for item in examined)
-    placed: dict[str, DataFile] = {}
-    claimed: Counter[int] = Counter()
-    judged = []
-    for item, found, stumbled in zip(examined, further, consumed, strict=True):
-        report, output = item.report, os.path.realpath(item.job.output)
-        report = report._replace(findings=(*report.findings, *found, *stumbled))
-        fault = report.error or _find_data_clash(item, placed)
-        if options.check_destination and fault is None:
-            fault = _find_space_error(item, claimed)
-        if outputs[output] > 1 or models.get(output, item.job) is not item.job:
-            taken = WriteError("is another model of this run, or its result", path=report.output)
-            fault = fault or taken
-        report = report._replace(error=fault)
+    set_findings = _check_across_models(items, change, rules, options)
+    consumer_findings = _check_consumer(items, rules, options)
+    space = _SpaceCheck()
+    paths = _PathCheck(items)
+    checked = []
+    for item, *further in zip(items, set_findings, consumer_findings, strict=True):
+        findings = (*item.report.findings, *further[0], *further[1])
+        error = item.report.error or paths.find_data_clash(item)
+        if options.check_destination and error is None:
+            error = space.claim(item)
+        error = error or paths.find_model_clash(item)
         if options.strict:
-            report = report._replace(findings=promote_to_errors(report.findings))
-        report = report._replace(status="failed" if report.failed else report.status)
-        judged.append(item._replace(report=report, part=None))
-    return tuple(judged)
+            findings = promote_to_errors(findings)
+        report = item.report._replace(findings=findings, error=error)
+        checked.append(item._replace(report=set_failed(report), model=None))
+    return tuple(checked)
 
 
-def add_sidecar_findings(
-    judged: Sequence[PreparedModel], texts: Sequence[PreparedSidecar], options: Options
-) -> tuple[PreparedModel, ...]:
-    """The same models, each with what is wrong with texts that go with it."""
-    reports = [item.report for item in judged]
-    for text in texts:
-        report = reports[text.model_index]
-        findings = promote_to_errors(text.findings) if options.strict else text.findings
-        report = report._replace(
-            findings=(*report.findings, *findings), error=report.error or text.error
-        )
-        reports[text.model_index] = report._replace(
-            status="failed" if report.failed else report.status
-        )
-    return tuple(item._replace(report=new) for item, new in zip(judged, reports, strict=True))
+def set_failed(report: ModelReport) -> ModelReport:
+    """Return the report with the status ``failed`` if it has an error or a finding of one."""
+    return report._replace(status="failed") if report.failed else report
 
 
 def _check_across_models(
-    examined: Sequence[PreparedModel], wish: TokenChange, rules: Rules, options: Options
+    items: Sequence[PreparedModel], change: TokenChange, rules: Rules, options: Options
 ) -> list[list[Finding]]:
-    """Further findings for each model: of buffers that are nowhere, and of sets.
-
-    Only where all could be read: one that could not may be the window that is missing.
-    """
-    if any(item.splice_plan is None for item in examined):
-        return [[] for _ in examined]
-    seen = [SetCandidate(item.output_names, item.report.pairs, item.part) for item in examined]
-    return check_models_together(seen, rules, wish, judge=not options.check_destination)
+    """Check sets only where all models could be read: another may be the missing window."""
+    models = [item.model for item in items if item.model is not None]
+    if len(models) < len(items):
+        return [[] for _ in items]
+    return check_models_together(models, rules, change, judge=not options.check_destination)
 
 
 def _check_consumer(
-    examined: Sequence[PreparedModel], rules: Rules, options: Options
+    items: Sequence[PreparedModel], rules: Rules, options: Options
 ) -> list[list[Finding]]:
-    """What a consumer would stumble on, for each model as it would be."""
-    if options.consumer is None or any(item.splice_plan is None for item in examined):
-        return [[] for _ in examined]
+    """Check whether the consumer can take the models as they will be."""
+    models = [item.model for item in items if item.model is not None]
+    if options.consumer is None or len(models) < len(items):
+        return [[] for _ in items]
     from onnxkvrename.handoff.consumer import load_consumer
     from onnxkvrename.handoff.consumer_checks import check_sets
-    from onnxkvrename.layout.layout import LayoutSource
 
-    sources = []
-    for item in examined:
+    renamed = []
+    for item in items:
         assert item.splice_plan is not None
         signature = item.splice_plan.expected_signature
-        plan = build_minimal_plan(signature, rules)
-        sources.append(LayoutSource(item.report.path, signature, plan))
-    target, sets = load_consumer(options.consumer), _group_sets(examined, rules)
-    return check_sets(sources, sets, target, whole=options.full_transfer)
+        renamed.append(KvModel(item.report.path, signature, build_minimal_plan(signature, rules)))
+    consumer, sets = load_consumer(options.consumer), _group_for_consumer(models)
+    return check_sets(renamed, sets, consumer, whole=options.full_transfer)
 
 
-def _group_sets(examined: Sequence[PreparedModel], rules: Rules) -> list[tuple[int, ...]]:
-    """Which models a consumer meets as one: windows together, every other alone.
+def _group_for_consumer(models: Sequence[KvModel]) -> list[tuple[int, ...]]:
+    """Return the indexes of models that a consumer takes as one: windows together.
 
-    A merge that another one goes beyond is on its way to it, and meets nobody.
+    A merged model that lacks layers of another one is a step on the way to that one, and
+    no consumer takes it.
     """
-    numbers = [number for number, item in enumerate(examined) if item.part is not None]
-    parts = [item.part for item in examined if item.part is not None]
-    alone = (number for number, item in enumerate(examined) if item.part is None)
-    sets: list[tuple[int, ...]] = [(number,) for number in alone]
-    for group in group_parts(parts, rules):
+    from onnxkvrename.rules.windows import group_parts
+
+    indexes = [index for index, model in enumerate(models) if model.part is not None]
+    parts = [models[index] for index in indexes]
+    sets: list[tuple[int, ...]] = [
+        (index,) for index, model in enumerate(models) if model.part is None
+    ]
+    for group in group_parts(parts):
+        members = group.part_indexes
         if group.stage != MERGED:
-            sets.append(tuple(numbers[at] for at in group.part_indexes))
+            sets.append(tuple(indexes[member] for member in members))
             continue
-        layers = {at: {pair.layer for pair in parts[at].pairs} for at in group.part_indexes}
-        ends = [at for at in layers if not any(layers[at] < other for other in layers.values())]
-        sets += [(numbers[at],) for at in ends]
+        layers = {member: {pair.layer for pair in parts[member].pairs} for member in members}
+        sets += [
+            (indexes[member],)
+            for member in members
+            if not any(layers[member] < others for others in layers.values())
+        ]
     return sets
 
 
-def _find_data_clash(item: PreparedModel, placed: dict[str, DataFile]) -> KvRenameError | None:
-    for data, target in item.data_copies:
-        first = placed.setdefault(os.path.realpath(target), data)
-        if first.path != data.path and not has_same_data(data, first.path):
-            return WriteError("is the place of two different data files", path=str(target))
-    return None
+class _PathCheck:
+    """Whether two results of one command go to the same path."""
 
+    def __init__(self, items: Sequence[PreparedModel]) -> None:
+        self.models = {os.path.realpath(item.job.model): item.job for item in items}
+        self.output_counts = Counter(os.path.realpath(item.job.output) for item in items)
+        self.data: dict[str, DataFile] = {}
 
-def _find_space_error(item: PreparedModel, claimed: Counter[int]) -> KvRenameError | None:
-    """What is wrong if a disk cannot hold this result beside all those before it."""
-    if (item.needs_no_write and not item.data_copies) or item.splice_plan is None:
+    def find_model_clash(self, item: PreparedModel) -> KvRenameError | None:
+        output = os.path.realpath(item.job.output)
+        if self.output_counts[output] == 1 and self.models.get(output, item.job) is item.job:
+            return None
+        return WriteError("is another model of this run, or its result", path=item.report.output)
+
+    def find_data_clash(self, item: PreparedModel) -> KvRenameError | None:
+        for file, target in item.data_copies:
+            first = self.data.setdefault(os.path.realpath(target), file)
+            if first.path != file.path and not has_same_data(file, first.path):
+                return WriteError("is the place of two different data files", path=str(target))
         return None
-    try:
-        directory = find_writable_directory(item.job)
-        device = os.stat(directory).st_dev
-        needed = (
-            sum(data.size for data, _ in item.data_copies)
-            + (not item.needs_no_write) * item.splice_plan.size
-        )
-        check_free_space(directory, claimed[device] + needed, item.job.output)
-    except KvRenameError as error:
-        return error
-    claimed[device] += needed
-    return None
+
+
+class _SpaceCheck:
+    """Whether the disks hold all results at once."""
+
+    def __init__(self) -> None:
+        self.claimed: Counter[int] = Counter()
+        """Bytes that earlier results need, by device."""
+
+    def claim(self, item: PreparedModel) -> KvRenameError | None:
+        """Claim the space for a result, or return the error of a disk that is too small."""
+        if item.splice_plan is None or (item.needs_no_write and not item.data_copies):
+            return None
+        try:
+            directory = find_writable_directory(item.job)
+            device = os.stat(directory).st_dev
+            needed = sum(file.size for file, _ in item.data_copies)
+            if not item.needs_no_write:
+                needed += item.splice_plan.size
+            check_free_space(directory, self.claimed[device] + needed, item.job.output)
+        except KvRenameError as error:
+            return error
+        self.claimed[device] += needed
+        return None

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.findings import Finding
+from onnxkvrename.findings import Finding, promote_to_errors
+from onnxkvrename.renaming.batch_checks import set_failed
 from onnxkvrename.renaming.output_path import check_in_place_write, find_blocking_file
+from onnxkvrename.renaming.prepare import PreparedModel
+from onnxkvrename.renaming.write import SidecarPlan
+from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.results import ModelReport, Options, RenameJob, SidecarReport
-from onnxkvrename.storage.read import FileIdentity, has_content, open_file
+from onnxkvrename.storage.read import has_content, open_file
 
 MAX_SIDECAR_SIZE = 1 << 26
 """Bytes that a text may have."""
@@ -39,15 +43,7 @@ class Sidecar(NamedTuple):
     @property
     def job(self) -> RenameJob:
         """Its way, as that of a model."""
-        return RenameJob(self.path, self.output)
-
-
-class SidecarPlan(NamedTuple):
-    """What is to be written in the place of a text, or beside it."""
-
-    path: Path
-    identity: FileIdentity
-    content: bytes
+        return build_job(self.path, self.output)
 
 
 class PreparedSidecar(NamedTuple):
@@ -117,3 +113,20 @@ def _find_nearest_model(path: Path, models: Sequence[ModelReport]) -> int:
 
 def _is_below(directory: str, place: str) -> bool:
     return directory == place or directory.startswith(place.rstrip(os.sep) + os.sep)
+
+
+def add_sidecar_findings(
+    models: Sequence[PreparedModel], sidecars: Sequence[PreparedSidecar], options: Options
+) -> tuple[PreparedModel, ...]:
+    """Return the models, each with what is wrong with the text files that go with it."""
+    reports = [model.report for model in models]
+    for sidecar in sidecars:
+        report = reports[sidecar.model_index]
+        findings = promote_to_errors(sidecar.findings) if options.strict else sidecar.findings
+        report = report._replace(
+            findings=(*report.findings, *findings), error=report.error or sidecar.error
+        )
+        reports[sidecar.model_index] = set_failed(report)
+    return tuple(
+        model._replace(report=report) for model, report in zip(models, reports, strict=True)
+    )

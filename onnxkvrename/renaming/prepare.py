@@ -1,32 +1,35 @@
-"""One model: read, plan, check; what it would become, and how."""
+"""One model of a rename: read, plan and check it, and decide which bytes its result has."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, RulesError
 from onnxkvrename.findings import Finding
-from onnxkvrename.model.external_data import DataFile, find_data_files, plan_data_copies
+from onnxkvrename.model.external_data import DataFile, plan_data_copies
 from onnxkvrename.model.file import OpenModel, build_spliced_source, open_model
 from onnxkvrename.model.metadata import read_stamp, write_stamp
-from onnxkvrename.model.occurrences import find_occurrences
-from onnxkvrename.model.proto_reader import read_export_info
 from onnxkvrename.model.protobuf import ByteSource, Piece, Span, splice_payloads, sum_piece_sizes
 from onnxkvrename.model.signature import Signature
 from onnxkvrename.renaming.output_path import find_blocking_file, is_up_to_date
-from onnxkvrename.rules.checks import check_pairs
-from onnxkvrename.rules.plan import RenamePlan, TokenChange, build_rename_plan, rename_symbols
+from onnxkvrename.rules.kv_model import KvModel, ScannedModel, scan_model
+from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.results import ModelReport, Options, RenameJob
-from onnxkvrename.rules.windows import SetPart, build_part
+from onnxkvrename.rules.results import ModelReport, Options, RenameJob, report_model
 from onnxkvrename.storage.read import FileIdentity
 
 
 class SplicePlan(NamedTuple):
-    """How a result is made of a model in the state it was found in, and how it must read back."""
+    """How the bytes of a result are put together, and what they must read back as.
+
+    Attributes:
+        model_path: The source.
+        identity: The state of the source that the pieces refer to.
+        pieces: New bytes and spans of the source, in the order of the result.
+        expected_signature: What reading the result must give.
+    """
 
     model_path: Path
     identity: FileIdentity
@@ -40,160 +43,179 @@ class SplicePlan(NamedTuple):
 
 
 class PreparedModel(NamedTuple):
-    """A model that has been read, planned and checked; it travels between processes.
+    """A model that was read, planned and checked for a rename; it travels between processes.
 
-    ``copies`` are data files that have to go somewhere, ``beside`` the places of
-    all that go with the result; ``there`` says that the result stands in its
-    place already. ``part`` is the model as windows and merges of it are held
-    against.
+    Attributes:
+        job: The model and where its result goes.
+        report: What the user is told of it.
+        model: What the checks of all models together need; ``None`` once they are done, and
+            for a model that could not be read.
+        splice_plan: The bytes of the result; ``None`` for a model that could not be read.
+        data_copies: Files of external data, each with the path to copy it to.
+        data_paths: Where the external data of the result will be, copied or not.
+        is_up_to_date: Whether the result is already where it goes, byte for byte.
     """
 
     job: RenameJob
     report: ModelReport
+    model: KvModel | None = None
     splice_plan: SplicePlan | None = None
-    output_names: tuple[str, ...] = ()
     data_copies: tuple[tuple[DataFile, Path], ...] = ()
     data_paths: tuple[Path, ...] = ()
     is_up_to_date: bool = False
-    part: SetPart | None = None
 
     @property
     def needs_no_write(self) -> bool:
-        """Whether the model itself need not be written."""
+        """Whether the file of the model is already as it should be."""
         return self.is_up_to_date or (self.job.in_place and not self.report.has_changes)
 
 
 def prepare_model(
-    job: RenameJob, wish: TokenChange, rules: Rules, options: Options
+    job: RenameJob, change: TokenChange, rules: Rules, options: Options
 ) -> PreparedModel:
-    """Read, plan and check a model. What is wrong with it becomes part of its report.
+    """Read, plan and check a model; nothing is written.
 
-    Raises :class:`RulesError` where the rules make names that could not be undone.
+    Args:
+        job: The model and where its result goes.
+        change: The token to put in or take out.
+        rules: The rules that tell KV names.
+        options: What else to check.
+
+    Returns:
+        The model with its report. An error of this model is in the report.
+
+    Raises:
+        RulesError: A template of the rules makes names that could not be undone.
     """
-    item = PreparedModel(job, ModelReport(str(job.model), str(job.output), "failed"))
     try:
-        with open_model(job.model) as model:
-            return _prepare_open_model(model, item, wish, rules, options)
+        with open_model(job.model) as opened:
+            return _prepare_open_model(opened, job, change, rules, options)
     except RulesError:
         raise
     except KvRenameError as error:
-        return item._replace(report=item.report._replace(error=error))
+        report = ModelReport(str(job.model), str(job.output), "failed", error=error)
+        return PreparedModel(job, report)
 
 
 def _prepare_open_model(
-    model: OpenModel, item: PreparedModel, wish: TokenChange, rules: Rules, options: Options
+    opened: OpenModel, job: RenameJob, change: TokenChange, rules: Rules, options: Options
 ) -> PreparedModel:
-    plan = build_rename_plan(model.signature, rules, wish)
-    names = plan.name_map
-    ends = {end.old_name for pair in plan.pairs for end in pair.sides}
-    survey = find_occurrences(model.source, ends | set(names.values()))
-    uses = survey.build_name_uses(names)
-    symbols = rename_symbols(uses.symbols, uses.producer_op_types, plan)
-    pieces = splice_payloads(model.source, survey.build_edits(names, symbols))
-    stamp = "" if (names or wish.strip) and read_stamp(model.source) is not None else None
-    if stamp is not None:
-        pieces = write_stamp(model.source, None, pieces)
-    found = list(find_data_files(survey.references, item.job.model))
-    data = [one for one in found if isinstance(one, DataFile)]
-    findings = [
-        *check_pairs(model.signature, plan, uses),
-        *(one for one in found if isinstance(one, Finding)),
-        *(f for check in options.checks if names for f in check(item.job, rules, wish)),
-    ]
-    report = item.report._replace(
-        status="would-rename" if names or stamp is not None else "unchanged",
-        pairs=plan.pairs,
-        unchanged_names=plan.unchanged_names,
-        findings=tuple(findings),
-        feed_back_call=_build_feed_back_call(rules, model.signature, item.job, plan),
-        value_names=tuple(v.name for v in (*model.signature.inputs, *model.signature.outputs)),
-        stamp=stamp,
-    )
-    expected = model.signature.apply_name_map(names, symbols)
+    scanned = scan_model(opened.source, opened.signature, job.model, rules, change)
+    model = scanned.model
+    has_new_names = bool(model.plan.name_map)
+    drops_stamp = model.stamp is not None and (has_new_names or change.strip)
+    splice_plan = plan_splice(opened, scanned, drops_stamp=drops_stamp)
+    findings = list(model.findings)
+    if has_new_names:
+        findings += (f for check in options.checks for f in check(job, rules, change))
     if options.verify:
-        proofs = _verify_result(build_spliced_source(model.file, pieces), expected, wish, rules)
-        report = report._replace(findings=(*report.findings, *proofs))
-    part = None
-    if options.group_windows:
-        path, export = (
-            Path(report.path).as_posix(),
-            partial(read_export_info, model.source),
-        )
-        part = build_part(path, model.signature, plan.pairs, rules, export)
-    item = item._replace(
-        report=report,
-        splice_plan=SplicePlan(item.job.model, model.file.identity, pieces, expected),
-        output_names=tuple(value.name for value in model.signature.outputs),
-        part=part,
+        result = build_spliced_source(opened.file, splice_plan.pieces)
+        findings += _verify_result(result, splice_plan.expected_signature, change, rules)
+    report = report_model(model)._replace(
+        output=str(job.output),
+        status="would-rename" if has_new_names or drops_stamp else "unchanged",
+        findings=tuple(findings),
+        feed_back_call=_build_feed_back_call(rules, model, job),
+        value_names=model.value_names,
+        stamp="" if drops_stamp else None,
     )
-    return _resolve_output(item, model, data, options) if options.check_destination else item
+    if not options.group_windows:
+        model = model._replace(part=None)
+    prepared = PreparedModel(job, report, model, splice_plan)
+    if not options.check_destination:
+        return prepared
+    return _check_output(prepared, opened, model.data_files, options)
+
+
+def plan_splice(opened: OpenModel, scanned: ScannedModel, *, drops_stamp: bool) -> SplicePlan:
+    """Return how the bytes of the renamed model are put together.
+
+    Args:
+        opened: The model, open for reading.
+        scanned: Where its names occur.
+        drops_stamp: Whether the layout digest in the metadata is to go, because it is not
+            that of the new names.
+    """
+    name_map, symbols = scanned.model.plan.name_map, scanned.symbols
+    edits = scanned.occurrences.build_edits(name_map, symbols)
+    pieces = splice_payloads(opened.source, edits)
+    if drops_stamp:
+        pieces = write_stamp(opened.source, None, pieces)
+    expected = opened.signature.apply_name_map(name_map, symbols)
+    return SplicePlan(opened.file.path, opened.file.identity, pieces, expected)
 
 
 def prepare_stamp(
     job: RenameJob, report: ModelReport, digest: str, options: Options
 ) -> PreparedModel:
-    """A model that is to get a layout's digest into its metadata, and no other change.
+    """Prepare a model that gets a layout digest into its metadata, and no other change.
 
-    ``report`` is what was found of it. What is wrong with the file becomes part of it.
+    Args:
+        job: The model, in place.
+        report: What was found of the model before.
+        digest: The digest, hexadecimal.
+        options: Whether to write over links and read-only files.
+
+    Returns:
+        The model with its report. An error of this model is in the report.
     """
-    item = PreparedModel(job, report)
+    prepared = PreparedModel(job, report)
     try:
-        with open_model(job.model) as model:
-            pieces = write_stamp(model.source, digest, (Span(0, model.file.size),))
-            if read_stamp(model.source) != digest:
+        with open_model(job.model) as opened:
+            pieces = write_stamp(opened.source, digest, (Span(0, opened.file.size),))
+            if read_stamp(opened.source) != digest:
                 report = report._replace(stamp=digest, status="would-rename")
-            recipe = SplicePlan(job.model, model.file.identity, pieces, model.signature)
-            item = item._replace(report=report, splice_plan=recipe)
-            return _resolve_output(item, model, (), options)
+            plan = SplicePlan(job.model, opened.file.identity, pieces, opened.signature)
+            prepared = prepared._replace(report=report, splice_plan=plan)
+            return _check_output(prepared, opened, (), options)
     except KvRenameError as error:
-        return item._replace(report=report._replace(error=error))
+        return prepared._replace(report=report._replace(error=error))
 
 
 def _verify_result(
-    result: ByteSource, signature: Signature, wish: TokenChange, rules: Rules
+    result: ByteSource, signature: Signature, change: TokenChange, rules: Rules
 ) -> tuple[Finding, ...]:
-    """What cannot be proved of the result, read before it is written anywhere."""
+    """Return what cannot be proved of a result that is not written yet."""
     from onnxkvrename.verification.verify import prove_retention
 
-    pairs = build_rename_plan(signature, rules, wish).pairs
+    pairs = build_rename_plan(signature, rules, change).pairs
     return prove_retention(result, pairs)[1]
 
 
-def _resolve_output(
-    item: PreparedModel, model: OpenModel, data: Sequence[DataFile], options: Options
+def _check_output(
+    prepared: PreparedModel, opened: OpenModel, data: Sequence[DataFile], options: Options
 ) -> PreparedModel:
-    """With what the place of the result has to say."""
-    job, report = item.job, item.report
-    assert item.splice_plan is not None
+    """Add what is wrong with the path of the result, and which data goes with it."""
+    job, report, plan = prepared.job, prepared.report, prepared.splice_plan
+    assert plan is not None
     try:
         forced = options.force or not report.has_changes
-        pieces = item.splice_plan.pieces
-        fixed = bool(report.stamp)
-        there = is_up_to_date(model.file, job, pieces, data, forced=forced, fixed=fixed)
+        up_to_date = is_up_to_date(
+            opened.file, job, plan.pieces, data, forced=forced, fixed=bool(report.stamp)
+        )
     except KvRenameError as error:
-        return item._replace(report=report._replace(error=error))
-    copies, clashes = _plan_data_copies(job, data, options)
-    clashes += find_blocking_file(job, there, options)
-    report = report._replace(findings=(*report.findings, *clashes))
-    beside = () if job.same_directory else tuple(job.output.parent / d.location for d in data)
-    return item._replace(report=report, data_copies=copies, data_paths=beside, is_up_to_date=there)
+        return prepared._replace(report=report._replace(error=error))
+    copies: list[tuple[DataFile, Path]] = []
+    findings = list(report.findings)
+    if not job.same_directory:
+        for file, target, finding in plan_data_copies(data, job.output.parent, force=options.force):
+            copies.append((file, target))
+            findings += () if finding is None else (finding,)
+    findings += find_blocking_file(job, up_to_date, options)
+    return prepared._replace(
+        report=report._replace(findings=tuple(findings)),
+        data_copies=tuple(copies),
+        data_paths=()
+        if job.same_directory
+        else tuple(job.output.parent / file.location for file in data),
+        is_up_to_date=up_to_date,
+    )
 
 
-def _build_feed_back_call(
-    rules: Rules, signature: Signature, job: RenameJob, plan: RenamePlan
-) -> str | None:
-    if not plan.pairs or not plan.token_change.final_token:
+def _build_feed_back_call(rules: Rules, model: KvModel, job: RenameJob) -> str | None:
+    """Return the call that hands the result back to its exporter, if the profile knows one."""
+    token = model.plan.token_change.final_token
+    if not model.pairs or not token:
         return None
-    inputs = [value.name for value in signature.inputs]
-    return rules.format_feed_back_call(inputs, str(job.output), plan.token_change.final_token)
-
-
-def _plan_data_copies(
-    job: RenameJob, data: Sequence[DataFile], options: Options
-) -> tuple[tuple[tuple[DataFile, Path], ...], list[Finding]]:
-    """Which data files have to go where; none within one directory."""
-    if job.same_directory:
-        return (), []
-    standing = list(plan_data_copies(data, job.output.parent, force=options.force))
-    clashes = [clash for _, _, clash in standing if clash is not None]
-    return tuple((item, target) for item, target, _ in standing), clashes
+    names = [value.name for value in model.signature.inputs]
+    return rules.format_feed_back_call(names, str(job.output), token)

@@ -8,9 +8,8 @@ from typing import NamedTuple
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
 from onnxkvrename.model.external_data import DataFile
 from onnxkvrename.model.file import check_written_model, write_pieces
-from onnxkvrename.renaming.extra_files import SidecarPlan
 from onnxkvrename.renaming.prepare import SplicePlan
-from onnxkvrename.storage.read import is_file_unchanged, open_file
+from onnxkvrename.storage.read import FileIdentity, is_file_unchanged, open_file
 from onnxkvrename.storage.temp_file import ProgressCallback, ReadyFile, TempFile
 
 
@@ -70,3 +69,11 @@ def build_source_changed_error(task: WriteTask) -> KvRenameError:
     """The error of a source that is no longer what was read."""
     kind = ModelError if isinstance(task.source, SplicePlan) else WriteError
     return kind("was changed by someone else just now", path=str(task.source_path))
+
+
+class SidecarPlan(NamedTuple):
+    """What is to be written in the place of a text, or beside it."""
+
+    path: Path
+    identity: FileIdentity
+    content: bytes

@@ -33,7 +33,10 @@ def find_jobs(
         raise WriteError(
             f"cannot hold {len(found)} models", path=str(output), hint="-d DIR takes several"
         )
-    jobs = tuple(_build_job(model, models, output, directory) for model in found.values())
+    jobs = tuple(
+        build_job(model, _choose_output(model, models, output, directory))
+        for model in found.values()
+    )
     for job in jobs:
         if (output or directory) is not None and job.in_place:
             raise WriteError(
@@ -42,16 +45,36 @@ def find_jobs(
     return jobs
 
 
-def _build_job(
+def build_job(model: Path, output: Path | None = None) -> RenameJob:
+    """Return the job that renames a model, after looking at where both paths lead.
+
+    Args:
+        model: The model.
+        output: Where the result goes; by default it replaces the model.
+    """
+    if output is None:
+        target = os.path.realpath(model) if os.path.islink(model) else os.path.abspath(model)
+        return RenameJob(model, model, Path(target), in_place=True, same_directory=True)
+    real_output = os.path.realpath(output)
+    in_place = real_output == os.path.realpath(model)
+    follow_link = in_place and os.path.islink(output)
+    return RenameJob(
+        model,
+        output,
+        target=Path(real_output if follow_link else os.path.abspath(output)),
+        in_place=in_place,
+        same_directory=os.path.realpath(output.parent) == os.path.realpath(model.parent),
+    )
+
+
+def _choose_output(
     model: Path, given: Sequence[Path], output: Path | None, directory: Path | None
-) -> RenameJob:
-    if output is not None:
-        return RenameJob(model, output)
-    if directory is None:
-        return RenameJob(model, model)
+) -> Path | None:
+    if output is not None or directory is None:
+        return output
     bases = [path if os.path.isdir(path) else path.parent for path in given]
     base = os.path.commonpath([os.path.abspath(base) for base in bases])
-    return RenameJob(model, directory / os.path.relpath(os.path.abspath(model), base))
+    return directory / os.path.relpath(os.path.abspath(model), base)
 
 
 def _find_models(path: Path, results: Path | None) -> Iterator[Path]:

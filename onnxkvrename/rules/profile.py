@@ -101,6 +101,19 @@ class PartName(NamedTuple):
     end_layer: int | None
 
 
+class PartPath(NamedTuple):
+    """Where a part of a set lies, and what its file name says.
+
+    Attributes:
+        root: The directory that all files of the set have in common, with ``/`` between
+            names; empty for the working directory.
+        name: The stage, model and layers that the file name says.
+    """
+
+    root: str
+    name: PartName
+
+
 class PartRule(NamedTuple):
     """How the files of one stage are called, and a folder that stands around each."""
 
@@ -129,6 +142,31 @@ class SetRule(NamedTuple):
     seam: tuple[str, str] | None = None
     shared_inputs: tuple[str, ...] = ()
     exclusive_kinds: frozenset[str] = frozenset()
+
+    def parse_path(self, path: str) -> PartPath | None:
+        """Return what the path of a model says about a set, or ``None`` outside of sets.
+
+        Args:
+            path: The model's path, with ``/`` between names.
+        """
+        *directories, file = path.split("/")
+        kept = [name for name in directories if name not in ("", ".")]
+        for rule in self.part_rules:
+            name = rule.match(file)
+            if name is not None:
+                if (
+                    rule.folder_pattern is not None
+                    and kept
+                    and rule.folder_pattern.matches(kept[-1])
+                ):
+                    kept.pop()
+                return PartPath("/" * path.startswith("/") + "/".join(kept), name)
+        return None
+
+    def is_window_path(self, path: str) -> bool:
+        """Return whether a path, with ``/`` between names, is that of one window of a model."""
+        part = self.parse_path(path)
+        return part is not None and part.name.stage != MERGED
 
 
 class Rules(NamedTuple):

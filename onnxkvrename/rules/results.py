@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding
+from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import KvPair, TokenChange, UnchangedName, build_name_map
 from onnxkvrename.rules.profile import Rules
 
@@ -16,27 +16,21 @@ Status = Literal["renamed", "unchanged", "would-rename", "failed"]
 
 
 class RenameJob(NamedTuple):
-    """A model, and where its result goes: ``output`` is the model itself for in place."""
+    """A model, and where its result goes; :func:`find_models.build_job` makes one.
+
+    Attributes:
+        model: The model.
+        output: Where the result goes, as the user calls it; the model itself for in place.
+        target: The file that the result replaces or makes, as an absolute path.
+        in_place: Whether the result replaces the model.
+        same_directory: Whether the result lies beside the model, so that external data stays.
+    """
 
     model: Path
     output: Path
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the result takes the place of the model."""
-        return os.path.realpath(self.output) == os.path.realpath(self.model)
-
-    @property
-    def target(self) -> Path:
-        """The file itself that the result replaces or makes, as an absolute path."""
-        if os.path.islink(self.output) and self.in_place:
-            return Path(os.path.realpath(self.output))
-        return Path(os.path.abspath(self.output))
-
-    @property
-    def same_directory(self) -> bool:
-        """Whether external data stay where they are."""
-        return os.path.realpath(self.output.parent) == os.path.realpath(self.model.parent)
+    target: Path
+    in_place: bool
+    same_directory: bool
 
 
 ModelCheck = Callable[[RenameJob, Rules, TokenChange], Iterator[Finding]]
@@ -102,6 +96,18 @@ class ModelReport(NamedTuple):
     def failed(self) -> bool:
         """Whether something is wrong with this very model."""
         return self.error is not None or any(f.severity == "error" for f in self.findings)
+
+
+def report_model(model: KvModel) -> ModelReport:
+    """Return the report on a model that nothing was asked of yet."""
+    return ModelReport(
+        model.path,
+        model.path,
+        "unchanged",
+        pairs=model.pairs,
+        unchanged_names=model.plan.unchanged_names,
+        findings=model.findings,
+    )
 
 
 class SidecarReport(NamedTuple):

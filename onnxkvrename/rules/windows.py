@@ -8,19 +8,18 @@ with the number of parts, not with its square.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.model.signature import (
     ExportInfo,
-    Signature,
     Value,
     format_value_type,
     is_type_compatible,
 )
-from onnxkvrename.rules.checks import build_no_buffers_finding
-from onnxkvrename.rules.plan import KvPair, TokenChange
+from onnxkvrename.rules.kv_model import KvModel
+from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import MERGED, PREFIXED, WINDOW, PartName, Rules, SetRule
 from onnxkvrename.rules.window_diff import (
     BufferIndex,
@@ -35,15 +34,6 @@ from onnxkvrename.rules.window_diff import (
 
 _MERGE_HINT = "give all windows that were merged, or merge them again"
 _EXPORT_AGAIN_HINT = "export all of them again, together"
-
-
-class SetPart(NamedTuple):
-    """A model as it was read, and what is planned for its buffers; ``path`` has ``/`` in it."""
-
-    path: str
-    signature: Signature
-    pairs: tuple[KvPair, ...]
-    export: ExportInfo
 
 
 class PartGroup(NamedTuple):
@@ -63,7 +53,7 @@ class _PartFile(NamedTuple):
     """A part with the layers of its name; where that does not say the end, its buffers do."""
 
     part_index: int
-    part: SetPart
+    part: KvModel
     part_name: PartName
     layers: range
 
@@ -80,38 +70,19 @@ class _PartFile(NamedTuple):
 _FilesByGroup = Mapping[PartGroup, Sequence[_PartFile]]
 
 
-def parse_part_path(path: str, rules: Rules) -> tuple[str, PartName] | None:
-    """The root of the set that a model is a part of, and what its name says; or ``None``."""
-    *directories, file = path.split("/")
-    kept = [name for name in directories if name not in ("", ".")]
-    for rule in rules.set_rule.part_rules:
-        name = rule.match(file)
-        if name is not None:
-            if rule.folder_pattern is not None and kept and rule.folder_pattern.matches(kept[-1]):
-                kept.pop()
-            return "/" * path.startswith("/") + "/".join(kept), name
-    return None
-
-
-def is_window_path(path: str, rules: Rules) -> bool:
-    """Whether a model is called like a window of one, merged or not yet; ``path`` has ``/``."""
-    found = parse_part_path(path, rules)
-    return found is not None and found[1].stage != MERGED
-
-
-def group_parts(parts: Sequence[SetPart], rules: Rules) -> tuple[PartGroup, ...]:
+def group_parts(parts: Sequence[KvModel]) -> tuple[PartGroup, ...]:
     """The sets, stage by stage; a model that is no part of one is in no group."""
-    return tuple(_group_files(parts, rules))
+    return tuple(_group_files(parts))
 
 
 def check_parts(
-    parts: Sequence[SetPart], rules: Rules, wish: TokenChange, *, judge: bool
+    parts: Sequence[KvModel], rules: Rules, wish: TokenChange, *, judge: bool
 ) -> Iterator[tuple[int, Finding]]:
     """What keeps parts from fitting together, each with the index of the part it is about.
 
     Tokens are judged as they stand, to ``judge``, and as they would be otherwise.
     """
-    groups = _group_files(parts, rules)
+    groups = _group_files(parts)
     for one, files in groups.items():
         for file in files:
             yield from _check_name_range(file)
@@ -126,47 +97,11 @@ def check_parts(
         yield from _check_same_token(family, wish, judge=judge)
 
 
-class SetCandidate(NamedTuple):
-    """What a model shows beside others; ``part`` if it is called like a part of a set."""
-
-    output_names: tuple[str, ...]
-    pairs: tuple[KvPair, ...]
-    part: SetPart | None
-
-
-def check_models_together(
-    models: Sequence[SetCandidate], rules: Rules, wish: TokenChange, *, judge: bool
-) -> list[list[Finding]]:
-    """What models show together, for each of them: no buffer anywhere, parts that do not fit."""
-    findings: list[list[Finding]] = [[] for _ in models]
-    if not any(model.pairs for model in models):
-        findings = [[build_no_buffers_finding(model.output_names)] for model in models]
-    numbers = [number for number, model in enumerate(models) if model.part is not None]
-    parts = [model.part for model in models if model.part is not None]
-    for at, found in check_parts(parts, rules, wish, judge=judge):
-        findings[numbers[at]].append(found)
-    return findings
-
-
-def build_part(
-    path: str,
-    signature: Signature,
-    pairs: tuple[KvPair, ...],
-    rules: Rules,
-    export: Callable[[], ExportInfo],
-) -> SetPart | None:
-    """A model that is called like a part; ``export`` is asked only for such a one."""
-    if parse_part_path(path, rules) is None:
-        return None
-    return SetPart(path, signature, pairs, export())
-
-
-def _group_files(parts: Sequence[SetPart], rules: Rules) -> _FilesByGroup:
+def _group_files(parts: Sequence[KvModel]) -> _FilesByGroup:
     found: defaultdict[tuple[str, str, str], list[_PartFile]] = defaultdict(list)
     for index, part in enumerate(parts):
-        place = parse_part_path(part.path, rules)
-        if place is not None:
-            root, name = place
+        if part.part is not None:
+            root, name = part.part
             found[name.stage, root, name.model_name].append(
                 _PartFile(index, part, name, _resolve_layers(part, name))
             )
@@ -177,7 +112,12 @@ def _group_files(parts: Sequence[SetPart], rules: Rules) -> _FilesByGroup:
     }
 
 
-def _resolve_layers(part: SetPart, name: PartName) -> range:
+def _export_of(file: _PartFile) -> ExportInfo:
+    assert file.part.export is not None  # it is read for every part of a set
+    return file.part.export
+
+
+def _resolve_layers(part: KvModel, name: PartName) -> range:
     if name.end_layer is not None:
         return range(name.first_layer, name.end_layer)
     return range(
@@ -288,7 +228,7 @@ def _check_same_export(files: Sequence[_PartFile], rule: SetRule) -> Iterator[tu
     """Files that most of the others do not look like; of merges the buffers are seen elsewhere."""
     looks = [
         collect_traits(
-            file.part.export,
+            _export_of(file),
             file.part.pairs if file.part_name.stage != MERGED else (),
             rule.exclusive_kinds,
         )

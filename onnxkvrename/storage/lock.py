@@ -28,6 +28,11 @@ _NO_LOCK_ERRNOS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 """What a file system says that knows no locks. Each file's own identity is checked there, too."""
 
 
+def find_lock_path(target: Path) -> Path:
+    """Return the path of the lock file of ``target``, whether it exists or not."""
+    return target.parent / f"{build_temp_prefix(target)}{LOCK_SUFFIX}"
+
+
 @contextmanager
 def hold_locks(targets: Iterable[Path], moves: Mapping[Path, Path] | None = None) -> Iterator[None]:
     """Hold all targets, whose directories are there, until the context ends.
@@ -51,7 +56,7 @@ class _Locks:
         self.descriptors: list[int] = []
 
     def acquire(self, target: Path) -> None:
-        path = target.parent / f"{build_temp_prefix(target)}{LOCK_SUFFIX}"
+        path = find_lock_path(target)
         with translate_write_errors(target):
             try:
                 while not (self._acquire_by_link(path) or self._acquire_by_opening(path, target)):

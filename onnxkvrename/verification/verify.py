@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, format_list, promote_to_errors
-from onnxkvrename.layout.layout import LayoutSource, check_stamp
-from onnxkvrename.model.external_data import find_data_files
+from onnxkvrename.layout.layout import check_stamp
 from onnxkvrename.model.file import OpenModel, open_model
-from onnxkvrename.model.metadata import read_stamp
-from onnxkvrename.model.occurrences import find_occurrences
-from onnxkvrename.model.proto_reader import read_export_info
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Signature
-from onnxkvrename.rules.checks import check_pairs
+from onnxkvrename.rules.kv_model import KvModel, check_models_together, scan_model
 from onnxkvrename.rules.patterns import Pattern
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange, build_minimal_plan
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.results import ModelReport
-from onnxkvrename.rules.windows import (
-    SetCandidate,
-    SetPart,
-    build_part,
-    check_models_together,
-    is_window_path,
-)
+from onnxkvrename.rules.results import ModelReport, report_model
 from onnxkvrename.verification.dataflow import BufferFlow, check_buffer_flows, trace_buffer_flows
 from onnxkvrename.verification.onnx_checker import check_onnx_validity
 from onnxkvrename.verification.retention_loop import RetentionRun, RunnableModel, check_retention
@@ -63,8 +51,7 @@ class VerifiedModel(NamedTuple):
     flows: tuple[BufferFlow, ...] = ()
     run: RetentionRun | None = None
     reference: Path | None = None
-    output_names: tuple[str, ...] = ()
-    part: SetPart | None = None
+    model: KvModel | None = None
 
 
 def verify_model(path: Path, rules: Rules, aim: VerifyRequest) -> VerifiedModel:
@@ -77,7 +64,7 @@ def verify_model(path: Path, rules: Rules, aim: VerifyRequest) -> VerifiedModel:
     report = ModelReport(str(path), str(path), "failed")
     try:
         with open_model(path) as model:
-            verified = _verify_open_model(model, report, rules, aim)
+            verified = _verify_open_model(model, rules, aim)
     except ModelError as error:
         return VerifiedModel(report._replace(error=error))
     if not aim.run_in_onnxruntime:
@@ -94,9 +81,11 @@ def verify_window_sets(
 ) -> tuple[VerifiedModel, ...]:
     """The same models, with what they show together; then all is judged."""
     findings: list[list[Finding]] = [[] for _ in verified]
-    if all(item.report.error is None for item in verified):
-        seen = [SetCandidate(item.output_names, item.report.pairs, item.part) for item in verified]
-        findings = check_models_together(seen, rules, TokenChange(aim.token), judge=True)
+    models = [item.model for item in verified if item.model is not None]
+    if len(models) == len(verified):
+        if not aim.group_windows:
+            models = [model._replace(part=None) for model in models]
+        findings = check_models_together(models, rules, TokenChange(aim.token), judge=True)
     return tuple(
         _finish_report(item, found, aim) for item, found in zip(verified, findings, strict=True)
     )
@@ -110,46 +99,23 @@ def _finish_report(
         findings = promote_to_errors(findings)
     report = item.report._replace(findings=findings)
     report = report._replace(status="failed" if report.failed else "unchanged")
-    return item._replace(report=report, part=None)
+    return item._replace(report=report, model=None)
 
 
-def _verify_open_model(
-    model: OpenModel, report: ModelReport, rules: Rules, aim: VerifyRequest
-) -> VerifiedModel:
-    plan = build_minimal_plan(model.signature, rules)
-    survey = find_occurrences(
-        model.source,
-        {*(end.old_name for p in plan.pairs for end in p.sides), *plan.name_map.values()},
-    )
-    outside = find_data_files(survey.references, Path(report.path))
-    flows, proofs = prove_retention(model.source, plan.pairs)
+def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) -> VerifiedModel:
+    path = opened.file.path
+    model = scan_model(opened.source, opened.signature, path, rules).model
+    flows, proofs = prove_retention(opened.source, model.pairs)
+    select = request.select_pattern
     findings = (
-        *check_pairs(model.signature, plan, survey.build_name_uses(plan.name_map)),
-        *(found for found in outside if isinstance(found, Finding)),
+        *model.findings,
         *proofs,
-        *_check_token(model.signature, plan, aim.token),
-        *(
-            _check_selection(model.signature, plan, aim.select_pattern)
-            if aim.select_pattern is not None
-            else ()
-        ),
-        *_check_stamp(model, plan, rules),
+        *_check_token(model.signature, model.plan, request.token),
+        *(_check_selection(model.signature, model.plan, select) if select is not None else ()),
+        *_check_stamp(model),
     )
-    report = report._replace(
-        status="unchanged",
-        pairs=plan.pairs,
-        unchanged_names=plan.unchanged_names,
-        findings=findings,
-    )
-    outputs = tuple(value.name for value in model.signature.outputs)
-    part = None
-    if aim.group_windows:
-        name, export = (
-            Path(report.path).as_posix(),
-            partial(read_export_info, model.source),
-        )
-        part = build_part(name, model.signature, plan.pairs, rules, export)
-    return VerifiedModel(report, flows, output_names=outputs, part=part)
+    report = report_model(model)._replace(findings=findings)
+    return VerifiedModel(report, flows, model=model)
 
 
 def prove_retention(
@@ -164,13 +130,11 @@ def prove_retention(
     return flows, (*check_buffer_flows(flows), *check_onnx_validity(model))
 
 
-def _check_stamp(model: OpenModel, plan: RenamePlan, rules: Rules) -> Iterator[Finding]:
-    """KV621, but for a window: what its set is stamped with, it does not know alone."""
-    path = str(model.file.path)
-    if not is_window_path(Path(path).as_posix(), rules):
-        source = LayoutSource(path, model.signature, plan)
-        found = check_stamp(source, read_stamp(model.source))
-        yield from () if found is None else (found,)
+def _check_stamp(model: KvModel) -> Iterator[Finding]:
+    """Yield KV621 unless the stamp is that of the graph; a window does not know its set's."""
+    finding = None if model.is_window else check_stamp(model, model.stamp)
+    if finding is not None:
+        yield finding
 
 
 def _check_token(signature: Signature, plan: RenamePlan, token: str | None) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from sideways import QEFF, TARGET, attention, codes, handed, side_of, told
 
 from onnxkvrename.handoff.compare import Handoff
 from onnxkvrename.handoff.consumer_checks import check_consumer
-from onnxkvrename.layout.layout import Layout, LayoutSource, apply_sizes, build_layout
+from onnxkvrename.layout.layout import Layout, apply_sizes, build_layout
 from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.report.compare_text import (
     build_table_rows,
@@ -15,6 +15,7 @@ from onnxkvrename.report.compare_text import (
     render_prompt_lines,
     resolve_outcome,
 )
+from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import build_minimal_plan
 
 WINDOW = "2,sliding_window,4"
@@ -24,7 +25,7 @@ SIZES = {"ctx_len": 32, "sliding_window": 8}
 def laid_out(inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Layout:
     signature = Signature(inputs, outputs)
     plan = build_minimal_plan(signature, QEFF)
-    return build_layout([LayoutSource("model.onnx", signature, plan)])
+    return build_layout([KvModel("model.onnx", signature, plan)])
 
 
 def message(found: Handoff, code: str) -> str:

@@ -24,12 +24,12 @@ from onnxkvrename.layout.kinds import BufferKind
 from onnxkvrename.layout.layout import (
     Buffer,
     Layout,
-    LayoutSource,
     apply_dtypes,
     apply_sizes,
     build_layout,
 )
 from onnxkvrename.model.signature import Dim, Signature, Value
+from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.plan import build_minimal_plan
 
@@ -62,7 +62,7 @@ def read(inputs: Sequence[Value], outputs: Sequence[Value]) -> Layout:
     """A model with these inputs and outputs, as the built-in rules read them."""
     signature = Signature(tuple(inputs), tuple(outputs))
     plan = build_minimal_plan(signature, load_rules())
-    return build_layout([LayoutSource("m.onnx", signature, plan)])
+    return build_layout([KvModel("m.onnx", signature, plan)])
 
 
 def decoder(

@@ -12,7 +12,6 @@ from onnxkvrename import ModelError, load_rules
 from onnxkvrename.layout.layout import (
     Buffer,
     Layout,
-    LayoutSource,
     apply_dtypes,
     apply_sizes,
     build_layout,
@@ -21,6 +20,7 @@ from onnxkvrename.layout.layout import (
     find_stamp_mismatches,
 )
 from onnxkvrename.model.signature import Signature, Value
+from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import build_minimal_plan
 
 RULES = load_rules()
@@ -33,7 +33,7 @@ Shapes = dict[str, tuple[int | str | None, ...] | None]
 
 def source(
     shapes: Shapes, path: str = "m.onnx", *, token: str = "", dtype: str = "FLOAT"
-) -> LayoutSource:
+) -> KvModel:
     """A model with these buffers, each retained, and logits."""
     names = {f"{name}_{token}" if token else name: shape for name, shape in shapes.items()}
     inputs = (Value("input_ids", "INT64", ("batch_size", "seq_len")),)
@@ -41,7 +41,7 @@ def source(
     outputs = (Value("logits", "FLOAT", ("batch_size", "seq_len", 9)),)
     outputs += tuple(Value(name + OUT, dtype, shape) for name, shape in names.items())
     signature = Signature(inputs, outputs)
-    return LayoutSource(path, signature, build_minimal_plan(signature, RULES))
+    return KvModel(path, signature, build_minimal_plan(signature, RULES))
 
 
 def layer(number: int, shape: tuple[int | str | None, ...] | None = FULL) -> Shapes:
@@ -113,7 +113,7 @@ def test_a_buffer_of_unknown_rank_has_no_shapes() -> None:
 def test_a_side_that_is_missing_has_no_name() -> None:
     signature = Signature((Value("past_key.0", "FLOAT", FULL),), ())
     plan = build_minimal_plan(signature, RULES)
-    (buffer,) = build_layout([LayoutSource("m.onnx", signature, plan)]).buffers
+    (buffer,) = build_layout([KvModel("m.onnx", signature, plan)]).buffers
     assert (buffer.output, buffer.names) == (None, ("past_key.0",))
 
 
@@ -121,7 +121,7 @@ def test_names_that_carry_different_tokens_have_none_in_common() -> None:
     inputs = (Value("past_key.0", "FLOAT", FULL),)
     signature = Signature(inputs, (Value("past_key.0_VLLM_RetainedState", "FLOAT", FULL),))
     plan = build_minimal_plan(signature, RULES)
-    (buffer,) = build_layout([LayoutSource("m.onnx", signature, plan)]).buffers
+    (buffer,) = build_layout([KvModel("m.onnx", signature, plan)]).buffers
     assert buffer.token is None
     assert [buffer.token for buffer in layout(layer(0)).buffers] == ["", ""]
 

@@ -11,12 +11,13 @@ import models
 import pytest
 from models import saved
 
-from onnxkvrename import KvRenameError, ModelError, Options, RenameJob, load_rules, rename
+from onnxkvrename import KvRenameError, ModelError, Options, load_rules, rename
 from onnxkvrename.findings import build_finding
 from onnxkvrename.layout.layout import compute_layout_digest
 from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_layout, load_model_or_manifest
 from onnxkvrename.layout.manifest import manifest_to_json
 from onnxkvrename.renaming.run import stamp_models
+from onnxkvrename.rules.find_models import build_job
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
@@ -412,7 +413,7 @@ def test_a_side_that_is_not_there_is_said_to_be_missing(decoder: Path) -> None:
 
 def stamp(*paths: Path) -> None:
     found = gather(*paths)
-    jobs = [RenameJob(Path(path), Path(path)) for path in found.layout.models]
+    jobs = [build_job(Path(path), Path(path)) for path in found.layout.models]
     made = stamp_models(jobs, found.reports, compute_layout_digest(found.layout), RULES, Options())
     assert made.compute_exit_code() == 0
 

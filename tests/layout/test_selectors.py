@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxkvrename.errors import ModelError
-from onnxkvrename.layout.layout import Layout, LayoutSource, build_layout
+from onnxkvrename.layout.layout import Layout, build_layout
 from onnxkvrename.layout.load import load_layout
 from onnxkvrename.layout.selectors import (
     build_name_expression,
@@ -18,6 +18,7 @@ from onnxkvrename.layout.selectors import (
     build_selectors,
 )
 from onnxkvrename.model.signature import Signature, Value
+from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.patterns import compile_pattern
 from onnxkvrename.rules.plan import build_minimal_plan
@@ -48,7 +49,7 @@ def model(names: dict[str, str], others: tuple[str, ...] = ()) -> Layout:
         tuple(Value(name, "FLOAT", shape) for name in (*names.values(), *others)),
     )
     plan = build_minimal_plan(signature, load_rules())
-    return build_layout([LayoutSource("m.onnx", signature, plan)])
+    return build_layout([KvModel("m.onnx", signature, plan)])
 
 
 def plain(*layers: int, token: str = "") -> dict[str, str]:

@@ -10,7 +10,6 @@ from onnx import ModelProto
 from onnxkvrename import (
     ModelReport,
     Options,
-    RenameJob,
     TokenChange,
     load_rules,
     rename,
@@ -20,6 +19,7 @@ from onnxkvrename.model.file import open_model, read_pieces
 from onnxkvrename.model.metadata import STAMP_KEY, read_stamp, write_stamp
 from onnxkvrename.model.protobuf import ByteSource, Span
 from onnxkvrename.renaming.run import stamp_models
+from onnxkvrename.rules.find_models import build_job
 
 DIGEST = "0123456789abcdef" * 4
 OTHER = DIGEST[::-1]
@@ -37,7 +37,7 @@ def written(path: Path, stamp: str | None) -> bytes:
 
 def stamped(path: Path, digest: str = DIGEST) -> Path:
     report = ModelReport(str(path), str(path), "unchanged", pairs=pairs(path))
-    result = stamp_models([RenameJob(path, path)], [report], digest, load_rules(), Options())
+    result = stamp_models([build_job(path, path)], [report], digest, load_rules(), Options())
     assert result.compute_exit_code() == 0
     return path
 
@@ -146,7 +146,7 @@ def test_the_windows_of_a_set_are_stamped_all_or_none(tmp_path: Path) -> None:
     paths = [saved(decoder(), tmp_path / f"{name}.onnx") for name in ("one", "two", "three")]
     before = [path.read_bytes() for path in paths]
     paths[1].chmod(0o444)
-    jobs = [RenameJob(path, path) for path in paths]
+    jobs = [build_job(path, path) for path in paths]
     reports = [ModelReport(str(p), str(p), "unchanged", pairs=pairs(p)) for p in paths]
     refused = stamp_models(jobs, reports, DIGEST, load_rules(), Options())
     assert (refused.compute_exit_code(), [p.read_bytes() for p in paths]) == (2, before)

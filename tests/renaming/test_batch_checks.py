@@ -18,9 +18,14 @@ from onnxkvrename import (
     rename_batch,
 )
 from onnxkvrename.findings import build_finding
-from onnxkvrename.renaming.batch_checks import add_sidecar_findings
-from onnxkvrename.renaming.extra_files import PreparedSidecar, RewrittenText, Sidecar
+from onnxkvrename.renaming.extra_files import (
+    PreparedSidecar,
+    RewrittenText,
+    Sidecar,
+    add_sidecar_findings,
+)
 from onnxkvrename.renaming.prepare import prepare_model
+from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.results import SidecarReport
 
 LOOK = Options(write=False)
@@ -54,7 +59,7 @@ def errors(report: Report) -> list[str]:
 @pytest.mark.parametrize("place", [".", "new"])
 def test_the_disk_must_hold_all_results_at_once(place: str, disk: Path) -> None:
     """In place, too: no model is replaced before all are written."""
-    jobs = [RenameJob(disk / name, disk / place / name) for name in ("a.onnx", "b.onnx", "c.onnx")]
+    jobs = [build_job(disk / name, disk / place / name) for name in ("a.onnx", "b.onnx", "c.onnx")]
     assert errors(judged(*jobs[:2])) == []
     (error,) = errors(judged(*jobs))
     assert "c.onnx" in error
@@ -62,13 +67,13 @@ def test_the_disk_must_hold_all_results_at_once(place: str, disk: Path) -> None:
 
 
 def test_what_is_not_written_needs_no_room(disk: Path) -> None:
-    jobs = [RenameJob(disk / name, disk / name) for name in ("a.onnx", "b.onnx", "c.onnx")]
+    jobs = [build_job(disk / name, disk / name) for name in ("a.onnx", "b.onnx", "c.onnx")]
     rename_batch(jobs[:2], TokenChange("VLLM"), load_rules())
     assert errors(judged(*jobs)) == []
 
 
 def test_to_look_at_the_models_alone_needs_none(disk: Path) -> None:
-    jobs = [RenameJob(disk / name, disk / name) for name in ("a.onnx", "b.onnx", "c.onnx")]
+    jobs = [build_job(disk / name, disk / name) for name in ("a.onnx", "b.onnx", "c.onnx")]
     assert errors(judged(*jobs, check_destination=False)) == []
 
 
@@ -77,11 +82,11 @@ def test_a_result_may_not_stand_where_another_model_does_whatever_it_is_called(
 ) -> None:
     one, two = (saved(models.decoder(), tmp_path / name) for name in ("a.onnx", "b.onnx"))
     (tmp_path / "alias").symlink_to(".")
-    jobs = [RenameJob(one, one), RenameJob(two, tmp_path / "alias" / "a.onnx")]
+    jobs = [build_job(one, one), build_job(two, tmp_path / "alias" / "a.onnx")]
     assert len(errors(judged(*jobs, force=True))) == 2
-    jobs = [RenameJob(one, tmp_path / "c.onnx"), RenameJob(two, tmp_path / "alias" / "c.onnx")]
+    jobs = [build_job(one, tmp_path / "c.onnx"), build_job(two, tmp_path / "alias" / "c.onnx")]
     assert len(errors(judged(*jobs, force=True))) == 2
-    jobs = [RenameJob(one, tmp_path / "c.onnx"), RenameJob(two, tmp_path / "alias" / "d.onnx")]
+    jobs = [build_job(one, tmp_path / "c.onnx"), build_job(two, tmp_path / "alias" / "d.onnx")]
     assert errors(judged(*jobs, force=True)) == []
 
 
@@ -94,7 +99,7 @@ def spoken(*faults: Finding, error: ModelError | None = None, owner: int = 0) ->
 
 
 def test_what_is_said_of_texts_counts_for_their_models(decoder: Path) -> None:
-    job = RenameJob(decoder, decoder)
+    job = build_job(decoder, decoder)
     warning = build_finding("KV404", "x", "is in no model", "take it out")
     items = [prepare_model(job, TokenChange("VLLM"), load_rules(), LOOK) for _ in range(2)]
 
@@ -113,7 +118,7 @@ def test_what_is_said_of_texts_counts_for_their_models(decoder: Path) -> None:
 
 def test_the_error_of_a_model_comes_before_that_of_its_text(tmp_path: Path) -> None:
     broken = saved(b"text", tmp_path / "broken.onnx")
-    item = prepare_model(RenameJob(broken, broken), TokenChange("VLLM"), load_rules(), LOOK)
+    item = prepare_model(build_job(broken, broken), TokenChange("VLLM"), load_rules(), LOOK)
     (judged,) = add_sidecar_findings([item], [spoken(error=ModelError("no"))], LOOK)
     assert judged.report.error is item.report.error is not None
 
@@ -125,6 +130,6 @@ def test_a_model_that_cannot_be_read_keeps_others_from_being_called_barren(tmp_p
     model.graph.node[0].input[:] = ["x", "x"]
     encoder = saved(model, tmp_path / "encoder.onnx")
     broken = saved(b"text", tmp_path / "broken.onnx")
-    report = judged(RenameJob(encoder, encoder), RenameJob(broken, broken))
+    report = judged(build_job(encoder, encoder), build_job(broken, broken))
     assert [finding.code for finding in report.findings] == []
-    assert [finding.code for finding in judged(RenameJob(encoder, encoder)).findings] == ["KV001"]
+    assert [finding.code for finding in judged(build_job(encoder, encoder)).findings] == ["KV001"]

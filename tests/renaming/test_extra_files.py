@@ -12,7 +12,6 @@ from onnxkvrename import (
     ModelError,
     ModelReport,
     Options,
-    RenameJob,
     Report,
     TokenChange,
     load_rules,
@@ -26,6 +25,7 @@ from onnxkvrename.renaming.extra_files import (
     Sidecar,
     prepare_sidecars,
 )
+from onnxkvrename.rules.find_models import build_job
 
 LOOK = Options(write=False)
 
@@ -165,7 +165,7 @@ def renamed_with(decoder: Path, text: Path, follow=shouted, **options: bool) -> 
     companion = Sidecar(text, text, follow)
     how = Options(**options)
     return rename_batch(
-        [RenameJob(decoder, decoder)], TokenChange("VLLM"), load_rules(), how, texts=[companion]
+        [build_job(decoder, decoder)], TokenChange("VLLM"), load_rules(), how, sidecars=[companion]
     )
 
 
@@ -253,7 +253,7 @@ def test_a_look_says_what_would_change(decoder: Path, text: Path) -> None:
     report = renamed_with(decoder, text, write=False)
     assert states(report) == ["would-rename", "would-rename"]
     assert (report.compute_exit_code(), report.compute_exit_code(look=True)) == (0, 1)
-    rename_batch([RenameJob(decoder, decoder)], TokenChange("VLLM"), load_rules())
+    rename_batch([build_job(decoder, decoder)], TokenChange("VLLM"), load_rules())
     report = renamed_with(decoder, text, write=False)
     assert (states(report), report.compute_exit_code(look=True)) == (
         ["unchanged", "would-rename"],

@@ -14,7 +14,6 @@ from onnxkvrename import (
     KvRenameError,
     ModelError,
     Options,
-    RenameJob,
     Report,
     RulesError,
     TokenChange,
@@ -26,7 +25,9 @@ from onnxkvrename import (
 )
 from onnxkvrename.model import external_data as externaldata
 from onnxkvrename.model import file as onnxfile
-from onnxkvrename.renaming import prepare, write
+from onnxkvrename.renaming import write
+from onnxkvrename.rules import kv_model
+from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.results import Status
 from onnxkvrename.storage import lock as locks
 from onnxkvrename.storage import temp_file as drafts
@@ -212,8 +213,8 @@ def test_no_two_results_may_stand_in_one_place(tmp_path: Path, snapshot) -> None
     two = saved(models.decoder(), tmp_path / "two.onnx")
     before = snapshot(tmp_path)
     for jobs in (
-        [RenameJob(one, tmp_path / "new.onnx"), RenameJob(two, tmp_path / "new.onnx")],
-        [RenameJob(one, tmp_path / "three.onnx"), RenameJob(two, one)],
+        [build_job(one, tmp_path / "new.onnx"), build_job(two, tmp_path / "new.onnx")],
+        [build_job(one, tmp_path / "three.onnx"), build_job(two, one)],
     ):
         report = rename_batch(jobs, TokenChange("VLLM"), QEFF, Options(force=True))
         assert "is another model of this run" in str(report.models[1].error)
@@ -256,7 +257,7 @@ def test_models_that_share_a_place_for_different_data_do_not_overwrite_them(
     weights = external.with_name("decoder.onnx.data").read_bytes()
     other.with_name("decoder.onnx.data").write_bytes(weights[::-1])
     out = tmp_path / "out"
-    jobs = [RenameJob(external, out / "a.onnx"), RenameJob(other, out / "b.onnx")]
+    jobs = [build_job(external, out / "a.onnx"), build_job(other, out / "b.onnx")]
     report = rename_batch(jobs, TokenChange("VLLM"), QEFF, Options(force=force))
     assert report.compute_exit_code() != 0
     assert not (out / "b.onnx").exists()
@@ -328,7 +329,7 @@ def test_a_model_that_is_changed_meanwhile_is_refused(
 ) -> None:
     """Between the checks and the writing, and while it is written."""
     place = None if output is None else decoder.with_name(output)
-    for module, name in ((prepare, "find_data_files"), (write, "write_pieces")):
+    for module, name in ((kv_model, "find_data_files"), (write, "write_pieces")):
         theirs = decoder.read_bytes() + b"\x82\x01\0"  # an unknown field
         real = getattr(module, name)
 

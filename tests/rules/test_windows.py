@@ -9,11 +9,11 @@ import pytest
 
 from onnxkvrename import TokenChange, load_rules
 from onnxkvrename.model.file import open_model
-from onnxkvrename.model.proto_reader import read_export_info
 from onnxkvrename.model.signature import Dim, ExportInfo, Signature, Value
+from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.plan import build_rename_plan
-from onnxkvrename.rules.profile import parse_rules
-from onnxkvrename.rules.windows import PartGroup, SetPart, check_parts, group_parts
+from onnxkvrename.rules.profile import Rules, parse_rules
+from onnxkvrename.rules.windows import PartGroup, check_parts, group_parts
 
 QEFF, VLLM = load_rules(), TokenChange("VLLM")
 EXPORT = ExportInfo(8, "pytorch", "2.13.0", (("", 17), ("com.qualcomm.cloud", 1)))
@@ -32,10 +32,11 @@ def value(text: str) -> Value:
     return Value(name, dtype, tuple(shape) if bracket else None)
 
 
-def part(path: str, inputs: str, outputs: str, made_by: ExportInfo = EXPORT) -> SetPart:
+def part(path: str, inputs: str, outputs: str, made_by: ExportInfo = EXPORT) -> KvModel:
     """A part by its values; ``~`` stands for ``_RetainedState``."""
     signature = Signature(*(tuple(map(value, text.split())) for text in (inputs, outputs)))
-    return SetPart(path, signature, build_rename_plan(signature, QEFF, VLLM).pairs, made_by)
+    plan = build_rename_plan(signature, QEFF, VLLM)
+    return KvModel(path, signature, plan, part=QEFF.set_rule.parse_path(path), export=made_by)
 
 
 def buffers(layers: Iterable[int], scope: str = "", token: str = "", end: str = "") -> str:
@@ -53,7 +54,7 @@ def window(
     model: str = "N",
     token: str = "",
     made_by: ExportInfo = EXPORT,
-) -> SetPart:
+) -> KvModel:
     """A sound window, but for some changes of the text that says its values."""
     layers, taken = range(first, end), "inputs_embeds:FLOAT16[b,s,32]"
     inputs = f"{taken if first else 'input_ids:INT64[b,s]'} position_ids:INT64[b,s] "
@@ -66,7 +67,7 @@ def window(
     return part(path, inputs, outputs, made_by)
 
 
-def prefixed(first: int, end: int, root: str = "R", token: str = "") -> SetPart:
+def prefixed(first: int, end: int, root: str = "R", token: str = "") -> KvModel:
     """A window made ready to be merged: all its names have a scope."""
     scope, layers = f"layer_{first}/", range(first, end)
     inputs = f"{scope}inputs_embeds:FLOAT16[b,s,32] {buffers(layers, scope, token)}"
@@ -81,7 +82,7 @@ def merged(
     root: str = "R",
     token: str = "",
     made_by: ExportInfo = MERGED,
-) -> SetPart:
+) -> KvModel:
     """A merge of windows of one layer each; all but those from layer 0 on have scopes."""
     inputs = outputs = ""
     for layer in range(first, end):
@@ -94,18 +95,23 @@ def merged(
     return part(f"{root}/merged_{first}-{end}.onnx", inputs, outputs, made_by)
 
 
-def called(path: str) -> SetPart:
+def called(path: str) -> KvModel:
     """A part of which only the name counts."""
-    return SetPart(path, Signature((), ()), (), EXPORT)
+    return part(path, "", "")
 
 
-def found(*parts: SetPart, judge: bool = True, wish: TokenChange = VLLM) -> list[str]:
+def at(model: KvModel, path: str, rules: Rules = QEFF) -> KvModel:
+    """The same model at another path."""
+    return model._replace(path=path, part=rules.set_rule.parse_path(path))
+
+
+def found(*parts: KvModel, judge: bool = True, wish: TokenChange = VLLM) -> list[str]:
     """``CODE layers`` of each finding, with the layers that the file is called by."""
     looked = check_parts(parts, QEFF, wish, judge=judge)
     return [f"{f.code} {parts[at].path.rpartition('_')[2][:-5]}" for at, f in looked]
 
 
-def said(*parts: SetPart, judge: bool = True, wish: TokenChange = VLLM) -> str:
+def said(*parts: KvModel, judge: bool = True, wish: TokenChange = VLLM) -> str:
     """What the one finding says; it is in order otherwise."""
     ((_, finding),) = check_parts(parts, QEFF, wish, judge=judge)
     assert finding.severity == "error"
@@ -126,7 +132,7 @@ def test_windows_are_one_set_whatever_folder_stands_around_each() -> None:
         "R/layer_2_3/N_layer_tmp_2_3.onnx",
         "R/N_layer_tmp_0_2.onnx",
     ]
-    assert group_parts([called(name) for name in paths], QEFF) == (
+    assert group_parts([called(name) for name in paths]) == (
         PartGroup("window", "R", "N", (2, 1, 0)),
     )
 
@@ -141,7 +147,7 @@ def test_another_name_another_directory_or_another_stage_is_another_set() -> Non
         "R/merged_0-1.onnx",
         "R/merged_0-2.onnx",
     ]
-    assert group_parts([called(name) for name in paths], QEFF) == (
+    assert group_parts([called(name) for name in paths]) == (
         PartGroup("window", "R", "N", (0,)),
         PartGroup("window", "R", "M", (1,)),
         PartGroup("window", "S", "N", (2,)),
@@ -166,7 +172,7 @@ def test_another_name_another_directory_or_another_stage_is_another_set() -> Non
     ],
 )
 def test_the_root_is_where_the_windows_lie(one: str, root: str) -> None:
-    assert group_parts([called(one)], QEFF) == (PartGroup("window", root, "N", (0,)),)
+    assert group_parts([called(one)]) == (PartGroup("window", root, "N", (0,)),)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +194,7 @@ def test_the_root_is_where_the_windows_lie(one: str, root: str) -> None:
     ],
 )
 def test_a_model_with_any_other_name_stands_alone(name: str) -> None:
-    assert group_parts([called(name), called(name)], QEFF) == ()
+    assert group_parts([called(name), called(name)]) == ()
 
 
 def test_models_that_stand_alone_are_not_held_against_each_other() -> None:
@@ -212,8 +218,10 @@ def test_rules_need_not_know_of_sets() -> None:
         """,
         "mine",
     )
-    parts = [window(0, 1), window(3, 4)]
-    assert group_parts(parts, rules) == ()
+    windows = [window(0, 1), window(3, 4)]
+    parts = [at(model, model.path, rules) for model in windows]
+    assert [model.part for model in parts] == [None, None]
+    assert group_parts(parts) == ()
     assert list(check_parts(parts, rules, VLLM, judge=True)) == []
 
 
@@ -232,7 +240,7 @@ def test_rules_need_not_know_of_sets() -> None:
         [window(0, 1, token="VLLM"), window(1, 2, token="VLLM"), merged(0, 2, token="VLLM")],
     ],
 )
-def test_a_sound_set_has_no_findings(parts: Sequence[SetPart], judge: bool) -> None:
+def test_a_sound_set_has_no_findings(parts: Sequence[KvModel], judge: bool) -> None:
     assert found(*parts, judge=judge) == []
     assert found(*reversed(parts), judge=judge) == []
 
@@ -257,7 +265,7 @@ def test_a_layer_in_two_windows_is_found_with_both_files(
 
 
 def test_a_window_twice_is_a_layer_in_two_windows() -> None:
-    copy = window(0, 1)._replace(path=f"{ROOT}/N_layer_tmp_0_1.onnx")
+    copy = at(window(0, 1), f"{ROOT}/N_layer_tmp_0_1.onnx")
     assert said(window(0, 1), copy) == f"has layer 0, like {path(0, 1)}"
 
 
@@ -372,10 +380,7 @@ def test_what_was_made_ready_carries_the_token_of_the_only_windows_below() -> No
     windows = [window(0, 1), window(1, 2)]
     ready = [prefixed(0, 1, token="VLLM"), prefixed(1, 2, token="VLLM")]
     assert found(*windows, *ready) == ["KV303 0"]
-    assert (
-        found(*windows, *(w._replace(path=w.path.replace("N_", "M_")) for w in windows), *ready)
-        == []
-    )
+    assert found(*windows, *(at(w, w.path.replace("N_", "M_")) for w in windows), *ready) == []
 
 
 def test_a_merge_that_disagrees_with_its_windows_is_still_theirs() -> None:
@@ -407,8 +412,8 @@ def test_each_side_must_have_the_layers_of_the_name(
     name = "layer_5_10/N_layer_tmp_5_10.onnx"
     faulty = part(name, buffers(inputs), buffers(outputs, end="~"))
     assert said(faulty) == f"is called like layers 5-9, but has {message}"
-    assert found(faulty._replace(path="R/merged_5-10.onnx")) == ["KV304 5-10"]
-    assert found(faulty._replace(path="N_5_10.onnx")) == []
+    assert found(at(faulty, "R/merged_5-10.onnx")) == ["KV304 5-10"]
+    assert found(at(faulty, "N_5_10.onnx")) == []
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [([4, 5], [5]), ([5], [6]), ([], [5]), ([], [])])
@@ -421,7 +426,7 @@ def test_what_was_made_ready_begins_with_the_layer_of_its_name(
 
 
 def test_a_range_of_no_layers_is_no_name() -> None:
-    faulty = window(1, 2)._replace(path=f"{ROOT}/N_layer_tmp_3_3.onnx")
+    faulty = at(window(1, 2), f"{ROOT}/N_layer_tmp_3_3.onnx")
     assert said(window(0, 1), window(1, 2), faulty) == (
         "is called like layers from 3 up to 3, which are none"
     )
@@ -557,7 +562,7 @@ def test_a_domain_that_only_some_windows_use_is_in_order(
     assert found(window(0, 1), window(1, 2, made_by=made_by), window(2, 3)) == []
 
 
-def heads(first: int, end: int, shape: str, only: int | None = None) -> SetPart:
+def heads(first: int, end: int, shape: str, only: int | None = None) -> KvModel:
     """A window with buffers of another shape, in one layer or in all."""
     layers = range(first, end) if only is None else [only]
     names = [f"past_{what}.{n}" for what in ("key", "value") for n in layers]
@@ -605,7 +610,7 @@ def test_what_varies_within_one_window_varies_by_layer() -> None:
     )
 
 
-def of_kind(first: int, *buffers_: str) -> SetPart:
+def of_kind(first: int, *buffers_: str) -> KvModel:
     """A window of one layer with other buffers."""
     inputs = " ".join(f"{name}.{first}:FLOAT16[b,1,ctx,8]" for name in buffers_)
     outputs = inputs.replace(":", "~:")
@@ -726,7 +731,7 @@ def test_a_merge_above_several_models_has_to_agree_with_one() -> None:
     )
 
 
-def of_model(model: str, first: int) -> SetPart:
+def of_model(model: str, first: int) -> KvModel:
     """A window of one layer of an MLA model."""
     swaps = ("past_key", "k_pe"), ("past_value", "compressed_kv")
     return window(first, first + 1, *swaps, model=model)
@@ -749,15 +754,14 @@ def test_without_windows_merges_are_held_against_the_largest() -> None:
 # Real files
 
 
-def read(path: Path) -> SetPart:
+def read(path: Path) -> KvModel:
     with open_model(path) as model:
-        pairs = build_rename_plan(model.signature, QEFF, VLLM).pairs
-        return SetPart(str(path), model.signature, pairs, read_export_info(model.source))
+        return scan_model(model.source, model.signature, path, QEFF, VLLM, check_data=False).model
 
 
 def test_the_windows_of_the_fixtures_fit_together() -> None:
     windows = [read(path) for path in sorted(FIXTURES.rglob("*.onnx"))]
-    assert group_parts(windows, QEFF) == (PartGroup("window", str(FIXTURES), "Tiny", (0, 1, 2)),)
+    assert group_parts(windows) == (PartGroup("window", str(FIXTURES), "Tiny", (0, 1, 2)),)
     assert found(*windows) == []
     assert found(windows[0], windows[2]) == ["KV302 3"]
 
@@ -768,8 +772,8 @@ def test_real_windows_and_their_merge_fit_together() -> None:
         [read(path) for path in sorted(EXPORTS.glob(f"{kind}-*/**/*.onnx"))]
         for kind in ("plain", "VLLM")
     )
-    assert [one.stage for one in group_parts(plain, QEFF)] == ["merged", "window"]
+    assert [one.stage for one in group_parts(plain)] == ["merged", "window"]
     assert found(*plain, *named) == []
-    moved = named[2]._replace(path=plain[2].path)
+    moved = at(named[2], plain[2].path)
     assert found(plain[0], plain[1], moved) == ["KV303 2"]
     assert found(plain[0], plain[1], moved, judge=False) == []

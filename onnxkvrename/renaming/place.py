@@ -1,0 +1,233 @@
+"""Write the results of all models under temporary names, then put all in place or none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from onnxkvrename.errors import KvRenameError, WriteError
+from onnxkvrename.model.external_data import DataFile
+from onnxkvrename.renaming.output_path import find_outermost_missing_directory
+from onnxkvrename.renaming.parallel import map_ordered
+from onnxkvrename.renaming.prepare import SplicePlan
+from onnxkvrename.renaming.write import WriteTask, build_source_changed_error, write_temp_file
+from onnxkvrename.storage.lock import find_lock_path, hold_locks
+from onnxkvrename.storage.temp_file import (
+    ProgressCallback,
+    ReadyFile,
+    find_stale_temp_files,
+    find_targets_with_temp_files,
+    resolve_moved_path,
+)
+from onnxkvrename.storage.transaction import (
+    StagedDirectory,
+    Transaction,
+    remove_stale_temp_files,
+    write_intent,
+)
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+
+class Progress(Protocol):
+    """A display of how far the work is. Each method may return ``None`` to show nothing."""
+
+    def track_models(self, doing: str, count: int) -> ProgressCallback | None:
+        """Announce that ``count`` models are read or written next; return what counts them."""
+
+    def track_data_file(self, name: str, size: int) -> ProgressCallback | None:
+        """Announce a copy of ``size`` bytes; return what counts the bytes copied."""
+
+
+class PlaceError(Exception):
+    """The result of one model could not be written or put in place.
+
+    Attributes:
+        model_index: Which model of the command it is.
+        error: What went wrong.
+        kept_targets: Results that are in place and could not be taken back.
+    """
+
+    def __init__(
+        self, model_index: int, error: KvRenameError, kept_targets: Sequence[Path] = ()
+    ) -> None:
+        super().__init__(model_index, error, kept_targets)
+        self.model_index = model_index
+        self.error = error
+        self.kept_targets = tuple(kept_targets)
+
+
+class BatchWriter:
+    """Writes all files of one command, or none.
+
+    Args:
+        tasks: The files to write, those of one model after the other.
+        progress: Where to show how far the work is.
+        executor: What writes the temporary files; by default this process does.
+        directory_map: Directories that get another name in the end, by absolute paths.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[WriteTask],
+        progress: Progress | None = None,
+        executor: Executor | None = None,
+        directory_map: Mapping[Path, Path] | None = None,
+    ) -> None:
+        self.tasks = tasks
+        self.progress = progress
+        self.executor = executor
+        self.directory_map = directory_map or {}
+        self.kept_targets: list[Path] = []
+
+    def write(self) -> None:
+        """Write all files under temporary names, and put them in place together.
+
+        Raises:
+            PlaceError: One could not be written. All files are as they were, except for
+                its ``kept_targets``.
+            KvRenameError: The same, for an error that is no single model's.
+        """
+        if not self.tasks and not self.directory_map:
+            return
+        try:
+            self._write_locked()
+        except KvRenameError as error:
+            model_index = self._find_model_index(error)
+            if model_index is None:
+                raise
+            raise PlaceError(model_index, error, self.kept_targets) from None
+
+    def _find_model_index(self, error: KvRenameError) -> int | None:
+        """Return the model whose file, or the directory of whose file, an error names."""
+        if error.path is None:
+            return None
+        for task in self.tasks:
+            if error.path in (str(task.target), str(task.display_path)):
+                return task.model_index
+        for task in self.tasks:
+            if Path(error.path) in task.target.parents:
+                return task.model_index
+        return None
+
+    def _write_locked(self) -> None:
+        new_directories = [find_outermost_missing_directory(task.target) for task in self.tasks]
+        locked = [
+            directory or task.target
+            for directory, task in zip(new_directories, self.tasks, strict=True)
+        ]
+        locked = list(dict.fromkeys([*self.directory_map, *self.directory_map.values(), *locked]))
+        with ExitStack() as stack:
+            if self.directory_map:
+                stack.enter_context(write_intent(self.directory_map))
+            stack.enter_context(self._lock(locked))
+            staged = {
+                directory: stack.enter_context(StagedDirectory(directory))
+                for directory in dict.fromkeys(new_directories)
+                if directory is not None
+            }
+            tasks = [
+                task
+                if directory is None
+                else task._replace(target=staged[directory].prepare_path(task.target))
+                for task, directory in zip(self.tasks, new_directories, strict=True)
+            ]
+            self._write_and_place(tasks, tuple(staged.values()))
+
+    @contextmanager
+    def _lock(self, targets: Sequence[Path]) -> Iterator[None]:
+        """Lock the targets, and remove what killed runs left beside them.
+
+        What this run leaves is removed when it fails. When it ends well, only an executor
+        may have left something: a worker that died, and whose work another one did.
+        """
+        with hold_locks(targets, self.directory_map):
+            remove_stale_temp_files(find_stale_temp_files(targets))
+            try:
+                yield
+            except BaseException:
+                remove_stale_temp_files(find_stale_temp_files(targets))
+                raise
+            if self.executor is not None:
+                moved = (resolve_moved_path(path, self.directory_map) for path in targets)
+                remove_stale_temp_files(find_stale_temp_files(moved))
+
+    def _write_and_place(
+        self, tasks: Sequence[WriteTask], staged: Sequence[StagedDirectory]
+    ) -> None:
+        """Write all temporary files, check the sources once more, and place all results.
+
+        Models come last, so that none is ever in place without the files it needs.
+        """
+        with Transaction(self.kept_targets) as transaction:
+            files = self._write_temp_files(tasks)
+            for task in tasks:
+                if not task.source_unchanged:
+                    raise PlaceError(task.model_index, build_source_changed_error(task))
+            in_new, others, models = list[ReadyFile](), list[ReadyFile](), list[ReadyFile]()
+            new_directories = {directory.directory for directory in staged}
+            for task, file in zip(tasks, files, strict=True):
+                if not new_directories.isdisjoint(file.target.parents):
+                    in_new.append(file)
+                elif isinstance(task.source, SplicePlan):
+                    models.append(file)
+                else:
+                    others.append(file)
+            last = not self.directory_map
+            transaction.place_files(in_new, final=False)
+            transaction.place_directories(staged, final=last and not others and not models)
+            transaction.place_files(others, final=last and not models)
+            transaction.place_files(models, final=last)
+            transaction.rename_directories(self.directory_map)
+
+    def _write_temp_files(self, tasks: Sequence[WriteTask]) -> list[ReadyFile]:
+        count_file = None
+        if self.progress is not None:
+            count_file = self.progress.track_models("writing", len(tasks))
+        # A worker cannot show its progress here.
+        write = write_temp_file if self.executor is not None else self._write_temp_file
+        files = []
+        with closing(map_ordered(write, tasks, self.executor, count_file)) as results:
+            for task, result in zip(tasks, results, strict=True):
+                if isinstance(result, KvRenameError):
+                    raise PlaceError(task.model_index, result)
+                files.append(result)
+        return files
+
+    def _write_temp_file(self, task: WriteTask) -> ReadyFile | KvRenameError:
+        count_bytes = None
+        if self.progress is not None and isinstance(task.source, DataFile):
+            count_bytes = self.progress.track_data_file(task.source.location, task.source.size)
+        return write_temp_file(task, count_bytes)
+
+
+def remove_stale_files(targets: Sequence[Path]) -> None:
+    """Remove what killed runs left beside these paths; a run that is still alive keeps its own.
+
+    A backup is a second link of a model, and removing it changes the model's status, so this
+    comes before the model is looked at.
+    """
+    stale = find_targets_with_temp_files(targets)
+    if stale:
+        with suppress(WriteError), BatchWriter(())._lock(stale):
+            pass
+
+
+def find_targets_to_clean(target: Path, *, in_place: bool) -> Iterator[Path]:
+    """Yield the paths beside which an earlier run with this target may have left something.
+
+    That is the target itself, or the directory that had to be made for it: one that is still
+    missing, or one that is there by now with a lock beside it.
+    """
+    if in_place:
+        yield target
+        return
+    missing = find_outermost_missing_directory(target)
+    yield missing or target
+    for directory in target.parents:
+        if os.path.lexists(directory) and os.path.lexists(find_lock_path(directory)):
+            yield directory

@@ -1,0 +1,179 @@
+"""A model as every command starts from it: read, planned and checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from onnxkvrename.findings import Finding
+from onnxkvrename.model.external_data import DataFile, find_data_files
+from onnxkvrename.model.file import open_model
+from onnxkvrename.model.metadata import read_stamp
+from onnxkvrename.model.occurrences import Occurrences, find_occurrences
+from onnxkvrename.model.proto_reader import read_export_info
+from onnxkvrename.model.protobuf import ByteSource
+from onnxkvrename.model.signature import ExportInfo, Signature
+from onnxkvrename.rules.checks import build_no_buffers_finding, check_pairs
+from onnxkvrename.rules.plan import (
+    KvPair,
+    RenamePlan,
+    TokenChange,
+    build_minimal_plan,
+    build_rename_plan,
+    rename_symbols,
+)
+from onnxkvrename.rules.profile import MERGED, PartPath, Rules
+
+
+class KvModel(NamedTuple):
+    """A model that was read, planned and checked; it may travel between processes.
+
+    Attributes:
+        path: The model's path as the user gave it.
+        signature: Graph inputs and outputs, as they are in the file.
+        plan: The KV pairs, and the new name of each side.
+        findings: What is wrong with the pairs, then what is wrong with the external data.
+        data_files: The usable files of external data, each once.
+        data_locations: All locations that the model names, usable or not, each once.
+        part: What the file's path says about a set of windows; ``None`` outside of sets.
+        export: Who exported the model; read for parts of sets only.
+        stamp: The layout digest in the model's metadata, if it carries one.
+    """
+
+    path: str
+    signature: Signature
+    plan: RenamePlan
+    findings: tuple[Finding, ...] = ()
+    data_files: tuple[DataFile, ...] = ()
+    data_locations: tuple[str, ...] = ()
+    part: PartPath | None = None
+    export: ExportInfo | None = None
+    stamp: str | None = None
+
+    @property
+    def pairs(self) -> tuple[KvPair, ...]:
+        """The KV buffers: each input with its retained output."""
+        return self.plan.pairs
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of the graph outputs, as they are in the file."""
+        return tuple(value.name for value in self.signature.outputs)
+
+    @property
+    def value_names(self) -> tuple[str, ...]:
+        """The names of all graph inputs, then of all outputs."""
+        return tuple(value.name for value in (*self.signature.inputs, *self.signature.outputs))
+
+    @property
+    def is_window(self) -> bool:
+        """Whether this is one window of a model rather than all of it."""
+        return self.part is not None and self.part.name.stage != MERGED
+
+
+class ScannedModel(NamedTuple):
+    """A model together with where its names occur; valid while its file is open.
+
+    Attributes:
+        model: What every command starts from.
+        occurrences: Every place where a name of the plan occurs.
+        symbols: Symbolic dimensions that follow a renamed output, old to new.
+    """
+
+    model: KvModel
+    occurrences: Occurrences
+    symbols: Mapping[str, str]
+
+
+def scan_model(
+    source: ByteSource,
+    signature: Signature,
+    path: Path,
+    rules: Rules,
+    change: TokenChange | None = None,
+    *,
+    check_data: bool = True,
+) -> ScannedModel:
+    """Plan and check an open model.
+
+    Args:
+        source: The bytes of the model.
+        signature: What was read of it.
+        path: The model's path; external data lies beside it.
+        rules: The rules that tell KV names.
+        change: The token to put in or take out. By default the model is planned as it is:
+            the token that most of its names carry is the one to keep.
+        check_data: Whether to look at the files of external data.
+
+    Raises:
+        ModelError: The bytes are not a readable model.
+        RulesError: A template of the rules makes names that could not be undone.
+    """
+    if change is None:
+        plan = build_minimal_plan(signature, rules)
+    else:
+        plan = build_rename_plan(signature, rules, change)
+    name_map = plan.name_map
+    old_names = {side.old_name for pair in plan.pairs for side in pair.sides}
+    occurrences = find_occurrences(source, old_names | set(name_map.values()))
+    uses = occurrences.build_name_uses(name_map)
+    data = tuple(find_data_files(occurrences.references, path)) if check_data else ()
+    findings = (
+        *check_pairs(signature, plan, uses),
+        *(finding for finding in data if isinstance(finding, Finding)),
+    )
+    part = rules.set_rule.parse_path(path.as_posix())
+    model = KvModel(
+        path=str(path),
+        signature=signature,
+        plan=plan,
+        findings=findings,
+        data_files=tuple(file for file in data if isinstance(file, DataFile)),
+        data_locations=tuple(dict.fromkeys(ref.location for ref in occurrences.references)),
+        part=part,
+        export=None if part is None else read_export_info(source),
+        stamp=read_stamp(source),
+    )
+    symbols = rename_symbols(uses.symbols, uses.producer_op_types, plan)
+    return ScannedModel(model, occurrences, symbols)
+
+
+def read_kv_model(path: Path, rules: Rules, *, check_data: bool = True) -> KvModel:
+    """Read, plan and check a model as it is.
+
+    Args:
+        path: The model.
+        rules: The rules that tell KV names.
+        check_data: Whether to look at the files of external data.
+
+    Raises:
+        ModelError: The file is not a readable model.
+        RulesError: A template of the rules makes names that could not be undone.
+    """
+    with open_model(path) as opened:
+        return scan_model(opened.source, opened.signature, path, rules, check_data=check_data).model
+
+
+def check_models_together(
+    models: Sequence[KvModel], rules: Rules, change: TokenChange, *, judge: bool
+) -> list[list[Finding]]:
+    """Return the findings that only all models together show, for each of them.
+
+    Args:
+        models: All models of a command. Those with a ``part`` are checked as sets.
+        rules: The rules that tell KV names and the parts of sets.
+        change: The token to put in or take out.
+        judge: Whether tokens are checked as they are, rather than as they will be.
+    """
+    findings: list[list[Finding]] = [[] for _ in models]
+    if not any(model.pairs for model in models):
+        findings = [[build_no_buffers_finding(model.output_names)] for model in models]
+    indexes = [index for index, model in enumerate(models) if model.part is not None]
+    if indexes:
+        from onnxkvrename.rules.windows import check_parts  # most models are no windows
+
+        parts = [models[index] for index in indexes]
+        for part_index, finding in check_parts(parts, rules, change, judge=judge):
+            findings[indexes[part_index]].append(finding)
+    return findings
