@@ -83,8 +83,6 @@ def verify_window_sets(
     findings: list[list[Finding]] = [[] for _ in verified]
     models = [item.model for item in verified if item.model is not None]
     if len(models) == len(verified):
-        if not aim.group_windows:
-            models = [model._replace(part=None) for model in models]
         findings = check_models_together(models, rules, TokenChange(aim.token), judge=True)
     return tuple(
         _finish_report(item, found, aim) for item, found in zip(verified, findings, strict=True)
@@ -115,6 +113,8 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
         *_check_stamp(model),
     )
     report = report_model(model)._replace(findings=findings)
+    if not request.group_windows:
+        model = model._replace(part=None)
     return VerifiedModel(report, flows, model=model)
 
 

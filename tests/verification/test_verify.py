@@ -404,9 +404,10 @@ def test_one_window_with_a_token_is_found(tmp_path: Path) -> None:
 def test_what_only_judges_a_set_does_not_stay(tmp_path: Path) -> None:
     (item,) = verify(windows(tmp_path / "w")[0])
     assert item.model is None
-    assert verify_model(Path(item.report.path), QEFF, VerifyRequest()).model is not None
+    assert verify_model(Path(item.report.path), QEFF, VerifyRequest()).model.part is not None
     assert (
-        verify_model(Path(item.report.path), QEFF, VerifyRequest(group_windows=False)).model is None
+        verify_model(Path(item.report.path), QEFF, VerifyRequest(group_windows=False)).model.part
+        is None
     )
 
 
