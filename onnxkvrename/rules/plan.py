@@ -1,4 +1,4 @@
-"""Signature and rules to pairs and new names."""
+"""Pair the KV buffers of a signature by the rules, and decide their new names."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.rules.profile import NameMatch, Rules
 
 REASON_UNKNOWN = "unknown"
-"""Why a retained output is kept that no rule knows."""
+"""The reason why a retained output stays that no rule knows."""
 REASON_NOT_RETAINED = "not retained"
-"""Why an output is kept that is no retained state."""
+"""The reason why an output stays that is no retained state."""
 
 
 class TokenChange(NamedTuple):
-    """What is asked for.
+    """The change that the user asks for.
 
-    ``token`` is the one to put in; with ``strip`` the one to take out, ``None``
-    for any. ``replace`` allows another token to give way; ``normalize`` gives
-    outputs the suffix that consumers pair.
+    Attributes:
+        token: The infix token to put in; with ``strip`` the one to take out, ``None`` for any.
+        strip: Whether to take the token out instead of putting one in.
+        replace: Whether a different token in a name may be replaced.
+        normalize: Whether outputs get the suffix that consumers pair with an input.
     """
 
     token: str | None
@@ -30,18 +32,25 @@ class TokenChange(NamedTuple):
 
     @property
     def final_token(self) -> str:
-        """The token that every name shall carry in the end, empty for none."""
+        """The token that every KV name carries in the end; empty for none."""
         return "" if self.strip or self.token is None else self.token
 
     def can_replace(self, token: str) -> bool:
-        """Whether a name that carries ``token`` may be renamed."""
+        """Return whether a name that carries ``token``, or none if empty, may be renamed."""
         if token in ("", self.final_token) or self.replace:
             return True
         return self.strip and self.token in (None, token)
 
 
 class PairSide(NamedTuple):
-    """One side of a pair: the value as it stands, and its name to be."""
+    """One side of a pair: a graph input or output.
+
+    Attributes:
+        value: The input or output as it is in the file.
+        token: The token in its name; empty for none.
+        new_name: The name that it gets; its old one if it stays.
+        has_normal_suffix: Whether its suffix is one that consumers pair.
+    """
 
     value: Value
     token: str
@@ -50,14 +59,20 @@ class PairSide(NamedTuple):
 
     @property
     def old_name(self) -> str:
-        """The name as it stands."""
+        """The name in the file."""
         return self.value.name
 
 
 class KvPair(NamedTuple):
-    """A KV buffer: a graph input and the retained output that carries it on.
+    """A KV buffer: a graph input, and the retained output that carries it to the next step.
 
-    A pair with one side missing is kept as found, for the checks to name.
+    Attributes:
+        kind: The kind of buffer in the rules, such as ``attention``.
+        scope: What precedes the name in models of several parts; mostly empty.
+        buffer: The part of the layer, such as ``past_key``.
+        layer: The layer, from 0.
+        input: The input; ``None`` if it is missing.
+        output: The retained output; ``None`` if it is missing.
     """
 
     kind: str
@@ -70,31 +85,27 @@ class KvPair(NamedTuple):
     @property
     def sides(self) -> tuple[PairSide, ...]:
         """The sides that are there, input first."""
-        return tuple(end for end in (self.input, self.output) if end is not None)
+        return tuple(side for side in (self.input, self.output) if side is not None)
 
 
 class UnchangedName(NamedTuple):
-    """A name that stays, and why."""
+    """A name that stays as it is, with the reason."""
 
     name: str
     reason: str
 
 
-def build_name_map(pairs: Iterable[KvPair]) -> dict[str, str]:
-    """Old to new, of the names that change in these pairs."""
-    return {
-        end.old_name: end.new_name
-        for pair in pairs
-        for end in pair.sides
-        if end.old_name != end.new_name
-    }
-
-
 class RenamePlan(NamedTuple):
-    """What is to become of a model's names.
+    """What becomes of the names of a model.
 
-    ``doubles`` are names that claim a side already taken, by their pair.
-    ``parts`` lists, for each kind of buffer, the parts a layer must have.
+    Attributes:
+        token_change: The change that was asked for.
+        pairs: The KV buffers, by layer.
+        duplicates: Names that claim a side which another name has, each with that name.
+        unchanged_names: Names that a rule leaves alone, and other outputs.
+        buffers_by_kind: The parts that a layer of each kind must have.
+        name_map: Old to new, of all names that change; applied at once.
+        output_name_map: The same, of outputs only.
     """
 
     token_change: TokenChange
@@ -102,72 +113,98 @@ class RenamePlan(NamedTuple):
     duplicates: tuple[tuple[str, str], ...]
     unchanged_names: tuple[UnchangedName, ...]
     buffers_by_kind: Mapping[str, tuple[str, ...]]
-
-    @property
-    def name_map(self) -> dict[str, str]:
-        """Old to new, of the names that change: one mapping, carried out at once."""
-        return build_name_map(self.pairs)
+    name_map: Mapping[str, str]
+    output_name_map: Mapping[str, str]
 
     @property
     def token_counts(self) -> Counter[str]:
-        """The tokens that names carry, and how many carry each."""
-        return Counter(end.token for pair in self.pairs for end in pair.sides if end.token)
-
-    @property
-    def output_name_map(self) -> dict[str, str]:
-        """Old to new, of the outputs whose names change."""
-        ends = [pair.output for pair in self.pairs if pair.output is not None]
-        return {end.old_name: end.new_name for end in ends if end.old_name != end.new_name}
+        """How many names carry each token."""
+        return Counter(side.token for pair in self.pairs for side in pair.sides if side.token)
 
 
-def build_rename_plan(signature: Signature, rules: Rules, wish: TokenChange) -> RenamePlan:
-    """Pair the KV buffers by scope, buffer and layer, never by position or token.
+def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -> RenamePlan:
+    """Pair the KV buffers and decide their new names.
 
-    Raises :class:`RulesError` where a template does not lead back to its name.
+    Buffers pair by scope, part and layer, never by position or token. A buffer with one side
+    missing is a pair as well: the checks report it.
+
+    Args:
+        signature: The graph inputs and outputs.
+        rules: The rules that tell KV names.
+        change: The token to put in or take out.
+
+    Raises:
+        RulesError: A template makes a name that does not lead back to the same buffer.
     """
     matches: dict[tuple[str, str, int], NameMatch] = {}
-    ends: dict[tuple[str, str, int], dict[str, PairSide]] = {}
-    doubles: list[tuple[str, str]] = []
-    kept: dict[str, UnchangedName] = {}
+    sides: dict[tuple[str, str, int], dict[str, PairSide]] = {}
+    duplicates: list[tuple[str, str]] = []
+    unchanged: dict[str, UnchangedName] = {}
     for side, values in (("input", signature.inputs), ("output", signature.outputs)):
         for value in values:
             match = rules.match(side, value.name)
             if match is None:
                 reason = _explain_unchanged(side, value.name, rules)
                 if reason is not None:
-                    kept.setdefault(value.name, UnchangedName(value.name, reason))
+                    unchanged.setdefault(value.name, UnchangedName(value.name, reason))
                 continue
             key = matches.setdefault(match.pair_key, match).pair_key
-            found = ends.setdefault(key, {})
-            if side in found:
-                doubles.append((value.name, found[side].old_name))
+            pair_sides = sides.setdefault(key, {})
+            if side in pair_sides:
+                duplicates.append((value.name, pair_sides[side].old_name))
             else:
-                found[side] = _build_pair_side(value, match, rules, wish)
+                pair_sides[side] = _build_pair_side(value, match, rules, change)
+    buffers_by_kind = rules.buffers_by_kind
+    order = {name: index for index, name in enumerate(_chain(buffers_by_kind.values()))}
     pairs = [
-        KvPair(match.kind, *key, ends[key].get("input"), ends[key].get("output"))
+        KvPair(match.kind, *key, sides[key].get("input"), sides[key].get("output"))
         for key, match in matches.items()
     ]
-    parts = rules.buffers_by_kind
-    order = {name: at for at, name in enumerate(n for names in parts.values() for n in names)}
     pairs.sort(key=lambda pair: (pair.layer, order[pair.buffer], pair.scope))
-    return RenamePlan(wish, tuple(pairs), tuple(doubles), tuple(kept.values()), parts)
+    return RenamePlan(
+        change,
+        tuple(pairs),
+        tuple(duplicates),
+        tuple(unchanged.values()),
+        buffers_by_kind,
+        name_map=build_name_map(pairs),
+        output_name_map=_map_changed_names(pair.output for pair in pairs),
+    )
 
 
 def build_minimal_plan(signature: Signature, rules: Rules) -> RenamePlan:
-    """The plan that changes least: it wishes for the token that most names carry."""
-    found = build_rename_plan(signature, rules, TokenChange(None))
-    tokens = found.token_counts.most_common(1)
-    return build_rename_plan(signature, rules, TokenChange(tokens[0][0])) if tokens else found
+    """Plan a model as it is: the token that most of its names carry is the one to keep.
+
+    Args:
+        signature: The graph inputs and outputs.
+        rules: The rules that tell KV names.
+
+    Raises:
+        RulesError: A template makes a name that does not lead back to the same buffer.
+    """
+    plan = build_rename_plan(signature, rules, TokenChange(None))
+    tokens = plan.token_counts.most_common(1)
+    return build_rename_plan(signature, rules, TokenChange(tokens[0][0])) if tokens else plan
+
+
+def build_name_map(pairs: Iterable[KvPair]) -> dict[str, str]:
+    """Return old to new, of the names that change in these pairs."""
+    return _map_changed_names(side for pair in pairs for side in pair.sides)
 
 
 def rename_symbols(
     symbols: frozenset[str], producers: Mapping[str, str], plan: RenamePlan
 ) -> dict[str, str]:
-    """The symbols that an exporter made of a renamed output's name, old to new.
+    """Return the symbolic dimensions that follow a renamed output, old to new.
 
-    torch.onnx calls a dimension it cannot tell after the value: op type of the
-    node, name, ``_dim_`` and the axis, as in
-    ``Concatpast_key.0_RetainedState_dim_2``. Others that look alike stay.
+    torch.onnx names a dimension that it cannot tell after the value: the op type of the
+    node, the name, ``_dim_`` and the axis, as in ``Concatpast_key.0_RetainedState_dim_2``.
+    Symbols that only look alike stay.
+
+    Args:
+        symbols: All symbolic dimensions in sight.
+        producers: The op type of the node that produces each value.
+        plan: The new names.
     """
     return _map_derived_symbols(symbols, producers, plan.output_name_map)
 
@@ -175,17 +212,21 @@ def rename_symbols(
 def find_conflicting_symbols(
     symbols: frozenset[str], producers: Mapping[str, str], plan: RenamePlan
 ) -> frozenset[str]:
-    """The symbols that would count as made of an output's new name, though they are not.
+    """Return the symbols that would look derived from an output's new name, though they are not.
 
-    One may be the very name that another symbol gets; and taking the token out
-    again would change any of them.
+    One may be the very symbol that another one becomes; and taking the token out again
+    would change any of them.
+
+    Args:
+        symbols: All symbolic dimensions in sight.
+        producers: The op type of the node that produces each value.
+        plan: The new names.
     """
     outputs = plan.output_name_map
-    news = {outputs.get(name, name): op_type for name, op_type in producers.items()}
+    new_producers = {outputs.get(name, name): op_type for name, op_type in producers.items()}
     staying = symbols - rename_symbols(symbols, producers, plan).keys()
-    return frozenset(
-        _map_derived_symbols(staying, news, {new: old for old, new in outputs.items()})
-    )
+    old_by_new = {new: old for old, new in outputs.items()}
+    return frozenset(_map_derived_symbols(staying, new_producers, old_by_new))
 
 
 def _map_derived_symbols(
@@ -196,19 +237,29 @@ def _map_derived_symbols(
         for old, new in outputs.items()
         for op_type in {"", producers.get(old, "")}
     }
-    followed = {}
+    symbol_map = {}
     for symbol in symbols:
         head, _, axis = symbol.rpartition("_dim_")
         if head in heads and axis.isascii() and axis.isdigit():
-            followed[symbol] = f"{heads[head]}_dim_{axis}"
-    return followed
+            symbol_map[symbol] = f"{heads[head]}_dim_{axis}"
+    return symbol_map
 
 
-def _build_pair_side(value: Value, match: NameMatch, rules: Rules, wish: TokenChange) -> PairSide:
-    new = rules.rewrite_name(match, wish.final_token, normalize=wish.normalize)
-    normal = rules.normalize_suffix(match) == match.groups.get("suffix", "")
+def _map_changed_names(sides: Iterable[PairSide | None]) -> dict[str, str]:
+    return {
+        side.value.name: side.new_name
+        for side in sides
+        if side is not None and side.value.name != side.new_name
+    }
+
+
+def _build_pair_side(value: Value, match: NameMatch, rules: Rules, change: TokenChange) -> PairSide:
+    renamed = rules.rewrite_name(match, change.final_token, normalize=change.normalize)
     return PairSide(
-        value, match.token, new if wish.can_replace(match.token) else value.name, normal
+        value,
+        match.token,
+        new_name=renamed if change.can_replace(match.token) else value.name,
+        has_normal_suffix=rules.normalize_suffix(match) == match.groups.get("suffix", ""),
     )
 
 
@@ -217,3 +268,7 @@ def _explain_unchanged(side: str, name: str, rules: Rules) -> str | None:
     if reason is None and side == "output":
         return REASON_UNKNOWN if rules.is_retained_name(name) else REASON_NOT_RETAINED
     return reason
+
+
+def _chain(groups: Iterable[Iterable[str]]) -> Iterable[str]:
+    return (name for group in groups for name in group)

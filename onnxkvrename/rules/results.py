@@ -1,16 +1,18 @@
-"""What was asked of each model, and what became of it."""
+"""What is asked of each model, and what became of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding
 from onnxkvrename.rules.kv_model import KvModel
-from onnxkvrename.rules.plan import KvPair, TokenChange, UnchangedName, build_name_map
+from onnxkvrename.rules.plan import KvPair, TokenChange, UnchangedName
 from onnxkvrename.rules.profile import Rules
+
+_NO_NAMES: Mapping[str, str] = {}
 
 Status = Literal["renamed", "unchanged", "would-rename", "failed"]
 
@@ -34,20 +36,22 @@ class RenameJob(NamedTuple):
 
 
 ModelCheck = Callable[[RenameJob, Rules, TokenChange], Iterator[Finding]]
-"""What else may be wrong with a model that is about to change; it travels between processes."""
+"""A further check of a model that is about to change; it travels between processes."""
 
 
 class Options(NamedTuple):
-    """How to go about it.
+    """How a rename is checked and written.
 
-    ``write`` is false for a look ahead, and ``place`` for one that does not mind
-    where the result would go. ``strict`` makes every warning an error.
-    ``force`` goes through links and over files that are in the way. ``sets`` is
-    false for windows that shall not be held against each other. ``verify`` has the
-    result's dataflow and soundness proved before it is written. ``checks`` are
-    made of each model that changes, beside those that every model gets. ``target`` is the
-    consumer that is to
-    take the results, and ``whole`` says that it moves all of each buffer.
+    Attributes:
+        write: Whether to write anything; otherwise only plan and check.
+        check_destination: Whether to check that the results can be written where they go.
+        strict: Whether every warning is an error.
+        force: Whether to overwrite existing and read-only files, and to write through links.
+        group_windows: Whether windows of one model are checked against each other.
+        verify: Whether the dataflow and validity of each result are proved before writing.
+        checks: Further checks of each model that changes.
+        consumer: The name of the consumer that is to take the results; ``None`` for none.
+        full_transfer: Whether that consumer transfers all of each buffer.
     """
 
     write: bool = True
@@ -64,11 +68,18 @@ class Options(NamedTuple):
 class ModelReport(NamedTuple):
     """What became of one model.
 
-    ``error`` is what kept it from being read or written; findings are what is
-    wrong with the model itself. ``feed_back`` is the call that hands the result
-    back to its exporter. ``values`` are the names of all graph inputs and outputs,
-    as they stand. ``stamp`` is the digest of a layout that the model gets, empty where it
-    loses one.
+    Attributes:
+        path: The model.
+        output: Where its result goes; the model itself for in place.
+        status: What was done; ``failed`` if there is an error or a finding of severity error.
+        pairs: The KV buffers, with the new name of each side.
+        unchanged_names: The names that a rule leaves alone, and other outputs.
+        findings: What is wrong with the model.
+        error: What kept it from being read or written.
+        feed_back_call: The call that hands the result back to its exporter.
+        value_names: The names of all graph inputs and outputs in the file.
+        stamp: The layout digest that the model gets; empty if it loses one.
+        name_map: Old to new, of the names that change.
     """
 
     path: str
@@ -81,25 +92,21 @@ class ModelReport(NamedTuple):
     feed_back_call: str | None = None
     value_names: tuple[str, ...] = ()
     stamp: str | None = None
+    name_map: Mapping[str, str] = _NO_NAMES
 
     @property
     def has_changes(self) -> bool:
-        """Whether the result is another than the model."""
+        """Whether the result differs from the model."""
         return bool(self.name_map) or self.stamp is not None
 
     @property
-    def name_map(self) -> dict[str, str]:
-        """Old to new, of the names that change."""
-        return build_name_map(self.pairs)
-
-    @property
     def failed(self) -> bool:
-        """Whether something is wrong with this very model."""
+        """Whether this model has an error or a finding of severity error."""
         return self.error is not None or any(f.severity == "error" for f in self.findings)
 
 
 def report_model(model: KvModel) -> ModelReport:
-    """Return the report on a model that nothing was asked of yet."""
+    """Return the report on a model that was read, planned and checked."""
     return ModelReport(
         model.path,
         model.path,
@@ -107,11 +114,19 @@ def report_model(model: KvModel) -> ModelReport:
         pairs=model.pairs,
         unchanged_names=model.plan.unchanged_names,
         findings=model.findings,
+        name_map=model.plan.name_map,
     )
 
 
 class SidecarReport(NamedTuple):
-    """What became of a text that goes with models; ``changed`` counts its names."""
+    """What became of a text file that repeats names.
+
+    Attributes:
+        path: The file.
+        output: Where its result goes; the file itself for in place.
+        status: What was done.
+        changed: How many names in it change.
+    """
 
     path: str
     output: str
@@ -120,7 +135,7 @@ class SidecarReport(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What became of all models of a command, in the order given, and of texts with them."""
+    """What became of all models of a command, in the order given, and of their sidecars."""
 
     models: tuple[ModelReport, ...]
     sidecars: tuple[SidecarReport, ...] = ()
@@ -131,12 +146,12 @@ class Report(NamedTuple):
         return tuple(finding for model in self.models for finding in model.findings)
 
     def compute_exit_code(self, *, look: bool = False) -> int:
-        """0 done or nothing to do, 1 a finding (to ``look``: or a change), 2 not possible."""
+        """Return 0 if done, 1 for a finding (to ``look``: or a change), 2 for an error."""
         if any(model.error is not None for model in self.models):
             return 2
         states = [
             *(model.status for model in self.models),
-            *(text.status for text in self.sidecars),
+            *(sidecar.status for sidecar in self.sidecars),
         ]
         changes = look and "would-rename" in states
         return int(changes or any(model.failed for model in self.models))
