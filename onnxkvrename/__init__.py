@@ -1,43 +1,98 @@
-"""Give the KV-cache buffers of an exported ONNX model their token.
+"""Rename the KV-cache buffers of exported ONNX models so that vLLM can select them.
 
-    >>> from onnxkvrename import rename
-    >>> report = rename("model.onnx", "VLLM", output="renamed.onnx")  # doctest: +SKIP
-    >>> report.status, report.names["past_key.0"]  # doctest: +SKIP
+    >>> import onnxkvrename
+    >>> report = onnxkvrename.rename("decoder.onnx", "VLLM", output="renamed.onnx")
+    >>> report.status, report.name_map["past_key.0"]
     ('renamed', 'past_key.0_VLLM')
 
-Nothing here prints or exits. What is wrong with a model comes back as findings,
-what kept the job from being done as an exception.
+Nothing here prints or exits. What is wrong with a model comes back as findings, what keeps
+a job from being done as an exception. Names are loaded when they are first used, so
+``import onnxkvrename`` costs next to nothing.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-from onnxkvrename.api import rename
-from onnxkvrename.errors import KvRenameError, ModelError, RulesError, WriteError
-from onnxkvrename.findings import Finding
-from onnxkvrename.renaming.run import rename_batch
-from onnxkvrename.rules.find_models import find_jobs
-from onnxkvrename.rules.load import load_rules as load_rules
-from onnxkvrename.rules.plan import KvPair, TokenChange, UnchangedName
-from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.results import ModelReport, Options, RenameJob, Report
+if TYPE_CHECKING:
+    from onnxkvrename.api.arguments import load_rules
+    from onnxkvrename.api.files import rename, rename_all
+    from onnxkvrename.api.handoffs import check_consumer, compare
+    from onnxkvrename.api.layouts import inspect, load_layout
+    from onnxkvrename.api.memory import rename_bytes, rename_model
+    from onnxkvrename.api.verification import verify
+    from onnxkvrename.errors import KvRenameError, ModelError, RulesError, WriteError
+    from onnxkvrename.findings import CheckError, Finding
+    from onnxkvrename.handoff.compare import Handoff
+    from onnxkvrename.layout.inspect import ModelSummary
+    from onnxkvrename.layout.layout import Layout
+    from onnxkvrename.layout.load import LoadedLayout
+    from onnxkvrename.rules.plan import KvPair, UnchangedName
+    from onnxkvrename.rules.profile import Rules
+    from onnxkvrename.rules.results import ModelReport, Report
+    from onnxkvrename.verification.verify import VerifiedModel
+
+_MODULES = {
+    "api.arguments": ("load_rules",),
+    "api.files": ("rename", "rename_all"),
+    "api.memory": ("rename_bytes", "rename_model"),
+    "api.handoffs": ("check_consumer", "compare"),
+    "api.layouts": ("inspect", "load_layout"),
+    "api.verification": ("verify",),
+    "errors": ("KvRenameError", "ModelError", "RulesError", "WriteError"),
+    "findings": ("CheckError", "Finding"),
+    "handoff.compare": ("Handoff",),
+    "layout.inspect": ("ModelSummary",),
+    "layout.layout": ("Layout",),
+    "layout.load": ("LoadedLayout",),
+    "rules.plan": ("KvPair", "UnchangedName"),
+    "rules.profile": ("Rules",),
+    "rules.results": ("ModelReport", "Report"),
+    "verification.verify": ("VerifiedModel",),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "CheckError",
     "Finding",
-    "RenameJob",
-    "UnchangedName",
+    "Handoff",
+    "KvPair",
     "KvRenameError",
+    "Layout",
+    "LoadedLayout",
     "ModelError",
     "ModelReport",
-    "Options",
-    "KvPair",
+    "ModelSummary",
     "Report",
     "Rules",
     "RulesError",
-    "TokenChange",
+    "UnchangedName",
+    "VerifiedModel",
     "WriteError",
     "__version__",
-    "find_jobs",
+    "check_consumer",
+    "compare",
+    "inspect",
+    "load_layout",
     "load_rules",
     "rename",
-    "rename_batch",
+    "rename_all",
+    "rename_bytes",
+    "rename_model",
+    "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -8,7 +8,7 @@
     └── WriteError    the result cannot be put where it was asked for
 
 Faults *of a model* that the checks find are not exceptions but values
-(:class:`onnxkvrename.checking.Finding`). Whenever one of these exceptions
+(:class:`onnxkvrename.findings.Finding`). Whenever one of these exceptions
 reaches the caller, every file it names is as it was before.
 """
 

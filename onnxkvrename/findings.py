@@ -92,6 +92,18 @@ class Finding(NamedTuple):
     hint: str
 
 
+class CheckError(KvRenameError):
+    """A model in memory that a check refuses.
+
+    Attributes:
+        findings: Everything that was found, as :class:`Finding` values.
+    """
+
+    def __init__(self, message: str, findings: tuple[Finding, ...], **where: str | None) -> None:
+        super().__init__(message, **where)
+        self.findings = findings
+
+
 def build_finding(code: str, name: str, message: str, hint: str) -> Finding:
     """A finding with the severity of its code."""
     return Finding(code, CODES[code][0], name, message, hint)

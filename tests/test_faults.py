@@ -22,19 +22,14 @@ import onnx
 import pytest
 from models import saved
 
-from onnxkvrename import (
-    KvRenameError,
-    Options,
-    TokenChange,
-    WriteError,
-    find_jobs,
-    load_rules,
-    rename,
-    rename_batch,
-)
+from onnxkvrename import KvRenameError, WriteError, load_rules, rename
 from onnxkvrename.model.file import write_pieces
 from onnxkvrename.model.protobuf import Piece, Span, splice_payloads
 from onnxkvrename.renaming import write as writing
+from onnxkvrename.renaming.run import rename_batch
+from onnxkvrename.rules.find_models import find_jobs
+from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.rules.results import Options
 from onnxkvrename.storage.temp_file import TEMP_PREFIX, ReadyFile, TempFile
 from onnxkvrename.storage.transaction import Transaction
 

@@ -11,7 +11,10 @@ import onnx
 import pytest
 from real_exports import BROKEN, ENCODER, EXPORTS, VARYING, names
 
-from onnxkvrename import Options, TokenChange, find_jobs, load_rules, rename, rename_batch
+from onnxkvrename import load_rules, rename
+from onnxkvrename.renaming.run import rename_batch
+from onnxkvrename.rules.find_models import find_jobs
+from onnxkvrename.rules.plan import TokenChange
 
 pytestmark = pytest.mark.skipif(
     not EXPORTS.is_dir(), reason=f"no real exports to compare with: {EXPORTS} is not there"
@@ -53,7 +56,7 @@ def test_a_renamed_export_is_the_one_with_the_token(case: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("case", sorted(set(TWIN) - {ENCODER, BROKEN}))
 def test_an_export_with_the_token_needs_nothing(case: str) -> None:
-    report = rename(TWIN[case], "VLLM", options=Options(write=False, check_destination=False))
+    report = rename(TWIN[case], "VLLM", dry_run=True)
     assert (report.status, report.findings, report.name_map) == ("unchanged", (), {})
 
 
@@ -108,7 +111,7 @@ def test_an_encoder_stays_as_it_is_beside_its_decoder(tmp_path: Path) -> None:
 
 
 def test_the_broken_export_of_dynamo_with_the_token_is_refused() -> None:
-    report = rename(TWIN[BROKEN], "VLLM", options=Options(write=False, check_destination=False))
+    report = rename(TWIN[BROKEN], "VLLM", dry_run=True)
     assert report.status == "failed"
     assert {finding.code for finding in report.findings} == {"KV105", "KV106"}
     buffers = {finding.name for finding in report.findings}

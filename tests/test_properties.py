@@ -27,12 +27,12 @@ from models import (
 )
 from onnx import GraphProto, ModelProto, NodeProto
 
-from onnxkvrename import KvRenameError, TokenChange, load_rules, rename
+from onnxkvrename import KvRenameError, load_rules, rename
 from onnxkvrename.model.occurrences import find_occurrences
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource, Span, splice_payloads
 from onnxkvrename.rules.checks import check_pairs
-from onnxkvrename.rules.plan import build_rename_plan, rename_symbols
+from onnxkvrename.rules.plan import TokenChange, build_rename_plan, rename_symbols
 
 RULES, WISH = load_rules(), TokenChange("VLLM")
 

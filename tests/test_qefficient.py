@@ -17,7 +17,7 @@ from killing import contents
 from real_exports import EXPORTS
 from runner import ROOT, Machine
 
-from onnxkvrename import Options, rename
+from onnxkvrename import rename
 from onnxkvrename.findings import CODES
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
@@ -164,7 +164,7 @@ def test_of_dynamo_with_subfunctions_the_export_with_the_token_is_broken_and_the
     forced = BLOCKS["seed"].rstrip() + " --force"
     assert machine.shell(forced, EXPORT=str(machine.temp / plain.name)).returncode == 0
     (model,) = there.glob("*.onnx")
-    report = rename(model, "VLLM", options=Options(write=False, verify=True))
+    report = rename(model, "VLLM", dry_run=True, verify=True)
     assert (report.status, report.findings) == ("unchanged", ())
 
 

@@ -11,15 +11,11 @@ import onnx
 import pytest
 from models import saved
 
-from onnxkvrename import (
-    ModelError,
-    Options,
-    TokenChange,
-    find_jobs,
-    load_rules,
-    rename_batch,
-)
-from onnxkvrename.rules.find_models import build_job
+from onnxkvrename import ModelError, load_rules
+from onnxkvrename.renaming.run import rename_batch
+from onnxkvrename.rules.find_models import build_job, find_jobs
+from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.rules.results import Options
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 TARGETED = Options(consumer="vllm-qaic")

@@ -15,7 +15,8 @@ import pytest
 from killing import contents, exhaust, forks, killed, run
 from onnx import compose
 
-from onnxkvrename import find_jobs, rename
+from onnxkvrename import rename
+from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.storage.temp_file import TEMP_PREFIX
 
 EXPORTS = Path(__file__).resolve().parents[2] / "shared" / "exports"

@@ -104,7 +104,8 @@ def _prepare_open_model(
     model = scanned.model
     has_new_names = bool(model.plan.name_map)
     drops_stamp = model.stamp is not None and (has_new_names or change.strip)
-    splice_plan = plan_splice(opened, scanned, drops_stamp=drops_stamp)
+    pieces, expected = splice_model(opened.source, scanned, drops_stamp=drops_stamp)
+    splice_plan = SplicePlan(job.model, opened.file.identity, pieces, expected)
     findings = list(model.findings)
     if has_new_names:
         findings += (f for check in options.checks for f in check(job, rules, change))
@@ -127,22 +128,25 @@ def _prepare_open_model(
     return _check_output(prepared, opened, model.data_files, options)
 
 
-def plan_splice(opened: OpenModel, scanned: ScannedModel, *, drops_stamp: bool) -> SplicePlan:
-    """Return how the bytes of the renamed model are put together.
+def splice_model(
+    source: ByteSource, scanned: ScannedModel, *, drops_stamp: bool
+) -> tuple[tuple[Piece, ...], Signature]:
+    """Put the new names into a model.
 
     Args:
-        opened: The model, open for reading.
-        scanned: Where its names occur.
+        source: The bytes of the model.
+        scanned: Its plan, and where its names occur.
         drops_stamp: Whether the layout digest in the metadata is to go, because it is not
             that of the new names.
+
+    Returns:
+        The pieces of the result, and the signature that reading it must give.
     """
-    name_map, symbols = scanned.model.plan.name_map, scanned.symbols
-    edits = scanned.occurrences.build_edits(name_map, symbols)
-    pieces = splice_payloads(opened.source, edits)
+    name_map = scanned.model.plan.name_map
+    pieces = splice_payloads(source, scanned.occurrences.build_edits(name_map, scanned.symbols))
     if drops_stamp:
-        pieces = write_stamp(opened.source, None, pieces)
-    expected = opened.signature.apply_name_map(name_map, symbols)
-    return SplicePlan(opened.file.path, opened.file.identity, pieces, expected)
+        pieces = write_stamp(source, None, pieces)
+    return pieces, scanned.model.signature.apply_name_map(name_map, scanned.symbols)
 
 
 def prepare_stamp(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from onnxkvrename import TokenChange, load_rules
+from onnxkvrename import load_rules
 from onnxkvrename.layout.kinds import (
     QEFFICIENT_NAMING,
     find_pair_dtype,
@@ -10,7 +10,7 @@ from onnxkvrename.layout.kinds import (
     infer_buffer_kind,
 )
 from onnxkvrename.model.signature import Dim, Signature, Value
-from onnxkvrename.rules.plan import KvPair, build_rename_plan
+from onnxkvrename.rules.plan import KvPair, TokenChange, build_rename_plan
 
 QEFF = load_rules()
 

@@ -11,13 +11,14 @@ import models
 import pytest
 from models import saved
 
-from onnxkvrename import KvRenameError, ModelError, Options, load_rules, rename
+from onnxkvrename import KvRenameError, ModelError, load_rules, rename
 from onnxkvrename.findings import build_finding
 from onnxkvrename.layout.layout import compute_layout_digest
 from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_layout, load_model_or_manifest
 from onnxkvrename.layout.manifest import manifest_to_json
 from onnxkvrename.renaming.run import stamp_models
 from onnxkvrename.rules.find_models import build_job
+from onnxkvrename.rules.results import Options
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"

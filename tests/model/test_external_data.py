@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxkvrename import Finding, Options, WriteError, rename
+from onnxkvrename import Finding, WriteError, rename
 from onnxkvrename.model.external_data import find_data_files
 from onnxkvrename.model.proto_reader import ExternalReference
 
@@ -159,7 +159,7 @@ def test_other_data_there_are_replaced_only_with_force(
     assert [(found.code, found.name) for found in report.findings] == [("KV504", str(there))]
     assert there.is_symlink() or there.read_bytes() == b"other"
     assert not output.exists()
-    assert rename(external, "VLLM", output=output, options=Options(force=True)).status == "renamed"
+    assert rename(external, "VLLM", output=output, force=True).status == "renamed"
     assert there.read_bytes() == (external.parent / DATA).read_bytes()
 
 
@@ -168,7 +168,7 @@ def test_a_directory_there_is_not_replaced_even_with_force(external: Path, tmp_p
     report = rename(external, "VLLM", output=tmp_path / "m.onnx")
     assert [found.code for found in report.findings] == ["KV504"]
     with pytest.raises(WriteError, match="Is a directory"):
-        rename(external, "VLLM", output=tmp_path / "m.onnx", options=Options(force=True))
+        rename(external, "VLLM", output=tmp_path / "m.onnx", force=True)
     assert not (tmp_path / "m.onnx").exists()
 
 
@@ -178,7 +178,7 @@ def test_with_force_a_link_is_replaced_and_what_it_leads_to_is_not(
     (tmp_path / "precious").write_bytes(b"precious")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / DATA).symlink_to(tmp_path / "precious")
-    rename(external, "VLLM", output=tmp_path / "out" / "m.onnx", options=Options(force=True))
+    rename(external, "VLLM", output=tmp_path / "out" / "m.onnx", force=True)
     assert (tmp_path / "precious").read_bytes() == b"precious"
     assert not (tmp_path / "out" / DATA).is_symlink()
 

@@ -7,19 +7,14 @@ import pytest
 from models import FORMS, decoder, field, saved
 from onnx import ModelProto
 
-from onnxkvrename import (
-    ModelReport,
-    Options,
-    TokenChange,
-    load_rules,
-    rename,
-    rename_batch,
-)
+from onnxkvrename import ModelReport, load_rules, rename
 from onnxkvrename.model.file import open_model, read_pieces
 from onnxkvrename.model.metadata import STAMP_KEY, read_stamp, write_stamp
 from onnxkvrename.model.protobuf import ByteSource, Span
-from onnxkvrename.renaming.run import stamp_models
+from onnxkvrename.renaming.run import rename_batch, stamp_models
 from onnxkvrename.rules.find_models import build_job
+from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.rules.results import Options
 
 DIGEST = "0123456789abcdef" * 4
 OTHER = DIGEST[::-1]
@@ -43,7 +38,7 @@ def stamped(path: Path, digest: str = DIGEST) -> Path:
 
 
 def pairs(path: Path):  # type: ignore[no-untyped-def]
-    return rename(path, strip=True, options=Options(write=False)).pairs
+    return rename(path, strip=True, dry_run=True).pairs
 
 
 @pytest.fixture
@@ -104,7 +99,7 @@ def test_a_rename_that_changes_nothing_leaves_the_stamp(model: Path) -> None:
 
 def test_a_look_ahead_says_that_the_stamp_would_go(model: Path) -> None:
     before = stamped(model).read_bytes()
-    report = rename(model, strip=True, options=Options(write=False))
+    report = rename(model, strip=True, dry_run=True)
     assert (report.status, report.has_changes, report.name_map) == ("would-rename", True, {})
     assert model.read_bytes() == before
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from onnxkvrename import ModelError, TokenChange, load_rules
+from onnxkvrename import ModelError, load_rules
 from onnxkvrename.qefficient.export_cache import (
     CacheEntry,
     ExportParams,
@@ -26,6 +26,7 @@ from onnxkvrename.qefficient.export_cache import (
     split_directory_name,
 )
 from onnxkvrename.qefficient.find_export import PARAMS_FILE
+from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import parse_rules as rules_of
 
 QEFF = load_rules()

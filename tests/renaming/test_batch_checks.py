@@ -7,16 +7,7 @@ import models
 import pytest
 from models import saved
 
-from onnxkvrename import (
-    Finding,
-    ModelError,
-    Options,
-    RenameJob,
-    Report,
-    TokenChange,
-    load_rules,
-    rename_batch,
-)
+from onnxkvrename import Finding, ModelError, Report, load_rules
 from onnxkvrename.findings import build_finding
 from onnxkvrename.renaming.extra_files import (
     PreparedSidecar,
@@ -25,8 +16,10 @@ from onnxkvrename.renaming.extra_files import (
     add_sidecar_findings,
 )
 from onnxkvrename.renaming.prepare import prepare_model
+from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.rules.find_models import build_job
-from onnxkvrename.rules.results import SidecarReport
+from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.rules.results import Options, RenameJob, SidecarReport
 
 LOOK = Options(write=False)
 

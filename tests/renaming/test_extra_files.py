@@ -8,15 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxkvrename import (
-    ModelError,
-    ModelReport,
-    Options,
-    Report,
-    TokenChange,
-    load_rules,
-    rename_batch,
-)
+from onnxkvrename import ModelError, ModelReport, Report, load_rules
 from onnxkvrename.findings import build_finding
 from onnxkvrename.renaming.extra_files import (
     MAX_SIDECAR_SIZE,
@@ -25,7 +17,10 @@ from onnxkvrename.renaming.extra_files import (
     Sidecar,
     prepare_sidecars,
 )
+from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.rules.find_models import build_job
+from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.rules.results import Options
 
 LOOK = Options(write=False)
 

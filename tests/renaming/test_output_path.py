@@ -8,14 +8,14 @@ from pathlib import Path
 import models
 import pytest
 
-from onnxkvrename import ModelError, ModelReport, Options, WriteError, rename
+from onnxkvrename import ModelError, ModelReport, WriteError, rename
 from onnxkvrename.renaming import output_path as destination
 from onnxkvrename.renaming.output_path import find_outermost_missing_directory
 from onnxkvrename.storage.temp_file import build_temp_path
 
 
 def attempt(model: Path, output: Path | None = None, **options: bool) -> ModelReport:
-    return rename(model, "VLLM", output=output, options=Options(**options))
+    return rename(model, "VLLM", output=output, **options)
 
 
 def link(path: Path) -> None:
@@ -185,10 +185,10 @@ def test_a_new_directory_is_gone_again_if_the_result_could_not_be_written(
 
 def test_links_that_a_dead_run_has_left_are_no_other_peoples(decoder: Path) -> None:
     os.link(decoder, build_temp_path(decoder))
-    assert attempt(decoder, write=False).status == "would-rename"
+    assert attempt(decoder, dry_run=True).status == "would-rename"
     hard_link(decoder)
     with pytest.raises(WriteError, match="has 2 hard links"):
-        attempt(decoder, write=False)
+        attempt(decoder, dry_run=True)
 
 
 def test_a_link_beside_another_model_is(decoder: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_link_that_a_living_run_takes_away_meanwhile_is_no_fault(
         "onnxkvrename.renaming.output_path.find_stale_temp_files", lambda targets: [gone]
     )
     with pytest.raises(WriteError, match="has 2 hard links"):
-        attempt(decoder, write=False)
+        attempt(decoder, dry_run=True)
 
 
 @pytest.mark.parametrize(

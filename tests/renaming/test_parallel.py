@@ -13,19 +13,15 @@ from typing import Any
 import layerwise
 import pytest
 
-from onnxkvrename import (
-    KvRenameError,
-    Options,
-    Report,
-    TokenChange,
-    find_jobs,
-    load_rules,
-    rename_batch,
-)
+from onnxkvrename import KvRenameError, Report, load_rules
 from onnxkvrename.renaming import parallel as spreading
 from onnxkvrename.renaming import write as writing
 from onnxkvrename.renaming.parallel import count_useful_processes, map_ordered, open_process_pool
+from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.renaming.write import WriteTask
+from onnxkvrename.rules.find_models import find_jobs
+from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.rules.results import Options
 from onnxkvrename.storage.temp_file import TEMP_PREFIX
 
 

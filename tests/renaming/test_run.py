@@ -13,22 +13,20 @@ from models import KEY, info, node, saved
 from onnxkvrename import (
     KvRenameError,
     ModelError,
-    Options,
     Report,
     RulesError,
-    TokenChange,
     WriteError,
-    find_jobs,
     load_rules,
     rename,
-    rename_batch,
 )
 from onnxkvrename.model import external_data as externaldata
 from onnxkvrename.model import file as onnxfile
 from onnxkvrename.renaming import write
+from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.rules import kv_model
-from onnxkvrename.rules.find_models import build_job
-from onnxkvrename.rules.results import Status
+from onnxkvrename.rules.find_models import build_job, find_jobs
+from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.rules.results import Options, Status
 from onnxkvrename.storage import lock as locks
 from onnxkvrename.storage import temp_file as drafts
 from onnxkvrename.storage.temp_file import ReadyFile, TempFile
@@ -136,7 +134,7 @@ def test_normalize_renames_the_suffix_along(tmp_path: Path) -> None:
 
 def test_to_look_ahead_writes_nothing(decoder: Path, snapshot, tmp_path: Path) -> None:
     before = snapshot(tmp_path)
-    report = rename(decoder, "VLLM", output=tmp_path / "new" / "m.onnx", options=LOOK)
+    report = rename(decoder, "VLLM", output=tmp_path / "new" / "m.onnx", dry_run=True)
     assert report.status == "would-rename"
     assert len(report.name_map) == 8
     assert snapshot(tmp_path) == before
@@ -146,9 +144,10 @@ def test_to_look_ahead_writes_nothing(decoder: Path, snapshot, tmp_path: Path) -
 def test_a_look_that_does_not_mind_the_place_sees_only_the_model(decoder: Path) -> None:
     decoder.chmod(0o444)
     options = Options(write=False, check_destination=False)
-    assert rename(decoder, "VLLM", options=options).status == "would-rename"
+    (report,) = rename_batch([build_job(decoder)], TokenChange("VLLM"), QEFF, options).models
+    assert report.status == "would-rename"
     with pytest.raises(WriteError, match="read-only"):
-        rename(decoder, "VLLM", options=LOOK)
+        rename(decoder, "VLLM", dry_run=True)
 
 
 @pytest.mark.parametrize("token", [None, "a_b"])
@@ -499,7 +498,7 @@ def test_what_a_dead_run_has_left_is_cleared_and_what_a_living_one_makes_is_not(
 def test_a_model_of_which_a_dead_run_has_kept_a_link_is_renamed_at_once(decoder: Path) -> None:
     """Killed between keeping a way back and the replacement. To clear it is no change."""
     os.link(decoder, drafts.build_temp_path(decoder))
-    assert rename(decoder, "VLLM", options=LOOK).status == "would-rename"
+    assert rename(decoder, "VLLM", dry_run=True).status == "would-rename"
     assert len(os.listdir(decoder.parent)) == 2
     assert rename(decoder, "VLLM").status == "renamed"
     assert os.listdir(decoder.parent) == ["decoder.onnx"]
@@ -508,7 +507,7 @@ def test_a_model_of_which_a_dead_run_has_kept_a_link_is_renamed_at_once(decoder:
 def test_leftovers_go_though_nothing_is_to_be_renamed(decoder: Path) -> None:
     rename(decoder, "VLLM")
     drafts.build_temp_path(decoder).touch()
-    assert rename(decoder, "VLLM", options=LOOK).status == "unchanged"
+    assert rename(decoder, "VLLM", dry_run=True).status == "unchanged"
     assert len(os.listdir(decoder.parent)) == 2
     assert rename(decoder, "VLLM").status == "unchanged"
     assert os.listdir(decoder.parent) == ["decoder.onnx"]

@@ -13,7 +13,7 @@ import pytest
 from models import node, saved
 from rich.console import Console
 
-from onnxkvrename import ModelReport, Options, Report, rename
+from onnxkvrename import ModelReport, Report, rename
 from onnxkvrename.report import rename_rich as terminal
 from onnxkvrename.report.rename_rich import ProgressBars, render_report
 
@@ -82,13 +82,13 @@ def test_what_is_kept_is_told_with_the_reason(tmp_path: Path) -> None:
     model = models.decoder()
     model.graph.output.append(models.info("vision_embeds_RetainedState"))
     path = saved(model, tmp_path / "m.onnx")
-    text = drawn(rename(path, "VLLM", options=Options(write=False)))
+    text = drawn(rename(path, "VLLM", dry_run=True))
     assert re.search(r"kept +vision: vision_embeds_RetainedState\n", text)
     assert "logits" not in text
 
 
 def test_verbose_adds_a_line_for_each_buffer(decoder: Path) -> None:
-    found = rename(decoder, "VLLM", options=Options(write=False))
+    found = rename(decoder, "VLLM", dry_run=True)
     line = r"  1  past_value\.1_VLLM +past_value\.1_VLLM_RetainedState\n"
     assert re.search(line, drawn(found, verbose=True, width=80))
     assert "past_value.1" not in drawn(found, width=80)
@@ -102,7 +102,7 @@ def test_a_result_elsewhere_is_pointed_to(decoder: Path) -> None:
 
 
 def test_of_many_models_each_has_a_line_and_there_is_a_total(decoder: Path) -> None:
-    found = rename(decoder, "VLLM", options=Options(write=False))
+    found = rename(decoder, "VLLM", dry_run=True)
     failed = found._replace(status="failed")
     assert "attention" in drawn(*[found] * 4)
     text = drawn(*[found] * 4, failed, width=300)
@@ -116,7 +116,7 @@ def test_of_many_models_each_has_a_line_and_there_is_a_total(decoder: Path) -> N
     [([3], "of layer 3"), ([0, 1, 2, 4, 6, 7], "of layers 0-2, 4, 6-7")],
 )
 def test_layers_are_told_as_ranges(layers: list[int], text: str, decoder: Path) -> None:
-    found = rename(decoder, "VLLM", options=Options(write=False))
+    found = rename(decoder, "VLLM", dry_run=True)
     pairs = tuple(found.pairs[0]._replace(layer=layer) for layer in layers)
     assert text in drawn(found._replace(pairs=pairs))
 
@@ -128,7 +128,7 @@ def test_the_call_to_copy_is_never_broken_into_lines(decoder: Path) -> None:
 
 
 def test_hostile_names_are_no_markup(hostile: Path) -> None:
-    found = rename(hostile, "VLLM", options=Options(write=False))
+    found = rename(hostile, "VLLM", dry_run=True)
     text = drawn(found, verbose=True, width=300)
     assert text.count(f"{SHOWN}_VLLM") == 3  # as the first name, and on both sides of its layer
 

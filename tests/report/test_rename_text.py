@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxkvrename import Finding, ModelReport, Options, Report, WriteError, rename
+from onnxkvrename import Finding, ModelReport, Report, WriteError, rename
 from onnxkvrename.report.rename_text import (
     escape_unprintable,
     format_error,
@@ -32,7 +32,7 @@ def fault(code: str = "KV101", severity: str = "error", name: str = "past_key.0"
 @pytest.fixture
 def ahead(decoder: Path) -> ModelReport:
     """What would become of the decoder, here called m.onnx."""
-    found = rename(decoder, "VLLM", options=Options(write=False))
+    found = rename(decoder, "VLLM", dry_run=True)
     return found._replace(path="m.onnx", output="m.onnx")
 
 

@@ -9,11 +9,11 @@ from models import KEY, KEY_OUT, branch, graph, info, node, tensor
 from onnx import ModelProto
 from onnx.helper import make_sparse_tensor, make_tensor
 
-from onnxkvrename import Finding, Options, TokenChange, load_rules, rename
+from onnxkvrename import Finding, load_rules, rename
 from onnxkvrename.findings import CODES
 from onnxkvrename.model.signature import Dim, NameUses, Signature, Value
 from onnxkvrename.rules.checks import build_no_buffers_finding, check_pairs
-from onnxkvrename.rules.plan import build_rename_plan
+from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import parse_rules
 
 QEFF = load_rules()
@@ -207,7 +207,7 @@ NEW, NEW_OUT = "past_key.0_VLLM", "past_key.0_VLLM_RetainedState"
 def codes(model: ModelProto, tmp_path: Path, **options: bool) -> list[tuple[str, str, str]]:
     """Code, severity and name of each finding."""
     path = models.saved(model, tmp_path / "model.onnx")
-    findings = rename(path, "VLLM", options=Options(write=False, **options)).findings
+    findings = rename(path, "VLLM", dry_run=True, **options).findings
     return [(f.code, f.severity, f.name) for f in findings]
 
 

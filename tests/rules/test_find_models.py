@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from onnxkvrename import ModelError, WriteError, find_jobs
+from onnxkvrename import ModelError, WriteError
+from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.storage.temp_file import build_temp_path
 
 

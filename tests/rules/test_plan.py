@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from onnxkvrename import TokenChange, load_rules
+from onnxkvrename import load_rules
 from onnxkvrename.model.signature import Signature, Value
-from onnxkvrename.rules.plan import RenamePlan, build_rename_plan, rename_symbols
+from onnxkvrename.rules.plan import RenamePlan, TokenChange, build_rename_plan, rename_symbols
 from onnxkvrename.rules.profile import parse_rules
 
 QEFF = load_rules()

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from onnxkvrename import RulesError, load_rules
+from onnxkvrename import RulesError
 from onnxkvrename.renaming.run import check_token_change
+from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import PartName, SetRule, find_token_error, parse_rules
 

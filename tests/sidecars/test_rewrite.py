@@ -12,10 +12,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxkvrename import ModelError, TokenChange, load_rules
+from onnxkvrename import ModelError, load_rules
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.signature import Signature, Value
-from onnxkvrename.rules.plan import build_rename_plan
+from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.sidecars.rewrite import (
     MAX_SIDECAR_BYTES,
     SIDECAR_KINDS,

@@ -10,11 +10,11 @@ import onnx_graphsurgeon
 import pytest
 from onnx import ModelProto
 
-from onnxkvrename import TokenChange, load_rules
+from onnxkvrename import load_rules
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Value
-from onnxkvrename.rules.plan import KvPair, PairSide, build_rename_plan
+from onnxkvrename.rules.plan import KvPair, PairSide, TokenChange, build_rename_plan
 from onnxkvrename.verification.dataflow import BufferFlow, check_buffer_flows, trace_buffer_flows
 from onnxkvrename.verification.graph_bodies import Body, sort_operations
 from onnxkvrename.verification.strip_weights import read_model_without_weights

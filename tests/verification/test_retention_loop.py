@@ -16,9 +16,9 @@ from models import KEY, KEY_OUT, VALUE, VALUE_OUT, info, node
 from onnx import ModelProto, NodeProto, TensorProto
 from onnx.helper import make_tensor
 
-from onnxkvrename import Finding, ModelError, TokenChange, load_rules
+from onnxkvrename import Finding, ModelError, load_rules
 from onnxkvrename.model.file import open_model
-from onnxkvrename.rules.plan import build_rename_plan
+from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.verification.ort_session import OutputResult, ValueKey, build_feed, load_session
 from onnxkvrename.verification.retention_loop import (
     DEFAULT_STEPS,

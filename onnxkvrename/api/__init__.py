@@ -1,0 +1,1 @@
+"""The functions that ``import onnxkvrename`` offers; each loads only what it needs."""

@@ -1,0 +1,121 @@
+"""Rename models in files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from onnxkvrename.api.arguments import PathLike, RulesLike, as_change, as_path, as_paths, load_rules
+from onnxkvrename.qefficient.find_export import check_cache_reuse
+from onnxkvrename.renaming.run import rename_batch
+from onnxkvrename.rules.find_models import build_job, find_jobs
+from onnxkvrename.rules.results import ModelReport, Options, Report
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+
+def rename(
+    model: PathLike,
+    token: str | None = None,
+    *,
+    output: PathLike | None = None,
+    strip: bool = False,
+    replace: bool = False,
+    normalize: bool = False,
+    rules: RulesLike = None,
+    verify: bool = False,
+    consumer: str | None = None,
+    strict: bool = False,
+    force: bool = False,
+    dry_run: bool = False,
+) -> ModelReport:
+    """Rename the KV buffers of one model: in place, or into ``output``.
+
+    Args:
+        model: The model's path.
+        token: The infix token to put in; with ``strip`` the one to take out, ``None`` for any.
+        output: Where the result goes, with a copy of the external data if that is another
+            directory. By default the result replaces the model.
+        strip: Take the token out again.
+        replace: Replace a different token.
+        normalize: Give outputs the suffix that consumers pair with an input.
+        rules: Rules, a profile's name or the path of a rules file.
+        verify: Prove dataflow and validity of the result before it is written.
+        consumer: Check that this consumer, such as ``vllm-qaic``, can take the result.
+        strict: Treat every warning as an error.
+        force: Overwrite existing and read-only files; write through links.
+        dry_run: Plan and check only.
+
+    Returns:
+        The report. Its status is ``renamed``, ``unchanged``, ``would-rename`` (with
+        ``dry_run``), or ``failed`` with the findings that say why; then no file has changed.
+
+    Raises:
+        RulesError: The token or the rules cannot be used.
+        ModelError: The model cannot be read.
+        WriteError: The result cannot be written.
+        TypeError: An argument has the wrong type.
+
+        After any of them, all files are as they were.
+    """
+    job = build_job(as_path(model, "model"), None if output is None else as_path(output, "output"))
+    change = as_change(token, strip=strip, replace=replace, normalize=normalize)
+    options = Options(
+        write=not dry_run, strict=strict, force=force, verify=verify, consumer=consumer,
+        checks=(check_cache_reuse,),
+    )  # fmt: skip
+    (report,) = rename_batch([job], change, load_rules(rules), options).models
+    if report.error is not None:
+        raise report.error
+    return report
+
+
+def rename_all(
+    models: PathLike | Iterable[PathLike],
+    token: str | None = None,
+    *,
+    directory: PathLike | None = None,
+    strip: bool = False,
+    replace: bool = False,
+    normalize: bool = False,
+    rules: RulesLike = None,
+    verify: bool = False,
+    consumer: str | None = None,
+    group_windows: bool = True,
+    strict: bool = False,
+    force: bool = False,
+    dry_run: bool = False,
+    executor: Executor | None = None,
+) -> Report:
+    """Rename many models, all of them or none.
+
+    Args:
+        models: Paths of models, and of directories: then every ``.onnx`` file below.
+        token: As for :func:`rename`.
+        directory: Where the results go, laid out like the models. By default each result
+            replaces its model.
+        strip, replace, normalize, rules, verify, consumer, strict, force, dry_run: As for
+            :func:`rename`.
+        group_windows: Check the windows of one model against each other.
+        executor: What reads and writes the models, such as a ``ProcessPoolExecutor`` or a
+            Dask client's; this process puts the results in place.
+
+    Returns:
+        The report on each model, with its error if it has one. Unless every status is
+        ``renamed`` or ``unchanged``, no file has changed.
+
+    Raises:
+        RulesError: The token or the rules cannot be used.
+        ModelError: A path leads to no model.
+        WriteError: Two results have one path, or a result would replace another model.
+        TypeError: An argument has the wrong type.
+    """
+    paths = as_paths(models)
+    jobs = find_jobs(paths, None, None if directory is None else as_path(directory, "directory"))
+    change = as_change(token, strip=strip, replace=replace, normalize=normalize)
+    options = Options(
+        write=not dry_run, strict=strict, force=force, verify=verify, consumer=consumer,
+        group_windows=group_windows, checks=(check_cache_reuse,),
+    )  # fmt: skip
+    return rename_batch(jobs, change, load_rules(rules), options, executor=executor)

@@ -1,0 +1,72 @@
+"""What is in a model, and its KV buffers as a consumer meets them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from onnxkvrename.api.arguments import (
+    PathLike,
+    RulesLike,
+    as_optional_path,
+    as_path,
+    as_paths,
+    load_rules,
+)
+from onnxkvrename.layout.inspect import ModelSummary, inspect_model
+from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_model_or_manifest
+from onnxkvrename.layout.load import load_layout as load_models
+
+
+def inspect(model: PathLike, *, rules: RulesLike = None) -> ModelSummary:
+    """Return what is in a model file: its KV buffers, tokens, weights and findings.
+
+    Args:
+        model: The model's path.
+        rules: Rules, a profile's name or the path of a rules file.
+
+    Raises:
+        ModelError: The model cannot be read.
+        RulesError: The rules cannot be used.
+        TypeError: An argument has the wrong type.
+    """
+    summary = inspect_model(as_path(model, "model"), load_rules(rules))
+    if summary.error is not None:
+        raise summary.error
+    return summary
+
+
+def load_layout(
+    paths: PathLike | Iterable[PathLike],
+    *,
+    sizes: Mapping[str, int] | None = None,
+    specializations: PathLike | None = None,
+    custom_io: PathLike | None = None,
+    rules: RulesLike = None,
+) -> LoadedLayout:
+    """Return the KV buffers of a model, of the windows of one, or of a manifest.
+
+    Args:
+        paths: A model, a manifest, a directory with the windows of one model, or several
+            such windows.
+        sizes: Sizes of symbolic dimensions, such as ``{"ctx_len": 4096}``.
+        specializations: A specializations.json with further sizes.
+        custom_io: A custom_io.yaml with the dtypes of a compile.
+        rules: Rules, a profile's name or the path of a rules file.
+
+    Raises:
+        ModelError: A model cannot be read, or several paths are not one model.
+        KvRenameError: A size is of no symbol of the model.
+        RulesError: The rules cannot be used.
+        TypeError: An argument has the wrong type.
+    """
+
+    info = CompileInfo(
+        sizes=MappingProxyType(dict(sizes or {})),
+        specializations_path=as_optional_path(specializations, "specializations"),
+        custom_io_path=as_optional_path(custom_io, "custom_io"),
+    )
+    loaded, models = load_rules(rules), as_paths(paths)
+    if len(models) == 1:
+        return load_model_or_manifest(models[0], loaded, info)
+    return load_models(models, loaded, info)

@@ -1,0 +1,81 @@
+"""Rename models in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onnxkvrename.api.arguments import RulesLike, as_change, load_rules, suggest_function
+from onnxkvrename.renaming.in_memory import rename_in_memory
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+
+def rename_bytes(
+    data: bytes,
+    token: str | None = None,
+    *,
+    strip: bool = False,
+    replace: bool = False,
+    normalize: bool = False,
+    rules: RulesLike = None,
+) -> bytes:
+    """Rename the KV buffers of a serialized model in memory.
+
+    Nothing but the names changes, to the byte. External data is neither read nor checked.
+
+    Args:
+        data: A serialized ``ModelProto``.
+        token, strip, replace, normalize, rules: As for :func:`rename`.
+
+    Returns:
+        The renamed model; ``data`` itself if no name changes.
+
+    Raises:
+        CheckError: A check refuses the model; ``findings`` of the error say why.
+        ModelError: The bytes are not a readable model.
+        RulesError: The token or the rules cannot be used.
+        TypeError: An argument has the wrong type.
+    """
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise TypeError(f"data must be bytes, not {type(data).__name__}{suggest_function(data)}")
+    change = as_change(token, strip=strip, replace=replace, normalize=normalize)
+    return rename_in_memory(bytes(data), change, load_rules(rules))
+
+
+def rename_model(
+    model: ModelProto,
+    token: str | None = None,
+    *,
+    strip: bool = False,
+    replace: bool = False,
+    normalize: bool = False,
+    rules: RulesLike = None,
+) -> ModelProto:
+    """Rename the KV buffers of a ``ModelProto`` in memory.
+
+    Args:
+        model: The model; it stays as it is.
+        token, strip, replace, normalize, rules: As for :func:`rename`.
+
+    Returns:
+        A renamed copy.
+
+    Raises:
+        CheckError, ModelError, RulesError, TypeError: As for :func:`rename_bytes`.
+    """
+    if not hasattr(model, "SerializeToString") or not hasattr(model, "graph"):
+        raise TypeError(
+            f"model must be an onnx.ModelProto, not {type(model).__name__}{suggest_function(model)}"
+        )
+    data = rename_bytes(
+        model.SerializeToString(),
+        token,
+        strip=strip,
+        replace=replace,
+        normalize=normalize,
+        rules=rules,
+    )
+    renamed = type(model)()
+    renamed.ParseFromString(data)
+    return renamed

@@ -1,0 +1,175 @@
+"""The library, as its users call it: paths in, reports out; models in memory; clear TypeErrors."""
+
+from __future__ import annotations
+
+import doctest
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import onnx
+import pytest
+
+import onnxkvrename
+from onnxkvrename import CheckError, KvRenameError, ModelError, RulesError
+
+FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
+PLAIN, RENAMED = FIXTURES / "plain" / "decoder.onnx", FIXTURES / "VLLM" / "decoder.onnx"
+SERVING = FIXTURES / "plain" / "serving"
+
+
+def test_one_model_is_renamed_in_place_and_back(decoder: Path) -> None:
+    report = onnxkvrename.rename(decoder, "VLLM")
+    assert (report.status, decoder.read_bytes()) == ("renamed", RENAMED.read_bytes())
+    assert onnxkvrename.rename(str(decoder), strip=True).status == "renamed"
+    assert decoder.read_bytes() == PLAIN.read_bytes()
+
+
+def test_two_models_take_one_line(decoder: Path) -> None:
+    other = shutil.copyfile(decoder, decoder.with_name("other.onnx"))
+    report = onnxkvrename.rename_all([decoder, other], "VLLM")
+    assert [model.status for model in report.models] == ["renamed", "renamed"]
+    assert decoder.read_bytes() == other.read_bytes() == RENAMED.read_bytes()
+
+
+def test_a_directory_of_models_goes_to_another_with_an_executor(
+    decoder: Path, tmp_path: Path
+) -> None:
+    with ThreadPoolExecutor(2) as executor:
+        report = onnxkvrename.rename_all(
+            decoder.parent, "VLLM", directory=tmp_path / "out", executor=executor
+        )
+    assert [model.status for model in report.models] == ["renamed"]
+    assert (tmp_path / "out" / "decoder.onnx").read_bytes() == RENAMED.read_bytes()
+    assert decoder.read_bytes() == PLAIN.read_bytes()
+
+
+def test_one_model_that_cannot_be_read_keeps_all_as_they_were(decoder: Path) -> None:
+    text = decoder.with_name("text.onnx")
+    text.write_text("no model")
+    report = onnxkvrename.rename_all([decoder, text], "VLLM")
+    assert [model.status for model in report.models] == ["would-rename", "failed"]
+    assert decoder.read_bytes() == PLAIN.read_bytes()
+    with pytest.raises(ModelError, match="text file"):
+        onnxkvrename.rename(text, "VLLM")
+
+
+def test_a_dry_run_writes_nothing(decoder: Path) -> None:
+    report = onnxkvrename.rename(decoder, "VLLM", dry_run=True)
+    assert (report.status, len(report.name_map)) == ("would-rename", 8)
+    assert decoder.read_bytes() == PLAIN.read_bytes()
+
+
+def test_bytes_are_renamed_to_what_a_file_becomes() -> None:
+    data = onnxkvrename.rename_bytes(PLAIN.read_bytes(), "VLLM")
+    assert data == RENAMED.read_bytes()
+    assert onnxkvrename.rename_bytes(data, "VLLM") == data
+    assert onnxkvrename.rename_bytes(data, strip=True) == PLAIN.read_bytes()
+
+
+@pytest.mark.parametrize("path", sorted((FIXTURES / "plain").glob("*.onnx")), ids=lambda p: p.name)
+def test_bytes_meet_the_checks_of_a_file(path: Path, tmp_path: Path) -> None:
+    copy = shutil.copyfile(path, tmp_path / path.name)
+    report = onnxkvrename.rename(copy, "VLLM")
+    if report.status == "failed":
+        with pytest.raises(CheckError) as raised:
+            onnxkvrename.rename_bytes(path.read_bytes(), "VLLM")
+        assert raised.value.findings == report.findings
+    else:
+        assert onnxkvrename.rename_bytes(path.read_bytes(), "VLLM") == copy.read_bytes()
+
+
+def test_a_model_proto_is_renamed_as_a_copy() -> None:
+    model = onnx.load(PLAIN)
+    renamed = onnxkvrename.rename_model(model, "VLLM")
+    assert renamed == onnx.load(RENAMED)
+    assert model == onnx.load(PLAIN)
+    assert onnxkvrename.rename_model(renamed, strip=True) == model
+
+
+def test_what_is_no_model_is_refused_in_memory() -> None:
+    with pytest.raises(ModelError):
+        onnxkvrename.rename_bytes(b"\xff\xff\xff", "VLLM")
+    with pytest.raises(RulesError, match="no token"):
+        onnxkvrename.rename_bytes(PLAIN.read_bytes())
+
+
+def test_rules_are_a_profile_a_file_or_rules(tmp_path: Path) -> None:
+    text = onnxkvrename.rules.load.PROFILES_DIRECTORY / "qeff.toml"
+    copied = shutil.copyfile(text, tmp_path / "mine.toml")
+    for rules in ("qeff", copied, str(copied), onnxkvrename.load_rules("qeff"), None):
+        data = onnxkvrename.rename_bytes(PLAIN.read_bytes(), "VLLM", rules=rules)
+        assert data == RENAMED.read_bytes()
+    with pytest.raises(RulesError, match="nobody"):
+        onnxkvrename.load_rules("nobody")
+
+
+def test_verify_and_inspect_a_model(decoder: Path) -> None:
+    verified = onnxkvrename.verify(decoder, select="past_.*")
+    assert (verified.report.status, len(verified.flows)) == ("unchanged", 4)
+    summary = onnxkvrename.inspect(decoder)
+    assert (summary.layers, summary.name_count) == ((0, 1), 8)
+    with pytest.raises(ModelError, match="no such file"):
+        onnxkvrename.verify(decoder.with_name("none.onnx"))
+    with pytest.raises(ModelError, match="no such file"):
+        onnxkvrename.inspect(decoder.with_name("none.onnx"))
+
+
+def test_layouts_consumers_and_two_sides(decoder: Path) -> None:
+    onnxkvrename.rename(decoder, "vllmKvCache")
+    loaded = onnxkvrename.load_layout(decoder, sizes={"ctx_len": 64})
+    assert onnxkvrename.check_consumer(loaded) == ()
+    assert onnxkvrename.check_consumer(decoder) == ()
+    assert onnxkvrename.check_consumer(PLAIN)[0].code == "KV601"
+    assert not onnxkvrename.compare(loaded, decoder).failed
+    window, full = SERVING / "window.onnx", SERVING / "window_whole.onnx"
+    assert onnxkvrename.compare(full, window).failed
+    with pytest.raises(KvRenameError, match="no target is called"):
+        onnxkvrename.check_consumer(loaded, "nobody")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: onnxkvrename.rename(onnx.ModelProto(), "X"), "rename_model renames a ModelProto"),
+        (lambda: onnxkvrename.rename(b"bytes", "X"), "rename_bytes renames a model in memory"),
+        (lambda: onnxkvrename.rename("m.onnx", 7), "token must be a str or None, not int"),
+        (lambda: onnxkvrename.rename("m.onnx", "X", output=7), "output must be a path"),
+        (lambda: onnxkvrename.rename("m.onnx", "X", rules=7), "rules must be Rules, the name of"),
+        (lambda: onnxkvrename.rename_all(b"bytes", "X"), "models must be a path or several"),
+        (lambda: onnxkvrename.rename_all([7], "X"), "each model must be a path"),
+        (lambda: onnxkvrename.rename_bytes("text", "X"), "data must be bytes, not str"),
+        (lambda: onnxkvrename.rename_bytes(onnx.ModelProto(), "X"), "rename_model renames"),
+        (lambda: onnxkvrename.rename_model(b"bytes", "X"), "rename_bytes renames a model"),
+        (lambda: onnxkvrename.verify(onnx.ModelProto()), "model must be a path"),
+        (lambda: onnxkvrename.load_layout(7), "models must be a path or several"),
+    ],
+)
+def test_a_wrong_type_is_named_with_those_that_are_right(call, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+def test_the_example_of_the_package_runs(decoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(decoder.parent)
+    result = doctest.testmod(onnxkvrename)
+    assert (result.failed, result.attempted) == (0, 3)
+
+
+def test_importing_the_package_loads_nothing() -> None:
+    script = "import sys, onnxkvrename; print(*(m for m in sys.modules if m.startswith('onnxkv')))"
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert process.stdout.split() == ["onnxkvrename"]
+
+
+def test_all_names_are_there_with_their_own_docstrings() -> None:
+    assert set(onnxkvrename.__all__) <= set(dir(onnxkvrename))
+    for name in onnxkvrename.__all__:
+        offered = getattr(onnxkvrename, name)
+        if name != "__version__":
+            assert offered.__doc__
+            assert not offered.__doc__.startswith(f"{name}(")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = onnxkvrename.nothing
