@@ -12,7 +12,7 @@ from layers import gpt_oss
 from models import info, saved
 from onnx import ModelProto, TensorProto, helper
 
-from onnxkvrename.vllm.v033 import KV_CACHE_LAYOUTS
+from onnxkvrename.vllm.memory_v033 import KV_CACHE_LAYOUTS
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "vllm.md").read_text("utf-8")

@@ -14,9 +14,9 @@ from vllmwheel import DTYPES, Modules
 
 from onnxkvrename.layout.layout import Buffer, Layout
 from onnxkvrename.vllm.groups import Grouping
+from onnxkvrename.vllm.memory import Allocation
 from onnxkvrename.vllm.projection import Projection, project_layout
 from onnxkvrename.vllm.specs import ProjectionRequest
-from onnxkvrename.vllm.v024 import Allocation
 
 DRAWN = 1000
 BLOCKS = 7

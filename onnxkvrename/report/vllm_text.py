@@ -1,4 +1,4 @@
-"""A projection onto vLLM for a person: groups, ways of allocation, what a prompt moves."""
+"""Show a projection onto vLLM as text: groups, allocations, and what a prompt transfers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from onnxkvrename.report.manifest_text import format_bytes, format_columns
 from onnxkvrename.report.rename_text import escape_unprintable
 from onnxkvrename.rules.window_diff import format_layer_numbers, format_layers
 from onnxkvrename.vllm.groups import Grouping
+from onnxkvrename.vllm.memory import Allocation
 from onnxkvrename.vllm.projection import Projection
-from onnxkvrename.vllm.uniform_specs import KvCacheGroup
-from onnxkvrename.vllm.v024 import Allocation
+from onnxkvrename.vllm.specs import KvCacheGroup, Refusal, find_open_conditions
 
 _GROUP_COLUMNS = ("GROUP", "KIND", "LAYERS", "BLOCK", "PAGE")
 _ALLOCATION_COLUMNS = ("ALLOCATION", "POSSIBLE", "A BLOCK OF ALL", "PADDING")
@@ -19,97 +19,121 @@ _STATE_TEXTS = {"met": "yes", "not met": "no", "requires": "depends"}
 
 
 def render_projection(projection: Projection | None) -> Iterator[str]:
-    """All of it as lines, in columns; then what stands against it, and what it depends on."""
+    """Yield a projection as lines: groups, allocations, transfers, then what they depend on.
+
+    Without a projection there are no lines.
+    """
     if projection is not None:
         yield from map(escape_unprintable, _render_lines(projection))
 
 
 def _render_lines(projection: Projection) -> Iterator[str]:
-    asked = projection.request
-    yield f"vLLM {asked.vllm_version}, blocks of {asked.block_size}, tensor parallelism {asked.tensor_parallel_size}"
-    for refusal in projection.refusals:
-        yield f"  refused  {format_layers(refusal.layers)}: {refusal.reason} ({refusal.hint})"
-    several = len(set(projection.groupings)) > 1
-    for at, grouping in enumerate(projection.groupings if several else projection.groupings[:1]):
-        if several:
-            yield "  block outermost" if at else "  layer outermost"
-        yield from _render_grouping(grouping)
-    ways = projection.allocations
-    if ways:
-        yield from format_columns(
-            [
-                _ALLOCATION_COLUMNS,
-                *_merge_rows((_format_name(way), _format_allocation_row(way)) for way in ways),
-            ]
-        )
-    moves = [(_format_name(way), move) for way in ways for move in _format_transfer_rows(way)]
-    if moves:
-        yield from format_columns([_TRANSFER_COLUMNS, *_merge_rows(moves)])
-    yield from format_columns(
-        _merge_rows((_format_name(way), said) for way in ways for said in _list_open_points(way))
+    request = projection.request
+    yield (
+        f"vLLM {request.vllm_version}, blocks of {request.block_size}, "
+        f"tensor parallelism {request.tensor_parallel_size}"
     )
-    for condition in projection.conditions:
-        if condition.state != "met":
-            yield f"  {condition.state}  {condition.name}: {condition.why}"
+    yield from map(_format_refusal, projection.refusals)
+    yield from _render_groupings(projection.groupings)
+    yield from _render_allocations(projection.allocations)
+    for condition in find_open_conditions(projection.conditions):
+        yield f"  {condition.state}  {condition.name}: {condition.why}"
 
 
-def _merge_rows(rows: Iterable[tuple[str, tuple[str, ...]]]) -> list[tuple[str, ...]]:
-    """Rows that differ in their names only become one, which begins with all these."""
-    found: dict[tuple[str, ...], list[str]] = {}
-    for name, row in rows:
-        found.setdefault(row, []).append(name)
-    return [(", ".join(names), *row) for row, names in found.items()]
+def _format_refusal(refusal: Refusal) -> str:
+    return f"  refused  {format_layers(refusal.layers)}: {refusal.reason} ({refusal.hint})"
+
+
+def _render_groupings(groupings: tuple[Grouping, ...]) -> Iterator[str]:
+    """Yield each grouping below a heading, or only one where all are equal."""
+    if len(set(groupings)) > 1:
+        for heading, grouping in zip(
+            ("layer outermost", "block outermost"), groupings, strict=True
+        ):
+            yield f"  {heading}"
+            yield from _render_grouping(grouping)
+    elif groupings:
+        yield from _render_grouping(groupings[0])
 
 
 def _render_grouping(grouping: Grouping) -> Iterator[str]:
     if grouping.refusal is not None:
-        refusal = grouping.refusal
-        yield f"  refused  {format_layers(refusal.layers)}: {refusal.reason} ({refusal.hint})"
+        yield _format_refusal(grouping.refusal)
     if grouping.groups:
-        rows = [_format_group_row(at, group) for at, group in enumerate(grouping.groups)]
+        rows = [_format_group_row(index, group) for index, group in enumerate(grouping.groups)]
         yield from format_columns([_GROUP_COLUMNS, *rows])
 
 
-def _format_group_row(at: int, group: KvCacheGroup) -> tuple[str, ...]:
-    pages = dict.fromkeys(spec.page_size for spec in group.specs)
+def _format_group_row(index: int, group: KvCacheGroup) -> tuple[str, ...]:
+    page_sizes = dict.fromkeys(spec.page_size for spec in group.specs)
     windows = {spec.window for spec in group.specs}
-    sizes = sorted(str(size) for size in windows if isinstance(size, int))
-    unsized = ["of unknown size"] if any(isinstance(size, str) for size in windows) else []
-    block = group.first_spec.block_size
+    window_sizes = sorted(str(window) for window in windows if isinstance(window, int))
+    if any(isinstance(window, str) for window in windows):
+        window_sizes.append("of unknown size")
+    block_size = group.first_spec.block_size
     return (
-        str(at),
-        " ".join((group.kind, *sizes, *unsized)),
+        str(index),
+        " ".join((group.kind, *window_sizes)),
         format_layer_numbers(sorted(set(group.layers))),
-        "-" if block is None else f"{block:,}",
-        ", ".join(map(format_bytes, pages)),
+        "-" if block_size is None else f"{block_size:,}",
+        ", ".join(map(format_bytes, page_sizes)),
     )
 
 
-def _format_name(way: Allocation) -> str:
-    return f"{way.name} (default)" if way.default else way.name
+def _render_allocations(allocations: tuple[Allocation, ...]) -> Iterator[str]:
+    """Yield the allocations, what each transfers, and what each one depends on."""
+    if allocations:
+        rows = _merge_rows((_format_name(a), _format_allocation_row(a)) for a in allocations)
+        yield from format_columns([_ALLOCATION_COLUMNS, *rows])
+    rows = _merge_rows(
+        (_format_name(a), row) for a in allocations for row in _list_transfer_rows(a)
+    )
+    if rows:
+        yield from format_columns([_TRANSFER_COLUMNS, *rows])
+    yield from format_columns(
+        _merge_rows((_format_name(a), point) for a in allocations for point in _list_open_points(a))
+    )
 
 
-def _format_allocation_row(way: Allocation) -> tuple[str, ...]:
-    share = way.padding_share
+def _merge_rows(rows: Iterable[tuple[str, tuple[str, ...]]]) -> list[tuple[str, ...]]:
+    """Merge rows that differ in their names only into one row that lists the names."""
+    names_by_row: dict[tuple[str, ...], list[str]] = {}
+    for name, row in rows:
+        names_by_row.setdefault(row, []).append(name)
+    return [(", ".join(names), *row) for row, names in names_by_row.items()]
+
+
+def _format_name(allocation: Allocation) -> str:
+    return f"{allocation.name} (default)" if allocation.is_default else allocation.name
+
+
+def _format_allocation_row(allocation: Allocation) -> tuple[str, ...]:
+    block_bytes, share = allocation.bytes_per_block, allocation.padding_share
     return (
-        _STATE_TEXTS[way.state],
-        "-" if way.bytes_per_block is None else format_bytes(way.bytes_per_block),
+        _STATE_TEXTS[allocation.state],
+        "-" if block_bytes is None else format_bytes(block_bytes),
         "-" if share is None else f"{share:.1%}",
     )
 
 
-def _format_transfer_rows(way: Allocation) -> Iterator[tuple[str, ...]]:
-    for move in way.transfers:
-        counts = (move.regions, move.descriptors)
-        said = ("not known" if count is None else f"{count:,}" for count in counts)
-        yield (f"{move.tokens:,}", *said, format_bytes(move.bytes))
+def _list_transfer_rows(allocation: Allocation) -> Iterator[tuple[str, ...]]:
+    for transfer in allocation.transfers:
+        yield (
+            f"{transfer.tokens:,}",
+            _format_count(transfer.regions),
+            _format_count(transfer.descriptors),
+            format_bytes(transfer.bytes),
+        )
 
 
-def _list_open_points(way: Allocation) -> Iterator[tuple[str, str]]:
-    """What is not met; if it is nothing, what must be seen to, and why something is not known."""
-    for condition in way.conditions:
-        if condition.state == way.state != "met":
-            yield condition.state, f"{condition.name}: {condition.why}"
-    for reason in dict.fromkeys(move.unknown for move in way.transfers):
+def _format_count(count: int | None) -> str:
+    return "not known" if count is None else f"{count:,}"
+
+
+def _list_open_points(allocation: Allocation) -> Iterator[tuple[str, str]]:
+    """Yield the conditions that decide, then the reasons why something is not known."""
+    for condition in find_open_conditions(allocation.conditions):
+        yield condition.state, f"{condition.name}: {condition.why}"
+    for reason in dict.fromkeys(transfer.unknown for transfer in allocation.transfers):
         if reason is not None:
             yield "not known", reason

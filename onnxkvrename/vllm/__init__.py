@@ -1,1 +1,1 @@
-"""What vLLM makes of a layout: specs, groups, memory, transfers."""
+"""Project a layout onto vLLM: specs, groups, memory and transfers, one module for each step."""

@@ -1,21 +1,25 @@
-"""Layers into groups, each with one block table, as vLLM forms them.
+"""The groups that vLLM forms of a model's layers, each with one block table.
 
-After ``get_kv_cache_groups`` and what it calls: vLLM 0.24.0,
-``v1/core/kv_cache_utils.py``, and 0.33.0, ``v1/core/kv_cache_planning.py``.
+This follows ``get_kv_cache_groups`` and the functions that it calls: in
+``v1/core/kv_cache_utils.py`` of vLLM 0.24.0, in ``v1/core/kv_cache_planning.py`` of 0.33.0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from onnxkvrename.layout.kinds import BufferKind
-from onnxkvrename.vllm.packing import build_packed_groups, build_uniform_groups
-from onnxkvrename.vllm.specs import Condition, KvCacheSpec, Refusal, RefusalError
-from onnxkvrename.vllm.uniform_specs import (
+from onnxkvrename.vllm.packed_groups import build_packed_groups, build_uniform_groups
+from onnxkvrename.vllm.specs import (
+    Condition,
     KvCacheGroup,
+    KvCacheSpec,
+    Refusal,
+    RefusalError,
     build_merge_key,
     build_merged_group,
+    build_requirement,
     can_merge,
     is_uniform_type,
 )
@@ -29,16 +33,19 @@ GroupingMethod = Literal[
     "packed",
     "full_allocation",
 ]
-"""How groups came about, by vLLM's own words."""
+"""The way in which vLLM forms groups, by the names of its functions."""
 
 _UNPADDABLE_KINDS: dict[str, BufferKind] = {"0.24": "mamba", "0.33": "mla_attention"}
 
 
 class Grouping(NamedTuple):
-    """Groups, or why there are none.
+    """The groups of a model, or the reason why there are none.
 
-    ``group_size`` is the most layers in one, and ``padding_layers`` how many
-    are missing for all to have as many.
+    Attributes:
+        method: The way in which vLLM forms them; ``none`` if it refuses, or without layers.
+        groups: The groups, in vLLM's order.
+        conditions: What must hold for vLLM to form them, or to size them right.
+        refusal: Why vLLM refuses to form groups; ``None`` if it does not.
     """
 
     method: GroupingMethod
@@ -48,71 +55,79 @@ class Grouping(NamedTuple):
 
     @property
     def group_size(self) -> int:
-        """The most layers in a group."""
+        """The number of layers in the largest group."""
         return max((len(group.specs) for group in self.groups), default=0)
 
     @property
     def padding_layers(self) -> int:
-        """Places for layers that stay empty."""
-        return len(self.groups) * self.group_size - sum(len(g.specs) for g in self.groups)
+        """The number of layers that are missing for all groups to be of one size."""
+        layer_count = sum(len(group.specs) for group in self.groups)
+        return len(self.groups) * self.group_size - layer_count
 
     @property
     def uniform_page_size(self) -> int | None:
-        """Bytes of a page, ``None`` where layers have pages of several sizes."""
-        pages = {spec.page_size for group in self.groups for spec in group.specs}
-        return pages.pop() if len(pages) == 1 else None
+        """Bytes of a page; ``None`` where layers have pages of several sizes."""
+        page_sizes = {spec.page_size for group in self.groups for spec in group.specs}
+        return page_sizes.pop() if len(page_sizes) == 1 else None
 
 
 def group_layers(
-    specs: Sequence[KvCacheSpec], era: str, *, block_outermost: bool = False
+    specs: Sequence[KvCacheSpec], vllm_version: str, *, block_outermost: bool = False
 ) -> Grouping:
-    """The groups of a model's layers.
+    """Return the groups of a model's layers.
 
-    ``block_outermost`` is about 0.33, where layouts of that kind take pages of
-    several sizes.
+    Args:
+        specs: The specs of all layers, with aligned blocks.
+        vllm_version: One of `VLLM_VERSIONS`.
+        block_outermost: Whether the memory layout has blocks outermost, which lets 0.33 pack
+            pages of several sizes. 0.24 has no such layouts.
     """
     if not specs:
         return Grouping("none", ())
     try:
-        return _build_grouping(specs, era, block_outermost)
+        return _build_grouping(specs, vllm_version, block_outermost)
     except RefusalError as error:
         return Grouping("none", (), refusal=error.refusal)
 
 
-def _build_grouping(specs: Sequence[KvCacheSpec], era: str, block_outermost: bool) -> Grouping:
-    if can_merge(specs, era):
-        return Grouping(
-            "uniform_spec", (build_merged_group(specs),), tuple(_list_merge_conditions(specs))
-        )
-    if is_uniform_type(specs, era):
+def _build_grouping(
+    specs: Sequence[KvCacheSpec], vllm_version: str, block_outermost: bool
+) -> Grouping:
+    """Take the first of vLLM's ways that fits, in vLLM's order (``get_kv_cache_groups``)."""
+    if can_merge(specs, vllm_version):
+        merged_group = build_merged_group(specs)
+        return Grouping("uniform_spec", (merged_group,), _list_merge_conditions(specs))
+    if is_uniform_type(specs, vllm_version):
         return Grouping("uniform_type", (KvCacheGroup(tuple(specs), has_per_layer_specs=True),))
     _check_windows(specs)
-    if era == "0.24" and any(spec.kind == "sliding_window_mla" for spec in specs):
+    if vllm_version == "0.24" and any(spec.kind == "sliding_window_mla" for spec in specs):
         return Grouping("uniform_groups", build_uniform_groups(specs))
-    packed = build_packed_groups(specs) if era == "0.33" and block_outermost else None
-    if packed is not None:
-        return Grouping("packed", packed)
+    if vllm_version == "0.33" and block_outermost:
+        packed_groups = build_packed_groups(specs)
+        if packed_groups is not None:
+            return Grouping("packed", packed_groups)
     try:
-        unified, conditions = _unify_page_sizes(specs, era)
+        unified, conditions = _unify_page_sizes(specs, vllm_version)
     except RefusalError:
-        whole = _build_full_allocation_group(specs) if era == "0.33" else None
-        if whole is None:
+        fallback = _build_full_allocation_group(specs) if vllm_version == "0.33" else None
+        if fallback is None:
             raise
-        return Grouping("full_allocation", (whole,))
-    return Grouping("uniform_page_size", _split_into_groups(unified, era), conditions)
+        return Grouping("full_allocation", (fallback,))
+    return Grouping("uniform_page_size", _split_into_groups(unified, vllm_version), conditions)
 
 
-def _list_merge_conditions(specs: Sequence[KvCacheSpec]) -> list[Condition]:
-    """vLLM merges specs without a look at some sizes, and takes the first one's."""
-    pages = sorted({spec.unpadded_page_size for spec in specs})
-    if len(pages) == 1:
-        return []
-    why = f"vLLM merges pages of {' and '.join(map(str, pages))} bytes: all get the first one's"
-    return [Condition("one page", "not met", why)]
+def _list_merge_conditions(specs: Iterable[KvCacheSpec]) -> tuple[Condition, ...]:
+    """Report pages of several sizes that vLLM merges without comparing them."""
+    page_sizes = sorted({spec.unpadded_page_size for spec in specs})
+    if len(page_sizes) == 1:
+        return ()
+    sizes = " and ".join(map(str, page_sizes))
+    why = f"vLLM merges pages of {sizes} bytes: all get the first one's"
+    return (Condition("one page", "not met", why),)
 
 
 def _check_windows(specs: Sequence[KvCacheSpec]) -> None:
-    """Windows of unknown size may be equal, so that groups depend on them."""
+    """Refuse a window of unknown size if there is another, which may be equal to it."""
     windows = {spec.window for spec in specs if spec.window is not None}
     unknown = [window for window in windows if isinstance(window, str)]
     if unknown and len(windows) > 1:
@@ -124,97 +139,96 @@ def _check_windows(specs: Sequence[KvCacheSpec]) -> None:
 
 
 def _unify_page_sizes(
-    specs: Sequence[KvCacheSpec], era: str
+    specs: Sequence[KvCacheSpec], vllm_version: str
 ) -> tuple[tuple[KvCacheSpec, ...], tuple[Condition, ...]]:
-    """The specs with pages of one size, the largest.
+    """Make all pages as large as the largest one (``unify_kv_cache_spec_page_size``).
 
-    A smaller page that divides it gets a larger block; another one is padded,
-    in 0.24 if the backend indexes pages by block stride. States have a page of
-    their own making: 0.33 pads them, 0.24 does not.
+    A page that divides the largest gets a larger block. Any other page is padded: 0.24 pads
+    attention only, and only if the backend indexes pages by block stride; 0.33 pads all but MLA.
     """
     largest = max(spec.page_size for spec in specs)
-    padded = [
-        spec for spec in specs if spec.page_size < largest and _needs_padding(spec, largest, era)
-    ]
-    refused = [spec for spec in padded if spec.kind == _UNPADDABLE_KINDS[era]]
+    padded = [spec for spec in specs if spec.page_size < largest and _needs_padding(spec, largest)]
+    refused = [spec for spec in padded if spec.kind == _UNPADDABLE_KINDS[vllm_version]]
     if refused:
-        raise _build_unification_error(refused, largest, era)
-    found = tuple(
-        spec
-        if spec.page_size == largest
-        else spec._replace(page_size_padded=largest)
-        if _needs_padding(spec, largest, era)
-        else _scale_block_size(spec, largest)
-        for spec in specs
-    )
-    if era == "0.33" or not padded:
-        return found, ()
+        raise _build_unification_error(refused, largest, vllm_version)
+    unified = tuple(_enlarge_page(spec, largest) for spec in specs)
+    if vllm_version == "0.33" or not padded:
+        return unified, ()
     layers = ", ".join(str(spec.layer) for spec in padded)
     why = f"the backend's indexes_kv_by_block_stride: else vLLM refuses to pad layers {layers}"
-    return found, (Condition("block stride indexing", "requires", why),)
+    return unified, (build_requirement("block stride indexing", why),)
 
 
-def _needs_padding(spec: KvCacheSpec, largest: int, era: str) -> bool:
+def _needs_padding(spec: KvCacheSpec, largest: int) -> bool:
     return spec.kind == "mamba" or largest % spec.page_size != 0
 
 
-def _scale_block_size(spec: KvCacheSpec, largest: int) -> KvCacheSpec:
+def _enlarge_page(spec: KvCacheSpec, page_size: int) -> KvCacheSpec:
+    if spec.page_size == page_size:
+        return spec
+    if _needs_padding(spec, page_size):
+        return spec._replace(page_size_padded=page_size)
     assert spec.block_size is not None
-    return spec._replace(block_size=spec.block_size * (largest // spec.page_size))
+    return spec._replace(block_size=spec.block_size * (page_size // spec.page_size))
 
 
-def _build_unification_error(specs: Sequence[KvCacheSpec], largest: int, era: str) -> RefusalError:
-    pages = " and ".join(str(page) for page in sorted({spec.page_size for spec in specs}))
-    what = "states cannot be padded" if era == "0.24" else "pages of MLA cannot be padded"
-    hint = (
-        "vLLM 0.33 pads them"
-        if era == "0.24"
-        else "choose a block size that makes pages divide, or a block-outermost layout"
-    )
+def _build_unification_error(
+    specs: Sequence[KvCacheSpec], largest: int, vllm_version: str
+) -> RefusalError:
+    page_sizes = " and ".join(map(str, sorted({spec.page_size for spec in specs})))
+    if vllm_version == "0.24":
+        obstacle, hint = "states cannot be padded", "vLLM 0.33 pads them"
+    else:
+        obstacle = "pages of MLA cannot be padded"
+        hint = "choose a block size that makes pages divide, or a block-outermost layout"
     return RefusalError(
         [spec.layer for spec in specs],
-        f"pages of {pages} bytes beside {largest}: {what}",
+        f"pages of {page_sizes} bytes beside {largest}: {obstacle}",
         hint,
     )
 
 
 def _build_full_allocation_group(specs: Sequence[KvCacheSpec]) -> KvCacheGroup | None:
-    """Windows beside MLA as full attention, where their pages cannot be made equal."""
-    kinds = {spec.kind for spec in specs}
-    if not {"mla_attention", "sliding_window"} <= kinds:
+    """Put MLA and sliding windows into one group, with windows held as full attention.
+
+    This follows ``_try_get_full_allocation_fallback_groups`` of 0.33, which vLLM tries where
+    pages cannot be unified. Return ``None`` where it gives up.
+    """
+    if not {"mla_attention", "sliding_window"} <= {spec.kind for spec in specs}:
         return None
-    whole = tuple(
+    full_specs = tuple(
         spec._replace(kind="full_attention") if spec.kind == "sliding_window" else spec
         for spec in specs
     )
-    return KvCacheGroup(whole, has_per_layer_specs=True) if is_uniform_type(whole, "0.33") else None
+    if not is_uniform_type(full_specs, "0.33"):
+        return None
+    return KvCacheGroup(full_specs, has_per_layer_specs=True)
 
 
-def _split_into_groups(specs: Sequence[KvCacheSpec], era: str) -> tuple[KvCacheGroup, ...]:
-    """Layers of each spec in groups of one size, taken in turn.
+def _split_into_groups(specs: Sequence[KvCacheSpec], vllm_version: str) -> tuple[KvCacheGroup, ...]:
+    """Deal the layers of each spec out to groups of one size.
 
-    The size is the fewest layers with one spec, or the most where these are
-    less than half as many again.
+    This follows ``_get_kv_cache_groups_uniform_page_size``. The size is that of the smallest
+    bucket, or of the largest one if that is less than half as large again.
     """
-    buckets = _build_buckets(specs, era)
+    buckets = _bucket_by_spec(specs, vllm_version)
     fewest, most = min(map(len, buckets)), max(map(len, buckets))
-    size = most if most < fewest * 1.5 else fewest
-    return tuple(
-        build_merged_group(bucket[at::number])
-        for bucket in buckets
-        for number in [-(-len(bucket) // size)]
-        for at in range(number)
-    )
+    group_size = most if most < fewest * 1.5 else fewest
+    groups = list[KvCacheGroup]()
+    for bucket in buckets:
+        group_count = -(-len(bucket) // group_size)
+        groups += (build_merged_group(bucket[i::group_count]) for i in range(group_count))
+    return tuple(groups)
 
 
-def _build_buckets(specs: Sequence[KvCacheSpec], era: str) -> list[list[KvCacheSpec]]:
-    """Layers with the same spec, in 0.33 with specs that merge."""
-    alike: dict[KvCacheSpec, list[KvCacheSpec]] = {}
+def _bucket_by_spec(specs: Iterable[KvCacheSpec], vllm_version: str) -> list[list[KvCacheSpec]]:
+    """Collect layers with equal specs; in 0.33 then join buckets whose specs merge."""
+    equal: dict[KvCacheSpec, list[KvCacheSpec]] = {}
     for spec in specs:
-        alike.setdefault(spec.without_layer, []).append(spec)
-    if era == "0.24":
-        return list(alike.values())
-    found: dict[KvCacheSpec, list[KvCacheSpec]] = {}
-    for spec, bucket in alike.items():
-        found.setdefault(build_merge_key(spec, era), []).extend(bucket)
-    return list(found.values())
+        equal.setdefault(spec.without_layer, []).append(spec)
+    if vllm_version == "0.24":
+        return list(equal.values())
+    merged: dict[KvCacheSpec, list[KvCacheSpec]] = {}
+    for spec, bucket in equal.items():
+        merged.setdefault(build_merge_key(spec, vllm_version), []).extend(bucket)
+    return list(merged.values())

@@ -1,6 +1,7 @@
-"""A layout projected onto vLLM: pages, groups, memory, and what a prompt moves.
+"""Project a layout onto vLLM: specs, groups, memory, and what a prompt transfers.
 
-Two eras are known, 0.24 and 0.33; each says what it has, and what only the other has.
+Two versions are known, 0.24 and 0.33. The projection says what each has, and what only the other
+one has.
 """
 
 from __future__ import annotations
@@ -12,99 +13,111 @@ from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.rules.window_diff import format_layers
 from onnxkvrename.vllm.groups import Grouping, group_layers
-from onnxkvrename.vllm.hybrid_blocks import align_blocks, list_alignment_conditions
+from onnxkvrename.vllm.layer_specs import align_blocks, build_specs, list_alignment_conditions
+from onnxkvrename.vllm.memory import Allocation
+from onnxkvrename.vllm.memory_v024 import build_allocations_v024
+from onnxkvrename.vllm.memory_v033 import build_allocations_v033
 from onnxkvrename.vllm.specs import (
     Condition,
+    KvCacheGroup,
     KvCacheSpec,
     ProjectionRequest,
     Refusal,
     RefusalError,
-    build_specs,
     check_request,
 )
-from onnxkvrename.vllm.uniform_specs import KvCacheGroup
-from onnxkvrename.vllm.v024 import Allocation, build_allocations_v024
-from onnxkvrename.vllm.v033 import build_allocations_v033
 
 
 class Projection(NamedTuple):
-    """What vLLM makes of a layout, as far as its graph and vLLM's code tell.
+    """What vLLM makes of a layout, as far as the graph and vLLM's code tell.
 
-    ``specs`` are those of the layers that have one, before groups change their
-    blocks; with any ``refusals`` there are no groupings. ``groupings`` is one, in
-    0.33 a second one for block-outermost layouts.
+    Attributes:
+        request: The settings of vLLM.
+        specs: The specs of the layers that have one, before grouping changes their blocks.
+        conditions: What must hold for the specs to be vLLM's.
+        refusals: The layers that vLLM cannot have; if there are any, nothing is grouped.
+        groupings: One; in 0.33 a second one for block-outermost layouts.
+        allocations: The ways in which vLLM can allocate the groups.
     """
 
     request: ProjectionRequest
     specs: tuple[KvCacheSpec, ...]
     conditions: tuple[Condition, ...]
-    refusals: tuple[Refusal, ...]
-    groupings: tuple[Grouping, ...]
-    allocations: tuple[Allocation, ...]
+    refusals: tuple[Refusal, ...] = ()
+    groupings: tuple[Grouping, ...] = ()
+    allocations: tuple[Allocation, ...] = ()
 
 
-def project_layout(layout: Layout, asked: ProjectionRequest) -> Projection:
-    """The projection of a layout.
+def project_layout(layout: Layout, request: ProjectionRequest) -> Projection:
+    """Return the projection of a layout.
 
-    Layers that vLLM cannot have are told as refusals, never raised. Raises
-    :class:`~onnxkvrename.errors.KvRenameError` for an era that is not known and
-    for sizes below 1, or of 2^31 and more.
+    Layers that vLLM cannot have become refusals in the result, never exceptions.
+
+    Raises:
+        KvRenameError: The version of vLLM is not known, or a size is below 1, or 2^31 or more.
     """
-    check_request(asked)
-    found = build_specs(layout, asked)
-    if found.refusals or not found.specs:
-        return Projection(asked, found.specs, found.conditions, found.refusals, (), ())
+    check_request(request)
+    model = build_specs(layout, request)
+    if model.refusals or not model.specs:
+        return Projection(request, model.specs, model.conditions, model.refusals)
     try:
-        aligned = align_blocks(found.specs, asked)
+        specs = align_blocks(model.specs, request)
     except RefusalError as error:
-        return Projection(asked, found.specs, found.conditions, (error.refusal,), (), ())
-    conditions = (*found.conditions, *list_alignment_conditions(aligned, asked))
-    whole = group_layers(aligned, asked.vllm_version)
-    if asked.vllm_version == "0.24":
-        arranged = build_allocations_v024(whole, asked.prompt_lengths)
-        return Projection(asked, aligned, conditions, (), (whole,), arranged)
-    packed = group_layers(aligned, asked.vllm_version, block_outermost=True)
-    arranged = build_allocations_v033(aligned, whole, packed, asked.prompt_lengths)
-    return Projection(asked, aligned, conditions, (), (whole, packed), arranged)
+        return Projection(request, model.specs, model.conditions, (error.refusal,))
+    conditions = (*model.conditions, *list_alignment_conditions(specs, request))
+    version, lengths = request.vllm_version, request.prompt_lengths
+    grouping = group_layers(specs, version)
+    if version == "0.24":
+        groupings: tuple[Grouping, ...] = (grouping,)
+        allocations = build_allocations_v024(grouping, lengths)
+    else:
+        block_outermost = group_layers(specs, version, block_outermost=True)
+        groupings = (grouping, block_outermost)
+        allocations = build_allocations_v033(specs, grouping, block_outermost, lengths)
+    return Projection(request, specs, conditions, (), groupings, allocations)
 
 
 def check_projection(projection: Projection) -> Iterator[Finding]:
-    """KV619 for layers that do not divide by tensor parallelism, KV622 for all others refused.
+    """Yield a finding for each refusal.
 
-    Groups that only some layouts of memory refuse are none: another one takes them.
+    Groups that only some memory layouts refuse are no finding, since another layout takes them.
+
+    Yields:
+        KV619 for layers that do not divide by tensor parallelism, KV622 for all others.
     """
-    ways = projection.groupings
-    refused = [way.refusal for way in ways if way.refusal is not None]
-    whole = dict.fromkeys(refused) if len(refused) == len(ways) else {}
-    for refusal in (*projection.refusals, *whole):
-        said = f"{format_layers(refusal.layers)}: {refusal.reason}"
-        yield build_finding(refusal.code, "", said, refusal.hint)
+    groupings = projection.groupings
+    group_refusals = [g.refusal for g in groupings if g.refusal is not None]
+    if len(group_refusals) < len(groupings):
+        group_refusals = []
+    for refusal in (*projection.refusals, *dict.fromkeys(group_refusals)):
+        message = f"{format_layers(refusal.layers)}: {refusal.reason}"
+        yield build_finding(refusal.code, "", message, refusal.hint)
 
 
 def projection_to_json(projection: Projection) -> dict[str, Any]:
-    """Plain data for JSON, every key always there; see ``schemas/projection-1.json``."""
-    asked = projection.request
+    """Return plain data for JSON, with every key; see ``schemas/projection-1.json``."""
+    request = projection.request
     return {
-        "vllm": asked.vllm_version,
-        "block_size": asked.block_size,
-        "tp": asked.tensor_parallel_size,
+        "vllm": request.vllm_version,
+        "block_size": request.block_size,
+        "tp": request.tensor_parallel_size,
         "layers": [_spec_to_json(spec) for spec in projection.specs],
         "conditions": _value_to_json(projection.conditions),
         "refusals": _value_to_json(projection.refusals),
-        "groupings": [_grouping_to_json(found) for found in projection.groupings],
-        "arrangements": _value_to_json(projection.allocations),
+        "groupings": [_grouping_to_json(grouping) for grouping in projection.groupings],
+        "arrangements": [_allocation_to_json(a) for a in projection.allocations],
     }
 
 
 def _spec_to_json(spec: KvCacheSpec) -> dict[str, Any]:
-    sizes = None if spec.kind == "mamba" else spec
+    has_heads = spec.kind != "mamba"
     return {
         "layer": spec.layer,
         "kind": spec.kind,
         "block_size": spec.block_size,
-        "kv_heads": None if sizes is None else sizes.kv_heads,
-        "head_size": None if sizes is None else sizes.head_size,
-        "head_size_v": None if sizes is None else sizes.head_size_v,
+        "kv_heads": spec.kv_heads if has_heads else None,
+        "head_size": spec.head_size if has_heads else None,
+        "head_size_v": spec.head_size_v if has_heads else None,
         "window": spec.window,
         "states": _value_to_json(spec.state_shapes),
         "dtypes": list(spec.dtypes),
@@ -113,33 +126,47 @@ def _spec_to_json(spec: KvCacheSpec) -> dict[str, Any]:
     }
 
 
-def _grouping_to_json(found: Grouping) -> dict[str, Any]:
+def _grouping_to_json(grouping: Grouping) -> dict[str, Any]:
     return {
-        "way": found.method,
-        "group_size": found.group_size,
-        "padding_layers": found.padding_layers,
-        "uniform_page_size": found.uniform_page_size,
-        "groups": [_group_to_json(one) for one in found.groups],
-        "conditions": _value_to_json(found.conditions),
-        "refusal": _value_to_json(found.refusal),
+        "way": grouping.method,
+        "group_size": grouping.group_size,
+        "padding_layers": grouping.padding_layers,
+        "uniform_page_size": grouping.uniform_page_size,
+        "groups": [_group_to_json(group) for group in grouping.groups],
+        "conditions": _value_to_json(grouping.conditions),
+        "refusal": _value_to_json(grouping.refusal),
     }
 
 
-def _group_to_json(one: KvCacheGroup) -> dict[str, Any]:
-    pages = [spec.page_size for spec in one.specs]
-    windows = {spec.window for spec in one.specs}
+def _group_to_json(group: KvCacheGroup) -> dict[str, Any]:
+    windows = {spec.window for spec in group.specs}
     return {
-        "kind": one.kind,
-        "block_size": one.first_spec.block_size,
-        "window": one.first_spec.window if len(windows) == 1 else None,
-        "layers": list(one.layers),
-        "page_sizes": pages,
-        "unpadded_page_sizes": [spec.unpadded_page_size for spec in one.specs],
+        "kind": group.kind,
+        "block_size": group.first_spec.block_size,
+        "window": group.first_spec.window if len(windows) == 1 else None,
+        "layers": list(group.layers),
+        "page_sizes": [spec.page_size for spec in group.specs],
+        "unpadded_page_sizes": [spec.unpadded_page_size for spec in group.specs],
+    }
+
+
+def _allocation_to_json(allocation: Allocation) -> dict[str, Any]:
+    return {
+        "name": allocation.name,
+        "state": allocation.state,
+        "conditions": _value_to_json(allocation.conditions),
+        "grouping": allocation.grouping_index,
+        "bytes_per_block": allocation.bytes_per_block,
+        "padding_share": allocation.padding_share,
+        "placements": _value_to_json(allocation.placements),
+        "canonical": _value_to_json(allocation.canonical),
+        "transfers": _value_to_json(allocation.transfers),
+        "default": allocation.is_default,
     }
 
 
 def _value_to_json(value: Any) -> Any:
-    """Named tuples as objects, tuples as lists."""
+    """Return named tuples as objects and tuples as lists."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return {name: _value_to_json(item) for name, item in value._asdict().items()}
     return [_value_to_json(item) for item in value] if isinstance(value, tuple) else value

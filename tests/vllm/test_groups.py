@@ -5,8 +5,9 @@ from layers import attention, gpt_oss, layout, linear, mla, sliding
 
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.groups import Grouping, group_layers
-from onnxkvrename.vllm.packing import choose_group_size
-from onnxkvrename.vllm.specs import ProjectionRequest, build_specs
+from onnxkvrename.vllm.layer_specs import build_specs
+from onnxkvrename.vllm.packed_groups import choose_group_size
+from onnxkvrename.vllm.specs import ProjectionRequest
 
 
 def grouped(

@@ -4,6 +4,7 @@ from layers import attention, layout, mla, sliding
 
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.groups import group_layers
+from onnxkvrename.vllm.layer_specs import build_specs
 from onnxkvrename.vllm.nixl import (
     NixlRegion,
     NixlTransfer,
@@ -11,8 +12,7 @@ from onnxkvrename.vllm.nixl import (
     transfer_v024,
     transfer_v033,
 )
-from onnxkvrename.vllm.specs import ProjectionRequest, build_specs
-from onnxkvrename.vllm.uniform_specs import KvCacheGroup
+from onnxkvrename.vllm.specs import KvCacheGroup, ProjectionRequest
 
 
 def groups(found: Layout) -> tuple[KvCacheGroup, ...]:

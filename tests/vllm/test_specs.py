@@ -5,14 +5,8 @@ from layers import attention, buffer, layout, linear, mla, sliding
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.layout.layout import Buffer, Layout
-from onnxkvrename.vllm.hybrid_blocks import align_blocks
-from onnxkvrename.vllm.specs import (
-    ModelSpecs,
-    ProjectionRequest,
-    RefusalError,
-    build_specs,
-    check_request,
-)
+from onnxkvrename.vllm.layer_specs import ModelSpecs, align_blocks, build_specs
+from onnxkvrename.vllm.specs import ProjectionRequest, RefusalError, check_request
 
 
 def of(*layers: tuple[Buffer, ...], tp: int = 1, block: int = 16, **sizes: int) -> ModelSpecs:

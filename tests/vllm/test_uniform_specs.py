@@ -4,8 +4,11 @@ import pytest
 from layers import attention, layout, linear, mla, sliding
 
 from onnxkvrename.layout.layout import Buffer
-from onnxkvrename.vllm.specs import VLLM_VERSIONS, KvCacheSpec, ProjectionRequest, build_specs
-from onnxkvrename.vllm.uniform_specs import (
+from onnxkvrename.vllm.layer_specs import build_specs
+from onnxkvrename.vllm.specs import (
+    VLLM_VERSIONS,
+    KvCacheSpec,
+    ProjectionRequest,
     build_merged_group,
     can_merge,
     count_most_common_page,

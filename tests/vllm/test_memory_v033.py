@@ -6,15 +6,15 @@ import pytest
 from layers import attention, gpt_oss, layout, linear, mla, sliding
 
 from onnxkvrename.layout.layout import Layout
-from onnxkvrename.vllm.projection import project_layout
-from onnxkvrename.vllm.specs import ProjectionRequest
-from onnxkvrename.vllm.v024 import (
+from onnxkvrename.vllm.memory import (
     Allocation,
     CanonicalKvCacheRef,
     CanonicalKvCaches,
     GroupLayer,
     Placement,
 )
+from onnxkvrename.vllm.projection import project_layout
+from onnxkvrename.vllm.specs import ProjectionRequest
 
 PAGE = 131_072
 """Of gpt-oss, in blocks of 64 tokens: 64 * 8 * (64 + 64) * 2."""
@@ -94,7 +94,7 @@ def test_pages_of_several_sizes_stand_side_by_side_in_a_block() -> None:
     assert found.canonical == CanonicalKvCaches(
         (32768,), ((CanonicalKvCacheRef(0, 32768),), (CanonicalKvCacheRef(0, 32768),))
     )
-    assert arranged(mixed, "LBHNC").grouping == 0
+    assert arranged(mixed, "LBHNC").grouping_index == 0
     assert arranged(mixed, "BHLNC").state == arranged(mixed, "LHBNC").state == "not met"
 
 

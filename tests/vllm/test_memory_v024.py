@@ -5,15 +5,15 @@ from __future__ import annotations
 from layers import attention, gpt_oss, layout, linear, mla, sliding
 
 from onnxkvrename.layout.layout import Layout
-from onnxkvrename.vllm.projection import project_layout
-from onnxkvrename.vllm.specs import ProjectionRequest
-from onnxkvrename.vllm.v024 import (
+from onnxkvrename.vllm.memory import (
     Allocation,
     CanonicalKvCacheRef,
     CanonicalKvCaches,
     GroupLayer,
     Placement,
 )
+from onnxkvrename.vllm.projection import project_layout
+from onnxkvrename.vllm.specs import ProjectionRequest
 
 
 def arranged(found: Layout, name: str, *tokens: int, block: int = 16) -> Allocation:

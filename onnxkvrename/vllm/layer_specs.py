@@ -1,0 +1,346 @@
+"""The specs of a layout's layers, with the block sizes that vLLM chooses for them.
+
+Shapes become specs as in ``get_kv_cache_spec`` of the layers in vLLM's
+``model_executor/layers/attention`` and ``mamba/abstract.py``; ``ModelConfig.get_num_kv_heads``
+(``config/model.py``) says what tensor parallelism leaves to a rank. Both are alike in 0.24.0
+and 0.33.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from onnxkvrename.layout.dims import count_elements
+from onnxkvrename.layout.kinds import BufferKind
+from onnxkvrename.layout.layout import Buffer, Layout
+from onnxkvrename.model.signature import Dim
+from onnxkvrename.vllm.specs import (
+    ATTENTION_ITEMSIZES,
+    MLA_KINDS,
+    STATE_ITEMSIZES,
+    WINDOWED_KINDS,
+    Condition,
+    KvCacheSpec,
+    ProjectionRequest,
+    Refusal,
+    RefusalError,
+    build_requirement,
+)
+
+_SINGLE_HEAD_SIZE_KINDS = ("cross_attention", "chunked_local_attention")
+_NO_KEY_VALUE_KINDS = MLA_KINDS | {"mamba", "unknown"}
+_MIN_MLA_BLOCK_SIZE = 128
+"""The smallest block of MLA in a hybrid in 0.33, in tokens."""
+
+
+class ModelSpecs(NamedTuple):
+    """The specs of a model.
+
+    Attributes:
+        specs: One for each layer and kind of cache, by layer number.
+        refusals: The layers that have no spec, with the reasons.
+        conditions: What must hold for the specs to be vLLM's.
+    """
+
+    specs: tuple[KvCacheSpec, ...]
+    refusals: tuple[Refusal, ...]
+    conditions: tuple[Condition, ...]
+
+
+def build_specs(layout: Layout, request: ProjectionRequest) -> ModelSpecs:
+    """Return the spec of each layer.
+
+    The parts of a layer that are of one kind make one spec. A layer may have two specs, such as
+    self and cross attention.
+    """
+    specs, refusals = list[KvCacheSpec](), list[Refusal]()
+    for buffers in _group_buffers(layout.buffers).values():
+        try:
+            specs.append(_build_spec(buffers, layout, request))
+        except RefusalError as error:
+            refusals.append(error.refusal)
+    conditions = tuple(_list_conditions(layout, specs, request))
+    return ModelSpecs(tuple(specs), tuple(_merge_refusals(refusals)), conditions)
+
+
+def align_blocks(
+    specs: Sequence[KvCacheSpec], request: ProjectionRequest
+) -> tuple[KvCacheSpec, ...]:
+    """Return the specs with the blocks of a hybrid: attention's grown, states padded to them.
+
+    A block of attention takes the fewest tokens whose page covers the largest state, in
+    multiples of the block size that was asked for. This follows ``_align_hybrid_block_size`` in
+    ``platforms/interface.py`` for every ``mamba_cache_mode`` but ``all`` and for backends that
+    accept the block size.
+
+    Returns:
+        The aligned specs; `specs` unchanged for a model without states or without attention.
+
+    Raises:
+        RefusalError: The attention layers differ in the bytes of a token. vLLM takes those of
+            the model's configuration, which the graph does not contain.
+    """
+    states = [spec for spec in specs if spec.kind == "mamba"]
+    attention = [spec for spec in specs if spec.kind != "mamba"]
+    if not states or not attention:
+        return tuple(specs)
+    token_bytes = _resolve_token_bytes(attention)
+    state_bytes = max(spec.unpadded_page_size for spec in states)
+    alignment = request.block_size
+    if request.vllm_version == "0.33" and any(spec.kind in MLA_KINDS for spec in attention):
+        alignment = max(alignment, _MIN_MLA_BLOCK_SIZE)
+    units = -(-state_bytes // (alignment * token_bytes))
+    block_size = max(request.block_size, units * alignment)
+    page_size = block_size * token_bytes
+    padded = None if page_size == state_bytes else page_size
+    return tuple(
+        spec._replace(page_size_padded=padded)
+        if spec.kind == "mamba"
+        else spec._replace(block_size=block_size)
+        for spec in specs
+    )
+
+
+def list_alignment_conditions(
+    specs: Iterable[KvCacheSpec], request: ProjectionRequest
+) -> tuple[Condition, ...]:
+    """Return what the block size of a hybrid depends on and a graph does not show."""
+    kinds = {spec.kind for spec in specs}
+    if "mamba" not in kinds or len(kinds) == 1:
+        return ()
+    why = f"the smallest block of each attention backend divides {request.block_size}"
+    return (build_requirement("block alignment", why),)
+
+
+def _resolve_token_bytes(attention: Iterable[KvCacheSpec]) -> int:
+    """Return the bytes of a token in attention, as vLLM aligns blocks.
+
+    vLLM builds a spec of one token without ``head_size_v``, so a value's head counts as large as
+    a key's.
+    """
+    sizes = {
+        spec.token_bytes
+        if spec.kind in MLA_KINDS
+        else spec._replace(head_size_v=spec.head_size).token_bytes
+        for spec in attention
+    }
+    if len(sizes) > 1:
+        raise RefusalError(
+            [spec.layer for spec in attention],
+            "attention layers of several sizes beside states: vLLM aligns blocks to one of them",
+            "not known: the graph does not say which the model's own is",
+        )
+    return sizes.pop()
+
+
+def _group_buffers(buffers: Iterable[Buffer]) -> dict[tuple[int, BufferKind], list[Buffer]]:
+    """Group buffers by layer and kind; cross attention follows the layer's own attention."""
+    groups: dict[tuple[int, BufferKind], list[Buffer]] = {}
+    for buffer in sorted(buffers, key=lambda b: (b.layer, b.kind == "cross_attention")):
+        groups.setdefault((buffer.layer, buffer.kind), []).append(buffer)
+    return groups
+
+
+def _merge_refusals(refusals: Iterable[Refusal]) -> Iterator[Refusal]:
+    """Merge refusals that differ in their layers only."""
+    layers: dict[Refusal, dict[int, None]] = {}
+    for refusal in refusals:
+        layers.setdefault(refusal._replace(layers=()), {}).update(dict.fromkeys(refusal.layers))
+    for refusal, merged_layers in layers.items():
+        yield refusal._replace(layers=tuple(merged_layers))
+
+
+def _build_spec(
+    buffers: Sequence[Buffer], layout: Layout, request: ProjectionRequest
+) -> KvCacheSpec:
+    """Build the spec of buffers of one layer and one kind."""
+    layer, kind = buffers[0].layer, buffers[0].kind
+    if kind == "unknown":
+        raise RefusalError(
+            [layer],
+            "every size is fixed, so a cache and a state look alike",
+            "export with a symbol for the context",
+        )
+    if kind == "mamba":
+        return _build_state_spec(buffers, layout, request)
+    dtypes = sorted({buffer.dtype for buffer in buffers})
+    if len(dtypes) > 1:
+        parts = " and ".join(dtypes)
+        raise RefusalError(
+            [layer], f"its parts are {parts}: a page of vLLM has one dtype", "give one"
+        )
+    dtype = _check_dtype(layer, dtypes[0], ATTENTION_ITEMSIZES)
+    tokens = [_resolve_token_shape(buffer, layout) for buffer in buffers]
+    window = _resolve_window(buffers, layout) if kind in WINDOWED_KINDS else None
+    if kind in MLA_KINDS:
+        heads, size, size_v = 1, _sum_latent_sizes(layer, tokens), 0
+    else:
+        heads, size, size_v = _resolve_heads(buffers, tokens, request.tensor_parallel_size)
+    return KvCacheSpec(layer, kind, request.block_size, heads, size, size_v, window, (), (dtype,))
+
+
+def _build_state_spec(
+    buffers: Sequence[Buffer], layout: Layout, request: ProjectionRequest
+) -> KvCacheSpec:
+    """Build the spec of a layer's states, whose first axis the ranks divide."""
+    layer, ranks = buffers[0].layer, request.tensor_parallel_size
+    shapes = [_resolve_sizes(buffer, layout)[1:] for buffer in buffers]
+    for shape in shapes:
+        if not shape:
+            raise RefusalError(
+                [layer], "a state has no axis behind the batch", "export it with one"
+            )
+        if shape[0] % ranks:
+            raise RefusalError(
+                [layer],
+                f"a state of {shape[0]} does not divide by {ranks} ranks",
+                "choose a tensor parallelism that divides it",
+                "KV619",
+            )
+    dtypes = tuple(_check_dtype(layer, buffer.dtype, STATE_ITEMSIZES) for buffer in buffers)
+    divided = tuple((shape[0] // ranks, *shape[1:]) for shape in shapes)
+    return KvCacheSpec(layer, "mamba", None, 0, 0, 0, None, divided, dtypes)
+
+
+def _check_dtype(layer: int, dtype: str, allowed: Iterable[str]) -> str:
+    if dtype not in allowed:
+        raise RefusalError(
+            [layer],
+            f"vLLM has no such cache in {dtype}",
+            f"it has {', '.join(allowed)}: compile for one of them, and give its custom_io.yaml",
+        )
+    return dtype
+
+
+def _resolve_sizes(buffer: Buffer, layout: Layout, context_axis: int = 0) -> tuple[int, ...]:
+    """Return the shape in numbers, with 1 for the batch (axis 0) and for the context."""
+    layer, part = [buffer.layer], buffer.part
+    if buffer.shape is None:
+        raise RefusalError(layer, f"the shape of {part} is not known", "export it with shapes")
+    sizes = list[int]()
+    for axis, dim in enumerate(layout.resolve_shape(buffer.shape)):
+        size = 1 if axis in (0, context_axis) else dim
+        if not isinstance(size, int) or size < 1:
+            hint = f"--dim {size}=SIZE says it" if isinstance(size, str) else "export it with sizes"
+            raise RefusalError(layer, f"a size of {part} is not known: {size}", hint)
+        sizes.append(size)
+    if count_elements(tuple(sizes)) is None:
+        raise RefusalError(layer, f"{part} is larger than any memory", "export it with sizes")
+    return tuple(sizes)
+
+
+def _resolve_token_shape(buffer: Buffer, layout: Layout) -> tuple[int, ...]:
+    """Return the sizes that one token adds: heads and head size, or the head size alone.
+
+    The encoder's tokens of cross attention, a fixed number, are on axis 2.
+    """
+    axis = buffer.sequence_axis
+    rank = 0 if buffer.shape is None else len(buffer.shape)
+    if axis is None and buffer.kind == "cross_attention" and rank == 4:
+        axis = 2
+    if axis is None or rank not in (3, 4):
+        raise RefusalError(
+            [buffer.layer], f"{buffer.part} has no known context axis", "export it with shapes"
+        )
+    sizes = _resolve_sizes(buffer, layout, axis)
+    return tuple(size for index, size in enumerate(sizes) if index not in (0, axis))
+
+
+def _resolve_window(buffers: Sequence[Buffer], layout: Layout) -> Dim:
+    windows = set(layout.resolve_shape(tuple(buffer.window for buffer in buffers)))
+    window = windows.pop()
+    if windows or window is None:
+        raise RefusalError(
+            [buffers[0].layer], "its window is not known, or not one", "export it with a symbol"
+        )
+    return window
+
+
+def _sum_latent_sizes(layer: int, tokens: Sequence[tuple[int, ...]]) -> int:
+    """Return the sizes of MLA's latent and rope together; every rank holds both whole."""
+    if len(tokens) < 2 or any(len(sizes) == 2 and sizes[0] != 1 for sizes in tokens):
+        raise RefusalError(
+            [layer], "a page of MLA holds one latent and its rope", "see what is missing: verify"
+        )
+    return sum(sizes[-1] for sizes in tokens)
+
+
+def _resolve_heads(
+    buffers: Sequence[Buffer], tokens: Sequence[tuple[int, ...]], ranks: int
+) -> tuple[int, int, int]:
+    """Return KV heads on one rank, and the sizes of a key's and a value's head."""
+    layer, kind = [buffers[0].layer], buffers[0].kind
+    sides = {
+        "value" if "value" in buffer.part else "key": sizes
+        for buffer, sizes in zip(buffers, tokens, strict=True)
+    }
+    if len(buffers) != 2 or len(sides) != 2:
+        raise RefusalError(layer, "a page holds a key and a value", "see what is missing: verify")
+    key, value = sides["key"], sides["value"]
+    if key[:-1] != value[:-1]:
+        raise RefusalError(layer, "key and value differ in their heads", "vLLM has one number")
+    if kind in _SINGLE_HEAD_SIZE_KINDS and key != value:
+        raise RefusalError(
+            layer, f"key and value of {kind} differ in size", "vLLM has one size for both"
+        )
+    if len(key) == 1 and ranks > 1:
+        raise RefusalError(
+            layer, "heads and size share one axis: what a rank has is not known", "give --tp 1"
+        )
+    heads = key[0] if len(key) == 2 else 1
+    # Ranks in excess of the heads hold copies; other remainders vLLM refuses at start-up.
+    if heads % ranks and ranks % heads:
+        raise RefusalError(
+            layer,
+            f"{heads} KV heads do not divide by {ranks} ranks, nor ranks by heads",
+            "choose a tensor parallelism that divides them, or a multiple of them",
+            "KV619",
+        )
+    return max(1, heads // ranks), key[-1], value[-1]
+
+
+def _list_conditions(
+    layout: Layout, specs: Sequence[KvCacheSpec], request: ProjectionRequest
+) -> Iterator[Condition]:
+    """Yield what the specs depend on and the graph does not show."""
+    kinds = {spec.kind for spec in specs}
+    dtypes = sorted({dtype for spec in specs if spec.kind != "mamba" for dtype in spec.dtypes})
+    if dtypes:
+        why = f"--kv-cache-dtype, or the model's dtype, is {' and '.join(dtypes)}"
+        yield build_requirement("kv_cache_dtype", why)
+        why = "the attention backend takes blocks undivided"
+        yield build_requirement("kernel block size", why)
+    yield build_requirement("layer order", "vLLM's layers register in the order of their numbers")
+    why = "one pipeline stage, no context parallelism, no draft model"
+    yield build_requirement("parallelism", why)
+    if len(kinds) > 1:
+        why = "it is on: the connector supports hybrids"
+        yield build_requirement("hybrid KV cache manager", why)
+    if any(map(_has_merged_heads, layout.buffers)):
+        yield build_requirement("heads", "heads and size share one axis: taken as one KV head")
+    if "cross_attention" in kinds:
+        why = "cross attention holds the encoder's tokens, not the prompt's"
+        yield build_requirement("encoder", why)
+    if "sliding_window_mla" in kinds:
+        why = "the model class has layers of sliding_window_mla, without alignment or compression"
+        yield build_requirement("sliding_window_mla", why)
+    if "mamba" in kinds:
+        yield from _list_state_conditions(request)
+
+
+def _has_merged_heads(buffer: Buffer) -> bool:
+    has_rank_3 = buffer.shape is not None and len(buffer.shape) == 3
+    return has_rank_3 and buffer.kind not in _NO_KEY_VALUE_KINDS
+
+
+def _list_state_conditions(request: ProjectionRequest) -> Iterator[Condition]:
+    why = "vLLM keeps the kernel's length less 1, and the graph shows the same"
+    yield build_requirement("conv state", why)
+    why = "--mamba-cache-dtype and --mamba-ssm-cache-dtype are the graph's"
+    yield build_requirement("state dtype", why)
+    why = "it is none: one block for a request, without align or all"
+    yield build_requirement("mamba_cache_mode", why)
+    if request.tensor_parallel_size > 1:
+        why = "vLLM divides the first axis of each state, and its groups divide by the ranks too"
+        yield build_requirement("state shards", why)

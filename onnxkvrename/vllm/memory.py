@@ -1,0 +1,121 @@
+"""Places of pages in memory, in terms that hold for every version of vLLM.
+
+`memory_v024` and `memory_v033` fill these types for their versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from onnxkvrename.vllm.nixl import NixlTransfer
+from onnxkvrename.vllm.specs import Condition, ConditionState, KvCacheGroup, combine_states
+
+
+class GroupLayer(NamedTuple):
+    """A layer of a group, by the group's index and the layer's number."""
+
+    group: int
+    layer: int
+
+
+class Placement(NamedTuple):
+    """The place of some layers' pages in memory: vLLM's ``KVCacheTensor``.
+
+    The page of block ``b`` of the l-th member starts at byte
+    ``offset + l * layer_stride + b * block_stride``.
+
+    Attributes:
+        members: The layers. Without a `layer_stride` they share the place, which is sound
+            because a block belongs to one group at a time.
+        page_size: Bytes of a page.
+        offset: Where the first member's block 0 starts, in bytes.
+        layer_stride: Bytes from a member to the next one.
+        block_stride: Bytes from a block to the next one.
+        per_block: Whether `offset` and `layer_stride` are to be multiplied by the number of
+            blocks, as in layouts with layers outermost.
+    """
+
+    members: tuple[GroupLayer, ...]
+    page_size: int
+    offset: int
+    layer_stride: int
+    block_stride: int
+    per_block: bool = False
+
+
+class CanonicalKvCacheRef(NamedTuple):
+    """A layer's data in the canonical view.
+
+    Attributes:
+        tensor: The index of the tensor.
+        page_size: Bytes of the tensor's page that hold data, without padding.
+    """
+
+    tensor: int
+    page_size: int
+
+
+class CanonicalKvCaches(NamedTuple):
+    """The canonical view of a KV cache (vllm-project/vllm#37853): unique tensors of bytes.
+
+    Attributes:
+        tensors: The second size of each tensor of shape ``(blocks, page_size)``, in bytes.
+        references: The layers' data in these tensors, for each group.
+    """
+
+    tensors: tuple[int, ...]
+    references: tuple[tuple[CanonicalKvCacheRef, ...], ...]
+
+
+class Allocation(NamedTuple):
+    """A way in which vLLM may put the pages of groups into memory.
+
+    Fields without a default say what is known before anything is placed; an allocation that is
+    not possible has only these.
+
+    Attributes:
+        name: vLLM's name of it, in 0.33 that of a memory layout.
+        conditions: What must hold for vLLM to take it.
+        grouping_index: The index of the grouping that it goes by.
+        bytes_per_block: Bytes that one block takes in all tensors; ``None`` if not possible.
+        padding_share: The part of one block of each group that holds no data, from 0 to 1.
+        placements: The places of all pages.
+        canonical: The canonical view; ``None`` if it is not known.
+        transfers: What NIXL moves, for each prompt length.
+        is_default: Whether vLLM takes it unless something asks for another.
+    """
+
+    name: str
+    conditions: tuple[Condition, ...]
+    grouping_index: int = 0
+    bytes_per_block: int | None = None
+    padding_share: float | None = None
+    placements: tuple[Placement, ...] = ()
+    canonical: CanonicalKvCaches | None = None
+    transfers: tuple[NixlTransfer, ...] = ()
+    is_default: bool = False
+
+    @property
+    def state(self) -> ConditionState:
+        """The state of all conditions together."""
+        return combine_states(self.conditions)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether no condition fails."""
+        return self.state != "not met"
+
+
+def compute_padding_share(groups: Sequence[KvCacheGroup], bytes_per_block: int) -> float:
+    """Return the part that holds no data, of one block for each group."""
+    data_bytes = sum(spec.unpadded_page_size for group in groups for spec in group.specs)
+    return round(1 - data_bytes / (bytes_per_block * len(groups)), 6)
+
+
+def build_single_tensor_caches(
+    groups: Sequence[KvCacheGroup], block_stride: int
+) -> CanonicalKvCaches:
+    """Return the canonical view of blocks that hold all layers: one tensor for all groups."""
+    reference = CanonicalKvCacheRef(0, block_stride)
+    return CanonicalKvCaches((block_stride,), tuple((reference,) for _ in groups))

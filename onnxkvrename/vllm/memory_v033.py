@@ -1,0 +1,278 @@
+"""The ways in which vLLM 0.33 allocates groups: one allocation, in the order of a memory layout.
+
+This follows 0.33.0: ``v1/kv_cache_layout.py``, ``v1/kv_cache_interface.py``
+(``compute_layout_strides``), ``v1/core/kv_cache_planning.py``
+(``get_kv_cache_config_from_groups``, ``validate_kv_cache_layout``),
+``v1/attention/backends/utils.py`` (``resolve_kv_cache_layout``,
+``get_supported_kv_cache_layouts``), and the offloading and NIXL connectors. It supposes that no
+layer asks for an alignment of its blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from onnxkvrename.vllm.groups import Grouping
+from onnxkvrename.vllm.memory import (
+    Allocation,
+    CanonicalKvCacheRef,
+    CanonicalKvCaches,
+    GroupLayer,
+    Placement,
+    build_single_tensor_caches,
+    compute_padding_share,
+)
+from onnxkvrename.vllm.nixl import NixlRegion, count_blocks, explain_unknown_blocks, transfer_v033
+from onnxkvrename.vllm.specs import (
+    MLA_KINDS,
+    Condition,
+    KvCacheGroup,
+    KvCacheSpec,
+    build_requirement,
+    decide_condition,
+)
+
+KV_CACHE_LAYOUTS = ("LBNHC", "LBHNC", "BLNHC", "BLHNC", "BHLNC", "LHBNC")
+"""Orders of layer, block, head, token and content, outermost first; as vLLM prefers them.
+
+The first one is taken where no attention backend, no connector and no user says otherwise.
+"""
+
+_REMOVED_ALLOCATIONS = ("canonical", "packed")
+_REMOVAL_REASON = "vLLM 0.33 has none: in a layout with B outermost one block holds all layers"
+
+
+def build_allocations_v033(
+    specs: Sequence[KvCacheSpec],
+    layer_outermost: Grouping,
+    block_outermost: Grouping,
+    prompt_lengths: Sequence[int],
+) -> tuple[Allocation, ...]:
+    """Return what each memory layout makes of the groups.
+
+    Args:
+        specs: The specs of all layers, before grouping changes their blocks.
+        layer_outermost: The grouping for layouts that do not have blocks outermost, index 0.
+        block_outermost: The grouping for layouts that do, index 1.
+        prompt_lengths: Lengths of prompts in tokens; the transfer of each is counted.
+
+    Returns:
+        An allocation for each layout and for each one that only 0.24 has, impossible ones
+        included; none if there are no groups.
+    """
+    groupings = (layer_outermost, block_outermost)
+    if not any(grouping.groups for grouping in groupings):
+        return ()
+    removal = (Condition("version", "not met", _REMOVAL_REASON),)
+    return (
+        *(_build_allocation(name, specs, groupings, prompt_lengths) for name in KV_CACHE_LAYOUTS),
+        *(Allocation(name, removal) for name in _REMOVED_ALLOCATIONS),
+    )
+
+
+def is_block_outermost(layout: str) -> bool:
+    """Return whether one block holds all layers (``KVCacheLayout.is_block_outermost``)."""
+    return layout.startswith("B")
+
+
+def _is_block_compact(layout: str) -> bool:
+    """Return whether a page is one piece of memory (``KVCacheLayout.is_block_compact``)."""
+    return set(layout[:2]) == {"L", "B"}
+
+
+def _build_allocation(
+    layout: str,
+    specs: Sequence[KvCacheSpec],
+    groupings: tuple[Grouping, Grouping],
+    prompt_lengths: Sequence[int],
+) -> Allocation:
+    grouping_index = int(is_block_outermost(layout))
+    grouping = groupings[grouping_index]
+    allocation = Allocation(
+        layout,
+        tuple(_list_conditions(layout, specs, grouping)),
+        grouping_index,
+        is_default=layout == KV_CACHE_LAYOUTS[0],
+    )
+    if not allocation.is_possible:
+        return allocation
+    groups = grouping.groups
+    bytes_per_block = max(group.bytes_per_block for group in groups)
+    placements = tuple(_place_groups(layout, groups, bytes_per_block))
+    unknown = _explain_unknown_regions(layout, groups)
+    regions = None
+    if unknown is None:
+        regions = _build_regions(layout, groups, placements, bytes_per_block)
+        unknown = explain_unknown_blocks(groups)
+    return allocation._replace(
+        bytes_per_block=bytes_per_block,
+        padding_share=compute_padding_share(groups, bytes_per_block),
+        placements=placements,
+        canonical=_build_canonical_caches(layout, groups, placements),
+        transfers=tuple(
+            transfer_v033(length, count_blocks(groups, length), regions, unknown)
+            for length in prompt_lengths
+        ),
+    )
+
+
+def _list_conditions(
+    layout: str, specs: Iterable[KvCacheSpec], grouping: Grouping
+) -> Iterator[Condition]:
+    """Yield the conditions of a layout (``validate_kv_cache_layout``)."""
+    if grouping.refusal is not None:
+        yield Condition("groups", "not met", grouping.refusal.reason)
+        return
+    is_compact = _is_block_compact(layout)
+    page_shapes = {
+        (_count_heads(spec), _count_block_tokens(spec), spec.page_size) for spec in specs
+    }
+    are_alike = len(page_shapes) == 1
+    yield decide_condition(
+        "pages alike",
+        are_alike or is_compact,
+        "pages are alike" if are_alike else "a page is one piece of memory",
+        why_not="pages differ in heads, tokens or size, and are not one piece of memory",
+    )
+    takes_several_sizes = is_compact and (is_block_outermost(layout) or len(grouping.groups) == 1)
+    yield decide_condition(
+        "one page size",
+        grouping.uniform_page_size is not None or takes_several_sizes,
+        "all groups fit into the same memory",
+        why_not="pages are of several sizes, and not side by side in a block",
+    )
+    if layout == KV_CACHE_LAYOUTS[0]:
+        why = "no attention backend, no connector and no VLLM_KV_CACHE_LAYOUT asks for another"
+    else:
+        why = "all attention backends take it, and they, a connector or the user ask for it"
+    yield build_requirement("layout", why)
+    yield build_requirement(
+        "page content", "the backend stores key and value as they are, unaligned"
+    )
+
+
+def _place_groups(
+    layout: str, groups: Iterable[KvCacheGroup], bytes_per_block: int
+) -> Iterator[Placement]:
+    """Place each group from byte 0 on, layers with equal specs together."""
+    for group_index, group in enumerate(groups):
+        offset = 0
+        for specs in _bucket_equal_specs(group):
+            page_size = specs[0].page_size
+            # Where heads are outside of layers or blocks, a stride covers one head only.
+            stride = page_size if _is_block_compact(layout) else page_size // _count_heads(specs[0])
+            members = tuple(GroupLayer(group_index, spec.layer) for spec in specs)
+            if is_block_outermost(layout):
+                yield Placement(members, page_size, offset, stride, bytes_per_block)
+            else:
+                yield Placement(members, page_size, offset, page_size, stride, per_block=True)
+            offset += len(specs) * page_size
+
+
+def _bucket_equal_specs(group: KvCacheGroup) -> list[list[KvCacheSpec]]:
+    if not group.has_per_layer_specs:
+        return [list(group.specs)]
+    buckets: dict[KvCacheSpec, list[KvCacheSpec]] = {}
+    for spec in group.specs:
+        buckets.setdefault(spec.without_layer, []).append(spec)
+    return list(buckets.values())
+
+
+def _build_canonical_caches(
+    layout: str, groups: Sequence[KvCacheGroup], placements: Sequence[Placement]
+) -> CanonicalKvCaches | None:
+    """Build the offloading connector's view; ``None`` where it is not known.
+
+    Blocks that hold more than a page are one tensor. Otherwise layers whose pages start at one
+    place share a tensor; tensors are numbered in the order of the groups.
+    """
+    specs = {
+        GroupLayer(group_index, spec.layer): spec
+        for group_index, group in enumerate(groups)
+        for spec in group.specs
+    }
+    if layout == "LHBNC" and any(_count_heads(spec) > 1 for spec in specs.values()):
+        return None
+    block_stride = placements[0].block_stride
+    strided = [spec for spec in specs.values() if spec.page_size != block_stride]
+    if is_block_outermost(layout) and strided:
+        has_strided_attention = any(spec.kind != "mamba" for spec in strided)
+        return build_single_tensor_caches(groups, block_stride) if has_strided_attention else None
+    starts = {member: start for member, start, _ in _locate_members(placements)}
+    tensor_indexes: dict[tuple[int, int], int] = {}
+    for member, spec in specs.items():
+        tensor_indexes.setdefault((starts[member], spec.page_size), len(tensor_indexes))
+    references = tuple(
+        tuple(
+            CanonicalKvCacheRef(
+                tensor_indexes[starts[GroupLayer(group_index, spec.layer)], spec.page_size],
+                spec.unpadded_page_size,
+            )
+            for spec in group.specs
+        )
+        for group_index, group in enumerate(groups)
+    )
+    return CanonicalKvCaches(tuple(page_size for _, page_size in tensor_indexes), references)
+
+
+def _locate_members(placements: Iterable[Placement]) -> Iterator[tuple[GroupLayer, int, int]]:
+    """Yield each layer with the start of its first page and the size of a page, in bytes."""
+    for placement in placements:
+        for index, member in enumerate(placement.members):
+            yield member, placement.offset + index * placement.layer_stride, placement.page_size
+
+
+def _build_regions(
+    layout: str,
+    groups: Sequence[KvCacheGroup],
+    placements: Sequence[Placement],
+    bytes_per_block: int,
+) -> tuple[NixlRegion, ...]:
+    """Build the regions that NIXL registers (``register_kv_caches``), where they are known."""
+    specs = [spec for group in groups for spec in group.specs]
+    has_mla = any(spec.kind in MLA_KINDS for spec in specs)
+    if is_block_outermost(layout) and (
+        has_mla or not all(_is_contiguous_page(layout, spec) for spec in specs)
+    ):
+        return (NixlRegion(bytes_per_block, frozenset(range(len(groups)))),)
+    multiplicity = _count_heads(specs[0]) if layout == "LHBNC" else 1
+    groups_by_place: dict[tuple[int, int], set[int]] = {}
+    for member, start, page_size in _locate_members(placements):
+        groups_by_place.setdefault((start, page_size), set()).add(member.group)
+    return tuple(
+        NixlRegion(page_size // multiplicity, frozenset(group_indexes), multiplicity)
+        for (_, page_size), group_indexes in groups_by_place.items()
+    )
+
+
+def _explain_unknown_regions(layout: str, groups: Iterable[KvCacheGroup]) -> str | None:
+    """Return why the regions that NIXL registers are not known; ``None`` where they are."""
+    specs = [spec for group in groups for spec in group.specs]
+    if any(spec.kind == "mamba" for spec in specs):
+        return "which regions NIXL registers for states"
+    mla_flags = {spec.kind in MLA_KINDS for spec in specs}
+    if len(mla_flags) > 1:
+        return "which regions NIXL registers where only some layers are MLA"
+    contiguous_flags = {_is_contiguous_page(layout, spec) for spec in specs}
+    if is_block_outermost(layout) and True not in mla_flags and len(contiguous_flags) > 1:
+        return "which regions NIXL registers where only some pages are one piece of memory"
+    return None
+
+
+def _is_contiguous_page(layout: str, spec: KvCacheSpec) -> bool:
+    """Return whether a page is one piece of memory in its logical order, without padding."""
+    if spec.page_size_padded is not None:
+        return False
+    if layout == "BLHNC" or _count_heads(spec) == 1:
+        return True
+    return layout == "BLNHC" and _count_block_tokens(spec) == 1
+
+
+def _count_heads(spec: KvCacheSpec) -> int:
+    """Return vLLM's ``num_heads``."""
+    return 1 if spec.kind == "mamba" else spec.kv_heads
+
+
+def _count_block_tokens(spec: KvCacheSpec) -> int:
+    """Return vLLM's ``num_states``."""
+    return 1 if spec.kind == "mamba" else spec.block_size or 1
