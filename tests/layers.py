@@ -96,6 +96,6 @@ def layout(*layers: Iterable[Buffer], sizes: Mapping[str, int] | None = None) ->
 def gpt_oss() -> Layout:
     """gpt-oss-20b: 24 layers, every other one with a window of 128 tokens."""
     return layout(
-        *(attention(at) if at % 2 else sliding(at) for at in range(24)),
+        *(attention(layer) if layer % 2 else sliding(layer) for layer in range(24)),
         sizes={"sliding_window": 128},
     )

@@ -1,4 +1,4 @@
-"""Where vLLM 0.33 puts pages; the figures are worked out by hand."""
+"""The allocations of vLLM 0.33; the figures are worked out by hand."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from onnxkvrename.vllm.projection import project_layout
 from onnxkvrename.vllm.specs import ProjectionRequest
 
 PAGE = 131_072
-"""Of gpt-oss, in blocks of 64 tokens: 64 * 8 * (64 + 64) * 2."""
+"""Bytes of a page of gpt-oss in blocks of 64 tokens: 64 * 8 * (64 + 64) * 2."""
 
 
-def arranged(found: Layout, name: str, *tokens: int, block: int = 16) -> Allocation:
-    projection = project_layout(
-        found, ProjectionRequest(block, vllm_version="0.33", prompt_lengths=tokens)
-    )
-    return next(one for one in projection.allocations if one.name == name)
+def allocate(model: Layout, name: str, *prompt_lengths: int, block_size: int = 16) -> Allocation:
+    """The allocation of that name, with a transfer for each prompt length."""
+    request = ProjectionRequest(block_size, vllm_version="0.33", prompt_lengths=prompt_lengths)
+    allocations = project_layout(model, request).allocations
+    return next(allocation for allocation in allocations if allocation.name == name)
 
 
 @pytest.mark.parametrize(
@@ -41,11 +41,11 @@ def arranged(found: Layout, name: str, *tokens: int, block: int = 16) -> Allocat
 def test_gpt_oss_in_every_layout(
     name: str, layer_stride: int, block_stride: int, per_block: bool
 ) -> None:
-    found = arranged(gpt_oss(), name, block=64)
-    assert (found.state, found.bytes_per_block) == ("requires", 12 * PAGE)
-    assert found.placements == tuple(
+    allocation = allocate(gpt_oss(), name, block_size=64)
+    assert (allocation.state, allocation.bytes_per_block) == ("requires", 12 * PAGE)
+    assert allocation.placements == tuple(
         Placement(
-            tuple(GroupLayer(number, at) for at in range(number, 24, 2)),
+            tuple(GroupLayer(number, layer) for layer in range(number, 24, 2)),
             PAGE,
             0,
             layer_stride,
@@ -67,122 +67,122 @@ def test_gpt_oss_in_every_layout(
         ("BHLNC", 1, 12 * PAGE),
     ],
 )
-def test_a_prompt_of_gpt_oss_takes_as_many_bytes_in_every_layout(
+def test_a_prompt_of_gpt_oss_moves_equal_bytes_in_every_layout(
     name: str, regions: int, size: int
 ) -> None:
-    (transfer,) = arranged(gpt_oss(), name, 17_664, block=64).transfers
+    (transfer,) = allocate(gpt_oss(), name, 17_664, block_size=64).transfers
     assert (transfer.blocks, transfer.regions) == ((3, 276), regions)
     assert transfer.descriptors == 279 * regions
     assert transfer.bytes == 279 * regions * size == 438_829_056
 
 
-def test_what_0_33_has_no_more_is_said() -> None:
+def test_allocations_of_0_24_that_0_33_removed_are_not_met() -> None:
     for name in ("canonical", "packed"):
-        found = arranged(gpt_oss(), name)
-        assert (found.state, found.placements) == ("not met", ())
-        assert "in a layout with B outermost one block" in found.conditions[0].why
+        allocation = allocate(gpt_oss(), name)
+        assert (allocation.state, allocation.placements) == ("not met", ())
+        assert "in a layout with B outermost one block" in allocation.conditions[0].why
 
 
-def test_pages_of_several_sizes_stand_side_by_side_in_a_block() -> None:
+def test_pages_of_several_sizes_are_side_by_side_in_a_block() -> None:
     mixed = layout(attention(0), sliding(1, heads=3, window=32), sliding(2, heads=3, window=32))
-    found = arranged(mixed, "BLHNC", 100)
-    assert found.placements == (
+    allocation = allocate(mixed, "BLHNC", 100)
+    assert allocation.placements == (
         Placement((GroupLayer(0, 0),), 32768, 0, 32768, 32768),
         Placement((GroupLayer(1, 1), GroupLayer(1, 2)), 12288, 0, 12288, 32768),
     )
-    assert found.padding_share == round((32768 - 24576) / 65536, 6)
-    assert found.canonical == CanonicalKvCaches(
+    assert allocation.padding_share == round((32768 - 24576) / 65536, 6)
+    assert allocation.canonical == CanonicalKvCaches(
         (32768,), ((CanonicalKvCacheRef(0, 32768),), (CanonicalKvCacheRef(0, 32768),))
     )
-    assert arranged(mixed, "LBHNC").grouping_index == 0
-    assert arranged(mixed, "BHLNC").state == arranged(mixed, "LHBNC").state == "not met"
+    assert allocate(mixed, "LBHNC").grouping_index == 0
+    assert allocate(mixed, "BHLNC").state == allocate(mixed, "LHBNC").state == "not met"
 
 
-def test_one_group_with_pages_of_several_sizes_needs_no_block_for_all() -> None:
+def test_one_group_may_have_pages_of_several_sizes_with_layers_outermost() -> None:
     uneven = layout(attention(0), attention(1, heads=2))
-    found = arranged(uneven, "LBHNC", 100)
-    assert found.placements == (
+    allocation = allocate(uneven, "LBHNC", 100)
+    assert allocation.placements == (
         Placement((GroupLayer(0, 0),), 32768, 0, 32768, 32768, per_block=True),
         Placement((GroupLayer(0, 1),), 8192, 32768, 8192, 8192, per_block=True),
     )
-    assert found.canonical == CanonicalKvCaches(
+    assert allocation.canonical == CanonicalKvCaches(
         (32768, 8192), ((CanonicalKvCacheRef(0, 32768), CanonicalKvCacheRef(1, 8192)),)
     )
-    assert [(t.regions, t.descriptors, t.bytes) for t in found.transfers] == [
+    assert [(t.regions, t.descriptors, t.bytes) for t in allocation.transfers] == [
         (2, 14, 7 * (32768 + 8192))
     ]
 
 
-def test_layers_with_one_spec_stand_together() -> None:
-    found = arranged(layout(attention(0), attention(1, heads=2), attention(2)), "LBHNC")
-    assert [(place.members, place.offset) for place in found.placements] == [
+def test_layers_with_equal_specs_are_placed_together() -> None:
+    allocation = allocate(layout(attention(0), attention(1, heads=2), attention(2)), "LBHNC")
+    assert [(place.members, place.offset) for place in allocation.placements] == [
         ((GroupLayer(0, 0), GroupLayer(0, 2)), 0),
         ((GroupLayer(0, 1),), 65536),
     ]
 
 
-def test_states_alone_in_a_block_for_all_have_no_known_canonical_view() -> None:
+def test_states_without_attention_in_a_shared_block_have_no_known_canonical_view() -> None:
     states = layout(linear(0), linear(1))
-    assert arranged(states, "BLHNC").canonical is None
-    assert arranged(states, "LBHNC").canonical == CanonicalKvCaches(
+    assert allocate(states, "BLHNC").canonical is None
+    assert allocate(states, "LBHNC").canonical == CanonicalKvCaches(
         (1_097_728, 1_097_728),
         ((CanonicalKvCacheRef(0, 1_097_728), CanonicalKvCacheRef(1, 1_097_728)),),
     )
 
 
-def test_a_group_with_a_layer_more_has_a_region_to_itself() -> None:
+def test_the_last_layer_of_a_larger_group_has_its_own_region() -> None:
     # Three windows and four whole layers: groups of four, one place empty.
-    kinds = [sliding(at, window=16) if at % 2 else attention(at) for at in range(7)]
-    found = arranged(layout(*kinds), "LBHNC", 160)
-    (transfer,) = found.transfers
+    layers = [sliding(layer, window=16) if layer % 2 else attention(layer) for layer in range(7)]
+    allocation = allocate(layout(*layers), "LBHNC", 160)
+    (transfer,) = allocation.transfers
     assert transfer.blocks == (10, 2)
     assert transfer.descriptors == 3 * (10 + 2) + 1 * 10
     assert transfer.bytes == 46 * 32768
-    assert found.padding_share == round(1 / 8, 6)
-    assert found.canonical is not None
-    assert [len(refs) for refs in found.canonical.references] == [4, 3]
-    assert found.canonical.tensors == (32768,) * 4
+    assert allocation.padding_share == round(1 / 8, 6)
+    assert allocation.canonical is not None
+    assert [len(refs) for refs in allocation.canonical.references] == [4, 3]
+    assert allocation.canonical.tensors == (32768,) * 4
 
 
-def test_mla_in_a_block_for_all_layers_is_moved_as_one_piece() -> None:
+def test_mla_in_a_shared_block_is_one_region() -> None:
     latents = layout(mla(0), mla(1))
-    (transfer,) = arranged(latents, "BLHNC", 100).transfers
+    (transfer,) = allocate(latents, "BLHNC", 100).transfers
     assert (transfer.regions, transfer.descriptors, transfer.bytes) == (1, 7, 7 * 36864)
-    (transfer,) = arranged(latents, "LBHNC", 100).transfers
+    (transfer,) = allocate(latents, "LBHNC", 100).transfers
     assert (transfer.regions, transfer.descriptors, transfer.bytes) == (2, 14, 7 * 36864)
 
 
-def test_mla_that_cannot_be_padded_goes_with_b_outermost_only() -> None:
+def test_mla_that_cannot_be_padded_requires_blocks_outermost() -> None:
     mixed = layout(mla(0), attention(1, kind="chunked_local_attention", window=128))
-    refused = arranged(mixed, "LBHNC")
+    refused = allocate(mixed, "LBHNC")
     assert (refused.state, refused.conditions[0].name) == ("not met", "groups")
-    assert arranged(mixed, "BLHNC").state == "requires"
+    assert allocate(mixed, "BLHNC").state == "requires"
 
 
-def test_what_nixl_makes_of_states_in_0_33_is_not_known() -> None:
-    found = arranged(layout(attention(0, heads=2, size=256), linear(1)), "LBHNC", 600)
-    (transfer,) = found.transfers
+def test_regions_of_states_are_not_known() -> None:
+    allocation = allocate(layout(attention(0, heads=2, size=256), linear(1)), "LBHNC", 600)
+    (transfer,) = allocation.transfers
     assert transfer.blocks == (2, 1)
     assert (transfer.regions, transfer.descriptors, transfer.bytes) == (None, None, None)
-    assert found.canonical == CanonicalKvCaches(
+    assert allocation.canonical == CanonicalKvCaches(
         (544 * 2048,), ((CanonicalKvCacheRef(0, 544 * 2048),), (CanonicalKvCacheRef(0, 1_097_728),))
     )
 
 
-def test_pages_of_which_only_some_are_in_one_piece_are_not_known_to_nixl() -> None:
+def test_regions_are_not_known_if_only_some_pages_are_contiguous() -> None:
     uneven = layout(attention(0, heads=1, size=512), attention(1, heads=8, size=32))
-    assert arranged(uneven, "BLNHC", 100).transfers[0].regions is None
-    assert arranged(uneven, "BLHNC", 100).transfers[0].regions == 2
+    assert allocate(uneven, "BLNHC", 100).transfers[0].regions is None
+    assert allocate(uneven, "BLHNC", 100).transfers[0].regions == 2
 
 
-def test_however_many_heads_stand_outside_of_blocks_regions_are_counted_at_once() -> None:
+def test_regions_of_very_many_heads_are_counted_without_listing_them() -> None:
     many = layout(attention(0, heads=1 << 40, size=2))
-    (transfer,) = arranged(many, "LHBNC", 1).transfers
+    (transfer,) = allocate(many, "LHBNC", 1).transfers
     assert (transfer.regions, transfer.descriptors) == (1 << 40, 1 << 40)
     assert transfer.bytes == 16 * 4 * 2 << 40
 
 
 def test_heads_outside_of_blocks_have_no_known_canonical_view() -> None:
-    assert arranged(gpt_oss(), "LHBNC").canonical is None
+    assert allocate(gpt_oss(), "LHBNC").canonical is None
     single = layout(attention(0, heads=1), attention(1, heads=1))
-    assert arranged(single, "LHBNC").canonical == arranged(single, "LBHNC").canonical
+    assert allocate(single, "LHBNC").canonical == allocate(single, "LBHNC").canonical
