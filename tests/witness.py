@@ -1,0 +1,214 @@
+"""vLLM's own plan for an architecture, as an independent witness."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from architectures import Architecture, LayerShape
+from vllmwheel import DTYPES, WheelModules, find_wheel, make_config
+
+BLOCK_COUNT = 7
+"""The number of blocks, a prime that nothing else is a multiple of."""
+REFUSALS = (AssertionError, NotImplementedError, ValueError, StopIteration)
+"""The exceptions with which vLLM refuses; the last one where a group would be empty."""
+_SPEC_CLASSES = {
+    "full_attention": "FullAttentionSpec",
+    "sliding_window": "SlidingWindowSpec",
+    "mla_attention": "MLAAttentionSpec",
+    "sliding_window_mla": "SlidingWindowMLASpec",
+    "chunked_local_attention": "ChunkedLocalAttentionSpec",
+    "cross_attention": "CrossAttentionSpec",
+}
+
+
+class Witness:
+    """vLLM of one version; skips the test where its wheel is missing."""
+
+    def __init__(self, version: str) -> None:
+        wheel = find_wheel(version)
+        if isinstance(wheel, str):
+            pytest.skip(wheel)
+        self.is_v024 = version == "0.24.0"
+        self.modules = WheelModules(wheel)
+        with self.modules.importable():
+            import torch
+            import vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler as scheduler
+            import vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker as worker
+            import vllm.platforms.interface as platforms
+            import vllm.v1.kv_cache_interface as interface
+
+            if self.is_v024:
+                import vllm.v1.core.kv_cache_utils as planning
+            else:
+                import vllm.v1.core.kv_cache_planning as planning
+
+                planning.get_hisparse_kv_cache_groups = lambda *_: None
+            self.torch, self.interface, self.planning = torch, interface, planning
+            self.platform = platforms.Platform
+            self.scheduler = scheduler.NixlBaseConnectorScheduler
+            self.worker = worker.NixlBaseConnectorWorker
+
+    def make_specs(self, architecture: Architecture, *, indexed: bool = True) -> dict[str, Any]:
+        """Return vLLM's spec of each layer, by layer number as text, with aligned blocks.
+
+        `indexed` says whether the backend indexes pages by block stride.
+        """
+        block_size, padded = self._align_blocks(architecture)
+        return {
+            str(index): self._make_spec(layer, architecture.tp, block_size, padded, indexed)
+            for index, layer in enumerate(architecture.layers)
+        }
+
+    def make_groups(
+        self, architecture: Architecture, *, indexed: bool = True, **settings: Any
+    ) -> Any:
+        """Return vLLM's groups, or ``None`` where it refuses or loses layers."""
+        specs = self.make_specs(architecture, indexed=indexed)
+        with self.modules.importable():
+            try:
+                groups = self.planning.get_kv_cache_groups(make_config(**settings), dict(specs))
+            except REFUSALS:
+                return None
+        has_all_layers = sum(len(group.layer_names) for group in groups) == len(specs)
+        return groups if has_all_layers else None
+
+    def make_plan(self, architecture: Architecture, **settings: Any) -> Any:
+        """Return vLLM's groups and tensors for `BLOCK_COUNT` blocks, or ``None``."""
+        groups = self.make_groups(architecture, **settings)
+        if groups is None:
+            return None
+        config = make_config(**settings)
+        with self.modules.importable():
+            try:
+                memory = BLOCK_COUNT * int(self.planning._pool_bytes_per_block(config, groups))
+                return self.planning.get_kv_cache_config_from_groups(config, groups, memory)
+            except REFUSALS:
+                return None
+
+    def count_descriptors(
+        self, plan: Any, block_size: int, prompt_length: int, regions: int
+    ) -> list[int]:
+        """Return the blocks of each group that NIXL transfers, then all descriptors."""
+        config = make_config()
+        config.cache_config.block_size = block_size
+        config.parallel_config.data_parallel_index = _Port()
+        config.kv_transfer_config.kv_buffer_device = "cuda"
+        config.kv_transfer_config.get_from_extra_config = lambda _, default: default
+        groups = plan.kv_cache_groups
+        specs = [_get_first_spec(group) for group in groups]
+        cache_config = SimpleNamespace(
+            kv_cache_groups=[
+                SimpleNamespace(kv_cache_spec=spec, layer_names=group.layer_names)
+                for spec, group in zip(specs, groups, strict=True)
+            ]
+        )
+        with self.modules.importable():
+            scheduler = self.scheduler(config, "engine", cache_config)
+            state_flags = [hasattr(spec, "shapes") for spec in specs]
+            block_ids = tuple(
+                [*range(1 if is_state else -(-prompt_length // spec.block_size))]
+                for spec, is_state in zip(specs, state_flags, strict=True)
+            )
+            clipped = scheduler.get_sw_clipped_blocks(block_ids)
+            worker = SimpleNamespace(
+                num_regions=regions,
+                block_len_per_layer=[0] * len(plan.kv_cache_tensors),
+                _has_mamba=any(state_flags),
+                _group_spec_types=tuple(map(type, specs)),
+            )
+            descriptors = self.worker._compute_desc_ids(worker, clipped, 10**6, None, 1)
+        return [*map(len, clipped), len(descriptors)]
+
+    def count_page_shapes(self, architecture: Architecture) -> int:
+        """Return how many shapes of pages vLLM's resolution of the layout counts."""
+        specs = self.make_specs(architecture).values()
+        with self.modules.importable():
+            return len({(spec.num_heads, spec.num_states, spec.page_size_bytes) for spec in specs})
+
+    def _make_spec(
+        self, layer: LayerShape, tp: int, block_size: int, padded: int | None, indexed: bool = True
+    ) -> Any:
+        """Make the spec that the model's layer would give vLLM."""
+        dtype = getattr(self.torch, DTYPES[layer.dtype])
+        if layer.kind == "mamba":
+            shapes = tuple((shape[0] // tp, *shape[1:]) for shape in layer.state_shapes)
+            return self.interface.MambaSpec(
+                block_size=4096,
+                shapes=shapes,
+                dtypes=(dtype,) * len(shapes),
+                page_size_padded=padded,
+            )
+        is_mla = "mla" in layer.kind
+        fields: dict[str, Any] = {
+            "num_kv_heads": 1 if is_mla else max(1, layer.heads // tp),
+            "head_size": layer.head_size + layer.head_size_v if is_mla else layer.head_size,
+        }
+        if layer.kind in ("full_attention", "sliding_window"):
+            fields["head_size_v"] = layer.head_size_v
+        if self.is_v024:
+            fields["indexes_kv_by_block_stride"] = indexed
+        if layer.kind.startswith("sliding"):
+            fields["sliding_window"] = layer.window
+        if layer.kind == "chunked_local_attention":
+            fields["attention_chunk_size"] = layer.window
+        spec_class = getattr(self.interface, _SPEC_CLASSES[layer.kind])
+        return spec_class(block_size=block_size, dtype=dtype, **fields)
+
+    def _align_blocks(self, architecture: Architecture) -> tuple[int, int | None]:
+        """Return the block size of attention and the padded page of states, by vLLM's platform."""
+        states = [layer for layer in architecture.layers if layer.kind == "mamba"]
+        attention = [layer for layer in architecture.layers if layer.kind != "mamba"]
+        if not states or not attention:
+            return architecture.block_size, None
+        state_specs = [self._make_spec(layer, architecture.tp, 1, None) for layer in states]
+        largest = max(state_specs, key=lambda spec: spec.page_size_bytes)
+        first = self._make_spec(attention[0], architecture.tp, 1, None)
+        cache = SimpleNamespace(
+            cache_dtype="auto",
+            block_size=architecture.block_size,
+            mamba_block_size=None,
+            user_specified_mamba_block_size=False,
+            mamba_cache_mode="none",
+            mamba_page_size_padded=None,
+            kv_cache_dtype_skip_layers=[],
+        )
+        model = SimpleNamespace(
+            dtype=first.dtype,
+            use_mla="mla" in attention[0].kind,
+            architecture="",
+            get_num_kv_heads=lambda _: first.num_kv_heads,
+            get_head_size=lambda: first.head_size,
+        )
+        config = SimpleNamespace(cache_config=cache, model_config=model, parallel_config=None)
+
+        class Model:
+            get_mamba_state_shape_from_config = staticmethod(lambda _: largest.shapes)
+            get_mamba_state_dtype_from_config = staticmethod(lambda _: largest.dtypes)
+
+        class Backend:
+            get_supported_kernel_block_sizes = staticmethod(lambda: [16])
+            customize_spec = staticmethod(lambda spec: spec)
+
+        with self.modules.importable():
+            import vllm.model_executor.models as models
+
+            models.ModelRegistry = SimpleNamespace(resolve_model_cls=lambda *_, **__: (Model, ""))
+            self.platform._find_non_ssm_backends = classmethod(lambda cls, config: [Backend])
+            interface = self.interface
+            interface.get_kv_quant_mode = lambda _: interface.KVQuantMode.NONE
+            self.platform._align_hybrid_block_size(config, Backend)
+        return cache.block_size, cache.mamba_page_size_padded
+
+
+class _Port(int):
+    """A number that a stand-in can be added to."""
+
+    def __radd__(self, other: Any) -> _Port:
+        return self
+
+
+def _get_first_spec(group: Any) -> Any:
+    spec = group.kv_cache_spec
+    return next(iter(getattr(spec, "kv_cache_specs", {"": spec}).values()))
