@@ -45,7 +45,7 @@ class Placement(NamedTuple):
 
 
 class CanonicalKvCacheRef(NamedTuple):
-    """A layer's data in the canonical view.
+    """A layer's data in the canonical view: vLLM's ``CanonicalKVCacheRef``.
 
     Attributes:
         tensor: The index of the tensor.
@@ -57,7 +57,9 @@ class CanonicalKvCacheRef(NamedTuple):
 
 
 class CanonicalKvCaches(NamedTuple):
-    """The canonical view of a KV cache (vllm-project/vllm#37853): unique tensors of bytes.
+    """The canonical view of a KV cache: unique tensors of bytes.
+
+    vLLM's ``CanonicalKVCaches`` (``v1/kv_offload/base.py``, vllm-project/vllm#37853).
 
     Attributes:
         tensors: The second size of each tensor of shape ``(blocks, page_size)``, in bytes.

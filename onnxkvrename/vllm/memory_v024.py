@@ -4,7 +4,7 @@ This follows 0.24.0, ``v1/core/kv_cache_utils.py`` (``get_kv_cache_config_from_g
 ``_use_packed_kv_cache_config``, ``_get_kv_cache_config_packed``),
 ``v1/worker/kv_connector_model_runner_mixin.py`` (``use_uniform_kv_cache``),
 ``prefer_cross_layer_blocks`` of the NIXL and the offloading connector,
-``distributed/kv_transfer/kv_connector/v1/offloading/worker.py`` (``CanonicalKVCaches``); and
+``distributed/kv_transfer/kv_connector/v1/offloading/worker.py`` (``register_kv_caches``); and
 vllm-project/vllm#37885, which 0.24.0 does not have.
 
 The l-th layers of all groups are in slot l. They share memory, since a block belongs to one group

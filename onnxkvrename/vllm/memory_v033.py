@@ -119,7 +119,11 @@ def _build_allocation(
 def _list_conditions(
     layout: str, specs: Iterable[KvCacheSpec], grouping: Grouping
 ) -> Iterator[Condition]:
-    """Yield the conditions of a layout (``validate_kv_cache_layout``)."""
+    """Yield the conditions of a layout.
+
+    ``resolve_kv_cache_layout`` decides "pages alike" for the specs before they are grouped,
+    ``validate_kv_cache_layout`` decides "one page size" for the groups.
+    """
     if grouping.refusal is not None:
         yield Condition("groups", "not met", grouping.refusal.reason)
         return
@@ -154,7 +158,10 @@ def _list_conditions(
 def _place_groups(
     layout: str, groups: Iterable[KvCacheGroup], bytes_per_block: int
 ) -> Iterator[Placement]:
-    """Place each group from byte 0 on, layers with equal specs together."""
+    """Place each group from byte 0 on, layers with equal specs together.
+
+    This follows ``get_kv_cache_config_from_groups`` and ``compute_layout_strides``.
+    """
     for group_index, group in enumerate(groups):
         offset = 0
         for specs in _bucket_equal_specs(group):

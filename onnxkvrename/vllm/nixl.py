@@ -1,8 +1,8 @@
 """What NIXL transfers for a prompt: blocks of each group, regions, descriptors and bytes.
 
 This follows ``distributed/kv_transfer/kv_connector/v1/nixl`` of vLLM 0.24.0 and 0.33.0:
-``base_scheduler.py`` (windows are clipped to ``blocks_per_sw``) and ``base_worker.py``
-(``register_kv_caches``, ``_compute_desc_ids``). It supposes that the kernel's blocks are vLLM's,
+``base_scheduler.py`` (``get_sw_clipped_blocks`` of 0.24, ``get_exchange_clipped_blocks`` of 0.33)
+and ``base_worker.py`` (``register_kv_caches``, ``_compute_desc_ids``). It supposes that the kernel's blocks are vLLM's,
 that nothing is cached, and that both sides have as many ranks.
 """
 
@@ -144,9 +144,10 @@ def explain_unknown_blocks(groups: Iterable[KvCacheGroup]) -> str | None:
 
 
 def _count_spec_blocks(spec: KvCacheSpec, prompt_length: int) -> int | None:
-    """Return the blocks of a prompt (``get_sw_clipped_blocks``); ``None`` if not known.
+    """Return the blocks of a prompt; ``None`` if not known.
 
-    A window may start within a block, and so takes one block more than it fills.
+    vLLM clips windows to ``blocks_per_sw``. A window may start within a block, and so takes one
+    block more than it fills.
     """
     if spec.kind == "mamba":
         return 1
