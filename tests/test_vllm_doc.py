@@ -1,4 +1,4 @@
-"""docs/vllm.md: its words are those of the program, and its example is what happens."""
+"""docs/vllm.md: its example is what the program prints, and its links exist."""
 
 from __future__ import annotations
 
@@ -23,26 +23,28 @@ EXAMPLE = re.search(
 )
 
 
-def exported() -> ModelProto:
+def build_model() -> ModelProto:
     """An export with the buffers of gpt-oss-20b, and little else."""
     nodes, inputs, outputs = [], [info("x", 1)], [info("logits", 1)]
     nodes.append(helper.make_node("Identity", ["x"], ["logits"]))
     for buffer in gpt_oss().buffers:
-        given, made = buffer.names
-        nodes.append(helper.make_node("Identity", [f"past_{given}"], [f"past_{made}"]))
+        input_name, output_name = (f"past_{name}" for name in buffer.names)
+        nodes.append(helper.make_node("Identity", [input_name], [output_name]))
         shape = buffer.shape or ()
-        inputs.append(info(f"past_{given}", *shape, dtype=TensorProto.FLOAT16))
-        outputs.append(info(f"past_{made}", *shape, dtype=TensorProto.FLOAT16))
+        inputs.append(info(input_name, *shape, dtype=TensorProto.FLOAT16))
+        outputs.append(info(output_name, *shape, dtype=TensorProto.FLOAT16))
     return helper.make_model(helper.make_graph(nodes, "gpt-oss-20b", inputs, outputs))
 
 
-def test_the_example_is_what_happens(tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_is_what_the_program_prints(
+    tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert EXAMPLE is not None
-    command, said = EXAMPLE.groups()
-    saved(exported(), tmp_path / "gpt-oss-20b.onnx")
+    command, printed = EXAMPLE.groups()
+    saved(build_model(), tmp_path / "gpt-oss-20b.onnx")
     monkeypatch.chdir(tmp_path)
     outcome = run(*shlex.split(command))
-    assert (outcome.code, outcome.out + outcome.err) == (0, said)
+    assert (outcome.code, outcome.out + outcome.err) == (0, printed)
 
 
 def test_the_example_has_the_published_figures() -> None:
@@ -54,11 +56,11 @@ def test_the_example_has_the_published_figures() -> None:
     assert "(1,572,864 bytes)" in EXAMPLE[2]
 
 
-def test_the_default_layout_is_the_one_that_is_said() -> None:
+def test_the_default_layout_is_documented() -> None:
     assert f"In 0.33 that is `{KV_CACHE_LAYOUTS[0]}`" in TEXT
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_every_link_exists() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     assert "](docs/vllm.md)" in readme
     links = [link for link in re.findall(r"\]\(([^)]+)\)", TEXT) if "://" not in link]

@@ -1,4 +1,4 @@
-"""A layout for a person: what is in it, what it weighs, and what is not known; strings out."""
+"""Show a layout as text: its buffers, their bytes, and the sizes that are missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,16 @@ _BYTE_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 class BufferRow(NamedTuple):
-    """Buffers that are alike in the same layers; each field is a text under its head."""
+    """Equal buffers of the same layers, as printable texts.
+
+    Attributes:
+        kind: vLLM's kind of cache.
+        parts: The parts of a layer, such as ``key, value``.
+        layers: Runs of layers, such as ``0-5, 7``.
+        dtype: ONNX's dtype.
+        shape: The shape, with known sizes next to their symbols.
+        bytes_each: Bytes of one buffer for a token, or for a sequence where none grows.
+    """
 
     kind: str
     parts: str
@@ -34,18 +43,16 @@ class BufferRow(NamedTuple):
 
 
 def format_layout_title(layout: Layout) -> str:
-    """The model, or all models of a set, and how much is in them."""
+    """Return the paths of a layout's models with the number of their buffers and layers."""
+    if not layout.models and not layout.buffers:
+        return "no KV buffer in any model given"
     if not layout.buffers:
-        return (
-            format_model_paths(layout.models)
-            if layout.models
-            else "no KV buffer in any model given"
-        )
+        return format_model_paths(layout.models)
     return f"{format_model_paths(layout.models)}: {format_layout_summary(layout)}"
 
 
 def format_model_paths(models: Sequence[str]) -> str:
-    """What to call a model, or several: by their directory, and how many they are."""
+    """Return the path of a model, or the directory that several share and their number."""
     if len(models) == 1:
         return escape_unprintable(models[0])
     folders = [model.split("/")[:-1] for model in models]
@@ -61,7 +68,7 @@ def _is_uniform(names: Sequence[str]) -> bool:
 
 
 def format_layout_summary(layout: Layout) -> str:
-    """How many buffers there are, and in which layers."""
+    """Return the number of buffers and the layers that have them."""
     if not layout.buffers:
         return "no KV buffer"
     count = len(layout.buffers)
@@ -69,57 +76,52 @@ def format_layout_summary(layout: Layout) -> str:
 
 
 def build_buffer_rows(layout: Layout) -> tuple[BufferRow, ...]:
-    """The buffers, those alike in one row, in the order of their layers."""
-    found: dict[tuple[str, str, str, str, str], list[int]] = {}
+    """Return the buffers as rows, equal ones merged, in the order of their layers."""
+    layers_by_buffer: dict[tuple[str, str, str, str, str], list[int]] = {}
     for buffer in layout.buffers:
-        shape = (
-            "rank unknown"
-            if buffer.shape is None
-            else format_shape(_annotate_shape(layout, buffer.shape))
+        key = (
+            buffer.kind,
+            buffer.part,
+            buffer.dtype,
+            _format_buffer_shape(layout, buffer),
+            _format_bytes_each(layout, buffer),
         )
-        key = (buffer.kind, buffer.part, buffer.dtype, shape, _format_bytes_each(layout, buffer))
-        found.setdefault(key, []).append(buffer.layer)
-    alike: dict[tuple[str, tuple[int, ...], str, str, str], list[str]] = {}
-    for (kind, part, dtype, shape, each), layers in found.items():
-        alike.setdefault((kind, tuple(layers), dtype, shape, each), []).append(part)
-    return tuple(
-        BufferRow(
-            *map(
-                escape_unprintable,
-                (kind, ", ".join(parts), format_layer_numbers(sorted(layers)), dtype, shape, each),
-            )
-        )
-        for (kind, layers, dtype, shape, each), parts in alike.items()
-    )
+        layers_by_buffer.setdefault(key, []).append(buffer.layer)
+    parts_by_row: dict[tuple[str, tuple[int, ...], str, str, str], list[str]] = {}
+    for (kind, part, dtype, shape, bytes_each), layers in layers_by_buffer.items():
+        row = (kind, tuple(layers), dtype, shape, bytes_each)
+        parts_by_row.setdefault(row, []).append(part)
+    rows = list[BufferRow]()
+    for (kind, layer_numbers, dtype, shape, bytes_each), parts in parts_by_row.items():
+        layers_text = format_layer_numbers(sorted(layer_numbers))
+        cells = (kind, ", ".join(parts), layers_text, dtype, shape, bytes_each)
+        rows.append(BufferRow(*map(escape_unprintable, cells)))
+    return tuple(rows)
 
 
 def list_layout_facts(layout: Layout) -> Iterator[tuple[str, str]]:
-    """The totals, what is missing, and the digest, each with a label."""
+    """Yield labels and texts: the totals in bytes, the sizes that are missing, and the digest."""
     if not layout.buffers:
         return
-    found = compute_byte_totals(layout)
+    totals = compute_byte_totals(layout)
     kinds = {buffer.kind for buffer in layout.buffers}
-    grows = {classify_growth(buffer) for buffer in layout.buffers}
-    if "context" in grows:
-        yield "a token", format_bytes(found.context)
-    if "window" in grows:
-        yield "more within a window", format_bytes(found.window)
-    if "encoder" in grows:
-        yield "a token of the encoder's", format_bytes(found.encoder)
+    growths = {classify_growth(buffer) for buffer in layout.buffers}
+    if "context" in growths:
+        yield "a token", format_bytes(totals.context)
+    if "window" in growths:
+        yield "more within a window", format_bytes(totals.window)
+    if "encoder" in growths:
+        yield "a token of the encoder's", format_bytes(totals.encoder)
     if "mamba" in kinds:
-        yield "states of a sequence", format_bytes(found.states)
-    yield "a sequence", format_bytes(found.sequence)
-    batch = layout.buffers[0].shape
-    if found.batch is not None and found.batch != found.sequence and batch:
-        yield f"a batch of {layout.resolve_shape(batch)[0]}", format_bytes(found.batch)
-    if layout.unresolved_symbols:
-        asked = " ".join(
-            f"--dim {escape_unprintable(symbol)}=SIZE" for symbol in layout.unresolved_symbols
-        )
-        yield (
-            "missing",
-            f"{format_list([escape_unprintable(symbol) for symbol in layout.unresolved_symbols])}: {asked}",
-        )
+        yield "states of a sequence", format_bytes(totals.states)
+    yield "a sequence", format_bytes(totals.sequence)
+    first_shape = layout.buffers[0].shape
+    if totals.batch is not None and totals.batch != totals.sequence and first_shape:
+        yield f"a batch of {layout.resolve_shape(first_shape)[0]}", format_bytes(totals.batch)
+    symbols = [escape_unprintable(symbol) for symbol in layout.unresolved_symbols]
+    if symbols:
+        options = " ".join(f"--dim {symbol}=SIZE" for symbol in symbols)
+        yield "missing", f"{format_list(symbols)}: {options}"
     if layout.sizes:
         known = (f"{escape_unprintable(symbol)}={size}" for symbol, size in layout.sizes.items())
         yield "with", ", ".join(known)
@@ -127,7 +129,7 @@ def list_layout_facts(layout: Layout) -> Iterator[tuple[str, str]]:
 
 
 def render_layout(layout: Layout) -> Iterator[str]:
-    """All of it as lines, in columns."""
+    """Yield a layout as lines: a title, the buffers in columns, then the facts."""
     yield format_layout_title(layout)
     table = [COLUMN_HEADS, *build_buffer_rows(layout)] if layout.buffers else []
     yield from format_columns(table)
@@ -135,7 +137,11 @@ def render_layout(layout: Layout) -> Iterator[str]:
 
 
 def format_columns(table: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows of texts, each column as wide as it must be."""
+    """Yield the rows of a table as indented lines with aligned columns.
+
+    Args:
+        table: Rows with equally many cells; without rows there are no lines.
+    """
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
         cells = (text.ljust(width) for text, width in zip(row, widths, strict=True))
@@ -143,7 +149,7 @@ def format_columns(table: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def format_bytes(size: int | None) -> str:
-    """Bytes in a unit that fits, and exactly."""
+    """Return bytes in the largest unit that fits, then exactly; ``not known`` for ``None``."""
     if size is None:
         return "not known"
     exact = f"{size:,} {_pluralize('byte', size)}"
@@ -153,8 +159,14 @@ def format_bytes(size: int | None) -> str:
     return f"{size / (1 << 10 * power):.4g} {_BYTE_UNITS[power]} ({exact})"
 
 
+def _format_buffer_shape(layout: Layout, buffer: Buffer) -> str:
+    if buffer.shape is None:
+        return "rank unknown"
+    return format_shape(_annotate_shape(layout, buffer.shape))
+
+
 def _format_bytes_each(layout: Layout, buffer: Buffer) -> str:
-    """What one buffer of a row takes."""
+    """Return the bytes that a token adds to a buffer, or those of a sequence."""
     if buffer.sequence_axis is not None:
         size, per = layout.compute_token_bytes(buffer), "a token"
     else:
@@ -163,7 +175,7 @@ def _format_bytes_each(layout: Layout, buffer: Buffer) -> str:
 
 
 def _annotate_shape(layout: Layout, shape: Shape) -> Shape:
-    """A shape with each size beside its symbol."""
+    """Return a shape with each known size next to its symbol."""
     return tuple(
         f"{dim}={layout.sizes[dim]}" if isinstance(dim, str) and dim in layout.sizes else dim
         for dim in shape

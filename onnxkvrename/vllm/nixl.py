@@ -2,8 +2,8 @@
 
 This follows ``distributed/kv_transfer/kv_connector/v1/nixl`` of vLLM 0.24.0 and 0.33.0:
 ``base_scheduler.py`` (``get_sw_clipped_blocks`` of 0.24, ``get_exchange_clipped_blocks`` of 0.33)
-and ``base_worker.py`` (``register_kv_caches``, ``_compute_desc_ids``). It supposes that the kernel's blocks are vLLM's,
-that nothing is cached, and that both sides have as many ranks.
+and ``base_worker.py`` (``register_kv_caches``, ``_compute_desc_ids``). It supposes that the
+kernel's blocks are vLLM's, that nothing is cached, and that both sides have as many ranks.
 """
 
 from __future__ import annotations
