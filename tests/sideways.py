@@ -15,7 +15,8 @@ import numpy as np
 
 from onnxkvrename import load_rules
 from onnxkvrename.handoff.compare import Handoff, compare_sides
-from onnxkvrename.handoff.consumer import Consumer, load_consumer
+from onnxkvrename.handoff.consumer import Consumer
+from onnxkvrename.handoff.find_consumers import load_consumer
 from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
 from onnxkvrename.handoff.worker import HandoffSide, build_handoff_side
 from onnxkvrename.layout.layout import Layout, apply_sizes, build_layout
@@ -71,7 +72,7 @@ def told(
         seen("decode", decode, target),
         target,
         ranks=None if ranks is None else TensorParallelSizes(*ranks),
-        whole=whole,
+        full_transfer=whole,
         tokens=tokens,
     )
 

@@ -29,14 +29,10 @@ from onnxkvrename.findings import (
     render_json_document,
     serialize_finding,
 )
-from onnxkvrename.handoff.consumer import Consumer, list_consumers, load_consumer
-from onnxkvrename.handoff.consumer_checks import (
-    Selection,
-    check_consumer,
-    find_distinct_types,
-    find_owning_model,
-    select_values,
-)
+from onnxkvrename.handoff.consumer import Consumer
+from onnxkvrename.handoff.consumer_checks import check_consumer, find_owning_model
+from onnxkvrename.handoff.find_consumers import DEFAULT_CONSUMER, list_consumers, load_consumer
+from onnxkvrename.handoff.selection import Selection, find_distinct_types, select_values
 from onnxkvrename.layout.layout import Buffer, Layout
 from onnxkvrename.layout.load import CompileInfo, load_layout
 from onnxkvrename.layout.selectors import Selector, build_selectors
@@ -75,13 +71,6 @@ class ConsumerCheck(NamedTuple):
         return any(report.failed for report in self.reports)
 
 
-def _format_target_help() -> str:
-    """Which consumers there are, for the help."""
-    known = list_consumers()
-    said = f"The consumer, one of: {', '.join(known)}."
-    return f"{said}  [default: {known[0]}]" if len(known) == 1 else f"{said}  [required]"
-
-
 @click.command(
     "onnxkvrename check-consumer",
     context_settings=CONTEXT_SETTINGS,
@@ -89,7 +78,13 @@ def _format_target_help() -> str:
     "130 interrupted.",
 )
 @add_models_argument()
-@click.option("--target", metavar="NAME", help=_format_target_help())
+@click.option(
+    "--target",
+    metavar="NAME",
+    default=DEFAULT_CONSUMER,
+    show_default=True,
+    help=f"The consumer, one of: {', '.join(list_consumers())}.",
+)
 @add_full_transfer_option()
 @click.option(
     "--emit",
@@ -126,10 +121,7 @@ def render_failure(code: int, fault: KvRenameError) -> str:
 
 
 def _check_models(given: dict[str, Any]) -> ConsumerCheck:
-    known = list_consumers()
-    if given["target"] is None and len(known) > 1:
-        raise click.UsageError(f"no --target given, one of: {', '.join(known)}")
-    target = load_consumer(given["target"] or known[0])
+    target = load_consumer(given["target"])
     rules = load_rules(given["profile"], given["rules"])
     sizes, sets = parse_dim_sizes(given["dims"]), not given["no_set"]
     compiled = CompileInfo(sizes, given["specializations"], given["custom_io"], sets)
@@ -137,7 +129,7 @@ def _check_models(given: dict[str, Any]) -> ConsumerCheck:
     layout, reports, _ = load_layout(given["models"], rules, compiled, strict=strict)
     if given["emit"] == "selectors":
         return ConsumerCheck(target, layout, reports, build_selectors(layout))
-    found = tuple(check_consumer(layout, target, whole=given["full_transfer"]))
+    found = tuple(check_consumer(layout, target, full_transfer=given["full_transfer"]))
     found = promote_to_errors(found) if strict else found
     return ConsumerCheck(
         target, layout, tuple(_add_findings(report, layout, found) for report in reports)
@@ -222,7 +214,7 @@ def _consumer_check_to_json(
             {"path": report.path, "findings": list(map(serialize_finding, report.findings))}
             for report in checked.reports
         ],
-        "ordered": checked.selection.ordered,
+        "ordered": checked.selection.is_ordered,
         "hybrid": len(find_distinct_types(layout, checked.selection.inputs)) > 1,
         "slots": list(_list_slot_values(checked)),
         "selectors": None

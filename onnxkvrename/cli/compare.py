@@ -26,7 +26,11 @@ from onnxkvrename.cli.output import is_color_enabled, is_terminal, print_lines, 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff.compare import Handoff, compare_sides
-from onnxkvrename.handoff.consumer import list_consumers, load_consumer
+from onnxkvrename.handoff.find_consumers import (
+    DEFAULT_CONSUMER,
+    list_consumers,
+    load_consumer,
+)
 from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
 from onnxkvrename.handoff.worker import build_handoff_side
 from onnxkvrename.layout.layout import Layout
@@ -69,7 +73,7 @@ from onnxkvrename.rules.results import ModelReport
 @click.option(
     "--target",
     metavar="NAME",
-    default="vllm-qaic",
+    default=DEFAULT_CONSUMER,
     show_default=True,
     help=f"The consumer, one of: {', '.join(list_consumers())}.",
 )
@@ -117,7 +121,7 @@ def command(**given: Any) -> int:
         theirs,
         target,
         ranks=ranks,
-        whole=given["full_transfer"],
+        full_transfer=given["full_transfer"],
         tokens=given["tokens"],
     )
     code = int(found.failed or prefill.failed or decode.failed)

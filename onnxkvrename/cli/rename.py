@@ -251,7 +251,7 @@ def _build_options(given: dict[str, Any], asked: OutputOptions) -> Options:
 
 def _resolve_token(given: dict[str, Any]) -> str:
     """The token of the consumer that was asked for."""
-    from onnxkvrename.handoff.consumer import load_consumer
+    from onnxkvrename.handoff.find_consumers import load_consumer
 
     if given["strip"]:
         raise click.UsageError("--strip and --target cannot both be: a consumer wants its token")

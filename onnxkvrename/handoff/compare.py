@@ -1,66 +1,51 @@
-"""Will the hand-off from prefill to decode work: what differs, and what then goes wrong when.
-
-Root causes are looked for in the graphs, consequences by rehearsing the hand-off;
-a buffer that only lies elsewhere because of another one is no finding of its own.
-"""
+"""Compare prefill and decode: whether a hand-off works, and what goes wrong for which prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from onnxkvrename.findings import Finding, build_finding
-from onnxkvrename.handoff.buffer_diff import (
-    BufferPair,
-    Difference,
-    build_difference_finding,
-    check_missing_buffers,
-    find_differences,
-    format_buffer_type,
-    format_other_buffers,
-    pair_buffers,
-)
+from onnxkvrename.handoff.buffer_diff import BufferPair
+from onnxkvrename.handoff.comparison import Comparison, build_comparison
 from onnxkvrename.handoff.consumer import Consumer
-from onnxkvrename.handoff.simulate import (
-    PromptRanges,
-    SimulationResult,
-    TransferSetup,
-    build_transfer_setup,
-    is_in_ranges,
-    merge_ranges,
-    simulate_transfer,
+from onnxkvrename.handoff.root_causes import RootCause, find_root_causes
+from onnxkvrename.handoff.selection import BufferId
+from onnxkvrename.handoff.side_checks import (
+    check_buffers_exist,
+    check_each_side,
+    check_side,
+    check_side_tokens,
+    check_startup,
+    check_unmatched_non_kv,
+    list_order_notes,
 )
-from onnxkvrename.handoff.slots import BufferId, MemorySlot, find_clipped_axes, format_token_count
+from onnxkvrename.handoff.simulate import PromptRanges, TransferSetup, is_in_ranges, merge_ranges
+from onnxkvrename.handoff.slots import MemorySlot, format_token_count
 from onnxkvrename.handoff.tensor_parallel import (
     TensorParallelSizes,
     check_tensor_parallelism,
     list_sharding_notes,
 )
-from onnxkvrename.handoff.verdict import HandoffVerdict, RootCause, build_verdict
+from onnxkvrename.handoff.verdict import HandoffVerdict, build_verdict
 from onnxkvrename.handoff.worker import (
     UNKNOWN_SIZE,
     UNLIMITED_LENGTH,
     HandoffSide,
-    check_buffers_exist,
-    check_each_side,
-    check_side_tokens,
-    check_startup,
-    check_unmatched_non_kv,
-    fill_missing_sizes,
     find_longest_prompt,
     find_shared_symbols,
-    list_order_notes,
 )
-from onnxkvrename.layout.layout import Layout
-
-_WINDOW_PLACEHOLDER = 1 << 30
-"""Stands for a window of which no size is known: shorter than the longest prompt."""
 
 
 class PairResult(NamedTuple):
-    """A pair of buffers: the code of its own fault, if it has one, and where it goes wrong.
+    """What becomes of a pair of buffers.
 
-    ``open`` says that sizes are wanted to tell, its own or those of one before it.
+    Attributes:
+        pair: The buffer on both sides.
+        code: The code of its own finding, `None` if the pair itself is right.
+        wrong_ranges: The prompt lengths at which decode reads wrong bytes.
+        is_undecided: Whether this depends on sizes that are not known: its own, or those of a
+            buffer before it.
     """
 
     pair: BufferPair
@@ -70,7 +55,15 @@ class PairResult(NamedTuple):
 
 
 class SimulatedPrompt(NamedTuple):
-    """One simulated prompt; ``refused``: decode finds its memory too small."""
+    """A simulated hand-off of one prompt.
+
+    Attributes:
+        tokens: The length of the prompt.
+        prefill_slots: The memory as prefill writes it.
+        decode_slots: The memory as decode reads it.
+        wrong_buffer_ids: The buffers for which decode reads wrong bytes.
+        is_refused: Whether decode finds the memory too small and stops.
+    """
 
     tokens: int
     prefill_slots: tuple[MemorySlot, ...]
@@ -80,10 +73,22 @@ class SimulatedPrompt(NamedTuple):
 
 
 class Handoff(NamedTuple):
-    """Two sides held against each other as a consumer would join them.
+    """The result of a comparison.
 
-    ``asked`` are the prompt lengths that somebody wanted to know about, ``agreeing`` the
-    symbols without a size that must be the same on both sides.
+    Attributes:
+        consumer_name: The consumer on both sides.
+        full_transfer: Whether all of each buffer is moved, whatever the prompt.
+        ranks: The tensor parallel sizes that were asked for.
+        prefill: The side that writes.
+        decode: The side that reads.
+        pair_results: The result for each buffer, sorted by layer.
+        simulated_prompts: The simulated prompts, the shortest first.
+        findings: All findings, causes before consequences.
+        notes: Harmless differences that are worth knowing.
+        verdict: What becomes of the hand-off.
+        requested_lengths: The prompt lengths that were asked for.
+        shared_symbols: The symbols without a size that must be equal on both sides.
+        root_causes: The findings that are wrong in the graphs themselves, with their buffers.
     """
 
     consumer_name: str
@@ -98,297 +103,185 @@ class Handoff(NamedTuple):
     verdict: HandoffVerdict
     requested_lengths: tuple[int, ...] = ()
     shared_symbols: tuple[str, ...] = ()
+    root_causes: tuple[RootCause, ...] = ()
 
     @property
     def failed(self) -> bool:
-        """Whether anything is wrong."""
+        """Whether there is any finding."""
         return bool(self.findings)
 
 
 def compare_sides(
     prefill: HandoffSide,
     decode: HandoffSide,
-    target: Consumer,
+    consumer: Consumer,
     *,
     ranks: TensorParallelSizes | None = None,
-    whole: bool = False,
+    full_transfer: bool = False,
     tokens: Sequence[int] = (),
 ) -> Handoff:
-    """Everything that differs between two sides, and what comes of it at which prompt length.
+    """Compare two sides, and simulate the hand-off between them for every prompt length.
 
-    ``whole`` is for a consumer that moves all of each buffer; ``tokens`` are prompt
-    lengths to simulate beside those at which something changes; one that is longer than a
-    side's context is not simulated.
+    Args:
+        prefill: The side that writes.
+        decode: The side that reads.
+        consumer: The consumer on both sides.
+        ranks: The tensor parallel sizes, to check heads and states as well.
+        full_transfer: Whether the consumer moves all of each buffer, whatever the prompt.
+        tokens: Prompt lengths to simulate, in addition to those at which something changes.
+            Lengths beyond the context of a side are not simulated.
     """
-    longest = min(find_longest_prompt(prefill.layout), find_longest_prompt(decode.layout))
-    filled = prefill.original_layout.buffers and decode.original_layout.buffers
-    pairs = pair_buffers(prefill.original_layout, decode.original_layout) if filled else ()
-    differing = _compare_pairs(pairs, prefill, decode, target, whole)
-    asked = [
-        fault
-        for _, fault in differing
-        if fault.code == "KV614" and fault.is_certain and fault.needed_symbols
-    ]
-    near = max(1, min(longest, _WINDOW_PLACEHOLDER) // 2) if asked else None
-    scene = build_transfer_setup(
-        fill_missing_sizes(prefill.layout, near),
-        fill_missing_sizes(decode.layout, near),
-        target,
-        whole=whole,
-        longest=longest,
-    )
-    shown = None if any(fault.is_undecided for _, fault in differing) else _try_simulation(scene)
-    roots = _find_root_causes(pairs, differing, scene, shown, near)
-    findings, notes = _collect_findings(pairs, scene, shown, roots, prefill, decode, near)
+    comparison = build_comparison(prefill, decode, consumer, full_transfer)
+    root_causes = find_root_causes(comparison)
+    findings, notes = _collect_findings(prefill, decode, comparison, root_causes)
     if ranks is not None:
         findings += check_tensor_parallelism(prefill.layout, decode.layout, ranks)
         notes += list_sharding_notes(prefill.layout, decode.layout, ranks)
-    broken = (prefill.model_finding or decode.model_finding) if filled else None
-    lengths = (
-        (1,) if near else _choose_lengths(prefill.layout, decode.layout, shown, longest, tokens)
-    )
+    model_finding = (prefill.model_finding or decode.model_finding) if comparison.pairs else None
     return Handoff(
-        consumer_name=target.name,
-        full_transfer=whole,
+        consumer_name=consumer.name,
+        full_transfer=full_transfer,
         ranks=ranks,
         prefill=prefill,
         decode=decode,
-        pair_results=_build_pair_results(pairs, scene, shown, roots, broken),
-        simulated_prompts=tuple(_build_simulated_prompt(scene, shown, n) for n in lengths)
-        if shown and not (near and whole)
-        else (),
+        pair_results=_build_pair_results(comparison, root_causes, model_finding),
+        simulated_prompts=_simulate_prompts(prefill, decode, comparison, tokens),
         findings=tuple(findings),
         notes=tuple(notes),
-        verdict=build_verdict(findings, roots, shown, scene, near, broken),
+        verdict=build_verdict(findings, root_causes, comparison, model_finding),
         requested_lengths=tuple(dict.fromkeys(tokens)),
-        shared_symbols=find_shared_symbols((prefill, decode), target, whole),
+        shared_symbols=find_shared_symbols((prefill, decode), consumer, full_transfer),
+        root_causes=root_causes,
     )
 
 
 def _collect_findings(
-    pairs: Sequence[BufferPair],
-    scene: TransferSetup,
-    shown: SimulationResult | None,
-    roots: Sequence[RootCause],
     prefill: HandoffSide,
     decode: HandoffSide,
-    near: int | None,
+    comparison: Comparison,
+    root_causes: Sequence[RootCause],
 ) -> tuple[list[Finding], list[str]]:
-    """All findings, causes before consequences, and notes."""
-    target = scene.consumer
-    absent = [*check_buffers_exist(prefill, decode)]
-    if absent:
-        return absent, []
+    """Return all findings, causes before consequences, and notes."""
+    empty_sides = list(check_buffers_exist(prefill, decode))
+    if empty_sides:
+        return empty_sides, []
+    setup = comparison.setup
+    writer = check_side(prefill, setup.consumer, setup.full_transfer)
+    reader = check_side(decode, setup.consumer, setup.full_transfer)
     findings = [
-        *check_side_tokens(prefill, decode, target),
-        *check_startup(prefill, decode, target),
+        *check_side_tokens(writer, reader),
+        *check_startup(writer, reader),
+        *check_unmatched_non_kv(writer, reader),
+        *(root.finding for root in root_causes),
     ]
-    findings += check_unmatched_non_kv(prefill, decode, target)
-    findings += (root.finding for root in roots)
-    turned = _check_order(scene)
-    findings += turned
-    findings += _check_each_side(findings, prefill, decode, scene)
-    if shown is not None and not turned:
-        findings += _check_shifted_buffers(
-            {twin.buffer_id: twin.name for twin in pairs},
-            scene,
-            shown,
-            {ident for root in roots for ident in root.buffer_ids},
-            near,
-        )
-    return findings, [*list_order_notes(prefill, decode, target)]
-
-
-def _check_each_side(
-    findings: Sequence[Finding], prefill: HandoffSide, decode: HandoffSide, scene: TransferSetup
-) -> list[Finding]:
-    """What a side gets wrong by itself, unless it follows from what was found already."""
-    told = {found.code for found in findings}
-    if told & {"KV608", "KV617"}:
-        told.add("KV609")
-    found = check_each_side(prefill, decode, scene.consumer, scene.full_transfer)
-    return [one for one in found if one.code not in told]
+    order_findings = _check_order(setup)
+    findings += order_findings
+    reported = {finding.code for finding in findings}
+    if not reported.isdisjoint(("KV608", "KV617")):
+        reported.add("KV609")
+    findings += check_each_side(writer, reader, reported)
+    if not order_findings:
+        findings += _check_shifted_buffers(comparison, root_causes)
+    return findings, list_order_notes(prefill, decode, setup.consumer)
 
 
 def _build_pair_results(
-    pairs: Sequence[BufferPair],
-    scene: TransferSetup,
-    shown: SimulationResult | None,
-    roots: Sequence[RootCause],
-    broken: Finding | None,
+    comparison: Comparison, root_causes: Sequence[RootCause], model_finding: Finding | None
 ) -> tuple[PairResult, ...]:
-    own = {ident: root for root in reversed(roots) for ident in root.buffer_ids}
-    moved = {one.buffer_id for one in scene.prefill_outputs} & {
-        one.buffer_id for one in scene.decode_inputs
+    setup, simulation = comparison.setup, comparison.simulation
+    wrong_ranges = simulation.wrong_ranges if simulation is not None else {}
+    codes = {
+        buffer_id: root.finding.code
+        for root in reversed(root_causes)
+        for buffer_id in root.buffer_ids
     }
-    wrong = shown.wrong_ranges if shown is not None else {}
-    lost = "KV616" if broken is None else broken.code
-    open_roots = {
-        ident
-        for root in roots
-        if root.difference and root.difference.is_undecided
-        for ident in root.buffer_ids
-    }
-    places = [one.buffer_id for one in scene.decode_inputs]
-    first = next((at for at, ident in enumerate(places) if ident in open_roots), len(places))
-    behind = set(places[first:])
-    found = []
-    for twin in pairs:
-        root = own.get(twin.buffer_id)
-        code = root.finding.code if root else None if twin.buffer_id in moved else lost
-        is_open = twin.buffer_id in (behind if code is None else open_roots)
-        found.append(PairResult(twin, code, wrong.get(twin.buffer_id, ()), is_open))
-    return tuple(found)
+    lost_code = "KV616" if model_finding is None else model_finding.code
+    undecided = {each for root in root_causes if root.is_undecided for each in root.buffer_ids}
+    positions = [each.buffer_id for each in setup.decode_inputs]
+    first = next((i for i, each in enumerate(positions) if each in undecided), len(positions))
+    shiftable = set(positions[first:])
+    transferred = setup.transferred_ids
+    results = []
+    for pair in comparison.pairs:
+        code = codes.get(pair.buffer_id, None if pair.buffer_id in transferred else lost_code)
+        is_undecided = pair.buffer_id in (shiftable if code is None else undecided)
+        ranges = wrong_ranges.get(pair.buffer_id, ())
+        results.append(PairResult(pair, code, ranges, is_undecided))
+    return tuple(results)
 
 
-def _try_simulation(scene: TransferSetup) -> SimulationResult | None:
-    """The rehearsal, ``None`` where shapes are not known at all, or nothing is selected."""
-    if not scene.prefill_inputs or not scene.decode_inputs:
-        return None
-    try:
-        return simulate_transfer(scene)
-    except ValueError:
-        return None
-
-
-def _compare_pairs(
-    pairs: Sequence[BufferPair],
-    prefill: HandoffSide,
-    decode: HandoffSide,
-    target: Consumer,
-    whole: bool,
-) -> list[tuple[BufferPair, Difference]]:
-    """What each pair differs in."""
-    found = []
-    for twin in pairs:
-        shape = twin.present_buffer.shape
-        clipped = find_clipped_axes(target, len(shape), whole) if shape else frozenset[int]()
-        for fault in find_differences(
-            twin, prefill.original_layout, decode.original_layout, clipped
-        ):
-            found.append((twin, fault))
-    return found
-
-
-def _find_root_causes(
-    pairs: Sequence[BufferPair],
-    differing: Sequence[tuple[BufferPair, Difference]],
-    scene: TransferSetup,
-    shown: SimulationResult | None,
-    near: int | None,
-) -> list[RootCause]:
-    """What is wrong in the graphs themselves, each with the buffers that it is about."""
-    roots = [
-        RootCause(found, tuple(twin.buffer_id for twin in group))
-        for found, group in check_missing_buffers(pairs, alike=not differing)
+def _check_order(setup: TransferSetup) -> list[Finding]:
+    """Return KV617 if buffers that both sides have are not in the same order."""
+    transferred = setup.transferred_ids
+    written, read = (
+        [each for each in values if each.buffer_id in transferred]
+        for values in (setup.prefill_outputs, setup.decode_inputs)
+    )
+    misplaced = [
+        (output, place)
+        for output, place in zip(written, read, strict=False)
+        if output.buffer_id != place.buffer_id
     ]
-    groups: dict[tuple[Difference, int | None], list[tuple[BufferPair, Difference]]] = {}
-    moved = {one.buffer_id for one in scene.prefill_outputs} & {
-        one.buffer_id for one in scene.decode_inputs
-    }
-    # What a buffer itself shows does not depend on sizes that are wanted for another one.
-    seen = shown or _try_simulation(scene)
-    for twin, fault in differing:
-        own = () if seen is None else seen.differing_ranges.get(twin.buffer_id, ())
-        if shown is None and (fault.is_certain or fault.needed_symbols):
-            own = ()
-        stuck = shown is None or shown.refused_ranges or twin.buffer_id not in moved
-        if own or fault.is_undecided or (fault.is_certain and stuck):
-            last = own[0][0] - 1 if own else near
-            longer = None if last == near else last
-            groups.setdefault((fault, longer), []).append((twin, fault))
-    for (fault, longer), group in groups.items():
-        idents = tuple(twin.buffer_id for twin, _ in group)
-        roots.append(RootCause(build_difference_finding(fault.code, group, longer), idents, fault))
-    return [*roots, *_find_truncated_states(pairs, scene, shown)]
-
-
-def _find_truncated_states(
-    pairs: Sequence[BufferPair], scene: TransferSetup, shown: SimulationResult | None
-) -> Iterator[RootCause]:
-    """States of which short prompts move only a part, on both sides alike."""
-    groups: dict[tuple[str, int], list[BufferPair]] = {}
-    for twin in pairs:
-        cut = () if shown is None else shown.truncated_ranges.get(twin.buffer_id, ())
-        if cut and twin.decode is not None:
-            said = format_buffer_type(scene.decode, twin.decode)
-            groups.setdefault((said, cut[-1][1]), []).append(twin)
-    for (said, last), group in groups.items():
-        up_to = f"prompts of up to {format_token_count(last)}"
-        found = build_finding(
-            "KV605",
-            group[0].name,
-            f"is a state of {said}{format_other_buffers(group)}: "
-            f"{up_to if last < UNLIMITED_LENGTH else 'short prompts'} move a part of it only",
-            "move all of each buffer: VLLM_QAIC_USE_FULL_KV_TRANSFER=1, here --full-transfer",
-        )
-        yield RootCause(found, tuple(twin.buffer_id for twin in group))
-
-
-def _check_order(scene: TransferSetup) -> list[Finding]:
-    """KV617: what both sides have, but not in the same order."""
-    there = {one.buffer_id for one in scene.prefill_outputs} & {
-        one.buffer_id for one in scene.decode_inputs
-    }
-    sent = [one for one in scene.prefill_outputs if one.buffer_id in there]
-    read = [one for one in scene.decode_inputs if one.buffer_id in there]
-    wrong = [(a, b) for a, b in zip(sent, read, strict=False) if a.buffer_id != b.buffer_id]
-    if not wrong:
+    if not misplaced:
         return []
-    first, place = wrong[0]
-    more = f", one of {len(wrong)} in the wrong place" if len(wrong) > 1 else ""
-    return [
-        build_finding(
-            "KV617",
-            first.value.name,
-            f"would land in the place of {place.value.name}{more}: the order of prefill's "
-            f"outputs is not that of decode's inputs",
-            "name both sides alike: order is all that the consumer pairs by",
-        )
-    ]
+    output, place = misplaced[0]
+    more = f", one of {len(misplaced)} in the wrong place" if len(misplaced) > 1 else ""
+    finding = build_finding(
+        "KV617",
+        output.value.name,
+        f"would land in the place of {place.value.name}{more}: the order of prefill's "
+        f"outputs is not that of decode's inputs",
+        "name both sides alike: order is all that the consumer pairs by",
+    )
+    return [finding]
 
 
 def _check_shifted_buffers(
-    called: Mapping[BufferId, str],
-    scene: TransferSetup,
-    shown: SimulationResult,
-    roots: set[BufferId],
-    near: int | None,
-) -> Iterator[Finding]:
-    """KV618: the buffers that are right in themselves and lie elsewhere, all as one."""
-    moved = {one.buffer_id for one in scene.decode_inputs} & {
-        one.buffer_id for one in scene.prefill_outputs
+    comparison: Comparison, root_causes: Sequence[RootCause]
+) -> list[Finding]:
+    """Return KV618, once for all buffers that are right themselves but have another offset."""
+    setup, simulation = comparison.setup, comparison.simulation
+    if simulation is None:
+        return []
+    root_ids = {buffer_id for root in root_causes for buffer_id in root.buffer_ids}
+    candidates = setup.transferred_ids - root_ids
+    shifted = {
+        buffer_id: ranges
+        for buffer_id, ranges in simulation.wrong_ranges.items()
+        if ranges and buffer_id in candidates
     }
-    behind = [
-        ident
-        for ident, ranges in shown.wrong_ranges.items()
-        if ranges and ident in moved and ident not in roots
-    ]
-    if not behind:
-        return
-    first = merge_ranges(*(shown.wrong_ranges[ident] for ident in behind))[0][0]
-    ident = next(one for one in behind if is_in_ranges(first, shown.wrong_ranges[one]))
-    noticed = is_in_ranges(first, shown.refused_ranges)
-    yield build_finding(
+    if not shifted:
+        return []
+    tokens = merge_ranges(*shifted.values())[0][0]
+    buffer_id = next(each for each, ranges in shifted.items() if is_in_ranges(tokens, ranges))
+    names = {pair.buffer_id: pair.name for pair in comparison.pairs}
+    is_refused = is_in_ranges(tokens, simulation.refused_ranges)
+    finding = build_finding(
         "KV618",
-        called.get(ident, ident[1]),
-        f"is looked for {_format_offsets(ident, scene, first, near)}{_format_later_count(len(behind) - 1)}; "
-        + ("decode finds its memory too small" if noticed else "decode does not notice"),
-        f"{'mend what stands above' if roots else 'compile both for the same context'}: "
+        names.get(buffer_id, buffer_id[1]),
+        f"is looked for {_format_offsets(buffer_id, comparison, tokens)}"
+        f"{_format_later_count(len(shifted) - 1)}; "
+        + ("decode finds its memory too small" if is_refused else "decode does not notice"),
+        f"{'mend what stands above' if root_ids else 'compile both for the same context'}: "
         "each side counts offsets from its own shapes",
     )
+    return [finding]
 
 
-def _format_offsets(ident: BufferId, scene: TransferSetup, tokens: int, near: int | None) -> str:
-    """Where a buffer is looked for, and where it is."""
-    sent = zip(scene.prefill_outputs, scene.build_prefill_slots(tokens), strict=False)
-    there = next(slot.offset for one, slot in sent if one.buffer_id == ident)
-    here = next(slot.offset for slot in scene.build_decode_slots(tokens) if slot.buffer_id == ident)
-    guessed = near is not None and (scene.full_transfer or tokens > near)
-    if guessed or max(there, here) >= UNKNOWN_SIZE:
+def _format_offsets(buffer_id: BufferId, comparison: Comparison, tokens: int) -> str:
+    """Return where decode looks for a buffer, and where prefill wrote it."""
+    setup, placeholder = comparison.setup, comparison.window_placeholder
+    written = zip(setup.prefill_outputs, setup.build_prefill_slots(tokens), strict=False)
+    written_at = next(slot.offset for output, slot in written if output.buffer_id == buffer_id)
+    decode_slots = setup.build_decode_slots(tokens)
+    read_at = next(slot.offset for slot in decode_slots if slot.buffer_id == buffer_id)
+    depends_on_placeholder = placeholder is not None and (
+        setup.full_transfer or tokens > placeholder
+    )
+    if depends_on_placeholder or max(written_at, read_at) >= UNKNOWN_SIZE:
         return "at another byte than prefill wrote it to"
     prompt = format_token_count(tokens)
-    return f"at byte {here:,}, but was written to byte {there:,}, for a prompt of {prompt}"
+    return f"at byte {read_at:,}, but was written to byte {written_at:,}, for a prompt of {prompt}"
 
 
 def _format_later_count(count: int) -> str:
@@ -397,40 +290,45 @@ def _format_later_count(count: int) -> str:
     return ", and so is the one behind it" if count == 1 else f", and so are {count} behind it"
 
 
+def _simulate_prompts(
+    prefill: HandoffSide, decode: HandoffSide, comparison: Comparison, tokens: Sequence[int]
+) -> tuple[SimulatedPrompt, ...]:
+    """Return prompts of all lengths of interest, none if offsets depend on unknown windows."""
+    setup, simulation = comparison.setup, comparison.simulation
+    if simulation is None or (comparison.window_placeholder and setup.full_transfer):
+        return ()
+    lengths = _choose_lengths(prefill, decode, comparison, tokens)
+    return tuple(
+        SimulatedPrompt(
+            length,
+            setup.build_prefill_slots(length),
+            setup.build_decode_slots(length),
+            tuple(i for i, each in simulation.wrong_ranges.items() if is_in_ranges(length, each)),
+            is_in_ranges(length, simulation.refused_ranges),
+        )
+        for length in lengths
+    )
+
+
 def _choose_lengths(
-    prefill: Layout,
-    decode: Layout,
-    shown: SimulationResult | None,
-    longest: int,
-    more: Iterable[int],
+    prefill: HandoffSide, decode: HandoffSide, comparison: Comparison, tokens: Sequence[int]
 ) -> tuple[int, ...]:
-    """One token, each window and one more, the contexts, and wherever something changes."""
-    found = {1, *more}
-    for layout in (prefill, decode):
+    """Return 1, each window and one more, the contexts, all where something changes, and `tokens`.
+
+    With a window of unknown size only a prompt of 1 token is certain.
+    """
+    if comparison.window_placeholder or comparison.simulation is None:
+        return (1,)
+    lengths = {1, *tokens}
+    for layout in (prefill.layout, decode.layout):
         for buffer in layout.buffers:
-            size = layout.resolve_shape((buffer.window,))[0]
-            if isinstance(size, int):
-                found |= {size, size + 1}
-        found.add(find_longest_prompt(layout))
-    ranges = (
-        merge_ranges(*shown.wrong_ranges.values(), shown.refused_ranges)
-        if shown is not None
-        else ()
-    )
-    each = [*(shown.wrong_ranges.values() if shown is not None else ()), ranges]
-    found |= {length for some in each for first, last in some for length in (first, last + 1)}
-    return tuple(sorted(n for n in found if 1 <= n <= longest and n < UNLIMITED_LENGTH))
-
-
-def _build_simulated_prompt(
-    scene: TransferSetup, shown: SimulationResult, tokens: int
-) -> SimulatedPrompt:
-    wrong = (i for i, ranges in shown.wrong_ranges.items() if is_in_ranges(tokens, ranges))
-    refused = is_in_ranges(tokens, shown.refused_ranges)
-    return SimulatedPrompt(
-        tokens,
-        scene.build_prefill_slots(tokens),
-        scene.build_decode_slots(tokens),
-        tuple(wrong),
-        refused,
-    )
+            window = layout.resolve_shape((buffer.window,))[0]
+            if isinstance(window, int):
+                lengths |= {window, window + 1}
+        lengths.add(find_longest_prompt(layout))
+    wrong_ranges = comparison.simulation.wrong_ranges.values()
+    wrong_at_all = merge_ranges(*wrong_ranges, comparison.simulation.refused_ranges)
+    for ranges in (*wrong_ranges, wrong_at_all):
+        lengths |= {length for first, last in ranges for length in (first, last + 1)}
+    limit = min(comparison.setup.longest_prompt, UNLIMITED_LENGTH - 1)
+    return tuple(sorted(length for length in lengths if 1 <= length <= limit))

@@ -1,37 +1,49 @@
-"""Consumers of KV buffers: how one selects them, orders them, and what it moves.
+"""Describe a consumer of KV buffers: its name, its token and its rules.
 
-Each consumer is a module of its own in ``consumers/``, with a ``CONSUMER`` in it: a
-few words, a few predicates, and what is to be found fault with.
+This module has the type only. `find_consumers` finds consumers by name; each built-in one
+is a module of `consumers/` with a `CONSUMER` in it.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator
-from importlib import import_module
-from pkgutil import iter_modules
 from typing import NamedTuple
 
-from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding
-from onnxkvrename.handoff import consumers
 from onnxkvrename.layout.dims import Shape
 from onnxkvrename.layout.layout import Layout
 
 
 class Consumer(NamedTuple):
-    """A consumer.
+    """A program that receives KV buffers, as data and pure functions.
 
-    ``token`` is what it looks for in names. ``takes`` tells the inputs that it
-    selects and ``gives`` the outputs; ``paired`` makes of an output's name the one that it
-    goes by among inputs. ``key`` is what it sorts by, and raises ``ValueError``
-    where the consumer itself would. ``moved`` is the shape that it hands over of a
-    buffer, for a prompt of so many tokens, or ``None`` for the whole of it; the
-    shape has numbers only. ``appended`` tells the outputs that prefill puts behind those
-    of buffers; of all the last is taken off again. ``itemsize`` is its bytes for an
-    element of a dtype, ``None`` where it knows none. ``checks`` say what would go wrong
-    with a layout at this consumer alone; ``whole`` tells them that all of each buffer is
-    moved.
+    Each function repeats one step of the consumer's own code, on names and shapes. The
+    checks and `compare` know a consumer only by these fields.
+
+    Attributes:
+        name: The name for `--target`; the same as its module's, with ``-`` for ``_``, or as its
+            entry point's.
+        token: The text that a rename puts into names so that the consumer selects them.
+        selects_input: Returns whether the consumer takes a graph input of this name for a
+            buffer.
+        selects_output: Returns whether the consumer takes a graph output of this name for a
+            retained buffer.
+        input_name_of: Returns the input name that the consumer derives from an output name, e.g.
+            without ``_RetainedState``. Returns the name unchanged where the consumer derives
+            nothing from it (KV602).
+        sort_key: Returns the layer and the name that the consumer sorts by, of an input name.
+            Raises `ValueError` where the consumer itself cannot read a layer and stops
+            (KV603).
+        transferred_shape: Returns the shape that the consumer hands over of a buffer. The first
+            argument is the buffer's full shape, batch first, numbers only; the second the
+            prompt's length in tokens, or `None` for all of each buffer.
+        itemsize_of: Returns the bytes of one element of an ONNX dtype (``FLOAT16``), or `None`
+            for a dtype that the consumer cannot move (KV610).
+        is_appended_output: Returns whether prefill adds a graph output of this name to its list
+            of retained outputs; the consumer then drops the last entry of that list. `None`
+            for a consumer that adds and drops nothing.
+        checks: Further checks of this consumer alone. Each takes a layout and whether all of each
+            buffer is moved, and yields findings.
     """
 
     name: str
@@ -41,24 +53,6 @@ class Consumer(NamedTuple):
     input_name_of: Callable[[str], str]
     sort_key: Callable[[str], tuple[int, str]]
     transferred_shape: Callable[[Shape, int | None], Shape]
-    is_appended_output: Callable[[str], bool]
     itemsize_of: Callable[[str], int | None]
+    is_appended_output: Callable[[str], bool] | None = None
     checks: tuple[Callable[[Layout, bool], Iterator[Finding]], ...] = ()
-
-
-def load_consumer(name: str) -> Consumer:
-    """The consumer of this name. Raises :class:`KvRenameError` if there is none."""
-    known = list_consumers()
-    if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
-        raise KvRenameError(f"no target is called {name}", hint=hint)
-    module = import_module(f"{consumers.__name__}.{name.replace('-', '_')}")
-    target: Consumer = module.CONSUMER
-    return target
-
-
-def list_consumers() -> tuple[str, ...]:
-    """The consumers that there are, each a module of the package."""
-    modules = iter_modules(consumers.__path__)
-    return tuple(sorted(module.name.replace("_", "-") for module in modules))

@@ -1,326 +1,350 @@
-"""What a consumer makes of a layout: what it selects, in which order, and what goes wrong.
+"""Check what goes wrong with a layout at one consumer.
 
-What is found here goes for every consumer that selects by name; what goes for one
-only is in its own module.
+`find_problems` is the one check. `check-consumer` and ``rename --target`` report its findings;
+`compare` runs it for each side, and reports the problems that stop the side in its own words.
+The checks here hold for every consumer that selects by name; those of one consumer alone are
+in its own module.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.handoff.consumer import Consumer
+from onnxkvrename.handoff.selection import (
+    SelectedValue,
+    Selection,
+    find_non_kv_selected,
+    find_selected_buffers,
+    select_values,
+)
 from onnxkvrename.layout.dims import Shape
 from onnxkvrename.layout.layout import Buffer, Layout, build_layout
-from onnxkvrename.model.signature import Value
 from onnxkvrename.rules.kv_model import KvModel
 
+StartupCause = Literal["layer", "dtype", "shape", "output_count"]
+"""Why a consumer stops before it moves anything: it cannot read a layer in a name, has no size
+for a dtype, cannot compute bytes from a shape, or counts more or fewer outputs than inputs."""
 
-class Selection(NamedTuple):
-    """What a consumer selects, each side in its order: it pairs the two by position.
+_TEMPLATE_HINT = (
+    "mend the template in your rules (--rules FILE): the consumer expects another place"
+)
 
-    ``partners`` are the inputs' names that the outputs belong to in the graph.
-    ``ordered`` is false where it can read no order in the names; then both sides
-    are as they stand in the graph.
+
+class ConsumerProblem(NamedTuple):
+    """One thing that goes wrong with a layout at a consumer.
+
+    Attributes:
+        findings: The problem as findings about KV buffers; empty where other findings of the
+            same layout already say it.
+        startup_cause: Why the consumer stops before it moves anything, `None` if it does not
+            stop for this.
+        values: The selected values that make it stop, in the consumer's order, inputs first,
+            including those that are not KV buffers.
     """
 
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    partner_names: tuple[str, ...]
-    ordered: bool
-
-    @property
-    def is_paired(self) -> bool:
-        """Whether every output meets its own input."""
-        return tuple(value.name for value in self.inputs) == self.partner_names
-
-    @property
-    def positional_pairs(self) -> tuple[tuple[Value | None, Value | None], ...]:
-        """Inputs and outputs as the consumer brings them together."""
-        count = max(len(self.inputs), len(self.outputs))
-        rest = (None,) * count
-        inputs, outputs = (*self.inputs, *rest)[:count], (*self.outputs, *rest)[:count]
-        return tuple(zip(inputs, outputs, strict=True))
+    findings: tuple[Finding, ...]
+    startup_cause: StartupCause | None = None
+    values: tuple[SelectedValue, ...] = ()
 
 
 class _BufferName(NamedTuple):
-    """One name of a buffer, and whether it is that of its input or its output."""
+    """The input or output name of a buffer."""
 
     buffer: Buffer
     name: str
-    side: str
+    side: Literal["input", "output"]
+    is_selected: bool
 
 
-def select_values(layout: Layout, target: Consumer) -> Selection:
-    """What a consumer selects of a layout, strangers that carry its token among it."""
-    partners = {
-        buffer.output: buffer.input
-        for buffer in layout.buffers
-        if buffer.input is not None and buffer.output is not None
-    }
-    inputs = [value for value in layout.inputs if target.selects_input(value.name)]
-    outputs = [value for value in layout.outputs if target.selects_output(value.name)]
-    ordered = True
-    try:
-        inputs.sort(key=lambda value: target.sort_key(value.name))
-        outputs.sort(key=lambda value: target.sort_key(target.input_name_of(value.name)))
-    except ValueError:
-        ordered = False
-        inputs = [value for value in layout.inputs if target.selects_input(value.name)]
-        outputs = [value for value in layout.outputs if target.selects_output(value.name)]
-    names = (partners.get(value.name, target.input_name_of(value.name)) for value in outputs)
-    return Selection(tuple(inputs), tuple(outputs), tuple(names), ordered)
+def check_consumer(
+    layout: Layout, consumer: Consumer, *, full_transfer: bool = False
+) -> Iterator[Finding]:
+    """Yield the findings about a layout at a consumer.
+
+    Args:
+        layout: The buffers of a model, or of its windows together.
+        consumer: The consumer that would receive them.
+        full_transfer: Whether the consumer moves all of each buffer, whatever the prompt.
+    """
+    for problem in find_problems(layout, consumer, full_transfer):
+        yield from problem.findings
 
 
-def find_selected_buffers(layout: Layout, target: Consumer) -> tuple[Buffer, ...]:
-    """The buffers whose inputs a consumer selects."""
-    return tuple(b for b in layout.buffers if b.input is not None and target.selects_input(b.input))
-
-
-def find_distinct_types(
-    layout: Layout, values: Iterable[Value]
-) -> frozenset[tuple[Shape | None, str]]:
-    """The distinct shapes and dtypes of values, with the sizes that are known."""
-    return frozenset(
-        (None if value.shape is None else layout.resolve_shape(value.shape), value.dtype)
-        for value in values
-    )
-
-
-def is_hybrid(layout: Layout, target: Consumer) -> bool:
-    """Whether what is selected has more than one shape or dtype."""
-    return len(find_distinct_types(layout, select_values(layout, target).inputs)) > 1
-
-
-def find_non_kv_selected(layout: Layout, target: Consumer) -> tuple[Value, ...]:
-    """What a consumer selects that is no KV buffer: inputs first."""
-    known = {name for buffer in layout.buffers for name in buffer.names}
-    chosen = select_values(layout, target)
-    return tuple(v for v in (*chosen.inputs, *chosen.outputs) if v.name not in known)
-
-
-def check_consumer(layout: Layout, target: Consumer, *, whole: bool = False) -> Iterator[Finding]:
-    """What would go wrong with a layout; ``whole`` says that all of each buffer is moved."""
+def find_problems(
+    layout: Layout, consumer: Consumer, full_transfer: bool
+) -> Iterator[ConsumerProblem]:
+    """Yield what goes wrong with a layout at a consumer; the arguments of `check_consumer`."""
     if not layout.buffers:
         return
-    yield from _check_unselected_names(layout, target)
-    yield from _check_output_suffixes(layout, target)
-    yield from _check_layer_numbers(layout, target)
-    yield from _check_order(layout, target)
-    yield from _check_byte_sizes(layout, target)
-    for one in target.checks:
-        yield from one(layout, whole)
+    selection = select_values(layout, consumer)
+    names = list(_list_buffer_names(layout, consumer))
+    yield ConsumerProblem(tuple(_check_unselected_names(names, layout, consumer)))
+    yield ConsumerProblem(tuple(_check_output_suffixes(layout, consumer)))
+    yield ConsumerProblem(
+        tuple(_check_unreadable_layers(names, selection, consumer)), "layer", selection.unreadable
+    )
+    yield ConsumerProblem(tuple(_check_layer_numbers(names, selection, consumer)))
+    yield ConsumerProblem(tuple(_check_order(names, layout, selection, consumer)))
+    yield _check_dtypes(layout, selection, consumer)
+    yield _check_shapes(layout, selection, consumer)
+    if has_wrong_output_count(layout, selection, consumer):
+        yield ConsumerProblem((), "output_count")
+    for check in consumer.checks:
+        yield ConsumerProblem(tuple(check(layout, full_transfer)))
 
 
 def check_sets(
-    sources: Sequence[KvModel], sets: Iterable[Sequence[int]], target: Consumer, *, whole: bool
+    models: Sequence[KvModel],
+    sets: Iterable[Sequence[int]],
+    consumer: Consumer,
+    *,
+    full_transfer: bool,
 ) -> list[list[Finding]]:
-    """What would go wrong with each of ``sets`` of sources, for each source its own.
+    """Return the findings about each model, each checked together with its set.
 
-    Raises :class:`ModelError` where two sources of a set have the same buffer.
+    Args:
+        models: The models, with the names that the consumer would see.
+        sets: The indexes of models that the consumer receives together.
+        consumer: The consumer.
+        full_transfer: Whether the consumer moves all of each buffer.
+
+    Raises:
+        ModelError: Two models of a set have the same buffer.
     """
-    findings: list[list[Finding]] = [[] for _ in sources]
-    for numbers in sets:
-        layout = build_layout([sources[number] for number in numbers])
-        for found in check_consumer(layout, target, whole=whole):
-            findings[numbers[layout.models.index(find_owning_model(layout, found.name))]].append(
-                found
-            )
+    findings: list[list[Finding]] = [[] for _ in models]
+    for indexes in sets:
+        layout = build_layout([models[index] for index in indexes])
+        for finding in check_consumer(layout, consumer, full_transfer=full_transfer):
+            owner = layout.models.index(find_owning_model(layout, finding.name))
+            findings[indexes[owner]].append(finding)
     return findings
 
 
 def find_owning_model(layout: Layout, name: str) -> str:
-    """The model that a finding with this name is about: the first, unless it is a buffer's."""
+    """Return the model with the buffer of this name, or the layout's first if there is none."""
     models = (buffer.model for buffer in layout.buffers if name in buffer.names)
     return next(models, layout.models[0])
 
 
-def format_rename_command(layout: Layout, target: Consumer, *options: str) -> str:
-    """The rename that gives a layout's models the names that a consumer looks for."""
+def format_rename_command(layout: Layout, consumer: Consumer, *options: str) -> str:
+    """Return the command that gives a layout's models the names that a consumer selects."""
     model = shlex.quote(layout.models[0]) if len(layout.models) == 1 else "MODEL..."
-    return " ".join(("onnxkvrename", model, "--target", target.name, *options))
+    return " ".join(("onnxkvrename", model, "--target", consumer.name, *options))
 
 
 def is_empty_shape(shape: Shape) -> bool:
-    """Whether a sequence has nothing of this shape: one of its sizes is below 1."""
+    """Return whether a sequence has no element of this shape, whose first axis is the batch."""
     return any(isinstance(dim, int) and dim < 1 for dim in shape[1:])
 
 
 def format_similar_count(names: Sequence[str]) -> str:
-    """How many such names there are, where there are more than the one that is shown."""
+    """Return how many names there are besides the first: ``, like 7 more``, or nothing."""
     return f", like {len(names) - 1} more" if len(names) > 1 else ""
 
 
-def _list_buffer_names(layout: Layout) -> Iterator[_BufferName]:
+def count_appended_outputs(layout: Layout, consumer: Consumer) -> int:
+    """Return how many outputs prefill adds to those of buffers."""
+    is_appended = consumer.is_appended_output
+    if is_appended is None:
+        return 0
+    return sum(is_appended(value.name) for value in layout.outputs)
+
+
+def has_wrong_output_count(layout: Layout, selection: Selection, consumer: Consumer) -> bool:
+    """Return whether prefill would stop as it has not as many outputs as inputs.
+
+    Prefill appends outputs to those of buffers and drops the last of all. The rest must be as
+    many as the inputs, or one more. Only prefill counts them.
+    """
+    if consumer.is_appended_output is None or not selection.inputs:
+        return False
+    outputs = len(selection.outputs) + count_appended_outputs(layout, consumer) - 1
+    return outputs - len(selection.inputs) not in (0, 1)
+
+
+def _list_buffer_names(layout: Layout, consumer: Consumer) -> Iterator[_BufferName]:
     for buffer in layout.buffers:
         if buffer.input is not None:
-            yield _BufferName(buffer, buffer.input, "input")
+            is_selected = consumer.selects_input(buffer.input)
+            yield _BufferName(buffer, buffer.input, "input", is_selected)
         if buffer.output is not None:
-            yield _BufferName(buffer, buffer.output, "output")
+            is_selected = consumer.selects_output(buffer.output)
+            yield _BufferName(buffer, buffer.output, "output", is_selected)
 
 
-def _is_selected(one: _BufferName, target: Consumer) -> bool:
-    return (
-        target.selects_input(one.name) if one.side == "input" else target.selects_output(one.name)
-    )
-
-
-def _check_unselected_names(layout: Layout, target: Consumer) -> Iterator[Finding]:
-    """KV601, one finding for all names that lack the token in the same way."""
-    sides = list(_list_buffer_names(layout))
-    chosen = {one.name for one in sides if _is_selected(one, target)}
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for one in sides:
-        if one.name not in chosen:
-            half = any(name in chosen for name in one.buffer.names)
-            where = f"its {one.side} only" if half else "both sides"
-            found.setdefault((*_explain_unselected(one, target), where), []).append(one.name)
-    for (reason, option, where), names in found.items():
+def _check_unselected_names(
+    names: Sequence[_BufferName], layout: Layout, consumer: Consumer
+) -> Iterator[Finding]:
+    """Yield KV601, once for all names that are not selected for the same reason."""
+    selected = {each.name for each in names if each.is_selected}
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for each in names:
+        if each.name not in selected:
+            is_half = any(name in selected for name in each.buffer.names)
+            where = f"its {each.side} only" if is_half else "both sides"
+            groups.setdefault((*_explain_unselected(each, consumer), where), []).append(each.name)
+    for (reason, option, where), unselected in groups.items():
         lost = "is handed over" if where == "both sides" else "pairs"
         yield build_finding(
             "KV601",
-            names[0],
-            f"{reason}, on {where}{format_similar_count(names)}: {target.name} does not select it, and nothing "
-            f"of it {lost}",
-            format_rename_command(layout, target, *option.split()),
+            unselected[0],
+            f"{reason}, on {where}{format_similar_count(unselected)}: {consumer.name} does not "
+            f"select it, and nothing of it {lost}",
+            format_rename_command(layout, consumer, *option.split()),
         )
 
 
-def _explain_unselected(one: _BufferName, target: Consumer) -> tuple[str, str]:
-    """Why a name is not selected, and what a rename needs to mend it."""
-    if target.token in one.name:
+def _explain_unselected(unselected: _BufferName, consumer: Consumer) -> tuple[str, str]:
+    """Return why a name is not selected, and the option of a rename that changes this."""
+    if consumer.token in unselected.name:
         return "carries the token, but ends otherwise than what is selected", "--normalize"
-    if target.token.lower() in one.name.lower():
-        return f"carries {target.token} with other capitals", "--replace"
-    if one.buffer.token != "":
-        return f"carries another token than {target.token}", "--replace"
-    return f"does not carry {target.token}", ""
+    if consumer.token.lower() in unselected.name.lower():
+        return f"carries {consumer.token} with other capitals", "--replace"
+    if unselected.buffer.token != "":
+        return f"carries another token than {consumer.token}", "--replace"
+    return f"does not carry {consumer.token}", ""
 
 
-def _check_output_suffixes(layout: Layout, target: Consumer) -> Iterator[Finding]:
-    """KV602, an output whose end the consumer does not take off."""
+def _check_output_suffixes(layout: Layout, consumer: Consumer) -> Iterator[Finding]:
+    """Yield KV602 for selected outputs from whose names no input name is derived."""
     names = [
         buffer.output
         for buffer in layout.buffers
         if buffer.output is not None
-        and target.selects_output(buffer.output)
-        and target.input_name_of(buffer.output) == buffer.output
+        and consumer.selects_output(buffer.output)
+        and consumer.input_name_of(buffer.output) == buffer.output
     ]
     if names:
         yield build_finding(
             "KV602",
             names[0],
-            f"is selected{format_similar_count(names)}, but its end is not what {target.name} takes off, so "
-            "that it never goes by its input's name",
-            format_rename_command(layout, target, "--normalize"),
+            f"is selected{format_similar_count(names)}, but its end is not what {consumer.name} "
+            "takes off, so that it never goes by its input's name",
+            format_rename_command(layout, consumer, "--normalize"),
         )
 
 
-def _check_layer_numbers(layout: Layout, target: Consumer) -> Iterator[Finding]:
-    """KV603, for names in which the consumer reads no layer, and for those with another one."""
-    unread, other = list[str](), list[tuple[str, int, int]]()
-    for one in _list_buffer_names(layout):
-        if _is_selected(one, target):
-            name = one.name if one.side == "input" else target.input_name_of(one.name)
-            try:
-                layer = target.sort_key(name)[0]
-            except ValueError:
-                unread.append(one.name)
-                continue
-            if layer != one.buffer.layer:
-                other.append((one.name, layer, one.buffer.layer))
-    hint = "mend the template in your rules (--rules FILE): the consumer expects another place"
-    if unread:
+def _check_unreadable_layers(
+    names: Sequence[_BufferName], selection: Selection, consumer: Consumer
+) -> Iterator[Finding]:
+    """Yield KV603 for the buffers in whose names the consumer cannot read a layer."""
+    unreadable = {each.value.name for each in selection.unreadable}
+    affected = [each.name for each in names if each.is_selected and each.name in unreadable]
+    if affected:
         yield build_finding(
             "KV603",
-            unread[0],
-            f"has no number where {target.name} reads the layer{format_similar_count(unread)}: it cannot start",
-            hint,
+            affected[0],
+            f"has no number where {consumer.name} reads the layer"
+            f"{format_similar_count(affected)}: it cannot start",
+            _TEMPLATE_HINT,
         )
-    if other:
-        name, read, layer = other[0]
-        more = format_similar_count([one for one, _, _ in other])
+
+
+def _check_layer_numbers(
+    names: Sequence[_BufferName], selection: Selection, consumer: Consumer
+) -> Iterator[Finding]:
+    """Yield KV603 for the buffers in whose names the consumer reads another layer."""
+    unreadable = {each.value.name for each in selection.unreadable}
+    wrong: list[tuple[_BufferName, int]] = []
+    for each in names:
+        if each.is_selected and each.name not in unreadable:
+            name = each.name if each.side == "input" else consumer.input_name_of(each.name)
+            layer, _ = consumer.sort_key(name)
+            if layer != each.buffer.layer:
+                wrong.append((each, layer))
+    if wrong:
+        first, layer = wrong[0]
+        more = format_similar_count([each.name for each, _ in wrong])
         yield build_finding(
             "KV603",
-            name,
-            f"is of layer {layer}, but {target.name} reads {read}{more}: its order is not that of "
-            "the layers",
-            hint,
+            first.name,
+            f"is of layer {first.buffer.layer}, but {consumer.name} reads {layer}{more}: its order "
+            "is not that of the layers",
+            _TEMPLATE_HINT,
         )
 
 
-def _check_order(layout: Layout, target: Consumer) -> Iterator[Finding]:
-    """KV609, unless a side that is not selected or a stranger is what is to blame."""
-    chosen = select_values(layout, target)
-    half = any(not _is_selected(one, target) for one in _list_buffer_names(layout))
-    if not chosen.ordered or chosen.is_paired or half or find_non_kv_selected(layout, target):
+def _check_order(
+    names: Sequence[_BufferName], layout: Layout, selection: Selection, consumer: Consumer
+) -> Iterator[Finding]:
+    """Yield KV609, unless a name that is not selected or is not a KV buffer explains it."""
+    if not selection.is_ordered or selection.is_paired:
         return
-    if len(chosen.inputs) != len(chosen.outputs):
+    if not all(each.is_selected for each in names) or find_non_kv_selected(layout, selection):
+        return
+    if len(selection.inputs) != len(selection.outputs):
         yield build_finding(
             "KV609",
-            _find_unpaired_name(layout, chosen),
-            f"stands alone: {target.name} selects {len(chosen.inputs)} inputs and "
-            f"{len(chosen.outputs)} outputs, and pairs them by position",
+            _find_unpaired_name(layout),
+            f"stands alone: {consumer.name} selects {len(selection.inputs)} inputs and "
+            f"{len(selection.outputs)} outputs, and pairs them by position",
             "export the model again: a buffer needs both sides",
         )
         return
-    # One name on both is a broken graph (KV106): no order would mend it.
-    at = next(
-        (
-            number
-            for number, (value, output) in enumerate(
-                zip(chosen.inputs, chosen.outputs, strict=True)
+    pairs = zip(selection.inputs, selection.outputs, strict=True)
+    for position, (selected_input, output) in enumerate(pairs):
+        # One name on both sides is a broken graph (KV106), which no order repairs.
+        if selected_input.value.name not in (output.graph_input_name, output.value.name):
+            yield build_finding(
+                "KV609",
+                output.value.name,
+                f"comes in place {position} of the outputs, where {selected_input.value.name} "
+                f"stands among the inputs: {consumer.name} would hand it to that one",
+                "both names of a buffer must sort alike: mend the templates in your rules "
+                "(--rules FILE)",
             )
-            if value.name not in (chosen.partner_names[number], output.name)
-        ),
-        None,
-    )
-    if at is None:
-        return
-    yield build_finding(
-        "KV609",
-        chosen.outputs[at].name,
-        f"comes in place {at} of the outputs, where {chosen.inputs[at].name} stands among the "
-        f"inputs: {target.name} would hand it to that one",
-        "both names of a buffer must sort alike: mend the templates in your rules (--rules FILE)",
-    )
+            return
 
 
-def _find_unpaired_name(layout: Layout, chosen: Selection) -> str:
-    """A name that has no partner: of a buffer with one side, or an output among the inputs."""
-    single = (b.names[0] for b in layout.buffers if b.input is None or b.output is None)
-    given = {buffer.input for buffer in layout.buffers}
-    made = {buffer.output for buffer in layout.buffers}
-    strays = (
-        *(value.name for value in chosen.inputs if value.name not in given),
-        *(value.name for value in chosen.outputs if value.name not in made),
-    )
-    return (*single, *strays)[0]
+def _find_unpaired_name(layout: Layout) -> str:
+    """Return a name of a buffer that has only one side."""
+    return next(b.names[0] for b in layout.buffers if b.input is None or b.output is None)
 
 
-def _check_byte_sizes(layout: Layout, target: Consumer) -> Iterator[Finding]:
-    """KV610, what has no bytes for the consumer: by dtype, and by shape."""
-    dtypes: dict[str, list[str]] = {}
-    shapeless = list[str]()
-    for buffer in find_selected_buffers(layout, target):
-        assert buffer.input is not None
-        if target.itemsize_of(buffer.dtype) is None:
-            dtypes.setdefault(buffer.dtype, []).append(buffer.input)
-        if not buffer.shape or is_empty_shape(buffer.shape):
-            shapeless.append(buffer.input)
-    for dtype, names in dtypes.items():
-        yield build_finding(
+def _check_dtypes(layout: Layout, selection: Selection, consumer: Consumer) -> ConsumerProblem:
+    """Find KV610: dtypes for which the consumer has no size."""
+    names_of: dict[str, list[str]] = {}
+    for buffer in find_selected_buffers(layout, consumer):
+        if consumer.itemsize_of(buffer.dtype) is None:
+            names_of.setdefault(buffer.dtype, []).append(buffer.names[0])
+    findings = tuple(
+        build_finding(
             "KV610",
             names[0],
-            f"is {dtype}{format_similar_count(names)}, of which {target.name} does not know the size",
+            f"is {dtype}{format_similar_count(names)}, of which {consumer.name} does not know the "
+            "size",
             "compile it to another precision, and check with its file: --custom-io FILE",
         )
-    if shapeless:
-        yield build_finding(
+        for dtype, names in names_of.items()
+    )
+    values = (v for v in selection.inputs if consumer.itemsize_of(v.value.dtype) is None)
+    return ConsumerProblem(findings, "dtype", tuple(values))
+
+
+def _check_shapes(layout: Layout, selection: Selection, consumer: Consumer) -> ConsumerProblem:
+    """Find KV610: shapes from which the consumer cannot compute bytes.
+
+    An axis without a name or a size only matters for what is handed over: `compare` cannot be
+    given its size.
+    """
+    names = [
+        buffer.names[0]
+        for buffer in find_selected_buffers(layout, consumer)
+        if not buffer.shape or is_empty_shape(buffer.shape)
+    ]
+    findings: tuple[Finding, ...] = ()
+    if names:
+        finding = build_finding(
             "KV610",
-            shapeless[0],
-            f"has no shape that tells its bytes{format_similar_count(shapeless)}",
+            names[0],
+            f"has no shape that tells its bytes{format_similar_count(names)}",
             "export the model again, with shapes",
         )
+        findings = (finding,)
+    shapes = ((each, each.value.shape) for each in selection.inputs)
+    values = (v for v, shape in shapes if not shape or None in shape[1:] or is_empty_shape(shape))
+    return ConsumerProblem(findings, "shape", tuple(values))

@@ -1,7 +1,7 @@
-"""A hand-off in the mind: at which prompt lengths which buffer goes wrong.
+"""Simulate a hand-off: at which prompt lengths which buffer goes wrong.
 
-Bytes are not needed for that, only offsets. They grow with the prompt in straight
-lines that bend where a buffer is full, so a few lengths tell of all others.
+No bytes are needed for this, only offsets. They grow linearly with the prompt, with a bend where
+a buffer is full, so the ends of each linear segment decide about all lengths within.
 """
 
 from __future__ import annotations
@@ -10,28 +10,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.handoff.consumer import Consumer
-from onnxkvrename.handoff.slots import (
-    BufferId,
-    MemorySlot,
-    SelectedValue,
-    find_clipped_axes,
-    lay_out_slots,
-    list_selected_inputs,
-    list_selected_outputs,
-)
+from onnxkvrename.handoff.selection import BufferId, SelectedValue, select_values
+from onnxkvrename.handoff.slots import MemorySlot, build_slots, find_clipped_axes
 from onnxkvrename.layout.dims import Shape
 from onnxkvrename.layout.layout import Buffer, Layout
 
 PromptRanges = tuple[tuple[int, int], ...]
-"""Prompt lengths, first and last of each run, in order and apart."""
+"""Ranges of prompt lengths in tokens, first and last of each, sorted and disjoint."""
 
 
 class TransferSetup(NamedTuple):
     """Both sides as the consumer sees them; every size that matters is known.
 
-    ``given`` are prefill's inputs, which make its slots, ``written`` its outputs, and
-    ``taken`` decode's inputs. ``longest`` is the longest prompt. ``whole`` says that
-    all of each buffer is moved.
+    Attributes:
+        prefill: Prefill's layout.
+        decode: Decode's layout.
+        prefill_inputs: The inputs that make prefill's slots, in the consumer's order.
+        prefill_outputs: The outputs that are written to these slots, in the consumer's order.
+        decode_inputs: The inputs that make decode's slots, in the consumer's order.
+        consumer: The consumer on both sides.
+        full_transfer: Whether all of each buffer is moved, whatever the prompt.
+        longest_prompt: The longest prompt in tokens.
     """
 
     prefill: Layout
@@ -43,25 +42,34 @@ class TransferSetup(NamedTuple):
     full_transfer: bool
     longest_prompt: int
 
+    @property
+    def transferred_ids(self) -> frozenset[BufferId]:
+        """The buffers that prefill writes and decode reads."""
+        written_ids = {each.buffer_id for each in self.prefill_outputs}
+        return frozenset(written_ids & {each.buffer_id for each in self.decode_inputs})
+
     def build_prefill_slots(self, tokens: int) -> tuple[MemorySlot, ...]:
-        """Prefill's slots for a prompt of this length."""
+        """Return prefill's slots for a prompt of this length."""
         length = None if self.full_transfer else tokens
-        return lay_out_slots(self.prefill_inputs, self.prefill, self.consumer, length)
+        return build_slots(self.prefill_inputs, self.prefill, self.consumer, length)
 
     def build_decode_slots(self, tokens: int) -> tuple[MemorySlot, ...]:
-        """Decode's slots for the same prompt."""
+        """Return decode's slots for a prompt of this length."""
         length = None if self.full_transfer else tokens
-        return lay_out_slots(self.decode_inputs, self.decode, self.consumer, length)
+        return build_slots(self.decode_inputs, self.decode, self.consumer, length)
 
 
 class SimulationResult(NamedTuple):
-    """The prompt lengths at which things go wrong.
+    """The prompt lengths at which something goes wrong.
 
-    ``wrong`` has those of each buffer of decode: other bytes than prefill wrote for it,
-    or not all of them; windows of two sizes may agree by luck at some, and count as wrong.
-    ``own`` are those at which the buffer differs by itself,
-    ``cut`` those at which not all of it is moved; at all others it only lies
-    elsewhere. ``refused`` are the lengths at which decode itself finds the memory too small.
+    Attributes:
+        wrong_ranges: For each buffer of decode, the lengths at which it reads other bytes than
+            prefill wrote for it, or not all of them. Windows of two sizes may agree by chance
+            at some lengths, and count as wrong.
+        differing_ranges: The lengths at which the buffer itself differs between the sides.
+        truncated_ranges: The lengths at which only a part of the buffer is moved. At all other
+            wrong lengths the buffer only has another offset.
+        refused_ranges: The lengths at which decode finds the memory too small and stops.
     """
 
     wrong_ranges: Mapping[BufferId, PromptRanges]
@@ -71,7 +79,11 @@ class SimulationResult(NamedTuple):
 
 
 class _PromptState(NamedTuple):
-    """One prompt length: how far each buffer lies from where it was written, in bytes."""
+    """A hand-off of one prompt length.
+
+    ``offset_shifts`` are decode's offsets minus prefill's, ``excess_bytes`` decode's size of the
+    memory minus prefill's.
+    """
 
     offset_shifts: Mapping[BufferId, int]
     differing: frozenset[BufferId]
@@ -80,7 +92,7 @@ class _PromptState(NamedTuple):
 
 
 class _SlotContent(NamedTuple):
-    """A place in the memory, and the buffer that a side has there, if it is one."""
+    """A slot, and the buffer that a side has there, if it is one."""
 
     slot: MemorySlot
     buffer: Buffer | None
@@ -88,70 +100,74 @@ class _SlotContent(NamedTuple):
 
     @property
     def full_shape(self) -> Shape:
-        """The shape of all that one sequence has of it; in a place of another rank, the place's."""
+        """The shape of one whole sequence, or the slot's if its rank is not the buffer's."""
         if self.buffer is None or len(self.buffer.shape or ()) != len(self.slot.shape):
             return self.slot.shape
         return (1, *self.layout.resolve_shape(self.buffer.shape or ())[1:])
 
 
 def build_transfer_setup(
-    prefill: Layout, decode: Layout, target: Consumer, *, whole: bool, longest: int
+    prefill: Layout, decode: Layout, consumer: Consumer, *, full_transfer: bool, longest_prompt: int
 ) -> TransferSetup:
-    """Both sides, in the consumer's order; an output for which there is no slot is not written."""
-    given = list_selected_inputs(prefill, target)
+    """Return both sides in the consumer's order, without outputs for which there is no slot."""
+    selection = select_values(prefill, consumer)
     return TransferSetup(
         prefill,
         decode,
-        given,
-        list_selected_outputs(prefill, target)[: len(given)],
-        list_selected_inputs(decode, target),
-        target,
-        whole,
-        longest,
+        selection.inputs,
+        selection.outputs[: len(selection.inputs)],
+        select_values(decode, consumer).inputs,
+        consumer,
+        full_transfer,
+        longest_prompt,
     )
 
 
-def simulate_transfer(scene: TransferSetup) -> SimulationResult:
-    """What goes wrong at which of the lengths from 1 to the longest, all of them."""
-    wanted = dict.fromkeys((buffer.layer, buffer.part) for buffer in scene.decode.buffers)
-    wanted |= dict.fromkeys(one.buffer_id for one in scene.decode_inputs)
-    wrong: dict[BufferId, list[tuple[int, int]]] = {ident: [] for ident in wanted}
-    own: dict[BufferId, list[tuple[int, int]]] = {ident: [] for ident in wanted}
-    cut: dict[BufferId, list[tuple[int, int]]] = {ident: [] for ident in wanted}
+def simulate_transfer(setup: TransferSetup) -> SimulationResult:
+    """Return what goes wrong at all prompt lengths from 1 to the longest.
+
+    Raises:
+        ValueError: A shape, or the size of an axis, is not known.
+    """
+    buffer_ids = dict.fromkeys((buffer.layer, buffer.part) for buffer in setup.decode.buffers)
+    buffer_ids |= dict.fromkeys(each.buffer_id for each in setup.decode_inputs)
+    wrong: dict[BufferId, list[tuple[int, int]]] = {each: [] for each in buffer_ids}
+    differing: dict[BufferId, list[tuple[int, int]]] = {each: [] for each in buffer_ids}
+    truncated: dict[BufferId, list[tuple[int, int]]] = {each: [] for each in buffer_ids}
     refused: list[tuple[int, int]] = []
-    for first, last in _find_linear_segments(scene):
-        start, end = _simulate_prompt(scene, first), _simulate_prompt(scene, last)
+    for first, last in _find_linear_segments(setup):
+        start, end = _simulate_prompt(setup, first), _simulate_prompt(setup, last)
         refused += _find_positive_ranges(first, last, start.excess_bytes, end.excess_bytes)
-        for ident in wanted:
-            if ident in start.differing:
-                own[ident].append((first, last))
-            if ident in start.truncated:
-                cut[ident].append((first, last))
-            if ident in start.differing | start.truncated or ident not in start.offset_shifts:
-                wrong[ident].append((first, last))
+        for each in buffer_ids:
+            if each in start.differing:
+                differing[each].append((first, last))
+            if each in start.truncated:
+                truncated[each].append((first, last))
+            if each in start.differing | start.truncated or each not in start.offset_shifts:
+                wrong[each].append((first, last))
             else:
-                wrong[ident] += _find_nonzero_ranges(
-                    first, last, start.offset_shifts[ident], end.offset_shifts[ident]
+                wrong[each] += _find_nonzero_ranges(
+                    first, last, start.offset_shifts[each], end.offset_shifts[each]
                 )
     return SimulationResult(
-        _merge_each(wrong), _merge_each(own), _merge_each(cut), merge_ranges(refused)
+        _merge_each(wrong), _merge_each(differing), _merge_each(truncated), merge_ranges(refused)
     )
 
 
-def merge_ranges(*given: Iterable[tuple[int, int]]) -> PromptRanges:
-    """All the lengths of some ranges."""
-    found: list[tuple[int, int]] = []
-    for first, last in sorted(one for ranges in given for one in ranges):
-        if found and first <= found[-1][1] + 1:
-            found[-1] = found[-1][0], max(last, found[-1][1])
+def merge_ranges(*range_lists: Iterable[tuple[int, int]]) -> PromptRanges:
+    """Return the union of some ranges."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(pair for ranges in range_lists for pair in ranges):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = merged[-1][0], max(last, merged[-1][1])
         else:
-            found.append((first, last))
-    return tuple(found)
+            merged.append((first, last))
+    return tuple(merged)
 
 
-def subtract_ranges(ranges: PromptRanges, others: PromptRanges) -> PromptRanges:
-    """The lengths of some ranges that are not in others."""
-    for start, end in others:
+def subtract_ranges(ranges: PromptRanges, excluded: PromptRanges) -> PromptRanges:
+    """Return the lengths of some ranges that are not in others."""
+    for start, end in excluded:
         parts = [
             part
             for first, last in ranges
@@ -163,131 +179,141 @@ def subtract_ranges(ranges: PromptRanges, others: PromptRanges) -> PromptRanges:
 
 
 def is_in_ranges(tokens: int, ranges: PromptRanges) -> bool:
-    """Whether a prompt of this length is among them."""
+    """Return whether a prompt of this length is in one of the ranges."""
     return any(first <= tokens <= last for first, last in ranges)
 
 
 def _merge_each(
-    found: Mapping[BufferId, Sequence[tuple[int, int]]],
+    ranges: Mapping[BufferId, Sequence[tuple[int, int]]],
 ) -> dict[BufferId, PromptRanges]:
-    return {ident: merge_ranges(ranges) for ident, ranges in found.items()}
+    return {buffer_id: merge_ranges(parts) for buffer_id, parts in ranges.items()}
 
 
-def _find_linear_segments(scene: TransferSetup) -> Iterator[tuple[int, int]]:
-    """Runs of lengths between which no buffer fills up: in each, all is straight."""
-    both = ((scene.prefill_inputs, scene.prefill), (scene.decode_inputs, scene.decode))
+def _find_linear_segments(setup: TransferSetup) -> Iterator[tuple[int, int]]:
+    """Yield ranges of lengths within which no buffer becomes full, so that offsets are linear."""
+    sides = ((setup.prefill_inputs, setup.prefill), (setup.decode_inputs, setup.decode))
     sizes = {
         dim
-        for found, layout in both
-        for one in found
-        for axis, dim in enumerate(layout.resolve_shape(one.value.shape or ()))
-        if isinstance(dim, int) and axis in _find_prompt_axes(one, scene)
+        for values, layout in sides
+        for each in values
+        for axis, dim in enumerate(layout.resolve_shape(each.value.shape or ()))
+        if isinstance(dim, int) and axis in _find_prompt_axes(each, setup)
     }
     bends = {length for size in {1, *sizes} for length in (size, size + 1)}
-    starts = sorted({1, *(bend for bend in bends if 1 < bend <= scene.longest_prompt)})
-    yield from zip(
-        starts, [*(start - 1 for start in starts[1:]), scene.longest_prompt], strict=True
-    )
+    starts = sorted({1, *(bend for bend in bends if 1 < bend <= setup.longest_prompt)})
+    ends = [*(start - 1 for start in starts[1:]), setup.longest_prompt]
+    yield from zip(starts, ends, strict=True)
 
 
-def _find_prompt_axes(one: SelectedValue, scene: TransferSetup) -> frozenset[int | None]:
-    """The axes along which a prompt counts: those that it cuts, and that of its tokens.
+def _find_prompt_axes(selected: SelectedValue, setup: TransferSetup) -> frozenset[int | None]:
+    """Return the axes that a prompt cuts, and the axis of its tokens.
 
-    Where a buffer does not say which that is, it may be any.
+    A buffer of unknown kind may have its tokens on any axis.
     """
-    rank = len(one.value.shape or ())
-    if _has_unknown_kind(one.buffer):
+    rank = len(selected.value.shape or ())
+    if _has_unknown_kind(selected.buffer):
         return frozenset(range(1, rank))
-    cut = find_clipped_axes(scene.consumer, rank, scene.full_transfer)
-    return cut | {None if one.buffer is None else one.buffer.sequence_axis}
+    clipped = find_clipped_axes(setup.consumer, rank, setup.full_transfer)
+    return clipped | {None if selected.buffer is None else selected.buffer.sequence_axis}
 
 
-def _simulate_prompt(scene: TransferSetup, tokens: int) -> _PromptState:
-    sent, read = scene.build_prefill_slots(tokens), scene.build_decode_slots(tokens)
+def _simulate_prompt(setup: TransferSetup, tokens: int) -> _PromptState:
+    prefill_slots = setup.build_prefill_slots(tokens)
+    decode_slots = setup.build_decode_slots(tokens)
     written = {
-        one.buffer_id: _SlotContent(slot, one.buffer, scene.prefill)
-        for one, slot in zip(scene.prefill_outputs, sent, strict=False)
+        output.buffer_id: _SlotContent(slot, output.buffer, setup.prefill)
+        for output, slot in zip(setup.prefill_outputs, prefill_slots, strict=False)
     }
-    meant = {slot.buffer_id: slot for slot in sent}
-    shift: dict[BufferId, int] = {}
-    own, cut = set[BufferId](), set[BufferId]()
-    for one, slot in zip(scene.decode_inputs, read, strict=True):
-        mine, theirs = written.get(slot.buffer_id), _SlotContent(slot, one.buffer, scene.decode)
-        if mine is None:
+    own_slots = {slot.buffer_id: slot for slot in prefill_slots}
+    shifts: dict[BufferId, int] = {}
+    differing, truncated = set[BufferId](), set[BufferId]()
+    for decode_input, slot in zip(setup.decode_inputs, decode_slots, strict=True):
+        buffer_id = slot.buffer_id
+        source = written.get(buffer_id)
+        if source is None:
             continue
-        shift[slot.buffer_id] = slot.offset - mine.slot.offset
-        fits = _has_same_type(mine.slot, meant.get(slot.buffer_id, mine.slot))
-        if not fits or not _has_matching_bytes(mine, theirs, tokens):
-            own.add(slot.buffer_id)
-        if any(_is_truncated(held, scene.consumer, tokens) for held in (mine, theirs)):
-            cut.add(slot.buffer_id)
+        reader = _SlotContent(slot, decode_input.buffer, setup.decode)
+        shifts[buffer_id] = slot.offset - source.slot.offset
+        fits = _has_same_type(source.slot, own_slots.get(buffer_id, source.slot))
+        if not fits or not _has_matching_bytes(source, reader, tokens):
+            differing.add(buffer_id)
+        if any(_is_truncated(content, tokens) for content in (source, reader)):
+            truncated.add(buffer_id)
     return _PromptState(
-        shift,
-        frozenset(own),
-        frozenset(cut),
-        _compute_memory_size(read) - _compute_memory_size(sent),
+        shifts,
+        frozenset(differing),
+        frozenset(truncated),
+        _compute_memory_size(decode_slots) - _compute_memory_size(prefill_slots),
     )
 
 
-def _has_same_type(place: MemorySlot, meant: MemorySlot) -> bool:
-    """Whether a place is like the one that was meant for what is written there."""
-    return (place.shape, place.dtype) == (meant.shape, meant.dtype)
+def _has_same_type(slot: MemorySlot, other: MemorySlot) -> bool:
+    return (slot.shape, slot.dtype) == (other.shape, other.dtype)
 
 
-def _has_matching_bytes(mine: _SlotContent, theirs: _SlotContent, tokens: int) -> bool:
-    """Whether the bytes of all tokens stand alike; tokens that come first may have room left."""
-    forms = _resolve_byte_orders(mine, theirs)
-    if mine.slot.dtype != theirs.slot.dtype or forms[0] == forms[1]:
-        return mine.slot.dtype == theirs.slot.dtype
-    lengths = [form[0][0] if form and form[0][1] else 1 for form in forms]
-    rests = [form[1:] if form and form[0][1] else form for form in forms]
-    return rests[0] == rests[1] and min(lengths) >= tokens
+def _has_matching_bytes(source: _SlotContent, reader: _SlotContent, tokens: int) -> bool:
+    """Return whether the bytes of all tokens are in the same places.
+
+    Where tokens are the first axis, the sides may have room for different numbers of them.
+    """
+    orders = _resolve_byte_orders(source, reader)
+    if source.slot.dtype != reader.slot.dtype or orders[0] == orders[1]:
+        return source.slot.dtype == reader.slot.dtype
+    capacities = [order[0][0] if order and order[0][1] else 1 for order in orders]
+    per_token = [order[1:] if order and order[0][1] else order for order in orders]
+    return per_token[0] == per_token[1] and min(capacities) >= tokens
 
 
 _ByteOrder = list[tuple[int, bool]]
-"""The order of the bytes: axes longer than 1, and which of them are tokens."""
+"""The axes longer than 1 from the outermost: the size, and whether it counts tokens."""
 
 
-def _resolve_byte_orders(mine: _SlotContent, theirs: _SlotContent) -> tuple[_ByteOrder, _ByteOrder]:
-    """Of both. One of fixed sizes does not say what its axes are; the other may."""
-    told = [held.buffer for held in (mine, theirs) if not _has_unknown_kind(held.buffer)]
-    if len(told) == 2:
-        return _resolve_byte_order(mine), _resolve_byte_order(theirs)
-    axis = next((buffer.sequence_axis for buffer in told if buffer is not None), None)
-    return _build_byte_order(mine.slot.shape, axis), _build_byte_order(theirs.slot.shape, axis)
+def _resolve_byte_orders(
+    source: _SlotContent, reader: _SlotContent
+) -> tuple[_ByteOrder, _ByteOrder]:
+    """Return the byte order on both sides.
 
-
-def _resolve_byte_order(held: _SlotContent) -> _ByteOrder:
-    """Where axes are known, all but the tokens' count in full, however little is moved.
-
-    Not even the beginnings are alike of states that differ.
+    A buffer of fixed sizes does not say which axis counts tokens; the other side's may.
     """
-    moved, full = held.slot.shape, held.full_shape
-    axis = None if held.buffer is None else held.buffer.sequence_axis
-    return _build_byte_order(
-        tuple(moved[at] if at == axis else dim for at, dim in enumerate(full)), axis
-    )
+    contents = (source, reader)
+    known = [each.buffer for each in contents if not _has_unknown_kind(each.buffer)]
+    if len(known) == 2:
+        return _resolve_byte_order(source), _resolve_byte_order(reader)
+    axis = next((buffer.sequence_axis for buffer in known if buffer is not None), None)
+    return _build_byte_order(source.slot.shape, axis), _build_byte_order(reader.slot.shape, axis)
 
 
-def _build_byte_order(shape: Shape, tokens: int | None) -> _ByteOrder:
+def _resolve_byte_order(content: _SlotContent) -> _ByteOrder:
+    """Return the byte order of a buffer of known kind.
+
+    All axes but the tokens' count in full, however little is moved: of two states that differ,
+    not even the first bytes are alike.
+    """
+    shape, full_shape = content.slot.shape, content.full_shape
+    axis = None if content.buffer is None else content.buffer.sequence_axis
+    dims = (shape[index] if index == axis else dim for index, dim in enumerate(full_shape))
+    return _build_byte_order(tuple(dims), axis)
+
+
+def _build_byte_order(shape: Shape, token_axis: int | None) -> _ByteOrder:
     dims = ((int(dim or 0), axis) for axis, dim in enumerate(shape))
-    return [(dim, axis == tokens) for dim, axis in dims if dim != 1]
+    return [(dim, axis == token_axis) for dim, axis in dims if dim != 1]
 
 
 def _has_unknown_kind(buffer: Buffer | None) -> bool:
     return buffer is not None and buffer.kind == "unknown"
 
 
-def _is_truncated(held: _SlotContent, target: Consumer, tokens: int) -> bool:
-    """Whether less is moved than a prompt fills: a state is full from the first token on."""
-    slot, buffer = held.slot, held.buffer
+def _is_truncated(content: _SlotContent, tokens: int) -> bool:
+    """Return whether less is moved than a prompt fills: a state is full after the first token."""
+    slot, buffer = content.slot, content.buffer
     if buffer is None or buffer.kind == "unknown":
         return False
     return any(
         isinstance(size, int)
         and isinstance(moved, int)
         and moved < (min(tokens, size) if axis == buffer.sequence_axis else size)
-        for axis, (moved, size) in enumerate(zip(slot.shape, held.full_shape, strict=True))
+        for axis, (moved, size) in enumerate(zip(slot.shape, content.full_shape, strict=True))
     )
 
 
@@ -296,13 +322,13 @@ def _compute_memory_size(slots: Sequence[MemorySlot]) -> int:
 
 
 def _find_nonzero_ranges(first: int, last: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Where a straight line from ``start`` to ``end`` is not 0: everywhere but at its root."""
+    """Yield the lengths at which a line from `start` at `first` to `end` at `last` is not 0."""
     if start == end == 0:
         return
     root = None
     if start != end:
-        steps, rest = divmod(-start * (last - first), end - start)
-        root = first + steps if rest == 0 and 0 <= steps <= last - first else None
+        steps, remainder = divmod(-start * (last - first), end - start)
+        root = first + steps if remainder == 0 and 0 <= steps <= last - first else None
     if root is None:
         yield first, last
         return
@@ -313,7 +339,7 @@ def _find_nonzero_ranges(first: int, last: int, start: int, end: int) -> Iterato
 
 
 def _find_positive_ranges(first: int, last: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Where a straight line from ``start`` to ``end`` is above 0."""
+    """Yield the lengths at which a line from `start` at `first` to `end` at `last` is above 0."""
     if start > 0 and end > 0:
         yield first, last
     elif start <= 0 < end:

@@ -1,12 +1,14 @@
-"""What would become of a hand-off, and which cause goes with which lengths of a prompt."""
+"""Decide what becomes of a hand-off, and which causes go with which prompt lengths."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from onnxkvrename.findings import Finding
-from onnxkvrename.handoff.buffer_diff import Difference
+from onnxkvrename.findings import CODES, Finding
+from onnxkvrename.handoff.comparison import Comparison
+from onnxkvrename.handoff.root_causes import RootCause, build_root_cause
+from onnxkvrename.handoff.side_checks import STARTUP_FAILURE_CODES
 from onnxkvrename.handoff.simulate import (
     PromptRanges,
     SimulationResult,
@@ -14,39 +16,41 @@ from onnxkvrename.handoff.simulate import (
     merge_ranges,
     subtract_ranges,
 )
-from onnxkvrename.handoff.slots import BufferId
-from onnxkvrename.handoff.worker import STARTUP_FAILURE_CODES, UNLIMITED_LENGTH
+from onnxkvrename.handoff.worker import UNLIMITED_LENGTH
 
 Outcome = Literal["works", "corrupts", "fails", "loses", "unknown"]
 
 _MISPLACING_CODES = ("KV608", "KV609", "KV617")
-"""What makes places disagree whatever the prompt."""
-
-
-class RootCause(NamedTuple):
-    """What is wrong in the graphs themselves, and with which buffers."""
-
-    finding: Finding
-    buffer_ids: tuple[BufferId, ...]
-    difference: Difference | None = None
+"""Findings after which the positions of the two sides disagree, whatever the prompt."""
 
 
 class AffectedRange(NamedTuple):
-    """Lengths of a prompt that go wrong alike, aloud if ``refused``, for the same causes."""
+    """Prompt lengths that go wrong for the same causes.
+
+    Attributes:
+        ranges: The lengths.
+        is_refused: Whether decode stops with an error; otherwise it reads wrong bytes.
+        causes: The causes, the most likely first.
+    """
 
     ranges: PromptRanges
     is_refused: bool
-    causes: tuple[Finding, ...]
+    causes: tuple[RootCause, ...]
 
 
 class HandoffVerdict(NamedTuple):
-    """What would become of the hand-off, once the names are right.
+    """What becomes of the hand-off once the names are right.
 
-    ``corrupt`` are the prompt lengths at which decode would take wrong bytes without a
-    word, ``refused`` those at which it would stop. ``longest`` is the longest prompt that
-    both take, ``None`` where the graphs do not limit it. ``beyond`` is a window of
-    which no size is known, but that it goes wrong beyond it; in the ranges ``near`` stands for it.
-    ``cause`` is the finding to begin with; ``stretches`` have those of each length.
+    Attributes:
+        outcome: What becomes of it.
+        corrupt_ranges: The prompt lengths at which decode would read wrong bytes silently.
+        refused_ranges: The prompt lengths at which decode would stop.
+        longest_prompt: The longest prompt in tokens that both sides take, `None` if the graphs
+            do not limit it.
+        window_symbol: A window of unknown size beyond which it goes wrong, `None` if there is none.
+        window_placeholder: The number that stands for this window in the ranges.
+        first_cause: The cause to repair first.
+        affected_ranges: The causes for each prompt length that goes wrong.
     """
 
     outcome: Outcome
@@ -55,117 +59,165 @@ class HandoffVerdict(NamedTuple):
     longest_prompt: int | None
     window_symbol: str | None
     window_placeholder: int | None
-    first_cause: Finding | None
+    first_cause: RootCause | None
     affected_ranges: tuple[AffectedRange, ...] = ()
 
 
 def build_verdict(
     findings: Sequence[Finding],
-    roots: Sequence[RootCause],
-    shown: SimulationResult | None,
-    scene: TransferSetup,
-    near: int | None,
-    broken: Finding | None,
+    root_causes: Sequence[RootCause],
+    comparison: Comparison,
+    model_finding: Finding | None,
 ) -> HandoffVerdict:
-    """The verdict of all that was found; ``broken`` is what is wrong with a model itself."""
-    about = [found for found in findings if found.code != "KV616"]
-    stopping = [found for found in about if found.code in STARTUP_FAILURE_CODES]
-    first = next(iter((*([broken] if broken else []), *stopping, *about)), None)
-    faults = [root.difference for root in roots if root.difference is not None]
-    refused, corrupt = _find_wrong_ranges(findings, shown, scene)
-    certain = shown is None and any(fault.is_certain for fault in faults)
-    blamed, other = (
-        [one for one in roots if _can_affect_others(one, scene)],
-        _find_fallback_cause(findings, broken),
+    """Return the verdict.
+
+    Args:
+        findings: All findings of the hand-off, causes before consequences.
+        root_causes: The findings among them that are root causes.
+        comparison: Both sides, and the simulated hand-off.
+        model_finding: An error of a model itself, which comes before all others.
+    """
+    simulation, placeholder = comparison.simulation, comparison.window_placeholder
+    refused, corrupt = _find_wrong_ranges(findings, comparison)
+    blamed = [root for root in root_causes if _can_affect_others(root, comparison.setup)]
+    fallback = _find_fallback_cause(findings, model_finding)
+    affected: tuple[AffectedRange, ...] = ()
+    if simulation is not None:
+        affected = (
+            *_group_by_cause(corrupt, False, blamed, simulation, fallback),
+            *_group_by_cause(refused, True, blamed, simulation, fallback),
+        )
+    symbols = (
+        root.difference.needed_symbols[0]
+        for root in root_causes
+        if root.difference is not None and root.difference.needed_symbols
     )
-    outcome: Outcome = "works"
-    if stopping:
-        outcome = "fails"
-    elif corrupt or certain or any(found.code in ("KV609", "KV617") for found in about):
-        outcome = "corrupts"
-    elif shown is None:
-        outcome = "unknown"
-    elif refused:
-        outcome = "fails"
-    elif any(found.code != "KV602" for found in about):
-        outcome = "loses"
-    elif first is not None:
-        outcome = "unknown"
+    longest = comparison.setup.longest_prompt
     return HandoffVerdict(
-        outcome,
-        corrupt,
-        refused,
-        longest_prompt=None if scene.longest_prompt == UNLIMITED_LENGTH else scene.longest_prompt,
-        window_symbol=next(
-            (fault.needed_symbols[0] for fault in faults if near and fault.needed_symbols), None
-        ),
-        window_placeholder=near,
-        first_cause=first,
-        affected_ranges=(
-            *_group_by_cause(corrupt, False, blamed, shown, other),
-            *_group_by_cause(refused, True, blamed, shown, other),
-        ),
+        outcome=_decide_outcome(findings, root_causes, comparison, model_finding),
+        corrupt_ranges=corrupt,
+        refused_ranges=refused,
+        longest_prompt=None if longest == UNLIMITED_LENGTH else longest,
+        window_symbol=next(symbols, None) if placeholder else None,
+        window_placeholder=placeholder,
+        first_cause=_find_first_cause(findings, root_causes, model_finding),
+        affected_ranges=affected,
     )
+
+
+def _decide_outcome(
+    findings: Sequence[Finding],
+    root_causes: Sequence[RootCause],
+    comparison: Comparison,
+    model_finding: Finding | None,
+) -> Outcome:
+    simulation = comparison.simulation
+    codes = {finding.code for finding in findings} - {"KV616"}
+    refused, corrupt = _find_wrong_ranges(findings, comparison)
+    differs_unsimulated = simulation is None and any(
+        root.difference is not None and root.difference.is_certain for root in root_causes
+    )
+    if not codes.isdisjoint(STARTUP_FAILURE_CODES):
+        return "fails"
+    if corrupt or differs_unsimulated or not codes.isdisjoint(("KV609", "KV617")):
+        return "corrupts"
+    if simulation is None:
+        return "unknown"
+    if refused:
+        return "fails"
+    if codes - {"KV602"}:
+        return "loses"
+    return "unknown" if codes or model_finding is not None else "works"
+
+
+def _find_first_cause(
+    findings: Sequence[Finding],
+    root_causes: Sequence[RootCause],
+    model_finding: Finding | None,
+) -> RootCause | None:
+    """Return the error of a model, or what stops a side, or the first finding but KV616."""
+    if model_finding is not None:
+        return build_root_cause(model_finding)
+    candidates = [finding for finding in findings if finding.code != "KV616"]
+    stopping = [finding for finding in candidates if finding.code in STARTUP_FAILURE_CODES]
+    first = next(iter((*stopping, *candidates)), None)
+    if first is None:
+        return None
+    own = next((root for root in root_causes if root.finding == first), None)
+    return own or build_root_cause(first, summary=_summarize(first))
+
+
+def _summarize(finding: Finding) -> str:
+    """Return a finding in few words: a missing cache with its side, any other by its code."""
+    return finding.message if finding.code == "KV001" else CODES[finding.code][1]
 
 
 def _find_wrong_ranges(
-    findings: Sequence[Finding], shown: SimulationResult | None, scene: TransferSetup
+    findings: Sequence[Finding], comparison: Comparison
 ) -> tuple[PromptRanges, PromptRanges]:
-    """The lengths that are refused, and those that are corrupted."""
-    if shown is None:
+    """Return the lengths that decode refuses, and those that are corrupted."""
+    simulation = comparison.simulation
+    if simulation is None:
         return (), ()
-    turned = any(found.code == "KV609" for found in findings)
-    every = ((1, scene.longest_prompt),) if turned else ()
-    return shown.refused_ranges, subtract_ranges(
-        merge_ranges(*shown.wrong_ranges.values(), every), shown.refused_ranges
-    )
+    has_wrong_order = any(finding.code == "KV609" for finding in findings)
+    all_lengths = ((1, comparison.setup.longest_prompt),) if has_wrong_order else ()
+    wrong = merge_ranges(*simulation.wrong_ranges.values(), all_lengths)
+    return simulation.refused_ranges, subtract_ranges(wrong, simulation.refused_ranges)
 
 
 def _group_by_cause(
     ranges: PromptRanges,
-    refused: bool,
-    roots: Sequence[RootCause],
-    shown: SimulationResult | None,
-    other: Finding | None,
+    is_refused: bool,
+    root_causes: Sequence[RootCause],
+    simulation: SimulationResult,
+    fallback: RootCause | None,
 ) -> tuple[AffectedRange, ...]:
-    """Lengths that go wrong, together where it is for the same causes; ``other`` where no root."""
-    if shown is None:
-        return ()
-    alike: dict[tuple[Finding, ...], list[tuple[int, int]]] = {}
-    for run in ranges:
-        causes: list[Finding] = []
-        left: PromptRanges = (run,)
-        for root in roots:
-            rest = subtract_ranges(left, _find_blamed_ranges(root, shown, run))
-            if rest != left:
-                causes.append(root.finding)
-            left = rest
-        if left and other is not None:
-            causes.insert(0, other)
-        alike.setdefault(tuple(causes), []).append(run)
-    return tuple(AffectedRange(tuple(runs), refused, causes) for causes, runs in alike.items())
+    """Group lengths that go wrong for the same causes; `fallback` where no root cause does it."""
+    groups: dict[tuple[RootCause, ...], list[tuple[int, int]]] = {}
+    for prompt_range in ranges:
+        causes: list[RootCause] = []
+        unexplained: PromptRanges = (prompt_range,)
+        for root in root_causes:
+            blamed = _find_blamed_ranges(root, simulation, prompt_range)
+            remaining = subtract_ranges(unexplained, blamed)
+            if remaining != unexplained:
+                causes.append(root)
+            unexplained = remaining
+        if unexplained and fallback is not None:
+            causes.insert(0, fallback)
+        groups.setdefault(tuple(causes), []).append(prompt_range)
+    return tuple(
+        AffectedRange(tuple(group), is_refused, causes) for causes, group in groups.items()
+    )
 
 
-def _can_affect_others(root: RootCause, scene: TransferSetup) -> bool:
-    """Whether others may go wrong with it: what prefill alone has at the end only stays behind."""
-    taken = {one.buffer_id for one in scene.decode_inputs}
-    common = [at for at, one in enumerate(scene.prefill_outputs) if one.buffer_id in taken]
-    behind = {one.buffer_id for one in scene.prefill_outputs[common[-1] + 1 if common else 0 :]}
-    return not behind.issuperset(root.buffer_ids)
+def _can_affect_others(root: RootCause, setup: TransferSetup) -> bool:
+    """Return whether a cause may shift other buffers.
+
+    Buffers that only prefill has, after all that decode reads, shift nothing.
+    """
+    read_ids = {each.buffer_id for each in setup.decode_inputs}
+    written_ids = [each.buffer_id for each in setup.prefill_outputs]
+    last = max((i for i, each in enumerate(written_ids) if each in read_ids), default=-1)
+    return not set(written_ids[last + 1 :]).issuperset(root.buffer_ids)
 
 
 def _find_blamed_ranges(
-    root: RootCause, shown: SimulationResult, run: tuple[int, int]
+    root: RootCause, simulation: SimulationResult, prompt_range: tuple[int, int]
 ) -> PromptRanges:
-    """The lengths within a run that a root can be blamed for."""
-    shows = shown.differing_ranges if root.difference is not None else shown.truncated_ranges
-    found = merge_ranges(*(shows.get(ident, ()) for ident in root.buffer_ids))
-    return found or (run,)
+    """Return the lengths for which a cause can be blamed; the whole range if none shows it."""
+    is_difference = root.difference is not None
+    ranges = simulation.differing_ranges if is_difference else simulation.truncated_ranges
+    return merge_ranges(*(ranges.get(each, ()) for each in root.buffer_ids)) or (prompt_range,)
 
 
-def _find_fallback_cause(findings: Sequence[Finding], broken: Finding | None) -> Finding | None:
-    """What is to blame where no root is: a broken model, the order, or what is not selected."""
-    half = (found for found in findings if found.code == "KV616" and found.name)
-    places = (found for found in findings if found.code in _MISPLACING_CODES)
-    shifted = (found for found in findings if found.code == "KV618")
-    return next(iter((*([broken] if broken else []), *places, *half, *shifted)), None)
+def _find_fallback_cause(
+    findings: Sequence[Finding], model_finding: Finding | None
+) -> RootCause | None:
+    """Return the cause where no root cause is: a broken model, positions, or a missing token."""
+    misplacing = (finding for finding in findings if finding.code in _MISPLACING_CODES)
+    partial_token = (finding for finding in findings if finding.code == "KV616" and finding.name)
+    shifted = (finding for finding in findings if finding.code == "KV618")
+    model = (model_finding,) if model_finding is not None else ()
+    first = next(iter((*model, *misplacing, *partial_token, *shifted)), None)
+    return None if first is None else build_root_cause(first)

@@ -75,7 +75,7 @@ def _check_consumer(
     models = [item.model for item in items if item.model is not None]
     if options.consumer is None or len(models) < len(items):
         return [[] for _ in items]
-    from onnxkvrename.handoff.consumer import load_consumer
+    from onnxkvrename.handoff.find_consumers import load_consumer
     from onnxkvrename.handoff.consumer_checks import check_sets
 
     renamed = []
@@ -84,7 +84,7 @@ def _check_consumer(
         signature = item.splice_plan.expected_signature
         renamed.append(KvModel(item.report.path, signature, build_minimal_plan(signature, rules)))
     consumer, sets = load_consumer(options.consumer), _group_for_consumer(models)
-    return check_sets(renamed, sets, consumer, whole=options.full_transfer)
+    return check_sets(renamed, sets, consumer, full_transfer=options.full_transfer)
 
 
 def _group_for_consumer(models: Sequence[KvModel]) -> list[tuple[int, ...]]:

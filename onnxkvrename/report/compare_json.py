@@ -1,4 +1,4 @@
-"""What is to be expected of a hand-off, for programs: each buffer, each slot, the verdict; JSON."""
+"""Render the comparison of prefill and decode as JSON: each buffer, each slot, the verdict."""
 
 from __future__ import annotations
 
@@ -24,13 +24,20 @@ ModelReports = Sequence[ModelReport]
 
 
 def handoff_to_json(
-    found: Handoff | None,
+    handoff: Handoff | None,
     code: int,
     fault: KvRenameError | None = None,
     reports: tuple[ModelReports, ModelReports] = ((), ()),
 ) -> str:
-    """One document, held against ``schemas/compare-1.json`` by the tests."""
-    content = _build_empty_content() if found is None else _build_content(found, reports)
+    """Return the JSON document of the command, as in ``schemas/compare-1.json``.
+
+    Args:
+        handoff: The result, `None` if the job could not be done.
+        code: The exit code.
+        fault: Why the job could not be done.
+        reports: The reports on the models of prefill, and of decode.
+    """
+    content = _build_empty_content() if handoff is None else _build_content(handoff, reports)
     return render_json_document(SCHEMA, "compare", code, fault, **content)
 
 
@@ -39,19 +46,19 @@ def _build_empty_content() -> dict[str, Any]:
     return {**dict.fromkeys(absent), "pairs": [], "transfers": [], "findings": [], "notes": []}
 
 
-def _build_content(found: Handoff, reports: tuple[ModelReports, ModelReports]) -> dict[str, Any]:
-    ranks = found.ranks
+def _build_content(handoff: Handoff, reports: tuple[ModelReports, ModelReports]) -> dict[str, Any]:
+    ranks = handoff.ranks
     return {
-        "target": found.consumer_name,
-        "full_transfer": found.full_transfer,
+        "target": handoff.consumer_name,
+        "full_transfer": handoff.full_transfer,
         "tensor_parallelism": None if ranks is None else ranks._asdict(),
-        "prefill": _side_to_json(found.prefill, reports[0]),
-        "decode": _side_to_json(found.decode, reports[1]),
-        "verdict": _verdict_to_json(found),
-        "pairs": [_pair_to_json(found, row) for row in found.pair_results],
-        "transfers": [_prompt_to_json(one) for one in found.simulated_prompts],
-        "findings": [serialize_finding(one) for one in found.findings],
-        "notes": list(found.notes),
+        "prefill": _side_to_json(handoff.prefill, reports[0]),
+        "decode": _side_to_json(handoff.decode, reports[1]),
+        "verdict": _verdict_to_json(handoff),
+        "pairs": [_pair_to_json(handoff, result) for result in handoff.pair_results],
+        "transfers": [_prompt_to_json(prompt) for prompt in handoff.simulated_prompts],
+        "findings": [serialize_finding(finding) for finding in handoff.findings],
+        "notes": list(handoff.notes),
     }
 
 
@@ -63,48 +70,46 @@ def _side_to_json(side: HandoffSide, reports: ModelReports) -> dict[str, Any]:
         "order": side.order,
         "sizes": dict(side.layout.sizes),
         "missing": list(side.layout.unresolved_symbols),
-        "findings": [serialize_finding(one) for report in reports for one in report.findings],
+        "findings": [serialize_finding(each) for report in reports for each in report.findings],
     }
 
 
-def _verdict_to_json(found: Handoff) -> dict[str, Any]:
-    verdict = found.verdict
-    near = verdict.window_placeholder
-    wrong = [
-        one for one in merge_ranges(verdict.corrupt_ranges, verdict.refused_ranges) if not near
-    ]
+def _verdict_to_json(handoff: Handoff) -> dict[str, Any]:
+    verdict = handoff.verdict
+    placeholder = verdict.window_placeholder
+    wrong = merge_ranges(verdict.corrupt_ranges, verdict.refused_ranges)
     return {
-        "outcome": resolve_outcome(found),
-        "renamed": verdict.outcome if list_sides_without_token(found) else None,
-        "sentence": format_handoff_verdict(found),
-        "first_wrong": wrong[0][0] if wrong else None,
-        "corrupt": _ranges_to_json(verdict.corrupt_ranges, near),
-        "refused": _ranges_to_json(verdict.refused_ranges, near),
+        "outcome": resolve_outcome(handoff),
+        "renamed": verdict.outcome if list_sides_without_token(handoff) else None,
+        "sentence": format_handoff_verdict(handoff),
+        "first_wrong": wrong[0][0] if wrong and not placeholder else None,
+        "corrupt": _ranges_to_json(verdict.corrupt_ranges, placeholder),
+        "refused": _ranges_to_json(verdict.refused_ranges, placeholder),
         "beyond": verdict.window_symbol,
         "longest": verdict.longest_prompt,
     }
 
 
-def _ranges_to_json(ranges: PromptRanges, near: int | None) -> list[dict[str, int | None]]:
-    """Ranges for programs; an end that the graphs do not show is null."""
-    unknown = (UNLIMITED_LENGTH, near)
+def _ranges_to_json(ranges: PromptRanges, placeholder: int | None) -> list[dict[str, int | None]]:
+    """Return ranges for JSON; an end that the graphs do not show is null."""
+    unknown = (UNLIMITED_LENGTH, placeholder)
     return [
         {
-            "first": None if near is not None and first == near + 1 else first,
+            "first": None if placeholder is not None and first == placeholder + 1 else first,
             "last": None if last in unknown else last,
         }
         for first, last in ranges
     ]
 
 
-def _pair_to_json(found: Handoff, row: PairResult) -> dict[str, Any]:
+def _pair_to_json(handoff: Handoff, result: PairResult) -> dict[str, Any]:
     return {
-        "layer": row.pair.present_buffer.layer,
-        "part": row.pair.present_buffer.part,
-        "prefill": _buffer_to_json(found.prefill, row.pair.prefill),
-        "decode": _buffer_to_json(found.decode, row.pair.decode),
-        "fault": row.code,
-        "wrong": _ranges_to_json(row.wrong_ranges, found.verdict.window_placeholder),
+        "layer": result.pair.present_buffer.layer,
+        "part": result.pair.present_buffer.part,
+        "prefill": _buffer_to_json(handoff.prefill, result.pair.prefill),
+        "decode": _buffer_to_json(handoff.decode, result.pair.decode),
+        "fault": result.code,
+        "wrong": _ranges_to_json(result.wrong_ranges, handoff.verdict.window_placeholder),
     }
 
 
@@ -122,14 +127,14 @@ def _buffer_to_json(side: HandoffSide, buffer: Buffer | None) -> dict[str, Any] 
     }
 
 
-def _prompt_to_json(one: SimulatedPrompt) -> dict[str, Any]:
-    names = {slot.buffer_id: slot.name for slot in one.decode_slots}
+def _prompt_to_json(prompt: SimulatedPrompt) -> dict[str, Any]:
+    names = {slot.buffer_id: slot.name for slot in prompt.decode_slots}
     return {
-        "tokens": one.tokens,
-        "refused": one.is_refused,
-        "wrong": [names[ident] for ident in one.wrong_buffer_ids if ident in names],
-        "prefill": _slots_to_json(one.prefill_slots),
-        "decode": _slots_to_json(one.decode_slots),
+        "tokens": prompt.tokens,
+        "refused": prompt.is_refused,
+        "wrong": [names[each] for each in prompt.wrong_buffer_ids if each in names],
+        "prefill": _slots_to_json(prompt.prefill_slots),
+        "decode": _slots_to_json(prompt.decode_slots),
     }
 
 
@@ -154,5 +159,5 @@ def _slots_to_json(slots: Sequence[MemorySlot]) -> dict[str, Any]:
 
 
 def _mask_unknown(number: object) -> int | None:
-    """A number, unless a size went into it that is not known."""
+    """Return a number, or `None` if it was computed from a size that is not known."""
     return number if isinstance(number, int) and number < UNKNOWN_SIZE else None

@@ -1,4 +1,4 @@
-"""What is to be expected of a hand-off, for a person; strings out."""
+"""Render the comparison of prefill and decode as text for people."""
 
 from __future__ import annotations
 
@@ -6,175 +6,166 @@ from collections.abc import Iterator, Sequence
 
 from click import style
 
-from onnxkvrename.findings import CODES, Finding
-from onnxkvrename.handoff.buffer_diff import BufferPair, describe_windows, format_buffer_type
+from onnxkvrename.handoff.buffer_diff import BufferPair, format_buffer_type
 from onnxkvrename.handoff.compare import Handoff, PairResult
+from onnxkvrename.handoff.root_causes import RootCause
+from onnxkvrename.handoff.side_checks import STARTUP_FAILURE_CODES
 from onnxkvrename.handoff.simulate import PromptRanges, is_in_ranges, subtract_ranges
 from onnxkvrename.handoff.slots import format_token_count
 from onnxkvrename.handoff.verdict import AffectedRange, HandoffVerdict, Outcome
-from onnxkvrename.handoff.worker import STARTUP_FAILURE_CODES, UNLIMITED_LENGTH
+from onnxkvrename.handoff.worker import UNLIMITED_LENGTH
 from onnxkvrename.report.rename_text import escape_unprintable
 from onnxkvrename.rules.results import ModelReport
-from onnxkvrename.rules.window_diff import format_layers
+from onnxkvrename.rules.window_diff import format_layer_numbers, format_layers
 
 _SOME_PROMPTS = "prompts, from a length on that depends on sizes"
+_TOO_SMALL = "decode would find its memory too small"
 
 
-def resolve_outcome(found: Handoff) -> Outcome:
-    """What becomes of the hand-off as the models stand."""
-    if not list_sides_without_token(found):
-        return found.verdict.outcome
-    return "fails" if found.prefill.lacks_token else "corrupts"
+def resolve_outcome(handoff: Handoff) -> Outcome:
+    """Return what becomes of the hand-off with the names that the models have now."""
+    if not list_sides_without_token(handoff):
+        return handoff.verdict.outcome
+    return "fails" if handoff.prefill.lacks_token else "corrupts"
 
 
-def format_handoff_verdict(found: Handoff) -> str:
-    """The verdict in one line."""
-    without = list_sides_without_token(found)
-    if not without:
-        return f"hand-off {_format_outcome(found)}"
-    what = "fail" if found.prefill.lacks_token else "corrupt every prompt"
+def format_handoff_verdict(handoff: Handoff) -> str:
+    """Return the verdict in one line."""
+    sides = list_sides_without_token(handoff)
+    if not sides:
+        return f"hand-off {_format_outcome(handoff)}"
+    result = "fail" if handoff.prefill.lacks_token else "corrupt every prompt"
     return (
-        f"hand-off would {what}: {found.consumer_name} selects nothing on {' and '.join(without)} "
-        f"(KV616); renamed, it {_format_outcome(found)}"
+        f"hand-off would {result}: {handoff.consumer_name} selects nothing on "
+        f"{' and '.join(sides)} (KV616); renamed, it {_format_outcome(handoff)}"
     )
 
 
-def list_sides_without_token(found: Handoff) -> list[str]:
-    """The sides of which nothing is selected, though both have buffers."""
-    both = (found.prefill, found.decode)
-    return (
-        [side.label for side in both if side.lacks_token]
-        if all(s.layout.buffers for s in both)
-        else []
-    )
+def list_sides_without_token(handoff: Handoff) -> list[str]:
+    """Return the sides on which nothing is selected; none if a side has no buffer at all."""
+    sides = (handoff.prefill, handoff.decode)
+    if not all(side.layout.buffers for side in sides):
+        return []
+    return [side.label for side in sides if side.lacks_token]
 
 
-def _format_outcome(found: Handoff) -> str:
-    verdict = found.verdict
+def _format_outcome(handoff: Handoff) -> str:
+    verdict = handoff.verdict
     cause = "" if verdict.first_cause is None else f": {_format_cause(verdict.first_cause)}"
     if verdict.outcome == "works":
-        return f"works: {_format_transferred(found)}"
+        return f"works: {_format_transferred(handoff)}"
     if verdict.outcome == "corrupts":
-        return (
-            _format_corruption(verdict)
-            if verdict.corrupt_ranges
-            else f"would corrupt {_SOME_PROMPTS}{cause}"
-        )
+        if verdict.corrupt_ranges:
+            return _format_corruption(verdict)
+        return f"would corrupt {_SOME_PROMPTS}{cause}"
     if verdict.outcome == "loses":
         return f"would leave something behind{cause}"
     if verdict.outcome == "unknown":
-        return f"cannot be foretold{_format_undecided(found) or cause}"
-    if verdict.refused_ranges and not _list_startup_codes(found):
-        what = "decode would find its memory too small"
-        if len(verdict.affected_ranges) == 1:
-            return f"would fail for {format_prompt_ranges(verdict.refused_ranges, verdict)}: {what}{_format_common_causes(verdict)}"
-        return f"would fail, as {what}, for {_format_each_range(verdict.affected_ranges, verdict)}"
-    return f"would fail at start-up{cause}"
+        return f"cannot be foretold{_format_undecided(handoff) or cause}"
+    if not verdict.refused_ranges or _list_startup_codes(handoff):
+        return f"would fail at start-up{cause}"
+    if len(verdict.affected_ranges) > 1:
+        ranges = _format_each_range(verdict.affected_ranges, verdict)
+        return f"would fail, as {_TOO_SMALL}, for {ranges}"
+    prompts = format_prompt_ranges(verdict.refused_ranges, verdict)
+    return f"would fail for {prompts}: {_TOO_SMALL}{_format_causes(verdict.affected_ranges[0])}"
 
 
-def _format_undecided(found: Handoff) -> str:
-    """What is open, and the sizes that would tell; empty where nothing is."""
-    wanted = _find_undecided(found)
-    if not wanted:
+def _format_undecided(handoff: Handoff) -> str:
+    """Return what depends on sizes, and the arguments that decide; empty if nothing does."""
+    undecided = _find_undecided(handoff)
+    if not undecided:
         return ""
-    codes = ", ".join(dict.fromkeys(one.code for one in wanted))
-    return f": it depends on sizes ({codes}), give {_format_size_options(wanted)}"
+    codes = ", ".join(dict.fromkeys(root.finding.code for root in undecided))
+    return f": it depends on sizes ({codes}), give {_format_size_arguments(undecided)}"
 
 
-def _find_undecided(found: Handoff) -> list[Finding]:
-    """The findings that sizes are wanted for."""
-    about = {(row.code, row.pair.name) for row in found.pair_results if row.is_undecided}
-    return [one for one in found.findings if (one.code, one.name) in about]
+def _find_undecided(handoff: Handoff) -> list[RootCause]:
+    return [root for root in handoff.root_causes if root.is_undecided]
 
 
-def _format_size_options(wanted: Sequence[Finding]) -> str:
-    """The options that would tell, each once: ``--decode-dim sliding_window=SIZE``."""
-    hints = dict.fromkeys(one.hint.removeprefix("give ") for one in wanted)
-    return " ".join(map(escape_unprintable, hints))
+def _format_size_arguments(undecided: Sequence[RootCause]) -> str:
+    """Return the arguments that decide, each once: ``--decode-dim sliding_window=SIZE``."""
+    differences = (root.difference for root in undecided if root.difference is not None)
+    arguments = dict.fromkeys(difference.size_arguments for difference in differences)
+    return " ".join(map(escape_unprintable, arguments))
 
 
-def _list_startup_codes(found: Handoff) -> list[str]:
-    """The codes of what stops a side before any hand-off."""
-    return [one.code for one in found.findings if one.code in STARTUP_FAILURE_CODES]
+def _list_startup_codes(handoff: Handoff) -> list[str]:
+    """Return the codes of the findings that stop a side before any hand-off."""
+    codes = [finding.code for finding in handoff.findings]
+    return [code for code in codes if code in STARTUP_FAILURE_CODES]
 
 
 def _format_corruption(verdict: HandoffVerdict) -> str:
-    """What is corrupted and what is refused: the causes once, or those of each length."""
-    refused = [one for one in verdict.affected_ranges if one.is_refused]
-    corrupt = [one for one in verdict.affected_ranges if not one.is_refused]
-    if len({_list_codes(one) for one in verdict.affected_ranges}) > 1:
+    """Return which prompts are corrupted and refused, with causes: common ones once."""
+    refused = [each for each in verdict.affected_ranges if each.is_refused]
+    corrupt = [each for each in verdict.affected_ranges if not each.is_refused]
+    if len({_list_codes(each) for each in verdict.affected_ranges}) > 1:
         stops = f"; decode would stop at {_format_each_range(refused, verdict)}" if refused else ""
         return f"would corrupt {_format_each_range(corrupt, verdict)}{stops}"
-    stops = (
-        f", and decode would stop at {format_prompt_ranges(verdict.refused_ranges, verdict)}"
-        if refused
-        else ""
-    )
-    return f"would corrupt {format_prompt_ranges(verdict.corrupt_ranges, verdict)}{stops}{_format_common_causes(verdict)}"
+    prompts = format_prompt_ranges(verdict.corrupt_ranges, verdict)
+    if refused:
+        refused_prompts = format_prompt_ranges(verdict.refused_ranges, verdict)
+        prompts += f", and decode would stop at {refused_prompts}"
+    return f"would corrupt {prompts}{_format_causes(verdict.affected_ranges[0])}"
 
 
-def _format_each_range(stretches: Sequence[AffectedRange], verdict: HandoffVerdict) -> str:
-    """Lengths with their causes: ``prompts of 1 token: … (KV605), and prompts longer than …``."""
+def _format_each_range(affected: Sequence[AffectedRange], verdict: HandoffVerdict) -> str:
+    """Return prompts with causes: ``prompts of 1 token: … (KV605), and prompts longer than …``."""
     return ", and ".join(
-        f"{format_prompt_ranges(one.ranges, verdict)}{_format_causes(one)}" for one in stretches
+        f"{format_prompt_ranges(each.ranges, verdict)}{_format_causes(each)}" for each in affected
     )
 
 
-def _format_common_causes(verdict: HandoffVerdict) -> str:
-    """The causes that all lengths have in common."""
-    return _format_causes(verdict.affected_ranges[0])
+def _format_causes(affected: AffectedRange) -> str:
+    causes = dict.fromkeys(map(_format_cause, affected.causes))
+    return f": {' and '.join(causes)}" if causes else ""
 
 
-def _format_causes(one: AffectedRange) -> str:
-    said = dict.fromkeys(map(_format_cause, one.causes))
-    return f": {' and '.join(said)}" if said else ""
+def _list_codes(affected: AffectedRange) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(cause.finding.code for cause in affected.causes))
 
 
-def _list_codes(one: AffectedRange) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(found.code for found in one.causes))
+def _format_cause(cause: RootCause) -> str:
+    return f"{escape_unprintable(cause.summary)} ({cause.finding.code})"
 
 
-def _format_cause(found: Finding) -> str:
-    """A cause in general words, or, where it is something missing, what that is."""
-    said = CODES[found.code][1]
-    if found.code == "KV001":
-        said = escape_unprintable(found.message)
-    elif found.code in ("KV611", "KV620"):
-        what = "layers of a draft model" if found.code == "KV620" else ""
-        said = escape_unprintable(found.message.partition(": ")[0]) + (
-            f", perhaps {what}" if what else ""
-        )
-    elif found.code == "KV614":
-        said = describe_windows(found)
-    return f"{said} ({found.code})"
+def _format_transferred(handoff: Handoff) -> str:
+    layout, longest = handoff.decode.layout, handoff.verdict.longest_prompt
+    buffers = f"{len(layout.buffers)} buffers of {format_layers(layout.layers)}"
+    conditions = _format_conditions(handoff)
+    if longest is not None:
+        return f"{buffers}, prompts of up to {longest} tokens{conditions}"
+    return f"{buffers}{conditions or ', prompts of any length'}"
 
 
-def _format_transferred(found: Handoff) -> str:
-    layers = format_layers(found.decode.layout.layers)
-    count = len(found.decode.layout.buffers)
-    said, sizes = f"{count} buffers of {layers}", _format_conditions(found)
-    if found.verdict.longest_prompt is not None:
-        return f"{said}, prompts of up to {found.verdict.longest_prompt} tokens{sizes}"
-    return f"{said}{sizes or ', prompts of any length'}"
+def _format_conditions(handoff: Handoff) -> str:
+    """Return which unknown sizes may be any, and which must be equal on both sides."""
+    free_symbols = sorted(_find_unresolved(handoff).difference(handoff.shared_symbols))
+    free = ", ".join(map(escape_unprintable, free_symbols))
+    shared = ", ".join(map(escape_unprintable, handoff.shared_symbols))
+    text = ""
+    if free and handoff.verdict.longest_prompt is None:
+        text = f", whatever {free} may be"
+    return text + (f", as long as both have the same {shared}" if shared else "")
 
 
-def _format_conditions(found: Handoff) -> str:
-    """What goes for sizes that are not known: any do, or they must be the same on both sides."""
-    missing = {*found.prefill.layout.unresolved_symbols, *found.decode.layout.unresolved_symbols}
-    free = ", ".join(map(escape_unprintable, sorted(missing.difference(found.shared_symbols))))
-    same = ", ".join(map(escape_unprintable, found.shared_symbols))
-    said = f", whatever {free} may be" if free and found.verdict.longest_prompt is None else ""
-    return said + (f", as long as both have the same {same}" if same else "")
+def _find_unresolved(handoff: Handoff) -> set[str]:
+    """Return the symbols of both sides that have no size."""
+    prefill, decode = handoff.prefill.layout, handoff.decode.layout
+    return {*prefill.unresolved_symbols, *decode.unresolved_symbols}
 
 
 def format_prompt_ranges(ranges: PromptRanges, verdict: HandoffVerdict) -> str:
-    """Prompt lengths in words: ``prompts longer than 128 tokens``."""
+    """Return prompt lengths as text: ``prompts longer than 128 tokens``."""
     end = UNLIMITED_LENGTH if verdict.longest_prompt is None else verdict.longest_prompt
     if not ranges:
         return _SOME_PROMPTS
     if ranges == ((1, end),):
         return "every prompt"
-    return f"prompts {' and '.join(_format_range(first, last, end, verdict) for first, last in ranges)}"
+    texts = (_format_range(first, last, end, verdict) for first, last in ranges)
+    return f"prompts {' and '.join(texts)}"
 
 
 def _format_range(first: int, last: int, end: int, verdict: HandoffVerdict) -> str:
@@ -188,142 +179,135 @@ def _format_range(first: int, last: int, end: int, verdict: HandoffVerdict) -> s
 
 
 def _format_length(tokens: int, verdict: HandoffVerdict) -> str:
-    """A length, by the name of a window where that is all that is known of it."""
+    """Return a length in tokens, or the window's name where its size is not known."""
     if tokens == verdict.window_placeholder and verdict.window_symbol is not None:
         return escape_unprintable(verdict.window_symbol)
     return format_token_count(tokens)
 
 
-def render_handoff_table(found: Handoff, *, color: bool = False) -> Iterator[str]:
-    """The table as aligned lines."""
-    table = [list_table_headings(found), *build_table_rows(found)]
-    widths = [max(len(row[at]) for row in table) for at in range(len(table[0]))]
-    for number, row in enumerate(table):
-        *cells, last = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        last = last.rstrip()
-        if color and number:
-            last = style(last, fg=choose_state_color(last))
-        yield "  ".join((*cells, last))
+def render_handoff_table(handoff: Handoff, *, color: bool = False) -> Iterator[str]:
+    """Yield the lines of the table, with aligned columns."""
+    rows = [list_table_headings(handoff), *build_table_rows(handoff)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row_index, row in enumerate(rows):
+        *cells, state = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        state = state.rstrip()
+        if color and row_index:
+            state = style(state, fg=choose_state_color(state))
+        yield "  ".join((*cells, state))
 
 
 def choose_state_color(state: str) -> str:
-    """The colour of what becomes of a buffer."""
+    """Return the colour of a cell in the last column."""
     return "green" if state == "ok" else "red"
 
 
-def list_table_headings(found: Handoff) -> tuple[str, ...]:
-    """What stands above the columns of the table."""
-    last = "ONCE RENAMED" if list_sides_without_token(found) else "HAND-OFF"
+def list_table_headings(handoff: Handoff) -> tuple[str, ...]:
+    """Return the headings of the columns."""
+    last = "ONCE RENAMED" if list_sides_without_token(handoff) else "HAND-OFF"
     return "LAYERS", "PARTS", "PREFILL", "DECODE", last
 
 
-def build_table_rows(found: Handoff) -> list[tuple[str, ...]]:
-    """Buffers that are alike and fare alike in one row, layers and parts folded."""
-    alike: dict[tuple[str, str, str, str], list[int]] = {}
-    for row in found.pair_results:
-        mine, theirs = _format_pair_types(found, row.pair)
-        key = (
-            escape_unprintable(row.pair.present_buffer.part),
-            mine,
-            theirs,
-            _format_state(row, found.verdict),
-        )
-        alike.setdefault(key, []).append(row.pair.present_buffer.layer)
-    merged: dict[tuple[tuple[int, ...], str, str, str], list[str]] = {}
-    for (part, mine, theirs, state), layers in alike.items():
-        merged.setdefault((tuple(layers), mine, theirs, state), []).append(part)
+def build_table_rows(handoff: Handoff) -> list[tuple[str, ...]]:
+    """Return the rows: buffers with equal types and results in one, layers and parts folded."""
+    layers_of: dict[tuple[str, str, str, str], list[int]] = {}
+    for result in handoff.pair_results:
+        part = escape_unprintable(result.pair.present_buffer.part)
+        types = _format_pair_types(handoff, result.pair)
+        key = (part, *types, _format_state(result, handoff.verdict))
+        layers_of.setdefault(key, []).append(result.pair.present_buffer.layer)
+    parts_of: dict[tuple[tuple[int, ...], str, str, str], list[str]] = {}
+    for (part, prefill, decode, state), layers in layers_of.items():
+        parts_of.setdefault((tuple(layers), prefill, decode, state), []).append(part)
     return [
-        (format_layers(layers).partition(" ")[2], ", ".join(parts), mine, theirs, state)
-        for (layers, mine, theirs, state), parts in merged.items()
+        (format_layer_numbers(layers), ", ".join(parts), prefill, decode, state)
+        for (layers, prefill, decode, state), parts in parts_of.items()
     ]
 
 
-def _format_pair_types(found: Handoff, twin: BufferPair) -> tuple[str, str]:
-    sides_of = ((found.prefill, twin.prefill), (found.decode, twin.decode))
-    mine, theirs = (
+def _format_pair_types(handoff: Handoff, pair: BufferPair) -> tuple[str, str]:
+    sides = ((handoff.prefill, pair.prefill), (handoff.decode, pair.decode))
+    prefill, decode = (
         "-" if buffer is None else escape_unprintable(format_buffer_type(side.layout, buffer))
-        for side, buffer in sides_of
+        for side, buffer in sides
     )
-    return mine, "same" if mine == theirs else theirs
+    return prefill, "same" if prefill == decode else decode
 
 
-def _format_state(row: PairResult, verdict: HandoffVerdict) -> str:
-    why = "" if row.code is None else f" ({row.code})"
-    if row.pair.decode is None:
-        return f"left behind{why}"
-    if row.is_undecided:
-        return f"depends on sizes{why}"
-    corrupt = subtract_ranges(row.wrong_ranges, verdict.refused_ranges)
+def _format_state(result: PairResult, verdict: HandoffVerdict) -> str:
+    code = "" if result.code is None else f" ({result.code})"
+    if result.pair.decode is None:
+        return f"left behind{code}"
+    if result.is_undecided:
+        return f"depends on sizes{code}"
+    corrupt = subtract_ranges(result.wrong_ranges, verdict.refused_ranges)
     if corrupt:
-        what = "wrong" if row.code is not None else "shifted"
-        return f"{what} for {format_prompt_ranges(corrupt, verdict)}{why}"
-    if row.wrong_ranges:
-        return f"refused for {format_prompt_ranges(row.wrong_ranges, verdict)}{why}"
-    if row.code is not None and verdict.refused_ranges:
-        return f"refused for {format_prompt_ranges(verdict.refused_ranges, verdict)}{why}"
-    return f"wrong{why}" if why else "ok"
+        state = "wrong" if code else "shifted"
+        return f"{state} for {format_prompt_ranges(corrupt, verdict)}{code}"
+    if result.wrong_ranges:
+        return f"refused for {format_prompt_ranges(result.wrong_ranges, verdict)}{code}"
+    if code and verdict.refused_ranges:
+        return f"refused for {format_prompt_ranges(verdict.refused_ranges, verdict)}{code}"
+    return f"wrong{code}" if code else "ok"
 
 
-def render_prompt_lines(found: Handoff) -> Iterator[str]:
-    """A line for each prompt length that was asked for."""
-    once = ", once renamed" if list_sides_without_token(found) else ""
-    for tokens in found.requested_lengths:
-        yield f"a prompt of {format_token_count(tokens)}{once}: {_format_prompt_outcome(found, tokens)}"
+def render_prompt_lines(handoff: Handoff) -> Iterator[str]:
+    """Yield a line for each prompt length that was asked for."""
+    condition = ", once renamed" if list_sides_without_token(handoff) else ""
+    for tokens in handoff.requested_lengths:
+        outcome = _format_prompt_outcome(handoff, tokens)
+        yield f"a prompt of {format_token_count(tokens)}{condition}: {outcome}"
 
 
-def _format_prompt_outcome(found: Handoff, tokens: int) -> str:
-    """What becomes of a prompt, or the sizes that it takes to tell."""
-    verdict, cause = found.verdict, found.verdict.first_cause
-    stopping = _list_startup_codes(found)
-    if stopping:
-        return f"never begins ({stopping[0]})"
-    longest = UNLIMITED_LENGTH - 1 if verdict.longest_prompt is None else verdict.longest_prompt
-    if tokens > longest:
-        limit = (
-            "any context can be" if verdict.longest_prompt is None else f"the context of {longest}"
-        )
-        return f"longer than {limit}"
-    wanted = _find_undecided(found)
-    if wanted:
-        return f"cannot be told, give {_format_size_options(wanted)}"
-    moved = next((one for one in found.simulated_prompts if one.tokens == tokens), None)
-    missing = {*found.prefill.layout.unresolved_symbols, *found.decode.layout.unresolved_symbols}
-    if moved is None or (verdict.window_placeholder is not None and tokens > 1):
-        asked = [verdict.window_symbol] if verdict.window_symbol is not None else sorted(missing)
-        dims = " ".join(f"--dim {escape_unprintable(symbol)}=SIZE" for symbol in asked)
-        return f"cannot be told, give {dims}" if dims else "cannot be told"
-    here = [one for one in verdict.affected_ranges if is_in_ranges(tokens, one.ranges)]
-    why = f" ({', '.join(_list_codes(here[0]))})" if here and here[0].causes else ""
-    if moved.is_refused:
-        return f"refused, decode would find its memory too small{why}"
-    if here:
-        wrong = sum(row.pair.buffer_id in moved.wrong_buffer_ids for row in found.pair_results)
-        count = (
-            f"{wrong} of {len(found.pair_results)} buffers"
-            if moved.wrong_buffer_ids
-            else "all of it"
-        )
-        return f"{count} wrong{why}"
-    left = sum(row.pair.decode is None for row in found.pair_results)
+def _format_prompt_outcome(handoff: Handoff, tokens: int) -> str:
+    """Return what becomes of a prompt, or the arguments that decide it."""
+    verdict = handoff.verdict
+    startup_codes = _list_startup_codes(handoff)
+    if startup_codes:
+        return f"never begins ({startup_codes[0]})"
+    if verdict.longest_prompt is None and tokens >= UNLIMITED_LENGTH:
+        return "longer than any context can be"
+    if verdict.longest_prompt is not None and tokens > verdict.longest_prompt:
+        return f"longer than the context of {verdict.longest_prompt}"
+    undecided = _find_undecided(handoff)
+    if undecided:
+        return f"cannot be told, give {_format_size_arguments(undecided)}"
+    prompt = next((each for each in handoff.simulated_prompts if each.tokens == tokens), None)
+    if prompt is None or (verdict.window_placeholder is not None and tokens > 1):
+        symbols = sorted(_find_unresolved(handoff))
+        if verdict.window_symbol is not None:
+            symbols = [verdict.window_symbol]
+        arguments = " ".join(f"--dim {escape_unprintable(symbol)}=SIZE" for symbol in symbols)
+        return f"cannot be told, give {arguments}" if arguments else "cannot be told"
+    affected = [each for each in verdict.affected_ranges if is_in_ranges(tokens, each.ranges)]
+    codes = f" ({', '.join(_list_codes(affected[0]))})" if affected and affected[0].causes else ""
+    if prompt.is_refused:
+        return f"refused, {_TOO_SMALL}{codes}"
+    count = len(handoff.pair_results)
+    if affected:
+        wrong_ids = prompt.wrong_buffer_ids
+        wrong = sum(result.pair.buffer_id in wrong_ids for result in handoff.pair_results)
+        return f"{f'{wrong} of {count} buffers' if wrong_ids else 'all of it'} wrong{codes}"
+    left = sum(result.pair.decode is None for result in handoff.pair_results)
     if left:
-        return f"{left} of {len(found.pair_results)} buffers left behind"
-    if verdict.outcome == "unknown" and cause is not None:
-        return f"cannot be told ({cause.code})"
-    return f"ok{_format_conditions(found)}"
+        return f"{left} of {count} buffers left behind"
+    if verdict.outcome == "unknown" and verdict.first_cause is not None:
+        return f"cannot be told ({verdict.first_cause.finding.code})"
+    return f"ok{_format_conditions(handoff)}"
 
 
-def render_handoff_notes(found: Handoff) -> Iterator[str]:
-    """What is worth knowing beside."""
-    yield from (f"note: {escape_unprintable(note)}" for note in found.notes)
+def render_handoff_notes(handoff: Handoff) -> Iterator[str]:
+    """Yield a line for each note."""
+    yield from (f"note: {escape_unprintable(note)}" for note in handoff.notes)
 
 
-def build_handoff_report(found: Handoff, *, both: bool) -> ModelReport:
-    """The findings as those of a model: of decode's, or of ``both`` for a reader."""
-    labels = [
+def build_handoff_report(handoff: Handoff, *, both: bool) -> ModelReport:
+    """Return the findings as a model's: decode's, or ``PREFILL -> DECODE`` for `both`."""
+    paths = [
         side.path or (side.original_layout.models or (side.label,))[0]
-        for side in (found.prefill, found.decode)
+        for side in (handoff.prefill, handoff.decode)
     ]
-    path = " -> ".join(labels) if both else labels[1]
+    path = " -> ".join(paths) if both else paths[1]
     return ModelReport(
-        path, path, "failed" if found.failed else "unchanged", findings=found.findings
+        path, path, "failed" if handoff.failed else "unchanged", findings=handoff.findings
     )

@@ -80,7 +80,9 @@ def drawn(seed: int) -> tuple[Layout, Layout]:
 def test_what_is_rehearsed_is_what_real_bytes_come_to(seed: int, whole: bool) -> None:
     prefill, decode = drawn(seed)
     longest = 9
-    scene = build_transfer_setup(prefill, decode, TARGET, whole=whole, longest=longest)
+    scene = build_transfer_setup(
+        prefill, decode, TARGET, full_transfer=whole, longest_prompt=longest
+    )
     shown = simulate_transfer(scene)
     names = {one.buffer_id: one.value.name for one in scene.decode_inputs}
     for tokens in range(1, longest + 1):
@@ -105,7 +107,7 @@ def test_offsets_that_meet_at_one_length_are_right_at_that_one(state: str, meeti
     behind = attention(2, shape="1,ctx_len,4")
     prefill = side_of("conv_state.0:6,8", "past_key.1:1,ctx_len,2", *behind, ctx_len=40)
     decode = side_of(f"conv_state.0:{state}", "past_key.1:1,ctx_len,4", *behind, ctx_len=40)
-    scene = build_transfer_setup(prefill, decode, TARGET, whole=False, longest=40)
+    scene = build_transfer_setup(prefill, decode, TARGET, full_transfer=False, longest_prompt=40)
     shown = simulate_transfer(scene)
     assert shown.wrong_ranges[2, "key"] == ((1, meeting - 1), (meeting + 1, 40))
     truth = {n: handed(prefill, decode, n) for n in range(1, 41)}
@@ -122,7 +124,7 @@ def test_a_long_context_needs_no_more_than_a_few_lengths() -> None:
     prefill = side_of(*full, *window, ctx_len=long, sliding_window=1 << 20)
     decode = side_of(*full, *attention(2), ctx_len=long)
     shown = simulate_transfer(
-        build_transfer_setup(prefill, decode, TARGET, whole=False, longest=long)
+        build_transfer_setup(prefill, decode, TARGET, full_transfer=False, longest_prompt=long)
     )
     assert shown.refused_ranges == (((1 << 20) + 1, long),)
     assert shown.wrong_ranges[0, "key"] == ()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxkvrename.findings import Finding
-from onnxkvrename.handoff.consumer_checks import check_consumer, select_values
+from onnxkvrename.handoff.consumer_checks import check_consumer
 from onnxkvrename.handoff.consumers.vllm_qaic import (
     CONSUMER,
     compute_transferred_shape,
@@ -20,6 +20,7 @@ from onnxkvrename.handoff.consumers.vllm_qaic import (
     selects_input,
     selects_output,
 )
+from onnxkvrename.handoff.selection import select_values
 from onnxkvrename.layout.kinds import BufferKind
 from onnxkvrename.layout.layout import (
     Buffer,
@@ -101,7 +102,7 @@ def called(
 
 def found(of: Layout, *, whole: bool = False) -> list[Finding]:
     """What goes wrong."""
-    return list(check_consumer(of, CONSUMER, whole=whole))
+    return list(check_consumer(of, CONSUMER, full_transfer=whole))
 
 
 def codes(of: Layout, *, whole: bool = False) -> list[str]:

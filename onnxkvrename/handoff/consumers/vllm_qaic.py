@@ -1,10 +1,10 @@
-"""vllm-qaic, which moves buffers through shared memory, by position.
+"""Describe vllm-qaic, which moves buffers through shared memory, by position.
 
-After qualcomm/vllm-qaic, at 10d331f: ``model_loader/qaic_session_np.py``
-(what is selected, in which order, and how it is sliced on the device),
-``distributed/kv_transfer/kv_connector/v1/qaic_connector.py`` (what is moved),
-``worker/model_runner.py`` (what is declared, and what LMCache refuses). Nothing of
-this was seen on a device.
+Source: qualcomm/vllm-qaic at 10d331f, files ``model_loader/qaic_session_np.py`` (selection,
+order, and the slices on the device), ``worker/model_runner.py`` (the declared cache, and
+the one that LMCache refuses) and
+``distributed/kv_transfer/kv_connector/v1/qaic_connector.py`` (the transfer). None of
+this was tested on a device.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from itertools import pairwise
 
 from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.handoff.consumer import Consumer
-from onnxkvrename.handoff.consumer_checks import (
+from onnxkvrename.handoff.consumer_checks import format_similar_count
+from onnxkvrename.handoff.selection import (
+    Selection,
     find_distinct_types,
     find_non_kv_selected,
     find_selected_buffers,
-    format_similar_count,
     is_hybrid,
     select_values,
 )
@@ -38,33 +39,36 @@ _ITEMSIZES = {
 
 
 def selects_input(name: str) -> bool:
-    """Inputs are selected by the token alone, wherever it stands."""
+    """Return whether an input has the token, at any place in its name."""
     return TOKEN in name
 
 
 def selects_output(name: str) -> bool:
-    """Outputs are selected by the token and their end, an internal one included."""
+    """Return whether an output has the token and a retained suffix, an internal one included."""
     return TOKEN in name and name.endswith("RetainedState")
 
 
 def derive_input_name(name: str) -> str:
-    """An output goes by its name without the suffix; an internal one keeps its own."""
+    """Return an output's name without ``_RetainedState``; an internal one stays as it is."""
     return name.replace(SUFFIX, "")
 
 
 def parse_sort_key(name: str) -> tuple[int, str]:
-    """By layer, which stands behind the first dot and before an underscore, then by name.
+    """Return the number between the first dot and the next underscore, and the name.
 
-    Without a dot the layer is 0. Raises ``ValueError`` where no number stands there.
+    The number is 0 for a name without a dot.
+
+    Raises:
+        ValueError: There is no number at this place.
     """
     parts = name.split(".")
     return int(parts[1].split("_")[0]) if len(parts) > 1 else 0, name
 
 
 def compute_transferred_shape(shape: Shape, tokens: int | None) -> Shape:
-    """One sequence; of a buffer with four axes or more the third only up to the prompt.
+    """Return one sequence of a shape; with four axes or more, the third only up to the prompt.
 
-    That the third is the context is taken for granted, whatever it is.
+    The connector takes the third axis for the context, whatever it is.
     """
     if tokens is None or len(shape) <= _CONTEXT_AXIS + 1:
         return (1, *shape[1:])
@@ -74,14 +78,15 @@ def compute_transferred_shape(shape: Shape, tokens: int | None) -> Shape:
 
 
 def is_logits_output(name: str) -> bool:
-    """What is meant are the logits."""
+    """Return whether the consumer takes an output for logits."""
     return name.startswith("log")
 
 
-def check_logits(layout: Layout, whole: bool) -> Iterator[Finding]:
-    """KV604. Outputs that start with ``log`` are put behind the KV buffers, and one is taken off.
+def check_logits(layout: Layout, full_transfer: bool) -> Iterator[Finding]:
+    """Yield KV604, unless exactly one output starts with ``log``.
 
-    The list that is left may then be one longer than the buffers, and no shorter.
+    Prefill appends these outputs to the KV buffers and drops the last entry. The remaining list
+    may be one longer than the buffers, but not shorter.
     """
     names = [value.name for value in layout.outputs if is_logits_output(value.name)]
     if not names:
@@ -109,29 +114,26 @@ def _describe_extra_outputs(count: int) -> str:
     return "the list has one entry more than there are buffers, which passes only by chance"
 
 
-def check_truncated_buffers(layout: Layout, whole: bool) -> Iterator[Finding]:
-    """KV605. Where there are four axes or more, the third is cut to the prompt's length.
+def check_truncated_buffers(layout: Layout, full_transfer: bool) -> Iterator[Finding]:
+    """Yield KV605 for buffers whose third axis is not the context, but is cut to the prompt.
 
-    The connector does so with hybrid buffers and others, unless it moves the whole of each.
+    The connector cuts all buffers of four axes or more, unless it moves all of each.
     """
-    if whole:
+    if full_transfer:
         return
-    found: dict[tuple[object, ...], list[str]] = {}
+    groups: dict[tuple[str, Shape], list[str]] = {}
     for buffer in find_selected_buffers(layout, CONSUMER):
-        if _is_truncated(buffer):
-            assert buffer.input is not None
-            assert buffer.shape is not None
+        if buffer.shape is not None and _is_truncated(buffer):
             key = (buffer.kind, layout.resolve_shape(buffer.shape))
-            found.setdefault(key, []).append(buffer.input)
-    for (kind, shape), names in found.items():
-        assert isinstance(shape, tuple)
-        what = "is a state" if kind == "mamba" else "has its context on another axis"
+            groups.setdefault(key, []).append(buffer.names[0])
+    for (kind, shape), names in groups.items():
+        reason = "is a state" if kind == "mamba" else "has its context on another axis"
         yield build_finding(
             "KV605",
             names[0],
-            f"{what}, {format_shape(shape)}{format_similar_count(names)}: of a prompt of n tokens only the "
-            f"first n along axis {_CONTEXT_AXIS} are moved, and the rest is lost where n is less "
-            f"than {shape[_CONTEXT_AXIS]}",
+            f"{reason}, {format_shape(shape)}{format_similar_count(names)}: of a prompt of n "
+            f"tokens only the first n along axis {_CONTEXT_AXIS} are moved, and the rest is lost "
+            f"where n is less than {shape[_CONTEXT_AXIS]}",
             "set VLLM_QAIC_USE_FULL_KV_TRANSFER=1 on both sides, and check with --full-transfer",
         )
 
@@ -142,10 +144,9 @@ def _is_truncated(buffer: Buffer) -> bool:
     return buffer.kind == "mamba" or buffer.sequence_axis not in (None, _CONTEXT_AXIS)
 
 
-def check_uniform_types(layout: Layout, whole: bool) -> Iterator[Finding]:
-    """KV606. The LMCache connector takes one shape and dtype only, and asserts it at start."""
-    values = [value for value in layout.inputs if selects_input(value.name)]
-    count = len(find_distinct_types(layout, values))
+def check_uniform_types(layout: Layout, full_transfer: bool) -> Iterator[Finding]:
+    """Yield KV606 for different shapes or dtypes, which the LMCache connector refuses at start."""
+    count = len(find_distinct_types(layout, select_values(layout, CONSUMER).inputs))
     if count > 1:
         yield build_finding(
             "KV606",
@@ -156,8 +157,11 @@ def check_uniform_types(layout: Layout, whole: bool) -> Iterator[Finding]:
         )
 
 
-def check_declared_attention(layout: Layout, whole: bool) -> Iterator[Finding]:
-    """KV607. Every layer is declared as full attention, of one count and one size of heads."""
+def check_declared_attention(layout: Layout, full_transfer: bool) -> Iterator[Finding]:
+    """Yield KV607 for layers that are not full attention, and for different numbers of heads.
+
+    The model runner declares every layer as full attention with the same heads.
+    """
     buffers = [
         buffer for buffer in find_selected_buffers(layout, CONSUMER) if buffer.kind != "unknown"
     ]
@@ -177,71 +181,65 @@ def check_declared_attention(layout: Layout, whole: bool) -> Iterator[Finding]:
         if buffer.kind != "mamba" and buffer.shape is not None and len(buffer.shape) == 4
     }
     if len(heads) > 1:
-        _, buffer = heads.popitem()
-        counts = format_list([str(count) for count in (*heads, (buffer.shape or ())[1])])
+        counts = format_list([str(count) for count in heads])
         yield build_finding(
             "KV607",
-            buffer.names[0],
+            [*heads.values()][-1].names[0],
             f"has other heads than most: there are {counts}, and every layer is declared alike",
             "do not size memory by vLLM's numbers for this model",
         )
 
 
-def check_non_kv_selected(layout: Layout, whole: bool) -> Iterator[Finding]:
-    """KV608, with what the stranger does to the buffers of this very model."""
-    found = find_non_kv_selected(layout, CONSUMER)
-    if found:
-        names = [value.name for value in found]
+def check_non_kv_selected(layout: Layout, full_transfer: bool) -> Iterator[Finding]:
+    """Yield KV608 for selected values that are not KV buffers, with the effect on the buffers."""
+    selection = select_values(layout, CONSUMER)
+    names = [each.value.name for each in find_non_kv_selected(layout, selection)]
+    if names:
+        effect = _explain_non_kv_effect(layout, selection)
         yield build_finding(
             "KV608",
             names[0],
-            f"carries {TOKEN}, and is no KV buffer{format_similar_count(names)}: {_explain_non_kv_effect(layout, found[0].name)}",
+            f"carries {TOKEN}, and is no KV buffer{format_similar_count(names)}: {effect}",
             f"take {TOKEN} out of that name where the model is exported",
         )
 
 
-def _explain_non_kv_effect(layout: Layout, name: str) -> str:
-    chosen = select_values(layout, CONSUMER)
-    inputs, outputs = len(chosen.inputs), len(chosen.outputs)
-    if not chosen.ordered:
+def _explain_non_kv_effect(layout: Layout, selection: Selection) -> str:
+    inputs, outputs = selection.inputs, selection.outputs
+    if not selection.is_ordered:
         return "no layer can be read in one of the names, and it cannot start"
-    if outputs not in (inputs, inputs + 1):
-        said = f"{inputs} inputs and {outputs} outputs"
-        return f'with it {said} are selected, and prefill stops with "buffer count mismatch"'
-    for number, value in enumerate(chosen.inputs):
-        if value.name != chosen.partner_names[number]:
-            other = chosen.outputs[number].name
-            return f"it shifts the pairing by position, and {other} goes to {value.name}"
-    if outputs > inputs:
+    if len(outputs) not in (len(inputs), len(inputs) + 1):
+        counts = f"{len(inputs)} inputs and {len(outputs)} outputs"
+        return f'with it {counts} are selected, and prefill stops with "buffer count mismatch"'
+    for selected_input, output in zip(inputs, outputs, strict=False):
+        input_name = selected_input.value.name
+        if input_name != output.graph_input_name:
+            return (
+                f"it shifts the pairing by position, and {output.value.name} goes to {input_name}"
+            )
+    if len(outputs) > len(inputs):
         return "it comes last among the outputs, and is left out: only its name keeps it there"
-    alone = [value for value in chosen.inputs if value.name in _collect_buffer_names(layout)]
-    if (
-        len(find_distinct_types(layout, chosen.inputs))
-        > 1
-        >= len(find_distinct_types(layout, alone))
-    ):
+    kv_inputs = [each for each in inputs if each.buffer is not None]
+    if len(find_distinct_types(layout, kv_inputs)) <= 1 < len(find_distinct_types(layout, inputs)):
         return "its shape or dtype makes the buffers hybrid, which they are not"
     return "it is handed over with every prompt, as if it were a buffer"
 
 
-def _collect_buffer_names(layout: Layout) -> frozenset[str]:
-    return frozenset(name for buffer in layout.buffers for name in buffer.names)
+def check_slice_ranks(layout: Layout, full_transfer: bool) -> Iterator[Finding]:
+    """Yield KV610 for a rank that the slices on the device do not have.
 
-
-def check_slice_ranks(layout: Layout, whole: bool) -> Iterator[Finding]:
-    """KV610. Slices on the device have four axes; with hybrid buffers also three, for all others.
-
-    What the device's runtime makes of another rank is not documented.
+    They have four axes, with hybrid buffers also three. No document says what the device's
+    runtime makes of another rank.
     """
     hybrid = is_hybrid(layout, CONSUMER)
     ranks = (3, 4) if hybrid else (4,)
     for buffer in find_selected_buffers(layout, CONSUMER):
         if buffer.shape and len(buffer.shape) not in ranks:
-            assert buffer.input is not None
             yield build_finding(
                 "KV610",
-                buffer.input,
-                f"has {_format_axis_count(len(buffer.shape))}, and is sliced as if it had {ranks[0]}",
+                buffer.names[0],
+                f"has {_format_axis_count(len(buffer.shape))}, and is sliced as if it had "
+                f"{ranks[0]}",
                 "no option of vllm-qaic mends this",
             )
             return
@@ -254,14 +252,14 @@ def _format_axis_count(count: int) -> str:
 
 
 def _check_overlapping_slices(layout: Layout) -> Iterator[Finding]:
-    """KV610. Each hybrid buffer has its slices under ``NAME.*``, which may take another's name."""
+    """Yield KV610 for outputs that match the slices of another one, which are ``NAME.*``."""
     outputs = (value for value in layout.outputs if selects_output(value.name))
     bases = sorted(
         ((derive_input_name(value.name), value) for value in outputs), key=lambda pair: pair[0]
     )
-    for (base, value), (other, longer) in pairwise(bases):
-        alike = {(len(v.shape or ()), CONSUMER.itemsize_of(v.dtype)) for v in (value, longer)}
-        if other.startswith(base) and len(alike) > 1:
+    for (base, value), (longer_base, longer) in pairwise(bases):
+        types = {(len(v.shape or ()), CONSUMER.itemsize_of(v.dtype)) for v in (value, longer)}
+        if longer_base.startswith(base) and len(types) > 1:
             yield build_finding(
                 "KV610",
                 longer.name,

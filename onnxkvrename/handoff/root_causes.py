@@ -1,0 +1,224 @@
+"""Find what is wrong in the graphs of a hand-off themselves.
+
+A buffer that only has another offset because of another buffer is not a root cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+
+from onnxkvrename.findings import CODES, Finding, build_finding, format_list
+from onnxkvrename.handoff.buffer_diff import BufferPair, Difference, format_buffer_type
+from onnxkvrename.handoff.comparison import Comparison, try_simulation
+from onnxkvrename.handoff.selection import BufferId
+from onnxkvrename.handoff.slots import format_token_count
+from onnxkvrename.handoff.worker import UNLIMITED_LENGTH
+from onnxkvrename.rules.window_diff import format_layers
+
+_HINTS = {
+    "KV612": "compile both with the same precision, and give its --custom-io",
+    "KV613": "export both from the same model, in the same way",
+    "KV614": "export and compile both alike (enable_chunking, retain_full_kv, sliding_window)",
+    "KV615": "export both with the same release of the exporter",
+    "KV618": "compile both for the same context",
+}
+_MAX_DRAFT_LAYERS = 3
+"""The most layers of a draft model."""
+
+
+@dataclass(frozen=True, slots=True)
+class RootCause:
+    """A finding as a cause of what goes wrong, with the buffers that have it.
+
+    Attributes:
+        finding: The finding.
+        buffer_ids: The buffers that are wrong themselves; empty where it is not about buffers.
+        difference: The difference between the two sides of these buffers, if that is it.
+        summary: The finding in few words, for a verdict of one line.
+    """
+
+    finding: Finding
+    buffer_ids: tuple[BufferId, ...]
+    difference: Difference | None
+    summary: str
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether it is a difference only for some sizes that are not known."""
+        return self.difference is not None and self.difference.is_undecided
+
+
+def build_root_cause(
+    finding: Finding,
+    pairs: Sequence[BufferPair] = (),
+    difference: Difference | None = None,
+    summary: str | None = None,
+) -> RootCause:
+    """Return a cause; without a summary, the meaning of its code is the summary."""
+    return RootCause(
+        finding,
+        tuple(pair.buffer_id for pair in pairs),
+        difference,
+        CODES[finding.code][1] if summary is None else summary,
+    )
+
+
+def find_root_causes(comparison: Comparison) -> tuple[RootCause, ...]:
+    """Return missing buffers, differing buffers and truncated states, in this order."""
+    return (
+        *_find_missing_buffers(comparison.pairs, is_otherwise_equal=not comparison.differences),
+        *_find_differing_buffers(comparison),
+        *_find_truncated_states(comparison),
+    )
+
+
+def _find_missing_buffers(
+    pairs: Sequence[BufferPair], *, is_otherwise_equal: bool
+) -> Iterator[RootCause]:
+    """Find buffers on one side only: KV620 if they may be a draft model's, otherwise KV611.
+
+    A draft model that shares the graph has one to three whole layers, directly after the last
+    layer of its target model, and fewer than that one. All else must be equal.
+    """
+    prefill_layers = {pair.present_buffer.layer for pair in pairs if pair.prefill is not None}
+    decode_layers = {pair.present_buffer.layer for pair in pairs if pair.decode is not None}
+    incomplete = [pair for pair in pairs if None in pair]
+    prefill_only = [pair for pair in incomplete if pair.decode is None]
+    decode_only = [pair for pair in incomplete if pair.prefill is None]
+    for side, other_side, other_layers, group in (
+        ("prefill", "decode", decode_layers, prefill_only),
+        ("decode", "prefill", prefill_layers, decode_only),
+    ):
+        if not group:
+            continue
+        summary = f"{_format_missing_layers(group, other_layers)} on {side} only"
+        text = f"{summary}: {_format_buffers(group)}"
+        if is_otherwise_equal and group == incomplete and _can_be_draft_layers(group, other_layers):
+            text += f", right behind {other_side}'s last layer {max(other_layers)}"
+            hint = "give both sides the draft model's layers, or neither; or one is cut short"
+            finding = build_finding("KV620", "", text, hint)
+            summary += ", perhaps layers of a draft model"
+        else:
+            hint = "one side may be another model, cut short, or without some of its windows"
+            finding = build_finding("KV611", "", text, hint)
+        yield build_root_cause(finding, group, summary=summary)
+
+
+def _can_be_draft_layers(group: Sequence[BufferPair], other_layers: Set[int]) -> bool:
+    layers = sorted({pair.present_buffer.layer for pair in group})
+    first = max(other_layers, default=-1) + 1
+    has_room = len(layers) <= min(_MAX_DRAFT_LAYERS, len(other_layers) - 1)
+    return has_room and layers == [*range(first, first + len(layers))]
+
+
+def _format_missing_layers(group: Sequence[BufferPair], other_layers: Set[int]) -> str:
+    """Return the layers, with their parts if the other side has the rest: ``value of layer 1``."""
+    text = format_layers(sorted({pair.present_buffer.layer for pair in group}))
+    if all(pair.present_buffer.layer not in other_layers for pair in group):
+        return text
+    return f"{_format_parts(group)} of {text}"
+
+
+def _format_buffers(group: Sequence[BufferPair]) -> str:
+    if len(group) == 1:
+        return f"a buffer, {group[0].name}"
+    return f"{len(group)} buffers ({_format_parts(group)}), {group[0].name} the first"
+
+
+def _format_parts(group: Sequence[BufferPair]) -> str:
+    return format_list(list(dict.fromkeys(pair.present_buffer.part for pair in group)))
+
+
+def _find_differing_buffers(comparison: Comparison) -> Iterator[RootCause]:
+    """Find pairs whose difference shows, or may show; one cause for those that differ alike."""
+    simulation, placeholder = comparison.simulation, comparison.window_placeholder
+    transferred = comparison.setup.transferred_ids
+    # The lengths at which a buffer itself differs do not depend on sizes that another one needs.
+    visible = simulation or try_simulation(comparison.setup)
+    groups: dict[tuple[Difference, int | None], list[BufferPair]] = {}
+    for pair, difference in comparison.differences:
+        ranges = () if visible is None else visible.differing_ranges.get(pair.buffer_id, ())
+        if simulation is None and (difference.is_certain or difference.needed_symbols):
+            ranges = ()
+        is_never_read = (
+            simulation is None or simulation.refused_ranges or pair.buffer_id not in transferred
+        )
+        if ranges or difference.is_undecided or (difference.is_certain and is_never_read):
+            last_equal = ranges[0][0] - 1 if ranges else placeholder
+            known_last = None if last_equal == placeholder else last_equal
+            groups.setdefault((difference, known_last), []).append(pair)
+    for (difference, known_last), pairs in groups.items():
+        finding = _build_difference_finding(difference, pairs, known_last)
+        summary = _summarize_windows(difference) if finding.code == "KV614" else None
+        yield build_root_cause(finding, pairs, difference, summary)
+
+
+def _build_difference_finding(
+    difference: Difference, pairs: Sequence[BufferPair], last_equal: int | None
+) -> Finding:
+    """Return one finding for buffers that differ alike.
+
+    Args:
+        difference: The difference.
+        pairs: The buffers that have it.
+        last_equal: The longest prompt in tokens for which it does not show, `None` if not known.
+    """
+    message = f"is {difference.prefill} on prefill and {difference.decode} on decode"
+    message += _format_other_buffers(pairs)
+    if difference.window_sizes:
+        message += f": {_summarize_windows(difference)}"
+    if difference.code == "KV614" and last_equal:
+        message += ", which" if difference.window_sizes else ": they"
+        message += f" differ for prompts longer than {format_token_count(last_equal)}"
+    elif difference.code == "KV614" and difference.is_certain and difference.needed_symbols:
+        if last_equal is None:
+            symbols = " or ".join(difference.needed_symbols)
+            message += f": they differ for prompts longer than {symbols}"
+    elif difference.is_undecided:
+        message += ": whether they differ depends on the sizes"
+    hint = _HINTS[difference.code]
+    if difference.needed_symbols and difference.is_certain:
+        hint = f"{difference.size_arguments} says from which prompt length on"
+    elif difference.needed_symbols:
+        hint = f"give {difference.size_arguments}"
+    return build_finding(difference.code, pairs[0].name, message, hint)
+
+
+def _summarize_windows(difference: Difference) -> str:
+    if difference.window_sizes is None:
+        return "a window on one side, the whole context on the other"
+    prefill_size, decode_size = difference.window_sizes
+    return f"windows of {prefill_size} and {decode_size} tokens"
+
+
+def _format_other_buffers(pairs: Sequence[BufferPair]) -> str:
+    """Return how many buffers follow the first, and the layers of all."""
+    if len(pairs) == 1:
+        return ""
+    layers = format_layers(sorted({pair.present_buffer.layer for pair in pairs}))
+    count = "so is 1 more" if len(pairs) == 2 else f"so are {len(pairs) - 1} more"
+    return f", and {count} (of {layers})"
+
+
+def _find_truncated_states(comparison: Comparison) -> Iterator[RootCause]:
+    """Find KV605: states of which short prompts move only a part, on both sides alike."""
+    if comparison.simulation is None:
+        return
+    groups: dict[tuple[str, int], list[BufferPair]] = {}
+    for pair in comparison.pairs:
+        ranges = comparison.simulation.truncated_ranges.get(pair.buffer_id, ())
+        if ranges and pair.decode is not None:
+            type_text = format_buffer_type(comparison.setup.decode, pair.decode)
+            groups.setdefault((type_text, ranges[-1][1]), []).append(pair)
+    for (type_text, last), pairs in groups.items():
+        is_limited = last < UNLIMITED_LENGTH
+        prompts = f"prompts of up to {format_token_count(last)}" if is_limited else "short prompts"
+        finding = build_finding(
+            "KV605",
+            pairs[0].name,
+            f"is a state of {type_text}{_format_other_buffers(pairs)}: {prompts} move a part of it "
+            "only",
+            "move all of each buffer: VLLM_QAIC_USE_FULL_KV_TRANSFER=1, here --full-transfer",
+        )
+        yield build_root_cause(finding, pairs)

@@ -1,0 +1,154 @@
+"""Select the graph values that a consumer takes for KV buffers, in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from onnxkvrename.handoff.consumer import Consumer
+from onnxkvrename.layout.dims import Shape
+from onnxkvrename.layout.layout import Buffer, Layout
+from onnxkvrename.model.signature import Value
+
+BufferId = tuple[int, str]
+"""A buffer's layer and part; for a value that is not a KV buffer, -1 and its input name."""
+
+
+class SelectedValue(NamedTuple):
+    """A graph input or output that a consumer selects.
+
+    Attributes:
+        value: The input or output.
+        buffer: The KV buffer that it belongs to, `None` if it only has the consumer's token.
+        input_name: The name that the consumer knows it by: an input's own name, or the one that
+            it derives from an output's.
+    """
+
+    value: Value
+    buffer: Buffer | None
+    input_name: str
+
+    @property
+    def buffer_id(self) -> BufferId:
+        """The buffer's layer and part, whatever its name."""
+        if self.buffer is None:
+            return -1, self.input_name
+        return self.buffer.layer, self.buffer.part
+
+    @property
+    def graph_input_name(self) -> str:
+        """The input that it belongs to in the graph, or `input_name` where there is none."""
+        if self.buffer is None or self.buffer.input is None:
+            return self.input_name
+        return self.buffer.input
+
+
+class Selection(NamedTuple):
+    """The inputs and outputs that a consumer selects; it pairs the two by position.
+
+    Attributes:
+        inputs: The selected inputs in the consumer's order, or in the graph's if it cannot sort.
+        outputs: The selected outputs, likewise.
+        unreadable: Those in whose names the consumer cannot read a layer. If there are any, it
+            cannot sort.
+    """
+
+    inputs: tuple[SelectedValue, ...]
+    outputs: tuple[SelectedValue, ...]
+    unreadable: tuple[SelectedValue, ...]
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the consumer can sort the values."""
+        return not self.unreadable
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether each output is at the position of its own input."""
+        return [each.value.name for each in self.inputs] == [
+            each.graph_input_name for each in self.outputs
+        ]
+
+    @property
+    def positional_pairs(self) -> tuple[tuple[Value | None, Value | None], ...]:
+        """Inputs and outputs as the consumer pairs them; `None` where one side has no more."""
+        count = max(len(self.inputs), len(self.outputs))
+        padding = (None,) * count
+        inputs = (*(each.value for each in self.inputs), *padding)[:count]
+        outputs = (*(each.value for each in self.outputs), *padding)[:count]
+        return tuple(zip(inputs, outputs, strict=True))
+
+
+def select_values(layout: Layout, consumer: Consumer) -> Selection:
+    """Return the inputs and outputs that a consumer selects, KV buffers or not."""
+    inputs_to_buffers = {buffer.input: buffer for buffer in layout.buffers}
+    outputs_to_buffers = {buffer.output: buffer for buffer in layout.buffers}
+    inputs = [
+        SelectedValue(value, inputs_to_buffers.get(value.name), value.name)
+        for value in layout.inputs
+        if consumer.selects_input(value.name)
+    ]
+    outputs = [
+        SelectedValue(value, outputs_to_buffers.get(value.name), consumer.input_name_of(value.name))
+        for value in layout.outputs
+        if consumer.selects_output(value.name)
+    ]
+    keys = _read_sort_keys((*inputs, *outputs), consumer)
+    unreadable = tuple(each for each in (*inputs, *outputs) if each.input_name not in keys)
+    if not unreadable:
+        inputs.sort(key=lambda each: keys[each.input_name])
+        outputs.sort(key=lambda each: keys[each.input_name])
+    return Selection(tuple(inputs), tuple(outputs), unreadable)
+
+
+def _read_sort_keys(
+    values: Iterable[SelectedValue], consumer: Consumer
+) -> Mapping[str, tuple[int, str]]:
+    """Return the sort key of each input name in which the consumer can read a layer."""
+    keys: dict[str, tuple[int, str]] = {}
+    for each in values:
+        try:
+            keys[each.input_name] = consumer.sort_key(each.input_name)
+        except ValueError:
+            continue
+    return keys
+
+
+def find_selected_buffers(layout: Layout, consumer: Consumer) -> tuple[Buffer, ...]:
+    """Return the buffers whose inputs a consumer selects, in the layout's order."""
+    return tuple(
+        buffer
+        for buffer in layout.buffers
+        if buffer.input is not None and consumer.selects_input(buffer.input)
+    )
+
+
+def find_unselected_buffers(
+    values: Iterable[SelectedValue], buffers: Iterable[Buffer]
+) -> tuple[Buffer, ...]:
+    """Return the buffers that are not among the selected values."""
+    selected_ids = {each.buffer_id for each in values}
+    return tuple(b for b in buffers if (b.layer, b.part) not in selected_ids)
+
+
+def find_non_kv_selected(layout: Layout, selection: Selection) -> tuple[SelectedValue, ...]:
+    """Return the selected values that do not have the name of a KV buffer, inputs first."""
+    kv_names = {name for buffer in layout.buffers for name in buffer.names}
+    return tuple(
+        each for each in (*selection.inputs, *selection.outputs) if each.value.name not in kv_names
+    )
+
+
+def find_distinct_types(
+    layout: Layout, values: Sequence[SelectedValue]
+) -> frozenset[tuple[Shape | None, str]]:
+    """Return the distinct shapes and dtypes of values, with the sizes that are known."""
+    return frozenset(
+        (None if value.shape is None else layout.resolve_shape(value.shape), value.dtype)
+        for value in (each.value for each in values)
+    )
+
+
+def is_hybrid(layout: Layout, consumer: Consumer) -> bool:
+    """Return whether the selected inputs have more than one shape or dtype."""
+    return len(find_distinct_types(layout, select_values(layout, consumer).inputs)) > 1

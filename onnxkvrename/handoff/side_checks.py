@@ -1,0 +1,234 @@
+"""Check each side of a hand-off by itself, and what its names are for.
+
+All that concerns one side comes from the one check of a consumer, `find_problems`; this module
+says for which side it holds, and what it means for a hand-off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from onnxkvrename.findings import Finding, build_finding, format_list
+from onnxkvrename.handoff.consumer import Consumer
+from onnxkvrename.handoff.consumer_checks import (
+    ConsumerProblem,
+    StartupCause,
+    count_appended_outputs,
+    find_problems,
+    format_rename_command,
+    format_similar_count,
+)
+from onnxkvrename.handoff.selection import (
+    SelectedValue,
+    Selection,
+    find_unselected_buffers,
+    select_values,
+)
+from onnxkvrename.handoff.worker import HandoffSide
+from onnxkvrename.model.signature import format_shape
+
+STARTUP_FAILURE_CODES = ("KV001", "KV603", "KV604", "KV610", "KV619")
+"""Findings that stop a side before any hand-off, with an error message."""
+_SIDE_CODES = ("KV602", "KV609", "KV610")
+"""Findings of one side that count in a hand-off as they are.
+
+The others are either compared in more detail (KV601, KV603 to KV605, KV608), or about something
+that has no part in a hand-off (KV606, KV607).
+"""
+_VALUE_CAUSES: tuple[StartupCause, ...] = ("layer", "dtype", "shape")
+_ORDER_NAMES = {"numeric": "by layer", "lexical": "by name", "graph": "in an order of its own"}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedSide:
+    """One side of a hand-off, with what the consumer selects and what goes wrong there.
+
+    Attributes:
+        side: The side.
+        consumer: The consumer on this side.
+        selection: The inputs and outputs that it selects of the side's layout.
+        problems: The problems of the side by itself.
+    """
+
+    side: HandoffSide
+    consumer: Consumer
+    selection: Selection
+    problems: tuple[ConsumerProblem, ...]
+
+
+def check_side(side: HandoffSide, consumer: Consumer, full_transfer: bool) -> CheckedSide:
+    """Run the check of a consumer on one side."""
+    return CheckedSide(
+        side,
+        consumer,
+        select_values(side.layout, consumer),
+        tuple(find_problems(side.layout, consumer, full_transfer)),
+    )
+
+
+def check_buffers_exist(prefill: HandoffSide, decode: HandoffSide) -> Iterator[Finding]:
+    """Yield KV001 for a side without a buffer, which cannot take part in a hand-off."""
+    for side in (prefill, decode):
+        if not side.layout.buffers:
+            where = f"{side.label}: {side.path}" if side.path else side.label
+            hint = "give the model that has the cache; --profile and --rules know names"
+            yield build_finding("KV001", "", f"no KV buffer on {where}", hint)
+
+
+def check_side_tokens(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Finding]:
+    """Yield KV616 for sides, and for single buffers, without the consumer's token."""
+    checked = [each for each in (prefill, decode) if each.side.lacks_token]
+    if len(checked) == 2 and prefill.side.tokens == decode.side.tokens:
+        yield _build_token_finding("prefill and decode", prefill)
+    else:
+        yield from (_build_token_finding(each.side.label, each) for each in checked)
+    yield from _check_partial_token(prefill)
+    yield from _check_partial_token(decode)
+
+
+def _build_token_finding(label: str, checked: CheckedSide) -> Finding:
+    side, consumer = checked.side, checked.consumer
+    tokens = format_list(side.tokens) if side.tokens else "no token"
+    options = ("--replace",) if side.tokens else ()
+    if label == side.label:
+        command = format_rename_command(side.original_layout, consumer, *options)
+    else:
+        command = " ".join(("onnxkvrename MODEL --target", consumer.name, *options, "for both"))
+    return build_finding(
+        "KV616",
+        "",
+        f"{label}: the names carry {tokens}, not {consumer.token}: {consumer.name} selects none",
+        command,
+    )
+
+
+def _check_partial_token(checked: CheckedSide) -> Iterator[Finding]:
+    """Yield KV616 for buffers without the token on a side where others have it."""
+    side, consumer, selection = checked.side, checked.consumer, checked.selection
+    if side.lacks_token:
+        return
+    buffers = find_unselected_buffers(selection.inputs, side.layout.buffers)
+    if side.label == "prefill":
+        unwritten = find_unselected_buffers(selection.outputs, side.layout.buffers)
+        buffers = tuple(dict.fromkeys((*buffers, *unwritten)))
+    if buffers:
+        is_single = len(buffers) == 1
+        yield build_finding(
+            "KV616",
+            buffers[0].names[0],
+            f"is {'a buffer' if is_single else f'one of {len(buffers)} buffers'} of {side.label} "
+            f"that {consumer.name} does not select: {consumer.token} is not on all of "
+            f"{'its' if is_single else 'their'} names",
+            format_rename_command(side.original_layout, consumer, "--replace"),
+        )
+
+
+def check_startup(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Finding]:
+    """Yield what stops the consumer on a side before any hand-off."""
+    for checked in (prefill, decode):
+        for cause in _VALUE_CAUSES:
+            values = [
+                value
+                for problem in checked.problems
+                if problem.startup_cause == cause
+                for value in problem.values
+            ]
+            if values:
+                yield _build_startup_finding(cause, values, checked)
+    if any(problem.startup_cause == "output_count" for problem in prefill.problems):
+        yield _build_output_count_finding(prefill)
+
+
+def _build_startup_finding(
+    cause: StartupCause, values: Sequence[SelectedValue], checked: CheckedSide
+) -> Finding:
+    consumer, label = checked.consumer, checked.side.label
+    names = [each.input_name for each in values]
+    more = format_similar_count(names)
+    if cause == "layer":
+        return build_finding(
+            "KV603",
+            names[0],
+            f"has no layer where {consumer.name} reads one{more}: it stops at start-up ({label})",
+            "the layer stands behind the first dot, as in past_key.3_TOKEN",
+        )
+    if cause == "dtype":
+        dtypes = format_list(sorted({each.value.dtype for each in values}))
+        return build_finding(
+            "KV610",
+            names[0],
+            f"is {dtypes}, which {consumer.name} cannot move{more}: it stops at start-up ({label})",
+            "compile with a precision that it knows, and give its --custom-io",
+        )
+    shape = values[0].value.shape
+    text = "no rank" if shape is None else format_shape(shape)
+    return build_finding(
+        "KV610",
+        names[0],
+        f"has {text}{more}: what is moved of it cannot be told, or is nothing ({label})",
+        "export it with the names or sizes of its dimensions",
+    )
+
+
+def _build_output_count_finding(prefill: CheckedSide) -> Finding:
+    """Return KV604 where the appended outputs are too few or too many, otherwise KV610."""
+    inputs, outputs = len(prefill.selection.inputs), len(prefill.selection.outputs)
+    if outputs - inputs in (0, 1):
+        appended = count_appended_outputs(prefill.side.layout, prefill.consumer)
+        return build_finding(
+            "KV604",
+            "",
+            f"prefill has {appended or 'no'} outputs that start with log, of which it takes one "
+            "off: its buffers are not as many as it counts, and it stops at the first prompt",
+            "export prefill with logits, without sampling on the device",
+        )
+    return build_finding(
+        "KV610",
+        "",
+        f"prefill selects {inputs} inputs, but {outputs} outputs: it stops at the first prompt",
+        "onnxkvrename verify MODEL says which pairs are broken",
+    )
+
+
+def check_each_side(
+    prefill: CheckedSide, decode: CheckedSide, reported_codes: Collection[str]
+) -> Iterator[Finding]:
+    """Yield what each side gets wrong by itself, except the codes that are reported already."""
+    for checked in (prefill, decode):
+        for finding in (each for problem in checked.problems for each in problem.findings):
+            if finding.code in _SIDE_CODES and finding.code not in reported_codes:
+                yield finding._replace(message=f"{finding.message} ({checked.side.label})")
+
+
+def check_unmatched_non_kv(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Finding]:
+    """Yield KV608 for values that are not KV buffers, and that only one side selects."""
+    inputs = prefill.selection.inputs
+    outputs = prefill.selection.outputs[: len(inputs)]
+    decode_inputs = decode.selection.inputs
+    for checked, values, other_values in (
+        (prefill, (*inputs, *outputs), decode_inputs),
+        (decode, decode_inputs, outputs),
+    ):
+        other_ids = {each.buffer_id for each in other_values}
+        unmatched = (v for v in values if v.buffer is None and v.buffer_id not in other_ids)
+        names = list(dict.fromkeys(each.input_name for each in unmatched))
+        if names:
+            token = checked.consumer.token
+            yield build_finding(
+                "KV608",
+                names[0],
+                f"is no KV buffer{format_similar_count(names)}, but carries {token}, and has a "
+                f"place among the buffers of {checked.side.label} only",
+                f"take {token} out of that name where the model is exported",
+            )
+
+
+def list_order_notes(prefill: HandoffSide, decode: HandoffSide, consumer: Consumer) -> list[str]:
+    """Return a note if the graphs list their buffers in different orders, which does no harm."""
+    if prefill.order == decode.order:
+        return []
+    return [
+        f"the graphs list their buffers in different orders, prefill {_ORDER_NAMES[prefill.order]} "
+        f"and decode {_ORDER_NAMES[decode.order]}: {consumer.name} sorts them by itself"
+    ]

@@ -1,0 +1,185 @@
+"""Consumers are found by their names: a module of the package, or an entry point."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import onnxkvrename
+from onnxkvrename.errors import KvRenameError
+from onnxkvrename.handoff.find_consumers import list_consumers, load_consumer
+
+PACKAGE = Path(onnxkvrename.__file__).parent
+PIGEON = '''
+"""A consumer that carries whole buffers by hand."""
+
+from onnxkvrename.handoff.consumer import Consumer
+
+CONSUMER = Consumer(
+    name="pigeon-post",
+    token="pigeon",
+    selects_input=lambda name: name.endswith("pigeon"),
+    selects_output=lambda name: name.endswith("pigeon_RetainedState"),
+    input_name_of=lambda name: name.removesuffix("_RetainedState"),
+    sort_key=lambda name: (int(name.partition(".")[2].partition("_")[0]), name),
+    transferred_shape=lambda shape, tokens: shape,
+    itemsize_of={"FLOAT": 4}.get,
+)
+'''
+
+
+def run_command(*args: str | Path, paths: tuple[Path, ...]) -> subprocess.CompletedProcess[str]:
+    """Run ``onnxkvrename`` as a process of its own, with folders that come first on its path."""
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "onnxkvrename", *map(str, args)]
+        if sys.version_info >= (3, 11)
+        else [sys.executable, "-m", "onnxkvrename", *map(str, args)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*paths, PACKAGE.parent)))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def program_with_pigeon(tmp_path: Path) -> Path:
+    """A copy of the program with one file more."""
+    copy = tmp_path / "program"
+    shutil.copytree(PACKAGE, copy / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    consumers = copy / PACKAGE.name / "handoff" / "consumers"
+    (consumers / "pigeon_post.py").write_text(PIGEON, "utf-8")
+    return copy
+
+
+@pytest.fixture
+def plugins(tmp_path: Path) -> Path:
+    """A folder for :func:`install_plugin`."""
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    return folder
+
+
+def install_plugin(
+    folder: Path, entry: str, module: str = PIGEON, project: str = "pigeons"
+) -> None:
+    """Install a distribution with one module and one entry point into a folder."""
+    info = folder / f"{project}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[onnxkvrename.consumers]\n{entry}\n", "utf-8")
+    (folder / f"{project}.py").write_text(module, "utf-8")
+
+
+def test_there_is_one() -> None:
+    assert list_consumers() == ("vllm-qaic",)
+    assert load_consumer("vllm-qaic").token == "vllmKvCache"
+
+
+def test_every_target_is_called_like_its_module() -> None:
+    assert all(load_consumer(name).name == name for name in list_consumers())
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("vllm_qaic", "did you mean vllm-qaic?"), ("x", "there are: vllm-qaic"), ("", "there are")],
+)
+def test_a_name_that_is_none_is_refused(name: str, hint: str) -> None:
+    with pytest.raises(KvRenameError, match="no target is called") as raised:
+        load_consumer(name)
+    assert hint in str(raised.value)
+
+
+def test_another_consumer_is_one_file(decoder: Path, program_with_pigeon: Path) -> None:
+    paths = (program_with_pigeon,)
+    renamed = run_command(decoder, "--target", "pigeon-post", "-q", paths=paths)
+    assert (renamed.returncode, renamed.stdout, renamed.stderr) == (0, "", "")
+    checked = run_command("check-consumer", decoder, "--target", "pigeon-post", paths=paths)
+    assert checked.stderr == ""
+    assert checked.stdout == f"{decoder}: pigeon-post takes 4 buffers, layers 0-1, all alike\n"
+    compared = run_command("compare", decoder, decoder, "--target", "pigeon-post", paths=paths)
+    assert compared.stdout.startswith("hand-off works: 4 buffers of layers 0-1")
+
+
+def test_what_goes_for_all_consumers_goes_for_it(decoder: Path, program_with_pigeon: Path) -> None:
+    outcome = run_command(
+        "check-consumer", decoder, "--target", "pigeon-post", paths=(program_with_pigeon,)
+    )
+    assert outcome.returncode == 1
+    assert "error KV601: past_key.0 does not carry pigeon" in outcome.stderr
+    assert "KV604" not in outcome.stderr
+
+
+def test_another_consumer_changes_no_default(decoder: Path, program_with_pigeon: Path) -> None:
+    paths = (program_with_pigeon,)
+    checked = run_command("check-consumer", decoder, paths=paths)
+    assert checked.stdout == f"{decoder}: vllm-qaic cannot take it\n"
+    compared = run_command("compare", decoder, decoder, "--format", "json", paths=paths)
+    assert '"target": "vllm-qaic"' in compared.stdout
+    for command in ("check-consumer", "compare"):
+        page = " ".join(run_command(command, "--help", paths=paths).stdout.split())
+        assert "one of: pigeon-post, vllm-qaic. [default: vllm-qaic]" in page
+
+
+def test_a_plugin_is_found_by_its_entry_point(decoder: Path, plugins: Path) -> None:
+    install_plugin(plugins, "pigeon-post = pigeons:CONSUMER")
+    renamed = run_command(decoder, "--target", "pigeon-post", "-q", paths=(plugins,))
+    assert (renamed.returncode, renamed.stdout, renamed.stderr) == (0, "", "")
+    checked = run_command("check-consumer", decoder, "--target", "pigeon-post", paths=(plugins,))
+    assert checked.stderr == ""
+    assert checked.stdout == f"{decoder}: pigeon-post takes 4 buffers, layers 0-1, all alike\n"
+
+
+@pytest.mark.parametrize("name", ["vllm-qaic", "vllm_qaic"])
+def test_a_plugin_cannot_hide_a_built_in_consumer(name: str, decoder: Path, plugins: Path) -> None:
+    install_plugin(plugins, f"{name} = pigeons:CONSUMER", PIGEON.replace("pigeon-post", name))
+    checked = run_command("check-consumer", decoder, "--target", "vllm-qaic", paths=(plugins,))
+    assert "does not carry vllmKvCache" in checked.stderr
+    page = run_command("check-consumer", "--help", paths=(plugins,)).stdout
+    assert "one of: vllm-qaic." in " ".join(page.split())
+
+
+@pytest.mark.parametrize(
+    ("entry", "module", "problem"),
+    [
+        ("pigeon-post = pigeons:CONSUMER", "import no_such", "No module named 'no_such'"),
+        ("pigeon-post = pigeons:OTHER", PIGEON, "has no attribute 'OTHER'"),
+        (
+            "pigeon-post = pigeons:CONSUMER",
+            "CONSUMER = 7",
+            "its value is of type int, not Consumer",
+        ),
+        ("pigeon-post = pigeons", PIGEON, "its value is of type module, not Consumer"),
+        ("pigeon-post = ", PIGEON, "cannot load the target pigeon-post of the plug-in pigeons"),
+        ("pigeon-post = pigeons:CONSUMER", "1 / 0", "ZeroDivisionError: division by zero"),
+        (
+            "pigeon-post = pigeons:CONSUMER",
+            PIGEON.replace("pigeon-post", "owl-post"),
+            "its consumer is named owl-post",
+        ),
+    ],
+)
+def test_a_broken_plugin_fails_only_when_it_is_asked_for(
+    entry: str, module: str, problem: str, decoder: Path, plugins: Path
+) -> None:
+    install_plugin(plugins, entry, module)
+    failed = run_command("check-consumer", decoder, "--target", "pigeon-post", paths=(plugins,))
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert failed.stderr.count("\n") == 1
+    assert "cannot load the target pigeon-post of the plug-in pigeons" in failed.stderr
+    assert problem in failed.stderr
+    assert "update or uninstall pigeons" in failed.stderr
+    other = run_command("check-consumer", decoder, paths=(plugins,))
+    assert other.stdout == f"{decoder}: vllm-qaic cannot take it\n"
+
+
+def test_two_plugins_with_one_name_are_both_named(decoder: Path, plugins: Path) -> None:
+    install_plugin(plugins, "pigeon-post = pigeons:CONSUMER")
+    install_plugin(plugins, "pigeon-post = owls:CONSUMER", project="owls")
+    failed = run_command("check-consumer", decoder, "--target", "pigeon-post", paths=(plugins,))
+    assert failed.returncode == 2
+    assert "2 plug-ins define the target pigeon-post: owls, pigeons" in failed.stderr
