@@ -279,7 +279,7 @@ def _check_order(
     if len(selection.inputs) != len(selection.outputs):
         yield build_finding(
             "KV609",
-            _find_unpaired_name(layout),
+            _find_unpaired_name(layout, selection),
             f"stands alone: {consumer.name} selects {len(selection.inputs)} inputs and "
             f"{len(selection.outputs)} outputs, and pairs them by position",
             "export the model again: a buffer needs both sides",
@@ -300,9 +300,11 @@ def _check_order(
             return
 
 
-def _find_unpaired_name(layout: Layout) -> str:
-    """Return a name of a buffer that has only one side."""
-    return next(b.names[0] for b in layout.buffers if b.input is None or b.output is None)
+def _find_unpaired_name(layout: Layout, selection: Selection) -> str:
+    """Return a name of a buffer with one side only, or one that is on the wrong side as well."""
+    single = (b.names[0] for b in layout.buffers if b.input is None or b.output is None)
+    values = (*selection.inputs, *selection.outputs)
+    return (*single, *(each.value.name for each in values if each.buffer is None))[0]
 
 
 def _check_dtypes(layout: Layout, selection: Selection, consumer: Consumer) -> ConsumerProblem:

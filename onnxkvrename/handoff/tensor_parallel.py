@@ -1,4 +1,4 @@
-"""Tensor parallelism on two sides: do heads and states divide, and do the two fit together."""
+"""Check that heads and states divide by the tensor parallel sizes of both sides."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ _REPLICATED_KINDS = ("mla_attention", "sliding_window_mla")
 
 
 class TensorParallelSizes(NamedTuple):
-    """How many ranks share the heads, on each side."""
+    """The number of ranks that share the heads on each side."""
 
     prefill: int
     decode: int
 
 
 class _ShardedAxis(NamedTuple):
-    """What of a buffer is divided among ranks."""
+    """The axis of a buffer that is divided among ranks.
+
+    ``unit`` is what the axis counts; with ``can_replicate`` several ranks may hold the same one.
+    """
 
     unit: str
     size: int
@@ -30,13 +33,19 @@ class _ShardedAxis(NamedTuple):
 def check_tensor_parallelism(
     prefill: Layout, decode: Layout, ranks: TensorParallelSizes
 ) -> Iterator[Finding]:
-    """KV619: what does not divide, each kind of fault once.
+    """Yield KV619 for each kind of buffer that does not divide.
 
-    Heads divide among ranks, or, where there are fewer heads than ranks, each head
-    stands on as many. States divide only. MLA buffers stand whole on every rank.
-    Ranks of one side must be a multiple of the other's, since a rank takes whole
-    heads from whole ranks. After vLLM: ``ModelConfig.get_num_kv_heads``,
-    ``MambaStateShapeCalculator``, and ``tp_ratio`` of ``kv_connector/utils.py`` (0.24).
+    Heads divide among ranks. If there are fewer heads than ranks, each head is replicated on as
+    many. States only divide. MLA buffers are whole on every rank. The ranks of one side must be
+    a multiple of the other's, since a rank takes whole heads from whole ranks.
+
+    Source: vLLM 0.24, ``ModelConfig.get_num_kv_heads``, ``MambaStateShapeCalculator``, and
+    ``tp_ratio`` in ``kv_connector/utils.py``.
+
+    Args:
+        prefill: The buffers of prefill.
+        decode: The buffers of decode.
+        ranks: The tensor parallel sizes of both.
     """
     for side, layout, count in (
         ("prefill", prefill, ranks.prefill),
@@ -56,19 +65,16 @@ def check_tensor_parallelism(
 def list_sharding_notes(
     prefill: Layout, decode: Layout, ranks: TensorParallelSizes
 ) -> Iterator[str]:
-    """What is no fault, but worth knowing: heads that are repeated, states cut in segments."""
+    """Yield notes on replicated heads, and on states whose segments the graph does not show."""
     for side, layout, count in (
         ("prefill", prefill, ranks.prefill),
         ("decode", decode, ranks.decode),
     ):
-        shares = [
-            share for buffer in layout.buffers if (share := _find_sharded_axis(layout, buffer))
-        ]
-        fewest = min((share.size for share in shares if share.can_replicate), default=count)
+        axes = [axis for buffer in layout.buffers if (axis := _find_sharded_axis(layout, buffer))]
+        fewest = min((axis.size for axis in axes if axis.can_replicate), default=count)
         if fewest < count and count % fewest == 0:
             yield f"{side}: {fewest} heads on {count} ranks, each on {count // fewest} of them"
-    conv = [buffer for buffer in prefill.buffers if _is_convolution(buffer)]
-    if conv and ranks.prefill != ranks.decode:
+    if any(map(_is_convolution, prefill.buffers)) and ranks.prefill != ranks.decode:
         yield (
             "convolution states are divided in segments (query, key, value), whose borders "
             "the graph does not show: not checked"
@@ -78,23 +84,23 @@ def list_sharding_notes(
 def _check_divisible(side: str, layout: Layout, ranks: int) -> Iterator[Finding]:
     groups: dict[tuple[str, int], list[Buffer]] = {}
     for buffer in layout.buffers:
-        share = _find_sharded_axis(layout, buffer)
-        if share is None or share.size % ranks == 0:
+        axis = _find_sharded_axis(layout, buffer)
+        if axis is None or axis.size % ranks == 0:
             continue
-        if not (share.can_replicate and ranks % share.size == 0):
-            groups.setdefault((share.unit, share.size), []).append(buffer)
-    for (what, count), found in groups.items():
-        layers = format_layers(sorted({buffer.layer for buffer in found}))
+        if not (axis.can_replicate and ranks % axis.size == 0):
+            groups.setdefault((axis.unit, axis.size), []).append(buffer)
+    for (unit, size), buffers in groups.items():
+        layers = format_layers(sorted({buffer.layer for buffer in buffers}))
         yield build_finding(
             "KV619",
-            found[0].names[0],
-            f"has {count} {what}, which {ranks} ranks of {side} cannot share ({layers})",
-            f"choose ranks that divide {count}",
+            buffers[0].names[0],
+            f"has {size} {unit}, which {ranks} ranks of {side} cannot share ({layers})",
+            f"choose ranks that divide {size}",
         )
 
 
 def _find_sharded_axis(layout: Layout, buffer: Buffer) -> _ShardedAxis | None:
-    """What is divided: axis 1, unless it is the context or the buffer is MLA's."""
+    """Return axis 1, or `None` if it is the context, has no size, or the buffer is MLA's."""
     shape = buffer.shape
     if (
         shape is None
@@ -103,14 +109,13 @@ def _find_sharded_axis(layout: Layout, buffer: Buffer) -> _ShardedAxis | None:
         or buffer.sequence_axis == 1
     ):
         return None
-    count = layout.resolve_shape(shape)[1]
-    if not isinstance(count, int):
+    size = layout.resolve_shape(shape)[1]
+    if not isinstance(size, int) or size < 1:
         return None
     if buffer.kind == "mamba":
-        return _ShardedAxis(
-            "channels" if _is_convolution(buffer) else "heads of a state", count, False
-        )
-    return _ShardedAxis("heads", count, True) if len(shape) == 4 else None
+        unit = "channels" if _is_convolution(buffer) else "heads of a state"
+        return _ShardedAxis(unit, size, can_replicate=False)
+    return _ShardedAxis("heads", size, can_replicate=True) if len(shape) == 4 else None
 
 
 def _is_convolution(buffer: Buffer) -> bool:

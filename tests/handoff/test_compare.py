@@ -706,6 +706,15 @@ def test_lengths_that_sizes_are_missing_for_are_asked_back() -> None:
     ]
 
 
+def test_only_sizes_are_asked_back_where_a_dtype_differs_as_well() -> None:
+    prefill = side_of(*attention(0))
+    decode = side_of(*attention(0, dtype="INT8", shape="2,8,4"), sliding_window=8)
+    assert codes(told(prefill, decode)) == ["KV612", "KV618"]
+    assert list(render_prompt_lines(told(prefill, decode, tokens=(9,)))) == [
+        "a prompt of 9 tokens: cannot be told, give --prefill-dim ctx_len=SIZE"
+    ]
+
+
 def test_what_is_left_behind_or_never_begins_is_not_ok() -> None:
     few, more = side_of(*attention(0, 1), ctx_len=8), side_of(*attention(0, 1, 2), ctx_len=8)
     assert list(render_prompt_lines(told(more, few, tokens=(3,)))) == [

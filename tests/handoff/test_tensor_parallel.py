@@ -37,6 +37,11 @@ def test_fewer_heads_than_ranks_are_repeated() -> None:
     assert len(said(heads(4), 2, 6)) == 1
 
 
+def test_no_heads_at_all_are_not_divided() -> None:
+    assert said(heads(0), 2, 4) == []
+    assert list(list_sharding_notes(heads(0), heads(0), TensorParallelSizes(2, 4))) == []
+
+
 def test_ranks_must_be_multiples_of_each_other() -> None:
     (found,) = said(heads(12), 2, 3)
     assert found.startswith("KV619 2 ranks of prefill and 3 of decode")
