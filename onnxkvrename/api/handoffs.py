@@ -9,7 +9,7 @@ from onnxkvrename.api.layouts import load_layout
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff import consumer_checks
 from onnxkvrename.handoff.compare import Handoff, compare_sides
-from onnxkvrename.handoff.consumer import load_consumer
+from onnxkvrename.handoff.find_consumers import load_consumer
 from onnxkvrename.handoff.worker import build_handoff_side
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import LoadedLayout
@@ -37,7 +37,7 @@ def check_consumer(
     """
     return tuple(
         consumer_checks.check_consumer(
-            _as_layout(layout), load_consumer(consumer), whole=full_transfer
+            _as_layout(layout), load_consumer(consumer), full_transfer=full_transfer
         )
     )
 
@@ -75,7 +75,7 @@ def compare(
         build_handoff_side("decode", _as_layout(decode, loaded), target, loaded),
         target,
         ranks=None,
-        whole=full_transfer,
+        full_transfer=full_transfer,
         tokens=tuple(prompts),
     )
 

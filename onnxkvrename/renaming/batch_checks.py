@@ -75,8 +75,8 @@ def _check_consumer(
     models = [item.model for item in items if item.model is not None]
     if options.consumer is None or len(models) < len(items):
         return [[] for _ in items]
-    from onnxkvrename.handoff.find_consumers import load_consumer
     from onnxkvrename.handoff.consumer_checks import check_sets
+    from onnxkvrename.handoff.find_consumers import load_consumer
 
     renamed = []
     for item in items:
