@@ -213,7 +213,8 @@ def _print_comparison(
 def _list_failed_models(both: tuple[LoadedLayout, LoadedLayout]) -> list[ModelReport]:
     """Each model that is broken, once; a side without buffers is told as such."""
     told = (side if side.layout.buffers else side.remove_findings("KV001") for side in both)
-    return [*dict.fromkeys(one for side in told for one in side.reports if one.failed)]
+    reports = (one for side in told for one in side.reports if one.failed)
+    return [*{(one.path, one.findings): one for one in reports}.values()]
 
 
 def _format_verdict(found: Handoff) -> str:
