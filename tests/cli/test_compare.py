@@ -129,11 +129,8 @@ def test_a_plain_model_is_told_and_compared_all_the_same(run, named) -> None:
 
 
 def test_windows_and_a_manifest_stand_for_a_model(run, tmp_path: Path) -> None:
-    from onnxkvrename import TokenChange, find_jobs, load_rules, rename_batch
-
-    jobs = find_jobs([FIXTURES / "plain" / "windows"], directory=tmp_path / "windows")
-    rename_batch(jobs, TokenChange(TOKEN), load_rules())
     windows = tmp_path / "windows"
+    assert run(FIXTURES / "plain" / "windows", "--prefix", TOKEN, "-d", windows, "-q").code == 0
     written = tmp_path / "side.json"
     assert run("manifest", windows, "--dim", "ctx_len=16", "-o", written).code == 0
     outcome = run("compare", windows, written)
