@@ -23,8 +23,8 @@ import pytest
 from models import saved
 
 from onnxkvrename import KvRenameError, WriteError, load_rules, rename
-from onnxkvrename.model.file import write_pieces
-from onnxkvrename.model.protobuf import Piece, Span, splice_payloads
+from onnxkvrename.model.file import splice_payloads, write_pieces
+from onnxkvrename.model.protobuf import Piece, Span
 from onnxkvrename.renaming import write as writing
 from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.rules.find_models import find_jobs

@@ -28,9 +28,10 @@ from models import (
 from onnx import GraphProto, ModelProto, NodeProto
 
 from onnxkvrename import KvRenameError, load_rules, rename
+from onnxkvrename.model.file import splice_payloads
 from onnxkvrename.model.occurrences import find_occurrences
 from onnxkvrename.model.proto_reader import read_signature
-from onnxkvrename.model.protobuf import ByteSource, Span, splice_payloads
+from onnxkvrename.model.protobuf import ByteSource, Span
 from onnxkvrename.rules.checks import check_pairs
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan, rename_symbols
 

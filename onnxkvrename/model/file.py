@@ -1,8 +1,14 @@
-"""A model file: read its signature, write it under new names, read it again."""
+"""A model file: open it, splice new names into it, write the result and check it.
+
+A result is a sequence of pieces: new bytes, and spans of the source. So weights are
+neither parsed nor held in memory. All but :func:`open_model`, :func:`read_pieces` and
+:func:`write_pieces` work on bytes in memory just as well.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
@@ -11,26 +17,31 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.model.proto_reader import read_signature
-from onnxkvrename.model.protobuf import BLOCK_SIZE, ByteSource, Piece, Span
+from onnxkvrename.model.protobuf import (
+    BLOCK_SIZE,
+    LENGTH,
+    MAX_PREFIX_SIZE,
+    ByteSource,
+    Piece,
+    Record,
+    Span,
+    encode_varint,
+)
 from onnxkvrename.model.signature import Signature
 from onnxkvrename.storage.read import MAX_MODEL_SIZE, OpenFile, open_file, read_chunks
 from onnxkvrename.storage.temp_file import TempFile
 
 _BUFFER_SIZE = 1 << 20
-_FILE_FORMATS = (
-    (b"version https://git-lfs", "a Git LFS pointer", "fetch the file itself: git lfs pull"),
-    (b"<", "an HTML or XML page", "the download went wrong"),
-    (b"PK\x03\x04", "a zip archive", "unpack it first"),
-    (b"\x1f\x8b", "a gzip file", "unpack it first"),
-    (b"GGUF", "a GGUF file", "export the model to ONNX first"),
-    (b"\x80\x02", "a pickle", "export the model to ONNX first"),
-    (b"\x80\x03", "a pickle", "export the model to ONNX first"),
-    (b"\x80\x04", "a pickle", "export the model to ONNX first"),
-)
 
 
 class OpenModel(NamedTuple):
-    """An open model: its bytes, and what it shows."""
+    """An open model.
+
+    Attributes:
+        file: The file, open for reading.
+        source: Its bytes. Errors of reading records from it name the file.
+        signature: The inputs and outputs of its graph.
+    """
 
     file: OpenFile
     source: ByteSource
@@ -39,22 +50,150 @@ class OpenModel(NamedTuple):
 
 @contextmanager
 def open_model(path: Path) -> Iterator[OpenModel]:
-    """Open a model for reading.
+    """Open a model for reading, until the context ends.
 
-    Raises :class:`ModelError`, naming the file, for what is no ONNX model.
+    Errors that are raised in the context pass unchanged.
+
+    Raises:
+        ModelError: The file cannot be read, or is not an ONNX model. The error names the file.
     """
     with open_file(path) as file:
-        try:
-            if not 0 < file.size <= MAX_MODEL_SIZE:
-                raise ModelError(_describe_size_error(file.size))
-            source = ByteSource(file.read, file.size)
-            yield OpenModel(file, source, _read_signature(source))
-        except ModelError as error:
-            raise _add_path(error, path) from None
+        source = ByteSource(file.read, file.size, str(path))
+        yield OpenModel(file, source, read_model_signature(source))
+
+
+def read_model_signature(source: ByteSource) -> Signature:
+    """Return the signature of a model, on disk or in memory (:meth:`ByteSource.from_bytes`).
+
+    Raises:
+        ModelError: The bytes are empty, more than an ONNX reader accepts, or not an ONNX
+            model. Where another format is recognized, the error names it.
+    """
+    if source.size == 0:
+        raise source.build_error("is empty")
+    if source.size > MAX_MODEL_SIZE:
+        raise source.build_error(
+            f"is {source.size:,} bytes, more than the {MAX_MODEL_SIZE:,} that an ONNX reader takes"
+        )
+    try:
+        return read_signature(source)
+    except ModelError:
+        from onnxkvrename.model.other_formats import detect_other_format  # only for the message
+
+        other_format = detect_other_format(source.read(0, 4096))
+        if other_format is None:
+            raise
+        name, hint = other_format
+        raise source.build_error(f"is {name}, not an ONNX model", hint=hint) from None
+
+
+def splice_payloads(source: ByteSource, edits: Iterable[tuple[Record, bytes]]) -> tuple[Piece, ...]:
+    """Exchange the payloads of some records, and adapt every length prefix around them.
+
+    From the inside out, as a prefix may itself grow by a byte. The same edits the other
+    way round give the bytes of `source` again, however their prefixes were written.
+
+    Args:
+        source: The bytes of a model.
+        edits: LENGTH records and their new payloads, each record once, in any order.
+
+    Returns:
+        The result as pieces, in order.
+
+    Raises:
+        ModelError: The way back would be ambiguous, as a tag has too many spare bytes.
+    """
+    replaced: dict[int, tuple[int, bytes]] = {}  # start: (end of the old bytes, the new bytes)
+    enclosing: dict[int, Record] = {}
+    growth: defaultdict[int, int] = defaultdict(int)
+
+    def replace(record: Record, size: int, payload: bytes | None) -> None:
+        start, prefix = _encode_prefix(source, record, size)
+        end = record.start if payload is None else record.end
+        new = prefix + (payload or b"")
+        replaced[start] = (end, new)
+        if record.parent is not None:
+            inside = growth[record.length_start] if payload is None else 0
+            growth[record.parent.length_start] += len(new) - (end - start) + inside
+
+    for record, payload in edits:
+        replace(record, len(payload), payload)
+        holder = record.parent
+        while holder is not None and holder.parent is not None:
+            if holder.length_start in enclosing:
+                break
+            enclosing[holder.length_start] = holder
+            holder = holder.parent
+    for record in sorted(enclosing.values(), key=lambda record: -record.depth):
+        replace(record, record.end - record.start + growth[record.length_start], None)
+    return tuple(_build_pieces(source.size, replaced))
+
+
+def _encode_prefix(source: ByteSource, record: Record, size: int) -> tuple[int, bytes]:
+    """Return the prefix of a record for a payload of `size` bytes, and where it begins.
+
+    That is the length alone, unless the tag gets another width.
+    """
+    tag = record.number << 3 | LENGTH
+    tag_width = _measure_varint(tag)
+    old_spare = record.length_start - record.tag_start - tag_width
+    spare, width = _resize_prefix(record, old_spare, size)
+    length = encode_varint(size, width)
+    if spare == old_spare:
+        return record.length_start, length
+    if tag_width + spare > MAX_PREFIX_SIZE:
+        raise source.build_error(
+            f"a tag at byte {record.tag_start:,} is {old_spare} bytes longer than needed: "
+            "a new name there could not be taken out again",
+            hint="load the model with onnx and save it again",
+        )
+    return record.tag_start, encode_varint(tag, tag_width + spare) + length
+
+
+def _resize_prefix(record: Record, spare: int, size: int) -> tuple[int, int]:
+    """Return the spare bytes of the tag and the width of the length for a new payload size.
+
+    A length may be longer than needed, up to 5 bytes. It keeps its width where that still
+    shows in the result. It does not where a length one byte too long now needs that byte:
+    both it and a length without spare bytes come to the same. Then a spare byte of the
+    tag says which of the two it was; spare bytes that the tag has already count double.
+    """
+    width = record.start - record.length_start
+    needed, target = _measure_varint(record.end - record.start), _measure_varint(size)
+    while needed < target:
+        if width <= needed + 1:
+            spare, width = 2 * spare + (width > needed), needed + 1
+        needed += 1
+    while needed > target:
+        if width == needed:
+            spare, width = spare // 2, needed - 1 + spare % 2
+        needed -= 1
+    return spare, width
+
+
+def _measure_varint(value: int) -> int:
+    """Return the least number of bytes for a varint."""
+    return max(1, (value.bit_length() + 6) // 7)
+
+
+def _build_pieces(size: int, replaced: dict[int, tuple[int, bytes]]) -> Iterator[Piece]:
+    pos = 0
+    for start in sorted(replaced):
+        if start > pos:
+            yield Span(pos, start - pos)
+        pos, new = replaced[start]
+        yield new
+    if size > pos:
+        yield Span(pos, size - pos)
+
+
+def sum_piece_sizes(pieces: Iterable[Piece]) -> int:
+    """Return the size in bytes of a file made of these pieces."""
+    return sum(piece.size if isinstance(piece, Span) else len(piece) for piece in pieces)
 
 
 def read_pieces(file: OpenFile, pieces: Iterable[Piece]) -> Iterator[bytes]:
-    """The bytes that pieces of a model stand for, in parts of up to a megabyte."""
+    """Yield the bytes of a result, in parts of up to a megabyte."""
     for piece in pieces:
         if isinstance(piece, Span):
             yield from read_chunks(file, piece.offset, piece.size)
@@ -62,120 +201,94 @@ def read_pieces(file: OpenFile, pieces: Iterable[Piece]) -> Iterator[bytes]:
             yield piece
 
 
-def build_spliced_source(file: OpenFile, pieces: Sequence[Piece]) -> ByteSource:
-    """A result as a source, to be read before it is written anywhere."""
+def join_pieces(source: ByteSource, pieces: Sequence[Piece]) -> bytes:
+    """Return the whole result in memory.
+
+    Args:
+        source: What the pieces were made from.
+        pieces: New bytes and spans of `source`.
+    """
+    result = build_spliced_source(source, pieces)
+    return result.read(0, result.size)
+
+
+def build_spliced_source(source: ByteSource, pieces: Sequence[Piece]) -> ByteSource:
+    """Return a result as a source, which can be read before it is written anywhere."""
     sizes = [len(piece) if isinstance(piece, bytes) else piece.size for piece in pieces]
     starts = [0, *accumulate(sizes)]
 
     def read(offset: int, size: int) -> bytes:
         parts = []
-        number = bisect_right(starts, offset) - 1
-        while size > 0 and number < len(pieces):
-            piece, inside = pieces[number], offset - starts[number]
-            wanted = min(size, sizes[number] - inside)
+        index = bisect_right(starts, offset) - 1
+        while size > 0 and index < len(pieces):
+            piece, skipped = pieces[index], offset - starts[index]
+            wanted = min(size, sizes[index] - skipped)
             if isinstance(piece, bytes):
-                parts.append(piece[inside : inside + wanted])
+                parts.append(piece[skipped : skipped + wanted])
             else:
-                parts.append(file.read(piece.offset + inside, wanted))
-            offset, size, number = offset + wanted, size - wanted, number + 1
+                parts.append(source.read(piece.offset + skipped, wanted))
+            offset, size, index = offset + wanted, size - wanted, index + 1
         return b"".join(parts)
 
-    return ByteSource(read, starts[-1])
+    return ByteSource(read, starts[-1], source.path)
 
 
-def write_pieces(file: OpenFile, pieces: Iterable[Piece], draft: TempFile) -> None:
-    """Write a model under its new names: short pieces gathered, long ones copied in the kernel."""
-    source, gathered = ByteSource(file.read, file.size), bytearray()
+def write_pieces(file: OpenFile, pieces: Iterable[Piece], temp_file: TempFile) -> None:
+    """Write a result: short pieces are gathered, long ones copied by the kernel.
+
+    Args:
+        file: The model that the pieces were made from.
+        pieces: New bytes and spans of `file`.
+        temp_file: Where the result is appended.
+
+    Raises:
+        ModelError: The file cannot be read.
+        WriteError: The temporary file cannot be written.
+    """
+    source, gathered = ByteSource(file.read, file.size, str(file.path)), bytearray()
     for piece in pieces:
         if isinstance(piece, bytes):
             gathered += piece
         elif piece.size <= BLOCK_SIZE:
             gathered += source.read_slice(piece.offset, piece.size)
         else:
-            draft.write(gathered)
+            temp_file.write(gathered)
             gathered.clear()
-            draft.copy_from(file, piece.offset, piece.size)
+            temp_file.copy_from(file, piece.offset, piece.size)
         if len(gathered) > _BUFFER_SIZE:
-            draft.write(gathered)
+            temp_file.write(gathered)
             gathered.clear()
-    draft.write(gathered)
+    temp_file.write(gathered)
 
 
-def check_written_model(draft: TempFile, size: int, expected: Signature) -> None:
-    """Read a written model again and hold it against what the plan says.
+def check_written_model(temp_file: TempFile, size: int, expected: Signature) -> None:
+    """Read a written model again and compare it with the plan.
 
-    Raises :class:`WriteError`; the draft is then thrown away, and nothing has changed.
+    Args:
+        temp_file: The written model.
+        size: The bytes that it should have.
+        expected: The signature that it should have.
+
+    Raises:
+        WriteError: It differs. The temporary file is then not put in its place, so nothing
+            has changed.
     """
-    written = draft.size
-    found = None
+    written = temp_file.size
+    signature = None
     if written == size:
         try:
-            found = read_signature(ByteSource(draft.read, written))
+            signature = read_signature(ByteSource(temp_file.read, written))
         except ModelError as error:
-            raise _build_bug_error(draft.display_path, str(error)) from None
-    if found != expected:
+            raise _build_bug_error(temp_file.display_path, str(error)) from None
+    if signature != expected:
         raise _build_bug_error(
-            draft.display_path, f"{written:,} of {size:,} bytes; names, dtypes or shapes differ"
+            temp_file.display_path, f"{written:,} of {size:,} bytes; names, dtypes or shapes differ"
         )
 
 
-def _build_bug_error(target: Path, what: str) -> WriteError:
+def _build_bug_error(target: Path, difference: str) -> WriteError:
     return WriteError(
-        f"the result did not read back as planned ({what}); nothing was changed",
+        f"the result did not read back as planned ({difference}); nothing was changed",
         path=str(target),
         hint="this is a bug in onnxkvrename: please report it",
     )
-
-
-def _describe_size_error(size: int) -> str:
-    if size == 0:
-        return "is empty"
-    return f"is {size:,} bytes, more than the {MAX_MODEL_SIZE:,} that an ONNX reader takes"
-
-
-def _read_signature(source: ByteSource) -> Signature:
-    try:
-        return read_signature(source)
-    except ModelError:
-        kind = _detect_format(source.read(0, 4096))
-        if kind is None:
-            raise
-        what, hint = kind
-        raise ModelError(f"is {what}, not an ONNX model", hint=hint) from None
-
-
-def _detect_format(head: bytes) -> tuple[str, str] | None:
-    """What a file that is no model looks like."""
-    stripped = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-    if stripped.startswith(b"<") and b"ir_version" in stripped[:80]:
-        return "ONNX text", "onnx.parser makes a model of it"
-    for start, what, hint in _FILE_FORMATS:
-        if stripped.startswith(start):
-            return what, hint
-    if head[4:8] == b"ORTM":
-        return "an ONNX Runtime model (.ort)", "use the .onnx file it was made from"
-    if head[8:9] == b"{" and len(head) > 9 and int.from_bytes(head[:8], "little") < 1 << 27:
-        return "a safetensors file", "export the model to ONNX first"
-    if not head.strip(b"\0"):
-        return "nothing but zeros", "the copy or download went wrong"
-    if stripped.startswith(b"{") and b"onnxkvrename.manifest/" in head:
-        return "a manifest", "onnxkvrename compare takes it in the place of its model"
-    if _is_text(head):
-        return "a text file", "give the .onnx file itself"
-    return None
-
-
-def _is_text(head: bytes) -> bool:
-    try:
-        text = head.decode("utf-8")
-    except UnicodeDecodeError as error:
-        if error.start < len(head) - 4:
-            return False
-        text = head[: error.start].decode("utf-8")
-    return all(char.isprintable() or char in "\t\r\n\f" for char in text)
-
-
-def _add_path(error: ModelError, path: Path) -> ModelError:
-    if error.path is not None:
-        return error
-    return ModelError(error.message, path=str(path), hint=error.hint)

@@ -244,13 +244,13 @@ class _GraphWalker:
                     graphs.append(record)
                 case 11:
                     self.walk_graph(record, scope)
-        if graph := find_single_record(graphs, "graph in an attribute"):
+        if graph := find_single_record(self.source, graphs, "graph in an attribute"):
             self.walk_graph(graph, scope)
 
     def walk_value(self, value: Record, role: str, scope: int | None) -> None:
         parts = list(read_fields(self.source, value))
         self.add_occurrence(find_string(parts, 1), role, scope)
-        type_ = find_message(parts, 2, "type")
+        type_ = find_message(self.source, parts, 2, "type")
         if (
             type_ is not None
             and scope is not None
@@ -271,7 +271,7 @@ class _GraphWalker:
         """A sparse tensor goes by the name of its values."""
         for number, where in ((1, scope), (2, None)):
             parts = read_fields(self.source, sparse)
-            tensor = find_message(parts, number, "tensor in a sparse tensor")
+            tensor = find_message(self.source, parts, number, "tensor in a sparse tensor")
             if tensor is not None:
                 self.walk_tensor(tensor, where)
 
@@ -290,7 +290,9 @@ class _GraphWalker:
         """The graphs of training see the main graph; bindings name what they define."""
         scopes: dict[int, int | None] = {}
         for number in (1, 2):
-            graph = find_message(read_fields(self.source, training), number, "training graph")
+            graph = find_message(
+                self.source, read_fields(self.source, training), number, "training graph"
+            )
             scopes[number] = main if graph is None else self.walk_graph(graph, main)
         for binding in read_fields(self.source, training):
             if binding.number in (3, 4) and binding.wire_type == LENGTH:

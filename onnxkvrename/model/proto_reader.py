@@ -1,4 +1,4 @@
-"""ONNX's messages read off the wire: the signature of a model, its origin, what it has outside.
+"""Parts of an ONNX model, read from protobuf records: signature, origin, external data.
 
 Field numbers are those of onnx.proto (ONNX IR version 13).
 """
@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.errors import ModelError
 from onnxkvrename.model.protobuf import LENGTH, VARINT, ByteSource, Record, Span, read_fields
 from onnxkvrename.model.signature import Dim, ExportInfo, Signature, Value
 
@@ -37,10 +36,13 @@ _DTYPE_BITS = {
 
 
 class ExternalReference(NamedTuple):
-    """External data as the model asks for it: the file ``location`` up to byte ``end``.
+    """External data as the model refers to it.
 
-    ``tensor`` is the name of a tensor that lies there; ``fault`` says what is
-    wrong with the entry itself.
+    Attributes:
+        location: The file, relative to the model's directory.
+        end_offset: Where the data end in that file, in bytes.
+        tensor_name: A tensor whose data are there.
+        problem: What is wrong with the entry itself; empty if nothing is.
     """
 
     location: str
@@ -50,33 +52,38 @@ class ExternalReference(NamedTuple):
 
 
 def read_signature(source: ByteSource) -> Signature:
-    """The graph inputs and outputs of a model.
+    """Return the graph inputs and outputs of a model.
 
-    Raises :class:`ModelError` where the bytes are no model, or one that two
-    readers could understand differently.
+    Raises:
+        ModelError: The bytes are not a model, or one that two readers could understand
+            differently.
     """
-    ends: dict[int, list[Value]] = {GRAPH_INPUT: [], GRAPH_OUTPUT: []}
-    for record in read_fields(source, find_graph(source), stems=(), always=frozenset(ends)):
-        if record.number in ends and record.wire_type == LENGTH:
-            ends[record.number].append(_read_value(source, record))
-    return Signature(tuple(ends[GRAPH_INPUT]), tuple(ends[GRAPH_OUTPUT]))
+    values: dict[int, list[Value]] = {GRAPH_INPUT: [], GRAPH_OUTPUT: []}
+    for record in read_fields(source, find_graph(source), stems=(), always=frozenset(values)):
+        if record.number in values and record.wire_type == LENGTH:
+            values[record.number].append(_read_value(source, record))
+    return Signature(tuple(values[GRAPH_INPUT]), tuple(values[GRAPH_OUTPUT]))
 
 
 def read_export_info(source: ByteSource) -> ExportInfo:
-    """Who wrote a model, and for what; the graph is stepped over.
+    """Return who wrote a model, and for what; the graph is skipped.
 
-    What the file does not say is 0 or empty. Raises :class:`ModelError` where the
-    bytes are no message.
+    What the file does not say is 0 or empty.
+
+    Raises:
+        ModelError: The bytes are not a protobuf message.
     """
     numbers = frozenset({_IR_VERSION, _PRODUCER, _PRODUCER_VERSION, _OPSET})
-    parts = list(read_fields(source, source.root, stems=(), always=numbers))
+    fields = list(read_fields(source, source.root, stems=(), always=numbers))
     opsets = [
-        list(read_fields(source, r)) for r in parts if (r.number, r.wire_type) == (_OPSET, LENGTH)
+        list(read_fields(source, record))
+        for record in fields
+        if (record.number, record.wire_type) == (_OPSET, LENGTH)
     ]
     return ExportInfo(
-        _read_int64(source, parts, _IR_VERSION),
-        read_optional_string(source, find_string(parts, _PRODUCER)),
-        read_optional_string(source, find_string(parts, _PRODUCER_VERSION)),
+        _read_int64(source, fields, _IR_VERSION),
+        read_optional_string(source, find_string(fields, _PRODUCER)),
+        read_optional_string(source, find_string(fields, _PRODUCER_VERSION)),
         tuple(
             (read_optional_string(source, find_string(opset, 1)), _read_int64(source, opset, 2))
             for opset in opsets
@@ -85,75 +92,95 @@ def read_export_info(source: ByteSource) -> ExportInfo:
 
 
 def read_metadata_props(source: ByteSource) -> Iterator[tuple[Span, str, str]]:
-    """The metadata of a model: where each entry stands, its tag included, its key and value.
+    """Yield the metadata of a model: the span of each entry with its tag, its key and value.
 
-    Raises :class:`ModelError` where the bytes are no message.
+    Raises:
+        ModelError: The bytes are not a protobuf message.
     """
     for record in read_fields(source, source.root, stems=(), always=frozenset({METADATA_PROPS})):
         if record.number == METADATA_PROPS and record.wire_type == LENGTH:
-            parts = list(read_fields(source, record))
-            start = record.length_start - 1
-            while source.read_slice(start, 1)[0] & 0x7F == 0:  # a tag that was written too long
-                start -= 1
-            span = Span(start, record.end - start)
+            fields = list(read_fields(source, record))
             yield (
-                span,
-                read_optional_string(source, find_string(parts, 1)),
-                read_optional_string(source, find_string(parts, 2)),
+                Span(record.tag_start, record.end - record.tag_start),
+                read_optional_string(source, find_string(fields, 1)),
+                read_optional_string(source, find_string(fields, 2)),
             )
 
 
 def find_graph(source: ByteSource) -> Record:
-    """The one graph of a model.
+    """Return the one graph of a model.
 
-    A file that ends just behind it is still a valid message, but says nothing of
-    its operator sets, as every model since IR version 3 has to.
+    A file that ends directly after its graph is a valid message, but has no operator
+    sets, which ONNX requires since IR version 3.
+
+    Raises:
+        ModelError: There is no graph, a second one, or no operator set.
     """
-    parts = list(read_fields(source, source.root))
-    found = find_message(parts, 7, "graph")
-    if found is None:
-        raise ModelError("has no graph in it: this is not an ONNX model")
-    if _read_int32(source, parts, 1) >= 3 and not any(part.number == 8 for part in parts):
-        raise ModelError("is cut short: there is no opset_import behind the graph")
-    return found
+    fields = list(read_fields(source, source.root))
+    graph = find_message(source, fields, 7, "graph")
+    if graph is None:
+        raise source.build_error("has no graph in it: this is not an ONNX model")
+    if _read_int32(source, fields, 1) >= 3 and not any(record.number == 8 for record in fields):
+        raise source.build_error("is cut short: there is no opset_import behind the graph")
+    return graph
 
 
-def find_message(records: Iterable[Record], number: int, what: str) -> Record | None:
-    """A singular message among the fields of another, if it is there."""
+def find_message(
+    source: ByteSource, fields: Iterable[Record], number: int, caption: str
+) -> Record | None:
+    """Return a singular message among the fields of another, if it is there.
+
+    Args:
+        source: The bytes that the fields are from.
+        fields: The fields of the outer message.
+        number: The field's number.
+        caption: What the message is, for the error.
+
+    Raises:
+        ModelError: There are two.
+    """
     return find_single_record(
-        (r for r in records if r.number == number and r.wire_type == LENGTH), what
+        source, (r for r in fields if r.number == number and r.wire_type == LENGTH), caption
     )
 
 
-def find_single_record(records: Iterable[Record], what: str) -> Record | None:
-    """The one record of a singular message; parsers merge two, editors pick one."""
-    found: Record | None = None
+def find_single_record(
+    source: ByteSource, records: Iterable[Record], caption: str
+) -> Record | None:
+    """Return the one record of a singular message, if there is one.
+
+    Raises:
+        ModelError: There are two. Parsers merge them, while an editor would pick one.
+    """
+    single: Record | None = None
     for record in records:
-        if found is not None:
-            raise ModelError(f"a second {what} at byte {record.start:,}, where there may be one")
-        found = record
-    return found
+        if single is not None:
+            raise source.build_error(
+                f"a second {caption} at byte {record.start:,}, where there may be one"
+            )
+        single = record
+    return single
 
 
-def find_string(records: Iterable[Record], number: int) -> Record | None:
-    """A singular string among the fields of a message; the last one counts."""
-    found = None
-    for record in records:
+def find_string(fields: Iterable[Record], number: int) -> Record | None:
+    """Return a singular string among the fields of a message; the last one counts."""
+    string = None
+    for record in fields:
         if record.number == number and record.wire_type == LENGTH:
-            found = record
-    return found
+            string = record
+    return string
 
 
 def read_optional_string(source: ByteSource, record: Record | None) -> str:
-    """A string that may be absent."""
+    """Return the text of a string that may be absent."""
     return "" if record is None else source.read_string(record)
 
 
 def _read_value(source: ByteSource, record: Record) -> Value:
-    parts = list(read_fields(source, record))
-    type_ = find_message(parts, 2, "type")
+    fields = list(read_fields(source, record))
+    type_ = find_message(source, fields, 2, "type")
     dtype, shape = ("UNDEFINED", None) if type_ is None else _read_type(source, type_)
-    return Value(read_optional_string(source, find_string(parts, 1)), dtype, shape)
+    return Value(read_optional_string(source, find_string(fields, 1)), dtype, shape)
 
 
 _TENSOR_KINDS = {1: "", 8: "sparse_tensor"}
@@ -162,137 +189,145 @@ _ELEMENT_FIELDS = {4: 1, 9: 1, 5: 2}
 
 
 def _read_type(source: ByteSource, type_: Record) -> tuple[str, tuple[Dim, ...] | None]:
+    """Return dtype and shape of a type; the shape is `None` if unknown."""
     kind = _find_type_kind(source, type_)
     if kind is None:
         return "UNDEFINED", None
-    parts = list(read_fields(source, kind))
+    fields = list(read_fields(source, kind))
     if kind.number in _CONTAINER_KINDS:
-        element = _find_element_type(kind, parts)
+        element = _find_element_type(source, kind, fields)
         inner = _read_type(source, element)[0] if element is not None else ""
         return f"{_CONTAINER_KINDS[kind.number]}({inner})", None
-    dtype = get_dtype_name(_read_int32(source, parts, 1))
+    dtype = get_dtype_name(_read_int32(source, fields, 1))
     wrapped = f"{_TENSOR_KINDS[kind.number]}({dtype})" if _TENSOR_KINDS[kind.number] else dtype
-    shape = find_message(parts, 2, "shape")
+    shape = find_message(source, fields, 2, "shape")
     return wrapped, None if shape is None else tuple(_read_dims(source, shape))
 
 
 def _find_type_kind(source: ByteSource, type_: Record) -> Record | None:
-    """The one member of the ``value`` of a type: tensor, sequence and so on."""
-    known = [
+    """Return the one member of the `value` of a type: tensor, sequence and so on."""
+    kinds = [
         r
         for r in read_fields(source, type_)
         if r.number in _TENSOR_KINDS or r.number in _CONTAINER_KINDS
     ]
-    return find_single_record((r for r in known if r.wire_type == LENGTH), "kind of type")
+    return find_single_record(source, (r for r in kinds if r.wire_type == LENGTH), "kind of type")
 
 
-def _find_element_type(kind: Record, parts: Iterable[Record]) -> Record | None:
-    """The type of what a sequence, optional or map holds."""
+def _find_element_type(source: ByteSource, kind: Record, fields: Iterable[Record]) -> Record | None:
+    """Return the type of the elements of a sequence, optional or map."""
     number = _ELEMENT_FIELDS.get(kind.number)
-    return None if number is None else find_message(parts, number, "element type")
+    return None if number is None else find_message(source, fields, number, "element type")
 
 
 def get_dtype_name(number: int) -> str:
-    """ONNX's own name of a ``TensorProto.DataType``."""
+    """Return ONNX's own name of a `TensorProto.DataType`."""
     return _DTYPE_NAMES[number] if 0 <= number < len(_DTYPE_NAMES) else f"DataType({number})"
 
 
 def get_dtype_bits(dtype: str) -> int:
-    """Bits of one element, by ONNX's name of its dtype; 0 where they vary."""
+    """Return the bits of one element, by ONNX's name of its dtype; 0 where they vary."""
     return _DTYPE_BITS.get(dtype, 8)
 
 
-def _read_int32(source: ByteSource, records: Iterable[Record], number: int) -> int:
-    """A singular int32; the last one counts, and 0 if there is none."""
-    return next(_read_int32s(source, records, number), 0)
+def _read_int32(source: ByteSource, fields: Iterable[Record], number: int) -> int:
+    """Return a singular int32; the last one counts, and 0 if there is none."""
+    return next(_read_int32s(source, fields, number), 0)
 
 
-def _read_int64(source: ByteSource, records: Iterable[Record], number: int) -> int:
-    """A singular int64; the last one counts, and 0 if there is none."""
-    found = [r for r in records if (r.number, r.wire_type) == (number, VARINT)]
-    return source.read_integer(found[-1]) if found else 0
+def _read_int64(source: ByteSource, fields: Iterable[Record], number: int) -> int:
+    """Return a singular int64; the last one counts, and 0 if there is none."""
+    integers = [r for r in fields if (r.number, r.wire_type) == (number, VARINT)]
+    return source.read_integer(integers[-1]) if integers else 0
 
 
-def _read_int32s(source: ByteSource, records: Iterable[Record], number: int) -> Iterator[int]:
-    """The values of an int32 or enum, the last first; parsers take its lower 32 bits."""
-    for record in reversed(list(records)):
+def _read_int32s(source: ByteSource, fields: Iterable[Record], number: int) -> Iterator[int]:
+    """Yield the values of an int32 or enum, the last first; parsers take its lower 32 bits."""
+    for record in reversed(list(fields)):
         if record.number == number and record.wire_type == VARINT:
             yield (source.read_integer(record) + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 def _read_dims(source: ByteSource, shape: Record) -> Iterator[Dim]:
-    for said in _find_dim_records(source, shape):
-        if said is None:
+    for dim in _find_dim_records(source, shape):
+        if dim is None:
             yield None
         else:
-            yield source.read_integer(said) if said.number == 1 else source.read_string(said)
+            yield source.read_integer(dim) if dim.number == 1 else source.read_string(dim)
 
 
 def _find_dim_records(source: ByteSource, shape: Record) -> Iterator[Record | None]:
-    """For each dimension the record that counts: of size (1) and symbol (2) the last."""
+    """Yield the record that counts of each dimension: of size (1) and symbol (2) the last."""
     for dim in read_fields(source, shape):
         if dim.number == 1 and dim.wire_type == LENGTH:
-            said = None
+            last = None
             for record in read_fields(source, dim):
                 if (record.number, record.wire_type) in ((1, VARINT), (2, LENGTH)):
-                    said = record
-            yield said
+                    last = record
+            yield last
 
 
 def find_shape_symbols(source: ByteSource, type_: Record) -> Iterator[Record]:
-    """The records of the symbols in a type, of sequences and the like those of their elements."""
+    """Yield the records of the symbols in a type, or in the type of its elements."""
     kind = _find_type_kind(source, type_)
     if kind is None:
         return
-    parts = list(read_fields(source, kind))
+    fields = list(read_fields(source, kind))
     inner = (
-        find_message(parts, 2, "shape")
+        find_message(source, fields, 2, "shape")
         if kind.number in _TENSOR_KINDS
-        else _find_element_type(kind, parts)
+        else _find_element_type(source, kind, fields)
     )
     if inner is None:
         return
     if kind.number in _CONTAINER_KINDS:
         yield from find_shape_symbols(source, inner)
         return
-    for said in _find_dim_records(source, inner):
-        if said is not None and said.number == 2:
-            yield said
+    for dim in _find_dim_records(source, inner):
+        if dim is not None and dim.number == 2:
+            yield dim
 
 
 def read_external_reference(
-    source: ByteSource, parts: Sequence[Record]
+    source: ByteSource, fields: Sequence[Record]
 ) -> ExternalReference | None:
-    """What a tensor of these fields asks of a file; ``None`` if its data are in the model."""
-    locations = _read_int32s(source, parts, 14)
-    if next((place for place in locations if place in (_INLINE, _EXTERNAL)), 0) != _EXTERNAL:
+    """Return where the data of a tensor are; `None` if they are in the model.
+
+    Args:
+        source: The bytes of the model.
+        fields: The fields of a `TensorProto`.
+    """
+    locations = _read_int32s(source, fields, 14)
+    known_locations = (number for number in locations if number in (_INLINE, _EXTERNAL))
+    if next(known_locations, _INLINE) != _EXTERNAL:
         return None
-    shape = [r for r in parts if r.number == 1 and r.wire_type in (VARINT, LENGTH)]
+    shape = [r for r in fields if r.number == 1 and r.wire_type in (VARINT, LENGTH)]
     dims = [dim for record in shape for dim in source.read_integers(record)]
-    said = dict(
-        _read_string_entry(source, r) for r in parts if r.number == 13 and r.wire_type == LENGTH
+    entries = dict(
+        _read_string_entry(source, r) for r in fields if r.number == 13 and r.wire_type == LENGTH
     )
-    bits = get_dtype_bits(get_dtype_name(_read_int32(source, parts, 2)))
+    bits = get_dtype_bits(get_dtype_name(_read_int32(source, fields, 2)))
     size = -1 if min(dims, default=0) < 0 else -(-math.prod(dims) * bits // 8)
-    end, fault = _parse_extent(said, size)
-    return ExternalReference(
-        said.get("location", ""), end, read_optional_string(source, find_string(parts, 8)), fault
-    )
+    end_offset, problem = _parse_extent(entries, size)
+    tensor_name = read_optional_string(source, find_string(fields, 8))
+    return ExternalReference(entries.get("location", ""), end_offset, tensor_name, problem)
 
 
 def _read_string_entry(source: ByteSource, entry: Record) -> tuple[str, str]:
-    """Key and value of an entry; one that is written as all are is read at once."""
+    """Return key and value of an entry; one in the usual form is read at once."""
     size = entry.end - entry.start
     if 4 <= size < 0x100:
         data = source.read_slice(entry.start, size)
-        at = 2 + data[1]
-        if data[0] == 0x0A and data[1] < 0x80 and at + 1 < size and data[at] == 0x12:
-            key, value = data[2:at], data[at + 2 :]
-            if data[at + 1] == len(value) < 0x80:
+        key_end = 2 + data[1]
+        usual_key = data[0] == 0x0A and data[1] < 0x80 and key_end + 1 < size
+        if usual_key and data[key_end] == 0x12:
+            key, value = data[2:key_end], data[key_end + 2 :]
+            if data[key_end + 1] == len(value) < 0x80:
                 return _decode_string(key), _decode_string(value)
-    parts = list(read_fields(source, entry))
-    return read_optional_string(source, find_string(parts, 1)), read_optional_string(
-        source, find_string(parts, 2)
+    fields = list(read_fields(source, entry))
+    return (
+        read_optional_string(source, find_string(fields, 1)),
+        read_optional_string(source, find_string(fields, 2)),
     )
 
 
@@ -300,20 +335,24 @@ def _decode_string(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _parse_extent(said: Mapping[str, str], size: int) -> tuple[int, str]:
-    """Where external data ends in its file, and what is wrong with the entry.
+def _parse_extent(entries: Mapping[str, str], size: int) -> tuple[int, str]:
+    """Return where external data end in their file, and what is wrong with the entries.
 
-    ONNX readers pass offset and length to an integer parser that also takes
-    signs, blanks and foreign digits; here they are plain decimal numbers.
+    ONNX readers pass offset and length to an integer parser that also takes signs,
+    blanks and foreign digits; here they are plain decimal numbers.
+
+    Args:
+        entries: The `external_data` of a tensor.
+        size: Bytes that its dtype and dims need; negative if a dimension is.
     """
-    if not said.get("location"):
+    if not entries.get("location"):
         return 0, "has no location"
     if size < 0:
         return 0, "has a negative dimension"
     for key in ("offset", "length"):
-        if not re.fullmatch("[0-9]{1,19}", said.get(key, "0"), re.ASCII):
-            return 0, f"has the {key} {said[key]!r}, which is no plain number"
-    length = int(said.get("length", size))
+        if not re.fullmatch("[0-9]{1,19}", entries.get(key, "0"), re.ASCII):
+            return 0, f"has the {key} {entries[key]!r}, which is no plain number"
+    length = int(entries.get("length", size))
     if length < size:
         return 0, f"has the length {length:,} but needs {size:,} bytes"
-    return int(said.get("offset", 0)) + length, ""
+    return int(entries.get("offset", 0)) + length, ""

@@ -11,8 +11,8 @@ from pathlib import Path
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.model.external_data import DataFile
-from onnxkvrename.model.file import read_pieces
-from onnxkvrename.model.protobuf import Piece, sum_piece_sizes
+from onnxkvrename.model.file import read_pieces, sum_piece_sizes
+from onnxkvrename.model.protobuf import Piece
 from onnxkvrename.rules.results import Options, RenameJob
 from onnxkvrename.storage.read import MAX_MODEL_SIZE, OpenFile, has_content
 from onnxkvrename.storage.temp_file import find_stale_temp_files

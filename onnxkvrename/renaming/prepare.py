@@ -9,9 +9,15 @@ from typing import NamedTuple
 from onnxkvrename.errors import KvRenameError, RulesError
 from onnxkvrename.findings import Finding
 from onnxkvrename.model.external_data import DataFile, plan_data_copies
-from onnxkvrename.model.file import OpenModel, build_spliced_source, open_model
+from onnxkvrename.model.file import (
+    OpenModel,
+    build_spliced_source,
+    open_model,
+    splice_payloads,
+    sum_piece_sizes,
+)
 from onnxkvrename.model.metadata import read_stamp, write_stamp
-from onnxkvrename.model.protobuf import ByteSource, Piece, Span, splice_payloads, sum_piece_sizes
+from onnxkvrename.model.protobuf import ByteSource, Piece, Span
 from onnxkvrename.model.signature import Signature
 from onnxkvrename.renaming.output_path import find_blocking_file, is_up_to_date
 from onnxkvrename.rules.kv_model import KvModel, ScannedModel, scan_model
@@ -110,7 +116,7 @@ def _prepare_open_model(
     if has_new_names:
         findings += (f for check in options.checks for f in check(job, rules, change))
     if options.verify:
-        result = build_spliced_source(opened.file, splice_plan.pieces)
+        result = build_spliced_source(opened.source, splice_plan.pieces)
         findings += _verify_result(result, splice_plan.expected_signature, change, rules)
     report = report_model(model)._replace(
         output=str(job.output),

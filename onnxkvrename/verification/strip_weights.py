@@ -14,7 +14,7 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
-from onnxkvrename.errors import ModelError
+from onnxkvrename.model.file import splice_payloads
 from onnxkvrename.model.protobuf import (
     LENGTH,
     ByteSource,
@@ -22,7 +22,6 @@ from onnxkvrename.model.protobuf import (
     Span,
     encode_varint,
     read_fields,
-    splice_payloads,
 )
 
 MAX_KEPT_BYTES = 1 << 10
@@ -102,7 +101,7 @@ def read_model_without_weights(source: ByteSource) -> ModelProto:
     try:
         model.ParseFromString(b"".join(parts))
     except DecodeError as error:
-        raise ModelError(f"cannot be parsed by onnx: {error}") from None
+        raise source.build_error(f"cannot be parsed by onnx: {error}") from None
     return model
 
 

@@ -1,3 +1,5 @@
+"""Models opened, spliced in memory and on disk, and written."""
+
 from __future__ import annotations
 
 import gzip
@@ -6,21 +8,36 @@ import os
 import pickle
 import zipfile
 from pathlib import Path
+from typing import NamedTuple
 
 import models
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import field, varint
+from onnx import ModelProto
 
-from onnxkvrename import ModelError, WriteError
+from onnxkvrename import ModelError, WriteError, rename
 from onnxkvrename.model.file import (
     build_spliced_source,
     check_written_model,
+    join_pieces,
     open_model,
+    read_model_signature,
     read_pieces,
+    splice_payloads,
+    sum_piece_sizes,
     write_pieces,
 )
 from onnxkvrename.model.occurrences import find_occurrences
 from onnxkvrename.model.proto_reader import read_signature
-from onnxkvrename.model.protobuf import Span, splice_payloads
+from onnxkvrename.model.protobuf import (
+    MAX_PREFIX_SIZE,
+    ByteSource,
+    Record,
+    Span,
+    read_fields,
+)
 from onnxkvrename.storage.read import MAX_MODEL_SIZE, open_file
 from onnxkvrename.storage.temp_file import TempFile
 
@@ -77,10 +94,68 @@ def test_a_file_that_no_reader_takes_is_refused_unread(tmp_path: Path) -> None:
 
 
 def test_a_fault_further_in_names_the_file_too(tmp_path: Path) -> None:
-    path = models.saved(models.decoder(), tmp_path / "x.onnx")
-    with pytest.raises(ModelError) as caught, open_model(path):
-        raise ModelError("too deep")
+    raw = models.decoder().SerializeToString() + field(20, b"\x0a\x7f")
+    path = models.saved(raw, tmp_path / "x.onnx")
+    message = "ends past what holds it"
+    with pytest.raises(ModelError, match=message) as caught, open_model(path) as model:
+        find_occurrences(model.source, [models.KEY])
     assert caught.value.path == str(path)
+
+
+def test_so_does_one_in_a_result_that_is_not_written(tmp_path: Path) -> None:
+    path = models.saved(models.decoder(), tmp_path / "x.onnx")
+    with open_model(path) as model, pytest.raises(ModelError) as caught:
+        read_signature(build_spliced_source(model.source, (b"\x3a\x7f",)))
+    assert caught.value.path == str(path)
+
+
+def test_each_of_two_open_models_is_named_for_its_own_faults(tmp_path: Path) -> None:
+    raw = models.decoder().SerializeToString() + field(20, b"\x0a\x7f")
+    damaged = models.saved(raw, tmp_path / "damaged.onnx")
+    fine = models.saved(models.decoder(), tmp_path / "fine.onnx")
+    with open_model(damaged) as outer, open_model(fine), pytest.raises(ModelError) as caught:
+        find_occurrences(outer.source, [models.KEY])
+    assert caught.value.path == str(damaged)
+
+
+def test_errors_of_the_block_itself_pass_untouched(tmp_path: Path) -> None:
+    path = models.saved(models.decoder(), tmp_path / "x.onnx")
+    cause = ValueError("the cause")
+    error = ModelError("about something else")
+    with pytest.raises(ModelError) as caught, open_model(path):
+        raise error from cause
+    assert caught.value is error
+    assert (error.path, error.__cause__) == (None, cause)
+
+
+# In memory
+
+
+def test_a_model_in_memory_is_read_and_renamed_without_a_file() -> None:
+    source = ByteSource.from_bytes(models.decoder().SerializeToString())
+    names = {models.KEY: "past_key.0_VLLM"}
+    signature = read_model_signature(source)
+    occurrences = find_occurrences(source, {*names, *names.values()})
+    renamed = join_pieces(source, splice_payloads(source, occurrences.build_edits(names, {})))
+    assert [value.name for value in ModelProto.FromString(renamed).graph.input] == [
+        *("x", "past_key.0_VLLM", models.VALUE, "flag")
+    ]
+    result = read_model_signature(ByteSource.from_bytes(renamed))
+    assert result == signature.apply_name_map(names, {})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "^is empty$"),
+        (b"GGUF\3\0\0\0", "is a GGUF file, not an ONNX model"),
+        (models.decoder().SerializeToString()[:-1], "ends past what holds it"),
+    ],
+)
+def test_bytes_in_memory_that_are_no_model_have_no_path(content: bytes, message: str) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
+        read_model_signature(ByteSource.from_bytes(content))
+    assert caught.value.path is None
 
 
 @pytest.mark.parametrize("sizes", [(3, 70_000, 5), (1 << 16, 0, 1), (40_000, 40_000, 2_000_000)])
@@ -119,8 +194,10 @@ def test_a_result_is_read_before_it_is_written(
     """From every byte on, at every size."""
     path = models.saved(bytes(range(30)), tmp_path / "x")
     with open_file(path) as file:
+        source = ByteSource(file.read, file.size)
         whole = b"".join(read_pieces(file, pieces))
-        result = build_spliced_source(file, pieces)
+        assert join_pieces(source, pieces) == whole
+        result = build_spliced_source(source, pieces)
         assert result.size == len(whole)
         for offset in range(len(whole) + 2):
             for size in range(len(whole) + 2):
@@ -132,7 +209,7 @@ def test_a_result_that_is_not_written_yet_shows_its_new_names(tmp_path: Path) ->
     with open_model(path) as model:
         survey = find_occurrences(model.source, {models.KEY, "past_key.0_VLLM"})
         edits = survey.build_edits({models.KEY: "past_key.0_VLLM"}, {})
-        result = build_spliced_source(model.file, splice_payloads(model.source, edits))
+        result = build_spliced_source(model.source, splice_payloads(model.source, edits))
         renamed = model.signature.apply_name_map({models.KEY: "past_key.0_VLLM"}, {})
         assert read_signature(result) == renamed != model.signature
 
@@ -140,7 +217,7 @@ def test_a_result_that_is_not_written_yet_shows_its_new_names(tmp_path: Path) ->
 def test_a_source_that_becomes_shorter_is_not_read_as_a_result(tmp_path: Path) -> None:
     path = models.saved(models.decoder(), tmp_path / "x.onnx")
     with open_model(path) as model:
-        result = build_spliced_source(model.file, (Span(0, model.file.size),))
+        result = build_spliced_source(model.source, (Span(0, model.file.size),))
         os.truncate(path, model.file.size // 2)
         with pytest.raises(ModelError, match="became shorter while it was read"):
             read_signature(result)
@@ -175,3 +252,241 @@ def test_a_model_is_read_through_its_file(tmp_path: Path) -> None:
             models.VALUE_OUT,
         ]
         assert model.file.size == path.stat().st_size <= MAX_MODEL_SIZE
+
+
+# Splicing
+
+
+def only_field(source: ByteSource, parent: Record) -> Record:
+    (record,) = read_fields(source, parent)
+    return record
+
+
+def exchange(data: bytes, depth: int, payload: bytes) -> bytes:
+    """Give the one field ``depth`` messages down another payload."""
+    source = ByteSource.from_bytes(data)
+    record = only_field(source, source.root)
+    for _ in range(depth):
+        record = only_field(source, record)
+    pieces = splice_payloads(source, [(record, payload)])
+    result = join_pieces(source, pieces)
+    assert sum_piece_sizes(pieces) == len(result)
+    return result
+
+
+def nested(depth: int, payload: bytes) -> bytes:
+    """A payload in a field in ``depth`` messages, as protobuf writes it."""
+    for number in range(1, depth + 2):
+        payload = field(number, payload)
+    return payload
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("edge", [1 << 7, 1 << 14])
+def test_every_prefix_grows_and_shrinks_by_itself(depth: int, edge: int):
+    for size in range(edge - 4 * depth - 8, edge + 2):
+        for change in (-5, 0, 1, 5):
+            new = b"b" * (size + change)
+            assert exchange(nested(depth, b"a" * size), depth, new) == nested(depth, new)
+
+
+def test_an_empty_name_can_be_filled_and_a_name_emptied():
+    empty, full = nested(2, b""), nested(2, b"a" * 200)
+    assert exchange(empty, 2, b"a" * 200) == full
+    assert exchange(full, 2, b"") == empty
+
+
+@pytest.mark.parametrize(("width", "expected"), [(1, 2), (3, 3), (4, 4), (5, 5)])
+def test_a_prefix_longer_than_needed_keeps_its_width(width: int, expected: int):
+    data = field(1, field(2, "a" * 100, width), width)
+    result = exchange(data, 1, b"a" * 200)
+    assert result == field(1, field(2, "a" * 200, expected), expected)
+    assert exchange(result, 1, b"a" * 100) == data
+
+
+def long_tag(number: int, payload: bytes, *, tag: int = 1, length: int = 1) -> bytes:
+    """A field with a tag and a length of so many bytes, or more."""
+    return varint(number << 3 | 2, tag) + varint(len(payload), length) + payload
+
+
+def test_where_a_length_needs_its_only_spare_byte_the_tag_remembers_it():
+    data = long_tag(2, b"a" * 100, length=2)
+    result = exchange(data, 0, b"a" * 200)
+    assert result == long_tag(2, b"a" * 200, tag=2, length=2)
+    assert exchange(result, 0, b"a" * 100) == data
+
+
+def test_a_tag_with_spare_bytes_of_its_own_remembers_those_too():
+    plain, padded = (long_tag(2, b"a" * 100, tag=2, length=width) for width in (1, 2))
+    for data, expected in ((plain, 3), (padded, 4)):
+        result = exchange(data, 0, b"a" * 200)
+        assert result == long_tag(2, b"a" * 200, tag=expected, length=2)
+        assert exchange(result, 0, b"a" * 100) == data
+
+
+@pytest.mark.parametrize(("tag", "length"), [(3, 2), (4, 1), (4, 2), (5, 1)])
+def test_what_could_not_be_taken_back_is_not_done(tag: int, length: int):
+    data = long_tag(2, b"a" * 100, tag=tag, length=length)
+    message = f"a tag at byte 0 is {tag - 1} bytes longer than needed.*save it again"
+    with pytest.raises(ModelError, match=message):
+        exchange(data, 0, b"a" * 200)
+    assert exchange(data, 0, b"b" * 100) == data.replace(b"a", b"b")
+
+
+widths = st.integers(1, MAX_PREFIX_SIZE)
+edge_sizes = st.one_of(st.integers(0, 40), st.integers(90, 150), st.integers(16_340, 16_400))
+
+
+def exchange_there_and_back(prefixes: list[tuple[int, int]], sizes: list[int]) -> None:
+    """Give a name one size after the other, and then the first again, directly and by all.
+
+    ``prefixes`` are the bytes of tag and length of the name and of each message around it.
+    The way there may be refused for a long tag, the way back may not.
+    """
+    data = b"a" * sizes[0]
+    for tag, length in prefixes:
+        data = long_tag(2, data, tag=tag, length=length)
+    depth, result = len(prefixes) - 1, data
+    for size in sizes[1:]:
+        try:
+            result = exchange(result, depth, b"a" * size)
+        except ModelError:
+            if all(tag == 1 for tag, _ in prefixes):
+                raise
+            return
+    assert exchange(result, depth, b"a" * sizes[0]) == data
+    for size in reversed(sizes[:-1]):
+        result = exchange(result, depth, b"a" * size)
+    assert result == data
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(widths, min_size=1, max_size=5), st.lists(edge_sizes, min_size=2, max_size=4))
+def test_the_way_back_gives_the_same_bytes_however_long_lengths_were_written(
+    lengths: list[int], sizes: list[int]
+):
+    exchange_there_and_back([(1, length) for length in lengths], sizes)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(st.tuples(widths, widths), min_size=1, max_size=3),
+    st.lists(edge_sizes, min_size=2, max_size=4),
+)
+def test_so_it_does_for_long_tags_unless_the_way_there_is_refused(
+    prefixes: list[tuple[int, int]], sizes: list[int]
+):
+    exchange_there_and_back(prefixes, sizes)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("edge", [0, 100, 16_000])
+def test_a_renamed_model_is_stripped_to_the_bytes_from_before(
+    width: int, edge: int, tmp_path: Path
+):
+    """In the graph, its nodes and inputs and a subgraph, at sizes where lengths grow."""
+    path = tmp_path / "x.onnx"
+    inner = models.graph(models.node("Add", [models.KEY_OUT, "x"], ["sum"]))
+    for filling in range(edge, edge + 130, 5):
+        model = models.decoder(models.branch(inner))
+        model.graph.node[0].doc_string = model.graph.input[1].doc_string = "d" * filling
+        model.graph.node[-1].attribute[0].g.node[0].doc_string = "d" * filling
+        raw = models.written(model, width=width)
+        models.saved(raw, path)
+        assert rename(path, "VLLM").status == "renamed"
+        assert ModelProto.FromString(path.read_bytes()) == models.patched(model)
+        assert rename(path, strip=True).status == "renamed"
+        assert path.read_bytes() == raw
+
+
+def test_two_names_change_places():
+    data = field(1, "past_key.0") + field(2, "weights") + field(1, "past_value.10")
+    source = ByteSource.from_bytes(data)
+    key, _, value = read_fields(source, source.root)
+    pieces = splice_payloads(
+        source, [(value, source.read_payload(key)), (key, source.read_payload(value))]
+    )
+    assert join_pieces(source, pieces) == (
+        field(1, "past_value.10") + field(2, "weights") + field(1, "past_key.0")
+    )
+
+
+def test_what_does_not_change_is_not_held_in_memory():
+    data = field(1, field(9, "w" * 1000) + field(8, "past_key.0")) + field(2, "end")
+    source = ByteSource.from_bytes(data)
+    holder = next(read_fields(source, source.root))
+    _, name = read_fields(source, holder)
+    assert splice_payloads(source, []) == (Span(0, len(data)),)
+    pieces = splice_payloads(source, [(name, b"past_key.0_VLLM")])
+    assert [piece for piece in pieces if isinstance(piece, Span)] == [
+        Span(0, 1),
+        Span(holder.start, name.length_start - holder.start),
+        Span(holder.end, len(data) - holder.end),
+    ]
+
+
+class Leaf(NamedTuple):
+    """A payload before and after; one that stays is not edited."""
+
+    old: bytes
+    new: bytes
+
+
+class Part(NamedTuple):
+    """A field of a tree; ``width`` is the least number of bytes of its length."""
+
+    number: int
+    width: int
+    inside: Leaf | list[Part]
+
+
+sizes = st.one_of(st.integers(0, 40), st.integers(110, 130), st.integers(16_360, 16_390))
+payloads = sizes.map(lambda size: b"x" * size)
+leaves = st.builds(Leaf, payloads, payloads) | payloads.map(lambda same: Leaf(same, same))
+least_widths = st.sampled_from([1, 1, 4, 5])
+trees = st.recursive(
+    st.lists(st.builds(Part, st.integers(1, 40), least_widths, leaves)),
+    lambda inner: st.lists(
+        st.builds(Part, st.integers(1, 40), least_widths, inner | leaves),
+        min_size=1,
+        max_size=4,
+    ),
+    max_leaves=12,
+)
+
+
+def written(parts: list[Part], *, after: bool) -> bytes:
+    """A tree as bytes, before or after all edits."""
+    return b"".join(
+        field(
+            part.number,
+            part.inside[after]
+            if isinstance(part.inside, Leaf)
+            else written(part.inside, after=after),
+            part.width,
+        )
+        for part in parts
+    )
+
+
+def edits(source: ByteSource, holder: Record, parts: list[Part]) -> list[tuple[Record, bytes]]:
+    changes: list[tuple[Record, bytes]] = []
+    for record, part in zip(read_fields(source, holder), parts, strict=True):
+        if isinstance(part.inside, Leaf):
+            if part.inside.old != part.inside.new:
+                changes.append((record, part.inside.new))
+        else:
+            changes += edits(source, record, part.inside)
+    return changes
+
+
+@settings(deadline=None, max_examples=150)
+@given(trees, st.randoms(use_true_random=False))
+def test_a_splice_is_what_writing_it_all_again_would_give(tree: list[Part], random):
+    data, expected = written(tree, after=False), written(tree, after=True)
+    source = ByteSource.from_bytes(data)
+    changes = edits(source, source.root, tree)
+    random.shuffle(changes)
+    pieces = splice_payloads(source, changes)
+    assert join_pieces(source, pieces) == expected
+    assert sum_piece_sizes(pieces) == len(expected)

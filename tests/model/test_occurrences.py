@@ -10,8 +10,9 @@ from models import KEY, KEY_OUT, VALUE, branch, decoder, field, graph, info, nod
 from onnx import GraphProto, ModelProto, TensorProto
 
 from onnxkvrename.errors import ModelError
+from onnxkvrename.model.file import splice_payloads
 from onnxkvrename.model.occurrences import Occurrences, find_occurrences
-from onnxkvrename.model.protobuf import ByteSource, Span, splice_payloads
+from onnxkvrename.model.protobuf import ByteSource, Span
 
 NEW = f"{KEY}_VLLM"
 
