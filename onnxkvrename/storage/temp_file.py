@@ -1,8 +1,8 @@
-"""Files in the making, beside their places: whole and on the disk before they get there.
+"""Temporary files: written beside their targets, and on the disk before they replace them.
 
-A draft is written without a name (``O_TMPFILE``) where the system can. When it
-is whole it gets a temporary name that tells what it is for, and that no pattern
-for models matches; its place it gets by one rename.
+A temporary file has no name (`O_TMPFILE`) where the system supports that. When it is
+complete, it gets a temporary name that tells its target and that no pattern for models
+matches. One rename then moves it to the target.
 """
 
 from __future__ import annotations
@@ -21,60 +21,65 @@ from onnxkvrename.storage.copy import copy_range, write_all
 from onnxkvrename.storage.read import OpenFile, close_quietly, read_at
 
 TEMP_PREFIX = ".onnxkvrename-"
-"""How everything begins that is not meant to stay. It never ends in ``.onnx``: some exporters
-take any file in a window's directory that does."""
+"""Start of every temporary name. None ends in ``.onnx``: some exporters take any file in a
+window's directory that does."""
 LOCK_SUFFIX = "lock"
-"""How the name of a lock ends."""
+"""End of the name of a lock."""
 _TEMP_PREFIX_LENGTH = len(TEMP_PREFIX) + 9
 _NO_LINK_ERRNOS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 ProgressCallback = Callable[[int], None]
-"""Told how much more is done: bytes copied, or models."""
+"""Called with the number of bytes or models that were done since the last call."""
 
 
 def build_temp_prefix(target: Path) -> str:
-    """How the names begin of what is made beside ``target`` on its way there.
+    """Return the start of all temporary names beside `target` that are for it.
 
-    Two targets of one directory may share a stem, though hardly ever do: then
-    they share a lock as well.
+    It has a checksum of the target's name. Two targets of one directory may have the same
+    one, though hardly ever do: then they share a lock as well.
     """
     return f"{TEMP_PREFIX}{binascii.crc32(os.fsencode(target.name)):08x}-"
 
 
 def build_temp_path(target: Path) -> Path:
-    """A name for something on its way to ``target``, which nobody has."""
+    """Return an unused temporary path beside `target`."""
     return target.parent / f"{build_temp_prefix(target)}{os.urandom(12).hex()}"
 
 
 def find_stale_temp_files(targets: Iterable[Path]) -> Iterator[Path]:
-    """What dead runs have left beside these targets: drafts, backups, stages and locks.
+    """Yield what dead runs have left beside targets.
 
-    If a run is alive its own things are among them, so hold the lock before
-    taking any away.
+    That is temporary files, backups, staged directories and locks. Those of a run that is
+    still alive are among them, so hold the lock of a target before you remove any.
     """
-    stems: dict[Path, set[str]] = {}
+    prefixes_by_directory: dict[Path, set[str]] = {}
     for target in targets:
-        stems.setdefault(target.parent, set()).add(build_temp_prefix(target))
-    for directory, wanted in stems.items():
+        prefixes_by_directory.setdefault(target.parent, set()).add(build_temp_prefix(target))
+    for directory, prefixes in prefixes_by_directory.items():
         with suppress(OSError), os.scandir(directory) as entries:
             for entry in entries:
                 if (
                     entry.name.startswith(TEMP_PREFIX)
-                    and entry.name[:_TEMP_PREFIX_LENGTH] in wanted
+                    and entry.name[:_TEMP_PREFIX_LENGTH] in prefixes
                 ):
                     yield Path(entry.path)
 
 
 def find_targets_with_temp_files(targets: Sequence[Path]) -> list[Path]:
-    """The targets beside which a dead run has left something, or a living one works."""
-    left = {
+    """Return the targets with temporary files beside them, of a dead run or a living one."""
+    prefixes = {
         (path.parent, path.name[:_TEMP_PREFIX_LENGTH]) for path in find_stale_temp_files(targets)
     }
-    return [target for target in targets if (target.parent, build_temp_prefix(target)) in left]
+    return [target for target in targets if (target.parent, build_temp_prefix(target)) in prefixes]
 
 
 def resolve_moved_path(path: Path, moves: Mapping[Path, Path]) -> Path:
-    """What a path is called once directories have the names that ``moves`` gives them."""
+    """Return the path of a file after directories were renamed.
+
+    Args:
+        path: The path before.
+        moves: For each renamed directory its new path.
+    """
     for directory, target in moves.items():
         if directory in path.parents:
             return target / path.relative_to(directory)
@@ -82,10 +87,15 @@ def resolve_moved_path(path: Path, moves: Mapping[Path, Path]) -> Path:
 
 
 class ReadyFile(NamedTuple):
-    """A whole file under a temporary name, its bytes on the disk: ready for its place.
+    """A complete file under a temporary name, its bytes on the disk.
 
-    Any process that sees the same files may place it. ``called`` is the name of
-    the target in messages.
+    Any process that sees the same files may move it.
+
+    Attributes:
+        temp_path: The temporary name.
+        target: Where the file belongs.
+        overwrites_target: Whether it may replace a file there.
+        display_path: The target in messages.
     """
 
     temp_path: Path
@@ -94,10 +104,11 @@ class ReadyFile(NamedTuple):
     display_path: Path
 
     def move_into_place(self) -> None:
-        """Give the file its place, by one rename.
+        """Move the file to its target, by one rename.
 
-        Unless it is to ``replace``, a file that has appeared there meanwhile
-        stays, and :class:`WriteError` is raised.
+        Raises:
+            WriteError: That failed, or a file has appeared there that must not be
+                overwritten. The target is then as it was.
         """
         with translate_write_errors(self.display_path):
             if not self.overwrites_target:
@@ -119,34 +130,27 @@ class ReadyFile(NamedTuple):
 
 
 class TempFile:
-    """A file in the making, beside the place it is for.
+    """A file that is being written, beside its target.
 
-    A context: what has not been finished when it ends is gone. Raises
-    :class:`WriteError` with the reason and what to do about it, ``called`` by
-    the name that the target has for the user.
+    A context manager: if the file has not been finished when the context ends, or an
+    error ends it, nothing is left behind. Until a mode is set, only its owner can read it.
+
+    Args:
+        target: Where the file belongs.
+        display_path: The target in messages, by default the same path.
+
+    Raises:
+        WriteError: There can be no file in the directory of the target. All methods raise
+            it, too, with the reason and a hint.
     """
 
-    def __init__(self, target: Path, called: Path | None = None) -> None:
+    def __init__(self, target: Path, display_path: Path | None = None) -> None:
         self.target = target
-        self.display_path = called or target
+        self.display_path = display_path or target
         self.temp_path = build_temp_path(target)
         self.is_finished = False
         with translate_write_errors(self.display_path):
-            self.descriptor, self.named = self._open()
-
-    def _open(self) -> tuple[int, bool]:
-        unnamed = getattr(os, "O_TMPFILE", 0)
-        if unnamed and os.path.isdir("/proc/self/fd"):
-            flags = unnamed | os.O_RDWR | os.O_CLOEXEC
-            # What cannot do this says so with one of several errors; named files it can do.
-            with suppress(OSError):
-                return os.open(self.target.parent, flags, 0o600), False
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        try:
-            return os.open(self.temp_path, flags | getattr(os, "O_CLOEXEC", 0), 0o600), True
-        except BaseException:
-            self._discard()
-            raise
+            self.descriptor, self.has_name = _create_temp_file(self.temp_path, 0o600)
 
     def __enter__(self) -> TempFile:
         return self
@@ -156,14 +160,9 @@ class TempFile:
             if os.name == "nt":  # pragma: no cover - an open file cannot be removed there
                 close_quietly(self.descriptor)
             if kind is not None or not self.is_finished:
-                self._discard()
+                _remove_temp_file(self.temp_path)
         finally:
             close_quietly(self.descriptor)
-
-    def _discard(self) -> None:
-        """Remove the temporary name. It is ours alone, so it may well be tried in vain."""
-        with suppress(OSError):
-            os.unlink(self.temp_path)
 
     @property
     def size(self) -> int:
@@ -177,23 +176,36 @@ class TempFile:
             write_all(self.descriptor, data)
 
     def read(self, offset: int, size: int) -> bytes:
-        """Read back what was written."""
+        """Return up to `size` of the written bytes from `offset` on, fewer only at the end."""
         with translate_write_errors(self.display_path):
             return read_at(self.descriptor, offset, size)
 
     def copy_from(
-        self, source: OpenFile, offset: int, size: int, heard: ProgressCallback | None = None
+        self, source: OpenFile, offset: int, size: int, progress: ProgressCallback | None = None
     ) -> None:
-        """Append ``size`` bytes of ``source``, in the kernel where it can."""
+        """Append `size` bytes of `source` from `offset` on, copied by the kernel if it can.
+
+        Args:
+            source: The file to copy from.
+            offset: Where the bytes begin.
+            size: Their number.
+            progress: Called with the number of bytes of each step.
+        """
         with translate_write_errors(self.display_path):
             for copied in copy_range(source.descriptor, self.descriptor, offset, size):
-                if heard is not None:
-                    heard(copied)
+                if progress is not None:
+                    progress(copied)
 
     def copy_attributes(self, source: OpenFile, *, owner: bool, force: bool) -> None:
-        """Take over mode and extended attributes of a file, and with ``owner`` its owner.
+        """Take over mode and extended attributes of a file.
 
-        Raises :class:`WriteError` where the owner cannot be kept, unless forced.
+        Args:
+            source: That file.
+            owner: Take over its owner and group as well.
+            force: Go on if the owner cannot be kept.
+
+        Raises:
+            WriteError: The owner cannot be kept, and `force` is not set.
         """
         if not hasattr(os, "fchown"):
             return
@@ -207,8 +219,8 @@ class TempFile:
                     os.setxattr(self.descriptor, name, os.getxattr(source.descriptor, name))
 
     def _copy_owner(self, status: os.stat_result, *, force: bool) -> None:
-        mine = os.fstat(self.descriptor)
-        if (mine.st_uid, mine.st_gid) == (status.st_uid, status.st_gid):
+        current = os.fstat(self.descriptor)
+        if (current.st_uid, current.st_gid) == (status.st_uid, status.st_gid):
             return
         try:
             os.fchown(self.descriptor, status.st_uid, status.st_gid)
@@ -221,18 +233,37 @@ class TempFile:
                 ) from None
 
     def set_default_mode(self) -> None:
-        """Take the mode that any new file gets."""
-        if hasattr(os, "fchmod"):
-            mask = os.umask(0o077)
-            os.umask(mask)
-            with translate_write_errors(self.display_path):
-                os.fchmod(self.descriptor, 0o666 & ~mask)
+        """Set the mode that any new file in this directory gets.
+
+        It follows from the umask, or from the directory's default ACL where there is one
+        (acl(5)). A second temporary file shows it, as the umask can only be read by
+        setting it, for all threads.
+        """
+        if not hasattr(os, "fchmod"):
+            return
+        path = build_temp_path(self.target)
+        with translate_write_errors(self.display_path):
+            descriptor, has_name = _create_temp_file(path, 0o666)
+            try:
+                mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+            finally:
+                close_quietly(descriptor)
+                if has_name:
+                    _remove_temp_file(path)
+            os.fchmod(self.descriptor, mode)
 
     def finish(self, *, replace: bool) -> ReadyFile:
-        """Bring the bytes to the disk, and keep the file under its temporary name."""
+        """Bring the bytes to the disk, and give the file its temporary name.
+
+        Args:
+            replace: Whether the file may replace another one at the target.
+
+        Raises:
+            WriteError: That failed. Nothing is left behind once the context ends.
+        """
         with translate_write_errors(self.display_path):
             os.fsync(self.descriptor)
-            if not self.named:
+            if not self.has_name:
                 self._link_temp_path()
         self.is_finished = True
         return ReadyFile(self.temp_path, self.target, replace, self.display_path)
@@ -248,8 +279,42 @@ class TempFile:
             close_quietly(descriptors)
 
 
+def _create_temp_file(path: Path, mode: int) -> tuple[int, bool]:
+    """Create a file in the directory of `path`, without a name if possible.
+
+    Returns its descriptor, and whether it is named `path`.
+    """
+    unnamed = getattr(os, "O_TMPFILE", 0)
+    if unnamed and os.path.isdir("/proc/self/fd"):
+        flags = unnamed | os.O_RDWR | os.O_CLOEXEC
+        # Systems refuse this with one of several errors; a named file is always possible.
+        with suppress(OSError):
+            return os.open(path.parent, flags, mode), False
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    try:
+        return os.open(path, flags | getattr(os, "O_CLOEXEC", 0), mode), True
+    except BaseException:
+        _remove_temp_file(path)
+        raise
+
+
+def _remove_temp_file(path: Path) -> None:
+    """Remove a temporary name if it is there. It is random, so it can only be our own."""
+    with suppress(OSError):
+        os.unlink(path)
+
+
 def check_free_space(directory: Path, size: int, target: Path) -> None:
-    """Raise :class:`WriteError` if a disk has fewer than ``size`` bytes left."""
+    """Check that a disk has `size` bytes left; it passes where the system does not tell.
+
+    Args:
+        directory: A directory on that disk.
+        size: The bytes that are needed.
+        target: The file that needs them, for the error.
+
+    Raises:
+        WriteError: The disk has fewer.
+    """
     if not hasattr(os, "statvfs"):
         return
     with suppress(OSError):
@@ -265,7 +330,7 @@ def check_free_space(directory: Path, size: int, target: Path) -> None:
 
 @contextmanager
 def translate_write_errors(target: Path) -> Iterator[None]:
-    """Say what went wrong in words, and what to do about it: OSError to :class:`WriteError`."""
+    """Turn an OSError of the context into a :class:`WriteError` for `target`, with a hint."""
     try:
         yield
     except OSError as error:

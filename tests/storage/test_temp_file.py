@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import struct
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,66 @@ def test_mode_owner_and_attributes_are_kept(source: Path, tmp_path: Path) -> Non
     there, here = (path.stat() for path in (source, tmp_path / "copy"))
     assert (here.st_mode, here.st_uid, here.st_gid) == (there.st_mode, there.st_uid, there.st_gid)
     assert os.getxattr(tmp_path / "copy", "user.origin") == b"here"
+
+
+DEFAULT_ACL = "system.posix_acl_default"
+USER_OBJ, USER, GROUP_OBJ, MASK, OTHER = 1, 2, 4, 0x10, 0x20
+
+
+def acl(*entries: tuple[int, int, int]) -> bytes:
+    """An access control list of tags, permissions and ids, as the kernel takes it."""
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o027, 0o077])
+def test_the_default_mode_is_that_of_any_new_file(way: str, mask: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        with TempFile(tmp_path / "target.json") as temp_file:
+            temp_file.set_default_mode()
+            assert len(os.listdir(tmp_path)) == (way == "named")
+            temp_file.finish(replace=False).move_into_place()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "target.json").stat().st_mode & 0o7777 == 0o666 & ~mask
+    assert os.listdir(tmp_path) == ["target.json"]
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [(USER_OBJ, 7, 0), (GROUP_OBJ, 7, 0), (OTHER, 0, 0)],
+        [(USER_OBJ, 6, 0), (USER, 6, 1234), (GROUP_OBJ, 4, 0), (MASK, 6, 0), (OTHER, 4, 0)],
+    ],
+    ids=["modes alone", "another user"],
+)
+def test_in_a_directory_with_default_modes_these_count_and_not_the_umask(
+    way: str, entries: list[tuple[int, int, int]], tmp_path: Path
+) -> None:
+    try:
+        os.setxattr(tmp_path, DEFAULT_ACL, acl(*entries))
+    except OSError:
+        pytest.skip("this file system knows no default modes")
+    (tmp_path / "any").touch()
+    with TempFile(tmp_path / "target.json") as temp_file:
+        temp_file.set_default_mode()
+        temp_file.finish(replace=False).move_into_place()
+    new, target = tmp_path / "any", tmp_path / "target.json"
+    assert target.stat().st_mode == new.stat().st_mode
+    assert os.listxattr(target) == os.listxattr(new)
+    for name in os.listxattr(new):
+        assert os.getxattr(target, name) == os.getxattr(new, name)
+
+
+def test_the_umask_of_other_threads_is_left_alone(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse_umask(mask: int) -> int:
+        raise AssertionError("the umask is the whole process's")
+
+    monkeypatch.setattr(os, "umask", refuse_umask)
+    with TempFile(tmp_path / "target.json") as temp_file:
+        temp_file.set_default_mode()
 
 
 def test_an_owner_that_cannot_be_kept_takes_force(
