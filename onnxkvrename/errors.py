@@ -1,4 +1,4 @@
-"""What can go wrong.
+"""Exceptions of the package: what keeps a job from being done.
 
 ::
 
@@ -7,19 +7,21 @@
     ├── ModelError    a model cannot be read, or cannot be renamed at all
     └── WriteError    the result cannot be put where it was asked for
 
-Faults *of a model* that the checks find are not exceptions but values
-(:class:`onnxkvrename.findings.Finding`). Whenever one of these exceptions
-reaches the caller, every file it names is as it was before.
+What is wrong with a model that can be read is a value, not an exception
+(:class:`onnxkvrename.findings.Finding`). Whenever one of these exceptions reaches the
+caller, every file it names is as it was before.
 """
 
 from __future__ import annotations
 
 
 class KvRenameError(Exception):
-    """The job could not be done.
+    """The job could not be done. `str()` gives all parts on one line.
 
-    ``message`` says what is wrong, ``path`` where (a file, or ``None``), and
-    ``hint`` how to mend it; ``str()`` gives them on one line.
+    Attributes:
+        message: What is wrong.
+        path: The file it is about, or `None`.
+        hint: How to fix it, or `None`.
     """
 
     def __init__(self, message: str, *, path: str | None = None, hint: str | None = None) -> None:
@@ -29,18 +31,18 @@ class KvRenameError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        where = f"{self.path}: " if self.path is not None else ""
-        mend = f" ({self.hint})" if self.hint is not None else ""
-        return f"{where}{self.message}{mend}"
+        prefix = f"{self.path}: " if self.path is not None else ""
+        suffix = f" ({self.hint})" if self.hint is not None else ""
+        return f"{prefix}{self.message}{suffix}"
 
 
 class RulesError(KvRenameError):
-    """A profile, a rules file or a token that cannot be used."""
+    """A profile, a rules file or a token cannot be used."""
 
 
 class ModelError(KvRenameError):
-    """A model that cannot be read, or whose result no ONNX reader could read."""
+    """A model cannot be read, or no ONNX reader could read its result."""
 
 
 class WriteError(KvRenameError):
-    """A result that cannot be put in its place; what stood there still stands."""
+    """A result cannot be put in its place; a file that was there is unchanged."""

@@ -1,4 +1,4 @@
-"""Bytes from one open file to another, by the first way the system takes."""
+"""Copy bytes from one open file to another, by the fastest method that the system supports."""
 
 from __future__ import annotations
 
@@ -16,28 +16,39 @@ _UNSUPPORTED_ERRNOS = (
     *(errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF),
     *(errno.EPERM, errno.ETXTBSY),
 )
-"""What a way of copying says if it cannot be taken."""
+"""Errors of a method that the system does not support for these files."""
 
 
 def copy_range(source: int, target: int, offset: int, size: int) -> Iterator[int]:
-    """Append ``size`` bytes of ``source``, from ``offset`` on, to ``target``; both are descriptors.
+    """Append bytes of one file to another.
 
-    Yields the number of bytes of each step. Raises OSError, a source that ends early included.
+    Args:
+        source: Descriptor to read from.
+        target: Descriptor to write to, at its current position.
+        offset: Where the bytes begin in the source.
+        size: Their number.
+
+    Yields:
+        The number of bytes of each step.
+
+    Raises:
+        OSError: A file cannot be read or written, or the source ends early. What was copied
+            so far is in the target.
     """
     shifted = (os.lseek(target, 0, os.SEEK_CUR) - offset) % _PAGE_SIZE != 0
-    ways = [_copy_with_splice] if shifted else []
-    ways += [_copy_with_copy_file_range, _copy_with_sendfile, _copy_with_read]
+    methods = [_copy_with_splice] if shifted else []
+    methods += [_copy_with_copy_file_range, _copy_with_sendfile, _copy_with_read]
     while size > 0:
         try:
-            copied = ways[0](source, target, offset, min(size, _MAX_STEP_SIZE))
+            copied = methods[0](source, target, offset, min(size, _MAX_STEP_SIZE))
         except OSError as error:
-            if len(ways) == 1 or error.errno not in _UNSUPPORTED_ERRNOS:
+            if len(methods) == 1 or error.errno not in _UNSUPPORTED_ERRNOS:
                 raise
             copied = 0
         if copied == 0:
-            # Some file systems copy nothing and call it a success; the next way tells.
-            ways.pop(0)
-            if not ways:
+            # Some file systems copy nothing and report success; the next method shows.
+            methods.pop(0)
+            if not methods:
                 raise OSError(errno.EIO, "the source became shorter while it was copied")
             continue
         yield copied
@@ -45,9 +56,10 @@ def copy_range(source: int, target: int, offset: int, size: int) -> Iterator[int
 
 
 def _copy_with_splice(source: int, target: int, offset: int, size: int) -> int:
-    """Splice through a large pipe: where no page fits a page, a fifth faster than what follows.
+    """Copy through a large pipe, by splice(2).
 
-    Pages that fit are better left to ``copy_file_range``, which may share them.
+    A fifth faster than the other methods where the two files are shifted against each other
+    by less than a page. Where pages fit, ``copy_file_range`` may share them.
     """
     if not hasattr(os, "splice"):
         return 0
@@ -59,19 +71,19 @@ def _copy_with_splice(source: int, target: int, offset: int, size: int) -> int:
             fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
         done = 0
         while done < size:
-            inside = os.splice(
+            piped = os.splice(
                 source, writer, min(size - done, _PIPE_SIZE), offset_src=offset + done
             )
-            if inside == 0:
+            if piped == 0:
                 break
-            while inside > 0:
+            while piped > 0:
                 try:
-                    moved = os.splice(reader, target, inside)
+                    moved = os.splice(reader, target, piped)
                 except OSError:
                     if done:
                         return done  # what is in the pipe is read again
                     raise
-                inside, done = inside - moved, done + moved
+                piped, done = piped - moved, done + moved
         return done
     finally:
         close_quietly(reader)
@@ -97,7 +109,7 @@ def _copy_with_read(source: int, target: int, offset: int, size: int) -> int:
 
 
 def write_all(descriptor: int, data: bytes | bytearray) -> None:
-    """Write all of it, in as many steps as the system takes."""
+    """Write all of `data`, in as many steps as the system needs."""
     with memoryview(data) as view:
         done = 0
         while done < len(view):

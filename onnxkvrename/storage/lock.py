@@ -1,8 +1,8 @@
-"""One run at a time on one target.
+"""Locks: one run at a time on one target.
 
-The locks of a run are hard links of one file, beside each target: one
-descriptor holds any number of them. The system lets go of it when the process
-ends, however it ends, so a lock that lies there unheld is nobody's.
+The locks of a run are hard links of one file, one beside each target, so one
+descriptor holds any number of them. The system releases it when the process ends, however
+it ends. So a lock file that nobody holds belongs to nobody.
 """
 
 from __future__ import annotations
@@ -25,20 +25,26 @@ from onnxkvrename.storage.temp_file import (
 
 _LOCKED_ERRNOS = (errno.EWOULDBLOCK, errno.EACCES)
 _NO_LOCK_ERRNOS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-"""What a file system says that knows no locks. Each file's own identity is checked there, too."""
+"""Errors of a file system without locks. There, only the check of each source is left, which
+is made everywhere: is it still the file that was read?"""
 
 
 def find_lock_path(target: Path) -> Path:
-    """Return the path of the lock file of ``target``, whether it exists or not."""
+    """Return the path of the lock file of `target`, whether it exists or not."""
     return target.parent / f"{build_temp_prefix(target)}{LOCK_SUFFIX}"
 
 
 @contextmanager
 def hold_locks(targets: Iterable[Path], moves: Mapping[Path, Path] | None = None) -> Iterator[None]:
-    """Hold all targets, whose directories are there, until the context ends.
+    """Lock all targets until the context ends.
 
-    By then these may be called as ``moves`` says. Raises :class:`WriteError`,
-    saying who holds one of the targets; nothing is held then.
+    Args:
+        targets: Files that are about to be written. Their directories exist.
+        moves: Directories that are renamed before the context ends, with their new paths.
+
+    Raises:
+        WriteError: Another run holds one of the targets; the message names it. Nothing
+            is locked then, and no lock file is left.
     """
     locks = _Locks(moves or {})
     try:
@@ -50,17 +56,20 @@ def hold_locks(targets: Iterable[Path], moves: Mapping[Path, Path] | None = None
 
 
 class _Locks:
+    """The locks of one run."""
+
     def __init__(self, moves: Mapping[Path, Path]) -> None:
         self.moves = moves
         self.paths: dict[Path, None] = {}
         self.descriptors: list[int] = []
 
     def acquire(self, target: Path) -> None:
+        """Lock one more target, or raise."""
         path = find_lock_path(target)
         with translate_write_errors(target):
             try:
                 while not (self._acquire_by_link(path) or self._acquire_by_opening(path, target)):
-                    pass  # someone let go of it, and took its name away, while it was opened
+                    pass  # its holder removed it while it was opened
             except BaseException:
                 self._remove_unheld(path)
                 raise
@@ -68,12 +77,16 @@ class _Locks:
     def _acquire_by_link(self, path: Path) -> bool:
         if not self.paths:
             return False
-        with suppress(OSError):  # there is one, or there can be no link: a look tells
+        with suppress(OSError):  # it exists, or links are not possible
             os.link(next(reversed(self.paths)), path)
         return self._claim_if_held(path)
 
     def _claim_if_held(self, path: Path) -> bool:
-        """Whether it is held already: a stem that two targets share, or a dead run's other link."""
+        """Return whether this run holds `path`, and if so keep it for :meth:`release`.
+
+        It does by the link just made, by another target with the same prefix, or by a link
+        to the same file that a dead run has left.
+        """
         if self._is_own_lock(path):
             self.paths[path] = None
             return True
@@ -81,14 +94,14 @@ class _Locks:
 
     def _is_own_lock(self, path: Path) -> bool:
         with suppress(OSError):
-            found = os.lstat(path)
-            return any(os.path.samestat(found, os.fstat(mine)) for mine in self.descriptors)
+            status = os.lstat(path)
+            return any(os.path.samestat(status, os.fstat(fd)) for fd in self.descriptors)
         return False
 
     def _acquire_by_opening(self, path: Path, target: Path) -> bool:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
         descriptor = os.open(path, flags, 0o644)
-        kept = False
+        acquired = False
         try:
             if not _try_lock(descriptor):
                 raise WriteError(
@@ -97,21 +110,21 @@ class _Locks:
                     hint="wait for it to end, then run this again",
                 )
             with suppress(FileNotFoundError):
-                kept = os.path.samestat(os.lstat(path), os.fstat(descriptor))
-            if kept:
+                acquired = os.path.samestat(os.lstat(path), os.fstat(descriptor))
+            if acquired:
                 self.descriptors.append(descriptor)
                 self.paths[path] = None
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, _describe_process())
         finally:
-            if not kept:
+            if not acquired:
                 close_quietly(descriptor)
-        return kept
+        return acquired
 
     def _remove_unheld(self, path: Path) -> None:
-        """Leave nothing of a lock that was not had in the end, unless another holds it."""
+        """Remove a lock file that could not be locked in the end, unless another run holds it."""
         if self._claim_if_held(path):
-            return  # it goes with the others
+            return  # it is removed with the others
         with suppress(OSError):
             descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
             try:
@@ -122,7 +135,10 @@ class _Locks:
                 close_quietly(descriptor)
 
     def release(self) -> None:
-        """Names first: who finds one afterwards finds it held, and looks again."""
+        """Release all locks.
+
+        Names go first: a run that has opened one by then finds it gone, and tries again.
+        """
         if os.name == "nt":  # pragma: no cover - an open file cannot be removed there
             self._close_descriptors()
         try:
@@ -142,7 +158,7 @@ class _Locks:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Whether the lock could be had, without waiting."""
+    """Lock a file without waiting, and return whether that succeeded."""
     try:
         import fcntl
     except ImportError:  # pragma: no cover - Windows
@@ -159,7 +175,7 @@ def _try_lock(descriptor: int) -> bool:
 def _try_lock_on_windows(descriptor: int) -> bool:  # pragma: no cover
     import msvcrt
 
-    os.lseek(descriptor, 1 << 20, os.SEEK_SET)  # past what is written, which others are to read
+    os.lseek(descriptor, 1 << 20, os.SEEK_SET)  # past the text, which others must be able to read
     try:
         msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
     except OSError:
@@ -169,6 +185,7 @@ def _try_lock_on_windows(descriptor: int) -> bool:  # pragma: no cover
 
 
 def _describe_process() -> bytes:
+    """Return the text of a lock file, which the message for another run repeats."""
     since = time.strftime("%Y-%m-%d %H:%M:%S %z")
     host = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "here")
     return f"process {os.getpid()} on {host} since {since}".encode("utf-8", "replace")
@@ -176,7 +193,7 @@ def _describe_process() -> bytes:
 
 def _read_holder(descriptor: int) -> str:
     with suppress(OSError):
-        said = read_at(descriptor, 0, 400).decode("utf-8", "replace")
-        if said:
-            return said
+        description = read_at(descriptor, 0, 400).decode("utf-8", "replace")
+        if description:
+            return description
     return "another process"

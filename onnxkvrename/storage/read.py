@@ -1,4 +1,4 @@
-"""Files to read: opened without waiting, and judged by what was opened."""
+"""Read files: opened without waiting, and checked by what was opened."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ from typing import NamedTuple
 from onnxkvrename.errors import ModelError
 
 MAX_MODEL_SIZE = (1 << 31) - 1
-"""Bytes that any protobuf consumer can read in one message."""
+"""Bytes that every protobuf parser can read in one message."""
 
 
 class FileIdentity(NamedTuple):
-    """What tells one state of a file from any other.
+    """The state of a file; another content has another identity.
 
-    Without the device: of a shared file system, each machine calls it by a number of its own.
+    The device is not part of it: each machine numbers a shared file system differently.
+
+    Attributes:
+        inode: Number of the file in its file system.
+        size: Bytes.
+        mtime_ns: Time of the last change of the content, in nanoseconds.
+        ctime_ns: Time of the last change of the inode, in nanoseconds.
     """
 
     inode: int
@@ -28,12 +34,20 @@ class FileIdentity(NamedTuple):
 
     @classmethod
     def from_stat(cls, status: os.stat_result) -> FileIdentity:
-        """The identity that a stat result speaks of."""
+        """Return the identity of the file of a stat result."""
         return cls(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class OpenFile:
-    """A regular file, open for reading."""
+    """A regular file, open for reading.
+
+    Attributes:
+        path: The path it was opened by.
+        descriptor: Its descriptor.
+        status: Its stat result from when it was opened.
+        identity: Its state at that time.
+        size: Its bytes at that time.
+    """
 
     def __init__(self, path: Path, descriptor: int, status: os.stat_result) -> None:
         self.path = path
@@ -43,16 +57,21 @@ class OpenFile:
         self.size = status.st_size
 
     def read(self, offset: int, size: int) -> bytes:
-        """Up to ``size`` bytes from ``offset`` on, fewer only at the end."""
+        """Return up to `size` bytes from `offset` on, fewer only at the end.
+
+        Raises:
+            ModelError: The file cannot be read.
+        """
         with _translate_read_errors(self.path):
             return read_at(self.descriptor, offset, size)
 
 
 @contextmanager
 def open_file(path: Path) -> Iterator[OpenFile]:
-    """Open a regular file for reading; never waits, whatever the path leads to.
+    """Open a regular file for reading, until the context ends. Never waits, as for a pipe.
 
-    Raises :class:`ModelError` for what is not there, not readable, or no file.
+    Raises:
+        ModelError: There is no such file, it is not regular, or it cannot be read.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     with _translate_read_errors(path):
@@ -69,7 +88,7 @@ def open_file(path: Path) -> Iterator[OpenFile]:
 
 
 def is_file_unchanged(path: Path, identity: FileIdentity) -> bool:
-    """Whether a path leads to a file in just this state."""
+    """Return whether there is a file at `path`, in exactly this state."""
     try:
         return FileIdentity.from_stat(os.stat(path)) == identity
     except OSError:
@@ -77,7 +96,15 @@ def is_file_unchanged(path: Path, identity: FileIdentity) -> bool:
 
 
 def read_text_file(path: Path, limit: int = 1 << 20) -> str:
-    """A small UTF-8 text file, such as rules."""
+    """Return the content of a small UTF-8 text file, such as rules.
+
+    Args:
+        path: The file.
+        limit: The bytes it may have.
+
+    Raises:
+        ModelError: It cannot be read, is larger, or is not UTF-8.
+    """
     with open_file(path) as file:
         if file.size > limit:
             raise ModelError(f"is {file.size:,} bytes, more than {limit:,}", path=str(path))
@@ -89,7 +116,7 @@ def read_text_file(path: Path, limit: int = 1 << 20) -> str:
 
 @contextmanager
 def _translate_read_errors(path: Path) -> Iterator[None]:
-    """Say in words why a file cannot be read."""
+    """Turn an OSError of the context into a :class:`ModelError` about `path`."""
     try:
         yield
     except FileNotFoundError:
@@ -100,7 +127,7 @@ def _translate_read_errors(path: Path) -> Iterator[None]:
 
 
 def read_at(descriptor: int, offset: int, size: int) -> bytes:
-    """Up to ``size`` bytes from ``offset`` on, fewer only at the end."""
+    """Return up to `size` bytes of a descriptor from `offset` on, fewer only at the end."""
     parts = []
     while size > 0:
         if hasattr(os, "pread"):
@@ -116,7 +143,16 @@ def read_at(descriptor: int, offset: int, size: int) -> bytes:
 
 
 def has_content(path: Path, size: int, parts: Iterable[bytes]) -> bool:
-    """Whether there is a file at ``path`` with just these bytes."""
+    """Return whether a file has exactly the given content.
+
+    Args:
+        path: The file.
+        size: The number of bytes.
+        parts: The bytes, in any parts.
+
+    Raises:
+        ModelError: There is no such file, or it cannot be read.
+    """
     with open_file(path) as file:
         if file.size != size:
             return False
@@ -129,12 +165,12 @@ def has_content(path: Path, size: int, parts: Iterable[bytes]) -> bool:
 
 
 def read_chunks(source: OpenFile, offset: int, size: int) -> Iterator[bytes]:
-    """The bytes ``[offset, offset + size)`` of a file, a megabyte at a time."""
+    """Yield the bytes `[offset, offset + size)` of a file, a megabyte at a time."""
     for start in range(offset, offset + size, 1 << 20):
         yield source.read(start, min(1 << 20, offset + size - start))
 
 
 def close_quietly(descriptor: int) -> None:
-    """Close what was only read, or is on the disk already: a failure has nothing to say."""
+    """Close a descriptor. Its bytes were only read, or are on the disk, so errors do not matter."""
     with suppress(OSError):
         os.close(descriptor)

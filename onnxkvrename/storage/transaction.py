@@ -1,4 +1,4 @@
-"""Files that take their places together, or not at all."""
+"""Put files and directories in their places together, or none of them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,16 @@ from onnxkvrename.storage.temp_file import (
 
 
 class _Change(NamedTuple):
-    """What is about to change at ``path``, known by the inode that it will have.
+    """A change that is about to be made.
 
-    ``backup`` is a second name of the file that was there before; ``new`` says
-    that there was none. What was a directory of another name goes back to ``stage``.
+    Attributes:
+        path: Where something new appears.
+        inode: Device and inode of the new file or directory; if `path` has it, the change
+            was made.
+        ready_file: The file that is moved there; `None` for directories.
+        backup: A second name of the file that was there before.
+        is_new: Whether nothing was there before.
+        previous_path: Where a directory was before.
     """
 
     path: Path
@@ -38,26 +44,28 @@ class _Change(NamedTuple):
 
 
 class Transaction:
-    """What one command makes and replaces; a context that undoes all of it if it fails.
+    """All changes of one command. A context manager that undoes them if an error ends it.
 
-    What counts is whether the last one took its place: an interrupt just after
-    that undoes nothing. A killed process undoes nothing either; what it leaves
-    is found by :func:`drafts.leftovers`, and the same command again ends the work.
+    Once the last change is made, nothing is undone any more, as by an interrupt just
+    after it. A killed process undoes nothing either: each target is then either old or
+    new, `temp_file.find_stale_temp_files` finds what is left over, and the same command
+    again completes the work.
 
-    Nothing can be undone where a file system has no hard links to keep what was
-    replaced: then ``stuck`` gets the targets that are new already.
+    Args:
+        stuck: Gets the targets that were replaced and could not be restored, as on a file
+            system without hard links.
     """
 
     def __init__(self, stuck: list[Path] | None = None) -> None:
         self.log: list[_Change] = []
-        self.last: _Change | None = None
+        self.last_change: _Change | None = None
         self.stuck = [] if stuck is None else stuck
 
     def __enter__(self) -> Transaction:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
-        if kind is not None and not (self.last is not None and _is_applied(self.last)):
+        if kind is not None and not (self.last_change and _is_applied(self.last_change)):
             self._undo_all()
         moves = self._find_renamed_directories()
         for change in self.log:
@@ -67,35 +75,41 @@ class Transaction:
                 with suppress(OSError):
                     os.unlink(resolve_moved_path(change.backup, moves))
 
-    def place_files(self, staged: Sequence[ReadyFile], *, final: bool) -> None:
-        """Put files in their places, one after the other; if ``final``, no more will follow.
+    def place_files(self, files: Sequence[ReadyFile], *, final: bool) -> None:
+        """Move files to their targets, one after the other.
 
-        Raises :class:`WriteError` for the first that cannot be placed.
+        Args:
+            files: The files.
+            final: Whether these are the last changes.
+
+        Raises:
+            WriteError: A file could not be moved. Those before it are, until the context
+                ends.
         """
-        for number, item in enumerate(staged, 1):
-            self._place_file(item, last=final and number == len(staged))
-        for directory in dict.fromkeys(item.target.parent for item in staged):
+        for number, file in enumerate(files, 1):
+            self._place_file(file, last=final and number == len(files))
+        for directory in dict.fromkeys(file.target.parent for file in files):
             sync_directory(directory)
 
-    def _place_file(self, item: ReadyFile, *, last: bool) -> None:
-        with translate_write_errors(item.display_path):
-            inode = _read_inode(item.temp_path)
-        # What comes last needs no way back.
-        backup = build_temp_path(item.target) if item.overwrites_target and not last else None
+    def _place_file(self, file: ReadyFile, *, last: bool) -> None:
+        with translate_write_errors(file.display_path):
+            inode = _read_inode(file.temp_path)
+        # The last change is never undone.
+        backup = build_temp_path(file.target) if file.overwrites_target and not last else None
         self._record_change(
-            _Change(item.target, inode, item, backup, is_new=not item.overwrites_target), last=last
+            _Change(file.target, inode, file, backup, is_new=not file.overwrites_target), last=last
         )
         if backup is not None:
             try:
-                os.link(item.target, backup)
+                os.link(file.target, backup)
             except FileNotFoundError:
                 self.log[-1] = self.log[-1]._replace(is_new=True)
             except OSError:
                 pass  # a file system without links
-        item.move_into_place()
+        file.move_into_place()
 
     def place_directories(self, stages: Sequence[StagedDirectory], *, final: bool) -> None:
-        """Put whole directories in their places, as :meth:`place` does files."""
+        """Move whole directories to their targets, as :meth:`place_files` does files."""
         for number, stage in enumerate(stages, 1):
             with translate_write_errors(stage.target):
                 inode = _read_inode(stage.directory)
@@ -104,9 +118,16 @@ class Transaction:
             stage.move_into_place()
 
     def rename_directories(self, moves: Mapping[Path, Path]) -> None:
-        """Give directories other names beside them, each with all that was placed in it.
+        """Rename directories within their parents, with all that was placed in them.
 
-        Nothing is placed after that. Raises :class:`WriteError` if a name is taken.
+        These are the last changes.
+
+        Args:
+            moves: For each directory its new path.
+
+        Raises:
+            WriteError: A path is taken, or a directory could not be renamed. Those before
+                it are, until the context ends.
         """
         for number, (directory, target) in enumerate(moves.items(), 1):
             with translate_write_errors(directory):
@@ -116,7 +137,7 @@ class Transaction:
             _rename_directory(directory, target)
 
     def _find_renamed_directories(self) -> dict[Path, Path]:
-        """The directories that have another name by now."""
+        """Return the directories that are renamed by now, with their new paths."""
         return {
             change.previous_path: change.path
             for change in self.log
@@ -126,7 +147,7 @@ class Transaction:
     def _record_change(self, change: _Change, *, last: bool) -> None:
         self.log.append(change)
         if last:
-            self.last = change
+            self.last_change = change
 
     def _undo_all(self) -> None:
         for change in reversed(self.log):
@@ -147,6 +168,7 @@ class Transaction:
 
 
 def _is_applied(change: _Change) -> bool:
+    """Return whether a change was made, and nothing else since."""
     with suppress(OSError):
         return _read_inode(change.path) == change.inode
     return False
@@ -158,9 +180,15 @@ def _read_inode(path: Path) -> tuple[int, int]:
 
 
 class StagedDirectory:
-    """A directory in the making, beside its place: all of it appears there by one rename.
+    """A directory that is filled beside its target, and moved there by one rename.
 
-    A context: what has not been placed when it ends is gone.
+    A context manager: if it has not been moved when the context ends, it is removed.
+
+    Args:
+        target: Where the directory belongs.
+
+    Raises:
+        WriteError: On entering, if there can be no directory beside the target.
     """
 
     def __init__(self, target: Path) -> None:
@@ -176,16 +204,21 @@ class StagedDirectory:
         _remove_directory(self.directory)
 
     def prepare_path(self, path: Path) -> Path:
-        """Where a path below the target is made; the directory for it is there then."""
+        """Return where a path below the target is written, and create its directory there.
+
+        Raises:
+            WriteError: It could not be created.
+        """
         inside = self.directory / path.relative_to(self.target)
         with translate_write_errors(path):
             inside.parent.mkdir(parents=True, exist_ok=True)
         return inside
 
     def move_into_place(self) -> None:
-        """Give the directory its place.
+        """Move the directory to its target.
 
-        Raises :class:`WriteError` if something has appeared there meanwhile.
+        Raises:
+            WriteError: That failed, or something has appeared there. It is then unchanged.
         """
         for folder, _, _ in os.walk(self.directory):
             sync_directory(Path(folder))
@@ -194,44 +227,52 @@ class StagedDirectory:
 
 @contextmanager
 def write_intent(moves: Mapping[Path, Path]) -> Iterator[None]:
-    """Leave word of which directories are to get which names, for whoever finds it half done.
+    """Record which directories get which names, in case this process is killed.
 
-    A symbolic link to ``OLD/NEW`` beside them, which is gone when the context ends.
-    Where there can be none, there is none.
+    Each is a symbolic link to `OLD/NEW` beside the directory, which is removed when the
+    context ends. Where links are not possible, nothing is recorded.
+
+    Args:
+        moves: For each directory its new path.
     """
-    marks = [build_temp_path(directory) for directory in moves]
+    links = [build_temp_path(directory) for directory in moves]
     try:
-        for mark, (directory, target) in zip(marks, moves.items(), strict=True):
+        for link, (directory, target) in zip(links, moves.items(), strict=True):
             with suppress(OSError):
-                os.symlink(f"{directory.name}/{target.name}", mark)
-                sync_directory(mark.parent)
+                os.symlink(f"{directory.name}/{target.name}", link)
+                sync_directory(link.parent)
         yield
     except BaseException:
-        for mark in marks:
+        for link in links:
             with suppress(OSError):
-                os.unlink(mark)
+                os.unlink(link)
         raise
     clear_intent(moves)
 
 
 def clear_intent(moves: Mapping[Path, Path]) -> None:
-    """Remove what was announced of these moves, by this run or a dead one."""
+    """Remove the records of these moves, of this run or a dead one."""
     for directory, target in moves.items():
-        for mark in find_intents(directory.parent):
-            if mark.move == (directory.name, target.name):
+        for intent in find_intents(directory.parent):
+            if intent.move == (directory.name, target.name):
                 with suppress(OSError):
-                    os.unlink(mark.path)
+                    os.unlink(intent.path)
 
 
 class Intent(NamedTuple):
-    """What a dead run was about to call a directory, or one that is alive is: old, new."""
+    """A directory that a run, dead or alive, was about to rename.
+
+    Attributes:
+        path: The symbolic link that records it.
+        move: The old and the new name of the directory.
+    """
 
     path: Path
     move: tuple[str, str]
 
 
 def find_intents(directory: Path) -> Iterator[Intent]:
-    """What was announced in a directory, and not taken back."""
+    """Yield the recorded renames of directories in `directory`."""
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             move = _read_intent(entry.path) if entry.name.startswith(TEMP_PREFIX) else None
@@ -256,7 +297,7 @@ def _rename_directory(directory: Path, target: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make what has its place there last. It has it by then, so no failure here undoes it."""
+    """Bring the names in a directory to the disk. They count by then, so errors are ignored."""
     if os.name == "nt":  # pragma: no cover - directories cannot be opened there
         return
     with suppress(OSError):
@@ -267,9 +308,13 @@ def sync_directory(directory: Path) -> None:
             close_quietly(descriptor)
 
 
-def remove_stale_temp_files(leftovers: Iterable[Path]) -> None:
-    """Take away what dead runs have left; locks are their holder's, and so is what is announced."""
-    for path in leftovers:
+def remove_stale_temp_files(paths: Iterable[Path]) -> None:
+    """Remove what dead runs have left, except locks and recorded renames of directories.
+
+    Args:
+        paths: What :func:`find_stale_temp_files` found; the caller holds the locks.
+    """
+    for path in paths:
         if path.name.endswith(f"-{LOCK_SUFFIX}") or _read_intent(path):
             continue
         with suppress(OSError):
@@ -280,32 +325,44 @@ def remove_stale_temp_files(leftovers: Iterable[Path]) -> None:
 
 
 def _remove_directory(directory: Path) -> None:
-    """Remove a directory with all that is in it, as far as that can be."""
-    import shutil  # five milliseconds, for which no rename in place should wait
+    """Remove a directory with all that is in it, as far as possible."""
+    import shutil  # takes 5 ms to import, and a rename in place does not need it
 
-    with suppress(OSError):  # to ignore errors there is not to ignore all
+    with suppress(OSError):  # `ignore_errors` does not cover all of them
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def write_file(output: Path, data: bytes, *, force: bool) -> None:
-    """Write one file, whole or not at all.
+    """Write one file, completely or not at all.
 
-    Raises :class:`WriteError` as :func:`check_place` does.
+    Args:
+        output: The file.
+        data: Its content.
+        force: Replace a file that is there.
+
+    Raises:
+        WriteError: As :func:`check_output_path` does, or because it cannot be written.
+            What was there is then unchanged.
     """
     check_output_path(output, force=force)
-    with Transaction() as changes:
-        with TempFile(Path(os.path.abspath(output)), output) as draft:
-            draft.write(data)
-            draft.set_default_mode()
-            staged = draft.finish(replace=force)
-        changes.place_files([staged], final=True)
+    with Transaction() as transaction:
+        with TempFile(Path(os.path.abspath(output)), output) as temp_file:
+            temp_file.write(data)
+            temp_file.set_default_mode()
+            ready_file = temp_file.finish(replace=force)
+        transaction.place_files([ready_file], final=True)
 
 
 def check_output_path(output: Path, *, force: bool) -> None:
-    """Raise :class:`WriteError` where a file cannot be written.
+    """Check that a file can be written.
 
-    That is in the place of a directory, in a directory that takes none, and for what is there
-    already; ``force`` replaces that, if it is a plain file or a link to one.
+    Args:
+        output: The file.
+        force: Accept that a regular file, or a link to one, is there already.
+
+    Raises:
+        WriteError: The path is a directory or exists already, or its directory is missing
+            or cannot be written to.
     """
     if os.path.isdir(output):
         raise WriteError("is a directory", path=str(output))
@@ -314,4 +371,4 @@ def check_output_path(output: Path, *, force: bool) -> None:
     if os.path.exists(output) and not os.path.isfile(output):
         raise WriteError("is there already, and no plain file", path=str(output))
     with TempFile(Path(os.path.abspath(output)), output):
-        pass  # it could be begun
+        pass  # it could be created
