@@ -1,1 +1,1 @@
-"""An ONNX file as bytes: where names stand, and how they are exchanged."""
+"""An ONNX file as bytes: where names occur, and how they are exchanged."""

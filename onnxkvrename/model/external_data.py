@@ -1,4 +1,4 @@
-"""Weights beside the model: where they lie, whether they hold, how they move."""
+"""Weights in files beside the model: find them, check them, plan their copies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from onnxkvrename.storage.read import FileIdentity, has_content, open_file, read
 
 
 class DataFile(NamedTuple):
-    """A file of weights: where the model says, and where that is; ``size`` in bytes."""
+    """A file of weights.
+
+    Attributes:
+        location: The file as the model names it, relative to its directory.
+        path: The file itself, links resolved.
+        identity: Its state when it was checked.
+    """
 
     location: str
     path: Path
@@ -29,69 +35,94 @@ class DataFile(NamedTuple):
 def find_data_files(
     references: Iterable[ExternalReference], model: Path
 ) -> Iterator[DataFile | Finding]:
-    """Each data file that a model names, or what is wrong with it.
+    """Find the data files of a model.
 
-    A file is opened as it would be to copy it, and judged by what was opened:
-    of a path alone nothing is believed.
+    Each is opened as it would be to copy it, and checked by what was opened, as a path may
+    lead elsewhere a moment later.
+
+    Args:
+        references: The external data that the model refers to.
+        model: Its path.
+
+    Yields:
+        Each file once; or what is wrong with a reference: KV501 (outside of the model's
+        directory), KV502 (cannot be read) or KV503 (too short).
     """
     directory = Path(os.path.realpath(model.parent))
     seen: set[str] = set()
     for reference in references:
-        location, path = reference.location, directory / reference.location.replace("\0", "")
-        fault = _check_location(reference, directory)
-        if fault is not None:
-            yield fault
-            continue
-        try:
-            with open_file(Path(os.path.realpath(path))) as file:
-                found = DataFile(location, file.path, file.identity)
-                itself = os.path.samestat(file.status, os.stat(model))
-        except KvRenameError as error:
-            yield build_finding(
-                "KV502",
-                location,
-                f"holds {reference.tensor_name}, but {_describe_error(error)}",
-                f"put it beside the model, in {directory}",
-            )
-            continue
-        if itself:
-            yield build_finding("KV501", location, "is the model itself", "export the model again")
-        elif found.size < reference.end_offset:
-            yield build_finding(
-                "KV503",
-                location,
-                f"has {found.size:,} bytes, but {reference.tensor_name} ends at {reference.end_offset:,}",
-                "the file was cut off, or is of another model: copy it again",
-            )
+        location = reference.location
+        result = _check_location(reference, directory) or _open_data_file(
+            reference, directory, model
+        )
+        if isinstance(result, Finding):
+            yield result
         elif location not in seen:
             seen.add(location)
-            yield found
+            yield result
+
+
+def _open_data_file(
+    reference: ExternalReference, directory: Path, model: Path
+) -> DataFile | Finding:
+    """Return the data file of a reference, or what is wrong with it."""
+    location = reference.location
+    path = directory / location.replace("\0", "")
+    try:
+        with open_file(Path(os.path.realpath(path))) as file:
+            data_file = DataFile(location, file.path, file.identity)
+            is_model = os.path.samestat(file.status, os.stat(model))
+    except KvRenameError as error:
+        return build_finding(
+            "KV502",
+            location,
+            f"holds {reference.tensor_name}, but {_describe_error(error)}",
+            f"put it beside the model, in {directory}",
+        )
+    if is_model:
+        return build_finding("KV501", location, "is the model itself", "export the model again")
+    if data_file.size < reference.end_offset:
+        return build_finding(
+            "KV503",
+            location,
+            f"has {data_file.size:,} bytes, "
+            f"but {reference.tensor_name} ends at {reference.end_offset:,}",
+            "the file was cut off, or is of another model: copy it again",
+        )
+    return data_file
 
 
 def plan_data_copies(
     data: Iterable[DataFile], directory: Path, *, force: bool
 ) -> Iterator[tuple[DataFile, Path, Finding | None]]:
-    """Where each data file has to go; with a finding where another one stands there.
+    """Plan where each data file is copied. A file with the same bytes there is left out.
 
-    What is there already, byte for byte, is left out.
+    Args:
+        data: The data files of a model.
+        directory: Where the model is written.
+        force: Replace another file that is there.
+
+    Yields:
+        The file, its new path, and KV504 if another file is there and must not be replaced.
     """
-    for item in data:
-        target = directory / item.location
-        clash = None
+    for data_file in data:
+        target = directory / data_file.location
+        conflict = None
         if os.path.lexists(target):
-            if has_same_data(item, target):
+            if has_same_data(data_file, target):
                 continue
             if not force:
-                clash = build_finding(
+                conflict = build_finding(
                     "KV504",
                     str(target),
-                    f"is there already, and differs from {item.location} beside the source",
+                    f"is there already, and differs from {data_file.location} beside the source",
                     "choose an empty directory, or --force to replace it",
                 )
-        yield item, target, clash
+        yield data_file, target, conflict
 
 
 def _check_location(reference: ExternalReference, directory: Path) -> Finding | None:
+    """Return what is wrong with the location of a reference; it must be below `directory`."""
     location = reference.location
     if reference.problem:
         return build_finding(
@@ -123,10 +154,10 @@ def _describe_error(error: KvRenameError) -> str:
     return {"no such file": "is missing"}.get(error.message, error.message)
 
 
-def has_same_data(item: DataFile, target: Path) -> bool:
-    """Whether a data file stands at ``target`` already, byte for byte."""
+def has_same_data(data_file: DataFile, target: Path) -> bool:
+    """Return whether the file at `target` has the same bytes as a data file."""
     try:
-        with open_file(item.path) as file:
-            return has_content(target, item.size, read_chunks(file, 0, item.size))
+        with open_file(data_file.path) as file:
+            return has_content(target, data_file.size, read_chunks(file, 0, data_file.size))
     except KvRenameError:
         return False

@@ -1,8 +1,7 @@
-"""The digest of a layout in a model's metadata, where two workers can compare it.
+"""The stamp: the digest of a layout in a model's metadata, where two workers can compare it.
 
-A stamp is one entry of ``metadata_props``, the last field of the file. To take it out
-gives the bytes from before. It says what the names and shapes of buffers are, so
-it goes when a name changes.
+A stamp is one entry of `metadata_props`, the last field of the file. Without it, the bytes
+are those from before. It covers names and shapes of buffers, so it goes when a name changes.
 """
 
 from __future__ import annotations
@@ -17,24 +16,36 @@ _METADATA_PROPS_TAG = bytes([METADATA_PROPS << 3 | 2])
 
 
 def read_stamp(source: ByteSource) -> str | None:
-    """The stamp of a model, the last one if there are several."""
-    found = None
+    """Return the stamp of a model, the last one if there are several; `None` if there is none."""
+    stamp = None
     for _, key, value in read_metadata_props(source):
-        found = value if key == STAMP_KEY else found
-    return found
+        stamp = value if key == STAMP_KEY else stamp
+    return stamp
 
 
 def write_stamp(
     source: ByteSource, stamp: str | None, pieces: Iterable[Piece]
 ) -> tuple[Piece, ...]:
-    """Pieces of the source, with this stamp and no other one, or with none."""
+    """Replace the stamps of a model by one, or by none.
+
+    Args:
+        source: The bytes of the model.
+        stamp: The new stamp; `None` for no stamp.
+        pieces: The result so far, as pieces of `source`.
+
+    Returns:
+        The pieces without the old stamps, and the new one at their end.
+
+    Raises:
+        ModelError: The bytes are not a protobuf message.
+    """
     cuts = [span for span, key, _ in read_metadata_props(source) if key == STAMP_KEY]
-    kept = tuple(_cut_spans(pieces, cuts))
-    return kept if stamp is None else (*kept, _encode_entry(stamp))
+    remaining = tuple(_cut_spans(pieces, cuts))
+    return remaining if stamp is None else (*remaining, _encode_entry(stamp))
 
 
 def _encode_entry(stamp: str) -> bytes:
-    entry = b"".join(_encode_string(at, text) for at, text in ((1, STAMP_KEY), (2, stamp)))
+    entry = b"".join(_encode_string(number, text) for number, text in ((1, STAMP_KEY), (2, stamp)))
     return _METADATA_PROPS_TAG + encode_varint(len(entry)) + entry
 
 
@@ -44,7 +55,7 @@ def _encode_string(number: int, text: str) -> bytes:
 
 
 def _cut_spans(pieces: Iterable[Piece], cuts: list[Span]) -> Iterator[Piece]:
-    """The pieces without some spans of the source, which no edit lies in."""
+    """Yield the pieces without some spans of the source, in which nothing was edited."""
     for piece in pieces:
         if isinstance(piece, bytes):
             yield piece

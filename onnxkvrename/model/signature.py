@@ -1,4 +1,4 @@
-"""What a model shows the world: its graph inputs and outputs, and how it uses them."""
+"""The signature of a model: its graph inputs and outputs, and how it uses their names."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 Dim = int | str | None
-"""A static size, a symbol, or ``None`` where the file says nothing."""
+"""A static size, a symbol, or `None` if unknown."""
 
 
 class Value(NamedTuple):
     """A graph input or output.
 
-    ``dtype`` is ONNX's own name (``FLOAT16``), or a wrapped one for what is no
-    tensor (``sequence(FLOAT)``). ``shape`` is ``None`` where the rank is unknown.
+    Attributes:
+        name: Its name.
+        dtype: ONNX's own name of the dtype (`FLOAT16`), wrapped unless the value is a dense
+            tensor (`sequence(FLOAT)`).
+        shape: The dimensions; `None` if the rank is unknown.
     """
 
     name: str
@@ -22,7 +25,12 @@ class Value(NamedTuple):
     shape: tuple[Dim, ...] | None
 
     def apply_name_map(self, names: Mapping[str, str], symbols: Mapping[str, str]) -> Value:
-        """The same value under the new name, its symbols following."""
+        """Return the same value with its new name and symbols.
+
+        Args:
+            names: New names of values by their old ones.
+            symbols: New symbols of dimensions by their old ones.
+        """
         shape = self.shape
         if shape is not None:
             shape = tuple(symbols.get(d, d) if isinstance(d, str) else d for d in shape)
@@ -30,13 +38,23 @@ class Value(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """Graph inputs and outputs in the file's order, doubles included."""
+    """Graph inputs and outputs, in the file's order.
+
+    Attributes:
+        inputs: The inputs; two may have the same name.
+        outputs: The outputs; two may have the same name.
+    """
 
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
 
     def apply_name_map(self, names: Mapping[str, str], symbols: Mapping[str, str]) -> Signature:
-        """What a right renaming must read back as; values and symbols change once, all together."""
+        """Return the signature that the renamed model must have.
+
+        Args:
+            names: New names of values by their old ones; all change at once.
+            symbols: New symbols of dimensions by their old ones.
+        """
         return Signature(
             tuple(value.apply_name_map(names, symbols) for value in self.inputs),
             tuple(value.apply_name_map(names, symbols) for value in self.outputs),
@@ -44,9 +62,13 @@ class Signature(NamedTuple):
 
 
 class ExportInfo(NamedTuple):
-    """Who wrote a model, and for what: two exports of one kind have these in common.
+    """Who wrote a model, and for what. Windows of one export have these in common.
 
-    ``opsets`` are the imports as pairs of domain and version, in the file's order.
+    Attributes:
+        ir_version: Version of ONNX's intermediate representation.
+        producer_name: The program that wrote the model.
+        producer_version: Its version.
+        opsets: The operator sets as pairs of domain and version, in the file's order.
     """
 
     ir_version: int
@@ -56,12 +78,13 @@ class ExportInfo(NamedTuple):
 
 
 class NameUses(NamedTuple):
-    """What the graph does with the names that were asked about.
+    """How the graph uses the names that were asked about.
 
-    ``producers`` maps a value of the main graph to the op type of its node.
-    ``read`` holds the values that some node reads, captures by subgraphs
-    included. ``symbols`` are those in sight. ``taken`` maps a new name to where
-    it already stands.
+    Attributes:
+        producer_op_types: The op type of the node that produces each value of the main graph.
+        read_names: The values that some node reads, also those that subgraphs capture.
+        symbols: Symbols of dimensions that may be derived from a name.
+        taken_names: New names that the graph has already, with a description of where.
     """
 
     producer_op_types: Mapping[str, str] = MappingProxyType({})
@@ -70,27 +93,29 @@ class NameUses(NamedTuple):
     taken_names: Mapping[str, str] = MappingProxyType({})
 
 
-def is_shape_compatible(one: tuple[Dim, ...], other: tuple[Dim, ...]) -> bool:
-    """Whether two shapes agree as far as they are known; symbols may differ."""
-    return len(one) == len(other) and all(
-        a == b for a, b in zip(one, other, strict=True) if isinstance(a, int) and isinstance(b, int)
+def is_shape_compatible(first: tuple[Dim, ...], second: tuple[Dim, ...]) -> bool:
+    """Return whether two shapes agree in rank and static sizes; symbols may differ."""
+    return len(first) == len(second) and all(
+        a == b
+        for a, b in zip(first, second, strict=True)
+        if isinstance(a, int) and isinstance(b, int)
     )
 
 
 def format_shape(shape: tuple[Dim, ...]) -> str:
-    """A shape as it is shown: ``[batch, 2, ?]``."""
+    """Format a shape, as in `[batch, 2, ?]`."""
     return "[" + ", ".join("?" if dim is None else str(dim) for dim in shape) + "]"
 
 
-def is_type_compatible(one: Value, other: Value) -> bool:
-    """Whether dtype, rank and static sizes agree as far as they are known."""
-    if one.dtype != other.dtype:
+def is_type_compatible(first: Value, second: Value) -> bool:
+    """Return whether dtype, rank and static sizes agree, as far as they are known."""
+    if first.dtype != second.dtype:
         return False
-    if one.shape is None or other.shape in (None, one.shape):
+    if first.shape is None or second.shape in (None, first.shape):
         return True
-    return is_shape_compatible(one.shape, other.shape)
+    return is_shape_compatible(first.shape, second.shape)
 
 
 def format_value_type(value: Value) -> str:
-    """Dtype and shape as they are shown: ``FLOAT [batch, 2]``."""
+    """Format dtype and shape, as in `FLOAT [batch, 2]`."""
     return value.dtype if value.shape is None else f"{value.dtype} {format_shape(value.shape)}"

@@ -1,4 +1,4 @@
-"""How much is in a model: nodes and bytes of weights, by their length prefixes alone.
+"""Count the nodes and the bytes of weights of a model, by length prefixes alone.
 
 Field numbers are those of onnx.proto (ONNX IR version 13).
 """
@@ -21,12 +21,14 @@ WalkFunction = Callable[[Record], object]
 
 
 class ModelStats(NamedTuple):
-    """What a model has in it.
+    """The size of a model. Tensors count in all graphs, large nodes and local functions.
 
-    ``nodes`` are those of the main graph; ``inline`` is the number of tensors
-    with their values in the model, ``size`` the bytes of these, and
-    ``external`` the number of the other tensors. All graphs, attributes of
-    large nodes and local functions count.
+    Attributes:
+        node_count: Nodes of the main graph.
+        function_names: Names of the local functions.
+        inline_tensor_count: Tensors with their values in the model.
+        inline_bytes: Bytes of these values.
+        external_tensor_count: Tensors with their values in another file.
     """
 
     node_count: int = 0
@@ -37,79 +39,87 @@ class ModelStats(NamedTuple):
 
 
 def collect_model_stats(source: ByteSource) -> ModelStats:
-    """Count the nodes of a model and add up its tensors; no values are read.
+    """Count the nodes of a model and add up its tensors, without reading their values.
 
-    Raises :class:`ModelError` for bytes that are no model.
+    Raises:
+        ModelError: The bytes are not a model.
     """
-    scale = _StatsCollector(source)
-    nodes = scale.walk_graph(find_graph(source))
-    functions = []
+    collector = _StatsCollector(source)
+    node_count = collector.walk_graph(find_graph(source))
+    function_names = []
     for record in read_fields(source, source.root):
         if record.wire_type == LENGTH and record.number == 20:
-            scale.walk_fields(record, {1: scale.walk_graph, 2: scale.walk_graph})
+            collector.walk_fields(record, {1: collector.walk_graph, 2: collector.walk_graph})
         elif record.wire_type == LENGTH and record.number == 25:
-            functions.append(read_optional_string(source, scale.walk_function(record)))
-    return ModelStats(nodes, tuple(functions), scale.inline, scale.size, scale.external)
+            name = read_optional_string(source, collector.walk_function(record))
+            function_names.append(name)
+    return ModelStats(
+        node_count,
+        tuple(function_names),
+        collector.inline_tensor_count,
+        collector.inline_bytes,
+        collector.external_tensor_count,
+    )
 
 
 class _StatsCollector:
-    """Adds up tensors; a method for each message that holds some."""
+    """Adds up tensors, with a method for each message that may hold some."""
 
     def __init__(self, source: ByteSource) -> None:
         self.source = source
-        self.inline = self.size = self.external = 0
+        self.inline_tensor_count = self.inline_bytes = self.external_tensor_count = 0
 
     def walk_fields(self, message: Record, walks: Mapping[int, WalkFunction]) -> None:
-        """Walk those fields of a message that hold something to weigh."""
+        """Walk the fields of a message that may hold tensors."""
         for record in read_fields(self.source, message, stems=(), always=frozenset(walks)):
             if record.wire_type == LENGTH and record.number in walks:
                 walks[record.number](record)
 
     def walk_graph(self, graph: Record) -> int:
-        """Weigh what is in a graph, and return the number of its nodes."""
-        nodes = 0
+        """Add up the tensors of a graph, and return the number of its nodes."""
+        node_count = 0
         for record in read_fields(self.source, graph):
             if record.wire_type != LENGTH:
                 continue
             if record.number == 1:
-                nodes += 1
+                node_count += 1
                 if record.end - record.start >= _LARGE_NODE_SIZE:
                     self.walk_node(record)
             elif record.number == 5:
                 self.walk_tensor(record)
             elif record.number == 15:
                 self.walk_sparse_tensor(record)
-        return nodes
+        return node_count
 
     def walk_function(self, function: Record) -> Record | None:
-        """Weigh what is in a local function, and return where its name stands."""
-        parts = list(read_fields(self.source, function))
-        for record in parts:
-            large = record.end - record.start >= _LARGE_NODE_SIZE
-            if record.number == 7 and record.wire_type == LENGTH and large:
+        """Add up the tensors of a local function, and return the record of its name."""
+        fields = list(read_fields(self.source, function))
+        for record in fields:
+            is_large = record.end - record.start >= _LARGE_NODE_SIZE
+            if record.number == 7 and record.wire_type == LENGTH and is_large:
                 self.walk_node(record)
-        return find_string(parts, 1)
+        return find_string(fields, 1)
 
     def walk_node(self, node: Record) -> None:
-        """Weigh what the attributes of a node hold."""
+        """Add up the tensors in the attributes of a node."""
         self.walk_fields(node, {5: self.walk_attribute})
 
     def walk_attribute(self, attribute: Record) -> None:
-        """Weigh tensors and graphs, one or several of each."""
+        """Add up tensors and graphs in an attribute, one or several of each."""
         dense, sparse = self.walk_tensor, self.walk_sparse_tensor
         graphs: Mapping[int, WalkFunction] = {6: self.walk_graph, 11: self.walk_graph}
         self.walk_fields(attribute, {**graphs, 5: dense, 10: dense, 22: sparse, 23: sparse})
 
     def walk_sparse_tensor(self, sparse: Record) -> None:
-        """Weigh the values of a sparse tensor, and their indices."""
+        """Add up the values of a sparse tensor, and their indices."""
         self.walk_fields(sparse, {1: self.walk_tensor, 2: self.walk_tensor})
 
     def walk_tensor(self, tensor: Record) -> None:
-        """Add a tensor up: its values are stepped over, or lie elsewhere."""
+        """Count a tensor, and the bytes of its values if they are in the model."""
         for record in read_fields(self.source, tensor):
             if record.number in _VALUE_FIELDS:
-                self.size += record.end - record.start
+                self.inline_bytes += record.end - record.start
             elif record.number == _EXTERNAL_DATA_FIELD:
-                self.external += 1
+                self.external_tensor_count += 1
                 return
-        self.inline += 1
+        self.inline_tensor_count += 1
