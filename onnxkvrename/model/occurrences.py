@@ -1,8 +1,7 @@
-"""Every place in a model where a name is seen, and what it means there.
+"""Occurrences: every position in a model where a name stands for a value, and its role there.
 
-Field numbers are those of onnx.proto (ONNX IR version 13). Local functions
-have names of their own, so nothing in them is a place; they are walked only
-for the external data of tensors in them.
+Field numbers are those of onnx.proto (ONNX IR version 13). Local functions have names of
+their own, so names in them do not count; they are walked only for external data.
 """
 
 from __future__ import annotations
@@ -27,20 +26,27 @@ from onnxkvrename.model.protobuf import LENGTH, ByteSource, Record, read_fields
 from onnxkvrename.model.signature import NameUses
 
 DIM_SYMBOL_MARKER = b"_dim_"
-"""What a symbol that an exporter derived from a name has between the name and the axis."""
+"""Text between name and axis in a symbol that an exporter derived from a value's name.
+
+As `torch.onnx` does: `Concatpast_key.0_RetainedState_dim_2`."""
 _LOCATION_KEY = b"location"
 _MAX_STEMS = 64
 _STEM_SIZE = 5
-"""Bytes of a stem that few other names begin with; every search more costs as much as a walk."""
+"""Bytes that few other names begin with. Longer stems are more searches, and each costs as much
+as a walk over all fields."""
 
 
 class Occurrence(NamedTuple):
-    """One place where a name stands.
+    """One occurrence of a name.
 
-    ``role`` is what it means there: ``input`` and ``output`` of a graph,
-    ``value_info``, ``reads`` and ``produces`` (a node's, with its ``op_type``),
-    ``initializer``, ``annotation`` (of quantization), ``sharding``, ``binding``
-    (of training). ``scope`` numbers the graph it is in; 0 is the main graph.
+    Attributes:
+        name: The name.
+        role: `input` or `output` of a graph, `value_info`, `reads` or `produces` (of a
+            node), `initializer`, `annotation` (of quantization), `sharding` or `binding`
+            (of training).
+        scope: Number of the graph; 0 is the main graph.
+        record: The record whose payload is the name.
+        op_type: The op type of the node that reads or produces the value.
     """
 
     name: str
@@ -51,16 +57,19 @@ class Occurrence(NamedTuple):
 
     @property
     def is_definition(self) -> bool:
-        """Whether the name comes into being here, so that it hides an outer one."""
+        """Whether the value is defined here, so that it hides an outer one of the same name."""
         return self.role in ("input", "produces", "initializer")
 
 
 class Occurrences(NamedTuple):
-    """The places of the names asked for, symbols near them, and all external data.
+    """All occurrences of some names in a model.
 
-    ``symbols`` are those that may be derived from a name, on graph inputs and
-    outputs and on each value_info that has to do with one of the names. ``parents[scope]`` is the
-    scope around a scope; around the main graph there is -1.
+    Attributes:
+        occurrences: The occurrences, in all graphs.
+        symbols: Symbols that may be derived from a name, with their records: those of graph
+            inputs and outputs, and of each value_info that contains one of the names.
+        references: The external data of all tensors, one for each file and problem.
+        parent_scopes: For each scope the scope around it; -1 for the main graph.
     """
 
     occurrences: tuple[Occurrence, ...]
@@ -69,63 +78,84 @@ class Occurrences(NamedTuple):
     parent_scopes: tuple[int, ...]
 
     def find_in_main_graph(self) -> Iterator[Occurrence]:
-        """The places that mean a value of the main graph: no nearer scope defines the name."""
-        defined = {(place.scope, place.name) for place in self.occurrences if place.is_definition}
-        for place in self.occurrences:
-            scope = place.scope
-            while scope > 0 and (scope, place.name) not in defined:
+        """Yield the occurrences that refer to a value of the main graph.
+
+        Those in a subgraph do, unless it or a graph around it defines the name itself.
+        """
+        defined = {(item.scope, item.name) for item in self.occurrences if item.is_definition}
+        for occurrence in self.occurrences:
+            scope = occurrence.scope
+            while scope > 0 and (scope, occurrence.name) not in defined:
                 scope = self.parent_scopes[scope]
             if scope <= 0:
-                yield place
+                yield occurrence
 
     def build_name_uses(self, names: Mapping[str, str]) -> NameUses:
-        """What the graph does with the old names, and where the new ones already stand."""
+        """Return how the graph uses the old names, and which new names it has already.
+
+        Args:
+            names: New names of values by their old ones.
+        """
         main = list(self.find_in_main_graph())
-        moving = {place.record.start for place in main if place.name in names}
-        new = set(names.values())
+        renamed_starts = {item.record.start for item in main if item.name in names}
+        new_names = set(names.values())
         return NameUses(
             producer_op_types={
-                place.name: place.op_type
-                for place in main
-                if place.role == "produces" and place.scope == 0
+                item.name: item.op_type
+                for item in main
+                if item.role == "produces" and item.scope == 0
             },
             read_names=frozenset(
-                place.name
-                for place in main
-                if place.role == "reads" or (place.role == "output" and place.scope > 0)
+                item.name
+                for item in main
+                if item.role == "reads" or (item.role == "output" and item.scope > 0)
             ),
-            symbols=frozenset(name for name, _ in self.symbols),
+            symbols=frozenset(symbol for symbol, _ in self.symbols),
             taken_names={
-                place.name: _describe_occurrence(place)
-                for place in self.occurrences
-                if place.name in new and place.record.start not in moving
+                item.name: _describe_occurrence(item)
+                for item in self.occurrences
+                if item.name in new_names and item.record.start not in renamed_starts
             },
         )
 
     def build_edits(
         self, names: Mapping[str, str], symbols: Mapping[str, str]
     ) -> Iterator[tuple[Record, bytes]]:
-        """What to write where, so that values and symbols go by their new names."""
-        values = ((names.get(place.name), place.record) for place in self.find_in_main_graph())
-        dims = ((symbols.get(name), record) for name, record in self.symbols)
-        for new, record in chain(values, dims):
-            if new is not None:
-                yield record, new.encode("utf-8", "surrogateescape")
+        """Yield the new payload of each record that has to change.
+
+        Args:
+            names: New names of values by their old ones.
+            symbols: New symbols of dimensions by their old ones.
+        """
+        values = ((names.get(item.name), item.record) for item in self.find_in_main_graph())
+        dims = ((symbols.get(symbol), record) for symbol, record in self.symbols)
+        for new_name, record in chain(values, dims):
+            if new_name is not None:
+                yield record, new_name.encode("utf-8", "surrogateescape")
 
 
-def _describe_occurrence(place: Occurrence) -> str:
-    what = {
+def _describe_occurrence(occurrence: Occurrence) -> str:
+    description = {
         "input": "a graph input",
         "output": "a graph output",
-        "produces": f"what a {place.op_type} node produces",
-        "reads": f"what a {place.op_type} node reads",
+        "produces": f"what a {occurrence.op_type} node produces",
+        "reads": f"what a {occurrence.op_type} node reads",
         "initializer": "an initializer",
-    }.get(place.role, f"a name in {place.role}")
-    return what if place.scope == 0 else f"{what} in a subgraph"
+    }.get(occurrence.role, f"a name in {occurrence.role}")
+    return description if occurrence.scope == 0 else f"{description} in a subgraph"
 
 
 def find_occurrences(source: ByteSource, names: Iterable[str]) -> Occurrences:
-    """Find every place of ``names``, in the main graph and in all graphs below it."""
+    """Find every occurrence of some names, in the main graph and all graphs below it.
+
+    Args:
+        source: The bytes of a model.
+        names: The names of values.
+
+    Raises:
+        ModelError: The bytes are not a model, or one that two readers could understand
+            differently. Nodes without any of the names are not checked.
+    """
     walker = _GraphWalker(source, names)
     main = walker.walk_graph(find_graph(source), -1)
     for record in read_fields(source, source.root):
@@ -134,18 +164,18 @@ def find_occurrences(source: ByteSource, names: Iterable[str]) -> Occurrences:
         elif record.wire_type == LENGTH and record.number == 25:
             walker.walk_function(record)
     return Occurrences(
-        tuple(walker.places),
+        tuple(walker.occurrences),
         tuple(walker.symbols),
         tuple(walker.references.values()),
-        tuple(walker.parents),
+        tuple(walker.parent_scopes),
     )
 
 
 def _choose_stems(names: Iterable[bytes]) -> tuple[bytes, ...] | None:
-    """A few byte strings of which every name holds one; ``None`` if it takes many.
+    """Choose a few byte strings of which every name contains one; `None` if it takes many.
 
-    Buffers differ in their numbers, so what stands between the numbers will do;
-    and what several of these begin with does for all of them.
+    Names of buffers differ in their numbers, so a part between numbers will do; and what
+    several of these parts begin with does for all of them.
     """
     stems: list[bytes] = []
     for name in sorted(names, key=len):
@@ -157,26 +187,29 @@ def _choose_stems(names: Iterable[bytes]) -> tuple[bytes, ...] | None:
 
 
 class _GraphWalker:
-    """Collects places and references; a method for each message that holds some."""
+    """Collects occurrences and references, with a method for each message that may hold some.
+
+    A scope of `None` means that names do not count, as in local functions.
+    """
 
     def __init__(self, source: ByteSource, names: Iterable[str]) -> None:
         self.source = source
-        self.wanted = {name.encode("utf-8", "surrogateescape"): name for name in names}
-        self.wanted.pop(b"", None)
-        stems = _choose_stems(self.wanted)
+        self.names_by_bytes = {name.encode("utf-8", "surrogateescape"): name for name in names}
+        self.names_by_bytes.pop(b"", None)
+        stems = _choose_stems(self.names_by_bytes)
         self.stems = None if stems is None else (*stems, _LOCATION_KEY)
-        self.longest = max(map(len, self.wanted), default=0)
-        self.places: list[Occurrence] = []
-        self.parents: list[int] = []
+        self.longest_name = max(map(len, self.names_by_bytes), default=0)
+        self.occurrences: list[Occurrence] = []
+        self.parent_scopes: list[int] = []
         self.symbols: list[tuple[str, Record]] = []
         self.references: dict[tuple[str, str], ExternalReference] = {}
 
-    def walk_graph(self, graph: Record, around: int | None) -> int | None:
-        """Walk a graph as a scope of its own; in a function (``None``) no name counts."""
+    def walk_graph(self, graph: Record, parent_scope: int | None) -> int | None:
+        """Walk a graph as a scope of its own, and return that scope."""
         scope = None
-        if around is not None:
-            scope = len(self.parents)
-            self.parents.append(around)
+        if parent_scope is not None:
+            scope = len(self.parent_scopes)
+            self.parent_scopes.append(parent_scope)
         always = frozenset((GRAPH_INPUT, GRAPH_OUTPUT))
         for record in read_fields(self.source, graph, stems=self.stems, always=always):
             if record.wire_type != LENGTH:
@@ -201,21 +234,21 @@ class _GraphWalker:
     def add_occurrence(
         self, record: Record | None, role: str, scope: int | None, op_type: str = ""
     ) -> None:
-        """Keep the place if its name was asked for."""
-        if record is None or scope is None or record.end - record.start > self.longest:
+        """Add an occurrence if its name was asked for."""
+        if record is None or scope is None or record.end - record.start > self.longest_name:
             return
-        name = self.wanted.get(self.source.read_payload(record))
+        name = self.names_by_bytes.get(self.source.read_payload(record))
         if name is not None:
-            self.places.append(Occurrence(name, role, scope, record, op_type))
+            self.occurrences.append(Occurrence(name, role, scope, record, op_type))
 
     def walk_node(self, node: Record, scope: int | None) -> None:
-        ends, op_type = [], ""
+        values, op_type = [], ""
         for record in read_fields(self.source, node):
             if record.wire_type != LENGTH:
                 continue
             match record.number:
                 case 1 | 2:
-                    ends.append(record)
+                    values.append(record)
                 case 4:
                     op_type = self.source.read_string(record)
                 case 5:
@@ -225,10 +258,9 @@ class _GraphWalker:
                         if spec.number == 2 and spec.wire_type == LENGTH:
                             name = find_string(read_fields(self.source, spec), 1)
                             self.add_occurrence(name, "sharding", scope)
-        for record in ends:
-            self.add_occurrence(
-                record, "reads" if record.number == 1 else "produces", scope, op_type
-            )
+        for record in values:
+            role = "reads" if record.number == 1 else "produces"
+            self.add_occurrence(record, role, scope, op_type)
 
     def walk_attribute(self, attribute: Record, scope: int | None) -> None:
         graphs = []
@@ -248,9 +280,9 @@ class _GraphWalker:
             self.walk_graph(graph, scope)
 
     def walk_value(self, value: Record, role: str, scope: int | None) -> None:
-        parts = list(read_fields(self.source, value))
-        self.add_occurrence(find_string(parts, 1), role, scope)
-        type_ = find_message(self.source, parts, 2, "type")
+        fields = list(read_fields(self.source, value))
+        self.add_occurrence(find_string(fields, 1), role, scope)
+        type_ = find_message(self.source, fields, 2, "type")
         if (
             type_ is not None
             and scope is not None
@@ -260,34 +292,34 @@ class _GraphWalker:
                 self.symbols.append((self.source.read_string(symbol), symbol))
 
     def walk_annotation(self, annotation: Record, scope: int | None) -> None:
-        parts = list(read_fields(self.source, annotation))
-        self.add_occurrence(find_string(parts, 1), "annotation", scope)
-        for entry in parts:
+        fields = list(read_fields(self.source, annotation))
+        self.add_occurrence(find_string(fields, 1), "annotation", scope)
+        for entry in fields:
             if entry.number == 2 and entry.wire_type == LENGTH:
                 name = find_string(read_fields(self.source, entry), 2)
                 self.add_occurrence(name, "annotation", scope)
 
     def walk_sparse_tensor(self, sparse: Record, scope: int | None) -> None:
-        """A sparse tensor goes by the name of its values."""
-        for number, where in ((1, scope), (2, None)):
-            parts = read_fields(self.source, sparse)
-            tensor = find_message(self.source, parts, number, "tensor in a sparse tensor")
+        """Walk a sparse tensor, whose name is that of its values (1), not of its indices (2)."""
+        for number, tensor_scope in ((1, scope), (2, None)):
+            fields = read_fields(self.source, sparse)
+            tensor = find_message(self.source, fields, number, "tensor in a sparse tensor")
             if tensor is not None:
-                self.walk_tensor(tensor, where)
+                self.walk_tensor(tensor, tensor_scope)
 
     def walk_tensor(self, tensor: Record, scope: int | None) -> None:
-        """An initializer, or with no scope a tensor that nobody calls by its name."""
-        parts = list(read_fields(self.source, tensor))
+        """Walk an initializer, or with no scope a tensor whose name nothing refers to."""
+        fields = list(read_fields(self.source, tensor))
         if scope is not None:
-            self.add_occurrence(find_string(parts, 8), "initializer", scope)
-        wanted = read_external_reference(self.source, parts)
-        if wanted is not None:
-            key = wanted.location, wanted.problem
-            known = self.references.get(key, wanted)
-            self.references[key] = max(known, wanted, key=lambda reference: reference.end_offset)
+            self.add_occurrence(find_string(fields, 8), "initializer", scope)
+        reference = read_external_reference(self.source, fields)
+        if reference is not None:
+            key = reference.location, reference.problem
+            known = self.references.get(key, reference)
+            self.references[key] = max(known, reference, key=lambda item: item.end_offset)
 
     def walk_training_info(self, training: Record, main: int | None) -> None:
-        """The graphs of training see the main graph; bindings name what they define."""
+        """Walk the two graphs of a training, which see the main graph, and their bindings."""
         scopes: dict[int, int | None] = {}
         for number in (1, 2):
             graph = find_message(
@@ -296,10 +328,10 @@ class _GraphWalker:
             scopes[number] = main if graph is None else self.walk_graph(graph, main)
         for binding in read_fields(self.source, training):
             if binding.number in (3, 4) and binding.wire_type == LENGTH:
-                parts = list(read_fields(self.source, binding))
-                produced_in = scopes[1 if binding.number == 3 else 2]
-                self.add_occurrence(find_string(parts, 1), "binding", scopes[2])
-                self.add_occurrence(find_string(parts, 2), "binding", produced_in)
+                fields = list(read_fields(self.source, binding))
+                producer_scope = scopes[1 if binding.number == 3 else 2]
+                self.add_occurrence(find_string(fields, 1), "binding", scopes[2])
+                self.add_occurrence(find_string(fields, 2), "binding", producer_scope)
 
     def walk_function(self, function: Record) -> None:
         stems = (_LOCATION_KEY,)

@@ -59,7 +59,7 @@ def _copy_with_splice(source: int, target: int, offset: int, size: int) -> int:
     """Copy through a large pipe, by splice(2).
 
     A fifth faster than the other methods where the two files are shifted against each other
-    by less than a page. Where pages fit, ``copy_file_range`` may share them.
+    by less than a page. Where pages fit, `copy_file_range` may share them.
     """
     if not hasattr(os, "splice"):
         return 0

@@ -21,7 +21,7 @@ from onnxkvrename.storage.copy import copy_range, write_all
 from onnxkvrename.storage.read import OpenFile, close_quietly, read_at
 
 TEMP_PREFIX = ".onnxkvrename-"
-"""Start of every temporary name. None ends in ``.onnx``: some exporters take any file in a
+"""Start of every temporary name. None ends in `.onnx`: some exporters take any file in a
 window's directory that does."""
 LOCK_SUFFIX = "lock"
 """End of the name of a lock."""
