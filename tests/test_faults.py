@@ -303,8 +303,11 @@ def test_the_harness_meets_the_calls_it_fails(harness: Harness) -> None:
 class Careless(TempFile):
     """A writer that everything here has to catch: it writes to the place itself."""
 
-    def _open(self) -> tuple[int, bool]:
-        return os.open(self.target, os.O_RDWR | os.O_CREAT | os.O_TRUNC), True
+    def __init__(self, target: Path, display_path: Path | None = None) -> None:
+        super().__init__(target, display_path)
+        os.close(self.descriptor)
+        self.descriptor = os.open(self.target, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        self.has_name = True
 
     def finish(self, *, replace: bool) -> ReadyFile:
         os.link(self.target, self.temp_path)
