@@ -50,7 +50,7 @@ def zipped() -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "is empty"),
         (b"\n", "not an ONNX model|is a text file"),
@@ -74,9 +74,11 @@ def zipped() -> bytes:
         (models.decoder().SerializeToString() * 2, "a second graph"),
     ],
 )
-def test_what_is_no_model_is_called_what_it_is(content: bytes, said: str, tmp_path: Path) -> None:
+def test_what_is_no_model_is_called_what_it_is(
+    content: bytes, message: str, tmp_path: Path
+) -> None:
     path = models.saved(content, tmp_path / "x.onnx")
-    with pytest.raises(ModelError, match=said) as caught, open_model(path):
+    with pytest.raises(ModelError, match=message) as caught, open_model(path):
         pass
     assert caught.value.path == str(path)
     assert "\n" not in str(caught.value)
@@ -170,10 +172,10 @@ def test_pieces_are_written_in_order_whatever_their_size(
         pieces += [Span(at, size), b"between" * size]
         expected += content[at : at + size] + b"between" * size
         at += size
-    with open_model(path) as opened, TempFile(tmp_path / "y.onnx") as draft:
+    with open_model(path) as opened, TempFile(tmp_path / "y.onnx") as temp_file:
         assert b"".join(read_pieces(opened.file, pieces)) == expected
-        write_pieces(opened.file, pieces, draft)
-        assert draft.read(0, len(expected) + 1) == expected
+        write_pieces(opened.file, pieces, temp_file)
+        assert temp_file.read(0, len(expected) + 1) == expected
 
 
 @pytest.mark.parametrize(
@@ -207,8 +209,8 @@ def test_a_result_is_read_before_it_is_written(
 def test_a_result_that_is_not_written_yet_shows_its_new_names(tmp_path: Path) -> None:
     path = models.saved(models.decoder(), tmp_path / "x.onnx")
     with open_model(path) as model:
-        survey = find_occurrences(model.source, {models.KEY, "past_key.0_VLLM"})
-        edits = survey.build_edits({models.KEY: "past_key.0_VLLM"}, {})
+        occurrences = find_occurrences(model.source, {models.KEY, "past_key.0_VLLM"})
+        edits = occurrences.build_edits({models.KEY: "past_key.0_VLLM"}, {})
         result = build_spliced_source(model.source, splice_payloads(model.source, edits))
         renamed = model.signature.apply_name_map({models.KEY: "past_key.0_VLLM"}, {})
         assert read_signature(result) == renamed != model.signature
@@ -228,19 +230,19 @@ def test_what_was_written_must_read_back_as_planned(tmp_path: Path) -> None:
     whole = path.read_bytes()
     size = len(whole)
     other = whole.replace(b"past_key", b"past_kex")
-    for written, said in [
+    for content, message in [
         (whole, None),
         (whole[:-1], f"{size - 1:,} of {size:,} bytes"),
         (other, "names, dtypes or shapes differ"),
         (b"\xff" * size, "field number|wire type|a number of more"),
     ]:
-        with open_model(path) as model, TempFile(tmp_path / "y.onnx") as draft:
-            draft.write(written)
-            if said is None:
-                check_written_model(draft, size, model.signature)
+        with open_model(path) as model, TempFile(tmp_path / "y.onnx") as temp_file:
+            temp_file.write(content)
+            if message is None:
+                check_written_model(temp_file, size, model.signature)
             else:
-                with pytest.raises(WriteError, match=f"(?:{said}).*nothing was changed.*bug"):
-                    check_written_model(draft, size, model.signature)
+                with pytest.raises(WriteError, match=f"(?:{message}).*nothing was changed.*bug"):
+                    check_written_model(temp_file, size, model.signature)
 
 
 def test_a_model_is_read_through_its_file(tmp_path: Path) -> None:

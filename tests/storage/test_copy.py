@@ -67,9 +67,9 @@ def test_pages_that_fit_are_left_to_the_file_system(
 ) -> None:
     real, spliced = os.splice, []
 
-    def watched(*args: Any, **how: Any) -> int:
+    def watched(*args: Any, **kwargs: Any) -> int:
         spliced.append(args)
-        return real(*args, **how)
+        return real(*args, **kwargs)
 
     monkeypatch.setattr(os, "splice", watched)
     copy(PAGE, 100_000, b"h" * PAGE)
@@ -95,13 +95,13 @@ def shortly(name: str) -> Callable[..., int]:
 
 
 def refusing(number: int) -> Callable[..., int]:
-    def call(*args: object, **how: object) -> int:
+    def call(*args: object, **kwargs: object) -> int:
         raise OSError(number, os.strerror(number))
 
     return call
 
 
-def copying_nothing(*args: object, **how: object) -> int:
+def copying_nothing(*args: object, **kwargs: object) -> int:
     return 0
 
 
@@ -171,9 +171,9 @@ def test_a_pipe_that_bursts_loses_nothing(
     """After some short moves the pipe is refused, and what was in it is copied otherwise."""
     real, calls = os.splice, count()
 
-    def bursting(source: int, target: int, size: int, **how: int) -> int:
-        if "offset_src" in how:
-            return real(source, target, size, **how)
+    def bursting(source: int, target: int, size: int, **kwargs: int) -> int:
+        if "offset_src" in kwargs:
+            return real(source, target, size, **kwargs)
         if next(calls) >= passed:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return real(source, target, min(size, 1000))

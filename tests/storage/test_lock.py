@@ -51,7 +51,7 @@ def taken(*targets: Path) -> bool:
 
 
 def refuse(number: int) -> Callable[..., Any]:
-    def call(*args: object, **how: object) -> None:
+    def call(*args: object, **kwargs: object) -> None:
         raise OSError(number, os.strerror(number))
 
     return call
@@ -103,8 +103,8 @@ def test_a_second_run_is_told_who_holds_it_where_and_since_when(tmp_path: Path) 
     assert caught.value.hint == "wait for it to end, then run this again"
     host = re.escape(os.uname().nodename)
     since = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}"
-    said = rf"is being worked on by process {process.pid} on {host} since {since}"
-    assert re.fullmatch(said, caught.value.message)
+    message = rf"is being worked on by process {process.pid} on {host} since {since}"
+    assert re.fullmatch(message, caught.value.message)
 
 
 def test_so_is_a_second_thread_of_this_process(tmp_path: Path) -> None:
@@ -225,8 +225,8 @@ def test_a_lock_that_was_half_taken_is_not_left(
     module: Any = fcntl if name == "flock" else os
     real, calls = getattr(module, name), []
 
-    def faulty(*args: Any, **how: Any) -> Any:
-        result = real(*args, **how)
+    def faulty(*args: Any, **kwargs: Any) -> Any:
+        result = real(*args, **kwargs)
         if not calls:
             calls.append(args)
             raise fault

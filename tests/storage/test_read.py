@@ -33,7 +33,7 @@ def test_a_file_is_read_at_any_place_and_not_past_its_end(source: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda path: None, "no such file"),
         (os.mkfifo, "is no regular file"),
@@ -46,10 +46,10 @@ def test_a_file_is_read_at_any_place_and_not_past_its_end(source: Path) -> None:
     ids=["nothing", "pipe", "directory", "device", "loop", "dangling", "socket"],
 )
 def test_what_is_no_file_is_refused_without_waiting(
-    make: Callable[[Path], object], said: str, tmp_path: Path
+    make: Callable[[Path], object], message: str, tmp_path: Path
 ) -> None:
     make(tmp_path / "x")
-    with pytest.raises(ModelError, match=said) as caught, open_file(tmp_path / "x"):
+    with pytest.raises(ModelError, match=message) as caught, open_file(tmp_path / "x"):
         pass
     assert caught.value.path == str(tmp_path / "x")
 
@@ -100,13 +100,13 @@ def test_any_change_of_an_open_file_is_noticed(
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [(b"\xff", "is no UTF-8 text"), (b"x" * 11, "is 11 bytes, more than 10")],
 )
-def test_text_must_be_short_and_utf8(content: bytes, said: str, tmp_path: Path) -> None:
+def test_text_must_be_short_and_utf8(content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "rules.toml"
     path.write_bytes(content)
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         read_text_file(path, limit=10)
 
 

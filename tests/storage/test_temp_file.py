@@ -32,7 +32,7 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=["unnamed", "named"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def file_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Drafts without a name, and with a temporary one as where O_TMPFILE is not known."""
     if request.param == "named":
         monkeypatch.setattr(os, "O_TMPFILE", 0, raising=False)
@@ -41,51 +41,51 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-def staged(target: Path, content: bytes = b"new", *, replace: bool) -> ReadyFile:
-    with TempFile(target) as draft:
-        draft.write(content)
-        return draft.finish(replace=replace)
+def make_ready_file(target: Path, content: bytes = b"new", *, replace: bool) -> ReadyFile:
+    with TempFile(target) as temp_file:
+        temp_file.write(content)
+        return temp_file.finish(replace=replace)
 
 
 def refuse(number: int) -> Any:
-    def call(*args: object, **how: object) -> None:
+    def call(*args: object, **kwargs: object) -> None:
         raise OSError(number, os.strerror(number))
 
     return call
 
 
-def test_a_draft_takes_its_place_whole(way: str, source: Path, tmp_path: Path) -> None:
+def test_a_draft_takes_its_place_whole(file_kind: str, source: Path, tmp_path: Path) -> None:
     target = tmp_path / "target.onnx"
-    told: list[int] = []
-    with open_file(source) as file, TempFile(target) as draft:
-        draft.write(b"head")
-        draft.copy_from(file, 10, 100_000, told.append)
-        draft.write(bytearray(b"tail"))
-        assert (draft.read(4, 2), draft.size) == (b"\n\v", 100_008)
-        made = draft.finish(replace=False)
+    progress: list[int] = []
+    with open_file(source) as file, TempFile(target) as temp_file:
+        temp_file.write(b"head")
+        temp_file.copy_from(file, 10, 100_000, progress.append)
+        temp_file.write(bytearray(b"tail"))
+        assert (temp_file.read(4, 2), temp_file.size) == (b"\n\v", 100_008)
+        ready_file = temp_file.finish(replace=False)
     assert not target.exists()
-    assert os.listdir(tmp_path).count(made.temp_path.name) == 1
-    made.move_into_place()
+    assert os.listdir(tmp_path).count(ready_file.temp_path.name) == 1
+    ready_file.move_into_place()
     assert target.read_bytes() == b"head" + source.read_bytes()[10:100_010] + b"tail"
-    assert sum(told) == 100_000
+    assert sum(progress) == 100_000
     assert sorted(os.listdir(tmp_path)) == ["source.onnx", "target.onnx"]
 
 
-def test_a_draft_that_is_not_finished_is_gone(way: str, tmp_path: Path) -> None:
-    with TempFile(tmp_path / "target.onnx") as draft:
-        draft.write(b"half")
+def test_a_draft_that_is_not_finished_is_gone(file_kind: str, tmp_path: Path) -> None:
+    with TempFile(tmp_path / "target.onnx") as temp_file:
+        temp_file.write(b"half")
         names = os.listdir(tmp_path)
-        mode = os.fstat(draft.descriptor).st_mode
+        mode = os.fstat(temp_file.descriptor).st_mode
     assert mode & 0o777 == 0o600  # nobody else's to read before it is whole
-    assert len(names) == (way == "named")
+    assert len(names) == (file_kind == "named")
     assert not any(name.endswith(".onnx") for name in names)
     assert os.listdir(tmp_path) == []
 
 
-def test_so_is_one_that_failed_although_it_was_finished(way: str, tmp_path: Path) -> None:
+def test_so_is_one_that_failed_although_it_was_finished(file_kind: str, tmp_path: Path) -> None:
     def fail() -> None:
-        with TempFile(tmp_path / "target.onnx") as draft:
-            draft.finish(replace=False)
+        with TempFile(tmp_path / "target.onnx") as temp_file:
+            temp_file.finish(replace=False)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -93,20 +93,20 @@ def test_so_is_one_that_failed_although_it_was_finished(way: str, tmp_path: Path
     assert os.listdir(tmp_path) == []
 
 
-def test_nothing_is_put_over_what_has_appeared(way: str, tmp_path: Path) -> None:
+def test_nothing_is_put_over_what_has_appeared(file_kind: str, tmp_path: Path) -> None:
     target = tmp_path / "target.onnx"
-    made = staged(target, replace=False)
+    ready_file = make_ready_file(target, replace=False)
     target.write_bytes(b"theirs")
     with pytest.raises(WriteError, match=r"File exists .*--force"):
-        made.move_into_place()
+        ready_file.move_into_place()
     assert target.read_bytes() == b"theirs"
-    made.discard()
-    made.discard()
+    ready_file.discard()
+    ready_file.discard()
     assert os.listdir(tmp_path) == ["target.onnx"]
 
 
-def test_what_is_there_is_replaced_if_asked(way: str, source: Path) -> None:
-    staged(source, replace=True).move_into_place()
+def test_what_is_there_is_replaced_if_asked(file_kind: str, source: Path) -> None:
+    make_ready_file(source, replace=True).move_into_place()
     assert source.read_bytes() == b"new"
     assert os.listdir(source.parent) == ["source.onnx"]
 
@@ -118,9 +118,9 @@ def test_where_there_are_no_links_a_file_still_finds_its_place_and_spares_anothe
     monkeypatch.setattr(os, "O_TMPFILE", 0, raising=False)
     monkeypatch.setattr(os, "link", refuse(number))
     target = tmp_path / "target.onnx"
-    staged(target, replace=False).move_into_place()
+    make_ready_file(target, replace=False).move_into_place()
     assert target.read_bytes() == b"new"
-    second = staged(target, b"other", replace=False)
+    second = make_ready_file(target, b"other", replace=False)
     with pytest.raises(WriteError):
         second.move_into_place()
     second.discard()
@@ -129,24 +129,26 @@ def test_where_there_are_no_links_a_file_still_finds_its_place_and_spares_anothe
 
 
 def test_another_process_may_place_it(tmp_path: Path) -> None:
-    pickle.loads(pickle.dumps(staged(tmp_path / "target.onnx", replace=True))).move_into_place()
+    pickle.loads(
+        pickle.dumps(make_ready_file(tmp_path / "target.onnx", replace=True))
+    ).move_into_place()
     assert os.listdir(tmp_path) == ["target.onnx"]
 
 
 def test_the_bytes_are_on_the_disk_before_the_name_is(
-    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
     for name in ("fsync", "link", "replace"):
         real = getattr(os, name)
 
-        def watched(*args: object, _name: str = name, _real=real, **how: object) -> object:
+        def watched(*args: object, _name: str = name, _real=real, **kwargs: object) -> object:
             seen.append(_name)
-            return _real(*args, **how)
+            return _real(*args, **kwargs)
 
         monkeypatch.setattr(os, name, watched)
-    staged(tmp_path / "target.onnx", replace=True).move_into_place()
-    assert seen == ["fsync", *(["link"] if way == "unnamed" else []), "replace"]
+    make_ready_file(tmp_path / "target.onnx", replace=True).move_into_place()
+    assert seen == ["fsync", *(["link"] if file_kind == "unnamed" else []), "replace"]
 
 
 def test_a_draft_needs_a_directory_that_is_there(tmp_path: Path) -> None:
@@ -158,11 +160,11 @@ def test_errors_call_the_target_what_the_user_calls_it(tmp_path: Path) -> None:
     with pytest.raises(WriteError) as caught:
         TempFile(tmp_path / "none" / "target.onnx", Path("out/target.onnx"))
     assert caught.value.path == "out/target.onnx"
-    with TempFile(tmp_path / "target.onnx", Path("out/target.onnx")) as draft:
-        made = draft.finish(replace=False)
-    made.discard()
+    with TempFile(tmp_path / "target.onnx", Path("out/target.onnx")) as temp_file:
+        ready_file = temp_file.finish(replace=False)
+    ready_file.discard()
     with pytest.raises(WriteError) as caught:
-        made.move_into_place()
+        ready_file.move_into_place()
     assert caught.value.path == "out/target.onnx"
 
 
@@ -186,9 +188,9 @@ def test_where_a_file_must_have_a_name_it_has_one_that_no_exporter_takes(
 
 def test_without_proc_a_file_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os.path, "isdir", lambda path: False)
-    with TempFile(tmp_path / "target.onnx") as draft:
-        assert draft.temp_path.exists()
-    assert not draft.temp_path.exists()
+    with TempFile(tmp_path / "target.onnx") as temp_file:
+        assert temp_file.temp_path.exists()
+    assert not temp_file.temp_path.exists()
 
 
 def test_mode_owner_and_attributes_are_kept(source: Path, tmp_path: Path) -> None:
@@ -199,9 +201,9 @@ def test_mode_owner_and_attributes_are_kept(source: Path, tmp_path: Path) -> Non
         os.setxattr(source, "user.origin", b"here")
     except OSError:
         pytest.skip("this file system keeps no attributes")
-    with open_file(source) as file, TempFile(tmp_path / "copy") as draft:
-        draft.copy_attributes(file, owner=True, force=False)
-        draft.finish(replace=False).move_into_place()
+    with open_file(source) as file, TempFile(tmp_path / "copy") as temp_file:
+        temp_file.copy_attributes(file, owner=True, force=False)
+        temp_file.finish(replace=False).move_into_place()
     there, here = (path.stat() for path in (source, tmp_path / "copy"))
     assert (here.st_mode, here.st_uid, here.st_gid) == (there.st_mode, there.st_uid, there.st_gid)
     assert os.getxattr(tmp_path / "copy", "user.origin") == b"here"
@@ -217,12 +219,14 @@ def acl(*entries: tuple[int, int, int]) -> bytes:
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o027, 0o077])
-def test_the_default_mode_is_that_of_any_new_file(way: str, mask: int, tmp_path: Path) -> None:
+def test_the_default_mode_is_that_of_any_new_file(
+    file_kind: str, mask: int, tmp_path: Path
+) -> None:
     before = os.umask(mask)
     try:
         with TempFile(tmp_path / "target.json") as temp_file:
             temp_file.set_default_mode()
-            assert len(os.listdir(tmp_path)) == (way == "named")
+            assert len(os.listdir(tmp_path)) == (file_kind == "named")
             temp_file.finish(replace=False).move_into_place()
     finally:
         os.umask(before)
@@ -239,7 +243,7 @@ def test_the_default_mode_is_that_of_any_new_file(way: str, mask: int, tmp_path:
     ids=["modes alone", "another user"],
 )
 def test_in_a_directory_with_default_modes_these_count_and_not_the_umask(
-    way: str, entries: list[tuple[int, int, int]], tmp_path: Path
+    file_kind: str, entries: list[tuple[int, int, int]], tmp_path: Path
 ) -> None:
     try:
         os.setxattr(tmp_path, DEFAULT_ACL, acl(*entries))
@@ -257,7 +261,7 @@ def test_in_a_directory_with_default_modes_these_count_and_not_the_umask(
 
 
 def test_the_umask_of_other_threads_is_left_alone(
-    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse_umask(mask: int) -> int:
         raise AssertionError("the umask is the whole process's")
@@ -274,15 +278,15 @@ def test_an_owner_that_cannot_be_kept_takes_force(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "fchown", refused)
-    with open_file(source) as file, TempFile(tmp_path / "copy") as draft:
-        draft.copy_attributes(file, owner=True, force=False)  # the same owner: nothing to do
-        real = os.fstat(draft.descriptor)
+    with open_file(source) as file, TempFile(tmp_path / "copy") as temp_file:
+        temp_file.copy_attributes(file, owner=True, force=False)  # the same owner: nothing to do
+        real = os.fstat(temp_file.descriptor)
         other = os.stat_result((*real[:4], real.st_uid + 1, *real[5:]))
         monkeypatch.setattr(os, "fstat", lambda descriptor: other)
         with pytest.raises(WriteError, match=r"owner could not be kept \(.*--force"):
-            draft.copy_attributes(file, owner=True, force=False)
-        draft.copy_attributes(file, owner=True, force=True)
-        draft.copy_attributes(file, owner=False, force=False)
+            temp_file.copy_attributes(file, owner=True, force=False)
+        temp_file.copy_attributes(file, owner=True, force=True)
+        temp_file.copy_attributes(file, owner=False, force=False)
 
 
 def test_a_file_system_without_attributes_does_not_matter(
@@ -290,9 +294,9 @@ def test_a_file_system_without_attributes_does_not_matter(
 ) -> None:
     monkeypatch.setattr(os, "listxattr", refuse(errno.EOPNOTSUPP), raising=False)
     source.chmod(0o600)
-    with open_file(source) as file, TempFile(tmp_path / "copy") as draft:
-        draft.copy_attributes(file, owner=False, force=False)
-        draft.finish(replace=False).move_into_place()
+    with open_file(source) as file, TempFile(tmp_path / "copy") as temp_file:
+        temp_file.copy_attributes(file, owner=False, force=False)
+        temp_file.finish(replace=False).move_into_place()
     assert (tmp_path / "copy").stat().st_mode & 0o777 == 0o600
 
 
@@ -304,8 +308,8 @@ def test_too_little_space_is_said_before_work_starts(tmp_path: Path) -> None:
 
 def test_nothing_else_has_a_hand_in_a_draft(tmp_path: Path) -> None:
     """Not even a child of this process inherits it."""
-    with TempFile(tmp_path / "x") as draft:
-        path = f"/proc/self/fd/{draft.descriptor}"
+    with TempFile(tmp_path / "x") as temp_file:
+        path = f"/proc/self/fd/{temp_file.descriptor}"
         assert subprocess.run(["test", "-e", path], close_fds=False).returncode == 1
 
 

@@ -39,10 +39,10 @@ def three(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def staged(target: Path, *, replace: bool = True) -> ReadyFile:
-    with TempFile(target) as draft:
-        draft.write(f"new {target.name}".encode())
-        return draft.finish(replace=replace)
+def make_ready_file(target: Path, *, replace: bool = True) -> ReadyFile:
+    with TempFile(target) as temp_file:
+        temp_file.write(f"new {target.name}".encode())
+        return temp_file.finish(replace=replace)
 
 
 def state(directory: Path) -> dict[str, str]:
@@ -69,12 +69,12 @@ def failing(
     """The ``nth`` call does its work and ends in an interrupt, or does nothing and fails."""
     real, calls = getattr(os, name), []
 
-    def call(*args: Any, **how: Any) -> None:
+    def call(*args: Any, **kwargs: Any) -> None:
         calls.append(args)
         if len(calls) != nth:
-            return real(*args, **how)
+            return real(*args, **kwargs)
         if isinstance(fault, KeyboardInterrupt):
-            real(*args, **how)
+            real(*args, **kwargs)
         raise fault
 
     monkeypatch.setattr(os, name, call)
@@ -85,18 +85,19 @@ def full() -> OSError:
 
 
 def test_files_take_their_places_together(three: list[Path]) -> None:
-    made = [staged(path) for path in three]
-    with Transaction() as changes:
-        changes.place_files(made[:1], final=False)
-        changes.place_files(made[1:], final=True)
+    ready_files = [make_ready_file(path) for path in three]
+    with Transaction() as transaction:
+        transaction.place_files(ready_files[:1], final=False)
+        transaction.place_files(ready_files[1:], final=True)
     assert state(three[0].parent) == NEW
     assert {path.stat().st_nlink for path in three} == {1}
 
 
 def test_new_files_and_replaced_ones_may_be_one_change(three: list[Path]) -> None:
     fourth = three[0].with_name("d")
-    with Transaction() as changes:
-        changes.place_files([staged(fourth, replace=False), *map(staged, three)], final=True)
+    with Transaction() as transaction:
+        new_file = make_ready_file(fourth, replace=False)
+        transaction.place_files([new_file, *map(make_ready_file, three)], final=True)
     assert state(fourth.parent) == {**NEW, "d": "new d"}
 
 
@@ -106,13 +107,13 @@ def test_what_was_replaced_comes_back_if_another_cannot_be(
     nth: int, fault: BaseException, three: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = [path.stat().st_ino for path in three]
-    made = [staged(path) for path in three]
+    ready_files = [make_ready_file(path) for path in three]
     failing(nth, monkeypatch, fault)
-    with pytest.raises((WriteError, KeyboardInterrupt)) as caught, Transaction() as changes:
-        changes.place_files(made, final=True)
+    with pytest.raises((WriteError, KeyboardInterrupt)) as caught, Transaction() as transaction:
+        transaction.place_files(ready_files, final=True)
     complete = nth == 3 and isinstance(fault, KeyboardInterrupt)  # all have their places by then
-    for item in made:
-        item.discard()
+    for ready_file in ready_files:
+        ready_file.discard()
     assert state(three[0].parent) == (NEW if complete else OLD)
     if isinstance(caught.value, WriteError):
         assert caught.value.path == str(three[nth - 1])
@@ -125,12 +126,12 @@ def test_an_interrupt_anywhere_leaves_all_or_none(
     name: str, three: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def goes_well(nth: int) -> bool:
-        made = [staged(path) for path in three]
+        ready_files = [make_ready_file(path) for path in three]
         with monkeypatch.context() as patch:
             failing(nth, patch, KeyboardInterrupt(), name=name)
             try:
-                with Transaction() as changes:
-                    changes.place_files(made, final=True)
+                with Transaction() as transaction:
+                    transaction.place_files(ready_files, final=True)
             except KeyboardInterrupt:
                 remove_stale_temp_files(find_stale_temp_files(three))
                 return False
@@ -148,26 +149,26 @@ def test_an_interrupt_anywhere_leaves_all_or_none(
 
 def test_new_files_go_again_and_those_of_others_stay(three: list[Path]) -> None:
     directory = three[0].parent
-    made = [staged(directory / name, replace=False) for name in "def"]
+    ready_files = [make_ready_file(directory / name, replace=False) for name in "def"]
     (directory / "f").write_text("theirs")
-    with pytest.raises(WriteError, match="File exists"), Transaction() as changes:
-        changes.place_files(made, final=True)
+    with pytest.raises(WriteError, match="File exists"), Transaction() as transaction:
+        transaction.place_files(ready_files, final=True)
     assert state(directory) == {**OLD, "f": "theirs"}
 
 
 def test_a_file_to_replace_that_was_not_there_goes_again(three: list[Path]) -> None:
     directory, stuck = three[0].parent, []
-    made = [staged(directory / "d"), staged(directory / "a"), staged(directory / "b")]
-    made[2].discard()
-    with pytest.raises(WriteError), Transaction(stuck) as changes:
-        changes.place_files(made, final=True)
+    ready_files = [make_ready_file(directory / name) for name in "dab"]
+    ready_files[2].discard()
+    with pytest.raises(WriteError), Transaction(stuck) as transaction:
+        transaction.place_files(ready_files, final=True)
     assert (state(directory), stuck) == (OLD, [])
 
 
 def test_what_someone_else_has_put_in_the_place_meanwhile_stays(three: list[Path]) -> None:
     def fail() -> None:
-        with Transaction() as changes:
-            changes.place_files([staged(three[0])], final=False)
+        with Transaction() as transaction:
+            transaction.place_files([make_ready_file(three[0])], final=False)
             (three[0].parent / "theirs").write_text("theirs")
             os.replace(three[0].parent / "theirs", three[0])
             raise KeyboardInterrupt
@@ -180,10 +181,10 @@ def test_what_someone_else_has_put_in_the_place_meanwhile_stays(three: list[Path
 def test_a_link_that_was_replaced_is_a_link_again(three: list[Path]) -> None:
     link = three[0].with_name("link")
     link.symlink_to("a")
-    made = [staged(link), staged(three[1])]
-    made[1].discard()
-    with pytest.raises(WriteError), Transaction() as changes:
-        changes.place_files(made, final=True)
+    ready_files = [make_ready_file(link), make_ready_file(three[1])]
+    ready_files[1].discard()
+    with pytest.raises(WriteError), Transaction() as transaction:
+        transaction.place_files(ready_files, final=True)
     assert state(link.parent) == {**OLD, "link": "a"}
 
 
@@ -201,11 +202,11 @@ def test_the_last_file_decides_though_it_needs_no_way_back(
     def interrupt(directory: Path) -> None:
         raise KeyboardInterrupt
 
-    made = [staged(path) for path in three]
+    ready_files = [make_ready_file(path) for path in three]
     monkeypatch.setattr(os, "replace", watched)
     monkeypatch.setattr(changeset, "sync_directory", interrupt)
-    with pytest.raises(KeyboardInterrupt), Transaction() as changes:
-        changes.place_files(made, final=True)
+    with pytest.raises(KeyboardInterrupt), Transaction() as transaction:
+        transaction.place_files(ready_files, final=True)
     assert state(three[0].parent) == NEW
     assert len(seen[0]) == 4  # three drafts and a backup
     assert len(seen[2]) == 3  # one draft and two backups
@@ -213,7 +214,7 @@ def test_the_last_file_decides_though_it_needs_no_way_back(
 
 @pytest.fixture
 def no_links(three: list[Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    def refused(*args: object, **how: object) -> None:
+    def refused(*args: object, **kwargs: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
     with monkeypatch.context() as patch:
@@ -224,33 +225,36 @@ def no_links(three: list[Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 @pytest.mark.usefixtures("no_links")
 def test_without_links_nothing_can_be_undone_and_what_is_new_is_told(three: list[Path]) -> None:
-    made, stuck = [staged(path) for path in three], []
-    made[2].discard()
-    with pytest.raises(WriteError), Transaction(stuck) as changes:
-        changes.place_files(made, final=True)
+    ready_files, stuck = [make_ready_file(path) for path in three], []
+    ready_files[2].discard()
+    with pytest.raises(WriteError), Transaction(stuck) as transaction:
+        transaction.place_files(ready_files, final=True)
     assert state(three[0].parent) == {**NEW, "c": "old c"}
     assert sorted(stuck) == three[:2]
 
 
 @pytest.mark.usefixtures("no_links")
 def test_without_links_new_files_go_again_all_the_same(three: list[Path]) -> None:
-    made, stuck = [staged(three[0].with_name(name), replace=False) for name in "de"], []
-    made[1].discard()
-    with pytest.raises(WriteError), Transaction(stuck) as changes:
-        changes.place_files(made, final=True)
+    ready_files, stuck = (
+        [make_ready_file(three[0].with_name(name), replace=False) for name in "de"],
+        [],
+    )
+    ready_files[1].discard()
+    with pytest.raises(WriteError), Transaction(stuck) as transaction:
+        transaction.place_files(ready_files, final=True)
     assert (state(three[0].parent), stuck) == (OLD, [])
 
 
 @pytest.mark.usefixtures("no_links")
 def test_without_links_all_goes_well_if_all_goes_well(three: list[Path]) -> None:
-    with Transaction() as changes:
-        changes.place_files([staged(path) for path in three], final=True)
+    with Transaction() as transaction:
+        transaction.place_files([make_ready_file(path) for path in three], final=True)
     assert state(three[0].parent) == NEW
 
 
 def test_what_cannot_be_undone_is_told(three: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that has become read-only between the first and the second file."""
-    made, stuck = [staged(path) for path in three], []
+    ready_files, stuck = [make_ready_file(path) for path in three], []
     real, calls = os.replace, []
 
     def call(*args: Any) -> None:
@@ -260,10 +264,10 @@ def test_what_cannot_be_undone_is_told(three: list[Path], monkeypatch: pytest.Mo
         real(*args)
 
     monkeypatch.setattr(os, "replace", call)
-    with pytest.raises(WriteError, match="Read-only"), Transaction(stuck) as changes:
-        changes.place_files(made, final=True)
-    for item in made:
-        item.discard()
+    with pytest.raises(WriteError, match="Read-only"), Transaction(stuck) as transaction:
+        transaction.place_files(ready_files, final=True)
+    for ready_file in ready_files:
+        ready_file.discard()
     assert state(three[0].parent) == {**OLD, "a": "new a"}
     assert stuck == three[:1]
 
@@ -328,11 +332,11 @@ def test_all_of_a_directory_is_on_the_disk_before_it_appears(
 def test_what_fails_after_a_directory_was_placed_takes_it_back(tmp_path: Path) -> None:
     def fail() -> None:
         one, other = StagedDirectory(tmp_path / "one"), StagedDirectory(tmp_path / "other")
-        with one, other, Transaction() as changes:
+        with one, other, Transaction() as transaction:
             fill(one, "a")
             fill(other, "b")
             (tmp_path / "other").touch()
-            changes.place_directories([one, other], final=True)
+            transaction.place_directories([one, other], final=True)
 
     with pytest.raises(WriteError, match="File exists"):
         fail()
@@ -341,9 +345,9 @@ def test_what_fails_after_a_directory_was_placed_takes_it_back(tmp_path: Path) -
 
 def test_an_interrupt_after_the_last_directory_was_placed_undoes_nothing(tmp_path: Path) -> None:
     def interrupted() -> None:
-        with StagedDirectory(tmp_path / "one") as stage, Transaction() as changes:
+        with StagedDirectory(tmp_path / "one") as stage, Transaction() as transaction:
             fill(stage, "a")
-            changes.place_directories([stage], final=True)
+            transaction.place_directories([stage], final=True)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -373,10 +377,10 @@ def renamed(three: list[Path]) -> dict[Path, Path]:
 
 def test_a_directory_gets_its_name_after_all_in_it_have_their_places(three: list[Path]) -> None:
     moves = renamed(three)
-    with Transaction() as changes:
-        changes.place_files([staged(path) for path in three], final=False)
+    with Transaction() as transaction:
+        transaction.place_files([make_ready_file(path) for path in three], final=False)
         assert state(three[0].parent).items() >= NEW.items()
-        changes.rename_directories(moves)
+        transaction.rename_directories(moves)
     (there,) = moves.values()
     assert (state(there), os.listdir(there.parent)) == (NEW, ["moved"])
     assert {path.stat().st_nlink for path in there.iterdir()} == {1}
@@ -390,13 +394,13 @@ def test_an_interrupt_anywhere_leaves_all_with_the_new_name_or_none(
     (new,) = moves.values()
 
     def goes_well(nth: int) -> bool:
-        made = [staged(path) for path in three]
+        ready_files = [make_ready_file(path) for path in three]
         with monkeypatch.context() as patch:
             failing(nth, patch, KeyboardInterrupt(), name=name)
             try:
-                with Transaction() as changes:
-                    changes.place_files(made, final=False)
-                    changes.rename_directories(moves)
+                with Transaction() as transaction:
+                    transaction.place_files(ready_files, final=False)
+                    transaction.rename_directories(moves)
             except KeyboardInterrupt:
                 remove_stale_temp_files(find_stale_temp_files(three))
                 return False
@@ -423,8 +427,8 @@ def test_of_several_directories_all_get_their_names_or_none(tmp_path: Path) -> N
     for directory in (*moves, moves[tmp_path / "c"]):
         directory.mkdir()
     taken = pytest.raises(WriteError, match="new c: cannot be written: File exists")
-    with taken, Transaction() as changes:
-        changes.rename_directories(moves)
+    with taken, Transaction() as transaction:
+        transaction.rename_directories(moves)
     assert sorted(os.listdir(tmp_path)) == ["a", "b", "c", "new c"]
 
 
