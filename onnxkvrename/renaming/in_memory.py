@@ -6,6 +6,7 @@ from pathlib import Path
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import CheckError, Finding
+from onnxkvrename.model.file import join_pieces, read_model_signature
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.renaming.prepare import splice_model
@@ -35,7 +36,9 @@ def rename_in_memory(data: bytes, change: TokenChange, rules: Rules) -> bytes:
     """
     check_token_change(change)
     source = ByteSource.from_bytes(data)
-    scanned = scan_model(source, read_signature(source), _NO_PATH, rules, change, check_data=False)
+    scanned = scan_model(
+        source, read_model_signature(source), _NO_PATH, rules, change, check_data=False
+    )
     model = scanned.model
     (set_findings,) = check_models_together([model], rules, change, judge=False)
     _refuse_errors((*model.findings, *set_findings))
@@ -43,10 +46,7 @@ def rename_in_memory(data: bytes, change: TokenChange, rules: Rules) -> bytes:
     if not name_map and not (change.strip and model.stamp is not None):
         return data
     pieces, expected = splice_model(source, scanned, drops_stamp=model.stamp is not None)
-    result = b"".join(
-        piece if isinstance(piece, bytes) else data[piece.offset : piece.offset + piece.size]
-        for piece in pieces
-    )
+    result = join_pieces(source, pieces)
     if len(result) > MAX_MODEL_SIZE:
         raise ModelError(
             f"would have {len(result):,} bytes, "
