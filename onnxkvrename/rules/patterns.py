@@ -1,47 +1,93 @@
-"""RE2 patterns for whole names: linear in time, whatever the pattern and the name."""
+"""Patterns for whole names that take linear time, whatever the pattern and the name."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import re2
+from onnxkvrename.rules.pattern_matcher import LinearMatcher
+from onnxkvrename.rules.pattern_syntax import PatternSyntaxError
+
+RE2_INSTALL_COMMAND = "pip install 'onnxkvrename[re2]'"
 
 
-class Pattern(NamedTuple):
-    """An RE2 pattern for whole names; ``groups`` are its named groups and their numbers."""
+class Re2Matcher(NamedTuple):
+    """A pattern that google-re2 matches with.
+
+    Attributes:
+        compiled: The compiled pattern.
+        group_numbers: The number of each named group.
+    """
 
     compiled: Any
-    groups: tuple[tuple[str, int], ...]
+    group_numbers: tuple[tuple[str, int], ...]
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The named groups."""
+        return tuple(group for group, _ in self.group_numbers)
 
     def matches(self, name: str) -> bool:
-        """Whether the whole name is one of those meant."""
-        return self.compiled.fullmatch(name.encode("utf-8", "surrogateescape")) is not None
+        """Return whether the pattern matches the whole name."""
+        return self.compiled.fullmatch(_encode_name(name)) is not None
 
     def match_groups(self, name: str) -> dict[str, str] | None:
-        """The named groups of a name that fits, empty where one took no part."""
-        text = name.encode("utf-8", "surrogateescape")
-        found = self.compiled.fullmatch(text)
-        if found is None:
+        """Return the text of each named group, or `None` if the pattern does not match."""
+        text = _encode_name(name)
+        match = self.compiled.fullmatch(text)
+        if match is None:
             return None
-        spans = {group: found.span(number) for group, number in self.groups}
+        spans = {group: match.span(number) for group, number in self.group_numbers}
         return {
             group: text[start:end].decode("utf-8", "surrogateescape") if start >= 0 else ""
             for group, (start, end) in spans.items()
         }
 
 
+Pattern = LinearMatcher | Re2Matcher
+"""A pattern for whole names, which can be pickled.
+
+``groups`` are the names of its groups, ``matches(name)`` and ``match_groups(name)``
+ask whether it fits a name, and what is in its groups.
+"""
+
+
 def compile_pattern(text: str) -> Pattern:
-    """A pattern from its text. Raises ValueError, saying why, for what RE2 does not take."""
+    """Compile a pattern in RE2's syntax.
+
+    Nearly all patterns are matched by this package itself, in linear time
+    (:mod:`onnxkvrename.rules.pattern_syntax` lists the syntax); for all others
+    google-re2 is loaded.
+
+    Raises:
+        ValueError: RE2 does not accept the pattern, or it needs google-re2, which is
+            not installed. The message continues a sentence that begins with the
+            pattern's key.
+    """
     try:
-        compiled = re2.compile(text, _build_options())
-    except re2.error as error:
-        said = error.args[0] if error.args else ""
-        said = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
-        raise ValueError(f"is no RE2 pattern: {said}") from None
-    return Pattern(compiled, tuple(dict(compiled.groupindex).items()))
+        return LinearMatcher(text)
+    except PatternSyntaxError as error:
+        return _compile_with_re2(text, error)
 
 
-def _build_options() -> Any:
+def _compile_with_re2(text: str, reason: PatternSyntaxError) -> Re2Matcher:
+    try:
+        import re2  # only for patterns that need it: it takes 9 ms to load
+    except ImportError:
+        if reason.is_malformed:
+            raise ValueError(f"is no RE2 pattern: {reason}") from None
+        raise ValueError(
+            f"needs google-re2, as it contains {reason}: {RE2_INSTALL_COMMAND}, or write it without"
+        ) from None
     options = re2.Options()
-    options.log_errors = False  # they would go to stderr, past everything
-    return options
+    options.log_errors = False  # re2 would write them to stderr
+    try:
+        compiled = re2.compile(text, options)
+    except re2.error as error:
+        message = error.args[0] if error.args else ""
+        message = message.decode("utf-8", "replace") if isinstance(message, bytes) else str(message)
+        raise ValueError(f"is no RE2 pattern: {message}") from None
+    return Re2Matcher(compiled, tuple(dict(compiled.groupindex).items()))
+
+
+def _encode_name(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")

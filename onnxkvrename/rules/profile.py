@@ -303,7 +303,7 @@ def _parse_kv_rule(table: _TableReader) -> KvRule:
         raise table.build_error("kinds", "names no buffer")
     patterns = {side: table.read_pattern(side, {"buffer", "layer"}) for side in _SIDES}
     templates = {
-        side: table.read_template(f"{side}_name", {"token", *dict(patterns[side].groups)})
+        side: table.read_template(f"{side}_name", {"token", *patterns[side].groups})
         for side in _SIDES
     }
     table.reject_unknown_keys()
@@ -397,7 +397,7 @@ class _TableReader:
             pattern = compile_pattern(text)
         except ValueError as error:
             raise self.build_error(key, str(error)) from None
-        for group in sorted(groups - set(dict(pattern.groups))):
+        for group in sorted(groups - set(pattern.groups)):
             raise self.build_error(key, f"has no group (?P<{group}>…)")
         return pattern
 

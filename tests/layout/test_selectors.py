@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,20 +24,29 @@ from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.patterns import compile_pattern
 from onnxkvrename.rules.plan import build_minimal_plan
 
+try:
+    import re2
+except ImportError:  # the extra [re2] is not installed
+    re2 = None
+
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 LAYERS = st.sets(st.integers(0, 1200), min_size=1, max_size=60)
 CHARS = st.characters(min_codepoint=1, max_codepoint=0x2FF)
 
 
+compile_once = cache(compile_pattern)
+
+
 def fits(text: str, name: str) -> bool:
     """Whether an expression fits a name: RE2 and Python's ways of asking must agree."""
     answers = {
-        compile_pattern(text).matches(name),
-        compile_pattern(text).compiled.search(name.encode()) is not None,
+        compile_once(text).matches(name),
         re.fullmatch(text, name) is not None,
         re.match(text, name) is not None,
         re.search(text, name) is not None,
     }
+    if re2 is not None:
+        answers |= {re2.fullmatch(text, name) is not None, re2.search(text, name) is not None}
     assert len(answers) == 1, (text, name)
     return answers.pop()
 

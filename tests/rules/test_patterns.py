@@ -1,11 +1,26 @@
 from __future__ import annotations
 
 import pickle
+import re
+import sys
+from pathlib import Path
 
 import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
 
-from onnxkvrename.rules.patterns import compile_pattern
+from onnxkvrename import RulesError
+from onnxkvrename.rules.load import PROFILES_DIRECTORY, list_profiles
+from onnxkvrename.rules.pattern_matcher import LinearMatcher
+from onnxkvrename.rules.pattern_syntax import MAX_POSITIONS, PatternSyntaxError, parse_pattern
+from onnxkvrename.rules.patterns import Re2Matcher, compile_pattern
+from onnxkvrename.rules.profile import parse_rules
 
+try:
+    import re2
+except ImportError:
+    re2 = None
+needs_re2 = pytest.mark.skipif(re2 is None, reason="google-re2 is not installed (extra [re2])")
 NOT_TEXT = b"\xff/past_key.0".decode("utf-8", "surrogateescape")
 
 
@@ -40,37 +55,272 @@ def test_the_groups_of_a_name_are_its_parts() -> None:
     assert compile_pattern("(a)(?P<b>.)").match_groups("aé") == {"b": "é"}
 
 
+@needs_re2
 def test_bytes_that_are_no_text_come_back_as_they_were() -> None:
     pattern = compile_pattern(r"(?P<scope>\C*)/(?P<rest>.*)")
     assert pattern.match_groups(NOT_TEXT) == {"scope": "\udcff", "rest": "past_key.0"}
-    assert not compile_pattern(".*").matches(NOT_TEXT)
 
 
+def test_bytes_that_are_no_text_match_no_class() -> None:
+    for pattern in ("(?s).*", "[^a]*past_key.0", r"\W/past_key\.0"):
+        assert not compile_pattern(pattern).matches(NOT_TEXT)
+
+
+REFUSED = [
+    ("(", "missing )"),
+    ("a)", "unexpected )"),
+    ("[", "missing ]"),
+    ("*", "no argument for repetition"),
+    ("a{3,2}", "invalid repetition size"),
+    ("\\", "trailing \\"),
+]
+
+
+@needs_re2
 @pytest.mark.parametrize(
-    ("pattern", "said"),
+    ("pattern", "reason"),
     [
-        ("(", "is no RE2 pattern: missing )"),
-        ("[", "is no RE2 pattern: missing ]"),
-        ("(?=a)", "is no RE2 pattern: invalid perl operator"),
-        (r"(a)\1", "is no RE2 pattern: invalid escape sequence"),
-        ("a{2000}", "is no RE2 pattern: invalid repetition size"),
-        ("*", "is no RE2 pattern: no argument for repetition"),
+        *REFUSED,
+        ("(?=a)", "invalid perl operator"),
+        (r"(a)\1", "invalid escape sequence"),
+        ("a{2000}", "invalid repetition size"),
+        ("[z-a]", "invalid character class range"),
     ],
 )
 def test_what_re2_does_not_take_is_refused_with_its_reason(
-    pattern: str, said: str, capfd: pytest.CaptureFixture[str]
+    pattern: str, reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ValueError, match="RE2") as caught:
         compile_pattern(pattern)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(f"is no RE2 pattern: {reason}")
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("pattern", ["(a+)+$", "(.*)*x", "(a|a)*b"])
-def test_no_pattern_takes_for_ever_on_a_hostile_name(pattern: str) -> None:
-    assert not compile_pattern(pattern).matches("a" * 100_000 + "!")
+@pytest.fixture
+def without_re2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make google-re2 look as if it were not installed."""
+    monkeypatch.setitem(sys.modules, "re2", None)
 
 
-def test_a_pattern_travels_to_a_worker() -> None:
-    pattern = pickle.loads(pickle.dumps(compile_pattern("(?P<a>x+)y")))
-    assert pattern.match_groups("xxy") == {"a": "xx"}
+@pytest.mark.usefixtures("without_re2")
+@pytest.mark.parametrize(("pattern", "reason"), REFUSED)
+def test_without_re2_a_malformed_pattern_is_refused_all_the_same(pattern: str, reason: str) -> None:
+    with pytest.raises(ValueError, match="RE2") as caught:
+        compile_pattern(pattern)
+    assert str(caught.value).startswith(f"is no RE2 pattern: {reason}")
+
+
+BEYOND = [
+    ("(?i)past_key", "(?i"),
+    (r"\bpast", "the escape \\b"),
+    (r"\C*", "the escape \\C"),
+    (r"\pL+", "the escape \\p"),
+    ("[[:alpha:]]+", "a class such as [:alpha:]"),
+    ("a{", "a { that is not escaped"),
+    ("(?P<a>(?:x?)*)", "a repetition of what may be empty"),
+    (f"(?:ab){{{MAX_POSITIONS // 2 + 1}}}", f"more than {MAX_POSITIONS} characters"),
+]
+
+
+@needs_re2
+@pytest.mark.parametrize("pattern", [pattern for pattern, _ in BEYOND])
+def test_other_syntax_is_for_re2(pattern: str) -> None:
+    assert isinstance(compile_pattern(pattern), Re2Matcher)
+
+
+@pytest.mark.usefixtures("without_re2")
+@pytest.mark.parametrize(("pattern", "reason"), BEYOND)
+def test_without_re2_other_syntax_is_refused_with_the_fix(pattern: str, reason: str) -> None:
+    with pytest.raises(ValueError, match="needs google-re2") as caught:
+        compile_pattern(pattern)
+    assert f"as it contains {reason}" in str(caught.value)
+    assert "pip install 'onnxkvrename[re2]', or write it without" in str(caught.value)
+
+
+@pytest.mark.usefixtures("without_re2")
+def test_without_re2_rules_name_the_key_of_a_pattern_that_needs_it() -> None:
+    with pytest.raises(RulesError, match=r"^mine\.toml: retained: needs google-re2, .*\(\?i"):
+        parse_rules(
+            "retained = '(?i)x'\n[[kv]]\n"
+            "input = '(?P<buffer>k)(?P<layer>0)'\noutput = '(?P<buffer>k)(?P<layer>0)_out'\n"
+            "input_name = '{buffer}{layer}'\noutput_name = '{buffer}{layer}_out'\n"
+            "kinds = {attention = ['k']}",
+            "mine.toml",
+        )
+
+
+@pytest.mark.usefixtures("without_re2")
+@pytest.mark.parametrize("name", list_profiles())
+def test_built_in_profiles_need_no_re2(name: str) -> None:
+    text = (PROFILES_DIRECTORY / f"{name}.toml").read_text("utf-8")
+    assert parse_rules(text, name).kv_rules
+
+
+@pytest.mark.usefixtures("without_re2")
+@pytest.mark.parametrize("path", ["README.md", "docs"])
+def test_patterns_of_the_documentation_need_no_re2(path: str) -> None:
+    root = Path(__file__).resolve().parents[2] / path
+    pages = [root] if root.is_file() else sorted(root.rglob("*.md"))
+    texts = [text for page in pages for text in toml_patterns(page.read_text("utf-8"))]
+    assert [type(compile_pattern(text)) for text in texts] == [LinearMatcher] * len(texts)
+
+
+def toml_patterns(text: str) -> list[str]:
+    return re.findall(r"^(?:retained|input|output|pattern|file|folder) = '(.*)'", text, re.M)
+
+
+class Probe(LinearMatcher):
+    """Counts the transitions that are computed: each is at most one for a character."""
+
+    computed = 0
+
+    def _compute_transition(self, viable: int, character: str) -> int:
+        self.computed += 1
+        return super()._compute_transition(viable, character)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "unit", "end"),
+    [
+        ("(a+)+$", "a", "!"),
+        ("(.*)*x", "a", "!"),
+        ("(a|a)*b", "a", "!"),
+        ("(a|aa)+$", "a", "!"),
+        ("(?s).*lora.*\\.weight(?:_(?:Internal)?RetainedState)?", "lora", ".weight_"),
+        (".*_VLLM(_.*)?", "_VLLM", "\n"),
+        ("(?P<a>.*)(?P<b>.*)(?P<c>.*)x", "a", "!"),
+        ("(?P<scope>(?:.*/)?)(?P<buffer>[a-z_]+)\\.(?P<layer>[0-9]+)", "a/", "a."),
+        ("(x+x+)+y", "x", ""),
+        ("(?:a?){400}a{400}", "a", "!"),
+    ],
+)
+def test_a_hostile_name_is_read_once(pattern: str, unit: str, end: str) -> None:
+    for name in (unit * 50_000 + end, end + unit * 50_000):
+        matcher = Probe(pattern)
+        matcher.match_groups(name)
+        assert matcher.computed <= 50 * MAX_POSITIONS
+
+
+def test_the_groups_of_a_hostile_name_are_found_without_going_back() -> None:
+    pattern = compile_pattern("(?P<a>.*)(?P<b>a.*)(?P<c>b+)")
+    name = "ab" * 50_000
+    assert pattern.match_groups(name) == {"a": name[:-2], "b": "a", "c": "b"}
+
+
+# Patterns and names over few characters, so that they meet; é and newline for their own rules.
+ATOMS = st.sampled_from(
+    [
+        r"a",
+        r"b",
+        r"_",
+        r"1",
+        r"é",
+        r"\.",
+        r".",
+        r"[ab]",
+        r"[^a]",
+        r"[^/é]",
+        r"[a-z_]",
+        r"[\d_]",
+        r"[^\w]",
+        r"\d",
+        r"\w",
+        r"\s",
+        r"\D",
+        r"\W",
+        r"\S",
+        r"\n",
+        r"\x61",
+        r"[]a]",
+        r"[a-]",
+        r"[-a]",
+        r"^",
+        r"$",
+        r"(?s)",
+    ]
+)
+REPEATS = st.sampled_from(
+    ["?", "*", "+", "{2}", "{0,2}", "{1,}", "{0}", "??", "*?", "+?", "{1,2}?"]
+)
+
+
+def extend(patterns: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.one_of(
+        st.lists(patterns, max_size=4).map("".join),
+        st.lists(patterns, min_size=2, max_size=3).map("|".join).map("(?:{})".format),
+        st.builds("({}){}".format, patterns, REPEATS),
+        st.builds("(?:{}){}".format, patterns, REPEATS),
+        st.builds("(?P<NAME>{})".format, patterns),
+        st.builds("(?s:{})".format, patterns),
+        st.builds("{}{}".format, patterns, REPEATS),
+    )
+
+
+PATTERNS = st.recursive(ATOMS, extend, max_leaves=10).map(
+    lambda text: "".join(
+        f"{part}<g{number}>" if part.endswith("(?P") else part
+        for number, part in enumerate(re.split("<NAME>", text))
+    )
+)
+NAMES = st.text(st.sampled_from("ab_1é/. \n\v\udcff"), max_size=8)
+
+
+@needs_re2
+@given(PATTERNS, st.lists(NAMES, min_size=1, max_size=8))
+@example("(?P<g0>a|ab)(?P<g1>c|bcd)?(?P<g2>d*)", ["abcd", "ab"])
+@example("(?s).$", ["\n", "é"])
+@settings(deadline=None, max_examples=500)
+def test_every_accepted_pattern_means_what_it_means_to_re2(pattern: str, names: list[str]) -> None:
+    try:
+        matcher = LinearMatcher(pattern)
+    except PatternSyntaxError as error:
+        if error.is_malformed:
+            with pytest.raises(re2.error):
+                re2.compile(pattern, quiet())
+        return
+    compiled = re2.compile(pattern, quiet())
+    reference = Re2Matcher(compiled, tuple(dict(compiled.groupindex).items()))
+    assert sorted(matcher.groups) == sorted(reference.groups)
+    for name in names:
+        assert matcher.matches(name) == reference.matches(name)
+        assert matcher.match_groups(name) == reference.match_groups(name)
+
+
+def quiet() -> object:
+    options = re2.Options()
+    options.log_errors = False
+    return options
+
+
+@needs_re2
+@given(st.text("ab()[]{}|*+?^$.\\-:PsidwC<>12,=\n", max_size=12), NAMES)
+@settings(deadline=None, max_examples=500)
+def test_nothing_is_accepted_that_re2_refuses(pattern: str, name: str) -> None:
+    try:
+        matcher = LinearMatcher(pattern)
+    except PatternSyntaxError:
+        assume(False)
+    compiled = re2.compile(pattern, quiet())
+    matched = compiled.fullmatch(name.encode("utf-8", "surrogateescape")) is not None
+    assert matcher.matches(name) == matched
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_escaped_text_matches_itself_only(text: str, other: str) -> None:
+    try:
+        matcher = LinearMatcher(re.sub(r"([!-/:-@\[-^`{-~])", r"\\\1", text))
+    except PatternSyntaxError:
+        assume(False)
+    assert matcher.matches(text)
+    assert matcher.matches(other) is (other == text)
+
+
+@pytest.mark.parametrize("pattern", ["(?P<a>x+)y", pytest.param(r"(?P<a>\C+)y", marks=needs_re2)])
+def test_a_pattern_travels_to_a_worker(pattern: str) -> None:
+    compiled = compile_pattern(pattern)
+    assert compiled.match_groups("xxy") == {"a": "xx"}
+    assert pickle.loads(pickle.dumps(compiled)).match_groups("xxy") == {"a": "xx"}
+
+
+def test_a_pattern_has_its_groups_in_the_order_in_which_they_open() -> None:
+    assert parse_pattern("(?P<b>(?P<c>x))(y)(?P<a>z)").groups == ("b", "c", "a")

@@ -1,0 +1,283 @@
+"""Match whole names against a parsed pattern, in time linear in the name's length.
+
+The pattern becomes an automaton whose states are its *positions*: the characters
+and classes, with repetitions unfolded. A name is read twice, and no position of
+it more than twice, so there is no backtracking to blow up:
+
+1. From the end to the start, keeping the set of positions from which the rest of
+   the name can be matched. If it does not include the start, the name does not match.
+2. Only for groups, from the start to the end, taking at each character the most
+   preferred position of that set. It cannot lead to a dead end.
+
+Preferences are those of RE2 and of Python's ``re``: the first alternative, the
+longest repetition, or the shortest if it is lazy. A byte that is not UTF-8
+(a surrogate in the name) is matched by no position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from onnxkvrename.rules.pattern_syntax import (
+    Anchor,
+    Characters,
+    Choice,
+    Group,
+    Node,
+    Ranges,
+    Repeat,
+    parse_pattern,
+)
+
+_START, _END = 0, 1
+_MAX_CACHED = 10_000
+"""Transitions that are remembered, to bound memory whatever the names are."""
+
+
+class _Step(NamedTuple):
+    """A position that can come next, and the borders of groups that are crossed before it.
+
+    A group opens with border ``2 * number`` and closes with ``2 * number + 1``.
+    """
+
+    position: int
+    borders: tuple[int, ...]
+
+
+class _Automaton(NamedTuple):
+    """An automaton; sets of positions are bits of an integer.
+
+    Position 0 is the start of the name, position 1 its end.
+
+    Attributes:
+        steps: For each position the steps that can follow it, preferred ones first.
+        predecessors: For each position the set of those that it can follow.
+        classes: Each class of characters, with the set of positions that it is at.
+    """
+
+    steps: tuple[tuple[_Step, ...], ...]
+    predecessors: tuple[int, ...]
+    classes: tuple[tuple[Ranges, int], ...]
+
+
+class LinearMatcher:
+    """A pattern that matches whole names; its automaton is built when it is first used.
+
+    Attributes:
+        groups: The named groups, in the order in which they open.
+
+    Raises:
+        PatternSyntaxError: The pattern is malformed or not in the accepted syntax.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tree, self.groups = parse_pattern(text)
+        self._automaton: _Automaton | None = None
+        self._positions_by_character: dict[str, int] = {}
+        self._transitions: dict[tuple[int, str], int] = {}
+        self._choices: dict[tuple[int, int, str], _Step] = {}
+
+    def __reduce__(self) -> tuple[type[LinearMatcher], tuple[str]]:
+        return LinearMatcher, (self._text,)
+
+    def matches(self, name: str) -> bool:
+        """Return whether the pattern matches the whole name."""
+        return bool(self._list_viable_sets(name)[-1] & 1)
+
+    def match_groups(self, name: str) -> dict[str, str] | None:
+        """Return the text of each named group, empty where it took no part.
+
+        Returns:
+            The groups, or `None` if the pattern does not match the whole name.
+        """
+        viable_sets = self._list_viable_sets(name)
+        if not viable_sets.pop() & 1:
+            return None
+        borders = [0] * (2 * len(self.groups))
+        position, choices = _START, self._choices
+        for index, character in enumerate((*name, "")):
+            key = position, viable_sets.pop() if character else 0, character
+            step = choices.get(key)
+            if step is None:
+                step = self._choose_step(*key)
+            position, crossed = step
+            for border in crossed:
+                borders[border] = index
+        return {
+            group: name[borders[2 * number] : borders[2 * number + 1]]
+            for number, group in enumerate(self.groups)
+        }
+
+    def _list_viable_sets(self, name: str) -> list[int]:
+        """Return the positions after which each rest of the name can be matched.
+
+        The first is for the empty rest, the last for the whole name; as soon as
+        there is no such position, the set for the whole name is empty.
+        """
+        automaton, transitions = self._load_automaton(), self._transitions
+        viable = automaton.predecessors[_END]
+        viable_sets = [viable]
+        for character in reversed(name):
+            before = transitions.get((viable, character))
+            if before is None:
+                before = self._compute_transition(viable, character)
+            viable_sets.append(before)
+            if not before:
+                break
+            viable = before
+        return viable_sets
+
+    def _choose_step(self, position: int, viable: int, character: str) -> _Step:
+        """Return the preferred step over a character, or to the end for none."""
+        ready = viable & self._find_positions(character) if character else 1 << _END
+        following = self._load_automaton().steps[position]
+        step = next(step for step in following if ready >> step.position & 1)
+        if len(self._choices) >= _MAX_CACHED:
+            self._choices.clear()
+        self._choices[position, viable, character] = step
+        return step
+
+    def _compute_transition(self, viable: int, character: str) -> int:
+        """Return the positions before a character that lead to one of those after it."""
+        before, matching = 0, viable & self._find_positions(character)
+        predecessors = self._load_automaton().predecessors
+        while matching:
+            before |= predecessors[matching.bit_length() - 1]
+            matching ^= 1 << matching.bit_length() - 1
+        if len(self._transitions) >= _MAX_CACHED:
+            self._transitions.clear()
+        self._transitions[viable, character] = before
+        return before
+
+    def _find_positions(self, character: str) -> int:
+        """Return the set of positions that match a character."""
+        positions = self._positions_by_character.get(character)
+        if positions is None:
+            code, positions = ord(character), 0
+            for ranges, where in self._load_automaton().classes:
+                if any(low <= code <= high for low, high in ranges):
+                    positions |= where
+            if len(self._positions_by_character) >= _MAX_CACHED:
+                self._positions_by_character.clear()
+            self._positions_by_character[character] = positions
+        return positions
+
+    def _load_automaton(self) -> _Automaton:
+        if self._automaton is None:
+            self._automaton = _Builder(self.groups).build(self._tree)
+        return self._automaton
+
+
+class _Instruction(NamedTuple):
+    """What happens between characters, or at one: exactly one field besides `targets` is set.
+
+    Attributes:
+        position: The position that reads a character, or the end.
+        border: The border of a group that is crossed.
+        anchor: `True` for the start of the name, `False` for its end.
+        targets: The instructions that come next, preferred ones first; a branch has
+            several, and nothing but these.
+    """
+
+    position: int | None
+    border: int | None
+    anchor: bool | None
+    targets: list[int]
+
+
+class _Builder:
+    """Builds an automaton from a tree, from its end to its start."""
+
+    def __init__(self, groups: tuple[str, ...]) -> None:
+        self._numbers = {group: number for number, group in enumerate(groups)}
+        self._instructions: list[_Instruction] = []
+        self._next_by_position: list[int] = [-1, -1]
+        self._classes: dict[Ranges, int] = {}
+
+    def build(self, tree: Node) -> _Automaton:
+        self._next_by_position[_START] = self._emit(tree, self._add(position=_END))
+        steps = tuple(
+            () if position == _END else tuple(self._list_steps(target, position == _START))
+            for position, target in enumerate(self._next_by_position)
+        )
+        predecessors = [0] * len(steps)
+        for position, following in enumerate(steps):
+            for step in following:
+                predecessors[step.position] |= 1 << position
+        return _Automaton(steps, tuple(predecessors), tuple(self._classes.items()))
+
+    def _add(
+        self,
+        *targets: int,
+        position: int | None = None,
+        border: int | None = None,
+        anchor: bool | None = None,
+    ) -> int:
+        self._instructions.append(_Instruction(position, border, anchor, list(targets)))
+        return len(self._instructions) - 1
+
+    def _emit(self, node: Node, target: int) -> int:
+        """Add instructions for a node that go on at `target`; return the first of them."""
+        if isinstance(node, Characters):
+            position = len(self._next_by_position)
+            self._next_by_position.append(target)
+            self._classes[node.ranges] = self._classes.get(node.ranges, 0) | 1 << position
+            return self._add(position=position)
+        if isinstance(node, Anchor):
+            return self._add(target, anchor=node.is_start)
+        if isinstance(node, Group):
+            border = 2 * self._numbers[node.name]
+            inner = self._emit(node.body, self._add(target, border=border + 1))
+            return self._add(inner, border=border)
+        if isinstance(node, Choice):
+            return self._add(*[self._emit(option, target) for option in node.options])
+        if isinstance(node, Repeat):
+            return self._emit_repeat(node, target)
+        for item in reversed(node.items):
+            target = self._emit(item, target)
+        return target
+
+    def _emit_repeat(self, node: Repeat, target: int) -> int:
+        first, copies = target, node.least
+        if node.most is None:
+            loop = self._add()
+            body = self._emit(node.body, loop)
+            self._instructions[loop].targets.extend(_order(body, target, node.greedy))
+            first, copies = (body, copies - 1) if copies else (loop, 0)
+        else:
+            for _ in range(node.most - node.least):
+                body = self._emit(node.body, first)
+                first = self._add(*_order(body, target, node.greedy))
+        for _ in range(copies):
+            first = self._emit(node.body, first)
+        return first
+
+    def _list_steps(self, first: int, at_start: bool) -> Iterator[_Step]:
+        """Yield the positions that can be reached without reading, preferred ones first.
+
+        Of several ways to a position only the preferred one counts.
+        """
+        pending: list[tuple[int, tuple[int, ...], bool]] = [(first, (), False)]
+        seen: set[tuple[int, bool]] = set()
+        while pending:
+            index, borders, at_end = pending.pop()
+            if (index, at_end) in seen:
+                continue
+            seen.add((index, at_end))
+            instruction = self._instructions[index]
+            if instruction.position is not None:
+                if instruction.position == _END or not at_end:
+                    yield _Step(instruction.position, borders)
+                continue
+            if instruction.anchor is True and not at_start:
+                continue
+            if instruction.border is not None:
+                borders = (*borders, instruction.border)
+            at_end = at_end or instruction.anchor is False
+            pending += [(target, borders, at_end) for target in reversed(instruction.targets)]
+
+
+def _order(body: int, target: int, greedy: bool) -> tuple[int, int]:
+    return (body, target) if greedy else (target, body)
