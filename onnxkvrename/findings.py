@@ -82,7 +82,12 @@ _MAX_LISTED = 5
 class Finding(NamedTuple):
     """Something that is, or may be, wrong with a model.
 
-    ``name`` is the value or file it is about; ``hint`` says how to mend it.
+    Attributes:
+        code: One of `CODES`.
+        severity: That of the code, or ``error`` under ``--strict``.
+        name: The value or the file that it is about; empty for the model itself.
+        message: A sentence without its subject, which is `name`.
+        hint: How to fix it.
     """
 
     code: str
@@ -105,25 +110,44 @@ class CheckError(KvRenameError):
 
 
 def build_finding(code: str, name: str, message: str, hint: str) -> Finding:
-    """A finding with the severity of its code."""
+    """Return a finding with the severity of its code."""
     return Finding(code, CODES[code][0], name, message, hint)
 
 
 def promote_to_errors(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The same findings as errors, all of them: what ``strict`` asks for."""
-    return tuple(found._replace(severity="error") for found in findings)
+    """Return the findings with severity ``error``, as ``--strict`` asks for."""
+    return tuple(finding._replace(severity="error") for finding in findings)
 
 
-def format_list(names: Sequence[str], between: str = ", ") -> str:
-    """A few names, and how many more there are."""
-    rest = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return between.join(names[:_MAX_LISTED]) + rest
+def format_list(names: Sequence[str], separator: str = ", ", limit: int = _MAX_LISTED) -> str:
+    """Join the first `limit` names, and say how many more there are."""
+    rest = f" and {len(names) - limit:,} more" if len(names) > limit else ""
+    return separator.join(names[:limit]) + rest
+
+
+def find_similar(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known name that is most like `name`.
+
+    Args:
+        name: A name that is not known, such as a typing error.
+        known: The names to choose from.
+        cutoff: How alike the two must be, from 0 (not at all) to 1 (equal).
+    """
+    from difflib import get_close_matches  # only needed after a mistake
+
+    return next(iter(get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
+
+
+def suggest_similar(name: str, known: Iterable[str]) -> str | None:
+    """Return the hint "did you mean X?" if a known name is like `name`."""
+    similar = find_similar(name, known)
+    return f"did you mean {similar}?" if similar else None
 
 
 def render_json_document(
     schema: str, command: str, code: int, fault: KvRenameError | None, **content: Any
 ) -> str:
-    """The JSON document of any command."""
+    """Render the JSON document of a command, with :func:`build_json_document`'s arguments."""
     import json
 
     return json.dumps(build_json_document(schema, command, code, fault, **content), indent=2)
@@ -132,25 +156,27 @@ def render_json_document(
 def build_json_document(
     schema: str, command: str, code: int, fault: KvRenameError | None, **content: Any
 ) -> dict[str, Any]:
-    """What the document of every command says, around its content."""
+    """Build the document of a command.
+
+    Args:
+        schema: Name and version of the document's schema.
+        command: The command that answers.
+        code: Its exit code.
+        fault: Why the job could not be done, if so.
+        content: The command's own members; they stand between the common ones.
+    """
     head = {"schema": schema, "version": __version__, "command": command}
     tail = {"error": serialize_error(fault), "exit_code": code}
     return {**head, **content, **tail}
 
 
-def serialize_finding(found: Finding) -> dict[str, str]:
-    """A finding for programs."""
-    return {
-        "code": found.code,
-        "severity": found.severity,
-        "name": found.name,
-        "message": found.message,
-        "hint": found.hint,
-    }
+def serialize_finding(finding: Finding) -> dict[str, str]:
+    """Return the JSON form of a finding."""
+    return finding._asdict()
 
 
 def serialize_error(fault: KvRenameError | None) -> dict[str, str | None] | None:
-    """An error for programs."""
+    """Return the JSON form of an error."""
     if fault is None:
         return None
     return {"message": fault.message, "path": fault.path, "hint": fault.hint}

@@ -17,6 +17,7 @@ import click
 
 from onnxkvrename.cli.output import drop_stdout, is_color_enabled, print_lines, stdout_guard
 from onnxkvrename.errors import KvRenameError
+from onnxkvrename.findings import find_similar
 from onnxkvrename.report.rename_text import (
     escape_unprintable,
     format_error,
@@ -72,12 +73,10 @@ def _check_command(args: Sequence[str]) -> None:
         return
     if os.path.lexists(args[0]):
         return
-    import difflib
-
-    close = [name for name in COMMANDS if name.startswith(args[0]) and len(args[0]) > 3]
-    close += difflib.get_close_matches(args[0], COMMANDS, n=1)
-    if close:
-        hint = f"did you mean {close[0]}?"
+    longer = (name for name in COMMANDS if name.startswith(args[0]) and len(args[0]) > 3)
+    similar = next(longer, None) or find_similar(args[0], COMMANDS)
+    if similar is not None:
+        hint = f"did you mean {similar}?"
         raise KvRenameError(f"{args[0]} is no command, and no file", hint=hint)
 
 

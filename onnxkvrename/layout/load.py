@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -11,7 +10,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.findings import Finding, format_list, promote_to_errors
+from onnxkvrename.findings import Finding, format_list, promote_to_errors, suggest_similar
 from onnxkvrename.layout.dims import list_symbols
 from onnxkvrename.layout.layout import (
     Layout,
@@ -177,9 +176,8 @@ def check_size_symbols(sizes: Iterable[str], symbols: Sequence[str], option: str
     """Raise :class:`KvRenameError` for a size that was given in vain; without symbols all are."""
     strange = [symbol for symbol in sizes if symbol not in symbols]
     if strange and symbols:
-        close = difflib.get_close_matches(strange[0], symbols, n=1)
         said = f"buffers have no such dimension; they have {format_list(symbols)}"
-        hint = f"did you mean {close[0]}?" if close else None
+        hint = suggest_similar(strange[0], symbols)
         raise KvRenameError(f"{option} {strange[0]}: {said}", hint=hint)
 
 

@@ -19,7 +19,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from onnxkvrename.findings import Finding
+from onnxkvrename.findings import Finding, format_list
 from onnxkvrename.layout.inspect import BufferState, InspectedBuffer, ModelSummary, group_buffers
 from onnxkvrename.layout.kinds import BufferKind
 from onnxkvrename.model.signature import format_shape
@@ -130,7 +130,7 @@ def _list_facts(anatomy: ModelSummary) -> Iterator[tuple[str, ...]]:
         opsets = ", ".join(f"{domain or 'opset'} {version}" for domain, version in made.opsets)
         producer = f"{made.producer_name} {made.producer_version}".strip() or "an unnamed producer"
         yield "made by", f"{producer}; IR {made.ir_version}, {opsets or 'no opset'}"
-    functions = _format_names(anatomy.weight.function_names, _FEW)
+    functions = format_list(anatomy.weight.function_names, limit=_FEW)
     nodes = f"{anatomy.weight.node_count:,} nodes"
     yield "graph", nodes + (f", local functions {functions}" if functions else "")
     yield "weights", "; ".join(_describe_weights(anatomy)) or "not there"
@@ -149,7 +149,7 @@ def _list_facts(anatomy: ModelSummary) -> Iterator[tuple[str, ...]]:
         yield "stamp", f"{anatomy.stamp.digest[:12]}… {_STAMP_TEXTS[anatomy.stamp.matches_graph]}"
     for reason in dict.fromkeys(item.reason for item in anatomy.kept):
         names = [item.name for item in anatomy.kept if item.reason == reason]
-        said = _format_names(names, _SOME)
+        said = format_list(names, limit=_SOME)
         yield ("outputs", said) if reason == REASON_NOT_RETAINED else ("kept", f"{reason}: {said}")
 
 
@@ -162,21 +162,17 @@ def _describe_weights(anatomy: ModelSummary) -> Iterator[str]:
     there = [file.location for file in anatomy.files if file.size is not None]
     if there:
         files = "1 file" if len(there) == 1 else f"{len(there):,} files"
-        yield f"{decimal(anatomy.external_bytes)} external in {files}: {_format_names(there, _FEW)}"
+        names = format_list(there, limit=_FEW)
+        yield f"{decimal(anatomy.external_bytes)} external in {files}: {names}"
     gone = [file.location for file in anatomy.files if file.size is None]
     if gone:
-        yield f"not usable: {_format_names(gone, _FEW)}"
+        yield f"not usable: {format_list(gone, limit=_FEW)}"
 
 
 def _describe_tokens(anatomy: ModelSummary) -> Iterator[str]:
     for token, count in anatomy.token_counts:
         every = "all" if count == anatomy.name_count else f"{count:,} of"
         yield f"{token} on {every} {anatomy.name_count:,} names"
-
-
-def _format_names(names: Sequence[str], most: int) -> str:
-    rest = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
 
 
 def _format_layers(layers: Sequence[int]) -> str:

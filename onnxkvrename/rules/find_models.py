@@ -1,4 +1,4 @@
-"""From the paths of a command line to models, and to places for their results."""
+"""Find the models below the paths of a command line, and choose where their results go."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError, WriteError
+from onnxkvrename.findings import find_similar
 from onnxkvrename.rules.results import RenameJob
 from onnxkvrename.storage.temp_file import TEMP_PREFIX
 
@@ -15,27 +16,43 @@ from onnxkvrename.storage.temp_file import TEMP_PREFIX
 def find_jobs(
     models: Sequence[Path], output: Path | None = None, directory: Path | None = None
 ) -> tuple[RenameJob, ...]:
-    """Each model once, in natural order within a directory, with the place for its result.
+    """Return a job for each model below some paths.
 
-    With ``output`` that is a file, with ``directory`` the place below it that the
-    model has below the common parent of all paths given; else the model's own.
+    Queries the disk: lists directories and resolves links, but opens no file. So the
+    models may be other ones by the time they are read, and may turn out not to be models.
 
-    Raises :class:`ModelError` for a path that leads to no model, and
-    :class:`WriteError` where results would stand upon each other or their source.
+    Args:
+        models: Files, which need not end in ``.onnx``, and directories, searched for
+            ``*.onnx`` at any depth. Linked directories are not entered.
+        output: The file for the result of a single model.
+        directory: The directory for results: each goes to the place below it that its
+            model has below the common parent of all paths. Results of an earlier run in it
+            are not taken for models. Without either, results replace the models.
+
+    Returns:
+        Each model once, whatever links lead to it: paths in the order given, and models in
+        natural order within a directory (``layer_2`` before ``layer_10``).
+
+    Raises:
+        ModelError: A path does not exist, cannot be listed, or has no model below it.
+        WriteError: Several results would go to one file, or a result to its own model.
     """
-    found: dict[str, Path] = {}
+    models_by_real_path: dict[str, Path] = {}
     for path in models:
         for model in _find_models(path, directory):
-            real = os.path.realpath(model)
-            if real not in found or found[real].is_symlink():
-                found[real] = model
-    if output is not None and len(found) > 1:
+            real_path = os.path.realpath(model)
+            known = models_by_real_path.get(real_path)
+            if known is None or known.is_symlink():
+                models_by_real_path[real_path] = model
+    if output is not None and len(models_by_real_path) > 1:
         raise WriteError(
-            f"cannot hold {len(found)} models", path=str(output), hint="-d DIR takes several"
+            f"cannot hold {len(models_by_real_path)} models",
+            path=str(output),
+            hint="-d DIR takes several",
         )
     jobs = tuple(
         build_job(model, _choose_output(model, models, output, directory))
-        for model in found.values()
+        for model in models_by_real_path.values()
     )
     for job in jobs:
         if (output or directory) is not None and job.in_place:
@@ -68,38 +85,46 @@ def build_job(model: Path, output: Path | None = None) -> RenameJob:
 
 
 def _choose_output(
-    model: Path, given: Sequence[Path], output: Path | None, directory: Path | None
+    model: Path, roots: Sequence[Path], output: Path | None, directory: Path | None
 ) -> Path | None:
     if output is not None or directory is None:
         return output
-    bases = [path if os.path.isdir(path) else path.parent for path in given]
-    base = os.path.commonpath([os.path.abspath(base) for base in bases])
-    return directory / os.path.relpath(os.path.abspath(model), base)
+    folders = [path if os.path.isdir(path) else path.parent for path in roots]
+    parent = os.path.commonpath([os.path.abspath(folder) for folder in folders])
+    return directory / os.path.relpath(os.path.abspath(model), parent)
 
 
 def _find_models(path: Path, results: Path | None) -> Iterator[Path]:
-    """The models a path leads to, but for results of an earlier run below it."""
-    if not os.path.isdir(path):
-        try:
-            os.lstat(path)
-        except FileNotFoundError:
-            raise ModelError("no such file", path=str(path), hint=_suggest_path(path)) from None
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise ModelError(f"cannot be read: {reason}", path=str(path)) from None
-        yield path
+    """Yield the models at or below a path, except those in the directory `results`."""
+    if os.path.isdir(path):
+        yield from _search_directory(path, None if results is None else os.path.realpath(results))
         return
-    inside = []
-    for folder, folders, names in os.walk(path, onerror=_raise_model_error):
-        inside += [Path(folder, name) for name in names if name.endswith(".onnx")]
-        # Of a directory in the making a dead run may have left the half.
-        folders[:] = [name for name in folders if not name.startswith(TEMP_PREFIX)]
-        if results is not None and os.path.realpath(folder) != os.path.realpath(results):
-            kept = os.path.realpath(results)
-            folders[:] = [f for f in folders if os.path.realpath(os.path.join(folder, f)) != kept]
-    if not inside:
-        raise ModelError("no .onnx file in it or below", path=str(path))
-    yield from sorted(inside, key=_build_sort_key)
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        raise ModelError("no such file", path=str(path), hint=_suggest_path(path)) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(f"cannot be read: {reason}", path=str(path)) from None
+    yield path
+
+
+def _search_directory(directory: Path, results: str | None) -> list[Path]:
+    """Return the models below a directory, except those in the real path `results` below it."""
+    models = []
+    for folder, subfolders, names in os.walk(directory, onerror=_raise_model_error):
+        models += [Path(folder, name) for name in names if name.endswith(".onnx")]
+        # A run that was killed may have left half of a new directory.
+        subfolders[:] = [name for name in subfolders if not name.startswith(TEMP_PREFIX)]
+        if results is not None and os.path.realpath(folder) != results:
+            subfolders[:] = [
+                name
+                for name in subfolders
+                if os.path.realpath(os.path.join(folder, name)) != results
+            ]
+    if not models:
+        raise ModelError("no .onnx file in it or below", path=str(directory))
+    return sorted(models, key=_build_sort_key)
 
 
 def _raise_model_error(error: OSError) -> None:
@@ -107,7 +132,7 @@ def _raise_model_error(error: OSError) -> None:
 
 
 def _build_sort_key(path: Path) -> list[tuple[bool, int, str]]:
-    """Sorts ``layer_2`` before ``layer_10``."""
+    """Return a key that sorts ``layer_2`` before ``layer_10``."""
     return [
         (part.isdigit(), int(part) if part.isdigit() else 0, part)
         for part in re.split(r"([0-9]+)", str(path))
@@ -115,13 +140,11 @@ def _build_sort_key(path: Path) -> list[tuple[bool, int, str]]:
 
 
 def _suggest_path(path: Path) -> str | None:
-    import difflib
-
     try:
         names = [name for name in os.listdir(path.parent) if name.endswith(".onnx")]
     except FileNotFoundError:
         return f"there is no directory {path.parent}"
     except OSError:
         return None
-    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
-    return f"did you mean {path.parent / close[0]}?" if close else None
+    similar = find_similar(path.name, names, cutoff=0.5)
+    return f"did you mean {path.parent / similar}?" if similar else None

@@ -8,17 +8,12 @@ names in linear time, and templates that write the same parts back. See
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from onnxkvrename.errors import RulesError
 from onnxkvrename.rules.patterns import Pattern, compile_pattern
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from onnxkvrename.rules.toml_reader import TableReader, parse_toml
 
 _LAYER_PATTERN = re.compile("[0-9]{1,9}")
 _SIDES = ("input", "output")
@@ -258,11 +253,7 @@ def parse_rules(text: str, name: str) -> Rules:
 
     Raises :class:`RulesError` naming the key at fault.
     """
-    try:
-        data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        raise RulesError(f"not TOML: {error}", path=name) from None
-    reader = _TableReader(data, name)
+    reader = parse_toml(text, name)
     kv = tuple(_parse_kv_rule(table) for table in reader.read_tables("kv"))
     if not kv:
         raise reader.build_error("kv", "there is no [[kv]] rule")
@@ -272,8 +263,8 @@ def parse_rules(text: str, name: str) -> Rules:
         name=name,
         kv_rules=kv,
         keep_rules=keep,
-        retained_pattern=reader.read_pattern("retained"),
-        normal_suffixes=reader.read_mapping("suffixes"),
+        retained_pattern=_read_pattern(reader, "retained"),
+        normal_suffixes=reader.read_string_map("suffixes"),
         feed_back_rules=tuple(
             _parse_feed_back_rule(table) for table in reader.read_tables("feed_back")
         ),
@@ -281,36 +272,38 @@ def parse_rules(text: str, name: str) -> Rules:
             reader.read_table("set"), {kind for rule in kv for kind in rule.buffers_by_kind}
         ),
     )
-    reader.reject_unknown_keys()
+    reader.reject_unread_keys()
     return rules
 
 
-def _parse_keep_rule(table: _TableReader) -> KeepRule:
-    rule = KeepRule(table.read_string("reason"), table.read_pattern("pattern"))
-    table.reject_unknown_keys()
+def _parse_keep_rule(table: TableReader) -> KeepRule:
+    rule = KeepRule(table.read_string("reason"), _read_pattern(table, "pattern"))
+    table.reject_unread_keys()
     return rule
 
 
-def _parse_feed_back_rule(table: _TableReader) -> FeedBackRule:
-    rule = FeedBackRule(table.read_pattern("input"), table.read_template("call", {"path", "token"}))
-    table.reject_unknown_keys()
+def _parse_feed_back_rule(table: TableReader) -> FeedBackRule:
+    rule = FeedBackRule(
+        _read_pattern(table, "input"), _read_template(table, "call", {"path", "token"})
+    )
+    table.reject_unread_keys()
     return rule
 
 
-def _parse_kv_rule(table: _TableReader) -> KvRule:
-    kinds = {kind: tuple(names) for kind, names in table.read_lists("kinds").items()}
+def _parse_kv_rule(table: TableReader) -> KvRule:
+    kinds = table.read_list_map("kinds")
     if not any(kinds.values()):
         raise table.build_error("kinds", "names no buffer")
-    patterns = {side: table.read_pattern(side, {"buffer", "layer"}) for side in _SIDES}
+    patterns = {side: _read_pattern(table, side, {"buffer", "layer"}) for side in _SIDES}
     templates = {
-        side: table.read_template(f"{side}_name", {"token", *patterns[side].groups})
+        side: _read_template(table, f"{side}_name", {"token", *patterns[side].groups})
         for side in _SIDES
     }
-    table.reject_unknown_keys()
+    table.reject_unread_keys()
     return KvRule(patterns, templates, kinds)
 
 
-def _parse_set_rule(table: _TableReader, kinds: set[str]) -> SetRule:
+def _parse_set_rule(table: TableReader, kinds: set[str]) -> SetRule:
     parts = tuple(_parse_part_rule(part) for part in table.read_tables("parts"))
     seam = table.read_string("seam_output", ""), table.read_string("seam_input", "")
     if any(seam) and not all(seam):
@@ -319,17 +312,17 @@ def _parse_set_rule(table: _TableReader, kinds: set[str]) -> SetRule:
     for kind in apart:
         if kind not in kinds:
             raise table.build_error("apart", f"{kind} is no kind of a [[kv]] rule")
-    table.reject_unknown_keys()
+    table.reject_unread_keys()
     return SetRule(parts, seam if all(seam) else None, shared, frozenset(apart))
 
 
-def _parse_part_rule(table: _TableReader) -> PartRule:
+def _parse_part_rule(table: TableReader) -> PartRule:
     stage = table.read_string("stage")
     if stage not in STAGES:
         raise table.build_error("stage", f"must be one of {', '.join(STAGES)}")
-    file = table.read_pattern("file", {"first"} if stage == PREFIXED else {"first", "end"})
-    folder = table.read_pattern("folder") if "folder" in table.left else None
-    table.reject_unknown_keys()
+    file = _read_pattern(table, "file", {"first"} if stage == PREFIXED else {"first", "end"})
+    folder = _read_pattern(table, "folder") if "folder" in table.unread else None
+    table.reject_unread_keys()
     return PartRule(stage, file, folder)
 
 
@@ -338,80 +331,25 @@ def _fill_template(template: str, parts: Mapping[str, str], token: str) -> str:
     return _PLACEHOLDER.sub(lambda found: parts[found[1]], text)
 
 
-class _TableReader:
-    """A TOML table that names what is missing, wrong, or not known."""
+def _read_pattern(
+    table: TableReader, key: str, groups: frozenset[str] | set[str] = frozenset()
+) -> Pattern:
+    text = table.read_string(key)
+    try:
+        pattern = compile_pattern(text)
+    except ValueError as error:
+        raise table.build_error(key, str(error)) from None
+    for group in sorted(groups - set(pattern.groups)):
+        raise table.build_error(key, f"has no group (?P<{group}>…)")
+    return pattern
 
-    def __init__(self, table: Mapping[str, Any], name: str, where: str = "") -> None:
-        self.left = dict(table)
-        self.name = name
-        self.where = where
 
-    def build_error(self, key: str, what: str) -> RulesError:
-        return RulesError(f"{self.where}{key}: {what}", path=self.name)
-
-    def read_value(self, key: str, kind: type, default: Any = None) -> Any:
-        value = self.left.pop(key, default)
-        if value is None:
-            raise self.build_error(key, "is missing")
-        if not isinstance(value, kind):
-            raise self.build_error(key, f"must be a {kind.__name__}, not {type(value).__name__}")
-        return value
-
-    def read_string(self, key: str, default: str | None = None) -> str:
-        return str(self.read_value(key, str, default))
-
-    def read_mapping(self, key: str) -> dict[str, str]:
-        table = self.read_value(key, dict, {})
-        if not all(isinstance(value, str) for value in table.values()):
-            raise self.build_error(key, "must map text to text")
-        return dict(table)
-
-    def read_lists(self, key: str) -> dict[str, list[str]]:
-        table = self.read_value(key, dict)
-        for value in table.values():
-            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-                raise self.build_error(key, "must map a kind to a list of buffer names")
-        return dict(table)
-
-    def read_strings(self, key: str) -> tuple[str, ...]:
-        values = self.read_value(key, list, [])
-        if not all(isinstance(value, str) for value in values):
-            raise self.build_error(key, "must be a list of text")
-        return tuple(values)
-
-    def read_table(self, key: str) -> _TableReader:
-        return _TableReader(self.read_value(key, dict, {}), self.name, f"{key}.")
-
-    def read_tables(self, key: str) -> list[_TableReader]:
-        tables = self.read_value(key, list, [])
-        if not all(isinstance(table, dict) for table in tables):
-            raise self.build_error(key, f"must be tables, written [[{key}]]")
-        where = f"{self.where}{key}"
-        return [
-            _TableReader(table, self.name, f"{where}[{at}].") for at, table in enumerate(tables)
-        ]
-
-    def read_pattern(self, key: str, groups: frozenset[str] | set[str] = frozenset()) -> Pattern:
-        text = self.read_string(key)
-        try:
-            pattern = compile_pattern(text)
-        except ValueError as error:
-            raise self.build_error(key, str(error)) from None
-        for group in sorted(groups - set(pattern.groups)):
-            raise self.build_error(key, f"has no group (?P<{group}>…)")
-        return pattern
-
-    def read_template(self, key: str, groups: set[str]) -> str:
-        text = self.read_string(key)
-        for found in _PLACEHOLDER.finditer(_OPTIONAL_PART.sub(r"\1", text)):
-            if found[2]:
-                raise self.build_error(
-                    key, f"has a {found[2]} that belongs to no {{group}} or [part]"
-                )
-            if found[1] not in groups:
-                raise self.build_error(key, f"{{{found[1]}}} is no group of the pattern")
-        return text
-
-    def reject_unknown_keys(self) -> None:
-        for key in self.left:
-            raise self.build_error(key, "is not known here")
+def _read_template(table: TableReader, key: str, groups: set[str]) -> str:
+    template = table.read_string(key)
+    for placeholder in _PLACEHOLDER.finditer(_OPTIONAL_PART.sub(r"\1", template)):
+        group, bracket = placeholder.groups()
+        if bracket:
+            raise table.build_error(key, f"has a {bracket} that belongs to no {{group}} or [part]")
+        if group not in groups:
+            raise table.build_error(key, f"{{{group}}} is no group of the pattern")
+    return template

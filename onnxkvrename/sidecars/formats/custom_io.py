@@ -6,11 +6,11 @@ the file, and the Cloud AI SDK's page on custom I/O, which says what the compile
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator
 
 from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.findings import suggest_similar
 from onnxkvrename.sidecars.text_edit import (
     MappingNode,
     Node,
@@ -88,8 +88,8 @@ def check_precision(precision: str) -> str:
     if precision == "int8":
         hint = "int8 needs a scale and an offset for each buffer; mxint8 keeps its own"
     else:
-        close = difflib.get_close_matches(precision.lower(), PRECISIONS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(PRECISIONS)}"
+        similar = suggest_similar(precision.lower(), PRECISIONS)
+        hint = similar or f"there are: {', '.join(PRECISIONS)}"
     raise KvRenameError(f"no precision is called {shorten_name(precision)}", hint=hint)
 
 

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from onnxkvrename import RulesError, load_rules
+from onnxkvrename.rules.load import list_profiles
+
+PROFILE = r"""
+retained = 'present\..*'
+[[kv]]
+input = 'past_key_values\.(?P<layer>[0-9]+)\.(?P<buffer>key|value)(?:_(?P<token>[A-Za-z0-9]+))?'
+output = 'present\.(?P<layer>[0-9]+)\.(?P<buffer>key|value)(?:_(?P<token>[A-Za-z0-9]+))?'
+input_name = "past_key_values.{layer}.{buffer}[_{token}]"
+output_name = "present.{layer}.{buffer}[_{token}]"
+kinds = { attention = ["key", "value"] }
+"""
+MODULE = f"""
+from importlib.resources import files
+from pathlib import Path
+
+TEXT = {PROFILE!r}
+PATH = Path(__file__).parent / "profile.toml"
+RESOURCE = files("hub_profiles") / "profile.toml"
+MISSING = Path(__file__).parent / "none.toml"
+NUMBER = 3
+MALFORMED = "retained = 1"
+"""
+
+Install = Callable[..., Path]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Return a function that installs a distribution with profiles, beside the others."""
+
+    def install_distribution(name: str = "hub-profiles", **profiles: str) -> Path:
+        site = tmp_path / "site"
+        package = site / "hub_profiles"
+        package.mkdir(parents=True, exist_ok=True)
+        (package / "__init__.py").write_text(MODULE, "utf-8")
+        (package / "profile.toml").write_text(PROFILE, "utf-8")
+        info = site / f"{name.replace('-', '_')}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        lines = [f"{profile} = {value}" for profile, value in profiles.items()]
+        (info / "entry_points.txt").write_text("\n".join(["[onnxkvrename.profiles]", *lines]))
+        monkeypatch.syspath_prepend(site)
+        monkeypatch.delitem(sys.modules, "hub_profiles", raising=False)
+        return site
+
+    return install_distribution
+
+
+@pytest.mark.parametrize("attribute", ["TEXT", "PATH", "RESOURCE"])
+def test_another_distribution_adds_a_profile(install: Install, attribute: str) -> None:
+    install(hub=f"hub_profiles:{attribute}")
+    rules = load_rules("hub")
+    assert rules.name == "hub"
+    assert rules.match("input", "past_key_values.3.key") is not None
+    assert list_profiles() == ("hub", "qeff", "whisper")
+
+
+def test_a_built_in_profile_cannot_be_shadowed(install: Install) -> None:
+    install(qeff="hub_profiles:TEXT")
+    assert load_rules("qeff").match("input", "past_key.3") is not None
+    assert list_profiles() == ("qeff", "whisper")
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("nowhere:TEXT", "cannot be loaded: ModuleNotFoundError: No module named 'nowhere'"),
+        ("hub_profiles:NONE", "cannot be loaded: AttributeError: module 'hub_profiles' has no"),
+        ("hub_profiles:NUMBER", "TypeError: its value must be TOML text or a path to it, not int"),
+        ("hub_profiles", "TypeError: its value must be TOML text or a path to it, not module"),
+        ("hub_profiles:MISSING", "none.toml: no such file"),
+        ("hub_profiles:MALFORMED", "kv: there is no [[kv]] rule"),
+        ("not a reference", "cannot be loaded: "),
+    ],
+)
+def test_a_broken_profile_names_its_distribution_when_it_is_asked_for(
+    install: Install, value: str, reason: str
+) -> None:
+    install(hub=value)
+    assert load_rules("qeff").name == "qeff"
+    assert "hub" in list_profiles()
+    with pytest.raises(RulesError) as caught:
+        load_rules("hub")
+    assert str(caught.value).startswith("profile hub of the distribution hub-profiles: ")
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_two_distributions_with_one_profile_are_both_named(install: Install) -> None:
+    install("hub-profiles", hub="hub_profiles:TEXT")
+    install("other-profiles", hub="hub_profiles:TEXT")
+    with pytest.raises(RulesError, match=r"has a profile hub: hub-profiles and other-profiles$"):
+        load_rules("hub")
+
+
+def test_a_profile_that_nobody_has_is_refused_with_all_that_there_are(install: Install) -> None:
+    install(hub="hub_profiles:TEXT")
+    with pytest.raises(RulesError, match=r"called nobody \(there are: hub, qeff, whisper\)"):
+        load_rules("nobody")
+
+
+def run_rename(site: Path, model: Path, profile: str) -> subprocess.CompletedProcess[str]:
+    """Rename a model in a process that prints its modules, with another distribution at hand."""
+    script = (
+        "import sys; from onnxkvrename.cli.main import main; code = main(sys.argv[1:]);"
+        "print(*sys.modules, file=sys.stderr); sys.exit(code)"
+    )
+    path = os.pathsep.join([str(site), *filter(None, sys.path)])
+    return subprocess.run(
+        [sys.executable, "-c", script, str(model), "--prefix", "VLLM", "--profile", profile],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_rename_uses_the_profile_of_another_distribution(
+    install: Install, tmp_path: Path
+) -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2, "context", 4])
+        for kind in ("key", "value")
+        for name in (f"past_key_values.0.{kind}", f"present.0.{kind}")
+    ]
+    nodes = [
+        helper.make_node("Identity", [ends[index].name], [ends[index + 1].name]) for index in (0, 2)
+    ]
+    model = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", ends[::2], ends[1::2])), model)
+    site = install(hub="hub_profiles:RESOURCE")
+    process = run_rename(site, model, "hub")
+    assert process.returncode == 0, process.stderr
+    assert "past_key_values.0.key -> past_key_values.0.key_VLLM\n" in process.stdout
+    assert [value.name for value in onnx.load(model).graph.output] == [
+        "present.0.key_VLLM",
+        "present.0.value_VLLM",
+    ]
+
+
+def test_a_built_in_profile_does_not_look_at_distributions(install: Install, decoder: Path) -> None:
+    site = install(hub="nowhere:TEXT")
+    process = run_rename(site, decoder, "qeff")
+    assert process.returncode == 0
+    assert not {"importlib.metadata", "re2", "difflib"} & set(process.stderr.split())
