@@ -1,4 +1,4 @@
-"""Everything that would make the renamed model wrong, as findings."""
+"""Check the KV pairs of one model, and what its new names would break."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from onnxkvrename.rules.plan import REASON_UNKNOWN, KvPair, RenamePlan, find_con
 
 
 def check_pairs(signature: Signature, plan: RenamePlan, uses: NameUses) -> Iterator[Finding]:
-    """What is wrong with the pairs of one model, or would be after renaming."""
+    """Check the pairs of one model, as they are and as they will be after the rename.
+
+    Args:
+        signature: The model's graph inputs and outputs.
+        plan: Its pairs, and their new names.
+        uses: Where the graph uses the names that matter to the plan.
+
+    Yields:
+        Findings KV101 to KV109, KV111, KV112, KV201 and KV202.
+    """
     yield from _check_duplicates(signature, plan)
     inputs = {value.name for value in signature.inputs}
     for pair in plan.pairs:
@@ -28,7 +37,7 @@ def check_pairs(signature: Signature, plan: RenamePlan, uses: NameUses) -> Itera
 
 
 def build_no_buffers_finding(outputs: Iterable[str]) -> Finding:
-    """KV001, saying what there is instead."""
+    """Return finding KV001 for a model without buffers, listing the outputs that it has."""
     names = format_list(list(outputs))
     return build_finding(
         "KV001",
@@ -39,17 +48,17 @@ def build_no_buffers_finding(outputs: Iterable[str]) -> Finding:
 
 
 def _check_duplicates(signature: Signature, plan: RenamePlan) -> Iterator[Finding]:
-    kv = {end.old_name for pair in plan.pairs for end in pair.sides}
+    kv_names = {side.old_name for pair in plan.pairs for side in pair.sides}
     for side, values in (("input", signature.inputs), ("output", signature.outputs)):
         for name, count in Counter(value.name for value in values).items():
-            if count > 1 and name in kv:
+            if count > 1 and name in kv_names:
                 yield build_finding(
                     "KV106", name, f"stands {count} times as graph {side}", "export the model again"
                 )
-    for name, taken in plan.duplicates:
-        if name != taken:
+    for name, first_name in plan.duplicates:
+        if name != first_name:
             yield build_finding(
-                "KV106", name, f"claims the same buffer as {taken}", "leave one of the two"
+                "KV106", name, f"claims the same buffer as {first_name}", "leave one of the two"
             )
 
 
@@ -96,7 +105,8 @@ def _check_types(pair: KvPair) -> Iterator[Finding]:
         yield build_finding(
             "KV104",
             out.name,
-            f"is {format_shape(out.shape)}, but its input {into.name} is {format_shape(into.shape)}",
+            f"is {format_shape(out.shape)}, "
+            f"but its input {into.name} is {format_shape(into.shape)}",
             "both sides of a buffer share one piece of memory; export the model again",
         )
 
@@ -131,39 +141,40 @@ def _check_suffix(pair: KvPair) -> Iterator[Finding]:
 
 
 def _check_tokens(plan: RenamePlan) -> Iterator[Finding]:
-    carried = [
-        end
+    conflicting = [
+        side
         for pair in plan.pairs
-        for end in pair.sides
-        if not plan.token_change.can_replace(end.token)
+        for side in pair.sides
+        if not plan.token_change.can_replace(side.token)
     ]
-    if carried:
-        tokens = format_list(sorted({end.token for end in carried}))
+    if conflicting:
+        tokens = format_list(sorted({side.token for side in conflicting}))
         yield build_finding(
             "KV202",
-            carried[0].old_name,
-            f"carries another token already, one of {len(carried)} such names: {tokens}",
+            conflicting[0].old_name,
+            f"carries another token already, one of {len(conflicting)} such names: {tokens}",
             "--replace puts the new token in its place, --strip takes it out",
         )
 
 
 def _check_layers(plan: RenamePlan) -> Iterator[Finding]:
-    found: dict[tuple[int, str], dict[str, str]] = {}
+    names_by_layer: dict[tuple[int, str], dict[str, str]] = {}
     for pair in plan.pairs:
-        found.setdefault((pair.layer, pair.kind), {})[pair.buffer] = pair.sides[0].old_name
-    for (layer, kind), buffers in sorted(found.items()):
-        for part in plan.buffers_by_kind[kind]:
-            if part not in buffers:
+        names = names_by_layer.setdefault((pair.layer, pair.kind), {})
+        names[pair.buffer] = pair.sides[0].old_name
+    for (layer, kind), names in sorted(names_by_layer.items()):
+        for buffer in plan.buffers_by_kind[kind]:
+            if buffer not in names:
                 yield build_finding(
                     "KV108",
-                    next(iter(buffers.values())),
-                    f"stands alone: layer {layer} has no {part}",
+                    next(iter(names.values())),
+                    f"stands alone: layer {layer} has no {buffer}",
                     "check the export: the parts of a layer move together",
                 )
     layers = sorted({pair.layer for pair in plan.pairs})
-    gaps = [(a, b) for a, b in pairwise(layers) if b > a + 1]
+    gaps = [(low + 1, high - 1) for low, high in pairwise(layers) if high > low + 1]
     if gaps:
-        missing = [f"{a + 1}" if b == a + 2 else f"{a + 1} to {b - 1}" for a, b in gaps]
+        missing = [f"{low}" if low == high else f"{low} to {high}" for low, high in gaps]
         yield build_finding(
             "KV109",
             "",
@@ -185,15 +196,18 @@ def _check_unknown_states(plan: RenamePlan) -> Iterator[Finding]:
 
 def _check_collisions(plan: RenamePlan, uses: NameUses) -> Iterator[Finding]:
     names = plan.name_map
-    for new, count in Counter(names.values()).items():
+    for new_name, count in Counter(names.values()).items():
         if count > 1:
-            olds = [old for old, name in names.items() if name == new]
+            old_names = format_list([old for old, new in names.items() if new == new_name])
             yield build_finding(
-                "KV201", new, f"would be the new name of {format_list(olds)}", "mend the templates"
+                "KV201", new_name, f"would be the new name of {old_names}", "mend the templates"
             )
-    for new, where in uses.taken_names.items():
+    for new_name, use in uses.taken_names.items():
         yield build_finding(
-            "KV201", new, f"is already {where}", "choose another token, or rename that value first"
+            "KV201",
+            new_name,
+            f"is already {use}",
+            "choose another token, or rename that value first",
         )
     for symbol in sorted(find_conflicting_symbols(uses.symbols, uses.producer_op_types, plan)):
         yield build_finding(

@@ -1,8 +1,8 @@
-"""Which outputs are KV, what they pair with, what they become.
+"""Parse profiles: which names are KV buffers, how they pair, what they become.
 
-A profile is TOML, never code: RE2 patterns with named groups that match whole
-names in linear time, and templates that write the same parts back. See
-``profiles/qeff.toml`` for the form.
+A profile is TOML, never code: patterns with named groups that match whole names in
+linear time, and templates that write the same parts back. ``profiles/qeff.toml``
+explains the form.
 """
 
 from __future__ import annotations
@@ -21,14 +21,21 @@ _PLACEHOLDER = re.compile(r"\{([a-z]+)\}|([{}\[\]])")
 _OPTIONAL_PART = re.compile(r"\[([^\[\]]*)\]")
 MAX_TOKEN_LENGTH = 64
 WINDOW, PREFIXED, MERGED = STAGES = ("window", "prefixed", "merged")
-"""What a part of a set can be: as exported, made ready to be merged, merged."""
+"""The stages of a set's parts: as exported, prepared for the merge, merged."""
 
 
 class NameMatch(NamedTuple):
-    """A name that a KV rule knows, taken apart.
+    """The name of a KV buffer, split into its parts.
 
-    ``parts`` are the named groups as they stand in the name; ``token`` is empty
-    where the name carries none.
+    Attributes:
+        side: ``input`` or ``output``.
+        rule: The rule that matches it.
+        kind: The kind of buffer, such as ``attention``.
+        scope: What comes before the name in a layerwise export, often empty.
+        buffer: The part of its layer that it is, such as ``past_key``.
+        layer: The layer's number.
+        token: The infix token, empty if the name has none.
+        groups: All named groups, as in the name.
     """
 
     side: str
@@ -42,19 +49,25 @@ class NameMatch(NamedTuple):
 
     @property
     def pair_key(self) -> tuple[str, str, int]:
-        """What the two sides of a pair have in common, whatever token either carries."""
+        """What the two sides of a pair have in common, whatever their tokens are."""
         return self.scope, self.buffer, self.layer
 
 
 class KvRule(NamedTuple):
-    """How KV inputs and outputs are called; ``kinds`` lists each kind's parts."""
+    """The names of KV inputs and outputs.
+
+    Attributes:
+        patterns: For each side the pattern that splits a name.
+        templates: For each side the template that writes it.
+        buffers_by_kind: For each kind the buffers that a layer of it must have.
+    """
 
     patterns: Mapping[str, Pattern]
     templates: Mapping[str, str]
     buffers_by_kind: Mapping[str, tuple[str, ...]]
 
     def match(self, side: str, name: str) -> NameMatch | None:
-        """Take a name apart, or ``None`` if it is not one of this rule's."""
+        """Split a name, or return ``None`` if this rule does not match it."""
         parts = self.patterns[side].match_groups(name)
         if parts is None:
             return None
@@ -71,23 +84,27 @@ class KvRule(NamedTuple):
 
 
 class KeepRule(NamedTuple):
-    """Names that are left alone, and why."""
+    """Names that are not renamed, and why."""
 
     reason: str
     pattern: Pattern
 
 
 class FeedBackRule(NamedTuple):
-    """The call that hands a renamed model back, for models that have a certain input."""
+    """The call that gives a renamed model back to its exporter, for models with some input."""
 
     input_pattern: Pattern
     call_template: str
 
 
 class PartName(NamedTuple):
-    """What the name of a file says: layers ``first`` up to, but without, ``end``.
+    """What the file name of a part says.
 
-    ``end`` is ``None`` where the name does not say it.
+    Attributes:
+        stage: One of `STAGES`.
+        model_name: The model's name, empty if the file name does not say it.
+        first_layer: The first layer.
+        end_layer: The layer after the last, ``None`` if the file name does not say it.
     """
 
     stage: str
@@ -110,14 +127,14 @@ class PartPath(NamedTuple):
 
 
 class PartRule(NamedTuple):
-    """How the files of one stage are called, and a folder that stands around each."""
+    """The names of the files of one stage, and of the folder around each, if there is one."""
 
     stage: str
     file_pattern: Pattern
     folder_pattern: Pattern | None
 
     def match(self, file: str) -> PartName | None:
-        """Take the name of a file apart, or ``None`` if it is not one of these."""
+        """Split the name of a file, or return ``None`` if it does not match."""
         parts = self.file_pattern.match_groups(file) or {"first": ""}
         first, end = parts["first"], parts.get("end", "")
         if not all(_LAYER_PATTERN.fullmatch(layer) for layer in (first, end or first)):
@@ -126,11 +143,13 @@ class PartRule(NamedTuple):
 
 
 class SetRule(NamedTuple):
-    """Which files are parts of one model, and what those have in common.
+    """The files that are parts of one model, and what those have in common.
 
-    ``seam`` is the output of one window and the input of the next that takes it
-    over, ``shared`` the inputs of all windows. No model has buffers of two kinds
-    of ``apart``.
+    Attributes:
+        part_rules: The names of the files, the first that matches counts.
+        seam: The output of a window, and the input of the next one that receives it.
+        shared_inputs: The inputs that all windows share.
+        exclusive_kinds: Kinds of buffers of which a model has at most one.
     """
 
     part_rules: tuple[PartRule, ...] = ()
@@ -165,7 +184,17 @@ class SetRule(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """A profile, ready for use."""
+    """A profile, ready for use.
+
+    Attributes:
+        name: What messages call the profile.
+        kv_rules: The names of KV buffers; the first rule that matches counts.
+        keep_rules: Names that are not renamed.
+        retained_pattern: The outputs that hold a state, KV or not.
+        normal_suffixes: For suffixes that consumers do not pair, those that they do.
+        feed_back_rules: How to give the model back; the first that matches counts.
+        set_rule: The files that are parts of one model.
+    """
 
     name: str
     kv_rules: tuple[KvRule, ...]
@@ -177,7 +206,7 @@ class Rules(NamedTuple):
 
     @property
     def buffers_by_kind(self) -> dict[str, tuple[str, ...]]:
-        """For each kind of buffer, of all rules together, the parts a layer must have."""
+        """For each kind, of all rules together, the buffers that a layer of it must have."""
         parts: dict[str, tuple[str, ...]] = {}
         for rule in self.kv_rules:
             for kind, names in rule.buffers_by_kind.items():
@@ -185,20 +214,29 @@ class Rules(NamedTuple):
         return parts
 
     def match(self, side: str, name: str) -> NameMatch | None:
-        """What the first rule that knows it makes of a graph ``input`` or ``output``."""
+        """Split the name of a graph ``input`` or ``output`` by the first rule that matches it."""
         matches = (rule.match(side, name) for rule in self.kv_rules)
         return next((match for match in matches if match is not None), None)
 
     def find_reason_to_keep(self, name: str) -> str | None:
-        """Why a name is left alone, if a rule says so."""
+        """Return why a name is not renamed, if a rule says so."""
         return next((rule.reason for rule in self.keep_rules if rule.pattern.matches(name)), None)
 
     def is_retained_name(self, name: str) -> bool:
-        """Whether an output is called like a retained state, of whatever kind."""
+        """Return whether an output has the name of a retained state, KV or not."""
         return self.retained_pattern.matches(name)
 
     def format_feed_back_call(self, inputs: Iterable[str], path: str, token: str) -> str | None:
-        """How to hand the renamed model at ``path`` back to its exporter, if the profile says."""
+        """Return the call that gives a renamed model back to its exporter.
+
+        Args:
+            inputs: The model's graph inputs.
+            path: The renamed model.
+            token: Its token.
+
+        Returns:
+            The call as Python source, or ``None`` if the profile has none for such a model.
+        """
         names = list(inputs)
         for rule in self.feed_back_rules:
             if any(rule.input_pattern.matches(name) for name in names):
@@ -207,22 +245,28 @@ class Rules(NamedTuple):
         return None
 
     def normalize_suffix(self, match: NameMatch) -> str:
-        """The suffix that consumers pair, for an output's own one."""
+        """Return the suffix of an output, changed to one that consumers pair."""
         suffix = match.groups.get("suffix", "")
         return self.normal_suffixes.get(suffix, suffix)
 
     def rewrite_name(self, match: NameMatch, token: str, *, normalize: bool = False) -> str:
-        """The name with ``token`` in it, or with none.
+        """Return a name with another token.
 
-        Raises :class:`RulesError` where the new name does not lead back to the
-        same buffer, layer and token: it could not be undone.
+        Args:
+            match: The name.
+            token: The token to write; empty for none.
+            normalize: Also change the suffix to one that consumers pair.
+
+        Raises:
+            RulesError: The new name does not lead back to the same buffer, layer and
+                token, so the rename could not be undone.
         """
         parts = {**match.groups, "token": token}
         if normalize and "suffix" in parts:
             parts["suffix"] = self.normalize_suffix(match)
         name = _fill_template(match.rule.templates[match.side], parts, token)
-        again = match.rule.match(match.side, name)
-        if again is None or (again.pair_key, again.token) != (match.pair_key, token):
+        reread = match.rule.match(match.side, name)
+        if reread is None or (reread.pair_key, reread.token) != (match.pair_key, token):
             raise RulesError(
                 f"the {match.side}_name template makes {name!r}, which no longer says "
                 f"{match.buffer}, layer {match.layer}, token {token or 'none'}",
@@ -232,10 +276,10 @@ class Rules(NamedTuple):
 
 
 def find_token_error(token: str) -> str | None:
-    """What is wrong with a token, if anything.
+    """Return why a token cannot be used, or ``None`` if it can.
 
-    Consumers read the layer up to the next underscore, and the compiler looks
-    for ``_RetainedState`` at the end, so neither may stand in a token.
+    Consumers read the layer up to the next underscore, and the compiler looks for
+    ``_RetainedState`` at the end, so a token may contain neither.
     """
     if not token:
         return "is empty"
@@ -249,9 +293,14 @@ def find_token_error(token: str) -> str | None:
 
 
 def parse_rules(text: str, name: str) -> Rules:
-    """A profile from its TOML text; ``name`` is what messages call it.
+    """Parse a profile.
 
-    Raises :class:`RulesError` naming the key at fault.
+    Args:
+        text: The profile, in TOML.
+        name: What messages call it: its name, or the path of its file.
+
+    Raises:
+        RulesError: The text is not a profile; the message names the key.
     """
     reader = parse_toml(text, name)
     kv = tuple(_parse_kv_rule(table) for table in reader.read_tables("kv"))
@@ -327,8 +376,8 @@ def _parse_part_rule(table: TableReader) -> PartRule:
 
 
 def _fill_template(template: str, parts: Mapping[str, str], token: str) -> str:
-    text = _OPTIONAL_PART.sub(lambda found: found[1] if token else "", template)
-    return _PLACEHOLDER.sub(lambda found: parts[found[1]], text)
+    text = _OPTIONAL_PART.sub(lambda part: part[1] if token else "", template)
+    return _PLACEHOLDER.sub(lambda placeholder: parts[placeholder[1]], text)
 
 
 def _read_pattern(

@@ -1,4 +1,4 @@
-"""Exports held against each other: values, buffers, and what most of them have in common."""
+"""Compare exports of one model: values, buffers, and what most of them have in common."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from onnxkvrename.model.signature import (
 from onnxkvrename.rules.plan import KvPair
 
 Traits = Mapping[tuple[str, ...], frozenset[str]]
-"""What all parts of one export share: the values of each, in one of them."""
+"""What all parts of one export should share, with the values that it takes in one part."""
 
 
 class BufferIndex(NamedTuple):
-    """The buffers of some models, by layer, then by kind and name, with the model's path.
+    """The buffers of some models.
 
-    ``layers`` are sorted; ``paths`` are those of all the models.
+    Attributes:
+        paths: The paths of all the models.
+        layers: The layers that have buffers, sorted.
+        by_layer: For each layer the buffers by kind and name, each with its model's path.
     """
 
     paths: tuple[str, ...]
@@ -33,13 +36,13 @@ class BufferIndex(NamedTuple):
 
 
 def most_common(values: Sequence[Value]) -> Value:
-    """One of those of which there are most, the first of them; symbols do not count."""
-    forms = [
+    """Return the first of the values whose type occurs most often, whatever its symbols are."""
+    types = [
         (value.dtype, None if value.shape is None else _list_static_sizes(value))
         for value in values
     ]
-    counts = Counter(forms)
-    return values[forms.index(max(counts, key=lambda form: counts[form]))]
+    counts = Counter(types)
+    return values[types.index(max(counts, key=lambda key: counts[key]))]
 
 
 def _list_static_sizes(value: Value) -> tuple[int | None, ...]:
@@ -47,12 +50,12 @@ def _list_static_sizes(value: Value) -> tuple[int | None, ...]:
 
 
 def format_layers(layers: Iterable[int]) -> str:
-    """Sorted layers in few words: ``layer 3``, ``layers 0-2, 5``."""
+    """Format sorted layers, as ``layer 3`` or ``layers 0-2, 5``, the first five runs of them."""
     return format_layer_runs(group_layer_runs(layers))
 
 
 def group_layer_runs(layers: Iterable[int]) -> tuple[range, ...]:
-    """Sorted layers as runs without a gap."""
+    """Return sorted layers as runs without a gap."""
     ends: list[list[int]] = []
     for layer in layers:
         if ends and ends[-1][1] == layer - 1:
@@ -63,66 +66,82 @@ def group_layer_runs(layers: Iterable[int]) -> tuple[range, ...]:
 
 
 def format_layer_run(run: range) -> str:
-    """``3``, or ``0-2``."""
+    """Format a run as ``3`` or ``0-2``."""
     return str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"
 
 
 def format_layer_numbers(layers: Iterable[int]) -> str:
-    """Sorted layers, all of them: ``0-2, 5``."""
+    """Format all of some sorted layers, as ``0-2, 5``."""
     return ", ".join(map(format_layer_run, group_layer_runs(layers)))
 
 
-def format_layer_runs(spans: Sequence[range]) -> str:
-    """Runs of layers in few words, however long they are."""
-    texts = [format_layer_run(span) for span in spans if span]
+def format_layer_runs(runs: Sequence[range]) -> str:
+    """Format runs of layers as :func:`format_layers` does, without listing the layers."""
+    texts = [format_layer_run(run) for run in runs if run]
     if not texts:
         return "no layer"
-    return (
-        f"layer {texts[0]}"
-        if texts[0].isdigit() and len(texts) == 1
-        else f"layers {format_list(texts)}"
-    )
+    is_single = len(texts) == 1 and texts[0].isdigit()
+    return f"layer {texts[0]}" if is_single else f"layers {format_list(texts)}"
 
 
 def index_buffers(models: Iterable[tuple[str, Sequence[KvPair]]]) -> BufferIndex:
-    """The buffers of models given by their paths; of two that are one the first counts."""
-    paths, found = [], defaultdict[int, dict[tuple[str, str], tuple[str, KvPair]]](dict)
+    """Index the buffers of models; if several have the same buffer, the first counts.
+
+    Args:
+        models: The path and the buffers of each model.
+    """
+    paths, by_layer = [], defaultdict[int, dict[tuple[str, str], tuple[str, KvPair]]](dict)
     for path, pairs in models:
         paths.append(path)
         for pair in pairs:
-            found[pair.layer].setdefault((pair.kind, pair.buffer), (path, pair))
-    return BufferIndex(tuple(paths), tuple(sorted(found)), dict(found))
+            by_layer[pair.layer].setdefault((pair.kind, pair.buffer), (path, pair))
+    return BufferIndex(tuple(paths), tuple(sorted(by_layer)), dict(by_layer))
 
 
 def describe_differences(mine: BufferIndex, theirs: BufferIndex, layers: range) -> list[str]:
-    """What ``mine`` has otherwise than ``theirs``, which are of the same model, in some layers.
+    """Describe how buffers of one model differ between files, for some layers.
 
     Scopes and tokens do not matter: they differ between the stages of an export.
+
+    Args:
+        mine: The buffers that are described.
+        theirs: Those that they are compared with.
+        layers: The layers to compare.
+
+    Returns:
+        Buffers that are missing, then buffers that only `mine` has, then those with
+        another type. All can follow "has".
     """
-    lacking, extra = (defaultdict[str, list[int]](list) for _ in range(2))
-    where, unlike = "", list[str]()
+    missing, extra = (defaultdict[str, list[int]](list) for _ in range(2))
+    missing_from, type_differences = "", list[str]()
     for layer in _slice_layers(layers, theirs.layers):
         own = mine.by_layer.get(layer, {})
         for key, (path, pair) in theirs.by_layer[layer].items():
             if key in own:
-                unlike += _describe_type_differences(own[key][1], pair, path)
+                type_differences += _describe_type_differences(own[key][1], pair, path)
             else:
-                where = where or path
-                lacking[key[1]].append(layer)
+                missing_from = missing_from or path
+                missing[key[1]].append(layer)
     for layer in _slice_layers(layers, mine.layers):
         for key in mine.by_layer[layer]:
             if key not in theirs.by_layer.get(layer, {}):
                 extra[key[1]].append(layer)
-    around = " to ".join(dict.fromkeys((theirs.paths[0], theirs.paths[-1])))
+    compared = " to ".join(dict.fromkeys((theirs.paths[0], theirs.paths[-1])))
     return [
-        *(f"no {buffer} of {format_layers(at)}, unlike {where}" for buffer, at in lacking.items()),
-        *(f"{buffer} of {format_layers(at)}, unlike {around}" for buffer, at in extra.items()),
-        *unlike,
+        *(
+            f"no {buffer} of {format_layers(numbers)}, unlike {missing_from}"
+            for buffer, numbers in missing.items()
+        ),
+        *(
+            f"{buffer} of {format_layers(numbers)}, unlike {compared}"
+            for buffer, numbers in extra.items()
+        ),
+        *type_differences,
     ]
 
 
-def _slice_layers(span: range, layers: Sequence[int]) -> Sequence[int]:
-    return layers[bisect_left(layers, span.start) : bisect_left(layers, span.stop)]
+def _slice_layers(wanted: range, layers: Sequence[int]) -> Sequence[int]:
+    return layers[bisect_left(layers, wanted.start) : bisect_left(layers, wanted.stop)]
 
 
 def _describe_type_differences(own: KvPair, other: KvPair, path: str) -> Iterator[str]:
@@ -132,53 +151,66 @@ def _describe_type_differences(own: KvPair, other: KvPair, path: str) -> Iterato
             and theirs is not None
             and not is_type_compatible(mine.value, theirs.value)
         ):
-            yield f"{mine.old_name} as {format_value_type(mine.value)}, but {format_value_type(theirs.value)} in {path}"
+            own_type, other_type = map(format_value_type, (mine.value, theirs.value))
+            yield f"{mine.old_name} as {own_type}, but {other_type} in {path}"
 
 
-def collect_traits(export: ExportInfo, pairs: Iterable[KvPair], apart: Collection[str]) -> Traits:
-    """What all parts of one export share, by what it is; ``apart`` are kinds that no model mixes.
+def collect_traits(
+    export: ExportInfo, pairs: Iterable[KvPair], exclusive_kinds: Collection[str]
+) -> Traits:
+    """Collect what all parts of one export should share, for one of them.
 
-    Shapes are held against each other where their symbols are the same: layers
-    with a sliding window may well have other heads than the rest.
+    Shapes are compared only where their symbols are the same: layers with a sliding
+    window may well have other heads than the rest.
+
+    Args:
+        export: Who exported the model, and for which operator sets.
+        pairs: Its buffers.
+        exclusive_kinds: Kinds of buffers that no model mixes.
     """
-    found, kinds = defaultdict[tuple[str, ...], set[str]](set), set()
-    found["IR version",].add(str(export.ir_version))
-    found["producer",].add(f"{export.producer_name} {export.producer_version}".strip() or "unknown")
+    traits, kinds = defaultdict[tuple[str, ...], set[str]](set), set()
+    producer = f"{export.producer_name} {export.producer_version}".strip()
+    traits["IR version",].add(str(export.ir_version))
+    traits["producer",].add(producer or "unknown")
     for domain, version in export.opsets:
-        found["opset " + (domain or "ai.onnx"),].add(str(version))
+        traits["opset " + (domain or "ai.onnx"),].add(str(version))
     for pair in pairs:
         shape = pair.sides[0].value.shape
-        if pair.kind in apart:
+        if pair.kind in exclusive_kinds:
             kinds.add(pair.kind)
         if shape is not None:
             key = pair.buffer, *("" if isinstance(dim, int) else str(dim) for dim in shape)
-            found[key].add(format_shape(shape))
+            traits[key].add(format_shape(shape))
     if kinds:
-        found["buffers of kind",].add(" and ".join(sorted(kinds)))
-    return {key: frozenset(values) for key, values in found.items()}
+        traits["buffers of kind",].add(" and ".join(sorted(kinds)))
+    return {key: frozenset(values) for key, values in traits.items()}
 
 
 def find_outliers(models: Sequence[tuple[str, Traits]]) -> Iterator[tuple[int, list[str]]]:
-    """The models, by index, that differ from most, and in what; of a tie the first is right.
+    """Yield the models that differ from most others, by index, with their differences.
 
-    What takes two values within one model varies by layer, and tells nothing.
+    In a tie the first is right. A trait with two values within one model varies by
+    layer, so it is not compared.
+
+    Args:
+        models: The path and the traits of each model.
     """
     counts = defaultdict[tuple[str, ...], Counter[frozenset[str]]](Counter)
-    shown: dict[tuple[tuple[str, ...], frozenset[str]], str] = {}
-    for path, own in models:
-        for key, values in own.items():
+    examples: dict[tuple[tuple[str, ...], frozenset[str]], str] = {}
+    for path, traits in models:
+        for key, values in traits.items():
             counts[key][values] += 1
-            shown.setdefault((key, values), path)
-    most = {
-        key: max(found, key=lambda values: found[values])
-        for key, found in counts.items()
-        if all(len(values) == 1 for values in found)
+            examples.setdefault((key, values), path)
+    usual = {
+        key: max(values_counts, key=lambda values: values_counts[values])
+        for key, values_counts in counts.items()
+        if all(len(values) == 1 for values in values_counts)
     }
-    for index, (_, own) in enumerate(models):
-        differing = [
-            f"{key[0]} {''.join(values)} ({''.join(most[key])} in {shown[key, most[key]]})"
-            for key, values in own.items()
-            if key in most and values != most[key]
+    for index, (_, traits) in enumerate(models):
+        differences = [
+            f"{key[0]} {''.join(values)} ({''.join(usual[key])} in {examples[key, usual[key]]})"
+            for key, values in traits.items()
+            if key in usual and values != usual[key]
         ]
-        if differing:
-            yield index, differing
+        if differences:
+            yield index, differences

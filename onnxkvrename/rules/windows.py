@@ -1,8 +1,8 @@
-"""Which models are parts of one, and whether they fit together.
+"""Group models that are parts of one, and check that they fit together.
 
 Large models are exported window by window, and merged afterwards. A file is a
-part if it is called like one; every other model stands alone. The work grows
-with the number of parts, not with its square.
+part if the profile's ``[[set.parts]]`` match its name; every other model is
+checked alone. The work grows with the number of parts, not with its square.
 """
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ _EXPORT_AGAIN_HINT = "export all of them again, together"
 
 
 class PartGroup(NamedTuple):
-    """Parts of one stage and one model, by index, in the order of their layers.
+    """Parts of one stage and one model.
 
-    ``root`` is the directory they have in common, empty for the working directory.
-    ``model`` is empty where the files' names do not say it.
+    Attributes:
+        stage: ``window``, ``prefixed`` or ``merged``.
+        root: The directory that they have in common, empty for the working directory.
+        model_name: The model's name, empty where the names of the files do not say it.
+        part_indexes: The parts, in the order of their layers.
     """
 
     stage: str
@@ -50,7 +53,7 @@ class PartGroup(NamedTuple):
 
 
 class _PartFile(NamedTuple):
-    """A part with the layers of its name; where that does not say the end, its buffers do."""
+    """A part with the layers that its name says; its buffers tell the end if its name does not."""
 
     part_index: int
     part: KvModel
@@ -71,22 +74,29 @@ _FilesByGroup = Mapping[PartGroup, Sequence[_PartFile]]
 
 
 def group_parts(parts: Sequence[KvModel]) -> tuple[PartGroup, ...]:
-    """The sets, stage by stage; a model that is no part of one is in no group."""
+    """Return the sets of some models, stage by stage; other models are in no group."""
     return tuple(_group_files(parts))
 
 
 def check_parts(
-    parts: Sequence[KvModel], rules: Rules, wish: TokenChange, *, judge: bool
+    parts: Sequence[KvModel], rules: Rules, token_change: TokenChange, *, judge: bool
 ) -> Iterator[tuple[int, Finding]]:
-    """What keeps parts from fitting together, each with the index of the part it is about.
+    """Check that the parts of each set fit together (KV301 to KV307).
 
-    Tokens are judged as they stand, to ``judge``, and as they would be otherwise.
+    Args:
+        parts: The models; those outside of sets are skipped.
+        rules: The profile.
+        token_change: What a rename does to the tokens.
+        judge: Check tokens as they are in the files, not as they are after the rename.
+
+    Yields:
+        Findings, each with the index of the part that it is about.
     """
     groups = _group_files(parts)
-    for one, files in groups.items():
+    for group, files in groups.items():
         for file in files:
             yield from _check_name_range(file)
-        if one.stage != MERGED and len(files) > 1:
+        if group.stage != MERGED and len(files) > 1:
             yield from _check_coverage(files)
             yield from _check_seams(files, rules.set_rule)
             yield from _check_shared_inputs(files, rules.set_rule)
@@ -94,21 +104,22 @@ def check_parts(
     families: defaultdict[PartGroup | str, list[_PartFile]] = defaultdict(list)
     yield from _check_merged_files(groups, families, rules.set_rule)
     for family in families.values():
-        yield from _check_same_token(family, wish, judge=judge)
+        yield from _check_same_token(family, token_change, judge=judge)
 
 
 def _group_files(parts: Sequence[KvModel]) -> _FilesByGroup:
-    found: defaultdict[tuple[str, str, str], list[_PartFile]] = defaultdict(list)
+    files_by_key: defaultdict[tuple[str, str, str], list[_PartFile]] = defaultdict(list)
     for index, part in enumerate(parts):
         if part.part is not None:
             root, name = part.part
-            found[name.stage, root, name.model_name].append(
+            files_by_key[name.stage, root, name.model_name].append(
                 _PartFile(index, part, name, _resolve_layers(part, name))
             )
-    for files in found.values():
+    for files in files_by_key.values():
         files.sort(key=lambda file: (file.layers.start, file.layers.stop, file.part_index))
     return {
-        PartGroup(*key, tuple(f.part_index for f in files)): files for key, files in found.items()
+        PartGroup(*key, tuple(file.part_index for file in files)): files
+        for key, files in files_by_key.items()
     }
 
 
@@ -126,7 +137,7 @@ def _resolve_layers(part: KvModel, name: PartName) -> range:
 
 
 def _check_name_range(file: _PartFile) -> Iterator[tuple[int, Finding]]:
-    """A window's name says which layers it has, one made ready to be merged where they begin."""
+    """Check the layers against the file name, which may say only the first of them."""
     first, layers = file.part_name.first_layer, file.layers
     if not layers:
         message = f"is called like layers from {first} up to {layers.stop}, which are none"
@@ -136,36 +147,35 @@ def _check_name_range(file: _PartFile) -> Iterator[tuple[int, Finding]]:
         return
     inputs = sorted({pair.layer for pair in file.part.pairs if pair.input is not None})
     outputs = sorted({pair.layer for pair in file.part.pairs if pair.output is not None})
-    called, fine = (
-        format_layer_runs([layers]),
-        all(_has_all_layers(side, layers) for side in (inputs, outputs)),
-    )
     if file.part_name.end_layer is None:
-        called, fine = f"layers from {first} on", inputs[:1] == outputs[:1] == [first]
-    if not fine:
+        expected, matches = f"layers from {first} on", inputs[:1] == outputs[:1] == [first]
+    else:
+        expected = format_layer_runs([layers])
+        matches = all(_has_all_layers(side, layers) for side in (inputs, outputs))
+    if not matches:
         yield file.build_finding(
             "KV304",
-            f"is called like {called}, but has inputs of {format_layers(inputs)} "
+            f"is called like {expected}, but has inputs of {format_layers(inputs)} "
             f"and outputs of {format_layers(outputs)}",
             "export these layers again; --no-set if some of them keep no cache",
         )
 
 
-def _has_all_layers(found: Sequence[int], layers: range) -> bool:
-    return len(found) == len(layers) and (found[0], found[-1]) == (layers[0], layers[-1])
+def _has_all_layers(present: Sequence[int], layers: range) -> bool:
+    return len(present) == len(layers) and (present[0], present[-1]) == (layers[0], layers[-1])
 
 
 def _check_coverage(files: Sequence[_PartFile]) -> Iterator[tuple[int, Finding]]:
-    """Layers in two windows, and layers in none."""
+    """Check that each layer is in one window, neither in two nor in none."""
     last: _PartFile | None = None
     for file in files:
         if not file.layers:
             continue
         begin, stop = file.layers.start, last.layers.stop if last is not None else 0
         if last is not None and begin < stop:
-            both = format_layer_runs([range(begin, min(stop, file.layers.stop))])
+            shared = format_layer_runs([range(begin, min(stop, file.layers.stop))])
             yield file.build_finding(
-                "KV301", f"has {both}, like {last.path}", "leave one of the two out"
+                "KV301", f"has {shared}, like {last.path}", "leave one of the two out"
             )
         elif begin > stop:
             missing = format_layer_runs([range(stop, begin)])
@@ -180,53 +190,54 @@ def _check_coverage(files: Sequence[_PartFile]) -> Iterator[tuple[int, Finding]]
 
 
 def _check_seams(files: Sequence[_PartFile], rule: SetRule) -> Iterator[tuple[int, Finding]]:
-    """What one window hands on has to be what the next one takes over."""
-    ending = {file.layers.stop: file for file in reversed(files) if file.layers}
+    """Check that the output at the end of a window has the type of the next window's input."""
+    files_by_end = {file.layers.stop: file for file in reversed(files) if file.layers}
     for right in files:
-        left = ending.get(right.layers.start)
+        left = files_by_end.get(right.layers.start)
         if rule.seam is None or left is None or not right.layers:
             continue
-        handed, taken = rule.seam
-        out = _find_value(left.part.signature.outputs, handed)
-        into = _find_value(right.part.signature.inputs, taken)
+        output_name, input_name = rule.seam
+        out = _find_value(left.part.signature.outputs, output_name)
+        into = _find_value(right.part.signature.inputs, input_name)
         if out is None:
             yield left.build_finding(
-                "KV305", f"has no output {handed} for {right.path}", _EXPORT_AGAIN_HINT
+                "KV305", f"has no output {output_name} for {right.path}", _EXPORT_AGAIN_HINT
             )
         if into is None:
             yield right.build_finding(
-                "KV305", f"has no input {taken} for {left.path}", _EXPORT_AGAIN_HINT
+                "KV305", f"has no input {input_name} for {left.path}", _EXPORT_AGAIN_HINT
             )
         elif out is not None and not is_type_compatible(into, out):
-            message = f"is {format_value_type(into)}, but {out.name} of {left.path} is {format_value_type(out)}"
+            other = f"{out.name} of {left.path} is {format_value_type(out)}"
+            message = f"is {format_value_type(into)}, but {other}"
             yield right.build_finding("KV305", message, _EXPORT_AGAIN_HINT, into.name)
 
 
 def _check_shared_inputs(
     files: Sequence[_PartFile], rule: SetRule
 ) -> Iterator[tuple[int, Finding]]:
-    """Inputs that all windows share are of one kind; a window without use for one may lack it."""
+    """Check that shared inputs have one type; a window may lack those it has no use for."""
     for name in rule.shared_inputs:
         inputs = [(file, _find_value(file.part.signature.inputs, name)) for file in files]
-        found = [(file, value) for file, value in inputs if value is not None]
-        if not found:
+        present = [(file, value) for file, value in inputs if value is not None]
+        if not present:
             continue
-        model = most_common([value for _, value in found])
-        path = next(file.path for file, value in found if value is model)
-        for file, value in found:
-            if not is_type_compatible(value, model):
-                message = f"is {format_value_type(value)}, but {format_value_type(model)} in {path}"
+        usual = most_common([value for _, value in present])
+        path = next(file.path for file, value in present if value is usual)
+        for file, value in present:
+            if not is_type_compatible(value, usual):
+                message = f"is {format_value_type(value)}, but {format_value_type(usual)} in {path}"
                 yield file.build_finding("KV305", message, _EXPORT_AGAIN_HINT, value.name)
 
 
 def _find_value(values: Iterable[Value], name: str) -> Value | None:
-    """An input or output by its name, whatever its scope."""
+    """Return the input or output with a name, in any scope."""
     return next((value for value in values if value.name.rpartition("/")[2] == name), None)
 
 
 def _check_same_export(files: Sequence[_PartFile], rule: SetRule) -> Iterator[tuple[int, Finding]]:
-    """Files that most of the others do not look like; of merges the buffers are seen elsewhere."""
-    looks = [
+    """Check that files are of one export; the buffers of merges are compared with the windows."""
+    traits = [
         collect_traits(
             _export_of(file),
             file.part.pairs if file.part_name.stage != MERGED else (),
@@ -235,10 +246,10 @@ def _check_same_export(files: Sequence[_PartFile], rule: SetRule) -> Iterator[tu
         for file in files
     ]
     paths = [file.path for file in files]
-    for index, found in find_outliers(list(zip(paths, looks, strict=True))):
+    for index, differences in find_outliers(list(zip(paths, traits, strict=True))):
         yield files[index].build_finding(
             "KV306",
-            f"is of another model or export: {format_list(found, '; ')}",
+            f"is of another model or export: {format_list(differences, '; ')}",
             f"{_EXPORT_AGAIN_HINT}; --no-set if the model really varies by layer",
         )
 
@@ -246,60 +257,66 @@ def _check_same_export(files: Sequence[_PartFile], rule: SetRule) -> Iterator[tu
 def _check_merged_files(
     groups: _FilesByGroup, families: defaultdict[PartGroup | str, list[_PartFile]], rule: SetRule
 ) -> Iterator[tuple[int, Finding]]:
-    """Hold merges against the windows below them; where there are none, against the largest.
+    """Compare merges with the windows below them, or with the largest merge if there are none.
 
     Where windows of several models lie below, a merge belongs to the first that
-    it agrees with. Fills in the families, files that are to carry one token: by
+    it agrees with. Fills in the families, files that must carry one token: by
     their windows, or by their directory where they have none.
     """
     windows = {
-        one: _index_file_buffers(files) for one, files in groups.items() if one.stage == WINDOW
+        group: _index_file_buffers(files)
+        for group, files in groups.items()
+        if group.stage == WINDOW
     }
-    families.update((one, list(groups[one])) for one in windows)
+    families.update((group, list(groups[group])) for group in windows)
     below = _find_windows_below(groups)
-    for one, files in groups.items():
-        if one.stage == WINDOW:
+    for group, files in groups.items():
+        if group.stage == WINDOW:
             continue
         homes = [
-            home for home in below[one.stage, one.root] if one.model_name in ("", home.model_name)
+            home
+            for home in below[group.stage, group.root]
+            if group.model_name in ("", home.model_name)
         ]
-        if one.stage != MERGED:
-            families[homes[0] if len(homes) == 1 else one.root] += files
+        if group.stage != MERGED:
+            families[homes[0] if len(homes) == 1 else group.root] += files
             continue
         if len(homes) < 2:
             yield from _check_same_export(files, rule)
         largest = max(files, key=lambda file: len(file.layers))
-        against = [windows[home] for home in homes] or [_index_file_buffers([largest])]
+        references = [windows[home] for home in homes] or [_index_file_buffers([largest])]
         for file in files:
             layers = file.layers if homes else _intersect_ranges(file.layers, largest.layers)
-            faults = [
-                describe_differences(_index_file_buffers([file]), other, layers)
-                for other in against
+            own_buffers = _index_file_buffers([file])
+            differences = [
+                describe_differences(own_buffers, reference, layers) for reference in references
             ]
-            if all(faults):
-                yield file.build_finding(
-                    "KV307", _format_disagreement(faults, against), _MERGE_HINT
-                )
-            fitting = [home for home, found in zip(homes, faults, strict=False) if not found]
-            own = homes if len(homes) == 1 else fitting
-            families[own[0] if own else one.root].append(file)
+            if all(differences):
+                message = _format_disagreement(differences, references)
+                yield file.build_finding("KV307", message, _MERGE_HINT)
+            agreeing = [home for home, texts in zip(homes, differences, strict=False) if not texts]
+            own_homes = homes if len(homes) == 1 else agreeing
+            families[own_homes[0] if own_homes else group.root].append(file)
 
 
 def _find_windows_below(groups: _FilesByGroup) -> defaultdict[tuple[str, str], list[PartGroup]]:
-    """By stage and directory of parts the windows below, but for those with a nearer one."""
-    tops = {(one.stage, one.root) for one in groups if one.stage != WINDOW}
+    """Return, by stage and directory of other parts, the windows to which they are the nearest."""
+    stages_and_roots = {(group.stage, group.root) for group in groups if group.stage != WINDOW}
     below: defaultdict[tuple[str, str], list[PartGroup]] = defaultdict(list)
-    for one in groups:
-        if one.stage == WINDOW:
+    for group in groups:
+        if group.stage == WINDOW:
             for stage in (PREFIXED, MERGED):
-                top = next((root for root in _walk_up(one.root) if (stage, root) in tops), None)
-                if top is not None:
-                    below[stage, top].append(one)
+                parents = _walk_up(group.root)
+                nearest = next(
+                    (root for root in parents if (stage, root) in stages_and_roots), None
+                )
+                if nearest is not None:
+                    below[stage, nearest].append(group)
     return below
 
 
 def _walk_up(directory: str) -> Iterator[str]:
-    """A directory, and those around it as far as its path tells."""
+    """Yield a directory and its parents, as far as its path names them."""
     yield directory
     while directory.strip("/") and directory.rpartition("/")[2] != "..":
         head, slash, _ = directory.rpartition("/")
@@ -311,43 +328,49 @@ def _index_file_buffers(files: Sequence[_PartFile]) -> BufferIndex:
     return index_buffers((file.path, file.part.pairs) for file in files)
 
 
-def _intersect_ranges(one: range, other: range) -> range:
-    return range(max(one.start, other.start), min(one.stop, other.stop))
+def _intersect_ranges(left: range, right: range) -> range:
+    return range(max(left.start, right.start), min(left.stop, right.stop))
 
 
-def _format_disagreement(faults: Sequence[Sequence[str]], against: Sequence[BufferIndex]) -> str:
-    if len(against) == 1:
-        return f"has {format_list(faults[0], '; ')}"
-    sets = format_list([other.paths[0] for other in against])
-    return f"agrees with none of the sets below it, those of {sets}: it has {faults[0][0]}"
+def _format_disagreement(
+    differences: Sequence[Sequence[str]], references: Sequence[BufferIndex]
+) -> str:
+    if len(references) == 1:
+        return f"has {format_list(differences[0], '; ')}"
+    sets = format_list([reference.paths[0] for reference in references])
+    return f"agrees with none of the sets below it, those of {sets}: it has {differences[0][0]}"
 
 
 def _check_same_token(
-    files: Sequence[_PartFile], wish: TokenChange, *, judge: bool
+    files: Sequence[_PartFile], token_change: TokenChange, *, judge: bool
 ) -> Iterator[tuple[int, Finding]]:
-    """All files of one model carry one token, or all none."""
-    states: defaultdict[frozenset[str], list[_PartFile]] = defaultdict(list)
+    """Check that all files of one model carry one token, or all of them none."""
+    files_by_tokens: defaultdict[frozenset[str], list[_PartFile]] = defaultdict(list)
     for file in files:
-        tokens = {end.token for pair in file.part.pairs for end in pair.sides}
+        tokens = {side.token for pair in file.part.pairs for side in pair.sides}
         if not judge:
-            tokens = {wish.final_token if wish.can_replace(token) else token for token in tokens}
+            tokens = {
+                token_change.final_token if token_change.can_replace(token) else token
+                for token in tokens
+            }
         if tokens:
-            states[frozenset(tokens)].append(file)
-    if len(frozenset().union(*states)) < 2 or sum(map(len, states.values())) < 2:
+            files_by_tokens[frozenset(tokens)].append(file)
+    if len(frozenset().union(*files_by_tokens)) < 2 or sum(map(len, files_by_tokens.values())) < 2:
         return
-    most = max(states, key=lambda tokens: len(states[tokens]))
-    rest = [found[0] for tokens, found in states.items() if tokens != most] or states[most]
-    said = [
+    by_count = sorted(files_by_tokens, key=lambda tokens: -len(files_by_tokens[tokens]))
+    # Of files that all have the same mixture of tokens none deviates: the first is named.
+    deviating = next(
+        (files[0] for tokens, files in files_by_tokens.items() if tokens != by_count[0]),
+        files_by_tokens[by_count[0]][0],
+    )
+    places = [
         f"{' and '.join(sorted(token or 'no token' for token in tokens))} in "
-        + format_list([file.path for file in states[tokens]])
-        for tokens in sorted(states, key=lambda tokens: -len(states[tokens]))
+        + format_list([file.path for file in files_by_tokens[tokens]])
+        for tokens in by_count
     ]
-    verb, hint = (
-        "carry",
-        "rename all of them, together; a run that was stopped is ended by the same command",
-    )
-    if not judge:
-        verb, hint = "would carry", "--replace puts the new token into all of them"
-    yield rest[0].build_finding(
-        "KV303", f"the files of this set {verb} different tokens: {format_list(said, '; ')}", hint
-    )
+    verb, hint = "would carry", "--replace puts the new token into all of them"
+    if judge:
+        verb = "carry"
+        hint = "rename all of them, together; a run that was stopped is ended by the same command"
+    message = f"the files of this set {verb} different tokens: {format_list(places, '; ')}"
+    yield deviating.build_finding("KV303", message, hint)
