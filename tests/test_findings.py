@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from onnxkvrename.findings import (
+    build_finding,
+    find_similar,
+    format_list,
+    promote_to_errors,
+    serialize_finding,
+    suggest_similar,
+)
+
+
+@pytest.mark.parametrize(
+    ("count", "limit", "text"),
+    [
+        (0, 5, ""),
+        (1, 5, "0"),
+        (5, 5, "0, 1, 2, 3, 4"),
+        (6, 5, "0, 1, 2, 3, 4 and 1 more"),
+        (3, 1, "0 and 2 more"),
+        (2001, 1, "0 and 2,000 more"),
+    ],
+)
+def test_a_long_list_is_cut_off_with_the_number_of_the_rest(
+    count: int, limit: int, text: str
+) -> None:
+    assert format_list([str(number) for number in range(count)], limit=limit) == text
+
+
+def test_a_list_has_five_names_and_commas_by_default() -> None:
+    assert format_list("abcdefg") == "a, b, c, d, e and 2 more"
+    assert format_list("ab", "; ") == "a; b"
+
+
+def test_a_typing_error_is_told_from_another_name() -> None:
+    assert find_similar("renme", ["verify", "rename"]) == "rename"
+    assert suggest_similar("renme", ["verify", "rename"]) == "did you mean rename?"
+    assert find_similar("zzz", ["verify", "rename"]) is None
+    assert suggest_similar("zzz", ["verify", "rename"]) is None
+    assert find_similar("ab", ["axcd"], cutoff=0.3) == "axcd"
+
+
+def test_a_finding_has_the_severity_of_its_code_unless_all_are_errors() -> None:
+    finding = build_finding("KV111", "x", "is unknown", "name it")
+    assert finding.severity == "warning"
+    (promoted,) = promote_to_errors([finding])
+    assert serialize_finding(promoted) == {
+        "code": "KV111",
+        "severity": "error",
+        "name": "x",
+        "message": "is unknown",
+        "hint": "name it",
+    }
