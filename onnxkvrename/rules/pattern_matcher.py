@@ -111,10 +111,10 @@ class LinearMatcher:
         }
 
     def _list_viable_sets(self, name: str) -> list[int]:
-        """Return the positions after which each rest of the name can be matched.
+        """Return for each rest of the name the positions after which it can be matched.
 
-        The first is for the empty rest, the last for the whole name; as soon as
-        there is no such position, the set for the whole name is empty.
+        The first set is for the empty rest, the last for the whole name. The list ends
+        early, with an empty set, where nothing can match any more.
         """
         automaton, transitions = self._load_automaton(), self._transitions
         viable = automaton.predecessors[_END]
@@ -171,14 +171,14 @@ class LinearMatcher:
 
 
 class _Instruction(NamedTuple):
-    """What happens between characters, or at one: exactly one field besides `targets` is set.
+    """A node of the pattern's graph; at most one field besides `targets` is set.
 
     Attributes:
         position: The position that reads a character, or the end.
         border: The border of a group that is crossed.
         anchor: `True` for the start of the name, `False` for its end.
-        targets: The instructions that come next, preferred ones first; a branch has
-            several, and nothing but these.
+        targets: The instructions that come next, preferred ones first; only a branch has
+            several, and a position has none.
     """
 
     position: int | None
