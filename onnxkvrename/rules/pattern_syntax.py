@@ -36,6 +36,7 @@ _SPACE = ((0x09, 0x0A), (0x0C, 0x0D), (0x20, 0x20))
 _NAMED_CLASSES = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
 _CONTROL_ESCAPES = {"a": 7, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
 _REPEATS: dict[str, tuple[int, int | None]] = {"?": (0, 1), "*": (0, None), "+": (1, None)}
+_OCTAL = tuple("01234567")
 _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 
 Ranges = tuple[tuple[int, int], ...]
@@ -199,6 +200,9 @@ class _Parser:
             return None
         elif self.skip("?s:") or self.skip("?-s:"):
             self.dot_matches_newline = self.text[self.index - 3] == "?"
+        elif self.text.startswith(("?=", "?!", "?<=", "?<!"), self.index):
+            operator = f"({self.text[self.index : self.index + 2]}"
+            self.refuse(f"invalid perl operator: {operator}", is_malformed=True)
         elif self.text.startswith("?", self.index) and not self.skip("?:"):
             self.refuse(f"({self.text[self.index : self.index + 2]}")
         body = self.parse_choice(depth + 1)
@@ -224,7 +228,10 @@ class _Parser:
         if isinstance(atom, Anchor):
             self.refuse("a repetition of ^ or $")
         greedy = not self.skip("?")
-        if self.text[self.index : self.index + 1] in ("*", "+", "?", "{"):
+        following = self.text[self.index : self.index + 1]
+        if following in ("*", "+", "?"):
+            self.refuse(f"bad repetition operator: {following}", is_malformed=True)
+        if following == "{":
             self.refuse("a repetition of a repetition")
         if bounds != (0, 1) and _may_be_empty(atom):
             self.repeats_empty = True
@@ -244,7 +251,7 @@ class _Parser:
         if not closed or any(not n.isascii() or not n.isdigit() or len(n) > 4 for n in numbers):
             self.refuse("a { that is not escaped")
         self.index += len(text) + 1
-        if most and int(most) < int(least):
+        if max(map(int, numbers)) > _MAX_REPEAT or (most and int(most) < int(least)):
             self.refuse(f"invalid repetition size: {{{text}}}", is_malformed=True)
         return int(least), None if comma and not most else int(most or least)
 
@@ -261,6 +268,8 @@ class _Parser:
             return ((int(digits, 16), int(digits, 16)),)
         code = _CONTROL_ESCAPES.get(character)
         if code is None:
+            if character in "123456789" and self.text[self.index : self.index + 1] not in _OCTAL:
+                self.refuse(f"invalid escape sequence: \\{character}", is_malformed=True)
             if not character.isascii() or character.isalnum() or character == "_":
                 self.refuse(f"the escape \\{character}")
             code = ord(character)
@@ -294,7 +303,7 @@ class _Parser:
         if any(len(side) > 1 or side[0][0] != side[0][1] for side in (low, high)):
             self.refuse("a range between classes")
         if low[0][0] > high[0][0]:
-            self.refuse("a range whose end comes before its start", is_malformed=True)
+            self.refuse("invalid character class range", is_malformed=True)
         return _merge([(low[0][0], high[0][0])])
 
     def parse_class_character(self) -> Ranges:
