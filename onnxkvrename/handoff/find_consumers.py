@@ -11,12 +11,12 @@ The name of a built-in consumer always means the built-in one.
 
 from __future__ import annotations
 
-import difflib
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 from onnxkvrename.errors import KvRenameError
+from onnxkvrename.findings import suggest_similar
 from onnxkvrename.handoff import consumers
 from onnxkvrename.handoff.consumer import Consumer
 
@@ -47,8 +47,7 @@ def load_consumer(name: str) -> Consumer:
     if plugins is not None:
         return _load_plugin(name, plugins)
     known = list_consumers()
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
+    hint = suggest_similar(name, known) or f"there are: {', '.join(known)}"
     raise KvRenameError(f"no target is called {name}", hint=hint)
 
 
