@@ -7,7 +7,7 @@ their own, so names in them do not count; they are walked only for external data
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -66,6 +66,8 @@ class Occurrences(NamedTuple):
 
     Attributes:
         occurrences: The occurrences, in all graphs.
+        in_main_graph: Those that refer to a value of the main graph: the ones in it, and the
+            ones in a subgraph, unless that or a graph around it defines the name itself.
         symbols: Symbols that may be derived from a name, with their records: those of graph
             inputs and outputs, and of each value_info that contains one of the names.
         references: The external data of all tensors, one for each file and problem.
@@ -73,22 +75,10 @@ class Occurrences(NamedTuple):
     """
 
     occurrences: tuple[Occurrence, ...]
+    in_main_graph: tuple[Occurrence, ...]
     symbols: tuple[tuple[str, Record], ...]
     references: tuple[ExternalReference, ...]
     parent_scopes: tuple[int, ...]
-
-    def find_in_main_graph(self) -> Iterator[Occurrence]:
-        """Yield the occurrences that refer to a value of the main graph.
-
-        Those in a subgraph do, unless it or a graph around it defines the name itself.
-        """
-        defined = {(item.scope, item.name) for item in self.occurrences if item.is_definition}
-        for occurrence in self.occurrences:
-            scope = occurrence.scope
-            while scope > 0 and (scope, occurrence.name) not in defined:
-                scope = self.parent_scopes[scope]
-            if scope <= 0:
-                yield occurrence
 
     def build_name_uses(self, names: Mapping[str, str]) -> NameUses:
         """Return how the graph uses the old names, and which new names it has already.
@@ -96,7 +86,7 @@ class Occurrences(NamedTuple):
         Args:
             names: New names of values by their old ones.
         """
-        main = list(self.find_in_main_graph())
+        main = self.in_main_graph
         renamed_starts = {item.record.start for item in main if item.name in names}
         new_names = set(names.values())
         return NameUses(
@@ -127,7 +117,7 @@ class Occurrences(NamedTuple):
             names: New names of values by their old ones.
             symbols: New symbols of dimensions by their old ones.
         """
-        values = ((names.get(item.name), item.record) for item in self.find_in_main_graph())
+        values = ((names.get(item.name), item.record) for item in self.in_main_graph)
         dims = ((symbols.get(symbol), record) for symbol, record in self.symbols)
         for new_name, record in chain(values, dims):
             if new_name is not None:
@@ -165,10 +155,25 @@ def find_occurrences(source: ByteSource, names: Iterable[str]) -> Occurrences:
             walker.walk_function(record)
     return Occurrences(
         tuple(walker.occurrences),
+        _select_main_graph(walker.occurrences, walker.parent_scopes),
         tuple(walker.symbols),
         tuple(walker.references.values()),
         tuple(walker.parent_scopes),
     )
+
+
+def _select_main_graph(
+    occurrences: Sequence[Occurrence], parent_scopes: Sequence[int]
+) -> tuple[Occurrence, ...]:
+    defined = {(item.scope, item.name) for item in occurrences if item.is_definition}
+    selected = []
+    for item in occurrences:
+        scope = item.scope
+        while scope > 0 and (scope, item.name) not in defined:
+            scope = parent_scopes[scope]
+        if scope <= 0:
+            selected.append(item)
+    return tuple(selected)
 
 
 def _choose_stems(names: Iterable[bytes]) -> tuple[bytes, ...] | None:

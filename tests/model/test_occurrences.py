@@ -27,7 +27,7 @@ def found(survey: Occurrences) -> set[tuple[str, str, int]]:
 
 
 def seen(model: ModelProto | bytes, *names: str) -> list[tuple[str, int]]:
-    return [(place.role, place.scope) for place in survey(model, *names).find_in_main_graph()]
+    return [(place.role, place.scope) for place in survey(model, *names).in_main_graph]
 
 
 def exchanged(model: ModelProto, names: dict[str, str]) -> ModelProto:
