@@ -7,7 +7,7 @@ their own, so names in them do not count; they are walked only for external data
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -110,8 +110,8 @@ class Occurrences(NamedTuple):
 
     def build_edits(
         self, names: Mapping[str, str], symbols: Mapping[str, str]
-    ) -> Iterator[tuple[Record, bytes]]:
-        """Yield the new payload of each record that has to change.
+    ) -> list[tuple[Record, bytes]]:
+        """Return each record that has to change, with its new payload.
 
         Args:
             names: New names of values by their old ones.
@@ -119,9 +119,11 @@ class Occurrences(NamedTuple):
         """
         values = ((names.get(item.name), item.record) for item in self.in_main_graph)
         dims = ((symbols.get(symbol), record) for symbol, record in self.symbols)
-        for new_name, record in chain(values, dims):
-            if new_name is not None:
-                yield record, new_name.encode("utf-8", "surrogateescape")
+        return [
+            (record, new_name.encode("utf-8", "surrogateescape"))
+            for new_name, record in chain(values, dims)
+            if new_name is not None
+        ]
 
 
 def _describe_occurrence(occurrence: Occurrence) -> str:
