@@ -1,8 +1,8 @@
-"""The bodies of a model: its graph, the subgraphs of nodes, and local functions.
+"""Read the bodies of a model: its graph, the subgraphs of nodes, and local functions.
 
-onnx-graphsurgeon reads the nodes of a body and how they hang together, one body
-at a time and without attributes: what it does not know of, and what it is slow
-at, cannot keep it from the rest.
+A body is a light view of the parsed protobuf: nodes stay what they are, and only
+those that a trace visits are turned into an `Operation`. Importing a graph of
+100,000 nodes as objects would take several times as long as the whole proof.
 """
 
 from __future__ import annotations
@@ -11,17 +11,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
-import onnx_graphsurgeon as gs
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
 
 FunctionKey = tuple[str, str, str]
-"""Domain, name and overload."""
+"""Domain, name and overload of an operator or a local function."""
 OperandSelector = Callable[[FunctionKey, int], Iterable[int]]
-"""Asked for an operator or function with so many operands: the positions of those to follow."""
+"""Takes an operator and its number of operands; returns the positions of those to follow."""
 
 
 class Body(NamedTuple):
-    """A graph or function, with the subgraphs of its nodes by node and attribute."""
+    """A graph, a subgraph or a local function.
+
+    Attributes:
+        nodes: The nodes in the order of the file.
+        inputs: The names of the formal inputs.
+        outputs: The names of the outputs.
+        constants: The names of initializers, dense and sparse.
+        subgraphs: For each node that has any, by its position in `nodes`: its
+            subgraphs by the name of their attribute (`name[0]` in a list).
+    """
 
     nodes: Sequence[NodeProto]
     inputs: tuple[str, ...]
@@ -31,7 +39,15 @@ class Body(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """A node by its number in its body, with the names it reads and makes."""
+    """A node with decoded names.
+
+    Attributes:
+        number: The position of the node in its body.
+        function_key: The operator, or the local function that the node calls.
+        name: The name of the node, possibly empty.
+        inputs: The names of the values it reads; empty for an omitted input.
+        outputs: The names of the values it produces; empty for an omitted output.
+    """
 
     number: int
     function_key: FunctionKey
@@ -41,21 +57,24 @@ class Operation(NamedTuple):
 
     @property
     def domain(self) -> str:
-        """The domain, empty for ONNX's own."""
+        """The domain of the operator, empty for ONNX's own."""
         return self.function_key[0]
 
     @property
     def op_type(self) -> str:
-        """What the node does, or the function that it calls."""
+        """The operator type, or the name of the local function."""
         return self.function_key[1]
 
 
 class UntraceableError(Exception):
-    """A body whose values cannot be followed, and why."""
+    """The values of a body cannot be followed; the message says why."""
 
 
 def build_graph_body(graph: GraphProto) -> Body:
-    """A graph; subgraphs nest 33 deep at most, since protobuf's parsers take no more."""
+    """Return the body of a graph, with its subgraphs to any depth.
+
+    Subgraphs nest 33 deep at most: protobuf's parsers refuse more.
+    """
     weights = [*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)]
     return Body(
         graph.node,
@@ -67,38 +86,49 @@ def build_graph_body(graph: GraphProto) -> Body:
 
 
 def build_function_bodies(model: ModelProto) -> dict[FunctionKey, Body]:
-    """The local functions of a model."""
+    """Return the bodies of a model's local functions."""
     return {
-        _build_function_key(function, function.name): _build_function_body(function)
+        _build_function_key(function, function.name): Body(
+            function.node,
+            tuple(map(_decode_name, function.input)),
+            tuple(map(_decode_name, function.output)),
+            frozenset(),
+            _build_subgraphs(function.node),
+        )
         for function in model.functions
     }
 
 
-def list_captured_names(body: Body) -> tuple[str, ...]:
-    """The outer values that a subgraph reads or hands on, in a settled order."""
-    own = {*body.inputs, *body.constants, ""}
-    seen: dict[str, None] = {}
-    for number, node in enumerate(body.nodes):
-        own.update(map(_decode_name, node.output))
-        seen.update(dict.fromkeys(map(_decode_name, node.input)))
-        seen.update(dict.fromkeys(_list_captured_by_subgraphs(body.subgraphs.get(number, {}))))
-    seen.update(dict.fromkeys(body.outputs))
-    return tuple(name for name in seen if name not in own)
+def list_captured_names(subgraph: Body) -> tuple[str, ...]:
+    """Return the outer values that a subgraph reads or returns, in the order of their first use."""
+    own_names = {*subgraph.inputs, *subgraph.constants, ""}
+    used_names: dict[str, None] = {}
+    for number, node in enumerate(subgraph.nodes):
+        own_names.update(map(_decode_name, node.output))
+        used_names.update(dict.fromkeys(map(_decode_name, node.input)))
+        used_names.update(dict.fromkeys(_list_names_captured_at(subgraph, number)))
+    used_names.update(dict.fromkeys(subgraph.outputs))
+    return tuple(name for name in used_names if name not in own_names)
 
 
 def sort_functions_bottom_up(
     main: Body, functions: Mapping[FunctionKey, Body]
 ) -> Iterator[FunctionKey]:
-    """The functions in use, each behind those it calls; for a circle no order is right."""
-    seen: set[FunctionKey] = set()
+    """Yield the functions that `main` uses, each after those it calls.
+
+    Functions that call each other in a circle come in any order.
+    """
+    if not functions:
+        return
+    visited: set[FunctionKey] = set()
     stack: list[tuple[FunctionKey | None, Iterator[FunctionKey]]] = [
         (None, _list_called_functions(main))
     ]
     while stack:
         caller, callees = stack[-1]
         for key in callees:
-            if key in functions and key not in seen:
-                seen.add(key)
+            if key in functions and key not in visited:
+                visited.add(key)
                 stack.append((key, _list_called_functions(functions[key])))
                 break
         else:
@@ -108,63 +138,79 @@ def sort_functions_bottom_up(
 
 
 def sort_operations(
-    body: Body, names: Sequence[str], leads: OperandSelector, *, imported: bool = True
+    body: Body, names: Iterable[str], select_operands: OperandSelector
 ) -> Iterator[Operation]:
-    """The nodes behind some values of a body, each after those whose values it reads.
+    """Yield the nodes that some values may come from, each after those whose values it reads.
 
-    Only operands are followed to which ``leads`` says a node leads back; and what
-    the subgraphs of a node see. How these nodes hang together is taken from
-    onnx-graphsurgeon, or from the file alone if they need not be ``imported``:
-    that is faster by half. Raises :class:`Unreadable` where the nodes have no
-    order, one value comes from two of them, or onnx-graphsurgeon fails.
+    Args:
+        body: The body that holds the nodes.
+        names: The values to start from.
+        select_operands: Decides which operands of a node are followed. Of a node
+            with subgraphs all are, and so is what its subgraphs capture.
+
+    Raises:
+        UntraceableError: The nodes have no order, or two of them produce one value.
     """
-    makers = _map_producers(body)
-    known = _find_upstream_operations(body, makers, names, leads)
-    if imported:
-        known = _import_operations(body, known)
-    reads = {
-        number: _find_producers(each, body, makers) & known.keys() for number, each in known.items()
-    }
-    if all(maker < number for number, needed in reads.items() for maker in needed):
-        yield from known.values()
+    producers = _map_producers(body)
+    operations = _find_upstream_operations(body, producers, names, select_operands)
+
+    def find_dependencies(operation: Operation) -> set[int]:
+        read_names = (*operation.inputs, *_list_names_captured_at(body, operation.number))
+        return {
+            producers[name]
+            for name in read_names
+            if name in producers and producers[name] in operations
+        }
+
+    if all(
+        max(find_dependencies(operation), default=-1) < number
+        for number, operation in operations.items()
+    ):
+        yield from operations.values()
         return
+    dependencies = {
+        number: find_dependencies(operation) for number, operation in operations.items()
+    }
     try:
-        for number in TopologicalSorter(reads).static_order():
-            yield known[number]
+        for number in TopologicalSorter(dependencies).static_order():
+            yield operations[number]
     except CycleError:
         raise UntraceableError("its nodes feed each other in a circle") from None
 
 
 def _map_producers(body: Body) -> dict[str, int]:
-    """By value the node that makes it."""
-    makers: dict[str, int] = {}
+    """Return for each value the number of the node that produces it."""
+    producers: dict[str, int] = {}
     for number, node in enumerate(body.nodes):
         for output in node.output:
             name = _decode_name(output)
-            if name and makers.setdefault(name, number) != number:
+            if name and producers.setdefault(name, number) != number:
                 raise UntraceableError(f"two nodes make {name}")
-    return makers
+    return producers
 
 
 def _find_upstream_operations(
-    body: Body, makers: Mapping[str, int], names: Iterable[str], leads: OperandSelector
+    body: Body,
+    producers: Mapping[str, int],
+    names: Iterable[str],
+    select_operands: OperandSelector,
 ) -> dict[int, Operation]:
-    """The nodes that some values may come from, in the file's order."""
-    open_nodes = [makers[name] for name in names if name in makers]
-    found: dict[int, Operation] = {}
-    while open_nodes:
-        number = open_nodes.pop()
-        if number in found:
+    """Return the nodes that some values may come from, by number, in the order of the file."""
+    pending = [producers[name] for name in names if name in producers]
+    operations: dict[int, Operation] = {}
+    while pending:
+        number = pending.pop()
+        if number in operations:
             continue
-        operation = found[number] = _build_operation(number, body.nodes[number])
-        inner = body.subgraphs.get(number)
+        operation = operations[number] = _build_operation(number, body.nodes[number])
         operands = operation.inputs
-        if inner:
-            operands = (*operands, *_list_captured_by_subgraphs(inner))
+        if number in body.subgraphs:
+            followed: Iterable[str] = (*operands, *_list_names_captured_at(body, number))
         else:
-            operands = tuple(operands[at] for at in leads(operation.function_key, len(operands)))
-        open_nodes += [makers[name] for name in operands if name in makers]
-    return dict(sorted(found.items()))
+            positions = select_operands(operation.function_key, len(operands))
+            followed = [operands[position] for position in positions]
+        pending += [producers[name] for name in followed if name in producers]
+    return dict(sorted(operations.items()))
 
 
 def _build_operation(number: int, node: NodeProto) -> Operation:
@@ -177,75 +223,41 @@ def _build_operation(number: int, node: NodeProto) -> Operation:
     )
 
 
-def _import_operations(body: Body, known: Mapping[int, Operation]) -> dict[int, Operation]:
-    """The same nodes with their ends as onnx-graphsurgeon reads them."""
-    shown = ModelProto()
-    for number in known:
-        copy = shown.graph.node.add()
-        copy.CopyFrom(body.nodes[number])
-        copy.ClearField("attribute")
-    try:
-        with gs.logger.G_LOGGER.suppress():
-            nodes: Sequence[gs.Node] = gs.import_onnx(shown).nodes
-    except Exception as error:  # its own errors have no common base, and others come through
-        raise UntraceableError(f"onnx-graphsurgeon cannot read it: {error}") from None
-    return {
-        number: operation._replace(
-            inputs=tuple(_decode_name(tensor.name) for tensor in node.inputs),
-            outputs=tuple(_decode_name(tensor.name) for tensor in node.outputs),
-        )
-        for (number, operation), node in zip(known.items(), nodes, strict=True)
-    }
-
-
-def _find_producers(operation: Operation, body: Body, makers: Mapping[str, int]) -> set[int]:
-    """The nodes whose values a node reads, itself or in its subgraphs."""
-    inner = body.subgraphs.get(operation.number, {})
-    names = (*operation.inputs, *_list_captured_by_subgraphs(inner))
-    return {makers[name] for name in names if name in makers}
-
-
-def _list_captured_by_subgraphs(inner: Mapping[str, Body]) -> Iterator[str]:
-    for body in inner.values():
-        yield from list_captured_names(body)
+def _list_names_captured_at(body: Body, number: int) -> tuple[str, ...]:
+    """Return what the subgraphs of a node read of the values around it."""
+    subgraphs = body.subgraphs.get(number)
+    if subgraphs is None:
+        return ()
+    return tuple(name for subgraph in subgraphs.values() for name in list_captured_names(subgraph))
 
 
 def _decode_name(name: Any) -> str:
-    """A name as it is written elsewhere: protobuf gives what is not UTF-8 as bytes."""
+    """Return a name as text: protobuf returns bytes for a name that is not UTF-8."""
     return name if isinstance(name, str) else bytes(name).decode("utf-8", "surrogateescape")
 
 
-def _build_function_key(item: NodeProto | FunctionProto, name: Any) -> FunctionKey:
-    domain = _decode_name(item.domain)
-    return "" if domain == "ai.onnx" else domain, _decode_name(name), _decode_name(item.overload)
-
-
-def _build_function_body(function: FunctionProto) -> Body:
-    return Body(
-        function.node,
-        tuple(map(_decode_name, function.input)),
-        tuple(map(_decode_name, function.output)),
-        frozenset(),
-        _build_subgraphs(function.node),
-    )
+def _build_function_key(proto: NodeProto | FunctionProto, name: Any) -> FunctionKey:
+    domain = _decode_name(proto.domain)
+    return "" if domain == "ai.onnx" else domain, _decode_name(name), _decode_name(proto.overload)
 
 
 def _build_subgraphs(nodes: Sequence[NodeProto]) -> dict[int, dict[str, Body]]:
-    found: dict[int, dict[str, Body]] = {}
+    subgraphs: dict[int, dict[str, Body]] = {}
     for number, node in enumerate(nodes):
         for attribute in node.attribute:
             name = _decode_name(attribute.name)
             if attribute.type == AttributeProto.GRAPH:
-                found.setdefault(number, {})[name] = build_graph_body(attribute.g)
-            for at, graph in enumerate(attribute.graphs):
-                found.setdefault(number, {})[f"{name}[{at}]"] = build_graph_body(graph)
-    return found
+                subgraphs.setdefault(number, {})[name] = build_graph_body(attribute.g)
+            for position, graph in enumerate(attribute.graphs):
+                subgraph = build_graph_body(graph)
+                subgraphs.setdefault(number, {})[f"{name}[{position}]"] = subgraph
+    return subgraphs
 
 
 def _list_called_functions(body: Body) -> Iterator[FunctionKey]:
-    """The functions that a body may call, those of its subgraphs included."""
+    """Yield the operators and functions that a body uses, including those of its subgraphs."""
     bodies = [body]
     while bodies:
         body = bodies.pop()
         yield from {_build_function_key(node, node.op_type): None for node in body.nodes}
-        bodies += [inner for several in body.subgraphs.values() for inner in several.values()]
+        bodies += [inner for subgraphs in body.subgraphs.values() for inner in subgraphs.values()]

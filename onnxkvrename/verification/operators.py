@@ -1,13 +1,15 @@
-"""What operators do with their operands, as far as a buffer's way through them goes.
+"""Describe what operators do with the values of their operands.
 
-Three things can become of the values of an operand. They may be *carried* into
-the output: as they are, or changed one by one. They may be *mixed* into every
-value of it, as MatMul, Softmax and the reductions do: then the output depends on
-the operand, but is no later state of it. Or only its shape is looked at.
+An operator can use an operand in three ways. Its values may be *carried* into the
+output, unchanged or changed one by one. They may be *mixed* into every value of the
+output, as by MatMul, Softmax and the reductions: then the output depends on the
+operand, but is not a later state of it. Or only the operand's shape is used.
 
-Sources: ONNX's operator specifications (opset 28); for ``com.microsoft``
-onnxruntime's ContribOperators.md; for ``com.qualcomm.cloud`` the functions that
-QEfficient itself exports beside its scatters and gathers.
+Sources: ONNX's operator specifications (opset 28,
+https://onnx.ai/onnx/operators/); for `com.microsoft` onnxruntime's
+https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md; for
+`com.qualcomm.cloud` the local functions that QEfficient exports with its scatters
+and gathers.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ from typing import NamedTuple
 class OperandFlow(NamedTuple):
     """How one operand is carried into an output.
 
-    ``operand`` is its position, -1 the last. ``written``: its values are written
-    over the values of another operand. ``changed``: they are computed with.
-    ``updates``: the operator makes a new state of what it is given, rather than
-    hand it on.
+    Attributes:
+        operand: The position of the operand, -1 for the last.
+        overwrites: Its values are written over the values of another operand.
+        is_computed: Its values are computed with.
+        makes_new_state: The output is a new state, rather than the operand moved.
     """
 
     operand: int
@@ -88,7 +91,7 @@ _STATEFUL_OPS: Mapping[tuple[str, str], Mapping[int, tuple[OperandFlow, ...]]] =
     ("com.microsoft", "PagedAttention"): {1: (OperandFlow(3),), 2: (OperandFlow(4),)},
     ("com.microsoft", "SparseAttention"): {1: (OperandFlow(3),), 2: (OperandFlow(4),)},
 }
-"""Operators with state of their own: for each output that hands a state on, what it is made of."""
+"""Operators with a state of their own: the flows into each output that carries a state."""
 
 _QUALCOMM_DOMAIN = "com.qualcomm.cloud"
 _CTX_SCATTERS = _split_words("CtxScatter CtxScatter3D CtxScatterCB CtxScatterCB3D CtxScatterPaged")
@@ -98,27 +101,34 @@ _CTX_GATHERS = _split_words(
 
 
 def is_shape_only(domain: str, op_type: str) -> bool:
-    """Whether the values of the operands do not matter."""
+    """Tell if the output depends on the shapes of the operands, but not on their values."""
     return domain == "" and op_type in _SHAPE_ONLY_OPS
 
 
 def is_ctx_scatter(domain: str, op_type: str) -> bool:
-    """Whether this is one of QEfficient's scatters, known by name also where it has a body."""
+    """Tell if this is one of QEfficient's scatters, which go by name even if they have a body."""
     return domain == _QUALCOMM_DOMAIN and op_type in _CTX_SCATTERS
 
 
 @lru_cache(maxsize=1024)
 def find_operand_flows(
-    domain: str, op_type: str, output: int, operands: int
+    domain: str, op_type: str, output: int, operand_count: int
 ) -> tuple[OperandFlow, ...] | None:
-    """How an operator with so many operands makes one of its outputs.
+    """Return which operands an operator carries into one of its outputs.
 
-    Empty where it carries nothing, but mixes or creates; ``None`` where nothing
-    is known of the operator. The default domain is the empty string.
+    Args:
+        domain: The domain of the operator, empty for ONNX's own.
+        op_type: The operator type.
+        output: The position of the output.
+        operand_count: The number of operands of the node.
+
+    Returns:
+        Empty if the operator mixes or creates and carries nothing; `None` if the
+        operator is not known.
     """
-    states = _STATEFUL_OPS.get((domain, op_type))
-    if states is not None:
-        return states.get(output, ())
+    flows_by_output = _STATEFUL_OPS.get((domain, op_type))
+    if flows_by_output is not None:
+        return flows_by_output.get(output, ())
     if domain == _QUALCOMM_DOMAIN and op_type in _CTX_SCATTERS:
         return OperandFlow(0), OperandFlow(-1, overwrites=True)
     if domain == _QUALCOMM_DOMAIN and op_type in _CTX_GATHERS:
@@ -128,20 +138,28 @@ def find_operand_flows(
     if op_type in _MOVE_OPS:
         return (_PLAIN_MOVE,)
     if op_type in _ELEMENTWISE_OPS:
-        return tuple(OperandFlow(operand, is_computed=True) for operand in range(operands))
+        return tuple(OperandFlow(operand, is_computed=True) for operand in range(operand_count))
     if op_type == "Concat":
-        return tuple(OperandFlow(operand) for operand in range(operands))
+        return tuple(OperandFlow(operand) for operand in range(operand_count))
     if op_type == "SequenceConstruct":
-        return tuple(OperandFlow(operand, makes_new_state=False) for operand in range(operands))
+        return tuple(
+            OperandFlow(operand, makes_new_state=False) for operand in range(operand_count)
+        )
     return _JOIN_OPS.get(op_type, ())
 
 
 @lru_cache(maxsize=1024)
-def find_carried_operands(domain: str, op_type: str, operands: int) -> frozenset[int]:
-    """The operands that may be carried into any output of an operator."""
-    outputs = 1 + max(_STATEFUL_OPS.get((domain, op_type), {0: ()}))
-    steps = [find_operand_flows(domain, op_type, output, operands) for output in range(outputs)]
-    if None in steps:
-        return frozenset(range(operands))
-    positions = {step.operand % operands for each in steps for step in each or () if operands}
-    return frozenset(at for at in positions if at < operands)
+def find_carried_operands(domain: str, op_type: str, operand_count: int) -> frozenset[int]:
+    """Return the positions of the operands that may be carried into any output.
+
+    Takes the same arguments as `find_operand_flows`; all positions if the operator
+    is not known.
+    """
+    output_count = 1 + max(_STATEFUL_OPS.get((domain, op_type), {0: ()}))
+    operands: set[int] = set()
+    for output in range(output_count):
+        flows = find_operand_flows(domain, op_type, output, operand_count)
+        if flows is None:
+            return frozenset(range(operand_count))
+        operands.update(flow.operand % operand_count for flow in flows if operand_count)
+    return frozenset(operands)

@@ -1,37 +1,46 @@
-"""Where a value comes from, and how that adds up from operator to operator.
+"""Compute where a value comes from, operator by operator.
 
-An *origin* says of a value from which sources its elements are carried, each by
-the shortest *way*, and on which sources it depends at all. Sources are numbers:
+An *origin* says from which sources the elements of a value are carried, each by the
+cheapest *path*, and on which sources the value depends at all. Sources are numbers:
 KV inputs in a main graph, formal inputs in the body of a function or a branch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import NamedTuple
 
 from onnxkvrename.verification.operators import OperandFlow, is_ctx_scatter
 
 _MAX_SOURCES = 16
-"""Sources that are kept of each value; of one with more the nearest, and in doubt."""
+"""Sources that are kept for each value; of more only the nearest, and as uncertain."""
 _MAX_OUTCOMES = 4
-"""Branches with different results that are kept apart."""
+"""Outcomes of branches that are kept apart."""
 
 
 class NodeLocation(NamedTuple):
-    """The node that makes a new state: its op type, and its name, ``inner in outer`` in a call."""
+    """The node that makes a new state.
+
+    Attributes:
+        op_type: The operator type.
+        node_name: The name of the node; `inner in outer` if it is in the body of
+            a function or subgraph.
+    """
 
     op_type: str
     node_name: str
 
 
 class FlowPath(NamedTuple):
-    """How a source is carried into a value.
+    """The way by which a source is carried into a value.
 
-    ``cost`` counts first the operators that write it over something else, then
-    those that compute with it; ``where`` is the last that makes a new state,
-    ``None`` if the source is only handed on. ``doubt`` says why the way is not
-    sure; it is empty where it is.
+    Attributes:
+        cost: How often the source is written over another value, then how many
+            operators compute with it.
+        updated_by: The last node that makes a new state; `None` if the source is
+            only moved.
+        uncertainty: Why the path may not exist; empty if it does.
     """
 
     cost: tuple[int, int]
@@ -40,15 +49,16 @@ class FlowPath(NamedTuple):
 
 
 FlowPaths = Mapping[tuple[int, bool], FlowPath]
-"""By source, and whether the way is sure: of each the cheapest."""
+"""The cheapest path for each source, certain (`True`) and uncertain ones apart."""
 
 
 class Origin(NamedTuple):
     """Where a value comes from.
 
-    ``ways`` holds one mapping for each outcome that branches may have; none
-    where nothing is carried. ``touched`` is a set of sources as bits: what the
-    value depends on at all.
+    Attributes:
+        outcomes: The paths, for each outcome that branches may have; empty if the
+            value carries no source.
+        dependency_bits: The sources that the value depends on at all, as bits.
     """
 
     outcomes: tuple[FlowPaths, ...] = ()
@@ -56,161 +66,195 @@ class Origin(NamedTuple):
 
 
 NO_ORIGIN = Origin()
-"""The origin of a constant, and of every input that is no buffer."""
+"""The origin of a constant, and of every input that is no source."""
 
 
 def build_source_origin(number: int) -> Origin:
-    """A source itself."""
+    """Return the origin of a source itself."""
     return Origin(({(number, True): FlowPath((0, 0))},), 1 << number)
 
 
-def select_cheapest_paths(ways: FlowPaths) -> FlowPaths:
-    """The cheapest ways alone."""
-    least = min(way.cost for way in ways.values())
-    return {key: way for key, way in ways.items() if way.cost == least}
+def select_cheapest_paths(paths: FlowPaths) -> FlowPaths:
+    """Return only the paths with the lowest cost."""
+    lowest_cost = min(path.cost for path in paths.values())
+    return {key: path for key, path in paths.items() if path.cost == lowest_cost}
 
 
 def mix_origins(origins: Iterable[Origin]) -> Origin:
-    """What is mixed of these: it depends on them, and carries none of them on."""
-    touched = 0
+    """Return the origin of a value that depends on all of these and carries none of them."""
+    dependency_bits = 0
     for origin in origins:
-        touched |= origin.dependency_bits
-    return Origin((), touched)
+        dependency_bits |= origin.dependency_bits
+    return Origin((), dependency_bits)
 
 
-def carry_origin(origin: Origin, step: OperandFlow, where: NodeLocation) -> Origin:
-    """A value behind an operator that carries it on in this way."""
-    if not (step.makes_new_state or step.overwrites or step.is_computed):
+def carry_origin(origin: Origin, flow: OperandFlow, location: NodeLocation) -> Origin:
+    """Return the origin of a value after an operator carries it on.
+
+    Args:
+        origin: The origin of the operand.
+        flow: How the operator carries this operand.
+        location: The node of the operator.
+    """
+    if not (flow.makes_new_state or flow.overwrites or flow.is_computed):
         return origin
-    return Origin(
-        tuple(_extend_paths(ways, step, where) for ways in origin.outcomes), origin.dependency_bits
-    )
+    outcomes = tuple(_extend_paths(paths, flow, location) for paths in origin.outcomes)
+    return Origin(outcomes, origin.dependency_bits)
 
 
-def _extend_paths(ways: FlowPaths, step: OperandFlow, where: NodeLocation) -> FlowPaths:
-    written, changed = int(step.overwrites), int(step.is_computed)
+def _extend_paths(paths: FlowPaths, flow: OperandFlow, location: NodeLocation) -> FlowPaths:
+    overwritten, computed = int(flow.overwrites), int(flow.is_computed)
+    updated_by = location if flow.makes_new_state else None
     return {
-        key: FlowPath((way.cost[0] + written, way.cost[1] + changed), where, way.uncertainty)
-        if step.makes_new_state
-        else FlowPath(
-            (way.cost[0] + written, way.cost[1] + changed), way.updated_by, way.uncertainty
+        key: FlowPath(
+            (path.cost[0] + overwritten, path.cost[1] + computed),
+            updated_by or path.updated_by,
+            path.uncertainty,
         )
-        for key, way in ways.items()
+        for key, path in paths.items()
     }
 
 
 def join_origins(origins: Sequence[Origin]) -> Origin:
-    """A value that holds something of each of these."""
+    """Return the origin of a value that holds something of each of these."""
     carrying = [origin.outcomes for origin in origins if origin.outcomes]
-    found: tuple[FlowPaths, ...] = carrying[0] if carrying else ()
-    for ways in carrying[1:]:
-        found = _limit_outcomes(
-            [_merge_cheapest_paths((one, other)) for one in found for other in ways]
+    outcomes: tuple[FlowPaths, ...] = carrying[0] if carrying else ()
+    for more_outcomes in carrying[1:]:
+        outcomes = _limit_outcomes(
+            [_merge_cheapest_paths(pair) for pair in product(outcomes, more_outcomes)]
         )
-    return Origin(found, mix_origins(origins).dependency_bits)
+    return Origin(outcomes, mix_origins(origins).dependency_bits)
 
 
 def combine_alternatives(origins: Sequence[Origin]) -> Origin:
-    """A value that is one of these; one that carries nothing has no say in it."""
-    ways = [ways for origin in origins for ways in origin.outcomes]
-    return Origin(_limit_outcomes(ways), mix_origins(origins).dependency_bits)
+    """Return the origin of a value that is one of these, each an outcome of its own.
+
+    An alternative that carries nothing adds no outcome.
+    """
+    outcomes = [paths for origin in origins for paths in origin.outcomes]
+    return Origin(_limit_outcomes(outcomes), mix_origins(origins).dependency_bits)
 
 
 def merge_origins(origins: Sequence[Origin]) -> Origin:
-    """A value that is one of these, all that it may be as one outcome."""
-    ways = _merge_cheapest_paths(ways for origin in origins for ways in origin.outcomes)
-    return Origin((ways,) if ways else (), mix_origins(origins).dependency_bits)
+    """Return the origin of a value that is one of these, with all alternatives in one outcome."""
+    merged = _merge_cheapest_paths(paths for origin in origins for paths in origin.outcomes)
+    return Origin((merged,) if merged else (), mix_origins(origins).dependency_bits)
 
 
 def build_uncertain_origin(
-    origins: Sequence[Origin], why: str, where: NodeLocation | None = None
+    origins: Sequence[Origin], reason: str, location: NodeLocation | None = None
 ) -> Origin:
-    """A value that may hold something of each of these, or nothing."""
-    known = merge_origins(origins)
-    unsure = tuple(
+    """Return the origin of a value that may hold something of each of these, or nothing.
+
+    Args:
+        origins: The values it may be made of.
+        reason: Why this is uncertain.
+        location: The node that makes the value, if there is one.
+    """
+    merged = merge_origins(origins)
+    outcomes = tuple(
         {
-            (key[0], False): FlowPath(way.cost, where or way.updated_by, why)
-            for key, way in ways.items()
+            (number, False): FlowPath(path.cost, location or path.updated_by, reason)
+            for (number, _), path in paths.items()
         }
-        for ways in known.outcomes
+        for paths in merged.outcomes
     )
-    return Origin(unsure, known.dependency_bits)
+    return Origin(outcomes, merged.dependency_bits)
 
 
 def apply_summary(summary: Origin, arguments: Sequence[Origin], call: NodeLocation) -> Origin:
-    """What a function or branch makes of its arguments; its sources are their positions."""
+    """Return the origin of what a function or branch makes of its arguments.
+
+    Args:
+        summary: The origin of one of its outputs; sources are positions in `arguments`.
+        arguments: The origins of its formal inputs and of what it captures.
+        call: The node that calls it.
+    """
     outcomes = [
         join_origins(
-            [_compose_origin(way, sure, arguments[at], call) for (at, sure), way in ways.items()]
+            [
+                _compose_origin(path, is_certain, arguments[position], call)
+                for (position, is_certain), path in paths.items()
+            ]
         )
-        for ways in summary.outcomes
+        for paths in summary.outcomes
     ]
-    depends = [
-        argument for at, argument in enumerate(arguments) if summary.dependency_bits >> at & 1
+    dependencies = [
+        argument
+        for position, argument in enumerate(arguments)
+        if summary.dependency_bits >> position & 1
     ]
-    return Origin(combine_alternatives(outcomes).outcomes, mix_origins(depends).dependency_bits)
+    return Origin(
+        combine_alternatives(outcomes).outcomes, mix_origins(dependencies).dependency_bits
+    )
 
 
-def _compose_origin(inner: FlowPath, sure: bool, argument: Origin, call: NodeLocation) -> Origin:
-    where = inner.updated_by and _qualify_location(inner.updated_by, call)
+def _compose_origin(
+    inner: FlowPath, inner_is_certain: bool, argument: Origin, call: NodeLocation
+) -> Origin:
+    """Return the origin of an argument that a body carries on by an inner path."""
+    updated_by = inner.updated_by and _qualify_location(inner.updated_by, call)
     return Origin(
         tuple(
             {
-                (number, sure and known): FlowPath(
-                    (way.cost[0] + inner.cost[0], way.cost[1] + inner.cost[1]),
-                    where or way.updated_by,
-                    inner.uncertainty or way.uncertainty,
+                (number, inner_is_certain and is_certain): FlowPath(
+                    (path.cost[0] + inner.cost[0], path.cost[1] + inner.cost[1]),
+                    updated_by or path.updated_by,
+                    inner.uncertainty or path.uncertainty,
                 )
-                for (number, known), way in ways.items()
+                for (number, is_certain), path in paths.items()
             }
-            for ways in argument.outcomes
+            for paths in argument.outcomes
         )
     )
 
 
 def _qualify_location(inner: NodeLocation, call: NodeLocation) -> NodeLocation:
-    """A place in a body as it is called outside: a scatter is known by its own name."""
+    """Return a location in a body as seen from the call; a scatter goes by its own name."""
     if is_ctx_scatter("com.qualcomm.cloud", call.op_type):
         return call
     return NodeLocation(inner.op_type, " in ".join(filter(None, (inner.node_name, call.node_name))))
 
 
-def _merge_cheapest_paths(several: Iterable[FlowPaths]) -> FlowPaths:
-    """Of each source the cheapest way."""
-    found: dict[tuple[int, bool], FlowPath] = {}
-    for ways in several:
-        for key, way in ways.items():
-            if key not in found or way.cost < found[key].cost:
-                found[key] = way
-    if len(found) <= _MAX_SOURCES:
-        return found
-    kept = sorted(found, key=lambda key: (found[key].cost, key))[:_MAX_SOURCES]
-    why = f"it is made of more than {_MAX_SOURCES} values at once"
-    return {(number, False): found[number, sure]._replace(uncertainty=why) for number, sure in kept}
+def _merge_cheapest_paths(several_paths: Iterable[FlowPaths]) -> FlowPaths:
+    """Return the cheapest path for each source."""
+    cheapest: dict[tuple[int, bool], FlowPath] = {}
+    for paths in several_paths:
+        for key, path in paths.items():
+            if key not in cheapest or path.cost < cheapest[key].cost:
+                cheapest[key] = path
+    if len(cheapest) <= _MAX_SOURCES:
+        return cheapest
+    nearest = sorted(cheapest, key=lambda key: (cheapest[key].cost, key))[:_MAX_SOURCES]
+    reason = f"it is made of more than {_MAX_SOURCES} values at once"
+    return {(key[0], False): cheapest[key]._replace(uncertainty=reason) for key in nearest}
 
 
 def _limit_outcomes(outcomes: Sequence[FlowPaths]) -> tuple[FlowPaths, ...]:
-    """Outcomes with the same nearest sources as one; too many of them leave doubt."""
+    """Merge outcomes with the same nearest sources; if too many are left, make them uncertain."""
     if len(outcomes) < 2:
         return tuple(outcomes)
-    known: dict[frozenset[tuple[int, bool]], FlowPaths] = {}
-    for ways in outcomes:
-        key = frozenset(select_cheapest_paths(ways))
-        known[key] = _merge_similar_outcomes(known[key], ways) if key in known else ways
-    if len(known) <= _MAX_OUTCOMES:
-        return tuple(known.values())
+    distinct: dict[frozenset[tuple[int, bool]], FlowPaths] = {}
+    for paths in outcomes:
+        key = frozenset(select_cheapest_paths(paths))
+        distinct[key] = _merge_similar_outcomes(distinct[key], paths) if key in distinct else paths
+    if len(distinct) <= _MAX_OUTCOMES:
+        return tuple(distinct.values())
     return build_uncertain_origin(
-        [Origin(tuple(known.values()))], "branches have too many different results"
+        [Origin(tuple(distinct.values()))], "branches have too many different results"
     ).outcomes
 
 
-def _merge_similar_outcomes(one: FlowPaths, other: FlowPaths) -> FlowPaths:
-    """Two outcomes with the same nearest sources: if either makes a new state, so do both."""
-    found = _merge_cheapest_paths((one, other))
-    places = {
-        key: way.updated_by for ways in (other, one) for key, way in ways.items() if way.updated_by
+def _merge_similar_outcomes(first: FlowPaths, second: FlowPaths) -> FlowPaths:
+    """Merge two outcomes with the same nearest sources: if one makes a new state, so do both."""
+    cheapest = _merge_cheapest_paths((first, second))
+    locations = {
+        key: path.updated_by
+        for paths in (second, first)
+        for key, path in paths.items()
+        if path.updated_by
     }
     return {
-        key: way._replace(updated_by=way.updated_by or places.get(key))
-        for key, way in found.items()
+        key: path._replace(updated_by=path.updated_by or locations.get(key))
+        for key, path in cheapest.items()
     }

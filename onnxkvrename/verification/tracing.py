@@ -1,14 +1,16 @@
-"""Origins through a whole model, each body followed once.
+"""Trace origins through a whole model, each body once.
 
 A function, a branch of an If, the body of a Loop or Scan has a *summary*: which
 of its outputs come from which of its formal inputs, and for a subgraph from the
-outer values it sees. Wherever the body is used its summary is applied to what it
-is given there, so 94 calls of one function cost one.
+outer values it captures. Wherever the body is used, its summary is applied to the
+arguments there, so 94 calls of one function cost one trace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from onnx import ModelProto, NodeProto
@@ -44,11 +46,18 @@ from onnxkvrename.verification.provenance import (
 )
 
 _MAX_ROUNDS = 16
-"""Times that the states of a loop are followed round before they are given up."""
+"""Rounds in which the states of a loop must settle; a loop that needs more stays uncertain."""
 
 
 class BodySummary(NamedTuple):
-    """What a body makes of its formals: first its inputs, then the outer values it sees."""
+    """What a body makes of its formal arguments.
+
+    Attributes:
+        inputs: The names of its formal inputs.
+        captured_names: The outer values that it captures.
+        outputs: The origin of each output; sources are positions in `inputs`
+            followed by `captured_names`.
+    """
 
     inputs: tuple[str, ...]
     captured_names: tuple[str, ...]
@@ -56,130 +65,172 @@ class BodySummary(NamedTuple):
 
 
 def trace_origins(
-    model: ModelProto, sources: Sequence[str], names: Sequence[str], *, deep: bool = False
+    model: ModelProto, sources: Sequence[str], names: Sequence[str]
 ) -> tuple[Origin, ...]:
-    """The origins of some values of the main graph; its sources are graph inputs by name.
+    """Return from which sources some values of the main graph are carried.
 
-    Unless ``deep``, only operands are followed that may be carried on: a small
-    part of a graph, which tells all ways, but not what else a value depends on.
-    A deep walk tells that too, and does without onnx-graphsurgeon. Never raises
-    for a model that could be parsed: what cannot be followed is in doubt, with
-    the reason.
+    Only operands that may be carried on are followed. They are a small part of a
+    graph and lead to all paths, but not to everything a value depends on: that is
+    what `trace_dependencies` returns.
+
+    Args:
+        model: A parsed model; weights are not needed.
+        sources: The names of graph inputs; a source's number is its position here.
+        names: The values to trace.
+
+    Returns:
+        An origin for each name. What cannot be followed is uncertain, with the
+        reason; nothing is raised for a model that could be parsed.
     """
-    tracer = _Tracer(build_function_bodies(model), deep=deep)
-    main = build_graph_body(model.graph)
-    for key in sort_functions_bottom_up(main, tracer.functions):
-        tracer.summaries[key] = tracer.summarize_body(tracer.functions[key], ())
-    return tracer.trace_body(main, sources, names)
+    return _trace_model(model, sources, names, dependencies_only=False)
+
+
+def trace_dependencies(
+    model: ModelProto, sources: Sequence[str], names: Sequence[str]
+) -> tuple[int, ...]:
+    """Return on which sources some values of the main graph depend at all.
+
+    Takes the same arguments as `trace_origins`, and visits every node behind the
+    values.
+
+    Returns:
+        For each name a set of source numbers as bits.
+    """
+    origins = _trace_model(model, sources, names, dependencies_only=True)
+    return tuple(origin.dependency_bits for origin in origins)
+
+
+def _trace_model(
+    model: ModelProto, sources: Sequence[str], names: Sequence[str], *, dependencies_only: bool
+) -> tuple[Origin, ...]:
+    with _pause_garbage_collection():
+        tracer = _Tracer(build_function_bodies(model), dependencies_only=dependencies_only)
+        main = build_graph_body(model.graph)
+        for key in sort_functions_bottom_up(main, tracer.functions):
+            tracer.summaries[key] = tracer.summarize_body(tracer.functions[key], ())
+        return tracer.trace_body(main, sources, names)
+
+
+@contextmanager
+def _pause_garbage_collection() -> Iterator[None]:
+    """Pause the search for reference cycles: a trace makes millions of tuples and no cycle."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _Tracer:
-    """Follows bodies; those of functions are known once they have been followed."""
+    """Traces bodies, and keeps the summaries of functions.
 
-    def __init__(self, functions: Mapping[FunctionKey, Body], *, deep: bool) -> None:
+    With `dependencies_only`, all operands are followed, and sources start without
+    paths, so that origins hold nothing but dependencies.
+    """
+
+    def __init__(self, functions: Mapping[FunctionKey, Body], *, dependencies_only: bool) -> None:
         self.functions = functions
-        self.deep = deep
+        self.dependencies_only = dependencies_only
         self.summaries: dict[FunctionKey, BodySummary] = {}
 
-    def summarize_body(self, body: Body, captured: tuple[str, ...]) -> BodySummary:
-        """The summary of a function, or of a subgraph that sees some outer values."""
-        outputs = self.trace_body(body, (*body.inputs, *captured), body.outputs)
-        return BodySummary(body.inputs, captured, outputs)
-
-    def select_operands(self, function: FunctionKey, operands: int) -> Iterable[int]:
-        """The operands that a node is followed back to."""
-        if self.deep or function in self.functions:
-            return range(operands)
-        return find_carried_operands(function[0], function[1], operands)
+    def summarize_body(self, body: Body, captured_names: tuple[str, ...]) -> BodySummary:
+        """Return the summary of a function, or of a subgraph that captures some outer values."""
+        outputs = self.trace_body(body, (*body.inputs, *captured_names), body.outputs)
+        return BodySummary(body.inputs, captured_names, outputs)
 
     def trace_body(
         self, body: Body, sources: Sequence[str], names: Sequence[str]
     ) -> tuple[Origin, ...]:
-        """The origins of some values of a body."""
-        values = {name: build_source_origin(number) for number, name in enumerate(sources)}
-        given = list(values.values())
+        """Return the origins of some values of a body."""
+        origins = {name: self._build_source(number) for number, name in enumerate(sources)}
+        source_origins = list(origins.values())
         try:
-            for operation in sort_operations(
-                body, names, self.select_operands, imported=not self.deep
-            ):
-                made = self.trace_operation(operation, body, values)
-                values.update(zip(operation.outputs, made, strict=False))
-                values.pop("", None)
+            for operation in sort_operations(body, names, self._select_operands):
+                outputs = self._trace_operation(operation, body, origins)
+                origins.update(zip(operation.outputs, outputs, strict=False))
+                origins.pop("", None)
         except UntraceableError as error:
-            return tuple(build_uncertain_origin(given, str(error)) for _ in names)
-        return tuple(values.get(name, NO_ORIGIN) for name in names)
+            return (build_uncertain_origin(source_origins, str(error)),) * len(names)
+        return tuple(origins.get(name, NO_ORIGIN) for name in names)
 
-    def trace_operation(
-        self, operation: Operation, body: Body, values: Mapping[str, Origin]
+    def _build_source(self, number: int) -> Origin:
+        return Origin((), 1 << number) if self.dependencies_only else build_source_origin(number)
+
+    def _select_operands(self, function: FunctionKey, operand_count: int) -> Iterable[int]:
+        if self.dependencies_only or function in self.functions:
+            return range(operand_count)
+        return find_carried_operands(function[0], function[1], operand_count)
+
+    def _trace_operation(
+        self, operation: Operation, body: Body, origins: Mapping[str, Origin]
     ) -> Sequence[Origin]:
-        """The origins of what a node makes."""
-        where = NodeLocation(operation.op_type, operation.name)
-        operands = [values.get(name, NO_ORIGIN) for name in operation.inputs]
+        """Return the origins of a node's outputs."""
+        location = NodeLocation(operation.op_type, operation.name)
+        operands = [origins.get(name, NO_ORIGIN) for name in operation.inputs]
         if operation.function_key in self.functions:
-            return self._trace_call(operation, operands, where)
-        branches = {
-            name: self.summarize_body(inner, list_captured_names(inner))
-            for name, inner in body.subgraphs.get(operation.number, {}).items()
+            return self._trace_call(operation, operands, location)
+        is_control_flow = operation.domain == "" and operation.op_type in _CONTROL_FLOW_OPS
+        if not is_control_flow and operation.number not in body.subgraphs:
+            return _trace_operator(operation, operands, location)
+        summaries = {
+            name: self.summarize_body(subgraph, list_captured_names(subgraph))
+            for name, subgraph in body.subgraphs.get(operation.number, {}).items()
         }
-        use = _SubgraphNode(body.nodes[operation.number], operands, branches, values, where)
-        if operation.domain == "" and operation.op_type in _CONTROL_FLOW_OPS:
-            made = _CONTROL_FLOW_OPS[operation.op_type](use)
-            if made is not None:
-                return made
-            return use.build_uncertain_outputs(
-                operation, f"the {operation.op_type} does not fit its body"
-            )
-        if branches:
-            operands = [*operands, *use.list_all_captured_origins()]
-        return _trace_operator(operation, operands, where)
+        node = _SubgraphNode(body.nodes[operation.number], operands, summaries, origins, location)
+        if not is_control_flow:
+            all_operands = [*operands, *node.list_all_captured_origins()]
+            return _trace_operator(operation, all_operands, location)
+        outputs = _CONTROL_FLOW_OPS[operation.op_type](node)
+        if outputs is None:
+            reason = f"the {operation.op_type} does not fit its body"
+            return node.build_uncertain_outputs(len(operation.outputs), reason)
+        return outputs
 
     def _trace_call(
-        self, operation: Operation, operands: Sequence[Origin], where: NodeLocation
+        self, operation: Operation, operands: Sequence[Origin], location: NodeLocation
     ) -> Sequence[Origin]:
+        """Return the origins of what a local function returns."""
         summary = self.summaries.get(operation.function_key)
         if summary is None:
-            why = f"{operation.op_type} calls itself"
-            return [build_uncertain_origin(operands, why, where)] * len(operation.outputs)
-        given = _pad_arguments(operands, len(summary.inputs))
-        return [apply_summary(made, given, where) for made in summary.outputs]
-
-
-def _pad_arguments(operands: Sequence[Origin], count: int) -> list[Origin]:
-    """Arguments for every formal input; those at the end may be left out."""
-    return [*operands, *[NO_ORIGIN] * (count - len(operands))]
+            reason = f"{operation.op_type} calls itself"
+            uncertain = build_uncertain_origin(operands, reason, location)
+            return [uncertain] * len(operation.outputs)
+        # Arguments at the end may be omitted.
+        arguments = [*operands, *[NO_ORIGIN] * (len(summary.inputs) - len(operands))]
+        return [apply_summary(output, arguments, location) for output in summary.outputs]
 
 
 def _trace_operator(
-    operation: Operation, operands: Sequence[Origin], where: NodeLocation
+    operation: Operation, operands: Sequence[Origin], location: NodeLocation
 ) -> list[Origin]:
-    """What a node without a body makes, by what is known of its operator."""
+    """Return the origins of a node's outputs by what is known of its operator."""
     domain, op_type, _ = operation.function_key
-    if is_shape_only(domain, op_type):
+    dependency_bits = mix_origins(operands).dependency_bits
+    if not dependency_bits or is_shape_only(domain, op_type):
         return [NO_ORIGIN] * len(operation.outputs)
-    touched = mix_origins(operands).dependency_bits
-    if not touched:
-        return [NO_ORIGIN] * len(operation.outputs)
-    made = []
-    for output in range(len(operation.outputs)):
-        steps = find_operand_flows(domain, op_type, output, len(operation.inputs))
-        if steps is None:
-            why = f"{op_type} of {domain} has no body in the model"
-            made.append(build_uncertain_origin(operands, why, where))
+    outputs = []
+    for position in range(len(operation.outputs)):
+        flows = find_operand_flows(domain, op_type, position, len(operation.inputs))
+        if flows is None:
+            reason = f"{op_type} of {domain} has no body in the model"
+            outputs.append(build_uncertain_origin(operands, reason, location))
             continue
-        parts = [
-            carry_origin(operands[step.operand], step, where)
-            for step in steps
-            if step.operand < len(operands)
+        carried = [
+            carry_origin(operands[flow.operand], flow, location)
+            for flow in flows
+            if flow.operand < len(operands)
         ]
-        made.append(Origin(join_origins(parts).outcomes, touched))
-    return made
+        outputs.append(Origin(join_origins(carried).outcomes, dependency_bits))
+    return outputs
 
 
-# Control flow: its operators say how their bodies are used.
+# Control flow: the operator decides how its bodies are used.
 
 
 class _SubgraphNode(NamedTuple):
-    """A node with bodies: what it is given, their summaries, and the values around it."""
+    """A node with subgraphs: its operands, their summaries, and the values around it."""
 
     node: NodeProto
     operands: list[Origin]
@@ -187,95 +238,99 @@ class _SubgraphNode(NamedTuple):
     outer_origins: Mapping[str, Origin]
     location: NodeLocation
 
-    def list_captured_origins(self, branch: BodySummary) -> list[Origin]:
-        """What a body sees of the values around it."""
-        return [self.outer_origins.get(name, NO_ORIGIN) for name in branch.captured_names]
+    def list_captured_origins(self, summary: BodySummary) -> list[Origin]:
+        """Return the origins of what one subgraph captures."""
+        return [self.outer_origins.get(name, NO_ORIGIN) for name in summary.captured_names]
 
     def list_all_captured_origins(self) -> list[Origin]:
-        """What all bodies see."""
+        """Return the origins of what all subgraphs capture."""
         return [
-            value
-            for branch in self.summaries.values()
-            for value in self.list_captured_origins(branch)
+            origin
+            for summary in self.summaries.values()
+            for origin in self.list_captured_origins(summary)
         ]
 
-    def build_uncertain_outputs(self, operation: Operation, why: str) -> list[Origin]:
-        """Everything the node makes may be anything that it is given."""
-        made = build_uncertain_origin(
-            [*self.operands, *self.list_all_captured_origins()], why, self.location
-        )
-        return [made] * len(operation.outputs)
+    def build_uncertain_outputs(self, count: int, reason: str) -> list[Origin]:
+        """Return outputs that may come from any operand and any captured value."""
+        operands = [*self.operands, *self.list_all_captured_origins()]
+        return [build_uncertain_origin(operands, reason, self.location)] * count
 
 
-def _trace_if(use: _SubgraphNode) -> list[Origin] | None:
-    """Either branch; the condition chooses, but hands nothing on."""
-    made = [
+def _trace_if(node: _SubgraphNode) -> list[Origin] | None:
+    """Return the outputs of either branch; the condition chooses, but carries nothing."""
+    branches = [
         [
-            apply_summary(output, use.list_captured_origins(branch), use.location)
-            for output in branch.outputs
+            apply_summary(output, node.list_captured_origins(summary), node.location)
+            for output in summary.outputs
         ]
-        for branch in use.summaries.values()
+        for summary in node.summaries.values()
     ]
-    if len(made) != 2 or len(made[0]) != len(made[1]):
+    if len(branches) != 2 or len(branches[0]) != len(branches[1]):
         return None
-    return [combine_alternatives(pair) for pair in zip(*made, strict=True)]
+    return [combine_alternatives(alternatives) for alternatives in zip(*branches, strict=True)]
 
 
-def _trace_loop(use: _SubgraphNode) -> list[Origin] | None:
-    """Trip count and condition, then the states; the body is taken to run once at least."""
-    body = use.summaries.get("body")
-    states = len(use.operands) - 2
-    if body is None or states < 0 or len(body.inputs) != states + 2:
+def _trace_loop(node: _SubgraphNode) -> list[Origin] | None:
+    """Trace a Loop: trip count and condition, then the states; it is taken to run at least once."""
+    summary = node.summaries.get("body")
+    state_count = len(node.operands) - 2
+    if summary is None or state_count < 0 or len(summary.inputs) != state_count + 2:
         return None
-    return _trace_iterations(
-        use, body, states, lead=use.operands[:2], given=use.operands[2:], skipped=1
-    )
+    return _trace_iterations(node, summary, first_state=2, state_count=state_count, first_output=1)
 
 
-def _trace_scan(use: _SubgraphNode) -> list[Origin] | None:
-    """The states, then what is scanned. Before opset 9 there was one more input."""
-    body = use.summaries.get("body")
-    scanned = next((item.i for item in use.node.attribute if item.name == "num_scan_inputs"), 0)
-    states = len(use.operands) - scanned
-    if body is None or not 0 <= states <= len(use.operands) == len(body.inputs):
+def _trace_scan(node: _SubgraphNode) -> list[Origin] | None:
+    """Trace a Scan: the states, then what is scanned. Before opset 9 there was one more input."""
+    summary = node.summaries.get("body")
+    scanned = next((item.i for item in node.node.attribute if item.name == "num_scan_inputs"), 0)
+    operand_count = len(node.operands)
+    state_count = operand_count - scanned
+    if summary is None or not 0 <= state_count <= operand_count == len(summary.inputs):
         return None
-    return _trace_iterations(use, body, states, lead=[], given=use.operands, skipped=0)
+    return _trace_iterations(node, summary, first_state=0, state_count=state_count, first_output=0)
 
 
 def _trace_iterations(
-    use: _SubgraphNode,
-    body: BodySummary,
-    states: int,
+    node: _SubgraphNode,
+    summary: BodySummary,
     *,
-    lead: list[Origin],
-    given: list[Origin],
-    skipped: int,
+    first_state: int,
+    state_count: int,
+    first_output: int,
 ) -> list[Origin] | None:
-    """What a body makes when its states are given back to it, however often.
+    """Return what a body makes when its states are fed back to it, however often.
 
-    What it makes the first time is judged as it is. After that a state may come
-    from where it first came from or from what was made of it, by the nearest way:
-    a decay that is repeated leaves its state no further away.
+    The outputs of the first iteration are taken as they are. After that a state may
+    come from its initial value or from a later one, by the cheapest path: a decay
+    that is repeated leaves its state no further away.
     """
-    if len(body.outputs) < states + skipped:
+    if len(summary.outputs) < state_count + first_output:
         return None
-    held, rest = given[:states], [*given[states:], *use.list_captured_origins(body)]
+    before_states = node.operands[:first_state]
+    states = node.operands[first_state : first_state + state_count]
+    after_states = [
+        *node.operands[first_state + state_count :],
+        *node.list_captured_origins(summary),
+    ]
 
-    def once() -> list[Origin]:
-        arguments = [*lead, *held, *rest]
-        return [apply_summary(each, arguments, use.location) for each in body.outputs[skipped:]]
+    def run_iteration() -> list[Origin]:
+        arguments = [*before_states, *states, *after_states]
+        outputs = summary.outputs[first_output:]
+        return [apply_summary(output, arguments, node.location) for output in outputs]
 
-    made = once()
-    found = made
+    outputs = run_iteration()
+    alternatives = outputs
     for _ in range(_MAX_ROUNDS):
-        grown = [merge_origins(pair) for pair in zip(held, made, strict=False)]
-        if grown == held:
-            return found
-        held = grown
-        made = once()
-        found = [combine_alternatives(pair) for pair in zip(found, made, strict=True)]
-    why = f"{use.location.op_type} has states that change places too often"
-    return [build_uncertain_origin([each], why, use.location) for each in found]
+        merged = [merge_origins(pair) for pair in zip(states, outputs, strict=False)]
+        if merged == states:
+            return alternatives
+        states = merged
+        outputs = run_iteration()
+        alternatives = [
+            combine_alternatives(pair) for pair in zip(alternatives, outputs, strict=True)
+        ]
+    reason = f"{node.location.op_type} has states that change places too often"
+    return [build_uncertain_origin([origin], reason, node.location) for origin in alternatives]
 
 
 _CONTROL_FLOW_OPS: Mapping[str, Callable[[_SubgraphNode], list[Origin] | None]] = {

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import onnx
 import onnx.parser
-import onnx_graphsurgeon
 import pytest
 from onnx import ModelProto
 
@@ -224,15 +223,6 @@ def test_buffers_that_are_stacked_and_taken_apart_again_are_not_called_wrong() -
 )
 def test_a_custom_operator_beside_the_way_leaves_no_doubt(nodes: str, expected: str) -> None:
     assert flows(f"{nodes} {SOUND_V}")[0] == expected
-
-
-def test_what_onnx_graphsurgeon_cannot_read_is_untraced(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: ModelProto) -> None:
-        raise KeyError("quaternion")
-
-    monkeypatch.setattr(onnx_graphsurgeon, "import_onnx", fail)
-    why = "untraced: onnx-graphsurgeon cannot read it: 'quaternion'"
-    assert flows(f"k_out = Neg(k) {SOUND_V}") == [why, why]
 
 
 @pytest.mark.parametrize(

@@ -116,8 +116,3 @@ def test_calls_in_subgraphs_count() -> None:
 def test_a_circle_of_functions_comes_to_an_end() -> None:
     one, two = (function(f"{a} (p) => (q)", f"q = local.{b}(p)") for a, b in ("fg", "gf"))
     assert ordered("y = local.f(x)", one, two) == ["g", "f"]
-
-
-def test_onnx_graphsurgeon_is_kept_quiet(capsys: pytest.CaptureFixture[str]) -> None:
-    assert made(main("y = Neg(x)"), "y") == ["y"]
-    assert capsys.readouterr() == ("", "")

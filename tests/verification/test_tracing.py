@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import onnx
@@ -7,22 +8,33 @@ import onnx.parser
 import pytest
 from onnx import ModelProto
 
+from onnxkvrename.verification import tracing
 from onnxkvrename.verification.provenance import Origin, build_source_origin
-from onnxkvrename.verification.tracing import trace_origins
+from onnxkvrename.verification.tracing import trace_dependencies, trace_origins
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
 
 
-def traced(nodes: str, *, deep: bool = True) -> Origin:
-    """The origin of ``y`` in a graph of these nodes with the sources ``a`` and ``b``."""
-    model = onnx.parser.parse_model(
+def parse_model(nodes: str) -> ModelProto:
+    """A graph of these nodes, in ONNX text."""
+    return onnx.parser.parse_model(
         f"""<ir_version: 10, opset_import: ["": 18]>
         main (float[n] a, float[n] b, float[n] x, bool c, int64 m) => (float[n] y)
         {{ {nodes} }}"""
     )
-    (found,) = trace_origins(model, ["a", "b"], ["y"], deep=deep)
-    return found
+
+
+def trace_paths(nodes: str) -> Origin:
+    """The origin of ``y`` with the sources ``a`` and ``b``."""
+    (origin,) = trace_origins(parse_model(nodes), ["a", "b"], ["y"])
+    return origin
+
+
+def traced(nodes: str) -> Origin:
+    """The same origin, with everything that ``y`` depends on."""
+    (bits,) = trace_dependencies(parse_model(nodes), ["a", "b"], ["y"])
+    return Origin(trace_paths(nodes).outcomes, bits)
 
 
 def test_a_source_is_carried_and_touched() -> None:
@@ -31,7 +43,7 @@ def test_a_source_is_carried_and_touched() -> None:
 
 def test_what_is_mixed_is_touched_and_only_deep_down() -> None:
     assert traced("z = Neg(a) y = MatMul(z, x)") == Origin((), 0b01)
-    assert traced("z = Neg(a) y = MatMul(z, x)", deep=False) == Origin()
+    assert trace_paths("z = Neg(a) y = MatMul(z, x)") == Origin()
 
 
 def test_an_index_and_a_condition_are_touched_but_a_shape_is_not() -> None:
@@ -52,14 +64,35 @@ def test_a_value_that_nothing_makes_comes_from_nowhere() -> None:
 FILES = [*FIXTURES.rglob("*.onnx"), *EXPORTS.rglob("*.onnx")]
 
 
+def follow_all_operands(domain: str, op_type: str, operand_count: int) -> range:
+    return range(operand_count)
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: "-".join(path.parts[-3:]))
-def test_deep_or_not_the_ways_are_the_same(path: Path) -> None:
+def test_operands_that_are_not_followed_lead_to_no_path(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model: ModelProto = onnx.load(path, load_external_data=False)
     sources = [value.name for value in model.graph.input]
     outputs = [value.name for value in model.graph.output]
-    shallow, deep = (trace_origins(model, sources, outputs, deep=deep) for deep in (False, True))
-    assert [origin.outcomes for origin in shallow] == [origin.outcomes for origin in deep]
+    partial = trace_origins(model, sources, outputs)
+    dependencies = trace_dependencies(model, sources, outputs)
+    monkeypatch.setattr(tracing, "find_carried_operands", follow_all_operands)
+    full = trace_origins(model, sources, outputs)
+    assert [origin.outcomes for origin in partial] == [origin.outcomes for origin in full]
+    assert tuple(origin.dependency_bits for origin in full) == dependencies
     assert all(
-        one.dependency_bits & ~other.dependency_bits == 0
-        for one, other in zip(shallow, deep, strict=True)
+        origin.dependency_bits & ~bits == 0
+        for origin, bits in zip(partial, dependencies, strict=True)
     )
+
+
+def test_garbage_collection_is_on_again_after_a_trace() -> None:
+    trace_paths("y = Neg(a)")
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        trace_paths("y = Neg(a)")
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
