@@ -1,14 +1,13 @@
-"""Is a model sound ONNX, by onnx's own checker?
+"""Check a model by onnx's own checker.
 
-The checker wants the data of every tensor to be there and to fit its dims. Of a
-model without weights it is shown a copy in which each of these tensors has one
-element, and is otherwise what it was; whether the data fit is reckoned here,
-from the sizes that :mod:`onnxkvrename.weightless` noted.
+The checker requires that the data of every tensor are there and fit its dims. It is
+given a copy of the model in which each tensor without data has one element; whether
+the removed data fit is computed here, from the sizes that
+:mod:`onnxkvrename.verification.strip_weights` recorded.
 
-Not judged here: where external data lie (that is
-:mod:`onnxkvrename.externaldata`), and the indices of large sparse tensors.
-Shape inference (``full_check``) is left out: a model of a few kilobytes can
-keep it busy for ever.
+Not checked here: where external data are (:mod:`onnxkvrename.model.external_data`
+does), and the indices of large sparse tensors. Shape inference (`full_check`) is
+left out: a model of a few kilobytes can keep it busy forever.
 """
 
 from __future__ import annotations
@@ -17,87 +16,89 @@ from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
 from onnx.checker import ValidationError, check_model, check_tensor
 
 from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.verification.strip_weights import RemovedData, list_removed_data
 
 _PROBE_ELEMENTS = 24
-"""Elements of a tensor that fill whole bytes, whatever their type."""
+"""A number of elements that fills whole bytes, whatever their type."""
 _BYTES_PER_ENTRY = {"float_data": 4, "double_data": 8}
-"""Bytes of an entry; of a packed varint there is at least one, and one counts for each string."""
+"""Bytes of an entry, if not 1: a varint has at least one byte, and strings are counted."""
 
 
 def check_onnx_validity(model: ModelProto) -> Iterator[Finding]:
-    """KV115 if onnx's checker refuses the model, with what it says; nothing otherwise.
+    """Yield KV115, with the checker's reason, if onnx's checker refuses the model.
 
-    ``model`` comes from :func:`onnxkvrename.weightless.read`, and stays as it is.
+    Args:
+        model: A model from `read_model_without_weights`; it is not changed.
     """
-    shown = ModelProto()
-    shown.CopyFrom(model)
-    short = [
-        fault for tensor in _list_tensors(shown) if (fault := _shrink_tensor(tensor)) is not None
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    size_faults = [
+        fault for tensor in _list_tensors(copy) if (fault := _shrink_tensor(tensor)) is not None
     ]
     try:
-        check_model(shown, full_check=False)
+        check_model(copy, full_check=False)
     except (ValidationError, ValueError, RuntimeError) as error:
-        said = " ".join(str(error).split())
-        if short and "too small" in said:
-            said = short[0]
+        reason = " ".join(str(error).split())
+        if size_faults and "too small" in reason:
+            reason = size_faults[0]
         yield build_finding(
-            "KV115", "", f"is refused by onnx's checker: {said}", "export the model again"
+            "KV115", "", f"is refused by onnx's checker: {reason}", "export the model again"
         )
 
 
 def _list_tensors(model: ModelProto) -> Iterator[TensorProto]:
-    """Every tensor of a model; a large sparse one is first made small."""
+    """Yield every dense tensor of a model; then shrink the sparse ones."""
     graphs: list[GraphProto] = [model.graph]
     for training in model.training_info:
         graphs += [training.initialization, training.algorithm]
     nodes: list[NodeProto] = [node for function in model.functions for node in function.node]
     attributes = [item for function in model.functions for item in function.attribute_proto]
-    sparse: list[SparseTensorProto] = []
+    sparse_tensors: list[SparseTensorProto] = []
     while graphs or nodes or attributes:
         for graph in graphs:
             yield from graph.initializer
-            sparse += graph.sparse_initializer
+            sparse_tensors += graph.sparse_initializer
             nodes += graph.node
-        attributes += [attribute for node in nodes for attribute in node.attribute]
-        graphs, nodes, found = [], [], attributes
-        attributes = []
-        for attribute in found:
-            yield from _list_attribute_tensors(attribute)
-            sparse += attribute.sparse_tensors
-            sparse += [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
+        for node in nodes:
+            attributes += node.attribute
+        graphs, nodes, visited, attributes = [], [], attributes, []
+        for attribute in visited:
+            yield from attribute.tensors
+            if attribute.HasField("t"):
+                yield attribute.t
+            sparse_tensors += attribute.sparse_tensors
+            if attribute.HasField("sparse_tensor"):
+                sparse_tensors.append(attribute.sparse_tensor)
             graphs += attribute.graphs
-            graphs += [attribute.g] if attribute.HasField("g") else []
-    for item in sparse:
-        _shrink_sparse(item)
-
-
-def _list_attribute_tensors(attribute: AttributeProto) -> Iterator[TensorProto]:
-    yield from attribute.tensors
-    if attribute.HasField("t"):
-        yield attribute.t
+            if attribute.HasField("g"):
+                graphs.append(attribute.g)
+    for sparse_tensor in sparse_tensors:
+        _shrink_sparse_tensor(sparse_tensor)
 
 
 def _shrink_tensor(tensor: TensorProto) -> str | None:
-    """Give a tensor whose data are elsewhere one element; or what is wrong with their size."""
-    gone = list_removed_data(tensor)
+    """Reduce a tensor without data to one element; return the fault if its data do not fit."""
+    removed_data = list_removed_data(tensor)
     if _is_external(tensor):
-        located = any(entry.key == "location" and entry.value for entry in tensor.external_data)
-        if located and not gone and not _has_data(tensor):
+        has_location = any(
+            entry.key == "location" and entry.value for entry in tensor.external_data
+        )
+        if has_location and not removed_data and not _has_data(tensor):
             _replace_with_zeros(tensor)
         return None
     dims = list(tensor.dims)
-    if not gone or min(dims, default=1) <= 0 or prod(dims) >= 1 << 63:
+    element_count = prod(dims)
+    if not removed_data or min(dims, default=1) <= 0 or element_count >= 1 << 63:
         return None
-    for part in gone:
-        if not _has_enough_data(tensor.data_type, part, prod(dims)):
-            unit = "strings" if part.field == "string_data" else "bytes"
-            held = f"{part.size:,} {unit} of {part.field}"
-            return f"{tensor.name} has {held}, too few for its dims {dims}"
+    for removed in removed_data:
+        if not _has_enough_data(tensor.data_type, removed, element_count):
+            unit = "strings" if removed.field == "string_data" else "bytes"
+            data = f"{removed.size:,} {unit} of {removed.field}"
+            return f"{tensor.name} has {data}, too few for its dims {dims}"
     tensor.dims[:] = [1]
     return None
 
@@ -112,7 +113,7 @@ def _has_data(tensor: TensorProto) -> bool:
 
 
 def _replace_with_zeros(tensor: TensorProto) -> None:
-    """Put one element of zeros in the place of external data."""
+    """Replace external data by one element of zeros."""
     tensor.ClearField("data_location")
     tensor.ClearField("external_data")
     tensor.dims[:] = [1]
@@ -122,32 +123,35 @@ def _replace_with_zeros(tensor: TensorProto) -> None:
         tensor.raw_data = bytes(16)
 
 
-def _has_enough_data(dtype: int, part: RemovedData, elements: int) -> bool:
-    """Whether that much data is enough, as far as its size can tell."""
-    least = _find_minimum_entries(dtype, part.field)
-    return least is None or part.size // _BYTES_PER_ENTRY.get(part.field, 1) >= -(
-        -elements * least // _PROBE_ELEMENTS
-    )
+def _has_enough_data(dtype: int, removed: RemovedData, element_count: int) -> bool:
+    """Tell if the removed data can be enough for so many elements, judged by their size."""
+    probe_entries = _find_minimum_entries(dtype, removed.field)
+    if probe_entries is None:
+        return True
+    needed_entries = -(-element_count * probe_entries // _PROBE_ELEMENTS)
+    return removed.size // _BYTES_PER_ENTRY.get(removed.field, 1) >= needed_entries
 
 
 @lru_cache
 def _find_minimum_entries(dtype: int, field: str) -> int | None:
-    """Entries that onnx's checker asks of 24 elements; ``None`` if no number of them will do."""
-    low, high = 1, 17 * _PROBE_ELEMENTS
+    """Return how many entries onnx's checker requires for the probe; `None` if none suffice."""
+    limit = 17 * _PROBE_ELEMENTS
+    low, high = 1, limit
     while low < high:
         middle = (low + high) // 2
-        low, high = (
-            (low, middle) if _is_accepted_by_checker(dtype, field, middle) else (middle + 1, high)
-        )
-    return low if low < 17 * _PROBE_ELEMENTS else None
+        if _is_accepted_by_checker(dtype, field, middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low if low < limit else None
 
 
-def _is_accepted_by_checker(dtype: int, field: str, count: int) -> bool:
+def _is_accepted_by_checker(dtype: int, field: str, entry_count: int) -> bool:
     tensor = TensorProto(name="probe", data_type=dtype, dims=[_PROBE_ELEMENTS])
     if field == "raw_data":
-        tensor.raw_data = bytes(count)
+        tensor.raw_data = bytes(entry_count)
     else:
-        getattr(tensor, field).extend([b"" if field == "string_data" else 0] * count)
+        getattr(tensor, field).extend([b"" if field == "string_data" else 0] * entry_count)
     try:
         check_tensor(tensor)
     except ValidationError:
@@ -155,13 +159,13 @@ def _is_accepted_by_checker(dtype: int, field: str, count: int) -> bool:
     return True
 
 
-def _shrink_sparse(sparse: SparseTensorProto) -> None:
-    """Leave one element of a sparse tensor whose values or indices are not at hand."""
-    parts = (sparse.values, sparse.indices)
+def _shrink_sparse_tensor(sparse_tensor: SparseTensorProto) -> None:
+    """Leave one element of a sparse tensor whose values or indices are not available."""
+    parts = (sparse_tensor.values, sparse_tensor.indices)
     if any(list_removed_data(part) or _is_external(part) for part in parts):
         for part in parts:
             name, dtype = part.name, part.data_type
             part.Clear()
             part.CopyFrom(TensorProto(name=name, data_type=dtype))
             _replace_with_zeros(part)
-        sparse.dims[:] = [1]
+        sparse_tensor.dims[:] = [1]

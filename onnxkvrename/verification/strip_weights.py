@@ -1,8 +1,9 @@
-"""A model in memory without its weights.
+"""Read a model into memory without its weights.
 
-What holds the data of a large tensor is cut out on the wire, before anything is
-parsed, and its bytes are never read: a few megabytes do for a model of two
-gigabytes. Field numbers are those of onnx.proto (ONNX IR version 13).
+The data of large tensors are cut out on the wire, before anything is parsed, and
+their bytes are never read: a few megabytes do for a model of two gigabytes. Field
+numbers are those of onnx.proto (ONNX IR version 13,
+https://github.com/onnx/onnx/blob/main/onnx/onnx.proto).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from onnxkvrename.model.protobuf import (
 )
 
 MAX_KEPT_BYTES = 1 << 10
-"""Bytes up to which a tensor or an attribute keeps its data: shapes, axes, small constants."""
+"""Tensors and attributes up to this size keep their data: shapes, axes, small constants."""
 _CHUNK_SIZE = 1 << 20
 _REMOVED_DATA_KEY = b"onnxkvrename.taken"
 _DATA_FIELDS = {
@@ -34,11 +35,11 @@ _DATA_FIELDS = {
     6: "string_data",
     7: "int64_data",
     9: "raw_data",
-} | {
     10: "double_data",
     11: "uint64_data",
 }
-_PLACEHOLDERS = {
+"""The fields of a tensor that hold data."""
+_DATA_PLACEHOLDERS = {
     4: bytes(8),
     5: bytes(2),
     6: b"",
@@ -47,8 +48,8 @@ _PLACEHOLDERS = {
     10: bytes(16),
     11: b"\0",
 }
-"""For each field one element's worth of zeros, two where a complex number takes two."""
-_STRINGS, _RAW, _METADATA = 6, 9, 16
+"""For each of these fields zeros for one element, or for both parts of a complex number."""
+_STRING_DATA, _RAW_DATA, _METADATA_PROPS = 6, 9, 16
 
 _LARGE_FIELDS = {
     "model": {7: "graph", 20: "training", 25: "function"},
@@ -66,15 +67,17 @@ _LARGE_FIELDS = {
         11: "graph",
     },
 }
-"""For each message the fields that may hold much, and what each of them is."""
+"""For each kind of message the fields that may be large, and the kind of each."""
 _ATTRIBUTE_PLACEHOLDERS = {4: b"", 7: bytes(4), 8: bytes(1), 9: b""}
-"""The fields of an attribute with values of its own, and what stands for many of them."""
+"""The fields of an attribute that hold values of its own, with one value for many."""
 
 
 class RemovedData(NamedTuple):
-    """What was cut out of a tensor: from which field, and how much of it.
+    """Data that were cut out of a tensor.
 
-    ``size`` is in bytes, of ``string_data`` the number of strings.
+    Attributes:
+        field: The name of the field that held them.
+        size: Their size in bytes; for `string_data` the number of strings.
     """
 
     field: str
@@ -82,57 +85,65 @@ class RemovedData(NamedTuple):
 
 
 def read_model_without_weights(source: ByteSource) -> ModelProto:
-    """The model with everything in it but the data of large tensors.
+    """Read everything of a model but the data of large tensors.
 
-    A tensor whose data are gone keeps name, dtype and dims; in its field stand
-    zeros for one element, and :func:`taken` tells what was there. Large values
-    of attributes are shortened likewise. Raises :class:`ModelError` for what
-    onnx cannot parse.
+    A tensor without its data keeps name, dtype and dims; its field holds zeros for
+    one element, and `list_removed_data` returns what was there. Large values of
+    attributes are shortened in the same way.
+
+    Args:
+        source: The bytes of the model.
+
+    Returns:
+        The parsed model.
+
+    Raises:
+        ModelError: onnx cannot parse it.
     """
-    parts = []
+    chunks = []
     for piece in splice_payloads(source, _find_edits(source)):
         if isinstance(piece, Span):
-            ends = piece.offset + piece.size
-            for offset in range(piece.offset, ends, _CHUNK_SIZE):
-                parts.append(source.read(offset, min(_CHUNK_SIZE, ends - offset)))
+            end = piece.offset + piece.size
+            for offset in range(piece.offset, end, _CHUNK_SIZE):
+                chunks.append(source.read(offset, min(_CHUNK_SIZE, end - offset)))
         else:
-            parts.append(piece)
+            chunks.append(piece)
     model = ModelProto()
     try:
-        model.ParseFromString(b"".join(parts))
+        model.ParseFromString(b"".join(chunks))
     except DecodeError as error:
         raise source.build_error(f"cannot be parsed by onnx: {error}") from None
     return model
 
 
 def list_removed_data(tensor: TensorProto) -> tuple[RemovedData, ...]:
-    """What :func:`read` cut out of a tensor; nothing where the data are still there."""
+    """Return what `read_model_without_weights` cut out of a tensor; empty if nothing."""
     marks = [
         entry.value for entry in tensor.metadata_props if entry.key == _REMOVED_DATA_KEY.decode()
     ]
-    found = re.findall("([a-z0-9_]+_data):([0-9]+)", marks[-1]) if marks else ()
-    return tuple(RemovedData(field, int(size)) for field, size in found)
+    fields = re.findall("([a-z0-9_]+_data):([0-9]+)", marks[-1]) if marks else ()
+    return tuple(RemovedData(field, int(size)) for field, size in fields)
 
 
 def _find_edits(source: ByteSource) -> Iterator[tuple[Record, bytes]]:
-    """What to cut out; only messages that are large themselves are looked into."""
-    open_messages = [(source.root, "model")]
-    while open_messages:
-        message, kind = open_messages.pop()
-        inside = [
+    """Yield the messages to replace; only messages that are large themselves are visited."""
+    pending = [(source.root, "model")]
+    while pending:
+        message, kind = pending.pop()
+        large_fields = [
             (record, _LARGE_FIELDS[kind][record.number])
             for record in read_fields(source, message)
             if record.number in _LARGE_FIELDS[kind] and _is_large(record)
         ]
-        if kind == "attribute" and not inside:
-            inside = [(message, "values")]
-        for record, held in inside:
-            if held in _STRIP_FUNCTIONS:
-                payload = _STRIP_FUNCTIONS[held](source, record)
-                if payload is not None:
-                    yield record, payload
-            else:
-                open_messages.append((record, held))
+        if kind == "attribute" and not large_fields:
+            payload = _strip_values(source, message)
+            if payload is not None:
+                yield message, payload
+        for record, field_kind in large_fields:
+            if field_kind != "tensor":
+                pending.append((record, field_kind))
+            elif (payload := _strip_data(source, record)) is not None:
+                yield record, payload
 
 
 def _is_large(record: Record) -> bool:
@@ -140,44 +151,47 @@ def _is_large(record: Record) -> bool:
 
 
 def _strip_values(source: ByteSource, attribute: Record) -> bytes | None:
-    """An attribute's message with one value for many; ``None`` if it has few."""
-    kept, found, weight = [], set(), 0
+    """Return an attribute's message with one value for many; `None` if it has few."""
+    kept, value_fields, value_size = [], set(), 0
     for record in read_fields(source, attribute):
         if record.number in _ATTRIBUTE_PLACEHOLDERS:
-            found.add(record.number)
-            weight += record.end - record.start
+            value_fields.add(record.number)
+            value_size += record.end - record.start
         else:
             kept.append(_read_field(source, record))
-    standins = [_encode_field(number, _ATTRIBUTE_PLACEHOLDERS[number]) for number in sorted(found)]
-    return b"".join([*kept, *standins]) if weight > MAX_KEPT_BYTES else None
+    if value_size <= MAX_KEPT_BYTES:
+        return None
+    placeholders = [
+        _encode_field(number, _ATTRIBUTE_PLACEHOLDERS[number]) for number in sorted(value_fields)
+    ]
+    return b"".join([*kept, *placeholders])
 
 
 def _strip_data(source: ByteSource, tensor: Record) -> bytes | None:
-    """A tensor's message without its data, marked; ``None`` if it holds little of them."""
-    kept, sizes, weight = [], dict.fromkeys(_DATA_FIELDS, 0), 0
+    """Return a tensor's message without its data, and marked; `None` if it holds little data."""
+    kept, sizes, data_size = [], dict.fromkeys(_DATA_FIELDS, 0), 0
     for record in read_fields(source, tensor):
         number, size = record.number, record.end - record.start
         if number not in _DATA_FIELDS:
             kept.append(_read_field(source, record))
+            continue
+        data_size += size
+        if number == _RAW_DATA:
+            # The last one counts, as for every singular field.
+            sizes[number] = size
         else:
-            weight += size
-            # Of raw_data the last one counts, as of every singular field.
-            before = 0 if number == _RAW else sizes[number]
-            sizes[number] = before + (1 if number == _STRINGS else size)
-    if weight <= MAX_KEPT_BYTES:
+            sizes[number] += 1 if number == _STRING_DATA else size
+    if data_size <= MAX_KEPT_BYTES:
         return None
-    gone = {number: size for number, size in sizes.items() if size}
-    mark = " ".join(f"{_DATA_FIELDS[number]}:{size}" for number, size in gone.items()).encode()
-    entry = _encode_field(1, _REMOVED_DATA_KEY) + _encode_field(2, mark)
-    standins = [_encode_field(number, _PLACEHOLDERS[number]) for number in gone]
-    return b"".join([*kept, *standins, _encode_field(_METADATA, entry)])
-
-
-_STRIP_FUNCTIONS = {"tensor": _strip_data, "values": _strip_values}
+    removed = {number: size for number, size in sizes.items() if size}
+    mark = " ".join(f"{_DATA_FIELDS[number]}:{size}" for number, size in removed.items())
+    entry = _encode_field(1, _REMOVED_DATA_KEY) + _encode_field(2, mark.encode())
+    placeholders = [_encode_field(number, _DATA_PLACEHOLDERS[number]) for number in removed]
+    return b"".join([*kept, *placeholders, _encode_field(_METADATA_PROPS, entry)])
 
 
 def _read_field(source: ByteSource, record: Record) -> bytes:
-    """A field as it stands, behind its tag."""
+    """Return a field as it is in the source, with its tag."""
     tag = encode_varint(record.number << 3 | record.wire_type)
     return tag + source.read(record.length_start, record.end - record.length_start)
 
