@@ -1,4 +1,4 @@
-"""A model in onnxruntime: loaded, fed and run, and its refusals in one line."""
+"""Load a model in onnxruntime, feed and run it, and report its refusals in one line."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from onnxkvrename.errors import KvRenameError, ModelError
 
 MAX_FEED_BYTES = 1 << 30
-"""Bytes that the feeds of one step may take."""
+"""The most bytes that the feeds of one step may take."""
 
 ValueKey = tuple[str, ...]
-"""What an input or output is called whatever token it carries: a pair's side by its scope, buffer
-and layer, anything else by its name."""
+"""Identifies an input or output whatever token its name has: scope, buffer and layer of a pair,
+else the name."""
 
 _THREAD_COUNT = 2
 _FATAL_LOG_LEVEL = 4
@@ -29,10 +29,15 @@ _DEFAULT_DIM_SIZE = 4
 
 
 class _FeedType(NamedTuple):
-    """How to feed a dtype: by bits drawn from ``low`` up to, but not including, ``high``.
+    """How to feed a dtype with random bits.
 
-    ``bits`` is the numpy type they are drawn as, ``view`` the one they then
-    stand for, if there is one; if not, ``number`` is ONNX's for the dtype.
+    Attributes:
+        bits_dtype: The numpy dtype in which the bits are drawn.
+        low: The lowest value that is drawn.
+        high: The end of the range, not drawn itself.
+        view_dtype: The numpy dtype that the bits are then viewed as; empty if it is
+            `bits_dtype`, or numpy has none.
+        onnx_type: ONNX's number of a dtype that numpy does not have, else 0.
     """
 
     bits_dtype: str
@@ -43,11 +48,11 @@ class _FeedType(NamedTuple):
 
     @property
     def element_size(self) -> int:
-        """Bytes of an element."""
+        """The size of an element in bytes."""
         return 1 if self.bits_dtype == "bool" else int(self.bits_dtype.lstrip("uint")) // 8
 
 
-# Floats lie between 0 and 1, mostly from 1/8: fit for a cache, a temperature, a probability.
+# Floats are below 1 and mostly from 1/8 on: fit for a cache, a temperature, a probability.
 _FEED_TYPES = {
     "tensor(bool)": _FeedType("bool", 0, 2),
     **{f"tensor({name})": _FeedType(name) for name in ("int8", "int16", "int32", "int64")},
@@ -64,7 +69,13 @@ _FEED_TYPES = {
 
 
 class OutputResult(NamedTuple):
-    """What an output was: two are equal if every bit of them is, NaNs included."""
+    """The result of an output; two are equal if every bit is, NaNs included.
+
+    Attributes:
+        dtype: The dtype as onnxruntime writes it, such as `tensor(float16)`.
+        shape: The sizes of its dimensions.
+        digest: The SHA-256 of its bytes.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -72,7 +83,14 @@ class OutputResult(NamedTuple):
 
 
 class SessionValue(NamedTuple):
-    """An input or output, its dtype in onnxruntime's words, symbols replaced by sizes."""
+    """An input or output of a loaded model.
+
+    Attributes:
+        name: Its name.
+        key: Its identity, whatever token the name has.
+        dtype: The dtype as onnxruntime writes it, such as `tensor(float16)`.
+        shape: The sizes of its dimensions, symbols replaced by sizes.
+    """
 
     name: str
     key: ValueKey
@@ -81,16 +99,22 @@ class SessionValue(NamedTuple):
 
     @property
     def byte_size(self) -> int:
-        """In bytes; 0 for what cannot be fed."""
-        return (
-            math.prod(self.shape) * _FEED_TYPES[self.dtype].element_size
-            if self.dtype in _FEED_TYPES
-            else 0
-        )
+        """The size in bytes; 0 for a dtype that cannot be fed."""
+        feed_type = _FEED_TYPES.get(self.dtype)
+        return 0 if feed_type is None else math.prod(self.shape) * feed_type.element_size
 
 
 class OrtSession(NamedTuple):
-    """A model that onnxruntime has loaded; ``dims`` are the sizes of the inputs' symbols."""
+    """A model that onnxruntime has loaded.
+
+    Attributes:
+        ort: The module `onnxruntime`.
+        inference_session: Its session.
+        path: The file of the model.
+        dims: The sizes of the symbols in the shapes of the inputs.
+        inputs: The inputs in the order of the graph.
+        outputs: The outputs in the order of the graph.
+    """
 
     ort: Any
     inference_session: Any
@@ -101,10 +125,17 @@ class OrtSession(NamedTuple):
 
 
 def load_session(path: Path, keys: Mapping[str, ValueKey], dims: Mapping[str, int]) -> OrtSession:
-    """Load a model, with ``dims`` for its symbols, and guesses where they say nothing.
+    """Load a model with onnxruntime.
 
-    Raises :class:`ModelError` where onnxruntime refuses it, where it cannot be
-    fed, or not within ``LIMIT``; :class:`KvRenameError` without onnxruntime.
+    Args:
+        path: The model.
+        keys: Keys for some of its inputs and outputs, by name.
+        dims: Sizes for symbolic dimensions; others are guessed.
+
+    Raises:
+        ModelError: onnxruntime refuses the model, it cannot be fed, or its feeds
+            take more than `MAX_FEED_BYTES`.
+        KvRenameError: onnxruntime or numpy is not installed.
     """
     ort = _import_module("onnxruntime")
     _import_module("numpy")
@@ -114,73 +145,111 @@ def load_session(path: Path, keys: Mapping[str, ValueKey], dims: Mapping[str, in
     options.intra_op_num_threads = _THREAD_COUNT
     options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = False
-    # An optimiser may go by names, and round differently when they change.
+    # An optimizer may sort by names, and round differently when they change.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        values = (*session.get_inputs(), *session.get_outputs())
-        ends = tuple(SessionValue(value.name, (), value.type, value.shape) for value in values)
+        # Reading a name that is not UTF-8 fails, too.
+        inputs, outputs = (
+            [SessionValue(arg.name, (), arg.type, arg.shape) for arg in node_args]
+            for node_args in (session.get_inputs(), session.get_outputs())
+        )
     except Exception as error:  # onnxruntime's own have no common base
-        said = f"onnxruntime cannot load it as it is: {_summarize_error(str(error))}"
-        raise ModelError(said, path=str(path)) from None
-    count = len(session.get_inputs())
-    sizes = _resolve_dim_sizes([end.shape for end in ends[:count]], dims)
-    sized = tuple(_resolve_value(end, keys, sizes) for end in ends)
-    loaded = OrtSession(ort, session, path, sizes, sized[:count], sized[count:])
+        reason = _summarize_error(str(error))
+        message = f"onnxruntime cannot load it as it is: {reason}"
+        raise ModelError(message, path=str(path)) from None
+    sizes = _resolve_dim_sizes([value.shape for value in inputs], dims)
+    loaded = OrtSession(
+        ort,
+        session,
+        path,
+        sizes,
+        tuple(_resolve_value(value, keys, sizes) for value in inputs),
+        tuple(_resolve_value(value, keys, sizes) for value in outputs),
+    )
     _check_session(loaded)
     return loaded
 
 
-def build_feed(loaded: OrtSession, into: SessionValue, step: int, *, seed: int, slots: int) -> Any:
-    """A value for an input at a step; it follows from these and the key alone.
+def build_feed(
+    session: OrtSession, value: SessionValue, step: int, *, seed: int, cache_length: int
+) -> Any:
+    """Build the value of an input at a step.
 
-    ``slots`` is the length of the cache, for the positions. Indices that must lie
-    within another input are told by name, as they are in QEfficient's exports.
+    It follows from the seed, the step and the input's key, not from its name.
+    Indices that must lie within another input are known by their names in
+    QEfficient's exports.
+
+    Args:
+        session: The loaded model.
+        value: One of its inputs.
+        step: The number of the step, from 0.
+        seed: Varies what is drawn.
+        cache_length: The number of positions that the cache holds.
+
+    Returns:
+        An `OrtValue` in the memory of a numpy array. Outputs may share this memory:
+        keep the value as long as them.
     """
     numpy = _import_module("numpy")
-    kind, last = _FEED_TYPES[into.dtype], into.name.rpartition("/")[2]
-    if last == "position_ids" and into.shape:
-        array = numpy.broadcast_to(_build_positions(into.shape[-1], step, slots), into.shape)
-    elif last == "batch_index":
-        array = numpy.arange(math.prod(into.shape)).reshape(into.shape)
-    elif last == "image_idx":
-        array = numpy.zeros(into.shape)
+    feed_type, base_name = _FEED_TYPES[value.dtype], value.name.rpartition("/")[2]
+    if base_name == "position_ids" and value.shape:
+        positions = _build_positions(value.shape[-1], step, cache_length)
+        array = numpy.broadcast_to(positions, value.shape)
+    elif base_name == "batch_index":
+        array = numpy.arange(math.prod(value.shape)).reshape(value.shape)
+    elif base_name == "image_idx":
+        array = numpy.zeros(value.shape)
     else:
-        told = repr((seed, step, into.key)).encode("utf-8", "surrogateescape")
-        random = numpy.random.default_rng(list(hashlib.sha256(told).digest()))
-        bits = random.integers(kind.low, kind.high, into.shape, dtype=kind.bits_dtype)
-        if kind.onnx_type:
-            return loaded.ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, kind.onnx_type)
-        array = bits.view(kind.view_dtype or kind.bits_dtype)
-    array = numpy.array(array, dtype=kind.view_dtype or kind.bits_dtype, order="C")
-    return loaded.ort.OrtValue.ortvalue_from_numpy(array)
+        entropy = repr((seed, step, value.key)).encode("utf-8", "surrogateescape")
+        random = numpy.random.default_rng(list(hashlib.sha256(entropy).digest()))
+        bits = random.integers(
+            feed_type.low, feed_type.high, value.shape, dtype=feed_type.bits_dtype
+        )
+        if feed_type.onnx_type:
+            return session.ort.OrtValue.ortvalue_from_numpy_with_onnx_type(
+                bits, feed_type.onnx_type
+            )
+        array = bits.view(feed_type.view_dtype or feed_type.bits_dtype)
+    array = numpy.array(array, dtype=feed_type.view_dtype or feed_type.bits_dtype, order="C")
+    return session.ort.OrtValue.ortvalue_from_numpy(array)
 
 
-def run_step(loaded: OrtSession, feeds: Mapping[str, Any], step: int) -> dict[str, Any]:
-    """The outputs of one step, by name.
+def run_step(session: OrtSession, feeds: Mapping[str, Any], step: int) -> dict[str, Any]:
+    """Run one step and return its outputs by name.
 
-    Raises :class:`ModelError` where onnxruntime cannot run the model.
+    Args:
+        session: The loaded model.
+        feeds: An `OrtValue` for each input, by name.
+        step: The number of the step, from 0, for the message of an error.
+
+    Raises:
+        ModelError: onnxruntime cannot run the model.
     """
-    options = loaded.ort.RunOptions()
+    options = session.ort.RunOptions()
     options.log_severity_level = _FATAL_LOG_LEVEL
-    names = [end.name for end in loaded.outputs]
+    names = [value.name for value in session.outputs]
     try:
-        values = loaded.inference_session.run_with_ort_values(names, dict(feeds), options)
+        outputs = session.inference_session.run_with_ort_values(names, dict(feeds), options)
     except Exception as error:  # onnxruntime's own have no common base
+        reason = _summarize_error(str(error))
         raise ModelError(
-            f"onnxruntime cannot run it as it is: in step {step + 1}, {_summarize_error(str(error))}",
-            path=str(loaded.path),
-            hint=_suggest_sizes("other", loaded.dims),
+            f"onnxruntime cannot run it as it is: in step {step + 1}, {reason}",
+            path=str(session.path),
+            hint=_suggest_sizes("other", session.dims),
         ) from None
-    return dict(zip(names, values, strict=True))
+    return dict(zip(names, outputs, strict=True))
 
 
 def digest_value(value: Any) -> OutputResult:
-    """A digest of the bytes where they lie: numpy has no name for some of the dtypes."""
+    """Return the dtype, the shape and a digest of the bytes of an `OrtValue`.
+
+    The bytes are read in place: numpy does not have all of the dtypes.
+    """
     dtype, shape = value.data_type(), tuple(value.shape())
     size = math.prod(shape) * _FEED_TYPES[dtype].element_size
-    held = (ctypes.c_char * size).from_address(value.data_ptr()) if size else b""
-    return OutputResult(dtype, shape, hashlib.sha256(held).hexdigest())
+    data = (ctypes.c_char * size).from_address(value.data_ptr()) if size else b""
+    return OutputResult(dtype, shape, hashlib.sha256(data).hexdigest())
 
 
 def _import_module(name: str) -> Any:
@@ -193,65 +262,68 @@ def _import_module(name: str) -> Any:
 
 
 def _resolve_dim_sizes(shapes: Iterable[Sequence[Any]], dims: Mapping[str, int]) -> dict[str, int]:
-    """A size for every symbol: as given, or guessed, small enough for any machine.
+    """Return a size for every symbol: from `dims`, or a guess that is small enough for any machine.
 
-    A window as long as the context holds every position that the context has.
+    A sliding window gets the size of the context, so that it holds every position.
     """
     batch, context = dims.get("batch_size", 1), dims.get("ctx_len", 32)
-    known = (("batch", batch), ("seq", 2), ("ctx", context), ("window", context))
+    guesses = (("batch", batch), ("seq", 2), ("ctx", context), ("window", context))
     symbols = {dim for shape in shapes for dim in shape if isinstance(dim, str)}
-    guesses = {
-        symbol: next((size for part, size in known if part in symbol), _DEFAULT_DIM_SIZE)
+    return {
+        symbol: dims.get(
+            symbol, next((size for part, size in guesses if part in symbol), _DEFAULT_DIM_SIZE)
+        )
         for symbol in sorted(symbols)
     }
-    return {symbol: dims.get(symbol, guess) for symbol, guess in guesses.items()}
 
 
 def _resolve_value(
-    end: SessionValue, keys: Mapping[str, ValueKey], sizes: Mapping[str, int]
+    value: SessionValue, keys: Mapping[str, ValueKey], sizes: Mapping[str, int]
 ) -> SessionValue:
+    """Give a value its key, and sizes for the symbols in its shape."""
     shape = tuple(
-        dim if isinstance(dim, int) else sizes.get(dim, _DEFAULT_DIM_SIZE) for dim in end.shape
+        dim if isinstance(dim, int) else sizes.get(dim, _DEFAULT_DIM_SIZE) for dim in value.shape
     )
-    return SessionValue(end.name, keys.get(end.name, (end.name,)), end.dtype, shape)
+    return value._replace(key=keys.get(value.name, (value.name,)), shape=shape)
 
 
-def _check_session(loaded: OrtSession) -> None:
-    """Refuse what cannot be fed or compared, or would take too much memory."""
-    where = str(loaded.path)
-    for symbol, size in loaded.dims.items():
+def _check_session(session: OrtSession) -> None:
+    """Refuse a model that cannot be fed or compared, or that would take too much memory."""
+    path = str(session.path)
+    for symbol, size in session.dims.items():
         if size < 1:
-            raise ModelError(f"{symbol} cannot be {size}", path=where, hint="a size is 1 or more")
-    for end in (*loaded.inputs, *loaded.outputs):
-        if end.dtype not in _FEED_TYPES:
+            raise ModelError(f"{symbol} cannot be {size}", path=path, hint="a size is 1 or more")
+    for value in (*session.inputs, *session.outputs):
+        if value.dtype not in _FEED_TYPES:
             raise ModelError(
-                f"{end.name} is {end.dtype}: only tensors of numbers can be fed and compared",
-                path=where,
+                f"{value.name} is {value.dtype}: only tensors of numbers can be fed and compared",
+                path=path,
             )
-    total = sum(end.byte_size for end in loaded.inputs)
+    total = sum(value.byte_size for value in session.inputs)
     if total > MAX_FEED_BYTES:
-        largest = max(loaded.inputs, key=lambda end: end.byte_size)
+        largest = max(session.inputs, key=lambda value: value.byte_size)
         raise ModelError(
             f"a step takes {total:,} bytes of feeds, more than {MAX_FEED_BYTES:,}; "
             f"most go into {largest.name} {list(largest.shape)}",
-            path=where,
-            hint=_suggest_sizes("smaller", loaded.dims),
+            path=path,
+            hint=_suggest_sizes("smaller", session.dims),
         )
 
 
-def _suggest_sizes(which: str, dims: Mapping[str, int]) -> str | None:
-    now = ", ".join(f"{symbol}={size}" for symbol, size in dims.items())
-    return f"try {which} sizes with --dim NAME=SIZE; these were {now}" if now else None
+def _suggest_sizes(adjective: str, dims: Mapping[str, int]) -> str | None:
+    sizes = ", ".join(f"{symbol}={size}" for symbol, size in dims.items())
+    return f"try {adjective} sizes with --dim NAME=SIZE; these were {sizes}" if sizes else None
 
 
-def _build_positions(count: int, step: int, slots: int) -> list[int]:
-    """Where the tokens of a step stand: onwards from step to step, but the last one at the end.
+def _build_positions(count: int, step: int, cache_length: int) -> list[int]:
+    """Return the positions of a step's tokens: they go on from step to step, the last is the end.
 
-    So every slot of the cache counts as in use. QEfficient gives the others the
-    index INT32_MAX, which a device passes over and onnxruntime refuses.
+    So every slot of the cache counts as used. QEfficient gives unused slots the index
+    INT32_MAX, which a device skips and onnxruntime refuses.
     """
-    onwards = range(step * (count - 1), (step + 1) * (count - 1))
-    return [*(position % max(1, slots - 1) for position in onwards), slots - 1][:count]
+    consecutive = range(step * (count - 1), (step + 1) * (count - 1))
+    wrapped = [position % max(1, cache_length - 1) for position in consecutive]
+    return [*wrapped, cache_length - 1][:count]
 
 
 _NOISE_PATTERNS = (
@@ -263,7 +335,7 @@ _NOISE_PATTERNS = (
     (r"^Non-zero status code returned while running (\w+) node\. Name:'(.*?)' Status Message: "
      r"(?:.* was false\. )?", r"the \1 node \2 fails: "),
 )  # fmt: skip
-"""What there is around onnxruntime's own reason: codes, paths, C++ signatures, conditions."""
+"""Text around onnxruntime's own reason: codes, paths, C++ signatures, conditions."""
 
 _EXPLANATIONS = (
     (r"(the \w+ node .*?) fails: .*\b2147483647\b.*",
@@ -286,17 +358,19 @@ _EXPLANATIONS = (
     (r".*'utf-8' codec can't decode.*",
      r"its names are not all UTF-8, and onnxruntime has no others for Python"),
 )  # fmt: skip
-"""What some reasons mean."""
+"""Plain words for some of the reasons; the first pattern that matches decides."""
 
 
-def _summarize_error(said: str) -> str:
-    """What onnxruntime says, as a part of a line."""
-    text = " ".join(said[:_MAX_PARSED_CHARS].split())
-    for noise, instead in _NOISE_PATTERNS:
-        text = re.sub(noise, instead, text)
-    for pattern, meaning in _EXPLANATIONS:
-        match = re.fullmatch(pattern, text)
+def _summarize_error(message: str) -> str:
+    """Return onnxruntime's reason as a part of one line."""
+    reason = " ".join(message[:_MAX_PARSED_CHARS].split())
+    for noise, replacement in _NOISE_PATTERNS:
+        reason = re.sub(noise, replacement, reason)
+    for pattern, explanation in _EXPLANATIONS:
+        match = re.fullmatch(pattern, reason)
         if match is not None:
-            text = match.expand(meaning)
+            reason = match.expand(explanation)
             break
-    return text if len(text) <= _MAX_REASON_CHARS else text[: _MAX_REASON_CHARS - 1] + "…"
+    if len(reason) <= _MAX_REASON_CHARS:
+        return reason
+    return reason[: _MAX_REASON_CHARS - 1] + "…"

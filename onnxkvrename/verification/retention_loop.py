@@ -1,7 +1,7 @@
-"""The retention loop, run in onnxruntime as a device would.
+"""Run the retention loop in onnxruntime, as a device would.
 
-Random feeds, a few steps, and what a step retains is fed to the next. Two
-models that differ in nothing but names give the same results, bit by bit.
+Inputs get random values, and what a step retains is fed to the next step. Two models
+that differ in nothing but names give the same results, bit by bit.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding
@@ -32,20 +32,28 @@ _RETAINED_SUFFIXES = ("_RetainedState", "_InternalRetainedState", "_output")
 
 
 class RunnableModel(NamedTuple):
-    """A model to run, and its pairs."""
+    """A model to run.
+
+    Attributes:
+        path: The file of the model.
+        pairs: Its KV pairs.
+    """
 
     path: Path
     pairs: Sequence[KvPair]
 
 
 class RetentionRun(NamedTuple):
-    """What a model gave, step by step.
+    """The results of a model, step by step.
 
-    ``dims`` are the sizes that the inputs' symbols had. ``retained`` maps each
-    output that was fed back to its input, ``names`` an output's key to its name.
-    ``unchanged`` are the retained outputs that left every step as their inputs
-    entered the first. ``findings`` say what could not be fed back: with one of
-    them the loop ends.
+    Attributes:
+        dims: The sizes of the symbols in the shapes of the inputs.
+        retained_inputs: For each output that is fed back, the name of its input.
+        output_names: The name of each output by its key.
+        step_results: The result of each output by its key, for each step.
+        unchanged_outputs: The retained outputs that every step left as their inputs
+            entered the first.
+        findings: What could not be fed back; the loop ends at the step that has any.
     """
 
     dims: Mapping[str, int]
@@ -64,22 +72,34 @@ def check_retention(
     steps: int = DEFAULT_STEPS,
     seed: int = 0,
 ) -> tuple[RetentionRun | None, tuple[Finding, ...]]:
-    """Run a model, and hold it against one that should differ in nothing but names.
+    """Run a model, and compare it with one that should differ in nothing but names.
 
-    There is no run if the model fails where the reference does not: that is a
-    finding. Raises what :func:`run` does, for the reference or the model alone.
+    Args:
+        model: The model to check.
+        reference: The model to compare it with, if any.
+        dims: Sizes for symbolic dimensions; others are guessed.
+        steps: The number of steps.
+        seed: Varies what is fed.
+
+    Returns:
+        The run and its findings; no run, but a finding, if the model fails and the
+        reference does not.
+
+    Raises:
+        ModelError: onnxruntime cannot run the reference, or the model if there is no
+            reference.
+        KvRenameError: onnxruntime is not installed.
     """
     if reference is None:
-        alone = run_retention_loop(model, dims=dims, steps=steps, seed=seed)
-        return alone, alone.findings
+        run = run_retention_loop(model, dims=dims, steps=steps, seed=seed)
+        return run, run.findings
     expected = run_retention_loop(reference, dims=dims, steps=steps, seed=seed)
     try:
-        found = run_retention_loop(model, dims=dims, steps=steps, seed=seed)
+        run = run_retention_loop(model, dims=dims, steps=steps, seed=seed)
     except ModelError as error:
-        return None, (
-            _build_difference_finding("", f"the reference runs, this does not: {error.message}"),
-        )
-    return found, (*found.findings, *compare_runs(found, expected))
+        message = f"the reference runs, this does not: {error.message}"
+        return None, (_build_difference_finding("", message),)
+    return run, (*run.findings, *compare_runs(run, expected))
 
 
 def run_retention_loop(
@@ -89,60 +109,94 @@ def run_retention_loop(
     steps: int = DEFAULT_STEPS,
     seed: int = 0,
 ) -> RetentionRun:
-    """Run the loop on one model; ``dims`` are sizes of symbols, and others are guessed.
+    """Run the loop on one model.
 
-    Feeds follow from the seed, the step and the buffer, so they stay what they
-    are when names change. Raises :class:`ModelError` with the reason where
-    onnxruntime cannot run the model as it is, or the feeds would take more than
-    ``sessions.LIMIT``, and :class:`KvRenameError` without onnxruntime.
+    What is fed follows from the seed, the step and the buffer, so it stays the same
+    when names change.
+
+    Args:
+        model: The model to run.
+        dims: Sizes for symbolic dimensions; others are guessed.
+        steps: The number of steps.
+        seed: Varies what is fed.
+
+    Raises:
+        ModelError: onnxruntime cannot run the model as it is, or its feeds would take
+            more than `ort_session.MAX_FEED_BYTES`.
+        KvRenameError: onnxruntime is not installed.
     """
-    loaded = load_session(model.path, _build_keys(model.pairs), dims)
-    retained = _match_retained_outputs(loaded, model.pairs)
-    slots = _find_cache_length(loaded, model.pairs)
-    # What is fed is numpy's memory, and an output may be the same: hold on to it.
-    first = {end.name: _build_feed(loaded, end, 0, seed, slots) for end in loaded.inputs}
-    fed = {name: digest_value(first[into]) for name, into in retained.items()}
-    feeds, results, misfits = dict(first), list[dict[str, OutputResult]](), list[Finding]()
+    session = load_session(model.path, _build_keys(model.pairs), dims)
+    retained_inputs = _match_retained_outputs(session, model.pairs)
+    cache_length = _find_cache_length(session, model.pairs)
+    # Feeds are numpy's memory, and an output may share it: keep the first feeds alive.
+    first_feeds = {
+        value.name: build_feed(session, value, 0, seed=seed, cache_length=cache_length)
+        for value in session.inputs
+    }
+    initial_results = {
+        output: digest_value(first_feeds[input_name])
+        for output, input_name in retained_inputs.items()
+    }
+    feeds, results, findings = dict(first_feeds), list[dict[str, OutputResult]](), list[Finding]()
     for step in range(steps):
-        outputs = run_step(loaded, feeds, step)
+        outputs = run_step(session, feeds, step)
         results.append({name: digest_value(value) for name, value in outputs.items()})
-        misfits += _check_feedback(loaded, retained, results[-1])
-        if misfits:
+        findings += _check_feedback(session, retained_inputs, results[-1])
+        if findings:
             break
-        feeds = {into: outputs[name] for name, into in retained.items()}
+        feeds = {input_name: outputs[output] for output, input_name in retained_inputs.items()}
         feeds |= {
-            end.name: _build_feed(loaded, end, step + 1, seed, slots)
-            for end in loaded.inputs
-            if end.name not in feeds
+            value.name: build_feed(session, value, step + 1, seed=seed, cache_length=cache_length)
+            for value in session.inputs
+            if value.name not in feeds
         }
-    names = {end.key: end.name for end in loaded.outputs}
-    keyed = tuple({key: step[name] for key, name in names.items()} for step in results)
-    same = [name for name in retained if all(step[name] == fed[name] for step in results)]
-    return RetentionRun(loaded.dims, retained, names, keyed, tuple(same), tuple(misfits))
+    output_names = {value.key: value.name for value in session.outputs}
+    step_results = tuple(
+        {key: step[name] for key, name in output_names.items()} for step in results
+    )
+    unchanged_outputs = tuple(
+        name
+        for name, initial_result in initial_results.items()
+        if all(step[name] == initial_result for step in results)
+    )
+    return RetentionRun(
+        session.dims,
+        retained_inputs,
+        output_names,
+        step_results,
+        unchanged_outputs,
+        tuple(findings),
+    )
 
 
-def compare_runs(found: RetentionRun, expected: RetentionRun) -> Iterator[Finding]:
-    """Where a model first differs from a reference: in which step, and a buffer rather than logits.
+def compare_runs(run: RetentionRun, expected: RetentionRun) -> Iterator[Finding]:
+    """Yield KV118 where a run differs from the one of the reference.
 
-    An output that one of the two has and the other has not is named, too.
+    Outputs that only one of the two has are named; then the first step that differs,
+    by a buffer rather than by the logits.
     """
     for key, name in expected.output_names.items():
-        if key not in found.output_names:
+        if key not in run.output_names:
             yield _build_difference_finding(name, "is an output of the reference only")
-    for key, name in found.output_names.items():
+    for key, name in run.output_names.items():
         if key not in expected.output_names:
             yield _build_difference_finding(name, "is no output of the reference")
-    for number, (one, other) in enumerate(
-        zip(found.step_results, expected.step_results, strict=False), 1
+    for number, (results, expected_results) in enumerate(
+        zip(run.step_results, expected.step_results, strict=False), 1
     ):
-        wrong = [key for key in other if key in one and one[key] != other[key]]
-        if wrong:
-            wrong.sort(key=lambda key: len(key) == 1)
-            more = f" (one of {len(wrong)} outputs that differ)" if len(wrong) > 1 else ""
-            how = _describe_difference(one[wrong[0]], other[wrong[0]])
-            yield _build_difference_finding(
-                found.output_names[wrong[0]], f"in step {number} {how}{more}"
-            )
+        different = [
+            key
+            for key in expected_results
+            if key in results and results[key] != expected_results[key]
+        ]
+        if different:
+            # The key of a buffer has several parts, that of another output only its name.
+            key = next((key for key in different if len(key) != 1), different[0])
+            difference = _describe_difference(results[key], expected_results[key])
+            count = len(different)
+            more = f" (one of {count} outputs that differ)" if count > 1 else ""
+            message = f"in step {number} {difference}{more}"
+            yield _build_difference_finding(run.output_names[key], message)
             return
 
 
@@ -151,10 +205,13 @@ def _build_difference_finding(name: str, message: str) -> Finding:
     return build_finding("KV118", name, message, hint)
 
 
-def _describe_difference(one: OutputResult, other: OutputResult) -> str:
-    if (one.dtype, one.shape) == (other.dtype, other.shape):
+def _describe_difference(result: OutputResult, expected: OutputResult) -> str:
+    if (result.dtype, result.shape) == (expected.dtype, expected.shape):
         return "holds other values than with the reference"
-    return f"is {_format_dtype_and_shape(one)}, and not {_format_dtype_and_shape(other)} as with the reference"
+    return (
+        f"is {_format_dtype_and_shape(result)}, "
+        f"and not {_format_dtype_and_shape(expected)} as with the reference"
+    )
 
 
 def _format_dtype_and_shape(value: OutputResult | SessionValue) -> str:
@@ -163,53 +220,58 @@ def _format_dtype_and_shape(value: OutputResult | SessionValue) -> str:
 
 def _build_keys(pairs: Sequence[KvPair]) -> dict[str, ValueKey]:
     return {
-        end.old_name: (pair.scope, pair.buffer, str(pair.layer))
+        side.old_name: (pair.scope, pair.buffer, str(pair.layer))
         for pair in pairs
-        for end in pair.sides
+        for side in pair.sides
     }
 
 
-def _match_retained_outputs(loaded: OrtSession, pairs: Sequence[KvPair]) -> dict[str, str]:
-    """Each output that is fed back to its input: by the pairs, else by its suffix."""
-    given = {end.name: end for end in loaded.inputs}
-    into = {
+def _match_retained_outputs(session: OrtSession, pairs: Sequence[KvPair]) -> dict[str, str]:
+    """Return the input of each output that is fed back: by the pairs, else by its suffix."""
+    inputs = {value.name: value for value in session.inputs}
+    matches = {
         pair.output.old_name: pair.input.old_name for pair in pairs if pair.input and pair.output
     }
-    for end in loaded.outputs:
+    for output in session.outputs:
         for suffix in _RETAINED_SUFFIXES:
-            value = given.get(end.name.removesuffix(suffix))
-            if value is not None and end.name not in into and _can_be_pair(end, value):
-                into[end.name] = value.name
-    return {end.name: into[end.name] for end in loaded.outputs if into.get(end.name) in given}
+            candidate = inputs.get(output.name.removesuffix(suffix))
+            if candidate and output.name not in matches and _can_be_pair(candidate, output):
+                matches[output.name] = candidate.name
+    return {
+        output.name: matches[output.name]
+        for output in session.outputs
+        if matches.get(output.name) in inputs
+    }
 
 
-def _can_be_pair(one: SessionValue, other: SessionValue) -> bool:
-    """Whether names that only look like a pair are one: the size of a symbol is a guess."""
-    return one.name != other.name and (one.dtype, len(one.shape)) == (other.dtype, len(other.shape))
+def _can_be_pair(candidate: SessionValue, output: SessionValue) -> bool:
+    """Tell if values whose names match can be a pair; sizes may be guesses and do not count."""
+    return candidate.name != output.name and (candidate.dtype, len(candidate.shape)) == (
+        output.dtype,
+        len(output.shape),
+    )
 
 
-def _find_cache_length(loaded: OrtSession, pairs: Sequence[KvPair]) -> int:
-    """The length of the cache: the context, or where no symbol tells the longest axis 2."""
+def _find_cache_length(session: OrtSession, pairs: Sequence[KvPair]) -> int:
+    """Return the size of the context, or without that symbol the longest axis 2 of a buffer."""
     buffers = {pair.input.old_name for pair in pairs if pair.input}
-    shapes = [end.shape for end in loaded.inputs if end.name in buffers]
+    shapes = [value.shape for value in session.inputs if value.name in buffers]
     longest = max((shape[2] for shape in shapes if len(shape) == 4), default=1)
-    return loaded.dims.get("ctx_len", longest)
-
-
-def _build_feed(loaded: OrtSession, into: SessionValue, step: int, seed: int, slots: int) -> Any:
-    return build_feed(loaded, into, step, seed=seed, slots=slots)
+    return session.dims.get("ctx_len", longest)
 
 
 def _check_feedback(
-    loaded: OrtSession, retained: Mapping[str, str], outputs: Mapping[str, OutputResult]
+    session: OrtSession, retained_inputs: Mapping[str, str], results: Mapping[str, OutputResult]
 ) -> Iterator[Finding]:
-    given = {end.name: end for end in loaded.inputs}
-    for name, into in retained.items():
-        value, end = outputs[name], given[into]
-        if (value.dtype, value.shape) != (end.dtype, end.shape):
+    """Yield KV118 for outputs that do not fit the inputs they are fed back to."""
+    inputs = {value.name: value for value in session.inputs}
+    for name, input_name in retained_inputs.items():
+        result, value = results[name], inputs[input_name]
+        if (result.dtype, result.shape) != (value.dtype, value.shape):
             yield build_finding(
                 "KV118",
                 name,
-                f"comes out as {_format_dtype_and_shape(value)}, and cannot go back into {into}, {_format_dtype_and_shape(end)}",
+                f"comes out as {_format_dtype_and_shape(result)}, "
+                f"and cannot go back into {input_name}, {_format_dtype_and_shape(value)}",
                 "both sides of a buffer share one piece of memory; export the model again",
             )

@@ -46,7 +46,8 @@ def loaded(
 def values(session: OrtSession, step: int = 0, seed: int = 0, slots: int = 8) -> dict[str, Any]:
     """What goes into the inputs, as onnxruntime takes it."""
     return {
-        end.name: build_feed(session, end, step, seed=seed, slots=slots) for end in session.inputs
+        end.name: build_feed(session, end, step, seed=seed, cache_length=slots)
+        for end in session.inputs
     }
 
 

@@ -69,7 +69,7 @@ def test_what_a_step_retains_is_fed_to_the_next(tmp_path: Path) -> None:
     model = saved(counter(), tmp_path / "m.onnx")
     key: ValueKey = ("", "past_key", "0")
     session = load_session(model.path, {KEY: key}, {})
-    first = build_feed(session, session.inputs[0], 0, seed=5, slots=1)
+    first = build_feed(session, session.inputs[0], 0, seed=5, cache_length=1)
     run = run_retention_loop(model, steps=4, seed=5)
     assert [step[key] for step in run.step_results] == [
         OutputResult(
