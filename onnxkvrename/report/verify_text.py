@@ -1,9 +1,10 @@
-"""What was verified, as lines or JSON; strings out."""
+"""Format the results of `verify` as lines, GitHub workflow commands or JSON."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from click import style
@@ -22,38 +23,40 @@ from onnxkvrename.verification.retention_loop import RetentionRun
 from onnxkvrename.verification.verify import VerifiedModel
 
 SCHEMA = "onnxkvrename.verify/1"
+"""The name of the JSON document, described by `schemas/verify-1.json`."""
 
 
-def format_verdict_line(item: VerifiedModel, *, color: bool) -> str:
-    """What became of a model, in one line."""
-    said = summarize_verdict(item)
+def format_verdict_line(verified: VerifiedModel, *, color: bool) -> str:
+    """Return the path of a model and the verdict on it, as one line."""
+    verdict = summarize_verdict(verified)
     if color:
-        said = style(said, fg="red" if item.report.failed else "green")
-    return f"{escape_unprintable(item.report.path)}: {said}"
+        verdict = style(verdict, fg="red" if verified.report.failed else "green")
+    return f"{escape_unprintable(verified.report.path)}: {verdict}"
 
 
-def summarize_verdict(item: VerifiedModel) -> str:
-    """The verdict on a model that could be read, in a few words."""
-    if item.report.failed:
+def summarize_verdict(verified: VerifiedModel) -> str:
+    """Return the verdict on a model in a few words.
+
+    Args:
+        verified: A model that could be read.
+    """
+    report = verified.report
+    if report.failed:
         return "does not verify"
-    if not item.report.pairs:
+    if not report.pairs:
         return "no KV buffer in it"
-    verdicts = Counter(flow.verdict for flow in item.flows)
-    proved = verdicts["updated"]
-    layers = format_layer_ranges(sorted({pair.layer for pair in item.report.pairs}))
-    said = f"{proved} of {len(item.report.pairs)} buffers retained, {layers}"
-    ops = Counter(
-        flow.updated_by.op_type
-        for flow in item.flows
-        if flow.updated_by and flow.verdict == "updated"
-    )
-    if ops:
-        said += ", updated by " + ", ".join(escape_unprintable(op) for op, _ in ops.most_common())
-    if item.run is not None:
-        said += f"; {_format_run(item.run)}"
-    if item.reference is not None:
-        said += f", to the bit like {escape_unprintable(str(item.reference))}"
-    return said
+    updated = [flow for flow in verified.flows if flow.verdict == "updated"]
+    layers = format_layer_ranges(sorted({pair.layer for pair in report.pairs}))
+    verdict = f"{len(updated)} of {len(report.pairs)} buffers retained, {layers}"
+    op_types = Counter(flow.updated_by.op_type for flow in updated if flow.updated_by)
+    if op_types:
+        most_common = (escape_unprintable(op_type) for op_type, _ in op_types.most_common())
+        verdict += ", updated by " + ", ".join(most_common)
+    if verified.run is not None:
+        verdict += f"; {_format_run(verified.run)}"
+    if verified.reference is not None:
+        verdict += f", to the bit like {escape_unprintable(str(verified.reference))}"
+    return verdict
 
 
 def _format_run(run: RetentionRun) -> str:
@@ -61,64 +64,73 @@ def _format_run(run: RetentionRun) -> str:
     return f"ran {len(run.step_results)} steps" + (f" with {dims}" if dims else "")
 
 
-def format_buffer_flows(item: VerifiedModel) -> Iterator[str]:
-    """Each buffer, and where it is updated."""
-    for flow in item.flows:
-        given, made = (escape_unprintable(end.old_name) for end in flow.pair.sides)
-        yield f"{given} -> {made}: {_format_flow_verdict(flow)}"
+def format_buffer_flows(verified: VerifiedModel) -> Iterator[str]:
+    """Yield a line for each buffer: its names, the verdict, and the node that updates it."""
+    for flow in verified.flows:
+        input_name, output_name = (escape_unprintable(side.old_name) for side in flow.pair.sides)
+        yield f"{input_name} -> {output_name}: {_format_flow_verdict(flow)}"
 
 
 def _format_flow_verdict(flow: BufferFlow) -> str:
     if flow.updated_by is None:
         return flow.verdict
-    node = (
-        f" ({escape_unprintable(flow.updated_by.node_name)})" if flow.updated_by.node_name else ""
-    )
-    by = " by " if flow.verdict == "updated" else ": "
-    return f"{flow.verdict}{by}{escape_unprintable(flow.updated_by.op_type)}{node}"
+    op_type, node_name = (escape_unprintable(text) for text in flow.updated_by)
+    separator = " by " if flow.verdict == "updated" else ": "
+    return f"{flow.verdict}{separator}{op_type}" + (f" ({node_name})" if node_name else "")
 
 
-def render_verify_github(items: Iterable[VerifiedModel], *, quiet: bool) -> Iterator[str]:
-    """Workflow commands that GitHub shows beside the files."""
-    for item in items:
-        yield from render_workflow_commands(item.report)
-        if not quiet and item.report.error is None:
-            yield format_workflow_command(
-                "notice", {"file": item.report.path, "title": "verify"}, summarize_verdict(item)
-            )
+def render_verify_github(models: Iterable[VerifiedModel], *, quiet: bool) -> Iterator[str]:
+    """Yield the workflow commands with which GitHub annotates the files.
+
+    Args:
+        models: The verified models.
+        quiet: Leave out the verdicts, and yield only findings and errors.
+    """
+    for verified in models:
+        yield from render_workflow_commands(verified.report)
+        if not quiet and verified.report.error is None:
+            properties = {"file": verified.report.path, "title": "verify"}
+            yield format_workflow_command("notice", properties, summarize_verdict(verified))
 
 
 def verified_to_json(
-    items: Iterable[VerifiedModel], code: int, fault: KvRenameError | None = None
+    models: Iterable[VerifiedModel], exit_code: int, error: KvRenameError | None = None
 ) -> str:
-    """One document, held against ``schemas/verify-1.json`` by the tests."""
-    return render_json_document(
-        SCHEMA, "verify", code, fault, models=[_model_to_json(item) for item in items]
-    )
+    """Return the JSON document of a run of `verify`.
+
+    Args:
+        models: The verified models.
+        exit_code: The exit code of the command.
+        error: What kept the whole command from being done, if anything.
+    """
+    documents = [_model_to_json(verified) for verified in models]
+    return render_json_document(SCHEMA, "verify", exit_code, error, models=documents)
 
 
-def _model_to_json(item: VerifiedModel) -> dict[str, Any]:
-    report = item.report
-    traced = {flow.pair: flow for flow in item.flows}
+def _model_to_json(verified: VerifiedModel) -> dict[str, Any]:
+    report = verified.report
+    flows = {flow.pair: flow for flow in verified.flows}
     return {
         "path": report.path,
         "verified": not report.failed,
-        "pairs": [_pair_to_json(pair, traced.get(pair)) for pair in report.pairs],
-        "kept": [kept._asdict() for kept in report.unchanged_names],
-        "findings": [serialize_finding(found) for found in report.findings],
-        "run": None
-        if item.run is None
-        else {
-            "dims": dict(item.run.dims),
-            "steps": len(item.run.step_results),
-            "same_as": None if item.reference is None else str(item.reference),
-        },
+        "pairs": [_pair_to_json(pair, flows.get(pair)) for pair in report.pairs],
+        "kept": [unchanged._asdict() for unchanged in report.unchanged_names],
+        "findings": [serialize_finding(finding) for finding in report.findings],
+        "run": None if verified.run is None else _run_to_json(verified.run, verified.reference),
         "error": serialize_error(report.error),
     }
 
 
+def _run_to_json(run: RetentionRun, reference: Path | None) -> dict[str, Any]:
+    return {
+        "dims": dict(run.dims),
+        "steps": len(run.step_results),
+        "same_as": None if reference is None else str(reference),
+    }
+
+
 def _pair_to_json(pair: KvPair, flow: BufferFlow | None) -> dict[str, Any]:
-    where = flow.updated_by if flow is not None else None
+    updated_by = flow.updated_by if flow is not None else None
     return {
         "layer": pair.layer,
         "buffer": pair.buffer,
@@ -128,6 +140,6 @@ def _pair_to_json(pair: KvPair, flow: BufferFlow | None) -> dict[str, Any]:
         "output": None if pair.output is None else pair.output.old_name,
         "verdict": None if flow is None else flow.verdict,
         "updated_by": None
-        if where is None
-        else {"op_type": where.op_type, "node": where.node_name},
+        if updated_by is None
+        else {"op_type": updated_by.op_type, "node": updated_by.node_name},
     }
