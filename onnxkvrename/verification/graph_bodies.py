@@ -2,7 +2,7 @@
 
 A body is a light view of the parsed protobuf: nodes stay what they are, and only
 those that a trace visits are turned into an `Operation`. Importing a graph of
-100,000 nodes as objects would take several times as long as the whole proof.
+100,000 nodes as objects would take longer than the whole proof.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Load a model in onnxruntime, feed and run it, and report its refusals in one line."""
+"""Load a model in onnxruntime, feed it and run it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import ctypes
 import hashlib
 import importlib
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.verification.ort_errors import summarize_ort_error
 
 MAX_FEED_BYTES = 1 << 30
 """The most bytes that the feeds of one step may take."""
@@ -22,8 +22,6 @@ else the name."""
 
 _THREAD_COUNT = 2
 _FATAL_LOG_LEVEL = 4
-_MAX_PARSED_CHARS = 2000
-_MAX_REASON_CHARS = 200
 _DEFAULT_DIM_SIZE = 4
 """The size of a dimension of which nothing is known."""
 
@@ -155,7 +153,7 @@ def load_session(path: Path, keys: Mapping[str, ValueKey], dims: Mapping[str, in
             for node_args in (session.get_inputs(), session.get_outputs())
         )
     except Exception as error:  # onnxruntime's own have no common base
-        reason = _summarize_error(str(error))
+        reason = summarize_ort_error(str(error))
         message = f"onnxruntime cannot load it as it is: {reason}"
         raise ModelError(message, path=str(path)) from None
     sizes = _resolve_dim_sizes([value.shape for value in inputs], dims)
@@ -232,7 +230,7 @@ def run_step(session: OrtSession, feeds: Mapping[str, Any], step: int) -> dict[s
     try:
         outputs = session.inference_session.run_with_ort_values(names, dict(feeds), options)
     except Exception as error:  # onnxruntime's own have no common base
-        reason = _summarize_error(str(error))
+        reason = summarize_ort_error(str(error))
         raise ModelError(
             f"onnxruntime cannot run it as it is: in step {step + 1}, {reason}",
             path=str(session.path),
@@ -324,53 +322,3 @@ def _build_positions(count: int, step: int, cache_length: int) -> list[int]:
     consecutive = range(step * (count - 1), (step + 1) * (count - 1))
     wrapped = [position % max(1, cache_length - 1) for position in consecutive]
     return [*wrapped, cache_length - 1][:count]
-
-
-_NOISE_PATTERNS = (
-    (r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", ""),
-    (r"^Load model from .*? failed: ?", ""),
-    (r"\S*onnxruntime/\S+:\d+ .*?\)(?: \[with .*?\])? (?=\S)", ""),
-    (r"\w+\.cc:\d+ \w+ ", ""),
-    (r"(name |Name:)''", r"\1'(unnamed)'"),
-    (r"^Non-zero status code returned while running (\w+) node\. Name:'(.*?)' Status Message: "
-     r"(?:.* was false\. )?", r"the \1 node \2 fails: "),
-)  # fmt: skip
-"""Text around onnxruntime's own reason: codes, paths, C++ signatures, conditions."""
-
-_EXPLANATIONS = (
-    (r"(the \w+ node .*?) fails: .*\b2147483647\b.*",
-     r"\1 is given the index INT32_MAX: in QEfficient's exports a cache slot that is not in use, "
-     r"which a device passes over and onnxruntime refuses"),
-    (r".*?([\w.]+:\w+)\(-?\d+\) is not a registered function/op.*",
-     r"neither it nor onnxruntime defines the operator \1"),
-    (r".*Error No opset import for domain '(.*)'.*", r"it imports no operator set \1"),
-    (r".*No Op registered for (\w+) with domain_version of (\d+).*",
-     r"there is no operator \1 in opset \2"),
-    (r"Could not find an implementation for (\w+)\((\d+)\) node with name '(.*)'.*",
-     r"onnxruntime has no \1 (of opset \2) for the dtypes at node \3"),
-    (r".*\(op_type:(\w+).*inconsistent type.*|.*Optype \((\w+)\) bound to different types.*",
-     r"a node \1\2 is given dtypes that differ, as in a local function made for FLOAT when the "
-     r"model is FLOAT16"),
-    (r"Unsupported model IR version: (\d+), max supported IR version: (\d+).*",
-     r"it is of IR version \1, and this onnxruntime reads up to \2"),
-    (r".*Opset (\d+) is under development.*till opset (\d+).*",
-     r"it is of opset \1, and this onnxruntime knows up to \2"),
-    (r".*'utf-8' codec can't decode.*",
-     r"its names are not all UTF-8, and onnxruntime has no others for Python"),
-)  # fmt: skip
-"""Plain words for some of the reasons; the first pattern that matches decides."""
-
-
-def _summarize_error(message: str) -> str:
-    """Return onnxruntime's reason as a part of one line."""
-    reason = " ".join(message[:_MAX_PARSED_CHARS].split())
-    for noise, replacement in _NOISE_PATTERNS:
-        reason = re.sub(noise, replacement, reason)
-    for pattern, explanation in _EXPLANATIONS:
-        match = re.fullmatch(pattern, reason)
-        if match is not None:
-            reason = match.expand(explanation)
-            break
-    if len(reason) <= _MAX_REASON_CHARS:
-        return reason
-    return reason[: _MAX_REASON_CHARS - 1] + "…"
