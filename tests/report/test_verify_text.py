@@ -34,22 +34,24 @@ SHOWN = "a\\x0a::error::b##[x]\\x1b[2J\\u202e\\xff"
 def sound(tmp_path: Path) -> VerifiedModel:
     """The decoder of one layer, here called m.onnx."""
     path = saved(models.decoder(), tmp_path / "m.onnx")
-    found = verify_model(path, load_rules(), VerifyRequest())
-    return called(found, "m.onnx")
+    verified = verify_model(path, load_rules(), VerifyRequest())
+    return with_path(verified, "m.onnx")
 
 
-def called(item: VerifiedModel, path: str) -> VerifiedModel:
-    return item._replace(report=item.report._replace(path=path))
+def with_path(verified: VerifiedModel, path: str) -> VerifiedModel:
+    return verified._replace(report=verified.report._replace(path=path))
 
 
-def having(item: VerifiedModel, *findings: Finding, **parts: object) -> VerifiedModel:
-    return item._replace(report=item.report._replace(findings=findings, **parts))
+def with_report(verified: VerifiedModel, *findings: Finding, **parts: object) -> VerifiedModel:
+    return verified._replace(report=verified.report._replace(findings=findings, **parts))
 
 
-def flowing(item: VerifiedModel, *flows: BufferFlow) -> VerifiedModel:
+def with_flows(verified: VerifiedModel, *flows: BufferFlow) -> VerifiedModel:
     """With other flows, each of the buffer in its place."""
-    given = zip(flows, item.flows, strict=True)
-    return item._replace(flows=tuple(flow._replace(pair=old.pair) for flow, old in given))
+    pairs = zip(flows, verified.flows, strict=True)
+    return verified._replace(
+        flows=tuple(flow._replace(pair=old_flow.pair) for flow, old_flow in pairs)
+    )
 
 
 def test_a_verdict_says_what_was_proved_and_how(sound: VerifiedModel) -> None:
@@ -60,10 +62,14 @@ def test_a_verdict_says_what_was_proved_and_how(sound: VerifiedModel) -> None:
 def test_what_is_not_proved_is_not_counted(sound: VerifiedModel) -> None:
     first, second = sound.flows
     doubt = BufferFlow(first.pair, "untraced", NodeLocation("Mystery", ""), (), "no body")
-    assert summarize_verdict(flowing(sound, doubt, second)).startswith("1 of 2 buffers retained, ")
-    assert "Mystery" not in summarize_verdict(flowing(sound, doubt, second))
+    assert summarize_verdict(with_flows(sound, doubt, second)).startswith(
+        "1 of 2 buffers retained, "
+    )
+    assert "Mystery" not in summarize_verdict(with_flows(sound, doubt, second))
     through = BufferFlow(first.pair, "passed through")
-    assert summarize_verdict(flowing(sound, through, through)) == "0 of 2 buffers retained, layer 0"
+    assert (
+        summarize_verdict(with_flows(sound, through, through)) == "0 of 2 buffers retained, layer 0"
+    )
 
 
 def test_operators_are_told_the_most_frequent_first(sound: VerifiedModel) -> None:
@@ -76,12 +82,12 @@ def test_operators_are_told_the_most_frequent_first(sound: VerifiedModel) -> Non
 
 
 def test_a_model_with_an_error_does_not_verify(sound: VerifiedModel) -> None:
-    assert summarize_verdict(having(sound, FAULT)) == "does not verify"
-    assert summarize_verdict(having(sound, DOUBT)) == summarize_verdict(sound)
+    assert summarize_verdict(with_report(sound, FAULT)) == "does not verify"
+    assert summarize_verdict(with_report(sound, DOUBT)) == summarize_verdict(sound)
 
 
 def test_a_model_without_buffers_says_so(sound: VerifiedModel) -> None:
-    assert summarize_verdict(having(sound, pairs=())) == "no KV buffer in it"
+    assert summarize_verdict(with_report(sound, pairs=())) == "no KV buffer in it"
 
 
 def test_a_run_is_told_with_its_sizes_and_its_reference(sound: VerifiedModel) -> None:
@@ -94,7 +100,7 @@ def test_a_run_is_told_with_its_sizes_and_its_reference(sound: VerifiedModel) ->
 
 def test_a_verdict_is_green_or_red(sound: VerifiedModel) -> None:
     assert format_verdict_line(sound, color=True).startswith("m.onnx: \x1b[32m2 of 2")
-    assert format_verdict_line(having(sound, FAULT), color=True) == (
+    assert format_verdict_line(with_report(sound, FAULT), color=True) == (
         "m.onnx: \x1b[31mdoes not verify\x1b[0m"
     )
 
@@ -105,7 +111,7 @@ def test_each_buffer_is_told_with_where_it_is_updated(sound: VerifiedModel) -> N
         "past_value.0 -> past_value.0_RetainedState: updated by Add (write_value)",
     ]
     first, second = sound.flows
-    other = flowing(
+    other = with_flows(
         sound,
         BufferFlow(first.pair, "untraced", NodeLocation("Mystery", "")),
         BufferFlow(second.pair, "passed through"),
@@ -116,27 +122,29 @@ def test_each_buffer_is_told_with_where_it_is_updated(sound: VerifiedModel) -> N
     ]
 
 
-def hostile(item: VerifiedModel) -> VerifiedModel:
+def with_hostile_names(verified: VerifiedModel) -> VerifiedModel:
     """With hostile text wherever there can be any."""
-    first, second = item.flows
+    first, second = verified.flows
     flows = (first._replace(updated_by=NodeLocation(HOSTILE, HOSTILE)), second)
-    found = having(called(item, HOSTILE), DOUBT._replace(name=HOSTILE, message=HOSTILE))
+    verified = with_report(
+        with_path(verified, HOSTILE), DOUBT._replace(name=HOSTILE, message=HOSTILE)
+    )
     run = RUN._replace(dims={HOSTILE: 3})
-    return found._replace(flows=flows, run=run, reference=Path(HOSTILE))
+    return verified._replace(flows=flows, run=run, reference=Path(HOSTILE))
 
 
 def test_hostile_text_is_shown_escaped(sound: VerifiedModel) -> None:
-    item = hostile(sound)
-    assert format_verdict_line(item, color=False) == (
+    verified = with_hostile_names(sound)
+    assert format_verdict_line(verified, color=False) == (
         f"{SHOWN}: 2 of 2 buffers retained, layer 0, updated by {SHOWN}, Add; "
         f"ran 3 steps with {SHOWN}=3, to the bit like {SHOWN}"
     )
-    assert next(format_buffer_flows(item)).endswith(f"updated by {SHOWN} ({SHOWN})")
+    assert next(format_buffer_flows(verified)).endswith(f"updated by {SHOWN} ({SHOWN})")
 
 
 def test_github_gets_findings_and_a_notice_for_each_model(sound: VerifiedModel) -> None:
     unread = VerifiedModel(ModelReport("x", "x", "failed", error=ModelError("no", path="x")))
-    items = (having(sound, FAULT), having(sound, DOUBT), unread)
+    items = (with_report(sound, FAULT), with_report(sound, DOUBT), unread)
     lines = list(render_verify_github(items, quiet=False))
     assert lines == [
         "::error file=m.onnx,title=KV110::past_key.0_RetainedState is wrong (mend it)",
@@ -151,14 +159,14 @@ def test_github_gets_findings_and_a_notice_for_each_model(sound: VerifiedModel) 
 
 
 def test_hostile_text_gives_github_no_commands(sound: VerifiedModel) -> None:
-    text = "\n".join(render_verify_github([hostile(sound)], quiet=False))
+    text = "\n".join(render_verify_github([with_hostile_names(sound)], quiet=False))
     assert [line[: line.index(" ")] for line in text.split("\n")] == ["::warning", "::notice"]
     assert not set(text) & {"\x1b", "\u202e", "\r"}
     assert "##[" not in text
 
 
 def test_json_has_a_verdict_for_each_pair(sound: VerifiedModel) -> None:
-    item = having(sound, DOUBT)._replace(run=RUN, reference=Path("plain.onnx"))
+    item = with_report(sound, DOUBT)._replace(run=RUN, reference=Path("plain.onnx"))
     document = json.loads(verified_to_json([item], 0))
     jsonschema.validate(document, SCHEMA)
     (model,) = document["models"]
@@ -197,7 +205,7 @@ def test_json_of_half_a_pair_and_of_a_model_unread_is_valid(tmp_path: Path) -> N
 
 
 def test_json_has_names_as_they_are_and_is_ascii(sound: VerifiedModel) -> None:
-    text = verified_to_json([hostile(sound)], 0)
+    text = verified_to_json([with_hostile_names(sound)], 0)
     document = json.loads(text)
     jsonschema.validate(document, SCHEMA)
     assert text.isascii()

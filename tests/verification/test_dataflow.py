@@ -23,13 +23,13 @@ EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
 BROKEN = "llama2l_dynamo_subfn/VLLM-"
 
 
-def pair(name: str) -> KvPair:
+def build_pair(name: str) -> KvPair:
     """A buffer whose output is called like its input, and ``_out``."""
-    ends = [PairSide(Value(each, "FLOAT", None), "", each) for each in (name, f"{name}_out")]
-    return KvPair("attention", "", name, 0, *ends)
+    sides = [PairSide(Value(each, "FLOAT", None), "", each) for each in (name, f"{name}_out")]
+    return KvPair("attention", "", name, 0, *sides)
 
 
-def model(nodes: str, functions: str = "", buffers: str = "k v") -> ModelProto:
+def build_model(nodes: str, functions: str = "", buffers: str = "k v") -> ModelProto:
     """A model of these nodes, in ONNX text; beside its buffers it has the input ``x``,
 
     positions ``i``, a flag ``c``, and the weights ``w`` and ``z``.
@@ -44,13 +44,13 @@ def model(nodes: str, functions: str = "", buffers: str = "k v") -> ModelProto:
     return onnx.parser.parse_model(text + functions)
 
 
-def function(head: str, nodes: str) -> str:
+def format_function(head: str, nodes: str) -> str:
     """A local function in ONNX text."""
     opsets = '["": 18, "local": 1, "com.qualcomm.cloud": 1, "far": 1]'
     return f'<opset_import: {opsets}, domain: "local"> {head} {{ {nodes} }}'
 
 
-def told(flow: BufferFlow) -> str:
+def describe_flow(flow: BufferFlow) -> str:
     """A flow in a few words."""
     if flow.verdict == "updated":
         assert flow.updated_by is not None
@@ -60,17 +60,19 @@ def told(flow: BufferFlow) -> str:
     return f"untraced: {flow.reason}" if flow.verdict == "untraced" else flow.verdict
 
 
-def flows(
+def trace_flows(
     nodes: str, functions: str = "", buffers: str = "k v", change: Callable[..., object] = id
 ) -> list[str]:
     """What became of each buffer."""
-    built = model(nodes, functions, buffers)
-    change(built)
-    return [told(flow) for flow in trace_buffer_flows(built, map(pair, buffers.split()))]
+    model = build_model(nodes, functions, buffers)
+    change(model)
+    return [
+        describe_flow(flow) for flow in trace_buffer_flows(model, map(build_pair, buffers.split()))
+    ]
 
 
-WRITTEN = "ScatterElements<axis = 1>"
-SOUND_V = f"v_out = {WRITTEN}(v, i, x)"
+SCATTER = "ScatterElements<axis = 1>"
+SOUND_V = f"v_out = {SCATTER}(v, i, x)"
 
 # Forms of an update
 
@@ -78,7 +80,7 @@ SOUND_V = f"v_out = {WRITTEN}(v, i, x)"
 @pytest.mark.parametrize(
     ("update", "op_type"),
     [
-        (f"k_out = {WRITTEN}(k, i, x)", "ScatterElements"),
+        (f"k_out = {SCATTER}(k, i, x)", "ScatterElements"),
         ("k_out = ScatterND(k, i, x)", "ScatterND"),
         ("k_out = TensorScatter(k, x, i)", "TensorScatter"),
         ("k_out = Concat<axis = 1>(k, x)", "Concat"),
@@ -86,7 +88,7 @@ SOUND_V = f"v_out = {WRITTEN}(v, i, x)"
         ("k_out = Where(c, x, k)", "Where"),
         ("k_out = Where(c, k, x)", "Where"),
         ("wide = Cast<to = 1>(k) new = Concat<axis = 1>(wide, x) k_out = Transpose(new)", "Concat"),
-        (f"empty = Mul(x, z) k_out = {WRITTEN}(empty, i, k)", "ScatterElements"),
+        (f"empty = Mul(x, z) k_out = {SCATTER}(empty, i, k)", "ScatterElements"),
         ("decayed = Mul(k, w) new = MatMul(x, x) k_out = Add(decayed, new)", "Add"),
         ("decayed = Mul(k, w) read = MatMul(k, x) k_out = Sub(decayed, read)", "Sub"),
         ("k_out = com.qualcomm.cloud.CtxScatter(k, i, x)", "CtxScatter"),
@@ -98,7 +100,10 @@ SOUND_V = f"v_out = {WRITTEN}(v, i, x)"
     ],
 )
 def test_an_update_is_proved_and_its_operator_named(update: str, op_type: str) -> None:
-    assert flows(f"{update} {SOUND_V}") == [f"updated by {op_type}", "updated by ScatterElements"]
+    assert trace_flows(f"{update} {SOUND_V}") == [
+        f"updated by {op_type}",
+        "updated by ScatterElements",
+    ]
 
 
 DECODER = """
@@ -114,7 +119,7 @@ DECODER = """
 LAYERS = "k0 v0 k1 v1"
 
 
-def renamed(text: str, **names: str) -> str:
+def rename_values(text: str, **names: str) -> str:
     """The same nodes with some names exchanged, all at once."""
     words = {f"{old}_out": f"{new}_out" for old, new in names.items()}
     for old in words:
@@ -125,7 +130,7 @@ def renamed(text: str, **names: str) -> str:
 
 
 def test_in_a_decoder_that_is_sound_every_buffer_is_proved() -> None:
-    assert flows(DECODER, buffers=LAYERS) == ["updated by ScatterElements"] * 4
+    assert trace_flows(DECODER, buffers=LAYERS) == ["updated by ScatterElements"] * 4
 
 
 @pytest.mark.parametrize(
@@ -143,16 +148,16 @@ def test_in_a_decoder_that_is_sound_every_buffer_is_proved() -> None:
 def test_swapped_outputs_are_found_though_each_depends_on_both(
     swapped: dict[str, str], expected: list[str]
 ) -> None:
-    found = flows(renamed(DECODER, **swapped), buffers=LAYERS)
-    assert found == [each or "updated by ScatterElements" for each in expected]
+    descriptions = trace_flows(rename_values(DECODER, **swapped), buffers=LAYERS)
+    assert descriptions == [each or "updated by ScatterElements" for each in expected]
 
 
 @pytest.mark.parametrize(
     ("nodes", "expected"),
     [
-        (f"k_out = {WRITTEN}(v, i, x)", "made of v"),
-        (f"mean = ReduceMean(k) k_out = {WRITTEN}(v, i, mean)", "made of v"),
-        (f"k_out = {WRITTEN}(v, i, k)", "made of v"),
+        (f"k_out = {SCATTER}(v, i, x)", "made of v"),
+        (f"mean = ReduceMean(k) k_out = {SCATTER}(v, i, mean)", "made of v"),
+        (f"k_out = {SCATTER}(v, i, k)", "made of v"),
         ("k_out = Concat<axis = 1>(x, w)", "made of nothing"),
         ("k_out = ConstantOfShape(s) s = Shape(k)", "made of nothing"),
         ("s = Shape(k) k_out = Expand(w, s)", "made of nothing"),
@@ -162,12 +167,15 @@ def test_swapped_outputs_are_found_though_each_depends_on_both(
     ],
 )
 def test_an_output_that_is_made_of_something_else_is_found(nodes: str, expected: str) -> None:
-    assert flows(f"{nodes} {SOUND_V}") == [expected, "updated by ScatterElements"]
+    assert trace_flows(f"{nodes} {SOUND_V}") == [expected, "updated by ScatterElements"]
 
 
 @pytest.mark.parametrize("nodes", ["Identity(k)", "Transpose(k)", "Slice(k, n, n)", "Cast(k)"])
 def test_a_buffer_that_nothing_is_written_to_passes_through(nodes: str) -> None:
-    assert flows(f"k_out = {nodes} {SOUND_V}") == ["passed through", "updated by ScatterElements"]
+    assert trace_flows(f"k_out = {nodes} {SOUND_V}") == [
+        "passed through",
+        "updated by ScatterElements",
+    ]
 
 
 LINEAR = """
@@ -178,12 +186,12 @@ LINEAR = """
 
 
 def test_a_recurrent_state_may_depend_on_the_convolution_state_of_its_layer() -> None:
-    assert flows(LINEAR, buffers="conv state") == ["updated by Concat", "updated by Add"]
+    assert trace_flows(LINEAR, buffers="conv state") == ["updated by Concat", "updated by Add"]
 
 
 def test_swapped_linear_states_are_found_though_one_depends_on_both() -> None:
-    swapped = renamed(LINEAR, conv="state", state="conv")
-    assert flows(swapped, buffers="conv state") == ["made of state", "made of conv"]
+    swapped = rename_values(LINEAR, conv="state", state="conv")
+    assert trace_flows(swapped, buffers="conv state") == ["made of state", "made of conv"]
 
 
 # What is not proved
@@ -202,27 +210,29 @@ def test_swapped_linear_states_are_found_though_one_depends_on_both() -> None:
     ],
 )
 def test_what_cannot_be_told_is_never_counted_as_proved(nodes: str, why: str) -> None:
-    assert flows(f"{nodes} {SOUND_V}")[0].startswith(f"untraced: {why}")
+    assert trace_flows(f"{nodes} {SOUND_V}")[0].startswith(f"untraced: {why}")
 
 
 def test_buffers_that_are_stacked_and_taken_apart_again_are_not_called_wrong() -> None:
     names = [f"k{n}" for n in range(40)]
     slices = " ".join(f"{name}_out = Slice(both, n, n)" for name in names)
-    found = flows(f"both = Concat<axis = 0>({', '.join(names)}) {slices}", buffers=" ".join(names))
-    assert set(found) == {"untraced: it is made of more than 16 values at once"}
+    descriptions = trace_flows(
+        f"both = Concat<axis = 0>({', '.join(names)}) {slices}", buffers=" ".join(names)
+    )
+    assert set(descriptions) == {"untraced: it is made of more than 16 values at once"}
 
 
 @pytest.mark.parametrize(
     ("nodes", "expected"),
     [
-        (f"new = far.Norm(x, v) k_out = {WRITTEN}(k, i, new)", "updated by ScatterElements"),
+        (f"new = far.Norm(x, v) k_out = {SCATTER}(k, i, new)", "updated by ScatterElements"),
         ("new = far.Norm(x, v) k_out = Concat<axis = 1>(k, new)", "updated by Concat"),
         ("k_out = far.Update(v, x)", "made of v"),
         ("k_out = far.Make(x)", "made of nothing"),
     ],
 )
 def test_a_custom_operator_beside_the_way_leaves_no_doubt(nodes: str, expected: str) -> None:
-    assert flows(f"{nodes} {SOUND_V}")[0] == expected
+    assert trace_flows(f"{nodes} {SOUND_V}")[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -233,13 +243,13 @@ def test_a_custom_operator_beside_the_way_leaves_no_doubt(nodes: str, expected: 
     ],
 )
 def test_a_graph_without_an_order_is_untraced(nodes: str, why: str) -> None:
-    assert flows(f"{nodes} {SOUND_V}")[0] == f"untraced: {why}"
+    assert trace_flows(f"{nodes} {SOUND_V}")[0] == f"untraced: {why}"
 
 
 # Subgraphs
 
 
-def branches(then: str, other: str) -> str:
+def format_if(then: str, other: str) -> str:
     """An If that makes ``k_out``, its last values called ``t`` and ``e``."""
     return f"""
         k_out = If (c) <
@@ -249,50 +259,50 @@ def branches(then: str, other: str) -> str:
     """
 
 
-KEPT = "e = Identity(k)"
+UNCHANGED = "e = Identity(k)"
 
 
 @pytest.mark.parametrize(
     ("then", "other", "expected"),
     [
-        (f"t = {WRITTEN}(k, i, x)", KEPT, "updated by ScatterElements"),
-        ("t = Identity(k)", KEPT, "passed through"),
-        ("t = Mul(k, z)", KEPT, "updated by Mul"),
+        (f"t = {SCATTER}(k, i, x)", UNCHANGED, "updated by ScatterElements"),
+        ("t = Identity(k)", UNCHANGED, "passed through"),
+        ("t = Mul(k, z)", UNCHANGED, "updated by Mul"),
         ("t = Identity(k)", "e = Mul(k, z)", "updated by Mul"),
         ("t = Identity(k)", "e = Add(k, v)", "untraced: it is made of v as much as of its own"),
-        ("t = MatMul(x, x)", f"e = {WRITTEN}(k, i, x)", "updated by ScatterElements"),
-        (f"t = {WRITTEN}(v, i, x)", KEPT, "made of v"),
-        (f"t = {WRITTEN}(v, i, x)", "e = Neg(v)", "made of v"),
+        ("t = MatMul(x, x)", f"e = {SCATTER}(k, i, x)", "updated by ScatterElements"),
+        (f"t = {SCATTER}(v, i, x)", UNCHANGED, "made of v"),
+        (f"t = {SCATTER}(v, i, x)", "e = Neg(v)", "made of v"),
         ("t = Neg(x)", "e = Neg(x)", "made of nothing"),
-        ("t = far.Update(k)", KEPT, "untraced: Update of far has no body in the model"),
+        ("t = far.Update(k)", UNCHANGED, "untraced: Update of far has no body in the model"),
         ("k = Neg(v) t = Neg(k)", "e = Neg(v)", "made of v"),
     ],
 )
 def test_both_branches_of_an_if_are_followed(then: str, other: str, expected: str) -> None:
-    assert flows(branches(then, other)) == [expected, "updated by ScatterElements"]
+    assert trace_flows(format_if(then, other)) == [expected, "updated by ScatterElements"]
 
 
 def test_a_branch_in_a_branch_sees_what_is_around_both() -> None:
-    inner = branches(f"t = {WRITTEN}(cached, i, x)", "e = Neg(cached)").replace(SOUND_V, "")
+    inner = format_if(f"t = {SCATTER}(cached, i, x)", "e = Neg(cached)").replace(SOUND_V, "")
     then = f"{inner.replace('k_out', 'q')} t = Identity(q)"
-    sound = f"cached = Identity(k) {branches(then, KEPT)}"
-    assert flows(sound)[0] == "updated by ScatterElements"
-    assert flows(sound.replace("Identity(k)", "Identity(v)", 1))[0] == "made of v"
+    sound = f"cached = Identity(k) {format_if(then, UNCHANGED)}"
+    assert trace_flows(sound)[0] == "updated by ScatterElements"
+    assert trace_flows(sound.replace("Identity(k)", "Identity(v)", 1))[0] == "made of v"
 
 
 def test_a_weight_of_a_branch_hides_the_buffer_of_its_name() -> None:
-    def hide(built: ModelProto) -> None:
-        built.graph.node[0].attribute[0].g.initializer.add(name="k", data_type=1, dims=[0])
+    def hide(model: ModelProto) -> None:
+        model.graph.node[0].attribute[0].g.initializer.add(name="k", data_type=1, dims=[0])
 
-    nodes = branches("t = Neg(k)", "e = Neg(x)")
-    assert flows(nodes)[0] == "updated by Neg"
-    assert flows(nodes, change=hide)[0] == "made of nothing"
+    nodes = format_if("t = Neg(k)", "e = Neg(x)")
+    assert trace_flows(nodes)[0] == "updated by Neg"
+    assert trace_flows(nodes, change=hide)[0] == "made of nothing"
 
 
-def loop(body: str, first: str = "k, v", made: str = "k_out, v_out") -> str:
+def format_loop(body: str, first: str = "k, v", outputs: str = "k_out, v_out") -> str:
     """A Loop with two states, ``s`` and ``t`` in its body, that become ``p`` and ``q``."""
     return f"""
-        {made} = Loop (n, c, {first}) <body = step (
+        {outputs} = Loop (n, c, {first}) <body = step (
             int64 round, bool go, float[a,b] s, float[a,b] t
         ) => (bool went, float[a,b] p, float[a,b] q) {{ went = Identity(go) {body} }}>
     """
@@ -301,25 +311,34 @@ def loop(body: str, first: str = "k, v", made: str = "k_out, v_out") -> str:
 @pytest.mark.parametrize(
     ("node", "expected"),
     [
-        (loop("p = ScatterND(s, i, x) q = Mul(t, w)"), ["updated by ScatterND", "updated by Mul"]),
-        (loop("p = Identity(s) q = Mul(t, w)"), ["passed through", "updated by Mul"]),
-        (loop("p = ScatterND(t, i, x) q = ScatterND(s, i, x)"), ["made of v", "made of k"]),
-        (loop("p = ScatterND(s, i, x) q = Neg(t)", first="v, k"), ["made of v", "made of k"]),
-        (loop("p = Neg(s) q = Neg(t)", made="v_out, k_out"), ["made of v", "made of k"]),
-        (loop("p = Neg(x) q = Neg(t)"), ["made of nothing", "updated by Neg"]),
-        (loop("p = Neg(k) q = Neg(t)"), ["updated by Neg", "updated by Neg"]),
-        (loop("p = Neg(s) q = Add(t, s)"), ["updated by Neg", "untraced: it is made of k as much"]),
+        (
+            format_loop("p = ScatterND(s, i, x) q = Mul(t, w)"),
+            ["updated by ScatterND", "updated by Mul"],
+        ),
+        (format_loop("p = Identity(s) q = Mul(t, w)"), ["passed through", "updated by Mul"]),
+        (format_loop("p = ScatterND(t, i, x) q = ScatterND(s, i, x)"), ["made of v", "made of k"]),
+        (
+            format_loop("p = ScatterND(s, i, x) q = Neg(t)", first="v, k"),
+            ["made of v", "made of k"],
+        ),
+        (format_loop("p = Neg(s) q = Neg(t)", outputs="v_out, k_out"), ["made of v", "made of k"]),
+        (format_loop("p = Neg(x) q = Neg(t)"), ["made of nothing", "updated by Neg"]),
+        (format_loop("p = Neg(k) q = Neg(t)"), ["updated by Neg", "updated by Neg"]),
+        (
+            format_loop("p = Neg(s) q = Add(t, s)"),
+            ["updated by Neg", "untraced: it is made of k as much"],
+        ),
     ],
 )
 def test_the_states_of_a_loop_are_followed_round(node: str, expected: list[str]) -> None:
-    for found, start in zip(flows(node), expected, strict=True):
-        assert found.startswith(start)
+    for description, start in zip(trace_flows(node), expected, strict=True):
+        assert description.startswith(start)
 
 
-def scan(body: str, made: str = "k_out, v_out, y") -> str:
+def format_scan(body: str, outputs: str = "k_out, v_out, y") -> str:
     """A Scan over ``x`` with two states."""
     return f"""
-        {made} = Scan <num_scan_inputs = 1, body = step (
+        {outputs} = Scan <num_scan_inputs = 1, body = step (
             float[a] s, float[a] t, float[a] row
         ) => (float[a] p, float[a] q, float[a] out) {{ {body} out = Identity(row) }}> (k, v, x)
     """
@@ -328,27 +347,30 @@ def scan(body: str, made: str = "k_out, v_out, y") -> str:
 @pytest.mark.parametrize(
     ("node", "expected"),
     [
-        (scan("p = Add(s, row) q = Mul(t, row)"), ["updated by Add", "updated by Mul"]),
-        (scan("p = Add(t, row) q = Mul(s, row)"), ["made of v", "made of k"]),
-        (scan("p = Neg(s) q = Neg(t)", "y, v_out, k_out"), ["made of nothing", "updated by Neg"]),
+        (format_scan("p = Add(s, row) q = Mul(t, row)"), ["updated by Add", "updated by Mul"]),
+        (format_scan("p = Add(t, row) q = Mul(s, row)"), ["made of v", "made of k"]),
+        (
+            format_scan("p = Neg(s) q = Neg(t)", "y, v_out, k_out"),
+            ["made of nothing", "updated by Neg"],
+        ),
     ],
 )
 def test_the_states_of_a_scan_are_followed(node: str, expected: list[str]) -> None:
-    assert flows(node) == expected
+    assert trace_flows(node) == expected
 
 
 def test_a_loop_that_does_not_fit_its_body_is_untraced() -> None:
-    def shortened(built: ModelProto) -> None:
-        del built.graph.node[0].attribute[0].g.input[-1]
+    def shortened(model: ModelProto) -> None:
+        del model.graph.node[0].attribute[0].g.input[-1]
 
-    assert flows(loop("p = Neg(s) q = Neg(s)"), change=shortened) == [
+    assert trace_flows(format_loop("p = Neg(s) q = Neg(s)"), change=shortened) == [
         "untraced: the Loop does not fit its body"
     ] * 2  # fmt: skip
 
 
 # Local functions
 
-LAYER = function(
+LAYER = format_function(
     "layer (h, i, k, v) => (h_out, k_out, v_out)",
     """
     key = MatMul(h, h)  value = MatMul(h, key)
@@ -364,7 +386,7 @@ SCATTERED = ["updated by CtxScatter", "updated by ScatterND"]
 
 
 def test_a_layer_as_a_function_is_followed_into() -> None:
-    assert flows(CALLS, LAYER, LAYERS) == SCATTERED * 2
+    assert trace_flows(CALLS, LAYER, LAYERS) == SCATTERED * 2
 
 
 @pytest.mark.parametrize(
@@ -375,8 +397,8 @@ def test_a_layer_as_a_function_is_followed_into() -> None:
         (CALLS, LAYER.replace("Scatter(k,", "Scatter(h,"), ["made of nothing", SCATTERED[1]]),
         (CALLS, LAYER.replace("ScatterND(v, i, value)", "Identity(v)"), [SCATTERED[0], "passed"]),
         (CALLS.replace("x, i, k0, v0", "x, i, v0, k0"), LAYER, ["made of v0", "made of k0"]),
-        (renamed(CALLS, k0="v0", v0="k0"), LAYER, ["made of v0", "made of k0"]),
-        (renamed(CALLS, k0="k1", k1="k0"), LAYER, ["made of k1", SCATTERED[1]]),
+        (rename_values(CALLS, k0="v0", v0="k0"), LAYER, ["made of v0", "made of k0"]),
+        (rename_values(CALLS, k0="k1", k1="k0"), LAYER, ["made of k1", SCATTERED[1]]),
         (CALLS.replace("k0, v0)", "k1, v0)"), LAYER, ["made of k1", SCATTERED[1]]),
         (CALLS.replace("i, k0, v0)", "i, x, v0)"), LAYER, ["made of nothing", SCATTERED[1]]),
     ],
@@ -384,18 +406,20 @@ def test_a_layer_as_a_function_is_followed_into() -> None:
 def test_faults_in_a_function_and_around_it_are_found(
     calls: str, layer: str, expected: list[str]
 ) -> None:
-    for found, part in zip(flows(calls, layer, LAYERS), expected, strict=False):
-        assert part in found
+    for description, part in zip(trace_flows(calls, layer, LAYERS), expected, strict=False):
+        assert part in description
 
 
 def test_functions_in_functions_are_followed_and_the_scatter_named_where_it_is_called() -> None:
-    scatter = function("CtxScatter (d, i, u) => (o)", "o = ScatterND(d, i, u)")
+    scatter = format_function("CtxScatter (d, i, u) => (o)", "o = ScatterND(d, i, u)")
     scatter = scatter.replace('domain: "local"', 'domain: "com.qualcomm.cloud"')
-    built = model(CALLS, LAYER.replace("k_out = com", "[inner] k_out = com") + scatter, LAYERS)
-    built.graph.node[0].name = "first"
-    found = trace_buffer_flows(built, map(pair, LAYERS.split()))
-    assert [told(flow) for flow in found] == SCATTERED * 2
-    assert found[0].updated_by == ("CtxScatter", "inner in first")
+    model = build_model(
+        CALLS, LAYER.replace("k_out = com", "[inner] k_out = com") + scatter, LAYERS
+    )
+    model.graph.node[0].name = "first"
+    flows = trace_buffer_flows(model, map(build_pair, LAYERS.split()))
+    assert [describe_flow(flow) for flow in flows] == SCATTERED * 2
+    assert flows[0].updated_by == ("CtxScatter", "inner in first")
 
 
 def test_one_summary_serves_every_call_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,44 +433,46 @@ def test_one_summary_serves_every_call_of_a_function(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("onnxkvrename.verification.tracing.sort_operations", counted)
     buffers = " ".join(f"k{n} v{n}" for n in range(94))
     calls = [f"h{n + 1}, k{n}_out, v{n}_out = local.layer(h{n}, i, k{n}, v{n})" for n in range(94)]
-    assert flows(f"h0 = Neg(x) {' '.join(calls)}", LAYER, buffers) == SCATTERED * 94
+    assert trace_flows(f"h0 = Neg(x) {' '.join(calls)}", LAYER, buffers) == SCATTERED * 94
     assert followed.count(("h_out", "k_out", "v_out")) == 1
 
 
 def test_a_function_that_calls_itself_is_untraced() -> None:
-    circle = function("one (a) => (b)", "b = local.two(a)") + function(
+    circle = format_function("one (a) => (b)", "b = local.two(a)") + format_function(
         "two (a) => (b)", "b = local.one(a)"
     )
-    assert flows(f"k_out = local.one(k) {SOUND_V}", circle)[0].endswith("calls itself")
-    assert flows(f"k_out = local.one(v) {SOUND_V}", circle)[0] == "made of v"
+    assert trace_flows(f"k_out = local.one(k) {SOUND_V}", circle)[0].endswith("calls itself")
+    assert trace_flows(f"k_out = local.one(v) {SOUND_V}", circle)[0] == "made of v"
 
 
 def test_a_branch_in_a_function_is_judged_by_what_the_call_gives_it() -> None:
-    body = branches("t = ScatterND(k, i, u)", "e = Identity(u)").replace(SOUND_V, "")
-    update = function("update (c, k, i, u) => (k_out)", body)
+    body = format_if("t = ScatterND(k, i, u)", "e = Identity(u)").replace(SOUND_V, "")
+    update = format_function("update (c, k, i, u) => (k_out)", body)
     call = f"k_out = local.update(c, k, i, new) {SOUND_V}"
-    assert flows(f"new = MatMul(x, x) {call}", update)[0] == "updated by ScatterND"
-    assert flows(f"new = Neg(v) {call}", update)[0] == "made of v"
+    assert trace_flows(f"new = MatMul(x, x) {call}", update)[0] == "updated by ScatterND"
+    assert trace_flows(f"new = Neg(v) {call}", update)[0] == "made of v"
 
 
 @pytest.mark.parametrize(("overloaded", "expected"), [(0, "made of v"), (1, "updated by Neg")])
 def test_functions_are_told_apart_by_their_overload(overloaded: int, expected: str) -> None:
-    def overload(built: ModelProto) -> None:
-        built.functions[overloaded].overload = built.graph.node[0].overload = "second"
+    def overload(model: ModelProto) -> None:
+        model.functions[overloaded].overload = model.graph.node[0].overload = "second"
 
-    both = function("f (a, b) => (c)", "c = Neg(a)") + function("f (a, b) => (c)", "c = Neg(b)")
-    assert flows(f"k_out = local.f(v, k) {SOUND_V}", both, change=overload)[0] == expected
+    both = format_function("f (a, b) => (c)", "c = Neg(a)") + format_function(
+        "f (a, b) => (c)", "c = Neg(b)"
+    )
+    assert trace_flows(f"k_out = local.f(v, k) {SOUND_V}", both, change=overload)[0] == expected
 
 
 def test_doubt_is_carried_through_a_call() -> None:
-    turned = function("f (a) => (b)", "b = Neg(a)")
-    found = flows(f"new = far.Pick(k, v) k_out = local.f(new) {SOUND_V}", turned)[0]
-    assert found == "untraced: Pick of far has no body in the model"
+    turned = format_function("f (a) => (b)", "b = Neg(a)")
+    description = trace_flows(f"new = far.Pick(k, v) k_out = local.f(new) {SOUND_V}", turned)[0]
+    assert description == "untraced: Pick of far has no body in the model"
 
 
 def test_a_function_may_be_given_fewer_arguments_than_it_takes() -> None:
-    taking = function("f (a, b) => (c)", "c = Concat<axis = 0>(a, b)")
-    assert flows(f"k_out = local.f(k) {SOUND_V}", taking)[0] == "updated by Concat"
+    taking = format_function("f (a, b) => (c)", "c = Concat<axis = 0>(a, b)")
+    assert trace_flows(f"k_out = local.f(k) {SOUND_V}", taking)[0] == "updated by Concat"
 
 
 # Hostile models
@@ -455,24 +481,28 @@ def test_a_function_may_be_given_fewer_arguments_than_it_takes() -> None:
 def test_long_chains_and_many_functions_need_no_stack() -> None:
     chain = [f"a{n + 1} = Neg(a{n})" for n in range(10_000)]
     nodes = f"a0 = Neg(k) {' '.join(chain)} k_out = Neg(a10000) v_out = local.f0(v)"
-    functions = [function(f"f{n} (a) => (b)", f"b = local.f{n + 1}(a)") for n in range(2_000)]
-    functions.append(function("f2000 (a) => (b)", "b = Neg(a)"))
-    assert flows(nodes, " ".join(functions)) == ["updated by Neg"] * 2
+    functions = [
+        format_function(f"f{n} (a) => (b)", f"b = local.f{n + 1}(a)") for n in range(2_000)
+    ]
+    functions.append(format_function("f2000 (a) => (b)", "b = Neg(a)"))
+    assert trace_flows(nodes, " ".join(functions)) == ["updated by Neg"] * 2
 
 
 def test_functions_that_double_and_loops_in_loops_cost_no_more_than_their_text() -> None:
     doubling = [
-        function(f"f{n} (a) => (b)", f"c = local.f{n + 1}(a) b = local.f{n + 1}(c)")
+        format_function(f"f{n} (a) => (b)", f"c = local.f{n + 1}(a) b = local.f{n + 1}(c)")
         for n in range(50)
     ]
-    doubling.append(function("f50 (a) => (b)", "b = Neg(a)"))
+    doubling.append(format_function("f50 (a) => (b)", "b = Neg(a)"))
     nested = "p20 = Neg(s20)"
     for depth in range(20, 0, -1):
         nested = f"""p{depth - 1} = Loop (n, c, s{depth - 1}) <body = g (
             int64 r{depth}, bool go{depth}, float s{depth}) => (bool on{depth}, float p{depth})
             {{ on{depth} = Identity(go{depth}) {nested} }}>"""
     nested = nested.replace("s0)", "v)").replace("p0 =", "v_out =")
-    assert flows(f"k_out = local.f0(k) {nested}", " ".join(doubling)) == ["updated by Neg"] * 2
+    assert (
+        trace_flows(f"k_out = local.f0(k) {nested}", " ".join(doubling)) == ["updated by Neg"] * 2
+    )
 
 
 def test_states_that_change_places_without_end_are_not_proved() -> None:
@@ -482,19 +512,21 @@ def test_states_that_change_places_without_end_are_not_proved() -> None:
     node = f"""{", ".join(f"{name}_out" for name in names)} = Loop (n, c, {", ".join(names)})
         <body = g (int64 r, bool go, {states}) => (bool on, {states.replace("s", "p")})
         {{ on = Identity(go) {turned} }}>"""
-    found = flows(node, buffers=" ".join(names))
-    assert not [each for each in found if each.startswith(("updated", "passed"))]
+    descriptions = trace_flows(node, buffers=" ".join(names))
+    assert not [each for each in descriptions if each.startswith(("updated", "passed"))]
 
 
 def test_names_that_are_not_utf_8_are_followed_like_others() -> None:
-    built = model(f"k_out = Neg(k) {SOUND_V}", buffers="k v").SerializeToString()
-    hostile = ModelProto.FromString(
-        built.replace(b"k_out", b"k\xff\xfeut").replace(b"\x01k", b"\x01\xff")
+    data = build_model(f"k_out = Neg(k) {SOUND_V}", buffers="k v").SerializeToString()
+    model = ModelProto.FromString(
+        data.replace(b"k_out", b"k\xff\xfeut").replace(b"\x01k", b"\x01\xff")
     )
-    given, made = (raw.decode("utf-8", "surrogateescape") for raw in (b"\xff", b"k\xff\xfeut"))
-    ends = [PairSide(Value(name, "FLOAT", None), "", name) for name in (given, made)]
-    (flow,) = trace_buffer_flows(hostile, [KvPair("attention", "", "k", 0, *ends)])
-    assert told(flow) == "updated by Neg"
+    input_name, output_name = (
+        raw.decode("utf-8", "surrogateescape") for raw in (b"\xff", b"k\xff\xfeut")
+    )
+    sides = [PairSide(Value(name, "FLOAT", None), "", name) for name in (input_name, output_name)]
+    (flow,) = trace_buffer_flows(model, [KvPair("attention", "", "k", 0, *sides)])
+    assert describe_flow(flow) == "updated by Neg"
 
 
 # Findings
@@ -504,7 +536,7 @@ def test_names_that_are_not_utf_8_are_followed_like_others() -> None:
     ("nodes", "finding"),
     [
         (
-            f"k_out = {WRITTEN}(v, i, x)",
+            f"k_out = {SCATTER}(v, i, x)",
             ("KV110", "error", "k_out", "is made of v, not of its own input k"),
         ),
         (
@@ -533,15 +565,19 @@ def test_names_that_are_not_utf_8_are_followed_like_others() -> None:
     ],
 )
 def test_each_fault_has_its_finding(nodes: str, finding: tuple[str, ...]) -> None:
-    (found,) = check_buffer_flows(trace_buffer_flows(model(f"{nodes} {SOUND_V}"), map(pair, "kv")))
-    assert found[:4] == finding
+    (first,) = check_buffer_flows(
+        trace_buffer_flows(build_model(f"{nodes} {SOUND_V}"), map(build_pair, "kv"))
+    )
+    assert first[:4] == finding
 
 
 def test_a_sound_model_has_no_findings() -> None:
     assert (
         list(
             check_buffer_flows(
-                trace_buffer_flows(model(DECODER, buffers=LAYERS), map(pair, LAYERS.split()))
+                trace_buffer_flows(
+                    build_model(DECODER, buffers=LAYERS), map(build_pair, LAYERS.split())
+                )
             )
         )
         == []
@@ -549,58 +585,58 @@ def test_a_sound_model_has_no_findings() -> None:
 
 
 def test_a_pair_with_one_side_missing_is_left_to_other_checks() -> None:
-    half = pair("k")._replace(input=None)
-    found = trace_buffer_flows(model(f"k_out = Neg(v) {SOUND_V}"), [half, pair("v")])
-    assert [(flow.pair.buffer, flow.verdict) for flow in found] == [("v", "updated")]
+    half = build_pair("k")._replace(input=None)
+    flows = trace_buffer_flows(build_model(f"k_out = Neg(v) {SOUND_V}"), [half, build_pair("v")])
+    assert [(flow.pair.buffer, flow.verdict) for flow in flows] == [("v", "updated")]
 
 
 # Whole files
 
 
-def of_file(path: Path, change: Callable[[ModelProto], object] = id) -> tuple[BufferFlow, ...]:
+def trace_file(path: Path, change: Callable[[ModelProto], object] = id) -> tuple[BufferFlow, ...]:
     """The flows in a file, after a change to the model."""
     source = ByteSource.from_bytes(path.read_bytes())
     pairs = build_rename_plan(
         read_signature(source), load_rules(), TokenChange(None, strip=True)
     ).pairs
-    built = read_model_without_weights(source)
-    change(built)
-    return trace_buffer_flows(built, pairs)
+    model = read_model_without_weights(source)
+    change(model)
+    return trace_buffer_flows(model, pairs)
 
 
 @pytest.mark.parametrize(
     "path", sorted(FIXTURES.rglob("*.onnx")), ids=lambda path: str(path.relative_to(FIXTURES))
 )
 def test_every_buffer_of_every_fixture_is_proved(path: Path) -> None:
-    found = of_file(path)
-    assert {flow.verdict for flow in found} <= {"updated"}
-    assert bool(found) == (path.name != "encoder.onnx")
+    flows = trace_file(path)
+    assert {flow.verdict for flow in flows} <= {"updated"}
+    assert bool(flows) == (path.name != "encoder.onnx")
 
 
-def exported(*kinds: str) -> list[str]:
+def list_exports(*kinds: str) -> list[str]:
     """Real exports, by their paths."""
-    found = sorted(path for kind in kinds for path in EXPORTS.glob(f"*/{kind}-*/**/*.onnx"))
-    return [str(path.relative_to(EXPORTS)) for path in found]
+    flows = sorted(path for kind in kinds for path in EXPORTS.glob(f"*/{kind}-*/**/*.onnx"))
+    return [str(path.relative_to(EXPORTS)) for path in flows]
 
 
 real = pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"no real exports: {EXPORTS} is not there")
-DECODERS = [path for path in exported("plain") if "Encoder" not in path]
+DECODERS = [path for path in list_exports("plain") if "Encoder" not in path]
 
 
 @real
-@pytest.mark.parametrize("path", exported("plain", "VLLM"))
+@pytest.mark.parametrize("path", list_exports("plain", "VLLM"))
 def test_every_buffer_of_a_real_export_is_proved(path: str) -> None:
-    found = of_file(EXPORTS / path)
-    updated = {flow.updated_by.op_type for flow in found if flow.updated_by is not None}
-    assert {flow.verdict for flow in found} <= {"updated"}
+    flows = trace_file(EXPORTS / path)
+    updated = {flow.updated_by.op_type for flow in flows if flow.updated_by is not None}
+    assert {flow.verdict for flow in flows} <= {"updated"}
     assert updated <= {"CtxScatter", "CtxScatterCB", "Concat"}
-    assert bool(found) == ("Encoder" not in path and not path.startswith(BROKEN))
+    assert bool(flows) == ("Encoder" not in path and not path.startswith(BROKEN))
 
 
-def exchange(built: ModelProto, one: str, other: str) -> None:
+def exchange_outputs(model: ModelProto, first: str, second: str) -> None:
     """Let two outputs change names, wherever the graph sees them."""
-    names = {one: other, other: one}
-    for node in built.graph.node:
+    names = {first: second, second: first}
+    for node in model.graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
 
@@ -608,24 +644,26 @@ def exchange(built: ModelProto, one: str, other: str) -> None:
 @real
 @pytest.mark.parametrize("path", DECODERS)
 def test_two_outputs_that_are_exchanged_in_a_real_export_are_found(path: str) -> None:
-    ends = [flow.pair.output for flow in of_file(EXPORTS / path)]
-    names = [end.old_name for end in ends if end is not None]
-    for one, other in ((names[0], names[1]), (names[0], names[-1])):
-        found = of_file(EXPORTS / path, partial(exchange, one=one, other=other))
+    sides = [flow.pair.output for flow in trace_file(EXPORTS / path)]
+    names = [side.old_name for side in sides if side is not None]
+    for first, second in ((names[0], names[1]), (names[0], names[-1])):
+        flows = trace_file(EXPORTS / path, partial(exchange_outputs, first=first, second=second))
         wrong = {
-            flow.pair.output.old_name for flow in found if flow.verdict == "not from its input"
+            flow.pair.output.old_name for flow in flows if flow.verdict == "not from its input"
         }
-        assert wrong == {one, other}
-        assert {flow.verdict for flow in found} <= {"updated", "not from its input"}
+        assert wrong == {first, second}
+        assert {flow.verdict for flow in flows} <= {"updated", "not from its input"}
 
 
 @real
 @pytest.mark.parametrize("path", [path for path in DECODERS if "subfn" in path])
 def test_key_and_value_exchanged_in_the_function_of_a_real_export_are_found(path: str) -> None:
-    def exchanged(built: ModelProto) -> None:
-        (layer,) = [item for item in built.functions if "DecoderLayer" in item.name]
+    def exchanged(model: ModelProto) -> None:
+        (layer,) = [item for item in model.functions if "DecoderLayer" in item.name]
         scatters = [node for node in layer.node if node.op_type == "CtxScatter"]
         key, value = (node.input[0] for node in scatters)
         scatters[0].input[0], scatters[1].input[0] = value, key
 
-    assert {flow.verdict for flow in of_file(EXPORTS / path, exchanged)} == {"not from its input"}
+    assert {flow.verdict for flow in trace_file(EXPORTS / path, exchanged)} == {
+        "not from its input"
+    }

@@ -16,7 +16,7 @@ from onnxkvrename.verification.graph_bodies import (
 )
 
 
-def model(nodes: str, functions: str = "") -> ModelProto:
+def build_model(nodes: str, functions: str = "") -> ModelProto:
     """A model of these nodes, in ONNX text; its inputs are ``x`` and ``c``, its weight ``w``."""
     return onnx.parser.parse_model(
         f"""<ir_version: 10, opset_import: ["": 18, "local": 1]>
@@ -24,34 +24,42 @@ def model(nodes: str, functions: str = "") -> ModelProto:
     )
 
 
-def main(nodes: str) -> Body:
-    return build_graph_body(model(nodes).graph)
+def build_main_body(nodes: str) -> Body:
+    return build_graph_body(build_model(nodes).graph)
 
 
-def everything(_: object, operands: int) -> range:
+def select_all_operands(_: object, operands: int) -> range:
     return range(operands)
 
 
-def made(body: Body, *names: str, leads: OperandSelector = everything) -> list[str]:
+def list_sorted_outputs(
+    body: Body, *names: str, select_operands: OperandSelector = select_all_operands
+) -> list[str]:
     """What the nodes behind some values make, in their order."""
-    return [" ".join(each.outputs) for each in sort_operations(body, names, leads)]
+    return [
+        " ".join(operation.outputs) for operation in sort_operations(body, names, select_operands)
+    ]
 
 
 def test_only_the_nodes_behind_a_value_are_given() -> None:
-    body = main("a = Neg(x) b = Neg(a) d = Abs(x) y = Add(b, x)")
-    assert made(body, "y") == ["a", "b", "y"]
-    assert made(body, "d", "a") == ["a", "d"]
-    assert made(body, "x", "nowhere") == []
+    body = build_main_body("a = Neg(x) b = Neg(a) d = Abs(x) y = Add(b, x)")
+    assert list_sorted_outputs(body, "y") == ["a", "b", "y"]
+    assert list_sorted_outputs(body, "d", "a") == ["a", "d"]
+    assert list_sorted_outputs(body, "x", "nowhere") == []
 
 
 def test_an_operand_that_leads_nowhere_is_not_followed() -> None:
-    body = main("a = Neg(x) b = Neg(x) y = Add(a, b)")
+    body = build_main_body("a = Neg(x) b = Neg(x) y = Add(a, b)")
     first = lambda function, _: {("", "Add", ""): [1]}.get(function, [0])  # noqa: E731
-    assert made(body, "y", leads=first) == ["b", "y"]
+    assert list_sorted_outputs(body, "y", select_operands=first) == ["b", "y"]
 
 
 def test_nodes_come_behind_those_they_read_whatever_the_order_of_the_file() -> None:
-    assert made(main("y = Neg(b) b = Neg(a) a = Neg(x)"), "y") == ["a", "b", "y"]
+    assert list_sorted_outputs(build_main_body("y = Neg(b) b = Neg(a) a = Neg(x)"), "y") == [
+        "a",
+        "b",
+        "y",
+    ]
 
 
 IF = """y = If (c) <
@@ -61,15 +69,15 @@ IF = """y = If (c) <
 
 
 def test_what_a_subgraph_sees_of_the_values_around_it() -> None:
-    body = main(f"a = Neg(x) b = Abs(x) d = Neg(x) {IF}")
+    body = build_main_body(f"a = Neg(x) b = Abs(x) d = Neg(x) {IF}")
     then, other = body.subgraphs[3].values()
     assert list_captured_names(then) == ("a", "w")
     assert list_captured_names(other) == ("a", "b")
-    assert made(body, "y") == ["a", "b", "y"]
+    assert list_sorted_outputs(body, "y") == ["a", "b", "y"]
 
 
 def test_an_outer_value_that_a_subgraph_hands_on_is_seen_too() -> None:
-    graph = model(f"a = Neg(x) b = Neg(x) {IF}").graph
+    graph = build_model(f"a = Neg(x) b = Neg(x) {IF}").graph
     graph.node[2].attribute[0].g.output[0].name = "b"
     assert "b" in list_captured_names(build_graph_body(graph).subgraphs[2]["then_branch"])
 
@@ -83,36 +91,36 @@ def test_an_outer_value_that_a_subgraph_hands_on_is_seen_too() -> None:
 )
 def test_nodes_without_an_order_cannot_be_read(nodes: str, why: str) -> None:
     with pytest.raises(UntraceableError, match=why):
-        made(main(nodes), "y")
+        list_sorted_outputs(build_main_body(nodes), "y")
 
 
-def function(head: str, nodes: str) -> str:
+def format_function(head: str, nodes: str) -> str:
     return f'<opset_import: ["": 18, "local": 1], domain: "local"> {head} {{ {nodes} }}'
 
 
-def ordered(nodes: str, *functions: str) -> list[str]:
+def sort_function_names(nodes: str, *functions: str) -> list[str]:
     """The functions in use, from the bottom up."""
-    built = model(nodes, " ".join(functions))
-    keys = sort_functions_bottom_up(build_graph_body(built.graph), build_function_bodies(built))
+    model = build_model(nodes, " ".join(functions))
+    keys = sort_functions_bottom_up(build_graph_body(model.graph), build_function_bodies(model))
     return [name for _, name, _ in keys]
 
 
 CHAIN = (
-    function("f (a) => (b)", "d = local.g(a) b = local.h(d)"),
-    function("g (a) => (b)", "b = local.h(a)"),
-    function("h (a) => (b)", "b = Neg(a)"),
-    function("idle (a) => (b)", "b = local.h(a)"),
+    format_function("f (a) => (b)", "d = local.g(a) b = local.h(d)"),
+    format_function("g (a) => (b)", "b = local.h(a)"),
+    format_function("h (a) => (b)", "b = Neg(a)"),
+    format_function("idle (a) => (b)", "b = local.h(a)"),
 )
 
 
 def test_a_function_comes_behind_those_it_calls_and_only_if_it_is_called() -> None:
-    assert ordered("y = local.f(x)", *CHAIN) == ["h", "g", "f"]
+    assert sort_function_names("y = local.f(x)", *CHAIN) == ["h", "g", "f"]
 
 
 def test_calls_in_subgraphs_count() -> None:
-    assert ordered(IF.replace("Add(a, w)", "local.g(w)"), *CHAIN) == ["h", "g"]
+    assert sort_function_names(IF.replace("Add(a, w)", "local.g(w)"), *CHAIN) == ["h", "g"]
 
 
 def test_a_circle_of_functions_comes_to_an_end() -> None:
-    one, two = (function(f"{a} (p) => (q)", f"q = local.{b}(p)") for a, b in ("fg", "gf"))
-    assert ordered("y = local.f(x)", one, two) == ["g", "f"]
+    one, two = (format_function(f"{a} (p) => (q)", f"q = local.{b}(p)") for a, b in ("fg", "gf"))
+    assert sort_function_names("y = local.f(x)", one, two) == ["g", "f"]

@@ -20,17 +20,17 @@ FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
 
 
-def refused(model: ModelProto) -> list[str]:
+def list_refusals(model: ModelProto) -> list[str]:
     """What is said of a model without its weights."""
-    shown = read_model_without_weights(ByteSource.from_bytes(model.SerializeToString()))
-    before = shown.SerializeToString()
-    found = list(check_onnx_validity(shown))
-    assert shown.SerializeToString() == before
-    assert {(finding.code, finding.severity) for finding in found} <= {("KV115", "error")}
-    return [finding.message for finding in found]
+    stripped = read_model_without_weights(ByteSource.from_bytes(model.SerializeToString()))
+    before = stripped.SerializeToString()
+    findings = list(check_onnx_validity(stripped))
+    assert stripped.SerializeToString() == before
+    assert {(finding.code, finding.severity) for finding in findings} <= {("KV115", "error")}
+    return [finding.message for finding in findings]
 
 
-def refused_by_onnx(model: ModelProto) -> bool:
+def is_refused_by_onnx(model: ModelProto) -> bool:
     """Whether onnx refuses the model with all its weights."""
     try:
         onnx.checker.check_model(model)
@@ -39,7 +39,7 @@ def refused_by_onnx(model: ModelProto) -> bool:
     return False
 
 
-def large(model: ModelProto) -> None:
+def add_large_weights(model: ModelProto) -> None:
     """Give the model weights of every kind, all large."""
     model.graph.initializer.extend(
         [
@@ -59,12 +59,12 @@ def large(model: ModelProto) -> None:
 
 def test_a_model_with_large_weights_of_every_kind_is_sound() -> None:
     model = decoder()
-    large(model)
-    assert not refused_by_onnx(model)
-    assert refused(model) == []
+    add_large_weights(model)
+    assert not is_refused_by_onnx(model)
+    assert list_refusals(model) == []
 
 
-def of_weight(**data: object) -> Callable[[ModelProto], None]:
+def add_weight(**data: object) -> Callable[[ModelProto], None]:
     return lambda model: model.graph.initializer.append(weight("broken", **data))
 
 
@@ -194,10 +194,10 @@ def test_what_onnx_refuses_is_refused_without_the_weights_too(
     breaks: Callable[[ModelProto], None],
 ) -> None:
     model = decoder()
-    large(model)
+    add_large_weights(model)
     breaks(model)
-    assert refused_by_onnx(model)
-    (message,) = refused(model)
+    assert is_refused_by_onnx(model)
+    (message,) = list_refusals(model)
     assert message.startswith("is refused by onnx's checker: ")
     assert "\n" not in message
 
@@ -225,14 +225,14 @@ TENSORS = [
 @pytest.mark.parametrize("data", TENSORS)
 def test_whether_data_fit_their_tensor_is_judged_as_onnx_does(data: dict[str, object]) -> None:
     model = decoder()
-    of_weight(**data)(model)
-    assert bool(refused(model)) == refused_by_onnx(model)
+    add_weight(**data)(model)
+    assert bool(list_refusals(model)) == is_refused_by_onnx(model)
 
 
 def test_data_that_are_too_few_are_told_with_their_real_size() -> None:
     model = decoder()
-    of_weight(count=1001, raw_data=bytes(4000))(model)
-    assert refused(model) == [
+    add_weight(count=1001, raw_data=bytes(4000))(model)
+    assert list_refusals(model) == [
         "is refused by onnx's checker: "
         "broken has 4,000 bytes of raw_data, too few for its dims [1001]"
     ]
@@ -244,7 +244,7 @@ def test_large_tensors_are_judged_alike_wherever_they_stand(
 ) -> None:
     model = decoder()
     put(model)
-    assert bool(refused(model)) == refused_by_onnx(model)
+    assert bool(list_refusals(model)) == is_refused_by_onnx(model)
 
 
 def sound(model: ModelProto) -> None:
@@ -266,13 +266,13 @@ def test_domains_of_others_and_shapes_are_judged_as_onnx_does(
 ) -> None:
     model = decoder()
     change(model)
-    assert bool(refused(model)) == refused_by_onnx(model)
+    assert bool(list_refusals(model)) == is_refused_by_onnx(model)
 
 
 def test_a_domain_of_others_is_no_fault() -> None:
     model = decoder()
     sound(model)
-    assert refused(model) == []
+    assert list_refusals(model) == []
 
 
 def test_functions_that_double_take_no_time() -> None:
@@ -283,20 +283,20 @@ def test_functions_that_double_take_no_time() -> None:
         model.functions.append(make_function("local", f"f{n}", ["a"], ["b"], calls, opsets))
     last = [node("Neg", ["a"], ["b"])]
     model.functions.append(make_function("local", "f60", ["a"], ["b"], last, opsets))
-    assert refused(model) == []
+    assert list_refusals(model) == []
 
 
 def test_an_attribute_in_a_function_default_is_looked_at() -> None:
     model = decoder()
     model.functions.append(make_function("local", "f", [], [], [], [make_opsetid("", 18)]))
     model.functions[0].attribute_proto.append(make_attribute("a", weight()))
-    assert bool(refused(model)) == refused_by_onnx(model)
+    assert bool(list_refusals(model)) == is_refused_by_onnx(model)
 
 
 def test_external_data_need_not_be_there(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     shutil.copyfile(FIXTURES / "plain" / "external" / "decoder.onnx", path)
-    assert refused(onnx.load(path, load_external_data=False)) == []
+    assert list_refusals(onnx.load(path, load_external_data=False)) == []
 
 
 FILES = [*FIXTURES.rglob("*.onnx"), *EXPORTS.rglob("*.onnx")]
@@ -305,12 +305,12 @@ FILES = [*FIXTURES.rglob("*.onnx"), *EXPORTS.rglob("*.onnx")]
 @pytest.mark.parametrize("path", FILES, ids=lambda path: "-".join(path.parts[-3:]))
 def test_a_whole_file_is_judged_as_onnx_judges_it(path: Path) -> None:
     onnx.checker.check_model(str(path))
-    assert refused(onnx.load(path, load_external_data=False)) == []
+    assert list_refusals(onnx.load(path, load_external_data=False)) == []
 
 
 def test_names_that_are_not_utf_8_are_judged_without_a_crash() -> None:
     data = models.decoder(node("Neg", ["nowhere!!"], ["y"])).SerializeToString()
-    shown = read_model_without_weights(
+    stripped = read_model_without_weights(
         ByteSource.from_bytes(data.replace(b"nowhere!!", b"nowhere\xff\xfe"))
     )
-    assert [finding.code for finding in check_onnx_validity(shown)] == ["KV115"]
+    assert [finding.code for finding in check_onnx_validity(stripped)] == ["KV115"]

@@ -20,9 +20,9 @@ ADD, CONCAT = NodeLocation("Add", "add"), NodeLocation("Concat", "join")
 MOVED, CHANGED = OperandFlow(0, makes_new_state=False), OperandFlow(0, is_computed=True)
 
 
-def costs(origin: Origin) -> list[dict[int, tuple[int, int]]]:
+def list_costs(origin: Origin) -> list[dict[int, tuple[int, int]]]:
     """The cost of each source, outcome by outcome."""
-    return [{number: way.cost for (number, _), way in ways.items()} for ways in origin.outcomes]
+    return [{number: path.cost for (number, _), path in paths.items()} for paths in origin.outcomes]
 
 
 def test_a_value_that_is_moved_comes_from_where_it_came_from() -> None:
@@ -37,12 +37,12 @@ def test_each_step_costs_and_the_last_one_is_where_the_state_is_made() -> None:
     twice = carry_origin(carry_origin(build_source_origin(0), CHANGED, CONCAT), CHANGED, ADD)
     assert twice.outcomes == ({(0, True): FlowPath((0, 2), ADD)},)
     written = carry_origin(build_source_origin(0), OperandFlow(2, overwrites=True), CONCAT)
-    assert costs(written) == [{0: (1, 0)}]
+    assert list_costs(written) == [{0: (1, 0)}]
 
 
 def test_of_two_ways_from_one_source_the_cheaper_counts() -> None:
     far = carry_origin(build_source_origin(0), CHANGED, ADD)
-    assert costs(join_origins([far, build_source_origin(0), build_source_origin(1)])) == [
+    assert list_costs(join_origins([far, build_source_origin(0), build_source_origin(1)])) == [
         {0: (0, 0), 1: (0, 0)}
     ]
 
@@ -54,12 +54,12 @@ def test_what_is_mixed_is_touched_and_carried_no_further() -> None:
 
 
 def test_branches_with_different_results_are_kept_apart() -> None:
-    assert costs(
+    assert list_costs(
         combine_alternatives(
             [build_source_origin(0), build_source_origin(1), build_source_origin(0)]
         )
     ) == [{0: (0, 0)}, {1: (0, 0)}]
-    assert costs(combine_alternatives([NO_ORIGIN, build_source_origin(1)])) == [{1: (0, 0)}]
+    assert list_costs(combine_alternatives([NO_ORIGIN, build_source_origin(1)])) == [{1: (0, 0)}]
 
 
 def test_too_many_different_results_leave_doubt() -> None:
@@ -67,15 +67,15 @@ def test_too_many_different_results_leave_doubt() -> None:
         combine_alternatives([build_source_origin(n) for n in range(count)]) for count in (4, 5)
     )
     assert len(few.outcomes) == 4
-    assert [set(ways) for ways in many.outcomes] == [{(n, False) for n in range(5)}]
+    assert [set(paths) for paths in many.outcomes] == [{(n, False) for n in range(5)}]
 
 
 def test_branches_are_told_apart_by_what_is_nearest_to_them() -> None:
     further = [carry_origin(build_source_origin(n), CHANGED, ADD) for n in range(1, 9)]
-    (ways,) = combine_alternatives(
+    (paths,) = combine_alternatives(
         [join_origins([build_source_origin(0), far]) for far in further]
     ).outcomes
-    assert set(select_cheapest_paths(ways)) == {(0, True)}
+    assert set(select_cheapest_paths(paths)) == {(0, True)}
 
 
 def test_of_branches_that_come_from_one_source_the_one_that_makes_a_state_is_told() -> None:
@@ -85,13 +85,15 @@ def test_of_branches_that_come_from_one_source_the_one_that_makes_a_state_is_tol
 
 
 def test_doubt_stays_with_a_way() -> None:
-    unsure = carry_origin(
+    uncertain = carry_origin(
         build_uncertain_origin([build_source_origin(0), build_source_origin(1)], "because"),
         CHANGED,
         ADD,
     )
-    assert {way.uncertainty for ways in unsure.outcomes for way in ways.values()} == {"because"}
-    assert select_cheapest_paths(join_origins([unsure, build_source_origin(1)]).outcomes[0]) == {
+    assert {path.uncertainty for paths in uncertain.outcomes for path in paths.values()} == {
+        "because"
+    }
+    assert select_cheapest_paths(join_origins([uncertain, build_source_origin(1)]).outcomes[0]) == {
         (1, True): FlowPath((0, 0))
     }
 
@@ -101,16 +103,16 @@ def test_a_summary_is_applied_to_what_a_call_is_given() -> None:
         [carry_origin(build_source_origin(0), CHANGED, ADD), build_source_origin(1)]
     )
     call = NodeLocation("layer", "first")
-    made = apply_summary(
+    origin = apply_summary(
         summary,
         [build_source_origin(7), carry_origin(build_source_origin(5), CHANGED, CONCAT)],
         call,
     )
     inner = NodeLocation("Add", "add in first")
-    assert made.outcomes == (
+    assert origin.outcomes == (
         {(7, True): FlowPath((0, 1), inner), (5, True): FlowPath((0, 1), CONCAT)},
     )
-    assert made.dependency_bits == 1 << 7 | 1 << 5
+    assert origin.dependency_bits == 1 << 7 | 1 << 5
 
 
 def test_a_formal_input_that_is_given_nothing_leaves_room_for_the_next() -> None:
@@ -120,4 +122,6 @@ def test_a_formal_input_that_is_given_nothing_leaves_room_for_the_next() -> None
             carry_origin(build_source_origin(1), OperandFlow(2, overwrites=True), ADD),
         ]
     )
-    assert costs(apply_summary(summary, [NO_ORIGIN, build_source_origin(3)], ADD)) == [{3: (1, 0)}]
+    assert list_costs(apply_summary(summary, [NO_ORIGIN, build_source_origin(3)], ADD)) == [
+        {3: (1, 0)}
+    ]

@@ -34,7 +34,7 @@ EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
 RULES = load_rules()
 
 
-def subject(path: Path) -> RunnableModel:
+def load_model(path: Path) -> RunnableModel:
     """A model with the pairs that the built-in rules find in it."""
     with open_model(path) as model:
         return RunnableModel(
@@ -42,18 +42,18 @@ def subject(path: Path) -> RunnableModel:
         )
 
 
-def saved(model: ModelProto, path: Path) -> RunnableModel:
-    return subject(models.saved(model, path))
+def save_model(model: ModelProto, path: Path) -> RunnableModel:
+    return load_model(models.saved(model, path))
 
 
-def told(findings: tuple[Finding, ...]) -> list[str]:
+def format_findings(findings: tuple[Finding, ...]) -> list[str]:
     return [f"{f.code} {f.name} {f.message}" for f in findings]
 
 
 # The loop.
 
 
-def counter(*nodes: NodeProto) -> ModelProto:
+def build_counter(*nodes: NodeProto) -> ModelProto:
     """A buffer that counts the steps, and one that never changes."""
     inputs = [info(name, 1, 2, dtype=TensorProto.INT64) for name in (KEY, VALUE)]
     outputs = [info(name, 1, 2, dtype=TensorProto.INT64) for name in (KEY_OUT, VALUE_OUT)]
@@ -66,7 +66,7 @@ def counter(*nodes: NodeProto) -> ModelProto:
 
 
 def test_what_a_step_retains_is_fed_to_the_next(tmp_path: Path) -> None:
-    model = saved(counter(), tmp_path / "m.onnx")
+    model = save_model(build_counter(), tmp_path / "m.onnx")
     key: ValueKey = ("", "past_key", "0")
     session = load_session(model.path, {KEY: key}, {})
     first = build_feed(session, session.inputs[0], 0, seed=5, cache_length=1)
@@ -80,14 +80,14 @@ def test_what_a_step_retains_is_fed_to_the_next(tmp_path: Path) -> None:
 
 
 def test_a_buffer_that_never_changes_is_told(tmp_path: Path) -> None:
-    run = run_retention_loop(saved(counter(), tmp_path / "m.onnx"))
+    run = run_retention_loop(save_model(build_counter(), tmp_path / "m.onnx"))
     assert run.retained_inputs == {KEY_OUT: KEY, VALUE_OUT: VALUE}
     assert run.unchanged_outputs == (VALUE_OUT,)
     assert run.findings == ()
 
 
 def test_vision_state_is_fed_back_too() -> None:
-    run = run_retention_loop(subject(FIXTURES / "plain" / "vlm_dual" / "decoder.onnx"))
+    run = run_retention_loop(load_model(FIXTURES / "plain" / "vlm_dual" / "decoder.onnx"))
     others = {
         name: into for name, into in run.retained_inputs.items() if not into.startswith("past_")
     }
@@ -104,13 +104,13 @@ def test_an_output_that_only_sounds_retained_is_not_fed_back(tmp_path: Path) -> 
     )
     for name in ("x_output", "flag_output"):
         model.graph.output.append(info(name, 1, dtype=TensorProto.BOOL))
-    run = run_retention_loop(saved(model, tmp_path / "m.onnx"))
+    run = run_retention_loop(save_model(model, tmp_path / "m.onnx"))
     assert run.retained_inputs == {KEY_OUT: KEY, VALUE_OUT: VALUE, "flag_output": "flag"}
     assert run.findings == ()
 
 
 def test_the_sizes_asked_for_are_those_it_ran_with() -> None:
-    run = run_retention_loop(subject(FIXTURES / "plain" / "hybrid.onnx"), dims={"ctx_len": 8})
+    run = run_retention_loop(load_model(FIXTURES / "plain" / "hybrid.onnx"), dims={"ctx_len": 8})
     assert run.dims == {"batch_size": 1, "ctx_len": 8, "seq_len": 2, "sliding_window": 8}
     shapes = {key: result.shape for key, result in run.step_results[0].items()}
     assert shapes["", "past_key", "0"] == shapes["", "past_key", "2"] == (1, 2, 8, 4)
@@ -131,14 +131,14 @@ def test_the_last_token_of_a_step_fills_the_cache(
 ) -> None:
     names = {KEY: KEY_OUT, VALUE: VALUE_OUT, "position_ids": "positions"}
     nodes = [node("Identity", [into], [out]) for into, out in names.items()]
-    ends = [
+    sides = [
         [info(side[0], *key), info(side[1], *value), info(side[2], 1, 2, dtype=TensorProto.INT64)]
         for side in (list(names), list(names.values()))
     ]
     opsets = [onnx.helper.make_opsetid("", 18)]
-    graph = onnx.helper.make_graph(nodes, "main", *ends)
+    graph = onnx.helper.make_graph(nodes, "main", *sides)
     model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    run = run_retention_loop(saved(model, tmp_path / "m.onnx"))
+    run = run_retention_loop(save_model(model, tmp_path / "m.onnx"))
     assert [step["positions",].digest for step in run.step_results] == [
         hashlib.sha256(np.array([n, last]).tobytes()).hexdigest() for n in range(3)
     ]
@@ -154,16 +154,16 @@ def test_the_last_token_of_a_step_fills_the_cache(
 def test_a_buffer_that_cannot_go_back_ends_the_loop(
     write: NodeProto, shape: tuple[int, ...], comes: str, tmp_path: Path
 ) -> None:
-    model = counter(write)
+    model = build_counter(write)
     dtype = TensorProto.INT32 if write.op_type == "Cast" else TensorProto.INT64
     model.graph.output[0].CopyFrom(info(KEY_OUT, *shape, dtype=dtype))
-    run, findings = check_retention(saved(model, tmp_path / "m.onnx"))
+    run, findings = check_retention(save_model(model, tmp_path / "m.onnx"))
     assert run is not None
     assert len(run.step_results) == 1
-    (found,) = findings
-    assert (found.code, found.severity, found.name) == ("KV118", "error", KEY_OUT)
-    said = rf"^comes out as {comes}, and cannot go back into {KEY}, tensor\(int64\) \[1, 2\]$"
-    assert re.search(said, found.message)
+    (finding,) = findings
+    assert (finding.code, finding.severity, finding.name) == ("KV118", "error", KEY_OUT)
+    pattern = rf"^comes out as {comes}, and cannot go back into {KEY}, tensor\(int64\) \[1, 2\]$"
+    assert re.search(pattern, finding.message)
 
 
 # Against a reference.
@@ -175,7 +175,7 @@ FIXED = sorted(
 
 @pytest.mark.parametrize("name", FIXED)
 def test_a_renamed_fixture_gives_what_it_gave_before(name: str) -> None:
-    plain, renamed = subject(FIXTURES / "plain" / name), subject(FIXTURES / "VLLM" / name)
+    plain, renamed = load_model(FIXTURES / "plain" / name), load_model(FIXTURES / "VLLM" / name)
     run, findings = check_retention(renamed, plain)
     assert findings == ()
     assert run is not None
@@ -185,11 +185,11 @@ def test_a_renamed_fixture_gives_what_it_gave_before(name: str) -> None:
     assert not kept & set(run.unchanged_outputs)
 
 
-def edited(tmp_path: Path, edit: Callable[[ModelProto], None]) -> RunnableModel:
+def save_edited(tmp_path: Path, edit: Callable[[ModelProto], None]) -> RunnableModel:
     """The decoder of two layers with the token, and something done to it."""
     model = onnx.load(FIXTURES / "VLLM" / "decoder.onnx")
     edit(model)
-    return saved(model, tmp_path / "edited.onnx")
+    return save_model(model, tmp_path / "edited.onnx")
 
 
 def swap(model: ModelProto) -> None:
@@ -214,19 +214,21 @@ def disconnect(model: ModelProto) -> None:
 def test_a_fault_behind_right_names_is_found(
     edit: Callable[[ModelProto], None], name: str, tmp_path: Path
 ) -> None:
-    reference = subject(FIXTURES / "plain" / "decoder.onnx")
-    _, findings = check_retention(edited(tmp_path, edit), reference)
-    (found,) = findings
-    assert (found.code, found.severity, found.name) == ("KV118", "error", name)
-    assert "in step 1 holds other values than with the reference" in found.message
-    _, alone = check_retention(edited(tmp_path, edit))
+    reference = load_model(FIXTURES / "plain" / "decoder.onnx")
+    _, findings = check_retention(save_edited(tmp_path, edit), reference)
+    (finding,) = findings
+    assert (finding.code, finding.severity, finding.name) == ("KV118", "error", name)
+    assert "in step 1 holds other values than with the reference" in finding.message
+    _, alone = check_retention(save_edited(tmp_path, edit))
     assert alone == ()
 
 
 def test_what_is_no_number_on_both_sides_is_equal(tmp_path: Path) -> None:
-    made = models.decoder(node("Sub", ["x", "x"], ["nought"]), node("Div", ["nought"] * 2, ["nan"]))
-    made.graph.output.append(info("nan"))
-    model = saved(made, tmp_path / "m.onnx")
+    built = models.decoder(
+        node("Sub", ["x", "x"], ["nought"]), node("Div", ["nought"] * 2, ["nan"])
+    )
+    built.graph.output.append(info("nan"))
+    model = save_model(built, tmp_path / "m.onnx")
     assert check_retention(model, model)[1] == ()
 
 
@@ -238,18 +240,18 @@ def unbounded(index: int) -> ModelProto:
 
 def test_a_model_that_fails_where_the_reference_runs_is_found(tmp_path: Path) -> None:
     sound, broken = (
-        saved(unbounded(index), tmp_path / f"{index}.onnx") for index in (0, (1 << 31) - 1)
+        save_model(unbounded(index), tmp_path / f"{index}.onnx") for index in (0, (1 << 31) - 1)
     )
     run, findings = check_retention(broken, sound)
     assert run is None
-    (text,) = told(findings)
+    (text,) = format_findings(findings)
     assert text.startswith("KV118  the reference runs, this does not: onnxruntime cannot run it")
     assert "the GatherND node /CtxGather is given the index INT32_MAX" in text
     with pytest.raises(ModelError, match=r"2147483647\.onnx: onnxruntime cannot run it as it is"):
         check_retention(sound, broken)
 
 
-def outcome(*steps: dict[str, OutputResult]) -> RetentionRun:
+def build_run(*steps: dict[str, OutputResult]) -> RetentionRun:
     """A run with these outputs, each key its own name."""
     keyed = tuple({(name,): result for name, result in step.items()} for step in steps)
     names = {key: key[0] for step in keyed for key in step}
@@ -261,7 +263,7 @@ WIDE, HALF = ONE._replace(shape=(1, 4)), ONE._replace(dtype="tensor(float16)")
 
 
 @pytest.mark.parametrize(
-    ("found", "expected", "said"),
+    ("steps", "expected_steps", "messages"),
     [
         ([{"x": ONE}, {"x": OTHER}], [{"x": ONE}, {"x": OTHER}], []),
         ([{"x": ONE}, {"x": OTHER}], [{"x": ONE}, {"x": ONE}],
@@ -280,14 +282,16 @@ WIDE, HALF = ONE._replace(shape=(1, 4)), ONE._replace(dtype="tensor(float16)")
     ],
 )  # fmt: skip
 def test_the_first_difference_is_named(
-    found: list[dict[str, OutputResult]], expected: list[dict[str, OutputResult]], said: list[str]
+    steps: list[dict[str, OutputResult]],
+    expected_steps: list[dict[str, OutputResult]],
+    messages: list[str],
 ) -> None:
-    findings = compare_runs(outcome(*found), outcome(*expected))
-    assert [f"{f.name} {f.message}" for f in findings] == said
+    findings = compare_runs(build_run(*steps), build_run(*expected_steps))
+    assert [f"{finding.name} {finding.message}" for finding in findings] == messages
 
 
 def test_two_runs_of_one_seed_are_equal_and_of_two_are_not() -> None:
-    model = subject(FIXTURES / "plain" / "decoder.onnx")
+    model = load_model(FIXTURES / "plain" / "decoder.onnx")
     assert run_retention_loop(model, seed=1) == run_retention_loop(model, seed=1)
     assert (
         run_retention_loop(model, seed=1).step_results
@@ -313,21 +317,21 @@ ENCODER, SAMPLER = "gemma3vlm_dual/Gemma3EncoderWrapper", "llama2l_sampler/Llama
 GROWING, BROKEN = "gemma3text/Gemma3ForCausalLMModel", "llama2l_dynamo_subfn/LlamaForCausalLM"
 
 
-def variant(kind: str) -> dict[str, Path]:
+def list_exports(kind: str) -> dict[str, Path]:
     return {
         f"{path.relative_to(EXPORTS).parts[0]}/{path.stem}": path
         for path in sorted(EXPORTS.glob(f"*/{kind}-*/**/*.onnx"))
     }
 
 
-PLAIN, TWIN = variant("plain"), variant("VLLM")
+PLAIN, TWIN = list_exports("plain"), list_exports("VLLM")
 real = pytest.mark.skipif(not PLAIN, reason=f"no real exports: {EXPORTS} is not there")
 
 
 @real
 @pytest.mark.parametrize("case", sorted(PLAIN.keys() - {ENCODER, SAMPLER, GROWING, BROKEN}))
 def test_an_export_with_the_token_gives_what_the_plain_one_gives(case: str) -> None:
-    plain, twin = subject(PLAIN[case]), subject(TWIN[case])
+    plain, twin = load_model(PLAIN[case]), load_model(TWIN[case])
     run, findings = check_retention(twin, plain)
     assert findings == ()
     assert run is not None
@@ -340,7 +344,7 @@ def test_an_export_with_the_token_gives_what_the_plain_one_gives(case: str) -> N
 
 @real
 def test_a_cache_that_grows_with_every_step_is_not_retained() -> None:
-    run, findings = check_retention(subject(TWIN[GROWING]), subject(PLAIN[GROWING]))
+    run, findings = check_retention(load_model(TWIN[GROWING]), load_model(PLAIN[GROWING]))
     assert run is not None
     assert {f.name for f in findings} == {name for name in run.retained_inputs if "_VLLM_" in name}
     assert "comes out as tensor(float) [1, 2, 34, 16], and cannot go back" in findings[0].message
@@ -348,19 +352,19 @@ def test_a_cache_that_grows_with_every_step_is_not_retained() -> None:
 
 @real
 def test_the_broken_export_with_the_token_is_found() -> None:
-    _, findings = check_retention(subject(TWIN[BROKEN]), subject(PLAIN[BROKEN]))
-    (text,) = told(findings)
+    _, findings = check_retention(load_model(TWIN[BROKEN]), load_model(PLAIN[BROKEN]))
+    (text,) = format_findings(findings)
     assert text.startswith("KV118 past_key.0_VLLM_RetainedState in step 1 holds other values")
-    assert check_retention(subject(PLAIN[BROKEN]))[1] == ()
+    assert check_retention(load_model(PLAIN[BROKEN]))[1] == ()
 
 
 @real
 def test_what_onnxruntime_cannot_run_is_said_with_the_reason() -> None:
     with pytest.raises(ModelError, match=r"has no Where \(of opset 16\) .* at node /Where_2$"):
-        run_retention_loop(subject(PLAIN[SAMPLER]))
+        run_retention_loop(load_model(PLAIN[SAMPLER]))
     with pytest.raises(ModelError, match=r"the Conv node .* fails: .*img_size=4"):
-        run_retention_loop(subject(PLAIN[ENCODER]))
-    run = run_retention_loop(subject(PLAIN[ENCODER]), dims={"img_size": 896})
+        run_retention_loop(load_model(PLAIN[ENCODER]))
+    run = run_retention_loop(load_model(PLAIN[ENCODER]), dims={"img_size": 896})
     assert run.retained_inputs == {}
 
 
@@ -368,6 +372,6 @@ def test_what_onnxruntime_cannot_run_is_said_with_the_reason() -> None:
 @pytest.mark.parametrize("dims", [{"seq_len": 1}, {"seq_len": 4, "ctx_len": 4}, {"batch_size": 2}])
 def test_an_export_runs_with_other_sizes(dims: dict[str, int]) -> None:
     case = "gemma3vlm_dual/Gemma3DecoderWrapper"
-    run = run_retention_loop(subject(PLAIN[case]), dims=dims)
+    run = run_retention_loop(load_model(PLAIN[case]), dims=dims)
     assert run.findings == ()
     assert run.dims.items() >= dims.items()

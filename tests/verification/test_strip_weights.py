@@ -28,17 +28,17 @@ DATA = (
 )
 
 
-def read(model: ModelProto) -> ModelProto:
+def strip(model: ModelProto) -> ModelProto:
     return read_model_without_weights(ByteSource.from_bytes(model.SerializeToString()))
 
 
-def bare(model: ModelProto) -> ModelProto:
+def clear_data(model: ModelProto) -> ModelProto:
     """A model without any data of large tensors, by other means: parsed whole, then cleared."""
     result = ModelProto.FromString(model.SerializeToString())
     for message in models.every(result):
         if isinstance(message, TensorProto):
-            held = [getattr(message, name) for name in DATA]
-            if list_removed_data(message) or sum(map(len, held)) > MAX_KEPT_BYTES:
+            data = [getattr(message, name) for name in DATA]
+            if list_removed_data(message) or sum(map(len, data)) > MAX_KEPT_BYTES:
                 for name in DATA:
                     message.ClearField(name)
                 kept = [e for e in message.metadata_props if e.key != "onnxkvrename.taken"]
@@ -53,13 +53,13 @@ def test_all_but_the_data_of_large_tensors_is_there(form: str) -> None:
     model.graph.initializer.extend([weight("large"), models.tensor("small", 1.0, 2.0)])
     model.graph.initializer[0].metadata_props.add(key="from", value="here")
     data = models.FORMS[form](model)
-    found = read_model_without_weights(ByteSource.from_bytes(data))
-    assert bare(found) == bare(ModelProto.FromString(data))
-    assert {tensor.name: list_removed_data(tensor) for tensor in found.graph.initializer} == {
+    stripped = read_model_without_weights(ByteSource.from_bytes(data))
+    assert clear_data(stripped) == clear_data(ModelProto.FromString(data))
+    assert {tensor.name: list_removed_data(tensor) for tensor in stripped.graph.initializer} == {
         "large": (RemovedData("raw_data", 4000),),
         "small": (),
     }
-    assert found.ByteSize() < 2000
+    assert stripped.ByteSize() < 2000
 
 
 @pytest.mark.parametrize(
@@ -78,17 +78,17 @@ def test_each_kind_of_data_is_taken_and_leaves_something_in_its_field(
 ) -> None:
     model = decoder()
     model.graph.initializer.append(tensor)
-    (found,) = read(model).graph.initializer
-    assert list_removed_data(found) == (expected,)
-    assert [name for name in DATA if getattr(found, name)] == [expected.field]
-    assert found.ByteSize() < 200
+    (stripped,) = strip(model).graph.initializer
+    assert list_removed_data(stripped) == (expected,)
+    assert [name for name in DATA if getattr(stripped, name)] == [expected.field]
+    assert stripped.ByteSize() < 200
 
 
 def test_data_are_taken_up_to_a_size_only() -> None:
     model = decoder()
     for size in (MAX_KEPT_BYTES, MAX_KEPT_BYTES + 1):
         model.graph.initializer.add(name="w", data_type=3, dims=[size], raw_data=bytes(size))
-    assert [bool(list_removed_data(tensor)) for tensor in read(model).graph.initializer] == [
+    assert [bool(list_removed_data(tensor)) for tensor in strip(model).graph.initializer] == [
         False,
         True,
     ]
@@ -98,9 +98,9 @@ def test_data_are_taken_up_to_a_size_only() -> None:
 def test_data_are_taken_wherever_tensors_stand(put: Callable[[ModelProto], None]) -> None:
     model = decoder()
     put(model)
-    found = read(model)
-    assert bare(found) == bare(model)
-    assert found.ByteSize() < decoder().ByteSize() + 800
+    stripped = strip(model)
+    assert clear_data(stripped) == clear_data(model)
+    assert stripped.ByteSize() < decoder().ByteSize() + 800
 
 
 @pytest.mark.parametrize(
@@ -108,12 +108,15 @@ def test_data_are_taken_wherever_tensors_stand(put: Callable[[ModelProto], None]
 )
 def test_large_values_of_attributes_are_shortened(values: dict[str, object]) -> None:
     model = decoder(make_node("Far", [], ["c"], domain="far", small=[1, 2], **values))
-    found = read(model).graph.node[-1].attribute
-    assert {each.name: each.type for each in found} == {
-        each.name: each.type for each in model.graph.node[-1].attribute
+    attributes = strip(model).graph.node[-1].attribute
+    assert {attribute.name: attribute.type for attribute in attributes} == {
+        attribute.name: attribute.type for attribute in model.graph.node[-1].attribute
     }
-    assert list(next(each for each in found if each.name == "small").ints) == [1, 2]
-    assert sum(each.ByteSize() for each in found) < 100
+    assert list(next(attribute for attribute in attributes if attribute.name == "small").ints) == [
+        1,
+        2,
+    ]
+    assert sum(attribute.ByteSize() for attribute in attributes) < 100
 
 
 def test_of_a_huge_model_a_few_blocks_are_read() -> None:
@@ -128,8 +131,8 @@ def test_of_a_huge_model_a_few_blocks_are_read() -> None:
 
     def read_at(offset: int, count: int) -> bytes:
         reads.append(count)
-        whole = len(start) + size + len(tail)
-        count = min(count, whole - offset)
+        total = len(start) + size + len(tail)
+        count = min(count, total - offset)
         before = start[offset : offset + count]
         after = tail[max(0, offset - len(start) - size) :][
             : max(0, offset + count - len(start) - size)
@@ -159,5 +162,5 @@ FILES = [*FIXTURES.rglob("*.onnx"), *EXPORTS.rglob("*.onnx")]
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: "-".join(path.parts[-3:]))
 def test_a_whole_file_is_all_there_but_its_weights(path: Path) -> None:
-    found = read_model_without_weights(ByteSource.from_bytes(path.read_bytes()))
-    assert bare(found) == bare(onnx.load(path, load_external_data=False))
+    stripped = read_model_without_weights(ByteSource.from_bytes(path.read_bytes()))
+    assert clear_data(stripped) == clear_data(onnx.load(path, load_external_data=False))

@@ -31,34 +31,34 @@ def trace_paths(nodes: str) -> Origin:
     return origin
 
 
-def traced(nodes: str) -> Origin:
+def trace(nodes: str) -> Origin:
     """The same origin, with everything that ``y`` depends on."""
     (bits,) = trace_dependencies(parse_model(nodes), ["a", "b"], ["y"])
     return Origin(trace_paths(nodes).outcomes, bits)
 
 
 def test_a_source_is_carried_and_touched() -> None:
-    assert traced("y = Transpose(a)") == build_source_origin(0)
+    assert trace("y = Transpose(a)") == build_source_origin(0)
 
 
 def test_what_is_mixed_is_touched_and_only_deep_down() -> None:
-    assert traced("z = Neg(a) y = MatMul(z, x)") == Origin((), 0b01)
+    assert trace("z = Neg(a) y = MatMul(z, x)") == Origin((), 0b01)
     assert trace_paths("z = Neg(a) y = MatMul(z, x)") == Origin()
 
 
 def test_an_index_and_a_condition_are_touched_but_a_shape_is_not() -> None:
-    assert traced("y = Gather(x, b)").dependency_bits == 0b10
-    assert traced("y = Where(b, x, x)").dependency_bits == 0b10
-    assert traced("s = Shape(b) y = Expand(x, s)").dependency_bits == 0
+    assert trace("y = Gather(x, b)").dependency_bits == 0b10
+    assert trace("y = Where(b, x, x)").dependency_bits == 0b10
+    assert trace("s = Shape(b) y = Expand(x, s)").dependency_bits == 0
 
 
 def test_what_only_the_bodies_of_a_node_see_is_touched_too() -> None:
     nodes = "y = SequenceMap <body = g (float p) => (float q) { q = MatMul(p, b) }> (a)"
-    assert traced(nodes).dependency_bits == 0b11
+    assert trace(nodes).dependency_bits == 0b11
 
 
 def test_a_value_that_nothing_makes_comes_from_nowhere() -> None:
-    assert traced("z = Neg(a)") == Origin()
+    assert trace("z = Neg(a)") == Origin()
 
 
 FILES = [*FIXTURES.rglob("*.onnx"), *EXPORTS.rglob("*.onnx")]
