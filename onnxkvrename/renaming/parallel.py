@@ -1,4 +1,4 @@
-"""Work on one item after the other, in processes side by side, or on a cluster."""
+"""Apply a function to items: one after the other, in several processes, or on a Dask cluster."""
 
 from __future__ import annotations
 
@@ -22,42 +22,47 @@ R = TypeVar("R")
 
 _CHUNK_SIZE = 16
 _MIN_ITEMS_PER_PROCESS = 8
-"""Items for each process below which starting it takes longer than their work."""
+"""Fewer items than this for each process, and starting it takes longer than it saves."""
 
 
 def map_ordered(
     work: Callable[[T], R],
     items: Sequence[T],
     executor: Executor | None,
-    heard: ProgressCallback | None = None,
+    on_progress: ProgressCallback | None = None,
 ) -> Generator[R, None, None]:
-    """What ``work`` makes of each item, in the order of the items.
+    """Yield ``work(item)`` for each item, in the order of the items.
 
-    Without an executor one after the other, as results are asked for. With one,
-    ``work`` and items travel to its workers, some items at once. When the
-    iterator ends, however it does, no work is under way any more.
+    When the generator ends, for whatever reason, no work is running any more.
 
-    Raises what ``work`` raises, and :class:`KvRenameError` for an executor that
-    fails.
+    Args:
+        work: The function to apply. With an executor it must be picklable.
+        items: Its arguments. With an executor they must be picklable.
+        executor: Where the work runs, several items at once; ``None`` for here, one
+            item at a time, and only when its result is requested.
+        on_progress: Called with the number of items that have just been done.
+
+    Raises:
+        KvRenameError: If the executor fails, or ``work`` raises in one of its workers.
+        Exception: Without an executor, whatever ``work`` raises.
     """
     if executor is None:
         for item in items:
             yield work(item)
-            if heard is not None:
-                heard(1)
+            if on_progress is not None:
+                on_progress(1)
         return
     futures: list[Future[list[R]]] = []
     try:
         with _wrap_worker_errors():
             for start in range(0, len(items), _CHUNK_SIZE):
-                futures.append(
-                    executor.submit(_map_chunk, work, items[start : start + _CHUNK_SIZE])
-                )
+                chunk = items[start : start + _CHUNK_SIZE]
+                futures.append(executor.submit(_map_chunk, work, chunk))
         for future in futures:
             with _wrap_worker_errors():
                 results = future.result()
-            if heard is not None:
-                heard(len(results))
+            if on_progress is not None:
+                on_progress(len(results))
             yield from results
     finally:
         _stop_futures(futures)
@@ -77,22 +82,22 @@ def _stop_futures(futures: Sequence[Future[list[R]]]) -> None:
 
 @contextmanager
 def _wrap_worker_errors() -> Iterator[None]:
-    """Say in words that an executor could not do its part."""
+    """Turn the failure of an executor or of its work into a :class:`KvRenameError`."""
     try:
         yield
     except KvRenameError:
         raise
     except Exception as error:
-        said = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         if type(error).__name__ in ("CancelledError", "FutureCancelledError", "CommClosedError"):
-            said = "its scheduler or its pool has ended"
+            reason = "its scheduler or its pool has ended"
         raise KvRenameError(
-            f"a worker failed: {said[:300]}", hint="nothing was changed; try again, or --jobs 1"
+            f"a worker failed: {reason[:300]}", hint="nothing was changed; try again, or --jobs 1"
         ) from error
 
 
 def count_useful_processes(items: int) -> int:
-    """How many processes are worth starting for so many items, 1 for none."""
+    """Return the number of processes that pays for ``items`` items; 1 means no extra ones."""
     return max(1, min(_count_cores(), items // _MIN_ITEMS_PER_PROCESS))
 
 
@@ -104,25 +109,38 @@ def _count_cores() -> int:
 
 @contextmanager
 def open_process_pool(count: int) -> Iterator[Executor | None]:
-    """An executor with so many processes; none for one."""
+    """Open an executor with ``count`` processes, and end them when the context ends.
+
+    All processes are started before the context is entered. On Linux they are forks: a
+    thread that the caller starts later, as progress bars do, is not running at the fork,
+    and so cannot leave a lock behind that a child would wait for.
+
+    Yields:
+        The executor, or ``None`` for a ``count`` of 1.
+
+    Raises:
+        KvRenameError: If the processes cannot be started. None is left running.
+    """
     if count == 1:
         yield None
         return
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
-    # A fork has all modules loaded, and one thread is all there is here.
-    how = "fork" if sys.platform == "linux" else "spawn"
-    context = multiprocessing.get_context(how)
+    # A fork has all modules loaded, which makes it the faster start.
+    method = "fork" if sys.platform == "linux" else "spawn"
+    context = multiprocessing.get_context(method)
     pool = ProcessPoolExecutor(count, context, _initialize_worker, (os.getpid(),))
     try:
+        with _wrap_worker_errors():
+            pool.submit(int)  # the first task of a pool forks all of its processes
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _initialize_worker(parent: int) -> None:
-    """In a new process: leave Ctrl-C to the parent, and do not outlive it."""
+    """In a new process: ignore Ctrl-C, which the parent handles, and die with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
@@ -138,10 +156,16 @@ def _initialize_worker(parent: int) -> None:
 
 @contextmanager
 def connect_dask(address: str) -> Iterator[Executor]:
-    """An executor on a running Dask cluster, which sees the same files.
+    """Open an executor on a running Dask cluster whose workers see the same files.
 
-    Dask gives the work of a worker that dies to another one. Raises
-    :class:`KvRenameError` where there is no cluster, or no ``distributed``.
+    Dask repeats the work of a worker that dies on another one.
+
+    Args:
+        address: The scheduler's, for example ``tcp://10.0.0.1:8786``.
+
+    Raises:
+        KvRenameError: If ``distributed`` is not installed, no scheduler answers at the
+            address, it has no workers, or one of them has another version of this package.
     """
     try:
         import logging
@@ -155,13 +179,13 @@ def connect_dask(address: str) -> Iterator[Executor]:
         raise KvRenameError(
             f"{address!r} is no address of a Dask scheduler", hint="for example tcp://10.0.0.1:8786"
         )
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what fails is told in one line
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are reported on one line
     try:
         client = distributed.Client(address, timeout="10s", set_as_default=False)
     except (OSError, ValueError, distributed.TimeoutError) as error:
-        said = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise KvRenameError(
-            f"no Dask scheduler at {address}: {said[:200]}",
+            f"no Dask scheduler at {address}: {reason[:200]}",
             hint="start one with `dask scheduler`, and give the address that it says",
         ) from None
     with client:
@@ -178,7 +202,7 @@ def connect_dask(address: str) -> Iterator[Executor]:
 
 
 def _check_worker_versions(client: Any) -> None:
-    """What travels is read by this very version only."""
+    """Refuse workers of another version, which could not read what is sent to them."""
     with _wrap_worker_errors():
         versions = set(client.run(_report_version).values())
     if versions != {__version__}:

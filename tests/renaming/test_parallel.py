@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
@@ -14,8 +16,7 @@ import layerwise
 import pytest
 
 from onnxkvrename import KvRenameError, Report, load_rules
-from onnxkvrename.renaming import parallel as spreading
-from onnxkvrename.renaming import write as writing
+from onnxkvrename.renaming import parallel, write
 from onnxkvrename.renaming.parallel import count_useful_processes, map_ordered, open_process_pool
 from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.renaming.write import WriteTask
@@ -86,6 +87,82 @@ def test_a_worker_that_raises_is_an_error_on_one_line() -> None:
         list(map_ordered(partial(fail_at, last=40), range(100), executor))
 
 
+RECORD_THREADS_AT_FORKS = """
+import os, sys, threading
+
+def record() -> None:
+    with open(sys.argv[1], "a") as log:
+        log.write(" ".join(thread.name for thread in threading.enumerate()) + chr(10))
+
+os.register_at_fork(before=record)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only on Linux are workers forks")
+def test_on_a_terminal_no_thread_is_alive_when_a_worker_is_forked(tmp_path: Path) -> None:
+    """The progress bars have a thread: its locks would be copied into a child that has no thread
+    to release them."""
+    pty = pytest.importorskip("pty")
+    root, log = layerwise.export(tmp_path / "windows", 64), tmp_path / "threads"
+    script = (
+        f"{RECORD_THREADS_AT_FORKS}\n"
+        "from onnxkvrename.cli.main import main\n"
+        "code = main(sys.argv[2:])\n"
+        "assert 'rich.progress' in sys.modules\n"
+        "sys.exit(code)"
+    )
+    master, slave = pty.openpty()
+    command = [sys.executable, "-W", "error", "-c", script, log, root]
+    process = subprocess.Popen(
+        [*map(str, command), "--prefix", "VLLM", "--jobs", "2"],
+        stdout=subprocess.DEVNULL,
+        stderr=slave,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(slave)
+    shown = b""
+    try:
+        while part := os.read(master, 1 << 16):
+            shown += part
+    except OSError:  # how the end of a terminal looks on Linux
+        pass
+    finally:
+        os.close(master)
+    assert process.wait() == 0, shown.decode()
+    assert b"writing" in shown  # there was a bar
+    assert log.read_text("utf-8").splitlines() == ["MainThread"] * 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only on Linux are workers forks")
+def test_workers_are_there_before_whoever_opens_the_pool_can_start_a_thread(tmp_path: Path) -> None:
+    log = tmp_path / "threads"
+    script = f"""{RECORD_THREADS_AT_FORKS}
+from onnxkvrename.renaming.parallel import map_ordered, open_process_pool
+
+with open_process_pool(3) as executor:
+    done = threading.Event()
+    threading.Thread(target=done.wait, name="bars").start()
+    assert list(map_ordered(abs, range(-99, 0), executor)) == list(range(99, 0, -1))
+    done.set()
+"""
+    subprocess.run([sys.executable, "-c", script, str(log)], check=True)
+    assert log.read_text("utf-8").splitlines() == ["MainThread"] * 3
+
+
+def test_a_pool_that_cannot_start_its_processes_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*args: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor.submit", refuse)
+    with (
+        pytest.raises(KvRenameError, match=r"a worker failed: .* unavailable"),
+        open_process_pool(2),
+    ):
+        pass
+
+
 class Slow(ThreadPoolExecutor):
     """An executor that tells what it was given."""
 
@@ -107,7 +184,7 @@ def test_when_the_results_are_not_wanted_any_more_nothing_is_under_way() -> None
 
 
 def test_few_models_are_not_worth_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spreading, "_count_cores", lambda: 4)
+    monkeypatch.setattr(parallel, "_count_cores", lambda: 4)
     assert [count_useful_processes(models) for models in (0, 1, 15, 16, 31, 500)] == [
         1,
         1,
@@ -162,11 +239,11 @@ def doom() -> int:
     """In a worker: leave half a draft, and die of the first one that is asked for."""
 
     def dying(task: WriteTask) -> None:
-        spilt = task.target.parent / f"{writing.TempFile(task.target).temp_path.name}"
+        spilt = task.target.parent / f"{write.TempFile(task.target).temp_path.name}"
         spilt.write_bytes(b"half")
         os.kill(os.getpid(), signal.SIGKILL)
 
-    writing.write_temp_file = dying  # type: ignore[assignment]
+    write.write_temp_file = dying  # type: ignore[assignment]
     return os.getpid()
 
 
@@ -214,7 +291,7 @@ def test_a_worker_of_another_version_is_refused(
     cluster: Any, tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, _ = cluster
-    monkeypatch.setattr(spreading, "__version__", "9.9")
+    monkeypatch.setattr(parallel, "__version__", "9.9")
     outcome = run(layerwise.export(tmp_path, 2), "--strip", "--dask", made.scheduler_address)
     assert outcome.code == 2
     assert "a worker has onnxkvrename 0." in outcome.err
