@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, NamedTuple
 
+import posix_only
 import pytest
 
+import onnxkvrename
 from onnxkvrename.cli.main import main
 
+PACKAGE = Path(onnxkvrename.__file__).parent
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 COMMAND = Path(sys.executable).with_name("onnxkvrename")
 
@@ -26,11 +31,60 @@ Snapshot = Callable[[Path], dict[str, tuple[int, bytes]]]
 
 
 class Outcome(NamedTuple):
-    """What a command line came to."""
+    """Exit code and output of a command line."""
 
     code: int
     out: str
     err: str
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse a parametrization without cases: pytest would skip it, and nobody would notice.
+
+    Where the cases come from files that may be absent, a ``skipif`` has to say so.
+    """
+    for item in items:
+        empty = any(
+            str(mark.kwargs.get("reason", "")).startswith("got empty parameter set")
+            for mark in item.iter_markers("skip")
+        )
+        if empty and not any(any(mark.args) for mark in item.iter_markers("skipif")):
+            raise pytest.UsageError(f"{item.nodeid}: no cases were found for this test")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Skip a test whose fixtures use what only POSIX systems have, elsewhere."""
+    with _skip_without_posix():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Skip a test that uses what only POSIX systems have, elsewhere."""
+    with _skip_without_posix():
+        return (yield)
+
+
+@contextmanager
+def _skip_without_posix() -> Iterator[None]:
+    """Skip on an error that says that a name of :mod:`posix_only` is missing.
+
+    In the package it stays an error: there such a name may be used only where it exists.
+    """
+    try:
+        yield
+    except (AttributeError, ImportError) as error:
+        tracebacks = list(walk_tb(error.__traceback__))
+        if str(PACKAGE) in tracebacks[-1][0].f_code.co_filename:
+            raise
+        known = {"os": posix_only.OS_NAMES, "signal": posix_only.SIGNAL_NAMES}
+        missing = re.search(r"module '(os|signal)'.* has no attribute '(\w+)'", str(error))
+        if missing and missing[2] in known[missing[1]]:
+            pytest.skip(f"this system has no {missing[1]}.{missing[2]}")
+        if isinstance(error, ImportError) and error.name in posix_only.MODULES:
+            pytest.skip(f"this system has no module {error.name}")
+        raise
 
 
 @pytest.fixture
@@ -72,6 +126,8 @@ def snapshot() -> Snapshot:
 @pytest.fixture
 def few_descriptors() -> Iterator[None]:
     """No more than 40 files can be open beside those that are."""
+    import resource
+
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/dev/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 40, before[1]))
@@ -98,7 +154,9 @@ def spawn() -> Spawn:
         command = [COMMAND] if COMMAND.exists() else [sys.executable, "-m", "onnxkvrename"]
         environment = {**os.environ, **how.pop("env", {})}
         how = {"capture_output": True, "text": True, "env": environment, **how}
-        return subprocess.run([*command, *map(str, args)], preexec_fn=_mind_modes, **how)
+        if sys.platform == "linux":
+            how["preexec_fn"] = _mind_modes
+        return subprocess.run([*command, *map(str, args)], **how)
 
     return call
 
@@ -106,6 +164,8 @@ def spawn() -> Spawn:
 @pytest.fixture
 def piped() -> Piped:
     """A line of shell, in which $K is the command, run in some directory."""
+    if shutil.which("bash") is None:
+        pytest.skip("there is no bash")
 
     def call(line: str, where: Path) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "K": f"{sys.executable} -m onnxkvrename"}
@@ -116,7 +176,6 @@ def piped() -> Piped:
 
 
 def _mind_modes() -> None:
-    """Give up root's right to pass over modes; without that right this does nothing."""
-    if sys.platform == "linux":
-        for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
-            ctypes.CDLL(None).prctl(24, capability)  # PR_CAPBSET_DROP
+    """Give up root's right to ignore the modes of files; anyone else has nothing to give up."""
+    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+        ctypes.CDLL(None).prctl(24, capability)  # PR_CAPBSET_DROP

@@ -207,6 +207,7 @@ def test_a_task_with_some_windows_of_a_set_needs_no_set(machine: Machine) -> Non
 
 def test_the_table_of_inputs_is_the_actions() -> None:
     rows = re.findall(r"^\| `(\S+)` \| .* \| (?:`(\w+)`)? ?\|$", TEXT, re.MULTILINE)
+    assert rows
     assert rows == [(name, how.get("default", "")) for name, how in ACTION["inputs"].items()]
 
 

@@ -6,8 +6,12 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
+from typing import NamedTuple
 
 import pytest
 from click.testing import CliRunner
@@ -23,6 +27,7 @@ from onnxkvrename.cli import (
     verify,
 )
 from onnxkvrename.cli import main as cli
+from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import CODES
 
 PACKAGE = Path(onnxkvrename.__file__).parent
@@ -31,6 +36,7 @@ MODULES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path.read_text("utf-8")
     for path in sorted(PACKAGE.rglob("*.py"))
 }
+OWN_MODULES = {f"onnxkvrename.{name}" for name in MODULES if "__" not in name}
 TREES = {name: ast.parse(text) for name, text in MODULES.items()}
 ORDER = tuple(
     re.findall(r"^\| `(\w+)(?:/|\.py)` \|", (ROOT / "ARCHITECTURE.md").read_text("utf-8"), re.M)
@@ -41,6 +47,8 @@ APART = {"vllm", "verification", "handoff"}
 HEAVY = {"onnx", "onnx_graphsurgeon", "onnxruntime", "numpy", "rich", "google.protobuf", "ruamel"}
 UNUSED = ("layout", "vllm", "verification", "handoff", "sidecars")
 """Packages that a plain rename has no use for."""
+MAX_LOADED_MODULES = 40
+"""Own modules that a plain rename may load; the ``__init__`` of a package is not counted."""
 COMMANDS = {
     "": rename.command,
     " verify": verify.command,
@@ -131,18 +139,29 @@ def test_modules_and_functions_fit_on_a_page(module: str) -> None:
     assert long == []
 
 
-def loaded(modules: Iterator[str] | list[str]) -> tuple[set[str], set[str]]:
-    """The modules of the package, and the heavy ones of others, among those that are loaded."""
-    names = set(modules)
-    own = {name for name in names if name.split(".")[0] == "onnxkvrename"}
-    return own, {name for name in names if any(f"{name}.".startswith(f"{h}.") for h in HEAVY)}
+def find_heavy(modules: Iterable[str]) -> set[str]:
+    """The heavy modules of other packages among these."""
+    return {name for name in modules if any(f"{name}.".startswith(f"{h}.") for h in HEAVY)}
 
 
 def check_light(modules: list[str]) -> None:
-    own, heavy = loaded(modules)
-    assert "onnxkvrename.renaming.run" in own
-    assert heavy == set()
-    assert [name for name in own if name.count(".") and name.split(".")[1] in UNUSED] == []
+    """A plain rename loads few modules of its own, and none that is heavy."""
+    own = {name.removeprefix("onnxkvrename.") for name in modules if name in OWN_MODULES}
+    assert "renaming.run" in own
+    assert find_heavy(modules) == set()
+    by_package = Counter(package_of(name) for name in own)
+    print(f"{len(own)} modules: {dict(by_package.most_common())}")
+    assert not by_package.keys() & set(UNUSED)
+    assert len(own) <= MAX_LOADED_MODULES, by_package
+
+
+def test_to_import_the_package_is_cheap() -> None:
+    script = "import sys, onnxkvrename; print(*sys.modules)"
+    command = [sys.executable, "-c", script]
+    modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert "onnxkvrename" in modules
+    assert find_heavy(modules) == set()
+    assert {"click", "onnxkvrename.cli", "onnxkvrename.report"} & set(modules) == set()
 
 
 def test_a_real_rename_loads_nothing_heavy(decoder: Path, renamed: bytes) -> None:
@@ -178,18 +197,73 @@ def test_the_readme_lists_the_codes() -> None:
     assert rows == [(code, *meaning) for code, meaning in CODES.items()]
 
 
-def strings(path: Path) -> Iterator[str]:
-    """The string constants of a test module, docstrings apart: what a comment says is no test."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
+def asserted_codes(tree: ast.AST) -> set[str]:
+    """The codes that the tests of a module assert, themselves or by a helper that asserts, and
+    those among the cases of a parametrization.
+
+    Neither a comment nor a string somewhere counts, nor an assertion that a code is absent.
+    """
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    helpers = {
+        function.name
+        for function in functions
+        if any(isinstance(node, ast.Assert) for node in ast.walk(function))
+    }
+    expressions: list[ast.expr] = []
+    for test in (function for function in functions if function.name.startswith("test_")):
+        for decorator in test.decorator_list:
+            if ast.unparse(decorator).startswith("pytest.mark.parametrize("):
+                expressions.append(decorator)
+        for node in ast.walk(test):
+            if isinstance(node, ast.Assert):
+                expressions += positive_parts(node.test)
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) in helpers:
+                expressions += node.args
+    texts = (
+        constant.value
+        for expression in expressions
+        for constant in ast.walk(expression)
+        if isinstance(constant, ast.Constant) and isinstance(constant.value, str)
+    )
+    return {code for text in texts for code in re.findall(r"KV[0-9]{3}", text)}
+
+
+def positive_parts(test: ast.expr) -> list[ast.expr]:
+    """The parts of a condition that say what is, and not what is not."""
+    if isinstance(test, ast.BoolOp):
+        return [part for value in test.values for part in positive_parts(value)]
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return []
+    if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.NotIn | ast.NotEq):
+        return []
+    return [test]
 
 
 def test_every_code_has_a_test() -> None:
     own = Path(__file__).resolve()
     tests = [path for path in own.parent.rglob("test_*.py") if path.resolve() != own]
-    text = "\n".join(text for path in tests for text in strings(path))
-    assert [code for code in CODES if code not in text] == []
+    tested = {code for path in tests for code in asserted_codes(ast.parse(path.read_text("utf-8")))}
+    assert CODES.keys() - tested == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "codes"),
+    [
+        ("def test_it(): assert code == 'KV101'", {"KV101"}),
+        ("def test_it(): assert a and 'error KV101: ' in err", {"KV101"}),
+        ("@pytest.mark.parametrize('code', ['KV101'])\ndef test_it(code): ...", {"KV101"}),
+        ("def only(code): assert code in found\ndef test_it(): only('KV101')", {"KV101"}),
+        ("def only(code): found(code)\ndef test_it(): only('KV101')", set()),
+        ("def unused(): assert code == 'KV101'", set()),
+        ("def test_it(): ...  # KV101", set()),
+        ("def test_it():\n    'KV101 is tested elsewhere.'", set()),
+        ("EXPECTED = 'KV101'", set()),
+        ("def test_it(): assert 'KV101' not in err", set()),
+        ("def test_it(): assert not 'KV101' in err and code != 'KV102'", set()),
+    ],
+)
+def test_only_what_is_asserted_is_tested(text: str, codes: set[str]) -> None:
+    assert asserted_codes(ast.parse(text)) == codes
 
 
 def test_every_command_is_known_here() -> None:
@@ -210,9 +284,35 @@ def test_the_changelog_knows_this_version() -> None:
     assert re.search(rf"^## {re.escape(onnxkvrename.__version__)}\b", changelog, re.MULTILINE)
 
 
+def has_own_docstring(value: type | FunctionType) -> bool:
+    """A named tuple and a dataclass have one that Python makes: ``Name(field, ...)``."""
+    docstring = vars(value).get("__doc__") if isinstance(value, type) else value.__doc__
+    return bool(docstring) and not docstring.startswith(f"{value.__name__}(")
+
+
 def test_what_the_package_offers_is_there_and_documented() -> None:
-    for name in onnxkvrename.__all__:
-        offered = getattr(onnxkvrename, name)
-        assert name == "__version__" or not (offered.__doc__ or "").startswith(f"{name}(")
-        assert offered.__doc__
+    offered = {name: getattr(onnxkvrename, name) for name in onnxkvrename.__all__}
+    documented = [name for name, value in offered.items() if isinstance(value, type | FunctionType)]
+    assert offered.keys() - documented == {"__version__"}
+    assert [name for name in documented if not has_own_docstring(offered[name])] == []
     assert (PACKAGE / "py.typed").exists()
+
+
+def test_a_docstring_that_python_makes_is_none() -> None:
+    class Bare(NamedTuple):
+        field: int
+
+    @dataclass
+    class Plain:
+        field: int
+
+    class Inherited(KvRenameError):
+        pass
+
+    class Documented(NamedTuple):
+        """A field."""
+
+        field: int
+
+    types = (Bare, Plain, Inherited, Documented)
+    assert [has_own_docstring(value) for value in types] == [False, False, False, True]

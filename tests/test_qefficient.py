@@ -176,4 +176,6 @@ def test_every_block_is_run_here() -> None:
 
 
 def test_the_codes_are_codes() -> None:
-    assert set(re.findall(r"KV[0-9]{3}", TEXT)) <= CODES.keys()
+    codes = set(re.findall(r"KV[0-9]{3}", TEXT))
+    assert codes
+    assert codes <= CODES.keys()

@@ -16,7 +16,7 @@ import pytest
 from models import saved
 from schemas import load_schema
 
-from onnxkvrename import load_rules
+from onnxkvrename import ModelError, load_rules
 from onnxkvrename.layout.layout import compute_layout_digest
 from onnxkvrename.layout.load import load_model_or_manifest
 from onnxkvrename.layout.manifest import parse_manifest
@@ -336,7 +336,14 @@ def test_a_precision_that_vllm_has_no_cache_for_is_a_finding(here: Path, run) ->
 def test_a_manifest_with_a_projection_stands_for_its_model(here: Path, run) -> None:
     run("manifest", MODEL, "--block-size", "16", "-o", "kv.json")
     text = (here / "kv.json").read_text()
-    assert parse_manifest(text, "kv.json").layout.models == (MODEL,)
+    projection = document(text)["vllm"]
+    assert [layer["layer"] for layer in projection["layers"]] == [0, 1]
+    plain = run("manifest", MODEL).out
+    assert parse_manifest(text, "kv.json").layout == parse_manifest(plain, "kv.json").layout
+    smaller = text.replace('"block_size": 16', '"block_size": 8')
+    assert document(smaller)["vllm"]["block_size"] == 8
+    with pytest.raises(ModelError, match="was changed after it was written"):
+        parse_manifest(smaller, "kv.json")
 
 
 # Stamped.

@@ -102,7 +102,8 @@ os.register_at_fork(before=record)
 def test_on_a_terminal_no_thread_is_alive_when_a_worker_is_forked(tmp_path: Path) -> None:
     """The progress bars have a thread: its locks would be copied into a child that has no thread
     to release them."""
-    pty = pytest.importorskip("pty")
+    import pty
+
     root, log = layerwise.export(tmp_path / "windows", 64), tmp_path / "threads"
     script = (
         f"{RECORD_THREADS_AT_FORKS}\n"

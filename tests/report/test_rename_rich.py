@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import os
-import pty
 import re
 import subprocess
 import sys
@@ -30,6 +29,8 @@ def drawn(*found: ModelReport, look: bool = True, verbose: bool = False, width: 
 
 def on_terminal(*args: object, **environment: str) -> str:
     """What the command draws on a terminal of 100 columns."""
+    import pty
+
     master, slave = pty.openpty()
     kept = {key: os.environ[key] for key in ("PATH", "PYTHONPATH") if key in os.environ}
     process = subprocess.Popen(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import errno
-import fcntl
+import importlib
 import os
 import re
 import signal
@@ -204,6 +204,8 @@ def test_a_link_that_is_made_and_reported_as_failed_is_a_link(
 def test_a_file_system_that_knows_no_locks_does_not_stop_the_work(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import fcntl
+
     monkeypatch.setattr(fcntl, "flock", refuse(number))
     assert taken(tmp_path / "a.onnx", tmp_path / "b.onnx")
     assert os.listdir(tmp_path) == []
@@ -212,6 +214,8 @@ def test_a_file_system_that_knows_no_locks_does_not_stop_the_work(
 def test_a_lock_that_cannot_be_tried_is_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import fcntl
+
     monkeypatch.setattr(fcntl, "flock", refuse(errno.EIO))
     with pytest.raises(WriteError, match="cannot be written: Input/output error"):
         hold_locks([tmp_path / "a.onnx"]).__enter__()
@@ -222,7 +226,7 @@ def test_a_lock_that_cannot_be_tried_is_no_others(
 def test_a_lock_that_was_half_taken_is_not_left(
     name: str, fault: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module: Any = fcntl if name == "flock" else os
+    module = importlib.import_module("fcntl" if name == "flock" else "os")
     real, calls = getattr(module, name), []
 
     def faulty(*args: Any, **kwargs: Any) -> Any:

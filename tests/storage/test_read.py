@@ -36,7 +36,7 @@ def test_a_file_is_read_at_any_place_and_not_past_its_end(source: Path) -> None:
     ("make", "message"),
     [
         (lambda path: None, "no such file"),
-        (os.mkfifo, "is no regular file"),
+        (lambda path: os.mkfifo(path), "is no regular file"),
         (os.mkdir, "is a directory"),
         (lambda path: path.symlink_to("/dev/zero"), "is no regular file"),
         (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
