@@ -279,6 +279,16 @@ def test_the_readme_shows_the_help(name: str) -> None:
     assert shown[1] == CliRunner().invoke(COMMANDS[name], ["--help"], **how).output
 
 
+def test_every_file_that_contributing_names_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    named = set(re.findall(r"`([\w./-]+(?:\.\w+|/))`", text)) - {"../shared/exports"}
+    files = {path for path in named if "NAME" not in path and "/" in path}
+    assert len(files) > 12
+    assert [
+        path for path in files if not ((ROOT / path).exists() or (PACKAGE / path).exists())
+    ] == []
+
+
 def test_the_changelog_knows_this_version() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
     assert re.search(rf"^## {re.escape(onnxkvrename.__version__)}\b", changelog, re.MULTILINE)
