@@ -6,10 +6,10 @@ import re
 import shutil
 from pathlib import Path
 
+import ci_machine
 import pytest
-import runner
+from ci_machine import ACTION, Machine
 from conftest import FIXTURES, Snapshot
-from runner import ACTION, Machine
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 STEPS = ACTION["runs"]["steps"]
@@ -44,7 +44,7 @@ backend-path = ["."]
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     """A runner with a set of windows without a token in its workspace."""
-    made = runner.machine(tmp_path)
+    made = ci_machine.build_machine(tmp_path)
     shutil.copytree(FIXTURES / "plain" / "windows", made.workspace / "windows")
     return made
 
@@ -87,7 +87,7 @@ def test_names_that_would_change_fail_the_step_and_change_nothing(
     machine: Machine, snapshot: Snapshot
 ) -> None:
     before = snapshot(machine.workspace)
-    outcome = runner.use(machine, GIVEN)
+    outcome = ci_machine.run_action(machine, GIVEN)
     assert (outcome.code, outcome.outputs) == (1, {"exit-code": "1"})
     assert annotated(outcome.out) == [
         ("error", f"windows/layer_{n}_{n + 1}/Tiny_layer_tmp_{n}_{n + 1}.onnx") for n in range(3)
@@ -98,25 +98,25 @@ def test_names_that_would_change_fail_the_step_and_change_nothing(
 def test_without_check_the_windows_are_renamed_and_then_nothing_would_change(
     machine: Machine, snapshot: Snapshot
 ) -> None:
-    renamed = runner.use(machine, {**GIVEN, "check": "false"})
+    renamed = ci_machine.run_action(machine, {**GIVEN, "check": "false"})
     assert (renamed.code, renamed.outputs) == (0, {"exit-code": "0"})
     for path in (machine.workspace / "windows").rglob("*.*"):
         wanted = FIXTURES / "VLLM" / "windows" / path.relative_to(machine.workspace / "windows")
         assert path.read_bytes() == wanted.read_bytes()
-    checked = runner.use(machine, GIVEN)
+    checked = ci_machine.run_action(machine, GIVEN)
     assert (checked.code, checked.outputs) == (0, {"exit-code": "0"})
     assert {severity for severity, _ in annotated(checked.out)} == {"notice"}
 
 
 def test_a_path_that_is_not_there_is_a_job_that_could_not_be_done(machine: Machine) -> None:
-    outcome = runner.use(machine, {**GIVEN, "paths": "nowhere"})
+    outcome = ci_machine.run_action(machine, {**GIVEN, "paths": "nowhere"})
     assert (outcome.code, outcome.outputs) == (2, {"exit-code": "2"})
     assert "nowhere: no such file" in outcome.err
 
 
 def test_a_window_that_is_missing_is_a_finding(machine: Machine) -> None:
     shutil.rmtree(machine.workspace / "windows" / "layer_1_2")
-    outcome = runner.use(machine, {**GIVEN, "check": "false"})
+    outcome = ci_machine.run_action(machine, {**GIVEN, "check": "false"})
     assert (outcome.code, outcome.outputs) == (1, {"exit-code": "1"})
     assert "title=KV302::" in outcome.out
 
@@ -124,7 +124,7 @@ def test_a_window_that_is_missing_is_a_finding(machine: Machine) -> None:
 def test_args_are_further_options(machine: Machine) -> None:
     shutil.rmtree(machine.workspace / "windows" / "layer_1_2")
     args = "--no-set\n  -d   renamed\n"
-    outcome = runner.use(machine, {**GIVEN, "check": "false", "args": args})
+    outcome = ci_machine.run_action(machine, {**GIVEN, "check": "false", "args": args})
     assert outcome.code == 0, outcome
     assert len(list((machine.workspace / "renamed").rglob("*.onnx"))) == 2
 
@@ -132,35 +132,35 @@ def test_args_are_further_options(machine: Machine) -> None:
 def test_strict_makes_a_warning_fail_the_step(machine: Machine) -> None:
     shutil.copy(FIXTURES / "VLLM" / "internal_suffix.onnx", machine.workspace)
     given = {**GIVEN, "paths": "internal_suffix.onnx"}
-    assert runner.use(machine, given).code == 0
-    assert runner.use(machine, {**given, "strict": "true"}).code == 1
+    assert ci_machine.run_action(machine, given).code == 0
+    assert ci_machine.run_action(machine, {**given, "strict": "true"}).code == 1
 
 
 def test_rules_and_profile_are_the_ones_given(machine: Machine) -> None:
-    no_rules = runner.use(machine, {**GIVEN, "rules": "my rules.toml"})
+    no_rules = ci_machine.run_action(machine, {**GIVEN, "rules": "my rules.toml"})
     assert (no_rules.code, "my rules.toml: no such file" in no_rules.err) == (2, True)
-    no_profile = runner.use(machine, {**GIVEN, "profile": "nobody"})
+    no_profile = ci_machine.run_action(machine, {**GIVEN, "profile": "nobody"})
     assert (no_profile.code, "no profile is called nobody" in no_profile.err) == (2, True)
 
 
 @pytest.mark.parametrize("name", ["check", "strict"])
 @pytest.mark.parametrize("value", ["", "yes", "::error::true"])
 def test_a_switch_is_true_or_false(machine: Machine, name: str, value: str) -> None:
-    outcome = runner.use(machine, {**GIVEN, name: value})
+    outcome = ci_machine.run_action(machine, {**GIVEN, name: value})
     assert (outcome.code, outcome.outputs) == (2, {"exit-code": "2"})
     assert outcome.out == f"::error::{name} is neither true nor false\n"
 
 
 @pytest.mark.parametrize(("name", "said"), [("paths", "no MODEL given"), ("prefix", "no --prefix")])
 def test_an_input_left_out_is_told(machine: Machine, name: str, said: str) -> None:
-    outcome = runner.use(machine, {**GIVEN, name: ""})
+    outcome = ci_machine.run_action(machine, {**GIVEN, name: ""})
     assert (outcome.code, said in outcome.err) == (2, True)
 
 
 def test_several_paths_stand_one_on_each_line(machine: Machine) -> None:
     for name in ("a b", " c"):
         shutil.copytree(machine.workspace / "windows", machine.workspace / name)
-    outcome = runner.use(machine, {**GIVEN, "paths": "a b\n\n c\n"})
+    outcome = ci_machine.run_action(machine, {**GIVEN, "paths": "a b\n\n c\n"})
     assert outcome.code == 1
     assert {file.partition("/")[0] for _, file in annotated(outcome.out)} == {"a b", " c"}
 
@@ -186,7 +186,7 @@ RUNNABLE = ("$(touch pwned)", '"; touch pwned; "', "*", "x\n$(touch pwned)\n::er
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_path_is_a_path_whatever_it_is_called(machine: Machine, name: str) -> None:
     (machine.workspace / "windows").rename(machine.workspace / name)
-    outcome = runner.use(machine, {**GIVEN, "paths": name})
+    outcome = ci_machine.run_action(machine, {**GIVEN, "paths": name})
     assert (outcome.code, outcome.err) == (1, "")
     shown = name.replace(":", "%3A")
     assert [file.partition("/layer_")[0] for _, file in annotated(outcome.out)] == [shown] * 3
@@ -198,7 +198,7 @@ def test_a_path_is_a_path_whatever_it_is_called(machine: Machine, name: str) -> 
 def test_nothing_given_is_run(machine: Machine, name: str, text: str, snapshot: Snapshot) -> None:
     (machine.workspace / "--help").touch()  # what * would mean, were it a pattern
     before = snapshot(machine.workspace)
-    outcome = runner.use(machine, {**GIVEN, name: text})
+    outcome = ci_machine.run_action(machine, {**GIVEN, name: text})
     assert outcome.code == 2
     assert "::error::no" not in (outcome.out + outcome.err).splitlines()
     assert snapshot(machine.workspace) == before
@@ -206,9 +206,9 @@ def test_nothing_given_is_run(machine: Machine, name: str, text: str, snapshot: 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_what_to_install_is_one_word_for_pip(machine: Machine, text: str) -> None:
-    pip = machine.tool("pip", r'printf "<%s>" "$@" >&2')
-    machine.tool("python3", f'mkdir -p "$4/bin" && cp "{pip}" "$4/bin/python"')
-    outcome = runner.use(machine, {**GIVEN, "install": text})
+    pip = machine.add_tool("pip", r'printf "<%s>" "$@" >&2')
+    machine.add_tool("python3", f'mkdir -p "$4/bin" && cp "{pip}" "$4/bin/python"')
+    outcome = ci_machine.run_action(machine, {**GIVEN, "install": text})
     assert outcome.err.endswith(f"<--><{text}>" + outcome.err.rpartition(">")[2])
     assert "<-I><-m><pip><install>" in outcome.err
     assert not (machine.workspace / "pwned").exists()
@@ -224,13 +224,13 @@ def test_the_action_installs_its_own_checkout_and_nothing_of_the_workspace(
     (machine.tools / "onnxkvrename").rename(checkout / "command")
     for name in ("venv.py", "pip.py"):
         (machine.workspace / name).write_text("raise SystemExit('ran what was checked out')")
-    outcome = runner.use(machine, {**GIVEN, "install": ""}, checkout, PIP_NO_INDEX="1")
+    outcome = ci_machine.run_action(machine, {**GIVEN, "install": ""}, checkout, PIP_NO_INDEX="1")
     assert (outcome.code, outcome.outputs) == (1, {"exit-code": "1"}), outcome.err
     assert len(annotated(outcome.out)) == 3
     assert (machine.temp / "onnxkvrename" / "bin" / "onnxkvrename").exists()
 
 
 def test_what_cannot_be_installed_fails_the_step_before_anything_runs(machine: Machine) -> None:
-    machine.tool("python3", "echo no venv here >&2; exit 1")
-    outcome = runner.use(machine, {**GIVEN, "install": ""})
+    machine.add_tool("python3", "echo no venv here >&2; exit 1")
+    outcome = ci_machine.run_action(machine, {**GIVEN, "install": ""})
     assert (outcome.code, outcome.out, outcome.outputs) == (1, "", {"exit-code": ""})

@@ -8,11 +8,11 @@ import shlex
 import shutil
 from pathlib import Path
 
+import ci_machine
 import pytest
-import runner
 import yaml
+from ci_machine import ACTION, ROOT, Machine
 from conftest import FIXTURES, Snapshot
-from runner import ACTION, ROOT, Machine
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 TEXT = (ROOT / "docs" / "ci.md").read_text("utf-8")
@@ -30,11 +30,13 @@ def block(name: str) -> str:
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     """A machine whose pip gives each virtual environment, and the system, our command."""
-    made = runner.machine(tmp_path)
+    made = ci_machine.build_machine(tmp_path)
     command = (made.tools / "onnxkvrename").rename(made.temp / "command")
     install = f'test "$3" = "{PACKAGE}" && cp "{command}" "$(dirname "$0")/onnxkvrename"'
-    pip = made.tool("pip", f'test "$1 $2" = "install -q" && {install}')
-    made.tool("python3", f'test "$1 $2" = "-m venv" && mkdir -p "$3/bin" && cp "{pip}" "$3/bin/"')
+    pip = made.add_tool("pip", f'test "$1 $2" = "install -q" && {install}')
+    made.add_tool(
+        "python3", f'test "$1 $2" = "-m venv" && mkdir -p "$3/bin" && cp "{pip}" "$3/bin/"'
+    )
     return made
 
 
@@ -65,7 +67,7 @@ def test_the_workflow_with_the_action(machine: Machine, state: str, code: int) -
     (job,) = yaml.safe_load(block("github-action"))["jobs"].values()
     (step,) = (step for step in job["steps"] if "onnxkvrename" in step["uses"])
     assert step["with"].keys() <= ACTION["inputs"].keys()
-    assert runner.use(machine, {**step["with"], "install": "none"}).code == code
+    assert ci_machine.run_action(machine, {**step["with"], "install": "none"}).code == code
 
 
 @STATES
@@ -73,7 +75,7 @@ def test_the_workflow_by_hand(machine: Machine, state: str, code: int) -> None:
     exported(machine, state)
     (job,) = yaml.safe_load(block("github"))["jobs"].values()
     (script,) = (step["run"] for step in job["steps"] if "run" in step)
-    done = machine.shell(script, shell="bash -e", ONNXKVRENAME=PACKAGE)
+    done = machine.run_script(script, shell="bash -e", ONNXKVRENAME=PACKAGE)
     assert done.returncode == code, done.stderr
     assert done.stdout.count("::error " if code else "::notice ") == 3
 
@@ -82,7 +84,7 @@ def test_the_workflow_by_hand(machine: Machine, state: str, code: int) -> None:
 def test_the_gitlab_job(machine: Machine, state: str, code: int) -> None:
     exported(machine, state)
     (job,) = yaml.safe_load(block("gitlab")).values()
-    done = machine.shell("\n".join(job["script"]), shell="bash -e", ONNXKVRENAME=PACKAGE)
+    done = machine.run_script("\n".join(job["script"]), shell="bash -e", ONNXKVRENAME=PACKAGE)
     assert done.returncode == code, done.stderr
 
 
@@ -90,7 +92,7 @@ def test_the_gitlab_job(machine: Machine, state: str, code: int) -> None:
 @pytest.mark.parametrize("shell", ["sh", "sh -xe", "bash", "bash --noprofile --norc -eo pipefail"])
 def test_the_step_for_any_other_system(machine: Machine, shell: str, state: str, code: int) -> None:
     exported(machine, state)
-    done = machine.shell(
+    done = machine.run_script(
         block("shell"), shell=shell, ONNXKVRENAME=PACKAGE, TMPDIR=str(machine.temp)
     )
     assert done.returncode == code, done.stderr
@@ -104,7 +106,7 @@ def test_what_cannot_be_installed_fails_the_step(machine: Machine, name: str) ->
         (job,) = (yaml.safe_load(script).get("jobs") or yaml.safe_load(script)).values()
         script = "\n".join(job["script"] if "script" in job else [job["steps"][-1]["run"]])
     shell = "sh" if name == "shell" else "bash -e"
-    done = machine.shell(script, shell=shell, ONNXKVRENAME="other", TMPDIR=str(machine.temp))
+    done = machine.run_script(script, shell=shell, ONNXKVRENAME="other", TMPDIR=str(machine.temp))
     assert done.returncode == 1
     assert "not found" not in done.stderr
 
@@ -113,7 +115,7 @@ def test_what_cannot_be_installed_fails_the_step(machine: Machine, name: str) ->
 def test_the_document_to_keep(machine: Machine, state: str, code: int) -> None:
     exported(machine, state)
     installed(machine)
-    done = machine.shell(block("json"))
+    done = machine.run_script(block("json"))
     kept = yaml.safe_load((machine.workspace / "kv-names.json").read_text("utf-8"))
     assert (done.returncode, kept["exit_code"], len(kept["models"])) == (code, code, 3)
 
@@ -124,7 +126,7 @@ def test_the_hook_before_a_commit(machine: Machine, state: str, code: int) -> No
     installed(machine)
     (repo,) = yaml.safe_load(block("pre-commit"))["repos"]
     (hook,) = repo["hooks"]
-    assert machine.shell(shlex.join(shlex.split(hook["entry"]))).returncode == code
+    assert machine.run_script(shlex.join(shlex.split(hook["entry"]))).returncode == code
     matching = [path for path in models(windows) if re.search(hook["files"], path)]
     assert len(matching) == 3
 
@@ -133,7 +135,7 @@ def batch(machine: Machine, *args: str, **env: str) -> tuple[int, str]:
     """The batch script, as the cluster runs it."""
     if not (machine.tools / "onnxkvrename").exists():
         installed(machine)
-    done = machine.shell(block("batch"), *args, **env)
+    done = machine.run_script(block("batch"), *args, **env)
     return done.returncode, done.stderr
 
 
@@ -172,7 +174,7 @@ def test_the_batch_script_ends_as_its_first_failure(
 ) -> None:
     (machine.temp / "codes").write_text(codes.replace(" ", "\n"), "utf-8")
     answer = 'exit "$(sed -n "$(wc -l < calls)p" "$RUNNER_TEMP/codes")"'
-    machine.tool("onnxkvrename", f'echo "$@" >> calls; {answer}')
+    machine.add_tool("onnxkvrename", f'echo "$@" >> calls; {answer}')
     assert batch(machine, "windows", "VLLM")[0] == int(codes.split()[calls - 1])
     called = (machine.workspace / "calls").read_text("utf-8").splitlines()
     assert ["--check" in call for call in called] == [False, True][:calls]
@@ -201,8 +203,8 @@ def test_a_task_with_some_windows_of_a_set_needs_no_set(machine: Machine) -> Non
     installed(machine)
     shutil.rmtree(machine.workspace / "windows" / "layer_1_2")
     call = "onnxkvrename --prefix VLLM windows/layer_0_1 windows/layer_2_3"
-    assert machine.shell(call).returncode == 1
-    assert machine.shell(f"{call} --no-set").returncode == 0
+    assert machine.run_script(call).returncode == 1
+    assert machine.run_script(f"{call} --no-set").returncode == 0
 
 
 def test_the_table_of_inputs_is_the_actions() -> None:

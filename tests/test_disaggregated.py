@@ -16,11 +16,12 @@ from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import NamedTuple
 
-import dying
+import ci_machine
+import failing_workers
 import numpy as np
 import pytest
-import runner
-from example import (
+from ci_machine import ROOT
+from disaggregated_example import (
     EXAMPLE,
     SERVING,
     Device,
@@ -34,7 +35,6 @@ from example import (
     undivided,
     workers,
 )
-from runner import ROOT
 
 from onnxkvrename import rename
 
@@ -269,7 +269,7 @@ def test_shared_memory_is_given_back(models: Path, name: str) -> None:
 def test_a_worker_that_dies_is_told_and_leaves_nothing_behind(
     models: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefill, "work", dying.after_taking_memory)
+    monkeypatch.setattr(prefill, "work", failing_workers.die_after_taking_memory)
     path = models / "decoder.onnx"
     with pytest.raises(workers.WorkerError, match=r"prefill died \(exit code 3\)"):
         serving.serve(serving.Setting(path, path, serving.SIZES), [9])
@@ -279,7 +279,7 @@ def test_a_worker_that_dies_is_told_and_leaves_nothing_behind(
 
 def test_a_worker_that_does_not_answer_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_PATIENCE", 0)
-    with workers.Worker("prefill", dying.never) as worker:
+    with workers.Worker("prefill", failing_workers.take_memory_and_wait) as worker:
         with pytest.raises(workers.WorkerError, match="prefill did not answer"):
             worker.ask(f"kv_{secrets.token_hex(8)}")
         assert worker.process.exitcode is not None
@@ -299,8 +299,10 @@ def test_decode_that_finds_too_little_refuses_and_leaves_nothing_behind(
 def test_workers_end_with_the_process_that_asks_them() -> None:
     name = f"kv_{secrets.token_hex(8)}"
     script = (
-        "import os, signal, sys; sys.path[:0] = sys.argv[1:3]; import dying, example\n"
-        "worker = example.workers.Worker('prefill', dying.never)\n"
+        "import os, signal, sys; sys.path[:0] = sys.argv[1:3]\n"
+        "from disaggregated_example import workers\n"
+        "from failing_workers import take_memory_and_wait\n"
+        "worker = workers.Worker('prefill', take_memory_and_wait)\n"
         "worker.ask(sys.argv[3])\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -318,7 +320,7 @@ def test_workers_end_with_the_process_that_asks_them() -> None:
 def test_memory_that_is_made_too_late_is_given_back(
     models: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefill, "work", dying.after_being_left)
+    monkeypatch.setattr(prefill, "work", failing_workers.take_memory_too_late)
     path = models / "decoder.onnx"
     with pytest.raises(workers.WorkerError, match="prefill refuses: not now"):
         serving.serve(serving.Setting(path, path, serving.SIZES), [9])
@@ -326,7 +328,7 @@ def test_memory_that_is_made_too_late_is_given_back(
 
 
 def test_a_worker_that_has_ended_is_heard() -> None:
-    with workers.Worker("prefill", dying.at_once) as worker:
+    with workers.Worker("prefill", failing_workers.refuse_at_once) as worker:
         worker.process.join()
         with pytest.raises(workers.WorkerError, match="prefill refuses: not at all"):
             worker.ask("anything")
@@ -335,7 +337,7 @@ def test_a_worker_that_has_ended_is_heard() -> None:
 def test_a_worker_does_not_hear_an_interrupt_even_while_it_starts() -> None:
     name = f"kv_{secrets.token_hex(8)}"
     try:
-        with workers.Worker("prefill", dying.never) as worker:
+        with workers.Worker("prefill", failing_workers.take_memory_and_wait) as worker:
             os.kill(worker.process.pid, signal.SIGINT)
             assert worker.ask(name) == "made"
         assert worker.process.exitcode == 0
@@ -495,26 +497,26 @@ def test_the_example_imports_nothing_from_onnxkvrename() -> None:
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> runner.Machine:
+def machine(tmp_path_factory: pytest.TempPathFactory) -> ci_machine.Machine:
     """A machine whose working directory has the repository's folders."""
-    made = runner.machine(tmp_path_factory.mktemp("machine"))
+    made = ci_machine.build_machine(tmp_path_factory.mktemp("machine"))
     for folder in ("examples", "fixtures"):
         (made.workspace / folder).symlink_to(ROOT / folder)
     (made.temp / "scratch").mkdir()
     return made
 
 
-def says(machine: runner.Machine, name: str) -> str:
+def says(machine: ci_machine.Machine, name: str) -> str:
     """What a block says, if it does its work, writes no word of trouble and leaves no file."""
     scratch = machine.temp / "scratch"
-    done = machine.shell(BLOCKS[name], TMPDIR=str(scratch))
+    done = machine.run_script(BLOCKS[name], TMPDIR=str(scratch))
     assert (done.returncode, list(scratch.iterdir())) == (0, []), done.stderr
     assert "serve.py" not in done.stderr
     assert "leaked" not in done.stderr
     return done.stdout
 
 
-def test_the_story_is_as_the_page_tells_it(machine: runner.Machine) -> None:
+def test_the_story_is_as_the_page_tells_it(machine: ci_machine.Machine) -> None:
     said = says(machine, "run")
     parts = re.split(
         r"^== (.*)\n\n", said.removesuffix("\nAll of it is as foretold.\n"), flags=re.M
@@ -525,7 +527,7 @@ def test_the_story_is_as_the_page_tells_it(machine: runner.Machine) -> None:
     assert list(zip(titles, texts, strict=True)) == TOLD
 
 
-def test_models_of_ones_own(machine: runner.Machine) -> None:
+def test_models_of_ones_own(machine: ci_machine.Machine) -> None:
     said = says(machine, "own")
     assert "1x2x28x4  past_key.0_vllmKvCache" in said
     assert said.endswith("  the same\n")

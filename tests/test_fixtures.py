@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from example import undivided
+from disaggregated_example import undivided
 
 from onnxkvrename import load_rules, rename
 from onnxkvrename.renaming.run import rename_batch

@@ -10,12 +10,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import ci_machine
 import exported
 import pytest
-import runner
+from ci_machine import ROOT, Machine
 from killing import contents
 from real_exports import EXPORTS
-from runner import ROOT, Machine
 
 from onnxkvrename import rename
 from onnxkvrename.findings import CODES
@@ -27,7 +27,7 @@ BLOCKS = dict(re.findall(r"<!-- ([\w-]+) -->\n```\w+\n(.*?)```\n<!-- /\1 -->", T
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    return runner.machine(tmp_path)
+    return ci_machine.build_machine(tmp_path)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def twin(tmp_path: Path) -> Path:
 
 def says(machine: Machine, name: str, **paths: Path) -> str:
     """What a block says on stdout and stderr, if it does its work."""
-    done = machine.shell(BLOCKS[name], **{key: str(path) for key, path in paths.items()})
+    done = machine.run_script(BLOCKS[name], **{key: str(path) for key, path in paths.items()})
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
@@ -154,15 +154,15 @@ def test_of_dynamo_with_subfunctions_the_export_with_the_token_is_broken_and_the
     case = EXPORTS / "llama2l_dynamo_subfn"
     (plain,), (broken,) = case.glob("plain-*"), case.glob("VLLM-*")
     assert "4 of 4 buffers retained" in says(machine, "verify", EXPORT=plain)
-    told = machine.shell(BLOCKS["verify"], EXPORT=str(broken))
+    told = machine.run_script(BLOCKS["verify"], EXPORT=str(broken))
     assert (told.returncode, "KV105" in told.stderr, "KV106" in told.stderr) == (1, True, True)
     shutil.copytree(plain, machine.temp / plain.name, copy_function=shutil.copyfile)
     there = machine.temp / broken.name.replace("VLLM", "plain")
     shutil.copytree(broken, there, copy_function=shutil.copyfile)
-    told = machine.shell(BLOCKS["seed"], EXPORT=str(machine.temp / plain.name))
+    told = machine.run_script(BLOCKS["seed"], EXPORT=str(machine.temp / plain.name))
     assert (told.returncode, "KV504" in told.stderr) == (1, True)
     forced = BLOCKS["seed"].rstrip() + " --force"
-    assert machine.shell(forced, EXPORT=str(machine.temp / plain.name)).returncode == 0
+    assert machine.run_script(forced, EXPORT=str(machine.temp / plain.name)).returncode == 0
     (model,) = there.glob("*.onnx")
     report = rename(model, "VLLM", dry_run=True, verify=True)
     assert (report.status, report.findings) == ("unchanged", ())

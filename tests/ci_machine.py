@@ -1,4 +1,4 @@
-"""Runs ``action.yml`` and pieces of shell as a CI system does, with nothing from a network."""
+"""A machine that runs ``action.yml`` and shell scripts as a CI system does, without a network."""
 
 from __future__ import annotations
 
@@ -19,20 +19,26 @@ _EXPRESSION = re.compile(r"\$\{\{ (inputs|steps)\.([\w-]+)(?:\.outputs\.([\w-]+)
 
 
 class Machine(NamedTuple):
-    """Where steps run: the working directory, one for temporary files, and PATH's first one."""
+    """The directories of a machine on which steps run.
+
+    Attributes:
+        workspace: The working directory.
+        temp: For temporary files; it is the home directory, too.
+        tools: The first directory of PATH.
+    """
 
     workspace: Path
     temp: Path
     tools: Path
 
-    def tool(self, name: str, script: str) -> Path:
+    def add_tool(self, name: str, script: str) -> Path:
         """Put an executable on PATH."""
         path = self.tools / name
         path.write_text(f"#!/bin/sh\n{script}\n", "utf-8")
         path.chmod(0o755)
         return path
 
-    def shell(
+    def run_script(
         self, script: str, *args: str, shell: str = "bash", **env: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a script from a file, with an environment that holds little but what is given."""
@@ -55,7 +61,7 @@ class Machine(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a step with ``uses:`` came to."""
+    """Exit code, output and outputs of a step with ``uses:``."""
 
     code: int
     out: str
@@ -63,46 +69,48 @@ class Outcome(NamedTuple):
     outputs: dict[str, str]
 
 
-def machine(root: Path) -> Machine:
-    """A machine with this Python and the command on PATH; temporary files behind a blank."""
-    made = Machine(root / "workspace", root / "temporary files", root / "tools")
-    for directory in made:
+def build_machine(root: Path) -> Machine:
+    """Make a machine with this Python and the command on PATH, and a blank in its paths."""
+    machine = Machine(root / "workspace", root / "temporary files", root / "tools")
+    for directory in machine:
         directory.mkdir(parents=True)
     python = shlex.quote(sys.executable)
-    made.tool("python3", f'exec {python} "$@"')
-    made.tool("onnxkvrename", f'exec {python} -m onnxkvrename "$@"')
-    return made
+    machine.add_tool("python3", f'exec {python} "$@"')
+    machine.add_tool("onnxkvrename", f'exec {python} -m onnxkvrename "$@"')
+    return machine
 
 
-def use(machine: Machine, given: Mapping[str, str], action: Path = ROOT, **env: str) -> Outcome:
+def run_action(
+    machine: Machine, inputs: Mapping[str, str], action: Path = ROOT, **env: str
+) -> Outcome:
     """Run the action with these inputs, each step in its shell until one fails."""
     known = {
-        ("inputs", name, ""): given.get(name, meaning.get("default", ""))
+        ("inputs", name, ""): inputs.get(name, meaning.get("default", ""))
         for name, meaning in ACTION["inputs"].items()
     }
     code, out, err = 0, "", ""
     for step in ACTION["runs"]["steps"]:
         assert step["shell"] == "bash"
-        said = machine.temp / f"output of {step['id']}"
-        said.touch()
-        process = machine.shell(
+        output_file = machine.temp / f"output of {step['id']}"
+        output_file.touch()
+        process = machine.run_script(
             step["run"],
             shell="bash --noprofile --norc -e -o pipefail",
             GITHUB_ACTION_PATH=str(action),
-            GITHUB_OUTPUT=str(said),
-            **{name: _filled(value, known) for name, value in step.get("env", {}).items()},
+            GITHUB_OUTPUT=str(output_file),
+            **{name: _fill_in(value, known) for name, value in step.get("env", {}).items()},
             **env,
         )
         code, out, err = process.returncode, out + process.stdout, err + process.stderr
-        for line in said.read_text("utf-8").splitlines():
+        for line in output_file.read_text("utf-8").splitlines():
             name, _, value = line.partition("=")
             known["steps", step["id"], name] = value
-        said.unlink()
+        output_file.unlink()
         if code:
             break
-    outputs = {name: _filled(how["value"], known) for name, how in ACTION["outputs"].items()}
+    outputs = {name: _fill_in(how["value"], known) for name, how in ACTION["outputs"].items()}
     return Outcome(code, out, err, outputs)
 
 
-def _filled(text: str, known: Mapping[tuple[str, str, str], str]) -> str:
-    return _EXPRESSION.sub(lambda found: known.get((found[1], found[2], found[3] or ""), ""), text)
+def _fill_in(text: str, known: Mapping[tuple[str, str, str], str]) -> str:
+    return _EXPRESSION.sub(lambda match: known.get((match[1], match[2], match[3] or ""), ""), text)
