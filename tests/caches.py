@@ -1,4 +1,4 @@
-"""Models of many layers, of every kind of cache."""
+"""Build models of many layers, of every kind of cache, with shapes but without weights."""
 
 from __future__ import annotations
 
@@ -31,9 +31,13 @@ def exported(
     without: Collection[str] = (),
     weights: Iterable[TensorProto] = (),
 ) -> ModelProto:
-    """A model with these kinds of layers; ``tokens`` are those of inputs and of outputs.
+    """Build a model with these layers, one kind of :data:`LAYERS` each.
 
-    The names ``without`` are no inputs and outputs of the graph, though nodes have them.
+    Args:
+        layers: The kind of each layer.
+        tokens: The tokens in the names of the inputs and of the outputs.
+        without: Names that nodes have, but that are not inputs or outputs of the graph.
+        weights: Initializers to add.
     """
     inputs, outputs, nodes = [info("x")], [info("logits")], [node("Neg", ["x"], ["logits"])]
     for number, kind in enumerate(layers):

@@ -1,7 +1,7 @@
-"""Exports to work on, laid out as QEfficient's cache does: built, not copied from one.
+"""Build exports as they lie in QEfficient's cache.
 
-What stands here says how an export with the token must look, arrived at by another
-road: from models that were built with it, and parameters that were written with it.
+An export with the token is not renamed from one without: its models and its parameters
+are built with the token, so that a renamed export can be compared with it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SPEECH = "QEFFAutoModelForSpeechSeq2Seq"
 
 
 def hashed(outputs: list[str], owner: str | None, token: str) -> dict[str, Any]:
-    """What the hash of an export with these outputs is taken of."""
+    """Build the parameters that QEfficient hashes for an export with these outputs."""
     axes = {"input_ids": {"0": "batch_size"}, "past_key.0": {"0": "batch_size", "2": "ctx_len"}}
     params: dict[str, Any] = {
         "config": {"model_type": "tiny", "rms_norm_eps": 1e-06},
@@ -39,18 +39,18 @@ def hashed(outputs: list[str], owner: str | None, token: str) -> dict[str, Any]:
 
 
 def digest(params: Mapping[str, Any]) -> str:
-    """The hash in a directory's name."""
+    """Compute the hash in the name of an export's directory."""
     text = json.dumps(params, separators=(",", ":"), sort_keys=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
 
 
 def written(params: Mapping[str, Any]) -> str:
-    """The parameters as they are saved."""
+    """Format the parameters as QEfficient saves them."""
     return json.dumps(params, indent=4, separators=(",", ":"), sort_keys=True)
 
 
 def outputs(model: Path) -> list[str]:
-    """What a model gives."""
+    """Read the names of a model's outputs."""
     graph = onnx.load(model, load_external_data=False).graph
     return [value.name for value in graph.output]
 
@@ -58,7 +58,7 @@ def outputs(model: Path) -> list[str]:
 def export(
     cache: Path, source: str = "external", token: str = "", owner: str | None = CAUSAL
 ) -> Path:
-    """An export of a fixture, a file or all of a directory, plain or with a token."""
+    """Write an export of a fixture, one file or a directory, and return its directory."""
     given = FIXTURES / (token or "plain") / source
     models = [given] if given.is_file() else sorted(given.glob("*.onnx"))
     params = hashed(outputs(models[0]), owner, token)
@@ -71,13 +71,13 @@ def export(
 
 
 def dual(cache: Path, token: str = "") -> tuple[Path, Path]:
-    """Vision encoder and decoder of one model, each an export of its own."""
+    """Write the vision encoder and the decoder of one model as two exports."""
     encoder = export(cache, "vlm_dual/encoder.onnx", token, ENCODER)
     return encoder, export(cache, "vlm_dual/decoder.onnx", token, DECODER)
 
 
 def layerwise(cache: Path, token: str = "") -> Path:
-    """Three windows; the parameters were changed between hashing and saving."""
+    """Write an export of three windows, whose parameters changed between hashing and saving."""
     given = FIXTURES / (token or "plain") / "windows"
     names = ["logits"]
     for model in sorted(given.glob("*/*.onnx")):

@@ -1,4 +1,4 @@
-"""Commands killed at any point of their work, and what they leave."""
+"""Kill a command at each call of a function of `os`, and see what it leaves behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are killed
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Every file below a directory."""
+    """Return the content of every file below a directory, by relative path."""
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in directory.rglob("*")
@@ -26,33 +26,33 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 STUCK = 60
-"""Seconds until a child is ended: at the fork another thread may hold a lock, for ever then.
+"""Seconds until a child is killed: if another thread held a lock at the fork, it waits for ever.
 
-That is a death like the others: what it leaves must be ended by the same command.
+That counts as killed like any other: the same command must be able to finish the work.
 """
 
 
 def run(*args: object) -> int:
-    """The command line, in this process; its exit code."""
+    """Run the command line in this process and return its exit code."""
     return main([*map(str, args), "-q"])
 
 
 def killed(name: str, nth: int, *args: object, after: bool) -> bool:
     """Run the command in a process that is killed at its ``nth`` call of ``os.name``, or after it.
 
-    Says whether it came to that.
+    Returns whether the command made so many calls, and so was killed.
     """
     child = os.fork()
     if child == 0:
         signal.alarm(STUCK)
         calls, real = count(1), getattr(os, name)
 
-        def deadly(*given: Any, **how: Any) -> Any:
+        def deadly(*args: Any, **kwargs: Any) -> Any:
             last = next(calls) == nth
             if last and not after:
                 os.kill(os.getpid(), signal.SIGKILL)
             try:
-                return real(*given, **how)
+                return real(*args, **kwargs)
             finally:
                 if last:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -71,5 +71,5 @@ def killed(name: str, nth: int, *args: object, after: bool) -> bool:
 
 
 def exhaust(reached: Callable[[int], bool]) -> int:
-    """Try 1, 2, … until nothing is reached any more; how many there were."""
+    """Call `reached` with 1, 2, … until it is false; return how often it was true."""
     return next(nth for nth in count(1) if not reached(nth)) - 1

@@ -1,4 +1,4 @@
-"""Layouts to project, built layer by layer without a model."""
+"""Build layouts layer by layer, without a model, for the projection onto vLLM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def buffer(
     dtype: str = "FLOAT16",
     window: Dim = None,
 ) -> Buffer:
-    """A buffer with the context on axis 2, a state without."""
+    """Build a buffer, with the context on its last axis but one; a state has no context."""
     sequence = None if kind in ("mamba", "unknown") or shape is None else len(shape) - 2
     name = f"{part}.{layer}"
     return Buffer(
@@ -45,7 +45,7 @@ def attention(
     window: Dim = None,
     dtype: str = "FLOAT16",
 ) -> tuple[Buffer, ...]:
-    """Key and value of ``[batch, heads, context, size]``."""
+    """Build key and value of ``[batch, heads, context, size]``."""
     axis: Dim = "ctx_len" if window is None else window
     sizes = {"key": size, "value": size if size_v is None else size_v}
     return tuple(
@@ -57,14 +57,14 @@ def attention(
 def sliding(
     layer: int, heads: Dim = 8, size: Dim = 64, window: Dim = "sliding_window"
 ) -> tuple[Buffer, ...]:
-    """Attention to a window."""
+    """Build key and value of attention to a window."""
     return attention(layer, heads, size, kind="sliding_window", window=window)
 
 
 def mla(
     layer: int, rank: int = 512, rope: int = 64, window: Dim = None, dtype: str = "FLOAT16"
 ) -> tuple[Buffer, ...]:
-    """A latent and its rope."""
+    """Build the latent and the rope of an MLA layer."""
     kind: BufferKind = "mla_attention" if window is None else "sliding_window_mla"
     axis: Dim = "ctx_len" if window is None else window
     return tuple(
@@ -79,7 +79,7 @@ def linear(
     recurrent: tuple[int, ...] = (32, 128, 128),
     dtype: str = "FLOAT16",
 ) -> tuple[Buffer, ...]:
-    """A convolution state and a recurrent state."""
+    """Build the convolution state and the recurrent state of a linear layer."""
     states = {"conv_state": conv, "recurrent_state": recurrent}
     return tuple(
         buffer(layer, part, "mamba", ("batch_size", *shape), dtype)
@@ -88,7 +88,7 @@ def linear(
 
 
 def layout(*layers: Iterable[Buffer], sizes: Mapping[str, int] | None = None) -> Layout:
-    """The layout of these layers."""
+    """Build the layout of these layers."""
     buffers = sorted((b for layer in layers for b in layer), key=lambda b: b.layer)
     return Layout(("model.onnx",), (), (), tuple(buffers), (), sizes or {})
 

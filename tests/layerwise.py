@@ -1,4 +1,4 @@
-"""Sets of windows to work on: a model exported layer by layer, as QEfficient lays it out."""
+"""Build sets of windows: a model exported layer by layer, in QEfficient's directories."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnx import ModelProto, TensorProto
 
 
 def window(first: int, end: int, token: str = "") -> ModelProto:
-    """The layers from ``first`` to before ``end``: two buffers each, and the hidden state."""
+    """Build the window of layers ``first`` to ``end - 1``, with two buffers for each."""
     start = info("inputs_embeds", "batch_size", "seq_len", 32)
     hidden = start.name
     if first == 0:
@@ -34,7 +34,10 @@ def window(first: int, end: int, token: str = "") -> ModelProto:
 
 
 def export(root: Path, count: int, *, step: int = 1, token: str = "", weights: int = 0) -> Path:
-    """Write a set of windows below ``root``, each with so many bytes of weights in it."""
+    """Write ``count`` windows of ``step`` layers below ``root``, and return ``root``.
+
+    Each has ``weights`` bytes of weights.
+    """
     for first in range(0, count * step, step):
         end = first + step
         model = window(first, end, token)

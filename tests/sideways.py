@@ -1,8 +1,7 @@
-"""Sides of a hand-off to work on, and a hand-off of real bytes to hold results against.
+"""Build the two sides of a hand-off, and hand over real bytes to compare a prediction with.
 
-What is handed over here is counted and copied as vllm-qaic does it, from what is
-known of its code, with nothing of the package: names sorted by layer, one piece of
-memory, axis 2 up to the prompt.
+:func:`handed` counts and copies bytes as vllm-qaic's code does, without the package: names
+sorted by layer, one piece of memory, axis 2 up to the length of the prompt.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ WIDTHS = {"INT8": 1, "MXINT8": 1, "FLOAT16": 2, "FLOAT": 4}
 
 
 def value(text: str, token: str = TOKEN) -> Value:
-    """``name:2,ctx_len,4`` or ``name:2,ctx_len,4:INT8``: an input, its batch and token put in."""
+    """Parse ``name:2,ctx_len,4`` or ``name:2,ctx_len,4:INT8``; batch and token are added."""
     name, dims, dtype = (*text.split(":"), "FLOAT16")[:3]
     shape: list[Dim] = [int(dim) if dim.isdigit() else dim for dim in dims.split(",")]
     return Value(name + (f"_{token}" if token else ""), dtype, ("batch_size", *shape))
 
 
 def side_of(*texts: str, token: str = TOKEN, **sizes: int) -> Layout:
-    """A layout of buffers in the order given, each with its retained output."""
+    """Build a layout of inputs, in this order, each with its retained output."""
     inputs = tuple(value(text, token) for text in texts)
     outputs = tuple(one._replace(name=f"{one.name}_RetainedState") for one in inputs)
     signature = Signature(inputs, (Value("logits", "FLOAT", ("batch_size", 1, 8)), *outputs))
@@ -48,7 +47,7 @@ def side_of(*texts: str, token: str = TOKEN, **sizes: int) -> Layout:
 
 
 def attention(*layers: int, shape: str = "2,ctx_len,4", dtype: str = "FLOAT16") -> tuple[str, ...]:
-    """Key and value of some layers, to be given to :func:`side_of`."""
+    """Describe key and value of some layers, for :func:`side_of`."""
     parts = ("past_key", "past_value")
     return tuple(f"{part}.{layer}:{shape}:{dtype}" for layer in layers for part in parts)
 
@@ -66,7 +65,7 @@ def told(
     ranks: tuple[int, int] | None = None,
     tokens: tuple[int, ...] = (),
 ) -> Handoff:
-    """What is foretold of two sides."""
+    """Predict the hand-off between two layouts."""
     return compare_sides(
         seen("prefill", prefill, target),
         seen("decode", decode, target),
@@ -85,14 +84,14 @@ def codes(found: Handoff) -> list[str]:
 
 
 class Handed(NamedTuple):
-    """What became of it: decode refused, or these buffers came out wrong."""
+    """The result: whether decode refused, and the buffers in which it reads wrong bytes."""
 
     refused: bool
     wrong: frozenset[str]
 
 
 def handed(prefill: Layout, decode: Layout, tokens: int, *, whole: bool = False) -> Handed:
-    """Hand a prompt's buffers over, and see what decode finds; every size is known."""
+    """Hand over the buffers of a prompt and compare what decode reads; all sizes are known."""
     made = [_slot(prefill, name, tokens, whole) for name in _ordered(prefill.inputs)]
     outputs = _ordered(prefill.outputs, "_RetainedState")
     memory = np.zeros(sum(size for _, _, size in made), np.uint8)
