@@ -26,7 +26,6 @@ from onnxkvrename.cli.options import (
 from onnxkvrename.cli.output import is_color_enabled, is_terminal, print_lines, stdout_guard
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.qefficient.find_export import check_cache_reuse
-from onnxkvrename.renaming.extra_files import Sidecar
 from onnxkvrename.renaming.parallel import connect_dask, count_useful_processes, open_process_pool
 from onnxkvrename.renaming.place import Progress
 from onnxkvrename.renaming.run import check_token_change, rename_batch
@@ -45,6 +44,8 @@ from onnxkvrename.rules.results import Options, Report
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
+
+    from onnxkvrename.renaming.sidecars import Sidecar
 
 
 class OutputOptions(NamedTuple):
@@ -200,39 +201,31 @@ def _rename_models(given: dict[str, Any], asked: OutputOptions) -> Report:
         raise click.UsageError("--jobs and --dask cannot both be")
     jobs = find_jobs(given["models"], given["output"], given["directory"])
     texts: tuple[Sidecar, ...] = ()
-    moves: dict[Path, Path] = {}
+    seed_plan = None
     if given["seed_cache"]:
-        from onnxkvrename.qefficient.seed_cache import (
-            build_directory_map,
-            build_params_sidecars,
-            clear_finished_intents,
-            plan_seeds,
-            redirect_jobs,
-            update_report_paths,
-        )
+        from onnxkvrename.qefficient.seed_cache import plan_seeds
 
         models = [job.model for job in jobs]
-        seeds = plan_seeds(models, rules, wish, in_place=given["in_place"])
-        jobs = redirect_jobs(jobs, seeds, in_place=given["in_place"])
+        seed_plan = plan_seeds(models, rules, wish, in_place=given["in_place"])
+        jobs = seed_plan.redirect_jobs(jobs)
+        texts = seed_plan.build_sidecars()
         if options.write:
-            clear_finished_intents(seeds)
-        moves = build_directory_map(seeds) if given["in_place"] else {}
-        texts = build_params_sidecars(seeds, in_place=given["in_place"])
+            seed_plan.clear_finished_intents()
     if given["dask"] is not None:  # a worker has a working directory of its own
         jobs = tuple(build_job(job.model.absolute(), job.output.absolute()) for job in jobs)
         given["sidecar"] = tuple(path.absolute() for path in given["sidecar"])
     if given["sidecar"] or given["sidecars"]:
-        from onnxkvrename.renaming.sidecars import find_sidecars, load_sidecars
+        from onnxkvrename.renaming.load_sidecars import load_sidecars
 
-        found = find_sidecars(jobs) if given["sidecars"] else ()
-        texts += load_sidecars((*given["sidecar"], *found), jobs, wish, rules)
+        search = given["sidecars"]
+        texts += load_sidecars(given["sidecar"], jobs, wish, rules, search_directories=search)
     watched = asked.output_format == "text" and not asked.quiet and is_terminal(sys.stderr)
     with _open_executor(given, len(jobs)) as executor, _show_progress(watched) as watch:
+        moves = seed_plan.directory_map if seed_plan is not None else {}
         report = rename_batch(jobs, wish, rules, options, watch, executor, texts, moves)
-    if not moves:
+    if seed_plan is None:
         return report
-    done = options.write and not any(model.failed for model in report.models)
-    return update_report_paths(report, moves, done=done)
+    return seed_plan.update_report(report, dry_run=not options.write)
 
 
 def _build_options(given: dict[str, Any], asked: OutputOptions) -> Options:

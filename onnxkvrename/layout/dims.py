@@ -1,4 +1,4 @@
-"""How large a buffer is: sizes for symbols, bytes for elements."""
+"""Sizes of buffers: numbers for symbols, bytes for shapes."""
 
 from __future__ import annotations
 
@@ -8,53 +8,61 @@ from onnxkvrename.model.proto_reader import get_dtype_bits
 from onnxkvrename.model.signature import Dim
 
 Shape = tuple[Dim, ...]
+"""Sizes, symbols, and ``None`` for a dimension that the graph does not describe."""
 Sizes = Mapping[str, int]
-"""What symbols stand for."""
+"""The sizes of symbols."""
 
 ELEMENT_COUNT_LIMIT = 1 << 63
-"""What ONNX's sizes end below."""
+"""The first number of elements that ONNX's int64 cannot hold."""
 _ONE_BYTE_DTYPES = ("BOOL", "INT8", "MXINT8", "UINT8")
 
 
 def resolve_symbols(shape: Shape, sizes: Sizes) -> Shape:
-    """The shape with numbers in the places of the symbols whose sizes are known."""
+    """Return the shape with numbers for the symbols whose sizes are known."""
     return tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in shape)
 
 
 def count_elements(shape: Shape) -> int | None:
-    """How many elements there are; ``None`` as long as a size is not known, or for too many.
+    """Return the number of elements.
 
-    No tensor has :data:`MOST` or more.
+    Returns:
+        ``None`` if a size is not known, or if there are `ELEMENT_COUNT_LIMIT` or more.
     """
-    known = sorted(dim for dim in shape if isinstance(dim, int) and dim >= 0)
-    if len(known) < len(shape):
+    numbers = sorted(dim for dim in shape if isinstance(dim, int) and dim >= 0)
+    if len(numbers) < len(shape):
         return None
     count = 1
-    for dim in known:  # a 0 comes first
-        count *= dim
+    for number in numbers:  # a 0 comes first
+        count *= number
         if count >= ELEMENT_COUNT_LIMIT:
             return None
     return count
 
 
 def compute_tensor_bytes(shape: Shape, dtype: str) -> int | None:
-    """Bytes of a dense tensor, the last one filled up.
+    """Return the bytes of a dense tensor, the last one padded.
 
-    ``None`` where :func:`elements` is, or where it is not known how large one of this dtype is.
-    An element of ``MXINT8`` counts as one byte, as a consumer counts it; the scales
-    that blocks of them share are not in the graph.
+    An element of ``MXINT8`` counts as one byte, as a consumer counts it; the scales that
+    blocks of elements share are not in the graph.
+
+    Args:
+        shape: The shape of the tensor.
+        dtype: ONNX's name of the dtype, or ``MXINT8``.
+
+    Returns:
+        ``None`` if the number of elements or the size of one is not known.
     """
     count, bits = count_elements(shape), _find_element_bits(dtype)
     return None if count is None or not bits else -(-count * bits // 8)
 
 
+def list_symbols(shapes: Iterable[Shape | None]) -> tuple[str, ...]:
+    """Return the symbols in shapes, each once, in the order of their first occurrences."""
+    symbols = (dim for shape in shapes for dim in shape or () if isinstance(dim, str))
+    return tuple(dict.fromkeys(symbols))
+
+
 def _find_element_bits(dtype: str) -> int:
-    """Bits of an element, 0 where they vary or are not known."""
+    """Return the bits of an element, 0 where they vary or are not known."""
     bits = get_dtype_bits(dtype)
     return bits if bits != 8 or dtype in _ONE_BYTE_DTYPES or dtype.startswith("FLOAT8") else 0
-
-
-def list_symbols(shapes: Iterable[Shape | None]) -> tuple[str, ...]:
-    """The symbols in shapes, in the order of their first places."""
-    found = (dim for shape in shapes for dim in shape or () if isinstance(dim, str))
-    return tuple(dict.fromkeys(found))

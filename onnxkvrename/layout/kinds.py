@@ -1,4 +1,4 @@
-"""What kind of cache a buffer is, by its shape."""
+"""The kinds of KV buffers: one row of traits for each, and the kind of a buffer by its shape."""
 
 from __future__ import annotations
 
@@ -19,103 +19,169 @@ BufferKind = Literal[
     "mamba",
     "unknown",
 ]
-"""vLLM's own strings; ``mamba`` stands for every state without a context axis."""
+"""The names of `KINDS`, for type checkers; at run time only the rows count."""
+
+Growth = Literal["context", "window", "encoder", "nothing"]
 
 
-class ExporterNaming(NamedTuple):
-    """What exporters call things, where a shape alone does not tell.
+class KindTraits(NamedTuple):
+    """The traits of one kind of buffer.
 
-    ``windows`` are symbols of an axis that holds a window of the context only,
-    with the kind each makes of attention and of MLA. ``derived`` marks a symbol
-    that was made of a value's name: it says no more than that the exporter could
-    not tell the size. ``named`` are a profile's kinds whose names settle the
-    matter: an MLA buffer looks like attention with one head.
+    Attributes:
+        label: Its name for readers.
+        symbol: Its letter in the map of ``onnxkvrename inspect``.
+        color: Its color in that map, as rich names colors.
+        grows_with: What makes a buffer longer: the context, up to all of it or to a window
+            of it, the encoder's tokens, or nothing.
+        is_mla: True for the latent and the rope of multi-head latent attention, which
+            tensor parallelism copies to every rank.
+        profile_kind: The kind in a profile (``[kv.kinds]``) whose names settle the matter.
+            An MLA buffer, for example, looks like attention with one head.
+        window_symbol: The symbol of the axis along which an exporter puts the window.
     """
 
-    window_symbols: Mapping[str, tuple[BufferKind, BufferKind]]
-    kinds_by_profile_kind: Mapping[str, BufferKind]
-    derived_marker: str
+    label: str
+    symbol: str
+    color: str
+    grows_with: Growth
+    is_mla: bool = False
+    profile_kind: str | None = None
+    window_symbol: str | None = None
+
+    @property
+    def is_windowed(self) -> bool:
+        """Whether a buffer holds a window of the context only."""
+        return self.grows_with == "window"
+
+    @property
+    def is_state(self) -> bool:
+        """Whether a buffer is a state of fixed size, without a context axis."""
+        return self.grows_with == "nothing"
 
 
-QEFFICIENT_NAMING = ExporterNaming(
-    window_symbols=MappingProxyType(
-        {
-            "sliding_window": ("sliding_window", "sliding_window_mla"),
-            "chunk_ctx_len": ("chunked_local_attention", "unknown"),
-        }
-    ),
-    kinds_by_profile_kind=MappingProxyType(
-        {"mla": "mla_attention", "linear": "mamba", "cross": "cross_attention"}
-    ),
-    derived_marker="_dim_",
+Kinds = Mapping[BufferKind, KindTraits]
+
+KINDS: Kinds = MappingProxyType(
+    {
+        "full_attention": KindTraits("full attention", "f", "cyan", "context"),
+        "sliding_window": KindTraits(
+            "sliding window", "w", "green", "window", window_symbol="sliding_window"
+        ),
+        "chunked_local_attention": KindTraits(
+            "chunked attention", "c", "bright_green", "window", window_symbol="chunk_ctx_len"
+        ),
+        "mla_attention": KindTraits(
+            "MLA", "m", "magenta", "context", is_mla=True, profile_kind="mla"
+        ),
+        "sliding_window_mla": KindTraits(
+            "sliding window MLA",
+            "n",
+            "bright_magenta",
+            "window",
+            is_mla=True,
+            profile_kind="mla",
+            window_symbol="sliding_window",
+        ),
+        "cross_attention": KindTraits(
+            "cross attention", "x", "blue", "encoder", profile_kind="cross"
+        ),
+        "mamba": KindTraits("linear state", "s", "yellow", "nothing", profile_kind="linear"),
+        "unknown": KindTraits("unknown kind", "u", "white", "context"),
+    }
 )
-"""QEfficient's words, as ``get_onnx_dynamic_axes`` of its gemma3, gpt_oss and llama4 has them.
+"""All kinds, by vLLM's own names; ``mamba`` is every state without a context axis.
 
-What is derived is torch.onnx's. vLLM has no MLA with chunks.
+The symbols are those of ``get_onnx_dynamic_axes`` of QEfficient's gemma3, gpt_oss and llama4
+(https://github.com/quic/efficient-transformers). vLLM has no MLA with chunks.
 """
+
+_DERIVED_MARKER = "_dim_"
+"""What torch.onnx puts into a symbol for a size that it cannot tell; it says nothing more."""
+
+
+def get_kind_traits(kind: BufferKind) -> KindTraits:
+    """Return the row of a kind."""
+    return KINDS[kind]
+
+
+def list_kinds() -> tuple[BufferKind, ...]:
+    """Return all kinds, in the order of their rows."""
+    return tuple(KINDS)
 
 
 def infer_buffer_kind(
-    pair: KvPair, layer: Iterable[KvPair], words: ExporterNaming = QEFFICIENT_NAMING
+    pair: KvPair, layer: Iterable[KvPair], kinds: Kinds | None = None
 ) -> BufferKind:
-    """The kind of a buffer, told with the others of its ``layer``.
+    """Return the kind of a buffer, by its name, its shape and the shapes in its layer.
 
-    A context axis is any symbol behind the batch: axis 2 of ``[batch, heads,
-    context, size]``, axis 1 where the heads share one axis with the size. A
-    layer without one is a linear state if a part of it has rank 3 (a
-    convolution state; the other part is the recurrent one), or if its batch is
-    a symbol, so that the exporter would have named a context too. Where every
+    A context axis is any symbol after the batch: axis 2 of ``[batch, heads, context, size]``,
+    axis 1 where heads and size share one axis. A layer without one is a linear state if a
+    part of it has rank 3 (a convolution state; the other part is the recurrent one), or if
+    its batch is a symbol, so that the exporter would have named a context too. Where every
     size is fixed, a cache and a state look alike: ``unknown``.
+
+    Args:
+        pair: The buffer.
+        layer: All buffers of its layer.
+        kinds: The rows to choose from, by default `KINDS`.
     """
-    named = words.kinds_by_profile_kind.get(pair.kind)
-    context = _list_context_symbols(find_pair_shape(pair), words)
-    window = next(
-        (words.window_symbols[symbol] for symbol in context if symbol in words.window_symbols), None
-    )
-    if named is not None:
-        return window[1] if window is not None and named == "mla_attention" else named
+    rows = KINDS if kinds is None else kinds
+    context = _list_context_symbols(find_pair_shape(pair))
+    window = next((symbol for symbol in context if is_window_symbol(symbol, rows)), None)
+    family = {name: row for name, row in rows.items() if row.profile_kind == pair.kind}
+    if family:
+        return _choose_by_window(family, window)
+    if context and window is None:
+        return "full_attention"
     if context:
-        return window[0] if window is not None else "full_attention"
+        attention = {name: row for name, row in rows.items() if row.profile_kind is None}
+        return _choose_by_window(attention, window)
     parts = [find_pair_shape(other) for other in layer if _is_same_layer(pair, other)]
-    return "mamba" if _has_only_states([find_pair_shape(pair), *parts], words) else "unknown"
+    return "mamba" if _has_only_states([find_pair_shape(pair), *parts]) else "unknown"
 
 
-def find_context_axis(
-    shape: tuple[Dim, ...] | None, words: ExporterNaming = QEFFICIENT_NAMING
-) -> int | None:
-    """The axis behind the batch along which a buffer grows with the context, if it says so."""
-    named = _list_context_symbols(shape, words)[:1]
-    return 1 + (shape or ())[1:].index(named[0]) if named else None
+def find_context_axis(shape: tuple[Dim, ...] | None) -> int | None:
+    """Return the axis after the batch that grows with the context, ``None`` without one."""
+    symbols = _list_context_symbols(shape)[:1]
+    return 1 + (shape or ())[1:].index(symbols[0]) if symbols else None
 
 
-def is_window_symbol(dim: Dim, words: ExporterNaming = QEFFICIENT_NAMING) -> bool:
-    """Whether an axis of this symbol holds a window of the context only."""
-    return dim in words.window_symbols
+def is_window_symbol(dim: Dim, kinds: Kinds | None = None) -> bool:
+    """Return whether an axis of this symbol holds a window of the context only."""
+    rows = KINDS if kinds is None else kinds
+    return dim is not None and any(row.window_symbol == dim for row in rows.values())
 
 
 def find_pair_shape(pair: KvPair) -> tuple[Dim, ...] | None:
-    """The shape of a buffer: its input's, which an exporter was told, or its output's."""
-    shapes = [end.value.shape for end in pair.sides]
+    """Return the shape of a buffer: its input's, which the exporter was given, or its output's."""
+    shapes = [side.value.shape for side in pair.sides]
     return next((shape for shape in shapes if shape is not None), None)
 
 
 def find_pair_dtype(pair: KvPair) -> str:
-    """The dtype of a buffer: its input's, or its output's."""
-    return next((end.value.dtype for end in pair.sides), "UNDEFINED")
+    """Return the dtype of a buffer: its input's, or its output's."""
+    return next((side.value.dtype for side in pair.sides), "UNDEFINED")
 
 
-def _list_context_symbols(shape: tuple[Dim, ...] | None, words: ExporterNaming) -> tuple[str, ...]:
+def _choose_by_window(family: Kinds, window: str | None) -> BufferKind:
+    """Return the kind for a window among kinds that differ in nothing else."""
+    if all(row.window_symbol is None for row in family.values()):
+        return next(iter(family))
+    return next((name for name, row in family.items() if row.window_symbol == window), "unknown")
+
+
+def _list_context_symbols(shape: tuple[Dim, ...] | None) -> tuple[str, ...]:
     dims = (shape or ())[1:]
-    return tuple(dim for dim in dims if isinstance(dim, str) and words.derived_marker not in dim)
+    return tuple(dim for dim in dims if isinstance(dim, str) and _DERIVED_MARKER not in dim)
 
 
 def _is_same_layer(pair: KvPair, other: KvPair) -> bool:
     return (pair.scope, pair.layer, pair.kind) == (other.scope, other.layer, other.kind)
 
 
-def _has_only_states(shapes: list[tuple[Dim, ...] | None], words: ExporterNaming) -> bool:
-    """Whether the parts of a layer, of which the first has no context axis, are its states."""
-    if any(_list_context_symbols(shape, words) for shape in shapes):
+def _has_only_states(shapes: list[tuple[Dim, ...] | None]) -> bool:
+    """Return whether the parts of a layer are states; the first has no context axis."""
+    if any(_list_context_symbols(shape) for shape in shapes):
         return False
     if any(shape is not None and len(shape) == 3 and _has_fixed_sizes(shape) for shape in shapes):
         return True
@@ -129,5 +195,5 @@ def _has_only_states(shapes: list[tuple[Dim, ...] | None], words: ExporterNaming
 
 
 def _has_fixed_sizes(shape: tuple[Dim, ...]) -> bool:
-    """Whether every size behind the batch is a number."""
+    """Return whether every size after the batch is a number."""
     return all(isinstance(dim, int) for dim in shape[1:])

@@ -19,9 +19,11 @@ from onnxkvrename.layout.dims import (
 )
 from onnxkvrename.layout.kinds import (
     BufferKind,
+    KindTraits,
     find_context_axis,
     find_pair_dtype,
     find_pair_shape,
+    get_kind_traits,
     infer_buffer_kind,
     is_window_symbol,
 )
@@ -41,13 +43,21 @@ _STATE_PARTS_BY_RANK = {3: "conv_state", 4: "recurrent_state"}
 class Buffer(NamedTuple):
     """A KV buffer.
 
-    ``part`` says what it holds (``key``, ``compressed_kv``), ``buffer`` how it is
-    called. ``shape`` is as exported, symbols and all. ``dtype`` is ONNX's name, or
-    ``MXINT8``, of what moves: the graph's own, or that of a custom_io.yaml.
-    ``sequence`` is the axis that grows with the context, ``None`` for a state;
-    ``window`` is what a sliding window is called or how long it is. A side
-    that is missing has no name. ``token`` is what the names carry, empty for
-    none, ``None`` where they do not agree.
+    Attributes:
+        layer: The number of its layer.
+        part: Its content, for example ``key`` or ``compressed_kv``.
+        kind: Its kind, one of :data:`onnxkvrename.layout.kinds.KINDS`.
+        buffer: The name of the part in the model's own names, for example ``past_key``.
+        scope: The prefix of its names, empty for none.
+        input: The name of its input, ``None`` if that side is missing.
+        output: The name of its retained output, ``None`` if that side is missing.
+        dtype: ONNX's name of the dtype that is transferred, or ``MXINT8``: the graph's own,
+            or that of a custom_io.yaml.
+        shape: The exported shape, with its symbols; ``None`` if the graph has none.
+        sequence_axis: The axis that grows with the context, ``None`` for a state.
+        window: The symbol or the length in tokens of a sliding window, ``None`` without one.
+        model: The path of the model that it is in.
+        token: The token in its names, empty for none, ``None`` if the names disagree.
     """
 
     layer: int
@@ -65,18 +75,28 @@ class Buffer(NamedTuple):
     token: str | None = ""
 
     @property
+    def traits(self) -> KindTraits:
+        """The traits of its kind."""
+        return get_kind_traits(self.kind)
+
+    @property
+    def is_state(self) -> bool:
+        """Whether it is a state of fixed size."""
+        return self.traits.is_state
+
+    @property
     def names(self) -> tuple[str, ...]:
-        """The names that are there, input first."""
+        """The names that it has, input first."""
         return tuple(name for name in (self.input, self.output) if name is not None)
 
     @property
     def sequence_shape(self) -> Shape | None:
-        """The shape of what belongs to one sequence: all but the batch, which comes first."""
+        """The shape of one sequence: all axes but the batch, which comes first."""
         return None if self.shape is None else self.shape[1:]
 
     @property
     def token_shape(self) -> Shape | None:
-        """The shape of what one token adds, ``None`` for a state that does not grow."""
+        """The shape that one token adds, ``None`` for a state."""
         if self.shape is None or self.sequence_axis is None:
             return None
         return tuple(
@@ -85,10 +105,15 @@ class Buffer(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """All buffers, sorted by layer and part, and everything else that the graphs show.
+    """All KV buffers of a model or a set of windows, and everything else its graphs show.
 
-    Of windows, ``inputs`` and ``outputs`` are those of all of them, each name
-    once. ``sizes`` are what is known of symbols.
+    Attributes:
+        models: The paths of the models, in the order of their layers.
+        inputs: The inputs of all graphs, each name once.
+        outputs: The outputs of all graphs, each name once.
+        buffers: The buffers, sorted by layer and part.
+        kept: The names that a rename leaves unchanged, with the reasons.
+        sizes: The known sizes of symbols.
     """
 
     models: tuple[str, ...]
@@ -105,33 +130,33 @@ class Layout(NamedTuple):
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """The symbols in the shapes of buffers, the batch's among them."""
+        """The symbols in the shapes of buffers, including the batch's."""
         return list_symbols(buffer.shape for buffer in self.buffers)
 
     @property
     def unresolved_symbols(self) -> tuple[str, ...]:
-        """The symbols whose sizes are not known, the batch's aside."""
-        found = list_symbols(buffer.sequence_shape for buffer in self.buffers)
-        return tuple(symbol for symbol in found if symbol not in self.sizes)
+        """The symbols whose sizes are not known, without the batch's."""
+        symbols = list_symbols(buffer.sequence_shape for buffer in self.buffers)
+        return tuple(symbol for symbol in symbols if symbol not in self.sizes)
 
     def resolve_shape(self, shape: Shape) -> Shape:
-        """A shape with the sizes that are known."""
+        """Return a shape with the known sizes."""
         return resolve_symbols(shape, self.sizes)
 
     def compute_token_bytes(self, buffer: Buffer) -> int | None:
-        """Bytes that a token adds to a buffer; ``None`` for a state, or where it is not known."""
+        """Return the bytes that a token adds; ``None`` for a state, or if not known."""
         return self._compute_bytes(buffer.token_shape, buffer.dtype)
 
     def compute_state_bytes(self, buffer: Buffer) -> int | None:
-        """Bytes of a state of one sequence; ``None`` for what grows, or where it is not known."""
-        return self.compute_sequence_bytes(buffer) if buffer.kind == "mamba" else None
+        """Return the bytes of one sequence's state; ``None`` if it grows, or if not known."""
+        return self.compute_sequence_bytes(buffer) if buffer.is_state else None
 
     def compute_sequence_bytes(self, buffer: Buffer) -> int | None:
-        """Bytes of one sequence in a buffer, at its full length; ``None`` where not known."""
+        """Return the bytes of one sequence at its full length; ``None`` if not known."""
         return self._compute_bytes(buffer.sequence_shape, buffer.dtype)
 
     def compute_batch_bytes(self, buffer: Buffer) -> int | None:
-        """Bytes of a buffer with all its sequences; ``None`` where not known."""
+        """Return the bytes of a buffer with all its sequences; ``None`` if not known."""
         return self._compute_bytes(buffer.shape, buffer.dtype)
 
     def _compute_bytes(self, shape: Shape | None, dtype: str) -> int | None:
@@ -139,131 +164,155 @@ class Layout(NamedTuple):
 
 
 def build_layout(sources: Sequence[KvModel]) -> Layout:
-    """The layout of a model, or of the windows of one in the order of their layers.
+    """Return the layout of a model, or of the windows of one.
 
-    Raises :class:`ModelError` where two of them have the same buffer.
+    Args:
+        sources: The model, or its windows in the order of their layers.
+
+    Raises:
+        ModelError: Two models, or two pairs of one, are the same buffer.
     """
     buffers: dict[tuple[int, str], Buffer] = {}
-    order: dict[str, int] = {}
+    part_order: dict[str, int] = {}
     for source in sources:
-        for name in (name for names in source.plan.buffers_by_kind.values() for name in names):
-            order.setdefault(name, len(order))
+        for part_names in source.plan.buffers_by_kind.values():
+            for name in part_names:
+                part_order.setdefault(name, len(part_order))
         for buffer in _build_buffers(source):
-            other = buffers.setdefault((buffer.layer, buffer.part), buffer)
-            if other is not buffer:
-                raise _build_duplicate_error(other, buffer)
+            first = buffers.setdefault((buffer.layer, buffer.part), buffer)
+            if first is not buffer:
+                raise _build_duplicate_error(first, buffer)
+    ordered = sorted(buffers.values(), key=lambda b: (b.layer, part_order[b.buffer], b.scope))
     return Layout(
         models=tuple(source.path for source in sources),
-        inputs=_deduplicate_by_name(
-            value for source in sources for value in source.signature.inputs
-        ),
-        outputs=_deduplicate_by_name(
-            value for source in sources for value in source.signature.outputs
-        ),
-        buffers=tuple(sorted(buffers.values(), key=lambda b: (b.layer, order[b.buffer], b.scope))),
-        kept=_deduplicate_by_name(
-            kept for source in sources for kept in source.plan.unchanged_names
-        ),
+        inputs=_deduplicate_by_name(v for source in sources for v in source.signature.inputs),
+        outputs=_deduplicate_by_name(v for source in sources for v in source.signature.outputs),
+        buffers=tuple(ordered),
+        kept=_deduplicate_by_name(k for source in sources for k in source.plan.unchanged_names),
     )
 
 
 def find_axis_and_window(kind: BufferKind, shape: Shape | None) -> tuple[int | None, Dim]:
-    """The axis of a buffer that grows with the context, and what its window is called."""
-    axis = None if kind == "mamba" else find_context_axis(shape)
-    along = None if shape is None or axis is None else shape[axis]
-    return axis, along if is_window_symbol(along) else None
+    """Return the axis that grows with the context, and the symbol of its window.
 
+    Args:
+        kind: The kind of the buffer.
+        shape: Its shape.
 
-def apply_sizes(found: Layout, sizes: Sizes) -> Layout:
-    """The same buffers, with more symbols known; new sizes come before old ones."""
-    return found._replace(sizes=MappingProxyType({**found.sizes, **sizes}))
-
-
-def apply_dtypes(found: Layout, dtypes: Mapping[str, str]) -> Layout:
-    """The same buffers and values with other dtypes, by the names of inputs and outputs.
-
-    Raises :class:`ModelError` where the two sides of a buffer would differ, or
-    nothing has one of the names.
+    Returns:
+        ``None`` for the axis of a state, and for the window of a buffer without one.
     """
-    known = {value.name for value in (*found.inputs, *found.outputs)}
-    strange = [name for name in dtypes if name not in known]
-    if strange:
+    axis = None if get_kind_traits(kind).is_state else find_context_axis(shape)
+    dim = None if shape is None or axis is None else shape[axis]
+    return axis, dim if is_window_symbol(dim) else None
+
+
+def apply_sizes(layout: Layout, sizes: Sizes) -> Layout:
+    """Return the layout with more known sizes; new sizes take precedence over old ones."""
+    return layout._replace(sizes=MappingProxyType({**layout.sizes, **sizes}))
+
+
+def apply_dtypes(layout: Layout, dtypes: Mapping[str, str]) -> Layout:
+    """Return the layout with other dtypes of buffers and values.
+
+    Args:
+        layout: The layout.
+        dtypes: Names of inputs and outputs to ONNX's names of dtypes.
+
+    Raises:
+        ModelError: The two sides of a buffer would differ, or no input or output has one
+            of the names.
+    """
+    value_names = {value.name for value in (*layout.inputs, *layout.outputs)}
+    unknown = [name for name in dtypes if name not in value_names]
+    if unknown:
         raise ModelError(
-            f"nothing is called {strange[0]}",
+            f"nothing is called {unknown[0]}",
             hint="give the file that belongs to this model; one of before its rename follows with "
             "onnxkvrename MODEL --prefix TOKEN --sidecar FILE",
         )
-    return found._replace(
-        inputs=_replace_dtypes(found.inputs, dtypes),
-        outputs=_replace_dtypes(found.outputs, dtypes),
-        buffers=tuple(_replace_buffer_dtype(buffer, dtypes) for buffer in found.buffers),
+    return layout._replace(
+        inputs=_replace_dtypes(layout.inputs, dtypes),
+        outputs=_replace_dtypes(layout.outputs, dtypes),
+        buffers=tuple(_replace_buffer_dtype(buffer, dtypes) for buffer in layout.buffers),
     )
 
 
-def compute_layout_digest(found: Layout) -> str:
-    """The layout in one string: equal for workers whose buffers are alike.
+def compute_layout_digest(layout: Layout) -> str:
+    """Return a digest that is equal for workers whose buffers are alike.
 
-    SHA-256, in hexadecimal, over the JSON list of ``[layer, part, kind, dtype,
-    shape, name]`` of each buffer in order, without blanks and in ASCII; ``name``
-    is the input's. The batch stands as ``null``, since one sequence is handed
-    over at a time, and a symbol whose size is known as that size.
+    Returns:
+        SHA-256, in hexadecimal, of the JSON list of ``[layer, part, kind, dtype, shape,
+        name]`` of each buffer in order, without blanks and in ASCII. The name is the
+        input's. The batch is ``null``, since one sequence is transferred at a time; a
+        symbol whose size is known is that size.
     """
     rows = [
-        [b.layer, b.part, b.kind, b.dtype, _normalize_shape(found, b), b.input or b.output]
-        for b in found.buffers
+        [b.layer, b.part, b.kind, b.dtype, _normalize_shape(layout, b), b.input or b.output]
+        for b in layout.buffers
     ]
     return sha256(json.dumps(rows, separators=(",", ":")).encode("ascii")).hexdigest()
 
 
-def find_stamp_mismatches(found: Layout, stamps: Mapping[str, str | None]) -> dict[str, Finding]:
-    """KV621, by the models' paths; ``stamps`` are what they carry, ``None`` for nothing.
+def find_stamp_mismatches(layout: Layout, stamps: Mapping[str, str | None]) -> dict[str, Finding]:
+    """Return KV621 for every model whose stamp is not the digest of the layout.
 
-    Where no model carries anything, none is missed.
+    Args:
+        layout: The layout of the models together.
+        stamps: The models' paths to their stamps, ``None`` for a model without one. If no
+            model has a stamp, none is missing.
+
+    Returns:
+        The models' paths to their findings.
     """
     if set(stamps.values()) <= {None}:
         return {}
-    own = compute_layout_digest(found)
+    digest = compute_layout_digest(layout)
     return {
-        path: _build_stamp_finding(stamp, own) for path, stamp in stamps.items() if stamp != own
+        path: _build_stamp_finding(stamp, digest)
+        for path, stamp in stamps.items()
+        if stamp != digest
     }
 
 
 def check_stamp(source: KvModel, stamp: str | None) -> Finding | None:
-    """KV621 of a model that is whole by itself, if it carries a stamp that is not its own."""
+    """Return KV621 for a model with a stamp that is not the digest of its own layout.
+
+    Args:
+        source: A complete model, not a window.
+        stamp: Its stamp, ``None`` for a model without one.
+    """
     if stamp is None:
         return None
     try:
-        found = build_layout([source])
+        layout = build_layout([source])
     except ModelError as error:
         return build_finding(
             "KV621", "", f"is stamped, and has no layout: it {error.message}", _STAMP_HINT
         )
-    return find_stamp_mismatches(found, {source.path: stamp}).get(source.path)
+    return find_stamp_mismatches(layout, {source.path: stamp}).get(source.path)
 
 
-def _build_stamp_finding(stamp: str | None, own: str) -> Finding:
+def _build_stamp_finding(stamp: str | None, digest: str) -> Finding:
     if stamp is None:
         hint = "stamp all of them together: onnxkvrename manifest MODEL... --stamp"
         return build_finding("KV621", "", "has no stamp, unlike other windows of it", hint)
     return build_finding(
-        "KV621", "", f"is stamped {stamp[:12]}…, but its layout is {own[:12]}…", _STAMP_HINT
+        "KV621", "", f"is stamped {stamp[:12]}…, but its layout is {digest[:12]}…", _STAMP_HINT
     )
 
 
-def _normalize_shape(found: Layout, buffer: Buffer) -> list[Dim] | None:
-    return (
-        None
-        if buffer.sequence_shape is None
-        else [None, *found.resolve_shape(buffer.sequence_shape)]
-    )
+def _normalize_shape(layout: Layout, buffer: Buffer) -> list[Dim] | None:
+    shape = buffer.sequence_shape
+    return None if shape is None else [None, *layout.resolve_shape(shape)]
 
 
 def _deduplicate_by_name(values: Iterable[NamedValue]) -> tuple[NamedValue, ...]:
-    """Each name once, as it stands first."""
-    found: dict[str, NamedValue] = {}
+    """Return the first value of each name."""
+    by_name: dict[str, NamedValue] = {}
     for value in values:
-        found.setdefault(value.name, value)
-    return tuple(found.values())
+        by_name.setdefault(value.name, value)
+    return tuple(by_name.values())
 
 
 def _replace_dtypes(values: tuple[Value, ...], dtypes: Mapping[str, str]) -> tuple[Value, ...]:
@@ -271,14 +320,14 @@ def _replace_dtypes(values: tuple[Value, ...], dtypes: Mapping[str, str]) -> tup
 
 
 def _replace_buffer_dtype(buffer: Buffer, dtypes: Mapping[str, str]) -> Buffer:
-    told = {dtypes[name]: name for name in buffer.names if name in dtypes}
-    if len(told) > 1:
-        (one, name), (other, second) = told.items()
+    name_by_dtype = {dtypes[name]: name for name in buffer.names if name in dtypes}
+    if len(name_by_dtype) > 1:
+        (dtype, name), (other_dtype, other_name) = name_by_dtype.items()
         raise ModelError(
-            f"{name} is {one} and {second} is {other}",
+            f"{name} is {dtype} and {other_name} is {other_dtype}",
             hint="both sides of a buffer share one piece of memory",
         )
-    return buffer._replace(dtype=next(iter(told), buffer.dtype))
+    return buffer._replace(dtype=next(iter(name_by_dtype), buffer.dtype))
 
 
 def _build_buffers(source: KvModel) -> Iterator[Buffer]:
@@ -292,7 +341,7 @@ def _build_buffers(source: KvModel) -> Iterator[Buffer]:
 def _build_buffer(pair: KvPair, layer: Sequence[KvPair], model: str) -> Buffer:
     kind, shape = infer_buffer_kind(pair, layer), find_pair_shape(pair)
     axis, window = find_axis_and_window(kind, shape)
-    tokens = {end.token for end in pair.sides}
+    tokens = {side.token for side in pair.sides}
     return Buffer(
         layer=pair.layer,
         part=_name_part(pair, kind, layer),
@@ -311,25 +360,28 @@ def _build_buffer(pair: KvPair, layer: Sequence[KvPair], model: str) -> Buffer:
 
 
 def _name_part(pair: KvPair, kind: BufferKind, layer: Sequence[KvPair]) -> str:
-    """What a buffer holds; a linear layer's states may be called like attention's.
+    """Return the content of a buffer.
 
-    They are told apart by their ranks; where these do not differ, their names stand.
+    The states of a linear layer may have the names of attention. Their ranks tell which is
+    which; where the ranks are equal, the names stay.
     """
     part = pair.buffer.removeprefix("past_")
+    if not get_kind_traits(kind).is_state or part not in ("key", "value"):
+        return part
     ranks = [len(find_pair_shape(other) or ()) for other in layer if other.scope == pair.scope]
-    if kind == "mamba" and part in ("key", "value") and len(set(ranks)) == len(ranks):
-        return _STATE_PARTS_BY_RANK.get(len(find_pair_shape(pair) or ()), part)
-    return part
+    if len(set(ranks)) < len(ranks):
+        return part
+    return _STATE_PARTS_BY_RANK.get(len(find_pair_shape(pair) or ()), part)
 
 
-def _build_duplicate_error(one: Buffer, other: Buffer) -> ModelError:
-    if one.model == other.model:
-        called = " and ".join(buffer.names[0] for buffer in (one, other))
+def _build_duplicate_error(first: Buffer, second: Buffer) -> ModelError:
+    if first.model == second.model:
+        names = f"{first.names[0]} and {second.names[0]}"
         return ModelError(
-            f"has two buffers for {one.part} of layer {one.layer}: {called}", path=one.model
+            f"has two buffers for {first.part} of layer {first.layer}: {names}", path=first.model
         )
     return ModelError(
-        f"has {one.part} of layer {one.layer}, as {one.model} has",
-        path=other.model,
+        f"has {first.part} of layer {first.layer}, as {first.model} has",
+        path=second.model,
         hint="give one model, or the windows of one",
     )

@@ -29,10 +29,8 @@ from onnxkvrename.rules.windows import (
     PartGroup,
     group_parts,
 )
-from onnxkvrename.sidecars.formats.custom_io import CUSTOM_IO_FORM, find_custom_io_dtypes
+from onnxkvrename.sidecars.formats.custom_io import parse_custom_io_dtypes
 from onnxkvrename.sidecars.specializations import parse_specializations
-from onnxkvrename.sidecars.text_edit import UnreadableTextError
-from onnxkvrename.sidecars.yaml_text import parse_yaml_tree
 from onnxkvrename.storage.read import open_file, read_text_file
 
 _STAGE_PRECEDENCE = (MERGED, PREFIXED, WINDOW)
@@ -166,10 +164,12 @@ def apply_compile_info(layout: Layout, known: CompileInfo) -> Layout:
     layout = apply_sizes(layout, {name: sizes[name] for name in symbols if name in sizes})
     if known.custom_io_path is None:
         return layout
+    path = str(known.custom_io_path)
+    dtypes = parse_custom_io_dtypes(read_text_file(known.custom_io_path), path)
     try:
-        return apply_dtypes(layout, _read_custom_io_dtypes(known.custom_io_path))
+        return apply_dtypes(layout, dtypes)
     except ModelError as error:
-        raise ModelError(error.message, path=str(known.custom_io_path), hint=error.hint) from None
+        raise ModelError(error.message, path=path, hint=error.hint) from None
 
 
 def check_size_symbols(sizes: Iterable[str], symbols: Sequence[str], option: str = "--dim") -> None:
@@ -257,15 +257,3 @@ def _is_single_export(groups: Sequence[PartGroup]) -> bool:
 
 def _is_within(inner: str, outer: str) -> bool:
     return inner == outer or not outer or inner.startswith(outer.rstrip("/") + "/")
-
-
-def _read_custom_io_dtypes(path: Path) -> Mapping[str, str]:
-    try:
-        tree = parse_yaml_tree(read_text_file(path))
-        return dict(find_custom_io_dtypes(tree)) if tree is not None else {}
-    except UnreadableTextError as error:
-        raise ModelError(
-            f"cannot be taken as custom I/O: it {error}",
-            path=str(path),
-            hint=error.hint or f"its form: {CUSTOM_IO_FORM}",
-        ) from None

@@ -1,4 +1,4 @@
-"""The manifest: a layout as a JSON document, which stands for the model elsewhere, and back."""
+"""The manifest: a layout as a JSON document that stands for the model elsewhere, and back."""
 
 from __future__ import annotations
 
@@ -8,24 +8,28 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
+from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_json, shorten_name
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, Severity, build_json_document, serialize_finding
 from onnxkvrename.layout.dims import Shape
-from onnxkvrename.layout.kinds import BufferKind
+from onnxkvrename.layout.kinds import list_kinds
 from onnxkvrename.layout.layout import Buffer, Layout, compute_layout_digest, find_axis_and_window
 from onnxkvrename.model.signature import Value
 from onnxkvrename.rules.plan import UnchangedName
 from onnxkvrename.rules.results import ModelReport
-from onnxkvrename.sidecars.text_edit import UnreadableTextError, shorten_name
 
 SCHEMA = "onnxkvrename.manifest/1"
 _REWRITE_HINT = "onnxkvrename manifest MODEL -o FILE writes it again"
-_NONE_TYPE = type(None)
-_WINDOW_KINDS = ("sliding_window", "sliding_window_mla", "chunked_local_attention")
 
 
 class Manifest(NamedTuple):
-    """What a manifest says: the layout, what was wrong with its models, the stamp they carry."""
+    """The content of a manifest.
+
+    Attributes:
+        layout: The layout of its models.
+        findings: The problems that its models had.
+        stamp: The digest in the metadata of its models, ``None`` for none.
+    """
 
     layout: Layout
     findings: tuple[Finding, ...]
@@ -33,12 +37,15 @@ class Manifest(NamedTuple):
 
 
 class ByteTotals(NamedTuple):
-    """Bytes of all buffers; ``None`` where a size or a dtype is not known.
+    """Bytes of all buffers together; ``None`` where a size or a dtype is not known.
 
-    The first three are what a token adds: to what grows with the context, to what
-    holds a window of it, and, a token of the encoder's, to cross attention.
-    ``states`` are those of one sequence. ``sequence`` is all of one sequence at its
-    full length, ``batch`` all of all sequences.
+    Attributes:
+        context: Bytes that a token adds to buffers that grow with the context.
+        window: Bytes that a token adds to buffers that hold a window of it.
+        encoder: Bytes that a token of the encoder adds to cross attention.
+        states: Bytes of the states of one sequence.
+        sequence: Bytes of one sequence at its full length.
+        batch: Bytes of all sequences at their full length.
     """
 
     context: int | None
@@ -50,12 +57,12 @@ class ByteTotals(NamedTuple):
 
 
 def compute_byte_totals(layout: Layout) -> ByteTotals:
-    """What the buffers come to together."""
+    """Return the bytes of all buffers together."""
     growing: dict[str, list[int | None]] = {"context": [], "window": [], "encoder": []}
     for buffer in layout.buffers:
         if buffer.sequence_axis is not None:
             growing[classify_growth(buffer)].append(layout.compute_token_bytes(buffer))
-    states = [layout.compute_state_bytes(b) for b in layout.buffers if b.kind == "mamba"]
+    states = [layout.compute_state_bytes(buffer) for buffer in layout.buffers if buffer.is_state]
     return ByteTotals(
         **{name: _sum_if_known(sizes) for name, sizes in growing.items()},
         states=_sum_if_known(states),
@@ -65,12 +72,11 @@ def compute_byte_totals(layout: Layout) -> ByteTotals:
 
 
 def classify_growth(buffer: Buffer) -> str:
-    """What a buffer grows with: the ``context``, a ``window`` of it, the ``encoder``; or not."""
+    """Return what makes a buffer longer: ``context``, ``window``, ``encoder``, or empty."""
     if buffer.sequence_axis is None:
         return ""
-    if buffer.kind == "cross_attention":
-        return "encoder"
-    return "window" if buffer.window is not None or buffer.kind in _WINDOW_KINDS else "context"
+    growth = buffer.traits.grows_with
+    return "window" if growth == "context" and buffer.window is not None else growth
 
 
 def _sum_if_known(sizes: Iterable[int | None]) -> int | None:
@@ -83,7 +89,7 @@ def _sum_if_known(sizes: Iterable[int | None]) -> int | None:
 
 
 def compute_kv_layout_sha256(layout: Layout) -> str | None:
-    """The digest of a layout; ``None`` for one without buffers, which is like no other."""
+    """Return the digest of a layout, ``None`` without buffers: it is then equal to no other."""
     return compute_layout_digest(layout) if layout.buffers else None
 
 
@@ -96,9 +102,15 @@ def manifest_to_json(
     stamp: str | None = None,
     vllm: Mapping[str, Any] | None = None,
 ) -> str:
-    """One document, held against ``schemas/manifest-1.json`` by the tests.
+    """Return the document, which the tests validate against ``schemas/manifest-1.json``.
 
-    ``stamp`` is what the models carry in their metadata, ``vllm`` a projection.
+    Args:
+        layout: The layout of the models.
+        reports: The reports of the models, with their findings.
+        code: The exit code of the command.
+        fault: Why the command failed, ``None`` if it did not.
+        stamp: The digest in the metadata of the models.
+        vllm: A projection, as JSON.
     """
     content = {
         "models": list(layout.models),
@@ -113,9 +125,9 @@ def manifest_to_json(
         "kept": [kept._asdict() for kept in layout.kept],
         "totals": _serialize_totals(layout),
         "findings": [
-            {"model": report.path, **serialize_finding(found)}
+            {"model": report.path, **serialize_finding(finding)}
             for report in reports
-            for found in report.findings
+            for finding in report.findings
         ],
         "vllm": vllm,
     }
@@ -124,13 +136,14 @@ def manifest_to_json(
 
 
 def compute_document_digest(values: Mapping[str, Any]) -> str:
-    """The digest of a whole document, by which a later change of anything in it is seen.
+    """Return the digest of a whole document, which shows any later change.
 
-    SHA-256, in hexadecimal, over the document without its ``sha256`` as JSON with the keys
-    of each object sorted, without blanks and in ASCII.
+    Returns:
+        SHA-256, in hexadecimal, of the document without its ``sha256``, as JSON with the keys
+        of each object sorted, without blanks and in ASCII.
     """
-    rest = {key: value for key, value in values.items() if key != "sha256"}
-    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    content = {key: value for key, value in values.items() if key != "sha256"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return sha256(text.encode("ascii")).hexdigest()
 
 
@@ -168,167 +181,140 @@ def _serialize_shape(shape: Shape | None) -> list[Any] | None:
 
 
 def _serialize_totals(layout: Layout) -> dict[str, Any]:
-    found = compute_byte_totals(layout)
+    totals = compute_byte_totals(layout)
     return {
         "bytes_per_token": {
-            "context": found.context,
-            "window": found.window,
-            "encoder": found.encoder,
+            "context": totals.context,
+            "window": totals.window,
+            "encoder": totals.encoder,
         },
-        "state_bytes": found.states,
-        "sequence_bytes": found.sequence,
-        "batch_bytes": found.batch,
+        "state_bytes": totals.states,
+        "sequence_bytes": totals.sequence,
+        "batch_bytes": totals.batch,
     }
 
 
 def parse_manifest(text: str, path: str) -> Manifest:
-    """What the text of a manifest says; ``path`` is what messages call it.
+    """Return the content of a manifest.
 
-    Raises :class:`ModelError` for what is no manifest, for one of another schema, for one
-    that was changed after it was written, for one that contradicts itself, and for one whose
-    layout's digest is not that of its buffers.
+    Args:
+        text: The text of the file.
+        path: The path of the file, for messages.
+
+    Raises:
+        ModelError: The text is not strict JSON or not a manifest, has another schema, was
+            changed after it was written, contradicts itself, or has a digest that is not that
+            of its buffers.
     """
+    data = _parse_sealed_document(text, path)
     try:
-        data = json.loads(text)
-        sealed = isinstance(data, dict) and data.get("sha256") == compute_document_digest(data)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"is not JSON: {error}", path=path) from None
+        manifest = _parse_content(ObjectReader(data))
+    except UnreadableTextError as error:
+        raise ModelError(f"is no whole manifest: {error}", path=path, hint=_REWRITE_HINT) from None
+    if data.get("kv_layout_sha256") != compute_kv_layout_sha256(manifest.layout):
+        raise ModelError(
+            "has a kv_layout_sha256 that is not that of its buffers", path=path, hint=_REWRITE_HINT
+        )
+    return manifest
+
+
+def _parse_sealed_document(text: str, path: str) -> dict[str, Any]:
+    """Return the object of a document with this schema whose digest is right."""
+    try:
+        data = parse_json(text)
+    except UnreadableTextError as error:
+        raise ModelError(str(error), path=path) from None
     schema = data.get("schema") if isinstance(data, dict) else None
-    if schema != SCHEMA:
-        said = f"is {shorten_name(schema)}" if isinstance(schema, str) else "says no schema"
-        raise ModelError(f"is no manifest: it {said}, not {SCHEMA}", path=path, hint=_REWRITE_HINT)
+    if not isinstance(data, dict) or schema != SCHEMA:
+        claim = f"is {shorten_name(schema)}" if isinstance(schema, str) else "says no schema"
+        raise ModelError(f"is no manifest: it {claim}, not {SCHEMA}", path=path, hint=_REWRITE_HINT)
     if data.get("error") is not None:
         raise ModelError("is the answer of a manifest that failed", path=path, hint=_REWRITE_HINT)
-    if not sealed:
+    if data.get("sha256") != compute_document_digest(data):
         raise ModelError(
             "was changed after it was written: its sha256 is not that of what it says",
             path=path,
             hint=f"{_REWRITE_HINT}; sizes are given with --dim",
         )
-    try:
-        found = _parse_document(data)
-    except UnreadableTextError as error:
-        raise ModelError(f"is no whole manifest: {error}", path=path, hint=_REWRITE_HINT) from None
-    if data.get("kv_layout_sha256") != compute_kv_layout_sha256(found.layout):
-        raise ModelError(
-            "has a kv_layout_sha256 that is not that of its buffers", path=path, hint=_REWRITE_HINT
-        )
-    return found
+    return data
 
 
-def _parse_document(data: Mapping[str, Any]) -> Manifest:
-    sizes = _read_field(data, "sizes", dict)
-    if any(_read_field(sizes, symbol, int) < 1 for symbol in sizes):
-        raise UnreadableTextError("a size is less than 1")
+def _parse_content(document: ObjectReader) -> Manifest:
+    sizes = document.read_object("sizes")
     layout = Layout(
-        models=tuple(_read_strings(data, "models")),
-        inputs=tuple(_parse_value(entry) for entry in _read_objects(data, "inputs")),
-        outputs=tuple(_parse_value(entry) for entry in _read_objects(data, "outputs")),
-        buffers=tuple(_parse_buffer(entry) for entry in _read_objects(data, "buffers")),
+        models=tuple(document.read_texts("models")),
+        inputs=tuple(map(_parse_value, document.read_objects("inputs"))),
+        outputs=tuple(map(_parse_value, document.read_objects("outputs"))),
+        buffers=tuple(map(_parse_buffer, document.read_objects("buffers"))),
         kept=tuple(
-            UnchangedName(_read_field(entry, "name", str), _read_field(entry, "reason", str))
-            for entry in _read_objects(data, "kept")
+            UnchangedName(entry.read_text("name"), entry.read_text("reason"))
+            for entry in document.read_objects("kept")
         ),
-        sizes=MappingProxyType(sizes),
+        sizes=MappingProxyType(
+            {symbol: sizes.read_integer(symbol, minimum=1) for symbol in sizes.values}
+        ),
     )
     _check_buffers(layout)
-    findings = tuple(_parse_finding(entry) for entry in _read_objects(data, "findings"))
-    return Manifest(layout, findings, _read_field(data, "stamp", str, _NONE_TYPE))
+    findings = tuple(map(_parse_finding, document.read_objects("findings")))
+    return Manifest(layout, findings, document.read_text_or_null("stamp"))
 
 
 def _check_buffers(layout: Layout) -> None:
-    """What the digest leaves out of a buffer stands elsewhere in the manifest, too."""
-    inputs, outputs = (
-        {value.name: value.shape for value in reversed(side)}
-        for side in (layout.inputs, layout.outputs)
+    """Raise for buffers that contradict other parts of the manifest.
+
+    The layout's digest does not cover everything in a buffer.
+    """
+    input_shapes, output_shapes = (
+        {value.name: value.shape for value in reversed(values)}
+        for values in (layout.inputs, layout.outputs)
     )
     for buffer in layout.buffers:
-        if {buffer.input} - {None, *inputs} or {buffer.output} - {None, *outputs}:
+        if {buffer.input} - {None, *input_shapes} or {buffer.output} - {None, *output_shapes}:
             raise UnreadableTextError("a buffer has a name that no input or output has")
-        sides = ((buffer.input, inputs), (buffer.output, outputs))
-        shapes = [known[name] for name, known in sides if name is not None]
+        sides = ((buffer.input, input_shapes), (buffer.output, output_shapes))
+        shapes = [shape_by_name[name] for name, shape_by_name in sides if name is not None]
         if not shapes or buffer.shape != next((s for s in shapes if s is not None), None):
             raise UnreadableTextError("a buffer has a shape that its input and output do not have")
         if buffer.model not in layout.models:
             raise UnreadableTextError("a buffer is of a model that is not among its models")
 
 
-def _parse_value(entry: Mapping[str, Any]) -> Value:
-    return Value(
-        _read_field(entry, "name", str),
-        _read_field(entry, "dtype", str),
-        _parse_shape(entry, "shape"),
-    )
+def _parse_value(entry: ObjectReader) -> Value:
+    return Value(entry.read_text("name"), entry.read_text("dtype"), _parse_shape(entry))
 
 
-def _parse_buffer(entry: Mapping[str, Any]) -> Buffer:
-    kind, shape = _read_choice(entry, "kind", get_args(BufferKind)), _parse_shape(entry, "shape")
-    axis, window = (
-        _read_field(entry, "sequence_axis", int, _NONE_TYPE),
-        _read_field(entry, "window", str, _NONE_TYPE),
-    )
+def _parse_buffer(entry: ObjectReader) -> Buffer:
+    kind, shape = entry.read_choice("kind", list_kinds()), _parse_shape(entry)
+    axis, window = entry.read_integer_or_null("sequence_axis"), entry.read_text_or_null("window")
     if (axis, window) != find_axis_and_window(kind, shape):
         raise UnreadableTextError(
             "a buffer has a sequence_axis or a window that is not its shape's"
         )
     return Buffer(
-        layer=_read_field(entry, "layer", int),
-        part=_read_field(entry, "part", str),
+        layer=entry.read_integer("layer"),
+        part=entry.read_text("part"),
         kind=kind,
-        buffer=_read_field(entry, "buffer", str),
-        scope=_read_field(entry, "scope", str),
-        input=_read_field(entry, "input", str, _NONE_TYPE),
-        output=_read_field(entry, "output", str, _NONE_TYPE),
-        dtype=_read_field(entry, "dtype", str),
+        buffer=entry.read_text("buffer"),
+        scope=entry.read_text("scope"),
+        input=entry.read_text_or_null("input"),
+        output=entry.read_text_or_null("output"),
+        dtype=entry.read_text("dtype"),
         shape=shape,
         sequence_axis=axis,
         window=window,
-        model=_read_field(entry, "model", str),
-        token=_read_field(entry, "token", str, _NONE_TYPE),
+        model=entry.read_text("model"),
+        token=entry.read_text_or_null("token"),
     )
 
 
-def _parse_finding(entry: Mapping[str, Any]) -> Finding:
-    severity: Severity = _read_choice(entry, "severity", get_args(Severity))
-    code, name, message, hint = (
-        _read_field(entry, key, str) for key in ("code", "name", "message", "hint")
-    )
+def _parse_finding(entry: ObjectReader) -> Finding:
+    severity: Severity = entry.read_choice("severity", get_args(Severity))
+    code, name, message, hint = map(entry.read_text, ("code", "name", "message", "hint"))
     return Finding(code, severity, name, message, hint)
 
 
-def _parse_shape(entry: Mapping[str, Any], key: str) -> Shape | None:
-    dims = _read_field(entry, key, list, _NONE_TYPE)
-    if dims is not None and not {type(dim) for dim in dims} <= {int, str, _NONE_TYPE}:
-        raise UnreadableTextError(f"{key} has something else than sizes and symbols")
-    return None if dims is None else tuple(dims)
-
-
-def _read_objects(data: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    return _read_list(data, key, dict)
-
-
-def _read_strings(data: Mapping[str, Any], key: str) -> list[str]:
-    return _read_list(data, key, str)
-
-
-def _read_list(data: Mapping[str, Any], key: str, kind: type) -> list[Any]:
-    found: list[Any] = _read_field(data, key, list)
-    if any(type(item) is not kind for item in found):
-        raise UnreadableTextError(f"something in its {key} is of another form")
-    return found
-
-
-def _read_choice(entry: Mapping[str, Any], key: str, known: Sequence[str]) -> Any:
-    found = _read_field(entry, key, str)
-    if found not in known:
-        raise UnreadableTextError(f"{key} is none of {', '.join(known)}")
-    return found
-
-
-def _read_field(entry: Mapping[str, Any], key: str, *kinds: type) -> Any:
-    """The value of a key, of just one of these types: a truth value is no number."""
-    if key not in entry:
-        raise UnreadableTextError(f"{shorten_name(key)} is missing")
-    if type(entry[key]) not in kinds:
-        raise UnreadableTextError(f"{shorten_name(key)} is of another form")
-    return entry[key]
+def _parse_shape(entry: ObjectReader) -> Shape | None:
+    if "shape" in entry.values and entry.is_null("shape"):
+        return None
+    description = "a list of sizes and symbols, or null"
+    return tuple(entry.read_list("shape", description, int, str, type(None)))

@@ -1,4 +1,4 @@
-"""Which export of QEfficient's cache a model belongs to, and KV402 for a rename in place there."""
+"""Find the export of QEfficient's cache that a model belongs to, and warn of a rename there."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import RenameJob
 
 PARAMS_FILE = "hashed_export_params.json"
-"""The file in which QEfficient keeps the parameters of an export."""
-_LEVELS = 3
-"""How many directories above a model may be those of its export."""
+"""The file in which QEfficient saves the parameters of an export."""
+_MAX_LEVELS = 3
+"""The number of directories above a model that may be the directory of its export."""
 
 
 def find_exports(model: Path) -> Iterator[Path]:
-    """Yield the directories around a model that hold the parameters of an export."""
-    for directory in list(Path(os.path.abspath(model)).parents)[:_LEVELS]:
+    """Yield the directories above a model that hold the parameters of an export."""
+    for directory in list(Path(os.path.abspath(model)).parents)[:_MAX_LEVELS]:
         if os.path.isfile(directory / PARAMS_FILE):
             yield directory
 
 
-def check_cache_reuse(job: RenameJob, rules: Rules, wish: TokenChange) -> Iterator[Finding]:
+def check_cache_reuse(job: RenameJob, rules: Rules, token_change: TokenChange) -> Iterator[Finding]:
     """Yield KV402 for a model of QEfficient's cache that is about to change in place.
 
     Args:
         job: The model and where its result goes.
-        rules: The rules that tell KV names.
-        wish: The token to put in or take out.
+        rules: The rules that recognise KV names.
+        token_change: The tokens to put in and to take out.
     """
     directories = tuple(find_exports(job.model)) if job.in_place else ()
     if not directories:
@@ -46,6 +46,6 @@ def check_cache_reuse(job: RenameJob, rules: Rules, wish: TokenChange) -> Iterat
         params = read_export_params(directory)
     except KvRenameError:
         return  # QEfficient cannot read these parameters either, so it reuses nothing
-    warning = check_export_reuse(job.model.name, directory.name, params, rules, wish)
+    warning = check_export_reuse(job.model.name, directory.name, params, rules, token_change)
     if warning is not None:
         yield warning

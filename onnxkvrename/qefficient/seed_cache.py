@@ -1,10 +1,11 @@
-"""Exports to where QEfficient looks for them under their new names."""
+"""Put renamed exports where QEfficient looks for them under their new names."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -24,11 +25,12 @@ from onnxkvrename.qefficient.export_cache import (
     render_export_params,
 )
 from onnxkvrename.qefficient.find_export import PARAMS_FILE, find_exports
-from onnxkvrename.renaming.extra_files import MAX_SIDECAR_SIZE, RewrittenText, Sidecar
+from onnxkvrename.renaming.sidecars import MAX_READ_BYTES, Sidecar
 from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, RenameJob, Report, SidecarReport
+from onnxkvrename.sidecars.rewrite import RewrittenSidecar
 from onnxkvrename.storage.lock import hold_locks
 from onnxkvrename.storage.read import read_text_file
 from onnxkvrename.storage.temp_file import resolve_moved_path
@@ -36,9 +38,13 @@ from onnxkvrename.storage.transaction import clear_intent, find_intents
 
 
 class Seed(NamedTuple):
-    """One export: where it stands, and where it is looked for under its new names.
+    """One export of the cache.
 
-    ``finding`` is what stands against that.
+    Attributes:
+        directory: Its directory.
+        target: The directory where QEfficient looks for it under its new names.
+        entry: The entry after the rename, ``None`` if the export is not recognised.
+        finding: Why it cannot be put there.
     """
 
     directory: Path
@@ -48,37 +54,152 @@ class Seed(NamedTuple):
 
     @property
     def needs_move(self) -> bool:
-        """Whether the export is looked for elsewhere."""
+        """Whether QEfficient looks for the renamed export in another directory."""
         return self.finding is None and self.target != self.directory
 
 
+@dataclass(frozen=True, slots=True)
+class SeedPlan:
+    """The exports of a run, and what a rename does with each.
+
+    Attributes:
+        seeds: The exports that the models belong to, in the order of the models.
+        in_place: True to rename each export and its directory, false to write a renamed copy.
+    """
+
+    seeds: tuple[Seed, ...]
+    in_place: bool
+
+    @property
+    def directory_map(self) -> dict[Path, Path]:
+        """Old to new path of every directory that is renamed in place."""
+        if not self.in_place:
+            return {}
+        return {seed.directory: seed.target for seed in self.seeds if seed.needs_move}
+
+    def redirect_jobs(self, jobs: Sequence[RenameJob]) -> tuple[RenameJob, ...]:
+        """Return the jobs with outputs in the new directories of their exports.
+
+        Models of an export that is the result of another one in this plan are left out.
+
+        Raises:
+            ModelError: A model is in no export.
+        """
+        seed_by_directory = {seed.directory: seed for seed in self.seeds}
+        redirected = []
+        for job in jobs:
+            seed = seed_by_directory[_require_export_directory(job.model)]
+            if seed.directory in self._results:
+                continue
+            path_in_export = Path(os.path.abspath(job.model)).relative_to(seed.directory)
+            output = job.model if self._stays(seed) else seed.target / path_in_export
+            redirected.append(build_job(job.model, output))
+        return tuple(redirected)
+
+    def build_sidecars(self) -> tuple[Sidecar, ...]:
+        """Return the file of parameters of each export as a sidecar of its models."""
+        return tuple(
+            _build_params_sidecar(seed, self._resolve_directory(seed))
+            for seed in self.seeds
+            if seed.directory not in self._results
+        )
+
+    def clear_finished_intents(self) -> None:
+        """Remove what killed runs have left beside exports that already have their new names."""
+        for seed in self.seeds:
+            parent = seed.directory.parent
+            for intent in find_intents(parent):
+                old, new = (parent / name for name in intent.move)
+                if seed.directory == new and not os.path.lexists(old):
+                    with suppress(WriteError), hold_locks([old, new]):
+                        clear_intent({old: new})
+
+    def update_report(self, report: Report, *, dry_run: bool) -> Report:
+        """Return the report with the paths that files have after the directories are renamed.
+
+        Args:
+            report: The report of the rename.
+            dry_run: True if nothing was to be written.
+        """
+        if not self.directory_map:
+            return report
+        done = not dry_run and not any(model.failed for model in report.models)
+        return update_report_paths(report, self.directory_map, done=done)
+
+    @property
+    def _results(self) -> set[Path]:
+        return {seed.target for seed in self.seeds if seed.needs_move}
+
+    def _stays(self, seed: Seed) -> bool:
+        return self.in_place or not seed.needs_move
+
+    def _resolve_directory(self, seed: Seed) -> Path:
+        """Return the directory that the results of an export are written to."""
+        return seed.directory if self._stays(seed) else seed.target
+
+
 def read_export_params(directory: Path) -> ExportParams:
-    """The parameters of an export. Raises :class:`ModelError` for what are none."""
+    """Return the parameters of the export in a directory.
+
+    Raises:
+        ModelError: The file cannot be read, or QEfficient does not write such a file.
+    """
     path = directory / PARAMS_FILE
-    return parse_export_params(read_text_file(path, MAX_SIDECAR_SIZE), str(path))
+    return parse_export_params(read_text_file(path, MAX_READ_BYTES), str(path))
 
 
 def plan_seeds(
-    models: Sequence[Path], rules: Rules, wish: TokenChange, *, in_place: bool
-) -> tuple[Seed, ...]:
-    """The exports that models belong to, in their order.
+    models: Sequence[Path], rules: Rules, token_change: TokenChange, *, in_place: bool
+) -> SeedPlan:
+    """Return the plan for the exports that models belong to; nothing is written.
 
-    Raises :class:`ModelError` for a model that is in no export, for one that
-    QEfficient would never look for with a token, and where an export would be
-    renamed in place by half.
+    Args:
+        models: The models of the run.
+        rules: The rules that recognise KV names.
+        token_change: The tokens to put in and to take out.
+        in_place: True to rename each export and its directory, false to write a renamed copy.
+
+    Raises:
+        ModelError: A model is in no export, QEfficient would never look for it with a
+            token, or only a part of an export would be renamed in place.
     """
-    found: dict[Path, Seed] = {}
+    seeds: dict[Path, Seed] = {}
     for model in models:
         directory = _require_export_directory(model)
-        if directory not in found:
-            found[directory] = _plan_seed(directory, rules, wish, in_place=in_place)
-        seed = found[directory]
+        if directory not in seeds:
+            seeds[directory] = _plan_seed(directory, rules, token_change, in_place=in_place)
+        seed = seeds[directory]
         if seed.entry is not None and not seed.needs_move and seed.finding is None:
             _check_token_accepted(model, seed.entry, rules)
-    for seed in found.values() if in_place else ():
+    for seed in seeds.values() if in_place else ():
         if seed.needs_move:
             _check_complete(seed.directory, models)
-    return tuple(found.values())
+    return SeedPlan(tuple(seeds.values()), in_place)
+
+
+def update_report_paths(report: Report, moves: Mapping[Path, Path], *, done: bool) -> Report:
+    """Return the report with the paths that files have after directories were renamed.
+
+    A sidecar whose directory alone gets another name counts as changed.
+
+    Args:
+        report: The report of the rename.
+        moves: Old to new paths of directories.
+        done: True if the directories were renamed, false if they would be.
+    """
+    sidecars = []
+    for sidecar in report.sidecars:
+        moved = _update_output(sidecar, moves)
+        if moved.output != sidecar.output and sidecar.status == "unchanged":
+            moved = moved._replace(status="renamed" if done else "would-rename")
+        sidecars.append(moved)
+    models = []
+    for model in report.models:
+        moved_model = _update_output(model, moves)
+        call = model.feed_back_call
+        call = call and call.replace(model.output, moved_model.output)
+        models.append(moved_model._replace(feed_back_call=call))
+    return Report(tuple(models), tuple(sidecars))
 
 
 def _require_export_directory(model: Path) -> Path:
@@ -91,66 +212,66 @@ def _require_export_directory(model: Path) -> Path:
     )
 
 
-def _plan_seed(directory: Path, rules: Rules, wish: TokenChange, *, in_place: bool) -> Seed:
+def _plan_seed(directory: Path, rules: Rules, token_change: TokenChange, *, in_place: bool) -> Seed:
     params = read_export_params(directory)
     entry = identify_export(directory.name, params)
-    begun = _find_interrupted_entry(directory, params, rules, wish) if entry is None else None
-    if begun is not None and not in_place:
-        raise ModelError(
-            f"is on its way to {begun.directory_name}: a run with --in-place was killed",
-            path=str(directory),
-            hint="run that command again",
-        )
-    entry = entry or begun
     if entry is None:
-        unknown = build_unrecognized_finding(directory.name, params)
-        return Seed(directory, directory, None, unknown)
+        entry = _find_interrupted_entry(directory, params, rules, token_change)
+        if entry is not None and not in_place:
+            raise ModelError(
+                f"is on its way to {entry.directory_name}: a run with --in-place was killed",
+                path=str(directory),
+                hint="run that command again",
+            )
+    if entry is None:
+        unrecognized = build_unrecognized_finding(directory.name, params)
+        return Seed(directory, directory, None, unrecognized)
     if explain_token_refusal(params, rules) is not None:
         return Seed(directory, directory, entry)
-    new = build_renamed_entry(entry, rules, wish)
-    target = directory.parent / new.directory_name
-    taken = target != directory and os.path.lexists(target)
-    same = taken and _has_entry(target, new)
-    if taken and (in_place or not same):
-        return Seed(directory, target, new, build_occupied_finding(str(target), same=same))
-    return Seed(directory, target, new)
+    new_entry = build_renamed_entry(entry, rules, token_change)
+    target = directory.parent / new_entry.directory_name
+    is_occupied = target != directory and os.path.lexists(target)
+    is_same = is_occupied and _has_entry(target, new_entry)
+    if is_occupied and (in_place or not is_same):
+        occupied = build_occupied_finding(str(target), same=is_same)
+        return Seed(directory, target, new_entry, occupied)
+    return Seed(directory, target, new_entry)
 
 
 def _find_interrupted_entry(
-    directory: Path, params: ExportParams, rules: Rules, wish: TokenChange
+    directory: Path, params: ExportParams, rules: Rules, token_change: TokenChange
 ) -> CacheEntry | None:
-    """The export whose parameters stand already in a directory that has its old name.
+    """Return the entry of an export with new parameters in a directory with its old name.
 
-    A run that was killed has left word of the new one; where it could not, that
-    follows from the token that was there before, if it is known.
+    A run that was killed has left its intent, which names the new directory. Where it could
+    not, the entry follows from the token that was there before, if that is known.
     """
-    for mark in find_intents(directory.parent):
-        if mark.move[0] == directory.name:
-            entry = identify_export(mark.move[1], params)
+    for intent in find_intents(directory.parent):
+        if intent.move[0] == directory.name:
+            entry = identify_export(intent.move[1], params)
             if entry is not None:
                 return entry
-    before = TokenChange(wish.token) if wish.strip else TokenChange(None, strip=True)
-    if before.token is None and not before.strip:
+    undo = TokenChange(token_change.token) if token_change.strip else TokenChange(None, strip=True)
+    if undo.token is None and not undo.strip:
         return None
-    entry = identify_export(directory.name, rename_export_params(params, rules, before))
-    return entry and build_renamed_entry(entry, rules, wish)
+    entry = identify_export(directory.name, rename_export_params(params, rules, undo))
+    return entry and build_renamed_entry(entry, rules, token_change)
 
 
-def _has_entry(target: Path, entry: CacheEntry) -> bool:
-    """Whether a directory is that of an export."""
+def _has_entry(directory: Path, entry: CacheEntry) -> bool:
     try:
-        return read_export_params(target) == entry.params
+        return read_export_params(directory) == entry.params
     except KvRenameError:
         return False
 
 
 def _check_token_accepted(model: Path, entry: CacheEntry, rules: Rules) -> None:
-    """An export that stays where it is may have no KV buffers."""
+    """Raise for a model with KV buffers in an export that QEfficient takes no token for."""
     reason = explain_token_refusal(entry.params, rules)
     if reason is None:
         return
-    with open_model(model) as found:
-        pairs = build_rename_plan(found.signature, rules, TokenChange(None)).pairs
+    with open_model(model) as opened:
+        pairs = build_rename_plan(opened.signature, rules, TokenChange(None)).pairs
     if pairs:
         raise ModelError(
             f"would be seeded in vain: {reason}", path=str(model), hint="-d DIR writes it elsewhere"
@@ -158,10 +279,10 @@ def _check_token_accepted(model: Path, entry: CacheEntry, rules: Rules) -> None:
 
 
 def _check_complete(directory: Path, models: Sequence[Path]) -> None:
-    """An export whose directory gets another name has to be renamed as a whole."""
-    given = {os.path.realpath(model) for model in models}
+    """Raise for a model of an export that would not be renamed together with its directory."""
+    given_models = {os.path.realpath(model) for model in models}
     for job in find_jobs([directory]):
-        if os.path.realpath(job.model) not in given:
+        if os.path.realpath(job.model) not in given_models:
             raise ModelError(
                 "would not be renamed, though it is of the same export",
                 path=str(job.model),
@@ -169,86 +290,22 @@ def _check_complete(directory: Path, models: Sequence[Path]) -> None:
             )
 
 
-def clear_finished_intents(found: Sequence[Seed]) -> None:
-    """Take away what killed runs have left of exports that have their new names already."""
-    for seed in found:
-        parent = seed.directory.parent
-        for mark in find_intents(parent):
-            old, new = (parent / name for name in mark.move)
-            if seed.directory == new and not os.path.lexists(old):
-                with suppress(WriteError), hold_locks([old, new]):
-                    clear_intent({old: new})
-
-
-def redirect_jobs(
-    given: Sequence[RenameJob], found: Sequence[Seed], *, in_place: bool
-) -> tuple[RenameJob, ...]:
-    """The same models, with their places in the directories of their seeds.
-
-    Without those that are results of an earlier run on others of them.
-    """
-    homes = {seed.directory: seed for seed in found}
-    results = {seed.target for seed in found if seed.needs_move}
-    placed = []
-    for job in given:
-        seed = homes[_require_export_directory(job.model)]
-        if seed.directory in results:
-            continue
-        inside = Path(os.path.abspath(job.model)).relative_to(seed.directory)
-        stays = in_place or not seed.needs_move
-        placed.append(build_job(job.model, job.model if stays else seed.target / inside))
-    return tuple(placed)
-
-
-def build_params_sidecars(found: Sequence[Seed], *, in_place: bool) -> tuple[Sidecar, ...]:
-    """The parameters of each seed, retold, and what stands against it."""
-    results = {seed.target for seed in found if seed.needs_move}
-    return tuple(
-        _build_params_sidecar(
-            seed, seed.directory if in_place or not seed.needs_move else seed.target
-        )
-        for seed in found
-        if seed.directory not in results
-    )
-
-
 def _build_params_sidecar(seed: Seed, directory: Path) -> Sidecar:
-    def follow(data: bytes, models: Sequence[ModelReport]) -> RewrittenText:
-        if seed.finding is not None or seed.entry is None:
-            return RewrittenText(data, 0, (seed.finding,) if seed.finding is not None else ())
-        before = read_export_params(seed.directory)
-        if before == seed.entry.params:
-            return RewrittenText(data, 0)
-        names = seed.entry.params["export_params"]["output_names"]
-        old = before["export_params"]["output_names"]
-        changed = sum(one != other for one, other in zip(old, names, strict=False))
-        return RewrittenText(render_export_params(seed.entry.params).encode("utf-8"), changed)
+    def rewrite(data: bytes, models: Sequence[ModelReport]) -> RewrittenSidecar:
+        if seed.finding is not None:
+            return RewrittenSidecar(data, findings=(seed.finding,))
+        if seed.entry is None:
+            return RewrittenSidecar(data)
+        old_params = read_export_params(seed.directory)
+        if old_params == seed.entry.params:
+            return RewrittenSidecar(data)
+        old_names = old_params["export_params"]["output_names"]
+        name_pairs = zip(old_names, seed.entry.output_names, strict=False)
+        renamed = tuple((old, new) for old, new in name_pairs if old != new)
+        content = render_export_params(seed.entry.params).encode("utf-8")
+        return RewrittenSidecar(content, renamed)
 
-    return Sidecar(seed.directory / PARAMS_FILE, directory / PARAMS_FILE, follow)
-
-
-def build_directory_map(found: Sequence[Seed]) -> dict[Path, Path]:
-    """What directories are to be called of exports that are renamed in place."""
-    return {seed.directory: seed.target for seed in found if seed.needs_move}
-
-
-def update_report_paths(report: Report, moves: Mapping[Path, Path], *, done: bool) -> Report:
-    """The report with the names that directories have in the end, ``done`` or not.
-
-    A text is told of as changed where its directory alone gets another name.
-    """
-    texts = []
-    for text in report.sidecars:
-        there = _update_output(text, moves)
-        if there.output != text.output and text.status == "unchanged":
-            there = there._replace(status="renamed" if done else "would-rename")
-        texts.append(there)
-    models = []
-    for model in report.models:
-        told = _update_output(model, moves)
-        call = model.feed_back_call and model.feed_back_call.replace(model.output, told.output)
-        models.append(told._replace(feed_back_call=call))
-    return Report(tuple(models), tuple(texts))
+    return Sidecar(seed.directory / PARAMS_FILE, directory / PARAMS_FILE, rewrite)
 
 
 _ReportItem = TypeVar("_ReportItem", ModelReport, SidecarReport)
@@ -256,5 +313,5 @@ _ReportItem = TypeVar("_ReportItem", ModelReport, SidecarReport)
 
 def _update_output(item: _ReportItem, moves: Mapping[Path, Path]) -> _ReportItem:
     path = Path(os.path.abspath(item.output))
-    there = resolve_moved_path(path, moves)
-    return item if there == path else item._replace(output=str(there))
+    moved_path = resolve_moved_path(path, moves)
+    return item if moved_path == path else item._replace(output=str(moved_path))

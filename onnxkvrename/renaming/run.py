@@ -34,7 +34,7 @@ from onnxkvrename.rules.results import (
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from onnxkvrename.renaming.extra_files import PreparedSidecar, Sidecar
+    from onnxkvrename.renaming.sidecars import PreparedSidecar, Sidecar
 
 
 def rename_batch(
@@ -82,7 +82,7 @@ def rename_batch(
     )
     texts: tuple[PreparedSidecar, ...] = ()
     if sidecars:
-        from onnxkvrename.renaming.extra_files import add_sidecar_findings, prepare_sidecars
+        from onnxkvrename.renaming.sidecars import add_sidecar_findings, prepare_sidecars
 
         texts = tuple(prepare_sidecars(sidecars, [item.report for item in items], options))
         items = add_sidecar_findings(items, texts, options)

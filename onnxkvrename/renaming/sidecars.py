@@ -1,102 +1,148 @@
-"""Sidecars of models: which there are, where they go, and how they follow a rename."""
+"""Sidecars, the text files that repeat a model's names: read them and plan their new content."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from onnxkvrename.errors import KvRenameError, ModelError, WriteError
-from onnxkvrename.renaming.extra_files import RewrittenText, Sidecar
-from onnxkvrename.rules.plan import TokenChange
-from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.results import ModelReport, RenameJob
-from onnxkvrename.sidecars.rewrite import (
-    MAX_SIDECAR_BYTES,
-    SIDECAR_KINDS,
-    ModelNames,
-    detect_sidecar_kind,
-    rewrite_sidecar,
-    select_sidecar_candidates,
-)
-from onnxkvrename.storage.read import open_file
+from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.findings import Finding, promote_to_errors
+from onnxkvrename.renaming.batch_checks import set_failed
+from onnxkvrename.renaming.output_path import check_in_place_write, find_blocking_file
+from onnxkvrename.renaming.prepare import PreparedModel
+from onnxkvrename.renaming.write import SidecarPlan
+from onnxkvrename.rules.find_models import build_job
+from onnxkvrename.rules.results import ModelReport, Options, RenameJob, SidecarReport
+from onnxkvrename.sidecars.rewrite import RewrittenSidecar
+from onnxkvrename.storage.read import has_content, open_file
+
+MAX_READ_BYTES = 1 << 26
+"""The largest sidecar that is read, in bytes; a format may have a lower limit."""
 
 
-def load_sidecars(
-    given: Iterable[Path], jobs: Sequence[RenameJob], wish: TokenChange, rules: Rules
-) -> tuple[Sidecar, ...]:
-    """The files that were named, and how each follows the models that it is for.
+class Sidecar(NamedTuple):
+    """A text file that is rewritten together with models, or not at all.
 
-    Raises :class:`ModelError` for what is no sidecar of a known kind, and
-    :class:`WriteError` where two would go to one place.
+    Attributes:
+        path: The file.
+        output: Where the result goes; the file itself for in place.
+        rewrite: Returns the new content, from the old content and the reports of all models
+            of the run. It may raise `KvRenameError` for content that it cannot rewrite.
     """
-    paths = {os.path.realpath(path): path for path in reversed(tuple(given))}
-    found = tuple(_load_sidecar(path, jobs, wish, rules) for path in reversed(paths.values()))
-    places: dict[str, Sidecar] = {}
-    for one in found:
-        first = places.setdefault(os.path.realpath(one.output), one)
-        if first is not one:
-            raise WriteError(
-                f"is the place of both {first.path} and {one.path}",
-                path=str(one.output),
-                hint="take one of them at a time",
-            )
-    return found
+
+    path: Path
+    output: Path
+    rewrite: Callable[[bytes, Sequence[ModelReport]], RewrittenSidecar]
+
+    @property
+    def job(self) -> RenameJob:
+        """The path and the output, in the same form as a model's."""
+        return build_job(self.path, self.output)
 
 
-def find_sidecars(jobs: Sequence[RenameJob]) -> Iterator[Path]:
-    """The sidecars in the directories of models."""
-    for directory in dict.fromkeys(job.model.parent for job in jobs):
+class PreparedSidecar(NamedTuple):
+    """A sidecar that has been read and rewritten in memory.
+
+    Attributes:
+        sidecar: The sidecar.
+        model_index: The index of the model that lies nearest to it; its findings and
+            errors count as that model's.
+        report: What is reported about it.
+        plan: What is to be written, ``None`` for nothing.
+        findings: Problems with it.
+        error: Why it cannot be read, rewritten or written.
+    """
+
+    sidecar: Sidecar
+    model_index: int
+    report: SidecarReport
+    plan: SidecarPlan | None = None
+    findings: tuple[Finding, ...] = ()
+    error: KvRenameError | None = None
+
+
+def prepare_sidecars(
+    sidecars: Sequence[Sidecar], models: Sequence[ModelReport], options: Options
+) -> Iterator[PreparedSidecar]:
+    """Read sidecars and rewrite them in memory; nothing is written.
+
+    Args:
+        sidecars: The sidecars of the run.
+        models: The reports of all models of the run.
+        options: What to check.
+
+    Yields:
+        Each sidecar, with its error if it has one.
+    """
+    for sidecar in sidecars:
+        model_index = _find_nearest_model(sidecar.path, models)
+        report = SidecarReport(str(sidecar.path), str(sidecar.output), "failed", 0)
+        item = PreparedSidecar(sidecar, model_index, report)
         try:
-            names = os.listdir(directory)
-        except OSError as error:
-            reason = error.strerror
-            raise ModelError(f"cannot be listed: {reason}", path=str(directory)) from None
-        for name in select_sidecar_candidates(names):
-            kind = detect_sidecar_kind(name, _read_head(directory / name))
-            if kind is not None and kind.find_names is not None:
-                yield directory / name
+            yield _prepare_sidecar(item, models, options)
+        except KvRenameError as error:
+            yield item._replace(error=error)
 
 
-def _read_head(path: Path) -> bytes:
-    """As much of a file as a sidecar may have; nothing of one that cannot be read."""
-    try:
-        with open_file(path) as file:
-            return file.read(0, min(file.size, MAX_SIDECAR_BYTES))
-    except KvRenameError:
-        return b""
+def add_sidecar_findings(
+    models: Sequence[PreparedModel], sidecars: Sequence[PreparedSidecar], options: Options
+) -> tuple[PreparedModel, ...]:
+    """Return the models, each with the findings and errors of the sidecars nearest to it."""
+    reports = [model.report for model in models]
+    for sidecar in sidecars:
+        report = reports[sidecar.model_index]
+        findings = promote_to_errors(sidecar.findings) if options.strict else sidecar.findings
+        report = report._replace(
+            findings=(*report.findings, *findings), error=report.error or sidecar.error
+        )
+        reports[sidecar.model_index] = set_failed(report)
+    return tuple(
+        model._replace(report=report) for model, report in zip(models, reports, strict=True)
+    )
 
 
-def _load_sidecar(
-    path: Path, jobs: Sequence[RenameJob], wish: TokenChange, rules: Rules
-) -> Sidecar:
+def _prepare_sidecar(
+    item: PreparedSidecar, models: Sequence[ModelReport], options: Options
+) -> PreparedSidecar:
+    path, output, job = item.sidecar.path, item.sidecar.output, item.sidecar.job
     with open_file(path) as file:
-        kind = detect_sidecar_kind(path.name, file.read(0, min(file.size, MAX_SIDECAR_BYTES)))
-    if kind is None:
-        forms = "; ".join(
-            f"{one.caption}: {one.expected_form}" for one in SIDECAR_KINDS if one.find_names
-        )
-        raise ModelError("is no sidecar of a known kind", path=str(path), hint=forms)
-    own = [job for job in jobs if job.model.parent.resolve() == path.parent.resolve()]
-    homes = {str(job.model) for job in own or jobs}
+        if file.size > MAX_READ_BYTES:
+            raise ModelError(
+                f"is {file.size:,} bytes, more than {MAX_READ_BYTES:,}", path=str(path)
+            )
+        identity, old_content, status = file.identity, file.read(0, file.size), file.status
+    rewritten = item.sidecar.rewrite(old_content, models)
+    content = rewritten.data
+    if job.in_place or not os.path.lexists(output):
+        is_up_to_date = job.in_place and content == old_content
+    else:
+        is_up_to_date = has_content(output, len(content), [content])
+    if options.check_destination and job.in_place and not (is_up_to_date or options.force):
+        check_in_place_write(path, status)
+    findings = rewritten.findings
+    if options.check_destination:
+        findings += tuple(find_blocking_file(job, is_up_to_date, options))
+    is_unchanged = is_up_to_date or content == old_content
+    report = item.report._replace(
+        status="unchanged" if is_unchanged else "would-rename", changed=len(rewritten.renamed)
+    )
+    plan = None if is_up_to_date else SidecarPlan(path, identity, content)
+    return item._replace(report=report, plan=plan, findings=findings)
 
-    def follow(data: bytes, models: Sequence[ModelReport]) -> RewrittenText:
-        mine = [(model.pairs, model.value_names) for model in models if model.path in homes]
-        followed = rewrite_sidecar(data, str(path), kind, ModelNames.from_models(mine, wish, rules))
-        return RewrittenText(followed.data, len(followed.renamed), followed.findings)
 
-    return Sidecar(path, _resolve_output(path, own, jobs), follow)
+def _find_nearest_model(path: Path, models: Sequence[ModelReport]) -> int:
+    """Return the index of the model beside a file or nearest below it, 0 if there is none."""
+    sidecar_directory = os.path.realpath(path.parent)
+    directories = [os.path.realpath(Path(model.path).parent) for model in models]
+    below = [
+        index
+        for index, directory in enumerate(directories)
+        if _is_below(directory, sidecar_directory)
+    ]
+    return min(below, key=lambda index: len(directories[index]), default=0)
 
 
-def _resolve_output(path: Path, own: Sequence[RenameJob], jobs: Sequence[RenameJob]) -> Path:
-    """Back to where it was, or beside the result of the model that it lies beside."""
-    job = (own or jobs)[0]
-    if job.in_place:
-        return path
-    if job.same_directory and own:
-        raise ModelError(
-            f"lies beside both {job.model} and {job.output}, and can follow one of them only",
-            path=str(path),
-            hint="write the model into another directory",
-        )
-    return job.output.parent / path.name
+def _is_below(directory: str, ancestor: str) -> bool:
+    return directory == ancestor or directory.startswith(ancestor.rstrip(os.sep) + os.sep)

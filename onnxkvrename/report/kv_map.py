@@ -21,7 +21,7 @@ from rich.text import Text
 
 from onnxkvrename.findings import Finding, format_list
 from onnxkvrename.layout.inspect import BufferState, InspectedBuffer, ModelSummary, group_buffers
-from onnxkvrename.layout.kinds import BufferKind
+from onnxkvrename.layout.kinds import BufferKind, get_kind_traits, list_kinds
 from onnxkvrename.model.signature import format_shape
 from onnxkvrename.report.rename_text import escape_unprintable
 from onnxkvrename.rules.plan import REASON_NOT_RETAINED
@@ -36,18 +36,6 @@ class CellStyle(NamedTuple):
     caption: str
 
 
-KIND_STYLES: Mapping[BufferKind, CellStyle] = MappingProxyType(
-    {
-        "full_attention": CellStyle("f", "cyan", "full attention"),
-        "sliding_window": CellStyle("w", "green", "sliding window"),
-        "chunked_local_attention": CellStyle("c", "bright_green", "chunked attention"),
-        "mla_attention": CellStyle("m", "magenta", "MLA"),
-        "sliding_window_mla": CellStyle("n", "bright_magenta", "sliding window MLA"),
-        "cross_attention": CellStyle("x", "blue", "cross attention"),
-        "mamba": CellStyle("s", "yellow", "linear state"),
-        "unknown": CellStyle("u", "white", "unknown kind"),
-    }
-)
 STATE_STYLES: Mapping[BufferState, CellStyle] = MappingProxyType(
     {
         "half": CellStyle("/", "black on white", "token on one side only"),
@@ -138,7 +126,7 @@ def _list_facts(anatomy: ModelSummary) -> Iterator[tuple[str, ...]]:
         yield "buffers", "no KV buffer in it"
     label = ""
     for group in group_buffers(anatomy.buffers):
-        called = KIND_STYLES[group.kind].caption
+        called = get_kind_traits(group.kind).label
         shape = "of unknown rank" if group.shape is None else format_shape(group.shape)
         where = f"{', '.join(group.buffers)} of {_format_layers(group.layers)}"
         yield "" if called == label else called, where, f"{group.dtype} {shape}"
@@ -293,10 +281,15 @@ def _style_cell(
     return _style_buffer(row[layer]) if layer in row else _NO_BUFFER
 
 
+def _style_kind(kind: BufferKind) -> CellStyle:
+    traits = get_kind_traits(kind)
+    return CellStyle(traits.symbol, traits.color, traits.label)
+
+
 def _style_buffer(item: InspectedBuffer) -> CellStyle:
     if item.state in STATE_STYLES:
         return STATE_STYLES[item.state]
-    look = KIND_STYLES[item.kind]
+    look = _style_kind(item.kind)
     if item.state == "token":
         return CellStyle(look.symbol.upper(), f"bold black on {look.style}", look.caption)
     return look
@@ -328,7 +321,7 @@ def _render_legend(buffers: Iterable[InspectedBuffer], signs: Collection[str]) -
     """What the signs mean, of those that are there."""
     kinds = {item.kind: _style_buffer(item) for item in buffers if item.state not in STATE_STYLES}
     states = {item.state for item in buffers}
-    looks = [kinds[kind] for kind in KIND_STYLES if kind in kinds]
+    looks = [kinds[kind] for kind in list_kinds() if kind in kinds]
     looks += [look for state, look in TOKEN_STYLES.items() if state in states]
     looks += [
         look for look in (*STATE_STYLES.values(), _NO_BUFFER, _NO_LAYER) if look.symbol in signs

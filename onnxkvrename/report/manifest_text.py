@@ -104,7 +104,6 @@ def list_layout_facts(layout: Layout) -> Iterator[tuple[str, str]]:
     if not layout.buffers:
         return
     totals = compute_byte_totals(layout)
-    kinds = {buffer.kind for buffer in layout.buffers}
     growths = {classify_growth(buffer) for buffer in layout.buffers}
     if "context" in growths:
         yield "a token", format_bytes(totals.context)
@@ -112,7 +111,7 @@ def list_layout_facts(layout: Layout) -> Iterator[tuple[str, str]]:
         yield "more within a window", format_bytes(totals.window)
     if "encoder" in growths:
         yield "a token of the encoder's", format_bytes(totals.encoder)
-    if "mamba" in kinds:
+    if any(buffer.is_state for buffer in layout.buffers):
         yield "states of a sequence", format_bytes(totals.states)
     yield "a sequence", format_bytes(totals.sequence)
     first_shape = layout.buffers[0].shape

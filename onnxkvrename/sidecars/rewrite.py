@@ -1,123 +1,52 @@
-"""Text files that repeat the names: text and names to text.
-
-Each kind of file has a small module that says where names stand in it: a function
-``names``, from the tree of a text to its scalars. What becomes of them is decided
-here, for all kinds in the same way.
-"""
+"""Rename the names in a sidecar, in any format, and check them against the model."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from onnxkvrename.documents import UnreadableTextError, shorten_name
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.rules.plan import KvPair, TokenChange, build_name_map
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.sidecars.formats.batch_io import BATCH_IO_FORM, find_batch_io_names
-from onnxkvrename.sidecars.formats.compile_params import (
-    COMPILE_PARAMS_FORM,
-    find_compile_params_names,
-)
-from onnxkvrename.sidecars.formats.custom_io import CUSTOM_IO_FORM, find_custom_io_names
-from onnxkvrename.sidecars.formats.node_precision import (
-    NODE_PRECISION_FORM,
-    find_node_precision_names,
-)
-from onnxkvrename.sidecars.json_text import MAX_JSON_CHARS, parse_json_tree
-from onnxkvrename.sidecars.text_edit import (
-    Node,
-    ScalarNode,
-    UnreadableTextError,
-    flatten_tree,
-    shorten_name,
-    splice_values,
-)
-from onnxkvrename.sidecars.yaml_text import parse_yaml_tree
+from onnxkvrename.sidecars.format import SidecarFormat
+from onnxkvrename.sidecars.json_tree import MAX_JSON_CHARS
+from onnxkvrename.sidecars.text_edit import splice_values
+from onnxkvrename.sidecars.tree import Node, ScalarNode, flatten_tree
 
 MAX_SIDECAR_BYTES = MAX_JSON_CHARS
-"""Bytes that a sidecar may have: a caller need not read more."""
+"""The largest sidecar that is rewritten, in bytes; a caller need not read more of a file."""
+
+_NewNames = Mapping[str, "str | None"]
+"""Each name in a sidecar with its new name, ``None`` where it matches nothing."""
 
 
-class SidecarKind(NamedTuple):
-    """A kind of sidecar.
+class RewrittenSidecar(NamedTuple):
+    """The result of rewriting a sidecar.
 
-    It is told by what the file is called (``file_name``, the whole of it), or by one
-    of the ``marks`` in its text. ``names`` gives where names stand in the tree that
-    ``parse`` makes; without it a file of this kind names no values, and never changes.
-    ``ends`` tells that all of its names are inputs and outputs of the graph, and
-    ``paired`` that it must name both sides of a buffer.
+    Attributes:
+        data: The new content; the old one where no name changes.
+        renamed: Old and new name of every name that changes, in the order of the file.
+        findings: Problems with the names in the sidecar.
     """
 
-    caption: str
-    file_name_pattern: re.Pattern[str]
-    markers: tuple[bytes, ...]
-    expected_form: str
-    parse: Callable[[str], Node | None]
-    find_names: Callable[[Node], Iterator[ScalarNode]] | None
-    only_graph_values: bool = False
-    requires_pairs: bool = False
-
-
-SIDECAR_KINDS = (
-    SidecarKind(
-        "custom I/O",
-        re.compile(r"custom_io.*\.ya?ml"),
-        (b"IOName",),
-        CUSTOM_IO_FORM,
-        parse_yaml_tree,
-        find_custom_io_names,
-        only_graph_values=True,
-        requires_pairs=True,
-    ),
-    SidecarKind(
-        "compile parameters",
-        re.compile(r"hashed_compile_params\.json"),
-        (),
-        COMPILE_PARAMS_FORM,
-        parse_json_tree,
-        find_compile_params_names,
-        only_graph_values=True,
-        requires_pairs=True,
-    ),
-    SidecarKind(
-        "batch I/O",
-        re.compile(r"aic_batch_io.*\.json"),
-        (b'"IO-files"',),
-        BATCH_IO_FORM,
-        parse_json_tree,
-        find_batch_io_names,
-        only_graph_values=True,
-    ),
-    SidecarKind(
-        "node precision",
-        re.compile(r"(?!)"),
-        (b"NodeInstanceNames",),
-        NODE_PRECISION_FORM,
-        parse_yaml_tree,
-        find_node_precision_names,
-    ),
-    SidecarKind(
-        "partitions, settings and symbols",
-        re.compile(r"qconfig\.json|specializations\.json|mdp_.*\.json"),
-        (b'"nodeList"', b'"partitions"'),
-        "names of nodes and symbols",
-        parse_json_tree,
-        None,
-    ),
-)
-"""The files that are known, in the order in which they are told."""
-
-_CANDIDATE_NAME = re.compile(r"[^.].*\.ya?ml|hashed_compile_params\.json|aic_batch_io.*\.json")
+    data: bytes
+    renamed: tuple[tuple[str, str], ...] = ()
+    findings: tuple[Finding, ...] = ()
 
 
 class ModelNames(NamedTuple):
-    """The names of a model, or of all models that a sidecar is for.
+    """The names of a model, or of all models that a sidecar belongs to.
 
-    ``changes`` leads from old to new. ``known`` are all graph inputs and outputs, and
-    ``tokens`` those that the buffers carry, as they stand; ``buffers`` are the KV names,
-    and ``pairs`` the two sides of each buffer, as they will be.
+    Attributes:
+        name_map: Old to new names.
+        graph_values: All inputs and outputs of the graphs, with their present names.
+        tokens: The tokens that the buffers carry at present.
+        kv_names: The names of all KV inputs and outputs after the rename.
+        pairs: The names of both sides of each buffer after the rename.
+        token_change: The tokens to put in and to take out.
+        rules: The rules that recognise KV names.
     """
 
     name_map: Mapping[str, str]
@@ -132,109 +61,108 @@ class ModelNames(NamedTuple):
     def from_models(
         cls,
         models: Iterable[tuple[Iterable[KvPair], Iterable[str]]],
-        wish: TokenChange,
+        token_change: TokenChange,
         rules: Rules,
     ) -> ModelNames:
-        """Of the pairs, and all inputs and outputs, of models; they may be renamed already."""
+        """Return the names of models, some of which may have been renamed before.
+
+        Args:
+            models: The pairs of each model, and the names of all its inputs and outputs.
+            token_change: The tokens to put in and to take out.
+            rules: The rules that recognise KV names.
+        """
         pairs: list[KvPair] = []
-        known: set[str] = set()
-        for found, values in models:
-            pairs += found
-            known |= set(values)
+        graph_values: set[str] = set()
+        for model_pairs, value_names in models:
+            pairs += model_pairs
+            graph_values |= set(value_names)
         return cls(
             build_name_map(pairs),
-            frozenset(known),
-            frozenset(end.token for pair in pairs for end in pair.sides),
-            frozenset(end.new_name for pair in pairs for end in pair.sides),
+            frozenset(graph_values),
+            frozenset(side.token for pair in pairs for side in pair.sides),
+            frozenset(side.new_name for pair in pairs for side in pair.sides),
             tuple((p.input.new_name, p.output.new_name) for p in pairs if p.input and p.output),
-            wish,
+            token_change,
             rules,
         )
 
-    def find_new_name(self, name: str, *, ends: bool) -> str | None:
-        """What a name in a sidecar becomes, ``None`` if it matches nothing.
+    def find_new_name(self, name: str, *, is_graph_value: bool) -> str | None:
+        """Return the new name of a name in a sidecar, ``None`` if it matches nothing.
 
-        A model renamed earlier has other names than a sidecar that was not; then
-        the rules tell what it became. ``ends`` says that the name must be an input or
-        output, so that the suffix of a function's value may change, too.
+        The sidecar of a model that was renamed before may still have the old names; the
+        rules tell their new ones.
+
+        Args:
+            name: The name in the sidecar.
+            is_graph_value: True if the name must be an input or output of the graph, so
+                that the suffix of a function's value may be normalised, too.
         """
         if any("\ud800" <= char <= "\udfff" for char in name):
-            return None  # an escape of a file, and no character of a name
+            return None  # only an escape in the file makes such a character
         if name in self.name_map:
             return self.name_map[name]
         if name in self.graph_values:
             return name
         for side in ("input", "output"):
             match = self.rules.match(side, name)
-            if match is not None and self._can_have_carried(match.token):
-                normalize = self.token_change.normalize and ends
-                new = self.rules.rewrite_name(
+            if match is not None and self._may_have_carried(match.token):
+                normalize = self.token_change.normalize and is_graph_value
+                new_name = self.rules.rewrite_name(
                     match, self.token_change.final_token, normalize=normalize
                 )
-                if new in self.kv_names:
-                    return new
+                if new_name in self.kv_names:
+                    return new_name
         return None
 
-    def _can_have_carried(self, token: str) -> bool:
-        """Whether the model may have carried this token before; of one that changes we know."""
+    def _may_have_carried(self, token: str) -> bool:
+        """Return whether the model may have carried a token before.
+
+        The tokens of a model that changes now are known.
+        """
         if not self.token_change.can_replace(token):
             return False
         return not self.name_map or token in {"", self.token_change.final_token, *self.tokens}
 
 
-class RewrittenSidecar(NamedTuple):
-    """A sidecar under the new names: its bytes, what changed in it, what is odd about it."""
-
-    data: bytes
-    renamed: tuple[tuple[str, str], ...]
-    findings: tuple[Finding, ...]
-
-
-def select_sidecar_candidates(file_names: Iterable[str]) -> tuple[str, ...]:
-    """What among the files beside a model may be a sidecar, for :func:`kind_of` to tell."""
-    return tuple(sorted(name for name in file_names if _CANDIDATE_NAME.fullmatch(name)))
-
-
-def detect_sidecar_kind(file_name: str, data: bytes) -> SidecarKind | None:
-    """What kind of sidecar a file is, ``None`` for anything else."""
-    for kind in SIDECAR_KINDS:
-        if kind.file_name_pattern.fullmatch(file_name):
-            return kind
-    for kind in SIDECAR_KINDS:
-        if any(mark in data for mark in kind.markers):
-            return kind
-    return None
-
-
 def rewrite_sidecar(
-    data: bytes, path: str, kind: SidecarKind, names: ModelNames
+    data: bytes, path: str, sidecar_format: SidecarFormat, names: ModelNames
 ) -> RewrittenSidecar:
-    """A sidecar under the new names; bytes that are no part of a changed name stay.
+    """Return a sidecar with the new names; all other bytes stay.
 
-    ``path`` is what messages call it. Following what has been followed changes
-    nothing, and the way back gives the same bytes. Raises :class:`ModelError` for
-    what cannot be read as a file of its kind, or not be changed in its place.
+    Rewriting twice changes nothing more, and rewriting back restores the same bytes.
+
+    Args:
+        data: The content of the sidecar.
+        path: Its path, for messages.
+        sidecar_format: Its format.
+        names: The names of the models that it belongs to.
+
+    Raises:
+        ModelError: The content cannot be read in this format, or a name in it cannot be
+            replaced.
     """
-    if kind.find_names is None:
-        return RewrittenSidecar(data, (), ())
+    if sidecar_format.find_names is None:
+        return RewrittenSidecar(data)
     try:
         text = _decode_text(data)
-        tree = kind.parse(text)
-        scalars = tuple(kind.find_names(tree)) if tree is not None else ()
-        became = {
-            s.value: names.find_new_name(s.value, ends=kind.only_graph_values) for s in scalars
+        tree = sidecar_format.parse(text)
+        scalars = tuple(sidecar_format.find_names(tree)) if tree is not None else ()
+        is_graph_value = sidecar_format.only_graph_values
+        new_names = {
+            scalar.value: names.find_new_name(scalar.value, is_graph_value=is_graph_value)
+            for scalar in scalars
         }
-        changes = {old: new for old, new in became.items() if new is not None and new != old}
-        _check_distinct(became)
-        result = _splice_names(text, tree, scalars, changes, kind) if changes else text
+        changes = {old: new for old, new in new_names.items() if new is not None and new != old}
+        _check_distinct(new_names)
+        result = _splice_names(text, tree, scalars, changes, sidecar_format) if changes else text
         encoded = _encode_text(result) if changes else data
     except UnreadableTextError as error:
-        hint = error.hint or f"its form: {kind.expected_form}"
+        hint = error.hint or f"its form: {sidecar_format.expected_form}"
         raise ModelError(
-            f"cannot be taken as {kind.caption}: it {error}", path=path, hint=hint
+            f"cannot be taken as {sidecar_format.caption}: it {error}", path=path, hint=hint
         ) from None
-    found = tuple(_check_names(path, became, kind, names))
-    return RewrittenSidecar(encoded, tuple(changes.items()), found)
+    findings = tuple(_check_names(path, new_names, sidecar_format, names))
+    return RewrittenSidecar(encoded, tuple(changes.items()), findings)
 
 
 def _decode_text(data: bytes) -> str:
@@ -255,13 +183,14 @@ def _encode_text(text: str) -> bytes:
         ) from None
 
 
-def _check_distinct(became: Mapping[str, str | None]) -> None:
-    """Two names that become one could not be told apart again."""
+def _check_distinct(new_names: _NewNames) -> None:
+    """Raise for two names that would become one, since the change could not be undone."""
     sources: dict[str, str] = {}
-    for old, new in became.items():
+    for old, new in new_names.items():
         if new is not None and sources.setdefault(new, old) != old:
             raise UnreadableTextError(
-                f"names both {shorten_name(sources[new])} and {shorten_name(old)}, which are one buffer",
+                f"names both {shorten_name(sources[new])} and {shorten_name(old)}, "
+                "which are one buffer",
                 "leave one of the two",
             )
 
@@ -271,16 +200,17 @@ def _splice_names(
     tree: Node | None,
     scalars: tuple[ScalarNode, ...],
     changes: Mapping[str, str],
-    kind: SidecarKind,
+    sidecar_format: SidecarFormat,
 ) -> str:
-    """The text under its new names, which must say just what it said but for them."""
+    """Return the text with the new names, parsed again to prove that nothing else changed."""
     result = splice_values(text, scalars, changes)
     expected = {scalar: changes.get(scalar.value, scalar.value) for scalar in scalars}
     try:
-        holds = list(flatten_tree(kind.parse(result), {})) == list(flatten_tree(tree, expected))
+        result_tree = sidecar_format.parse(result)
+        is_proved = list(flatten_tree(result_tree, {})) == list(flatten_tree(tree, expected))
     except UnreadableTextError:
-        holds = False
-    if not holds:
+        is_proved = False
+    if not is_proved:
         raise UnreadableTextError(
             "cannot hold the new names where the old ones stand", "put the old ones in quotes"
         )
@@ -288,43 +218,44 @@ def _splice_names(
 
 
 def _check_names(
-    path: str, became: Mapping[str, str | None], kind: SidecarKind, names: ModelNames
+    path: str, new_names: _NewNames, sidecar_format: SidecarFormat, names: ModelNames
 ) -> Iterator[Finding]:
-    if not kind.only_graph_values:
+    if not sidecar_format.only_graph_values:
         return
-    present = {new for new in became.values() if new is not None}
-    strange = [shorten_name(old) for old, new in became.items() if new is None]
-    if strange and names.kv_names and not present & names.kv_names:
-        yield _build_wrong_model_finding(path, strange)
-    elif strange:
+    present = {new for new in new_names.values() if new is not None}
+    unmatched = [shorten_name(old) for old, new in new_names.items() if new is None]
+    if unmatched and names.kv_names and not present & names.kv_names:
+        yield _build_wrong_model_finding(path, unmatched)
+    elif unmatched:
         yield build_finding(
             "KV404",
             path,
-            f"names {format_list(strange)}, which match nothing in the model",
+            f"names {format_list(unmatched)}, which match nothing in the model",
             "take these entries out, or mend their names",
         )
-    if kind.requires_pairs:
-        yield from _check_both_sides(path, became, names)
+    if sidecar_format.requires_pairs:
+        yield from _check_both_sides(path, new_names, names)
 
 
-def _build_wrong_model_finding(path: str, strange: list[str]) -> Finding:
-    """KV404 as an error: following such a file would leave it as it is, and the compile wrong."""
-    told = f"is of another model: it names no KV buffer of this one, but {format_list(strange)}"
+def _build_wrong_model_finding(path: str, unmatched: list[str]) -> Finding:
+    """Return KV404 as an error: the file would stay as it is, and the compile would be wrong."""
+    message = (
+        f"is of another model: it names no KV buffer of this one, but {format_list(unmatched)}"
+    )
     hint = "give the file that belongs to this model"
-    return build_finding("KV404", path, told, hint)._replace(severity="error")
+    return build_finding("KV404", path, message, hint)._replace(severity="error")
 
 
-def _check_both_sides(
-    path: str, became: Mapping[str, str | None], names: ModelNames
-) -> Iterator[Finding]:
-    """KV405, a warning: it was so before, and a compiler's default may well fill it in."""
-    written = {new: old for old, new in became.items() if new is not None}
-    before = {new: old for old, new in names.name_map.items()}
+def _check_both_sides(path: str, new_names: _NewNames, names: ModelNames) -> Iterator[Finding]:
+    """Yield KV405, a warning: it was so before, and a compiler's default may fit."""
+    old_in_sidecar = {new: old for old, new in new_names.items() if new is not None}
+    old_in_model = {new: old for old, new in names.name_map.items()}
     halves = [
-        f"{shorten_name(written[one])} without {shorten_name(before.get(other, other))}"
+        f"{shorten_name(old_in_sidecar[side])} "
+        f"without {shorten_name(old_in_model.get(other_side, other_side))}"
         for pair in names.pairs
-        for one, other in (pair, pair[::-1])
-        if one in written and other not in written
+        for side, other_side in (pair, pair[::-1])
+        if side in old_in_sidecar and other_side not in old_in_sidecar
     ]
     if halves:
         yield build_finding(

@@ -1,54 +1,64 @@
-"""``specializations.json``: what a compile makes of symbols.
+"""Read ``specializations.json``: the sizes that a compile gives to symbols.
 
-After quic/efficient-transformers, ``base/modeling_qeff.py`` (``_compile``): a list of
-specializations, each with its symbols, sizes written as text; older ones list
-the symbols themselves.
+QEfficient writes a list of specializations, each with its symbols and their sizes as text;
+older versions list the symbols without the key ``symbols``:
+https://github.com/quic/efficient-transformers/blob/main/QEfficient/base/modeling_qeff.py
+(``_compile``).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from onnxkvrename.documents import UnreadableTextError, parse_json, shorten_name
 from onnxkvrename.errors import ModelError
-from onnxkvrename.sidecars.text_edit import shorten_name
 
 _NON_SYMBOL_KEYS = {"name", "_graph_name"}
 _FORM_HINT = 'its form: {"specializations": [{"symbols": {"ctx_len": "4096"}}]}'
 
 
 class Specializations(NamedTuple):
-    """Sizes that all specializations agree on, and the symbols they do not, with all theirs."""
+    """The sizes of symbols.
+
+    Attributes:
+        sizes: Symbols whose size is the same in all specializations.
+        conflicting_sizes: The other symbols, each with all its sizes.
+    """
 
     sizes: Mapping[str, int]
     conflicting_sizes: Mapping[str, tuple[int, ...]]
 
 
 def parse_specializations(text: str, path: str) -> Specializations:
-    """What the text of such a file says; ``path`` is what messages call it.
+    """Return the sizes in the text of a ``specializations.json``.
 
-    Raises :class:`ModelError` for another form.
+    Args:
+        text: The text of the file.
+        path: The path of the file, for messages.
+
+    Raises:
+        ModelError: The text is not JSON, or does not have the expected form.
     """
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"is not JSON: {error}", path=path) from None
-    found: dict[str, dict[int, None]] = {}
+        data = parse_json(text)
+    except UnreadableTextError as error:
+        raise ModelError(str(error), path=path) from None
+    sizes_by_symbol: dict[str, dict[int, None]] = {}
     for symbols in _find_symbol_tables(data, path):
         for symbol, size in symbols.items():
-            found.setdefault(symbol, {})[_parse_size(symbol, size, path)] = None
+            sizes_by_symbol.setdefault(symbol, {})[_parse_size(symbol, size, path)] = None
     return Specializations(
-        {symbol: next(iter(sizes)) for symbol, sizes in found.items() if len(sizes) == 1},
-        {symbol: tuple(sizes) for symbol, sizes in found.items() if len(sizes) > 1},
+        {symbol: next(iter(sizes)) for symbol, sizes in sizes_by_symbol.items() if len(sizes) == 1},
+        {symbol: tuple(sizes) for symbol, sizes in sizes_by_symbol.items() if len(sizes) > 1},
     )
 
 
 def _find_symbol_tables(data: Any, path: str) -> Iterator[dict[str, Any]]:
-    listed = data.get("specializations") if isinstance(data, dict) else None
-    if not isinstance(listed, list) or not listed:
+    entries = data.get("specializations") if isinstance(data, dict) else None
+    if not isinstance(entries, list) or not entries:
         raise ModelError("has no list of specializations", path=path, hint=_FORM_HINT)
-    for entry in listed:
+    for entry in entries:
         symbols = entry.get("symbols", entry) if isinstance(entry, dict) else None
         if not isinstance(symbols, dict):
             raise ModelError("has a specialization without symbols", path=path, hint=_FORM_HINT)
@@ -58,6 +68,6 @@ def _find_symbol_tables(data: Any, path: str) -> Iterator[dict[str, Any]]:
 def _parse_size(symbol: str, size: Any, path: str) -> int:
     text = str(size)
     if isinstance(size, bool) or not (text.isascii() and text.isdigit()) or len(text) > 18:
-        said = f"has {shorten_name(symbol)} as {shorten_name(text)}, which is no size"
-        raise ModelError(said, path=path, hint=_FORM_HINT)
+        problem = f"has {shorten_name(symbol)} as {shorten_name(text)}, which is no size"
+        raise ModelError(problem, path=path, hint=_FORM_HINT)
     return int(text)

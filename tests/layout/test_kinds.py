@@ -1,14 +1,24 @@
 from __future__ import annotations
 
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import get_args
+
 import pytest
 
 from onnxkvrename import load_rules
+from onnxkvrename.layout import kinds
 from onnxkvrename.layout.kinds import (
-    QEFFICIENT_NAMING,
+    KINDS,
+    BufferKind,
+    KindTraits,
     find_pair_dtype,
     find_pair_shape,
     infer_buffer_kind,
 )
+from onnxkvrename.layout.manifest import parse_manifest
 from onnxkvrename.model.signature import Dim, Signature, Value
 from onnxkvrename.rules.plan import KvPair, TokenChange, build_rename_plan
 
@@ -141,15 +151,48 @@ def test_an_input_says_more_than_its_output() -> None:
     assert find_pair_shape(pairs("past_key.0")[0]) is None
 
 
-def test_another_exporters_words_are_data() -> None:
+def test_an_exporters_naming_is_part_of_the_rows() -> None:
     (pair,) = pairs("past_key.0:b,2,chunk,4")
-    kinds = ("chunked_local_attention", "sliding_window_mla")
-    words = QEFFICIENT_NAMING._replace(
-        window_symbols={"chunk": kinds}, kinds_by_profile_kind={"attention": "cross_attention"}
-    )
+    chunked = KINDS["chunked_local_attention"]._replace(window_symbol="chunk")
+    rows = {**KINDS, "chunked_local_attention": chunked}
+    cross = {**rows, "cross_attention": KINDS["cross_attention"]._replace(profile_kind="attention")}
     assert infer_buffer_kind(pair, [pair]) == "full_attention"
-    assert infer_buffer_kind(pair, [pair], words) == "cross_attention"
-    assert (
-        infer_buffer_kind(pair, [pair], words._replace(kinds_by_profile_kind={}))
-        == "chunked_local_attention"
-    )
+    assert infer_buffer_kind(pair, [pair], cross) == "cross_attention"
+    assert infer_buffer_kind(pair, [pair], rows) == "chunked_local_attention"
+
+
+def test_mla_with_chunks_is_unknown_as_vllm_has_none() -> None:
+    assert told("compressed_kv.0:b,1,chunk_ctx_len,512") == ["unknown"]
+
+
+def test_type_checkers_know_the_name_of_every_row() -> None:
+    assert set(KINDS) == set(get_args(BufferKind))
+
+
+def test_the_schemas_know_the_name_of_every_row() -> None:
+    for name in ("inspect-1", "manifest-1", "projection-1"):
+        schema = files("onnxkvrename.report").joinpath("schemas", f"{name}.json").read_text("utf-8")
+        listed = [enum for enum in re.findall(r'"enum": (\[[^]]*\])', schema) if "mamba" in enum]
+        assert listed
+        for enum in listed:
+            assert set(json.loads(enum)) == set(KINDS)
+
+
+def test_no_two_rows_look_alike_in_a_map() -> None:
+    for trait in ("label", "symbol", "color"):
+        assert len({getattr(row, trait) for row in KINDS.values()}) == len(KINDS)
+
+
+def test_a_new_kind_is_one_row(
+    decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run
+) -> None:
+    row = KindTraits("index keys", "i", "red", "context", profile_kind="attention")
+    monkeypatch.setattr(kinds, "KINDS", {**KINDS, "indexer": row})
+    written = tmp_path / "manifest.json"
+    assert run("manifest", decoder, "-o", written).code == 0
+    document = json.loads(written.read_text("utf-8"))
+    assert {buffer["kind"] for buffer in document["buffers"]} == {"indexer"}
+    assert document["totals"]["bytes_per_token"]["context"] > 0
+    layout = parse_manifest(written.read_text("utf-8"), str(written)).layout
+    assert {buffer.kind for buffer in layout.buffers} == {"indexer"}
+    assert "index keys" in run("inspect", decoder).out

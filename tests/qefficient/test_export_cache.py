@@ -140,17 +140,17 @@ def holding(more: str = "0", names: str = "[]", axes: str = "null") -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is no JSON: Expecting value: line 1 column 1 (char 0)"),
-        ("{", "is no JSON: "),
-        (f"\ufeff{holding()}", "is no JSON: Unexpected UTF-8 BOM"),
-        (f"{holding()} x", "is no JSON: Extra data"),
+        ("", "is not JSON: Expecting value: line 1 column 1 (char 0)"),
+        ("{", "is not JSON: "),
+        (f"\ufeff{holding()}", "is not JSON: Unexpected UTF-8 BOM"),
+        (f"{holding()} x", "is not JSON: Extra data"),
         (holding('{"a":1,"a":1}'), "has the key 'a' twice"),
         (holding('{"\\n":1,"\\n":2}'), "has the key '\\n' twice"),
         (holding("NaN"), "has NaN, which is no JSON"),
         (holding("-Infinity"), "has -Infinity, which is no JSON"),
         (holding("1e999"), "has the number 1e999, which is too large"),
         (holding("9" * 5000), "has a number of 5,000 digits"),
-        (holding("[" * 99 + "]" * 99 + "x"), "is no JSON: "),
+        (holding("[" * 99 + "]" * 99 + "x"), "is not JSON: "),
         (holding("[" * 100 + "]" * 100), "is nested more than 100 levels deep"),
         (holding("[" * DEEP + "]" * DEEP), "is nested more than 100 levels deep"),
         (holding('{"a":' * DEEP + "0" + "}" * DEEP), "is nested more than 100 levels deep"),
@@ -158,9 +158,9 @@ def holding(more: str = "0", names: str = "[]", axes: str = "null") -> str:
         ("null", "must hold an object"),
         ('"text"', "must hold an object"),
         ("[]", "must hold an object"),
-        ("{}", "export_params must be an object"),
+        ("{}", "export_params is missing"),
         ('{"export_params":[]}', "export_params must be an object"),
-        ('{"export_params":{}}', "export_params.output_names must be a list of text"),
+        ('{"export_params":{}}', "export_params.output_names is missing"),
         (holding(names='"past_key.0"'), "export_params.output_names must be a list of text"),
         (holding(names='["logits",0]'), "export_params.output_names must be a list of text"),
         (holding(names='["\\ud800"]'), "has a name that no ONNX file can hold"),
@@ -223,12 +223,12 @@ def test_an_export_is_recognised_by_its_hash() -> None:
 def test_a_layerwise_export_was_hashed_before_its_parameters_changed() -> None:
     hashed = export()
     found = identify_export(f"Toy-{hash_of(hashed)}", embedded(hashed))
-    assert found == CacheEntry("Toy", hash_of(hashed), embedded(hashed), layerwise=True)
+    assert found == CacheEntry("Toy", hash_of(hashed), embedded(hashed), is_layerwise=True)
 
 
 def test_an_export_that_takes_embeddings_is_not_layerwise() -> None:
     params = embedded(export())
-    assert entry(params) == CacheEntry("Toy", hash_of(params), params, layerwise=False)
+    assert entry(params) == CacheEntry("Toy", hash_of(params), params, is_layerwise=False)
 
 
 @pytest.mark.parametrize("name", ["Toy-0123456789abcdef", "Toy", ""])
@@ -299,7 +299,7 @@ def test_a_layerwise_export_keeps_what_it_saved_and_is_hashed_as_before() -> Non
     assert found is not None
     result = build_renamed_entry(found, QEFF, VLLM)
     prefixed = export(PREFIXED, kv_cache_prefix="VLLM")
-    assert result == CacheEntry("Toy", hash_of(prefixed), embedded(prefixed), layerwise=True)
+    assert result == CacheEntry("Toy", hash_of(prefixed), embedded(prefixed), is_layerwise=True)
     assert identify_export(result.directory_name, result.params) == result
 
 
@@ -453,7 +453,7 @@ def test_every_real_export_has_a_twin() -> None:
     assert {plain for plain, _ in TWINS} == set(EXPORTS.glob("*/plain-*"))
     assert {twin for _, twin in TWINS} == set(EXPORTS.glob("*/VLLM-*"))
     assert len(TWINS) >= 12
-    assert any(kept(plain).layerwise for plain, _ in TWINS)
+    assert any(kept(plain).is_layerwise for plain, _ in TWINS)
 
 
 @real
@@ -461,7 +461,7 @@ def test_every_real_export_has_a_twin() -> None:
 def test_a_real_export_is_recognised_and_written_again_to_the_byte(plain: Path, twin: Path) -> None:
     for directory in (plain, twin):
         assert kept(directory).directory_name == directory.name
-        assert kept(directory).layerwise == directory.parent.name.startswith("lw_")
+        assert kept(directory).is_layerwise == directory.parent.name.startswith("lw_")
         assert render_export_params(kept(directory).params) == (directory / PARAMS_FILE).read_text(
             "utf-8"
         )

@@ -9,17 +9,13 @@ from models import saved
 
 from onnxkvrename import Finding, ModelError, Report, load_rules
 from onnxkvrename.findings import build_finding
-from onnxkvrename.renaming.extra_files import (
-    PreparedSidecar,
-    RewrittenText,
-    Sidecar,
-    add_sidecar_findings,
-)
 from onnxkvrename.renaming.prepare import prepare_model
 from onnxkvrename.renaming.run import rename_batch
+from onnxkvrename.renaming.sidecars import PreparedSidecar, Sidecar, add_sidecar_findings
 from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.results import Options, RenameJob, SidecarReport
+from onnxkvrename.sidecars.rewrite import RewrittenSidecar
 
 LOOK = Options(write=False)
 
@@ -87,7 +83,7 @@ def spoken(*faults: Finding, error: ModelError | None = None, owner: int = 0) ->
     """A text of which this is to be said."""
     path = Path("names.txt")
     report = SidecarReport("names.txt", "names.txt", "would-rename", 1)
-    companion = Sidecar(path, path, lambda data, models: RewrittenText(data, 0))
+    companion = Sidecar(path, path, lambda data, models: RewrittenSidecar(data))
     return PreparedSidecar(companion, owner, report, findings=faults, error=error)
 
 

@@ -1,442 +1,259 @@
-"""Sidecars that follow their models, through the command line."""
+"""Texts that go with models: read, followed, and what stands against that."""
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import stat
+from collections.abc import Callable
 from pathlib import Path
 
-import models
 import pytest
-from killing import contents, exhaust, forks, killed
-from models import saved
 
-from onnxkvrename import rename
-from onnxkvrename.sidecars.formats.custom_io import render_custom_io
-from onnxkvrename.sidecars.rewrite import MAX_SIDECAR_BYTES
+from onnxkvrename import ModelError, ModelReport, Report, load_rules
+from onnxkvrename.findings import build_finding
+from onnxkvrename.renaming.run import rename_batch
+from onnxkvrename.renaming.sidecars import (
+    MAX_READ_BYTES,
+    PreparedSidecar,
+    Sidecar,
+    prepare_sidecars,
+)
+from onnxkvrename.rules.find_models import build_job
+from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.rules.results import Options
+from onnxkvrename.sidecars.rewrite import RewrittenSidecar
 
-FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
-EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports" / "llama2l"
-MODEL, SIDECAR = "decoder.onnx", "custom_io.yaml"
-
-
-def custom_io(token: str = "", buffers: tuple[str, ...] = ("past_key", "past_value")) -> str:
-    """The sidecar of a decoder of two layers, with a comment that someone has left in it."""
-    pairs = [
-        (f"{buffer}.{layer}{token}", f"{buffer}.{layer}{token}_RetainedState")
-        for layer in (0, 1)
-        for buffer in buffers
-    ]
-    return f"# by hand\n{render_custom_io(pairs, 'mxint8')}"
+LOOK = Options(write=False)
 
 
-PLAIN, VLLM = custom_io(), custom_io("_VLLM")
-WINDOW = FIXTURES / "plain" / "windows" / "layer_0_1" / "Tiny_layer_tmp_0_1.onnx"
+def shouted(data: bytes, models: object = ()) -> RewrittenSidecar:
+    """A text as these tests have it follow: loudly, as many names as there are letters."""
+    letters = [chr(byte) for byte in data if 97 <= byte <= 122]
+    renamed = tuple((letter, letter.upper()) for letter in letters)
+    return RewrittenSidecar(data.upper(), renamed)
 
 
 @pytest.fixture
-def here(decoder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a model and its sidecar."""
-    (decoder.parent / SIDECAR).write_text(PLAIN)
-    monkeypatch.chdir(decoder.parent)
-    return decoder.parent
+def text(decoder: Path) -> Path:
+    """A text beside a model, none of UTF-8."""
+    path = decoder.parent / "names.txt"
+    path.write_bytes(b"ab\r\n\xff")
+    return path
 
 
-def refused(outcome, *parts: str) -> bool:
-    """Whether a job could not be done, for this reason in one line."""
-    return (
-        (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
-        and outcome.err.startswith("error: ")
-        and all(part in outcome.err for part in parts)
+def one(path: Path, output: Path, options: Options = LOOK, follow=shouted) -> PreparedSidecar:
+    """What becomes of one text."""
+    model = ModelReport(str(path.parent / "m.onnx"), "m.onnx", "unchanged")
+    (item,) = prepare_sidecars([Sidecar(path, output, follow)], [model], options)
+    return item
+
+
+def wrong(data: bytes, models: object = ()) -> RewrittenSidecar:
+    finding = build_finding("KV404", "x", "is in no model", "take it out")
+    return RewrittenSidecar(data, findings=(finding,))
+
+
+def refusing(data: bytes, models: object = ()) -> RewrittenSidecar:
+    raise ModelError("is of another kind", path="names.txt")
+
+
+def states(report: Report) -> list[str]:
+    return [item.status for item in (*report.models, *report.sidecars)]
+
+
+# One text.
+
+
+def test_a_text_follows_and_is_to_be_written(text: Path) -> None:
+    item = one(text, text)
+    assert (item.report.status, item.report.changed) == ("would-rename", 2)
+    assert item.plan is not None
+    assert (item.plan.path, item.plan.content) == (text, b"AB\r\n\xff")
+    assert item.plan.identity.inode == text.stat().st_ino
+    assert text.read_bytes() == b"ab\r\n\xff"
+
+
+def test_a_text_that_does_not_change_is_not_written_again(text: Path) -> None:
+    text.write_bytes(b"AB")
+    item = one(text, text)
+    assert (item.report.status, item.plan) == ("unchanged", None)
+
+
+def test_one_that_goes_elsewhere_is_written_though_it_is_the_same(text: Path) -> None:
+    text.write_bytes(b"AB")
+    item = one(text, text.with_name("other"))
+    assert (item.report.status, item.plan is not None) == ("unchanged", True)
+
+
+def test_one_that_stands_in_its_place_is_not_written_again(text: Path) -> None:
+    there = text.with_name("other")
+    there.write_bytes(b"AB\r\n\xff")
+    item = one(text, there)
+    assert (item.report.status, item.plan, item.findings) == ("unchanged", None, ())
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (LOOK, ["KV504"]),
+        (LOOK._replace(force=True), []),
+        (LOOK._replace(check_destination=False), []),
+    ],
+)
+def test_another_text_in_its_place_is_in_the_way(
+    options: Options, found: list[str], text: Path
+) -> None:
+    there = text.with_name("other")
+    there.write_bytes(b"mine")
+    item = one(text, there, options)
+    assert [fault.code for fault in item.findings] == found
+    assert item.report.status == "would-rename"
+
+
+def test_what_is_wrong_with_a_text_is_part_of_the_result(text: Path) -> None:
+    assert [fault.code for fault in one(text, text, follow=wrong).findings] == ["KV404"]
+    item = one(text, text, follow=refusing)
+    assert (str(item.error), item.report.status) == ("names.txt: is of another kind", "failed")
+
+
+def too_long(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(MAX_READ_BYTES + 1)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (Path.unlink, "no such file"),
+        (lambda path: (path.unlink(), path.mkdir()), "is a directory"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "is no regular file"),
+        (too_long, f"is {MAX_READ_BYTES + 1:,} bytes, more than {MAX_READ_BYTES:,}"),
+    ],
+)
+def test_a_text_that_cannot_be_read_is_told_without_waiting(
+    spoil: Callable[[Path], object], said: str, text: Path
+) -> None:
+    spoil(text)
+    assert said in str(one(text, text).error)
+
+
+@pytest.mark.parametrize(
+    ("models", "owner"),
+    [
+        (("a/m.onnx", "b/m.onnx"), 1),
+        (("a/m.onnx", "b/c/d/m.onnx", "b/c/m.onnx"), 2),
+        (("a/m.onnx", "bc/m.onnx"), 0),
+        (("m.onnx", "b/m.onnx"), 1),
+    ],
+)
+def test_a_text_belongs_to_the_nearest_model(
+    models: tuple[str, ...], owner: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "b" / "names.txt"
+    path.parent.mkdir()
+    path.touch()
+    reports = [ModelReport(str(tmp_path / name), name, "unchanged") for name in models]
+    (item,) = prepare_sidecars([Sidecar(path, path, shouted)], reports, LOOK)
+    assert item.model_index == owner
+
+
+# With its models.
+
+
+def renamed_with(decoder: Path, text: Path, follow=shouted, **options: bool) -> Report:
+    companion = Sidecar(text, text, follow)
+    how = Options(**options)
+    return rename_batch(
+        [build_job(decoder, decoder)], TokenChange("VLLM"), load_rules(), how, sidecars=[companion]
     )
 
 
-# In place, and back.
+def test_text_and_model_change_together(decoder: Path, text: Path, renamed: bytes) -> None:
+    text.chmod(0o640)
+    report = renamed_with(decoder, text)
+    assert (states(report), report.compute_exit_code()) == (["renamed", "renamed"], 0)
+    assert (decoder.read_bytes(), text.read_bytes()) == (renamed, b"AB\r\n\xff")
+    assert text.stat().st_mode & 0o777 == 0o640
+    assert states(renamed_with(decoder, text)) == ["unchanged", "unchanged"]
+    assert sorted(os.listdir(decoder.parent)) == ["decoder.onnx", "names.txt"]
 
 
-def test_a_sidecar_that_is_named_follows_in_place(here: Path, renamed: bytes, run) -> None:
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecar", SIDECAR)
-    assert outcome.code == 0
-    assert outcome.err == f"{MODEL}: 8 names changed\n{SIDECAR}: 8 names changed\n"
-    assert contents(here) == {MODEL: renamed, SIDECAR: VLLM.encode()}
+def test_a_text_is_told_of_the_models(decoder: Path, text: Path) -> None:
+    seen = []
 
+    def follow(data: bytes, models) -> RewrittenSidecar:
+        seen.extend(model.name_map for model in models)
+        return RewrittenSidecar(data)
 
-def test_sidecars_beside_a_model_are_found(here: Path, renamed: bytes, run) -> None:
-    (here / "custom_io_fp16.yml").write_text(PLAIN)
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars").code == 0
-    now = contents(here)
-    assert (now.pop("custom_io_fp16.yml"), now.pop(SIDECAR)) == (VLLM.encode(),) * 2
-    assert now == {MODEL: renamed}
-
-
-def test_without_an_option_a_sidecar_stays(here: Path, run) -> None:
-    assert run(MODEL, "--prefix", "VLLM").code == 0
-    assert (here / SIDECAR).read_text() == PLAIN
-
-
-def test_the_way_back_gives_the_same_bytes(here: Path, run) -> None:
-    before = contents(here)
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars").code == 0
-    assert contents(here).keys() == before.keys()
-    assert run(MODEL, "--strip", "--sidecars").code == 0
-    assert contents(here) == before
-
-
-def test_one_token_in_the_place_of_another_is_followed_too(here: Path, run) -> None:
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars").code == 0
-    assert run(MODEL, "--prefix", "B", "--replace", "--sidecars").code == 0
-    assert (here / SIDECAR).read_text() == custom_io("_B")
-
-
-def test_a_second_run_changes_nothing(here: Path, run, snapshot) -> None:
-    args = (MODEL, "--prefix", "VLLM", "--sidecars")
-    run(*args)
-    before = snapshot(here)
-    outcome = run(*args)
-    assert (outcome.code, outcome.err.count("\n")) == (0, 1)
-    assert snapshot(here) == before
-
-
-def test_a_sidecar_that_is_named_twice_and_found_is_one(here: Path, run) -> None:
-    given = ["--sidecar", SIDECAR, "--sidecar", here / SIDECAR, "--sidecars"]
-    outcome = run(MODEL, "--prefix", "VLLM", *given)
-    assert outcome.code == 0
-    assert outcome.err.splitlines()[1:] == [f"{SIDECAR}: 8 names changed"]
-
-
-def test_what_else_lies_beside_a_model_stays(here: Path, run, snapshot) -> None:
-    for name in ("values.yaml", "notes.txt", "qconfig.json", ".custom_io.yaml", "x.yaml.bak"):
-        (here / name).write_text("past_key.0: past_key.0\n")
-    (here / "below").mkdir()
-    shutil.move(here / SIDECAR, here / "below" / SIDECAR)
-    before = snapshot(here)
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars").code == 0
-    after = snapshot(here)
-    assert before.pop(MODEL) != after.pop(MODEL)
-    assert after == before
-
-
-def test_a_file_with_compile_parameters_follows(here: Path, run) -> None:
-    path = here / "hashed_compile_params.json"
-    ends = [name for name in PLAIN.split() if name.startswith("past_")]
-    path.write_text(json.dumps({"command": ["qaic"], "custom_io": dict.fromkeys(ends, "mxint8")}))
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars").code == 0
-    assert list(json.loads(path.read_text())["custom_io"]) == [
-        name for name in VLLM.split() if name.startswith("past_")
-    ]
-
-
-def test_the_mode_of_a_sidecar_stays(here: Path, run) -> None:
-    (here / SIDECAR).chmod(0o640)
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars").code == 0
-    assert stat.S_IMODE((here / SIDECAR).stat().st_mode) == 0o640
-
-
-def test_paths_are_shown_as_they_were_given(
-    decoder: Path, tmp_path: Path, run, monkeypatch
-) -> None:
-    (decoder.parent / SIDECAR).write_text(PLAIN)
-    monkeypatch.chdir(tmp_path)
-    found = run("./model/decoder.onnx", "--prefix", "VLLM", "--sidecars")
-    assert found.err.splitlines()[1] == f"model/{SIDECAR}: 8 names changed"
-    given = run(decoder, "--strip", "--sidecar", f"model/../model/{SIDECAR}")
-    assert given.err.splitlines() == [
-        f"{decoder}: 8 names changed",
-        f"model/../model/{SIDECAR}: 8 names changed",
-    ]
-
-
-def test_a_sidecar_elsewhere_follows_where_it_is(here: Path, tmp_path: Path, run) -> None:
-    (tmp_path / "compile").mkdir()
-    there = shutil.move(here / SIDECAR, tmp_path / "compile" / "io.yml")
-    assert run(MODEL, "--prefix", "VLLM", "--sidecar", there).code == 0
-    assert there.read_text() == VLLM
-
-
-def test_a_sidecar_of_windows_may_name_the_buffers_of_all(tmp_path: Path, run) -> None:
-    shutil.copytree(FIXTURES / "plain" / "windows", tmp_path / "windows")
-    names = [f"past_{part}.{layer}" for layer in range(3) for part in ("key", "value")]
-    text = render_custom_io([(name, f"{name}_RetainedState") for name in names], "float16")
-    (tmp_path / SIDECAR).write_text(text)
-    outcome = run(tmp_path / "windows", "--prefix", "VLLM", "--sidecar", tmp_path / SIDECAR)
-    assert (outcome.code, "KV4" in outcome.err) == (0, False)
-    assert (tmp_path / SIDECAR).read_text().count("_VLLM") == 12
-
-
-# Elsewhere.
-
-
-@pytest.mark.parametrize("how", [("-d", "out"), ("-o", "out/new.onnx")])
-def test_with_a_result_elsewhere_the_sidecar_goes_beside_it(
-    how: tuple[str, str], here: Path, run, snapshot
-) -> None:
-    (here / "out").mkdir()
-    before = snapshot(here)
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", *how)
-    assert outcome.code == 0
-    assert f"{SIDECAR}: 8 names changed -> out/{SIDECAR}" in outcome.err
-    assert (here / "out" / SIDECAR).read_text() == VLLM
-    assert {name: now for name, now in snapshot(here).items() if name in before} == before
-    again = snapshot(here)
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars", *how).code == 0
-    assert snapshot(here) == again
-
-
-def test_a_new_directory_appears_with_model_and_sidecar(here: Path, renamed: bytes, run) -> None:
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars", "-d", "out").code == 0
-    assert contents(here / "out") == {MODEL: renamed, SIDECAR: VLLM.encode()}
-
-
-def test_one_sidecar_cannot_follow_a_model_and_stay_with_another_beside_it(
-    here: Path, run, snapshot
-) -> None:
-    before = snapshot(here)
-    outcome = run(MODEL, "--prefix", "VLLM", "-o", "new.onnx", "--sidecars")
-    assert refused(outcome, f"{SIDECAR}: lies beside both {MODEL} and new.onnx")
-    assert snapshot(here) == before
-
-
-def test_another_file_in_the_place_of_a_sidecar_stays_unless_forced(here: Path, run) -> None:
-    (here / "out").mkdir()
-    there = here / "out" / SIDECAR
-    there.write_text("mine")
-    args = (MODEL, "--prefix", "VLLM", "--sidecars", "-d", "out")
-    outcome = run(*args)
-    assert outcome.code == 1
-    assert f"error KV504: out/{SIDECAR} is there already, and differs" in outcome.err
-    assert contents(here / "out") == {SIDECAR: b"mine"}
-    assert run(*args, "--force").code == 0
-    assert there.read_text() == VLLM
-
-
-def test_two_sidecars_cannot_go_to_one_place(here: Path, run, snapshot) -> None:
-    (here / "other").mkdir()
-    (here / "other" / SIDECAR).write_text(PLAIN)
-    before = snapshot(here)
-    given = ["--sidecar", SIDECAR, "--sidecar", f"other/{SIDECAR}"]
-    outcome = run(MODEL, "--prefix", "VLLM", *given, "-d", "out", "--force")
-    assert refused(outcome, f"out/{SIDECAR}: is the place of both {SIDECAR} and other/{SIDECAR}")
-    assert snapshot(here) == before
-    assert run(MODEL, "--prefix", "VLLM", *given).code == 0
-
-
-# What is wrong with them.
-
-
-def test_a_sidecar_of_another_model_is_refused(here: Path, run, snapshot) -> None:
-    (here / SIDECAR).write_text(custom_io(buffers=("compressed_kv", "k_pe")))
-    before = snapshot(here)
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars")
-    assert outcome.code == 1
-    assert "error KV404: custom_io.yaml is of another model" in outcome.err
-    assert snapshot(here) == before
-
-
-def test_a_name_that_matches_nothing_is_a_warning(here: Path, run, snapshot) -> None:
-    strange = " - IOName: past_key.7\n   Precision: mxint8\n"
-    (here / SIDECAR).write_text(PLAIN + strange)
-    before = snapshot(here)
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "--strict")
-    assert (outcome.code, outcome.err.count("error KV404")) == (1, 1)
-    assert snapshot(here) == before
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars")
-    assert outcome.code == 0
-    assert f"{MODEL}: warning KV404: {SIDECAR} names past_key.7, which match" in outcome.err
-    assert (here / SIDECAR).read_text() == VLLM + strange
-
-
-def test_half_a_pair_is_a_warning(here: Path, run) -> None:
-    half = PLAIN.replace(" - IOName: past_key.0\n   Precision: mxint8\n\n", "")
-    assert half != PLAIN
-    (here / SIDECAR).write_text(half)
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars")
-    assert outcome.code == 0
-    assert f"warning KV405: {SIDECAR} names past_key.0_RetainedState without" in outcome.err
-
-
-def test_a_whole_sidecar_has_no_warning(here: Path, run) -> None:
-    assert "KV4" not in run(MODEL, "--prefix", "VLLM", "--sidecars").err
-
-
-def test_a_finding_in_the_model_leaves_the_sidecar_as_it_was(here: Path, run, snapshot) -> None:
-    broken = models.decoder()
-    broken.graph.output.pop()
-    saved(broken, here / MODEL)
-    before = snapshot(here)
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars")
-    assert outcome.code == 1
-    assert f"{MODEL}: error KV102" in outcome.err
-    assert snapshot(here) == before
+    renamed_with(decoder, text, follow, write=False)
+    assert [names["past_key.0"] for names in seen] == ["past_key.0_VLLM"]
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("follow", "options", "code"),
     [
-        ("nowhere.yaml", "no such file"),
-        ("notes.txt", "is no sidecar of a known kind (custom I/O: "),
-        (MODEL, "is no sidecar of a known kind"),
-        (".", "is a directory"),
-        ("secret.yaml", "is not readable"),
-        ("custom_io_large.yaml", "more than"),
-        ("custom_io_torn.yaml", "cannot be taken as custom I/O"),
-        ("pipe", "is no regular file"),
+        (wrong, {"strict": True}, 1),
+        (refusing, {}, 2),
     ],
 )
-def test_what_cannot_be_followed_ends_the_job_in_one_line(
-    name: str, reason: str, here: Path, spawn, snapshot
+def test_what_is_wrong_with_a_text_keeps_its_model_from_being_written(
+    follow, options: dict[str, bool], code: int, decoder: Path, text: Path, snapshot
 ) -> None:
-    (here / "notes.txt").write_text("past_key.0\n")
-    (here / "secret.yaml").write_text(PLAIN)
-    (here / "custom_io_torn.yaml").write_text("- IOName: [\n")
-    os.mkfifo(here / "pipe")
-    if name == "custom_io_large.yaml":
-        (here / name).write_text(PLAIN + "#" * MAX_SIDECAR_BYTES)
-    before = snapshot(here)
-    (here / "secret.yaml").chmod(0)
-    process = spawn(MODEL, "--prefix", "VLLM", "--sidecar", SIDECAR, "--sidecar", name)
-    (here / "secret.yaml").chmod(0o644)
-    assert (process.returncode, process.stdout) == (2, "")
-    (line,) = process.stderr.splitlines()
-    assert line.startswith("error: ")
-    assert name in line
-    assert reason in line
-    assert snapshot(here) == before
+    before = snapshot(decoder.parent)
+    report = renamed_with(decoder, text, follow, **options)
+    assert (report.models[0].status, report.compute_exit_code()) == ("failed", code)
+    assert snapshot(decoder.parent) == before
 
 
-def test_a_sidecar_that_cannot_be_read_is_not_passed_over_when_found(here: Path, spawn) -> None:
-    (here / SIDECAR).chmod(0)
-    process = spawn(MODEL, "--prefix", "VLLM", "--sidecars")
-    assert process.returncode == 2
-    assert process.stderr.startswith(f"error: {SIDECAR}: cannot be read: Permission denied")
+def test_a_warning_about_a_text_does_not(decoder: Path, text: Path, renamed: bytes) -> None:
+    report = renamed_with(decoder, text, wrong)
+    assert [found.code for found in report.findings] == ["KV404"]
+    assert (report.compute_exit_code(), decoder.read_bytes()) == (0, renamed)
 
 
-def linked(path: Path) -> None:
-    shutil.move(path, path.parent / "io")
-    path.symlink_to("io")
-
-
-@pytest.mark.parametrize(
-    ("protect", "reason"),
-    [
-        (linked, "is a symbolic link to "),
-        (lambda path: os.link(path, path.parent / "io"), "has 2 hard links"),
-        (lambda path: path.chmod(0o444), "is read-only"),
-    ],
-)
-def test_what_others_may_share_or_have_protected_is_left_unless_forced(
-    protect, reason: str, here: Path, run, snapshot
+def test_what_is_wrong_with_a_model_keeps_its_text_as_it_was(
+    decoder: Path, text: Path, snapshot
 ) -> None:
-    protect(here / SIDECAR)
-    before = snapshot(here)
-    args = (MODEL, "--prefix", "VLLM", "--sidecar", SIDECAR)
-    assert refused(run(*args), f"{SIDECAR}: {reason}", "--force")
-    assert snapshot(here) == before
-    was_link = (here / SIDECAR).is_symlink()
-    assert run(*args, "--force").code == 0
-    assert (here / SIDECAR).read_text() == VLLM
-    assert (here / SIDECAR).is_symlink() == was_link
+    decoder.write_bytes(decoder.read_bytes().replace(b"past_key.1_Ret", b"past_key.2_Ret"))
+    before = snapshot(decoder.parent)
+    assert renamed_with(decoder, text).compute_exit_code() == 1
+    assert snapshot(decoder.parent) == before
 
 
-# Stale ones, and looks ahead.
+def test_a_text_that_someone_changes_meanwhile_is_left_to_them(decoder: Path, text: Path) -> None:
+    before = decoder.read_bytes()
+
+    def follow(data: bytes, models: object) -> RewrittenSidecar:
+        text.write_bytes(b"theirs")
+        return shouted(data)
+
+    report = renamed_with(decoder, text, follow)
+    assert "was changed by someone else just now" in str(report.models[0].error)
+    assert (decoder.read_bytes(), text.read_bytes()) == (before, b"theirs")
 
 
-def test_a_sidecar_of_a_model_that_was_renamed_earlier_is_mended(here: Path, run) -> None:
-    rename(MODEL, "VLLM")
-    before = (here / MODEL).read_bytes()
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars")
-    assert (outcome.code, outcome.out) == (0, "")
-    assert f"{SIDECAR}: 8 names changed" in outcome.err
-    assert contents(here) == {MODEL: before, SIDECAR: VLLM.encode()}
-
-
-@pytest.mark.parametrize(
-    ("look", "code"), [("--check", 1), ("--diff", 1), ("-n", 0), ("--dry-run", 0)]
-)
-@pytest.mark.parametrize("before", ["both plain", "the sidecar stale"])
-def test_a_look_ahead_writes_nothing(
-    look: str, code: int, before: str, here: Path, run, snapshot
+def test_a_model_that_cannot_be_placed_takes_its_text_back(
+    decoder: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if before == "the sidecar stale":
-        rename(MODEL, "VLLM")
-    earlier = snapshot(here)
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", look)
-    assert outcome.code == code
-    assert f"{SIDECAR}: 8 names would change" in outcome.err
-    assert snapshot(here) == earlier
+    before, real = decoder.read_bytes(), os.replace
+
+    def refused(source: Path, target: Path) -> None:
+        if target == decoder:
+            raise OSError(5, "Input/output error")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", refused)
+    report = renamed_with(decoder, text)
+    assert "Input/output error" in str(report.models[0].error)
+    assert (decoder.read_bytes(), text.read_bytes()) == (before, b"ab\r\n\xff")
 
 
-@pytest.mark.parametrize("how", [(), ("-d", "out")])
-def test_a_check_of_what_is_renamed_finds_nothing_to_change(
-    how: tuple[str, ...], here: Path, run
-) -> None:
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars").code == 0
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "--check", *how)
-    assert (outcome.code, "would change" in outcome.err) == (0, False)
-
-
-# On a cluster, whose workers have working directories of their own.
-
-
-def test_a_sidecar_follows_on_a_cluster(here: Path, tmp_path: Path, renamed: bytes, run) -> None:
-    distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")
-    how = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "silence_logs": 50}
-    (tmp_path / "worker").mkdir()
-    os.chdir(tmp_path / "worker")
-    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=True, **how) as made:
-        os.chdir(here)
-        given = ["--sidecar", SIDECAR, "--dask", made.scheduler_address]
-        outcome = run(MODEL, "--prefix", "VLLM", *given)
-    assert outcome.code == 0, outcome.err
-    assert contents(here) == {MODEL: renamed, SIDECAR: VLLM.encode()}
-
-
-# Killed.
-
-
-@forks
-@pytest.mark.parametrize("how", [(), ("-d", "out")])
-def test_killed_anywhere_the_same_command_ends_the_work(
-    how: tuple[str, ...], here: Path, tmp_path: Path, renamed: bytes, run, monkeypatch
-) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    pattern, result = tmp_path / "pattern", here / "out" if how else here
-    shutil.copytree(here, pattern)
-    plain, args = contents(pattern), (MODEL, "--prefix", "VLLM", "--sidecars", *how)
-    seen = set()
-
-    def kill(name: str, nth: int, *, after: bool) -> bool:
-        shutil.rmtree(here / "out", ignore_errors=True)
-        for file in plain:
-            shutil.copyfile(pattern / file, here / file)
-        reached = killed(name, nth, *args, after=after)
-        now = contents(result) if result.exists() else {}
-        seen.add((now.get(MODEL) == renamed, now.get(SIDECAR) == VLLM.encode()))
-        assert run(*args, "-q").code == 0
-        assert contents(result) == {MODEL: renamed, SIDECAR: VLLM.encode()}
-        return reached
-
-    for name in ("replace", "link", "unlink", "write", "rename"):
-        for after in (False, True):
-            exhaust(lambda nth, name=name, after=after: kill(name, nth, after=after))
-    between = set() if how else {(False, True)}
-    assert seen == {(False, False), (True, True)} | between
-
-
-# A real compile.
-
-
-@pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"no real exports: {EXPORTS} is not there")
-def test_the_sidecar_of_a_real_compile_becomes_that_of_the_prefixed_one(
-    tmp_path: Path, run
-) -> None:
-    (plain,), real = EXPORTS.glob("plain-*"), EXPORTS / "compile-VLLM" / SIDECAR
-    for path in (plain / "LlamaForCausalLM.onnx", EXPORTS / "compile-plain" / SIDECAR):
-        shutil.copyfile(path, tmp_path / path.name)
-    before = contents(tmp_path)
-    model = tmp_path / "LlamaForCausalLM.onnx"
-    assert run(model, "--prefix", "VLLM", "--sidecars", "--strict").code == 0
-    assert (tmp_path / SIDECAR).read_bytes() == real.read_bytes()
-    assert run(model, "--strip", "--sidecars").code == 0
-    assert contents(tmp_path) == before
+def test_a_look_says_what_would_change(decoder: Path, text: Path) -> None:
+    report = renamed_with(decoder, text, write=False)
+    assert states(report) == ["would-rename", "would-rename"]
+    assert (report.compute_exit_code(), report.compute_exit_code(look=True)) == (0, 1)
+    rename_batch([build_job(decoder, decoder)], TokenChange("VLLM"), load_rules())
+    report = renamed_with(decoder, text, write=False)
+    assert (states(report), report.compute_exit_code(look=True)) == (
+        ["unchanged", "would-rename"],
+        1,
+    )

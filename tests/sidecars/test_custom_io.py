@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from onnxkvrename import KvRenameError, ModelError
+from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.sidecars.formats.custom_io import (
     PRECISIONS,
     check_precision,
@@ -15,8 +16,7 @@ from onnxkvrename.sidecars.formats.custom_io import (
     find_custom_io_names,
     render_custom_io,
 )
-from onnxkvrename.sidecars.text_edit import UnreadableTextError
-from onnxkvrename.sidecars.yaml_text import parse_yaml_tree
+from onnxkvrename.sidecars.yaml_tree import parse_yaml_tree
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "exports" / "llama2l"
 WRITTEN = """\

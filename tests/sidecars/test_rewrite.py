@@ -16,21 +16,20 @@ from onnxkvrename import ModelError, load_rules
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
+from onnxkvrename.sidecars.format import SidecarFormat
+from onnxkvrename.sidecars.registry import load_sidecar_formats
 from onnxkvrename.sidecars.rewrite import (
     MAX_SIDECAR_BYTES,
-    SIDECAR_KINDS,
     ModelNames,
     RewrittenSidecar,
-    SidecarKind,
-    detect_sidecar_kind,
     rewrite_sidecar,
-    select_sidecar_candidates,
 )
 
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports" / "llama2l"
 QEFF = load_rules()
 VLLM, STRIP = TokenChange("VLLM"), TokenChange(None, strip=True)
-CUSTOM, COMPILE, BATCH, PRECISION, STILL = SIDECAR_KINDS
+FORMATS = load_sidecar_formats()
+CUSTOM, COMPILE, BATCH, PRECISION, STILL = FORMATS.built_in
 BUFFERS = "past_key.0 past_value.0 past_key.1 past_value.1"
 ENTRIES = """\
 # past_key.0 comes first
@@ -60,13 +59,13 @@ def custom(*listed: str, line: str = "- IOName: {}\n  Precision: mxint8\n") -> s
     return "".join(line.format(name.replace("~", "_RetainedState")) for name in listed)
 
 
-def done(text: str, of: ModelNames | None = None, kind: SidecarKind = CUSTOM) -> str:
+def done(text: str, of: ModelNames | None = None, kind: SidecarFormat = CUSTOM) -> str:
     return rewrite_sidecar(
         text.encode(), "sidecar", kind, names() if of is None else of
     ).data.decode()
 
 
-def found(text: str, of: ModelNames | None = None, kind: SidecarKind = CUSTOM) -> list[str]:
+def found(text: str, of: ModelNames | None = None, kind: SidecarFormat = CUSTOM) -> list[str]:
     """Code, severity and message of each finding."""
     followed = rewrite_sidecar(text.encode(), "sidecar", kind, names() if of is None else of)
     assert {finding.name for finding in followed.findings} <= {"sidecar"}
@@ -371,7 +370,9 @@ def test_a_suffix_made_normal_changes_within_the_graph_only() -> None:
         (CUSTOM, "past_key.0"),
     ],
 )
-def test_another_form_is_refused_with_the_form_it_should_have(kind: SidecarKind, text: str) -> None:
+def test_another_form_is_refused_with_the_form_it_should_have(
+    kind: SidecarFormat, text: str
+) -> None:
     with pytest.raises(ModelError, match=f"^dir/x: cannot be taken as {kind.caption}: it ") as got:
         rewrite_sidecar(text.encode(), "dir/x", kind, names())
     assert got.value.hint == f"its form: {kind.expected_form}"
@@ -455,15 +456,15 @@ def test_an_escape_is_no_byte_of_a_name() -> None:
     ],
 )
 def test_a_sidecar_is_told_by_its_name_or_by_what_is_in_it(
-    file_name: str, data: bytes, kind: SidecarKind | None
+    file_name: str, data: bytes, kind: SidecarFormat | None
 ) -> None:
-    assert detect_sidecar_kind(file_name, data) == kind
+    assert FORMATS.detect(file_name, data) == kind
 
 
 def test_among_the_files_beside_a_model_few_may_be_sidecars() -> None:
     there = ["npi.yaml", "custom_io_int8.yml", "m.onnx", "config.json", ".hidden.yaml"]
     there += ["aic_batch_io_1.json", "hashed_compile_params.json", "a.yaml.bak", "qconfig.json"]
-    assert select_sidecar_candidates(there) == (
+    assert FORMATS.select_candidates(there) == (
         "aic_batch_io_1.json",
         "custom_io_int8.yml",
         "hashed_compile_params.json",
@@ -473,9 +474,9 @@ def test_among_the_files_beside_a_model_few_may_be_sidecars() -> None:
 
 def test_no_yaml_is_loaded_before_there_is_some_to_read() -> None:
     script = (
-        "import sys; from onnxkvrename.sidecars import rewrite as sidecars;"
-        "loaded = 'ruamel.yaml' in sys.modules;"
-        "sidecars.SIDECAR_KINDS[0].parse('a'); print(loaded, 'ruamel.yaml' in sys.modules)"
+        "import sys; from onnxkvrename.sidecars.registry import load_sidecar_formats;"
+        "formats = load_sidecar_formats(); loaded = 'ruamel.yaml' in sys.modules;"
+        "formats.built_in[0].parse('a'); print(loaded, 'ruamel.yaml' in sys.modules)"
     )
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert process.stdout == "False True\n"

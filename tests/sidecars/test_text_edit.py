@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxkvrename.sidecars.text_edit import (
+from onnxkvrename.documents import UnreadableTextError
+from onnxkvrename.sidecars.text_edit import splice_values
+from onnxkvrename.sidecars.tree import (
     MappingNode,
     OpaqueNode,
     ScalarNode,
     SequenceNode,
     TreeBuilder,
-    UnreadableTextError,
     flatten_tree,
-    splice_values,
 )
 
 TOKEN = {"past_key.0": "past_key.0_VLLM"}

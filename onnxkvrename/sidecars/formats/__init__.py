@@ -1,1 +1,1 @@
-"""One file for each format of sidecar."""
+"""One file for each format of sidecar, with a ``FORMAT`` in it; adding a file adds a format."""

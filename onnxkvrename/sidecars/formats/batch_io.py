@@ -1,30 +1,36 @@
-"""``aic_batch_io.json``: which file goes into, or comes from, which input or output.
+"""``aic_batch_io.json``: the files that qaic-runner reads inputs from and writes outputs to.
 
-Only ``map-to`` names a buffer; paths of files that are called after one stay, as the
-files do.
+Only ``map-to`` names a buffer. Paths of files that contain a buffer's name stay, because the
+files keep their names.
 
-After quic/efficient-transformers, ``utils/generate_inputs.py`` and its callers of
-``write_io_files``, and the SDK's ``qaic-runner``, which reads the file.
+QEfficient writes the file, the SDK's ``qaic-runner`` reads it:
+https://github.com/quic/efficient-transformers/blob/main/QEfficient/utils/generate_inputs.py
+and the callers of ``write_io_files``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from onnxkvrename.sidecars.text_edit import (
+from onnxkvrename.documents import UnreadableTextError
+from onnxkvrename.sidecars.format import SidecarFormat
+from onnxkvrename.sidecars.json_tree import parse_json_tree
+from onnxkvrename.sidecars.tree import (
     MappingNode,
     Node,
     ScalarNode,
     SequenceNode,
-    UnreadableTextError,
     describe_node,
 )
 
-BATCH_IO_FORM = "IO-files, and in it lists of entries with map-to"
-
 
 def find_batch_io_names(tree: Node) -> Iterator[ScalarNode]:
-    """What every entry is mapped to. Raises :class:`Unreadable` for another form."""
+    """Yield the ``map-to`` of every entry that has one.
+
+    Raises:
+        UnreadableTextError: The tree has another form.
+    """
     batches = tree.get("IO-files") if isinstance(tree, MappingNode) else None
     if not isinstance(batches, SequenceNode):
         raise UnreadableTextError("holds no list of IO-files")
@@ -41,3 +47,15 @@ def find_batch_io_names(tree: Node) -> Iterator[ScalarNode]:
                 raise UnreadableTextError(
                     f"has {describe_node(name)} for a map-to, where a name belongs"
                 )
+
+
+FORMAT = SidecarFormat(
+    caption="batch I/O",
+    priority=30,
+    expected_form="IO-files, and in it lists of entries with map-to",
+    parse=parse_json_tree,
+    find_names=find_batch_io_names,
+    file_name_pattern=re.compile(r"aic_batch_io.*\.json"),
+    markers=(b'"IO-files"',),
+    only_graph_values=True,
+)

@@ -1,29 +1,34 @@
-"""``hashed_compile_params.json``: what a compile was asked for, its custom I/O included.
+"""``hashed_compile_params.json``: the parameters of a compile, its custom I/O included.
 
-QEfficient writes it when a compile has succeeded, and calls the directory by its hash.
-It is not read again.
-
-After quic/efficient-transformers, ``base/modeling_qeff.py`` (``_compile``).
+QEfficient writes the file after a successful compile, names the directory after the file's
+hash, and does not read it again:
+https://github.com/quic/efficient-transformers/blob/main/QEfficient/base/modeling_qeff.py
+(``_compile``).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from onnxkvrename.sidecars.text_edit import (
+from onnxkvrename.documents import UnreadableTextError
+from onnxkvrename.sidecars.format import SidecarFormat
+from onnxkvrename.sidecars.json_tree import parse_json_tree
+from onnxkvrename.sidecars.tree import (
     MappingNode,
     Node,
     OpaqueNode,
     ScalarNode,
-    UnreadableTextError,
     describe_node,
 )
 
-COMPILE_PARAMS_FORM = "an object with custom_io, as QEfficient writes it"
-
 
 def find_compile_params_names(tree: Node) -> Iterator[ScalarNode]:
-    """The keys of ``custom_io``. Raises :class:`Unreadable` for another form."""
+    """Yield the keys of ``custom_io``.
+
+    Raises:
+        UnreadableTextError: The tree has another form.
+    """
     if not isinstance(tree, MappingNode):
         raise UnreadableTextError(f"holds {describe_node(tree)}, where an object belongs")
     buffers = tree.get("custom_io")
@@ -36,3 +41,15 @@ def find_compile_params_names(tree: Node) -> Iterator[ScalarNode]:
     for name, _ in buffers.entries:
         if isinstance(name, ScalarNode):
             yield name
+
+
+FORMAT = SidecarFormat(
+    caption="compile parameters",
+    priority=20,
+    expected_form="an object with custom_io, as QEfficient writes it",
+    parse=parse_json_tree,
+    find_names=find_compile_params_names,
+    file_name_pattern=re.compile(r"hashed_compile_params\.json"),
+    only_graph_values=True,
+    requires_pairs=True,
+)

@@ -1,44 +1,88 @@
-"""``custom_io.yaml``: the precision in which a compiled model takes and gives its buffers.
+"""``custom_io.yaml``: the precision of each input and output of a compiled model.
 
-After quic/efficient-transformers, ``base/modeling_qeff.py`` (``_compile``), which writes
-the file, and the Cloud AI SDK's page on custom I/O, which says what the compiler reads.
+QEfficient writes the file, the Cloud AI compiler reads it:
+https://github.com/quic/efficient-transformers/blob/main/QEfficient/base/modeling_qeff.py
+(``_compile``), and the Cloud AI SDK's page on custom I/O.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
+from onnxkvrename.documents import UnreadableTextError, shorten_name
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import suggest_similar
-from onnxkvrename.sidecars.text_edit import (
+from onnxkvrename.sidecars.format import SidecarFormat
+from onnxkvrename.sidecars.tree import (
     MappingNode,
     Node,
     ScalarNode,
     SequenceNode,
-    UnreadableTextError,
     describe_node,
-    shorten_name,
 )
+from onnxkvrename.sidecars.yaml_tree import parse_yaml_tree
 
-CUSTOM_IO_FORM = "a list of entries with IOName and Precision, as QEfficient writes it"
 PRECISIONS = ("float16", "mxint8", "float")
-"""What a buffer can be kept in with nothing said beside it: QEfficient's two, and the SDK's."""
+"""Precisions that need no further parameters: QEfficient's two, and the SDK's."""
 
 _PLAIN_SCALAR = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
 _YAML_KEYWORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 
 
 def find_custom_io_names(tree: Node) -> Iterator[ScalarNode]:
-    """The name in every entry. Raises :class:`Unreadable` for another form."""
+    """Yield the name in every entry.
+
+    Raises:
+        UnreadableTextError: The tree has another form.
+    """
     for name, _ in _find_entries(tree):
         yield name
 
 
-def find_custom_io_dtypes(tree: Node) -> Iterator[tuple[str, str]]:
-    """Each name with its dtype: the precision in capitals is ONNX's name, where it has one.
+FORMAT = SidecarFormat(
+    caption="custom I/O",
+    priority=10,
+    expected_form="a list of entries with IOName and Precision, as QEfficient writes it",
+    parse=parse_yaml_tree,
+    find_names=find_custom_io_names,
+    file_name_pattern=re.compile(r"custom_io.*\.ya?ml"),
+    markers=(b"IOName",),
+    search_pattern=re.compile(r"[^.].*\.ya?ml"),
+    only_graph_values=True,
+    requires_pairs=True,
+)
 
-    Raises :class:`Unreadable` for another form, and for an entry without a precision.
+
+def parse_custom_io_dtypes(text: str, path: str) -> Mapping[str, str]:
+    """Return the dtype of each name in a file.
+
+    Args:
+        text: The text of the file.
+        path: The path of the file, for messages.
+
+    Returns:
+        Names to precisions in capitals, which are ONNX's dtypes where ONNX has them.
+
+    Raises:
+        ModelError: The text is not YAML, or does not have the expected form.
+    """
+    try:
+        tree = parse_yaml_tree(text)
+        return dict(find_custom_io_dtypes(tree)) if tree is not None else {}
+    except UnreadableTextError as error:
+        raise ModelError(
+            f"cannot be taken as {FORMAT.caption}: it {error}",
+            path=path,
+            hint=error.hint or f"its form: {FORMAT.expected_form}",
+        ) from None
+
+
+def find_custom_io_dtypes(tree: Node) -> Iterator[tuple[str, str]]:
+    """Yield each name with its dtype, the precision in capitals.
+
+    Raises:
+        UnreadableTextError: The tree has another form, or an entry has no precision.
     """
     for name, entry in _find_entries(tree):
         precision = entry.get("Precision")
@@ -64,25 +108,35 @@ def _find_entries(tree: Node) -> Iterator[tuple[ScalarNode, MappingNode]]:
 
 
 def render_custom_io(
-    pairs: Iterable[tuple[str, str]], precision: str, others: Iterable[tuple[str, str]] = ()
+    pairs: Iterable[tuple[str, str]],
+    precision: str,
+    other_precisions: Iterable[tuple[str, str]] = (),
 ) -> str:
-    """A new file, just as QEfficient writes it.
+    """Return the text of a new file, exactly as QEfficient writes it.
 
-    ``pairs`` are the names of each buffer's input and output, in the order of the
-    plan. ``others`` are names that are no KV, each with its own precision. Raises
-    :class:`KvRenameError` for an unknown precision, and :class:`ModelError` for a
-    name that no YAML can hold.
+    Args:
+        pairs: The names of each buffer's input and output, in the order of the plan.
+        precision: The precision of all of them.
+        other_precisions: Names of other values, each with its precision.
+
+    Raises:
+        KvRenameError: A precision is not one of `PRECISIONS`.
+        ModelError: A name cannot be written in YAML.
     """
-    entries = [(name, precision) for pair in pairs for name in pair]
-    lines = (
-        f" - IOName: {_format_name(name)}\n   Precision: {check_precision(kept_in)}\n\n"
-        for name, kept_in in (*entries, *others)
+    precisions = [(name, precision) for pair in pairs for name in pair]
+    entries = (
+        f" - IOName: {_format_name(name)}\n   Precision: {check_precision(value)}\n\n"
+        for name, value in (*precisions, *other_precisions)
     )
-    return "".join(lines)
+    return "".join(entries)
 
 
 def check_precision(precision: str) -> str:
-    """The precision itself, if the compiler has it; raises :class:`KvRenameError` if not."""
+    """Return the precision itself.
+
+    Raises:
+        KvRenameError: The compiler does not have this precision.
+    """
     if precision in PRECISIONS:
         return precision
     if precision == "int8":

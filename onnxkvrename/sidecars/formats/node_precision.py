@@ -1,10 +1,11 @@
-"""Node-precision files (NPI): which tensors are computed in another precision.
+"""Node-precision files (NPI): the tensors that are computed in another precision.
 
-``FP32NodeInstanceNames`` and its like list the outputs of nodes, those inside local
-functions among them. A value of the graph itself follows a rename; a function's own
-(``past_key.53_InternalRetainedState``) is none of its business.
+``FP32NodeInstanceNames`` and similar keys list outputs of nodes, also of nodes within local
+functions. Inputs and outputs of the graph are renamed; the values of a function
+(``past_key.53_InternalRetainedState``) are not.
 
-After quic/efficient-transformers, ``examples/**/*npi*.yaml``, and Glow's
+QEfficient has examples in ``examples/**/*npi*.yaml``
+(https://github.com/quic/efficient-transformers); Glow reads them with
 ``-node-precision-info``.
 """
 
@@ -13,39 +14,54 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from onnxkvrename.sidecars.text_edit import (
+from onnxkvrename.documents import UnreadableTextError
+from onnxkvrename.sidecars.format import SidecarFormat
+from onnxkvrename.sidecars.tree import (
     MappingNode,
     Node,
     ScalarNode,
     SequenceNode,
-    UnreadableTextError,
     describe_node,
 )
-
-NODE_PRECISION_FORM = "FP32NodeInstanceNames or FP16NodeInstanceNames, and a list of names"
+from onnxkvrename.sidecars.yaml_tree import parse_yaml_tree
 
 _LIST_KEY = re.compile("[A-Za-z0-9]+NodeInstanceNames")
 
 
 def find_node_precision_names(tree: Node) -> Iterator[ScalarNode]:
-    """Every name in the lists. Raises :class:`Unreadable` for another form."""
+    """Yield every name in the lists.
+
+    Raises:
+        UnreadableTextError: The tree has another form.
+    """
     if not isinstance(tree, MappingNode):
         raise UnreadableTextError(
             f"holds {describe_node(tree)}, where lists with their names belong"
         )
     if tree.get("<<") is not None:
         raise UnreadableTextError("is merged with another mapping (<<)")
-    for key, listed in tree.entries:
+    for key, names in tree.entries:
         if isinstance(key, ScalarNode) and _LIST_KEY.fullmatch(key.value):
-            yield from _find_listed_names(key.value, listed)
+            yield from _find_listed_names(key.value, names)
 
 
-def _find_listed_names(key: str, listed: Node) -> Iterator[ScalarNode]:
-    if isinstance(listed, ScalarNode) and listed.value in ("", "null", "~"):
+def _find_listed_names(key: str, names: Node) -> Iterator[ScalarNode]:
+    if isinstance(names, ScalarNode) and names.value in ("", "null", "~"):
         return
-    if not isinstance(listed, SequenceNode):
-        raise UnreadableTextError(f"has {describe_node(listed)} as {key}, where a list belongs")
-    for name in listed.items:
+    if not isinstance(names, SequenceNode):
+        raise UnreadableTextError(f"has {describe_node(names)} as {key}, where a list belongs")
+    for name in names.items:
         if not isinstance(name, ScalarNode):
             raise UnreadableTextError(f"lists {describe_node(name)} in {key}, where a name belongs")
         yield name
+
+
+FORMAT = SidecarFormat(
+    caption="node precision",
+    priority=40,
+    expected_form="FP32NodeInstanceNames or FP16NodeInstanceNames, and a list of names",
+    parse=parse_yaml_tree,
+    find_names=find_node_precision_names,
+    markers=(b"NodeInstanceNames",),
+    search_pattern=re.compile(r"[^.].*\.ya?ml"),
+)

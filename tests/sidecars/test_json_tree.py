@@ -8,14 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxkvrename.sidecars.json_text import MAX_JSON_CHARS, parse_json_tree
-from onnxkvrename.sidecars.text_edit import (
-    MappingNode,
-    OpaqueNode,
-    ScalarNode,
-    SequenceNode,
-    UnreadableTextError,
-)
+from onnxkvrename.documents import UnreadableTextError
+from onnxkvrename.sidecars.json_tree import MAX_JSON_CHARS, parse_json_tree
+from onnxkvrename.sidecars.tree import MappingNode, OpaqueNode, ScalarNode, SequenceNode
 
 NO_TEXT = OpaqueNode("no text")
 
@@ -49,13 +44,13 @@ def test_any_string_is_found_and_read(value: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is no JSON: Expecting value"),
-        ("{", "is no JSON: Expecting property name"),
-        ("[]]", "is no JSON: Extra data"),
-        ("\ufeff\ufeff[]", "is no JSON: "),
-        ("['a']", "is no JSON: Expecting value"),
-        ('["a\nb"]', "is no JSON: Invalid control character"),
-        ('"' + '\\"' * 1_000_000, "is no JSON: Unterminated string"),
+        ("", "is not JSON: Expecting value"),
+        ("{", "is not JSON: Expecting property name"),
+        ("[]]", "is not JSON: Extra data"),
+        ("\ufeff\ufeff[]", "is not JSON: "),
+        ("['a']", "is not JSON: Expecting value"),
+        ('["a\nb"]', "is not JSON: Invalid control character"),
+        ('"' + '\\"' * 1_000_000, "is not JSON: Unterminated string"),
         ('{"a": 1, "a": 2}', "has the key a twice"),
         ('{"a": 1, "\\u0061": 2}', "has the key a twice"),
         ("[" * 101 + "]" * 101, "is nested more than 100 levels deep"),

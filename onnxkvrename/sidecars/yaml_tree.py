@@ -1,7 +1,7 @@
-"""YAML as a tree that knows where its scalars stand.
+"""Parse YAML into a tree whose scalars know their positions in the text.
 
-Read by ruamel.yaml's scanner and parser alone: values are not converted, tags are
-not acted upon, and aliases are not put in place, so nothing can grow.
+Only the scanner and the parser of ruamel.yaml are used: values are not converted, tags are
+ignored, and aliases are not expanded, so a small text cannot become a large tree.
 """
 
 from __future__ import annotations
@@ -10,40 +10,34 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from onnxkvrename.sidecars.text_edit import (
-    MAX_DEPTH,
-    Node,
-    OpaqueNode,
-    ScalarNode,
-    TreeBuilder,
-    UnreadableTextError,
-    build_depth_error,
-)
+from onnxkvrename.documents import MAX_DEPTH, UnreadableTextError, build_depth_error
+from onnxkvrename.sidecars.tree import Node, OpaqueNode, ScalarNode, TreeBuilder
 
 MAX_YAML_CHARS = 1 << 20
-"""Characters that are read: ruamel.yaml takes 5 to 50 seconds for as many."""
+"""The longest text that is parsed, in characters; ruamel.yaml takes 5 to 50 seconds for it."""
 
 _MAX_TAG_CHARS = 4096
 _BRACKETS = re.compile(r"[\[\]{}]")
 
 
 def parse_yaml_tree(text: str) -> Node | None:
-    """The one document in a text, ``None`` if there is none.
+    """Return the tree of the only document in a YAML text, ``None`` if there is none.
 
-    Raises :class:`Unreadable`, in one line, for what is no YAML, holds several
-    documents, is nested too deeply, or has a key twice.
+    Raises:
+        UnreadableTextError: The text is too long, is not YAML, holds several documents, is
+            nested too deeply, or has a key twice. The message has one line.
     """
     _check_parse_cost(text)
-    growth = TreeBuilder()
+    builder = TreeBuilder()
     for event in _parse_events(text):
-        _add_event(growth, event)
-    if len(growth.roots) > 1:
+        _add_event(builder, event)
+    if len(builder.roots) > 1:
         raise UnreadableTextError("holds more than one document")
-    return growth.roots[0] if growth.roots else None
+    return builder.roots[0] if builder.roots else None
 
 
 def _check_parse_cost(text: str) -> None:
-    """Refuse what the scanner would take too long for: it is quadratic in tags and brackets."""
+    """Raise for text that takes too long: the scanner is quadratic in tags and brackets."""
     if len(text) > MAX_YAML_CHARS:
         raise UnreadableTextError(f"has {len(text):,} characters, more than {MAX_YAML_CHARS:,}")
     if any(len(word) > _MAX_TAG_CHARS and "!" in word for word in text.split()):
@@ -56,7 +50,7 @@ def _check_parse_cost(text: str) -> None:
 
 
 def _parse_events(text: str) -> Iterator[Any]:
-    from ruamel.yaml import YAML
+    from ruamel.yaml import YAML  # slow to import, and JSON sidecars do not need it
     from ruamel.yaml.error import MarkedYAMLError
 
     try:
@@ -65,28 +59,28 @@ def _parse_events(text: str) -> Iterator[Any]:
         mark = error.problem_mark
         where = f", line {mark.line + 1}" if mark is not None else ""
         raise UnreadableTextError(f"is no YAML: {_format_problem(error.problem)}{where}") from None
-    except Exception as error:  # its reader's and those of conversions have no common base
+    except Exception as error:  # its reader and its conversions have no common base class
         raise UnreadableTextError(f"is no YAML: {_format_problem(error)}") from None
 
 
-def _add_event(growth: TreeBuilder, event: Any) -> None:
+def _add_event(builder: TreeBuilder, event: Any) -> None:
     from ruamel.yaml import events
 
     if isinstance(event, (events.SequenceStartEvent, events.MappingStartEvent)):
-        growth.open_collection(mapping=isinstance(event, events.MappingStartEvent))
+        builder.open_collection(mapping=isinstance(event, events.MappingStartEvent))
     elif isinstance(event, (events.SequenceEndEvent, events.MappingEndEvent)):
-        growth.close_collection()
+        builder.close_collection()
     elif isinstance(event, events.AliasEvent):
-        growth.add_node(OpaqueNode("an alias"))
+        builder.add_node(OpaqueNode("an alias"))
     elif isinstance(event, events.ScalarEvent):
-        growth.add_node(_build_scalar(event))
+        builder.add_node(_build_scalar(event))
 
 
 def _build_scalar(event: Any) -> ScalarNode:
     quote = event.style or ""
-    bare = event.anchor is None and event.tag is None and quote in ("", "'", '"')
+    is_simple = event.anchor is None and event.tag is None and quote in ("", "'", '"')
     start, end = event.start_mark.index, event.end_mark.index
-    return ScalarNode(event.value, start, end, quote if bare else "", bare)
+    return ScalarNode(event.value, start, end, quote if is_simple else "", is_simple)
 
 
 def _format_problem(problem: object) -> str:

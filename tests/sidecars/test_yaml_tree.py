@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from onnxkvrename.sidecars.text_edit import (
-    MappingNode,
-    Node,
-    OpaqueNode,
-    ScalarNode,
-    SequenceNode,
-    UnreadableTextError,
-)
-from onnxkvrename.sidecars.yaml_text import MAX_YAML_CHARS, parse_yaml_tree
+from onnxkvrename.documents import UnreadableTextError
+from onnxkvrename.sidecars.tree import MappingNode, Node, OpaqueNode, ScalarNode, SequenceNode
+from onnxkvrename.sidecars.yaml_tree import MAX_YAML_CHARS, parse_yaml_tree
 
 
 def scalars(node: Node | None) -> list[ScalarNode]:

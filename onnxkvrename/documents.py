@@ -1,0 +1,184 @@
+"""Read JSON text strictly, and the values of a parsed document by their type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+MAX_DEPTH = 100
+"""How many levels deep lists and objects may be nested."""
+
+_MAX_DIGITS = 1000
+_MAX_SHOWN_CHARS = 80
+_NULL = type(None)
+
+
+class UnreadableTextError(ValueError):
+    """A text cannot be read, or does not have the expected form.
+
+    Attributes:
+        hint: How to fix it, if there is more to say than the expected form.
+    """
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def shorten_name(name: str) -> str:
+    """Return a name from a file, cut to a length that fits into a message."""
+    return name if len(name) <= _MAX_SHOWN_CHARS else f"{name[:_MAX_SHOWN_CHARS]}…"
+
+
+def build_depth_error() -> UnreadableTextError:
+    """Return the error for text that is nested too deeply."""
+    return UnreadableTextError(f"is nested more than {MAX_DEPTH} levels deep")
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of a JSON text that every JSON reader understands in the same way.
+
+    Args:
+        text: The text, without a byte order mark.
+
+    Returns:
+        The value; objects keep the order of their keys.
+
+    Raises:
+        UnreadableTextError: The text is not JSON, is nested more than `MAX_DEPTH` levels
+            deep, has a key twice, NaN or an infinity, or a number that is too long.
+    """
+    import json  # a plain rename reads no JSON
+
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_build_object,
+            parse_int=_parse_integer,
+            parse_float=_parse_float,
+            parse_constant=_reject_constant,
+        )
+    except json.JSONDecodeError as error:
+        raise UnreadableTextError(f"is not JSON: {error}") from None
+    except RecursionError:
+        raise build_depth_error() from None
+    if _is_too_deep(value):
+        raise build_depth_error()
+    return value
+
+
+class ObjectReader:
+    """Reads the values of one object of a parsed document, each as the type it must have.
+
+    Every method that reads raises `UnreadableTextError` with the full path of the key, for
+    example ``buffers[3].layer must be an integer``, where the key is missing or its value has
+    another type. A truth value is not an integer.
+
+    Attributes:
+        values: The object itself.
+    """
+
+    def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
+        self.values = values
+        self._path = path
+
+    def read_text(self, key: str) -> str:
+        """Return a text."""
+        text: str = self._read(key, "text", str)
+        return text
+
+    def read_text_or_null(self, key: str) -> str | None:
+        """Return a text, or ``None`` for null."""
+        text: str | None = self._read(key, "text or null", str, _NULL)
+        return text
+
+    def read_integer(self, key: str, minimum: int | None = None) -> int:
+        """Return an integer that is not less than `minimum`."""
+        number: int = self._read(key, "an integer", int)
+        if minimum is not None and number < minimum:
+            raise self.build_error(key, f"is less than {minimum}")
+        return number
+
+    def read_integer_or_null(self, key: str) -> int | None:
+        """Return an integer, or ``None`` for null."""
+        number: int | None = self._read(key, "an integer or null", int, _NULL)
+        return number
+
+    def read_choice(self, key: str, choices: Iterable[str]) -> Any:
+        """Return a text that is one of `choices`."""
+        text, allowed = self.read_text(key), tuple(choices)
+        if text not in allowed:
+            raise self.build_error(key, f"is none of {', '.join(allowed)}")
+        return text
+
+    def read_texts(self, key: str) -> list[str]:
+        """Return a list of text."""
+        return self.read_list(key, "a list of text", str)
+
+    def read_list(self, key: str, description: str, *types: type) -> list[Any]:
+        """Return a list whose items have one of `types`; `description` is for the error."""
+        items: list[Any] = self._read(key, description, list)
+        if any(type(item) not in types for item in items):
+            raise self.build_error(key, f"must be {description}")
+        return items
+
+    def is_null(self, key: str) -> bool:
+        """Return whether a key is absent or null."""
+        return self.values.get(key) is None
+
+    def read_object(self, key: str) -> ObjectReader:
+        """Return a reader of the object under a key."""
+        return ObjectReader(self._read(key, "an object", dict), f"{self._path}{key}.")
+
+    def read_objects(self, key: str) -> list[ObjectReader]:
+        """Return a reader of each object in a list."""
+        return [
+            ObjectReader(values, f"{self._path}{key}[{index}].")
+            for index, values in enumerate(self.read_list(key, "a list of objects", dict))
+        ]
+
+    def build_error(self, key: str, problem: str) -> UnreadableTextError:
+        """Return the error for the value of a key; `problem` completes the sentence."""
+        return UnreadableTextError(f"{self._path}{shorten_name(key)} {problem}")
+
+    def _read(self, key: str, description: str, *types: type) -> Any:
+        if key not in self.values:
+            raise self.build_error(key, "is missing")
+        value = self.values[key]
+        if type(value) not in types:
+            raise self.build_error(key, f"must be {description}")
+        return value
+
+
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise UnreadableTextError(f"has the key {key[:60]!r} twice")
+        values[key] = value
+    return values
+
+
+def _parse_integer(text: str) -> int:
+    if len(text) > _MAX_DIGITS:
+        raise UnreadableTextError(f"has a number of {len(text):,} digits")
+    return int(text)
+
+
+def _parse_float(text: str) -> float:
+    value = float(text)
+    if abs(value) == float("inf"):
+        raise UnreadableTextError(f"has the number {text[:60]}, which is too large")
+    return value
+
+
+def _reject_constant(text: str) -> None:
+    raise UnreadableTextError(f"has {text}, which is no JSON")
+
+
+def _is_too_deep(value: Any) -> bool:
+    level: list[Any] = [[value]]
+    for _ in range(MAX_DEPTH + 1):
+        groups = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [item for group in groups for item in group if isinstance(item, (dict, list))]
+    return bool(level)

@@ -1,0 +1,120 @@
+"""What a sidecar format is, and how a file's format is detected.
+
+A built-in format is one module of :mod:`onnxkvrename.sidecars.formats` with a ``FORMAT``. A
+plug-in offers a `SidecarFormat` in the entry point group ``onnxkvrename.sidecars``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from onnxkvrename.sidecars.tree import Node, ScalarNode
+
+FindNames = Callable[[Node], Iterator[ScalarNode]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarFormat:
+    """A format of text files that repeat the names of a model.
+
+    A file has this format if its name matches `file_name_pattern`; otherwise if its content
+    has one of the `markers`.
+
+    Attributes:
+        caption: The format's name in messages, for example ``custom I/O``.
+        priority: Formats with a lower number are tried first; plug-ins always follow the
+            built-in formats.
+        expected_form: A short description of the expected content, for messages.
+        parse: Returns the tree of a text, ``None`` for an empty document. It raises
+            `UnreadableTextError` for text that it cannot parse.
+        find_names: Yields the scalars of a tree that are names of values. It raises
+            `UnreadableTextError` for a tree of another form. ``None`` for a format without
+            such names: its files are recognised, and never change.
+        file_name_pattern: Matches the complete names of files that have this format.
+        markers: Bytes that only files of this format contain.
+        search_pattern: Matches the complete names of files beside a model whose content
+            is worth a look. By default `file_name_pattern`.
+        only_graph_values: True if every name is an input or output of the graph.
+        requires_pairs: True if both sides of each buffer must be named.
+    """
+
+    caption: str
+    priority: int
+    expected_form: str
+    parse: Callable[[str], Node | None]
+    find_names: FindNames | None
+    file_name_pattern: re.Pattern[str] | None = None
+    markers: tuple[bytes, ...] = ()
+    search_pattern: re.Pattern[str] | None = None
+    only_graph_values: bool = False
+    requires_pairs: bool = False
+
+    def matches_file_name(self, file_name: str) -> bool:
+        """Return whether a file of this name has this format, whatever its content."""
+        pattern = self.file_name_pattern
+        return pattern is not None and pattern.fullmatch(file_name) is not None
+
+    def may_have_format(self, file_name: str) -> bool:
+        """Return whether the content of a file beside a model is worth a look."""
+        pattern = self.search_pattern or self.file_name_pattern
+        return (
+            self.find_names is not None
+            and pattern is not None
+            and pattern.fullmatch(file_name) is not None
+        )
+
+    def has_marker(self, data: bytes) -> bool:
+        """Return whether the content of a file shows this format."""
+        return any(marker in data for marker in self.markers)
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarFormats:
+    """All known formats.
+
+    Attributes:
+        built_in: The formats of this package, in the order in which they are tried.
+        plug_ins: The formats of plug-ins, which are tried after all built-in ones.
+    """
+
+    built_in: tuple[SidecarFormat, ...]
+    plug_ins: tuple[SidecarFormat, ...] = ()
+
+    def detect(self, file_name: str, data: bytes) -> SidecarFormat | None:
+        """Return the format of a file.
+
+        Args:
+            file_name: The name of the file, without its directory.
+            data: The content, or the beginning of it.
+
+        Returns:
+            The first format that the name shows, or else the first that the content shows;
+            ``None`` for a file that is not a sidecar. A plug-in is asked only about files
+            that no built-in format recognises.
+        """
+        return _detect_format(self.built_in, file_name, data) or _detect_format(
+            self.plug_ins, file_name, data
+        )
+
+    def select_candidates(self, file_names: Iterable[str]) -> tuple[str, ...]:
+        """Return the sorted names of files beside a model that may be sidecars."""
+        formats = (*self.built_in, *self.plug_ins)
+        return tuple(
+            sorted(name for name in file_names if any(f.may_have_format(name) for f in formats))
+        )
+
+    def describe_forms(self) -> str:
+        """Return the form of every format that has names, for a message."""
+        formats = (*self.built_in, *self.plug_ins)
+        return "; ".join(f"{f.caption}: {f.expected_form}" for f in formats if f.find_names)
+
+
+def _detect_format(
+    formats: Sequence[SidecarFormat], file_name: str, data: bytes
+) -> SidecarFormat | None:
+    for candidate in formats:
+        if candidate.matches_file_name(file_name):
+            return candidate
+    return next((candidate for candidate in formats if candidate.has_marker(data)), None)

@@ -1,0 +1,442 @@
+"""Sidecars that follow their models, through the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import models
+import pytest
+from killing import contents, exhaust, forks, killed
+from models import saved
+
+from onnxkvrename import rename
+from onnxkvrename.sidecars.formats.custom_io import render_custom_io
+from onnxkvrename.sidecars.rewrite import MAX_SIDECAR_BYTES
+
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports" / "llama2l"
+MODEL, SIDECAR = "decoder.onnx", "custom_io.yaml"
+
+
+def custom_io(token: str = "", buffers: tuple[str, ...] = ("past_key", "past_value")) -> str:
+    """The sidecar of a decoder of two layers, with a comment that someone has left in it."""
+    pairs = [
+        (f"{buffer}.{layer}{token}", f"{buffer}.{layer}{token}_RetainedState")
+        for layer in (0, 1)
+        for buffer in buffers
+    ]
+    return f"# by hand\n{render_custom_io(pairs, 'mxint8')}"
+
+
+PLAIN, VLLM = custom_io(), custom_io("_VLLM")
+WINDOW = FIXTURES / "plain" / "windows" / "layer_0_1" / "Tiny_layer_tmp_0_1.onnx"
+
+
+@pytest.fixture
+def here(decoder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a model and its sidecar."""
+    (decoder.parent / SIDECAR).write_text(PLAIN)
+    monkeypatch.chdir(decoder.parent)
+    return decoder.parent
+
+
+def refused(outcome, *parts: str) -> bool:
+    """Whether a job could not be done, for this reason in one line."""
+    return (
+        (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+        and outcome.err.startswith("error: ")
+        and all(part in outcome.err for part in parts)
+    )
+
+
+# In place, and back.
+
+
+def test_a_sidecar_that_is_named_follows_in_place(here: Path, renamed: bytes, run) -> None:
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecar", SIDECAR)
+    assert outcome.code == 0
+    assert outcome.err == f"{MODEL}: 8 names changed\n{SIDECAR}: 8 names changed\n"
+    assert contents(here) == {MODEL: renamed, SIDECAR: VLLM.encode()}
+
+
+def test_sidecars_beside_a_model_are_found(here: Path, renamed: bytes, run) -> None:
+    (here / "custom_io_fp16.yml").write_text(PLAIN)
+    assert run(MODEL, "--prefix", "VLLM", "--sidecars").code == 0
+    now = contents(here)
+    assert (now.pop("custom_io_fp16.yml"), now.pop(SIDECAR)) == (VLLM.encode(),) * 2
+    assert now == {MODEL: renamed}
+
+
+def test_without_an_option_a_sidecar_stays(here: Path, run) -> None:
+    assert run(MODEL, "--prefix", "VLLM").code == 0
+    assert (here / SIDECAR).read_text() == PLAIN
+
+
+def test_the_way_back_gives_the_same_bytes(here: Path, run) -> None:
+    before = contents(here)
+    assert run(MODEL, "--prefix", "VLLM", "--sidecars").code == 0
+    assert contents(here).keys() == before.keys()
+    assert run(MODEL, "--strip", "--sidecars").code == 0
+    assert contents(here) == before
+
+
+def test_one_token_in_the_place_of_another_is_followed_too(here: Path, run) -> None:
+    assert run(MODEL, "--prefix", "VLLM", "--sidecars").code == 0
+    assert run(MODEL, "--prefix", "B", "--replace", "--sidecars").code == 0
+    assert (here / SIDECAR).read_text() == custom_io("_B")
+
+
+def test_a_second_run_changes_nothing(here: Path, run, snapshot) -> None:
+    args = (MODEL, "--prefix", "VLLM", "--sidecars")
+    run(*args)
+    before = snapshot(here)
+    outcome = run(*args)
+    assert (outcome.code, outcome.err.count("\n")) == (0, 1)
+    assert snapshot(here) == before
+
+
+def test_a_sidecar_that_is_named_twice_and_found_is_one(here: Path, run) -> None:
+    given = ["--sidecar", SIDECAR, "--sidecar", here / SIDECAR, "--sidecars"]
+    outcome = run(MODEL, "--prefix", "VLLM", *given)
+    assert outcome.code == 0
+    assert outcome.err.splitlines()[1:] == [f"{SIDECAR}: 8 names changed"]
+
+
+def test_what_else_lies_beside_a_model_stays(here: Path, run, snapshot) -> None:
+    for name in ("values.yaml", "notes.txt", "qconfig.json", ".custom_io.yaml", "x.yaml.bak"):
+        (here / name).write_text("past_key.0: past_key.0\n")
+    (here / "below").mkdir()
+    shutil.move(here / SIDECAR, here / "below" / SIDECAR)
+    before = snapshot(here)
+    assert run(MODEL, "--prefix", "VLLM", "--sidecars").code == 0
+    after = snapshot(here)
+    assert before.pop(MODEL) != after.pop(MODEL)
+    assert after == before
+
+
+def test_a_file_with_compile_parameters_follows(here: Path, run) -> None:
+    path = here / "hashed_compile_params.json"
+    ends = [name for name in PLAIN.split() if name.startswith("past_")]
+    path.write_text(json.dumps({"command": ["qaic"], "custom_io": dict.fromkeys(ends, "mxint8")}))
+    assert run(MODEL, "--prefix", "VLLM", "--sidecars").code == 0
+    assert list(json.loads(path.read_text())["custom_io"]) == [
+        name for name in VLLM.split() if name.startswith("past_")
+    ]
+
+
+def test_the_mode_of_a_sidecar_stays(here: Path, run) -> None:
+    (here / SIDECAR).chmod(0o640)
+    assert run(MODEL, "--prefix", "VLLM", "--sidecars").code == 0
+    assert stat.S_IMODE((here / SIDECAR).stat().st_mode) == 0o640
+
+
+def test_paths_are_shown_as_they_were_given(
+    decoder: Path, tmp_path: Path, run, monkeypatch
+) -> None:
+    (decoder.parent / SIDECAR).write_text(PLAIN)
+    monkeypatch.chdir(tmp_path)
+    found = run("./model/decoder.onnx", "--prefix", "VLLM", "--sidecars")
+    assert found.err.splitlines()[1] == f"model/{SIDECAR}: 8 names changed"
+    given = run(decoder, "--strip", "--sidecar", f"model/../model/{SIDECAR}")
+    assert given.err.splitlines() == [
+        f"{decoder}: 8 names changed",
+        f"model/../model/{SIDECAR}: 8 names changed",
+    ]
+
+
+def test_a_sidecar_elsewhere_follows_where_it_is(here: Path, tmp_path: Path, run) -> None:
+    (tmp_path / "compile").mkdir()
+    there = shutil.move(here / SIDECAR, tmp_path / "compile" / "io.yml")
+    assert run(MODEL, "--prefix", "VLLM", "--sidecar", there).code == 0
+    assert there.read_text() == VLLM
+
+
+def test_a_sidecar_of_windows_may_name_the_buffers_of_all(tmp_path: Path, run) -> None:
+    shutil.copytree(FIXTURES / "plain" / "windows", tmp_path / "windows")
+    names = [f"past_{part}.{layer}" for layer in range(3) for part in ("key", "value")]
+    text = render_custom_io([(name, f"{name}_RetainedState") for name in names], "float16")
+    (tmp_path / SIDECAR).write_text(text)
+    outcome = run(tmp_path / "windows", "--prefix", "VLLM", "--sidecar", tmp_path / SIDECAR)
+    assert (outcome.code, "KV4" in outcome.err) == (0, False)
+    assert (tmp_path / SIDECAR).read_text().count("_VLLM") == 12
+
+
+# Elsewhere.
+
+
+@pytest.mark.parametrize("how", [("-d", "out"), ("-o", "out/new.onnx")])
+def test_with_a_result_elsewhere_the_sidecar_goes_beside_it(
+    how: tuple[str, str], here: Path, run, snapshot
+) -> None:
+    (here / "out").mkdir()
+    before = snapshot(here)
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", *how)
+    assert outcome.code == 0
+    assert f"{SIDECAR}: 8 names changed -> out/{SIDECAR}" in outcome.err
+    assert (here / "out" / SIDECAR).read_text() == VLLM
+    assert {name: now for name, now in snapshot(here).items() if name in before} == before
+    again = snapshot(here)
+    assert run(MODEL, "--prefix", "VLLM", "--sidecars", *how).code == 0
+    assert snapshot(here) == again
+
+
+def test_a_new_directory_appears_with_model_and_sidecar(here: Path, renamed: bytes, run) -> None:
+    assert run(MODEL, "--prefix", "VLLM", "--sidecars", "-d", "out").code == 0
+    assert contents(here / "out") == {MODEL: renamed, SIDECAR: VLLM.encode()}
+
+
+def test_one_sidecar_cannot_follow_a_model_and_stay_with_another_beside_it(
+    here: Path, run, snapshot
+) -> None:
+    before = snapshot(here)
+    outcome = run(MODEL, "--prefix", "VLLM", "-o", "new.onnx", "--sidecars")
+    assert refused(outcome, f"{SIDECAR}: lies beside both {MODEL} and new.onnx")
+    assert snapshot(here) == before
+
+
+def test_another_file_in_the_place_of_a_sidecar_stays_unless_forced(here: Path, run) -> None:
+    (here / "out").mkdir()
+    there = here / "out" / SIDECAR
+    there.write_text("mine")
+    args = (MODEL, "--prefix", "VLLM", "--sidecars", "-d", "out")
+    outcome = run(*args)
+    assert outcome.code == 1
+    assert f"error KV504: out/{SIDECAR} is there already, and differs" in outcome.err
+    assert contents(here / "out") == {SIDECAR: b"mine"}
+    assert run(*args, "--force").code == 0
+    assert there.read_text() == VLLM
+
+
+def test_two_sidecars_cannot_go_to_one_place(here: Path, run, snapshot) -> None:
+    (here / "other").mkdir()
+    (here / "other" / SIDECAR).write_text(PLAIN)
+    before = snapshot(here)
+    given = ["--sidecar", SIDECAR, "--sidecar", f"other/{SIDECAR}"]
+    outcome = run(MODEL, "--prefix", "VLLM", *given, "-d", "out", "--force")
+    assert refused(outcome, f"out/{SIDECAR}: is the place of both {SIDECAR} and other/{SIDECAR}")
+    assert snapshot(here) == before
+    assert run(MODEL, "--prefix", "VLLM", *given).code == 0
+
+
+# What is wrong with them.
+
+
+def test_a_sidecar_of_another_model_is_refused(here: Path, run, snapshot) -> None:
+    (here / SIDECAR).write_text(custom_io(buffers=("compressed_kv", "k_pe")))
+    before = snapshot(here)
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars")
+    assert outcome.code == 1
+    assert "error KV404: custom_io.yaml is of another model" in outcome.err
+    assert snapshot(here) == before
+
+
+def test_a_name_that_matches_nothing_is_a_warning(here: Path, run, snapshot) -> None:
+    strange = " - IOName: past_key.7\n   Precision: mxint8\n"
+    (here / SIDECAR).write_text(PLAIN + strange)
+    before = snapshot(here)
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "--strict")
+    assert (outcome.code, outcome.err.count("error KV404")) == (1, 1)
+    assert snapshot(here) == before
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars")
+    assert outcome.code == 0
+    assert f"{MODEL}: warning KV404: {SIDECAR} names past_key.7, which match" in outcome.err
+    assert (here / SIDECAR).read_text() == VLLM + strange
+
+
+def test_half_a_pair_is_a_warning(here: Path, run) -> None:
+    half = PLAIN.replace(" - IOName: past_key.0\n   Precision: mxint8\n\n", "")
+    assert half != PLAIN
+    (here / SIDECAR).write_text(half)
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars")
+    assert outcome.code == 0
+    assert f"warning KV405: {SIDECAR} names past_key.0_RetainedState without" in outcome.err
+
+
+def test_a_whole_sidecar_has_no_warning(here: Path, run) -> None:
+    assert "KV4" not in run(MODEL, "--prefix", "VLLM", "--sidecars").err
+
+
+def test_a_finding_in_the_model_leaves_the_sidecar_as_it_was(here: Path, run, snapshot) -> None:
+    broken = models.decoder()
+    broken.graph.output.pop()
+    saved(broken, here / MODEL)
+    before = snapshot(here)
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars")
+    assert outcome.code == 1
+    assert f"{MODEL}: error KV102" in outcome.err
+    assert snapshot(here) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("nowhere.yaml", "no such file"),
+        ("notes.txt", "is no sidecar of a known kind (custom I/O: "),
+        (MODEL, "is no sidecar of a known kind"),
+        (".", "is a directory"),
+        ("secret.yaml", "is not readable"),
+        ("custom_io_large.yaml", "more than"),
+        ("custom_io_torn.yaml", "cannot be taken as custom I/O"),
+        ("pipe", "is no regular file"),
+    ],
+)
+def test_what_cannot_be_followed_ends_the_job_in_one_line(
+    name: str, reason: str, here: Path, spawn, snapshot
+) -> None:
+    (here / "notes.txt").write_text("past_key.0\n")
+    (here / "secret.yaml").write_text(PLAIN)
+    (here / "custom_io_torn.yaml").write_text("- IOName: [\n")
+    os.mkfifo(here / "pipe")
+    if name == "custom_io_large.yaml":
+        (here / name).write_text(PLAIN + "#" * MAX_SIDECAR_BYTES)
+    before = snapshot(here)
+    (here / "secret.yaml").chmod(0)
+    process = spawn(MODEL, "--prefix", "VLLM", "--sidecar", SIDECAR, "--sidecar", name)
+    (here / "secret.yaml").chmod(0o644)
+    assert (process.returncode, process.stdout) == (2, "")
+    (line,) = process.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert name in line
+    assert reason in line
+    assert snapshot(here) == before
+
+
+def test_a_sidecar_that_cannot_be_read_is_not_passed_over_when_found(here: Path, spawn) -> None:
+    (here / SIDECAR).chmod(0)
+    process = spawn(MODEL, "--prefix", "VLLM", "--sidecars")
+    assert process.returncode == 2
+    assert process.stderr.startswith(f"error: {SIDECAR}: cannot be read: Permission denied")
+
+
+def linked(path: Path) -> None:
+    shutil.move(path, path.parent / "io")
+    path.symlink_to("io")
+
+
+@pytest.mark.parametrize(
+    ("protect", "reason"),
+    [
+        (linked, "is a symbolic link to "),
+        (lambda path: os.link(path, path.parent / "io"), "has 2 hard links"),
+        (lambda path: path.chmod(0o444), "is read-only"),
+    ],
+)
+def test_what_others_may_share_or_have_protected_is_left_unless_forced(
+    protect, reason: str, here: Path, run, snapshot
+) -> None:
+    protect(here / SIDECAR)
+    before = snapshot(here)
+    args = (MODEL, "--prefix", "VLLM", "--sidecar", SIDECAR)
+    assert refused(run(*args), f"{SIDECAR}: {reason}", "--force")
+    assert snapshot(here) == before
+    was_link = (here / SIDECAR).is_symlink()
+    assert run(*args, "--force").code == 0
+    assert (here / SIDECAR).read_text() == VLLM
+    assert (here / SIDECAR).is_symlink() == was_link
+
+
+# Stale ones, and looks ahead.
+
+
+def test_a_sidecar_of_a_model_that_was_renamed_earlier_is_mended(here: Path, run) -> None:
+    rename(MODEL, "VLLM")
+    before = (here / MODEL).read_bytes()
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert f"{SIDECAR}: 8 names changed" in outcome.err
+    assert contents(here) == {MODEL: before, SIDECAR: VLLM.encode()}
+
+
+@pytest.mark.parametrize(
+    ("look", "code"), [("--check", 1), ("--diff", 1), ("-n", 0), ("--dry-run", 0)]
+)
+@pytest.mark.parametrize("before", ["both plain", "the sidecar stale"])
+def test_a_look_ahead_writes_nothing(
+    look: str, code: int, before: str, here: Path, run, snapshot
+) -> None:
+    if before == "the sidecar stale":
+        rename(MODEL, "VLLM")
+    earlier = snapshot(here)
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", look)
+    assert outcome.code == code
+    assert f"{SIDECAR}: 8 names would change" in outcome.err
+    assert snapshot(here) == earlier
+
+
+@pytest.mark.parametrize("how", [(), ("-d", "out")])
+def test_a_check_of_what_is_renamed_finds_nothing_to_change(
+    how: tuple[str, ...], here: Path, run
+) -> None:
+    assert run(MODEL, "--prefix", "VLLM", "--sidecars").code == 0
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "--check", *how)
+    assert (outcome.code, "would change" in outcome.err) == (0, False)
+
+
+# On a cluster, whose workers have working directories of their own.
+
+
+def test_a_sidecar_follows_on_a_cluster(here: Path, tmp_path: Path, renamed: bytes, run) -> None:
+    distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")
+    how = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "silence_logs": 50}
+    (tmp_path / "worker").mkdir()
+    os.chdir(tmp_path / "worker")
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=True, **how) as made:
+        os.chdir(here)
+        given = ["--sidecar", SIDECAR, "--dask", made.scheduler_address]
+        outcome = run(MODEL, "--prefix", "VLLM", *given)
+    assert outcome.code == 0, outcome.err
+    assert contents(here) == {MODEL: renamed, SIDECAR: VLLM.encode()}
+
+
+# Killed.
+
+
+@forks
+@pytest.mark.parametrize("how", [(), ("-d", "out")])
+def test_killed_anywhere_the_same_command_ends_the_work(
+    how: tuple[str, ...], here: Path, tmp_path: Path, renamed: bytes, run, monkeypatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    pattern, result = tmp_path / "pattern", here / "out" if how else here
+    shutil.copytree(here, pattern)
+    plain, args = contents(pattern), (MODEL, "--prefix", "VLLM", "--sidecars", *how)
+    seen = set()
+
+    def kill(name: str, nth: int, *, after: bool) -> bool:
+        shutil.rmtree(here / "out", ignore_errors=True)
+        for file in plain:
+            shutil.copyfile(pattern / file, here / file)
+        reached = killed(name, nth, *args, after=after)
+        now = contents(result) if result.exists() else {}
+        seen.add((now.get(MODEL) == renamed, now.get(SIDECAR) == VLLM.encode()))
+        assert run(*args, "-q").code == 0
+        assert contents(result) == {MODEL: renamed, SIDECAR: VLLM.encode()}
+        return reached
+
+    for name in ("replace", "link", "unlink", "write", "rename"):
+        for after in (False, True):
+            exhaust(lambda nth, name=name, after=after: kill(name, nth, after=after))
+    between = set() if how else {(False, True)}
+    assert seen == {(False, False), (True, True)} | between
+
+
+# A real compile.
+
+
+@pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"no real exports: {EXPORTS} is not there")
+def test_the_sidecar_of_a_real_compile_becomes_that_of_the_prefixed_one(
+    tmp_path: Path, run
+) -> None:
+    (plain,), real = EXPORTS.glob("plain-*"), EXPORTS / "compile-VLLM" / SIDECAR
+    for path in (plain / "LlamaForCausalLM.onnx", EXPORTS / "compile-plain" / SIDECAR):
+        shutil.copyfile(path, tmp_path / path.name)
+    before = contents(tmp_path)
+    model = tmp_path / "LlamaForCausalLM.onnx"
+    assert run(model, "--prefix", "VLLM", "--sidecars", "--strict").code == 0
+    assert (tmp_path / SIDECAR).read_bytes() == real.read_bytes()
+    assert run(model, "--strip", "--sidecars").code == 0
+    assert contents(tmp_path) == before

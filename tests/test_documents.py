@@ -1,0 +1,97 @@
+"""Strict JSON, and values read by their type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from onnxkvrename.documents import MAX_DEPTH, ObjectReader, UnreadableTextError, parse_json
+
+DOCUMENT = ObjectReader(
+    {"text": "a", "number": 3, "truth": True, "null": None, "items": ["a", 1], "object": {"a": []}}
+)
+
+
+def nested(levels: int) -> str:
+    return "[" * levels + "]" * levels
+
+
+def test_json_is_read_in_the_order_of_its_keys() -> None:
+    value = parse_json('{"b": [1, 2.5, null], "a": {"": true}}')
+    assert value == {"b": [1, 2.5, None], "a": {"": True}}
+    assert list(value) == ["b", "a"]
+    assert parse_json(nested(MAX_DEPTH)) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is not JSON: Expecting value"),
+        ("{", "is not JSON: "),
+        ("[]]", "is not JSON: Extra data"),
+        ("\ufeff[]", "is not JSON: Unexpected UTF-8 BOM"),
+        ('{"a": 1, "\\u0061": 1}', "has the key 'a' twice"),
+        ("NaN", "has NaN, which is no JSON"),
+        ("[-Infinity]", "has -Infinity, which is no JSON"),
+        ("1e999", "has the number 1e999, which is too large"),
+        ("9" * 5000, "has a number of 5,000 digits"),
+        (nested(MAX_DEPTH + 1), "is nested more than 100 levels deep"),
+        (nested(100_000), "is nested more than 100 levels deep"),
+    ],
+)
+def test_json_that_two_readers_may_understand_differently_is_refused(
+    text: str, message: str
+) -> None:
+    with pytest.raises(UnreadableTextError) as refused:
+        parse_json(text)
+    assert str(refused.value).startswith(message)
+    assert "\n" not in str(refused.value)
+
+
+def test_values_are_read_by_their_type() -> None:
+    assert DOCUMENT.read_text("text") == DOCUMENT.read_text_or_null("text") == "a"
+    assert DOCUMENT.read_integer("number") == DOCUMENT.read_integer_or_null("number") == 3
+    assert DOCUMENT.read_integer("number", minimum=3) == 3
+    assert DOCUMENT.read_text_or_null("null") is DOCUMENT.read_integer_or_null("null") is None
+    assert DOCUMENT.read_choice("text", ("a", "b")) == "a"
+    assert DOCUMENT.read_list("items", "texts and numbers", str, int) == ["a", 1]
+    assert DOCUMENT.read_object("object").read_texts("a") == []
+    assert DOCUMENT.is_null("null")
+    assert DOCUMENT.is_null("absent")
+    assert not DOCUMENT.is_null("truth")
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda document: document.read_text("absent"), "absent is missing"),
+        (lambda document: document.read_text("number"), "number must be text"),
+        (lambda document: document.read_text("null"), "null must be text"),
+        (lambda document: document.read_text_or_null("number"), "number must be text or null"),
+        (lambda document: document.read_integer("truth"), "truth must be an integer"),
+        (lambda document: document.read_integer("number", minimum=4), "number is less than 4"),
+        (lambda document: document.read_choice("text", ("b", "c")), "text is none of b, c"),
+        (lambda document: document.read_texts("text"), "text must be a list of text"),
+        (lambda document: document.read_texts("items"), "items must be a list of text"),
+        (lambda document: document.read_objects("items"), "items must be a list of objects"),
+        (lambda document: document.read_object("items"), "items must be an object"),
+        (lambda document: document.read_object("object").read_text("b"), "object.b is missing"),
+        (lambda document: document.read_text("a" * 100), f"{'a' * 80}… is missing"),
+    ],
+)
+def test_another_type_is_refused_with_the_path_of_the_key(
+    read: Callable[[ObjectReader], object], message: str
+) -> None:
+    with pytest.raises(UnreadableTextError) as refused:
+        read(DOCUMENT)
+    assert str(refused.value) == message
+
+
+def test_an_object_in_a_list_is_named_by_its_index() -> None:
+    first, second = ObjectReader({"buffers": [{"layer": 0}, {"layer": "1"}]}).read_objects(
+        "buffers"
+    )
+    assert first.read_integer("layer") == 0
+    with pytest.raises(UnreadableTextError, match=r"^buffers\[1\]\.layer must be an integer$"):
+        second.read_integer("layer")
