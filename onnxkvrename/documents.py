@@ -82,12 +82,12 @@ class ObjectReader:
         self.values = values
         self._path = path
 
-    def read_text(self, key: str) -> str:
+    def read_string(self, key: str) -> str:
         """Return a text."""
         text: str = self._read(key, "text", str)
         return text
 
-    def read_text_or_null(self, key: str) -> str | None:
+    def read_string_or_null(self, key: str) -> str | None:
         """Return a text, or ``None`` for null."""
         text: str | None = self._read(key, "text or null", str, _NULL)
         return text
@@ -106,12 +106,12 @@ class ObjectReader:
 
     def read_choice(self, key: str, choices: Iterable[str]) -> Any:
         """Return a text that is one of `choices`."""
-        text, allowed = self.read_text(key), tuple(choices)
+        text, allowed = self.read_string(key), tuple(choices)
         if text not in allowed:
             raise self.build_error(key, f"is none of {', '.join(allowed)}")
         return text
 
-    def read_texts(self, key: str) -> list[str]:
+    def read_strings(self, key: str) -> list[str]:
         """Return a list of text."""
         return self.read_list(key, "a list of text", str)
 

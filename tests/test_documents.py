@@ -50,13 +50,13 @@ def test_json_that_two_readers_may_understand_differently_is_refused(
 
 
 def test_values_are_read_by_their_type() -> None:
-    assert DOCUMENT.read_text("text") == DOCUMENT.read_text_or_null("text") == "a"
+    assert DOCUMENT.read_string("text") == DOCUMENT.read_string_or_null("text") == "a"
     assert DOCUMENT.read_integer("number") == DOCUMENT.read_integer_or_null("number") == 3
     assert DOCUMENT.read_integer("number", minimum=3) == 3
-    assert DOCUMENT.read_text_or_null("null") is DOCUMENT.read_integer_or_null("null") is None
+    assert DOCUMENT.read_string_or_null("null") is DOCUMENT.read_integer_or_null("null") is None
     assert DOCUMENT.read_choice("text", ("a", "b")) == "a"
     assert DOCUMENT.read_list("items", "texts and numbers", str, int) == ["a", 1]
-    assert DOCUMENT.read_object("object").read_texts("a") == []
+    assert DOCUMENT.read_object("object").read_strings("a") == []
     assert DOCUMENT.is_null("null")
     assert DOCUMENT.is_null("absent")
     assert not DOCUMENT.is_null("truth")
@@ -65,19 +65,19 @@ def test_values_are_read_by_their_type() -> None:
 @pytest.mark.parametrize(
     ("read", "message"),
     [
-        (lambda document: document.read_text("absent"), "absent is missing"),
-        (lambda document: document.read_text("number"), "number must be text"),
-        (lambda document: document.read_text("null"), "null must be text"),
-        (lambda document: document.read_text_or_null("number"), "number must be text or null"),
+        (lambda document: document.read_string("absent"), "absent is missing"),
+        (lambda document: document.read_string("number"), "number must be text"),
+        (lambda document: document.read_string("null"), "null must be text"),
+        (lambda document: document.read_string_or_null("number"), "number must be text or null"),
         (lambda document: document.read_integer("truth"), "truth must be an integer"),
         (lambda document: document.read_integer("number", minimum=4), "number is less than 4"),
         (lambda document: document.read_choice("text", ("b", "c")), "text is none of b, c"),
-        (lambda document: document.read_texts("text"), "text must be a list of text"),
-        (lambda document: document.read_texts("items"), "items must be a list of text"),
+        (lambda document: document.read_strings("text"), "text must be a list of text"),
+        (lambda document: document.read_strings("items"), "items must be a list of text"),
         (lambda document: document.read_objects("items"), "items must be a list of objects"),
         (lambda document: document.read_object("items"), "items must be an object"),
-        (lambda document: document.read_object("object").read_text("b"), "object.b is missing"),
-        (lambda document: document.read_text("a" * 100), f"{'a' * 80}… is missing"),
+        (lambda document: document.read_object("object").read_string("b"), "object.b is missing"),
+        (lambda document: document.read_string("a" * 100), f"{'a' * 80}… is missing"),
     ],
 )
 def test_another_type_is_refused_with_the_path_of_the_key(
@@ -89,9 +89,8 @@ def test_another_type_is_refused_with_the_path_of_the_key(
 
 
 def test_an_object_in_a_list_is_named_by_its_index() -> None:
-    first, second = ObjectReader({"buffers": [{"layer": 0}, {"layer": "1"}]}).read_objects(
-        "buffers"
-    )
+    document = ObjectReader({"buffers": [{"layer": 0}, {"layer": "1"}]})
+    first, second = document.read_objects("buffers")
     assert first.read_integer("layer") == 0
     with pytest.raises(UnreadableTextError, match=r"^buffers\[1\]\.layer must be an integer$"):
         second.read_integer("layer")

@@ -242,12 +242,12 @@ def _parse_sealed_document(text: str, path: str) -> dict[str, Any]:
 def _parse_content(document: ObjectReader) -> Manifest:
     sizes = document.read_object("sizes")
     layout = Layout(
-        models=tuple(document.read_texts("models")),
+        models=tuple(document.read_strings("models")),
         inputs=tuple(map(_parse_value, document.read_objects("inputs"))),
         outputs=tuple(map(_parse_value, document.read_objects("outputs"))),
         buffers=tuple(map(_parse_buffer, document.read_objects("buffers"))),
         kept=tuple(
-            UnchangedName(entry.read_text("name"), entry.read_text("reason"))
+            UnchangedName(entry.read_string("name"), entry.read_string("reason"))
             for entry in document.read_objects("kept")
         ),
         sizes=MappingProxyType(
@@ -256,7 +256,7 @@ def _parse_content(document: ObjectReader) -> Manifest:
     )
     _check_buffers(layout)
     findings = tuple(map(_parse_finding, document.read_objects("findings")))
-    return Manifest(layout, findings, document.read_text_or_null("stamp"))
+    return Manifest(layout, findings, document.read_string_or_null("stamp"))
 
 
 def _check_buffers(layout: Layout) -> None:
@@ -280,36 +280,36 @@ def _check_buffers(layout: Layout) -> None:
 
 
 def _parse_value(entry: ObjectReader) -> Value:
-    return Value(entry.read_text("name"), entry.read_text("dtype"), _parse_shape(entry))
+    return Value(entry.read_string("name"), entry.read_string("dtype"), _parse_shape(entry))
 
 
 def _parse_buffer(entry: ObjectReader) -> Buffer:
     kind, shape = entry.read_choice("kind", list_kinds()), _parse_shape(entry)
-    axis, window = entry.read_integer_or_null("sequence_axis"), entry.read_text_or_null("window")
+    axis, window = entry.read_integer_or_null("sequence_axis"), entry.read_string_or_null("window")
     if (axis, window) != find_axis_and_window(kind, shape):
         raise UnreadableTextError(
             "a buffer has a sequence_axis or a window that is not its shape's"
         )
     return Buffer(
         layer=entry.read_integer("layer"),
-        part=entry.read_text("part"),
+        part=entry.read_string("part"),
         kind=kind,
-        buffer=entry.read_text("buffer"),
-        scope=entry.read_text("scope"),
-        input=entry.read_text_or_null("input"),
-        output=entry.read_text_or_null("output"),
-        dtype=entry.read_text("dtype"),
+        buffer=entry.read_string("buffer"),
+        scope=entry.read_string("scope"),
+        input=entry.read_string_or_null("input"),
+        output=entry.read_string_or_null("output"),
+        dtype=entry.read_string("dtype"),
         shape=shape,
         sequence_axis=axis,
         window=window,
-        model=entry.read_text("model"),
-        token=entry.read_text_or_null("token"),
+        model=entry.read_string("model"),
+        token=entry.read_string_or_null("token"),
     )
 
 
 def _parse_finding(entry: ObjectReader) -> Finding:
     severity: Severity = entry.read_choice("severity", get_args(Severity))
-    code, name, message, hint = map(entry.read_text, ("code", "name", "message", "hint"))
+    code, name, message, hint = map(entry.read_string, ("code", "name", "message", "hint"))
     return Finding(code, severity, name, message, hint)
 
 

@@ -285,11 +285,11 @@ def _collect_tokens(names: Sequence[str], rules: Rules) -> set[str]:
 def _check_types(params: ObjectReader) -> None:
     """Raise `UnreadableTextError` for a value that does not have the type QEfficient writes."""
     export = params.read_object("export_params")
-    names = export.read_texts("output_names")
+    names = export.read_strings("output_names")
     if any("\ud800" <= char <= "\udfff" for name in names for char in name):
         raise export.build_error("output_names", "has a name that no ONNX file can hold")
     if not export.is_null("dynamic_axes"):
         export.read_object("dynamic_axes")
     for key in (_CLASS_KEY, _TOKEN_KEY):
         if not params.is_null(key):
-            params.read_text(key)
+            params.read_string(key)

@@ -155,10 +155,10 @@ def test_a_built_in_format_keeps_its_files(decoder: Path, tmp_path: Path) -> Non
         ("OTHER = 1", "AttributeError: module 'kv_arrows' has no attribute 'FORMAT'"),
         ("FORMAT = 1", "kv_arrows:FORMAT is not a SidecarFormat (fix or uninstall kv-arrows)"),
         (FORMAT.replace("yield from tree.items", "yield 1 / 0"), "ZeroDivisionError: division"),
-        (
-            FORMAT.replace("    matches =", "    raise KeyError('a')\n    matches ="),
-            "KeyError: 'a'",
-        ),
+        (FORMAT.replace("    matches", "    raise KeyError('a')\n    matches"), "KeyError: 'a'"),
+        (FORMAT.replace("    priority=60,\n", ""), "TypeError: "),
+        (FORMAT.replace("priority=60", "priority='a'"), "its priority has another type than int"),
+        (FORMAT.replace("    priority", "    markers=('a',),\n    priority"), "its markers has"),
     ],
 )
 def test_a_broken_plug_in_is_named_in_one_line(
