@@ -27,7 +27,8 @@ from onnxkvrename.cli.options import (
 from onnxkvrename.cli.output import is_color_enabled, is_terminal, print_lines, stdout_guard
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
 from onnxkvrename.findings import format_list
-from onnxkvrename.layout.layout import Layout, compute_layout_digest
+from onnxkvrename.layout.digest import compute_layout_digest
+from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_layout
 from onnxkvrename.layout.manifest import manifest_to_json
 from onnxkvrename.renaming.run import stamp_models

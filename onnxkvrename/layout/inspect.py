@@ -8,13 +8,13 @@ from typing import Any, Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError, RulesError
 from onnxkvrename.findings import Finding, render_json_document, serialize_error
+from onnxkvrename.layout.digest import check_stamp
 from onnxkvrename.layout.kinds import (
     BufferKind,
     find_pair_dtype,
     find_pair_shape,
     infer_buffer_kind,
 )
-from onnxkvrename.layout.layout import check_stamp
 from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.proto_reader import read_export_info
 from onnxkvrename.model.signature import Dim, ExportInfo

@@ -11,14 +11,9 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, format_list, promote_to_errors, suggest_similar
+from onnxkvrename.layout.digest import find_stamp_mismatches
 from onnxkvrename.layout.dims import list_symbols
-from onnxkvrename.layout.layout import (
-    Layout,
-    apply_dtypes,
-    apply_sizes,
-    build_layout,
-    find_stamp_mismatches,
-)
+from onnxkvrename.layout.layout import Layout, apply_dtypes, apply_sizes, build_layout
 from onnxkvrename.layout.manifest import parse_manifest
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.kv_model import KvModel, check_models_together, read_kv_model

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple, get_args
 from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_json, shorten_name
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, Severity, build_json_document, serialize_finding
+from onnxkvrename.layout.digest import compute_layout_digest
 from onnxkvrename.layout.dims import Shape
 from onnxkvrename.layout.kinds import list_kinds
-from onnxkvrename.layout.layout import Buffer, Layout, compute_layout_digest, find_axis_and_window
+from onnxkvrename.layout.layout import Buffer, Layout, find_axis_and_window
 from onnxkvrename.model.signature import Value
 from onnxkvrename.rules.plan import UnchangedName
 from onnxkvrename.rules.results import ModelReport

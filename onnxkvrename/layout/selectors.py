@@ -1,7 +1,7 @@
-"""Expressions that select exactly the KV buffers of a model, proved against its names.
+"""Build expressions that select exactly the KV buffers of a model, and prove them on its names.
 
-They are anchored, and mean the same to RE2 and to Python's ``re``. Layers are told
-by their numbers: of ``past_key.3.*`` one cannot know whether ``past_key.34`` is meant.
+The expressions are anchored, and mean the same to RE2 and to Python's ``re``. They list the
+numbers of the layers: ``past_key.3.*`` would also match ``past_key.34``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import ModelError
-from onnxkvrename.layout.layout import Layout
+from onnxkvrename.layout.layout import Buffer, Layout
 from onnxkvrename.rules.patterns import compile_pattern
 
 SelectorSide = Literal["both", "inputs", "outputs"]
@@ -22,9 +22,13 @@ _NUMBER_PATTERN = re.compile("[0-9]+", re.ASCII)
 
 
 class Selector(NamedTuple):
-    """An expression for the names of all buffers of a kind, on one side or both.
+    """An expression for the names of all buffers of a kind.
 
-    ``kind`` is ``all`` for every kind; ``names`` counts the names that it fits.
+    Attributes:
+        kind: The kind of the buffers, ``all`` for every kind.
+        side: The names that it matches: inputs, outputs, or both.
+        expression: The regular expression.
+        names: The number of names that it matches.
     """
 
     kind: str
@@ -34,94 +38,107 @@ class Selector(NamedTuple):
 
 
 class _NameTemplate(NamedTuple):
-    """What stands before and behind the number of the layer; no number, no ``after``."""
+    """The text before and after the number of the layer; no `suffix` without a number."""
 
     prefix: str
     suffix: str | None
 
 
 def build_selectors(layout: Layout) -> tuple[Selector, ...]:
-    """Expressions for all buffers and for each kind, each for both sides, inputs and outputs.
+    """Return expressions for all buffers and for each kind, each for every side.
 
-    Each fits all names that it is meant for, and no other input or output of the
-    graph. Raises :class:`ModelError` for names of which that cannot be had.
+    Every expression matches all names that it is for, and no other input or output.
+
+    Raises:
+        ModelError: No expression selects exactly these names.
     """
-    everything = [value.name for value in (*layout.inputs, *layout.outputs)]
-    found = []
+    value_names = [value.name for value in (*layout.inputs, *layout.outputs)]
+    selectors = []
     kinds = dict.fromkeys(buffer.kind for buffer in layout.buffers)
     for kind in ("all", *kinds) if kinds else ():
         buffers = [buffer for buffer in layout.buffers if kind in ("all", buffer.kind)]
         for side in SIDES:
-            names: dict[str, int] = {}
-            for buffer in buffers:
-                if side != "outputs" and buffer.input is not None:
-                    names[buffer.input] = buffer.layer
-                if side != "inputs" and buffer.output is not None:
-                    names[buffer.output] = buffer.layer
+            names = _collect_names(buffers, side)
             if names:
-                text = build_name_expression(names.items())
-                _check_expression(text, names, everything)
-                found.append(Selector(kind, side, text, len(names)))
-    return tuple(found)
+                expression = build_name_expression(names.items())
+                _check_expression(expression, names, value_names)
+                selectors.append(Selector(kind, side, expression, len(names)))
+    return tuple(selectors)
+
+
+def _collect_names(buffers: Iterable[Buffer], side: SelectorSide) -> dict[str, int]:
+    """Return the names of buffers on a side, each with its layer."""
+    names: dict[str, int] = {}
+    for buffer in buffers:
+        if side != "outputs" and buffer.input is not None:
+            names[buffer.input] = buffer.layer
+        if side != "inputs" and buffer.output is not None:
+            names[buffer.output] = buffer.layer
+    return names
 
 
 def build_name_expression(names: Iterable[tuple[str, int]]) -> str:
-    """An anchored expression for exactly these names, each with the layer it is of.
+    """Return an anchored expression for exactly these names.
 
-    Raises :class:`ModelError` for a name that no expression can spell.
+    Args:
+        names: The names, each with its layer.
+
+    Raises:
+        ModelError: A name has a character that RE2 and ``re`` do not write in the same way.
     """
-    templates: dict[_NameTemplate, set[int]] = {}
+    layers_by_template: dict[_NameTemplate, set[int]] = {}
     for template, layer in _choose_templates(tuple(names)):
-        templates.setdefault(template, set()).add(layer)
-    heads: dict[tuple[str | None, frozenset[int]], list[str]] = {}
-    for (before, after), layers in templates.items():
-        # Without a number in it a name is the same for whatever layer.
-        key = frozenset(layers) if after is not None else frozenset()
-        heads.setdefault((after, key), []).append(before)
-    tails: dict[tuple[tuple[str, ...], frozenset[int]], list[str | None]] = {}
-    for (after, numbered), befores in heads.items():
-        tails.setdefault((tuple(sorted(befores)), numbered), []).append(after)
+        layers_by_template.setdefault(template, set()).add(layer)
+    prefixes: dict[tuple[str | None, frozenset[int]], list[str]] = {}
+    for (prefix, suffix), layers in layers_by_template.items():
+        # A name without a number in it does not depend on the layer.
+        numbers = frozenset(layers) if suffix is not None else frozenset()
+        prefixes.setdefault((suffix, numbers), []).append(prefix)
+    suffixes: dict[tuple[tuple[str, ...], frozenset[int]], list[str | None]] = {}
+    for (suffix, numbers), shared_prefixes in prefixes.items():
+        suffixes.setdefault((tuple(sorted(shared_prefixes)), numbers), []).append(suffix)
     terms = [
-        _build_layer_term(befores, layers, afters) for (befores, layers), afters in tails.items()
+        _build_layer_term(shared_prefixes, numbers, shared_suffixes)
+        for (shared_prefixes, numbers), shared_suffixes in suffixes.items()
     ]
     return f"^(?:{'|'.join(terms)})$" if len(terms) > 1 else f"^{terms[0]}$"
 
 
 def build_number_expression(values: Collection[int]) -> str:
-    """An expression for exactly these numbers, in decimal and without leading zeros."""
+    """Return an expression for exactly these numbers, in decimal and without leading zeros."""
     by_length: dict[int, set[str]] = {}
     for value in values:
         by_length.setdefault(len(str(value)), set()).add(str(value))
-    found = (_build_digit_terms(frozenset(texts)) for _, texts in sorted(by_length.items()))
-    return _join_alternatives([term for terms in found for term in terms])
+    terms = (_build_digit_terms(frozenset(texts)) for _, texts in sorted(by_length.items()))
+    return _join_alternatives([term for same_length in terms for term in same_length])
 
 
 def _build_digit_terms(texts: frozenset[str]) -> list[str]:
-    """Expressions for exactly these strings of digits, all of one length."""
+    """Return expressions for exactly these strings of digits, all of one length."""
     if texts == {""}:
         return [""]
-    rests: dict[str, set[str]] = {}
+    tails_by_digit: dict[str, set[str]] = {}
     for text in texts:
-        rests.setdefault(text[0], set()).add(text[1:])
-    firsts: dict[frozenset[str], list[int]] = {}
-    for first, rest in sorted(rests.items()):
-        firsts.setdefault(frozenset(rest), []).append(int(first))
+        tails_by_digit.setdefault(text[0], set()).add(text[1:])
+    digits_by_tails: dict[frozenset[str], list[int]] = {}
+    for digit, tails in sorted(tails_by_digit.items()):
+        digits_by_tails.setdefault(frozenset(tails), []).append(int(digit))
     return [
-        _format_digit_class(digits) + _join_alternatives(_build_digit_terms(rest))
-        for rest, digits in firsts.items()
+        _format_digit_class(digits) + _join_alternatives(_build_digit_terms(same_tails))
+        for same_tails, digits in digits_by_tails.items()
     ]
 
 
 def _format_digit_class(digits: Sequence[int]) -> str:
-    """A digit, or a class of them with its ranges."""
+    """Return a digit, or a class of digits with ranges."""
     if len(digits) == 1:
         return str(digits[0])
     text, start = "", 0
-    for at in range(1, len(digits) + 1):
-        if at == len(digits) or digits[at] != digits[at - 1] + 1:
-            run = digits[start:at]
+    for index in range(1, len(digits) + 1):
+        if index == len(digits) or digits[index] != digits[index - 1] + 1:
+            run = digits[start:index]
             text += f"{run[0]}-{run[-1]}" if len(run) > 2 else "".join(map(str, run))
-            start = at
+            start = index
     return f"[{text}]"
 
 
@@ -130,19 +147,21 @@ def _join_alternatives(terms: Sequence[str]) -> str:
 
 
 def _build_layer_term(
-    befores: Sequence[str], layers: frozenset[int], afters: Sequence[str | None]
+    prefixes: Sequence[str], layers: frozenset[int], suffixes: Sequence[str | None]
 ) -> str:
-    text = _build_string_expression(befores)
-    rest = [after for after in afters if after is not None]
-    return text + build_number_expression(layers) + _build_string_expression(rest) if rest else text
+    text = _build_string_expression(prefixes)
+    ends = [suffix for suffix in suffixes if suffix is not None]
+    if not ends:
+        return text
+    return text + build_number_expression(layers) + _build_string_expression(ends)
 
 
 def _build_string_expression(texts: Sequence[str]) -> str:
-    """An expression for exactly these strings; what they have in common stands once."""
+    """Return an expression for exactly these strings, their common head and tail once."""
     head = _find_common_prefix(texts)
-    rests = [text[len(head) :] for text in texts]
-    tail = _find_common_prefix([text[::-1] for text in rests])[::-1]
-    middles = sorted({text[: len(text) - len(tail)] for text in rests})
+    without_head = [text[len(head) :] for text in texts]
+    tail = _find_common_prefix([text[::-1] for text in without_head])[::-1]
+    middles = sorted({text[: len(text) - len(tail)] for text in without_head})
     optional = "?" if middles[0] == "" and len(middles) > 1 else ""
     shown = [_escape_text(text) for text in middles if text]
     middle = f"(?:{'|'.join(shown)}){optional}" if len(middles) > 1 else "".join(shown)
@@ -150,14 +169,15 @@ def _build_string_expression(texts: Sequence[str]) -> str:
 
 
 def _find_common_prefix(texts: Sequence[str]) -> str:
-    """What all texts begin with."""
+    """Return the longest beginning that all texts share."""
     first, last = min(texts), max(texts)
-    same = (at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
-    return first[: next(same, min(len(first), len(last)))]
+    pairs = enumerate(zip(first, last, strict=False))
+    differences = (index for index, (a, b) in pairs if a != b)
+    return first[: next(differences, min(len(first), len(last)))]
 
 
 def _escape_text(text: str) -> str:
-    """Text as an expression that fits just it, printable whatever it holds."""
+    """Return a printable expression for exactly this text."""
     return "".join(map(_escape_character, text))
 
 
@@ -175,30 +195,30 @@ def _escape_character(char: str) -> str:
 
 
 def _choose_templates(names: Sequence[tuple[str, int]]) -> Iterator[tuple[_NameTemplate, int]]:
-    """Each name as a template and its layer; the template that fits most of them counts."""
-    possible = [list(_list_templates(name, layer)) for name, layer in names]
-    common = Counter(template for found in possible for template in found)
-    for (name, layer), found in zip(names, possible, strict=True):
-        best = max(found, key=lambda template: common[template], default=_NameTemplate(name, None))
-        yield best, layer
+    """Yield a template of each name and its layer: of those possible the most common one."""
+    candidates = [list(_list_templates(name, layer)) for name, layer in names]
+    counts = Counter(template for templates in candidates for template in templates)
+    for (name, layer), templates in zip(names, candidates, strict=True):
+        plain = _NameTemplate(name, None)
+        yield max(templates, key=lambda template: counts[template], default=plain), layer
 
 
 def _list_templates(name: str, layer: int) -> Iterator[_NameTemplate]:
-    """The templates that a name may be of: one for each place where its layer stands."""
-    for found in _NUMBER_PATTERN.finditer(name):
-        if found[0] == str(layer):
-            yield _NameTemplate(name[: found.start()], name[found.end() :])
+    """Yield a template for each occurrence of the layer's number in a name."""
+    for number in _NUMBER_PATTERN.finditer(name):
+        if number[0] == str(layer):
+            yield _NameTemplate(name[: number.start()], name[number.end() :])
 
 
 def _check_expression(text: str, wanted: Collection[str], names: Iterable[str]) -> None:
-    """Raise :class:`ModelError` if an expression does not fit the wanted names and no others."""
+    """Raise `ModelError` if an expression does not match the wanted names and no others."""
     try:
         pattern, python = compile_pattern(text), re.compile(text)
     except (ValueError, re.error) as error:
         raise ModelError(f"no expression selects its KV buffers: {error}") from None
     for name in names:
-        meant = name in wanted
-        if pattern.matches(name) is not meant or (python.search(name) is not None) is not meant:
+        expected = name in wanted
+        if pattern.matches(name) is not expected or bool(python.search(name)) is not expected:
             raise ModelError(
                 f"no expression selects its KV buffers and nothing else: it fails for {name}",
                 hint="rename that value first",

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, format_list, promote_to_errors
-from onnxkvrename.layout.layout import check_stamp
+from onnxkvrename.layout.digest import check_stamp
 from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Signature

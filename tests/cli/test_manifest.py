@@ -17,7 +17,7 @@ from models import saved
 from schemas import load_schema
 
 from onnxkvrename import ModelError, load_rules
-from onnxkvrename.layout.layout import compute_layout_digest
+from onnxkvrename.layout.digest import compute_layout_digest
 from onnxkvrename.layout.load import load_model_or_manifest
 from onnxkvrename.layout.manifest import parse_manifest
 from onnxkvrename.model.metadata import STAMP_KEY

@@ -14,7 +14,7 @@ from onnx import ModelProto
 from onnx.helper import make_tensor
 
 from onnxkvrename import KvRenameError, ModelError, RulesError, load_rules
-from onnxkvrename.layout.layout import compute_layout_digest
+from onnxkvrename.layout.digest import compute_layout_digest
 from onnxkvrename.layout.load import load_layout
 from onnxkvrename.model.metadata import STAMP_KEY
 from onnxkvrename.model.proto_reader import read_signature
