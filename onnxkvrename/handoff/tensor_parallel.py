@@ -9,8 +9,6 @@ from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.layout.layout import Buffer, Layout
 from onnxkvrename.rules.window_diff import format_layers
 
-_REPLICATED_KINDS = ("mla_attention", "sliding_window_mla")
-
 
 class TensorParallelSizes(NamedTuple):
     """The number of ranks that share the heads on each side."""
@@ -102,21 +100,16 @@ def _check_divisible(side: str, layout: Layout, ranks: int) -> Iterator[Finding]
 def _find_sharded_axis(layout: Layout, buffer: Buffer) -> _ShardedAxis | None:
     """Return axis 1, or `None` if it is the context, has no size, or the buffer is MLA's."""
     shape = buffer.shape
-    if (
-        shape is None
-        or len(shape) < 3
-        or buffer.kind in _REPLICATED_KINDS
-        or buffer.sequence_axis == 1
-    ):
+    if shape is None or len(shape) < 3 or buffer.traits.is_mla or buffer.sequence_axis == 1:
         return None
     size = layout.resolve_shape(shape)[1]
     if not isinstance(size, int) or size < 1:
         return None
-    if buffer.kind == "mamba":
+    if buffer.is_state:
         unit = "channels" if _is_convolution(buffer) else "heads of a state"
         return _ShardedAxis(unit, size, can_replicate=False)
     return _ShardedAxis("heads", size, can_replicate=True) if len(shape) == 4 else None
 
 
 def _is_convolution(buffer: Buffer) -> bool:
-    return buffer.kind == "mamba" and buffer.shape is not None and len(buffer.shape) == 3
+    return buffer.is_state and buffer.shape is not None and len(buffer.shape) == 3

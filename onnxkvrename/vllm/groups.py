@@ -160,7 +160,7 @@ def _unify_page_sizes(
 
 
 def _needs_padding(spec: KvCacheSpec, largest: int) -> bool:
-    return spec.kind == "mamba" or largest % spec.page_size != 0
+    return spec.is_state or largest % spec.page_size != 0
 
 
 def _enlarge_page(spec: KvCacheSpec, page_size: int) -> KvCacheSpec:

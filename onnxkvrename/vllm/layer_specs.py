@@ -19,6 +19,7 @@ from onnxkvrename.vllm.specs import (
     ATTENTION_ITEMSIZES,
     MLA_KINDS,
     STATE_ITEMSIZES,
+    STATE_KINDS,
     WINDOWED_KINDS,
     Condition,
     KvCacheSpec,
@@ -29,7 +30,7 @@ from onnxkvrename.vllm.specs import (
 )
 
 _SINGLE_HEAD_SIZE_KINDS = ("cross_attention", "chunked_local_attention")
-_NO_KEY_VALUE_KINDS = MLA_KINDS | {"mamba", "unknown"}
+_NO_KEY_VALUE_KINDS = MLA_KINDS | STATE_KINDS | {"unknown"}
 _MIN_MLA_BLOCK_SIZE = 128
 """The smallest block of MLA in a hybrid in 0.33, in tokens."""
 
@@ -81,8 +82,8 @@ def align_blocks(
         RefusalError: The attention layers differ in the bytes of a token. vLLM takes those of
             the model's configuration, which the graph does not contain.
     """
-    states = [spec for spec in specs if spec.kind == "mamba"]
-    attention = [spec for spec in specs if spec.kind != "mamba"]
+    states = [spec for spec in specs if spec.is_state]
+    attention = [spec for spec in specs if not spec.is_state]
     if not states or not attention:
         return tuple(specs)
     token_bytes = _resolve_token_bytes(attention)
@@ -96,7 +97,7 @@ def align_blocks(
     padded = None if page_size == state_bytes else page_size
     return tuple(
         spec._replace(page_size_padded=padded)
-        if spec.kind == "mamba"
+        if spec.is_state
         else spec._replace(block_size=block_size)
         for spec in specs
     )
@@ -107,7 +108,7 @@ def list_alignment_conditions(
 ) -> tuple[Condition, ...]:
     """Return what the block size of a hybrid depends on and a graph does not show."""
     kinds = {spec.kind for spec in specs}
-    if "mamba" not in kinds or len(kinds) == 1:
+    if kinds.isdisjoint(STATE_KINDS) or len(kinds) == 1:
         return ()
     why = f"the smallest block of each attention backend divides {request.block_size}"
     return (build_requirement("block alignment", why),)
@@ -162,7 +163,7 @@ def _build_spec(
             "every size is fixed, so a cache and a state look alike",
             "export with a symbol for the context",
         )
-    if kind == "mamba":
+    if kind in STATE_KINDS:
         return _build_state_spec(buffers, layout, request)
     dtypes = sorted({buffer.dtype for buffer in buffers})
     if len(dtypes) > 1:
@@ -305,7 +306,7 @@ def _list_conditions(
 ) -> Iterator[Condition]:
     """Yield what the specs depend on and the graph does not show."""
     kinds = {spec.kind for spec in specs}
-    dtypes = sorted({dtype for spec in specs if spec.kind != "mamba" for dtype in spec.dtypes})
+    dtypes = sorted({dtype for spec in specs if not spec.is_state for dtype in spec.dtypes})
     if dtypes:
         why = f"--kv-cache-dtype, or the model's dtype, is {' and '.join(dtypes)}"
         yield build_requirement("kv_cache_dtype", why)
@@ -325,7 +326,7 @@ def _list_conditions(
     if "sliding_window_mla" in kinds:
         why = "the model class has layers of sliding_window_mla, without alignment or compression"
         yield build_requirement("sliding_window_mla", why)
-    if "mamba" in kinds:
+    if not kinds.isdisjoint(STATE_KINDS):
         yield from _list_state_conditions(request)
 
 

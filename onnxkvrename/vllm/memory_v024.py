@@ -185,7 +185,7 @@ def _is_packed_always(grouping: Grouping) -> bool:
 
 
 def _is_all_attention(groups: Iterable[KvCacheGroup]) -> bool:
-    return all(spec.kind != "mamba" for group in groups for spec in group.specs)
+    return all(not spec.is_state for group in groups for spec in group.specs)
 
 
 def _check_attention(groups: Iterable[KvCacheGroup], *, why_not: str) -> Condition:

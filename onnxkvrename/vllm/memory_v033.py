@@ -203,7 +203,7 @@ def _build_canonical_caches(
     block_stride = placements[0].block_stride
     strided = [spec for spec in specs.values() if spec.page_size != block_stride]
     if is_block_outermost(layout) and strided:
-        has_strided_attention = any(spec.kind != "mamba" for spec in strided)
+        has_strided_attention = any(not spec.is_state for spec in strided)
         return build_single_tensor_caches(groups, block_stride) if has_strided_attention else None
     starts = {member: start for member, start, _ in _locate_members(placements)}
     tensor_indexes: dict[tuple[int, int], int] = {}
@@ -255,7 +255,7 @@ def _build_regions(
 def _explain_unknown_regions(layout: str, groups: Iterable[KvCacheGroup]) -> str | None:
     """Return why the regions that NIXL registers are not known; ``None`` where they are."""
     specs = [spec for group in groups for spec in group.specs]
-    if any(spec.kind == "mamba" for spec in specs):
+    if any(spec.is_state for spec in specs):
         return "which regions NIXL registers for states"
     mla_flags = {spec.kind in MLA_KINDS for spec in specs}
     if len(mla_flags) > 1:
@@ -277,9 +277,9 @@ def _is_contiguous_page(layout: str, spec: KvCacheSpec) -> bool:
 
 def _count_heads(spec: KvCacheSpec) -> int:
     """Return vLLM's ``num_heads``."""
-    return 1 if spec.kind == "mamba" else spec.kv_heads
+    return 1 if spec.is_state else spec.kv_heads
 
 
 def _count_block_tokens(spec: KvCacheSpec) -> int:
     """Return vLLM's ``num_states``."""
-    return 1 if spec.kind == "mamba" else spec.block_size or 1
+    return 1 if spec.is_state else spec.block_size or 1

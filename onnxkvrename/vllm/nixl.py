@@ -91,7 +91,7 @@ def transfer_v024(
     regions = _count_regions_per_tensor(groups) * len(page_sizes)
     descriptors = size = 0
     for group, block_count in zip(groups, known_blocks, strict=True):
-        if group.first_spec.kind == "mamba":
+        if group.first_spec.is_state:
             descriptors += block_count * _DESCRIPTORS_PER_STATE * len(page_sizes)
             size += block_count * group.first_spec.unpadded_page_size * len(page_sizes)
         else:
@@ -149,7 +149,7 @@ def _count_spec_blocks(spec: KvCacheSpec, prompt_length: int) -> int | None:
     vLLM clips windows to ``blocks_per_sw``. A window may start within a block, and so takes one
     block more than it fills.
     """
-    if spec.kind == "mamba":
+    if spec.is_state:
         return 1
     if spec.kind in ("cross_attention", "chunked_local_attention") or spec.block_size is None:
         return None
@@ -166,8 +166,8 @@ def _explain_unknown_descriptors(
 ) -> str | None:
     """Return why the descriptors of a block in 0.24 are not known; ``None`` where they are."""
     specs = [spec for group in groups for spec in group.specs]
-    attention = [spec for spec in specs if spec.kind != "mamba"]
-    state_sizes = {spec.unpadded_page_size for spec in specs if spec.kind == "mamba"}
+    attention = [spec for spec in specs if not spec.is_state]
+    state_sizes = {spec.unpadded_page_size for spec in specs if spec.is_state}
     mla_flags = {spec.kind in MLA_KINDS for spec in attention}
     if not attention:
         return "what NIXL moves of states that stand alone"

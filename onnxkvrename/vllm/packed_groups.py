@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from onnxkvrename.vllm.specs import (
     SLIDING_KINDS,
+    STATE_KINDS,
     KvCacheGroup,
     KvCacheSpec,
     RefusalError,
@@ -160,7 +161,7 @@ def _count_groups(bucket: _Bucket, repeats: int | None) -> int:
 def _is_state_bucket(bucket: _Bucket, repeats: int | None) -> bool:
     """Return whether groups may go down to one layer: states, and windows without a pattern."""
     kind = bucket.specs[0].kind
-    return kind == "mamba" or (repeats is None and kind in SLIDING_KINDS)
+    return kind in STATE_KINDS or (repeats is None and kind in SLIDING_KINDS)
 
 
 def _compute_widest_group_bytes(bucket: _Bucket, repeats: int | None) -> int:

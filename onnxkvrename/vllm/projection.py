@@ -110,7 +110,7 @@ def projection_to_json(projection: Projection) -> dict[str, Any]:
 
 
 def _spec_to_json(spec: KvCacheSpec) -> dict[str, Any]:
-    has_heads = spec.kind != "mamba"
+    has_heads = not spec.is_state
     return {
         "layer": spec.layer,
         "kind": spec.kind,

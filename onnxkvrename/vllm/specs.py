@@ -11,16 +11,17 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.layout.kinds import BufferKind
+from onnxkvrename.layout.kinds import BufferKind, get_kind_traits, list_kinds
 from onnxkvrename.model.signature import Dim
 
 VllmVersion = Literal["0.24", "0.33"]
 VLLM_VERSIONS: tuple[VllmVersion, ...] = ("0.24", "0.33")
 """The versions of vLLM whose planning is known here."""
 
-MLA_KINDS = frozenset[BufferKind]({"mla_attention", "sliding_window_mla"})
+MLA_KINDS = frozenset(kind for kind in list_kinds() if get_kind_traits(kind).is_mla)
 SLIDING_KINDS = frozenset[BufferKind]({"sliding_window", "sliding_window_mla"})
-WINDOWED_KINDS = SLIDING_KINDS | {"chunked_local_attention"}
+STATE_KINDS = frozenset(kind for kind in list_kinds() if get_kind_traits(kind).is_state)
+WINDOWED_KINDS = frozenset(kind for kind in list_kinds() if get_kind_traits(kind).is_windowed)
 STATE_ITEMSIZES = {"FLOAT16": 2, "BFLOAT16": 2, "FLOAT": 4}
 """Bytes of an element of a state, by ONNX dtype; vLLM keeps states in no other dtype."""
 ATTENTION_ITEMSIZES = {**STATE_ITEMSIZES, "FLOAT8E4M3FN": 1, "FLOAT8E5M2": 1}
@@ -169,15 +170,20 @@ class KvCacheSpec(NamedTuple):
     @property
     def token_bytes(self) -> int:
         """Bytes that one token adds; 0 for states."""
-        if self.kind == "mamba":
+        if self.is_state:
             return 0
         itemsize = ATTENTION_ITEMSIZES[self.dtypes[0]]
         return self.kv_heads * (self.head_size + self.head_size_v) * itemsize
 
     @property
+    def is_state(self) -> bool:
+        """Whether the cache holds states of fixed size."""
+        return self.kind in STATE_KINDS
+
+    @property
     def unpadded_page_size(self) -> int:
         """Bytes of a page without padding: vLLM's ``real_page_size_bytes``."""
-        if self.kind == "mamba":
+        if self.is_state:
             states = zip(self.state_shapes, self.dtypes, strict=True)
             return sum(math.prod(shape) * STATE_ITEMSIZES[dtype] for shape, dtype in states)
         return (self.block_size or 0) * self.token_bytes
@@ -274,7 +280,7 @@ def is_uniform_type(specs: Sequence[KvCacheSpec], vllm_version: str) -> bool:
     if first.kind in WINDOWED_KINDS:
         allowed = SLIDING_KINDS if first.kind == "sliding_window" else {first.kind}
         return kinds <= allowed and len({spec.window for spec in specs}) == 1
-    if first.kind == "mamba" and vllm_version == "0.33":
+    if first.is_state and vllm_version == "0.33":
         return len(kinds) == 1 and len({spec.page_size for spec in specs}) == 1
     return len(kinds) == 1
 

@@ -141,7 +141,7 @@ def check_truncated_buffers(layout: Layout, full_transfer: bool) -> Iterator[Fin
 def _is_truncated(buffer: Buffer) -> bool:
     if buffer.shape is None or len(buffer.shape) <= _CONTEXT_AXIS + 1:
         return False
-    return buffer.kind == "mamba" or buffer.sequence_axis not in (None, _CONTEXT_AXIS)
+    return buffer.is_state or buffer.sequence_axis not in (None, _CONTEXT_AXIS)
 
 
 def check_uniform_types(layout: Layout, full_transfer: bool) -> Iterator[Finding]:
@@ -178,7 +178,7 @@ def check_declared_attention(layout: Layout, full_transfer: bool) -> Iterator[Fi
     heads = {
         buffer.shape[1]: buffer
         for buffer in buffers
-        if buffer.kind != "mamba" and buffer.shape is not None and len(buffer.shape) == 4
+        if not buffer.is_state and buffer.shape is not None and len(buffer.shape) == 4
     }
     if len(heads) > 1:
         counts = format_list([str(count) for count in heads])
