@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 
 from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.sidecars.text_edit import splice_values
-from onnxkvrename.sidecars.tree import (
-    MappingNode,
-    OpaqueNode,
-    ScalarNode,
-    SequenceNode,
-    TreeBuilder,
-    flatten_tree,
-)
+from onnxkvrename.sidecars.tree import ScalarNode
 
 TOKEN = {"past_key.0": "past_key.0_VLLM"}
 
@@ -96,29 +89,3 @@ def test_any_change_can_be_taken_back(old: list[str], new: str, more: str) -> No
     assert json.loads(raw) == longer
     back = ScalarNode(longer, 7, 7 + len(raw), '"')
     assert splice_values(there, [back], {longer: name}) == text
-
-
-def test_a_tree_grows_in_the_order_of_the_text() -> None:
-    growth = TreeBuilder()
-    growth.open_collection(mapping=True)
-    growth.add_node(ScalarNode("a", 0, 1, ""))
-    growth.open_collection(mapping=False)
-    growth.add_node(OpaqueNode("an alias"))
-    growth.close_collection()
-    growth.close_collection()
-    (root,) = growth.roots
-    assert root == MappingNode(
-        ((ScalarNode("a", 0, 1, ""), SequenceNode((OpaqueNode("an alias"),))),)
-    )
-    assert isinstance(root, MappingNode)
-    assert root.get("a") == SequenceNode((OpaqueNode("an alias"),))
-    assert root.get("b") is None
-
-
-def test_trees_say_the_same_wherever_their_scalars_stand() -> None:
-    one = SequenceNode((ScalarNode("a", 0, 1, ""), SequenceNode((ScalarNode("b", 2, 3, ""),))))
-    moved = SequenceNode((ScalarNode("a", 5, 8, "'"), SequenceNode((ScalarNode("b", 9, 10, ""),))))
-    flat = SequenceNode((ScalarNode("a", 0, 1, ""), SequenceNode(()), ScalarNode("b", 2, 3, "")))
-    assert list(flatten_tree(one, {})) == list(flatten_tree(moved, {}))
-    assert list(flatten_tree(one, {})) != list(flatten_tree(flat, {}))
-    assert list(flatten_tree(one, {ScalarNode("b", 2, 3, ""): "c"})) != list(flatten_tree(one, {}))
