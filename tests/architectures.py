@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from layers import attention, layout, linear, mla
 
-from onnxkvrename.layout.layout import Buffer, Layout
+from onnxkvrename.layout.layout import KvBuffer, Layout
 
 _KINDS_OF_MODELS = [
     ["full_attention"],
@@ -100,7 +100,7 @@ def build_layout(architecture: Architecture) -> Layout:
     return layout(*(_build_buffers(index, shape) for index, shape in layers))
 
 
-def _build_buffers(index: int, shape: LayerShape) -> tuple[Buffer, ...]:
+def _build_buffers(index: int, shape: LayerShape) -> tuple[KvBuffer, ...]:
     if shape.kind == "mamba":
         return linear(index, *shape.state_shapes, dtype=shape.dtype)
     if "mla" in shape.kind:

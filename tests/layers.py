@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from onnxkvrename.layout.kinds import BufferKind
-from onnxkvrename.layout.layout import Buffer, Layout
+from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.model.signature import Dim
 
 
@@ -16,11 +16,11 @@ def buffer(
     shape: tuple[Dim, ...] | None,
     dtype: str = "FLOAT16",
     window: Dim = None,
-) -> Buffer:
+) -> KvBuffer:
     """Build a buffer, with the context on its last axis but one; a state has no context."""
     sequence = None if kind in ("mamba", "unknown") or shape is None else len(shape) - 2
     name = f"{part}.{layer}"
-    return Buffer(
+    return KvBuffer(
         layer,
         part,
         kind,
@@ -44,7 +44,7 @@ def attention(
     kind: BufferKind = "full_attention",
     window: Dim = None,
     dtype: str = "FLOAT16",
-) -> tuple[Buffer, ...]:
+) -> tuple[KvBuffer, ...]:
     """Build key and value of ``[batch, heads, context, size]``."""
     axis: Dim = "ctx_len" if window is None else window
     sizes = {"key": size, "value": size if size_v is None else size_v}
@@ -56,14 +56,14 @@ def attention(
 
 def sliding(
     layer: int, heads: Dim = 8, size: Dim = 64, window: Dim = "sliding_window"
-) -> tuple[Buffer, ...]:
+) -> tuple[KvBuffer, ...]:
     """Build key and value of attention to a window."""
     return attention(layer, heads, size, kind="sliding_window", window=window)
 
 
 def mla(
     layer: int, rank: int = 512, rope: int = 64, window: Dim = None, dtype: str = "FLOAT16"
-) -> tuple[Buffer, ...]:
+) -> tuple[KvBuffer, ...]:
     """Build the latent and the rope of an MLA layer."""
     kind: BufferKind = "mla_attention" if window is None else "sliding_window_mla"
     axis: Dim = "ctx_len" if window is None else window
@@ -78,7 +78,7 @@ def linear(
     conv: tuple[int, ...] = (8192, 3),
     recurrent: tuple[int, ...] = (32, 128, 128),
     dtype: str = "FLOAT16",
-) -> tuple[Buffer, ...]:
+) -> tuple[KvBuffer, ...]:
     """Build the convolution state and the recurrent state of a linear layer."""
     states = {"conv_state": conv, "recurrent_state": recurrent}
     return tuple(
@@ -87,7 +87,7 @@ def linear(
     )
 
 
-def layout(*layers: Iterable[Buffer], sizes: Mapping[str, int] | None = None) -> Layout:
+def layout(*layers: Iterable[KvBuffer], sizes: Mapping[str, int] | None = None) -> Layout:
     """Build the layout of these layers."""
     buffers = sorted((b for layer in layers for b in layer), key=lambda b: b.layer)
     return Layout(("model.onnx",), (), (), tuple(buffers), (), sizes or {})

@@ -33,7 +33,7 @@ from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.consumer_checks import check_consumer, find_owning_model
 from onnxkvrename.handoff.find_consumers import DEFAULT_CONSUMER, list_consumers, load_consumer
 from onnxkvrename.handoff.selection import Selection, find_distinct_types, select_values
-from onnxkvrename.layout.layout import Buffer, Layout
+from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.layout.load import CompileInfo, load_layout
 from onnxkvrename.layout.selectors import Selector, build_selectors
 from onnxkvrename.model.signature import Value
@@ -248,7 +248,7 @@ def _list_slot_values(checked: ConsumerCheck) -> Iterator[dict[str, Any]]:
         }
 
 
-def _describe_buffer(buffer: Buffer | None) -> dict[str, Any]:
+def _describe_buffer(buffer: KvBuffer | None) -> dict[str, Any]:
     """What a slot holds; a stranger holds nothing that is known."""
     if buffer is None:
         return {"layer": None, "part": None, "kind": None}

@@ -7,18 +7,18 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.handoff.selection import BufferId
-from onnxkvrename.layout.layout import Buffer, Layout
+from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.model.signature import Dim, format_shape
 
 
 class BufferPair(NamedTuple):
     """A buffer as prefill has it and as decode has it; `None` for a side that lacks it."""
 
-    prefill: Buffer | None
-    decode: Buffer | None
+    prefill: KvBuffer | None
+    decode: KvBuffer | None
 
     @property
-    def present_buffer(self) -> Buffer:
+    def present_buffer(self) -> KvBuffer:
         """Prefill's buffer, or decode's if prefill lacks it."""
         buffer = self.prefill or self.decode
         assert buffer is not None
@@ -79,7 +79,7 @@ def pair_buffers(prefill: Layout, decode: Layout) -> tuple[BufferPair, ...]:
     return tuple(sorted(pairs, key=lambda pair: pair.present_buffer.layer))
 
 
-def format_buffer_type(layout: Layout, buffer: Buffer) -> str:
+def format_buffer_type(layout: Layout, buffer: KvBuffer) -> str:
     """Return dtype and shape of one sequence of a buffer: ``FLOAT16 [8, ctx_len=4096, 64]``."""
     if buffer.sequence_shape is None:
         return buffer.dtype
@@ -131,8 +131,8 @@ def find_differences(
 class _ShapeComparison(NamedTuple):
     """Two buffers, and the resolved shapes of one sequence of each, of the same rank."""
 
-    prefill: Buffer
-    decode: Buffer
+    prefill: KvBuffer
+    decode: KvBuffer
     prefill_shape: Sequence[Dim]
     decode_shape: Sequence[Dim]
     clipped_axes: frozenset[int]
@@ -190,6 +190,6 @@ def _choose_size_option(prefill_dim: Dim, decode_dim: Dim) -> str:
     return "--prefill-dim" if isinstance(decode_dim, int) else "--dim"
 
 
-def _can_grow(buffer: Buffer, axis: int) -> bool:
+def _can_grow(buffer: KvBuffer, axis: int) -> bool:
     """Return whether a buffer may grow along an axis: one of unknown kind may along any."""
     return buffer.sequence_axis == axis or buffer.kind == "unknown"

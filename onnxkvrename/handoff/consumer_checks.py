@@ -22,7 +22,7 @@ from onnxkvrename.handoff.selection import (
     select_values,
 )
 from onnxkvrename.layout.dims import Shape
-from onnxkvrename.layout.layout import Buffer, Layout, build_layout
+from onnxkvrename.layout.layout import KvBuffer, Layout, build_layout
 from onnxkvrename.rules.kv_model import KvModel
 
 StartupCause = Literal["layer", "dtype", "shape", "output_count"]
@@ -54,7 +54,7 @@ class ConsumerProblem(NamedTuple):
 class _BufferName(NamedTuple):
     """The input or output name of a buffer."""
 
-    buffer: Buffer
+    buffer: KvBuffer
     name: str
     side: Literal["input", "output"]
     is_selected: bool

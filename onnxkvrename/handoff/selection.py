@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.layout.dims import Shape
-from onnxkvrename.layout.layout import Buffer, Layout
+from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.model.signature import Value
 
 BufferId = tuple[int, str]
@@ -25,7 +25,7 @@ class SelectedValue(NamedTuple):
     """
 
     value: Value
-    buffer: Buffer | None
+    buffer: KvBuffer | None
     input_name: str
 
     @property
@@ -114,7 +114,7 @@ def _read_sort_keys(
     return keys
 
 
-def find_selected_buffers(layout: Layout, consumer: Consumer) -> tuple[Buffer, ...]:
+def find_selected_buffers(layout: Layout, consumer: Consumer) -> tuple[KvBuffer, ...]:
     """Return the buffers whose inputs a consumer selects, in the layout's order."""
     return tuple(
         buffer
@@ -124,8 +124,8 @@ def find_selected_buffers(layout: Layout, consumer: Consumer) -> tuple[Buffer, .
 
 
 def find_unselected_buffers(
-    values: Iterable[SelectedValue], buffers: Iterable[Buffer]
-) -> tuple[Buffer, ...]:
+    values: Iterable[SelectedValue], buffers: Iterable[KvBuffer]
+) -> tuple[KvBuffer, ...]:
     """Return the buffers that are not among the selected values."""
     selected_ids = {each.buffer_id for each in values}
     return tuple(b for b in buffers if (b.layer, b.part) not in selected_ids)

@@ -13,7 +13,7 @@ from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import BufferId, SelectedValue, select_values
 from onnxkvrename.handoff.slots import MemorySlot, build_slots, find_clipped_axes
 from onnxkvrename.layout.dims import Shape
-from onnxkvrename.layout.layout import Buffer, Layout
+from onnxkvrename.layout.layout import KvBuffer, Layout
 
 PromptRanges = tuple[tuple[int, int], ...]
 """Ranges of prompt lengths in tokens, first and last of each, sorted and disjoint."""
@@ -95,7 +95,7 @@ class _SlotContent(NamedTuple):
     """A slot, and the buffer that a side has there, if it is one."""
 
     slot: MemorySlot
-    buffer: Buffer | None
+    buffer: KvBuffer | None
     layout: Layout
 
     @property
@@ -300,7 +300,7 @@ def _build_byte_order(shape: Shape, token_axis: int | None) -> _ByteOrder:
     return [(dim, axis == token_axis) for dim, axis in dims if dim != 1]
 
 
-def _has_unknown_kind(buffer: Buffer | None) -> bool:
+def _has_unknown_kind(buffer: KvBuffer | None) -> bool:
     return buffer is not None and buffer.kind == "unknown"
 
 

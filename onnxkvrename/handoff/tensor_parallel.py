@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from onnxkvrename.findings import Finding, build_finding
-from onnxkvrename.layout.layout import Buffer, Layout
+from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.rules.window_diff import format_layers
 
 
@@ -80,7 +80,7 @@ def list_sharding_notes(
 
 
 def _check_divisible(side: str, layout: Layout, ranks: int) -> Iterator[Finding]:
-    groups: dict[tuple[str, int], list[Buffer]] = {}
+    groups: dict[tuple[str, int], list[KvBuffer]] = {}
     for buffer in layout.buffers:
         axis = _find_sharded_axis(layout, buffer)
         if axis is None or axis.size % ranks == 0:
@@ -97,7 +97,7 @@ def _check_divisible(side: str, layout: Layout, ranks: int) -> Iterator[Finding]
         )
 
 
-def _find_sharded_axis(layout: Layout, buffer: Buffer) -> _ShardedAxis | None:
+def _find_sharded_axis(layout: Layout, buffer: KvBuffer) -> _ShardedAxis | None:
     """Return axis 1, or `None` if it is the context, has no size, or the buffer is MLA's."""
     shape = buffer.shape
     if shape is None or len(shape) < 3 or buffer.traits.is_mla or buffer.sequence_axis == 1:
@@ -111,5 +111,5 @@ def _find_sharded_axis(layout: Layout, buffer: Buffer) -> _ShardedAxis | None:
     return _ShardedAxis("heads", size, can_replicate=True) if len(shape) == 4 else None
 
 
-def _is_convolution(buffer: Buffer) -> bool:
+def _is_convolution(buffer: KvBuffer) -> bool:
     return buffer.is_state and buffer.shape is not None and len(buffer.shape) == 3

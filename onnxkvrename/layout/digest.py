@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding
-from onnxkvrename.layout.layout import Buffer, Layout, build_layout
+from onnxkvrename.layout.layout import KvBuffer, Layout, build_layout
 from onnxkvrename.model.signature import Dim
 from onnxkvrename.rules.kv_model import KvModel
 
@@ -82,6 +82,6 @@ def _build_stamp_finding(stamp: str | None, digest: str) -> Finding:
     )
 
 
-def _normalize_shape(layout: Layout, buffer: Buffer) -> list[Dim] | None:
+def _normalize_shape(layout: Layout, buffer: KvBuffer) -> list[Dim] | None:
     shape = buffer.sequence_shape
     return None if shape is None else [None, *layout.resolve_shape(shape)]

@@ -33,7 +33,7 @@ NamedValue = TypeVar("NamedValue", Value, UnchangedName)
 _STATE_PARTS_BY_RANK = {3: "conv_state", 4: "recurrent_state"}
 
 
-class Buffer(NamedTuple):
+class KvBuffer(NamedTuple):
     """A KV buffer.
 
     Attributes:
@@ -112,7 +112,7 @@ class Layout(NamedTuple):
     models: tuple[str, ...]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    buffers: tuple[Buffer, ...]
+    buffers: tuple[KvBuffer, ...]
     kept: tuple[UnchangedName, ...]
     sizes: Sizes = MappingProxyType({})
 
@@ -136,19 +136,19 @@ class Layout(NamedTuple):
         """Return a shape with the known sizes."""
         return resolve_symbols(shape, self.sizes)
 
-    def compute_token_bytes(self, buffer: Buffer) -> int | None:
+    def compute_token_bytes(self, buffer: KvBuffer) -> int | None:
         """Return the bytes that a token adds; ``None`` for a state, or if not known."""
         return self._compute_bytes(buffer.token_shape, buffer.dtype)
 
-    def compute_state_bytes(self, buffer: Buffer) -> int | None:
+    def compute_state_bytes(self, buffer: KvBuffer) -> int | None:
         """Return the bytes of one sequence's state; ``None`` if it grows, or if not known."""
         return self.compute_sequence_bytes(buffer) if buffer.is_state else None
 
-    def compute_sequence_bytes(self, buffer: Buffer) -> int | None:
+    def compute_sequence_bytes(self, buffer: KvBuffer) -> int | None:
         """Return the bytes of one sequence at its full length; ``None`` if not known."""
         return self._compute_bytes(buffer.sequence_shape, buffer.dtype)
 
-    def compute_batch_bytes(self, buffer: Buffer) -> int | None:
+    def compute_batch_bytes(self, buffer: KvBuffer) -> int | None:
         """Return the bytes of a buffer with all its sequences; ``None`` if not known."""
         return self._compute_bytes(buffer.shape, buffer.dtype)
 
@@ -165,7 +165,7 @@ def build_layout(sources: Sequence[KvModel]) -> Layout:
     Raises:
         ModelError: Two models, or two pairs of one, are the same buffer.
     """
-    buffers: dict[tuple[int, str], Buffer] = {}
+    buffers: dict[tuple[int, str], KvBuffer] = {}
     part_order: dict[str, int] = {}
     for source in sources:
         for part_names in source.plan.buffers_by_kind.values():
@@ -243,7 +243,7 @@ def _replace_dtypes(values: tuple[Value, ...], dtypes: Mapping[str, str]) -> tup
     return tuple(value._replace(dtype=dtypes.get(value.name, value.dtype)) for value in values)
 
 
-def _replace_buffer_dtype(buffer: Buffer, dtypes: Mapping[str, str]) -> Buffer:
+def _replace_buffer_dtype(buffer: KvBuffer, dtypes: Mapping[str, str]) -> KvBuffer:
     name_by_dtype = {dtypes[name]: name for name in buffer.names if name in dtypes}
     if len(name_by_dtype) > 1:
         (dtype, name), (other_dtype, other_name) = name_by_dtype.items()
@@ -254,7 +254,7 @@ def _replace_buffer_dtype(buffer: Buffer, dtypes: Mapping[str, str]) -> Buffer:
     return buffer._replace(dtype=next(iter(name_by_dtype), buffer.dtype))
 
 
-def _build_buffers(source: KvModel) -> Iterator[Buffer]:
+def _build_buffers(source: KvModel) -> Iterator[KvBuffer]:
     layers: dict[tuple[int, str], list[KvPair]] = {}
     for pair in source.plan.pairs:
         layers.setdefault((pair.layer, pair.kind), []).append(pair)
@@ -262,11 +262,11 @@ def _build_buffers(source: KvModel) -> Iterator[Buffer]:
         yield _build_buffer(pair, layers[pair.layer, pair.kind], source.path)
 
 
-def _build_buffer(pair: KvPair, layer: Sequence[KvPair], model: str) -> Buffer:
+def _build_buffer(pair: KvPair, layer: Sequence[KvPair], model: str) -> KvBuffer:
     kind, shape = infer_buffer_kind(pair, layer), find_pair_shape(pair)
     axis, window = find_axis_and_window(kind, shape)
     tokens = {side.token for side in pair.sides}
-    return Buffer(
+    return KvBuffer(
         layer=pair.layer,
         part=_name_part(pair, kind, layer),
         kind=kind,
@@ -298,7 +298,7 @@ def _name_part(pair: KvPair, kind: BufferKind, layer: Sequence[KvPair]) -> str:
     return _STATE_PARTS_BY_RANK.get(len(find_pair_shape(pair) or ()), part)
 
 
-def _build_duplicate_error(first: Buffer, second: Buffer) -> ModelError:
+def _build_duplicate_error(first: KvBuffer, second: KvBuffer) -> ModelError:
     if first.model == second.model:
         names = f"{first.names[0]} and {second.names[0]}"
         return ModelError(

@@ -14,7 +14,7 @@ from onnxkvrename.findings import Finding, Severity, build_json_document, serial
 from onnxkvrename.layout.digest import compute_layout_digest
 from onnxkvrename.layout.dims import Shape
 from onnxkvrename.layout.kinds import list_kinds
-from onnxkvrename.layout.layout import Buffer, Layout, find_axis_and_window
+from onnxkvrename.layout.layout import KvBuffer, Layout, find_axis_and_window
 from onnxkvrename.model.signature import Value
 from onnxkvrename.rules.plan import UnchangedName
 from onnxkvrename.rules.results import ModelReport
@@ -72,7 +72,7 @@ def compute_byte_totals(layout: Layout) -> ByteTotals:
     )
 
 
-def classify_growth(buffer: Buffer) -> str:
+def classify_growth(buffer: KvBuffer) -> str:
     """Return what makes a buffer longer: ``context``, ``window``, ``encoder``, or empty."""
     if buffer.sequence_axis is None:
         return ""
@@ -152,7 +152,7 @@ def _serialize_value(value: Value) -> dict[str, Any]:
     return {"name": value.name, "dtype": value.dtype, "shape": _serialize_shape(value.shape)}
 
 
-def _serialize_buffer(layout: Layout, buffer: Buffer) -> dict[str, Any]:
+def _serialize_buffer(layout: Layout, buffer: KvBuffer) -> dict[str, Any]:
     shape, window = buffer.shape, buffer.window
     size = layout.sizes.get(window) if isinstance(window, str) else window
     return {
@@ -284,14 +284,14 @@ def _parse_value(entry: ObjectReader) -> Value:
     return Value(entry.read_string("name"), entry.read_string("dtype"), _parse_shape(entry))
 
 
-def _parse_buffer(entry: ObjectReader) -> Buffer:
+def _parse_buffer(entry: ObjectReader) -> KvBuffer:
     kind, shape = entry.read_choice("kind", list_kinds()), _parse_shape(entry)
     axis, window = entry.read_integer_or_null("sequence_axis"), entry.read_string_or_null("window")
     if (axis, window) != find_axis_and_window(kind, shape):
         raise UnreadableTextError(
             "a buffer has a sequence_axis or a window that is not its shape's"
         )
-    return Buffer(
+    return KvBuffer(
         layer=entry.read_integer("layer"),
         part=entry.read_string("part"),
         kind=kind,

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import ModelError
-from onnxkvrename.layout.layout import Buffer, Layout
+from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.rules.patterns import compile_pattern
 
 SelectorSide = Literal["both", "inputs", "outputs"]
@@ -66,7 +66,7 @@ def build_selectors(layout: Layout) -> tuple[Selector, ...]:
     return tuple(selectors)
 
 
-def _collect_names(buffers: Iterable[Buffer], side: SelectorSide) -> dict[str, int]:
+def _collect_names(buffers: Iterable[KvBuffer], side: SelectorSide) -> dict[str, int]:
     """Return the names of buffers on a side, each with its layer."""
     names: dict[str, int] = {}
     for buffer in buffers:

@@ -11,7 +11,7 @@ from onnxkvrename.handoff.compare import Handoff, PairResult, SimulatedPrompt
 from onnxkvrename.handoff.simulate import PromptRanges, merge_ranges
 from onnxkvrename.handoff.slots import MemorySlot
 from onnxkvrename.handoff.worker import UNKNOWN_SIZE, UNLIMITED_LENGTH, HandoffSide
-from onnxkvrename.layout.layout import Buffer
+from onnxkvrename.layout.layout import KvBuffer
 from onnxkvrename.report.compare_text import (
     format_handoff_verdict,
     list_sides_without_token,
@@ -113,7 +113,7 @@ def _pair_to_json(handoff: Handoff, result: PairResult) -> dict[str, Any]:
     }
 
 
-def _buffer_to_json(side: HandoffSide, buffer: Buffer | None) -> dict[str, Any] | None:
+def _buffer_to_json(side: HandoffSide, buffer: KvBuffer | None) -> dict[str, Any] | None:
     if buffer is None:
         return None
     shape = buffer.shape

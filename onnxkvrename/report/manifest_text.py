@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from onnxkvrename.findings import format_list
 from onnxkvrename.layout.dims import Shape
-from onnxkvrename.layout.layout import Buffer, Layout
+from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.layout.manifest import (
     classify_growth,
     compute_byte_totals,
@@ -158,13 +158,13 @@ def format_bytes(size: int | None) -> str:
     return f"{size / (1 << 10 * power):.4g} {_BYTE_UNITS[power]} ({exact})"
 
 
-def _format_buffer_shape(layout: Layout, buffer: Buffer) -> str:
+def _format_buffer_shape(layout: Layout, buffer: KvBuffer) -> str:
     if buffer.shape is None:
         return "rank unknown"
     return format_shape(_annotate_shape(layout, buffer.shape))
 
 
-def _format_bytes_each(layout: Layout, buffer: Buffer) -> str:
+def _format_bytes_each(layout: Layout, buffer: KvBuffer) -> str:
     """Return the bytes that a token adds to a buffer, or those of a sequence."""
     if buffer.sequence_axis is not None:
         size, per = layout.compute_token_bytes(buffer), "a token"

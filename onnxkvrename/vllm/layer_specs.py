@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from onnxkvrename.layout.dims import count_elements
 from onnxkvrename.layout.kinds import BufferKind
-from onnxkvrename.layout.layout import Buffer, Layout
+from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.model.signature import Dim
 from onnxkvrename.vllm.specs import (
     ATTENTION_ITEMSIZES,
@@ -135,9 +135,9 @@ def _resolve_token_bytes(attention: Iterable[KvCacheSpec]) -> int:
     return sizes.pop()
 
 
-def _group_buffers(buffers: Iterable[Buffer]) -> dict[tuple[int, BufferKind], list[Buffer]]:
+def _group_buffers(buffers: Iterable[KvBuffer]) -> dict[tuple[int, BufferKind], list[KvBuffer]]:
     """Group buffers by layer and kind; cross attention follows the layer's own attention."""
-    groups: dict[tuple[int, BufferKind], list[Buffer]] = {}
+    groups: dict[tuple[int, BufferKind], list[KvBuffer]] = {}
     for buffer in sorted(buffers, key=lambda b: (b.layer, b.kind == "cross_attention")):
         groups.setdefault((buffer.layer, buffer.kind), []).append(buffer)
     return groups
@@ -153,7 +153,7 @@ def _merge_refusals(refusals: Iterable[Refusal]) -> Iterator[Refusal]:
 
 
 def _build_spec(
-    buffers: Sequence[Buffer], layout: Layout, request: ProjectionRequest
+    buffers: Sequence[KvBuffer], layout: Layout, request: ProjectionRequest
 ) -> KvCacheSpec:
     """Build the spec of buffers of one layer and one kind."""
     layer, kind = buffers[0].layer, buffers[0].kind
@@ -182,7 +182,7 @@ def _build_spec(
 
 
 def _build_state_spec(
-    buffers: Sequence[Buffer], layout: Layout, request: ProjectionRequest
+    buffers: Sequence[KvBuffer], layout: Layout, request: ProjectionRequest
 ) -> KvCacheSpec:
     """Build the spec of a layer's states, whose first axis the ranks divide."""
     layer, ranks = buffers[0].layer, request.tensor_parallel_size
@@ -214,7 +214,7 @@ def _check_dtype(layer: int, dtype: str, allowed: Iterable[str]) -> str:
     return dtype
 
 
-def _resolve_sizes(buffer: Buffer, layout: Layout, context_axis: int = 0) -> tuple[int, ...]:
+def _resolve_sizes(buffer: KvBuffer, layout: Layout, context_axis: int = 0) -> tuple[int, ...]:
     """Return the shape in numbers, with 1 for the batch (axis 0) and for the context."""
     layer, part = [buffer.layer], buffer.part
     if buffer.shape is None:
@@ -231,7 +231,7 @@ def _resolve_sizes(buffer: Buffer, layout: Layout, context_axis: int = 0) -> tup
     return tuple(sizes)
 
 
-def _resolve_token_shape(buffer: Buffer, layout: Layout) -> tuple[int, ...]:
+def _resolve_token_shape(buffer: KvBuffer, layout: Layout) -> tuple[int, ...]:
     """Return the sizes that one token adds: heads and head size, or the head size alone.
 
     The encoder's tokens of cross attention, a fixed number, are on axis 2.
@@ -248,7 +248,7 @@ def _resolve_token_shape(buffer: Buffer, layout: Layout) -> tuple[int, ...]:
     return tuple(size for index, size in enumerate(sizes) if index not in (0, axis))
 
 
-def _resolve_window(buffers: Sequence[Buffer], layout: Layout) -> Dim:
+def _resolve_window(buffers: Sequence[KvBuffer], layout: Layout) -> Dim:
     windows = set(layout.resolve_shape(tuple(buffer.window for buffer in buffers)))
     window = windows.pop()
     if windows or window is None:
@@ -268,7 +268,7 @@ def _sum_latent_sizes(layer: int, tokens: Sequence[tuple[int, ...]]) -> int:
 
 
 def _resolve_heads(
-    buffers: Sequence[Buffer], tokens: Sequence[tuple[int, ...]], ranks: int
+    buffers: Sequence[KvBuffer], tokens: Sequence[tuple[int, ...]], ranks: int
 ) -> tuple[int, int, int]:
     """Return KV heads on one rank, and the sizes of a key's and a value's head."""
     layer, kind = [buffers[0].layer], buffers[0].kind
@@ -330,7 +330,7 @@ def _list_conditions(
         yield from _list_state_conditions(request)
 
 
-def _has_merged_heads(buffer: Buffer) -> bool:
+def _has_merged_heads(buffer: KvBuffer) -> bool:
     has_rank_3 = buffer.shape is not None and len(buffer.shape) == 3
     return has_rank_3 and buffer.kind not in _NO_KEY_VALUE_KINDS
 

@@ -23,7 +23,7 @@ from onnxkvrename.handoff.consumers.vllm_qaic import (
 from onnxkvrename.handoff.selection import select_values
 from onnxkvrename.layout.kinds import BufferKind
 from onnxkvrename.layout.layout import (
-    Buffer,
+    KvBuffer,
     Layout,
     apply_dtypes,
     apply_sizes,
@@ -78,7 +78,7 @@ def called(
 ) -> Layout:
     """A model of buffers with these names and layers, whatever rules made them."""
     buffers = tuple(
-        Buffer(
+        KvBuffer(
             layer=layer,
             part=f"part{at}",
             kind=kind,

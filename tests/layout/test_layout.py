@@ -10,7 +10,7 @@ import pytest
 
 from onnxkvrename import ModelError, load_rules
 from onnxkvrename.layout.digest import check_stamp, compute_layout_digest, find_stamp_mismatches
-from onnxkvrename.layout.layout import Buffer, Layout, apply_dtypes, apply_sizes, build_layout
+from onnxkvrename.layout.layout import KvBuffer, Layout, apply_dtypes, apply_sizes, build_layout
 from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import build_minimal_plan
@@ -54,7 +54,7 @@ def parts(found: Layout) -> list[tuple[int, str, str]]:
 
 def test_a_buffer_says_all_that_a_consumer_must_know() -> None:
     found = layout(layer(0, WINDOW), token="VLLM")
-    assert found.buffers[0] == Buffer(
+    assert found.buffers[0] == KvBuffer(
         layer=0,
         part="key",
         kind="sliding_window",

@@ -23,7 +23,7 @@ from onnxkvrename.findings import CODES, Finding, build_finding
 from onnxkvrename.layout import kinds, manifest
 from onnxkvrename.layout import layout as layouts
 from onnxkvrename.layout import load as gathering
-from onnxkvrename.layout.layout import Buffer, Layout
+from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.layout.load import CompileInfo
 from onnxkvrename.model.signature import Value
 from onnxkvrename.rules.plan import UnchangedName
@@ -65,7 +65,7 @@ SIZES = st.dictionaries(NAMES, st.integers(1, 1 << 40), max_size=3).map(MappingP
 
 
 @st.composite
-def buffers(draw: st.DrawFn, values: Values, models: list[str]) -> Buffer:
+def buffers(draw: st.DrawFn, values: Values, models: list[str]) -> KvBuffer:
     """A buffer with the names and the shape of an input and an output, or of one of them."""
     into, out = (draw(st.sampled_from(side or [None])) for side in values)
     if into is not None and out is not None and draw(st.booleans()):
@@ -73,7 +73,7 @@ def buffers(draw: st.DrawFn, values: Values, models: list[str]) -> Buffer:
     shape = next((end.shape for end in (into, out) if end and end.shape is not None), None)
     kind = draw(st.sampled_from(get_args(kinds.BufferKind)))
     sequence, window = layouts.find_axis_and_window(kind, shape)
-    return Buffer(
+    return KvBuffer(
         layer=draw(st.integers(0, 999_999)),
         part=draw(NAMES),
         kind=kind,

@@ -3,25 +3,27 @@ from __future__ import annotations
 import pytest
 from layers import attention, buffer, layout, linear, mla, sliding
 
-from onnxkvrename.layout.layout import Buffer, Layout
+from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.vllm.layer_specs import ModelSpecs, align_blocks, build_specs
 from onnxkvrename.vllm.specs import ProjectionRequest, Refusal, RefusalError
 
 
 def build(
-    *layers: tuple[Buffer, ...], tp: int = 1, block_size: int = 16, **sizes: int
+    *layers: tuple[KvBuffer, ...], tp: int = 1, block_size: int = 16, **sizes: int
 ) -> ModelSpecs:
     return build_specs(layout(*layers, sizes=sizes), ProjectionRequest(block_size, tp))
 
 
-def page_size(*layers: tuple[Buffer, ...], tp: int = 1, block_size: int = 16, **sizes: int) -> int:
+def page_size(
+    *layers: tuple[KvBuffer, ...], tp: int = 1, block_size: int = 16, **sizes: int
+) -> int:
     """The bytes of the first layer's page."""
     model = build(*layers, tp=tp, block_size=block_size, **sizes)
     assert model.refusals == ()
     return model.specs[0].page_size
 
 
-def refuse(*layers: tuple[Buffer, ...], tp: int = 1) -> Refusal:
+def refuse(*layers: tuple[KvBuffer, ...], tp: int = 1) -> Refusal:
     """The reason for which the only layer has no spec."""
     model = build(*layers, tp=tp)
     assert model.specs == ()

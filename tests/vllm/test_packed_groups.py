@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from layers import attention, layout, mla, sliding
 
-from onnxkvrename.layout.layout import Buffer, Layout
+from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.vllm.groups import Grouping, group_layers
 from onnxkvrename.vllm.layer_specs import build_specs
 from onnxkvrename.vllm.packed_groups import choose_group_size
@@ -42,7 +42,7 @@ def test_windowed_mla_is_padded_to_the_next_page_of_full_mla() -> None:
     ],
 )
 def test_0_24_refuses_windowed_mla_with_other_kinds_or_larger_pages(
-    other: tuple[Buffer, ...], reason: str
+    other: tuple[KvBuffer, ...], reason: str
 ) -> None:
     grouping = form_groups(layout(other, mla(1, window=128)), "0.24")
     assert grouping.refusal is not None

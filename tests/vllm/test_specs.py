@@ -4,7 +4,7 @@ import pytest
 from layers import attention, layout, linear, mla, sliding
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.layout.layout import Buffer
+from onnxkvrename.layout.layout import KvBuffer
 from onnxkvrename.vllm.layer_specs import build_specs
 from onnxkvrename.vllm.specs import (
     VLLM_VERSIONS,
@@ -24,7 +24,7 @@ from onnxkvrename.vllm.specs import (
 )
 
 
-def build(*layers: tuple[Buffer, ...]) -> tuple[KvCacheSpec, ...]:
+def build(*layers: tuple[KvBuffer, ...]) -> tuple[KvCacheSpec, ...]:
     return build_specs(layout(*layers), ProjectionRequest(16)).specs
 
 
@@ -45,7 +45,7 @@ def build(*layers: tuple[Buffer, ...]) -> tuple[KvCacheSpec, ...]:
     ],
 )
 def test_can_merge_compares_what_vllm_compares(
-    layers: tuple[tuple[Buffer, ...], ...], versions: tuple[str, ...]
+    layers: tuple[tuple[KvBuffer, ...], ...], versions: tuple[str, ...]
 ) -> None:
     specs = build(*layers)
     assert [version for version in VLLM_VERSIONS if can_merge(specs, version)] == list(versions)
@@ -69,7 +69,7 @@ def test_can_merge_compares_what_vllm_compares(
     ],
 )
 def test_is_uniform_type_follows_the_first_spec(
-    layers: tuple[tuple[Buffer, ...], ...], versions: tuple[str, ...]
+    layers: tuple[tuple[KvBuffer, ...], ...], versions: tuple[str, ...]
 ) -> None:
     specs = build(*layers)
     assert [version for version in VLLM_VERSIONS if is_uniform_type(specs, version)] == list(

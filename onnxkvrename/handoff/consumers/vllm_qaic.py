@@ -24,7 +24,7 @@ from onnxkvrename.handoff.selection import (
     select_values,
 )
 from onnxkvrename.layout.dims import Shape
-from onnxkvrename.layout.layout import Buffer, Layout
+from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.model.signature import format_shape
 
 TOKEN = "vllmKvCache"
@@ -138,7 +138,7 @@ def check_truncated_buffers(layout: Layout, full_transfer: bool) -> Iterator[Fin
         )
 
 
-def _is_truncated(buffer: Buffer) -> bool:
+def _is_truncated(buffer: KvBuffer) -> bool:
     if buffer.shape is None or len(buffer.shape) <= _CONTEXT_AXIS + 1:
         return False
     return buffer.is_state or buffer.sequence_axis not in (None, _CONTEXT_AXIS)
