@@ -24,6 +24,7 @@ from onnxkvrename.handoff.selection import (
     select_values,
 )
 from onnxkvrename.layout.dims import Shape
+from onnxkvrename.layout.kinds import BufferKind, get_kind_traits
 from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.model.signature import format_shape
 
@@ -121,13 +122,14 @@ def check_truncated_buffers(layout: Layout, full_transfer: bool) -> Iterator[Fin
     """
     if full_transfer:
         return
-    groups: dict[tuple[str, Shape], list[str]] = {}
+    groups: dict[tuple[BufferKind, Shape], list[str]] = {}
     for buffer in find_selected_buffers(layout, CONSUMER):
         if buffer.shape is not None and _is_truncated(buffer):
             key = (buffer.kind, layout.resolve_shape(buffer.shape))
             groups.setdefault(key, []).append(buffer.names[0])
     for (kind, shape), names in groups.items():
-        reason = "is a state" if kind == "mamba" else "has its context on another axis"
+        is_state = get_kind_traits(kind).is_state
+        reason = "is a state" if is_state else "has its context on another axis"
         yield build_finding(
             "KV605",
             names[0],
