@@ -11,7 +11,7 @@ from onnxkvrename.errors import KvRenameError
 Severity = Literal["error", "warning"]
 
 
-CODES: Mapping[str, tuple[Severity, str]] = {
+CODES: dict[str, tuple[Severity, str]] = {
     "KV001": ("error", "no KV buffer in any model given"),
     "KV101": ("error", "retained output without its input"),
     "KV102": ("error", "KV input without its retained output"),
@@ -107,6 +107,21 @@ class CheckError(KvRenameError):
     def __init__(self, message: str, findings: tuple[Finding, ...], **where: str | None) -> None:
         super().__init__(message, **where)
         self.findings = findings
+
+
+def declare_code(code: str, severity: Severity, meaning: str) -> None:
+    """Add a code of a further check to `CODES`.
+
+    Args:
+        code: ``KV`` and three digits, stable for good.
+        severity: ``error`` or ``warning``.
+        meaning: What is wrong, in a few words.
+
+    Raises:
+        ValueError: The code means something else already.
+    """
+    if CODES.setdefault(code, (severity, meaning)) != (severity, meaning):
+        raise ValueError(f"{code} is taken: {CODES[code][1]}")
 
 
 def build_finding(code: str, name: str, message: str, hint: str) -> Finding:

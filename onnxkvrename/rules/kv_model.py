@@ -14,7 +14,8 @@ from onnxkvrename.model.occurrences import Occurrences, find_occurrences
 from onnxkvrename.model.proto_reader import read_export_info
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import ExportInfo, Signature
-from onnxkvrename.rules.checks import build_no_buffers_finding, check_pairs
+from onnxkvrename.rules.checks import check_pairs
+from onnxkvrename.rules.checks.pairs import build_no_buffers_finding
 from onnxkvrename.rules.plan import (
     KvPair,
     RenamePlan,
