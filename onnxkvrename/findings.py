@@ -134,6 +134,25 @@ def promote_to_errors(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(finding._replace(severity="error") for finding in findings)
 
 
+def decide_exit_code(
+    *, failed: bool = False, not_done: bool = False, interrupted: bool = False
+) -> int:
+    """Return the exit code of a command; the later argument wins.
+
+    Args:
+        failed: Whether there is a finding of severity error, or what else the command
+            was asked to detect (a name that would change, a hand-off that breaks).
+        not_done: Whether the job, or any part of it, could not be done.
+        interrupted: Whether a signal ended the job.
+
+    Returns:
+        0, 1, 2 or 130, in the order of no argument, `failed`, `not_done`, `interrupted`.
+    """
+    if interrupted:
+        return 130
+    return 2 if not_done else int(failed)
+
+
 def format_list(names: Sequence[str], separator: str = ", ", limit: int = _MAX_LISTED) -> str:
     """Join the first `limit` names, and say how many more there are."""
     rest = f" and {len(names) - limit:,} more" if len(names) > limit else ""

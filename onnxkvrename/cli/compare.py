@@ -1,12 +1,12 @@
-"""The command that says whether a hand-off from prefill to decode will work."""
+"""The command ``compare``: whether a hand-off from prefill to decode works."""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -20,20 +20,17 @@ from onnxkvrename.cli.options import (
     add_profile_option,
     add_quiet_option,
     add_rules_option,
+    add_verbose_option,
     parse_dim_sizes,
 )
-from onnxkvrename.cli.output import is_color_enabled, is_terminal, print_lines, stdout_guard
+from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding
+from onnxkvrename.findings import Finding, decide_exit_code
 from onnxkvrename.handoff.compare import Handoff, compare_sides
-from onnxkvrename.handoff.find_consumers import (
-    DEFAULT_CONSUMER,
-    list_consumers,
-    load_consumer,
-)
+from onnxkvrename.handoff.consumer import Consumer
+from onnxkvrename.handoff.find_consumers import DEFAULT_CONSUMER, list_consumers, load_consumer
 from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
-from onnxkvrename.handoff.worker import build_handoff_side
-from onnxkvrename.layout.layout import Layout
+from onnxkvrename.handoff.worker import HandoffSide, build_handoff_side
 from onnxkvrename.layout.load import (
     CompileInfo,
     LoadedLayout,
@@ -52,14 +49,33 @@ from onnxkvrename.report.compare_text import (
     render_handoff_table,
     render_prompt_lines,
 )
-from onnxkvrename.report.rename_text import (
-    format_workflow_command,
-    render_findings,
-    render_workflow_commands,
-)
+from onnxkvrename.report.formats import Answer, Line, Note, Screen, build_file_result
+from onnxkvrename.report.formats.text import apply_style, render_finding_lines
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
+
+
+class _Arguments(NamedTuple):
+    """The arguments and options of the command line, one field for each."""
+
+    prefill: Path
+    decode: Path
+    target: str
+    dims: tuple[str, ...]
+    specializations: Path | None
+    custom_io: Path | None
+    prefill_dim: tuple[str, ...]
+    decode_dim: tuple[str, ...]
+    full_transfer: bool
+    tp: str | None
+    tokens: tuple[int, ...]
+    no_set: bool
+    profile: str
+    rules: Path | None
+    output_format: str
+    quiet: bool
+    verbose: bool
 
 
 @click.command(
@@ -98,144 +114,146 @@ from onnxkvrename.rules.results import ModelReport
 @add_rules_option()
 @add_format_option()
 @add_quiet_option()
-@click.option("-v", "--verbose", is_flag=True, help="Show every finding.")
-def command(**given: Any) -> int:
+@add_verbose_option("Show every finding.")
+def command(**values: Any) -> int:
     """Say whether decode will find prefill's KV buffers where it looks for them.
 
     PREFILL and DECODE are each a model, a directory with the windows of one, or a
     manifest. Buffers are paired by layer and part, and, as the consumer does it, by
     position and byte offset: for every length of a prompt.
     """
-    target = load_consumer(given["target"])
-    rules = load_rules(given["profile"], given["rules"])
-    ranks = _parse_ranks(given["tp"])
-    prefill, decode = _load_sides(given, rules)
-    mine, theirs = (
-        build_handoff_side(label, one.layout, target, rules)._replace(
-            path=str(given[label]), model_finding=_find_model_error(one)
-        )
-        for label, one in (("prefill", prefill), ("decode", decode))
-    )
-    found = compare_sides(
-        mine,
-        theirs,
-        target,
+    arguments = _Arguments(**values)
+    consumer = load_consumer(arguments.target)
+    rules = load_rules(arguments.profile, arguments.rules)
+    ranks = _parse_ranks(arguments.tp)
+    prefill, decode = _load_sides(arguments, rules)
+    handoff = compare_sides(
+        _build_side("prefill", arguments.prefill, prefill, consumer, rules),
+        _build_side("decode", arguments.decode, decode, consumer, rules),
+        consumer,
         ranks=ranks,
-        full_transfer=given["full_transfer"],
-        tokens=given["tokens"],
+        full_transfer=arguments.full_transfer,
+        tokens=arguments.tokens,
     )
-    code = int(found.failed or prefill.failed or decode.failed)
-    _print_comparison(found, (prefill, decode), given, code)
-    return code
+    answer = _build_answer(handoff, prefill, decode, arguments)
+    return print_answer(answer, arguments.output_format)
 
 
-def render_failure(code: int, fault: KvRenameError) -> str:
-    """The JSON document of a job that could not be done."""
-    return handoff_to_json(None, code, fault)
+def render_failure(code: int, error: KvRenameError) -> str:
+    """Return the JSON document of a job that could not be done."""
+    return handoff_to_json(None, code, error)
 
 
-def _find_model_error(side: LoadedLayout) -> Finding | None:
-    """What is wrong with the models of a side themselves: what is missing is told otherwise."""
-    found = (one for report in side.reports for one in report.findings)
+def _build_side(
+    label: str, path: Path, loaded: LoadedLayout, consumer: Consumer, rules: Rules
+) -> HandoffSide:
+    side = build_handoff_side(label, loaded.layout, consumer, rules)
+    return side._replace(path=str(path), model_finding=_find_model_error(loaded))
+
+
+def _find_model_error(loaded: LoadedLayout) -> Finding | None:
+    """Return the first error of the models themselves; missing buffers are reported elsewhere."""
+    findings = (finding for report in loaded.reports for finding in report.findings)
     return next(
-        (one for one in found if one.severity == "error" and "KV001" < one.code < "KV600"), None
+        (
+            finding
+            for finding in findings
+            if finding.severity == "error" and "KV001" < finding.code < "KV600"
+        ),
+        None,
     )
 
 
 def _parse_ranks(text: str | None) -> TensorParallelSizes | None:
     if text is None:
         return None
-    numbers = re.fullmatch("([1-9][0-9]{0,4}):([1-9][0-9]{0,4})", text)
-    if numbers is None:
+    sizes = re.fullmatch("([1-9][0-9]{0,4}):([1-9][0-9]{0,4})", text)
+    if sizes is None:
         raise click.UsageError(f"--tp {text!r}: say P:D, for example 2:4")
-    return TensorParallelSizes(int(numbers[1]), int(numbers[2]))
+    return TensorParallelSizes(int(sizes[1]), int(sizes[2]))
 
 
-def _load_sides(given: Mapping[str, Any], rules: Rules) -> tuple[LoadedLayout, LoadedLayout]:
-    """Both sides with what is known of them; a size that neither has was given in vain."""
-    known = CompileInfo(group_windows=not given["no_set"])
-    found = [load_model_or_manifest(given[label], rules, known) for label in ("prefill", "decode")]
-    shared = parse_dim_sizes(given["dims"])
-    symbols = {symbol for one in found for symbol in one.layout.symbols}
-    check_size_symbols(shared, sorted(symbols))
-    sized = []
-    for label, one in zip(("prefill", "decode"), found, strict=True):
-        own = parse_dim_sizes(given[f"{label}_dim"])
-        layout = _apply_compile_info(one.layout, {**shared, **own}, own, given, label)
-        sized.append(one._replace(layout=layout))
-    return sized[0], sized[1]
-
-
-def _apply_compile_info(
-    layout: Layout,
-    sizes: Mapping[str, int],
-    own: Mapping[str, int],
-    given: Mapping[str, Any],
-    label: str,
-) -> Layout:
-    check_size_symbols(own, layout.symbols, f"--{label}-dim")
-    there = {symbol: size for symbol, size in sizes.items() if symbol in layout.symbols}
-    return apply_compile_info(
-        layout, CompileInfo(there, given["specializations"], given["custom_io"])
+def _load_sides(arguments: _Arguments, rules: Rules) -> tuple[LoadedLayout, LoadedLayout]:
+    """Load both sides with their sizes; a size that neither side needs is an error."""
+    info = CompileInfo(group_windows=not arguments.no_set)
+    prefill = load_model_or_manifest(arguments.prefill, rules, info)
+    decode = load_model_or_manifest(arguments.decode, rules, info)
+    shared = parse_dim_sizes(arguments.dims)
+    check_size_symbols(shared, sorted({*prefill.layout.symbols, *decode.layout.symbols}))
+    return (
+        _apply_sizes(prefill, shared, "--prefill-dim", arguments.prefill_dim, arguments),
+        _apply_sizes(decode, shared, "--decode-dim", arguments.decode_dim, arguments),
     )
 
 
-def _print_comparison(
-    found: Handoff, both: tuple[LoadedLayout, LoadedLayout], given: Mapping[str, Any], code: int
-) -> None:
-    with stdout_guard():
-        if given["form"] == "json":
-            reports = (both[0].reports, both[1].reports)
-            print_lines([handoff_to_json(found, code, reports=reports)])
-            return
-        models = _list_failed_models(both)
-        if given["form"] == "github":
-            decode = build_handoff_report(found, both=False)
-            for one in (*models, decode):
-                print_lines(render_workflow_commands(one))
-            if not given["quiet"]:
-                title = {"file": decode.path, "title": "compare"}
-                print_lines(
-                    [format_workflow_command("notice", title, format_handoff_verdict(found))]
-                )
-            return
-        if not given["quiet"]:
-            print_lines([_format_verdict(found)])
-            if all(side.layout.buffers for side in both):
-                print_lines(_render_table(found))
-                print_lines(render_prompt_lines(found))
-            print_lines(render_handoff_notes(found))
-        color = is_color_enabled(sys.stderr)
-        for one in (*models, build_handoff_report(found, both=True)):
-            print_lines(render_findings(one, color=color, verbose=given["verbose"]), err=True)
+def _apply_sizes(
+    loaded: LoadedLayout,
+    shared: Mapping[str, int],
+    option: str,
+    texts: tuple[str, ...],
+    arguments: _Arguments,
+) -> LoadedLayout:
+    """Apply the sizes of both sides, then those of this one, given by `option` as `texts`."""
+    own = parse_dim_sizes(texts)
+    symbols = loaded.layout.symbols
+    check_size_symbols(own, symbols, option)
+    sizes = {symbol: size for symbol, size in {**shared, **own}.items() if symbol in symbols}
+    info = CompileInfo(sizes, arguments.specializations, arguments.custom_io)
+    return loaded._replace(layout=apply_compile_info(loaded.layout, info))
 
 
-def _list_failed_models(both: tuple[LoadedLayout, LoadedLayout]) -> list[ModelReport]:
-    """Each model that is broken, once; a side without buffers is told as such."""
-    told = (side if side.layout.buffers else side.remove_findings("KV001") for side in both)
-    reports = (one for side in told for one in side.reports if one.failed)
-    return [*{(one.path, one.findings): one for one in reports}.values()]
+def _build_answer(
+    handoff: Handoff, prefill: LoadedLayout, decode: LoadedLayout, arguments: _Arguments
+) -> Answer:
+    code = decide_exit_code(failed=handoff.failed or prefill.failed or decode.failed)
+    failed_models = _list_failed_models(prefill, decode)
+    report = build_handoff_report(handoff, both=False)
+    verdict = Note("compare", format_handoff_verdict(handoff), report.path)
+    return Answer(
+        "compare",
+        code,
+        render_json=partial(
+            handoff_to_json, handoff, code, reports=(prefill.reports, decode.reports)
+        ),
+        render_text=partial(_render_text, handoff, failed_models, arguments),
+        files=tuple(map(build_file_result, (*failed_models, report))),
+        notes=() if arguments.quiet else (verdict,),
+    )
 
 
-def _format_verdict(found: Handoff) -> str:
-    text = format_handoff_verdict(found)
-    if not is_color_enabled(sys.stdout):
-        return text
-    return click.style(text, fg="red" if found.failed else "green", bold=True)
+def _list_failed_models(prefill: LoadedLayout, decode: LoadedLayout) -> list[ModelReport]:
+    """Return each broken model once; the comparison itself reports a side without buffers."""
+    sides = (
+        side if side.layout.buffers else side.remove_findings("KV001") for side in (prefill, decode)
+    )
+    reports = (report for side in sides for report in side.reports if report.failed)
+    return [*{(report.path, report.findings): report for report in reports}.values()]
 
 
-def _render_table(found: Handoff) -> Iterator[str]:
-    """The table: plain lines where it is piped, drawn on a terminal."""
-    if not is_terminal(sys.stdout):
-        yield from render_handoff_table(found, color=is_color_enabled(sys.stdout))
-        return
-    from rich.text import Text
+def _render_text(
+    handoff: Handoff, failed_models: list[ModelReport], arguments: _Arguments, screen: Screen
+) -> Iterator[Line]:
+    if not arguments.quiet:
+        color = "red" if handoff.failed else "green"
+        yield Line(apply_style(format_handoff_verdict(handoff), screen.color, fg=color, bold=True))
+        if handoff.prefill.layout.buffers and handoff.decode.layout.buffers:
+            yield from map(Line, _render_table(handoff, screen))
+            yield from map(Line, render_prompt_lines(handoff))
+        yield from map(Line, render_handoff_notes(handoff))
+    reports = (*failed_models, build_handoff_report(handoff, both=True))
+    yield from render_finding_lines(reports, screen, verbose=arguments.verbose)
 
-    from onnxkvrename.report.rename_rich import build_table, render_lines
+
+def _render_table(handoff: Handoff, screen: Screen) -> Iterator[str]:
+    """Return plain lines for a pipe, a drawn table for a terminal."""
+    if not screen.is_terminal:
+        return render_handoff_table(handoff, color=screen.color)
+    from rich.text import Text  # only for terminals
+
+    from onnxkvrename.report.tables import build_table, render_lines
 
     rows = (
         (*cells, Text(state, style=choose_state_color(state)))
-        for *cells, state in build_table_rows(found)
+        for *cells, state in build_table_rows(handoff)
     )
-    drawn = build_table(list_table_headings(found), rows)
-    yield from render_lines([drawn], color=is_color_enabled(sys.stdout))
+    return render_lines([build_table(list_table_headings(handoff), rows)], color=screen.color)

@@ -1,10 +1,10 @@
-"""The command that writes custom_io.yaml for a model that has none."""
+"""The command ``custom-io``: writes a fresh custom_io.yaml for a model."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -15,14 +15,27 @@ from onnxkvrename.cli.options import (
     add_rules_option,
 )
 from onnxkvrename.cli.output import print_lines, stdout_guard
-from onnxkvrename.errors import KvRenameError, ModelError, WriteError
+from onnxkvrename.errors import ModelError, WriteError
+from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.model.file import open_model
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
+from onnxkvrename.rules.profile import Rules
 from onnxkvrename.sidecars.formats.custom_io import PRECISIONS, render_custom_io
 from onnxkvrename.storage.transaction import write_file
 
 DEFAULT_FILE_NAME = "custom_io.yaml"
+
+
+class _Arguments(NamedTuple):
+    """The arguments and options of the command line, one field for each."""
+
+    model: Path
+    precision: str
+    output: Path | None
+    force: bool
+    profile: str
+    rules: Path | None
 
 
 @click.command(
@@ -47,27 +60,32 @@ DEFAULT_FILE_NAME = "custom_io.yaml"
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @add_profile_option()
 @add_rules_option()
-def command(**given: Any) -> int:
+def command(**values: Any) -> int:
     """Write a fresh custom_io.yaml: the precision of every KV input and output of MODEL."""
-    model: Path = given["model"]
-    rules = load_rules(given["profile"], given["rules"])
-    with open_model(model) as found:
-        pairs = build_rename_plan(found.signature, rules, TokenChange(None)).pairs
-    both = [pair for pair in pairs if pair.input is not None and pair.output is not None]
-    if not both or len(both) < len(pairs):
-        what = "has no KV buffer" if not pairs else "has KV buffers with one side missing"
-        raise ModelError(what, path=str(model), hint="onnxkvrename verify MODEL says more")
-    names = [(pair.sides[0].old_name, pair.sides[1].old_name) for pair in both]
-    text = _render_custom_io(names, given["precision"], model)
-    output: Path = given["output"] or model.parent / DEFAULT_FILE_NAME
+    arguments = _Arguments(**values)
+    model, precision = arguments.model, arguments.precision
+    names = _read_kv_names(model, load_rules(arguments.profile, arguments.rules))
+    text = _render_custom_io(names, precision, model)
+    output = arguments.output or model.parent / DEFAULT_FILE_NAME
     if str(output) == "-":
         with stdout_guard():
             print_lines([text.removesuffix("\n")])
-        return 0
-    _write_output(output, text, model, force=given["force"])
+        return decide_exit_code()
+    _write_output(output, text, model, force=arguments.force)
     with stdout_guard():
-        print_lines([f"{output}: {len(names) * 2} names, {given['precision']}"], err=True)
-    return 0
+        print_lines([f"{output}: {len(names) * 2} names, {precision}"], err=True)
+    return decide_exit_code()
+
+
+def _read_kv_names(model: Path, rules: Rules) -> list[tuple[str, str]]:
+    """Return the names of each KV input and its retained output, as they stand in the model."""
+    with open_model(model) as opened:
+        pairs = build_rename_plan(opened.signature, rules, TokenChange(None)).pairs
+    complete = [pair for pair in pairs if pair.input is not None and pair.output is not None]
+    if not complete or len(complete) < len(pairs):
+        message = "has no KV buffer" if not pairs else "has KV buffers with one side missing"
+        raise ModelError(message, path=str(model), hint="onnxkvrename verify MODEL says more")
+    return [(pair.sides[0].old_name, pair.sides[1].old_name) for pair in complete]
 
 
 def _render_custom_io(names: list[tuple[str, str]], precision: str, model: Path) -> str:
@@ -81,8 +99,3 @@ def _write_output(output: Path, text: str, model: Path, *, force: bool) -> None:
     if os.path.realpath(output) == os.path.realpath(model):
         raise WriteError("is the model itself", path=str(output))
     write_file(output, text.encode("utf-8"), force=force)
-
-
-def render_failure(code: int, fault: KvRenameError) -> str:
-    """There is no JSON form of this command."""
-    return ""

@@ -1,13 +1,13 @@
-"""The command that shows."""
+"""The command ``inspect``: shows what is in a model."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -19,20 +19,28 @@ from onnxkvrename.cli.options import (
     add_profile_option,
     add_rules_option,
 )
-from onnxkvrename.cli.output import is_color_enabled, print_lines, stdout_guard
+from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError, WriteError
-from onnxkvrename.layout.inspect import (
-    ModelSummary,
-    compute_exit_code,
-    inspect_model,
-    summaries_to_json,
-)
-from onnxkvrename.report.rename_text import format_error
+from onnxkvrename.findings import decide_exit_code
+from onnxkvrename.layout.inspect import ModelSummary, inspect_model, summaries_to_json
+from onnxkvrename.report.formats import Answer, FileResult, Line, Screen
+from onnxkvrename.report.formats.text import format_error
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.storage.read import open_file
 from onnxkvrename.storage.temp_file import ReadyFile, TempFile
 from onnxkvrename.storage.transaction import Transaction
+
+
+class _Arguments(NamedTuple):
+    """The arguments and options of the command line, one field for each."""
+
+    models: tuple[Path, ...]
+    svg: Path | None
+    html: Path | None
+    profile: str
+    rules: Path | None
+    output_format: str
 
 
 @click.command(
@@ -50,88 +58,93 @@ from onnxkvrename.storage.transaction import Transaction
 )
 @add_profile_option()
 @add_rules_option()
-@add_format_option("text", "json")
-def command(**given: Any) -> int:
+@add_format_option()
+def command(**values: Any) -> int:
     """Show what is in a model: its KV buffers by layer, their kinds, token, weights, findings.
 
     The kind of a buffer is told from its shape, not only from its name. Weights
     are not read.
     """
-    if not given["models"]:
+    arguments = _Arguments(**values)
+    if not arguments.models:
         raise click.UsageError("no MODEL given: onnxkvrename inspect MODEL...")
-    rules = load_rules(given["profile"], given["rules"])
-    found = tuple(inspect_model(job.model, rules) for job in find_jobs(given["models"]))
-    _write_pictures(found, given)
-    code = compute_exit_code(found)
-    with stdout_guard():
-        if given["form"] == "json":
-            print_lines([summaries_to_json(found, code)])
-        else:
-            _print_summaries(found)
-    return code
+    rules = load_rules(arguments.profile, arguments.rules)
+    summaries = tuple(inspect_model(job.model, rules) for job in find_jobs(arguments.models))
+    _write_pictures(summaries, arguments)
+    return print_answer(_build_answer(summaries), arguments.output_format)
 
 
-def render_failure(code: int, fault: KvRenameError) -> str:
-    """The JSON document of a job that could not be done."""
-    return summaries_to_json((), code, fault)
+def render_failure(code: int, error: KvRenameError) -> str:
+    """Return the JSON document of a job that could not be done."""
+    return summaries_to_json((), code, error)
 
 
-def _print_summaries(found: tuple[ModelSummary, ...]) -> None:
-    from onnxkvrename.report.kv_map import render_model_summary
-    from onnxkvrename.report.rename_rich import render_lines
+def _build_answer(summaries: Sequence[ModelSummary]) -> Answer:
+    code = decide_exit_code(
+        failed=any(summary.failed for summary in summaries),
+        not_done=any(summary.error is not None for summary in summaries),
+    )
+    return Answer(
+        "inspect",
+        code,
+        render_json=partial(summaries_to_json, summaries, code),
+        render_text=partial(_render_text, summaries),
+        files=tuple(
+            FileResult(summary.path, summary.findings, summary.error) for summary in summaries
+        ),
+    )
 
-    for item in found:
-        if item.error is None:
-            drawn = render_lines([render_model_summary(item)], color=is_color_enabled(sys.stdout))
-            print_lines(drawn)
-    color = is_color_enabled(sys.stderr)
-    errors = [item.error for item in found if item.error is not None]
-    print_lines((format_error(error, color=color) for error in errors), err=True)
+
+def _render_text(summaries: Sequence[ModelSummary], screen: Screen) -> Iterator[Line]:
+    from onnxkvrename.report.inspect_rich import render_model_summary  # rich, only for text
+    from onnxkvrename.report.tables import render_lines
+
+    for summary in summaries:
+        if summary.error is None:
+            drawing = render_lines([render_model_summary(summary)], color=screen.color)
+            yield from map(Line, drawing)
+    for summary in summaries:
+        if summary.error is not None:
+            yield Line(format_error(summary.error, color=screen.error_color), err=True)
 
 
-def _write_pictures(found: tuple[ModelSummary, ...], given: dict[str, Any]) -> None:
-    if given["svg"] is None and given["html"] is None:
+def _write_pictures(summaries: Sequence[ModelSummary], arguments: _Arguments) -> None:
+    """Write the pictures that were asked for, all or none."""
+    if arguments.svg is None and arguments.html is None:
         return
-    from onnxkvrename.report.kv_map_image import render_html, render_svg
+    from onnxkvrename.report.kv_map_image import render_html, render_svg  # rich
 
-    _check_picture_paths(found, given)
-    wanted = ((given["svg"], render_svg), (given["html"], render_html))
-    drawn = [(path, draw(found)) for path, draw in wanted if path is not None]
+    _check_picture_paths(summaries, arguments)
+    renderers = ((arguments.svg, render_svg), (arguments.html, render_html))
+    pictures = [(path, render(summaries)) for path, render in renderers if path is not None]
     try:
-        with ExitStack() as temporary, Transaction() as changes:
-            staged = []
-            for path, text in drawn:
-                staged.append(_write_temp_picture(path, text))
-                temporary.callback(staged[-1].discard)
-            changes.place_files(staged, final=True)
+        with ExitStack() as temporary, Transaction() as transaction:
+            ready_files = []
+            for path, text in pictures:
+                ready_files.append(_write_temp_picture(path, text))
+                temporary.callback(ready_files[-1].discard)
+            transaction.place_files(ready_files, final=True)
     except WriteError as error:
         hint = "no picture was written; choose another place for it"
         raise WriteError(error.message, path=error.path, hint=hint) from None
 
 
-def _check_picture_paths(found: tuple[ModelSummary, ...], given: dict[str, Any]) -> None:
-    """Raise :class:`WriteError` for a picture in the place of what is read, or of the other."""
-    wanted = [path for path in (given["svg"], given["html"]) if path is not None]
-    read = {os.path.realpath(path) for path in _list_read_files(found, given["rules"])}
-    for path in wanted:
+def _check_picture_paths(summaries: Sequence[ModelSummary], arguments: _Arguments) -> None:
+    """Raise :class:`WriteError` for a picture over a file that is read, or over the other one."""
+    paths = [path for path in (arguments.svg, arguments.html) if path is not None]
+    read = {os.path.realpath(path) for path in _list_read_files(summaries, arguments.rules)}
+    hint = "choose another place for the picture"
+    for path in paths:
         if os.path.realpath(path) in read:
-            raise WriteError(
-                "is a file of the model, or its rules",
-                path=str(path),
-                hint="choose another place for the picture",
-            )
+            raise WriteError("is a file of the model, or its rules", path=str(path), hint=hint)
         if os.path.lexists(path) and not (os.path.isdir(path) or _is_picture(path)):
-            raise WriteError(
-                "is there already, and no picture",
-                path=str(path),
-                hint="choose another place for the picture",
-            )
-    if len({os.path.realpath(path) for path in wanted}) < len(wanted):
-        raise WriteError("cannot be both pictures", path=str(wanted[0]), hint="choose two names")
+            raise WriteError("is there already, and no picture", path=str(path), hint=hint)
+    if len({os.path.realpath(path) for path in paths}) < len(paths):
+        raise WriteError("cannot be both pictures", path=str(paths[0]), hint="choose two names")
 
 
 def _is_picture(path: Path) -> bool:
-    """Whether a plain file, and no link to one, begins as an earlier picture does."""
+    """Return whether a plain file, not a link to one, begins as an earlier picture does."""
     try:
         with open_file(path) as file:
             head = file.read(0, 512).lstrip().lower()
@@ -140,18 +153,19 @@ def _is_picture(path: Path) -> bool:
     return not path.is_symlink() and head.startswith((b"<svg", b"<?xml", b"<!doctype", b"<html"))
 
 
-def _list_read_files(found: tuple[ModelSummary, ...], rules: Path | None) -> Iterator[Path]:
-    """The files that have been looked at, and those beside them with weights."""
-    for item in found:
-        yield Path(item.path)
-        locations = (file.location for file in item.files if "\0" not in file.location)
-        yield from (Path(item.path).parent / location for location in locations)
+def _list_read_files(summaries: Sequence[ModelSummary], rules: Path | None) -> Iterator[Path]:
+    """Yield the models, the files beside them with weights, and the rules."""
+    for summary in summaries:
+        model = Path(summary.path)
+        yield model
+        locations = (file.location for file in summary.files if "\0" not in file.location)
+        yield from (model.parent / location for location in locations)
     if rules is not None:
         yield rules
 
 
 def _write_temp_picture(path: Path, text: str) -> ReadyFile:
-    with TempFile(Path(path).absolute(), path) as draft:
-        draft.write(text.encode("utf-8"))
-        draft.set_default_mode()
-        return draft.finish(replace=True)
+    with TempFile(Path(path).absolute(), path) as temp_file:
+        temp_file.write(text.encode("utf-8"))
+        temp_file.set_default_mode()
+        return temp_file.finish(replace=True)

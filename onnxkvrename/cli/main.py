@@ -1,4 +1,4 @@
-"""Which command is meant, and what becomes of it: exit codes, errors, signals."""
+"""The command line: finds the command, runs it, and turns what it raises into an answer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from types import FrameType
@@ -15,60 +16,70 @@ from typing import Any
 
 import click
 
-from onnxkvrename.cli.output import drop_stdout, is_color_enabled, print_lines, stdout_guard
-from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import find_similar
-from onnxkvrename.report.rename_text import (
-    escape_unprintable,
-    format_error,
-    format_workflow_command,
+from onnxkvrename.cli.output import (
+    drop_stdout,
+    is_color_enabled,
+    print_answer,
+    print_lines,
+    stdout_guard,
 )
+from onnxkvrename.errors import KvRenameError
+from onnxkvrename.findings import decide_exit_code, find_similar
+from onnxkvrename.report.formats import Answer, list_formats
 
-EXIT_INTERRUPTED = 130
-FORMAT_PRIORITY = ("json", "github", "text")
 COMMANDS = ("rename", "verify", "inspect", "custom-io", "manifest", "check-consumer", "compare")
-"""The first is what is meant when none is named; others are loaded when they are."""
+"""The first is the default; a command's module is loaded when it runs."""
 _EAGER_OPTIONS = {"-h", "--help", "-V", "--version"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line (by default the process's own) and return its exit code."""
+    """Run a command line and return its exit code.
+
+    Args:
+        argv: The arguments; by default those of this process.
+
+    Returns:
+        The exit code. Whatever is raised becomes an error message and a code, except a bug
+        under ``--verbose``: that propagates, for its traceback.
+    """
     args = list(sys.argv[1:] if argv is None else argv)
-    name = args.pop(0) if args[:1] and args[0] in COMMANDS else COMMANDS[0]
-    called = "onnxkvrename" if name == COMMANDS[0] else f"onnxkvrename {name}"
+    is_named = bool(args) and args[0] in COMMANDS
+    name = args.pop(0) if is_named else COMMANDS[0]
+    prog_name = "onnxkvrename" if name == COMMANDS[0] else f"onnxkvrename {name}"
     try:
-        _check_command(args)
+        if not is_named:
+            _check_command_name(args)
         with _interrupt_on_signals(), _guard_help_output(args):
-            code = _load_command_module(name).command.main(
-                args, prog_name=called, standalone_mode=False
+            code = _load_command(name).command.main(
+                args, prog_name=prog_name, standalone_mode=False
             )
         return int(code or 0)
     except click.ClickException as error:
         message = error.format_message().rstrip(".")
         hint = None if message.endswith(")") else "--help lists all options"
-        fault = KvRenameError(message, hint=hint)
+        failure = KvRenameError(message, hint=hint)
     except KvRenameError as error:
-        fault = error
+        failure = error
     except (KeyboardInterrupt, click.Abort):
-        fault = KvRenameError("interrupted: no file was left half written")
-        return _report_failure(name, args, fault, EXIT_INTERRUPTED)
+        failure = KvRenameError("interrupted: no file was left half written")
+        return _report_failure(name, args, failure, decide_exit_code(interrupted=True))
     except Exception as error:
-        if {"-v", "--verbose"} & set(args):
+        if _read_verbose_option(name, args):
             raise
-        fault = KvRenameError(
+        failure = KvRenameError(
             f"a bug in onnxkvrename: {type(error).__name__}: {error}",
-            hint="-v shows where; please report it",
+            hint=f"{_locate_bug(name, error)}; please report it",
         )
-    return _report_failure(name, args, fault)
+    return _report_failure(name, args, failure, decide_exit_code(not_done=True))
 
 
 def _guard_help_output(args: Sequence[str]) -> AbstractContextManager[None]:
-    """What click itself answers can fail as any answer can."""
+    """Guard stdout where click itself prints."""
     return stdout_guard() if _EAGER_OPTIONS & set(args) else nullcontext()
 
 
-def _check_command(args: Sequence[str]) -> None:
-    """Raise :class:`KvRenameError` for a first word that is a command misspelt, and no file."""
+def _check_command_name(args: Sequence[str]) -> None:
+    """Raise :class:`KvRenameError` if the first word looks like a misspelt command, not a file."""
     if not args or not args[0].replace("-", "").isalpha() or args[0].startswith("-"):
         return
     if os.path.lexists(args[0]):
@@ -80,40 +91,68 @@ def _check_command(args: Sequence[str]) -> None:
         raise KvRenameError(f"{args[0]} is no command, and no file", hint=hint)
 
 
-def _load_command_module(name: str) -> Any:
-    """The module of a command; only a rename has its own loaded from the start."""
+def _load_command(name: str) -> Any:
+    """Import the module of a command, with its ``command`` and, if any, ``render_failure``."""
     return import_module(f"onnxkvrename.cli.{name.replace('-', '_')}")
 
 
-def _report_failure(name: str, args: Sequence[str], fault: KvRenameError, code: int = 2) -> int:
+def _read_verbose_option(name: str, args: Sequence[str]) -> bool:
+    """Return whether ``-v`` is among the options, alone or as in ``-qv``."""
+    command: click.Command = _load_command(name).command
+    with suppress(Exception):  # the bug may be in reading the options
+        context = command.make_context(name, list(args), resilient_parsing=True)
+        return bool(context.params.get("verbose"))
+    return False
+
+
+def _locate_bug(name: str, error: Exception) -> str:
+    """Return how to see where a bug was raised, or the place where there is no ``-v``."""
+    if any(option.name == "verbose" for option in _load_command(name).command.params):
+        return "-v shows where"
+    import traceback  # only for a bug
+
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{os.path.basename(place.filename)}, line {place.lineno}"
+
+
+def _report_failure(name: str, args: Sequence[str], error: KvRenameError, code: int) -> int:
+    """Answer in the requested format that the job could not be done, and say so on stderr."""
     try:
-        form = _find_requested_format(args)
-        if form == "json":
-            print_lines([_load_command_module(name).render_failure(code, fault)])
-        elif form == "github":
-            where = {"file": fault.path} if fault.path is not None else {}
-            said = escape_unprintable(str(fault))
-            print_lines([format_workflow_command("error", {**where, "title": "failed"}, said)])
-    except OSError:
+        output_format = _find_requested_format(args)
+        render_json = getattr(_load_command(name), "render_failure", None)
+        if output_format is not None and render_json is not None:
+            answer = Answer(name, code, partial(render_json, code, error), error=error)
+            print_answer(answer, output_format)
+    except (OSError, KvRenameError):
         drop_stdout()
     with suppress(OSError):
-        print_lines([format_error(fault, color=is_color_enabled(sys.stderr))], err=True)
+        print_lines([_format_error(error)], err=True)
     return code
 
 
-def _find_requested_format(args: Sequence[str]) -> str:
-    """The form that is asked for in so many words, though not all options could be understood."""
-    asked = [text.partition("=")[2] for text in args if text.startswith("--format=")]
-    asked += [text for option, text in pairwise(args) if option == "--format"]
-    return next((form for form in FORMAT_PRIORITY if form in asked), "")
+def _format_error(error: KvRenameError) -> str:
+    from onnxkvrename.report.formats.text import format_error  # only for a failure
+
+    return format_error(error, color=is_color_enabled(sys.stderr))
+
+
+def _find_requested_format(args: Sequence[str]) -> str | None:
+    """Return the last format asked for, though not all options could be understood."""
+    formats = list_formats()
+    requested = [
+        arg.partition("=")[2] if arg.startswith("--format=") else following
+        for arg, following in pairwise([*args, ""])
+        if arg == "--format" or arg.startswith("--format=")
+    ]
+    return next((name for name in reversed(requested) if name in formats), None)
 
 
 @contextmanager
 def _interrupt_on_signals() -> Iterator[None]:
-    """Let a polite signal clean up as Ctrl-C does."""
+    """Let SIGTERM and SIGHUP clean up as Ctrl-C does."""
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        for other in numbers:  # one is enough, and what it starts is not to be disturbed
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for other in numbers:  # one is enough, and nothing may disturb the clean-up
             signal.signal(other, signal.SIG_IGN)
         raise KeyboardInterrupt
 
@@ -122,14 +161,14 @@ def _interrupt_on_signals() -> Iterator[None]:
         return
     names = ("SIGINT", "SIGTERM", "SIGHUP")
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    # A signal that whoever started us ignores (nohup) stays ignored.
-    before = {
-        number: signal.signal(number, stop)
+    # A signal that the caller ignores (nohup) stays ignored.
+    previous = {
+        number: signal.signal(number, interrupt)
         for number in numbers
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
     }
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

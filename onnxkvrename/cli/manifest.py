@@ -1,11 +1,11 @@
-"""The command that writes down what the KV buffers are."""
+"""The command ``manifest``: writes down what the KV buffers of a model or a set are."""
 
 from __future__ import annotations
 
 import os
 import re
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,16 +22,19 @@ from onnxkvrename.cli.options import (
     add_quiet_option,
     add_rules_option,
     add_strict_option,
+    add_verbose_option,
     parse_dim_sizes,
 )
-from onnxkvrename.cli.output import is_color_enabled, is_terminal, print_lines, stdout_guard
+from onnxkvrename.cli.output import detect_screen, print_answer, print_lines, stdout_guard
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
-from onnxkvrename.findings import format_list
+from onnxkvrename.findings import decide_exit_code, format_list
 from onnxkvrename.layout.digest import compute_layout_digest
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_layout
 from onnxkvrename.layout.manifest import manifest_to_json
 from onnxkvrename.renaming.run import stamp_models
+from onnxkvrename.report.formats import Answer, Line, Screen, build_file_result, load_format
+from onnxkvrename.report.formats.text import escape_unprintable, render_finding_lines
 from onnxkvrename.report.manifest_text import (
     COLUMN_HEADS,
     build_buffer_rows,
@@ -40,7 +43,6 @@ from onnxkvrename.report.manifest_text import (
     list_layout_facts,
     render_layout,
 )
-from onnxkvrename.report.rename_text import escape_unprintable, render_findings
 from onnxkvrename.report.vllm_text import render_projection
 from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.load import load_rules
@@ -55,23 +57,43 @@ from onnxkvrename.vllm.projection import (
 )
 from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
 
-_COMPILE_OPTIONS = {
-    "--dim": "dims",
-    "--specializations": "specializations",
-    "--custom-io": "custom_io",
-}
-
-
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+class _Arguments(NamedTuple):
+    """The arguments and options of the command line, one field for each."""
+
+    models: tuple[Path, ...]
+    dims: tuple[str, ...]
+    specializations: Path | None
+    custom_io: Path | None
+    block_size: int | None
+    tp: int | None
+    vllm_version: str | None
+    tokens: tuple[int, ...]
+    output: Path | None
+    stamp: bool
+    force: bool
+    no_set: bool
+    strict: bool
+    profile: str
+    rules: Path | None
+    output_format: str
+    quiet: bool
+    verbose: bool
+
+    @property
+    def output_path(self) -> Path | None:
+        """The file to write, ``None`` for stdout."""
+        return None if str(self.output) == "-" else self.output
+
+
 class _ManifestResult(NamedTuple):
-    """What was gathered, what vLLM makes of it, and the exit code."""
+    """The buffers that were loaded, and what vLLM makes of them if that was asked for."""
 
     loaded: LoadedLayout
     projection: Projection | None
-    exit_code: int
 
 
 @click.command(
@@ -96,9 +118,10 @@ class _ManifestResult(NamedTuple):
 )
 @click.option(
     "--vllm",
-    "era",
+    "vllm_version",
     type=click.Choice(VLLM_VERSIONS),
-    help=f"With --block-size: the vLLM that is meant, by default the newest known, {VLLM_VERSIONS[-1]}.",
+    help="With --block-size: the vLLM that is meant, by default the newest known, "
+    f"{VLLM_VERSIONS[-1]}.",
 )
 @click.option(
     "--tokens",
@@ -129,90 +152,122 @@ class _ManifestResult(NamedTuple):
 @add_strict_option()
 @add_profile_option()
 @add_rules_option()
-@add_format_option("json", "text", default="json")
+@add_format_option(default="json")
 @add_quiet_option()
-@click.option("-v", "--verbose", is_flag=True, help="Show every finding.")
-def command(**given: Any) -> int:
+@add_verbose_option("Show every finding.")
+def command(**values: Any) -> int:
     """Write down what the KV buffers of a model are: layers, kinds, dtypes, shapes, bytes.
 
     MODEL is one model, or the windows of one. The manifest can stand for it where
     the model itself is not at hand. Its kv_layout_sha256 is equal for workers whose
     buffers are alike.
     """
-    if not given["models"]:
+    arguments = _Arguments(**values)
+    if not arguments.models:
         raise click.UsageError("no MODEL given: onnxkvrename manifest MODEL...")
-    _check_projection_options(given)
-    sizes, sets = parse_dim_sizes(given["dims"]), not given["no_set"]
-    known = CompileInfo(sizes, given["specializations"], given["custom_io"], sets)
-    if given["stamp"] and known != CompileInfo(group_windows=sets):
-        told = format_list([option for option, name in _COMPILE_OPTIONS.items() if given[name]])
-        raise click.UsageError(f"--stamp is of the graph alone: leave out {told}")
-    rules = load_rules(given["profile"], given["rules"])
-    found = load_layout(given["models"], rules, known, strict=given["strict"])
-    output = None if str(given["output"]) == "-" else given["output"]
-    if output is not None:
-        _check_output_path(output, given)
-    if given["stamp"]:
-        found = _stamp_models(found, rules, force=given["force"], quiet=given["quiet"])
-    vllm = _build_projection(found.layout, given)
-    if vllm is not None:
-        found = found.add_findings(check_projection(vllm))
-    made = _ManifestResult(found, vllm, int(found.failed))
-    text = _render_manifest(made, given["form"])
-    if output is not None:
-        write_file(output, f"{text}\n".encode(), force=given["force"])
-    _print_manifest(made, text, output, given)
-    return made.exit_code
+    _check_projection_options(arguments)
+    compile_info = _build_compile_info(arguments)
+    rules = load_rules(arguments.profile, arguments.rules)
+    loaded = load_layout(arguments.models, rules, compile_info, strict=arguments.strict)
+    _check_output_path(arguments)
+    if arguments.stamp:
+        loaded = _stamp_models(loaded, rules, force=arguments.force, quiet=arguments.quiet)
+    projection = _build_projection(loaded.layout, arguments)
+    if projection is not None:
+        loaded = loaded.add_findings(check_projection(projection))
+    answer = _build_answer(_ManifestResult(loaded, projection))
+    return _deliver_answer(answer, loaded, arguments)
 
 
-def render_failure(code: int, fault: KvRenameError) -> str:
-    """The JSON document of a job that could not be done."""
-    return manifest_to_json(Layout((), (), (), (), ()), (), code, fault)
+def render_failure(code: int, error: KvRenameError) -> str:
+    """Return the JSON document of a job that could not be done."""
+    return manifest_to_json(Layout((), (), (), (), ()), (), code, error)
 
 
-def _check_projection_options(given: Mapping[str, Any]) -> None:
-    for name, option in (("tp", "--tp"), ("era", "--vllm"), ("tokens", "--tokens")):
-        if given[name] and given["block_size"] is None:
+def _check_projection_options(arguments: _Arguments) -> None:
+    if arguments.block_size is not None:
+        return
+    options = {
+        "--tp": arguments.tp,
+        "--vllm": arguments.vllm_version,
+        "--tokens": arguments.tokens,
+    }
+    for option, value in options.items():
+        if value:
             raise click.UsageError(f"{option} is for a projection: say --block-size N, too")
 
 
-def _build_projection(layout: Layout, given: Mapping[str, Any]) -> Projection | None:
-    """What vLLM makes of the layout, if that is asked for."""
-    if given["block_size"] is None:
+def _build_compile_info(arguments: _Arguments) -> CompileInfo:
+    """Return what is known of a compile; a stamp is of the graph alone, so then it is nothing."""
+    options = {
+        "--dim": arguments.dims,
+        "--specializations": arguments.specializations,
+        "--custom-io": arguments.custom_io,
+    }
+    given = [option for option, value in options.items() if value]
+    sizes = parse_dim_sizes(arguments.dims)
+    if arguments.stamp and given:
+        raise click.UsageError(f"--stamp is of the graph alone: leave out {format_list(given)}")
+    return CompileInfo(
+        sizes, arguments.specializations, arguments.custom_io, group_windows=not arguments.no_set
+    )
+
+
+def _check_output_path(arguments: _Arguments) -> None:
+    """Raise :class:`WriteError` for an output that cannot be written, before any model is."""
+    output = arguments.output_path
+    if output is None:
+        return
+    inputs = [job.model for job in find_jobs(arguments.models)]
+    files = (arguments.specializations, arguments.custom_io, arguments.rules)
+    inputs += [path for path in files if path is not None]
+    if os.path.realpath(output) in {os.path.realpath(path) for path in inputs}:
+        raise WriteError("is what the manifest is made from", path=str(output))
+    check_output_path(output, force=arguments.force)
+
+
+def _build_projection(layout: Layout, arguments: _Arguments) -> Projection | None:
+    """Project the layout onto vLLM, if that was asked for."""
+    if arguments.block_size is None:
         return None
-    era, tp = given["era"] or VLLM_VERSIONS[-1], given["tp"] or 1
-    return project_layout(layout, ProjectionRequest(given["block_size"], tp, era, given["tokens"]))
+    version, ranks = arguments.vllm_version or VLLM_VERSIONS[-1], arguments.tp or 1
+    request = ProjectionRequest(arguments.block_size, ranks, version, arguments.tokens)
+    return project_layout(layout, request)
 
 
-def _stamp_models(found: LoadedLayout, rules: Rules, *, force: bool, quiet: bool) -> LoadedLayout:
-    """The same with the digest in its models, unless something else is wrong with them.
+def _stamp_models(loaded: LoadedLayout, rules: Rules, *, force: bool, quiet: bool) -> LoadedLayout:
+    """Write the digest of the layout into its models, unless there are other findings.
 
-    Raises the first :class:`KvRenameError` of a model that cannot be written; then none is.
+    Returns:
+        The layout with its stamp; without one where there are findings.
+
+    Raises:
+        KvRenameError: A model cannot be written; then none has changed.
     """
-    found = found.remove_findings("KV621")
-    if found.failed:
-        return found
-    digest = compute_layout_digest(found.layout)
-    _check_set_stamp(found, digest, rules)
-    reports = [report for report in found.reports if report.path in found.layout.models]
+    loaded = loaded.remove_findings("KV621")
+    if loaded.failed:
+        return loaded
+    digest = compute_layout_digest(loaded.layout)
+    _check_set_stamp(loaded, digest, rules)
+    reports = [report for report in loaded.reports if report.path in loaded.layout.models]
     jobs = [build_job(Path(report.path)) for report in reports]
     try:
-        done = stamp_models(jobs, reports, digest, rules, Options(force=force))
+        results = stamp_models(jobs, reports, digest, rules, Options(force=force)).models
     except KvRenameError as error:
         raise _drop_elsewhere_hint(error) from None
-    for report in done.models:
-        if report.error is not None:
-            raise _drop_elsewhere_hint(report.error)
+    for result in results:
+        if result.error is not None:
+            raise _drop_elsewhere_hint(result.error)
     if not quiet:
         with stdout_guard():
-            print_lines(map(_format_stamp_line, done.models), err=True)
-    return found._replace(stamp=digest)
+            print_lines(map(_format_stamp_line, results), err=True)
+    return loaded._replace(stamp=digest)
 
 
-def _check_set_stamp(found: LoadedLayout, digest: str, rules: Rules) -> None:
+def _check_set_stamp(loaded: LoadedLayout, digest: str, rules: Rules) -> None:
     """Raise :class:`ModelError` for a window alone that carries the stamp of its set."""
-    (path, *others) = found.layout.models
-    if not others and found.stamp not in (None, digest) and rules.set_rule.is_window_path(path):
+    (path, *others) = loaded.layout.models
+    if not others and loaded.stamp not in (None, digest) and rules.set_rule.is_window_path(path):
         raise ModelError(
             "carries another stamp, that of its set",
             path=path,
@@ -221,7 +276,7 @@ def _check_set_stamp(found: LoadedLayout, digest: str, rules: Rules) -> None:
 
 
 def _drop_elsewhere_hint(error: KvRenameError) -> KvRenameError:
-    """The error, without the hint to write elsewhere: a stamp is for the file as it stands."""
+    """Return the error without the hint to write elsewhere: a stamp changes the model itself."""
     hint = error.hint or ""
     if "elsewhere" not in hint:
         return error
@@ -231,63 +286,62 @@ def _drop_elsewhere_hint(error: KvRenameError) -> KvRenameError:
 
 
 def _format_stamp_line(report: ModelReport) -> str:
-    said = "stamped" if report.status == "renamed" else "stamped already"
-    return f"{escape_unprintable(report.path)}: {said}"
+    state = "stamped" if report.status == "renamed" else "stamped already"
+    return f"{escape_unprintable(report.path)}: {state}"
 
 
-def _render_manifest(made: _ManifestResult, form: str) -> str:
-    found = made.loaded
-    if form == "json":
-        vllm = None if made.projection is None else projection_to_json(made.projection)
-        return manifest_to_json(
-            found.layout, found.reports, made.exit_code, stamp=found.stamp, vllm=vllm
-        )
-    return "\n".join((*render_layout(made.loaded.layout), *render_projection(made.projection)))
+def _build_answer(result: _ManifestResult) -> Answer:
+    code = decide_exit_code(failed=result.loaded.failed)
+    return Answer(
+        "manifest",
+        code,
+        render_json=partial(_render_json, result, code),
+        render_text=partial(_render_text, result),
+        files=tuple(map(build_file_result, result.loaded.reports)),
+    )
 
 
-def _print_manifest(
-    made: _ManifestResult, text: str, output: Path | None, given: Mapping[str, Any]
-) -> None:
-    plain = given["form"] == "text"
+def _deliver_answer(answer: Answer, loaded: LoadedLayout, arguments: _Arguments) -> int:
+    """Print the findings on stderr, and write or print the manifest."""
+    output, output_format = arguments.output_path, arguments.output_format
+    if output is not None:
+        lines = load_format(output_format).render(answer, Screen())
+        text = "".join(f"{line.text}\n" for line in lines)
+        write_file(output, text.encode(), force=arguments.force)
     with stdout_guard():
-        color = is_color_enabled(sys.stderr)
-        for report in made.loaded.reports:
-            said = render_findings(report, color=color, verbose=given["verbose"])
-            print_lines(said, err=True)
-        if given["quiet"] and (plain or output is not None):
-            return
-        if output is not None:
-            line = f"{escape_unprintable(str(output))}: {format_layout_summary(made.loaded.layout)}"
-            print_lines([line], err=True)
-        elif plain and is_terminal(sys.stdout):
-            print_lines(_render_table(made.loaded.layout))
-            print_lines(render_projection(made.projection))
-        else:
-            print_lines([text])
+        findings = render_finding_lines(loaded.reports, detect_screen(), verbose=arguments.verbose)
+        print_lines((line.text for line in findings), err=True)
+        if output is not None and not arguments.quiet:
+            summary = format_layout_summary(loaded.layout)
+            print_lines([f"{escape_unprintable(str(output))}: {summary}"], err=True)
+    if output is not None or (arguments.quiet and output_format == "text"):
+        return answer.exit_code
+    return print_answer(answer, output_format)
 
 
-def _render_table(layout: Layout) -> Iterator[str]:
-    """The table for a terminal."""
-    from rich.text import Text
+def _render_json(result: _ManifestResult, code: int) -> str:
+    loaded, projection = result
+    vllm = None if projection is None else projection_to_json(projection)
+    return manifest_to_json(loaded.layout, loaded.reports, code, stamp=loaded.stamp, vllm=vllm)
 
-    from onnxkvrename.report.rename_rich import build_table, render_lines
+
+def _render_text(result: _ManifestResult, screen: Screen) -> Iterator[Line]:
+    layout = result.loaded.layout
+    lines = _draw_layout(layout, screen) if screen.is_terminal else render_layout(layout)
+    yield from map(Line, lines)
+    yield from map(Line, render_projection(result.projection))
+
+
+def _draw_layout(layout: Layout, screen: Screen) -> Iterator[str]:
+    """Draw the table for a terminal."""
+    from rich.text import Text  # only for terminals
+
+    from onnxkvrename.report.tables import build_table, render_lines
 
     facts = list(list_layout_facts(layout))
     width = max((len(label) for label, _ in facts), default=0) + 2
     parts: list[RenderableType] = [Text(format_layout_title(layout), style="bold")]
     if layout.buffers:
-        parts += (
-            build_table(COLUMN_HEADS, build_buffer_rows(layout)),
-            Text(),
-        )
+        parts += (build_table(COLUMN_HEADS, build_buffer_rows(layout)), Text())
     parts += (Text.assemble((label.ljust(width), "dim"), text) for label, text in facts)
-    yield from render_lines(parts, color=is_color_enabled(sys.stdout))
-
-
-def _check_output_path(output: Path, given: Mapping[str, Any]) -> None:
-    """Raise :class:`WriteError` for a bad place, before any model gets its stamp."""
-    read = [job.model for job in find_jobs(given["models"])]
-    read += [given[name] for name in ("specializations", "custom_io", "rules") if given[name]]
-    if os.path.realpath(output) in {os.path.realpath(path) for path in read}:
-        raise WriteError("is what the manifest is made from", path=str(output))
-    check_output_path(output, force=given["force"])
+    yield from render_lines(parts, color=screen.color)

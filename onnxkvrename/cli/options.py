@@ -1,36 +1,41 @@
-"""What the commands have in common to be asked with."""
+"""Options and arguments that commands share."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from onnxkvrename.report.formats import list_formats
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-FORMATS = ("text", "json", "github")
+
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+"""The settings of every command."""
 
 
 class NonEmptyPath(click.Path):
-    """A path; not an empty one, as from a variable that is not set: it would mean ``.``."""
+    """A path that is not empty, as from a variable that is not set: that would mean ``.``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path, or a usage error."""
+        """Return the path; a usage error for an empty one."""
         if value == "":
             self.fail("an empty path: is a variable not set?", param, ctx)
         return super().convert(value, param, ctx)
 
 
 def add_models_argument() -> Decorator:
-    """The files and directories to work on."""
+    """Add the files and directories to work on."""
     return click.argument(
         "models", nargs=-1, metavar="MODEL...", type=NonEmptyPath(path_type=Path), required=False
     )
 
 
 def add_profile_option() -> Decorator:
-    """The built-in rules."""
+    """Add ``--profile``, built-in rules."""
     return click.option(
         "--profile",
         metavar="NAME",
@@ -41,7 +46,7 @@ def add_profile_option() -> Decorator:
 
 
 def add_rules_option() -> Decorator:
-    """Rules of the user's own."""
+    """Add ``--rules``, a file with rules of the user's own."""
     return click.option(
         "--rules",
         metavar="FILE",
@@ -50,20 +55,22 @@ def add_rules_option() -> Decorator:
     )
 
 
-def add_format_option(*forms: str, default: str = "text") -> Decorator:
-    """How to answer."""
+def add_format_option(default: str = "text") -> Decorator:
+    """Add ``--format``, with a choice of all formats there are."""
+    formats = list_formats()
     return click.option(
         "--format",
-        "form",
-        type=click.Choice(forms or FORMATS),
+        "output_format",
+        metavar="FORMAT",
+        type=click.Choice(formats),
         default=default,
         show_default=True,
-        help="How to answer.",
+        help=f"How to answer: {', '.join(formats)}.",
     )
 
 
 def add_jobs_option() -> Decorator:
-    """How many processes to work in."""
+    """Add ``--jobs``, the number of processes."""
     return click.option(
         "--jobs",
         metavar="N",
@@ -73,35 +80,52 @@ def add_jobs_option() -> Decorator:
 
 
 def add_no_set_option() -> Decorator:
-    """Leave out what windows show together."""
+    """Add ``--no-set``, which skips the checks across windows."""
     return click.option(
         "--no-set", is_flag=True, help="Do not hold the windows of one model against each other."
     )
 
 
 def add_strict_option() -> Decorator:
-    """Mind warnings."""
+    """Add ``--strict``, which turns warnings into errors."""
     return click.option("--strict", is_flag=True, help="Treat warnings as errors.")
 
 
+def add_quiet_option() -> Decorator:
+    """Add ``--quiet``, which leaves findings and errors only."""
+    return click.option("-q", "--quiet", is_flag=True, help="Say only what is, or may be, wrong.")
+
+
+def add_verbose_option(text: str) -> Decorator:
+    """Add ``--verbose`` with its help; it also shows where a bug was raised."""
+    return click.option("-v", "--verbose", is_flag=True, help=text)
+
+
 def add_dim_option(text: str) -> Decorator:
-    """Sizes of symbolic dimensions; :func:`sizes` reads them."""
+    """Add ``--dim``, sizes of symbolic dimensions for :func:`parse_dim_sizes`."""
     return click.option("--dim", "dims", metavar="SYMBOL=SIZE", multiple=True, help=text)
 
 
-def parse_dim_sizes(given: Sequence[str]) -> dict[str, int]:
-    """What ``--dim`` says. Raises :class:`click.UsageError` for another form, and for two sizes."""
-    found: dict[str, int] = {}
-    for text in given:
+def parse_dim_sizes(texts: Sequence[str]) -> dict[str, int]:
+    """Return the sizes that ``--dim`` gives to symbols.
+
+    Args:
+        texts: Texts of the form ``SYMBOL=SIZE``.
+
+    Raises:
+        click.UsageError: A text has another form, or a symbol has two sizes.
+    """
+    sizes: dict[str, int] = {}
+    for text in texts:
         symbol, size = _parse_dim_size(text)
-        if found.setdefault(symbol, size) != size:
-            raise click.UsageError(f"--dim {symbol} is given as {found[symbol]} and as {size}")
-    return found
+        if sizes.setdefault(symbol, size) != size:
+            raise click.UsageError(f"--dim {symbol} is given as {sizes[symbol]} and as {size}")
+    return sizes
 
 
 def _parse_dim_size(text: str) -> tuple[str, int]:
     symbol, _, size = text.rpartition("=")
-    if not symbol or not size.lstrip("-").isdecimal() or not size.isascii():
+    if not symbol or not re.fullmatch("-?[0-9]+", size):
         raise click.UsageError(f"--dim {text!r}: say SYMBOL=SIZE, for example ctx_len=32")
     if len(size) > 10 or not 0 < int(size) < 1 << 31:
         raise click.UsageError(f"--dim {text!r}: a size is 1 or more, and less than 2^31")
@@ -109,7 +133,7 @@ def _parse_dim_size(text: str) -> tuple[str, int]:
 
 
 def add_compile_options() -> Decorator:
-    """What a compile makes of the models: sizes and precisions."""
+    """Add ``--dim``, ``--specializations`` and ``--custom-io``: what is known of a compile."""
     options = (
         add_dim_option("The size of a symbolic dimension, e.g. ctx_len=4096. May be repeated."),
         click.option(
@@ -134,20 +158,11 @@ def add_compile_options() -> Decorator:
     return decorate
 
 
-def add_full_transfer_option(who: str = "The consumer") -> Decorator:
-    """What moves of each buffer, as far as a consumer's workers are told."""
+def add_full_transfer_option(subject: str = "The consumer") -> Decorator:
+    """Add ``--full-transfer``: workers hand over the whole of each buffer."""
     return click.option(
         "--full-transfer",
         is_flag=True,
-        help=f"{who} moves all of each buffer, whatever the prompt: "
+        help=f"{subject} moves all of each buffer, whatever the prompt: "
         "VLLM_QAIC_USE_FULL_KV_TRANSFER=1 is set on both sides.",
     )
-
-
-def add_quiet_option() -> Decorator:
-    """Say less."""
-    return click.option("-q", "--quiet", is_flag=True, help="Say only what is, or may be, wrong.")
-
-
-CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-"""Of every command."""

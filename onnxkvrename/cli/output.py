@@ -1,4 +1,4 @@
-"""What is said, to whom, and in what colour."""
+"""Output streams: what is printed where, and in which colour."""
 
 from __future__ import annotations
 
@@ -11,10 +11,23 @@ from typing import Any
 import click
 
 from onnxkvrename.errors import KvRenameError
+from onnxkvrename.report.formats import Answer, Screen, load_format
+
+
+def print_answer(answer: Answer, output_format: str) -> int:
+    """Print an answer in one of the formats and return its exit code.
+
+    Raises:
+        KvRenameError: The answer could not be written.
+    """
+    with stdout_guard():
+        for line in load_format(output_format).render(answer, detect_screen()):
+            print_lines([line.text], err=line.err)
+    return answer.exit_code
 
 
 def print_lines(lines: Iterable[str], *, err: bool = False) -> None:
-    """Lines on stdout, or stderr; what its encoding does not have is escaped."""
+    """Print lines on stdout, or stderr; characters that its encoding lacks are escaped."""
     for line in lines:
         try:
             click.echo(line, err=err, color=True)
@@ -23,8 +36,17 @@ def print_lines(lines: Iterable[str], *, err: bool = False) -> None:
             click.echo(escaped, err=err, color=True)
 
 
+def detect_screen() -> Screen:
+    """Return what stdout and stderr can show."""
+    return Screen(
+        is_terminal=is_terminal(sys.stdout),
+        color=is_color_enabled(sys.stdout),
+        error_color=is_color_enabled(sys.stderr),
+    )
+
+
 def is_color_enabled(stream: Any) -> bool:
-    """Whether to paint: https://no-color.org and https://force-color.org."""
+    """Decide on colour by https://no-color.org and https://force-color.org."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -33,16 +55,16 @@ def is_color_enabled(stream: Any) -> bool:
 
 
 def is_terminal(stream: Any) -> bool:
-    """Whether someone looks on; a stream that was closed by who started us is ``None``."""
+    """Return whether a stream is a terminal; one that the caller closed is ``None``."""
     return stream is not None and bool(stream.isatty())
 
 
 @contextmanager
 def stdout_guard() -> Iterator[None]:
-    """Give an answer on stdout, which may not be taken.
+    """Flush stdout at the end of the context, and ignore a reader that is gone (``| head``).
 
-    Who has heard enough (``| head``) is left in peace; raises
-    :class:`KvRenameError` for what cannot be written for another reason.
+    Raises:
+        KvRenameError: Stdout cannot be written for another reason.
     """
     try:
         yield
@@ -58,6 +80,6 @@ def stdout_guard() -> Iterator[None]:
 
 
 def drop_stdout() -> None:
-    """Keep the interpreter from failing once more on what cannot be written."""
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
+    """Redirect stdout to nowhere, so that the interpreter does not fail on it again at exit."""
+    with open(os.devnull, "w") as devnull:
+        os.dup2(devnull.fileno(), 1)

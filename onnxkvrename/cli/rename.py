@@ -1,10 +1,12 @@
-"""The command that renames."""
+"""The command ``rename``, which is the default."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -22,25 +24,20 @@ from onnxkvrename.cli.options import (
     add_quiet_option,
     add_rules_option,
     add_strict_option,
+    add_verbose_option,
 )
-from onnxkvrename.cli.output import is_color_enabled, is_terminal, print_lines, stdout_guard
+from onnxkvrename.cli.output import is_terminal, print_answer
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.qefficient.find_export import check_cache_reuse
 from onnxkvrename.renaming.parallel import connect_dask, count_useful_processes, open_process_pool
 from onnxkvrename.renaming.place import Progress
 from onnxkvrename.renaming.run import check_token_change, rename_batch
-from onnxkvrename.report.rename_text import (
-    render_changes,
-    render_diff,
-    render_findings,
-    render_github_report,
-    render_states,
-    report_to_json,
-)
+from onnxkvrename.report.rename_text import RenameView, build_rename_answer
 from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.plan import TokenChange
-from onnxkvrename.rules.results import Options, Report
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.results import Options, RenameJob, Report
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -48,15 +45,36 @@ if TYPE_CHECKING:
     from onnxkvrename.renaming.sidecars import Sidecar
 
 
-class OutputOptions(NamedTuple):
-    """How to answer, and how much; ``look`` writes nothing, and ``judge`` minds a change."""
+class _Arguments(NamedTuple):
+    """The arguments and options of the command line, one field for each."""
 
+    models: tuple[Path, ...]
+    prefix: str | None
+    target: str | None
+    full_transfer: bool
+    output: Path | None
+    directory: Path | None
+    seed_cache: bool
+    in_place: bool
+    sidecar: tuple[Path, ...]
+    sidecars: bool
+    check: bool
+    diff: bool
+    dry_run: bool
+    strip: bool
+    replace: bool
+    normalize: bool
+    no_set: bool
+    verify: bool
+    strict: bool
+    force: bool
+    profile: str
+    rules: Path | None
+    jobs: int | None
+    dask: str | None
     output_format: str
     quiet: bool
     verbose: bool
-    show_diff: bool
-    dry_run: bool
-    check_only: bool
 
 
 @click.command(
@@ -140,9 +158,9 @@ class OutputOptions(NamedTuple):
 @click.option("--dask", metavar="ADDRESS", help="Work on this Dask cluster, which sees the files.")
 @add_format_option()
 @add_quiet_option()
-@click.option("-v", "--verbose", is_flag=True, help="Show every layer.")
+@add_verbose_option("Show every layer.")
 @click.version_option(__version__, "-V", "--version", message="%(prog)s %(version)s")
-def command(**given: Any) -> int:
+def command(**values: Any) -> int:
     """Give the KV-cache buffers of exported ONNX models a token in their names.
 
     MODEL is an .onnx file, or a directory: then every .onnx file below it. Each
@@ -151,154 +169,157 @@ def command(**given: Any) -> int:
     them; vision and all other buffers stay. Nothing is written unless every
     model passes every check.
     """
-    judge = given["check"] or given["diff"]
-    asked = OutputOptions(
-        output_format=given["form"],
-        quiet=given["quiet"],
-        verbose=given["verbose"],
-        show_diff=given["diff"],
-        dry_run=judge or given["dry_run"],
-        check_only=judge,
+    arguments = _Arguments(**values)
+    view = _build_view(arguments)
+    report = _rename_models(arguments, view)
+    return print_answer(build_rename_answer(report, view), arguments.output_format)
+
+
+def render_failure(code: int, error: KvRenameError) -> str:
+    """Return the JSON document of a job that could not be done."""
+    from onnxkvrename.report.rename_json import report_to_json  # only for JSON
+
+    return report_to_json(Report(()), "rename", code, error)
+
+
+def _build_view(arguments: _Arguments) -> RenameView:
+    check_only = arguments.check or arguments.diff
+    return RenameView(
+        quiet=arguments.quiet,
+        verbose=arguments.verbose,
+        show_diff=arguments.diff,
+        dry_run=check_only or arguments.dry_run,
+        check_only=check_only,
     )
-    report = _rename_models(given, asked)
-    code = report.compute_exit_code(look=judge)
-    _print_report(report, asked, code)
-    return code
 
 
-def render_failure(code: int, fault: KvRenameError) -> str:
-    """The JSON document of a job that could not be done."""
-    return report_to_json(Report(()), "rename", code, fault)
-
-
-def _rename_models(given: dict[str, Any], asked: OutputOptions) -> Report:
-    if not given["models"]:
-        raise click.UsageError("no MODEL given: onnxkvrename MODEL... --prefix TOKEN")
-    if given["target"] is not None:
-        given["prefix"] = _resolve_token(given)
-    elif given["full_transfer"]:
-        raise click.UsageError("--full-transfer is for --target")
-    if given["prefix"] is None and not given["strip"]:
-        raise click.UsageError("no --prefix given: the token to put in, for example --prefix VLLM")
-    if given["output"] is not None and given["directory"] is not None:
-        raise click.UsageError("-o and -d cannot both be: -o names a file, -d a directory")
-    if given["in_place"] and not given["seed_cache"]:
-        raise click.UsageError("--in-place is for --seed-cache: else it is the default")
-    if given["seed_cache"] and (given["output"] or given["directory"]):
-        raise click.UsageError("--seed-cache says where results go: leave out -o and -d")
-    wish = TokenChange(
-        given["prefix"],
-        strip=given["strip"],
-        replace=given["replace"],
-        normalize=given["normalize"],
+def _rename_models(arguments: _Arguments, view: RenameView) -> Report:
+    """Rename by the arguments; raises :class:`click.UsageError` for those that do not fit."""
+    token = _resolve_token(arguments)
+    _check_destination_options(arguments)
+    change = TokenChange(
+        token, strip=arguments.strip, replace=arguments.replace, normalize=arguments.normalize
     )
-    options = _build_options(given, asked)
-    rules = load_rules(given["profile"], given["rules"])
-    check_token_change(wish)
-    if wish.strip and wish.replace:
+    options = _build_options(arguments, view)
+    rules = load_rules(arguments.profile, arguments.rules)
+    check_token_change(change)
+    if change.strip and change.replace:
         raise click.UsageError("--strip and --replace cannot both be")
-    if given["dask"] is not None and given["jobs"] is not None:
+    if arguments.dask is not None and arguments.jobs is not None:
         raise click.UsageError("--jobs and --dask cannot both be")
-    jobs = find_jobs(given["models"], given["output"], given["directory"])
-    texts: tuple[Sidecar, ...] = ()
-    seed_plan = None
-    if given["seed_cache"]:
-        from onnxkvrename.qefficient.seed_cache import plan_seeds
+    jobs = find_jobs(arguments.models, arguments.output, arguments.directory)
+    if arguments.seed_cache:
+        return _rename_in_cache(jobs, change, rules, options, arguments)
+    return _run_jobs(jobs, change, rules, options, arguments)
 
-        models = [job.model for job in jobs]
-        seed_plan = plan_seeds(models, rules, wish, in_place=given["in_place"])
-        jobs = seed_plan.redirect_jobs(jobs)
-        texts = seed_plan.build_sidecars()
-        if options.write:
-            seed_plan.clear_finished_intents()
-    if given["dask"] is not None:  # a worker has a working directory of its own
-        jobs = tuple(build_job(job.model.absolute(), job.output.absolute()) for job in jobs)
-        given["sidecar"] = tuple(path.absolute() for path in given["sidecar"])
-    if given["sidecar"] or given["sidecars"]:
-        from onnxkvrename.renaming.load_sidecars import load_sidecars
 
-        search = given["sidecars"]
-        texts += load_sidecars(given["sidecar"], jobs, wish, rules, search_directories=search)
-    watched = asked.output_format == "text" and not asked.quiet and is_terminal(sys.stderr)
-    with _open_executor(given, len(jobs)) as executor, _show_progress(watched) as watch:
-        moves = seed_plan.directory_map if seed_plan is not None else {}
-        report = rename_batch(jobs, wish, rules, options, watch, executor, texts, moves)
-    if seed_plan is None:
-        return report
+def _rename_in_cache(
+    jobs: tuple[RenameJob, ...],
+    change: TokenChange,
+    rules: Rules,
+    options: Options,
+    arguments: _Arguments,
+) -> Report:
+    """Rename exports of QEfficient's cache, with their parameters and directories."""
+    from onnxkvrename.qefficient.seed_cache import plan_seeds  # only for --seed-cache
+
+    models = [job.model for job in jobs]
+    seed_plan = plan_seeds(models, rules, change, in_place=arguments.in_place)
+    jobs = seed_plan.redirect_jobs(jobs)
+    params = seed_plan.build_sidecars()
+    if options.write:
+        seed_plan.clear_finished_intents()
+    report = _run_jobs(jobs, change, rules, options, arguments, params, seed_plan.directory_map)
     return seed_plan.update_report(report, dry_run=not options.write)
 
 
-def _build_options(given: dict[str, Any], asked: OutputOptions) -> Options:
+def _run_jobs(
+    jobs: tuple[RenameJob, ...],
+    change: TokenChange,
+    rules: Rules,
+    options: Options,
+    arguments: _Arguments,
+    sidecars: tuple[Sidecar, ...] = (),
+    directory_map: Mapping[Path, Path] = MappingProxyType({}),
+) -> Report:
+    """Rename with the sidecars, the processes and the progress bars that were asked for."""
+    paths = arguments.sidecar
+    if arguments.dask is not None:  # a worker has a working directory of its own
+        jobs = tuple(build_job(job.model.absolute(), job.output.absolute()) for job in jobs)
+        paths = tuple(path.absolute() for path in paths)
+    if paths or arguments.sidecars:
+        from onnxkvrename.renaming.load_sidecars import load_sidecars
+
+        search = arguments.sidecars
+        sidecars += load_sidecars(paths, jobs, change, rules, search_directories=search)
+    with _open_executor(arguments, len(jobs)) as executor, _show_progress(arguments) as progress:
+        return rename_batch(
+            jobs, change, rules, options, progress, executor, sidecars, directory_map
+        )
+
+
+def _check_destination_options(arguments: _Arguments) -> None:
+    """Raise :class:`click.UsageError` for options that name two places for a result."""
+    if arguments.output is not None and arguments.directory is not None:
+        raise click.UsageError("-o and -d cannot both be: -o names a file, -d a directory")
+    if arguments.in_place and not arguments.seed_cache:
+        raise click.UsageError("--in-place is for --seed-cache: else it is the default")
+    if arguments.seed_cache and (arguments.output or arguments.directory):
+        raise click.UsageError("--seed-cache says where results go: leave out -o and -d")
+
+
+def _build_options(arguments: _Arguments, view: RenameView) -> Options:
     return Options(
-        write=not asked.dry_run,
-        check_destination=not asked.check_only,
-        strict=given["strict"],
-        force=given["force"],
-        group_windows=not given["no_set"],
-        verify=given["verify"],
-        checks=() if given["seed_cache"] else (check_cache_reuse,),
-        consumer=given["target"],
-        full_transfer=given["full_transfer"],
+        write=not view.dry_run,
+        check_destination=not view.check_only,
+        strict=arguments.strict,
+        force=arguments.force,
+        group_windows=not arguments.no_set,
+        verify=arguments.verify,
+        checks=() if arguments.seed_cache else (check_cache_reuse,),
+        consumer=arguments.target,
+        full_transfer=arguments.full_transfer,
     )
 
 
-def _resolve_token(given: dict[str, Any]) -> str:
-    """The token of the consumer that was asked for."""
-    from onnxkvrename.handoff.find_consumers import load_consumer
+def _resolve_token(arguments: _Arguments) -> str | None:
+    """Return the token of ``--prefix``, or of the consumer that ``--target`` names."""
+    if not arguments.models:
+        raise click.UsageError("no MODEL given: onnxkvrename MODEL... --prefix TOKEN")
+    if arguments.target is not None:
+        return _find_consumer_token(arguments.target, arguments)
+    if arguments.full_transfer:
+        raise click.UsageError("--full-transfer is for --target")
+    if arguments.prefix is None and not arguments.strip:
+        raise click.UsageError("no --prefix given: the token to put in, for example --prefix VLLM")
+    return arguments.prefix
 
-    if given["strip"]:
+
+def _find_consumer_token(target: str, arguments: _Arguments) -> str:
+    from onnxkvrename.handoff.find_consumers import load_consumer  # only for --target
+
+    if arguments.strip:
         raise click.UsageError("--strip and --target cannot both be: a consumer wants its token")
-    token = load_consumer(given["target"]).token
-    if given["prefix"] not in (None, token):
+    token = load_consumer(target).token
+    if arguments.prefix not in (None, token):
         raise click.UsageError(
-            f"--prefix {given['prefix']}: {given['target']} looks for {token}; leave out --prefix"
+            f"--prefix {arguments.prefix}: {target} looks for {token}; leave out --prefix"
         )
     return token
 
 
-def _open_executor(given: dict[str, Any], models: int) -> AbstractContextManager[Executor | None]:
-    if given["dask"] is not None:
-        return connect_dask(given["dask"])
-    return open_process_pool(given["jobs"] or count_useful_processes(models))
+def _open_executor(
+    arguments: _Arguments, model_count: int
+) -> AbstractContextManager[Executor | None]:
+    if arguments.dask is not None:
+        return connect_dask(arguments.dask)
+    return open_process_pool(arguments.jobs or count_useful_processes(model_count))
 
 
-def _show_progress(watched: bool) -> AbstractContextManager[Progress | None]:
-    if not watched:
+def _show_progress(arguments: _Arguments) -> AbstractContextManager[Progress | None]:
+    """Return progress bars for someone who watches, else nothing."""
+    if arguments.output_format != "text" or arguments.quiet or not is_terminal(sys.stderr):
         return nullcontext()
-    from onnxkvrename.report.rename_rich import ProgressBars
+    from onnxkvrename.report.progress_bars import ProgressBars  # rich only for terminals
 
     return ProgressBars()
-
-
-def _print_report(report: Report, asked: OutputOptions, code: int) -> None:
-    with stdout_guard():
-        if asked.output_format == "json":
-            print_lines([report_to_json(report, "rename", code)])
-        elif asked.output_format == "github":
-            look, judge = asked.dry_run, asked.check_only
-            print_lines(render_github_report(report, look=look, judge=judge, quiet=asked.quiet))
-        else:
-            _print_text_report(report, asked)
-
-
-def _print_text_report(report: Report, asked: OutputOptions) -> None:
-    color = is_color_enabled(sys.stderr)
-    for model in report.models:
-        found = render_findings(model, color=color, verbose=asked.verbose)
-        print_lines(found, err=True)
-    if asked.quiet:
-        return
-    if is_terminal(sys.stdout) and not asked.show_diff:
-        from rich.console import Console
-
-        from onnxkvrename.report.rename_rich import render_report
-
-        Console(highlight=False).print(
-            render_report(report, look=asked.dry_run, verbose=asked.verbose), crop=False
-        )
-        return
-    if asked.show_diff:
-        print_lines(render_diff(report, color=is_color_enabled(sys.stdout)))
-    elif not asked.check_only:
-        print_lines(render_changes(report, look=asked.dry_run))
-    print_lines(render_states(report, look=asked.dry_run), err=True)

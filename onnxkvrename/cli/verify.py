@@ -1,12 +1,11 @@
-"""The command that proves."""
+"""The command ``verify``: proves that each KV buffer is retained."""
 
 from __future__ import annotations
 
 import os
-import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -22,30 +21,43 @@ from onnxkvrename.cli.options import (
     add_quiet_option,
     add_rules_option,
     add_strict_option,
+    add_verbose_option,
     parse_dim_sizes,
 )
-from onnxkvrename.cli.output import is_color_enabled, print_lines, stdout_guard
+from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.renaming.parallel import count_useful_processes, map_ordered, open_process_pool
 from onnxkvrename.renaming.run import check_token_change
-from onnxkvrename.report.rename_text import render_findings
-from onnxkvrename.report.verify_text import (
-    format_buffer_flows,
-    format_verdict_line,
-    render_verify_github,
-    verified_to_json,
-)
+from onnxkvrename.report.verify_text import build_verify_answer, verified_to_json
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.patterns import Pattern, compile_pattern
 from onnxkvrename.rules.plan import TokenChange
-from onnxkvrename.rules.results import Report
 from onnxkvrename.verification.verify import (
     VerifiedModel,
     VerifyRequest,
     verify_model,
     verify_window_sets,
 )
+
+
+class _Arguments(NamedTuple):
+    """The arguments and options of the command line, one field for each."""
+
+    models: tuple[Path, ...]
+    prefix: str | None
+    select: str | None
+    run: bool
+    reference: Path | None
+    dims: tuple[str, ...]
+    no_set: bool
+    strict: bool
+    profile: str
+    rules: Path | None
+    jobs: int | None
+    output_format: str
+    quiet: bool
+    verbose: bool
 
 
 @click.command(
@@ -82,51 +94,56 @@ from onnxkvrename.verification.verify import (
 @add_jobs_option()
 @add_format_option()
 @add_quiet_option()
-@click.option("-v", "--verbose", is_flag=True, help="Show each buffer, and where it is updated.")
-def command(**given: Any) -> int:
+@add_verbose_option("Show each buffer, and where it is updated.")
+def command(**values: Any) -> int:
     """Prove that every KV buffer is retained, as the models stand; write nothing.
 
     Beside all checks of a rename: each retained output is computed from its own
     input, through subgraphs and local functions; onnx's checker accepts the
     model; external data are there. Weights are not read.
     """
-    if not given["models"]:
+    arguments = _Arguments(**values)
+    if not arguments.models:
         raise click.UsageError("no MODEL given: onnxkvrename verify MODEL...")
     # Else onnxruntime leaves a file in the temporary directory, and reports its use.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    profile = load_rules(given["profile"], given["rules"])
-    aim = _build_request(given)
-    paths = [job.model for job in find_jobs(given["models"])]
-    if aim.reference is not None and len(paths) > 1:
+    models = _verify_models(arguments)
+    answer = build_verify_answer(models, quiet=arguments.quiet, verbose=arguments.verbose)
+    return print_answer(answer, arguments.output_format)
+
+
+def render_failure(code: int, error: KvRenameError) -> str:
+    """Return the JSON document of a job that could not be done."""
+    return verified_to_json((), code, error)
+
+
+def _verify_models(arguments: _Arguments) -> tuple[VerifiedModel, ...]:
+    """Verify each model, then the windows of a set together."""
+    rules = load_rules(arguments.profile, arguments.rules)
+    request = _build_request(arguments)
+    paths = [job.model for job in find_jobs(arguments.models)]
+    if request.reference is not None and len(paths) > 1:
         raise click.UsageError(f"--reference is for one model, not {len(paths)}")
-    look = partial(verify_model, rules=profile, aim=aim)
-    with open_process_pool(given["jobs"] or count_useful_processes(len(paths))) as executor:
-        found = tuple(map_ordered(look, paths, executor))
-    _check_dims(found, aim)
-    items = verify_window_sets(found, profile, aim)
-    code = Report(tuple(item.report for item in items)).compute_exit_code()
-    _print_results(items, given, code)
-    return code
+    verify = partial(verify_model, rules=rules, aim=request)
+    with open_process_pool(arguments.jobs or count_useful_processes(len(paths))) as executor:
+        models = tuple(map_ordered(verify, paths, executor))
+    _check_dims(models, request)
+    return verify_window_sets(models, rules, request)
 
 
-def render_failure(code: int, fault: KvRenameError) -> str:
-    """The JSON document of a job that could not be done."""
-    return verified_to_json((), code, fault)
-
-
-def _build_request(given: dict[str, Any]) -> VerifyRequest:
-    if given["prefix"] is not None:
-        check_token_change(TokenChange(given["prefix"]))
-    if (given["reference"] or given["dims"]) and not given["run"]:
+def _build_request(arguments: _Arguments) -> VerifyRequest:
+    if arguments.prefix is not None:
+        check_token_change(TokenChange(arguments.prefix))
+    if (arguments.reference or arguments.dims) and not arguments.run:
         raise click.UsageError("--reference and --dim are for --run")
     return VerifyRequest(
-        token=given["prefix"],
-        select_pattern=None if given["select"] is None else _parse_select(given["select"]),
-        run_in_onnxruntime=given["run"],
-        reference=given["reference"],
-        dims=parse_dim_sizes(given["dims"]),
-        strict=given["strict"],
-        group_windows=not given["no_set"],
+        token=arguments.prefix,
+        select_pattern=None if arguments.select is None else _parse_select(arguments.select),
+        run_in_onnxruntime=arguments.run,
+        reference=arguments.reference,
+        dims=parse_dim_sizes(arguments.dims),
+        strict=arguments.strict,
+        group_windows=not arguments.no_set,
     )
 
 
@@ -137,30 +154,11 @@ def _parse_select(text: str) -> Pattern:
         raise click.UsageError(f"--select {text!r} {error}") from None
 
 
-def _check_dims(found: tuple[VerifiedModel, ...], aim: VerifyRequest) -> None:
-    """A size that was given in vain is one that the run did not have."""
-    known = {symbol for item in found if item.run is not None for symbol in item.run.dims}
-    unknown = [symbol for symbol in aim.dims if symbol not in known]
+def _check_dims(models: tuple[VerifiedModel, ...], request: VerifyRequest) -> None:
+    """Raise :class:`click.UsageError` for a size that no run had a use for."""
+    known = {symbol for model in models if model.run is not None for symbol in model.run.dims}
+    unknown = [symbol for symbol in request.dims if symbol not in known]
     if known and unknown:
         raise click.UsageError(
             f"--dim {unknown[0]}: no model has that dimension, but {', '.join(sorted(known))}"
         )
-
-
-def _print_results(items: tuple[VerifiedModel, ...], given: dict[str, Any], code: int) -> None:
-    with stdout_guard():
-        if given["form"] == "json":
-            print_lines([verified_to_json(items, code)])
-            return
-        if given["form"] == "github":
-            print_lines(render_verify_github(items, quiet=given["quiet"]))
-            return
-        for item in items:
-            color = is_color_enabled(sys.stderr)
-            found = render_findings(item.report, color=color, verbose=given["verbose"])
-            print_lines(found, err=True)
-            if item.report.error is not None or given["quiet"]:
-                continue
-            print_lines([format_verdict_line(item, color=is_color_enabled(sys.stdout))])
-            if given["verbose"]:
-                print_lines(f"  {text}" for text in format_buffer_flows(item))

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from onnxkvrename.errors import KvRenameError, RulesError
 from onnxkvrename.findings import Finding, render_json_document, serialize_error
 from onnxkvrename.layout.digest import check_stamp
+from onnxkvrename.layout.fold import fold_alike
 from onnxkvrename.layout.kinds import (
     BufferKind,
     find_pair_dtype,
@@ -156,26 +157,15 @@ def summarize_model(opened: OpenModel, rules: Rules) -> ModelSummary:
 
 def group_buffers(buffers: Iterable[InspectedBuffer]) -> tuple[BufferGroup, ...]:
     """The buffers that are there, by kind, dtype and shape, in the order of their layers."""
-    found: dict[tuple[BufferKind, str, str, tuple[Dim, ...] | None], list[int]] = {}
-    for item in buffers:
-        if item.state != "missing":
-            key = (item.kind, item.buffer, item.dtype, item.shape)
-            found.setdefault(key, []).append(item.layer)
-    alike: dict[tuple[BufferKind, str, tuple[Dim, ...] | None, tuple[int, ...]], list[str]] = {}
-    for (kind, buffer, dtype, shape), layers in found.items():
-        alike.setdefault((kind, dtype, shape, tuple(layers)), []).append(buffer)
-    return tuple(
-        BufferGroup(kind, tuple(names), dtype, shape, layers)
-        for (kind, dtype, shape, layers), names in alike.items()
+    rows = fold_alike(
+        (item.buffer, item.layer, (item.kind, item.dtype, item.shape))
+        for item in buffers
+        if item.state != "missing"
     )
-
-
-def compute_exit_code(found: Iterable[ModelSummary]) -> int:
-    """0 nothing wrong, 1 a finding of severity error, 2 a model that cannot be read."""
-    models = tuple(found)
-    if any(model.error is not None for model in models):
-        return 2
-    return int(any(model.failed for model in models))
+    return tuple(
+        BufferGroup(kind, parts, dtype, shape, layers)
+        for parts, layers, (kind, dtype, shape) in rows
+    )
 
 
 def _check_stamp(model: KvModel) -> tuple[StampStatus | None, tuple[Finding, ...]]:

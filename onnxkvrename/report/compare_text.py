@@ -14,7 +14,9 @@ from onnxkvrename.handoff.simulate import PromptRanges, is_in_ranges, subtract_r
 from onnxkvrename.handoff.slots import format_token_count
 from onnxkvrename.handoff.verdict import AffectedRange, HandoffVerdict, Outcome
 from onnxkvrename.handoff.worker import UNLIMITED_LENGTH
-from onnxkvrename.report.rename_text import escape_unprintable
+from onnxkvrename.layout.fold import fold_alike
+from onnxkvrename.report.formats.text import escape_unprintable
+from onnxkvrename.report.tables import format_columns
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.rules.window_diff import format_layer_numbers, format_layers
 
@@ -187,14 +189,12 @@ def _format_length(tokens: int, verdict: HandoffVerdict) -> str:
 
 def render_handoff_table(handoff: Handoff, *, color: bool = False) -> Iterator[str]:
     """Yield the lines of the table, with aligned columns."""
-    rows = [list_table_headings(handoff), *build_table_rows(handoff)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row_index, row in enumerate(rows):
-        *cells, state = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        state = state.rstrip()
-        if color and row_index:
-            state = style(state, fg=choose_state_color(state))
-        yield "  ".join((*cells, state))
+    rows = build_table_rows(handoff)
+    heading, *lines = format_columns([list_table_headings(handoff), *rows], indent="")
+    yield heading
+    for line, (*_, state) in zip(lines, rows, strict=True):
+        cells = line.removesuffix(state)
+        yield cells + (style(state, fg=choose_state_color(state)) if color else state)
 
 
 def choose_state_color(state: str) -> str:
@@ -210,18 +210,19 @@ def list_table_headings(handoff: Handoff) -> tuple[str, ...]:
 
 def build_table_rows(handoff: Handoff) -> list[tuple[str, ...]]:
     """Return the rows: buffers with equal types and results in one, layers and parts folded."""
-    layers_of: dict[tuple[str, str, str, str], list[int]] = {}
-    for result in handoff.pair_results:
-        part = escape_unprintable(result.pair.present_buffer.part)
-        types = _format_pair_types(handoff, result.pair)
-        key = (part, *types, _format_state(result, handoff.verdict))
-        layers_of.setdefault(key, []).append(result.pair.present_buffer.layer)
-    parts_of: dict[tuple[tuple[int, ...], str, str, str], list[str]] = {}
-    for (part, prefill, decode, state), layers in layers_of.items():
-        parts_of.setdefault((tuple(layers), prefill, decode, state), []).append(part)
+    rows = fold_alike(
+        (
+            escape_unprintable(result.pair.present_buffer.part),
+            result.pair.present_buffer.layer,
+            (
+                *_format_pair_types(handoff, result.pair),
+                _format_state(result, handoff.verdict),
+            ),
+        )
+        for result in handoff.pair_results
+    )
     return [
-        (format_layer_numbers(layers), ", ".join(parts), prefill, decode, state)
-        for (layers, prefill, decode, state), parts in parts_of.items()
+        (format_layer_numbers(layers), ", ".join(parts), *traits) for parts, layers, traits in rows
     ]
 
 

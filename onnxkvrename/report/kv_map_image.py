@@ -1,4 +1,4 @@
-"""The KV map as a picture for a report or a pull request: SVG and HTML. Imported lazily (rich).
+"""Model summaries with their KV maps as SVG and HTML pictures; loads rich.
 
 Both stand alone: no fonts or styles from elsewhere, the same bytes for the same
 models whatever the terminal at hand.
@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.terminal_theme import TerminalTheme
 
 from onnxkvrename.layout.inspect import ModelSummary
-from onnxkvrename.report.kv_map import render_model_summary
+from onnxkvrename.report.inspect_rich import render_model_summary
 
 _PICTURE_COLUMNS = 92
 """Columns of a picture."""
@@ -66,9 +66,9 @@ pre {{{{ font: 14px/1.35 {_FONTS}; margin: 0 }}}}
 """
 
 
-def render_svg(anatomies: Iterable[ModelSummary]) -> str:
-    """What is in some models, with their KV maps, as one SVG picture."""
-    console = _record_summaries(anatomies)
+def render_svg(summaries: Iterable[ModelSummary]) -> str:
+    """Return one SVG picture of models with their KV maps."""
+    console = _record_summaries(summaries)
     return console.export_svg(
         title="",
         theme=_THEME,
@@ -78,13 +78,13 @@ def render_svg(anatomies: Iterable[ModelSummary]) -> str:
     )
 
 
-def render_html(anatomies: Iterable[ModelSummary]) -> str:
-    """What is in some models, with their KV maps, as one HTML page."""
-    return _record_summaries(anatomies).export_html(theme=_THEME, code_format=_HTML_TEMPLATE)
+def render_html(summaries: Iterable[ModelSummary]) -> str:
+    """Return one HTML page of models with their KV maps."""
+    return _record_summaries(summaries).export_html(theme=_THEME, code_format=_HTML_TEMPLATE)
 
 
-def _record_summaries(anatomies: Iterable[ModelSummary]) -> Console:
-    """The summaries on a console of our own, whatever the environment says of the real one."""
+def _record_summaries(summaries: Iterable[ModelSummary]) -> Console:
+    """Draw the summaries on a console that does not depend on the environment."""
     console = Console(
         file=io.StringIO(),
         record=True,
@@ -97,7 +97,7 @@ def _record_summaries(anatomies: Iterable[ModelSummary]) -> Console:
         width=_PICTURE_COLUMNS,
         height=100,
     )
-    for anatomy in anatomies:
-        console.print(Padding(render_model_summary(anatomy, fold=True), (1, 2, 0, 2)))
+    for summary in summaries:
+        console.print(Padding(render_model_summary(summary, fold=True), (1, 2, 0, 2)))
     console.print()
     return console

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from onnxkvrename.findings import format_list
 from onnxkvrename.layout.dims import Shape
+from onnxkvrename.layout.fold import fold_alike
 from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.layout.manifest import (
     classify_growth,
@@ -15,7 +16,8 @@ from onnxkvrename.layout.manifest import (
     compute_kv_layout_sha256,
 )
 from onnxkvrename.model.signature import format_shape
-from onnxkvrename.report.rename_text import escape_unprintable, format_layer_ranges
+from onnxkvrename.report.formats.text import escape_unprintable, format_layer_ranges
+from onnxkvrename.report.tables import format_columns
 from onnxkvrename.rules.window_diff import format_layer_numbers
 
 COLUMN_HEADS = ("KIND", "PARTS", "LAYERS", "DTYPE", "SHAPE", "BYTES EACH")
@@ -77,26 +79,24 @@ def format_layout_summary(layout: Layout) -> str:
 
 def build_buffer_rows(layout: Layout) -> tuple[BufferRow, ...]:
     """Return the buffers as rows, equal ones merged, in the order of their layers."""
-    layers_by_buffer: dict[tuple[str, str, str, str, str], list[int]] = {}
-    for buffer in layout.buffers:
-        key = (
-            buffer.kind,
-            buffer.part,
-            buffer.dtype,
-            _format_buffer_shape(layout, buffer),
-            _format_bytes_each(layout, buffer),
+    rows = fold_alike(
+        (buffer.part, buffer.layer, _describe_buffer(layout, buffer)) for buffer in layout.buffers
+    )
+    return tuple(
+        BufferRow(
+            *map(
+                escape_unprintable,
+                (kind, ", ".join(parts), format_layer_numbers(sorted(layers)), dtype, shape, each),
+            )
         )
-        layers_by_buffer.setdefault(key, []).append(buffer.layer)
-    parts_by_row: dict[tuple[str, tuple[int, ...], str, str, str], list[str]] = {}
-    for (kind, part, dtype, shape, bytes_each), layers in layers_by_buffer.items():
-        row = (kind, tuple(layers), dtype, shape, bytes_each)
-        parts_by_row.setdefault(row, []).append(part)
-    rows = list[BufferRow]()
-    for (kind, layer_numbers, dtype, shape, bytes_each), parts in parts_by_row.items():
-        layers_text = format_layer_numbers(sorted(layer_numbers))
-        cells = (kind, ", ".join(parts), layers_text, dtype, shape, bytes_each)
-        rows.append(BufferRow(*map(escape_unprintable, cells)))
-    return tuple(rows)
+        for parts, layers, (kind, dtype, shape, each) in rows
+    )
+
+
+def _describe_buffer(layout: Layout, buffer: KvBuffer) -> tuple[str, str, str, str]:
+    """Return the kind, the dtype, the shape and the bytes of a buffer, which make a row."""
+    shape = _format_buffer_shape(layout, buffer)
+    return buffer.kind, buffer.dtype, shape, _format_bytes_each(layout, buffer)
 
 
 def list_layout_facts(layout: Layout) -> Iterator[tuple[str, str]]:
@@ -133,18 +133,6 @@ def render_layout(layout: Layout) -> Iterator[str]:
     table = [COLUMN_HEADS, *build_buffer_rows(layout)] if layout.buffers else []
     yield from format_columns(table)
     yield from format_columns(list(list_layout_facts(layout)))
-
-
-def format_columns(table: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the rows of a table as indented lines with aligned columns.
-
-    Args:
-        table: Rows with equally many cells; without rows there are no lines.
-    """
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        cells = (text.ljust(width) for text, width in zip(row, widths, strict=True))
-        yield "  " + "  ".join(cells).rstrip()
 
 
 def format_bytes(size: int | None) -> str:

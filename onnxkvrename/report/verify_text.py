@@ -1,9 +1,10 @@
-"""Format the results of `verify` as lines, GitHub workflow commands or JSON."""
+"""Format the results of `verify` as an answer: lines and JSON."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,56 @@ from click import style
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import render_json_document, serialize_error, serialize_finding
-from onnxkvrename.report.rename_text import (
+from onnxkvrename.report.formats import Answer, FileResult, Line, Note, Screen, build_file_result
+from onnxkvrename.report.formats.text import (
     escape_unprintable,
     format_layer_ranges,
-    format_workflow_command,
-    render_workflow_commands,
+    render_finding_lines,
 )
 from onnxkvrename.rules.plan import KvPair
+from onnxkvrename.rules.results import Report
 from onnxkvrename.verification.dataflow import BufferFlow
 from onnxkvrename.verification.retention_loop import RetentionRun
 from onnxkvrename.verification.verify import VerifiedModel
 
 SCHEMA = "onnxkvrename.verify/1"
 """The name of the JSON document, described by `schemas/verify-1.json`."""
+
+
+def build_verify_answer(models: Sequence[VerifiedModel], *, quiet: bool, verbose: bool) -> Answer:
+    """Return the answer of a verification.
+
+    Args:
+        models: The models with what was proved.
+        quiet: Show findings only.
+        verbose: Show every finding, and each buffer.
+    """
+    code = Report(tuple(model.report for model in models)).compute_exit_code()
+    return Answer(
+        "verify",
+        code,
+        render_json=partial(verified_to_json, models, code),
+        render_text=partial(_render_text, models, quiet, verbose),
+        files=tuple(_build_file(model, quiet=quiet) for model in models),
+    )
+
+
+def _build_file(model: VerifiedModel, *, quiet: bool) -> FileResult:
+    if quiet or model.report.error is not None:
+        return build_file_result(model.report)
+    note = Note("verify", summarize_verdict(model), model.report.path)
+    return build_file_result(model.report, note)
+
+
+def _render_text(
+    models: Iterable[VerifiedModel], quiet: bool, verbose: bool, screen: Screen
+) -> Iterator[Line]:
+    for model in models:
+        yield from render_finding_lines([model.report], screen, verbose=verbose)
+        if quiet or model.report.error is not None:
+            continue
+        yield Line(format_verdict_line(model, color=screen.color))
+        yield from (Line(f"  {text}") for text in (format_buffer_flows(model) if verbose else ()))
 
 
 def format_verdict_line(verified: VerifiedModel, *, color: bool) -> str:
@@ -77,20 +115,6 @@ def _format_flow_verdict(flow: BufferFlow) -> str:
     op_type, node_name = (escape_unprintable(text) for text in flow.updated_by)
     separator = " by " if flow.verdict == "updated" else ": "
     return f"{flow.verdict}{separator}{op_type}" + (f" ({node_name})" if node_name else "")
-
-
-def render_verify_github(models: Iterable[VerifiedModel], *, quiet: bool) -> Iterator[str]:
-    """Yield the workflow commands with which GitHub annotates the files.
-
-    Args:
-        models: The verified models.
-        quiet: Leave out the verdicts, and yield only findings and errors.
-    """
-    for verified in models:
-        yield from render_workflow_commands(verified.report)
-        if not quiet and verified.report.error is None:
-            properties = {"file": verified.report.path, "title": "verify"}
-            yield format_workflow_command("notice", properties, summarize_verdict(verified))
 
 
 def verified_to_json(

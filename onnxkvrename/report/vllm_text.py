@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from onnxkvrename.report.manifest_text import format_bytes, format_columns
-from onnxkvrename.report.rename_text import escape_unprintable
+from onnxkvrename.report.formats.text import escape_unprintable
+from onnxkvrename.report.manifest_text import format_bytes
+from onnxkvrename.report.tables import format_columns
 from onnxkvrename.rules.window_diff import format_layer_numbers, format_layers
 from onnxkvrename.vllm.groups import Grouping
 from onnxkvrename.vllm.memory import Allocation

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding
+from onnxkvrename.findings import Finding, decide_exit_code
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import KvPair, TokenChange, UnchangedName
 from onnxkvrename.rules.profile import Rules
@@ -147,11 +147,12 @@ class Report(NamedTuple):
 
     def compute_exit_code(self, *, look: bool = False) -> int:
         """Return 0 if done, 1 for a finding (to ``look``: or a change), 2 for an error."""
-        if any(model.error is not None for model in self.models):
-            return 2
         states = [
             *(model.status for model in self.models),
             *(sidecar.status for sidecar in self.sidecars),
         ]
         changes = look and "would-rename" in states
-        return int(changes or any(model.failed for model in self.models))
+        return decide_exit_code(
+            failed=changes or any(model.failed for model in self.models),
+            not_done=any(model.error is not None for model in self.models),
+        )

@@ -327,8 +327,7 @@ def test_github_shows_it_beside_the_decode_model(run, named) -> None:
 
 def test_a_terminal_gets_a_table_in_colour(run, named, monkeypatch) -> None:
     full, window = named("serving/window_whole.onnx"), named("serving/window.onnx")
-    for module in ("compare", "output"):
-        monkeypatch.setattr(f"onnxkvrename.cli.{module}.is_terminal", lambda stream: True)
+    monkeypatch.setattr("onnxkvrename.cli.output.is_terminal", lambda stream: True)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)

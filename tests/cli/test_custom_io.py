@@ -237,3 +237,10 @@ def test_a_name_that_is_not_utf_8_is_told_with_its_model(here: Path, run) -> Non
     outcome = run(*args)
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
     assert outcome.err.startswith("error: odd.onnx: has a name that is not UTF-8")
+
+
+@pytest.mark.parametrize("name", ["json", "github", "sarif"])
+def test_a_format_it_does_not_know_prints_nothing_on_stdout(name: str, decoder: Path, run) -> None:
+    outcome = run("custom-io", decoder, "--precision", "float16", "--format", name)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "--format" in outcome.err

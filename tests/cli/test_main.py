@@ -14,6 +14,7 @@ from schemas import load_schema
 
 import onnxkvrename
 from onnxkvrename.cli.main import main
+from onnxkvrename.findings import decide_exit_code
 
 SCHEMA = load_schema("report-1.json")
 LOSSY = rb"""
@@ -393,6 +394,83 @@ def test_json_of_a_bug_is_a_document_too(here: Path, run, monkeypatch: pytest.Mo
     assert "a bug in onnxkvrename: ZeroDivisionError" in document["error"]["message"]
     with pytest.raises(ZeroDivisionError):
         main([MODEL, *V, "-v"])
+
+
+@pytest.mark.parametrize("flags", [("-v",), ("--verbose",), ("-qv",), ("-vn",)])
+def test_verbose_shows_where_a_bug_is_however_it_is_spelt(
+    flags: tuple[str, ...], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("onnxkvrename.cli.rename.rename_batch", fail)
+    with pytest.raises(ZeroDivisionError):
+        main([MODEL, *V, *flags])
+    assert main([MODEL, *V, "-d", "v"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "function", "hint"),
+    [
+        ((MODEL, *V), "rename.rename_batch", "-v shows where"),
+        (("verify", MODEL), "verify.verify_model", "-v shows where"),
+        (("inspect", MODEL), "inspect.inspect_model", "test_main.py, line "),
+        (("custom-io", MODEL, "--precision", "float16"), "custom_io.load_rules", "test_main.py, "),
+    ],
+)
+def test_the_hint_on_a_bug_names_an_option_that_the_command_has(
+    args: tuple[str, ...],
+    function: str,
+    hint: str,
+    here: Path,
+    run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(f"onnxkvrename.cli.{function}", fail)
+    outcome = run(*args)
+    assert outcome.code == 2
+    assert f"({hint}" in outcome.err
+    assert outcome.err.endswith("; please report it)\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "missing"),
+    [
+        (("verify", "inspect"), "inspect"),
+        (("verify", "renamed"), "renamed"),
+        (("compare", "manifests", MODEL), "manifests"),
+        (("rename", "verifi", *V), "verifi"),
+    ],
+)
+def test_only_the_first_word_can_be_a_misspelt_command(
+    args: tuple[str, ...], missing: str, here: Path, run
+) -> None:
+    outcome = run(*args)
+    assert outcome.code == 2
+    assert outcome.err.startswith(f"error: {missing}: no such file")
+    assert "is no command, and no file (did you mean rename?)" in run("renamed", *V).err
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ((), 0),
+        (("failed",), 1),
+        (("not_done",), 2),
+        (("failed", "not_done"), 2),
+        (("failed", "interrupted"), 130),
+    ],
+)
+def test_one_function_decides_exit_codes(given: tuple[str, ...], code: int) -> None:
+    assert decide_exit_code(**dict.fromkeys(given, True)) == code
+
+
+def test_the_last_of_several_formats_counts_for_an_error_too(here: Path, run) -> None:
+    outcome = run(MODEL, "--format", "json", "--format=github", "--nonsense", "--format", "xml")
+    assert outcome.out.startswith("::error title=failed::")
 
 
 def test_github_annotates_what_kept_the_job_from_being_done(here: Path, run) -> None:

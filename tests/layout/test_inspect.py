@@ -20,7 +20,6 @@ from onnxkvrename.layout.inspect import (
     BufferGroup,
     ExternalFile,
     ModelSummary,
-    compute_exit_code,
     group_buffers,
     inspect_model,
     summaries_to_json,
@@ -202,7 +201,7 @@ def test_what_stays_is_told_with_the_reason(inspected) -> None:
 def test_a_model_without_buffers_is_no_fault_here(inspected) -> None:
     found = inspected(())
     assert (found.buffers, found.layers, found.findings) == ((), (), ())
-    assert compute_exit_code([found]) == 0
+    assert not found.failed
 
 
 def test_data_files_are_told_with_their_sizes(external: Path) -> None:
@@ -279,12 +278,12 @@ def test_what_cannot_be_read_is_an_error_of_its_own(tmp_path: Path, decoder: Pat
     assert text.error is not None
     assert "text file" in text.error.message
     sound = inspect_model(decoder, QEFF)
-    assert compute_exit_code([sound, text]) == 2
-    assert compute_exit_code([sound]) == 0
+    assert text.failed
+    assert not sound.failed
 
 
-def test_an_error_in_a_model_shows_in_the_exit_code(inspected) -> None:
-    assert compute_exit_code([inspected(("full",), without={"past_key.0"})]) == 1
+def test_a_finding_of_severity_error_is_a_failure(inspected) -> None:
+    assert inspected(("full",), without={"past_key.0"}).failed
 
 
 def document(*found: ModelSummary, fault: KvRenameError | None = None) -> dict[str, object]:
@@ -339,7 +338,7 @@ def test_json_of_a_fixture_says_what_it_shows() -> None:
 def test_every_fixture_is_told_without_errors(path: Path) -> None:
     found = inspect_model(path, QEFF)
     document(found)
-    assert compute_exit_code([found]) == 0
+    assert not found.failed
     assert bool(found.buffers) == (path.name != "encoder.onnx")
     assert "unknown" not in {item.kind for item in found.buffers}
     model = onnx.load(path, load_external_data=False)

@@ -1,49 +1,17 @@
 from __future__ import annotations
 
-import io
-from pathlib import Path
-
-import models
 import pytest
-from caches import HYBRID, MIXED, exported
-from models import saved
-from onnx import ModelProto
-from rich.console import Console, RenderableType
+from caches import HYBRID, MIXED
+from drawing import drawn
 
-from onnxkvrename import KvRenameError, load_rules
-from onnxkvrename.layout.inspect import ExternalFile, InspectedBuffer, ModelSummary, inspect_model
+from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary
 from onnxkvrename.layout.kinds import get_kind_traits, list_kinds
 from onnxkvrename.report.kv_map import (
     STATE_STYLES,
     render_kv_map,
-    render_model_summary,
 )
 
-QEFF = load_rules()
-HOSTILE = "[red]\x1b[2J\u202e:smiley:[/red]\\é"
-SHOWN = "[red]\\x1b[2J\\u202e:smiley:[/red]\\é"
 TOKEN = ("VLLM", "VLLM")
-
-
-def drawn(what: RenderableType, width: int = 80, encoding: str = "utf-8") -> str:
-    """What a terminal without colour shows."""
-    raw = io.BytesIO()
-    file = io.TextIOWrapper(raw, encoding, newline="\n")
-    Console(file=file, width=width, highlight=False).print(what, crop=False)
-    file.flush()
-    return "".join(f"{line.rstrip()}\n" for line in raw.getvalue().decode(encoding).splitlines())
-
-
-@pytest.fixture
-def inspected(tmp_path: Path):
-    """What is in a model, or in one made of these kinds of layers."""
-
-    def inspect(model: ModelProto | tuple[str, ...], **how: object) -> ModelSummary:
-        made = model if isinstance(model, ModelProto) else exported(model, **how)  # type: ignore[arg-type]
-        found = inspect_model(saved(made, tmp_path / "m.onnx"), QEFF)
-        return found._replace(path="m.onnx", size=1000)
-
-    return inspect
 
 
 def buffers(*layers: int, **how: object) -> ModelSummary:
@@ -178,109 +146,5 @@ def test_names_are_cut_before_the_cells_are() -> None:
     assert "漢漢漢漢漢   f   f\n" in text
 
 
-def test_a_summary_says_what_is_in_the_file(inspected) -> None:
-    model = exported(("full", "linear"), tokens=TOKEN, weights=[models.tensor("w", 1.0)])
-    model.graph.output.append(models.info("vision_embeds_RetainedState"))
-    model.functions.add(name="Layer", domain="local")
-    assert drawn(render_model_summary(inspected(model))).splitlines() == [
-        "m.onnx  1.0 kB",
-        "  made by         tests 1; IR 10, opset 18",
-        "  graph           5 nodes, local functions Layer",
-        "  weights         4 bytes inline in 1 tensors",
-        "  full attention  past_key, past_value of layer 0",
-        "                  FLOAT16 [batch_size, 8, ctx_len, 64]",
-        "  linear state    conv_state of layer 1",
-        "                  FLOAT16 [batch_size, 512, 4]",
-        "                  recurrent_state of layer 1",
-        "                  FLOAT16 [batch_size, 16, 128, 128]",
-        "  token           VLLM on all 8 names",
-        "  outputs         logits",
-        "  kept            vision: vision_embeds_RetainedState",
-        "",
-        "  layer             0   1",
-        "  past_key          F   .",
-        "  past_value        F   .",
-        "  conv_state        .   S",
-        "  recurrent_state   .   S",
-        "",
-        "  F full attention   S linear state   ABC with its token",
-        "  . no such buffer there",
-    ]
-
-
-def test_layers_of_a_kind_are_told_in_short(inspected) -> None:
-    text = drawn(render_model_summary(inspected(HYBRID)))
-    assert "conv_state of 16 layers (0-1, 3-4, 6-7, ... 21-22)\n" in text
-    assert "past_key, past_value of 8 layers (2, 5, 8, ... 23)\n" in text
-    assert "of layers 0-1\n" in drawn(render_model_summary(inspected(("full", "full"))))
-
-
-def test_some_names_with_the_token_are_counted(inspected) -> None:
-    text = drawn(render_model_summary(inspected(("full",), tokens=("", "VLLM"))))
-    assert "token           VLLM on 2 of 4 names\n" in text
-    text = drawn(render_model_summary(inspected(("full",))))
-    assert "token           none\n" in text
-
-
-def test_data_files_are_told_and_those_that_are_gone(inspected) -> None:
-    found = inspected(("full",))
-    files = (ExternalFile("w.bin", 98_000_000_000), ExternalFile("gone.bin", None))
-    text = drawn(render_model_summary(found._replace(files=files)), width=100)
-    assert "98.0 GB external in 1 file: w.bin; not usable: gone.bin\n" in text
-    assert "weights         none\n" in drawn(render_model_summary(found))
-    nowhere = found._replace(weight=found.weight._replace(external_tensor_count=1))
-    assert "weights         not there\n" in drawn(render_model_summary(nowhere))
-
-
-def test_a_model_without_buffers_has_no_map(inspected) -> None:
-    text = drawn(render_model_summary(inspected(())))
-    assert "  buffers  no KV buffer in it\n" in text
-    assert "layer" not in text
-    assert "token" not in text
-
-
-def test_a_model_that_cannot_be_read_is_told_with_the_reason() -> None:
-    found = ModelSummary("m\n.onnx", error=KvRenameError("is no model", hint="give one"))
-    assert drawn(render_model_summary(found)) == "m\\x0a.onnx  is no model (give one)\n"
-
-
-def test_of_each_code_a_few_findings_are_shown(inspected) -> None:
-    names = {f"past_key.{layer}" for layer in range(6)}
-    text = drawn(render_model_summary(inspected(("full",) * 6, without=names)), width=200)
-    assert text.count("error KV101  past_key.") == 3
-    assert text.count("error KV101  and 3 more like this\n") == 1
-    clean = drawn(render_model_summary(inspected(("full",) * 6)), width=200)
-    assert "KV101" not in clean
-
-
-def test_a_path_is_never_broken_unless_to_fold() -> None:
-    found = buffers(0)._replace(path="x" * 200)
-    assert "x" * 200 in drawn(render_model_summary(found))
-    assert "x" * 200 not in drawn(render_model_summary(found, fold=True))
-    assert drawn(render_model_summary(found, fold=True)).count("x") == 200
-
-
-@pytest.fixture
-def hostile(inspected) -> ModelSummary:
-    """A model whose names would move the cursor, turn the text and draw smileys."""
-    model = exported(("full",))
-    model.producer_name = f"{HOSTILE}\n"
-    model.graph.output.append(models.info(f"{HOSTILE}_RetainedState"))
-    found: ModelSummary = inspected(model)
-    rows = tuple(item._replace(buffer=HOSTILE + item.buffer) for item in found.buffers)
-    return found._replace(path=HOSTILE, buffers=rows)
-
-
-def test_hostile_names_are_shown_and_do_nothing(hostile: ModelSummary) -> None:
-    text = drawn(render_model_summary(hostile), width=300)
-    assert text.startswith(f"{SHOWN}  1.0 kB\n")
-    assert f"made by         {SHOWN}\\x0a 1;" in text
-    assert f"{SHOWN}past_key     f\n" in text
-    assert text.count(f"{SHOWN}_RetainedState") == 2  # kept, and found
-    assert not set(text) & {"\x1b", "\u202e"}
-
-
-def test_where_the_encoding_ends_names_are_escaped(hostile: ModelSummary) -> None:
-    text = drawn(render_model_summary(hostile), width=300, encoding="ascii")
-    assert f"{SHOWN[:-1]}\\xe9past_key     f\n" in text
+def test_a_map_of_plain_names_is_the_same_in_ascii() -> None:
     assert drawn(render_kv_map(buffers(0)), encoding="ascii") == drawn(render_kv_map(buffers(0)))

@@ -1,22 +1,18 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from onnxkvrename import Finding, ModelReport, Report, WriteError, rename
+from onnxkvrename.report.formats import Screen, load_format
 from onnxkvrename.report.rename_text import (
-    escape_unprintable,
-    format_error,
+    RenameView,
+    build_rename_answer,
     format_model_state,
-    format_workflow_command,
     render_changes,
     render_diff,
-    render_findings,
-    render_github_report,
     render_states,
-    report_to_json,
 )
 from onnxkvrename.rules.results import SidecarReport, Status
 
@@ -36,21 +32,10 @@ def ahead(decoder: Path) -> ModelReport:
     return found._replace(path="m.onnx", output="m.onnx")
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("past_key.0 é ✓ [red] :smiley: \\", "past_key.0 é ✓ [red] :smiley: \\"),
-        ("a\nb\r\t", "a\\x0ab\\x0d\\x09"),
-        ("\x1b[2J\x07\x9b", "\\x1b[2J\\x07\\x9b"),
-        ("\u202eab\u2066\u200b", "\\u202eab\\u2066\\u200b"),
-        ("\U000e0001", "\\U000e0001"),
-        (b"\xff\x80".decode("utf-8", "surrogateescape"), "\\xff\\x80"),
-        ("\ud800", "\\ud800"),
-        ("\u2028\xa0", "\\u2028\\xa0"),
-    ],
-)
-def test_what_moves_hides_or_reorders_is_escaped(text: str, shown: str) -> None:
-    assert escape_unprintable(text) == shown
+def annotated(report: Report, view: RenameView) -> list[str]:
+    """Return what GitHub gets."""
+    answer = build_rename_answer(report, view)
+    return [line.text for line in load_format("github").render(answer, Screen())]
 
 
 def test_lines_say_old_and_new(ahead: ModelReport) -> None:
@@ -143,87 +128,17 @@ def test_a_text_that_changes_gets_a_line(
 
 def test_github_is_told_of_a_text_that_would_change(ahead: ModelReport) -> None:
     report = Report((ahead._replace(status="unchanged"),), (TEXT,))
-    *_, last = render_github_report(report, look=True, judge=True, quiet=True)
+    *_, last = annotated(report, RenameView(dry_run=True, check_only=True, quiet=True))
     assert last == "::error file=p\\x0a.json,title=names::4 names would change"
-    assert not list(render_github_report(report, look=True, judge=False, quiet=True))
-
-
-def test_of_each_code_a_few_findings_are_shown_unless_verbose() -> None:
-    many = report(*(fault(name=f"past_key.{n}") for n in range(5)), fault("KV105"))
-    lines = list(render_findings(many, color=False, verbose=False))
-    assert lines == [
-        *(f"m.onnx: error KV101: past_key.{n} is wrong (mend it)" for n in range(3)),
-        "m.onnx: error KV101: and 2 more like this (-v shows all)",
-        "m.onnx: error KV105: past_key.0 is wrong (mend it)",
-    ]
-    assert len(list(render_findings(many, color=False, verbose=True))) == 6
-
-
-def test_findings_of_one_code_stand_together() -> None:
-    mixed = report(
-        *(fault(code, name=f"past_key.{at}") for at in range(2) for code in ("KV106", "KV105"))
-    )
-    said = [line.split()[2] for line in render_findings(mixed, color=False, verbose=False)]
-    assert said == ["KV106:", "KV106:", "KV105:", "KV105:"]
-
-
-def test_findings_are_painted_by_severity() -> None:
-    both = report(fault("KV109", "warning"), fault())
-    warning, error = render_findings(both, color=True, verbose=False)
-    assert "\x1b[33mwarning KV109" in warning
-    assert "\x1b[31merror KV101" in error
-
-
-def test_an_error_is_one_line_whatever_it_names() -> None:
-    line = format_error(WriteError("no", path="a\n::error::b", hint="mend"), color=False)
-    assert line == "error: a\\x0a::error::b: no (mend)"
-
-
-def test_json_has_the_names_as_they_are(ahead: ModelReport) -> None:
-    hostile = ahead._replace(path="\x1b[2J\udcff")
-    document = json.loads(report_to_json(Report((hostile,)), "rename", 0))
-    (model,) = document["models"]
-    assert model["path"] == "\x1b[2J\udcff"
-    assert model["pairs"][0] == {
-        "layer": 0,
-        "buffer": "past_key",
-        "kind": "attention",
-        "scope": "",
-        "input": {"old": "past_key.0", "new": "past_key.0_VLLM"},
-        "output": {"old": "past_key.0_RetainedState", "new": "past_key.0_VLLM_RetainedState"},
-    }
-    assert {"name": "logits", "reason": "not retained"} in model["kept"]
-    assert document["summary"] == {"renamed": 0, "unchanged": 0, "would-rename": 1, "failed": 0}
-    assert document["texts"] == []
-    assert report_to_json(Report(()), "rename", 2).isascii()
+    assert not annotated(report, RenameView(dry_run=True, quiet=True))
 
 
 def test_github_gets_a_command_for_each_finding_and_each_model(ahead: ModelReport) -> None:
     models = Report((report(fault(), error=WriteError("no", path="m.onnx")), ahead))
-    assert list(render_github_report(models, look=True, judge=False, quiet=False)) == [
+    assert annotated(models, RenameView(dry_run=True)) == [
         "::error file=m.onnx,title=KV101::past_key.0 is wrong (mend it)",
         "::error file=m.onnx,title=failed::m.onnx: no",
         "::notice file=m.onnx,title=would-rename::8 names would change",
     ]
-    *_, last = render_github_report(models, look=True, judge=True, quiet=False)
+    *_, last = annotated(models, RenameView(dry_run=True, check_only=True))
     assert last == "::error file=m.onnx,title=names::8 names would change"
-
-
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("x\n::error::y", "x\\x0a::error::y"),
-        ("##[stop-commands]x", "## [stop-commands]x"),
-        ("100%0A", "100%250A"),
-    ],
-)
-def test_a_name_cannot_give_github_commands_of_its_own(name: str, shown: str) -> None:
-    (line, _) = render_github_report(
-        Report((report(fault(name=name)),)), look=True, judge=False, quiet=False
-    )
-    assert line == f"::error file=m.onnx,title=KV101::{shown} is wrong (mend it)"
-
-
-def test_a_path_cannot_end_the_properties_of_a_command() -> None:
-    line = format_workflow_command("error", {"file": "a:b,c%##[x\r"}, "m")
-    assert line == "::error file=a%3Ab%2Cc%25## [x\\x0d::m"

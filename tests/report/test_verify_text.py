@@ -10,10 +10,11 @@ from models import node, saved
 from schemas import load_schema
 
 from onnxkvrename import Finding, KvRenameError, ModelError, ModelReport, load_rules
+from onnxkvrename.report.formats import Screen, load_format
 from onnxkvrename.report.verify_text import (
+    build_verify_answer,
     format_buffer_flows,
     format_verdict_line,
-    render_verify_github,
     summarize_verdict,
     verified_to_json,
 )
@@ -142,10 +143,16 @@ def test_hostile_text_is_shown_escaped(sound: VerifiedModel) -> None:
     assert next(format_buffer_flows(verified)).endswith(f"updated by {SHOWN} ({SHOWN})")
 
 
+def annotated(*models: VerifiedModel, quiet: bool = False) -> list[str]:
+    """Return what GitHub gets."""
+    answer = build_verify_answer(models, quiet=quiet, verbose=False)
+    return [line.text for line in load_format("github").render(answer, Screen())]
+
+
 def test_github_gets_findings_and_a_notice_for_each_model(sound: VerifiedModel) -> None:
     unread = VerifiedModel(ModelReport("x", "x", "failed", error=ModelError("no", path="x")))
     items = (with_report(sound, FAULT), with_report(sound, DOUBT), unread)
-    lines = list(render_verify_github(items, quiet=False))
+    lines = annotated(*items)
     assert lines == [
         "::error file=m.onnx,title=KV110::past_key.0_RetainedState is wrong (mend it)",
         "::notice file=m.onnx,title=verify::does not verify",
@@ -153,13 +160,11 @@ def test_github_gets_findings_and_a_notice_for_each_model(sound: VerifiedModel) 
         f"::notice file=m.onnx,title=verify::{summarize_verdict(sound)}",
         "::error file=x,title=failed::x: no",
     ]
-    assert list(render_verify_github(items, quiet=True)) == [
-        line for line in lines if "notice" not in line
-    ]
+    assert annotated(*items, quiet=True) == [line for line in lines if "notice" not in line]
 
 
 def test_hostile_text_gives_github_no_commands(sound: VerifiedModel) -> None:
-    text = "\n".join(render_verify_github([with_hostile_names(sound)], quiet=False))
+    text = "\n".join(annotated(with_hostile_names(sound)))
     assert [line[: line.index(" ")] for line in text.split("\n")] == ["::warning", "::notice"]
     assert not set(text) & {"\x1b", "\u202e", "\r"}
     assert "##[" not in text

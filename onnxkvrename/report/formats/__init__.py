@@ -1,0 +1,129 @@
+"""Output formats, with one file for each, and the answer of a command that they render.
+
+A format is a module of this package with a :class:`Format` called ``FORMAT``; its name for
+``--format`` is the name of its file. Nothing else has to know of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import Literal, NamedTuple
+
+from onnxkvrename.errors import KvRenameError
+from onnxkvrename.findings import Finding
+from onnxkvrename.rules.results import ModelReport
+
+
+class Line(NamedTuple):
+    """A line of output.
+
+    Attributes:
+        text: The line, without its end.
+        err: Whether it is for stderr.
+    """
+
+    text: str
+    err: bool = False
+
+
+class Screen(NamedTuple):
+    """Where an answer is shown; by default a pipe or a file.
+
+    Attributes:
+        is_terminal: Whether stdout is a terminal.
+        color: Whether lines on stdout may be coloured.
+        error_color: Whether lines on stderr may be coloured.
+    """
+
+    is_terminal: bool = False
+    color: bool = False
+    error_color: bool = False
+
+
+class Note(NamedTuple):
+    """A sentence on what became of a file, for formats that annotate files.
+
+    Attributes:
+        title: A short heading, e.g. the status of a model.
+        message: The sentence.
+        path: The file to show it beside; ``None`` for the whole command.
+        level: ``error`` for a change that ``--check`` found, else ``notice``.
+    """
+
+    title: str
+    message: str
+    path: str | None = None
+    level: Literal["error", "notice"] = "notice"
+
+
+class FileResult(NamedTuple):
+    """What a command found out about one file.
+
+    Attributes:
+        path: The file.
+        findings: What is wrong with it.
+        error: What kept it from being read or written.
+        notes: What became of it.
+    """
+
+    path: str
+    findings: tuple[Finding, ...] = ()
+    error: KvRenameError | None = None
+    notes: tuple[Note, ...] = ()
+
+
+def _render_nothing(screen: Screen) -> Iterable[Line]:
+    return ()
+
+
+class Answer(NamedTuple):
+    """What a command answers, for any format to render.
+
+    Attributes:
+        command: The name of the command.
+        exit_code: The exit code of the process.
+        render_json: Renders the command's own JSON document.
+        render_text: Renders the command's own text.
+        files: What was found out about each file, in the order given.
+        notes: What became of the job as a whole.
+        error: What kept the whole job from being done; then ``files`` is empty.
+    """
+
+    command: str
+    exit_code: int
+    render_json: Callable[[], str]
+    render_text: Callable[[Screen], Iterable[Line]] = _render_nothing
+    files: tuple[FileResult, ...] = ()
+    notes: tuple[Note, ...] = ()
+    error: KvRenameError | None = None
+
+
+class Format(NamedTuple):
+    """A way to render answers.
+
+    Attributes:
+        render: Returns the lines of an answer for a screen.
+    """
+
+    render: Callable[[Answer, Screen], Iterable[Line]]
+
+
+def build_file_result(report: ModelReport, *notes: Note) -> FileResult:
+    """Return the findings and the error of a model as those of a file, with `notes`."""
+    return FileResult(report.path, report.findings, report.error, notes)
+
+
+def list_formats() -> tuple[str, ...]:
+    """Return the names of all formats; none is imported for it."""
+    files = (file for folder in __path__ for file in os.listdir(folder))
+    return tuple(
+        sorted(file[:-3] for file in files if file.endswith(".py") and not file.startswith("_"))
+    )
+
+
+def load_format(name: str) -> Format:
+    """Import one of the formats that :func:`list_formats` names."""
+    output_format: Format = import_module(f"{__name__}.{name}").FORMAT
+    return output_format

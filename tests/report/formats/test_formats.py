@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from conftest import FIXTURES
+
+from onnxkvrename.report.formats import list_formats
+
+CSV = '''
+from onnxkvrename.report.formats import Format, Line
+
+
+def render(answer, screen):
+    """Render one line for each finding."""
+    for file in answer.files:
+        for finding in file.findings:
+            yield Line(f"{answer.command},{answer.exit_code},{file.path},{finding.code}")
+
+
+FORMAT = Format(render)
+'''
+
+
+def run_with(folder: Path, *args: object) -> subprocess.CompletedProcess[str]:
+    """Run the command with the formats of one more folder."""
+    script = (
+        "import sys, onnxkvrename.report.formats as formats;"
+        "formats.__path__.append(sys.argv[1]);"
+        "from onnxkvrename.cli.main import main; code = main(sys.argv[2:]);"
+        "print(code, *(name for name in sys.modules if '.formats.' in name), file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", script, folder, *args]
+    return subprocess.run(
+        list(map(str, command)), cwd=FIXTURES / "plain", capture_output=True, text=True
+    )
+
+
+def test_formats_are_the_files_of_their_folder() -> None:
+    assert list_formats() == ("github", "json", "sarif", "text")
+
+
+def test_a_new_format_takes_one_file_and_works_for_every_command(tmp_path: Path) -> None:
+    (tmp_path / "csv.py").write_text(CSV)
+    for args, line in (
+        (("decoder.onnx", "--prefix", "A", "-n"), None),
+        (("verify", "decoder.onnx", "--prefix", "A"), "verify,1,decoder.onnx,KV116"),
+        (("check-consumer", "decoder.onnx"), "check-consumer,1,decoder.onnx,KV601"),
+        (("compare", "decoder.onnx", "decoder.onnx"), "compare,1,decoder.onnx,KV616"),
+        (("inspect", "internal_suffix.onnx"), "inspect,0,internal_suffix.onnx,KV112"),
+        (("manifest", "internal_suffix.onnx"), "manifest,0,internal_suffix.onnx,KV112"),
+    ):
+        process = run_with(tmp_path, *args, "--format", "csv")
+        first = next(iter(process.stdout.splitlines()), None)
+        assert first == line, (args, process.stderr)
+    assert "csv" in run_with(tmp_path, "--help").stdout
+
+
+def test_only_the_requested_format_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("raise SystemError")
+    for name, loaded in (
+        ("text", ["text"]),
+        ("json", ["json", "text"]),
+        ("sarif", ["sarif", "text"]),
+    ):
+        process = run_with(tmp_path, "decoder.onnx", "--prefix", "A", "-n", "-q", "--format", name)
+        code, *modules = process.stderr.split()
+        assert code == "0"
+        assert sorted(module.rpartition(".")[2] for module in modules) == loaded

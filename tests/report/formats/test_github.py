@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import pytest
+
+from onnxkvrename import Finding
+from onnxkvrename.report.formats import Answer, FileResult, Screen
+from onnxkvrename.report.formats.github import FORMAT, format_workflow_command
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("x\n::error::y", "x\\x0a::error::y"),
+        ("##[stop-commands]x", "## [stop-commands]x"),
+        ("100%0A", "100%250A"),
+    ],
+)
+def test_a_name_cannot_give_github_commands_of_its_own(name: str, shown: str) -> None:
+    finding = Finding("KV101", "error", name, "is wrong", "mend it")
+    answer = Answer("rename", 1, str, files=(FileResult("m.onnx", (finding,)),))
+    (line,) = FORMAT.render(answer, Screen())
+    assert line.text == f"::error file=m.onnx,title=KV101::{shown} is wrong (mend it)"
+
+
+def test_a_path_cannot_end_the_properties_of_a_command() -> None:
+    line = format_workflow_command("error", "m", title="t", path="a:b,c%##[x\r")
+    assert line == "::error file=a%3Ab%2Cc%25## [x\\x0d,title=t::m"

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from onnxkvrename import Report, rename
+from onnxkvrename.report.rename_json import report_to_json
+
+
+def test_json_has_the_names_as_they_are(decoder: Path) -> None:
+    planned = rename(decoder, "VLLM", dry_run=True)
+    hostile = planned._replace(path="\x1b[2J\udcff")
+    document = json.loads(report_to_json(Report((hostile,)), "rename", 0))
+    (model,) = document["models"]
+    assert model["path"] == "\x1b[2J\udcff"
+    assert model["pairs"][0] == {
+        "layer": 0,
+        "buffer": "past_key",
+        "kind": "attention",
+        "scope": "",
+        "input": {"old": "past_key.0", "new": "past_key.0_VLLM"},
+        "output": {"old": "past_key.0_RetainedState", "new": "past_key.0_VLLM_RetainedState"},
+    }
+    assert {"name": "logits", "reason": "not retained"} in model["kept"]
+    assert document["summary"] == {"renamed": 0, "unchanged": 0, "would-rename": 1, "failed": 0}
+    assert document["texts"] == []
+    assert report_to_json(Report(()), "rename", 2).isascii()
