@@ -14,7 +14,7 @@ from onnxkvrename.handoff.comparison import Comparison, try_simulation
 from onnxkvrename.handoff.selection import BufferId
 from onnxkvrename.handoff.slots import format_token_count
 from onnxkvrename.handoff.worker import UNLIMITED_LENGTH
-from onnxkvrename.rules.window_diff import format_layers
+from onnxkvrename.rules.layer_ranges import format_layers
 
 _HINTS = {
     "KV612": "compile both with the same precision, and give its --custom-io",

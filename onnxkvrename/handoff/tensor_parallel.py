@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.layout.layout import KvBuffer, Layout
-from onnxkvrename.rules.window_diff import format_layers
+from onnxkvrename.rules.layer_ranges import format_layers
 
 
 class TensorParallelSizes(NamedTuple):

@@ -14,12 +14,9 @@ from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.layout.selectors import Selector
 from onnxkvrename.model.signature import Value
 from onnxkvrename.report.formats import Answer, Line, Note, Screen, build_file_result
-from onnxkvrename.report.formats.text import (
-    escape_unprintable,
-    format_layer_ranges,
-    render_finding_lines,
-)
+from onnxkvrename.report.formats.text import escape_unprintable, render_finding_lines
 from onnxkvrename.report.manifest_text import format_model_paths
+from onnxkvrename.rules.layer_ranges import format_layer_ranges
 from onnxkvrename.rules.results import ModelReport
 
 SCHEMA = "onnxkvrename.check-consumer/1"

@@ -17,8 +17,8 @@ from onnxkvrename.handoff.worker import UNLIMITED_LENGTH
 from onnxkvrename.layout.fold import fold_alike
 from onnxkvrename.report.formats.text import escape_unprintable
 from onnxkvrename.report.tables import format_columns
+from onnxkvrename.rules.layer_ranges import format_layer_numbers, format_layers
 from onnxkvrename.rules.results import ModelReport
-from onnxkvrename.rules.window_diff import format_layer_numbers, format_layers
 
 _SOME_PROMPTS = "prompts, from a length on that depends on sizes"
 _TOO_SMALL = "decode would find its memory too small"

@@ -20,8 +20,8 @@ from onnxkvrename.report.kv_map import (
     escape_for_console,
     render_kv_map,
 )
+from onnxkvrename.rules.layer_ranges import format_layer_run, group_layer_runs
 from onnxkvrename.rules.plan import REASON_NOT_RETAINED
-from onnxkvrename.rules.window_diff import format_layer_run, group_layer_runs
 
 _STAMP_TEXTS = {
     True: "holds for this graph",

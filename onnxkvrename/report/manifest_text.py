@@ -16,9 +16,9 @@ from onnxkvrename.layout.manifest import (
     compute_kv_layout_sha256,
 )
 from onnxkvrename.model.signature import format_shape
-from onnxkvrename.report.formats.text import escape_unprintable, format_layer_ranges
+from onnxkvrename.report.formats.text import escape_unprintable
 from onnxkvrename.report.tables import format_columns
-from onnxkvrename.rules.window_diff import format_layer_numbers
+from onnxkvrename.rules.layer_ranges import format_layer_numbers, format_layer_ranges
 
 COLUMN_HEADS = ("KIND", "PARTS", "LAYERS", "DTYPE", "SHAPE", "BYTES EACH")
 _BYTE_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")

@@ -10,8 +10,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from onnxkvrename.report.formats.text import escape_unprintable, format_layer_ranges
+from onnxkvrename.report.formats.text import escape_unprintable
 from onnxkvrename.report.rename_text import format_model_state, render_sidecar_states
+from onnxkvrename.rules.layer_ranges import format_layer_ranges
 from onnxkvrename.rules.plan import REASON_NOT_RETAINED, KvPair, PairSide, UnchangedName
 from onnxkvrename.rules.results import ModelReport, Report
 

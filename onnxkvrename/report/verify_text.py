@@ -13,11 +13,8 @@ from click import style
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import render_json_document, serialize_error, serialize_finding
 from onnxkvrename.report.formats import Answer, FileResult, Line, Note, Screen, build_file_result
-from onnxkvrename.report.formats.text import (
-    escape_unprintable,
-    format_layer_ranges,
-    render_finding_lines,
-)
+from onnxkvrename.report.formats.text import escape_unprintable, render_finding_lines
+from onnxkvrename.rules.layer_ranges import format_layer_ranges
 from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.rules.results import Report
 from onnxkvrename.verification.dataflow import BufferFlow

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from onnxkvrename.report.formats.text import escape_unprintable
 from onnxkvrename.report.manifest_text import format_bytes
 from onnxkvrename.report.tables import format_columns
-from onnxkvrename.rules.window_diff import format_layer_numbers, format_layers
+from onnxkvrename.rules.layer_ranges import format_layer_numbers, format_layers
 from onnxkvrename.vllm.groups import Grouping
 from onnxkvrename.vllm.memory import Allocation
 from onnxkvrename.vllm.projection import Projection

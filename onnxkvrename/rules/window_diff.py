@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.findings import format_list
 from onnxkvrename.model.signature import (
     ExportInfo,
     Value,
@@ -15,6 +14,7 @@ from onnxkvrename.model.signature import (
     format_value_type,
     is_type_compatible,
 )
+from onnxkvrename.rules.layer_ranges import format_layers
 from onnxkvrename.rules.plan import KvPair
 
 Traits = Mapping[tuple[str, ...], frozenset[str]]
@@ -47,41 +47,6 @@ def most_common(values: Sequence[Value]) -> Value:
 
 def _list_static_sizes(value: Value) -> tuple[int | None, ...]:
     return tuple(dim if isinstance(dim, int) else None for dim in value.shape or ())
-
-
-def format_layers(layers: Iterable[int]) -> str:
-    """Format sorted layers, as ``layer 3`` or ``layers 0-2, 5``, the first five runs of them."""
-    return format_layer_runs(group_layer_runs(layers))
-
-
-def group_layer_runs(layers: Iterable[int]) -> tuple[range, ...]:
-    """Return sorted layers as runs without a gap."""
-    ends: list[list[int]] = []
-    for layer in layers:
-        if ends and ends[-1][1] == layer - 1:
-            ends[-1][1] = layer
-        else:
-            ends.append([layer, layer])
-    return tuple(range(first, last + 1) for first, last in ends)
-
-
-def format_layer_run(run: range) -> str:
-    """Format a run as ``3`` or ``0-2``."""
-    return str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"
-
-
-def format_layer_numbers(layers: Iterable[int]) -> str:
-    """Format all of some sorted layers, as ``0-2, 5``."""
-    return ", ".join(map(format_layer_run, group_layer_runs(layers)))
-
-
-def format_layer_runs(runs: Sequence[range]) -> str:
-    """Format runs of layers as :func:`format_layers` does, without listing the layers."""
-    texts = [format_layer_run(run) for run in runs if run]
-    if not texts:
-        return "no layer"
-    is_single = len(texts) == 1 and texts[0].isdigit()
-    return f"layer {texts[0]}" if is_single else f"layers {format_list(texts)}"
 
 
 def index_buffers(models: Iterable[tuple[str, Sequence[KvPair]]]) -> BufferIndex:

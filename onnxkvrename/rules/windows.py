@@ -19,6 +19,7 @@ from onnxkvrename.model.signature import (
     is_type_compatible,
 )
 from onnxkvrename.rules.kv_model import KvModel
+from onnxkvrename.rules.layer_ranges import format_layer_runs, format_layers
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import MERGED, PREFIXED, WINDOW, PartName, Rules, SetRule
 from onnxkvrename.rules.window_diff import (
@@ -26,8 +27,6 @@ from onnxkvrename.rules.window_diff import (
     collect_traits,
     describe_differences,
     find_outliers,
-    format_layer_runs,
-    format_layers,
     index_buffers,
     most_common,
 )

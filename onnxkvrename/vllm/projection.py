@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.layout.layout import Layout
-from onnxkvrename.rules.window_diff import format_layers
+from onnxkvrename.rules.layer_ranges import format_layers
 from onnxkvrename.vllm.groups import Grouping, group_layers
 from onnxkvrename.vllm.layer_specs import align_blocks, build_specs, list_alignment_conditions
 from onnxkvrename.vllm.memory import Allocation

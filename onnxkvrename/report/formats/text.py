@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from click import style
@@ -12,7 +12,6 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding
 from onnxkvrename.report.formats import Answer, Format, Line, Screen
 from onnxkvrename.rules.results import ModelReport
-from onnxkvrename.rules.window_diff import format_layer_numbers
 
 _MAX_SHOWN_FINDINGS = 3
 _SEVERITY_COLORS = {"error": "red", "warning": "yellow"}
@@ -73,12 +72,6 @@ def format_finding(finding: Finding) -> str:
     """Return the name, the message and the hint of a finding, safe to show."""
     message = f"{finding.name} {finding.message}" if finding.name else finding.message
     return escape_unprintable(f"{message} ({finding.hint})")
-
-
-def format_layer_ranges(layers: Sequence[int]) -> str:
-    """Return sorted layers in full: ``layer 3``, ``layers 0-5, 7``."""
-    numbers = format_layer_numbers(layers)
-    return f"layer {numbers}" if len(layers) == 1 else f"layers {numbers}"
 
 
 def escape_unprintable(text: str) -> str:
