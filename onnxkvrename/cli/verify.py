@@ -124,7 +124,7 @@ def _verify_models(arguments: _Arguments) -> tuple[VerifiedModel, ...]:
     paths = [job.model for job in find_jobs(arguments.models)]
     if request.reference is not None and len(paths) > 1:
         raise click.UsageError(f"--reference is for one model, not {len(paths)}")
-    verify = partial(verify_model, rules=rules, aim=request)
+    verify = partial(verify_model, rules=rules, request=request)
     with open_process_pool(arguments.jobs or count_useful_processes(len(paths))) as executor:
         models = tuple(map_ordered(verify, paths, executor))
     _check_dims(models, request)

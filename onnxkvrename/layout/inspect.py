@@ -1,13 +1,13 @@
-"""What is in a model file, at a glance. Weights are counted and never read."""
+"""Summarize a model file: its KV buffers by layer, tokens and weights, which are never read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError, RulesError
-from onnxkvrename.findings import Finding, render_json_document, serialize_error
+from onnxkvrename.findings import Finding
 from onnxkvrename.layout.digest import check_stamp
 from onnxkvrename.layout.fold import fold_alike
 from onnxkvrename.layout.kinds import (
@@ -24,23 +24,40 @@ from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.plan import KvPair, RenamePlan, UnchangedName
 from onnxkvrename.rules.profile import Rules
 
-SCHEMA = "onnxkvrename.inspect/1"
 BufferState = Literal["plain", "token", "half", "missing", "broken"]
-"""``half`` carries a token on one side only; ``broken`` has an error of its own.
+"""The state of a buffer's names.
 
-A ``missing`` buffer is one that its layer should have.
+``plain``: no token; ``token``: one token on both sides; ``half``: a token on one side only, or
+two different ones; ``missing``: the layer lacks this buffer; ``broken``: an error is about it.
 """
 
 
 class ExternalFile(NamedTuple):
-    """A file beside the model; ``size`` is in bytes, ``None`` where it cannot be used."""
+    """A file beside the model with some of its weights.
+
+    Attributes:
+        location: Its path relative to the model, as the model names it.
+        size: Its size in bytes; ``None`` if it cannot be used.
+    """
 
     location: str
     size: int | None
 
 
 class InspectedBuffer(NamedTuple):
-    """A KV buffer, with the names of its two sides as they stand."""
+    """A KV buffer, with the names of its two sides as they are in the file.
+
+    Attributes:
+        layer: The layer, from 0.
+        buffer: The part of the layer, such as ``past_key``.
+        scope: What precedes the name in models of several parts; mostly empty.
+        kind: The kind of cache, inferred from shapes as well as names.
+        state: Whether the names carry a token, and whether the buffer is there and sound.
+        dtype: The dtype; empty if it is missing.
+        shape: The shape, with symbols; ``None`` if the graph does not say it.
+        input: The name of the input; ``None`` if it is missing.
+        output: The name of the retained output; ``None`` if it is missing.
+    """
 
     layer: int
     buffer: str
@@ -54,7 +71,15 @@ class InspectedBuffer(NamedTuple):
 
 
 class BufferGroup(NamedTuple):
-    """Buffers that are of one kind, dtype and shape in the same layers."""
+    """Buffers with the same kind, dtype and shape in the same layers.
+
+    Attributes:
+        kind: Their kind.
+        buffers: The parts of a layer, such as ``past_key`` and ``past_value``.
+        dtype: Their dtype.
+        shape: Their shape.
+        layers: The layers that have them.
+    """
 
     kind: BufferKind
     buffers: tuple[str, ...]
@@ -64,9 +89,12 @@ class BufferGroup(NamedTuple):
 
 
 class StampStatus(NamedTuple):
-    """The digest of a layout that a model carries, and whether its graph has that layout.
+    """The layout digest in a model's metadata.
 
-    Of a window that is not known: the stamp is its set's.
+    Attributes:
+        digest: The digest, hexadecimal.
+        matches_graph: Whether the graph has that layout; ``None`` for a window, whose stamp
+            is that of its whole set.
     """
 
     digest: str
@@ -74,11 +102,21 @@ class StampStatus(NamedTuple):
 
 
 class ModelSummary(NamedTuple):
-    """What is in one model; of one that cannot be read only ``path`` and ``error``.
+    """The contents of one model; for one that cannot be read only ``path`` and ``error``.
 
-    ``size`` is that of the file in bytes; ``files`` are those beside it with the
-    rest of its weights. ``tokens`` are those found, each with the number of
-    names that carry it, of ``names`` that could.
+    Attributes:
+        path: The model.
+        size: The size of its file in bytes.
+        export: Who exported it, with which versions.
+        weight: Counts of nodes and tensors.
+        files: The files of external data.
+        buffers: The KV buffers by layer, missing ones included.
+        token_counts: Each token with the number of names that carry it, most frequent first.
+        name_count: The number of names that can carry a token.
+        kept: The names that a rename leaves alone, with the reasons.
+        findings: What is wrong with the model.
+        error: What kept it from being read.
+        stamp: The layout digest in its metadata, if it carries one.
     """
 
     path: str
@@ -96,7 +134,7 @@ class ModelSummary(NamedTuple):
 
     @property
     def external_bytes(self) -> int:
-        """Bytes of the data files that are there."""
+        """The bytes of the data files that can be used."""
         return sum(file.size or 0 for file in self.files)
 
     @property
@@ -106,18 +144,26 @@ class ModelSummary(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Whether something is wrong with this model."""
+        """Whether the model has an error or a finding of severity error."""
         return self.error is not None or any(f.severity == "error" for f in self.findings)
 
 
 def inspect_model(path: Path, rules: Rules) -> ModelSummary:
-    """What is in the model at ``path``; what keeps it from being read is its ``error``.
+    """Summarize the model at a path.
 
-    Raises :class:`RulesError` where the rules make names that could not be undone.
+    Args:
+        path: The model.
+        rules: The rules that tell KV names.
+
+    Returns:
+        The summary; for a file that is not a readable model, its error.
+
+    Raises:
+        RulesError: A template of the rules makes names that could not be undone.
     """
     try:
-        with open_model(path) as model:
-            return summarize_model(model, rules)
+        with open_model(path) as opened:
+            return summarize_model(opened, rules)
     except RulesError:
         raise
     except KvRenameError as error:
@@ -125,11 +171,15 @@ def inspect_model(path: Path, rules: Rules) -> ModelSummary:
 
 
 def summarize_model(opened: OpenModel, rules: Rules) -> ModelSummary:
-    """What is in an open model.
+    """Summarize an open model, checked as it is: the token that most names carry is right.
 
-    Checked is the model as it stands: with the token that it carries as the one
-    wished for. Raises :class:`ModelError` for bytes that are no model, and
-    :class:`RulesError` as :func:`inspect` does.
+    Args:
+        opened: The model.
+        rules: The rules that tell KV names.
+
+    Raises:
+        ModelError: The bytes are not a readable model.
+        RulesError: A template of the rules makes names that could not be undone.
     """
     scanned = scan_model(opened.source, opened.signature, opened.file.path, rules)
     model = scanned.model
@@ -148,7 +198,7 @@ def summarize_model(opened: OpenModel, rules: Rules) -> ModelSummary:
         ),
         buffers=tuple(_list_buffers(model.plan, _find_broken_names(model.plan, findings))),
         token_counts=tuple(model.plan.token_counts.most_common()),
-        name_count=len({side.old_name for pair in model.pairs for side in pair.sides}),
+        name_count=len(model.plan.old_names),
         kept=model.plan.unchanged_names,
         findings=findings,
         stamp=stamp,
@@ -181,23 +231,24 @@ def _check_stamp(model: KvModel) -> tuple[StampStatus | None, tuple[Finding, ...
 
 
 def _find_broken_names(plan: RenamePlan, findings: Iterable[Finding]) -> frozenset[str]:
-    """The names that an error is about which lies in their pair itself."""
+    """Return the names whose own pair has an error."""
     wrong = {f.name for f in findings if f.severity == "error" and f.code.startswith("KV1")}
-    return frozenset(wrong | {taken for name, taken in plan.duplicates if name in wrong})
+    return frozenset(wrong | {first for name, first in plan.duplicates if name in wrong})
 
 
 def _list_buffers(plan: RenamePlan, broken: frozenset[str]) -> Iterator[InspectedBuffer]:
-    """The pairs, and in their places those that their layers lack."""
+    """Yield the buffers by layer, with those that a layer lacks between those that it has."""
     layers: dict[tuple[int, str], list[KvPair]] = {}
     for pair in plan.pairs:
         layers.setdefault((pair.layer, pair.kind), []).append(pair)
     for (layer, kind), pairs in layers.items():
-        there = {pair.buffer for pair in pairs}
+        parts = {pair.buffer for pair in pairs}
         for part in plan.buffers_by_kind[kind]:
-            if part not in there:
-                told = infer_buffer_kind(pairs[0], pairs)
-                scope = pairs[0].scope
-                yield InspectedBuffer(layer, part, scope, told, "missing", "", None, None, None)
+            if part not in parts:
+                scope, cache_kind = pairs[0].scope, infer_buffer_kind(pairs[0], pairs)
+                yield InspectedBuffer(
+                    layer, part, scope, cache_kind, "missing", "", None, None, None
+                )
             for pair in pairs:
                 if pair.buffer == part:
                     yield _build_buffer(pair, infer_buffer_kind(pair, pairs), broken)
@@ -218,54 +269,9 @@ def _build_buffer(pair: KvPair, kind: BufferKind, broken: frozenset[str]) -> Ins
 
 
 def _classify_pair(pair: KvPair, broken: frozenset[str]) -> BufferState:
-    if any(end.old_name in broken for end in pair.sides):
+    if any(side.old_name in broken for side in pair.sides):
         return "broken"
-    tokens = {end.token for end in pair.sides}
+    tokens = {side.token for side in pair.sides}
     if len(tokens) > 1:
         return "half"
     return "token" if tokens != {""} else "plain"
-
-
-def summaries_to_json(
-    found: Iterable[ModelSummary], code: int, fault: KvRenameError | None = None
-) -> str:
-    """One document, held against ``schemas/inspect-1.json`` by the tests."""
-    return render_json_document(
-        SCHEMA, "inspect", code, fault, models=[serialize_summary(one) for one in found]
-    )
-
-
-def serialize_summary(anatomy: ModelSummary) -> dict[str, Any]:
-    """A model for programs: every key is always there, sizes are in bytes."""
-    made, weight = anatomy.export, anatomy.weight
-    return {
-        "path": anatomy.path,
-        "size": anatomy.size,
-        "export": None
-        if made is None
-        else {
-            "ir_version": made.ir_version,
-            "producer": made.producer_name,
-            "producer_version": made.producer_version,
-            "opsets": [{"domain": domain, "version": version} for domain, version in made.opsets],
-        },
-        "nodes": weight.node_count,
-        "functions": list(weight.function_names),
-        "weights": {
-            "inline_tensors": weight.inline_tensor_count,
-            "inline_bytes": weight.inline_bytes,
-            "external_tensors": weight.external_tensor_count,
-            "external_bytes": anatomy.external_bytes,
-            "files": [{"location": file.location, "bytes": file.size} for file in anatomy.files],
-        },
-        "layers": list(anatomy.layers),
-        "tokens": [{"token": token, "names": count} for token, count in anatomy.token_counts],
-        "names": anatomy.name_count,
-        "stamp": None
-        if anatomy.stamp is None
-        else {"kv_layout_sha256": anatomy.stamp.digest, "holds": anatomy.stamp.matches_graph},
-        "buffers": [buffer._asdict() for buffer in anatomy.buffers],
-        "kept": [kept._asdict() for kept in anatomy.kept],
-        "findings": [found._asdict() for found in anatomy.findings],
-        "error": serialize_error(anatomy.error),
-    }

@@ -1,4 +1,4 @@
-"""From the paths of a command line to the layout of the model, or the set, that they lead to."""
+"""Load the layout of a model, of the windows of one, or of a manifest."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from onnxkvrename.rules.kv_model import KvModel, check_models_together, read_kv_
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import MERGED, PREFIXED, WINDOW, Rules
 from onnxkvrename.rules.results import ModelReport, report_model
-from onnxkvrename.rules.windows import (
-    PartGroup,
-    group_parts,
-)
+from onnxkvrename.rules.windows import PartGroup, group_parts
 from onnxkvrename.sidecars.formats.custom_io import parse_custom_io_dtypes
 from onnxkvrename.sidecars.specializations import parse_specializations
 from onnxkvrename.storage.read import open_file, read_text_file
 
 _STAGE_PRECEDENCE = (MERGED, PREFIXED, WINDOW)
-"""The last one first: it stands for those before it."""
+"""The stages of an export, the last one first: its models replace those of earlier ones."""
 _MAX_MANIFEST_BYTES = 1 << 26
-"""Bytes of a manifest, far beyond any."""
+"""The largest manifest that is read, in bytes; real ones are far smaller."""
 
 
 class CompileInfo(NamedTuple):
-    """What is known beside the models: sizes of symbols, and files of a compile.
+    """What a compile adds to the models, and how to read them.
 
-    ``sets`` is false for windows that shall not be held against each other.
+    Attributes:
+        sizes: Sizes of symbolic dimensions.
+        specializations_path: A specializations.json with further sizes.
+        custom_io_path: A custom_io.yaml with the dtypes of the compile.
+        group_windows: Whether windows of one model are checked against each other.
     """
 
     sizes: Mapping[str, int] = MappingProxyType({})
@@ -47,9 +48,12 @@ class CompileInfo(NamedTuple):
 
 
 class LoadedLayout(NamedTuple):
-    """A layout, and what was found of each model, those without buffers included.
+    """A layout, with a report on each model that was read.
 
-    ``stamp`` is what all models of the layout carry in their metadata.
+    Attributes:
+        layout: The KV buffers as a consumer meets them.
+        reports: What is wrong with each model, including models without buffers.
+        stamp: The layout digest that all models of the layout carry, if they do.
     """
 
     layout: Layout
@@ -58,23 +62,23 @@ class LoadedLayout(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Whether something is wrong with any model."""
+        """Whether any model has an error or a finding of severity error."""
         return any(report.failed for report in self.reports)
 
     def add_findings(self, findings: Iterable[Finding]) -> LoadedLayout:
-        """The same, with more that was found of the layout, told with its first model."""
-        first = next(iter(self.layout.models), None)
-        more = tuple(findings)
+        """Return a copy with findings about the layout, as findings of its first model."""
+        first_path = next(iter(self.layout.models), None)
+        added = tuple(findings)
         reports = (
-            _set_status(report._replace(findings=(*report.findings, *more)))
-            if report.path == first
+            _set_status(report._replace(findings=(*report.findings, *added)))
+            if report.path == first_path
             else report
             for report in self.reports
         )
         return self._replace(reports=tuple(reports))
 
     def remove_findings(self, code: str) -> LoadedLayout:
-        """The same, as if nothing of this code had been found."""
+        """Return a copy without the findings of one code."""
         reports = (
             report._replace(findings=tuple(f for f in report.findings if f.code != code))
             for report in self.reports
@@ -83,32 +87,135 @@ class LoadedLayout(NamedTuple):
 
 
 def load_layout(
-    paths: Sequence[Path], rules: Rules, known: CompileInfo | None = None, *, strict: bool = False
+    paths: Sequence[Path],
+    rules: Rules,
+    compile_info: CompileInfo | None = None,
+    *,
+    strict: bool = False,
 ) -> LoadedLayout:
-    """The layout of one model or set, as it stands; nothing is written.
+    """Load the layout of one model, or of the windows of one; nothing is written.
 
-    Windows count in the order of their layers. Where a merged model is given
-    beside its windows, it stands for them; a model without buffers, such as an
-    encoder, is no part of the layout. Raises :class:`ModelError` for a model that
-    cannot be read, and for models that are not one.
+    Windows come in the order of their layers. A merged model replaces the windows that it
+    was made from. A model without buffers, such as an encoder, has a report but no part in
+    the layout.
+
+    Args:
+        paths: Models, and directories with models.
+        rules: The rules that tell KV names and the parts of sets.
+        compile_info: Sizes and dtypes of the compile.
+        strict: Whether every warning is an error.
+
+    Raises:
+        ModelError: A model cannot be read, or several are not parts of one; or a file of the
+            compile cannot be used.
+        KvRenameError: A size is of no symbol, or specializations disagree on one.
+        RulesError: A template of the rules makes names that could not be undone.
     """
-    known = known or CompileInfo()
+    compile_info = compile_info or CompileInfo()
     models = [read_kv_model(job.model, rules, check_data=False) for job in find_jobs(paths)]
-    candidates = models if known.group_windows else [m._replace(part=None) for m in models]
-    set_findings = check_models_together(candidates, rules, TokenChange(None), judge=True)
+    set_findings = _check_together(models, rules, compile_info)
     selected = _select_layout_models(models)
     layout = build_layout(selected)
     stamp_findings = _check_set_stamps(selected, layout)
     reports = []
-    for model, findings_of_set in zip(models, set_findings, strict=True):
-        findings = (*model.findings, *findings_of_set)
+    for model, further in zip(models, set_findings, strict=True):
+        findings = (*model.findings, *further)
         if model.path in stamp_findings:
             findings = (*findings, stamp_findings[model.path])
         findings = promote_to_errors(findings) if strict else findings
         reports.append(_set_status(report_model(model)._replace(findings=findings)))
     stamps = {model.stamp for model in selected}
     stamp = stamps.pop() if len(stamps) == 1 else None
-    return LoadedLayout(apply_compile_info(layout, known), tuple(reports), stamp)
+    return LoadedLayout(apply_compile_info(layout, compile_info), tuple(reports), stamp)
+
+
+def load_model_or_manifest(
+    path: Path, rules: Rules, compile_info: CompileInfo | None = None
+) -> LoadedLayout:
+    """Load the layout of a model, of a directory with the windows of one, or of a manifest.
+
+    A manifest is recognized by its content. Its findings are those of the models that it
+    was made from. ``compile_info`` may add sizes to it and replace dtypes.
+
+    Args:
+        path: The model, directory or manifest.
+        rules: The rules that tell KV names and the parts of sets.
+        compile_info: Sizes and dtypes of the compile.
+
+    Raises:
+        ModelError: As for :func:`load_layout`, and for a damaged manifest.
+        KvRenameError: As for :func:`load_layout`, and for a size that differs from the one
+            in the manifest.
+        RulesError: As for :func:`load_layout`.
+    """
+    if not _is_json_file(path):
+        return load_layout([path], rules, compile_info)
+    manifest = parse_manifest(read_text_file(path, _MAX_MANIFEST_BYTES), str(path))
+    report = ModelReport(str(path), str(path), "unchanged", findings=manifest.findings)
+    layout = apply_compile_info(manifest.layout, compile_info or CompileInfo())
+    return LoadedLayout(layout, (_set_status(report),), manifest.stamp)
+
+
+def apply_compile_info(layout: Layout, compile_info: CompileInfo) -> Layout:
+    """Return the layout with the sizes and dtypes of a compile.
+
+    A size that the layout has already stays, as in a manifest. A size from the command line
+    comes before one from a file.
+
+    Args:
+        layout: The KV buffers.
+        compile_info: Sizes and dtypes of the compile.
+
+    Raises:
+        ModelError: A file of the compile has the wrong form, or is for another model.
+        KvRenameError: A size is of no symbol of the layout or differs from one that it has,
+            or specializations disagree on one.
+    """
+    symbols = layout.symbols
+    check_size_symbols(compile_info.sizes, symbols)
+    for symbol, size in compile_info.sizes.items():
+        if layout.sizes.get(symbol, size) != size:
+            raise KvRenameError(
+                f"a manifest says {symbol}={layout.sizes[symbol]}, and --dim says {size}",
+                hint="leave it out, or write the manifest again",
+            )
+    specialized = _read_specialized_sizes(layout, compile_info)
+    sizes = {**specialized, **compile_info.sizes, **layout.sizes}
+    layout = apply_sizes(layout, {name: sizes[name] for name in symbols if name in sizes})
+    if compile_info.custom_io_path is None:
+        return layout
+    path = str(compile_info.custom_io_path)
+    dtypes = parse_custom_io_dtypes(read_text_file(compile_info.custom_io_path), path)
+    try:
+        return apply_dtypes(layout, dtypes)
+    except ModelError as error:
+        raise ModelError(error.message, path=path, hint=error.hint) from None
+
+
+def check_size_symbols(sizes: Iterable[str], symbols: Sequence[str], option: str = "--dim") -> None:
+    """Check that each size is of a symbolic dimension of the buffers, if they have any.
+
+    Args:
+        sizes: The symbols that sizes were given for.
+        symbols: The symbols of the buffers.
+        option: The option that gave the sizes, for the message.
+
+    Raises:
+        KvRenameError: The buffers have symbols, and one with a size is not among them.
+    """
+    unknown = [symbol for symbol in sizes if symbol not in symbols]
+    if unknown and symbols:
+        fault = f"buffers have no such dimension; they have {format_list(symbols)}"
+        hint = suggest_similar(unknown[0], symbols)
+        raise KvRenameError(f"{option} {unknown[0]}: {fault}", hint=hint)
+
+
+def _check_together(
+    models: Sequence[KvModel], rules: Rules, compile_info: CompileInfo
+) -> list[list[Finding]]:
+    if not compile_info.group_windows:
+        models = [model._replace(part=None) for model in models]
+    return check_models_together(models, rules, TokenChange(None), check_current_tokens=True)
 
 
 def _check_set_stamps(models: Sequence[KvModel], layout: Layout) -> Mapping[str, Finding]:
@@ -118,83 +225,24 @@ def _check_set_stamps(models: Sequence[KvModel], layout: Layout) -> Mapping[str,
     return find_stamp_mismatches(layout, {model.path: model.stamp for model in models})
 
 
-def load_model_or_manifest(
-    path: Path, rules: Rules, known: CompileInfo | None = None
-) -> LoadedLayout:
-    """The layout of what stands on one side of a hand-off: a model, a set, or a manifest of one.
-
-    A manifest is told by its content. Its sizes stand, its dtypes unless ``known`` says
-    otherwise, and its findings are those of the model that it was made from. Raises
-    :class:`ModelError` as :func:`gather` does, and for a damaged manifest.
-    """
-    if not _is_json_file(path):
-        return load_layout([path], rules, known)
-    found = parse_manifest(read_text_file(path, _MAX_MANIFEST_BYTES), str(path))
-    report = ModelReport(str(path), str(path), "unchanged", findings=found.findings)
-    return LoadedLayout(
-        apply_compile_info(found.layout, known or CompileInfo()),
-        (_set_status(report),),
-        found.stamp,
-    )
-
-
-def apply_compile_info(layout: Layout, known: CompileInfo) -> Layout:
-    """The same layout, with the sizes and dtypes that are known from elsewhere.
-
-    What a manifest says of sizes stands: others fill in what it does not say.
-
-    A size given by hand comes before that of a file. Raises :class:`ModelError`
-    for files of another form or another model, and :class:`KvRenameError` for
-    a symbol on whose size specializations do not agree, and for one that the
-    layout does not have.
-    """
-    symbols = layout.symbols
-    check_size_symbols(known.sizes, symbols)
-    for symbol, size in known.sizes.items():
-        if layout.sizes.get(symbol, size) != size:
-            said = f"{symbol}={layout.sizes[symbol]}, and --dim says {size}"
-            hint = "leave it out, or write the manifest again"
-            raise KvRenameError(f"a manifest says {said}", hint=hint)
-    sizes = {**_read_specialized_sizes(layout, known), **known.sizes, **layout.sizes}
-    layout = apply_sizes(layout, {name: sizes[name] for name in symbols if name in sizes})
-    if known.custom_io_path is None:
-        return layout
-    path = str(known.custom_io_path)
-    dtypes = parse_custom_io_dtypes(read_text_file(known.custom_io_path), path)
-    try:
-        return apply_dtypes(layout, dtypes)
-    except ModelError as error:
-        raise ModelError(error.message, path=path, hint=error.hint) from None
-
-
-def check_size_symbols(sizes: Iterable[str], symbols: Sequence[str], option: str = "--dim") -> None:
-    """Raise :class:`KvRenameError` for a size that was given in vain; without symbols all are."""
-    strange = [symbol for symbol in sizes if symbol not in symbols]
-    if strange and symbols:
-        said = f"buffers have no such dimension; they have {format_list(symbols)}"
-        hint = suggest_similar(strange[0], symbols)
-        raise KvRenameError(f"{option} {strange[0]}: {said}", hint=hint)
-
-
-def _read_specialized_sizes(layout: Layout, known: CompileInfo) -> Mapping[str, int]:
-    """Sizes from specializations. What they do not agree on matters, unless it is the batch."""
-    if known.specializations_path is None:
+def _read_specialized_sizes(layout: Layout, compile_info: CompileInfo) -> Mapping[str, int]:
+    """Return sizes from specializations, which must agree on all but the batch."""
+    if compile_info.specializations_path is None:
         return {}
-    path = str(known.specializations_path)
-    found = parse_specializations(read_text_file(known.specializations_path), path)
-    needed = (
-        set(list_symbols(buffer.sequence_shape for buffer in layout.buffers)) - known.sizes.keys()
-    )
-    for symbol in sorted(needed & found.conflicting_sizes.keys()):
-        said = " and ".join(map(str, found.conflicting_sizes[symbol]))
-        hint = f"--dim {symbol}=SIZE says which"
-        raise KvRenameError(f"has {symbol} as {said}", path=path, hint=hint)
-    for symbol in sorted(needed):
-        if found.sizes.get(symbol, 1) < 1:
-            raise KvRenameError(
-                f"has {symbol} as {found.sizes[symbol]}", path=path, hint="a size is 1 or more"
-            )
-    return {symbol: size for symbol, size in found.sizes.items() if size > 0}
+    path = str(compile_info.specializations_path)
+    specialized = parse_specializations(read_text_file(compile_info.specializations_path), path)
+    symbols = list_symbols(buffer.sequence_shape for buffer in layout.buffers)
+    needed = sorted(set(symbols) - compile_info.sizes.keys())
+    for symbol in needed:
+        if symbol in specialized.conflicting_sizes:
+            sizes = " and ".join(map(str, specialized.conflicting_sizes[symbol]))
+            hint = f"--dim {symbol}=SIZE says which"
+            raise KvRenameError(f"has {symbol} as {sizes}", path=path, hint=hint)
+    for symbol in needed:
+        size = specialized.sizes.get(symbol, 1)
+        if size < 1:
+            raise KvRenameError(f"has {symbol} as {size}", path=path, hint="a size is 1 or more")
+    return {symbol: size for symbol, size in specialized.sizes.items() if size > 0}
 
 
 def _set_status(report: ModelReport) -> ModelReport:
@@ -202,7 +250,7 @@ def _set_status(report: ModelReport) -> ModelReport:
 
 
 def _is_json_file(path: Path) -> bool:
-    """Whether a plain file begins as a JSON object does, which no ONNX model does."""
+    """Return whether a plain file begins like a JSON object, as no ONNX model does."""
     if os.path.isdir(path) or not os.path.exists(path):
         return False
     with open_file(path) as file:
@@ -210,10 +258,7 @@ def _is_json_file(path: Path) -> bool:
 
 
 def _select_layout_models(models: Sequence[KvModel]) -> tuple[KvModel, ...]:
-    """Return the models with buffers, or those that stand for all of them.
-
-    A merged model stands for the windows that it was made from.
-    """
+    """Return the models with buffers, or those of the last stage that has all their layers."""
     models = [model for model in models if model.pairs]
     if any(model.part is None for model in models):
         return _require_single_model(models)
@@ -240,7 +285,7 @@ def _require_single_model(models: Sequence[KvModel]) -> tuple[KvModel, ...]:
 
 
 def _is_single_export(groups: Sequence[PartGroup]) -> bool:
-    """Whether these are stages of one export, as their places and names tell."""
+    """Return whether these are stages of one export, by their directories and names."""
     models = {group.model_name for group in groups if group.model_name}
     roots = sorted((group.root for group in groups), key=len)
     return (

@@ -65,7 +65,9 @@ def _check_across_models(
     models = [item.model for item in items if item.model is not None]
     if len(models) < len(items):
         return [[] for _ in items]
-    return check_models_together(models, rules, change, judge=not options.check_destination)
+    return check_models_together(
+        models, rules, change, check_current_tokens=not options.check_destination
+    )
 
 
 def _check_consumer(

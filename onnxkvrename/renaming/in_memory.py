@@ -40,7 +40,7 @@ def rename_in_memory(data: bytes, change: TokenChange, rules: Rules) -> bytes:
         source, read_model_signature(source), _NO_PATH, rules, change, check_data=False
     )
     model = scanned.model
-    (set_findings,) = check_models_together([model], rules, change, judge=False)
+    (set_findings,) = check_models_together([model], rules, change, check_current_tokens=False)
     _refuse_errors((*model.findings, *set_findings))
     name_map = model.plan.name_map
     if not name_map and not (change.strip and model.stamp is not None):

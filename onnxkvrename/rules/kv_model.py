@@ -115,23 +115,21 @@ def scan_model(
         plan = build_minimal_plan(signature, rules)
     else:
         plan = build_rename_plan(signature, rules, change)
-    name_map = plan.name_map
-    old_names = {side.old_name for pair in plan.pairs for side in pair.sides}
-    occurrences = find_occurrences(source, old_names | set(name_map.values()))
-    uses = occurrences.build_name_uses(name_map)
-    data = tuple(find_data_files(occurrences.references, path)) if check_data else ()
-    findings = (
-        *check_pairs(signature, plan, uses),
-        *(finding for finding in data if isinstance(finding, Finding)),
-    )
+    occurrences = find_occurrences(source, plan.old_names | set(plan.name_map.values()))
+    uses = occurrences.build_name_uses(plan.name_map)
+    references = occurrences.references
+    data = tuple(find_data_files(references, path)) if check_data and references else ()
     part = rules.set_rule.parse_path(path.as_posix())
     model = KvModel(
         path=str(path),
         signature=signature,
         plan=plan,
-        findings=findings,
+        findings=(
+            *check_pairs(signature, plan, uses),
+            *(finding for finding in data if isinstance(finding, Finding)),
+        ),
         data_files=tuple(file for file in data if isinstance(file, DataFile)),
-        data_locations=tuple(dict.fromkeys(ref.location for ref in occurrences.references)),
+        data_locations=tuple(dict.fromkeys(reference.location for reference in references)),
         part=part,
         export=None if part is None else read_export_info(source),
         stamp=read_stamp(source),
@@ -157,7 +155,7 @@ def read_kv_model(path: Path, rules: Rules, *, check_data: bool = True) -> KvMod
 
 
 def check_models_together(
-    models: Sequence[KvModel], rules: Rules, change: TokenChange, *, judge: bool
+    models: Sequence[KvModel], rules: Rules, change: TokenChange, *, check_current_tokens: bool
 ) -> list[list[Finding]]:
     """Return the findings that only all models together show, for each of them.
 
@@ -165,7 +163,7 @@ def check_models_together(
         models: All models of a command. Those with a ``part`` are checked as sets.
         rules: The rules that tell KV names and the parts of sets.
         change: The token to put in or take out.
-        judge: Whether tokens are checked as they are, rather than as they will be.
+        check_current_tokens: Whether tokens are checked as they are, not as they will be.
     """
     findings: list[list[Finding]] = [[] for _ in models]
     if not any(model.pairs for model in models):
@@ -175,6 +173,8 @@ def check_models_together(
         from onnxkvrename.rules.windows import check_parts  # most models are no windows
 
         parts = [models[index] for index in indexes]
-        for part_index, finding in check_parts(parts, rules, change, judge=judge):
+        for part_index, finding in check_parts(
+            parts, rules, change, check_current_tokens=check_current_tokens
+        ):
             findings[indexes[part_index]].append(finding)
     return findings

@@ -117,6 +117,11 @@ class RenamePlan(NamedTuple):
     output_name_map: Mapping[str, str]
 
     @property
+    def old_names(self) -> frozenset[str]:
+        """The names of all sides, as they are in the file."""
+        return frozenset(side.old_name for pair in self.pairs for side in pair.sides)
+
+    @property
     def token_counts(self) -> Counter[str]:
         """How many names carry each token."""
         return Counter(side.token for pair in self.pairs for side in pair.sides if side.token)

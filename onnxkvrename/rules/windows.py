@@ -78,15 +78,15 @@ def group_parts(parts: Sequence[KvModel]) -> tuple[PartGroup, ...]:
 
 
 def check_parts(
-    parts: Sequence[KvModel], rules: Rules, token_change: TokenChange, *, judge: bool
+    parts: Sequence[KvModel], rules: Rules, change: TokenChange, *, check_current_tokens: bool
 ) -> Iterator[tuple[int, Finding]]:
     """Check that the parts of each set fit together (KV301 to KV307).
 
     Args:
         parts: The models; those outside of sets are skipped.
         rules: The profile.
-        token_change: What a rename does to the tokens.
-        judge: Check tokens as they are in the files, not as they are after the rename.
+        change: What a rename does to the tokens.
+        check_current_tokens: Check tokens as they are in the files, not as they are after the rename.
 
     Yields:
         Findings, each with the index of the part that it is about.
@@ -103,7 +103,7 @@ def check_parts(
     families: defaultdict[PartGroup | str, list[_PartFile]] = defaultdict(list)
     yield from _check_merged_files(groups, families, rules.set_rule)
     for family in families.values():
-        yield from _check_same_token(family, token_change, judge=judge)
+        yield from _check_same_token(family, change, check_current_tokens=check_current_tokens)
 
 
 def _group_files(parts: Sequence[KvModel]) -> _FilesByGroup:
@@ -341,16 +341,15 @@ def _format_disagreement(
 
 
 def _check_same_token(
-    files: Sequence[_PartFile], token_change: TokenChange, *, judge: bool
+    files: Sequence[_PartFile], change: TokenChange, *, check_current_tokens: bool
 ) -> Iterator[tuple[int, Finding]]:
     """Check that all files of one model carry one token, or all of them none."""
     files_by_tokens: defaultdict[frozenset[str], list[_PartFile]] = defaultdict(list)
     for file in files:
         tokens = {side.token for pair in file.part.pairs for side in pair.sides}
-        if not judge:
+        if not check_current_tokens:
             tokens = {
-                token_change.final_token if token_change.can_replace(token) else token
-                for token in tokens
+                change.final_token if change.can_replace(token) else token for token in tokens
             }
         if tokens:
             files_by_tokens[frozenset(tokens)].append(file)
@@ -368,7 +367,7 @@ def _check_same_token(
         for tokens in by_count
     ]
     verb, hint = "would carry", "--replace puts the new token into all of them"
-    if judge:
+    if check_current_tokens:
         verb = "carry"
         hint = "rename all of them, together; a run that was stopped is ended by the same command"
     message = f"the files of this set {verb} different tokens: {format_list(places, '; ')}"

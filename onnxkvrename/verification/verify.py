@@ -1,4 +1,4 @@
-"""Does retention hold: everything that can be proved of a model, without changing it."""
+"""Prove what can be proved of a model as it is: above all that each KV buffer is retained."""
 
 from __future__ import annotations
 
@@ -25,11 +25,16 @@ from onnxkvrename.verification.strip_weights import read_model_without_weights
 
 
 class VerifyRequest(NamedTuple):
-    """What is to be proved beside the pairs themselves.
+    """What is to be proved in addition to retention.
 
-    ``token`` is on every pair and on nothing else; ``select`` fits the names of
-    KV buffers and no others. To ``run`` is to try the retention loop in
-    onnxruntime, with sizes for symbols (``dims``), against a ``reference``.
+    Attributes:
+        token: The token that every KV name, and no other name, must carry.
+        select_pattern: A pattern that must match all KV names, and no others.
+        run_in_onnxruntime: Whether to run the retention loop in onnxruntime.
+        reference: The model that must give the same results in that loop.
+        dims: Sizes of symbolic dimensions for that loop.
+        strict: Whether every warning is an error.
+        group_windows: Whether windows of one model are checked against each other.
     """
 
     token: str | None = None
@@ -42,9 +47,15 @@ class VerifyRequest(NamedTuple):
 
 
 class VerifiedModel(NamedTuple):
-    """What was found; ``flows`` and ``run`` say how, and ``part`` what sets are judged by.
+    """A model with everything that was proved of it.
 
-    ``reference`` is the model that gave the same results.
+    Attributes:
+        report: The KV buffers and the findings, as for a rename.
+        flows: How each output is computed from its input.
+        run: The retention loop, if it was run.
+        reference: The model that gave the same results, if there was one.
+        model: What the checks of all models together need; ``None`` once they are done, and
+            for a model that could not be read.
     """
 
     report: ModelReport
@@ -54,46 +65,65 @@ class VerifiedModel(NamedTuple):
     model: KvModel | None = None
 
 
-def verify_model(path: Path, rules: Rules, aim: VerifyRequest) -> VerifiedModel:
-    """Look at one model as it stands. What keeps it from being read is its report's error.
+def verify_model(path: Path, rules: Rules, request: VerifyRequest) -> VerifiedModel:
+    """Verify one model as it is; :func:`verify_window_sets` completes the report.
 
-    Raises :class:`RulesError` where the rules make names that could not be
-    undone, and :class:`KvRenameError` to ``run`` without onnxruntime, or against
-    a reference that cannot be read.
+    Args:
+        path: The model.
+        rules: The rules that tell KV names.
+        request: What else to prove.
+
+    Returns:
+        The model with its findings; for a file that is not a readable model, its error.
+
+    Raises:
+        RulesError: A template of the rules makes names that could not be undone.
+        KvRenameError: onnxruntime is missing, or the reference cannot be read.
     """
-    report = ModelReport(str(path), str(path), "failed")
     try:
-        with open_model(path) as model:
-            verified = _verify_open_model(model, rules, aim)
+        with open_model(path) as opened:
+            verified = _verify_open_model(opened, rules, request)
     except ModelError as error:
-        return VerifiedModel(report._replace(error=error))
-    if not aim.run_in_onnxruntime:
+        return VerifiedModel(ModelReport(str(path), str(path), "failed", error=error))
+    if not request.run_in_onnxruntime:
         return verified
-    run, findings = _run_retention(path, verified.report.pairs, rules, aim)
-    found = (*verified.report.findings, *findings)
-    reference = aim.reference if run is not None and not findings else None
-    report = verified.report._replace(findings=found)
-    return verified._replace(run=run, reference=reference, report=report)
+    report = verified.report
+    run, findings = _run_retention(path, report.pairs, rules, request)
+    return verified._replace(
+        run=run,
+        reference=request.reference if run is not None and not findings else None,
+        report=report._replace(findings=(*report.findings, *findings)),
+    )
 
 
 def verify_window_sets(
-    verified: Sequence[VerifiedModel], rules: Rules, aim: VerifyRequest
+    verified: Sequence[VerifiedModel], rules: Rules, request: VerifyRequest
 ) -> tuple[VerifiedModel, ...]:
-    """The same models, with what they show together; then all is judged."""
-    findings: list[list[Finding]] = [[] for _ in verified]
+    """Return the models with the findings that all of them together show, and a final status.
+
+    Sets are checked only if all models could be read: another may be the missing window.
+
+    Args:
+        verified: All models of a command, from :func:`verify_model`.
+        rules: The rules that tell KV names and the parts of sets.
+        request: What else to prove.
+    """
+    set_findings: list[list[Finding]] = [[] for _ in verified]
     models = [item.model for item in verified if item.model is not None]
     if len(models) == len(verified):
-        findings = check_models_together(models, rules, TokenChange(aim.token), judge=True)
+        change = TokenChange(request.token)
+        set_findings = check_models_together(models, rules, change, check_current_tokens=True)
     return tuple(
-        _finish_report(item, found, aim) for item, found in zip(verified, findings, strict=True)
+        _finish_report(item, findings, request)
+        for item, findings in zip(verified, set_findings, strict=True)
     )
 
 
 def _finish_report(
-    item: VerifiedModel, further: Iterable[Finding], aim: VerifyRequest
+    item: VerifiedModel, set_findings: Iterable[Finding], request: VerifyRequest
 ) -> VerifiedModel:
-    findings = (*item.report.findings, *further)
-    if aim.strict:
+    findings = (*item.report.findings, *set_findings)
+    if request.strict:
         findings = promote_to_errors(findings)
     report = item.report._replace(findings=findings)
     report = report._replace(status="failed" if report.failed else "unchanged")
@@ -121,9 +151,18 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
 def prove_retention(
     source: ByteSource, pairs: Sequence[KvPair]
 ) -> tuple[tuple[BufferFlow, ...], tuple[Finding, ...]]:
-    """What can be proved of the bytes of a model: KV110, KV113, KV114 and KV115.
+    """Prove that buffers are retained and that the model is valid, without its weights.
 
-    Raises :class:`ModelError` where they are no model to protobuf.
+    Args:
+        source: The bytes of the model.
+        pairs: The KV buffers.
+
+    Returns:
+        How each output is computed from its input, and the findings KV110, KV113, KV114
+        and KV115.
+
+    Raises:
+        ModelError: Protobuf cannot parse the bytes.
     """
     model = read_model_without_weights(source)
     flows = trace_buffer_flows(model, pairs)
@@ -138,19 +177,19 @@ def _check_stamp(model: KvModel) -> Iterator[Finding]:
 
 
 def _check_token(signature: Signature, plan: RenamePlan, token: str | None) -> Iterator[Finding]:
-    """KV116: consumers take every name that holds the token, and none without it."""
-    carried = {end.old_name: end.token for pair in plan.pairs for end in pair.sides}
+    """Yield KV116: a consumer takes every name that contains the token, and no other."""
+    tokens = {side.old_name: side.token for pair in plan.pairs for side in pair.sides}
     wanted = plan.token_change.final_token if token is None else token
-    without = [name for name, found in carried.items() if found != wanted]
+    without = [name for name, carried in tokens.items() if carried != wanted]
     if wanted and without:
         yield build_finding(
             "KV116",
             without[0],
-            f"does not carry {wanted}, one of {len(without)} such names of {len(carried)}",
+            f"does not carry {wanted}, one of {len(without)} such names of {len(tokens)}",
             f"onnxkvrename MODEL --prefix {wanted}",
         )
     names = {value.name for value in (*signature.inputs, *signature.outputs)}
-    others = sorted(name for name in names - carried.keys() if wanted and wanted in name)
+    others = sorted(name for name in names - tokens.keys() if wanted and wanted in name)
     if others:
         yield build_finding(
             "KV116",
@@ -161,35 +200,34 @@ def _check_token(signature: Signature, plan: RenamePlan, token: str | None) -> I
 
 
 def _check_selection(signature: Signature, plan: RenamePlan, select: Pattern) -> Iterator[Finding]:
-    """KV117: an expression must take all KV names and no others."""
-    buffers = {end.old_name for pair in plan.pairs for end in pair.sides}
+    """Yield KV117: the expression must match all KV names and no others."""
     names = dict.fromkeys(value.name for value in (*signature.inputs, *signature.outputs))
-    taken = {name for name in names if select.matches(name)}
-    for wrong, what in (
-        ([name for name in names if name in buffers - taken], "is missed by the expression"),
-        ([name for name in names if name in taken - buffers], "is taken, but is no KV buffer"),
+    matched = {name for name in names if select.matches(name)}
+    for wrong, fault in (
+        (plan.old_names - matched, "is missed by the expression"),
+        (matched - plan.old_names, "is taken, but is no KV buffer"),
     ):
         if wrong:
+            in_order = [name for name in names if name in wrong]
             yield build_finding(
                 "KV117",
-                wrong[0],
-                f"{what}; all such names: {format_list(wrong)}",
+                in_order[0],
+                f"{fault}; all such names: {format_list(in_order)}",
                 "an expression must match whole names, as in .*vllmKvCache.*",
             )
 
 
 def _run_retention(
-    path: Path, pairs: Sequence[KvPair], rules: Rules, aim: VerifyRequest
+    path: Path, pairs: Sequence[KvPair], rules: Rules, request: VerifyRequest
 ) -> tuple[RetentionRun | None, tuple[Finding, ...]]:
-    """The retention loop; KV119 where it could not be tried."""
+    """Run the retention loop; return KV119 if it could not be run."""
     reference = None
-    if aim.reference is not None:
-        with open_model(aim.reference) as other:
-            reference = RunnableModel(
-                aim.reference, build_minimal_plan(other.signature, rules).pairs
-            )
+    if request.reference is not None:
+        with open_model(request.reference) as opened:
+            plan = build_minimal_plan(opened.signature, rules)
+        reference = RunnableModel(request.reference, plan.pairs)
     try:
-        return check_retention(RunnableModel(path, pairs), reference, dims=aim.dims)
+        return check_retention(RunnableModel(path, pairs), reference, dims=request.dims)
     except ModelError as error:
         where = f" ({error.path})" if error.path not in (None, str(path)) else ""
         hint = error.hint or "what can be proved without running is proved above"

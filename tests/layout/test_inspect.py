@@ -1,28 +1,24 @@
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import jsonschema
 import models
 import onnx
 import pytest
-from caches import HYBRID, MIXED, exported
+from caches import HYBRID, exported
 from models import saved, tensor
 from onnx import ModelProto, TensorProto
 
-import onnxkvrename
-from onnxkvrename import KvRenameError, load_rules
+from onnxkvrename import load_rules
 from onnxkvrename.layout.inspect import (
     BufferGroup,
     ExternalFile,
     ModelSummary,
     group_buffers,
     inspect_model,
-    summaries_to_json,
     summarize_model,
 )
 from onnxkvrename.model.file import OpenModel
@@ -34,11 +30,6 @@ from onnxkvrename.storage.read import open_file
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
-SCHEMA = json.loads(
-    (Path(onnxkvrename.__file__).parent / "report" / "schemas" / "inspect-1.json").read_text(
-        "utf-8"
-    )
-)
 HEAVY = {"onnx", "onnx_graphsurgeon", "numpy", "rich", "google.protobuf"}
 QEFF = load_rules()
 
@@ -286,58 +277,11 @@ def test_a_finding_of_severity_error_is_a_failure(inspected) -> None:
     assert inspected(("full",), without={"past_key.0"}).failed
 
 
-def document(*found: ModelSummary, fault: KvRenameError | None = None) -> dict[str, object]:
-    text = summaries_to_json(found, 0, fault)
-    assert text.isascii()
-    parsed: dict[str, object] = json.loads(text)
-    jsonschema.validate(parsed, SCHEMA)
-    return parsed
-
-
-def test_json_has_the_names_as_they_are(inspected) -> None:
-    model = exported(("full",))
-    scope = "\x1b[2J[red]\u202e/"
-    for value in (*model.graph.input, *model.graph.output):
-        value.name = value.name.replace("past_key", f"{scope}past_key")
-    for made in model.graph.node:
-        made.input[:] = [name.replace("past_key", f"{scope}past_key") for name in made.input]
-        made.output[:] = [name.replace("past_key", f"{scope}past_key") for name in made.output]
-    (told,) = document(inspected(model))["models"]  # type: ignore[misc]
-    key = next(item for item in told["buffers"] if item["buffer"] == "past_key")
-    assert (key["scope"], key["input"]) == (scope, f"{scope}past_key.0")
-
-
-def test_json_holds_whatever_a_model_is(inspected, tmp_path: Path) -> None:
-    found = [
-        inspected(MIXED, tokens=("VLLM", "VLLM"), without={"k_pe.2_VLLM", "past_key.0_VLLM"}),
-        inspected(("full",), weights=[outside("gone.bin")]),
-        inspected(()),
-        inspected(ModelProto(graph=onnx.GraphProto())),
-        inspect_model(tmp_path / "gone\udcff.onnx", QEFF),
-    ]
-    told = document(*found, fault=KvRenameError("no", hint="mend"))
-    assert [len(model["buffers"]) for model in told["models"]] == [14, 2, 0, 0, 0]  # type: ignore[index, attr-defined]
-    assert told["error"] == {"message": "no", "path": None, "hint": "mend"}
-
-
-def test_json_of_a_fixture_says_what_it_shows() -> None:
-    (told,) = document(inspect_model(FIXTURES / "VLLM" / "hybrid.onnx", QEFF))["models"]  # type: ignore[misc]
-    assert told["tokens"] == [{"token": "VLLM", "names": 12}]
-    assert told["layers"] == [0, 1, 2]
-    assert {item["kind"] for item in told["buffers"]} == {
-        "full_attention",
-        "mamba",
-        "sliding_window",
-    }
-    assert told["export"]["opsets"] == [{"domain": "", "version": 17}]
-
-
 @pytest.mark.parametrize(
     "path", sorted(FIXTURES.rglob("*.onnx")), ids=lambda path: str(path.relative_to(FIXTURES))
 )
 def test_every_fixture_is_told_without_errors(path: Path) -> None:
     found = inspect_model(path, QEFF)
-    document(found)
     assert not found.failed
     assert bool(found.buffers) == (path.name != "encoder.onnx")
     assert "unknown" not in {item.kind for item in found.buffers}
@@ -351,7 +295,6 @@ def test_every_real_export_is_told_and_only_the_broken_one_is_wrong() -> None:
     wrong = set()
     for path in sorted(EXPORTS.rglob("*.onnx")):
         found = inspect_model(path, QEFF)
-        document(found)
         case, variant, *_ = path.relative_to(EXPORTS).parts
         if found.failed:
             wrong.add((case, variant.partition("-")[0]))
@@ -390,8 +333,9 @@ def test_a_merge_in_progress_has_its_layers_in_scopes(tmp_path: Path) -> None:
 def test_nothing_heavy_is_loaded(decoder: Path) -> None:
     script = (
         "import sys, pathlib; from onnxkvrename import load_rules;"
-        "from onnxkvrename.layout import inspect as anatomy;"
-        "anatomy.summaries_to_json([anatomy.inspect_model(pathlib.Path(sys.argv[1]), load_rules())], 0);"
+        "from onnxkvrename.layout.inspect import inspect_model;"
+        "from onnxkvrename.report.inspect_json import summaries_to_json;"
+        "summaries_to_json([inspect_model(pathlib.Path(sys.argv[1]), load_rules())], 0);"
         "print(*sys.modules)"
     )
     process = subprocess.run(

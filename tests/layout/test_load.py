@@ -26,8 +26,10 @@ RULES = load_rules()
 REAL = pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"no real exports: {EXPORTS} is not there")
 
 
-def gather(*paths: Path, known: CompileInfo | None = None, strict: bool = False) -> LoadedLayout:
-    return load_layout(paths, RULES, known, strict=strict)
+def gather(
+    *paths: Path, compile_info: CompileInfo | None = None, strict: bool = False
+) -> LoadedLayout:
+    return load_layout(paths, RULES, compile_info, strict=strict)
 
 
 def digest(*paths: Path) -> str:
@@ -190,17 +192,17 @@ def test_more_that_is_found_of_a_layout_is_told_with_its_first_model() -> None:
     assert (found.failed, more.failed) == (False, True)
 
 
-# What is known beside the models.
+# Sizes and dtypes of a compile.
 
 
 def test_sizes_are_those_given(decoder: Path) -> None:
-    found = gather(decoder, known=CompileInfo({"ctx_len": 32}))
+    found = gather(decoder, compile_info=CompileInfo({"ctx_len": 32}))
     assert found.layout.sizes == {"ctx_len": 32}
 
 
 def test_a_size_for_what_no_buffer_has_is_refused(decoder: Path) -> None:
     with pytest.raises(KvRenameError, match=r"--dim seq_len: buffers have no such dimension; they"):
-        gather(decoder, known=CompileInfo({"seq_len": 1}))
+        gather(decoder, compile_info=CompileInfo({"seq_len": 1}))
 
 
 def specialized(path: Path, text: str) -> CompileInfo:
@@ -213,7 +215,7 @@ def test_a_size_for_nearly_a_symbol_is_told_the_symbol(
     given: str, close: str, decoder: Path
 ) -> None:
     with pytest.raises(KvRenameError) as error:
-        gather(decoder, known=CompileInfo({given: 4}))
+        gather(decoder, compile_info=CompileInfo({given: 4}))
     said = f"--dim {given}: buffers have no such dimension; they have batch_size, ctx_len {close}"
     assert str(error.value) == said.strip()
 
@@ -223,52 +225,52 @@ def test_a_custom_io_of_before_the_rename_is_told_how_to_follow(decoder: Path) -
     custom.write_text("- IOName: past_key.0\n  Precision: mxint8\n", "utf-8")
     rename(decoder, "VLLM")
     with pytest.raises(ModelError, match="nothing is called past_key") as error:
-        gather(decoder, known=CompileInfo(custom_io_path=custom))
+        gather(decoder, compile_info=CompileInfo(custom_io_path=custom))
     assert "onnxkvrename MODEL --prefix TOKEN --sidecar FILE" in str(error.value)
 
 
 def test_sizes_come_from_specializations_as_far_as_buffers_have_them(decoder: Path) -> None:
-    known = specialized(
+    compile_info = specialized(
         decoder.parent / "s.json",
         '{"specializations": [{"ctx_len": "8", "seq_len": "4"}, {"ctx_len": "8", "seq_len": "1"}]}',
     )
-    assert gather(decoder, known=known).layout.sizes == {"ctx_len": 8}
-    known = known._replace(sizes={"ctx_len": 16})
-    assert gather(decoder, known=known).layout.sizes == {"ctx_len": 16}
+    assert gather(decoder, compile_info=compile_info).layout.sizes == {"ctx_len": 8}
+    compile_info = compile_info._replace(sizes={"ctx_len": 16})
+    assert gather(decoder, compile_info=compile_info).layout.sizes == {"ctx_len": 16}
 
 
 def test_specializations_that_do_not_agree_are_refused_until_the_size_is_given(
     decoder: Path,
 ) -> None:
-    known = specialized(
+    compile_info = specialized(
         decoder.parent / "s.json", '{"specializations": [{"ctx_len": "8"}, {"ctx_len": "4"}]}'
     )
     with pytest.raises(KvRenameError) as error:
-        gather(decoder, known=known)
+        gather(decoder, compile_info=compile_info)
     path = decoder.parent / "s.json"
     assert str(error.value) == f"{path}: has ctx_len as 8 and 4 (--dim ctx_len=SIZE says which)"
-    found = gather(decoder, known=known._replace(sizes={"ctx_len": 4}))
+    found = gather(decoder, compile_info=compile_info._replace(sizes={"ctx_len": 4}))
     assert found.layout.sizes == {"ctx_len": 4}
 
 
 def test_specializations_may_differ_in_their_batch(decoder: Path) -> None:
-    known = specialized(
+    compile_info = specialized(
         decoder.parent / "s.json",
         '{"specializations": [{"batch_size": 1, "ctx_len": 8}, {"batch_size": 4, "ctx_len": 8}]}',
     )
-    assert gather(decoder, known=known).layout.sizes == {"ctx_len": 8}
+    assert gather(decoder, compile_info=compile_info).layout.sizes == {"ctx_len": 8}
 
 
 def test_a_size_of_nothing_is_refused(decoder: Path) -> None:
-    known = specialized(decoder.parent / "s.json", '{"specializations": [{"ctx_len": "0"}]}')
+    compile_info = specialized(decoder.parent / "s.json", '{"specializations": [{"ctx_len": "0"}]}')
     with pytest.raises(KvRenameError, match=r"has ctx_len as 0 .a size is 1 or more"):
-        gather(decoder, known=known)
+        gather(decoder, compile_info=compile_info)
 
 
 def test_dtypes_come_from_custom_io(decoder: Path) -> None:
     path = decoder.parent / "custom_io.yaml"
     path.write_text("- IOName: past_key.0\n  Precision: mxint8\n", "utf-8")
-    found = gather(decoder, known=CompileInfo(custom_io_path=path))
+    found = gather(decoder, compile_info=CompileInfo(custom_io_path=path))
     assert [buffer.dtype for buffer in found.layout.buffers] == ["MXINT8", *["FLOAT"] * 3]
 
 
@@ -287,7 +289,7 @@ def test_a_custom_io_of_another_form_or_model_is_refused(
     path = decoder.parent / "custom_io.yaml"
     path.write_text(text, "utf-8")
     with pytest.raises(ModelError) as error:
-        gather(decoder, known=CompileInfo(custom_io_path=path))
+        gather(decoder, compile_info=CompileInfo(custom_io_path=path))
     assert str(error.value).startswith(f"{path}: {reason}")
     assert "\n" not in str(error.value)
 
@@ -295,15 +297,18 @@ def test_a_custom_io_of_another_form_or_model_is_refused(
 def test_an_empty_custom_io_says_nothing(decoder: Path) -> None:
     path = decoder.parent / "custom_io.yaml"
     path.touch()
-    assert gather(decoder, known=CompileInfo(custom_io_path=path)).layout == gather(decoder).layout
+    assert (
+        gather(decoder, compile_info=CompileInfo(custom_io_path=path)).layout
+        == gather(decoder).layout
+    )
 
 
 @REAL
 def test_the_files_of_a_real_compile_fit_its_model() -> None:
     (model,) = EXPORTS.glob("llama2l/plain-*/*.onnx")
     compiled = EXPORTS / "llama2l" / "compile-plain"
-    known = CompileInfo({}, compiled / "specializations.json", compiled / "custom_io.yaml")
-    found = gather(model, known=known).layout
+    compile_info = CompileInfo({}, compiled / "specializations.json", compiled / "custom_io.yaml")
+    found = gather(model, compile_info=compile_info).layout
     assert found.sizes == {"batch_size": 1, "ctx_len": 32}
     assert {buffer.dtype for buffer in found.buffers} == {"FLOAT16"}
     assert sum(found.compute_sequence_bytes(buffer) or 0 for buffer in found.buffers) == (
@@ -322,7 +327,7 @@ def test_a_model_or_a_set_is_a_side(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["kv.json", "kv", "kv.onnx"])
 def test_a_manifest_stands_for_its_model_whatever_it_is_called(name: str, tmp_path: Path) -> None:
-    found = gather(FIXTURES / "VLLM" / "hybrid.onnx", known=CompileInfo({"ctx_len": 64}))
+    found = gather(FIXTURES / "VLLM" / "hybrid.onnx", compile_info=CompileInfo({"ctx_len": 64}))
     assert load_model_or_manifest(written(tmp_path / name, found), RULES).layout == found.layout
 
 
@@ -334,7 +339,9 @@ def test_a_manifest_that_an_editor_saved_with_a_mark_and_blanks_is_read(tmp_path
 
 
 def test_sizes_fill_in_what_a_manifest_does_not_say(decoder: Path, tmp_path: Path) -> None:
-    path = written(tmp_path / "m.json", gather(decoder, known=CompileInfo({"batch_size": 2})))
+    path = written(
+        tmp_path / "m.json", gather(decoder, compile_info=CompileInfo({"batch_size": 2}))
+    )
     custom = decoder.parent / "custom_io.yaml"
     custom.write_text("- IOName: past_key.0\n  Precision: mxint8\n", "utf-8")
     found = load_model_or_manifest(path, RULES, CompileInfo({"ctx_len": 8}, None, custom)).layout
@@ -343,7 +350,7 @@ def test_sizes_fill_in_what_a_manifest_does_not_say(decoder: Path, tmp_path: Pat
 
 
 def test_a_size_that_a_manifest_says_otherwise_is_refused(decoder: Path, tmp_path: Path) -> None:
-    path = written(tmp_path / "m.json", gather(decoder, known=CompileInfo({"ctx_len": 64})))
+    path = written(tmp_path / "m.json", gather(decoder, compile_info=CompileInfo({"ctx_len": 64})))
     assert load_model_or_manifest(path, RULES, CompileInfo({"ctx_len": 64})).layout.sizes == {
         "ctx_len": 64
     }
@@ -354,7 +361,7 @@ def test_a_size_that_a_manifest_says_otherwise_is_refused(decoder: Path, tmp_pat
 def test_specializations_of_the_other_side_leave_a_manifest_alone(
     decoder: Path, tmp_path: Path
 ) -> None:
-    path = written(tmp_path / "m.json", gather(decoder, known=CompileInfo({"ctx_len": 64})))
+    path = written(tmp_path / "m.json", gather(decoder, compile_info=CompileInfo({"ctx_len": 64})))
     other = tmp_path / "specializations.json"
     other.write_text('{"specializations": [{"symbols": {"ctx_len": "128"}}]}', "utf-8")
     assert load_model_or_manifest(path, RULES, CompileInfo({}, other)).layout.sizes == {
@@ -368,7 +375,7 @@ def test_specializations_of_the_other_side_leave_a_manifest_alone(
 def test_windows_need_not_fit_if_nobody_asks(export: Path) -> None:
     shutil.rmtree(export / "layer_1_2")
     assert "KV302" in codes(gather(export))
-    assert codes(gather(export, known=CompileInfo(group_windows=False))) == []
+    assert codes(gather(export, compile_info=CompileInfo(group_windows=False))) == []
 
 
 def test_what_was_wrong_with_a_model_is_still_wrong_in_its_manifest(tmp_path: Path) -> None:

@@ -107,13 +107,13 @@ def at(model: KvModel, path: str, rules: Rules = QEFF) -> KvModel:
 
 def found(*parts: KvModel, judge: bool = True, wish: TokenChange = VLLM) -> list[str]:
     """``CODE layers`` of each finding, with the layers that the file is called by."""
-    looked = check_parts(parts, QEFF, wish, judge=judge)
+    looked = check_parts(parts, QEFF, wish, check_current_tokens=judge)
     return [f"{f.code} {parts[at].path.rpartition('_')[2][:-5]}" for at, f in looked]
 
 
 def said(*parts: KvModel, judge: bool = True, wish: TokenChange = VLLM) -> str:
     """What the one finding says; it is in order otherwise."""
-    ((_, finding),) = check_parts(parts, QEFF, wish, judge=judge)
+    ((_, finding),) = check_parts(parts, QEFF, wish, check_current_tokens=judge)
     assert finding.severity == "error"
     assert finding.hint
     return f"{finding.name} {finding.message}".strip()
@@ -222,7 +222,7 @@ def test_rules_need_not_know_of_sets() -> None:
     parts = [at(model, model.path, rules) for model in windows]
     assert [model.part for model in parts] == [None, None]
     assert group_parts(parts) == ()
-    assert list(check_parts(parts, rules, VLLM, judge=True)) == []
+    assert list(check_parts(parts, rules, VLLM, check_current_tokens=True)) == []
 
 
 @pytest.mark.parametrize("judge", [True, False])
