@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from onnxkvrename.errors import KvRenameError, WriteError
 from onnxkvrename.findings import Finding, promote_to_errors
@@ -14,7 +15,7 @@ from onnxkvrename.renaming.prepare import PreparedModel
 from onnxkvrename.rules.kv_model import KvModel, check_models_together
 from onnxkvrename.rules.plan import TokenChange, build_minimal_plan
 from onnxkvrename.rules.profile import MERGED, Rules
-from onnxkvrename.rules.results import ModelReport, Options
+from onnxkvrename.rules.results import ModelReport, Options, RenameJob
 from onnxkvrename.storage.temp_file import check_free_space
 
 
@@ -40,8 +41,8 @@ def check_batch(
     space = _SpaceCheck()
     paths = _PathCheck(items)
     checked = []
-    for item, *further in zip(items, set_findings, consumer_findings, strict=True):
-        findings = (*item.report.findings, *further[0], *further[1])
+    for item, of_set, of_consumer in zip(items, set_findings, consumer_findings, strict=True):
+        findings = (*item.report.findings, *of_set, *of_consumer)
         error = item.report.error or paths.find_data_clash(item)
         if options.check_destination and error is None:
             error = space.claim(item)
@@ -117,29 +118,44 @@ def _group_for_consumer(models: Sequence[KvModel]) -> list[tuple[int, ...]]:
 
 
 class _PathCheck:
-    """Whether two results of one command go to the same path."""
+    """Checks that no two results of one command go to the same path."""
 
     def __init__(self, items: Sequence[PreparedModel]) -> None:
-        self.models = {os.path.realpath(item.job.model): item.job for item in items}
-        self.output_counts = Counter(os.path.realpath(item.job.output) for item in items)
-        self.data: dict[str, DataFile] = {}
+        self.data_by_path: dict[str, DataFile] = {}
+        self.clashing_outputs = _find_clashing_outputs(item.job for item in items)
 
     def find_model_clash(self, item: PreparedModel) -> KvRenameError | None:
-        output = os.path.realpath(item.job.output)
-        if self.output_counts[output] == 1 and self.models.get(output, item.job) is item.job:
+        """Return the error of a result in the place of another model or result."""
+        if item.job.output not in self.clashing_outputs:
             return None
         return WriteError("is another model of this run, or its result", path=item.report.output)
 
     def find_data_clash(self, item: PreparedModel) -> KvRenameError | None:
+        """Return the error of a data file in the place of a different one."""
         for file, target in item.data_copies:
-            first = self.data.setdefault(os.path.realpath(target), file)
+            first = self.data_by_path.setdefault(os.path.realpath(target), file)
             if first.path != file.path and not has_same_data(file, first.path):
                 return WriteError("is the place of two different data files", path=str(target))
         return None
 
 
+def _find_clashing_outputs(all_jobs: Iterable[RenameJob]) -> frozenset[Path]:
+    """Return the outputs that are another job's model or output; a job alone needs no look."""
+    jobs = tuple(all_jobs)
+    if len(jobs) == 1:
+        return frozenset()
+    jobs_by_model = {os.path.realpath(job.model): job for job in jobs}
+    real_outputs = [os.path.realpath(job.output) for job in jobs]
+    counts = Counter(real_outputs)
+    return frozenset(
+        job.output
+        for job, real_output in zip(jobs, real_outputs, strict=True)
+        if counts[real_output] > 1 or jobs_by_model.get(real_output, job) is not job
+    )
+
+
 class _SpaceCheck:
-    """Whether the disks hold all results at once."""
+    """Checks that the disks hold all results at once."""
 
     def __init__(self) -> None:
         self.claimed: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""May a result stand where it is asked to, and does it already."""
+"""Check that a result can go where it is asked to, and whether it is already there."""
 
 from __future__ import annotations
 
@@ -20,52 +20,67 @@ from onnxkvrename.storage.temp_file import find_stale_temp_files
 _ELSEWHERE_HINT = "write elsewhere with -o or -d"
 
 
-def is_up_to_date(
-    file: OpenFile,
-    job: RenameJob,
-    pieces: tuple[Piece, ...],
-    data: Sequence[DataFile],
-    *,
-    forced: bool,
-    fixed: bool = False,
-) -> bool:
-    """Whether the result stands in its place already; of one that is ``fixed`` there is no other.
-
-    Raises :class:`KvRenameError` for a result that has no place.
-    """
-    size = sum_piece_sizes(pieces)
+def check_result_size(job: RenameJob, size: int) -> None:
+    """Raise :class:`ModelError` for a result of more bytes than an ONNX reader takes."""
     if size > MAX_MODEL_SIZE:
         raise ModelError(
-            f"would have {size:,} bytes, more than the {MAX_MODEL_SIZE:,} that an ONNX reader takes",
+            f"would have {size:,} bytes, "
+            f"more than the {MAX_MODEL_SIZE:,} that an ONNX reader takes",
             path=str(job.model),
             hint="choose a shorter token, or move weights to external data",
         )
-    if job.in_place:
-        if not forced:
-            check_in_place_write(job.model, file.status, fixed=fixed)
-        return False
+
+
+def check_output_file(job: RenameJob, data: Sequence[DataFile]) -> None:
+    """Check that the result of a job that is not in place can be a file where it goes.
+
+    Args:
+        job: The model and where its result goes.
+        data: The external data of the model.
+
+    Raises:
+        WriteError: There is a directory or a device, or the model's own data.
+    """
     if os.path.isdir(job.output):
         raise WriteError("is a directory", path=str(job.output), hint="-d puts models into one")
     if os.path.exists(job.output) and not os.path.isfile(job.output):
         raise WriteError("is no regular file", path=str(job.output), hint="choose another name")
-    taken = {str(item.path) for item in data}
-    taken |= {os.path.realpath(job.output.parent / item.location) for item in data}
-    if os.path.realpath(job.output) in taken:
+    if not data:
+        return
+    data_paths = {str(file.path) for file in data}
+    data_paths |= {os.path.realpath(job.output.parent / file.location) for file in data}
+    if os.path.realpath(job.output) in data_paths:
         raise WriteError(
             "is the external data of this model", path=str(job.output), hint="choose another name"
         )
+
+
+def is_up_to_date(job: RenameJob, source: OpenFile, pieces: tuple[Piece, ...]) -> bool:
+    """Return whether the file at the output already has the bytes of the result.
+
+    Args:
+        job: A job that is not in place.
+        source: The model.
+        pieces: The result: new bytes, and spans of the model.
+    """
     if not os.path.lexists(job.output):
         return False
     try:
-        return has_content(job.output, size, read_pieces(file, pieces))
+        return has_content(job.output, sum_piece_sizes(pieces), read_pieces(source, pieces))
     except ModelError:
         return False
 
 
-def check_in_place_write(path: Path, status: os.stat_result, *, fixed: bool = False) -> None:
-    """Raise :class:`WriteError` for what others may share with this file, or have protected.
+def check_in_place_write(path: Path, status: os.stat_result, *, has_choice: bool = True) -> None:
+    """Check that a file is neither protected nor shared under another name.
 
-    What is ``fixed`` cannot be written elsewhere.
+    Args:
+        path: The file that is to be replaced.
+        status: Its status.
+        has_choice: Whether the result could be written elsewhere; the hint depends on it.
+
+    Raises:
+        WriteError: It is a symbolic link, has several hard links, or is read-only.
     """
     if path.is_symlink():
         fault = f"is a symbolic link to {os.path.realpath(path)}"
@@ -75,35 +90,36 @@ def check_in_place_write(path: Path, status: os.stat_result, *, fixed: bool = Fa
         fault = "is read-only"
     else:
         return
-    hint = "--force writes it all the same" if fixed else f"{_ELSEWHERE_HINT}, or use --force"
+    hint = f"{_ELSEWHERE_HINT}, or use --force" if has_choice else "--force writes it all the same"
     raise WriteError(fault, path=str(path), hint=hint)
 
 
 def _count_backup_links(path: Path, status: os.stat_result) -> int:
-    """How many links of a file a dead run has left."""
+    """Return how many links of a file are backups that a killed run left."""
     if status.st_nlink == 1:
         return 0
-    left = 0
-    for name in find_stale_temp_files([path]):
-        with suppress(OSError):  # a run that is alive takes its own away
-            left += os.path.samestat(status, os.lstat(name))
-    return left
+    count = 0
+    for backup in find_stale_temp_files([path]):
+        with suppress(OSError):  # a run that is alive may remove its own meanwhile
+            count += os.path.samestat(status, os.lstat(backup))
+    return count
 
 
 def find_outermost_missing_directory(target: Path) -> Path | None:
-    """The outermost directory around a target that is not there yet: it can appear as a whole."""
-    found = None
+    """Return the outermost directory that must be made for a target; ``None`` if none must be."""
+    missing = None
     for directory in target.parents:
         if os.path.lexists(directory):
-            return found
-        found = directory
-    return found
+            return missing
+        missing = directory
+    return missing
 
 
 def find_writable_directory(job: RenameJob) -> Path:
-    """The directory that a result goes to, or the nearest one above it that is there.
+    """Return the directory that a result goes to, or the nearest existing one above it.
 
-    Raises :class:`WriteError` where nothing can be written.
+    Raises:
+        WriteError: That is not a directory, or not writable.
     """
     directory = Path(os.path.abspath(job.output.parent))
     while not os.path.lexists(directory):
@@ -122,9 +138,15 @@ def find_writable_directory(job: RenameJob) -> Path:
     return directory
 
 
-def find_blocking_file(job: RenameJob, there: bool, options: Options) -> Iterator[Finding]:
-    """KV504, where another file stands in the place of the result."""
-    if os.path.lexists(job.output) and not (there or options.force or job.in_place):
+def find_blocking_file(job: RenameJob, up_to_date: bool, options: Options) -> Iterator[Finding]:
+    """Yield KV504 if a different file is where the result goes, and must not be overwritten.
+
+    Args:
+        job: The source and where its result goes.
+        up_to_date: Whether the file there already is the result.
+        options: Whether existing files may be overwritten.
+    """
+    if not (job.in_place or up_to_date or options.force) and os.path.lexists(job.output):
         yield build_finding(
             "KV504", str(job.output), "is there already, and differs", "--force replaces it"
         )

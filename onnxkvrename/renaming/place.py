@@ -95,7 +95,7 @@ class BatchWriter:
         if not self.tasks and not self.directory_map:
             return
         try:
-            self._write_locked()
+            self._lock_and_write()
         except KvRenameError as error:
             model_index = self._find_model_index(error)
             if model_index is None:
@@ -114,17 +114,20 @@ class BatchWriter:
                 return task.model_index
         return None
 
-    def _write_locked(self) -> None:
+    def _lock_and_write(self) -> None:
         new_directories = [find_outermost_missing_directory(task.target) for task in self.tasks]
-        locked = [
+        targets = [
             directory or task.target
             for directory, task in zip(new_directories, self.tasks, strict=True)
         ]
-        locked = list(dict.fromkeys([*self.directory_map, *self.directory_map.values(), *locked]))
+        locked = dict.fromkeys([*self.directory_map, *self.directory_map.values(), *targets])
         with ExitStack() as stack:
             if self.directory_map:
                 stack.enter_context(write_intent(self.directory_map))
-            stack.enter_context(self._lock(locked))
+            stack.enter_context(self._lock(tuple(locked)))
+            if not any(new_directories):
+                self._write_and_place(self.tasks)
+                return
             staged = {
                 directory: stack.enter_context(StagedDirectory(directory))
                 for directory in dict.fromkeys(new_directories)
@@ -157,7 +160,7 @@ class BatchWriter:
                 remove_stale_temp_files(find_stale_temp_files(moved))
 
     def _write_and_place(
-        self, tasks: Sequence[WriteTask], staged: Sequence[StagedDirectory]
+        self, tasks: Sequence[WriteTask], staged: Sequence[StagedDirectory] = ()
     ) -> None:
         """Write all temporary files, check the sources once more, and place all results.
 
@@ -168,20 +171,23 @@ class BatchWriter:
             for task in tasks:
                 if not task.source_unchanged:
                     raise PlaceError(task.model_index, build_source_changed_error(task))
-            in_new, others, models = list[ReadyFile](), list[ReadyFile](), list[ReadyFile]()
-            new_directories = {directory.directory for directory in staged}
+            models, others = list[ReadyFile](), list[ReadyFile]()
+            files_in_staged = list[ReadyFile]()
+            staged_paths = {directory.directory for directory in staged}
             for task, file in zip(tasks, files, strict=True):
-                if not new_directories.isdisjoint(file.target.parents):
-                    in_new.append(file)
+                if not staged_paths.isdisjoint(file.target.parents):
+                    files_in_staged.append(file)
                 elif isinstance(task.source, SplicePlan):
                     models.append(file)
                 else:
                     others.append(file)
-            last = not self.directory_map
-            transaction.place_files(in_new, final=False)
-            transaction.place_directories(staged, final=last and not others and not models)
-            transaction.place_files(others, final=last and not models)
-            transaction.place_files(models, final=last)
+            renames_nothing = not self.directory_map
+            if staged:
+                is_last = renames_nothing and not others and not models
+                transaction.place_files(files_in_staged, final=False)
+                transaction.place_directories(staged, final=is_last)
+            transaction.place_files(others, final=renames_nothing and not models)
+            transaction.place_files(models, final=renames_nothing)
             transaction.rename_directories(self.directory_map)
 
     def _write_temp_files(self, tasks: Sequence[WriteTask]) -> list[ReadyFile]:
@@ -208,13 +214,16 @@ class BatchWriter:
 def remove_stale_files(targets: Sequence[Path]) -> None:
     """Remove what killed runs left beside these paths; a run that is still alive keeps its own.
 
-    A backup is a second link of a model, and removing it changes the model's status, so this
-    comes before the model is looked at.
+    A backup is a second link of a model, and removing it changes the status of the model's
+    file, so this must be done before the model is opened.
+
+    Args:
+        targets: The paths; what is left is in their directories, which are listed.
     """
     stale = find_targets_with_temp_files(targets)
     if stale:
-        with suppress(WriteError), BatchWriter(())._lock(stale):
-            pass
+        with suppress(WriteError), hold_locks(stale):
+            remove_stale_temp_files(find_stale_temp_files(stale))
 
 
 def find_targets_to_clean(target: Path, *, in_place: bool) -> Iterator[Path]:

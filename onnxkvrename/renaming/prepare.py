@@ -19,7 +19,13 @@ from onnxkvrename.model.file import (
 from onnxkvrename.model.metadata import read_stamp, write_stamp
 from onnxkvrename.model.protobuf import ByteSource, Piece, Span
 from onnxkvrename.model.signature import Signature
-from onnxkvrename.renaming.output_path import find_blocking_file, is_up_to_date
+from onnxkvrename.renaming.output_path import (
+    check_in_place_write,
+    check_output_file,
+    check_result_size,
+    find_blocking_file,
+    is_up_to_date,
+)
 from onnxkvrename.rules.kv_model import KvModel, ScannedModel, scan_model
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
@@ -199,26 +205,26 @@ def _check_output(
     job, report, plan = prepared.job, prepared.report, prepared.splice_plan
     assert plan is not None
     try:
-        forced = options.force or not report.has_changes
-        up_to_date = is_up_to_date(
-            opened.file, job, plan.pieces, data, forced=forced, fixed=bool(report.stamp)
-        )
+        check_result_size(job, plan.size)
+        if job.in_place:
+            if report.has_changes and not options.force:
+                has_choice = not report.stamp  # only a rename can be written elsewhere
+                check_in_place_write(job.model, opened.file.status, has_choice=has_choice)
+            return prepared
+        check_output_file(job, data)
     except KvRenameError as error:
         return prepared._replace(report=report._replace(error=error))
-    copies: list[tuple[DataFile, Path]] = []
-    findings = list(report.findings)
-    if not job.same_directory:
-        for file, target, finding in plan_data_copies(data, job.output.parent, force=options.force):
-            copies.append((file, target))
-            findings += () if finding is None else (finding,)
-    findings += find_blocking_file(job, up_to_date, options)
+    up_to_date = is_up_to_date(job, opened.file, plan.pieces)
+    blocking = tuple(find_blocking_file(job, up_to_date, options))
+    prepared = prepared._replace(is_up_to_date=up_to_date)
+    if job.same_directory:
+        return prepared._replace(report=report._replace(findings=(*report.findings, *blocking)))
+    copies = tuple(plan_data_copies(data, job.output.parent, force=options.force))
+    clashes = (finding for _, _, finding in copies if finding is not None)
     return prepared._replace(
-        report=report._replace(findings=tuple(findings)),
-        data_copies=tuple(copies),
-        data_paths=()
-        if job.same_directory
-        else tuple(job.output.parent / file.location for file in data),
-        is_up_to_date=up_to_date,
+        report=report._replace(findings=(*report.findings, *clashes, *blocking)),
+        data_copies=tuple((file, target) for file, target, _ in copies),
+        data_paths=tuple(job.output.parent / file.location for file in data),
     )
 
 

@@ -18,8 +18,13 @@ from onnxkvrename.renaming.place import (
     find_targets_to_clean,
     remove_stale_files,
 )
-from onnxkvrename.renaming.prepare import PreparedModel, prepare_model, prepare_stamp
-from onnxkvrename.renaming.write import WriteTask
+from onnxkvrename.renaming.prepare import (
+    PreparedModel,
+    SplicePlan,
+    prepare_model,
+    prepare_stamp,
+)
+from onnxkvrename.renaming.write import SidecarPlan, WriteTask
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules, find_token_error
 from onnxkvrename.rules.results import (
@@ -77,18 +82,17 @@ def rename_batch(
     options = options or Options()
     if options.write:
         _remove_stale_files([*jobs, *(sidecar.job for sidecar in sidecars)])
-    items = check_batch(
-        _prepare_models(jobs, change, rules, options, progress, executor), change, rules, options
-    )
-    texts: tuple[PreparedSidecar, ...] = ()
+    models = _prepare_models(jobs, change, rules, options, progress, executor)
+    models = check_batch(models, change, rules, options)
+    prepared_sidecars: tuple[PreparedSidecar, ...] = ()
     if sidecars:
         from onnxkvrename.renaming.sidecars import add_sidecar_findings, prepare_sidecars
 
-        texts = tuple(prepare_sidecars(sidecars, [item.report for item in items], options))
-        items = add_sidecar_findings(items, texts, options)
-    if not options.write or any(item.report.failed for item in items):
-        return Report(_list_reports(items), tuple(text.report for text in texts))
-    return _write_results(items, texts, options, progress, executor, directory_map)
+        prepared_sidecars = tuple(prepare_sidecars(sidecars, _list_reports(models), options))
+        models = add_sidecar_findings(models, prepared_sidecars, options)
+    if not options.write or any(model.report.failed for model in models):
+        return Report(_list_reports(models), _list_sidecar_reports(prepared_sidecars))
+    return _write_results(models, prepared_sidecars, options, progress, executor, directory_map)
 
 
 def stamp_models(
@@ -111,14 +115,14 @@ def stamp_models(
         What became of each model. An error of one is in its report; then all are as they were.
     """
     _remove_stale_files(jobs)
-    items = tuple(
+    models = tuple(
         prepare_stamp(job, report, digest, options)
         for job, report in zip(jobs, reports, strict=True)
     )
-    items = check_batch(items, TokenChange(None), rules, options)
-    if any(item.report.failed for item in items):
-        return Report(_list_reports(items))
-    return _write_results(items, (), options)
+    models = check_batch(models, TokenChange(None), rules, options)
+    if any(model.report.failed for model in models):
+        return Report(_list_reports(models))
+    return _write_results(models, (), options)
 
 
 def check_token_change(change: TokenChange) -> None:
@@ -141,79 +145,85 @@ def _prepare_models(
     options: Options,
     progress: Progress | None,
     executor: Executor | None,
-) -> Sequence[PreparedModel]:
+) -> tuple[PreparedModel, ...]:
     prepare = partial(prepare_model, change=change, rules=rules, options=options)
     count_model = progress.track_models("reading", len(jobs)) if progress is not None else None
     return tuple(map_ordered(prepare, jobs, executor, count_model))
 
 
 def _write_results(
-    items: Sequence[PreparedModel],
-    texts: Sequence[PreparedSidecar],
+    models: Sequence[PreparedModel],
+    sidecars: Sequence[PreparedSidecar],
     options: Options,
     progress: Progress | None = None,
     executor: Executor | None = None,
     directory_map: Mapping[Path, Path] | None = None,
 ) -> Report:
-    data_paths = [path for item in items for path in item.data_paths]
+    data_paths = [path for model in models for path in model.data_paths]
     if data_paths:
         remove_stale_files(data_paths)
-    tasks = (*_list_tasks(items, options), *_list_sidecar_tasks(texts, options))
+    tasks = (*_list_tasks(models, options), *_list_sidecar_tasks(sidecars, options))
     try:
         BatchWriter(tasks, progress, executor, directory_map).write()
     except PlaceError as failure:
-        reports = tuple(_build_failure_reports(items, failure))
-        return Report(reports, tuple(text.report for text in texts))
+        reports = tuple(_build_failure_reports(models, failure))
+        return Report(reports, _list_sidecar_reports(sidecars))
     return Report(
-        tuple(item.report._replace(status=_resolve_status(item)) for item in items),
-        tuple(_resolve_sidecar_report(text.report) for text in texts),
+        tuple(model.report._replace(status=_resolve_status(model)) for model in models),
+        tuple(_resolve_sidecar_report(sidecar.report) for sidecar in sidecars),
     )
 
 
-def _list_reports(items: Sequence[PreparedModel]) -> tuple[ModelReport, ...]:
-    return tuple(item.report for item in items)
+def _list_reports(models: Sequence[PreparedModel]) -> tuple[ModelReport, ...]:
+    return tuple(model.report for model in models)
 
 
-def _resolve_status(item: PreparedModel) -> Status:
-    return "renamed" if item.report.has_changes and not item.needs_no_write else "unchanged"
+def _list_sidecar_reports(sidecars: Sequence[PreparedSidecar]) -> tuple[SidecarReport, ...]:
+    return tuple(sidecar.report for sidecar in sidecars)
+
+
+def _resolve_status(model: PreparedModel) -> Status:
+    return "renamed" if model.report.has_changes and not model.needs_no_write else "unchanged"
 
 
 def _resolve_sidecar_report(report: SidecarReport) -> SidecarReport:
     return report._replace(status="renamed" if report.status == "would-rename" else "unchanged")
 
 
-def _list_tasks(items: Sequence[PreparedModel], options: Options) -> Iterator[WriteTask]:
+def _list_tasks(models: Sequence[PreparedModel], options: Options) -> Iterator[WriteTask]:
     """Yield the data files and models to write; data that several models share comes once."""
     seen: set[Path] = set()
-    for index, item in enumerate(items):
-        for file, output in item.data_copies:
+    for index, model in enumerate(models):
+        for file, output in model.data_copies:
             target = Path(os.path.abspath(output))
             if target not in seen:
                 seen.add(target)
                 yield WriteTask(index, file, target, output, False, options.force)
-        if not item.needs_no_write and item.splice_plan is not None:
-            job = item.job
-            yield WriteTask(
-                index, item.splice_plan, job.target, job.output, job.in_place, options.force
-            )
+        if not model.needs_no_write and model.splice_plan is not None:
+            yield _build_task(index, model.splice_plan, model.job, options)
 
 
-def _list_sidecar_tasks(texts: Sequence[PreparedSidecar], options: Options) -> Iterator[WriteTask]:
-    for text in texts:
-        if text.plan is not None:
-            job = text.sidecar.job
-            yield WriteTask(
-                text.model_index, text.plan, job.target, job.output, job.in_place, options.force
-            )
+def _list_sidecar_tasks(
+    sidecars: Sequence[PreparedSidecar], options: Options
+) -> Iterator[WriteTask]:
+    for sidecar in sidecars:
+        if sidecar.plan is not None:
+            yield _build_task(sidecar.model_index, sidecar.plan, sidecar.sidecar.job, options)
+
+
+def _build_task(
+    model_index: int, plan: SplicePlan | SidecarPlan, job: RenameJob, options: Options
+) -> WriteTask:
+    return WriteTask(model_index, plan, job.target, job.output, job.in_place, options.force)
 
 
 def _build_failure_reports(
-    items: Sequence[PreparedModel], failure: PlaceError
+    models: Sequence[PreparedModel], failure: PlaceError
 ) -> Iterator[ModelReport]:
-    for index, item in enumerate(items):
+    for index, model in enumerate(models):
         if index == failure.model_index:
-            yield item.report._replace(status="failed", error=failure.error)
-        elif item.job.target in failure.kept_targets:
-            yield item.report._replace(status="renamed")
+            yield model.report._replace(status="failed", error=failure.error)
+        elif model.job.target in failure.kept_targets:
+            yield model.report._replace(status="renamed")
         else:
-            yield item.report
+            yield model.report

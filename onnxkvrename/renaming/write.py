@@ -1,4 +1,4 @@
-"""One result on its way: a draft, proved against its plan, beside its place."""
+"""Write one result under a temporary name, and read it back before it may be put in place."""
 
 from __future__ import annotations
 
@@ -13,11 +13,30 @@ from onnxkvrename.storage.read import FileIdentity, is_file_unchanged, open_file
 from onnxkvrename.storage.temp_file import ProgressCallback, ReadyFile, TempFile
 
 
-class WriteTask(NamedTuple):
-    """A file to be made: of a model by its recipe, of data by copying, of a text; it travels.
+class SidecarPlan(NamedTuple):
+    """The new content of a text file.
 
-    ``owner`` counts the models of the command. ``target`` is the place to make
-    it for, and ``called`` what that is called to the user.
+    Attributes:
+        path: The file that it was made from.
+        identity: The state of that file when it was read.
+        content: All bytes of the result.
+    """
+
+    path: Path
+    identity: FileIdentity
+    content: bytes
+
+
+class WriteTask(NamedTuple):
+    """A file to write; it may travel between processes.
+
+    Attributes:
+        model_index: The model of the command that the file belongs to.
+        source: How a model or a text file is made, or the data file to copy.
+        target: The absolute path that the file is for.
+        display_path: That path as the user calls it, for messages.
+        in_place: Whether it replaces its source.
+        force: Whether to overwrite an existing file, and to give up on keeping the owner.
     """
 
     model_index: int
@@ -29,51 +48,50 @@ class WriteTask(NamedTuple):
 
     @property
     def source_unchanged(self) -> bool:
-        """Whether the source is still as it was found."""
+        """Whether the source is still in the state that was read."""
         return is_file_unchanged(self.source_path, self.source.identity)
 
     @property
     def source_path(self) -> Path:
-        """The source."""
+        """The file that the result is made from."""
         return self.source.model_path if isinstance(self.source, SplicePlan) else self.source.path
 
 
 def write_temp_file(
-    task: WriteTask, heard: ProgressCallback | None = None
+    task: WriteTask, count_bytes: ProgressCallback | None = None
 ) -> ReadyFile | KvRenameError:
-    """Make the file whole under a temporary name beside its place, or say why it cannot be.
+    """Write a file completely, under a temporary name beside its target.
 
-    ``heard`` is told of copied data. Nothing is left behind on failure.
+    A model is read back and compared with its plan.
+
+    Args:
+        task: The file to write.
+        count_bytes: Called with the bytes of a data file as they are copied.
+
+    Returns:
+        The file, ready to be put in place; or the error, and then nothing is left behind.
     """
     try:
         with (
             open_file(task.source_path) as source,
-            TempFile(task.target, task.display_path) as made,
+            TempFile(task.target, task.display_path) as file,
         ):
             if source.identity != task.source.identity:
                 raise build_source_changed_error(task)
             if isinstance(task.source, SplicePlan):
-                write_pieces(source, task.source.pieces, made)
-                check_written_model(made, task.source.size, task.source.expected_signature)
+                write_pieces(source, task.source.pieces, file)
+                check_written_model(file, task.source.size, task.source.expected_signature)
             elif isinstance(task.source, SidecarPlan):
-                made.write(task.source.content)
+                file.write(task.source.content)
             else:
-                made.copy_from(source, 0, source.size, heard)
-            made.copy_attributes(source, owner=task.in_place, force=task.force)
-            return made.finish(replace=task.in_place or task.force)
+                file.copy_from(source, 0, source.size, count_bytes)
+            file.copy_attributes(source, owner=task.in_place, force=task.force)
+            return file.finish(replace=task.in_place or task.force)
     except KvRenameError as error:
         return error
 
 
 def build_source_changed_error(task: WriteTask) -> KvRenameError:
-    """The error of a source that is no longer what was read."""
+    """Return the error of a source that is no longer in the state that was read."""
     kind = ModelError if isinstance(task.source, SplicePlan) else WriteError
     return kind("was changed by someone else just now", path=str(task.source_path))
-
-
-class SidecarPlan(NamedTuple):
-    """What is to be written in the place of a text, or beside it."""
-
-    path: Path
-    identity: FileIdentity
-    content: bytes

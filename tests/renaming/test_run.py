@@ -328,7 +328,7 @@ def test_a_model_that_is_changed_meanwhile_is_refused(
 ) -> None:
     """Between the checks and the writing, and while it is written."""
     place = None if output is None else decoder.with_name(output)
-    for module, name in ((kv_model, "find_data_files"), (write, "write_pieces")):
+    for module, name in ((kv_model, "check_pairs"), (write, "write_pieces")):
         theirs = decoder.read_bytes() + b"\x82\x01\0"  # an unknown field
         real = getattr(module, name)
 
@@ -531,3 +531,35 @@ def test_a_large_set_takes_few_descriptors(tmp_path: Path) -> None:
         (tmp_path / f"{number}.onnx").write_bytes(content)
     assert statuses(together(tmp_path)) == ["renamed"] * 100
     assert sorted(os.listdir(tmp_path)) == sorted(f"{number}.onnx" for number in range(100))
+
+
+# What a plain rename has no need of is not done for it.
+
+
+def test_a_plain_rename_resolves_few_paths(decoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved: list[str] = []
+    real = os.path.realpath
+
+    def record(path: Any, **options: Any) -> Any:
+        resolved.append(os.fspath(path))
+        return real(path, **options)
+
+    monkeypatch.setattr(os.path, "realpath", record)
+    assert statuses(together(decoder)) == ["renamed"]
+    assert len(resolved) <= 4
+    resolved.clear()
+    assert rename(decoder, strip=True).status == "renamed"
+    assert len(resolved) <= 4
+
+
+def test_a_plain_rename_stages_no_directory_and_announces_no_move(
+    decoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise AssertionError(args)
+
+    monkeypatch.setattr("onnxkvrename.renaming.place.StagedDirectory", fail)
+    monkeypatch.setattr("onnxkvrename.renaming.place.write_intent", fail)
+    monkeypatch.setattr("onnxkvrename.rules.kv_model.find_data_files", fail)
+    monkeypatch.setattr("onnxkvrename.rules.kv_model.read_export_info", fail)
+    assert rename(decoder, "VLLM").status == "renamed"

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+from models import saved
+
+from onnxkvrename import WriteError, load_rules, rename
+from onnxkvrename.renaming import place
+from onnxkvrename.renaming.place import BatchWriter, PlaceError
+from onnxkvrename.renaming.prepare import prepare_model
+from onnxkvrename.renaming.write import WriteTask
+from onnxkvrename.rules.find_models import build_job
+from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.rules.results import Options
+from onnxkvrename.storage.lock import find_lock_path
+from onnxkvrename.storage.temp_file import build_temp_path
+
+
+def build_task(model: Path, target: Path, index: int) -> WriteTask:
+    prepared = prepare_model(build_job(model, target), TokenChange("VLLM"), load_rules(), Options())
+    assert prepared.splice_plan is not None
+    return WriteTask(index, prepared.splice_plan, target, target, in_place=False, force=False)
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> list[WriteTask]:
+    """Two models, whose results go to a directory each."""
+    paths = [saved(models.decoder(), tmp_path / f"{name}.onnx") for name in "ab"]
+    targets = [tmp_path / "first" / "a.onnx", tmp_path / "second" / "deep" / "b.onnx"]
+    return [build_task(paths[index], targets[index], index) for index in range(2)]
+
+
+def fail_to_lock(path: Path) -> Callable[..., Any]:
+    def hold_locks(targets: Sequence[Path], directory_map: object = None) -> None:
+        raise WriteError("is being worked on by someone", path=str(path))
+
+    return hold_locks
+
+
+def test_an_error_of_no_task_is_not_blamed_on_the_first_model(
+    tasks: list[WriteTask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, "hold_locks", fail_to_lock(tmp_path / "elsewhere"))
+    with pytest.raises(WriteError, match="someone") as raised:
+        BatchWriter(tasks).write()
+    assert raised.value.path == str(tmp_path / "elsewhere")
+    assert sorted(os.listdir(tmp_path)) == ["a.onnx", "b.onnx"]
+
+
+@pytest.mark.parametrize("path", ["second", "second/deep", "second/deep/b.onnx"])
+def test_an_error_of_a_target_or_of_a_directory_around_it_is_that_models(
+    path: str, tasks: list[WriteTask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, "hold_locks", fail_to_lock(tmp_path / path))
+    with pytest.raises(PlaceError) as raised:
+        BatchWriter(tasks).write()
+    assert raised.value.model_index == 1
+    assert raised.value.error.path == str(tmp_path / path)
+    assert sorted(os.listdir(tmp_path)) == ["a.onnx", "b.onnx"]
+
+
+# What killed runs left, and where it is looked for.
+
+
+def leave_lock_of_first_directory(root: Path) -> list[Path]:
+    """What a run leaves that is killed before it makes a directory, or after it placed it."""
+    lock = find_lock_path(root / "a")
+    lock.write_bytes(b"process 1 on elsewhere")
+    return [lock]
+
+
+def leave_staged_directory(root: Path) -> list[Path]:
+    """What a run leaves that is killed while it writes into a new directory."""
+    staged = build_temp_path(root / "a")
+    (staged / "b").mkdir(parents=True)
+    (staged / "b" / "m.onnx").write_bytes(b"half")
+    return [staged, *leave_lock_of_first_directory(root)]
+
+
+def leave_nothing(root: Path) -> list[Path]:
+    return []
+
+
+@pytest.fixture
+def listed(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
+    """The directories that have been listed, as absolute paths."""
+    directories: set[Path] = set()
+    for name in ("scandir", "listdir"):
+        real = getattr(os, name)
+
+        def record(directory: Any = ".", _real: Callable[..., Any] = real) -> Any:
+            if not isinstance(directory, int):
+                directories.add(Path(os.path.abspath(os.fsdecode(directory))))
+            return _real(directory)
+
+        monkeypatch.setattr(os, name, record)
+    return directories
+
+
+@pytest.mark.parametrize("leave", [leave_nothing, leave_lock_of_first_directory])
+@pytest.mark.parametrize("existing", ["", "a", "a/b"])
+def test_only_directories_that_a_run_could_have_made_are_listed(
+    existing: str, leave: Callable[[Path], list[Path]], tmp_path: Path, listed: set[Path]
+) -> None:
+    model = saved(models.decoder(), tmp_path / "m.onnx")
+    root = tmp_path / "out"
+    (root / existing).mkdir(parents=True)
+    left = leave(root)
+    assert rename(model, "VLLM", output=root / "a" / "b" / "m.onnx").status == "renamed"
+    assert (root / "a" / "b" / "m.onnx").exists()
+    assert listed.isdisjoint({tmp_path, *tmp_path.parents})
+    assert root / existing in listed
+    assert [path for path in left if path.exists()] == []
+    assert os.listdir(root) == ["a"]
+
+
+@pytest.mark.parametrize("placed", [False, True])
+def test_what_a_killed_run_staged_is_removed_by_the_next(
+    placed: bool, tmp_path: Path, listed: set[Path]
+) -> None:
+    """The run was killed while it wrote, or just after its directory was put in place."""
+    model = saved(models.decoder(), tmp_path / "m.onnx")
+    root = tmp_path / "out"
+    (root / "a" / "b" if placed else root).mkdir(parents=True)
+    left = leave_staged_directory(root)
+    assert rename(model, "VLLM", output=root / "a" / "b" / "m.onnx").status == "renamed"
+    assert listed.isdisjoint({tmp_path, *tmp_path.parents})
+    assert [path for path in left if os.path.lexists(path)] == []
+    assert os.listdir(root) == ["a"]
+    assert os.listdir(root / "a" / "b") == ["m.onnx"]
+
+
+def test_a_rename_in_place_lists_the_models_directory_only(
+    decoder: Path, listed: set[Path]
+) -> None:
+    rules = load_rules()
+    listed.clear()
+    rename(decoder, "VLLM", rules=rules)
+    assert listed == {decoder.parent}
