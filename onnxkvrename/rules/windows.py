@@ -86,7 +86,7 @@ def check_parts(
         parts: The models; those outside of sets are skipped.
         rules: The profile.
         change: What a rename does to the tokens.
-        check_current_tokens: Check tokens as they are in the files, not as they are after the rename.
+        check_current_tokens: Check tokens as they are in the files, not as they will be.
 
     Yields:
         Findings, each with the index of the part that it is about.
