@@ -142,7 +142,7 @@ def identify_export(directory: str, params: ExportParams) -> CacheEntry | None:
     return None
 
 
-def build_renamed_entry(entry: CacheEntry, rules: Rules, token_change: TokenChange) -> CacheEntry:
+def build_renamed_entry(entry: CacheEntry, rules: Rules, change: TokenChange) -> CacheEntry:
     """Return the entry under which QEfficient looks for the same export after the rename.
 
     Returns:
@@ -151,26 +151,24 @@ def build_renamed_entry(entry: CacheEntry, rules: Rules, token_change: TokenChan
     Raises:
         RulesError: A template makes a name that cannot be changed back.
     """
-    params = rename_export_params(entry.params, rules, token_change)
+    params = rename_export_params(entry.params, rules, change)
     hashed = _restore_hashed_params(params) if entry.is_layerwise else params
     return entry._replace(hash=compute_export_hash(hashed), params=params)
 
 
-def rename_export_params(
-    params: ExportParams, rules: Rules, token_change: TokenChange
-) -> ExportParams:
+def rename_export_params(params: ExportParams, rules: Rules, change: TokenChange) -> ExportParams:
     """Return the parameters of the same export after the rename.
 
     Only output names show the token. They keep their suffix, even if it changes in the
     model. Dynamic axes have the names of an export without a token.
     """
     export = params["export_params"]
-    names = [_rename_output(name, rules, token_change) for name in export["output_names"]]
+    names = [_rename_output(name, rules, change) for name in export["output_names"]]
     renamed = {**params, "export_params": {**export, "output_names": names}}
     is_causal_lm = params.get(_CLASS_KEY) == _CAUSAL_LM_CLASS
-    if is_causal_lm and _collect_tokens(names, rules) == {token_change.final_token}:
-        if token_change.final_token:
-            renamed[_TOKEN_KEY] = token_change.final_token
+    if is_causal_lm and _collect_tokens(names, rules) == {change.final_token}:
+        if change.final_token:
+            renamed[_TOKEN_KEY] = change.final_token
         elif renamed.get(_TOKEN_KEY):
             del renamed[_TOKEN_KEY]
         return dict(sorted(renamed.items()))
@@ -211,7 +209,7 @@ def build_unrecognized_finding(directory: str, params: ExportParams) -> Finding:
 
 
 def check_export_reuse(
-    model: str, directory: str, params: ExportParams, rules: Rules, token_change: TokenChange
+    model: str, directory: str, params: ExportParams, rules: Rules, change: TokenChange
 ) -> Finding | None:
     """Return KV402 if QEfficient would reuse a model renamed in place for another export.
 
@@ -220,7 +218,7 @@ def check_export_reuse(
         directory: The name of the export's directory.
         params: The parameters in that directory.
         rules: The rules that recognise KV names.
-        token_change: The tokens to put in and to take out.
+        change: The tokens to put in and to take out.
 
     Returns:
         ``None`` if the directory is not one of the cache, or if the parameters have the
@@ -228,7 +226,7 @@ def check_export_reuse(
     """
     if (
         split_directory_name(directory) is None
-        or rename_export_params(params, rules, token_change) == params
+        or rename_export_params(params, rules, change) == params
     ):
         return None
     tokens = sorted(_collect_tokens(params["export_params"]["output_names"], rules) - {""})
@@ -270,11 +268,11 @@ def _restore_hashed_params(params: ExportParams) -> ExportParams:
     return {**params, "export_params": {**export, "dynamic_axes": dict(sorted(axes.items()))}}
 
 
-def _rename_output(name: str, rules: Rules, token_change: TokenChange) -> str:
+def _rename_output(name: str, rules: Rules, change: TokenChange) -> str:
     match = rules.match("output", name)
-    if match is None or not token_change.can_replace(match.token):
+    if match is None or not change.can_replace(match.token):
         return name
-    return rules.rewrite_name(match, token_change.final_token)
+    return rules.rewrite_name(match, change.final_token)
 
 
 def _collect_tokens(names: Sequence[str], rules: Rules) -> set[str]:

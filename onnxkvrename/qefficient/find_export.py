@@ -25,13 +25,13 @@ def find_exports(model: Path) -> Iterator[Path]:
             yield directory
 
 
-def check_cache_reuse(job: RenameJob, rules: Rules, token_change: TokenChange) -> Iterator[Finding]:
+def check_cache_reuse(job: RenameJob, rules: Rules, change: TokenChange) -> Iterator[Finding]:
     """Yield KV402 for a model of QEfficient's cache that is about to change in place.
 
     Args:
         job: The model and where its result goes.
         rules: The rules that recognise KV names.
-        token_change: The tokens to put in and to take out.
+        change: The tokens to put in and to take out.
     """
     directories = tuple(find_exports(job.model)) if job.in_place else ()
     if not directories:
@@ -46,6 +46,6 @@ def check_cache_reuse(job: RenameJob, rules: Rules, token_change: TokenChange) -
         params = read_export_params(directory)
     except KvRenameError:
         return  # QEfficient cannot read these parameters either, so it reuses nothing
-    warning = check_export_reuse(job.model.name, directory.name, params, rules, token_change)
+    warning = check_export_reuse(job.model.name, directory.name, params, rules, change)
     if warning is not None:
         yield warning

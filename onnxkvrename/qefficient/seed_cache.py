@@ -149,14 +149,14 @@ def read_export_params(directory: Path) -> ExportParams:
 
 
 def plan_seeds(
-    models: Sequence[Path], rules: Rules, token_change: TokenChange, *, in_place: bool
+    models: Sequence[Path], rules: Rules, change: TokenChange, *, in_place: bool
 ) -> SeedPlan:
     """Return the plan for the exports that models belong to; nothing is written.
 
     Args:
         models: The models of the run.
         rules: The rules that recognise KV names.
-        token_change: The tokens to put in and to take out.
+        change: The tokens to put in and to take out.
         in_place: True to rename each export and its directory, false to write a renamed copy.
 
     Raises:
@@ -167,7 +167,7 @@ def plan_seeds(
     for model in models:
         directory = _require_export_directory(model)
         if directory not in seeds:
-            seeds[directory] = _plan_seed(directory, rules, token_change, in_place=in_place)
+            seeds[directory] = _plan_seed(directory, rules, change, in_place=in_place)
         seed = seeds[directory]
         if seed.entry is not None and not seed.needs_move and seed.finding is None:
             _check_token_accepted(model, seed.entry, rules)
@@ -212,11 +212,11 @@ def _require_export_directory(model: Path) -> Path:
     )
 
 
-def _plan_seed(directory: Path, rules: Rules, token_change: TokenChange, *, in_place: bool) -> Seed:
+def _plan_seed(directory: Path, rules: Rules, change: TokenChange, *, in_place: bool) -> Seed:
     params = read_export_params(directory)
     entry = identify_export(directory.name, params)
     if entry is None:
-        entry = _find_interrupted_entry(directory, params, rules, token_change)
+        entry = _find_interrupted_entry(directory, params, rules, change)
         if entry is not None and not in_place:
             raise ModelError(
                 f"is on its way to {entry.directory_name}: a run with --in-place was killed",
@@ -228,7 +228,7 @@ def _plan_seed(directory: Path, rules: Rules, token_change: TokenChange, *, in_p
         return Seed(directory, directory, None, unrecognized)
     if explain_token_refusal(params, rules) is not None:
         return Seed(directory, directory, entry)
-    new_entry = build_renamed_entry(entry, rules, token_change)
+    new_entry = build_renamed_entry(entry, rules, change)
     target = directory.parent / new_entry.directory_name
     is_occupied = target != directory and os.path.lexists(target)
     is_same = is_occupied and _has_entry(target, new_entry)
@@ -239,7 +239,7 @@ def _plan_seed(directory: Path, rules: Rules, token_change: TokenChange, *, in_p
 
 
 def _find_interrupted_entry(
-    directory: Path, params: ExportParams, rules: Rules, token_change: TokenChange
+    directory: Path, params: ExportParams, rules: Rules, change: TokenChange
 ) -> CacheEntry | None:
     """Return the entry of an export with new parameters in a directory with its old name.
 
@@ -251,11 +251,11 @@ def _find_interrupted_entry(
             entry = identify_export(intent.move[1], params)
             if entry is not None:
                 return entry
-    undo = TokenChange(token_change.token) if token_change.strip else TokenChange(None, strip=True)
+    undo = TokenChange(change.token) if change.strip else TokenChange(None, strip=True)
     if undo.token is None and not undo.strip:
         return None
     entry = identify_export(directory.name, rename_export_params(params, rules, undo))
-    return entry and build_renamed_entry(entry, rules, token_change)
+    return entry and build_renamed_entry(entry, rules, change)
 
 
 def _has_entry(directory: Path, entry: CacheEntry) -> bool:

@@ -25,7 +25,7 @@ from onnxkvrename.storage.read import open_file
 def load_sidecars(
     paths: Iterable[Path],
     jobs: Sequence[RenameJob],
-    token_change: TokenChange,
+    change: TokenChange,
     rules: Rules,
     *,
     search_directories: bool = False,
@@ -37,7 +37,7 @@ def load_sidecars(
     Args:
         paths: The files that the user named.
         jobs: The models of the run.
-        token_change: The tokens to put in and to take out.
+        change: The tokens to put in and to take out.
         rules: The rules that recognise KV names.
         search_directories: True to add all sidecars in the directories of the models.
 
@@ -52,8 +52,7 @@ def load_sidecars(
     all_paths = (*paths, *found_beside_models)
     distinct = {os.path.realpath(path): path for path in reversed(all_paths)}
     sidecars = tuple(
-        _load_sidecar(path, jobs, token_change, rules, formats)
-        for path in reversed(distinct.values())
+        _load_sidecar(path, jobs, change, rules, formats) for path in reversed(distinct.values())
     )
     by_output: dict[str, Sidecar] = {}
     for sidecar in sidecars:
@@ -97,7 +96,7 @@ def _read_head(path: Path) -> bytes:
 def _load_sidecar(
     path: Path,
     jobs: Sequence[RenameJob],
-    token_change: TokenChange,
+    change: TokenChange,
     rules: Rules,
     formats: SidecarFormats,
 ) -> Sidecar:
@@ -111,7 +110,7 @@ def _load_sidecar(
 
     def rewrite(data: bytes, models: Sequence[ModelReport]) -> RewrittenSidecar:
         own_models = [(m.pairs, m.value_names) for m in models if m.path in model_paths]
-        names = ModelNames.from_models(own_models, token_change, rules)
+        names = ModelNames.from_models(own_models, change, rules)
         return rewrite_sidecar(data, str(path), sidecar_format, names)
 
     return Sidecar(path, _resolve_output(path, jobs_beside, jobs), rewrite)

@@ -61,14 +61,14 @@ class ModelNames(NamedTuple):
     def from_models(
         cls,
         models: Iterable[tuple[Iterable[KvPair], Iterable[str]]],
-        token_change: TokenChange,
+        change: TokenChange,
         rules: Rules,
     ) -> ModelNames:
         """Return the names of models, some of which may have been renamed before.
 
         Args:
             models: The pairs of each model, and the names of all its inputs and outputs.
-            token_change: The tokens to put in and to take out.
+            change: The tokens to put in and to take out.
             rules: The rules that recognise KV names.
         """
         pairs: list[KvPair] = []
@@ -82,7 +82,7 @@ class ModelNames(NamedTuple):
             frozenset(side.token for pair in pairs for side in pair.sides),
             frozenset(side.new_name for pair in pairs for side in pair.sides),
             tuple((p.input.new_name, p.output.new_name) for p in pairs if p.input and p.output),
-            token_change,
+            change,
             rules,
         )
 
