@@ -69,11 +69,15 @@ def compare(
         ModelError: A model cannot be read.
         RulesError: The rules cannot be used.
     """
-    target, loaded = load_consumer(consumer), load_rules(rules)
+    loaded_consumer, loaded_rules = load_consumer(consumer), load_rules(rules)
     return compare_sides(
-        build_handoff_side("prefill", _as_layout(prefill, loaded), target, loaded),
-        build_handoff_side("decode", _as_layout(decode, loaded), target, loaded),
-        target,
+        build_handoff_side(
+            "prefill", _as_layout(prefill, loaded_rules), loaded_consumer, loaded_rules
+        ),
+        build_handoff_side(
+            "decode", _as_layout(decode, loaded_rules), loaded_consumer, loaded_rules
+        ),
+        loaded_consumer,
         ranks=None,
         full_transfer=full_transfer,
         tokens=tuple(prompts),

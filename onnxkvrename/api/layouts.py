@@ -60,13 +60,12 @@ def load_layout(
         RulesError: The rules cannot be used.
         TypeError: An argument has the wrong type.
     """
-
-    info = CompileInfo(
+    compile_info = CompileInfo(
         sizes=MappingProxyType(dict(sizes or {})),
         specializations_path=as_optional_path(specializations, "specializations"),
         custom_io_path=as_optional_path(custom_io, "custom_io"),
     )
-    loaded, models = load_rules(rules), as_paths(paths)
+    loaded_rules, models = load_rules(rules), as_paths(paths)
     if len(models) == 1:
-        return load_model_or_manifest(models[0], loaded, info)
-    return load_models(models, loaded, info)
+        return load_model_or_manifest(models[0], loaded_rules, compile_info)
+    return load_models(models, loaded_rules, compile_info)

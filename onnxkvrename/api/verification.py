@@ -54,9 +54,9 @@ def verify(
         dims=MappingProxyType(dict(dims or {})),
         strict=strict,
     )
-    loaded = load_rules(rules)
-    verified = verify_model(as_path(model, "model"), loaded, request)
-    (verified,) = verify_window_sets([verified], loaded, request)
+    loaded_rules = load_rules(rules)
+    verified = verify_model(as_path(model, "model"), loaded_rules, request)
+    (verified,) = verify_window_sets([verified], loaded_rules, request)
     if verified.report.error is not None:
         raise verified.report.error
     return verified

@@ -140,7 +140,7 @@ class _PathCheck:
 
 
 def _find_clashing_outputs(all_jobs: Iterable[RenameJob]) -> frozenset[Path]:
-    """Return the outputs that are another job's model or output; a job alone needs no look."""
+    """Return the outputs that are another job's model or output; one job alone has no clash."""
     jobs = tuple(all_jobs)
     if len(jobs) == 1:
         return frozenset()
