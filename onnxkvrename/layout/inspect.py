@@ -206,7 +206,7 @@ def summarize_model(opened: OpenModel, rules: Rules) -> ModelSummary:
 
 
 def group_buffers(buffers: Iterable[InspectedBuffer]) -> tuple[BufferGroup, ...]:
-    """The buffers that are there, by kind, dtype and shape, in the order of their layers."""
+    """Group buffers by kind, dtype and shape, in the order of their layers; skip missing ones."""
     rows = fold_alike(
         (item.buffer, item.layer, (item.kind, item.dtype, item.shape))
         for item in buffers

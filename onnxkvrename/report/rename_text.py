@@ -50,7 +50,7 @@ def build_rename_answer(report: Report, view: RenameView) -> Answer:
         report: What became of the models and sidecars.
         view: How to show it.
     """
-    code = report.compute_exit_code(look=view.check_only)
+    code = report.compute_exit_code(check_only=view.check_only)
     return Answer(
         "rename",
         code,

@@ -145,14 +145,21 @@ class Report(NamedTuple):
         """The findings of all models."""
         return tuple(finding for model in self.models for finding in model.findings)
 
-    def compute_exit_code(self, *, look: bool = False) -> int:
-        """Return 0 if done, 1 for a finding (to ``look``: or a change), 2 for an error."""
+    def compute_exit_code(self, *, check_only: bool = False) -> int:
+        """Return the exit code of the command.
+
+        Args:
+            check_only: Whether a name that would change counts as a finding.
+
+        Returns:
+            0 if all is done, 1 for a finding of severity error, 2 for an error.
+        """
         states = [
             *(model.status for model in self.models),
             *(sidecar.status for sidecar in self.sidecars),
         ]
-        changes = look and "would-rename" in states
+        has_changes = check_only and "would-rename" in states
         return decide_exit_code(
-            failed=changes or any(model.failed for model in self.models),
+            failed=has_changes or any(model.failed for model in self.models),
             not_done=any(model.error is not None for model in self.models),
         )

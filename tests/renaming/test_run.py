@@ -175,7 +175,7 @@ def test_one_bad_model_of_three_and_none_is_written(tmp_path: Path, snapshot) ->
     assert statuses(report) == ["would-rename", "failed", "would-rename"]
     assert {"KV101", "KV102"} <= {finding.code for finding in report.findings}
     assert snapshot(tmp_path) == before
-    assert (report.compute_exit_code(), report.compute_exit_code(look=True)) == (1, 1)
+    assert (report.compute_exit_code(), report.compute_exit_code(check_only=True)) == (1, 1)
 
 
 def test_an_unreadable_model_of_two_is_worse_than_a_finding(tmp_path: Path, snapshot) -> None:

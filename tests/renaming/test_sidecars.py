@@ -250,10 +250,10 @@ def test_a_model_that_cannot_be_placed_takes_its_text_back(
 def test_a_look_says_what_would_change(decoder: Path, text: Path) -> None:
     report = renamed_with(decoder, text, write=False)
     assert states(report) == ["would-rename", "would-rename"]
-    assert (report.compute_exit_code(), report.compute_exit_code(look=True)) == (0, 1)
+    assert (report.compute_exit_code(), report.compute_exit_code(check_only=True)) == (0, 1)
     rename_batch([build_job(decoder, decoder)], TokenChange("VLLM"), load_rules())
     report = renamed_with(decoder, text, write=False)
-    assert (states(report), report.compute_exit_code(look=True)) == (
+    assert (states(report), report.compute_exit_code(check_only=True)) == (
         ["unchanged", "would-rename"],
         1,
     )

@@ -61,7 +61,7 @@ def test_a_name_that_would_change_counts_for_a_check_only(
         Report((), (SidecarReport("t", "t", status, 1),)),
     ):
         assert report.compute_exit_code() == code
-        assert report.compute_exit_code(look=True) == code_of_check
+        assert report.compute_exit_code(check_only=True) == code_of_check
 
 
 def test_an_error_counts_for_more_than_a_finding() -> None:
