@@ -38,7 +38,6 @@ from onnxkvrename.layout.load import (
     check_size_symbols,
     load_model_or_manifest,
 )
-from onnxkvrename.report.compare_json import handoff_to_json
 from onnxkvrename.report.compare_text import (
     build_handoff_report,
     build_table_rows,
@@ -49,6 +48,7 @@ from onnxkvrename.report.compare_text import (
     render_handoff_table,
     render_prompt_lines,
 )
+from onnxkvrename.report.documents.compare_json import handoff_to_json
 from onnxkvrename.report.formats import Answer, Line, Note, Screen, build_file_result
 from onnxkvrename.report.formats.text import apply_style, render_finding_lines
 from onnxkvrename.rules.load import load_rules

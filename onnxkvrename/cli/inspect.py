@@ -23,9 +23,9 @@ from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError, WriteError
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.layout.inspect import ModelSummary, inspect_model
+from onnxkvrename.report.documents.inspect_json import summaries_to_json
 from onnxkvrename.report.formats import Answer, FileResult, Line, Screen
 from onnxkvrename.report.formats.text import format_error
-from onnxkvrename.report.inspect_json import summaries_to_json
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.storage.read import open_file

@@ -177,7 +177,7 @@ def command(**values: Any) -> int:
 
 def render_failure(code: int, error: KvRenameError) -> str:
     """Return the JSON document of a job that could not be done."""
-    from onnxkvrename.report.rename_json import report_to_json  # only for JSON
+    from onnxkvrename.report.documents.rename_json import report_to_json  # only for JSON
 
     return report_to_json(Report(()), "rename", code, error)
 

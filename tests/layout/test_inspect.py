@@ -334,7 +334,7 @@ def test_nothing_heavy_is_loaded(decoder: Path) -> None:
     script = (
         "import sys, pathlib; from onnxkvrename import load_rules;"
         "from onnxkvrename.layout.inspect import inspect_model;"
-        "from onnxkvrename.report.inspect_json import summaries_to_json;"
+        "from onnxkvrename.report.documents.inspect_json import summaries_to_json;"
         "summaries_to_json([inspect_model(pathlib.Path(sys.argv[1]), load_rules())], 0);"
         "print(*sys.modules)"
     )

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from onnxkvrename import Report, rename
-from onnxkvrename.report.rename_json import report_to_json
+from onnxkvrename.report.documents.rename_json import report_to_json
 
 
 def test_json_has_the_names_as_they_are(decoder: Path) -> None:

@@ -14,10 +14,10 @@ from schemas import load_schema
 
 from onnxkvrename import KvRenameError, load_rules
 from onnxkvrename.layout.inspect import ModelSummary, inspect_model
-from onnxkvrename.report.inspect_json import summaries_to_json
+from onnxkvrename.report.documents.inspect_json import summaries_to_json
 
-FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
-EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
+FIXTURES = Path(__file__).resolve().parents[3] / "fixtures"
+EXPORTS = Path(__file__).resolve().parents[4] / "shared" / "exports"
 SCHEMA = load_schema("inspect-1.json")
 QEFF = load_rules()
 
