@@ -210,11 +210,11 @@ def _check_output(
             if report.has_changes and not options.force:
                 has_choice = not report.stamp  # only a rename can be written elsewhere
                 check_in_place_write(job.model, opened.file.status, has_choice=has_choice)
-            return prepared
-        check_output_file(job, data)
+        else:
+            check_output_file(job, data)
     except KvRenameError as error:
         return prepared._replace(report=report._replace(error=error))
-    up_to_date = is_up_to_date(job, opened.file, plan.pieces)
+    up_to_date = not job.in_place and is_up_to_date(job, opened.file, plan.pieces)
     blocking = tuple(find_blocking_file(job, up_to_date, options))
     prepared = prepared._replace(is_up_to_date=up_to_date)
     if job.same_directory:
