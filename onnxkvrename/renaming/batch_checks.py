@@ -163,13 +163,13 @@ class _SpaceCheck:
 
     def claim(self, item: PreparedModel) -> KvRenameError | None:
         """Claim the space for a result, or return the error of a disk that is too small."""
-        if item.splice_plan is None or (item.needs_no_write and not item.data_copies):
+        if item.splice_plan is None or not (item.needs_write or item.data_copies):
             return None
         try:
             directory = find_writable_directory(item.job)
             device = os.stat(directory).st_dev
             needed = sum(file.size for file, _ in item.data_copies)
-            if not item.needs_no_write:
+            if item.needs_write:
                 needed += item.splice_plan.size
             check_free_space(directory, self.claimed[device] + needed, item.job.output)
         except KvRenameError as error:

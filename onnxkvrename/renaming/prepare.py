@@ -65,7 +65,7 @@ class PreparedModel(NamedTuple):
         splice_plan: The bytes of the result; ``None`` for a model that could not be read.
         data_copies: Files of external data, each with the path to copy it to.
         data_paths: Where the external data of the result will be, copied or not.
-        is_up_to_date: Whether the result is already where it goes, byte for byte.
+        needs_write: Whether the file of the model has to be written: it is not as it should be.
     """
 
     job: RenameJob
@@ -74,12 +74,7 @@ class PreparedModel(NamedTuple):
     splice_plan: SplicePlan | None = None
     data_copies: tuple[tuple[DataFile, Path], ...] = ()
     data_paths: tuple[Path, ...] = ()
-    is_up_to_date: bool = False
-
-    @property
-    def needs_no_write(self) -> bool:
-        """Whether the file of the model is already as it should be."""
-        return self.is_up_to_date or (self.job.in_place and not self.report.has_changes)
+    needs_write: bool = True
 
 
 def prepare_model(
@@ -216,7 +211,8 @@ def _check_output(
         return prepared._replace(report=report._replace(error=error))
     up_to_date = not job.in_place and is_up_to_date(job, opened.file, plan.pieces)
     blocking = tuple(find_blocking_file(job, up_to_date, options))
-    prepared = prepared._replace(is_up_to_date=up_to_date)
+    needs_write = report.has_changes if job.in_place else not up_to_date
+    prepared = prepared._replace(needs_write=needs_write)
     if job.same_directory:
         return prepared._replace(report=report._replace(findings=(*report.findings, *blocking)))
     copies = tuple(plan_data_copies(data, job.output.parent, force=options.force))

@@ -183,7 +183,7 @@ def _list_sidecar_reports(sidecars: Sequence[PreparedSidecar]) -> tuple[SidecarR
 
 
 def _resolve_status(model: PreparedModel) -> Status:
-    return "renamed" if model.report.has_changes and not model.needs_no_write else "unchanged"
+    return "renamed" if model.report.has_changes and model.needs_write else "unchanged"
 
 
 def _resolve_sidecar_report(report: SidecarReport) -> SidecarReport:
@@ -199,7 +199,7 @@ def _list_tasks(models: Sequence[PreparedModel], options: Options) -> Iterator[W
             if target not in seen:
                 seen.add(target)
                 yield WriteTask(index, file, target, output, False, options.force)
-        if not model.needs_no_write and model.splice_plan is not None:
+        if model.needs_write and model.splice_plan is not None:
             yield _build_task(index, model.splice_plan, model.job, options)
 
 

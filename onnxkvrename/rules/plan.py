@@ -104,6 +104,7 @@ class RenamePlan(NamedTuple):
         duplicates: Names that claim a side which another name has, each with that name.
         unchanged_names: Names that a rule leaves alone, and other outputs.
         buffers_by_kind: The parts that a layer of each kind must have.
+        old_names: The names of all sides, as they are in the file.
         name_map: Old to new, of all names that change; applied at once.
         output_name_map: The same, of outputs only.
     """
@@ -113,13 +114,9 @@ class RenamePlan(NamedTuple):
     duplicates: tuple[tuple[str, str], ...]
     unchanged_names: tuple[UnchangedName, ...]
     buffers_by_kind: Mapping[str, tuple[str, ...]]
+    old_names: frozenset[str]
     name_map: Mapping[str, str]
     output_name_map: Mapping[str, str]
-
-    @property
-    def old_names(self) -> frozenset[str]:
-        """The names of all sides, as they are in the file."""
-        return frozenset(side.old_name for pair in self.pairs for side in pair.sides)
 
     @property
     def token_counts(self) -> Counter[str]:
@@ -172,6 +169,7 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
         tuple(duplicates),
         tuple(unchanged.values()),
         buffers_by_kind,
+        old_names=frozenset(side.value.name for pair in pairs for side in pair.sides),
         name_map=build_name_map(pairs),
         output_name_map=_map_changed_names(pair.output for pair in pairs),
     )

@@ -48,10 +48,9 @@ def build_no_buffers_finding(outputs: Iterable[str]) -> Finding:
 
 
 def _check_duplicates(signature: Signature, plan: RenamePlan) -> Iterator[Finding]:
-    kv_names = {side.old_name for pair in plan.pairs for side in pair.sides}
     for side, values in (("input", signature.inputs), ("output", signature.outputs)):
         for name, count in Counter(value.name for value in values).items():
-            if count > 1 and name in kv_names:
+            if count > 1 and name in plan.old_names:
                 yield build_finding(
                     "KV106", name, f"stands {count} times as graph {side}", "export the model again"
                 )
