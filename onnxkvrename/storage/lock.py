@@ -99,6 +99,12 @@ class _Locks:
         return False
 
     def _acquire_by_opening(self, path: Path, target: Path) -> bool:
+        if os.path.islink(path):  # without O_NOFOLLOW, as on Windows, it would be followed
+            raise WriteError(
+                f"cannot be locked: {path} is a symbolic link",
+                path=str(target),
+                hint=f"remove {path}, then run this again",
+            )
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
         descriptor = os.open(path, flags, 0o644)
         acquired = False
@@ -125,6 +131,8 @@ class _Locks:
         """Remove a lock file that could not be locked in the end, unless another run holds it."""
         if self._claim_if_held(path):
             return  # it is removed with the others
+        if os.path.islink(path):
+            return  # it was not made here, and opening it may follow it
         with suppress(OSError):
             descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
             try:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from onnxkvrename import WriteError
-from onnxkvrename.storage.lock import hold_locks
+from onnxkvrename.storage.lock import find_lock_path, hold_locks
 
 HOLDING = """
 import sys
@@ -295,5 +295,35 @@ def test_a_lock_is_no_way_to_write_elsewhere(tmp_path: Path) -> None:
     with hold_locks([tmp_path / "m.onnx"]):
         (name,) = set(os.listdir(tmp_path)) - {"precious"}
     (tmp_path / name).symlink_to("precious")
-    assert not taken(tmp_path / "m.onnx")
+    with pytest.raises(WriteError, match=f"cannot be locked: .*{name} is a symbolic link"):
+        hold_locks([tmp_path / "m.onnx"]).__enter__()
     assert (tmp_path / "precious").read_text() == "precious"
+    assert (tmp_path / name).is_symlink()
+
+
+@pytest.mark.parametrize("destination", ["precious", "nothing"])
+def test_a_symbolic_link_is_refused_before_it_is_opened(
+    destination: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing keeps `open` from following it, it would be followed for ever."""
+
+    def follow(path: Path, *_: object) -> int:
+        raise AssertionError(f"{path} is opened")
+
+    (tmp_path / "precious").write_text("precious")
+    lock_path = find_lock_path(tmp_path / "m.onnx")
+    lock_path.symlink_to(destination)
+    monkeypatch.delattr(os, "O_NOFOLLOW", raising=False)
+    monkeypatch.setattr(os, "open", follow)
+    with pytest.raises(WriteError) as caught:
+        hold_locks([tmp_path / "m.onnx"]).__enter__()
+    assert caught.value.message == f"cannot be locked: {lock_path} is a symbolic link"
+    assert caught.value.hint == f"remove {lock_path}, then run this again"
+    assert sorted(os.listdir(tmp_path)) == [lock_path.name, "precious"]
+
+
+def test_a_lock_beside_another_is_not_linked_over_a_symbolic_link(tmp_path: Path) -> None:
+    find_lock_path(tmp_path / "b.onnx").symlink_to("nothing")
+    with pytest.raises(WriteError, match="is a symbolic link"):
+        hold_locks([tmp_path / "a.onnx", tmp_path / "b.onnx"]).__enter__()
+    assert os.listdir(tmp_path) == [find_lock_path(tmp_path / "b.onnx").name]
