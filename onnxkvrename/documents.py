@@ -1,9 +1,15 @@
-"""Read JSON text strictly, and the values of a parsed document by their type."""
+"""Read JSON and TOML text, and the values of a parsed document by their type."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 MAX_DEPTH = 100
 """How many levels deep lists and objects may be nested."""
@@ -67,24 +73,44 @@ def parse_json(text: str) -> Any:
     return value
 
 
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the table of a TOML text.
+
+    Raises:
+        UnreadableTextError: The text is not TOML, or is nested too deeply for the parser.
+    """
+    try:
+        table: dict[str, Any] = tomllib.loads(text)
+    except (RecursionError, ValueError) as error:
+        raise UnreadableTextError(f"not TOML: {error}") from None
+    return table
+
+
 class ObjectReader:
     """Reads the values of one object of a parsed document, each as the type it must have.
 
     Every method that reads raises `UnreadableTextError` with the full path of the key, for
-    example ``buffers[3].layer must be an integer``, where the key is missing or its value has
-    another type. A truth value is not an integer.
+    example ``buffers[3].layer must be an integer``, where the key is missing and has no default,
+    or its value has another type. A truth value is not an integer.
+
+    Args:
+        values: An object of JSON, or a table of TOML.
+        path: What messages put in front of a key.
+        separator: What messages put between a key and the problem.
 
     Attributes:
         values: The object itself.
     """
 
-    def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
+    def __init__(self, values: Mapping[str, Any], path: str = "", separator: str = " ") -> None:
         self.values = values
         self._path = path
+        self._separator = separator
+        self._read_keys: set[str] = set()
 
-    def read_string(self, key: str) -> str:
+    def read_string(self, key: str, default: str | None = None) -> str:
         """Return a text."""
-        text: str = self._read(key, "text", str)
+        text: str = self._read(key, "text", str, default=default)
         return text
 
     def read_string_or_null(self, key: str) -> str | None:
@@ -111,13 +137,15 @@ class ObjectReader:
             raise self.build_error(key, f"is none of {', '.join(allowed)}")
         return text
 
-    def read_strings(self, key: str) -> list[str]:
+    def read_strings(self, key: str, default: list[str] | None = None) -> list[str]:
         """Return a list of text."""
-        return self.read_list(key, "a list of text", str)
+        return self.read_list(key, "a list of text", str, default=default)
 
-    def read_list(self, key: str, description: str, *types: type) -> list[Any]:
+    def read_list(
+        self, key: str, description: str, *types: type, default: list[Any] | None = None
+    ) -> list[Any]:
         """Return a list whose items have one of `types`; `description` is for the error."""
-        items: list[Any] = self._read(key, description, list)
+        items: list[Any] = self._read(key, description, list, default=default)
         if any(type(item) not in types for item in items):
             raise self.build_error(key, f"must be {description}")
         return items
@@ -126,24 +154,41 @@ class ObjectReader:
         """Return whether a key is absent or null."""
         return self.values.get(key) is None
 
-    def read_object(self, key: str) -> ObjectReader:
-        """Return a reader of the object under a key."""
-        return ObjectReader(self._read(key, "an object", dict), f"{self._path}{key}.")
+    def read_object(
+        self, key: str, description: str = "an object", default: dict[str, Any] | None = None
+    ) -> ObjectReader:
+        """Return a reader of the object under a key; `description` is for the error."""
+        values = self._read(key, description, dict, default=default)
+        return ObjectReader(values, f"{self._path}{key}.", self._separator)
 
-    def read_objects(self, key: str) -> list[ObjectReader]:
-        """Return a reader of each object in a list."""
+    def read_objects(
+        self,
+        key: str,
+        description: str = "a list of objects",
+        default: list[dict[str, Any]] | None = None,
+    ) -> list[ObjectReader]:
+        """Return a reader of each object in a list; `description` is for the error."""
         return [
-            ObjectReader(values, f"{self._path}{key}[{index}].")
-            for index, values in enumerate(self.read_list(key, "a list of objects", dict))
+            ObjectReader(values, f"{self._path}{key}[{index}].", self._separator)
+            for index, values in enumerate(self.read_list(key, description, dict, default=default))
         ]
+
+    def reject_unread_keys(self) -> None:
+        """Raise `UnreadableTextError` for the first key that has not been read."""
+        for key in self.values:
+            if key not in self._read_keys:
+                raise self.build_error(key, "is not known here")
 
     def build_error(self, key: str, problem: str) -> UnreadableTextError:
         """Return the error for the value of a key; `problem` completes the sentence."""
-        return UnreadableTextError(f"{self._path}{shorten_name(key)} {problem}")
+        return UnreadableTextError(f"{self._path}{shorten_name(key)}{self._separator}{problem}")
 
-    def _read(self, key: str, description: str, *types: type) -> Any:
+    def _read(self, key: str, description: str, *types: type, default: Any = None) -> Any:
+        self._read_keys.add(key)
         if key not in self.values:
-            raise self.build_error(key, "is missing")
+            if default is None:
+                raise self.build_error(key, "is missing")
+            return default
         value = self.values[key]
         if type(value) not in types:
             raise self.build_error(key, f"must be {description}")

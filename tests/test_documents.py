@@ -1,4 +1,4 @@
-"""Strict JSON, and values read by their type."""
+"""Strict JSON, TOML, and values read by their type."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from onnxkvrename.documents import MAX_DEPTH, ObjectReader, UnreadableTextError, parse_json
+from onnxkvrename.documents import (
+    MAX_DEPTH,
+    ObjectReader,
+    UnreadableTextError,
+    parse_json,
+    parse_toml,
+)
 
 DOCUMENT = ObjectReader(
     {"text": "a", "number": 3, "truth": True, "null": None, "items": ["a", 1], "object": {"a": []}}
@@ -47,6 +53,20 @@ def test_json_that_two_readers_may_understand_differently_is_refused(
         parse_json(text)
     assert str(refused.value).startswith(message)
     assert "\n" not in str(refused.value)
+
+
+def test_toml_is_read_in_the_order_of_its_keys() -> None:
+    table = parse_toml("[b]\n[a]\n'' = true")
+    assert table == {"b": {}, "a": {"": True}}
+    assert list(table) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "a = 1\na = 1", f"a = {nested(100_000)}", "a = " + "9" * 5000]
+)
+def test_text_that_is_not_toml_is_refused(text: str) -> None:
+    with pytest.raises(UnreadableTextError, match=r"^not TOML: "):
+        parse_toml(text)
 
 
 def test_values_are_read_by_their_type() -> None:
@@ -94,3 +114,31 @@ def test_an_object_in_a_list_is_named_by_its_index() -> None:
     assert first.read_integer("layer") == 0
     with pytest.raises(UnreadableTextError, match=r"^buffers\[1\]\.layer must be an integer$"):
         second.read_integer("layer")
+
+
+def test_a_default_stands_for_a_missing_key_only() -> None:
+    assert DOCUMENT.read_string("absent", default="") == ""
+    assert DOCUMENT.read_strings("absent", default=[]) == []
+    assert DOCUMENT.read_object("absent", default={}).values == {}
+    assert DOCUMENT.read_objects("absent", default=[]) == []
+    with pytest.raises(UnreadableTextError, match=r"^null must be text$"):
+        DOCUMENT.read_string("null", default="")
+
+
+def test_a_caller_chooses_how_a_message_names_key_and_type() -> None:
+    document = ObjectReader({"a": {"b": [{"c": 1}]}}, separator=": ")
+    with pytest.raises(UnreadableTextError, match=r"^a\.b\[0\]\.c: must be text$"):
+        document.read_object("a").read_objects("b")[0].read_string("c")
+    with pytest.raises(UnreadableTextError, match=r"^a: must be tables$"):
+        document.read_objects("a", "tables")
+
+
+def test_a_key_that_nobody_reads_is_refused() -> None:
+    document = ObjectReader({"a": "", "b": "", "c": ""})
+    document.read_string("a")
+    with pytest.raises(UnreadableTextError, match=r"^b is not known here$"):
+        document.reject_unread_keys()
+    document.read_strings("d", default=[])
+    document.read_string("b")
+    document.read_string("c")
+    document.reject_unread_keys()

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_toml
 from onnxkvrename.errors import RulesError
 from onnxkvrename.rules.patterns import Pattern, compile_pattern
-from onnxkvrename.rules.toml_reader import TableReader, parse_toml
 
 _LAYER_PATTERN = re.compile("[0-9]{1,9}")
 _SIDES = ("input", "output")
@@ -302,36 +302,39 @@ def parse_rules(text: str, name: str) -> Rules:
     Raises:
         RulesError: The text is not a profile; the message names the key.
     """
-    reader = parse_toml(text, name)
-    kv = tuple(_parse_kv_rule(table) for table in reader.read_tables("kv"))
-    if not kv:
-        raise reader.build_error("kv", "there is no [[kv]] rule")
-    keep = tuple(_parse_keep_rule(table) for table in reader.read_tables("keep"))
-    reader.read_string("description", "")
+    try:
+        return _parse_rules(ObjectReader(parse_toml(text), separator=": "), name)
+    except UnreadableTextError as error:
+        raise RulesError(str(error), path=name) from None
+
+
+def _parse_rules(document: ObjectReader, name: str) -> Rules:
+    kv_rules = tuple(map(_parse_kv_rule, _read_tables(document, "kv")))
+    if not kv_rules:
+        raise document.build_error("kv", "there is no [[kv]] rule")
+    kinds = {kind for rule in kv_rules for kind in rule.buffers_by_kind}
+    document.read_string("description", default="")
+    suffixes = _read_table(document, "suffixes")
     rules = Rules(
         name=name,
-        kv_rules=kv,
-        keep_rules=keep,
-        retained_pattern=_read_pattern(reader, "retained"),
-        normal_suffixes=reader.read_string_map("suffixes"),
-        feed_back_rules=tuple(
-            _parse_feed_back_rule(table) for table in reader.read_tables("feed_back")
-        ),
-        set_rule=_parse_set_rule(
-            reader.read_table("set"), {kind for rule in kv for kind in rule.buffers_by_kind}
-        ),
+        kv_rules=kv_rules,
+        keep_rules=tuple(map(_parse_keep_rule, _read_tables(document, "keep"))),
+        retained_pattern=_read_pattern(document, "retained"),
+        normal_suffixes={suffix: suffixes.read_string(suffix) for suffix in suffixes.values},
+        feed_back_rules=tuple(map(_parse_feed_back_rule, _read_tables(document, "feed_back"))),
+        set_rule=_parse_set_rule(_read_table(document, "set"), kinds),
     )
-    reader.reject_unread_keys()
+    document.reject_unread_keys()
     return rules
 
 
-def _parse_keep_rule(table: TableReader) -> KeepRule:
+def _parse_keep_rule(table: ObjectReader) -> KeepRule:
     rule = KeepRule(table.read_string("reason"), _read_pattern(table, "pattern"))
     table.reject_unread_keys()
     return rule
 
 
-def _parse_feed_back_rule(table: TableReader) -> FeedBackRule:
+def _parse_feed_back_rule(table: ObjectReader) -> FeedBackRule:
     rule = FeedBackRule(
         _read_pattern(table, "input"), _read_template(table, "call", {"path", "token"})
     )
@@ -339,9 +342,10 @@ def _parse_feed_back_rule(table: TableReader) -> FeedBackRule:
     return rule
 
 
-def _parse_kv_rule(table: TableReader) -> KvRule:
-    kinds = table.read_list_map("kinds")
-    if not any(kinds.values()):
+def _parse_kv_rule(table: ObjectReader) -> KvRule:
+    kinds = table.read_object("kinds", "a table of lists of buffer names")
+    buffers_by_kind = {kind: tuple(kinds.read_strings(kind)) for kind in kinds.values}
+    if not any(buffers_by_kind.values()):
         raise table.build_error("kinds", "names no buffer")
     patterns = {side: _read_pattern(table, side, {"buffer", "layer"}) for side in _SIDES}
     templates = {
@@ -349,30 +353,39 @@ def _parse_kv_rule(table: TableReader) -> KvRule:
         for side in _SIDES
     }
     table.reject_unread_keys()
-    return KvRule(patterns, templates, kinds)
+    return KvRule(patterns, templates, buffers_by_kind)
 
 
-def _parse_set_rule(table: TableReader, kinds: set[str]) -> SetRule:
-    parts = tuple(_parse_part_rule(part) for part in table.read_tables("parts"))
+def _parse_set_rule(table: ObjectReader, kinds: set[str]) -> SetRule:
+    parts = tuple(map(_parse_part_rule, _read_tables(table, "parts")))
     seam = table.read_string("seam_output", ""), table.read_string("seam_input", "")
     if any(seam) and not all(seam):
         raise table.build_error("seam_input" if seam[0] else "seam_output", "is missing")
-    shared, apart = table.read_strings("shared"), table.read_strings("apart")
-    for kind in apart:
+    shared_inputs = tuple(table.read_strings("shared", default=[]))
+    exclusive_kinds = table.read_strings("apart", default=[])
+    for kind in exclusive_kinds:
         if kind not in kinds:
             raise table.build_error("apart", f"{kind} is no kind of a [[kv]] rule")
     table.reject_unread_keys()
-    return SetRule(parts, seam if all(seam) else None, shared, frozenset(apart))
+    return SetRule(parts, seam if all(seam) else None, shared_inputs, frozenset(exclusive_kinds))
 
 
-def _parse_part_rule(table: TableReader) -> PartRule:
+def _parse_part_rule(table: ObjectReader) -> PartRule:
     stage = table.read_string("stage")
     if stage not in STAGES:
         raise table.build_error("stage", f"must be one of {', '.join(STAGES)}")
     file = _read_pattern(table, "file", {"first"} if stage == PREFIXED else {"first", "end"})
-    folder = _read_pattern(table, "folder") if "folder" in table.unread else None
+    folder = _read_pattern(table, "folder") if "folder" in table.values else None
     table.reject_unread_keys()
     return PartRule(stage, file, folder)
+
+
+def _read_table(table: ObjectReader, key: str) -> ObjectReader:
+    return table.read_object(key, f"a table, written [{key}]", default={})
+
+
+def _read_tables(table: ObjectReader, key: str) -> list[ObjectReader]:
+    return table.read_objects(key, f"tables, written [[{key}]]", default=[])
 
 
 def _fill_template(template: str, parts: Mapping[str, str], token: str) -> str:
@@ -381,7 +394,7 @@ def _fill_template(template: str, parts: Mapping[str, str], token: str) -> str:
 
 
 def _read_pattern(
-    table: TableReader, key: str, groups: frozenset[str] | set[str] = frozenset()
+    table: ObjectReader, key: str, groups: frozenset[str] | set[str] = frozenset()
 ) -> Pattern:
     text = table.read_string(key)
     try:
@@ -393,7 +406,7 @@ def _read_pattern(
     return pattern
 
 
-def _read_template(table: TableReader, key: str, groups: set[str]) -> str:
+def _read_template(table: ObjectReader, key: str, groups: set[str]) -> str:
     template = table.read_string(key)
     for placeholder in _PLACEHOLDER.finditer(_OPTIONAL_PART.sub(r"\1", template)):
         group, bracket = placeholder.groups()
