@@ -25,14 +25,14 @@ def load_rules(rules: RulesLike = None) -> Rules:
         RulesError: There is no such profile or file, or it cannot be used.
         TypeError: The argument has the wrong type.
     """
-    from onnxkvrename.rules.load import list_profiles
+    from onnxkvrename.rules.load import has_profile
     from onnxkvrename.rules.load import load_rules as load
 
     if isinstance(rules, Rules):
         return rules
     if rules is None:
         return load()
-    if isinstance(rules, str) and rules in list_profiles():
+    if isinstance(rules, str) and has_profile(rules):
         return load(rules)
     if not isinstance(rules, (str, os.PathLike)):
         raise TypeError(

@@ -10,6 +10,7 @@ import click
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     add_compile_options,
+    add_consumer_option,
     add_format_option,
     add_full_transfer_option,
     add_models_argument,
@@ -25,7 +26,7 @@ from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, decide_exit_code, promote_to_errors
 from onnxkvrename.handoff.consumer_checks import check_consumer, find_owning_model
-from onnxkvrename.handoff.find_consumers import DEFAULT_CONSUMER, list_consumers, load_consumer
+from onnxkvrename.handoff.find_consumers import load_consumer
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import CompileInfo, load_layout
 from onnxkvrename.layout.selectors import build_selectors
@@ -66,13 +67,7 @@ class _Arguments(NamedTuple):
     "130 interrupted.",
 )
 @add_models_argument()
-@click.option(
-    "--target",
-    metavar="NAME",
-    default=DEFAULT_CONSUMER,
-    show_default=True,
-    help=f"The consumer, one of: {', '.join(list_consumers())}.",
-)
+@add_consumer_option()
 @add_full_transfer_option()
 @click.option(
     "--emit",

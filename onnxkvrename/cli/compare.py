@@ -14,6 +14,7 @@ from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     NonEmptyPath,
     add_compile_options,
+    add_consumer_option,
     add_format_option,
     add_full_transfer_option,
     add_no_set_option,
@@ -28,7 +29,7 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, decide_exit_code
 from onnxkvrename.handoff.compare import Handoff, compare_sides
 from onnxkvrename.handoff.consumer import Consumer
-from onnxkvrename.handoff.find_consumers import DEFAULT_CONSUMER, list_consumers, load_consumer
+from onnxkvrename.handoff.find_consumers import load_consumer
 from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
 from onnxkvrename.handoff.worker import HandoffSide, build_handoff_side
 from onnxkvrename.layout.load import (
@@ -86,13 +87,7 @@ class _Arguments(NamedTuple):
 )
 @click.argument("prefill", metavar="PREFILL", type=NonEmptyPath(path_type=Path))
 @click.argument("decode", metavar="DECODE", type=NonEmptyPath(path_type=Path))
-@click.option(
-    "--target",
-    metavar="NAME",
-    default=DEFAULT_CONSUMER,
-    show_default=True,
-    help=f"The consumer, one of: {', '.join(list_consumers())}.",
-)
+@add_consumer_option()
 @add_compile_options()
 @click.option(
     "--prefill-dim", metavar="SYMBOL=SIZE", multiple=True, help="Like --dim, for PREFILL."

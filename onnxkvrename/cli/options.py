@@ -27,6 +27,20 @@ class NonEmptyPath(click.Path):
         return super().convert(value, param, ctx)
 
 
+class ConsumerOption(click.Option):
+    """An option whose help lists all consumers.
+
+    Plug-ins are looked for when the help is shown: no other run should spend the time.
+    """
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the option and its help."""
+        from onnxkvrename.handoff.find_consumers import list_consumers  # for the help only
+
+        self.help = f"The consumer, one of: {', '.join(list_consumers())}."
+        return super().get_help_record(ctx)
+
+
 def add_models_argument() -> Decorator:
     """Add the files and directories to work on."""
     return click.argument(
@@ -83,6 +97,15 @@ def add_no_set_option() -> Decorator:
     """Add ``--no-set``, which skips the checks across windows."""
     return click.option(
         "--no-set", is_flag=True, help="Do not hold the windows of one model against each other."
+    )
+
+
+def add_consumer_option() -> Decorator:
+    """Add ``--target`` for a command that needs a consumer."""
+    from onnxkvrename.handoff.find_consumers import DEFAULT_CONSUMER  # not for a plain rename
+
+    return click.option(
+        "--target", cls=ConsumerOption, metavar="NAME", default=DEFAULT_CONSUMER, show_default=True
     )
 
 

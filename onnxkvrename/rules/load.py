@@ -1,12 +1,9 @@
 """Load rules: a built-in profile, one that another distribution adds, or a file.
 
 Another distribution adds a profile by an entry point in the group
-``onnxkvrename.profiles``. Its name is the profile's, and its value leads to the
-TOML text, or to the path of the file with it (an :class:`os.PathLike` object or a
-resource of :mod:`importlib.resources`)::
-
-    [project.entry-points."onnxkvrename.profiles"]
-    mine = "my_package:PROFILE"
+``onnxkvrename.profiles`` (:mod:`onnxkvrename.rules.plugins`). Its value leads to the TOML
+text, or to the path of the file with it (an :class:`os.PathLike` object or a resource of
+:mod:`importlib.resources`).
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from onnxkvrename.rules.profile import Rules, parse_rules
 from onnxkvrename.storage.read import read_text_file
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    from onnxkvrename.rules.plugins import Plugin
 
 PROFILES_DIRECTORY = Path(__file__).parent / "profiles"
 PLUGIN_GROUP = "onnxkvrename.profiles"
@@ -42,15 +39,12 @@ def load_rules(profile: str = "qeff", path: Path | None = None) -> Rules:
         return parse_rules(_read_rules_file(path), str(path))
     if profile in _list_builtin_profiles():
         return parse_rules(_read_rules_file(PROFILES_DIRECTORY / f"{profile}.toml"), profile)
-    entry_points = [point for point in _list_entry_points() if point.name == profile]
-    if not entry_points:
+    plugin = _find_plugins().get(profile)
+    if plugin is None:
         raise RulesError(
             f"no profile is called {profile}", hint=f"there are: {', '.join(list_profiles())}"
         )
-    if len(entry_points) > 1:
-        owners = " and ".join(sorted(map(_get_distribution_name, entry_points)))
-        raise RulesError(f"more than one distribution has a profile {profile}: {owners}")
-    return _load_plugin(entry_points[0])
+    return _load_plugin(plugin)
 
 
 def list_profiles() -> tuple[str, ...]:
@@ -59,46 +53,46 @@ def list_profiles() -> tuple[str, ...]:
     Raises:
         RulesError: The installed distributions cannot be listed.
     """
-    names = {point.name for point in _list_entry_points()}
-    return tuple(sorted(names.union(_list_builtin_profiles())))
+    return tuple(sorted({*_list_builtin_profiles(), *_find_plugins()}))
+
+
+def has_profile(name: str) -> bool:
+    """Return whether a profile has this name; see :func:`list_profiles`."""
+    return name in _list_builtin_profiles() or name in _find_plugins()
 
 
 def _list_builtin_profiles() -> set[str]:
     return {path.stem for path in PROFILES_DIRECTORY.glob("*.toml")}
 
 
-def _list_entry_points() -> tuple[EntryPoint, ...]:
-    from importlib.metadata import entry_points  # slow to load, and not needed for built-in ones
+def _find_plugins() -> dict[str, Plugin]:
+    from onnxkvrename.rules.plugins import find_plugins  # slow, not needed for built-in profiles
 
+    return find_plugins(PLUGIN_GROUP, _list_builtin_profiles(), RulesError)
+
+
+def _load_plugin(plugin: Plugin) -> Rules:
+    from onnxkvrename.rules.plugins import describe_exception
+
+    value = plugin.load(object)
+    if not (isinstance(value, (str, os.PathLike)) or hasattr(value, "iterdir")):  # a resource has
+        value_type = type(value).__name__
+        raise plugin.build_error(f"its value must be TOML text or a path to it, not {value_type}")
     try:
-        return tuple(entry_points(group=PLUGIN_GROUP))
-    except Exception as error:  # whatever the metadata of any distribution holds
-        raise RulesError(
-            f"the profiles of other distributions cannot be listed: {_format_exception(error)}"
-        ) from None
-
-
-def _load_plugin(entry_point: EntryPoint) -> Rules:
-    source = f"profile {entry_point.name} of the distribution {_get_distribution_name(entry_point)}"
-    try:
-        value = entry_point.load()
         text = value if isinstance(value, str) else _read_resource(value)
-    except ModelError as error:
-        raise RulesError(f"cannot be loaded: {error}", path=source) from None
-    except Exception as error:  # whatever the code of the distribution raises
-        raise RulesError(f"cannot be loaded: {_format_exception(error)}", path=source) from None
-    try:
-        return parse_rules(text, entry_point.name)
+        return parse_rules(text, plugin.name)
     except RulesError as error:
-        raise RulesError(error.message, path=source, hint=error.hint) from None
+        raise plugin.build_error(error.message) from None
+    except ModelError as error:
+        raise plugin.build_error(str(error)) from None
+    except Exception as error:  # a resource can raise anything
+        raise plugin.build_error(describe_exception(error)) from None
 
 
 def _read_resource(value: Any) -> str:
     """Read the text of a path or a package's resource, wherever that is kept."""
     if isinstance(value, os.PathLike):
         return read_text_file(Path(value))
-    if not hasattr(value, "iterdir"):  # as resources have, but modules do not
-        raise TypeError(f"its value must be TOML text or a path to it, not {type(value).__name__}")
     from importlib.resources import as_file
 
     with as_file(value) as path:
@@ -110,12 +104,3 @@ def _read_rules_file(path: Path) -> str:
         return read_text_file(path)
     except ModelError as error:
         raise RulesError(error.message, path=error.path) from None
-
-
-def _get_distribution_name(entry_point: EntryPoint) -> str:
-    return entry_point.dist.name if entry_point.dist is not None else "unknown"
-
-
-def _format_exception(error: Exception) -> str:
-    """Return the type of an exception and the first line of its message."""
-    return f"{type(error).__name__}: {error}".rstrip(": ").partition("\n")[0]

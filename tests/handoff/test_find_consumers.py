@@ -151,10 +151,10 @@ def test_a_plugin_cannot_hide_a_built_in_consumer(name: str, decoder: Path, plug
         (
             "pigeon-post = pigeons:CONSUMER",
             "CONSUMER = 7",
-            "its value is of type int, not Consumer",
+            "pigeons:CONSUMER is of type int, not Consumer",
         ),
-        ("pigeon-post = pigeons", PIGEON, "its value is of type module, not Consumer"),
-        ("pigeon-post = ", PIGEON, "cannot load the target pigeon-post of the plug-in pigeons"),
+        ("pigeon-post = pigeons", PIGEON, "pigeons is of type module, not Consumer"),
+        ("pigeon-post = ", PIGEON, "cannot be used: "),
         ("pigeon-post = pigeons:CONSUMER", "1 / 0", "ZeroDivisionError: division by zero"),
         (
             "pigeon-post = pigeons:CONSUMER",
@@ -170,7 +170,8 @@ def test_a_broken_plugin_fails_only_when_it_is_asked_for(
     failed = run_command("check-consumer", decoder, "--target", "pigeon-post", paths=(plugins,))
     assert (failed.returncode, failed.stdout) == (2, "")
     assert failed.stderr.count("\n") == 1
-    assert "cannot load the target pigeon-post of the plug-in pigeons" in failed.stderr
+    source = "the plug-in pigeon-post of pigeons (onnxkvrename.consumers)"
+    assert f"{source} cannot be used: " in failed.stderr
     assert problem in failed.stderr
     assert "update or uninstall pigeons" in failed.stderr
     other = run_command("check-consumer", decoder, paths=(plugins,))
@@ -182,4 +183,19 @@ def test_two_plugins_with_one_name_are_both_named(decoder: Path, plugins: Path) 
     install_plugin(plugins, "pigeon-post = owls:CONSUMER", project="owls")
     failed = run_command("check-consumer", decoder, "--target", "pigeon-post", paths=(plugins,))
     assert failed.returncode == 2
-    assert "2 plug-ins define the target pigeon-post: owls, pigeons" in failed.stderr
+    assert "are named pigeon-post: owls and pigeons (uninstall all but one)" in failed.stderr
+    other = run_command("check-consumer", decoder, paths=(plugins,))
+    assert other.stdout == f"{decoder}: vllm-qaic cannot take it\n"
+    page = run_command("check-consumer", "--help", paths=(plugins,)).stdout
+    assert "one of: pigeon-post, vllm-qaic." in " ".join(page.split())
+
+
+@pytest.mark.parametrize("command", ["check-consumer", "compare"])
+def test_a_built_in_consumer_does_not_look_at_distributions(command: str, decoder: Path) -> None:
+    script = (
+        "import sys; from onnxkvrename.cli.main import main; main(sys.argv[1:]);"
+        "sys.exit('importlib.metadata' in sys.modules)"
+    )
+    models = [decoder] if command == "check-consumer" else [decoder, decoder]
+    process = subprocess.run([sys.executable, "-c", script, command, *map(str, models)])
+    assert process.returncode == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from onnxkvrename import RulesError, load_rules
-from onnxkvrename.rules.load import list_profiles
+from onnxkvrename.rules.load import has_profile, list_profiles
 
 PROFILE = r"""
 retained = 'present\..*'
@@ -64,6 +64,7 @@ def test_another_distribution_adds_a_profile(install: Install, attribute: str) -
     assert rules.name == "hub"
     assert rules.match("input", "past_key_values.3.key") is not None
     assert list_profiles() == ("hub", "qeff", "whisper")
+    assert [has_profile(name) for name in ("hub", "qeff", "nobody")] == [True, True, False]
 
 
 def test_a_built_in_profile_cannot_be_shadowed(install: Install) -> None:
@@ -75,13 +76,13 @@ def test_a_built_in_profile_cannot_be_shadowed(install: Install) -> None:
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ("nowhere:TEXT", "cannot be loaded: ModuleNotFoundError: No module named 'nowhere'"),
-        ("hub_profiles:NONE", "cannot be loaded: AttributeError: module 'hub_profiles' has no"),
-        ("hub_profiles:NUMBER", "TypeError: its value must be TOML text or a path to it, not int"),
-        ("hub_profiles", "TypeError: its value must be TOML text or a path to it, not module"),
+        ("nowhere:TEXT", "ModuleNotFoundError: No module named 'nowhere'"),
+        ("hub_profiles:NONE", "AttributeError: module 'hub_profiles' has no"),
+        ("hub_profiles:NUMBER", "its value must be TOML text or a path to it, not int"),
+        ("hub_profiles", "its value must be TOML text or a path to it, not module"),
         ("hub_profiles:MISSING", "none.toml: no such file"),
         ("hub_profiles:MALFORMED", "kv: there is no [[kv]] rule"),
-        ("not a reference", "cannot be loaded: "),
+        ("not a reference", "cannot be used: "),
     ],
 )
 def test_a_broken_profile_names_its_distribution_when_it_is_asked_for(
@@ -92,7 +93,8 @@ def test_a_broken_profile_names_its_distribution_when_it_is_asked_for(
     assert "hub" in list_profiles()
     with pytest.raises(RulesError) as caught:
         load_rules("hub")
-    assert str(caught.value).startswith("profile hub of the distribution hub-profiles: ")
+    source = "the plug-in hub of hub-profiles (onnxkvrename.profiles)"
+    assert str(caught.value).startswith(f"{source} cannot be used: ")
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -100,7 +102,7 @@ def test_a_broken_profile_names_its_distribution_when_it_is_asked_for(
 def test_two_distributions_with_one_profile_are_both_named(install: Install) -> None:
     install("hub-profiles", hub="hub_profiles:TEXT")
     install("other-profiles", hub="hub_profiles:TEXT")
-    with pytest.raises(RulesError, match=r"has a profile hub: hub-profiles and other-profiles$"):
+    with pytest.raises(RulesError, match=r"are named hub: hub-profiles and other-profiles \("):
         load_rules("hub")
 
 

@@ -1,0 +1,121 @@
+"""Find plug-ins: what other distributions offer by entry points, each group in the same way.
+
+The name of an entry point is the plug-in's, its value is ``module:ATTRIBUTE``::
+
+    [project.entry-points."onnxkvrename.profiles"]
+    mine = "my_package:PROFILE"
+
+A plug-in with the name of something built-in is ignored. Plug-ins with the same name as each
+other, and those that cannot be loaded, are errors only when one of that name is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from importlib.metadata import EntryPoint, entry_points
+from typing import NamedTuple, TypeVar
+
+from onnxkvrename.errors import KvRenameError
+
+T = TypeVar("T")
+
+
+class Plugin(NamedTuple):
+    """A name that at least one distribution offers in a group of entry points.
+
+    Attributes:
+        group: The group of entry points.
+        name: The plug-in's name.
+        entry_points: The entry point, or all of them if several have this name.
+        error_type: The type of this plug-in's errors.
+    """
+
+    group: str
+    name: str
+    entry_points: tuple[EntryPoint, ...]
+    error_type: type[KvRenameError] = KvRenameError
+
+    def load(self, expected_type: type[T]) -> T:
+        """Import the plug-in and return its object.
+
+        Raises:
+            KvRenameError: Several plug-ins have this name, this one cannot be imported, or
+                its object is not of `expected_type`. The error is of `error_type`.
+        """
+        if len(self.entry_points) > 1:
+            raise self.error_type(
+                f"{len(self.entry_points)} plug-ins of {self.group} are named {self.name}: "
+                + " and ".join(sorted(map(_get_distribution_name, self.entry_points))),
+                hint="uninstall all but one",
+            )
+        entry_point = self.entry_points[0]
+        try:
+            loaded = entry_point.load()
+        except Exception as error:  # a plug-in's module can raise anything
+            raise self.build_error(describe_exception(error)) from None
+        if not isinstance(loaded, expected_type):
+            raise self.build_error(
+                f"{entry_point.value} is of type {type(loaded).__name__}, "
+                f"not {expected_type.__name__}"
+            )
+        return loaded
+
+    def build_error(self, problem: str) -> KvRenameError:
+        """Return the error for a plug-in that cannot be used, which names its distribution."""
+        distribution = _get_distribution_name(self.entry_points[0])
+        return self.error_type(
+            f"the plug-in {self.name} of {distribution} ({self.group}) cannot be used: {problem}",
+            hint=f"update or uninstall {distribution}",
+        )
+
+
+def find_plugins(
+    group: str,
+    builtin_names: Collection[str],
+    error_type: type[KvRenameError] = KvRenameError,
+) -> dict[str, Plugin]:
+    """Return the plug-ins of a group by name, without loading any.
+
+    Importing this module and calling this function take tens of milliseconds, which no run
+    that uses built-in names only should spend.
+
+    Args:
+        group: The group of entry points.
+        builtin_names: Names that plug-ins cannot have. ``-`` and ``_`` mean the same in them.
+        error_type: The type of all errors.
+
+    Raises:
+        KvRenameError: The metadata of an installed distribution cannot be read. The error is
+            of `error_type`.
+    """
+    try:
+        found = tuple(entry_points(group=group))
+    except Exception as error:  # whatever the metadata of any distribution holds
+        raise error_type(
+            f"the plug-ins of {group} cannot be listed: {describe_exception(error)}"
+        ) from None
+    reserved = set(map(_normalize_name, builtin_names))
+    by_name: dict[str, list[EntryPoint]] = {}
+    for entry_point in found:
+        if _normalize_name(entry_point.name) not in reserved:
+            by_name.setdefault(entry_point.name, []).append(entry_point)
+    return {
+        name: Plugin(group, name, tuple(points), error_type) for name, points in by_name.items()
+    }
+
+
+def describe_exception(error: Exception) -> str:
+    """Return the type and the message of an exception on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
+
+
+def _normalize_name(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _get_distribution_name(entry_point: EntryPoint) -> str:
+    try:
+        name = entry_point.dist.name if entry_point.dist is not None else None
+    except Exception:  # its metadata is broken
+        name = None
+    return name or "an unnamed distribution"

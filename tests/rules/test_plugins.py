@@ -1,0 +1,139 @@
+"""Plug-ins of other distributions: one rule for profiles, consumers and sidecar formats."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from onnxkvrename.errors import KvRenameError, RulesError
+from onnxkvrename.rules.plugins import describe_exception, find_plugins
+
+GROUP = "onnxkvrename.tests"
+MODULE = """
+NUMBER = 3
+TEXT = "three"
+"""
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Return a function that installs a distribution with one module and some entry points."""
+
+    def install_distribution(
+        *entries: str, project: str = "numbers", module: str = MODULE, metadata: str | None = None
+    ) -> None:
+        site = tmp_path / "site"
+        info = site / f"{project}_dist-1.0.dist-info"
+        info.mkdir(parents=True)
+        if metadata is None:
+            metadata = f"Metadata-Version: 2.1\nName: {project}-dist\nVersion: 1.0\n"
+        (info / "METADATA").write_text(metadata, "utf-8")
+        (info / "entry_points.txt").write_text("\n".join([f"[{GROUP}]", *entries]), "utf-8")
+        (site / f"kv_{project}.py").write_text(module, "utf-8")
+        monkeypatch.syspath_prepend(site)
+        monkeypatch.delitem(sys.modules, f"kv_{project}", raising=False)
+
+    return install_distribution
+
+
+def test_a_plugin_is_found_by_its_name_and_loaded_when_it_is_asked_for(install: Install) -> None:
+    install("three = kv_numbers:NUMBER", "text = kv_numbers:TEXT")
+    plugins = find_plugins(GROUP, ())
+    assert sorted(plugins) == ["text", "three"]
+    assert "kv_numbers" not in sys.modules
+    assert plugins["three"].load(int) == 3
+    assert plugins["text"].load(object) == "three"
+
+
+def test_groups_are_apart(install: Install) -> None:
+    install("three = kv_numbers:NUMBER")
+    assert find_plugins("onnxkvrename.others", ()) == {}
+
+
+@pytest.mark.parametrize("name", ["built-in", "built_in"])
+@pytest.mark.parametrize("builtin_name", ["built-in", "built_in"])
+def test_a_built_in_name_cannot_be_shadowed(name: str, builtin_name: str, install: Install) -> None:
+    install(f"{name} = nowhere:NUMBER", "three = kv_numbers:NUMBER")
+    assert list(find_plugins(GROUP, {builtin_name})) == ["three"]
+
+
+def test_two_plugins_with_one_name_are_an_error_when_it_is_asked_for(install: Install) -> None:
+    install("three = kv_numbers:NUMBER", "text = kv_numbers:TEXT")
+    install("three = kv_digits:NUMBER", project="digits")
+    plugins = find_plugins(GROUP, ())
+    assert plugins["text"].load(str) == "three"
+    with pytest.raises(KvRenameError) as raised:
+        plugins["three"].load(int)
+    assert str(raised.value) == (
+        "2 plug-ins of onnxkvrename.tests are named three: digits-dist and numbers-dist "
+        "(uninstall all but one)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "module", "problem"),
+    [
+        ("nowhere:NUMBER", MODULE, "ModuleNotFoundError: No module named 'nowhere'"),
+        ("kv_numbers:OTHER", MODULE, "AttributeError: module 'kv_numbers' has no attribute"),
+        ("kv_numbers:NUMBER", "1 / 0", "ZeroDivisionError: division by zero"),
+        ("kv_numbers:NUMBER", "1 +", "SyntaxError: invalid syntax"),
+        ("kv_numbers:NUMBER", "raise ValueError('a\\nb')", "ValueError: a b"),
+        ("kv_numbers:TEXT", MODULE, "kv_numbers:TEXT is of type str, not int"),
+        ("kv_numbers", MODULE, "kv_numbers is of type module, not int"),
+        ("not a reference", MODULE, ""),
+        ("", MODULE, ""),
+    ],
+)
+def test_a_broken_plugin_is_one_clear_error_when_it_is_asked_for(
+    value: str, module: str, problem: str, install: Install
+) -> None:
+    install(f"three = {value}", module=module)
+    plugin = find_plugins(GROUP, ())["three"]
+    with pytest.raises(KvRenameError) as raised:
+        plugin.load(int)
+    assert raised.value.message.startswith(
+        f"the plug-in three of numbers-dist (onnxkvrename.tests) cannot be used: {problem}"
+    )
+    assert "\n" not in raised.value.message
+    assert raised.value.hint == "update or uninstall numbers-dist"
+
+
+def test_errors_have_the_type_of_the_caller(install: Install) -> None:
+    install("three = nowhere:NUMBER")
+    plugin = find_plugins(GROUP, (), RulesError)["three"]
+    with pytest.raises(RulesError):
+        plugin.load(int)
+    assert isinstance(plugin.build_error("it is odd"), RulesError)
+
+
+def test_a_distribution_without_a_name_is_no_second_error(install: Install) -> None:
+    install("three = nowhere:NUMBER", metadata="")
+    with pytest.raises(KvRenameError, match="of an unnamed distribution"):
+        find_plugins(GROUP, ())["three"].load(int)
+
+
+def test_metadata_that_cannot_be_read_is_one_clear_error(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: str) -> None:
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+    monkeypatch.setattr("onnxkvrename.rules.plugins.entry_points", fail)
+    with pytest.raises(RulesError) as raised:
+        find_plugins(GROUP, (), RulesError)
+    assert raised.value.message.startswith(
+        "the plug-ins of onnxkvrename.tests cannot be listed: UnicodeDecodeError: "
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "description"),
+    [(ValueError("a\n  b"), "ValueError: a b"), (ValueError(), "ValueError")],
+)
+def test_an_exception_is_described_on_one_line(error: Exception, description: str) -> None:
+    assert describe_exception(error) == description
