@@ -49,6 +49,8 @@ class Plugin(NamedTuple):
                 hint="uninstall all but one",
             )
         entry_point = self.entry_points[0]
+        if not entry_point.pattern.match(entry_point.value):
+            raise self.build_error(f"{entry_point.value!r} is not of the form module:ATTRIBUTE")
         try:
             loaded = entry_point.load()
         except Exception as error:  # a plug-in's module can raise anything
