@@ -32,7 +32,7 @@ from onnxkvrename.model.file import splice_payloads
 from onnxkvrename.model.occurrences import find_occurrences
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource, Span
-from onnxkvrename.rules.checks import check_pairs
+from onnxkvrename.rules.checks.pairs import check_pairs
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan, rename_symbols
 
 RULES, WISH = load_rules(), TokenChange("VLLM")

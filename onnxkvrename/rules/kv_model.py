@@ -14,7 +14,7 @@ from onnxkvrename.model.occurrences import Occurrences, find_occurrences
 from onnxkvrename.model.proto_reader import read_export_info
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import ExportInfo, Signature
-from onnxkvrename.rules.checks import check_pairs
+from onnxkvrename.rules.checks import check_model
 from onnxkvrename.rules.checks.pairs import build_no_buffers_finding
 from onnxkvrename.rules.plan import (
     KvPair,
@@ -125,7 +125,7 @@ def scan_model(
         signature=signature,
         plan=plan,
         findings=(
-            *check_pairs(signature, plan, uses),
+            *check_model(signature, plan, uses),
             *(finding for finding in data if isinstance(finding, Finding)),
         ),
         data_files=tuple(file for file in data if isinstance(file, DataFile)),

@@ -12,8 +12,7 @@ from onnx.helper import make_sparse_tensor, make_tensor
 from onnxkvrename import Finding, load_rules, rename
 from onnxkvrename.findings import CODES
 from onnxkvrename.model.signature import Dim, NameUses, Signature, Value
-from onnxkvrename.rules.checks import check_pairs
-from onnxkvrename.rules.checks.pairs import build_no_buffers_finding
+from onnxkvrename.rules.checks.pairs import build_no_buffers_finding, check_pairs
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import parse_rules
 

@@ -15,17 +15,17 @@ from urllib.parse import quote
 
 from onnxkvrename import __version__
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import CODES, Finding
+from onnxkvrename.findings import Finding, Severity
 from onnxkvrename.report.formats import Answer, Format, Line, Note, Screen
 from onnxkvrename.report.formats.text import escape_unprintable, format_finding
+from onnxkvrename.rules.checks import load_codes
 
 _SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 )
 _PENDING_RULE = "names"
 """The rule of what ``--check`` finds, which is no fault of a model and has no code."""
-_RULES = {**CODES, _PENDING_RULE: ("error", "a name that --check expects to be changed already")}
-_RULE_INDEX = {rule: index for index, rule in enumerate(_RULES)}
+_PENDING_MEANING = "a name that --check expects to be changed already"
 
 
 def _render(answer: Answer, screen: Screen) -> Iterator[Line]:
@@ -36,22 +36,29 @@ FORMAT = Format(_render)
 
 
 def _build_log(answer: Answer) -> dict[str, Any]:
+    codes: dict[str, tuple[Severity, str]] = {
+        **load_codes(),
+        _PENDING_RULE: ("error", _PENDING_MEANING),
+    }
+    rule_indexes = {rule: index for index, rule in enumerate(codes)}
     run = {
         "tool": {
             "driver": {
                 "name": "onnxkvrename",
                 "version": __version__,
-                "rules": [_build_rule(rule) for rule in _RULES],
+                "rules": [_build_rule(rule, *meaning) for rule, meaning in codes.items()],
             }
         },
         "invocations": [_build_invocation(answer)],
-        "results": list(_list_results(answer)),
+        "results": [
+            {**result, "ruleIndex": rule_indexes[result["ruleId"]]}
+            for result in _list_results(answer)
+        ],
     }
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
-def _build_rule(rule: str) -> dict[str, Any]:
-    severity, meaning = _RULES[rule]
+def _build_rule(rule: str, severity: Severity, meaning: str) -> dict[str, Any]:
     return {
         "id": rule,
         "shortDescription": {"text": meaning},
@@ -103,7 +110,6 @@ def _build_result(
 ) -> dict[str, Any]:
     return {
         "ruleId": rule,
-        "ruleIndex": _RULE_INDEX[rule],
         "level": level,
         "message": {"text": message},
         "locations": locations,
