@@ -145,11 +145,59 @@ def test_layouts_consumers_and_two_sides(decoder: Path) -> None:
         (lambda: onnxkvrename.rename_model(b"bytes", "X"), "rename_bytes renames a model"),
         (lambda: onnxkvrename.verify(onnx.ModelProto()), "model must be a path"),
         (lambda: onnxkvrename.load_layout(7), "models must be a path or several"),
+        (lambda: onnxkvrename.rename(PLAIN, "X", consumer=3), "consumer must be a str, not int"),
+        (lambda: onnxkvrename.rename_all([PLAIN], "X", executor=3), "executor must be a concurr"),
+        (lambda: onnxkvrename.verify(PLAIN, token=3), "token must be a str, not int"),
+        (lambda: onnxkvrename.verify(PLAIN, select=3), "select must be a str, not int"),
+        (lambda: onnxkvrename.verify(PLAIN, run=True, dims=3), "dims must map symbols to sizes"),
+        (lambda: onnxkvrename.load_layout(PLAIN, sizes={3: 5}), "each key of sizes must be a str"),
+        (lambda: onnxkvrename.load_layout(PLAIN, sizes={"a": "x"}), "sizes.'a'. must be an int"),
+        (lambda: onnxkvrename.check_consumer(PLAIN, 3), "consumer must be a str, not int"),
+        (lambda: onnxkvrename.compare(PLAIN, PLAIN, prompts=3), "prompts must be several int"),
+        (lambda: onnxkvrename.compare(PLAIN, PLAIN, prompts=["a"]), "each of prompts must be an i"),
     ],
 )
 def test_a_wrong_type_is_named_with_those_that_are_right(call, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: onnxkvrename.rename_all([], "X"), "models must not be empty"),
+        (lambda: onnxkvrename.load_layout([]), "models must not be empty"),
+        (lambda: onnxkvrename.load_layout(PLAIN, sizes={"ctx_len": 0}), "must be 1 or more, not 0"),
+        (lambda: onnxkvrename.compare(PLAIN, PLAIN, prompts=[-4]), "must be 1 or more, not -4"),
+        (lambda: onnxkvrename.verify(PLAIN, reference=PLAIN), "reference and dims need run=True"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_named(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"token": "a b"}, "may hold ASCII letters and digits only"),
+        ({"token": ""}, "is empty"),
+        ({"select": "("}, "select='.'.*RE2 pattern"),
+    ],
+)
+def test_a_token_or_an_expression_that_cannot_be_used_is_an_error(how, message: str) -> None:
+    with pytest.raises(RulesError, match=message):
+        onnxkvrename.verify(PLAIN, **how)
+
+
+def test_a_side_whose_own_model_is_wrong_is_no_hand_off_that_works(tmp_path: Path) -> None:
+    model = onnx.load(RENAMED)
+    del model.graph.output[-1]
+    broken = tmp_path / "broken.onnx"
+    onnx.save(model, broken)
+    assert onnxkvrename.load_layout(broken).failed
+    assert onnxkvrename.compare(RENAMED, broken).failed
+    assert onnxkvrename.compare(broken, broken).failed
 
 
 def test_the_example_of_the_package_runs(decoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

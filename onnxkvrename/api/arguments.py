@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
@@ -69,7 +70,10 @@ def as_paths(values: PathLike | Iterable[PathLike]) -> list[Path]:
             "models must be a path or several (str or os.PathLike), "
             f"not {type(values).__name__}{suggest_function(values)}"
         )
-    return [as_path(value, "each model") for value in values]
+    paths = [as_path(value, "each model") for value in values]
+    if not paths:
+        raise ValueError("models must not be empty")
+    return paths
 
 
 def as_change(token: str | None, *, strip: bool, replace: bool, normalize: bool) -> TokenChange:
@@ -77,6 +81,46 @@ def as_change(token: str | None, *, strip: bool, replace: bool, normalize: bool)
     if token is not None and not isinstance(token, str):
         raise TypeError(f"token must be a str or None, not {type(token).__name__}")
     return TokenChange(token, strip=strip, replace=replace, normalize=normalize)
+
+
+def as_text(value: str, name: str) -> str:
+    """Return the argument ``name``, or raise :class:`TypeError` unless it is text."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a str, not {type(value).__name__}")
+    return value
+
+
+def as_optional_text(value: str | None, name: str) -> str | None:
+    """Return the argument ``name`` as text, or ``None`` if it was left out."""
+    return None if value is None else as_text(value, name)
+
+
+def as_sizes(sizes: Mapping[str, int] | None, name: str) -> Mapping[str, int]:
+    """Return sizes of symbols, or raise :class:`TypeError` or :class:`ValueError`."""
+    if sizes is None:
+        return MappingProxyType({})
+    if not isinstance(sizes, Mapping):
+        raise TypeError(f"{name} must map symbols to sizes, not be {type(sizes).__name__}")
+    for symbol, size in sizes.items():
+        _check_positive(size, f"{name}[{as_text(symbol, f'each key of {name}')!r}]")
+    return MappingProxyType(dict(sizes))
+
+
+def as_lengths(lengths: Sequence[int], name: str) -> tuple[int, ...]:
+    """Return lengths of prompts, or raise :class:`TypeError` or :class:`ValueError`."""
+    if isinstance(lengths, (str, bytes)) or not isinstance(lengths, Iterable):
+        raise TypeError(f"{name} must be several int, not {type(lengths).__name__}")
+    values = tuple(lengths)
+    for value in values:
+        _check_positive(value, f"each of {name}")
+    return values
+
+
+def _check_positive(value: object, name: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"{name} must be 1 or more, not {value}")
 
 
 def suggest_function(value: object) -> str:

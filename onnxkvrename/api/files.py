@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from onnxkvrename.api.arguments import PathLike, RulesLike, as_change, as_path, as_paths, load_rules
+from onnxkvrename.api.arguments import (
+    PathLike,
+    RulesLike,
+    as_change,
+    as_optional_text,
+    as_path,
+    as_paths,
+    load_rules,
+)
 from onnxkvrename.qefficient.find_export import check_cache_reuse
 from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.rules.find_models import build_job, find_jobs
@@ -55,6 +63,7 @@ def rename(
         RulesError: The token or the rules cannot be used.
         ModelError: The model cannot be read.
         WriteError: The result cannot be written.
+        KvRenameError: There is no such consumer.
         TypeError: An argument has the wrong type.
 
         After any of them, all files are as they were.
@@ -62,7 +71,7 @@ def rename(
     job = build_job(as_path(model, "model"), None if output is None else as_path(output, "output"))
     change = as_change(token, strip=strip, replace=replace, normalize=normalize)
     options = Options(
-        write=not dry_run, strict=strict, force=force, verify=verify, consumer=consumer,
+        write=not dry_run, strict=strict, force=force, verify=verify, consumer=as_optional_text(consumer, "consumer"),
         checks=(check_cache_reuse,),
     )  # fmt: skip
     (report,) = rename_batch([job], change, load_rules(rules), options).models
@@ -112,10 +121,14 @@ def rename_all(
         TypeError: An argument has the wrong type.
     """
     paths = as_paths(models)
+    if executor is not None and not hasattr(executor, "submit"):
+        raise TypeError(
+            f"executor must be a concurrent.futures.Executor, not {type(executor).__name__}"
+        )
     jobs = find_jobs(paths, None, None if directory is None else as_path(directory, "directory"))
     change = as_change(token, strip=strip, replace=replace, normalize=normalize)
     options = Options(
-        write=not dry_run, strict=strict, force=force, verify=verify, consumer=consumer,
+        write=not dry_run, strict=strict, force=force, verify=verify, consumer=as_optional_text(consumer, "consumer"),
         group_windows=group_windows, checks=(check_cache_reuse,),
     )  # fmt: skip
     return rename_batch(jobs, change, load_rules(rules), options, executor=executor)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from onnxkvrename.api.arguments import PathLike, RulesLike, as_path, load_rules
+from onnxkvrename.api.arguments import PathLike, RulesLike, as_lengths, as_path, as_text, load_rules
 from onnxkvrename.api.layouts import load_layout
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff import consumer_checks
 from onnxkvrename.handoff.compare import Handoff, compare_sides
+from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.find_consumers import load_consumer
-from onnxkvrename.handoff.worker import build_handoff_side
+from onnxkvrename.handoff.worker import HandoffSide, build_loaded_side
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import LoadedLayout
+from onnxkvrename.rules.profile import Rules
 
 
 def check_consumer(
@@ -37,7 +40,7 @@ def check_consumer(
     """
     return tuple(
         consumer_checks.check_consumer(
-            _as_layout(layout), load_consumer(consumer), full_transfer=full_transfer
+            _as_loaded(layout).layout, _load_consumer(consumer), full_transfer=full_transfer
         )
     )
 
@@ -62,31 +65,39 @@ def compare(
         rules: Rules, a profile's name or the path of a rules file.
 
     Returns:
-        The verdict, for every length of a prompt, with the differences that cause it.
+        The verdict, for every length of a prompt, with the differences that cause it. An
+        error of a model itself is in the verdict if the side is a path or a loaded layout.
 
     Raises:
         KvRenameError: There is no consumer of this name.
         ModelError: A model cannot be read.
         RulesError: The rules cannot be used.
     """
-    loaded_consumer, loaded_rules = load_consumer(consumer), load_rules(rules)
+    loaded_consumer, loaded_rules = _load_consumer(consumer), load_rules(rules)
     return compare_sides(
-        build_handoff_side(
-            "prefill", _as_layout(prefill, loaded_rules), loaded_consumer, loaded_rules
-        ),
-        build_handoff_side(
-            "decode", _as_layout(decode, loaded_rules), loaded_consumer, loaded_rules
-        ),
+        _build_side("prefill", prefill, loaded_consumer, loaded_rules),
+        _build_side("decode", decode, loaded_consumer, loaded_rules),
         loaded_consumer,
         ranks=None,
         full_transfer=full_transfer,
-        tokens=tuple(prompts),
+        tokens=as_lengths(prompts, "prompts"),
     )
 
 
-def _as_layout(value: LoadedLayout | Layout | PathLike, rules: RulesLike = None) -> Layout:
+def _build_side(
+    label: str, value: LoadedLayout | Layout | PathLike, consumer: Consumer, rules: Rules
+) -> HandoffSide:
+    loaded = _as_loaded(value, rules)
+    return build_loaded_side(label, Path(*loaded.layout.models[:1]), loaded, consumer, rules)
+
+
+def _load_consumer(consumer: str) -> Consumer:
+    return load_consumer(as_text(consumer, "consumer"))
+
+
+def _as_loaded(value: LoadedLayout | Layout | PathLike, rules: RulesLike = None) -> LoadedLayout:
     if isinstance(value, LoadedLayout):
-        return value.layout
-    if isinstance(value, Layout):
         return value
-    return load_layout(as_path(value, "layout"), rules=rules).layout
+    if isinstance(value, Layout):
+        return LoadedLayout(value, ())
+    return load_layout(as_path(value, "layout"), rules=rules)

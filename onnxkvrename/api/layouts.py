@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 
 from onnxkvrename.api.arguments import (
     PathLike,
@@ -11,6 +10,7 @@ from onnxkvrename.api.arguments import (
     as_optional_path,
     as_path,
     as_paths,
+    as_sizes,
     load_rules,
 )
 from onnxkvrename.layout.inspect import ModelSummary, inspect_model
@@ -57,11 +57,12 @@ def load_layout(
     Raises:
         ModelError: A model cannot be read, or several paths are not one model.
         KvRenameError: A size is of no symbol of the model.
+        ValueError: A size is less than 1, or there is no path.
         RulesError: The rules cannot be used.
         TypeError: An argument has the wrong type.
     """
     compile_info = CompileInfo(
-        sizes=MappingProxyType(dict(sizes or {})),
+        sizes=as_sizes(sizes, "sizes"),
         specializations_path=as_optional_path(specializations, "specializations"),
         custom_io_path=as_optional_path(custom_io, "custom_io"),
     )

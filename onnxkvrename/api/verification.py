@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
-from onnxkvrename.api.arguments import PathLike, RulesLike, as_optional_path, as_path, load_rules
-from onnxkvrename.rules.patterns import compile_pattern
+from onnxkvrename.api.arguments import (
+    PathLike,
+    RulesLike,
+    as_optional_path,
+    as_path,
+    as_sizes,
+    as_text,
+    load_rules,
+)
+from onnxkvrename.errors import RulesError
+from onnxkvrename.rules.patterns import Pattern, compile_pattern
+from onnxkvrename.rules.profile import find_token_error
 from onnxkvrename.verification.verify import (
     VerifiedModel,
     VerifyRequest,
@@ -42,16 +51,21 @@ def verify(
         The report, and for each buffer how its output is computed from its input.
 
     Raises:
-        RulesError: The rules or the expression cannot be used.
+        RulesError: The rules, the token or the expression cannot be used.
+        ValueError: ``reference`` or ``dims`` without ``run``.
         ModelError: The model cannot be read.
         TypeError: An argument has the wrong type.
     """
+    if token is not None and (fault := find_token_error(as_text(token, "token"))):
+        raise RulesError(f"the token {token!r} {fault}", hint="for example VLLM")
+    if not run and (reference is not None or dims):
+        raise ValueError("reference and dims need run=True")
     request = VerifyRequest(
         token=token,
-        select_pattern=None if select is None else compile_pattern(select),
+        select_pattern=None if select is None else _compile_select(as_text(select, "select")),
         run_in_onnxruntime=run,
         reference=as_optional_path(reference, "reference"),
-        dims=MappingProxyType(dict(dims or {})),
+        dims=as_sizes(dims, "dims"),
         strict=strict,
     )
     loaded_rules = load_rules(rules)
@@ -60,3 +74,10 @@ def verify(
     if verified.report.error is not None:
         raise verified.report.error
     return verified
+
+
+def _compile_select(pattern: str) -> Pattern:
+    try:
+        return compile_pattern(pattern)
+    except ValueError as error:
+        raise RulesError(f"select={pattern!r}: the expression {error}") from None

@@ -26,12 +26,11 @@ from onnxkvrename.cli.options import (
 )
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding, decide_exit_code
+from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.handoff.compare import Handoff, compare_sides
-from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.find_consumers import load_consumer
 from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
-from onnxkvrename.handoff.worker import HandoffSide, build_handoff_side
+from onnxkvrename.handoff.worker import build_loaded_side
 from onnxkvrename.layout.load import (
     CompileInfo,
     LoadedLayout,
@@ -123,8 +122,8 @@ def command(**values: Any) -> int:
     ranks = _parse_ranks(arguments.tp)
     prefill, decode = _load_sides(arguments, rules)
     handoff = compare_sides(
-        _build_side("prefill", arguments.prefill, prefill, consumer, rules),
-        _build_side("decode", arguments.decode, decode, consumer, rules),
+        build_loaded_side("prefill", arguments.prefill, prefill, consumer, rules),
+        build_loaded_side("decode", arguments.decode, decode, consumer, rules),
         consumer,
         ranks=ranks,
         full_transfer=arguments.full_transfer,
@@ -137,26 +136,6 @@ def command(**values: Any) -> int:
 def render_failure(code: int, error: KvRenameError) -> str:
     """Return the JSON document of a job that could not be done."""
     return handoff_to_json(None, code, error)
-
-
-def _build_side(
-    label: str, path: Path, loaded: LoadedLayout, consumer: Consumer, rules: Rules
-) -> HandoffSide:
-    side = build_handoff_side(label, loaded.layout, consumer, rules)
-    return side._replace(path=str(path), model_finding=_find_model_error(loaded))
-
-
-def _find_model_error(loaded: LoadedLayout) -> Finding | None:
-    """Return the first error of the models themselves; missing buffers are reported elsewhere."""
-    findings = (finding for report in loaded.reports for finding in report.findings)
-    return next(
-        (
-            finding
-            for finding in findings
-            if finding.severity == "error" and "KV001" < finding.code < "KV600"
-        ),
-        None,
-    )
 
 
 def _parse_ranks(text: str | None) -> TensorParallelSizes | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from onnxkvrename.findings import Finding
@@ -10,6 +11,7 @@ from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.slots import find_clipped_axes
 from onnxkvrename.layout.dims import list_symbols
 from onnxkvrename.layout.layout import Layout, apply_sizes
+from onnxkvrename.layout.load import LoadedLayout
 from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
@@ -46,6 +48,28 @@ class HandoffSide(NamedTuple):
     order: BufferOrder
     path: str = ""
     model_finding: Finding | None = None
+
+
+def build_loaded_side(
+    label: str, path: Path, loaded: LoadedLayout, consumer: Consumer, rules: Rules
+) -> HandoffSide:
+    """Return a side with the path that was given for it, and the first error of its models.
+
+    Args:
+        label: ``prefill`` or ``decode``.
+        path: The model, directory or manifest.
+        loaded: What was loaded from it.
+        consumer: The consumer on this side.
+        rules: The rules for a rename.
+    """
+    findings = (finding for report in loaded.reports for finding in report.findings)
+    model_errors = (
+        finding
+        for finding in findings
+        if finding.severity == "error" and "KV001" < finding.code < "KV600"
+    )  # missing buffers and what concerns the consumer are reported elsewhere
+    side = build_handoff_side(label, loaded.layout, consumer, rules)
+    return side._replace(path=str(path), model_finding=next(model_errors, None))
 
 
 def build_handoff_side(label: str, layout: Layout, consumer: Consumer, rules: Rules) -> HandoffSide:

@@ -141,6 +141,11 @@ class Report(NamedTuple):
     sidecars: tuple[SidecarReport, ...] = ()
 
     @property
+    def failed(self) -> bool:
+        """True if a model has an error or a finding of severity error; then nothing changed."""
+        return any(model.failed for model in self.models)
+
+    @property
     def findings(self) -> tuple[Finding, ...]:
         """The findings of all models."""
         return tuple(finding for model in self.models for finding in model.findings)

@@ -560,3 +560,22 @@ def test_what_is_no_regular_file_is_never_replaced(here: Path, run) -> None:
     outcome = run(MODEL, *V, "-o", "fifo", "--force")
     assert (outcome.code, "is no regular file" in outcome.err) == (2, True)
     assert (here / "fifo").is_fifo()
+
+
+INTERRUPTED_WHILE_STARTING = """
+import sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "onnxkvrename.cli.main":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+from onnxkvrename.__main__ import run
+run()
+"""
+
+
+def test_an_interrupt_while_the_program_starts_is_one_line_too() -> None:
+    command = [sys.executable, "-c", INTERRUPTED_WHILE_STARTING]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert (process.returncode, process.stdout) == (130, "")
+    assert process.stderr == "error: interrupted: no file was left half written\n"
