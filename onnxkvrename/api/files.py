@@ -71,9 +71,13 @@ def rename(
     job = build_job(as_path(model, "model"), None if output is None else as_path(output, "output"))
     change = as_change(token, strip=strip, replace=replace, normalize=normalize)
     options = Options(
-        write=not dry_run, strict=strict, force=force, verify=verify, consumer=as_optional_text(consumer, "consumer"),
+        write=not dry_run,
+        strict=strict,
+        force=force,
+        verify=verify,
+        consumer=as_optional_text(consumer, "consumer"),
         checks=(check_cache_reuse,),
-    )  # fmt: skip
+    )
     (report,) = rename_batch([job], change, load_rules(rules), options).models
     if report.error is not None:
         raise report.error
@@ -128,7 +132,12 @@ def rename_all(
     jobs = find_jobs(paths, None, None if directory is None else as_path(directory, "directory"))
     change = as_change(token, strip=strip, replace=replace, normalize=normalize)
     options = Options(
-        write=not dry_run, strict=strict, force=force, verify=verify, consumer=as_optional_text(consumer, "consumer"),
-        group_windows=group_windows, checks=(check_cache_reuse,),
-    )  # fmt: skip
+        write=not dry_run,
+        strict=strict,
+        force=force,
+        verify=verify,
+        consumer=as_optional_text(consumer, "consumer"),
+        group_windows=group_windows,
+        checks=(check_cache_reuse,),
+    )
     return rename_batch(jobs, change, load_rules(rules), options, executor=executor)
