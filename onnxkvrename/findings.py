@@ -1,4 +1,4 @@
-"""What can be wrong with a model: findings, their codes and their JSON."""
+"""Findings, the problems that a model can have: their codes and their JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the functions take: paths, rules and tokens, with errors that name the accepted types."""
+"""Arguments of the public functions: paths, rules, tokens; errors name the accepted types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in a model, and its KV buffers as a consumer meets them."""
+"""Functions that read the content of a model, and its KV buffers as a consumer sees them."""
 
 from __future__ import annotations
 

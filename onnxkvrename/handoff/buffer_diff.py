@@ -58,7 +58,7 @@ class Difference(NamedTuple):
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the two may be equal, depending on sizes that are not known."""
+        """True if the two may be equal, depending on sizes that are not known."""
         return bool(self.needed_symbols) and not self.is_certain
 
     @property

@@ -38,7 +38,7 @@ from onnxkvrename.handoff.worker import (
 
 
 class PairResult(NamedTuple):
-    """What becomes of a pair of buffers.
+    """The result of comparing a pair of buffers.
 
     Attributes:
         pair: The buffer on both sides.
@@ -107,7 +107,7 @@ class Handoff(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Whether there is any finding."""
+        """True if there is any finding."""
         return bool(self.findings)
 
 

@@ -26,8 +26,9 @@ from onnxkvrename.layout.layout import KvBuffer, Layout, build_layout
 from onnxkvrename.rules.kv_model import KvModel
 
 StartupCause = Literal["layer", "dtype", "shape", "output_count"]
-"""Why a consumer stops before it moves anything: it cannot read a layer in a name, has no size
-for a dtype, cannot compute bytes from a shape, or counts more or fewer outputs than inputs."""
+"""The reason why a consumer stops before it moves anything: it cannot read a layer in a name, has
+no size for a dtype, cannot compute bytes from a shape, or counts more or fewer outputs than
+inputs."""
 
 _TEMPLATE_HINT = (
     "mend the template in your rules (--rules FILE): the consumer expects another place"

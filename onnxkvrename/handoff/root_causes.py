@@ -45,7 +45,7 @@ class RootCause:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether it is a difference only for some sizes that are not known."""
+        """True if it is a difference only for some sizes that are not known."""
         return self.difference is not None and self.difference.is_undecided
 
 

@@ -59,12 +59,12 @@ class Selection(NamedTuple):
 
     @property
     def is_ordered(self) -> bool:
-        """Whether the consumer can sort the values."""
+        """True if the consumer can sort the values."""
         return not self.unreadable
 
     @property
     def is_paired(self) -> bool:
-        """Whether each output is at the position of its own input."""
+        """True if each output is at the position of its own input."""
         return [each.value.name for each in self.inputs] == [
             each.graph_input_name for each in self.outputs
         ]

@@ -1,7 +1,7 @@
-"""Simulate a hand-off: at which prompt lengths which buffer goes wrong.
+"""Simulate a hand-off to find the prompt lengths at which each buffer is read wrongly.
 
-No bytes are needed for this, only offsets. They grow linearly with the prompt, with a bend where
-a buffer is full, so the ends of each linear segment decide about all lengths within.
+The simulation needs only offsets, no bytes. Offsets grow linearly with the prompt until a buffer
+is full, so the two ends of each linear segment determine all lengths between them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PromptRanges = tuple[tuple[int, int], ...]
 
 
 class TransferSetup(NamedTuple):
-    """Both sides as the consumer sees them; every size that matters is known.
+    """Both sides of a transfer as the consumer sees them, with all relevant sizes known.
 
     Attributes:
         prefill: Prefill's layout.
@@ -29,7 +29,7 @@ class TransferSetup(NamedTuple):
         prefill_outputs: The outputs that are written to these slots, in the consumer's order.
         decode_inputs: The inputs that make decode's slots, in the consumer's order.
         consumer: The consumer on both sides.
-        full_transfer: Whether all of each buffer is moved, whatever the prompt.
+        full_transfer: Whether each buffer is moved in full, even for a short prompt.
         longest_prompt: The longest prompt in tokens.
     """
 
@@ -63,12 +63,12 @@ class SimulationResult(NamedTuple):
     """The prompt lengths at which something goes wrong.
 
     Attributes:
-        wrong_ranges: For each buffer of decode, the lengths at which it reads other bytes than
-            prefill wrote for it, or not all of them. Windows of two sizes may agree by chance
-            at some lengths, and count as wrong.
+        wrong_ranges: For each buffer of decode, the lengths at which decode does not read exactly
+            the bytes that prefill wrote for it. Windows of different sizes count as wrong even at
+            lengths where they agree by chance.
         differing_ranges: The lengths at which the buffer itself differs between the sides.
-        truncated_ranges: The lengths at which only a part of the buffer is moved. At all other
-            wrong lengths the buffer only has another offset.
+        truncated_ranges: The lengths at which only a part of the buffer is moved. At the remaining
+            wrong lengths, only the offset of the buffer differs.
         refused_ranges: The lengths at which decode finds the memory too small and stops.
     """
 
@@ -79,10 +79,13 @@ class SimulationResult(NamedTuple):
 
 
 class _PromptState(NamedTuple):
-    """A hand-off of one prompt length.
+    """The state of a hand-off at one prompt length.
 
-    ``offset_shifts`` are decode's offsets minus prefill's, ``excess_bytes`` decode's size of the
-    memory minus prefill's.
+    Attributes:
+        offset_shifts: Decode's offset of each buffer minus prefill's, in bytes.
+        differing: The buffers whose shape, dtype or byte order differs.
+        truncated: The buffers of which only a part is moved.
+        excess_bytes: The size of decode's memory minus prefill's.
     """
 
     offset_shifts: Mapping[BufferId, int]
@@ -92,7 +95,7 @@ class _PromptState(NamedTuple):
 
 
 class _SlotContent(NamedTuple):
-    """A slot, and the buffer that a side has there, if it is one."""
+    """A slot and its buffer; ``None`` if the value is not a KV buffer."""
 
     slot: MemorySlot
     buffer: KvBuffer | None
@@ -100,7 +103,7 @@ class _SlotContent(NamedTuple):
 
     @property
     def full_shape(self) -> Shape:
-        """The shape of one whole sequence, or the slot's if its rank is not the buffer's."""
+        """The shape of one full sequence; the slot's own shape if the ranks differ."""
         if self.buffer is None or len(self.buffer.shape or ()) != len(self.slot.shape):
             return self.slot.shape
         return (1, *self.layout.resolve_shape(self.buffer.shape or ())[1:])
@@ -109,7 +112,15 @@ class _SlotContent(NamedTuple):
 def build_transfer_setup(
     prefill: Layout, decode: Layout, consumer: Consumer, *, full_transfer: bool, longest_prompt: int
 ) -> TransferSetup:
-    """Return both sides in the consumer's order, without outputs for which there is no slot."""
+    """Return both sides in the consumer's order, without outputs that have no slot.
+
+    Args:
+        prefill: Prefill's layout.
+        decode: Decode's layout.
+        consumer: The consumer on both sides.
+        full_transfer: Whether each buffer is moved in full, even for a short prompt.
+        longest_prompt: The longest prompt in tokens.
+    """
     selection = select_values(prefill, consumer)
     return TransferSetup(
         prefill,
@@ -124,7 +135,10 @@ def build_transfer_setup(
 
 
 def simulate_transfer(setup: TransferSetup) -> SimulationResult:
-    """Return what goes wrong at all prompt lengths from 1 to the longest.
+    """Simulate the transfer at all prompt lengths from 1 to the longest.
+
+    Args:
+        setup: Both sides; their shapes and the sizes of all axes must be known.
 
     Raises:
         ValueError: A shape, or the size of an axis, is not known.
@@ -166,7 +180,7 @@ def merge_ranges(*range_lists: Iterable[tuple[int, int]]) -> PromptRanges:
 
 
 def subtract_ranges(ranges: PromptRanges, excluded: PromptRanges) -> PromptRanges:
-    """Return the lengths of some ranges that are not in others."""
+    """Return the parts of `ranges` that are not in `excluded`."""
     for start, end in excluded:
         parts = [
             part
@@ -206,7 +220,7 @@ def _find_linear_segments(setup: TransferSetup) -> Iterator[tuple[int, int]]:
 
 
 def _find_prompt_axes(selected: SelectedValue, setup: TransferSetup) -> frozenset[int | None]:
-    """Return the axes that a prompt cuts, and the axis of its tokens.
+    """Return the axes that are cut to the prompt's length, and the axis of its tokens.
 
     A buffer of unknown kind may have its tokens on any axis.
     """
@@ -252,9 +266,9 @@ def _has_same_type(slot: MemorySlot, other: MemorySlot) -> bool:
 
 
 def _has_matching_bytes(source: _SlotContent, reader: _SlotContent, tokens: int) -> bool:
-    """Return whether the bytes of all tokens are in the same places.
+    """Return whether the bytes of all tokens are at the same positions.
 
-    Where tokens are the first axis, the sides may have room for different numbers of them.
+    If tokens are the first axis, the capacities of the sides may differ.
     """
     orders = _resolve_byte_orders(source, reader)
     if source.slot.dtype != reader.slot.dtype or orders[0] == orders[1]:
@@ -265,7 +279,7 @@ def _has_matching_bytes(source: _SlotContent, reader: _SlotContent, tokens: int)
 
 
 _ByteOrder = list[tuple[int, bool]]
-"""The axes longer than 1 from the outermost: the size, and whether it counts tokens."""
+"""Size of each axis longer than 1, outermost first, and whether it is the token axis."""
 
 
 def _resolve_byte_orders(
@@ -273,7 +287,8 @@ def _resolve_byte_orders(
 ) -> tuple[_ByteOrder, _ByteOrder]:
     """Return the byte order on both sides.
 
-    A buffer of fixed sizes does not say which axis counts tokens; the other side's may.
+    The shape of a buffer with fixed sizes does not show the token axis; then the other side's
+    token axis is used.
     """
     contents = (source, reader)
     known = [each.buffer for each in contents if not _has_unknown_kind(each.buffer)]
@@ -286,8 +301,8 @@ def _resolve_byte_orders(
 def _resolve_byte_order(content: _SlotContent) -> _ByteOrder:
     """Return the byte order of a buffer of known kind.
 
-    All axes but the tokens' count in full, however little is moved: of two states that differ,
-    not even the first bytes are alike.
+    All axes except the token axis count in full, even if less is moved: if two states differ,
+    so do their first bytes.
     """
     shape, full_shape = content.slot.shape, content.full_shape
     axis = None if content.buffer is None else content.buffer.sequence_axis
@@ -305,7 +320,7 @@ def _has_unknown_kind(buffer: KvBuffer | None) -> bool:
 
 
 def _is_truncated(content: _SlotContent, tokens: int) -> bool:
-    """Return whether less is moved than a prompt fills: a state is full after the first token."""
+    """Return whether less is moved than a prompt fills; a state is full after the first token."""
     slot, buffer = content.slot, content.buffer
     if buffer is None or buffer.kind == "unknown":
         return False

@@ -39,10 +39,10 @@ class AffectedRange(NamedTuple):
 
 
 class HandoffVerdict(NamedTuple):
-    """What becomes of the hand-off once the names are right.
+    """The prediction for the hand-off, assuming that the names are right.
 
     Attributes:
-        outcome: What becomes of it.
+        outcome: The overall result.
         corrupt_ranges: The prompt lengths at which decode would read wrong bytes silently.
         refused_ranges: The prompt lengths at which decode would stop.
         longest_prompt: The longest prompt in tokens that both sides take, `None` if the graphs

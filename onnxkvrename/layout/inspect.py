@@ -114,7 +114,7 @@ class ModelSummary(NamedTuple):
         token_counts: Each token with the number of names that carry it, most frequent first.
         name_count: The number of names that can carry a token.
         kept: The names that a rename leaves alone, with the reasons.
-        findings: What is wrong with the model.
+        findings: The problems of the model.
         error: What kept it from being read.
         stamp: The layout digest in its metadata, if it carries one.
     """
@@ -144,7 +144,7 @@ class ModelSummary(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Whether the model has an error or a finding of severity error."""
+        """True if the model has an error or a finding of severity error."""
         return self.error is not None or any(f.severity == "error" for f in self.findings)
 
 

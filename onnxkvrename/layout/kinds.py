@@ -50,12 +50,12 @@ class KindTraits(NamedTuple):
 
     @property
     def is_windowed(self) -> bool:
-        """Whether a buffer holds a window of the context only."""
+        """True if a buffer holds only a window of the context."""
         return self.grows_with == "window"
 
     @property
     def is_state(self) -> bool:
-        """Whether a buffer is a state of fixed size, without a context axis."""
+        """True if a buffer is a state of fixed size, without a context axis."""
         return self.grows_with == "nothing"
 
 
@@ -96,7 +96,7 @@ The symbols are those of ``get_onnx_dynamic_axes`` of QEfficient's gemma3, gpt_o
 """
 
 _DERIVED_MARKER = "_dim_"
-"""What torch.onnx puts into a symbol for a size that it cannot tell; it says nothing more."""
+"""The part of a symbol that torch.onnx makes up for a size it cannot determine."""
 
 
 def get_kind_traits(kind: BufferKind) -> KindTraits:

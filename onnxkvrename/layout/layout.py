@@ -74,7 +74,7 @@ class KvBuffer(NamedTuple):
 
     @property
     def is_state(self) -> bool:
-        """Whether it is a state of fixed size."""
+        """True if it is a state of fixed size."""
         return self.traits.is_state
 
     @property

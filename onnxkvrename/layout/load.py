@@ -32,7 +32,7 @@ _MAX_MANIFEST_BYTES = 1 << 26
 
 
 class CompileInfo(NamedTuple):
-    """What a compile adds to the models, and how to read them.
+    """Settings of a compile that the graphs do not contain, and how to read the models.
 
     Attributes:
         sizes: Sizes of symbolic dimensions.
@@ -52,7 +52,7 @@ class LoadedLayout(NamedTuple):
 
     Attributes:
         layout: The KV buffers as a consumer meets them.
-        reports: What is wrong with each model, including models without buffers.
+        reports: The problems of each model, including models without buffers.
         stamp: The layout digest that all models of the layout carry, if they do.
     """
 
@@ -62,7 +62,7 @@ class LoadedLayout(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Whether any model has an error or a finding of severity error."""
+        """True if any model has an error or a finding of severity error."""
         return any(report.failed for report in self.reports)
 
     def add_findings(self, findings: Iterable[Finding]) -> LoadedLayout:

@@ -57,7 +57,7 @@ class Occurrence(NamedTuple):
 
     @property
     def is_definition(self) -> bool:
-        """Whether the value is defined here, so that it hides an outer one of the same name."""
+        """True if the value is defined here, so that it hides an outer one of the same name."""
         return self.role in ("input", "produces", "initializer")
 
 

@@ -62,7 +62,7 @@ class Signature(NamedTuple):
 
 
 class ExportInfo(NamedTuple):
-    """Who wrote a model, and for what. Windows of one export have these in common.
+    """The program that wrote a model, and the versions it used; equal in all windows of one export.
 
     Attributes:
         ir_version: Version of ONNX's intermediate representation.
@@ -78,7 +78,7 @@ class ExportInfo(NamedTuple):
 
 
 class NameUses(NamedTuple):
-    """How the graph uses the names that were asked about.
+    """The uses of selected names in a graph.
 
     Attributes:
         producer_op_types: The op type of the node that produces each value of the main graph.

@@ -54,7 +54,7 @@ class Seed(NamedTuple):
 
     @property
     def needs_move(self) -> bool:
-        """Whether QEfficient looks for the renamed export in another directory."""
+        """True if QEfficient looks for the renamed export in another directory."""
         return self.finding is None and self.target != self.directory
 
 

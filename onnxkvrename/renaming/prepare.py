@@ -1,4 +1,4 @@
-"""One model of a rename: read, plan and check it, and decide which bytes its result has."""
+"""Prepare one model of a rename: read, plan and check it, and build the plan of its result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from onnxkvrename.storage.read import FileIdentity
 
 
 class SplicePlan(NamedTuple):
-    """How the bytes of a result are put together, and what they must read back as.
+    """The parts that make up a result, and the signature that reading it back must give.
 
     Attributes:
         model_path: The source.
@@ -59,13 +59,13 @@ class PreparedModel(NamedTuple):
 
     Attributes:
         job: The model and where its result goes.
-        report: What the user is told of it.
-        model: What the checks of all models together need; ``None`` once they are done, and
-            for a model that could not be read.
+        report: The result that the user sees.
+        model: The input of the checks across models; ``None`` once they are done, and for a
+            model that could not be read.
         splice_plan: The bytes of the result; ``None`` for a model that could not be read.
         data_copies: Files of external data, each with the path to copy it to.
         data_paths: Where the external data of the result will be, copied or not.
-        needs_write: Whether the file of the model has to be written: it is not as it should be.
+        needs_write: Whether the output file is missing or differs from the result.
     """
 
     job: RenameJob
@@ -80,19 +80,19 @@ class PreparedModel(NamedTuple):
 def prepare_model(
     job: RenameJob, change: TokenChange, rules: Rules, options: Options
 ) -> PreparedModel:
-    """Read, plan and check a model; nothing is written.
+    """Read, plan and check a model without writing anything.
 
     Args:
         job: The model and where its result goes.
         change: The token to put in or take out.
-        rules: The rules that tell KV names.
-        options: What else to check.
+        rules: The rules that recognise KV names.
+        options: The further checks to run.
 
     Returns:
         The model with its report. An error of this model is in the report.
 
     Raises:
-        RulesError: A template of the rules makes names that could not be undone.
+        RulesError: A template of the rules makes a name that cannot be turned back.
     """
     try:
         with open_model(job.model) as opened:
@@ -142,9 +142,9 @@ def splice_model(
 
     Args:
         source: The bytes of the model.
-        scanned: Its plan, and where its names occur.
-        drops_stamp: Whether the layout digest in the metadata is to go, because it is not
-            that of the new names.
+        scanned: Its plan, and the occurrences of its names.
+        drops_stamp: Whether to remove the layout digest from the metadata, because the new
+            names have a different one.
 
     Returns:
         The pieces of the result, and the signature that reading it must give.
@@ -159,11 +159,11 @@ def splice_model(
 def prepare_stamp(
     job: RenameJob, report: ModelReport, digest: str, options: Options
 ) -> PreparedModel:
-    """Prepare a model that gets a layout digest into its metadata, and no other change.
+    """Prepare a model whose only change is a layout digest in its metadata.
 
     Args:
-        job: The model, in place.
-        report: What was found of the model before.
+        job: The model, which is rewritten in place.
+        report: The report from preparing its rename.
         digest: The digest, hexadecimal.
         options: Whether to write over links and read-only files.
 
@@ -186,7 +186,7 @@ def prepare_stamp(
 def _verify_result(
     result: ByteSource, signature: Signature, change: TokenChange, rules: Rules
 ) -> tuple[Finding, ...]:
-    """Return what cannot be proved of a result that is not written yet."""
+    """Return a finding for each property that cannot be proved of the unwritten result."""
     from onnxkvrename.verification.verify import prove_retention
 
     pairs = build_rename_plan(signature, rules, change).pairs
@@ -196,7 +196,7 @@ def _verify_result(
 def _check_output(
     prepared: PreparedModel, opened: OpenModel, data: Sequence[DataFile], options: Options
 ) -> PreparedModel:
-    """Add what is wrong with the path of the result, and which data goes with it."""
+    """Add problems of the output path to the report, and plan the copies of external data."""
     job, report, plan = prepared.job, prepared.report, prepared.splice_plan
     assert plan is not None
     try:

@@ -48,7 +48,7 @@ class WriteTask(NamedTuple):
 
     @property
     def source_unchanged(self) -> bool:
-        """Whether the source is still in the state that was read."""
+        """True if the source is still in the state that was read."""
         return is_file_unchanged(self.source_path, self.source.identity)
 
     @property

@@ -52,7 +52,7 @@ class ConsumerCheck(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Whether there is a finding of severity error."""
+        """True if there is a finding of severity error."""
         return any(report.failed for report in self.reports)
 
     @property

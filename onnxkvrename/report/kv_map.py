@@ -22,7 +22,7 @@ from onnxkvrename.report.formats.text import escape_unprintable
 
 
 class CellStyle(NamedTuple):
-    """How a kind of buffer, or a state, is shown.
+    """The appearance of a kind of buffer, or of a state, in the map.
 
     Attributes:
         symbol: The letter or sign in its cells.
@@ -79,7 +79,7 @@ def escape_for_console(text: str, options: ConsoleOptions) -> str:
 
 
 class _MapGeometry(NamedTuple):
-    """How a map is laid out; widths are in columns of the console.
+    """The dimensions of a map, in columns of the console.
 
     Attributes:
         label_width: Width of the labels, with the gap after them.

@@ -26,7 +26,7 @@ STAMP_LABEL = "metadata onnxkvrename.kv_layout_sha256"
 
 
 class RenameView(NamedTuple):
-    """How to show a rename, and how much of it.
+    """Settings for showing a rename.
 
     Attributes:
         quiet: Show findings and errors only.

@@ -1,1 +1,1 @@
-"""Which names are KV, what they pair with, what they become, and what would be wrong."""
+"""Rules that recognise and pair KV names, plan their new names, and check the result."""

@@ -34,7 +34,7 @@ class KvModel(NamedTuple):
         path: The model's path as the user gave it.
         signature: Graph inputs and outputs, as they are in the file.
         plan: The KV pairs, and the new name of each side.
-        findings: What is wrong with the pairs, then what is wrong with the external data.
+        findings: Problems of the pairs, then of the external data.
         data_files: The usable files of external data, each once.
         data_locations: All locations that the model names, usable or not, each once.
         part: What the file's path says about a set of windows; ``None`` outside of sets.
@@ -69,7 +69,7 @@ class KvModel(NamedTuple):
 
     @property
     def is_window(self) -> bool:
-        """Whether this is one window of a model rather than all of it."""
+        """True if this is one window of a model rather than all of it."""
         return self.part is not None and self.part.name.stage != MERGED
 
 

@@ -10,9 +10,9 @@ from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.rules.profile import NameMatch, Rules
 
 REASON_UNKNOWN = "unknown"
-"""The reason why a retained output stays that no rule knows."""
+"""The reason for keeping a retained output that matches no rule."""
 REASON_NOT_RETAINED = "not retained"
-"""The reason why an output stays that is no retained state."""
+"""The reason for keeping an output that is not a retained state."""
 
 
 class TokenChange(NamedTuple):
@@ -68,7 +68,7 @@ class KvPair(NamedTuple):
 
     Attributes:
         kind: The kind of buffer in the rules, such as ``attention``.
-        scope: What precedes the name in models of several parts; mostly empty.
+        scope: The prefix of the name in models of several parts; usually empty.
         buffer: The part of the layer, such as ``past_key``.
         layer: The layer, from 0.
         input: The input; ``None`` if it is missing.
@@ -96,10 +96,10 @@ class UnchangedName(NamedTuple):
 
 
 class RenamePlan(NamedTuple):
-    """What becomes of the names of a model.
+    """The pairs of a model, and the new name of each side.
 
     Attributes:
-        token_change: The change that was asked for.
+        token_change: The change that the user asks for.
         pairs: The KV buffers, by layer.
         duplicates: Names that claim a side which another name has, each with that name.
         unchanged_names: Names that a rule leaves alone, and other outputs.
@@ -120,7 +120,7 @@ class RenamePlan(NamedTuple):
 
     @property
     def token_counts(self) -> Counter[str]:
-        """How many names carry each token."""
+        """The number of names that carry each token."""
         return Counter(side.token for pair in self.pairs for side in pair.sides if side.token)
 
 
@@ -132,7 +132,7 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
 
     Args:
         signature: The graph inputs and outputs.
-        rules: The rules that tell KV names.
+        rules: The rules that recognise KV names.
         change: The token to put in or take out.
 
     Raises:
@@ -176,11 +176,11 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
 
 
 def build_minimal_plan(signature: Signature, rules: Rules) -> RenamePlan:
-    """Plan a model as it is: the token that most of its names carry is the one to keep.
+    """Plan a model without a requested change; keep the token that most of its names carry.
 
     Args:
         signature: The graph inputs and outputs.
-        rules: The rules that tell KV names.
+        rules: The rules that recognise KV names.
 
     Raises:
         RulesError: A template makes a name that does not lead back to the same buffer.
@@ -191,21 +191,21 @@ def build_minimal_plan(signature: Signature, rules: Rules) -> RenamePlan:
 
 
 def build_name_map(pairs: Iterable[KvPair]) -> dict[str, str]:
-    """Return old to new, of the names that change in these pairs."""
+    """Return the old and new names of the sides that change."""
     return _map_changed_names(side for pair in pairs for side in pair.sides)
 
 
 def rename_symbols(
     symbols: frozenset[str], producers: Mapping[str, str], plan: RenamePlan
 ) -> dict[str, str]:
-    """Return the symbolic dimensions that follow a renamed output, old to new.
+    """Return the old and new symbolic dimensions that are derived from a renamed output.
 
-    torch.onnx names a dimension that it cannot tell after the value: the op type of the
-    node, the name, ``_dim_`` and the axis, as in ``Concatpast_key.0_RetainedState_dim_2``.
-    Symbols that only look alike stay.
+    torch.onnx names a dimension that it cannot determine after the value: the op type of
+    the node, the name, ``_dim_`` and the axis, as in ``Concatpast_key.0_RetainedState_dim_2``.
+    Other symbols of a similar form are kept.
 
     Args:
-        symbols: All symbolic dimensions in sight.
+        symbols: All symbolic dimensions of the model.
         producers: The op type of the node that produces each value.
         plan: The new names.
     """
@@ -215,13 +215,13 @@ def rename_symbols(
 def find_conflicting_symbols(
     symbols: frozenset[str], producers: Mapping[str, str], plan: RenamePlan
 ) -> frozenset[str]:
-    """Return the symbols that would look derived from an output's new name, though they are not.
+    """Return unrelated symbols that would look derived from an output's new name.
 
-    One may be the very symbol that another one becomes; and taking the token out again
-    would change any of them.
+    Such a symbol may equal the new form of another symbol, and removing the token again would
+    change it.
 
     Args:
-        symbols: All symbolic dimensions in sight.
+        symbols: All symbolic dimensions of the model.
         producers: The op type of the node that produces each value.
         plan: The new names.
     """

@@ -49,7 +49,7 @@ class NameMatch(NamedTuple):
 
     @property
     def pair_key(self) -> tuple[str, str, int]:
-        """What the two sides of a pair have in common, whatever their tokens are."""
+        """The key that both sides of a pair share, independent of their tokens."""
         return self.scope, self.buffer, self.layer
 
 
@@ -98,7 +98,7 @@ class FeedBackRule(NamedTuple):
 
 
 class PartName(NamedTuple):
-    """What the file name of a part says.
+    """The stage and layers in the file name of a part.
 
     Attributes:
         stage: One of `STAGES`.
@@ -114,7 +114,7 @@ class PartName(NamedTuple):
 
 
 class PartPath(NamedTuple):
-    """Where a part of a set lies, and what its file name says.
+    """The location of a part of a set, and the content of its file name.
 
     Attributes:
         root: The directory that all files of the set have in common, with ``/`` between

@@ -1,4 +1,4 @@
-"""What is asked of each model, and what became of it."""
+"""Requests and reports: a job for each model, the options of a rename, and the results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ModelCheck = Callable[[RenameJob, Rules, TokenChange], Iterator[Finding]]
 
 
 class Options(NamedTuple):
-    """How a rename is checked and written.
+    """Settings for checking and writing a rename.
 
     Attributes:
         write: Whether to write anything; otherwise only plan and check.
@@ -66,7 +66,7 @@ class Options(NamedTuple):
 
 
 class ModelReport(NamedTuple):
-    """What became of one model.
+    """The outcome for one model.
 
     Attributes:
         path: The model.
@@ -74,8 +74,8 @@ class ModelReport(NamedTuple):
         status: What was done; ``failed`` if there is an error or a finding of severity error.
         pairs: The KV buffers, with the new name of each side.
         unchanged_names: The names that a rule leaves alone, and other outputs.
-        findings: What is wrong with the model.
-        error: What kept it from being read or written.
+        findings: The problems of the model.
+        error: The reason why it could not be read or written.
         feed_back_call: The call that hands the result back to its exporter.
         value_names: The names of all graph inputs and outputs in the file.
         stamp: The layout digest that the model gets; empty if it loses one.
@@ -96,12 +96,12 @@ class ModelReport(NamedTuple):
 
     @property
     def has_changes(self) -> bool:
-        """Whether the result differs from the model."""
+        """True if the result differs from the model."""
         return bool(self.name_map) or self.stamp is not None
 
     @property
     def failed(self) -> bool:
-        """Whether this model has an error or a finding of severity error."""
+        """True if this model has an error or a finding of severity error."""
         return self.error is not None or any(f.severity == "error" for f in self.findings)
 
 
@@ -119,7 +119,7 @@ def report_model(model: KvModel) -> ModelReport:
 
 
 class SidecarReport(NamedTuple):
-    """What became of a text file that repeats names.
+    """The outcome for one sidecar.
 
     Attributes:
         path: The file.
@@ -135,7 +135,7 @@ class SidecarReport(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What became of all models of a command, in the order given, and of their sidecars."""
+    """The outcomes for all models of a command, in the order of the arguments, and the sidecars."""
 
     models: tuple[ModelReport, ...]
     sidecars: tuple[SidecarReport, ...] = ()

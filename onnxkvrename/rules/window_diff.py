@@ -18,7 +18,7 @@ from onnxkvrename.rules.layer_ranges import format_layers
 from onnxkvrename.rules.plan import KvPair
 
 Traits = Mapping[tuple[str, ...], frozenset[str]]
-"""What all parts of one export should share, with the values that it takes in one part."""
+"""Properties that all parts of one export should share, with their values in one part."""
 
 
 class BufferIndex(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a sidecar format is, and how a file's format is detected.
+"""Sidecar formats, and the detection of a file's format.
 
 A built-in format is one module of :mod:`onnxkvrename.sidecars.formats` with a ``FORMAT``. A
 plug-in offers a `SidecarFormat` in the entry point group ``onnxkvrename.sidecars``.

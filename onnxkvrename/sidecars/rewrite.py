@@ -16,17 +16,17 @@ from onnxkvrename.sidecars.text_edit import splice_values
 from onnxkvrename.sidecars.tree import Node, ScalarNode, flatten_tree
 
 MAX_SIDECAR_BYTES = MAX_JSON_CHARS
-"""The largest sidecar that is rewritten, in bytes; a caller need not read more of a file."""
+"""The largest sidecar that is rewritten, in bytes. A caller may stop reading a file there."""
 
 _NewNames = Mapping[str, "str | None"]
-"""Each name in a sidecar with its new name, ``None`` where it matches nothing."""
+"""The new name of each name in a sidecar; ``None`` if it matches nothing in the model."""
 
 
 class RewrittenSidecar(NamedTuple):
     """The result of rewriting a sidecar.
 
     Attributes:
-        data: The new content; the old one where no name changes.
+        data: The new content; the old content if no name changes.
         renamed: Old and new name of every name that changes, in the order of the file.
         findings: Problems with the names in the sidecar.
     """
@@ -40,12 +40,12 @@ class ModelNames(NamedTuple):
     """The names of a model, or of all models that a sidecar belongs to.
 
     Attributes:
-        name_map: Old to new names.
-        graph_values: All inputs and outputs of the graphs, with their present names.
-        tokens: The tokens that the buffers carry at present.
+        name_map: The new name of each name that changes.
+        graph_values: The current names of all inputs and outputs of the graphs.
+        tokens: The tokens that the buffers carry now.
         kv_names: The names of all KV inputs and outputs after the rename.
         pairs: The names of both sides of each buffer after the rename.
-        token_change: The tokens to put in and to take out.
+        token_change: The tokens to add and to remove.
         rules: The rules that recognise KV names.
     """
 
@@ -64,11 +64,11 @@ class ModelNames(NamedTuple):
         change: TokenChange,
         rules: Rules,
     ) -> ModelNames:
-        """Return the names of models, some of which may have been renamed before.
+        """Collect the names of models, including models that were renamed before.
 
         Args:
             models: The pairs of each model, and the names of all its inputs and outputs.
-            change: The tokens to put in and to take out.
+            change: The tokens to add and to remove.
             rules: The rules that recognise KV names.
         """
         pairs: list[KvPair] = []
@@ -87,15 +87,15 @@ class ModelNames(NamedTuple):
         )
 
     def find_new_name(self, name: str, *, is_graph_value: bool) -> str | None:
-        """Return the new name of a name in a sidecar, ``None`` if it matches nothing.
+        """Return the new name of a name in a sidecar; ``None`` if it matches nothing.
 
-        The sidecar of a model that was renamed before may still have the old names; the
-        rules tell their new ones.
+        The sidecar of a model that was renamed before may still contain the old names; their
+        new names follow from the rules.
 
         Args:
             name: The name in the sidecar.
-            is_graph_value: True if the name must be an input or output of the graph, so
-                that the suffix of a function's value may be normalised, too.
+            is_graph_value: Whether the name must be an input or output of the graph, so that its
+                suffix may be normalised too.
         """
         if any("\ud800" <= char <= "\udfff" for char in name):
             return None  # only an escape in the file makes such a character
@@ -117,7 +117,7 @@ class ModelNames(NamedTuple):
     def _may_have_carried(self, token: str) -> bool:
         """Return whether the model may have carried a token before.
 
-        The tokens of a model that changes now are known.
+        If the model changes in this run, only its current tokens are possible.
         """
         if not self.token_change.can_replace(token):
             return False
@@ -127,9 +127,9 @@ class ModelNames(NamedTuple):
 def rewrite_sidecar(
     data: bytes, path: str, sidecar_format: SidecarFormat, names: ModelNames
 ) -> RewrittenSidecar:
-    """Return a sidecar with the new names; all other bytes stay.
+    """Replace the names in a sidecar and keep all other bytes.
 
-    Rewriting twice changes nothing more, and rewriting back restores the same bytes.
+    Rewriting twice has no further effect, and rewriting back restores the original bytes.
 
     Args:
         data: The content of the sidecar.
@@ -184,7 +184,7 @@ def _encode_text(text: str) -> bytes:
 
 
 def _check_distinct(new_names: _NewNames) -> None:
-    """Raise for two names that would become one, since the change could not be undone."""
+    """Raise if two names get the same new name, because the change could not be undone."""
     sources: dict[str, str] = {}
     for old, new in new_names.items():
         if new is not None and sources.setdefault(new, old) != old:
@@ -202,7 +202,7 @@ def _splice_names(
     changes: Mapping[str, str],
     sidecar_format: SidecarFormat,
 ) -> str:
-    """Return the text with the new names, parsed again to prove that nothing else changed."""
+    """Replace the names, and parse the result again to prove that nothing else changed."""
     result = splice_values(text, scalars, changes)
     expected = {scalar: changes.get(scalar.value, scalar.value) for scalar in scalars}
     try:
@@ -238,7 +238,7 @@ def _check_names(
 
 
 def _build_wrong_model_finding(path: str, unmatched: list[str]) -> Finding:
-    """Return KV404 as an error: the file would stay as it is, and the compile would be wrong."""
+    """Return KV404 as an error: the file would not change, and the compile would be wrong."""
     message = (
         f"is of another model: it names no KV buffer of this one, but {format_list(unmatched)}"
     )
@@ -247,7 +247,11 @@ def _build_wrong_model_finding(path: str, unmatched: list[str]) -> Finding:
 
 
 def _check_both_sides(path: str, new_names: _NewNames, names: ModelNames) -> Iterator[Finding]:
-    """Yield KV405, a warning: it was so before, and a compiler's default may fit."""
+    """Yield KV405 for buffers with only one side in the sidecar.
+
+    It is a warning because the sidecar had this problem before, and a compiler's default may be
+    correct.
+    """
     old_in_sidecar = {new: old for old, new in new_names.items() if new is not None}
     old_in_model = {new: old for old, new in names.name_map.items()}
     halves = [

@@ -1,4 +1,4 @@
-"""Put files and directories in their places together, or none of them."""
+"""Move files and directories to their targets: all of them, or none."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from onnxkvrename.storage.temp_file import (
 
 
 class _Change(NamedTuple):
-    """A change that is about to be made.
+    """A change that is logged before it is made.
 
     Attributes:
-        path: Where something new appears.
-        inode: Device and inode of the new file or directory; if `path` has it, the change
-            was made.
+        path: The path of the new file or directory.
+        inode: Device and inode of the new file or directory; the change was made if `path`
+            has them.
         ready_file: The file that is moved there; `None` for directories.
-        backup: A second name of the file that was there before.
-        is_new: Whether nothing was there before.
-        previous_path: Where a directory was before.
+        backup: A hard link to the file that is replaced.
+        is_new: Whether `path` did not exist before.
+        previous_path: The path of a directory before it is moved.
     """
 
     path: Path
@@ -44,16 +44,16 @@ class _Change(NamedTuple):
 
 
 class Transaction:
-    """All changes of one command. A context manager that undoes them if an error ends it.
+    """Context manager for all changes of one command; an error within it undoes them.
 
-    Once the last change is made, nothing is undone any more, as by an interrupt just
-    after it. A killed process undoes nothing either: each target is then either old or
-    new, `temp_file.find_stale_temp_files` finds what is left over, and the same command
-    again completes the work.
+    After the last change, an error or interrupt no longer undoes anything. A killed process
+    undoes nothing either: each target is then either old or new,
+    `temp_file.find_stale_temp_files` finds the leftovers, and running the same command again
+    completes the work.
 
     Args:
-        stuck: Gets the targets that were replaced and could not be restored, as on a file
-            system without hard links.
+        stuck: Receives the targets that were replaced and could not be restored, for example
+            on a file system without hard links.
     """
 
     def __init__(self, stuck: list[Path] | None = None) -> None:
@@ -83,8 +83,8 @@ class Transaction:
             final: Whether these are the last changes.
 
         Raises:
-            WriteError: A file could not be moved. Those before it are, until the context
-                ends.
+            WriteError: A file could not be moved. The files before it are moved back when
+                the context ends.
         """
         for number, file in enumerate(files, 1):
             self._place_file(file, last=final and number == len(files))
@@ -109,7 +109,16 @@ class Transaction:
         file.move_into_place()
 
     def place_directories(self, stages: Sequence[StagedDirectory], *, final: bool) -> None:
-        """Move whole directories to their targets, as :meth:`place_files` does files."""
+        """Move whole directories to their targets, one after the other.
+
+        Args:
+            stages: The directories.
+            final: Whether these are the last changes.
+
+        Raises:
+            WriteError: A directory could not be moved. The ones before it are moved back when
+                the context ends.
+        """
         for number, stage in enumerate(stages, 1):
             with translate_write_errors(stage.target):
                 inode = _read_inode(stage.directory)
@@ -118,16 +127,14 @@ class Transaction:
             stage.move_into_place()
 
     def rename_directories(self, moves: Mapping[Path, Path]) -> None:
-        """Rename directories within their parents, with all that was placed in them.
-
-        These are the last changes.
+        """Rename directories within their parents, as the last changes.
 
         Args:
             moves: For each directory its new path.
 
         Raises:
-            WriteError: A path is taken, or a directory could not be renamed. Those before
-                it are, until the context ends.
+            WriteError: A new path exists, or a directory could not be renamed. The ones before
+                it are renamed back when the context ends.
         """
         for number, (directory, target) in enumerate(moves.items(), 1):
             with translate_write_errors(directory):
@@ -137,7 +144,7 @@ class Transaction:
             _rename_directory(directory, target)
 
     def _find_renamed_directories(self) -> dict[Path, Path]:
-        """Return the directories that are renamed by now, with their new paths."""
+        """Return the directories that have been renamed, with their new paths."""
         return {
             change.previous_path: change.path
             for change in self.log
@@ -168,7 +175,7 @@ class Transaction:
 
 
 def _is_applied(change: _Change) -> bool:
-    """Return whether a change was made, and nothing else since."""
+    """Return whether a change was made and its path has not changed since."""
     with suppress(OSError):
         return _read_inode(change.path) == change.inode
     return False
@@ -180,15 +187,15 @@ def _read_inode(path: Path) -> tuple[int, int]:
 
 
 class StagedDirectory:
-    """A directory that is filled beside its target, and moved there by one rename.
+    """A temporary directory beside its target that one rename moves into place.
 
-    A context manager: if it has not been moved when the context ends, it is removed.
+    A context manager: on exit, the directory is removed unless it has been moved.
 
     Args:
-        target: Where the directory belongs.
+        target: The final path of the directory.
 
     Raises:
-        WriteError: On entering, if there can be no directory beside the target.
+        WriteError: On entering, if the temporary directory cannot be created.
     """
 
     def __init__(self, target: Path) -> None:
@@ -204,10 +211,13 @@ class StagedDirectory:
         _remove_directory(self.directory)
 
     def prepare_path(self, path: Path) -> Path:
-        """Return where a path below the target is written, and create its directory there.
+        """Return the staged path for a path below the target, and create its parent directory.
+
+        Args:
+            path: The final path, below `target`.
 
         Raises:
-            WriteError: It could not be created.
+            WriteError: The parent directory could not be created.
         """
         inside = self.directory / path.relative_to(self.target)
         with translate_write_errors(path):
@@ -218,7 +228,7 @@ class StagedDirectory:
         """Move the directory to its target.
 
         Raises:
-            WriteError: That failed, or something has appeared there. It is then unchanged.
+            WriteError: The rename failed, or the target exists by now; it is then unchanged.
         """
         for folder, _, _ in os.walk(self.directory):
             sync_directory(Path(folder))
@@ -227,10 +237,10 @@ class StagedDirectory:
 
 @contextmanager
 def write_intent(moves: Mapping[Path, Path]) -> Iterator[None]:
-    """Record which directories get which names, in case this process is killed.
+    """Record planned renames of directories, in case this process is killed.
 
-    Each is a symbolic link to `OLD/NEW` beside the directory, which is removed when the
-    context ends. Where links are not possible, nothing is recorded.
+    Each record is a symbolic link to `OLD/NEW` beside the directory; it is removed when the
+    context ends. Without support for symbolic links, nothing is recorded.
 
     Args:
         moves: For each directory its new path.
@@ -251,7 +261,7 @@ def write_intent(moves: Mapping[Path, Path]) -> Iterator[None]:
 
 
 def clear_intent(moves: Mapping[Path, Path]) -> None:
-    """Remove the records of these moves, of this run or a dead one."""
+    """Remove the records of these moves, whether this run or a killed one wrote them."""
     for directory, target in moves.items():
         for intent in find_intents(directory.parent):
             if intent.move == (directory.name, target.name):
@@ -260,7 +270,7 @@ def clear_intent(moves: Mapping[Path, Path]) -> None:
 
 
 class Intent(NamedTuple):
-    """A directory that a run, dead or alive, was about to rename.
+    """The record of a directory that a run, killed or alive, was about to rename.
 
     Attributes:
         path: The symbolic link that records it.
@@ -297,7 +307,10 @@ def _rename_directory(directory: Path, target: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Bring the names in a directory to the disk. They count by then, so errors are ignored."""
+    """Flush the names in a directory to the disk.
+
+    Errors are ignored: the names are already in effect.
+    """
     if os.name == "nt":  # pragma: no cover - directories cannot be opened there
         return
     with suppress(OSError):
@@ -309,10 +322,10 @@ def sync_directory(directory: Path) -> None:
 
 
 def remove_stale_temp_files(paths: Iterable[Path]) -> None:
-    """Remove what dead runs have left, except locks and recorded renames of directories.
+    """Remove temporary files of killed runs, except locks and recorded renames of directories.
 
     Args:
-        paths: What :func:`find_stale_temp_files` found; the caller holds the locks.
+        paths: The result of :func:`find_stale_temp_files`; the caller holds the locks.
     """
     for path in paths:
         if path.name.endswith(f"-{LOCK_SUFFIX}") or _read_intent(path):
@@ -325,7 +338,7 @@ def remove_stale_temp_files(paths: Iterable[Path]) -> None:
 
 
 def _remove_directory(directory: Path) -> None:
-    """Remove a directory with all that is in it, as far as possible."""
+    """Remove a directory and its content, as far as possible."""
     import shutil  # takes 5 ms to import, and a rename in place does not need it
 
     with suppress(OSError):  # `ignore_errors` does not cover all of them
@@ -338,11 +351,11 @@ def write_file(output: Path, data: bytes, *, force: bool) -> None:
     Args:
         output: The file.
         data: Its content.
-        force: Replace a file that is there.
+        force: Replace an existing file.
 
     Raises:
-        WriteError: As :func:`check_output_path` does, or because it cannot be written.
-            What was there is then unchanged.
+        WriteError: :func:`check_output_path` fails, or the file cannot be written. An existing
+            file is then unchanged.
     """
     check_output_path(output, force=force)
     with Transaction() as transaction:
@@ -358,7 +371,7 @@ def check_output_path(output: Path, *, force: bool) -> None:
 
     Args:
         output: The file.
-        force: Accept that a regular file, or a link to one, is there already.
+        force: Accept an existing regular file, or a link to one.
 
     Raises:
         WriteError: The path is a directory or exists already, or its directory is missing

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 
 class OperandFlow(NamedTuple):
-    """How one operand is carried into an output.
+    """The way in which one operand is carried into an output.
 
     Attributes:
         operand: The position of the operand, -1 for the last.

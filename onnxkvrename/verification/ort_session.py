@@ -23,11 +23,11 @@ else the name."""
 _THREAD_COUNT = 2
 _FATAL_LOG_LEVEL = 4
 _DEFAULT_DIM_SIZE = 4
-"""The size of a dimension of which nothing is known."""
+"""The size that is assumed for an unknown dimension."""
 
 
 class _FeedType(NamedTuple):
-    """How to feed a dtype with random bits.
+    """Settings for random feeds of a dtype.
 
     Attributes:
         bits_dtype: The numpy dtype in which the bits are drawn.

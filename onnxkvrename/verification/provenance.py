@@ -53,7 +53,7 @@ FlowPaths = Mapping[tuple[int, bool], FlowPath]
 
 
 class Origin(NamedTuple):
-    """Where a value comes from.
+    """The sources of a value, and the paths on which they reach it.
 
     Attributes:
         outcomes: The paths, for each outcome that branches may have; empty if the
@@ -66,7 +66,7 @@ class Origin(NamedTuple):
 
 
 NO_ORIGIN = Origin()
-"""The origin of a constant, and of every input that is no source."""
+"""The origin of a constant, and of every input that is not a source."""
 
 
 def build_source_origin(number: int) -> Origin:

@@ -50,7 +50,7 @@ _MAX_ROUNDS = 16
 
 
 class BodySummary(NamedTuple):
-    """What a body makes of its formal arguments.
+    """The origins of a body's outputs in terms of its formal arguments.
 
     Attributes:
         inputs: The names of its formal inputs.

@@ -25,7 +25,7 @@ from onnxkvrename.verification.strip_weights import read_model_without_weights
 
 
 class VerifyRequest(NamedTuple):
-    """What is to be proved in addition to retention.
+    """The proofs to run in addition to retention.
 
     Attributes:
         token: The token that every KV name, and no other name, must carry.

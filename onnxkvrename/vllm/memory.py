@@ -105,7 +105,7 @@ class Allocation(NamedTuple):
 
     @property
     def is_possible(self) -> bool:
-        """Whether no condition fails."""
+        """True if no condition fails."""
         return self.state != "not met"
 
 

@@ -1,4 +1,4 @@
-"""What NIXL transfers for a prompt: blocks of each group, regions, descriptors and bytes.
+"""NIXL's transfers for a prompt: blocks of each group, regions, descriptors and bytes.
 
 This follows ``distributed/kv_transfer/kv_connector/v1/nixl`` of vLLM 0.24.0 and 0.33.0:
 ``base_scheduler.py`` (``get_sw_clipped_blocks`` of 0.24, ``get_exchange_clipped_blocks`` of 0.33)
@@ -18,7 +18,7 @@ _DESCRIPTORS_PER_STATE = 4
 
 
 class NixlTransfer(NamedTuple):
-    """What NIXL transfers for one prompt; ``None`` for what is not known.
+    """The amounts that NIXL transfers for one prompt; unknown ones are ``None``.
 
     Attributes:
         tokens: The length of the prompt.
@@ -28,7 +28,7 @@ class NixlTransfer(NamedTuple):
         descriptors: The number of descriptors. NIXL merges neighbours, so what it posts may be
             less.
         bytes: Bytes of all descriptors.
-        unknown: What is not known; ``None`` if everything is.
+        unknown: The reason why amounts are unknown; ``None`` if all are known.
     """
 
     tokens: int

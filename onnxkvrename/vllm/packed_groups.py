@@ -105,7 +105,7 @@ class _Bucket(NamedTuple):
 
     @property
     def is_balanced(self) -> bool:
-        """Whether there are as many layers of each page size."""
+        """True if there are equally many layers of each page size."""
         return len(set(self.page_size_counts.values())) == 1
 
 

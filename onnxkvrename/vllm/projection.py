@@ -29,7 +29,7 @@ from onnxkvrename.vllm.specs import (
 
 
 class Projection(NamedTuple):
-    """What vLLM makes of a layout, as far as the graph and vLLM's code tell.
+    """vLLM's KV cache for a layout, as far as the graph and vLLM's code determine it.
 
     Attributes:
         request: The settings of vLLM.

@@ -177,7 +177,7 @@ class KvCacheSpec(NamedTuple):
 
     @property
     def is_state(self) -> bool:
-        """Whether the cache holds states of fixed size."""
+        """True if the cache holds states of fixed size."""
         return self.kind in STATE_KINDS
 
     @property

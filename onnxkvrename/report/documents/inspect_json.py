@@ -1,4 +1,4 @@
-"""What ``onnxkvrename inspect`` shows of models, as JSON."""
+"""The JSON document of ``onnxkvrename inspect``."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Line(NamedTuple):
 
 
 class Screen(NamedTuple):
-    """Where an answer is shown; by default a pipe or a file.
+    """The place where an answer is shown; by default a pipe or a file.
 
     Attributes:
         is_terminal: Whether stdout is a terminal.
@@ -43,7 +43,7 @@ class Screen(NamedTuple):
 
 
 class Note(NamedTuple):
-    """A sentence on what became of a file, for formats that annotate files.
+    """A sentence on the outcome for a file, for formats that annotate files.
 
     Attributes:
         title: A short heading, e.g. the status of a model.
@@ -59,13 +59,13 @@ class Note(NamedTuple):
 
 
 class FileResult(NamedTuple):
-    """What a command found out about one file.
+    """The results of a command for one file.
 
     Attributes:
         path: The file.
-        findings: What is wrong with it.
-        error: What kept it from being read or written.
-        notes: What became of it.
+        findings: Its problems.
+        error: The reason why it could not be read or written.
+        notes: Its outcome.
     """
 
     path: str
@@ -79,16 +79,16 @@ def _render_nothing(screen: Screen) -> Iterable[Line]:
 
 
 class Answer(NamedTuple):
-    """What a command answers, for any format to render.
+    """The answer of a command, independent of the format that renders it.
 
     Attributes:
         command: The name of the command.
         exit_code: The exit code of the process.
         render_json: Renders the command's own JSON document.
         render_text: Renders the command's own text.
-        files: What was found out about each file, in the order given.
-        notes: What became of the job as a whole.
-        error: What kept the whole job from being done; then ``files`` is empty.
+        files: The results for each file, in the order of the arguments.
+        notes: The outcome of the job as a whole.
+        error: The reason why the whole job failed; then ``files`` is empty.
     """
 
     command: str
