@@ -22,7 +22,7 @@ from sets import timed
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-import layerwise  # noqa: E402
+import window_sets  # noqa: E402
 
 TOKEN = "vllmKvCache"
 SIZES = ["--dim", "ctx_len=4096"]
@@ -43,7 +43,7 @@ def subjects(work: Path) -> Iterator[tuple[str, Path]]:
         decoder.write(path, decoder.Decoder(layers=layers, nodes=nodes), seed=0)
         timed([*tool, str(path), "--prefix", TOKEN, "-q"])
         yield name, path
-    yield "500 windows", layerwise.export(work / "windows", 500, token=TOKEN)
+    yield "500 windows", window_sets.write_windows(work / "windows", 500, token=TOKEN)
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-import layerwise  # noqa: E402
+import window_sets  # noqa: E402
 
 COUNTS = (1, 2, 12, 94, 500)
 SIZE = 2_000_000
@@ -42,7 +42,7 @@ def timed(command: list[str]) -> tuple[float, float, int]:
 
 def rows(work: Path, rounds: int, jobs: list[str]) -> Iterator[tuple[int, list[float]]]:
     tool = [sys.executable, "-m", "onnxkvrename"]
-    sets = {n: layerwise.export(work / str(n), n, weights=SIZE) for n in COUNTS}
+    sets = {n: window_sets.write_windows(work / str(n), n, weights=SIZE) for n in COUNTS}
     found: dict[int, list[tuple[float, float, float, float]]] = {n: [] for n in COUNTS}
     for _ in range(rounds):
         for count, root in sets.items():

@@ -155,26 +155,26 @@ def decide_exit_code(
 
 def format_list(names: Sequence[str], separator: str = ", ", limit: int = _MAX_LISTED) -> str:
     """Join the first `limit` names, and say how many more there are."""
-    rest = f" and {len(names) - limit:,} more" if len(names) > limit else ""
-    return separator.join(names[:limit]) + rest
+    suffix = f" and {len(names) - limit:,} more" if len(names) > limit else ""
+    return separator.join(names[:limit]) + suffix
 
 
-def find_similar(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known name that is most like `name`.
+def find_similar(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the candidate that is most like `name`.
 
     Args:
         name: A name that is not known, such as a typing error.
-        known: The names to choose from.
+        candidates: The names to choose from.
         cutoff: How alike the two must be, from 0 (not at all) to 1 (equal).
     """
     from difflib import get_close_matches  # only needed after a mistake
 
-    return next(iter(get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
+    return next(iter(get_close_matches(name, list(candidates), n=1, cutoff=cutoff)), None)
 
 
-def suggest_similar(name: str, known: Iterable[str]) -> str | None:
-    """Return the hint "did you mean X?" if a known name is like `name`."""
-    similar = find_similar(name, known)
+def suggest_similar(name: str, candidates: Iterable[str]) -> str | None:
+    """Return the hint "did you mean X?" if a candidate is like `name`."""
+    similar = find_similar(name, candidates)
     return f"did you mean {similar}?" if similar else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-from layers import attention, layout, linear, mla
+from build_layouts import build_attention, build_layers, build_linear, build_mla
 
 from onnxkvrename.layout.layout import KvBuffer, Layout
 
@@ -97,15 +97,15 @@ def _draw_layer(
 def build_layout(architecture: Architecture) -> Layout:
     """Return the layout that an export of the architecture would have."""
     layers = enumerate(architecture.layers)
-    return layout(*(_build_buffers(index, shape) for index, shape in layers))
+    return build_layers(*(_build_buffers(index, shape) for index, shape in layers))
 
 
 def _build_buffers(index: int, shape: LayerShape) -> tuple[KvBuffer, ...]:
     if shape.kind == "mamba":
-        return linear(index, *shape.state_shapes, dtype=shape.dtype)
+        return build_linear(index, *shape.state_shapes, dtype=shape.dtype)
     if "mla" in shape.kind:
-        return mla(index, shape.head_size, shape.head_size_v, shape.window, shape.dtype)
-    return attention(
+        return build_mla(index, shape.head_size, shape.head_size_v, shape.window, shape.dtype)
+    return build_attention(
         index,
         shape.heads,
         shape.head_size,

@@ -1,4 +1,4 @@
-"""What Python lacks on Windows, of all that the tests use.
+"""Names of the standard library that the tests use and that Windows lacks.
 
 A test that uses some of it is skipped where it is missing (``conftest.py``), and
 ``without_posix/sitecustomize.py`` takes all of it away, to see on Linux that the rest works.

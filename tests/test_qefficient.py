@@ -11,10 +11,10 @@ from types import ModuleType
 from typing import Any
 
 import ci_machine
-import exported
 import pytest
+import qefficient_exports
 from ci_machine import ROOT, Machine
-from killing import contents
+from kill_commands import read_directory
 from real_exports import EXPORTS
 
 from onnxkvrename import rename
@@ -38,12 +38,12 @@ def cache(machine: Machine) -> Path:
 
 @pytest.fixture
 def plain(cache: Path) -> Path:
-    return exported.export(cache)
+    return qefficient_exports.write_export(cache)
 
 
 @pytest.fixture
 def twin(tmp_path: Path) -> Path:
-    return exported.export(tmp_path / "twins", token="VLLM")
+    return qefficient_exports.write_export(tmp_path / "twins", token="VLLM")
 
 
 def says(machine: Machine, name: str, **paths: Path) -> str:
@@ -71,11 +71,17 @@ class Exporter:
         names = [f"past_{part}.{n}{token}" for n in (0, 1) for part in ("key", "value")]
         outputs = ["logits", *(f"{name}_RetainedState" for name in names)]
         if onnx_path is None:
-            params = exported.hashed(outputs, exported.CAUSAL, kv_cache_prefix)
-            path = self.cache / f"Tiny-{exported.digest(params)}" / "decoder.onnx"
+            params = qefficient_exports.build_params(
+                outputs, qefficient_exports.CAUSAL, kv_cache_prefix
+            )
+            path = (
+                self.cache
+                / f"Tiny-{qefficient_exports.compute_params_hash(params)}"
+                / "decoder.onnx"
+            )
         else:
             path = Path(onnx_path)
-        assert exported.outputs(path) == outputs
+        assert qefficient_exports.read_output_names(path) == outputs
         type(self).taken = path
 
 
@@ -91,39 +97,39 @@ def qefficient(cache: Path, monkeypatch: pytest.MonkeyPatch) -> type[Exporter]:
 
 def test_step_by_step(machine: Machine, plain: Path, twin: Path, qefficient) -> None:
     target = plain.parent / twin.name
-    before = contents(plain)
+    before = read_directory(plain)
     assert "4 of 4 buffers retained" in says(machine, "verify", EXPORT=plain)
     assert f"would change -> {target / 'decoder.onnx'}" in says(machine, "look", EXPORT=plain)
     assert os.listdir(plain.parent) == [plain.name]
     with pytest.raises(FileNotFoundError):  # without the token QEfficient would export now
         exec(BLOCKS["compile"], {})
     assert f"changed -> {target / 'decoder.onnx'}" in says(machine, "seed", EXPORT=plain)
-    assert contents(target) == contents(twin)
-    assert contents(plain) == before
+    assert read_directory(target) == read_directory(twin)
+    assert read_directory(plain) == before
     assert "is up to date" in says(machine, "seed", EXPORT=plain)
     assert says(machine, "where", EXPORT=plain).startswith(f"{target / 'decoder.onnx'}\n")
     exec(BLOCKS["compile"], {})
     assert qefficient.taken == target / "decoder.onnx"
     shutil.rmtree(plain)
     says(machine, "strip", SEEDED=target)
-    assert contents(plain) == before
+    assert read_directory(plain) == before
     assert os.listdir(plain.parent) == [plain.name]
 
 
 def test_in_place(machine: Machine, plain: Path, twin: Path, qefficient) -> None:
     says(machine, "in-place", EXPORT=plain)
     assert os.listdir(plain.parent) == [twin.name]
-    assert contents(plain.parent / twin.name) == contents(twin)
+    assert read_directory(plain.parent / twin.name) == read_directory(twin)
     exec(BLOCKS["compile"], {})
     assert qefficient.taken == plain.parent / twin.name / "decoder.onnx"
 
 
 def test_several_directories(machine: Machine, cache: Path, tmp_path: Path) -> None:
-    encoder, decoder = exported.dual(cache)
-    _, twin = exported.dual(tmp_path / "twins", "VLLM")
+    encoder, decoder = qefficient_exports.write_dual_export(cache)
+    _, twin = qefficient_exports.write_dual_export(tmp_path / "twins", "VLLM")
     says(machine, "dual", CACHE=cache)
     assert sorted(os.listdir(cache)) == sorted([encoder.name, decoder.name, twin.name])
-    assert contents(cache / twin.name) == contents(twin)
+    assert read_directory(cache / twin.name) == read_directory(twin)
 
 
 def test_files_that_repeat_the_names(machine: Machine, plain: Path) -> None:

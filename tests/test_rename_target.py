@@ -6,9 +6,9 @@ import json
 import shutil
 from pathlib import Path
 
-import layerwise
 import onnx
 import pytest
+import window_sets
 from models import saved
 
 from onnxkvrename import ModelError, load_rules
@@ -147,10 +147,10 @@ def test_a_finding_is_told_of_the_window_that_it_is_about(tmp_path: Path, run) -
 
 
 def test_a_merge_is_judged_alone_and_one_on_its_way_to_it_is_not(tmp_path: Path, run) -> None:
-    halfway = layerwise.window(1, 3)
+    halfway = window_sets.build_window(1, 3)
     halfway.graph.output[0].name = halfway.graph.node[-1].output[0] = "hidden"
     saved(halfway, tmp_path / "merged_1-3.onnx")
-    saved(layerwise.window(0, 3), tmp_path / "merged_0-3.onnx")
+    saved(window_sets.build_window(0, 3), tmp_path / "merged_0-3.onnx")
     assert run(tmp_path, "--target", "vllm-qaic", "-n", "-q").code == 0
     (tmp_path / "merged_0-3.onnx").unlink()
     assert "error KV604" in run(tmp_path, "--target", "vllm-qaic", "-n", "-q").err

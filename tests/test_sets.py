@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import layerwise
 import onnx
 import pytest
-from killing import contents, exhaust, forks, killed, run
+import window_sets
+from kill_commands import count_until_false, needs_fork, read_directory, run_and_kill, run_quietly
 from onnx import compose
 
 from onnxkvrename import rename
@@ -34,12 +34,12 @@ class Trial:
     """A set and what it must become, killed and run again until nothing is left to try."""
 
     def __init__(self, root: Path, windows: int, weights: int = CUT, place: str = "") -> None:
-        self.pattern = layerwise.export(root / "pattern", windows, weights=weights)
-        self.plain = contents(self.pattern)
+        self.pattern = window_sets.write_windows(root / "pattern", windows, weights=weights)
+        self.plain = read_directory(self.pattern)
         self.windows, self.place = root / "windows", place
         shutil.copytree(self.pattern, root / "renamed")
-        assert run(root / "renamed", "--prefix", "VLLM") == 0
-        self.renamed = contents(root / "renamed")
+        assert run_quietly(root / "renamed", "--prefix", "VLLM") == 0
+        self.renamed = read_directory(root / "renamed")
         assert self.renamed != self.plain
 
     @property
@@ -57,34 +57,34 @@ class Trial:
     def judge(self, where: str) -> None:
         """Whole files only, whatever happened; and the same command ends it."""
         result = self.windows / self.place if self.place else self.windows
-        left = contents(result) if result.exists() else {}
+        left = read_directory(result) if result.exists() else {}
         own = {name for name in left if name.startswith(TEMP_PREFIX) or f"/{TEMP_PREFIX}" in name}
         assert not any(Path(name).match(f"{TEMP_PREFIX}*.onnx") for name in own), where
         for name in left.keys() - own:
             assert left[name] in (self.plain[name], self.renamed[name]), where
         if self.place == "new":
             assert left in ({}, self.renamed), where
-        assert run(*self.args) == 0, where
-        assert contents(result) == self.renamed, where
+        assert run_quietly(*self.args) == 0, where
+        assert read_directory(result) == self.renamed, where
         assert not list(self.windows.rglob(f"{TEMP_PREFIX}*")), where
-        assert run(result, "--strip") == 0, where
-        assert contents(result) == self.plain, where
+        assert run_quietly(result, "--strip") == 0, where
+        assert read_directory(result) == self.plain, where
 
     def kill(self, name: str, nth: int, *args: object, after: bool) -> bool:
         """Kill it there; says whether it came to that."""
         self.prepare()
-        reached = killed(name, nth, *self.args, *args, after=after)
+        reached = run_and_kill(name, nth, *self.args, *args, after=after)
         self.judge(f"{'after' if after else 'before'} {name} {nth}")
         return reached
 
 
-@forks
+@needs_fork
 @pytest.mark.parametrize("place", ["", "there", "new"])
 def test_two_windows_killed_anywhere_end_whole(place: str, tmp_path: Path) -> None:
     trial = Trial(tmp_path, 2, place=place)
     calls = ["replace", "link", "unlink", "fsync", "write", "splice", "copy_file_range", "mkdir"]
     reached = {
-        name: exhaust(lambda nth, name=name: trial.kill(name, nth, after=nth % 2 == 0))
+        name: count_until_false(lambda nth, name=name: trial.kill(name, nth, after=nth % 2 == 0))
         for name in [*calls, "rename"]
         if hasattr(os, name)
     }
@@ -94,13 +94,13 @@ def test_two_windows_killed_anywhere_end_whole(place: str, tmp_path: Path) -> No
     assert reached["replace"] == (2 if place == "" else 0)
 
 
-@forks
+@needs_fork
 def test_twelve_windows_killed_between_any_two_replacements_end_whole(tmp_path: Path) -> None:
     trial = Trial(tmp_path, 12, weights=0)
-    assert exhaust(lambda nth: trial.kill("replace", nth, after=True)) == 12
+    assert count_until_false(lambda nth: trial.kill("replace", nth, after=True)) == 12
 
 
-@forks
+@needs_fork
 @pytest.mark.parametrize(("windows", "points"), [(94, (1, 93)), (500, (250,))])
 def test_large_sets_killed_between_two_replacements_end_whole(
     windows: int, points: tuple[int, ...], tmp_path: Path
@@ -110,7 +110,7 @@ def test_large_sets_killed_between_two_replacements_end_whole(
         assert trial.kill("replace", nth, after=True)
 
 
-@forks
+@needs_fork
 def test_killed_with_its_processes_at_work_it_ends_whole(tmp_path: Path) -> None:
     trial = Trial(tmp_path, 24)
     for name, nth in (("replace", 1), ("replace", 12), ("link", 3)):
@@ -157,19 +157,19 @@ def half_way() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 def test_a_second_run_says_who_is_at_work_and_changes_nothing(
     part: str, tmp_path: Path, half_way, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root = layerwise.export(tmp_path / "windows", 3)
-    before = contents(root)
+    root = window_sets.write_windows(tmp_path / "windows", 3)
+    before = read_directory(root)
     first = half_way(root, "--prefix", "VLLM")
-    assert run(root / part, "--prefix", "OTHER") == 2
+    assert run_quietly(root / part, "--prefix", "OTHER") == 2
     said = capsys.readouterr().err
     assert f"is being worked on by process {first.pid} on {os.uname().nodename} since 20" in said
     assert "wait for it to end" in said
-    now = contents(root)
+    now = read_directory(root)
     assert {name: now[name] for name in before} == before
     first.communicate("\n")
     assert first.returncode == 0
-    assert run(root, "--prefix", "VLLM", "--check") == 0
-    assert contents(root).keys() == before.keys()
+    assert run_quietly(root, "--prefix", "VLLM", "--check") == 0
+    assert read_directory(root).keys() == before.keys()
 
 
 def test_runs_on_different_models_of_one_directory_do_not_mind_each_other(
@@ -177,9 +177,9 @@ def test_runs_on_different_models_of_one_directory_do_not_mind_each_other(
 ) -> None:
     one, other = (tmp_path / f"{name}.onnx" for name in ("one", "other"))
     for path in (one, other):
-        path.write_bytes(layerwise.window(0, 2).SerializeToString())
+        path.write_bytes(window_sets.build_window(0, 2).SerializeToString())
     first = half_way(one, "--prefix", "VLLM")
-    assert run(other, "--prefix", "VLLM") == 0
+    assert run_quietly(other, "--prefix", "VLLM") == 0
     assert any(path.name.startswith(TEMP_PREFIX) for path in tmp_path.iterdir())
     first.communicate("\n")
     assert first.returncode == 0
@@ -191,7 +191,7 @@ def test_runs_on_different_models_of_one_directory_do_not_mind_each_other(
 
 
 def test_a_finding_in_one_window_leaves_every_file_as_it_was(tmp_path: Path, snapshot, run) -> None:
-    root = layerwise.export(tmp_path, 40)
+    root = window_sets.write_windows(tmp_path, 40)
     bad = root / "layer_31_32" / "Tiny_layer_tmp_31_32.onnx"
     bad.write_bytes(bad.read_bytes().replace(b"past_key.31_Ret", b"past_key.32_Ret"))
     before = snapshot(root)
@@ -202,14 +202,14 @@ def test_a_finding_in_one_window_leaves_every_file_as_it_was(tmp_path: Path, sna
 
 
 def test_results_stand_in_natural_order_whatever_finishes_first(tmp_path: Path, run) -> None:
-    root = layerwise.export(tmp_path, 40)
+    root = window_sets.write_windows(tmp_path, 40)
     outcome = run(root, "--prefix", "VLLM", "--jobs", 3)
     layers = [int(line.split("layer_")[1].split("_")[0]) for line in outcome.err.splitlines()]
     assert (outcome.code, layers) == (0, list(range(40)))
 
 
 def test_a_lost_layer_is_found_unless_sets_do_not_matter(tmp_path: Path, run) -> None:
-    root = layerwise.export(tmp_path, 4)
+    root = window_sets.write_windows(tmp_path, 4)
     shutil.rmtree(root / "layer_2_3")
     outcome = run(root, "--prefix", "VLLM")
     assert outcome.code == 1
@@ -218,7 +218,7 @@ def test_a_lost_layer_is_found_unless_sets_do_not_matter(tmp_path: Path, run) ->
 
 
 def test_a_half_renamed_set_fails_a_check_and_is_mended_by_a_rename(tmp_path: Path, run) -> None:
-    root = layerwise.export(tmp_path, 4)
+    root = window_sets.write_windows(tmp_path, 4)
     rename(root / "layer_1_2" / "Tiny_layer_tmp_1_2.onnx", "VLLM")
     outcome = run(root, "--prefix", "VLLM", "--check")
     assert (outcome.code, outcome.err.count("KV303")) == (1, 1)
@@ -257,7 +257,7 @@ def merged(windows: Path) -> list[str]:
 def test_renamed_and_merged_is_merged_and_renamed(exported: Path) -> None:
     windows, whole = exported / "onnx_layerwise_tmp", exported / "merged_0-2.onnx"
     before = merged(windows)
-    assert run(exported, "--prefix", "VLLM") == 0
+    assert run_quietly(exported, "--prefix", "VLLM") == 0
     graph = onnx.load(whole, load_external_data=False).graph
     ends = {value.name for value in (*graph.input, *graph.output)}
     after = merged(windows)

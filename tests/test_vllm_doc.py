@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from layers import gpt_oss
+from build_layouts import build_gpt_oss
 from models import info, saved
 from onnx import ModelProto, TensorProto, helper
 
@@ -27,7 +27,7 @@ def build_model() -> ModelProto:
     """An export with the buffers of gpt-oss-20b, and little else."""
     nodes, inputs, outputs = [], [info("x", 1)], [info("logits", 1)]
     nodes.append(helper.make_node("Identity", ["x"], ["logits"]))
-    for buffer in gpt_oss().buffers:
+    for buffer in build_gpt_oss().buffers:
         input_name, output_name = (f"past_{name}" for name in buffer.names)
         nodes.append(helper.make_node("Identity", [input_name], [output_name]))
         shape = buffer.shape or ()

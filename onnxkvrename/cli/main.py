@@ -152,8 +152,8 @@ def _interrupt_on_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP clean up as Ctrl-C does."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        for other in numbers:  # one is enough, and nothing may disturb the clean-up
-            signal.signal(other, signal.SIG_IGN)
+        for signal_number in numbers:  # one is enough, and nothing may disturb the clean-up
+            signal.signal(signal_number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():

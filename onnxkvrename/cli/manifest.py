@@ -204,10 +204,10 @@ def _build_compile_info(arguments: _Arguments) -> CompileInfo:
         "--specializations": arguments.specializations,
         "--custom-io": arguments.custom_io,
     }
-    given = [option for option, value in options.items() if value]
+    used = [option for option, value in options.items() if value]
     sizes = parse_dim_sizes(arguments.dims)
-    if arguments.stamp and given:
-        raise click.UsageError(f"--stamp is of the graph alone: leave out {format_list(given)}")
+    if arguments.stamp and used:
+        raise click.UsageError(f"--stamp is of the graph alone: leave out {format_list(used)}")
     return CompileInfo(
         sizes, arguments.specializations, arguments.custom_io, group_windows=not arguments.no_set
     )
@@ -266,8 +266,12 @@ def _stamp_models(loaded: LoadedLayout, rules: Rules, *, force: bool, quiet: boo
 
 def _check_set_stamp(loaded: LoadedLayout, digest: str, rules: Rules) -> None:
     """Raise :class:`ModelError` for a window alone that carries the stamp of its set."""
-    (path, *others) = loaded.layout.models
-    if not others and loaded.stamp not in (None, digest) and rules.set_rule.is_window_path(path):
+    (path, *further_models) = loaded.layout.models
+    if (
+        not further_models
+        and loaded.stamp not in (None, digest)
+        and rules.set_rule.is_window_path(path)
+    ):
         raise ModelError(
             "carries another stamp, that of its set",
             path=path,
@@ -281,8 +285,8 @@ def _drop_elsewhere_hint(error: KvRenameError) -> KvRenameError:
     if "elsewhere" not in hint:
         return error
     parts = (part.removeprefix("or ") for part in re.split("; |, ", hint))
-    kept = [part for part in parts if "elsewhere" not in part]
-    return WriteError(error.message, path=error.path, hint="; ".join(kept) or None)
+    remaining_parts = [part for part in parts if "elsewhere" not in part]
+    return WriteError(error.message, path=error.path, hint="; ".join(remaining_parts) or None)
 
 
 def _format_stamp_line(report: ModelReport) -> str:

@@ -156,9 +156,9 @@ def _parse_select(text: str) -> Pattern:
 
 def _check_dims(models: tuple[VerifiedModel, ...], request: VerifyRequest) -> None:
     """Raise :class:`click.UsageError` for a size that no run had a use for."""
-    known = {symbol for model in models if model.run is not None for symbol in model.run.dims}
-    unknown = [symbol for symbol in request.dims if symbol not in known]
-    if known and unknown:
+    symbols = {symbol for model in models if model.run is not None for symbol in model.run.dims}
+    unknown = [symbol for symbol in request.dims if symbol not in symbols]
+    if symbols and unknown:
         raise click.UsageError(
-            f"--dim {unknown[0]}: no model has that dimension, but {', '.join(sorted(known))}"
+            f"--dim {unknown[0]}: no model has that dimension, but {', '.join(sorted(symbols))}"
         )

@@ -261,8 +261,8 @@ def _simulate_prompt(setup: TransferSetup, tokens: int) -> _PromptState:
     )
 
 
-def _has_same_type(slot: MemorySlot, other: MemorySlot) -> bool:
-    return (slot.shape, slot.dtype) == (other.shape, other.dtype)
+def _has_same_type(first: MemorySlot, second: MemorySlot) -> bool:
+    return (first.shape, first.dtype) == (second.shape, second.dtype)
 
 
 def _has_matching_bytes(source: _SlotContent, reader: _SlotContent, tokens: int) -> bool:
@@ -291,10 +291,10 @@ def _resolve_byte_orders(
     token axis is used.
     """
     contents = (source, reader)
-    known = [each.buffer for each in contents if not _has_unknown_kind(each.buffer)]
-    if len(known) == 2:
+    known_buffers = [each.buffer for each in contents if not _has_unknown_kind(each.buffer)]
+    if len(known_buffers) == 2:
         return _resolve_byte_order(source), _resolve_byte_order(reader)
-    axis = next((buffer.sequence_axis for buffer in known if buffer is not None), None)
+    axis = next((buffer.sequence_axis for buffer in known_buffers if buffer is not None), None)
     return _build_byte_order(source.slot.shape, axis), _build_byte_order(reader.slot.shape, axis)
 
 

@@ -133,8 +133,8 @@ def find_longest_prompt(layout: Layout) -> int:
             sizes.append(shape[buffer.sequence_axis])
         elif buffer.kind == "unknown" and len(shape) > 3:
             sizes.append(shape[2])
-    known = [size for size in sizes if isinstance(size, int)]
-    return max(known) if known and len(known) == len(sizes) else UNLIMITED_LENGTH
+    known_sizes = [size for size in sizes if isinstance(size, int)]
+    return max(known_sizes) if known_sizes and len(known_sizes) == len(sizes) else UNLIMITED_LENGTH
 
 
 def fill_missing_sizes(layout: Layout, window_size: int | None = None) -> Layout:

@@ -136,7 +136,7 @@ def infer_buffer_kind(
     if context:
         attention = {name: row for name, row in rows.items() if row.profile_kind is None}
         return _choose_by_window(attention, window)
-    parts = [find_pair_shape(other) for other in layer if _is_same_layer(pair, other)]
+    parts = [find_pair_shape(sibling) for sibling in layer if _is_same_layer(pair, sibling)]
     return "mamba" if _has_only_states([find_pair_shape(pair), *parts]) else "unknown"
 
 
@@ -175,8 +175,8 @@ def _list_context_symbols(shape: tuple[Dim, ...] | None) -> tuple[str, ...]:
     return tuple(dim for dim in dims if isinstance(dim, str) and _DERIVED_MARKER not in dim)
 
 
-def _is_same_layer(pair: KvPair, other: KvPair) -> bool:
-    return (pair.scope, pair.layer, pair.kind) == (other.scope, other.layer, other.kind)
+def _is_same_layer(first: KvPair, second: KvPair) -> bool:
+    return (first.scope, first.layer, first.kind) == (second.scope, second.layer, second.kind)
 
 
 def _has_only_states(shapes: list[tuple[Dim, ...] | None]) -> bool:

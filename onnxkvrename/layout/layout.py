@@ -292,7 +292,9 @@ def _name_part(pair: KvPair, kind: BufferKind, layer: Sequence[KvPair]) -> str:
     part = pair.buffer.removeprefix("past_")
     if not get_kind_traits(kind).is_state or part not in ("key", "value"):
         return part
-    ranks = [len(find_pair_shape(other) or ()) for other in layer if other.scope == pair.scope]
+    ranks = [
+        len(find_pair_shape(sibling) or ()) for sibling in layer if sibling.scope == pair.scope
+    ]
     if len(set(ranks)) < len(ranks):
         return part
     return _STATE_PARTS_BY_RANK.get(len(find_pair_shape(pair) or ()), part)

@@ -210,14 +210,14 @@ def _list_templates(name: str, layer: int) -> Iterator[_NameTemplate]:
             yield _NameTemplate(name[: number.start()], name[number.end() :])
 
 
-def _check_expression(text: str, wanted: Collection[str], names: Iterable[str]) -> None:
-    """Raise `ModelError` if an expression does not match the wanted names and no others."""
+def _check_expression(text: str, expected_names: Collection[str], names: Iterable[str]) -> None:
+    """Raise `ModelError` unless an expression matches exactly the expected names."""
     try:
         pattern, python = compile_pattern(text), re.compile(text)
     except (ValueError, re.error) as error:
         raise ModelError(f"no expression selects its KV buffers: {error}") from None
     for name in names:
-        expected = name in wanted
+        expected = name in expected_names
         if pattern.matches(name) is not expected or bool(python.search(name)) is not expected:
             raise ModelError(
                 f"no expression selects its KV buffers and nothing else: it fails for {name}",

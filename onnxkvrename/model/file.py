@@ -222,12 +222,12 @@ def build_spliced_source(source: ByteSource, pieces: Sequence[Piece]) -> ByteSou
         index = bisect_right(starts, offset) - 1
         while size > 0 and index < len(pieces):
             piece, skipped = pieces[index], offset - starts[index]
-            wanted = min(size, sizes[index] - skipped)
+            part_size = min(size, sizes[index] - skipped)
             if isinstance(piece, bytes):
-                parts.append(piece[skipped : skipped + wanted])
+                parts.append(piece[skipped : skipped + part_size])
             else:
-                parts.append(source.read(piece.offset + skipped, wanted))
-            offset, size, index = offset + wanted, size - wanted, index + 1
+                parts.append(source.read(piece.offset + skipped, part_size))
+            offset, size, index = offset + part_size, size - part_size, index + 1
         return b"".join(parts)
 
     return ByteSource(read, starts[-1], source.path)

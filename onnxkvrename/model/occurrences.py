@@ -322,8 +322,8 @@ class _GraphWalker:
         reference = read_external_reference(self.source, fields)
         if reference is not None:
             key = reference.location, reference.problem
-            known = self.references.get(key, reference)
-            self.references[key] = max(known, reference, key=lambda item: item.end_offset)
+            previous = self.references.get(key, reference)
+            self.references[key] = max(previous, reference, key=lambda item: item.end_offset)
 
     def walk_training_info(self, training: Record, main: int | None) -> None:
         """Walk the two graphs of a training, which see the main graph, and their bindings."""

@@ -112,7 +112,7 @@ def _group_for_consumer(models: Sequence[KvModel]) -> list[tuple[int, ...]]:
         sets += [
             (indexes[member],)
             for member in members
-            if not any(layers[member] < others for others in layers.values())
+            if not any(layers[member] < other_layers for other_layers in layers.values())
         ]
     return sets
 

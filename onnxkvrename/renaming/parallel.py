@@ -206,9 +206,9 @@ def _check_worker_versions(client: Any) -> None:
     with _wrap_worker_errors():
         versions = set(client.run(_report_version).values())
     if versions != {__version__}:
-        other = ", ".join(sorted(versions - {__version__}))
+        other_versions = ", ".join(sorted(versions - {__version__}))
         raise KvRenameError(
-            f"a worker has onnxkvrename {other}, and this is {__version__}",
+            f"a worker has onnxkvrename {other_versions}, and this is {__version__}",
             hint="install the same version on every worker",
         )
 

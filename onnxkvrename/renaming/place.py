@@ -171,23 +171,23 @@ class BatchWriter:
             for task in tasks:
                 if not task.source_unchanged:
                     raise PlaceError(task.model_index, build_source_changed_error(task))
-            models, others = list[ReadyFile](), list[ReadyFile]()
+            model_files, other_files = list[ReadyFile](), list[ReadyFile]()
             files_in_staged = list[ReadyFile]()
             staged_paths = {directory.directory for directory in staged}
             for task, file in zip(tasks, files, strict=True):
                 if not staged_paths.isdisjoint(file.target.parents):
                     files_in_staged.append(file)
                 elif isinstance(task.source, SplicePlan):
-                    models.append(file)
+                    model_files.append(file)
                 else:
-                    others.append(file)
+                    other_files.append(file)
             renames_nothing = not self.directory_map
             if staged:
-                is_last = renames_nothing and not others and not models
+                is_last = renames_nothing and not other_files and not model_files
                 transaction.place_files(files_in_staged, final=False)
                 transaction.place_directories(staged, final=is_last)
-            transaction.place_files(others, final=renames_nothing and not models)
-            transaction.place_files(models, final=renames_nothing)
+            transaction.place_files(other_files, final=renames_nothing and not model_files)
+            transaction.place_files(model_files, final=renames_nothing)
             transaction.rename_directories(self.directory_map)
 
     def _write_temp_files(self, tasks: Sequence[WriteTask]) -> list[ReadyFile]:

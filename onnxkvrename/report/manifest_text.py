@@ -122,8 +122,10 @@ def list_layout_facts(layout: Layout) -> Iterator[tuple[str, str]]:
         options = " ".join(f"--dim {symbol}=SIZE" for symbol in symbols)
         yield "missing", f"{format_list(symbols)}: {options}"
     if layout.sizes:
-        known = (f"{escape_unprintable(symbol)}={size}" for symbol, size in layout.sizes.items())
-        yield "with", ", ".join(known)
+        known_sizes = (
+            f"{escape_unprintable(symbol)}={size}" for symbol, size in layout.sizes.items()
+        )
+        yield "with", ", ".join(known_sizes)
     yield "kv_layout_sha256", compute_kv_layout_sha256(layout) or ""
 
 

@@ -26,49 +26,51 @@ _MAX_DETAILED_MODELS = 4
 """Models of which more is shown than one line."""
 
 
-def draw_report(report: Report, *, look: bool, verbose: bool) -> Iterator[str]:
+def draw_report(report: Report, *, dry_run: bool, verbose: bool) -> Iterator[str]:
     """Yield the summary as lines, in the colours of the terminal on stdout.
 
     It is captured, not printed: rich would end the process when the reader is gone.
 
     Args:
         report: What became of the models and sidecars.
-        look: Say what would become of them, as nothing was written.
+        dry_run: Describe what would change, because nothing was written.
         verbose: Show every layer.
     """
     console = Console(highlight=False)
     with console.capture() as capture:
-        console.print(render_report(report, look=look, verbose=verbose), crop=False)
+        console.print(render_report(report, dry_run=dry_run, verbose=verbose), crop=False)
     yield from capture.get().splitlines()
 
 
-def render_report(report: Report, *, look: bool, verbose: bool) -> RenderableType:
+def render_report(report: Report, *, dry_run: bool, verbose: bool) -> RenderableType:
     """Return a headline for each model; of a few models also buffers and the next command.
 
     Args:
         report: What became of the models and sidecars.
-        look: Say what would become of them, as nothing was written.
+        dry_run: Describe what would change, because nothing was written.
         verbose: Show every layer.
     """
     parts: list[RenderableType] = []
     detailed = verbose or len(report.models) <= _MAX_DETAILED_MODELS
     for model in report.models:
-        parts.append(_render_headline(model, look=look))
+        parts.append(_render_headline(model, dry_run=dry_run))
         if detailed and not model.failed and model.pairs:
             details = [_render_buffers(model), *([_render_layer_table(model)] if verbose else [])]
             parts.append(Padding(Group(*details), (0, 0, 0, 2)))
             parts += _render_next_command(model)
     parts += (Text(line, no_wrap=True, overflow="ignore") for line in render_sidecar_states(report))
     if len(report.models) > 1:
-        parts.append(_render_total(report, look=look))
+        parts.append(_render_total(report, dry_run=dry_run))
     return Group(*parts)
 
 
-def _render_headline(model: ModelReport, *, look: bool) -> Text:
+def _render_headline(model: ModelReport, *, dry_run: bool) -> Text:
     # Never folded: a path that is broken in two cannot be copied.
     text = Text(escape_unprintable(model.path), style="bold", no_wrap=True, overflow="ignore")
-    text.append(f"  {format_model_state(model, look=look)}", style=_STATUS_STYLES[model.status])
-    if model.output != model.path and model.status in ("renamed", "unchanged") and not look:
+    text.append(
+        f"  {format_model_state(model, dry_run=dry_run)}", style=_STATUS_STYLES[model.status]
+    )
+    if model.output != model.path and model.status in ("renamed", "unchanged") and not dry_run:
         text.append(f"  -> {escape_unprintable(model.output)}", style="not bold")
     return text
 
@@ -105,9 +107,9 @@ def _render_next_command(model: ModelReport) -> Iterator[RenderableType]:
         yield text.append(escape_unprintable(model.feed_back_call), style="not dim")
 
 
-def _group_unchanged_names(kept: Iterable[UnchangedName]) -> dict[str, list[str]]:
+def _group_unchanged_names(unchanged_names: Iterable[UnchangedName]) -> dict[str, list[str]]:
     reasons: dict[str, list[str]] = {}
-    for item in kept:
+    for item in unchanged_names:
         if item.reason != REASON_NOT_RETAINED:
             reasons.setdefault(item.reason, []).append(escape_unprintable(item.name))
     return reasons
@@ -133,8 +135,8 @@ def _render_new_name(side: PairSide) -> Text:
     return Text(escape_unprintable(side.new_name), style=style)
 
 
-def _render_total(report: Report, *, look: bool) -> Text:
-    labels = {"would-rename": "would change" if look else "left alone"}
+def _render_total(report: Report, *, dry_run: bool) -> Text:
+    labels = {"would-rename": "would change" if dry_run else "left alone"}
     counts = Counter(labels.get(model.status, model.status) for model in report.models)
     text = ", ".join(f"{count} {label}" for label, count in counts.items())
     return Text(f"{len(report.models)} models: {text}", style="bold")

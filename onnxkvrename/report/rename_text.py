@@ -78,7 +78,7 @@ def _list_files(report: Report, view: RenameView) -> Iterator[FileResult]:
 def _list_model_notes(model: ModelReport, view: RenameView) -> Iterator[Note]:
     if model.error is not None:
         return
-    state = format_model_state(model, look=view.dry_run)
+    state = format_model_state(model, dry_run=view.dry_run)
     if view.check_only and model.status == "would-rename":
         yield Note("names", state, model.path, "error")
     elif not view.quiet:
@@ -99,25 +99,25 @@ def render_rename(report: Report, view: RenameView, screen: Screen) -> Iterator[
     if screen.is_terminal and not view.show_diff:
         from onnxkvrename.report.rename_rich import draw_report  # rich only for terminals
 
-        yield from map(Line, draw_report(report, look=view.dry_run, verbose=view.verbose))
+        yield from map(Line, draw_report(report, dry_run=view.dry_run, verbose=view.verbose))
         return
     if view.show_diff:
         yield from map(Line, render_diff(report, color=screen.color))
     elif not view.check_only:
-        yield from map(Line, render_changes(report, look=view.dry_run))
-    yield from (Line(text, err=True) for text in render_states(report, look=view.dry_run))
+        yield from map(Line, render_changes(report, dry_run=view.dry_run))
+    yield from (Line(text, err=True) for text in render_states(report, dry_run=view.dry_run))
 
 
-def render_changes(report: Report, *, look: bool) -> Iterator[str]:
+def render_changes(report: Report, *, dry_run: bool) -> Iterator[str]:
     """Yield ``old -> new`` for each changed name, after its model where there are several.
 
     Args:
         report: What became of the models.
-        look: Show the names that would change, as nothing was written.
+        dry_run: Show the names that would change, because nothing was written.
     """
     has_several = len(report.models) > 1
     for model in report.models:
-        changes = model.status == ("would-rename" if look else "renamed")
+        changes = model.status == ("would-rename" if dry_run else "renamed")
         for old, new in model.name_map.items() if changes else ():
             line = f"{escape_unprintable(old)} -> {escape_unprintable(new)}"
             yield f"{escape_unprintable(model.path)}: {line}" if has_several else line
@@ -136,7 +136,7 @@ def render_diff(report: Report, *, color: bool) -> Iterator[str]:
                 yield apply_style(f"-{STAMP_LABEL}", color, fg="red")
 
 
-def render_states(report: Report, *, look: bool) -> Iterator[str]:
+def render_states(report: Report, *, dry_run: bool) -> Iterator[str]:
     """Yield one line for each model and sidecar: what became of it.
 
     Models with an error have none, nor have those that were left alone because of it: the
@@ -144,11 +144,11 @@ def render_states(report: Report, *, look: bool) -> Iterator[str]:
 
     Args:
         report: What became of the models and sidecars.
-        look: Say what would become of them, as nothing was written.
+        dry_run: Describe what would change, because nothing was written.
     """
     for model in report.models:
-        if model.error is None and (look or model.status != "would-rename"):
-            state = format_model_state(model, look=look)
+        if model.error is None and (dry_run or model.status != "would-rename"):
+            state = format_model_state(model, dry_run=dry_run)
             yield f"{escape_unprintable(model.path)}: {state}{_format_destination(model)}"
     yield from render_sidecar_states(report)
 
@@ -174,17 +174,19 @@ def _format_destination(item: ModelReport | SidecarReport) -> str:
     return f" -> {escape_unprintable(item.output)}" if has_moved else ""
 
 
-def format_model_state(model: ModelReport, *, look: bool) -> str:
+def format_model_state(model: ModelReport, *, dry_run: bool) -> str:
     """Return in a few words what became of a model.
 
     Args:
         model: The model.
-        look: Say what would become of it, as nothing was written.
+        dry_run: Describe what would change, because nothing was written.
     """
     if model.status == "failed":
         return "failed: nothing was written"
     if model.status == "would-rename":
-        return _format_change(model, "would change") if look else "left alone: another model failed"
+        return (
+            _format_change(model, "would change") if dry_run else "left alone: another model failed"
+        )
     if model.status == "renamed":
         return _format_change(model, "changed")
     if not model.pairs:

@@ -41,8 +41,8 @@ def find_jobs(
     for path in models:
         for model in _find_models(path, directory):
             real_path = os.path.realpath(model)
-            known = models_by_real_path.get(real_path)
-            if known is None or known.is_symlink():
+            previous_path = models_by_real_path.get(real_path)
+            if previous_path is None or previous_path.is_symlink():
                 models_by_real_path[real_path] = model
     if output is not None and len(models_by_real_path) > 1:
         raise WriteError(

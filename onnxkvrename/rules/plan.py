@@ -157,7 +157,7 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
             else:
                 pair_sides[side] = _build_pair_side(value, match, rules, change)
     buffers_by_kind = rules.buffers_by_kind
-    order = {name: index for index, name in enumerate(_chain(buffers_by_kind.values()))}
+    order = {name: index for index, name in enumerate(_flatten(buffers_by_kind.values()))}
     pairs = [
         KvPair(match.kind, *key, sides[key].get("input"), sides[key].get("output"))
         for key, match in matches.items()
@@ -273,5 +273,5 @@ def _explain_unchanged(side: str, name: str, rules: Rules) -> str | None:
     return reason
 
 
-def _chain(groups: Iterable[Iterable[str]]) -> Iterable[str]:
+def _flatten(groups: Iterable[Iterable[str]]) -> Iterable[str]:
     return (name for group in groups for name in group)

@@ -164,17 +164,17 @@ class SetRule(NamedTuple):
             path: The model's path, with ``/`` between names.
         """
         *directories, file = path.split("/")
-        kept = [name for name in directories if name not in ("", ".")]
+        kept_directories = [name for name in directories if name not in ("", ".")]
         for rule in self.part_rules:
             name = rule.match(file)
             if name is not None:
                 if (
                     rule.folder_pattern is not None
-                    and kept
-                    and rule.folder_pattern.matches(kept[-1])
+                    and kept_directories
+                    and rule.folder_pattern.matches(kept_directories[-1])
                 ):
-                    kept.pop()
-                return PartPath("/" * path.startswith("/") + "/".join(kept), name)
+                    kept_directories.pop()
+                return PartPath("/" * path.startswith("/") + "/".join(kept_directories), name)
         return None
 
     def is_window_path(self, path: str) -> bool:

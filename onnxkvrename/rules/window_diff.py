@@ -63,35 +63,37 @@ def index_buffers(models: Iterable[tuple[str, Sequence[KvPair]]]) -> BufferIndex
     return BufferIndex(tuple(paths), tuple(sorted(by_layer)), dict(by_layer))
 
 
-def describe_differences(mine: BufferIndex, theirs: BufferIndex, layers: range) -> list[str]:
+def describe_differences(
+    described: BufferIndex, reference: BufferIndex, layers: range
+) -> list[str]:
     """Describe how buffers of one model differ between files, for some layers.
 
     Scopes and tokens do not matter: they differ between the stages of an export.
 
     Args:
-        mine: The buffers that are described.
-        theirs: Those that they are compared with.
+        described: The buffers that are described.
+        reference: The buffers that they are compared with.
         layers: The layers to compare.
 
     Returns:
-        Buffers that are missing, then buffers that only `mine` has, then those with
+        Buffers that are missing, then buffers that only `described` has, then those with
         another type. All can follow "has".
     """
     missing, extra = (defaultdict[str, list[int]](list) for _ in range(2))
     missing_from, type_differences = "", list[str]()
-    for layer in _slice_layers(layers, theirs.layers):
-        own = mine.by_layer.get(layer, {})
-        for key, (path, pair) in theirs.by_layer[layer].items():
+    for layer in _slice_layers(layers, reference.layers):
+        own = described.by_layer.get(layer, {})
+        for key, (path, pair) in reference.by_layer[layer].items():
             if key in own:
                 type_differences += _describe_type_differences(own[key][1], pair, path)
             else:
                 missing_from = missing_from or path
                 missing[key[1]].append(layer)
-    for layer in _slice_layers(layers, mine.layers):
-        for key in mine.by_layer[layer]:
-            if key not in theirs.by_layer.get(layer, {}):
+    for layer in _slice_layers(layers, described.layers):
+        for key in described.by_layer[layer]:
+            if key not in reference.by_layer.get(layer, {}):
                 extra[key[1]].append(layer)
-    compared = " to ".join(dict.fromkeys((theirs.paths[0], theirs.paths[-1])))
+    compared = " to ".join(dict.fromkeys((reference.paths[0], reference.paths[-1])))
     return [
         *(
             f"no {buffer} of {format_layers(numbers)}, unlike {missing_from}"
@@ -105,19 +107,19 @@ def describe_differences(mine: BufferIndex, theirs: BufferIndex, layers: range) 
     ]
 
 
-def _slice_layers(wanted: range, layers: Sequence[int]) -> Sequence[int]:
-    return layers[bisect_left(layers, wanted.start) : bisect_left(layers, wanted.stop)]
+def _slice_layers(layer_range: range, layers: Sequence[int]) -> Sequence[int]:
+    return layers[bisect_left(layers, layer_range.start) : bisect_left(layers, layer_range.stop)]
 
 
 def _describe_type_differences(own: KvPair, other: KvPair, path: str) -> Iterator[str]:
-    for mine, theirs in ((own.input, other.input), (own.output, other.output)):
+    for own_side, other_side in ((own.input, other.input), (own.output, other.output)):
         if (
-            mine is not None
-            and theirs is not None
-            and not is_type_compatible(mine.value, theirs.value)
+            own_side is not None
+            and other_side is not None
+            and not is_type_compatible(own_side.value, other_side.value)
         ):
-            own_type, other_type = map(format_value_type, (mine.value, theirs.value))
-            yield f"{mine.old_name} as {own_type}, but {other_type} in {path}"
+            own_type, other_type = map(format_value_type, (own_side.value, other_side.value))
+            yield f"{own_side.old_name} as {own_type}, but {other_type} in {path}"
 
 
 def collect_traits(

@@ -122,7 +122,7 @@ def _group_files(parts: Sequence[KvModel]) -> _FilesByGroup:
     }
 
 
-def _export_of(file: _PartFile) -> ExportInfo:
+def _get_export_info(file: _PartFile) -> ExportInfo:
     assert file.part.export is not None  # it is read for every part of a set
     return file.part.export
 
@@ -207,8 +207,8 @@ def _check_seams(files: Sequence[_PartFile], rule: SetRule) -> Iterator[tuple[in
                 "KV305", f"has no input {input_name} for {left.path}", _EXPORT_AGAIN_HINT
             )
         elif out is not None and not is_type_compatible(into, out):
-            other = f"{out.name} of {left.path} is {format_value_type(out)}"
-            message = f"is {format_value_type(into)}, but {other}"
+            left_type = f"{out.name} of {left.path} is {format_value_type(out)}"
+            message = f"is {format_value_type(into)}, but {left_type}"
             yield right.build_finding("KV305", message, _EXPORT_AGAIN_HINT, into.name)
 
 
@@ -238,7 +238,7 @@ def _check_same_export(files: Sequence[_PartFile], rule: SetRule) -> Iterator[tu
     """Check that files are of one export; the buffers of merges are compared with the windows."""
     traits = [
         collect_traits(
-            _export_of(file),
+            _get_export_info(file),
             file.part.pairs if file.part_name.stage != MERGED else (),
             rule.exclusive_kinds,
         )

@@ -152,28 +152,28 @@ def _is_large(record: Record) -> bool:
 
 def _strip_values(source: ByteSource, attribute: Record) -> bytes | None:
     """Return an attribute's message with one value for many; `None` if it has few."""
-    kept, value_fields, value_size = [], set(), 0
+    kept_fields, value_fields, value_size = [], set(), 0
     for record in read_fields(source, attribute):
         if record.number in _ATTRIBUTE_PLACEHOLDERS:
             value_fields.add(record.number)
             value_size += record.end - record.start
         else:
-            kept.append(_read_field(source, record))
+            kept_fields.append(_read_field(source, record))
     if value_size <= MAX_KEPT_BYTES:
         return None
     placeholders = [
         _encode_field(number, _ATTRIBUTE_PLACEHOLDERS[number]) for number in sorted(value_fields)
     ]
-    return b"".join([*kept, *placeholders])
+    return b"".join([*kept_fields, *placeholders])
 
 
 def _strip_data(source: ByteSource, tensor: Record) -> bytes | None:
     """Return a tensor's message without its data, and marked; `None` if it holds little data."""
-    kept, sizes, data_size = [], dict.fromkeys(_DATA_FIELDS, 0), 0
+    kept_fields, sizes, data_size = [], dict.fromkeys(_DATA_FIELDS, 0), 0
     for record in read_fields(source, tensor):
         number, size = record.number, record.end - record.start
         if number not in _DATA_FIELDS:
-            kept.append(_read_field(source, record))
+            kept_fields.append(_read_field(source, record))
             continue
         data_size += size
         if number == _RAW_DATA:
@@ -187,7 +187,7 @@ def _strip_data(source: ByteSource, tensor: Record) -> bytes | None:
     mark = " ".join(f"{_DATA_FIELDS[number]}:{size}" for number, size in removed.items())
     entry = _encode_field(1, _REMOVED_DATA_KEY) + _encode_field(2, mark.encode())
     placeholders = [_encode_field(number, _DATA_PLACEHOLDERS[number]) for number in removed]
-    return b"".join([*kept, *placeholders, _encode_field(_METADATA_PROPS, entry)])
+    return b"".join([*kept_fields, *placeholders, _encode_field(_METADATA_PROPS, entry)])
 
 
 def _read_field(source: ByteSource, record: Record) -> bytes:

@@ -179,22 +179,22 @@ def _check_stamp(model: KvModel) -> Iterator[Finding]:
 def _check_token(signature: Signature, plan: RenamePlan, token: str | None) -> Iterator[Finding]:
     """Yield KV116: a consumer takes every name that contains the token, and no other."""
     tokens = {side.old_name: side.token for pair in plan.pairs for side in pair.sides}
-    wanted = plan.token_change.final_token if token is None else token
-    without = [name for name, carried in tokens.items() if carried != wanted]
-    if wanted and without:
+    expected = plan.token_change.final_token if token is None else token
+    missing = [name for name, carried in tokens.items() if carried != expected]
+    if expected and missing:
         yield build_finding(
             "KV116",
-            without[0],
-            f"does not carry {wanted}, one of {len(without)} such names of {len(tokens)}",
-            f"onnxkvrename MODEL --prefix {wanted}",
+            missing[0],
+            f"does not carry {expected}, one of {len(missing)} such names of {len(tokens)}",
+            f"onnxkvrename MODEL --prefix {expected}",
         )
     names = {value.name for value in (*signature.inputs, *signature.outputs)}
-    others = sorted(name for name in names - tokens.keys() if wanted and wanted in name)
-    if others:
+    extra = sorted(name for name in names - tokens.keys() if expected and expected in name)
+    if extra:
         yield build_finding(
             "KV116",
-            others[0],
-            f"holds {wanted}, but is no KV buffer; a consumer would take {format_list(others)}",
+            extra[0],
+            f"holds {expected}, but is no KV buffer; a consumer would take {format_list(extra)}",
             "choose another token",
         )
 

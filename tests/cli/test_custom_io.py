@@ -10,7 +10,7 @@ from pathlib import Path
 import models
 import onnx.helper
 import pytest
-from killing import contents
+from kill_commands import read_directory
 from models import info, node, saved
 
 import onnxkvrename
@@ -37,11 +37,11 @@ def here(decoder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_is_written_beside_the_model(here: Path, run) -> None:
-    before = contents(here)
+    before = read_directory(here)
     outcome = run("custom-io", MODEL, "--precision", "mxint8")
     assert (outcome.code, outcome.out) == (0, "")
     assert outcome.err == f"{SIDECAR}: 8 names, mxint8\n"
-    assert contents(here) == {**before, SIDECAR: WRITTEN.encode()}
+    assert read_directory(here) == {**before, SIDECAR: WRITTEN.encode()}
 
 
 def test_inputs_and_outputs_stand_by_layer_and_buffer(tmp_path: Path, run) -> None:
@@ -73,10 +73,10 @@ def test_a_renamed_model_has_its_new_names_in_it(here: Path, run) -> None:
 
 
 def test_a_dash_gives_exactly_the_file(here: Path, piped) -> None:
-    before = contents(here)
+    before = read_directory(here)
     process = piped(f"$K custom-io {MODEL} --precision mxint8 -o -", here)
     assert (process.returncode, process.stdout, process.stderr) == (0, WRITTEN, "")
-    assert contents(here) == before
+    assert read_directory(here) == before
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
@@ -106,7 +106,7 @@ def test_another_place_can_be_named(here: Path, run) -> None:
     (here / "out").mkdir()
     outcome = run("custom-io", MODEL, "--precision", "mxint8", "-o", "out/io.yaml")
     assert (outcome.code, outcome.err) == (0, "out/io.yaml: 8 names, mxint8\n")
-    assert contents(here / "out") == {"io.yaml": WRITTEN.encode()}
+    assert read_directory(here / "out") == {"io.yaml": WRITTEN.encode()}
     assert not (here / SIDECAR).exists()
 
 

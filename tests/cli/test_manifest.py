@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import layerwise
 import models
 import onnx
 import pytest
+import window_sets
 from models import saved
 from schemas import load_schema
 
@@ -462,7 +462,7 @@ def test_verbose_tells_every_finding(run) -> None:
 
 
 def test_a_window_of_a_stamped_set_is_not_stamped_alone(tmp_path: Path, run) -> None:
-    export = layerwise.export(tmp_path / "export", 3)
+    export = window_sets.write_windows(tmp_path / "export", 3)
     assert run("manifest", export, "--stamp", "-q").code == 0
     before = (tmp_path / "export").rglob("*.onnx")
     bytes_before = {path: path.read_bytes() for path in before}
@@ -473,7 +473,7 @@ def test_a_window_of_a_stamped_set_is_not_stamped_alone(tmp_path: Path, run) -> 
 
 
 def test_a_set_with_gaps_has_a_manifest_if_nobody_asks_for_a_set(tmp_path: Path, run) -> None:
-    export = layerwise.export(tmp_path / "export", 3)
+    export = window_sets.write_windows(tmp_path / "export", 3)
     shutil.rmtree(export / "layer_1_2")
     assert run("manifest", export).code == 1
     assert run("manifest", export, "--no-set").code == 0

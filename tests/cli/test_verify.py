@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import jsonschema
-import layerwise
 import models
 import onnx
 import pytest
+import window_sets
 from models import KEY, KEY_OUT, VALUE, VALUE_OUT, node, saved
 from onnx import ModelProto
 from schemas import load_schema
@@ -48,7 +48,7 @@ def here(decoder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     saved(unrunnable(), here / "custom.onnx")
     saved(b"import onnx\n", here / "text.onnx")
     (here / "empty").mkdir()
-    layerwise.export(here / "windows", 3)
+    window_sets.write_windows(here / "windows", 3)
     monkeypatch.chdir(here)
     return here
 
@@ -358,8 +358,11 @@ def test_windows_are_held_against_each_other_unless_told_not_to(here: Path, run)
     outcome = run("verify", "windows")
     assert (outcome.code, outcome.err.count("KV302")) == (1, 1)
     assert run("verify", "windows", "--no-set").code == 0
-    layerwise.export(here / "again", 2)
-    saved(layerwise.window(1, 2, "V"), here / "again" / "layer_1_2" / "Tiny_layer_tmp_1_2.onnx")
+    window_sets.write_windows(here / "again", 2)
+    saved(
+        window_sets.build_window(1, 2, "V"),
+        here / "again" / "layer_1_2" / "Tiny_layer_tmp_1_2.onnx",
+    )
     outcome = run("verify", "again")
     assert (outcome.code, "KV303" in outcome.err) == (1, True)
 

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from sideways import QEFF, TARGET, attention, codes, handed, side_of, told
+from handoff_sides import (
+    CONSUMER,
+    QEFF,
+    build_side_layout,
+    describe_attention,
+    list_codes,
+    predict_handoff,
+    transfer_bytes,
+)
 
 from onnxkvrename.handoff.compare import Handoff
 from onnxkvrename.handoff.consumer_checks import check_consumer
@@ -33,30 +41,32 @@ def message(found: Handoff, code: str) -> str:
 
 
 def test_two_sides_alike_work() -> None:
-    side = side_of(*attention(0, 1), ctx_len=32)
-    found = told(side, side)
-    assert (codes(found), found.verdict.outcome) == ([], "works")
+    side = build_side_layout(*describe_attention(0, 1), ctx_len=32)
+    found = predict_handoff(side, side)
+    assert (list_codes(found), found.verdict.outcome) == ([], "works")
     assert format_handoff_verdict(found) == (
         "hand-off works: 4 buffers of layers 0-1, prompts of up to 32 tokens"
     )
 
 
 def test_sizes_that_are_missing_do_not_matter_between_sides_that_are_alike() -> None:
-    side = side_of(*attention(0), *attention(1, shape=WINDOW))
-    found = told(side, side)
-    assert codes(found) == []
+    side = build_side_layout(*describe_attention(0), *describe_attention(1, shape=WINDOW))
+    found = predict_handoff(side, side)
+    assert list_codes(found) == []
     assert format_handoff_verdict(found) == (
         "hand-off works: 4 buffers of layers 0-1, whatever ctx_len may be, as long as both have "
         "the same sliding_window"
     )
-    assert format_handoff_verdict(told(side, side, whole=True)).endswith(
+    assert format_handoff_verdict(predict_handoff(side, side, full_transfer=True)).endswith(
         "of layers 0-1, as long as both have the same ctx_len, sliding_window"
     )
 
 
 def test_a_known_context_does_not_hide_that_windows_must_agree() -> None:
-    side = side_of(*attention(0), *attention(1, shape=WINDOW), ctx_len=32)
-    found = told(side, side, tokens=(9,))
+    side = build_side_layout(
+        *describe_attention(0), *describe_attention(1, shape=WINDOW), ctx_len=32
+    )
+    found = predict_handoff(side, side, tokens=(9,))
     assert format_handoff_verdict(found).endswith(
         "prompts of up to 32 tokens, as long as both have the same sliding_window"
     )
@@ -66,33 +76,33 @@ def test_a_known_context_does_not_hide_that_windows_must_agree() -> None:
 
 
 def test_states_must_agree_and_all_that_is_moved_in_full() -> None:
-    state = side_of("recurrent_state.0:2,width,4", *attention(1))
-    assert told(state, state, whole=True).shared_symbols == ("ctx_len", "width")
-    assert told(state, state).shared_symbols == ("width",)
-    full = side_of(*attention(0))
-    assert told(full, full).shared_symbols == ()
+    state = build_side_layout("recurrent_state.0:2,width,4", *describe_attention(1))
+    assert predict_handoff(state, state, full_transfer=True).shared_symbols == ("ctx_len", "width")
+    assert predict_handoff(state, state).shared_symbols == ("width",)
+    full = build_side_layout(*describe_attention(0))
+    assert predict_handoff(full, full).shared_symbols == ()
 
 
 def test_a_longer_context_on_one_side_is_fine_up_to_the_shorter() -> None:
-    side = side_of(*attention(0))
-    found = told(apply_sizes(side, {"ctx_len": 32}), apply_sizes(side, {"ctx_len": 64}))
-    assert (codes(found), found.verdict.longest_prompt) == ([], 32)
+    side = build_side_layout(*describe_attention(0))
+    found = predict_handoff(apply_sizes(side, {"ctx_len": 32}), apply_sizes(side, {"ctx_len": 64}))
+    assert (list_codes(found), found.verdict.longest_prompt) == ([], 32)
 
 
 def test_but_not_where_all_of_each_buffer_is_moved() -> None:
-    side = side_of(*attention(0))
+    side = build_side_layout(*describe_attention(0))
     sides = apply_sizes(side, {"ctx_len": 64}), apply_sizes(side, {"ctx_len": 32})
-    found = told(*sides, whole=True)
-    assert (codes(found), found.verdict.corrupt_ranges) == (["KV618"], ((1, 32),))
-    assert told(*sides[::-1], whole=True).verdict.refused_ranges == ((1, 32),)
+    found = predict_handoff(*sides, full_transfer=True)
+    assert (list_codes(found), found.verdict.corrupt_ranges) == (["KV618"], ((1, 32),))
+    assert predict_handoff(*sides[::-1], full_transfer=True).verdict.refused_ranges == ((1, 32),)
 
 
 def test_the_batch_does_not_matter() -> None:
-    side = side_of(*attention(0), ctx_len=32)
+    side = build_side_layout(*describe_attention(0), ctx_len=32)
     other = tuple(
         one._replace(shape=("full_batch_size", *(one.shape or ())[1:])) for one in side.buffers
     )
-    assert codes(told(side, side._replace(buffers=other))) == []
+    assert list_codes(predict_handoff(side, side._replace(buffers=other))) == []
 
 
 # KV611, KV620: ROCm/ATOM#2154, vllm#49230
@@ -100,11 +110,11 @@ def test_the_batch_does_not_matter() -> None:
 
 def test_69_of_93_layers_are_not_taken_for_all() -> None:
     """The 24 in between stay behind, and all that comes after the first of them is shifted."""
-    prefill = side_of(*attention(*range(93)), ctx_len=32)
+    prefill = build_side_layout(*describe_attention(*range(93)), ctx_len=32)
     some = [layer for layer in range(93) if layer % 4 != 3 or layer == 91]
-    decode = side_of(*attention(*some[:69], 92), ctx_len=32)
-    found = told(prefill, decode)
-    assert codes(found) == ["KV611", "KV618"]
+    decode = build_side_layout(*describe_attention(*some[:69], 92), ctx_len=32)
+    found = predict_handoff(prefill, decode)
+    assert list_codes(found) == ["KV611", "KV618"]
     assert "18 more on prefill only: 46 buffers (key, value), past_key.3_" in message(
         found, "KV611"
     )
@@ -113,170 +123,214 @@ def test_69_of_93_layers_are_not_taken_for_all() -> None:
 
 
 def test_a_layer_that_only_decode_has_makes_decode_refuse() -> None:
-    found = told(side_of(*attention(0, 2)), side_of(*attention(0, 1, 2)))
-    assert codes(found) == ["KV611", "KV618"]
+    found = predict_handoff(
+        build_side_layout(*describe_attention(0, 2)),
+        build_side_layout(*describe_attention(0, 1, 2)),
+    )
+    assert list_codes(found) == ["KV611", "KV618"]
     assert (found.verdict.outcome, found.verdict.corrupt_ranges) == ("fails", ())
 
 
 def test_draft_layers_on_decode_only_do_not_fit_into_the_memory() -> None:
-    found = told(side_of(*attention(0, 1)), side_of(*attention(0, 1, 2)))
-    assert codes(found) == ["KV620"]
+    found = predict_handoff(
+        build_side_layout(*describe_attention(0, 1)),
+        build_side_layout(*describe_attention(0, 1, 2)),
+    )
+    assert list_codes(found) == ["KV620"]
     assert found.verdict.outcome == "fails"
 
 
 def test_draft_layers_on_prefill_only_are_left_behind() -> None:
-    found = told(side_of(*attention(0, 1, 2)), side_of(*attention(0, 1)))
-    assert (codes(found), found.verdict.outcome) == (["KV620"], "loses")
+    found = predict_handoff(
+        build_side_layout(*describe_attention(0, 1, 2)),
+        build_side_layout(*describe_attention(0, 1)),
+    )
+    assert (list_codes(found), found.verdict.outcome) == (["KV620"], "loses")
 
 
 @pytest.mark.parametrize(
     "more",
     [
-        attention(4, 5, 6, 7),
-        attention(5),
-        (*attention(4)[:1], "past_key.9:2,ctx_len,4"),
+        describe_attention(4, 5, 6, 7),
+        describe_attention(5),
+        (*describe_attention(4)[:1], "past_key.9:2,ctx_len,4"),
     ],
 )
 def test_layers_that_are_many_or_elsewhere_are_no_draft(more: tuple[str, ...]) -> None:
-    side = side_of(*attention(0, 1, 2, 3))
-    found = told(side, side_of(*attention(0, 1, 2, 3), *more))
-    assert codes(found) == ["KV611"]
-    assert codes(told(side, side_of(*attention(0, 1, 2, 3, 4, 5, 6)))) == ["KV620"]
+    side = build_side_layout(*describe_attention(0, 1, 2, 3))
+    found = predict_handoff(side, build_side_layout(*describe_attention(0, 1, 2, 3), *more))
+    assert list_codes(found) == ["KV611"]
+    assert list_codes(
+        predict_handoff(side, build_side_layout(*describe_attention(0, 1, 2, 3, 4, 5, 6)))
+    ) == ["KV620"]
 
 
 def test_as_many_layers_again_are_another_model() -> None:
-    found = told(side_of(*attention(0, 1)), side_of(*attention(0, 1, 2, 3)))
-    assert codes(found) == ["KV611"]
+    found = predict_handoff(
+        build_side_layout(*describe_attention(0, 1)),
+        build_side_layout(*describe_attention(0, 1, 2, 3)),
+    )
+    assert list_codes(found) == ["KV611"]
     assert format_handoff_verdict(found).endswith("layers 2-3 on decode only (KV611)")
 
 
 def test_layers_behind_others_that_differ_are_no_draft() -> None:
-    more = attention(0, 1, 2)
-    found = told(side_of(*more[:-2]), side_of(*more[:2], *attention(1, dtype="INT8"), *more[4:]))
-    assert codes(found) == ["KV611", "KV612"]
-    found = told(side_of(*more[:-2]), side_of(*more))
+    more = describe_attention(0, 1, 2)
+    found = predict_handoff(
+        build_side_layout(*more[:-2]),
+        build_side_layout(*more[:2], *describe_attention(1, dtype="INT8"), *more[4:]),
+    )
+    assert list_codes(found) == ["KV611", "KV612"]
+    found = predict_handoff(build_side_layout(*more[:-2]), build_side_layout(*more))
     assert format_handoff_verdict(found).endswith(
         "layer 2 on decode only, perhaps layers of a draft model (KV620)"
     )
 
 
 def test_a_part_that_is_missing_in_the_last_layer_is_no_draft() -> None:
-    found = told(side_of(*attention(0, 1)), side_of(*attention(0, 1)[:3]))
-    assert (codes(found), found.verdict.outcome) == (["KV611"], "loses")
+    found = predict_handoff(
+        build_side_layout(*describe_attention(0, 1)),
+        build_side_layout(*describe_attention(0, 1)[:3]),
+    )
+    assert (list_codes(found), found.verdict.outcome) == (["KV611"], "loses")
     assert "value of layer 1 on prefill only: a buffer, past_value.1_" in message(found, "KV611")
 
 
 def test_a_first_layer_alone_is_no_draft() -> None:
-    assert "KV620" not in codes(told(side_of(*attention(0, 1)), side_of(*attention(1))))
-    side = side_of(*attention(0, 1, 2))
-    assert codes(told(side, side)) == []
+    assert "KV620" not in list_codes(
+        predict_handoff(
+            build_side_layout(*describe_attention(0, 1)), build_side_layout(*describe_attention(1))
+        )
+    )
+    side = build_side_layout(*describe_attention(0, 1, 2))
+    assert list_codes(predict_handoff(side, side)) == []
 
 
 # KV612: sglang#19398
 
 
 def test_bf16_against_fp8_is_a_difference_and_stops_this_consumer() -> None:
-    found = told(
-        side_of(*attention(0, dtype="BFLOAT16")), side_of(*attention(0, dtype="FLOAT8E4M3FN"))
+    found = predict_handoff(
+        build_side_layout(*describe_attention(0, dtype="BFLOAT16")),
+        build_side_layout(*describe_attention(0, dtype="FLOAT8E4M3FN")),
     )
-    assert codes(found) == ["KV610", "KV610", "KV612"]
+    assert list_codes(found) == ["KV610", "KV610", "KV612"]
     assert found.verdict.outcome == "fails"
     assert format_handoff_verdict(found).startswith("hand-off would fail at start-up")
 
 
 def test_a_dtype_of_another_width_is_silent_in_one_direction_only() -> None:
     wide, narrow = (
-        side_of(*attention(0, dtype=dtype), ctx_len=32) for dtype in ("FLOAT16", "MXINT8")
+        build_side_layout(*describe_attention(0, dtype=dtype), ctx_len=32)
+        for dtype in ("FLOAT16", "MXINT8")
     )
-    assert codes(told(wide, narrow)) == ["KV612"]
-    assert told(wide, narrow).verdict.corrupt_ranges == ((1, 32),)
-    assert told(narrow, wide).verdict.refused_ranges == ((1, 32),)
+    assert list_codes(predict_handoff(wide, narrow)) == ["KV612"]
+    assert predict_handoff(wide, narrow).verdict.corrupt_ranges == ((1, 32),)
+    assert predict_handoff(narrow, wide).verdict.refused_ranges == ((1, 32),)
 
 
 def test_one_layer_in_another_dtype_shifts_those_behind_it() -> None:
-    prefill = side_of(*attention(0, 1, 2))
-    decode = side_of(*attention(0), *attention(1, dtype="MXINT8"), *attention(2))
-    found = told(prefill, decode)
-    assert codes(found) == ["KV612", "KV618"]
+    prefill = build_side_layout(*describe_attention(0, 1, 2))
+    decode = build_side_layout(
+        *describe_attention(0), *describe_attention(1, dtype="MXINT8"), *describe_attention(2)
+    )
+    found = predict_handoff(prefill, decode)
+    assert list_codes(found) == ["KV612", "KV618"]
     assert "past_key.2_vllmKvCache is looked for at byte 48, but was written to byte 64" in (
         message(found, "KV618")
     )
 
 
 def test_a_dtype_of_the_same_width_is_another_dtype_all_the_same() -> None:
-    found = told(side_of(*attention(0, dtype="INT8")), side_of(*attention(0, dtype="MXINT8")))
-    assert (codes(found), found.verdict.outcome) == (["KV612"], "corrupts")
+    found = predict_handoff(
+        build_side_layout(*describe_attention(0, dtype="INT8")),
+        build_side_layout(*describe_attention(0, dtype="MXINT8")),
+    )
+    assert (list_codes(found), found.verdict.outcome) == (["KV612"], "corrupts")
 
 
 # KV613, KV615
 
 
 def test_other_heads_are_a_difference_of_shape() -> None:
-    found = told(side_of(*attention(0, shape="4,ctx_len,4")), side_of(*attention(0)))
-    assert codes(found) == ["KV613"]
+    found = predict_handoff(
+        build_side_layout(*describe_attention(0, shape="4,ctx_len,4")),
+        build_side_layout(*describe_attention(0)),
+    )
+    assert list_codes(found) == ["KV613"]
     assert "FLOAT16 [4, ctx_len, 4] on prefill and FLOAT16 [2, ctx_len, 4]" in (
         message(found, "KV613")
     )
 
 
 def test_another_rank_is_one_too() -> None:
-    assert codes(told(side_of(*attention(0, shape="ctx_len,8")), side_of(*attention(0))))[0] == (
-        "KV613"
-    )
+    assert list_codes(
+        predict_handoff(
+            build_side_layout(*describe_attention(0, shape="ctx_len,8")),
+            build_side_layout(*describe_attention(0)),
+        )
+    )[0] == ("KV613")
 
 
 def test_another_state_is_one_too() -> None:
-    one, other = (side_of("conv_state.0:8,3", f"recurrent_state.0:2,{n},4") for n in (4, 8))
-    assert codes(told(one, other, whole=True)) == ["KV613"]
-    assert codes(told(one, one, whole=True)) == []
+    one, other = (
+        build_side_layout("conv_state.0:8,3", f"recurrent_state.0:2,{n},4") for n in (4, 8)
+    )
+    assert list_codes(predict_handoff(one, other, full_transfer=True)) == ["KV613"]
+    assert list_codes(predict_handoff(one, one, full_transfer=True)) == []
 
 
 def test_the_same_sizes_in_another_order_are_told_from_other_sizes() -> None:
     """TensorRT-LLM#6507: as many bytes, and no token where it is looked for."""
-    prefill, decode = side_of(*attention(0)), side_of(*attention(0, shape="ctx_len,2,4"))
-    assert codes(told(prefill, decode, whole=True)) == ["KV615"]
-    turned = side_of(*attention(0, shape="4,ctx_len,2"))
-    found = told(prefill, turned)
-    assert (codes(found), found.verdict.outcome) == (["KV615"], "corrupts")
-    assert codes(told(prefill, side_of(*attention(0, shape="4,ctx_len,4")))) == ["KV613"]
+    prefill, decode = (
+        build_side_layout(*describe_attention(0)),
+        build_side_layout(*describe_attention(0, shape="ctx_len,2,4")),
+    )
+    assert list_codes(predict_handoff(prefill, decode, full_transfer=True)) == ["KV615"]
+    turned = build_side_layout(*describe_attention(0, shape="4,ctx_len,2"))
+    found = predict_handoff(prefill, turned)
+    assert (list_codes(found), found.verdict.outcome) == (["KV615"], "corrupts")
+    assert list_codes(
+        predict_handoff(prefill, build_side_layout(*describe_attention(0, shape="4,ctx_len,4")))
+    ) == ["KV613"]
 
 
 def test_a_larger_last_buffer_is_refused_though_its_bytes_would_be_right() -> None:
     """One head: tokens stand as before, and decode wants room behind them."""
-    prefill = side_of(*attention(0, shape="1,ctx_len,4"), ctx_len=12)
-    decode = side_of("past_key.0:1,ctx_len,4", "past_value.0:ctx_len,1,4", ctx_len=12)
-    found = told(prefill, decode)
-    assert (codes(found), found.verdict.outcome) == (["KV615"], "fails")
-    assert handed(prefill, decode, 5).refused
-    assert codes(told(prefill, prefill)) == []
+    prefill = build_side_layout(*describe_attention(0, shape="1,ctx_len,4"), ctx_len=12)
+    decode = build_side_layout("past_key.0:1,ctx_len,4", "past_value.0:ctx_len,1,4", ctx_len=12)
+    found = predict_handoff(prefill, decode)
+    assert (list_codes(found), found.verdict.outcome) == (["KV615"], "fails")
+    assert transfer_bytes(prefill, decode, 5).refused
+    assert list_codes(predict_handoff(prefill, prefill)) == []
 
 
 # KV614: the chunking trap
 
 
 def sides() -> tuple[object, ...]:
-    return side_of(*attention(0, 2), *attention(1, shape=WINDOW), **SIZES), side_of(
-        *attention(0, 1, 2), ctx_len=32
-    )
+    return build_side_layout(
+        *describe_attention(0, 2), *describe_attention(1, shape=WINDOW), **SIZES
+    ), build_side_layout(*describe_attention(0, 1, 2), ctx_len=32)
 
 
 def test_a_window_on_decode_only_corrupts_prompts_longer_than_it() -> None:
     window, full = sides()
-    found = told(full, window)
-    assert codes(found) == ["KV614", "KV618"]
+    found = predict_handoff(full, window)
+    assert list_codes(found) == ["KV614", "KV618"]
     assert (found.verdict.corrupt_ranges, found.verdict.refused_ranges) == (((9, 32),), ())
     assert {row.pair.present_buffer.layer: row.wrong_ranges for row in found.pair_results} == {
         0: (),
         1: ((9, 32),),
         2: ((9, 32),),
     }
-    assert not handed(full, window, 8).wrong
-    assert len(handed(full, window, 9).wrong) == 4
+    assert not transfer_bytes(full, window, 8).wrong
+    assert len(transfer_bytes(full, window, 9).wrong) == 4
 
 
 def test_a_window_on_prefill_only_makes_decode_refuse_them() -> None:
     window, full = sides()
-    found = told(window, full)
+    found = predict_handoff(window, full)
     assert (found.verdict.outcome, found.verdict.refused_ranges) == ("fails", ((9, 32),))
     assert "decode would find its memory too small" in format_handoff_verdict(found)
     assert "does not notice" not in message(found, "KV618")
@@ -284,19 +338,19 @@ def test_a_window_on_prefill_only_makes_decode_refuse_them() -> None:
 
 def test_without_sizes_the_window_is_named_and_asked_for() -> None:
     window, full = (side._replace(sizes={}) for side in sides())
-    found = told(full, window)
-    assert codes(found) == ["KV614", "KV618"]
+    found = predict_handoff(full, window)
+    assert list_codes(found) == ["KV614", "KV618"]
     assert format_handoff_verdict(found).startswith(
         "hand-off would corrupt prompts longer than sliding_window:"
     )
     assert "--dim sliding_window=SIZE" in found.findings[0].hint
-    assert told(window, full).verdict.outcome == "fails"
+    assert predict_handoff(window, full).verdict.outcome == "fails"
 
 
 def test_windows_of_two_sizes_differ_from_the_smaller_on() -> None:
-    side = side_of(*attention(0), *attention(1, shape=WINDOW))
+    side = build_side_layout(*describe_attention(0), *describe_attention(1, shape=WINDOW))
     one, other = (apply_sizes(side, {"ctx_len": 32, "sliding_window": n}) for n in (8, 16))
-    found = told(other, one)
+    found = predict_handoff(other, one)
     assert found.verdict.corrupt_ranges == ((9, 32),)
     assert "layer 1): windows of 16 and 8 tokens, which differ for prompts longer than 8" in (
         message(found, "KV614")
@@ -304,35 +358,37 @@ def test_windows_of_two_sizes_differ_from_the_smaller_on() -> None:
     assert format_handoff_verdict(found) == (
         "hand-off would corrupt prompts longer than 8 tokens: windows of 16 and 8 tokens (KV614)"
     )
-    assert format_handoff_verdict(told(other, one, whole=True)).endswith(
+    assert format_handoff_verdict(predict_handoff(other, one, full_transfer=True)).endswith(
         "every prompt: windows of 16 and 8 tokens (KV614)"
     )
-    assert codes(told(one, one)) == []
+    assert list_codes(predict_handoff(one, one)) == []
 
 
 def test_a_window_as_long_as_the_context_is_harmless() -> None:
     window, full = sides()
-    assert codes(told(full, apply_sizes(window, {"sliding_window": 32}))) == []
+    assert list_codes(predict_handoff(full, apply_sizes(window, {"sliding_window": 32}))) == []
 
 
 def test_a_size_that_is_known_on_one_side_only_is_asked_for_where_it_matters() -> None:
-    side = side_of(*attention(0), *attention(1, shape=WINDOW))
-    found = told(apply_sizes(side, {"sliding_window": 8}), side)
-    assert (codes(found), found.verdict.outcome) == (["KV614"], "unknown")
+    side = build_side_layout(*describe_attention(0), *describe_attention(1, shape=WINDOW))
+    found = predict_handoff(apply_sizes(side, {"sliding_window": 8}), side)
+    assert (list_codes(found), found.verdict.outcome) == (["KV614"], "unknown")
     assert format_handoff_verdict(found) == (
         "hand-off cannot be foretold: it depends on sizes (KV614), give --decode-dim "
         "sliding_window=SIZE"
     )
-    assert format_handoff_verdict(told(side, apply_sizes(side, {"sliding_window": 8}))).endswith(
-        "give --prefill-dim sliding_window=SIZE"
-    )
-    assert codes(told(apply_sizes(side, {"ctx_len": 8}), side)) == []
+    assert format_handoff_verdict(
+        predict_handoff(side, apply_sizes(side, {"sliding_window": 8}))
+    ).endswith("give --prefill-dim sliding_window=SIZE")
+    assert list_codes(predict_handoff(apply_sizes(side, {"ctx_len": 8}), side)) == []
 
 
 def test_a_context_that_is_known_on_one_side_is_not_to_blame_for_a_window() -> None:
-    side = side_of(*attention(0), *attention(1, shape=WINDOW), *attention(2))
-    found = told(apply_sizes(side, SIZES), side, tokens=(9, 33))
-    assert codes(found) == ["KV614"]
+    side = build_side_layout(
+        *describe_attention(0), *describe_attention(1, shape=WINDOW), *describe_attention(2)
+    )
+    found = predict_handoff(apply_sizes(side, SIZES), side, tokens=(9, 33))
+    assert list_codes(found) == ["KV614"]
     assert "past_key.1_" in message(found, "KV614")
     assert [row[-1] for row in build_table_rows(found)] == [
         "ok",
@@ -346,20 +402,29 @@ def test_a_context_that_is_known_on_one_side_is_not_to_blame_for_a_window() -> N
 
 
 def test_a_context_that_is_moved_in_full_is_asked_for_as_the_window_is() -> None:
-    side = side_of(*attention(0), *attention(1, shape=WINDOW))
-    found = told(apply_sizes(side, SIZES), side, whole=True)
-    assert codes(found) == ["KV618", "KV614"]
+    side = build_side_layout(*describe_attention(0), *describe_attention(1, shape=WINDOW))
+    found = predict_handoff(apply_sizes(side, SIZES), side, full_transfer=True)
+    assert list_codes(found) == ["KV618", "KV614"]
     assert format_handoff_verdict(found).endswith(
         "give --decode-dim ctx_len=SIZE --decode-dim sliding_window=SIZE"
     )
 
 
 def test_a_context_that_is_shorter_than_the_rest_is_found_beside_an_open_window() -> None:
-    side = side_of(*attention(0), *attention(1, shape=WINDOW), *attention(2), ctx_len=32)
-    short = side_of(*attention(0), *attention(1, shape=WINDOW), *attention(2, shape="2,some,4"))
+    side = build_side_layout(
+        *describe_attention(0),
+        *describe_attention(1, shape=WINDOW),
+        *describe_attention(2),
+        ctx_len=32,
+    )
+    short = build_side_layout(
+        *describe_attention(0),
+        *describe_attention(1, shape=WINDOW),
+        *describe_attention(2, shape="2,some,4"),
+    )
     decode = apply_sizes(short, {"ctx_len": 32, "some": 16, "sliding_window": 8})
-    found = told(side, decode)
-    assert codes(found) == ["KV614", "KV614"]
+    found = predict_handoff(side, decode)
+    assert list_codes(found) == ["KV614", "KV614"]
     assert {row.pair.present_buffer.layer: row.is_undecided for row in found.pair_results} == {
         0: False,
         1: True,
@@ -371,32 +436,37 @@ def test_a_context_that_is_shorter_than_the_rest_is_found_beside_an_open_window(
 
 
 def test_a_plain_side_is_compared_as_if_it_were_renamed() -> None:
-    plain, named = side_of(*attention(0), token=""), side_of(*attention(0))
-    found = told(named, plain)
-    assert codes(found) == ["KV616"]
+    plain, named = (
+        build_side_layout(*describe_attention(0), token=""),
+        build_side_layout(*describe_attention(0)),
+    )
+    found = predict_handoff(named, plain)
+    assert list_codes(found) == ["KV616"]
     assert format_handoff_verdict(found) == (
         "hand-off would corrupt every prompt: vllm-qaic selects nothing on decode (KV616); "
         "renamed, it works: 2 buffers of layer 0, whatever ctx_len may be"
     )
-    assert resolve_outcome(told(plain, named)) == "fails"
+    assert resolve_outcome(predict_handoff(plain, named)) == "fails"
 
 
 def test_two_sides_with_another_token_are_told_once() -> None:
-    side = side_of(*attention(0), token="VLLM")
-    found = told(side, side)
-    assert codes(found) == ["KV616"]
+    side = build_side_layout(*describe_attention(0), token="VLLM")
+    found = predict_handoff(side, side)
+    assert list_codes(found) == ["KV616"]
     assert "prefill and decode: the names carry VLLM, not vllmKvCache" in found.findings[0].message
 
 
 def test_a_half_renamed_side_is_told_with_what_is_missing() -> None:
-    named, plain = (side_of(*attention(0, 1), token=token) for token in ("vllmKvCache", ""))
+    named, plain = (
+        build_side_layout(*describe_attention(0, 1), token=token) for token in ("vllmKvCache", "")
+    )
     half = named._replace(
         inputs=(*named.inputs[:2], *plain.inputs[2:]),
         outputs=(*named.outputs[:3], *plain.outputs[3:]),
         buffers=(*named.buffers[:2], *plain.buffers[2:]),
     )
-    found = told(half, half)
-    assert codes(found) == ["KV616", "KV616"]
+    found = predict_handoff(half, half)
+    assert list_codes(found) == ["KV616", "KV616"]
     assert "is one of 2 buffers of prefill" in found.findings[0].message
     assert [(row.code, bool(row.wrong_ranges)) for row in found.pair_results] == [
         (None, False),
@@ -404,7 +474,7 @@ def test_a_half_renamed_side_is_told_with_what_is_missing() -> None:
         ("KV616", True),
         ("KV616", True),
     ]
-    assert codes(told(named, named)) == []
+    assert list_codes(predict_handoff(named, named)) == []
 
 
 # KV617: the order
@@ -421,10 +491,10 @@ def lexical(name: str) -> tuple[int, str]:
 
 
 def test_graphs_in_other_orders_are_sorted_by_this_consumer() -> None:
-    prefill = side_of(*attention(2, 10))
-    decode = side_of(*attention(10, 2))
-    found = told(prefill, decode)
-    assert codes(found) == []
+    prefill = build_side_layout(*describe_attention(2, 10))
+    decode = build_side_layout(*describe_attention(10, 2))
+    found = predict_handoff(prefill, decode)
+    assert list_codes(found) == []
     assert found.prefill.order == "numeric"
     assert found.decode.order == "graph"
     assert "sorts them by itself" in found.notes[0]
@@ -432,10 +502,12 @@ def test_graphs_in_other_orders_are_sorted_by_this_consumer() -> None:
 
 def test_a_consumer_that_goes_by_the_graph_puts_layer_10_in_the_place_of_layer_2() -> None:
     """nntrainer#4233: one graph lists its buffers by layer, the other by name."""
-    names = sorted(text for text in attention(2, 10))
-    target = TARGET._replace(sort_key=graph_order)
-    found = told(side_of(*names), side_of(*attention(2, 10)), target=target)
-    assert "KV617" in codes(found)
+    names = sorted(text for text in describe_attention(2, 10))
+    target = CONSUMER._replace(sort_key=graph_order)
+    found = predict_handoff(
+        build_side_layout(*names), build_side_layout(*describe_attention(2, 10)), consumer=target
+    )
+    assert "KV617" in list_codes(found)
     assert found.prefill.order == "lexical"
     assert "past_key.10_vllmKvCache_RetainedState would land in the place of past_key.2_" in (
         message(found, "KV617")
@@ -444,24 +516,24 @@ def test_a_consumer_that_goes_by_the_graph_puts_layer_10_in_the_place_of_layer_2
 
 
 def test_names_sorted_as_text_on_both_sides_are_in_one_order() -> None:
-    target = TARGET._replace(sort_key=lexical)
-    side = side_of(*attention(*range(12)))
-    assert codes(told(side, side, target=target)) == []
+    target = CONSUMER._replace(sort_key=lexical)
+    side = build_side_layout(*describe_attention(*range(12)))
+    assert list_codes(predict_handoff(side, side, consumer=target)) == []
 
 
 def test_pairing_by_position_puts_a_value_in_the_place_of_a_key() -> None:
     """vllm-ascend#15900: outputs in another order than inputs."""
-    side = side_of(*attention(0, 1))
-    target = TARGET._replace(sort_key=graph_order)
+    side = build_side_layout(*describe_attention(0, 1))
+    target = CONSUMER._replace(sort_key=graph_order)
     turned = side._replace(outputs=side.outputs[::-1])
-    found = told(turned, side, target=target)
-    assert codes(found) == ["KV617"]
+    found = predict_handoff(turned, side, consumer=target)
+    assert list_codes(found) == ["KV617"]
     assert "one of 4 in the wrong place" in message(found, "KV617")
     assert all(row.wrong_ranges for row in found.pair_results)
 
 
 def test_a_scope_sorts_before_a_name_and_changes_nothing_within_a_layer() -> None:
-    side = side_of(*attention(0, 1))
+    side = build_side_layout(*describe_attention(0, 1))
 
     def scoped(values: tuple[Value, ...]) -> tuple[Value, ...]:
         return tuple(one._replace(name=f"layer/{one.name}") for one in values)
@@ -470,43 +542,48 @@ def test_a_scope_sorts_before_a_name_and_changes_nothing_within_a_layer() -> Non
         b._replace(input=f"layer/{b.input}", output=f"layer/{b.output}") for b in side.buffers
     )
     other = side._replace(inputs=scoped(side.inputs), outputs=scoped(side.outputs), buffers=buffers)
-    assert codes(told(side, other)) == []
+    assert list_codes(predict_handoff(side, other)) == []
 
 
 # KV605: states
 
 
 def test_a_state_that_is_cut_like_a_context_loses_its_end_for_short_prompts() -> None:
-    side = side_of("conv_state.0:8,3", "recurrent_state.0:2,4,4", *attention(1), ctx_len=32)
-    found = told(side, side)
-    assert (codes(found), found.verdict.corrupt_ranges) == (["KV605"], ((1, 3),))
-    assert codes(told(side, side, whole=True)) == []
+    side = build_side_layout(
+        "conv_state.0:8,3", "recurrent_state.0:2,4,4", *describe_attention(1), ctx_len=32
+    )
+    found = predict_handoff(side, side)
+    assert (list_codes(found), found.verdict.corrupt_ranges) == (["KV605"], ((1, 3),))
+    assert list_codes(predict_handoff(side, side, full_transfer=True)) == []
     assert "prompts of up to 3 tokens" in format_handoff_verdict(found)
 
 
 def test_a_state_that_only_prefill_cuts_does_not_arrive_in_full_either() -> None:
-    cut, whole = (
-        side_of(f"recurrent_state.0:{shape}", *attention(1)) for shape in ("1,8,2", "8,2")
+    cut, uncut = (
+        build_side_layout(f"recurrent_state.0:{shape}", *describe_attention(1))
+        for shape in ("1,8,2", "8,2")
     )
-    found = told(cut, whole)
+    found = predict_handoff(cut, uncut)
     assert found.pair_results[0].wrong_ranges == ((1, 7),)
-    assert told(whole, whole).verdict.outcome == "works"
+    assert predict_handoff(uncut, uncut).verdict.outcome == "works"
 
 
 def test_the_beginning_of_a_state_is_not_that_of_a_context() -> None:
-    state, context = (side_of(f"past_key.0:2,{axis},4", ctx_len=8) for axis in ("8", "ctx_len"))
-    assert told(state, context).verdict.corrupt_ranges == ((1, 8),)
-    assert told(context, context).verdict.corrupt_ranges == ()
+    state, context = (
+        build_side_layout(f"past_key.0:2,{axis},4", ctx_len=8) for axis in ("8", "ctx_len")
+    )
+    assert predict_handoff(state, context).verdict.corrupt_ranges == ((1, 8),)
+    assert predict_handoff(context, context).verdict.corrupt_ranges == ()
 
 
 def test_the_beginnings_of_states_that_differ_are_not_alike() -> None:
-    long, short = (side_of(f"recurrent_state.0:1,{size},2") for size in (8, 6))
-    assert told(long, short).pair_results[0].wrong_ranges[0][0] == 1
-    assert (6, 6) not in told(long, long).pair_results[0].wrong_ranges
+    long, short = (build_side_layout(f"recurrent_state.0:1,{size},2") for size in (8, 6))
+    assert predict_handoff(long, short).pair_results[0].wrong_ranges[0][0] == 1
+    assert (6, 6) not in predict_handoff(long, long).pair_results[0].wrong_ranges
 
 
 def test_a_context_of_a_fixed_size_is_a_context_where_the_other_side_says_so() -> None:
-    told_by_name = side_of(*attention(0), ctx_len=8)
+    told_by_name = build_side_layout(*describe_attention(0), ctx_len=8)
     fixed = tuple(one._replace(shape=(1, 2, 8, 4)) for one in told_by_name.inputs)
     outputs = tuple(
         one._replace(shape=(1, 2, 8, 4)) if "RetainedState" in one.name else one
@@ -514,14 +591,14 @@ def test_a_context_of_a_fixed_size_is_a_context_where_the_other_side_says_so() -
     )
     by_size = laid_out(fixed, outputs)
     assert {buffer.kind for buffer in by_size.buffers} == {"unknown"}
-    assert told(by_size, told_by_name).verdict.outcome == "works"
-    assert told(told_by_name, by_size).verdict.outcome == "works"
-    shorter = side_of(*attention(0), ctx_len=6)
-    assert told(by_size, shorter).verdict.longest_prompt == 6
+    assert predict_handoff(by_size, told_by_name).verdict.outcome == "works"
+    assert predict_handoff(told_by_name, by_size).verdict.outcome == "works"
+    shorter = build_side_layout(*describe_attention(0), ctx_len=6)
+    assert predict_handoff(by_size, shorter).verdict.longest_prompt == 6
 
 
 def test_a_fixed_size_is_full_where_it_ends_even_if_nothing_of_it_is_cut() -> None:
-    context = side_of("past_key.0:ctx_len,4", ctx_len=8)
+    context = build_side_layout("past_key.0:ctx_len,4", ctx_len=8)
     inputs = tuple(one._replace(shape=(1, 3, 4)) for one in context.inputs)
     fixed = context._replace(
         inputs=inputs,
@@ -530,8 +607,8 @@ def test_a_fixed_size_is_full_where_it_ends_even_if_nothing_of_it_is_cut() -> No
             for one in context.buffers
         ),
     )
-    assert told(context, fixed).verdict.corrupt_ranges == ((4, 8),)
-    assert told(fixed, fixed).verdict.corrupt_ranges == ()
+    assert predict_handoff(context, fixed).verdict.corrupt_ranges == ((4, 8),)
+    assert predict_handoff(fixed, fixed).verdict.corrupt_ranges == ()
 
 
 # KV608: what is no buffer, but has a place
@@ -547,56 +624,56 @@ def with_stranger(side: Layout, inputs: bool = True, outputs: bool = True) -> La
 
 
 def test_a_stranger_on_both_sides_is_handed_over_like_a_buffer() -> None:
-    side = with_stranger(side_of(*attention(0, 1)))
-    found = told(side, side)
-    assert (codes(found), found.verdict.outcome) == ([], "works")
+    side = with_stranger(build_side_layout(*describe_attention(0, 1)))
+    found = predict_handoff(side, side)
+    assert (list_codes(found), found.verdict.outcome) == ([], "works")
 
 
 def test_a_stranger_on_one_side_is_told() -> None:
-    plain = side_of(*attention(0, 1))
-    found = told(plain, with_stranger(plain))
-    assert codes(found)[0] == "KV608"
+    plain = build_side_layout(*describe_attention(0, 1))
+    found = predict_handoff(plain, with_stranger(plain))
+    assert list_codes(found)[0] == "KV608"
     assert "a place among the buffers of decode only" in message(found, "KV608")
     assert found.verdict.outcome == "fails"
-    assert codes(told(with_stranger(plain), plain))[0] == "KV608"
+    assert list_codes(predict_handoff(with_stranger(plain), plain))[0] == "KV608"
 
 
 def test_a_stranger_that_no_input_has_a_place_for_is_left_out() -> None:
-    plain = side_of(*attention(0))
+    plain = build_side_layout(*describe_attention(0))
     last = Value("zz.9_vllmKvCache_RetainedState", "FLOAT16", ("batch_size", 3, 2))
-    assert codes(told(plain._replace(outputs=(*plain.outputs, last)), plain)) == []
+    assert list_codes(predict_handoff(plain._replace(outputs=(*plain.outputs, last)), plain)) == []
 
 
 # KV602, KV609, KV610: what a side gets wrong by itself
 
 
 def test_an_output_that_is_never_paired_leaves_it_open() -> None:
-    side = side_of(*attention(0))
+    side = build_side_layout(*describe_attention(0))
     ends = {f"{b.output}": f"{b.output}".replace("_Ret", "_InternalRet") for b in side.buffers}
     other = side._replace(
         outputs=tuple(one._replace(name=ends.get(one.name, one.name)) for one in side.outputs),
         buffers=tuple(one._replace(output=ends[f"{one.output}"]) for one in side.buffers),
     )
-    found = told(side, other)
-    assert (codes(found), found.verdict.outcome) == (["KV602"], "unknown")
+    found = predict_handoff(side, other)
+    assert (list_codes(found), found.verdict.outcome) == (["KV602"], "unknown")
     assert message(found, "KV602").endswith("goes by its input's name (decode)")
     assert format_handoff_verdict(found).endswith("never pairs (KV602)")
 
 
 def test_shapes_that_are_sliced_wrongly_stop_a_side_that_agrees_with_the_other() -> None:
-    side = side_of(*attention(0, shape="ctx_len,8"))
-    found = told(side, side)
-    assert (codes(found), found.verdict.outcome) == (["KV610", "KV610"], "fails")
-    mixed = side_of(*attention(0, shape="ctx_len,8"), *attention(1))
-    assert codes(told(mixed, mixed)) == []
+    side = build_side_layout(*describe_attention(0, shape="ctx_len,8"))
+    found = predict_handoff(side, side)
+    assert (list_codes(found), found.verdict.outcome) == (["KV610", "KV610"], "fails")
+    mixed = build_side_layout(*describe_attention(0, shape="ctx_len,8"), *describe_attention(1))
+    assert list_codes(predict_handoff(mixed, mixed)) == []
 
 
 def test_decode_that_turns_its_own_buffers_corrupts_every_prompt() -> None:
-    side = side_of(*attention(0, 1))
-    target = TARGET._replace(sort_key=graph_order)
+    side = build_side_layout(*describe_attention(0, 1))
+    target = CONSUMER._replace(sort_key=graph_order)
     turned = side._replace(outputs=side.outputs[::-1])
-    found = told(side, turned, target=target)
-    assert (codes(found), found.verdict.outcome) == (["KV609"], "corrupts")
+    found = predict_handoff(side, turned, consumer=target)
+    assert (list_codes(found), found.verdict.outcome) == (["KV609"], "corrupts")
     assert format_handoff_verdict(found) == (
         "hand-off would corrupt every prompt: inputs and outputs that the consumer pairs otherwise "
         "than the graph (KV609)"
@@ -612,9 +689,9 @@ def test_one_name_on_both_sides_is_no_matter_of_order() -> None:
     ]
     both = tuple(Value(name, "FLOAT16", ("batch_size", 2, "ctx_len", 4)) for name in names)
     broken = laid_out(both, (Value("logits", "FLOAT", ("batch_size", 1, 8)), *both))
-    assert "KV609" not in {one.code for one in check_consumer(broken, TARGET)}
-    turned = side_of(*attention(0, 1))
-    target = TARGET._replace(sort_key=graph_order)
+    assert "KV609" not in {one.code for one in check_consumer(broken, CONSUMER)}
+    turned = build_side_layout(*describe_attention(0, 1))
+    target = CONSUMER._replace(sort_key=graph_order)
     turned = turned._replace(outputs=turned.outputs[::-1])
     assert "KV609" in {one.code for one in check_consumer(turned, target)}
 
@@ -624,125 +701,144 @@ def test_one_name_on_both_sides_is_no_matter_of_order() -> None:
 
 @pytest.mark.parametrize("names", [[], ["logits", "logprobs", "log_odds"]])
 def test_prefill_counts_one_output_behind_its_buffers(names: list[str]) -> None:
-    side = side_of(*attention(0))
+    side = build_side_layout(*describe_attention(0))
     behind = tuple(Value(name, "FLOAT", ("batch_size", 1, 8)) for name in names)
     other = side._replace(outputs=(*behind, *side.outputs[1:]))
-    found = told(other, side)
-    assert (codes(found), found.verdict.outcome) == (["KV604"], "fails")
-    assert codes(told(side, other)) == []
+    found = predict_handoff(other, side)
+    assert (list_codes(found), found.verdict.outcome) == (["KV604"], "fails")
+    assert list_codes(predict_handoff(side, other)) == []
 
 
 def test_two_outputs_behind_the_buffers_pass() -> None:
-    side = side_of(*attention(0))
+    side = build_side_layout(*describe_attention(0))
     more = Value("logprobs", "FLOAT", ("batch_size", 1, 8))
-    assert codes(told(side._replace(outputs=(*side.outputs, more)), side)) == []
+    assert list_codes(predict_handoff(side._replace(outputs=(*side.outputs, more)), side)) == []
 
 
 # Of it all
 
 
 def test_each_range_of_lengths_has_its_own_cause() -> None:
-    state = ("recurrent_state.0:2,4,4", *attention(1), *attention(2, shape=WINDOW))
-    wide, narrow = (side_of(*state, ctx_len=32, sliding_window=size) for size in (32, 8))
-    found = told(wide, narrow)
+    state = (
+        "recurrent_state.0:2,4,4",
+        *describe_attention(1),
+        *describe_attention(2, shape=WINDOW),
+    )
+    wide, narrow = (build_side_layout(*state, ctx_len=32, sliding_window=size) for size in (32, 8))
+    found = predict_handoff(wide, narrow)
     assert format_handoff_verdict(found) == (
         "hand-off would corrupt prompts of up to 3 tokens: a state that the consumer cuts as if it "
         "were a context (KV605), and prompts longer than 8 tokens: windows of 32 and 8 tokens "
         "(KV614)"
     )
-    assert format_handoff_verdict(told(narrow, wide)).endswith(
+    assert format_handoff_verdict(predict_handoff(narrow, wide)).endswith(
         "(KV605); decode would stop at prompts longer than 8 tokens: windows of 8 and 32 tokens "
         "(KV614)"
     )
 
 
 def test_what_is_only_left_behind_is_not_blamed_for_what_goes_wrong() -> None:
-    prefill = side_of(*attention(0, 1, 2), ctx_len=32)
-    decode = side_of(*attention(0), *attention(1, shape=WINDOW), **SIZES)
-    found = told(prefill, decode)
-    assert codes(found) == ["KV611", "KV614"]
+    prefill = build_side_layout(*describe_attention(0, 1, 2), ctx_len=32)
+    decode = build_side_layout(
+        *describe_attention(0), *describe_attention(1, shape=WINDOW), **SIZES
+    )
+    found = predict_handoff(prefill, decode)
+    assert list_codes(found) == ["KV611", "KV614"]
     assert format_handoff_verdict(found).endswith("the whole context on the other (KV614)")
-    shifting = told(prefill, side_of(*attention(0), *attention(2), ctx_len=32))
+    shifting = predict_handoff(
+        prefill, build_side_layout(*describe_attention(0), *describe_attention(2), ctx_len=32)
+    )
     assert format_handoff_verdict(shifting).endswith(
         "every prompt: layer 1 on prefill only (KV611)"
     )
 
 
 def test_contexts_that_differ_are_the_cause_where_all_of_each_buffer_is_moved() -> None:
-    side = side_of("compressed_kv.0:1,ctx_len,6", "k_pe.0:1,ctx_len,2")
-    found = told(*(apply_sizes(side, {"ctx_len": size}) for size in (12, 9)), whole=True)
-    assert codes(found) == ["KV618"]
+    side = build_side_layout("compressed_kv.0:1,ctx_len,6", "k_pe.0:1,ctx_len,2")
+    found = predict_handoff(
+        *(apply_sizes(side, {"ctx_len": size}) for size in (12, 9)), full_transfer=True
+    )
+    assert list_codes(found) == ["KV618"]
     assert found.findings[0].hint.startswith("compile both for the same context")
     assert format_handoff_verdict(found).endswith("at other offsets on the other side (KV618)")
 
 
 def test_one_cause_of_all_lengths_is_named_once() -> None:
-    wide, narrow = (side_of(*attention(0, dtype=dtype)) for dtype in ("FLOAT16", "INT8"))
-    both = side_of(*attention(0, dtype="INT8", shape="4,ctx_len,4"))
-    assert format_handoff_verdict(told(wide, narrow)).count("KV6") == 1
-    assert format_handoff_verdict(told(wide, both)).count("KV6") == 1
+    wide, narrow = (
+        build_side_layout(*describe_attention(0, dtype=dtype)) for dtype in ("FLOAT16", "INT8")
+    )
+    both = build_side_layout(*describe_attention(0, dtype="INT8", shape="4,ctx_len,4"))
+    assert format_handoff_verdict(predict_handoff(wide, narrow)).count("KV6") == 1
+    assert format_handoff_verdict(predict_handoff(wide, both)).count("KV6") == 1
 
 
 def test_lengths_that_were_asked_for_are_told() -> None:
     window, full = sides()
-    found = told(full, window, tokens=(8, 9, 9))
+    found = predict_handoff(full, window, tokens=(8, 9, 9))
     assert list(render_prompt_lines(found)) == [
         "a prompt of 8 tokens: ok",
         "a prompt of 9 tokens: 4 of 6 buffers wrong (KV614)",
     ]
-    assert list(render_prompt_lines(told(window, full, tokens=(9,)))) == [
+    assert list(render_prompt_lines(predict_handoff(window, full, tokens=(9,)))) == [
         "a prompt of 9 tokens: refused, decode would find its memory too small (KV614)"
     ]
-    assert list(render_prompt_lines(told(full, window))) == []
+    assert list(render_prompt_lines(predict_handoff(full, window))) == []
 
 
 def test_lengths_that_sizes_are_missing_for_are_asked_back() -> None:
     window, full = (side._replace(sizes={}) for side in sides())
-    assert list(render_prompt_lines(told(full, window, tokens=(200,)))) == [
+    assert list(render_prompt_lines(predict_handoff(full, window, tokens=(200,)))) == [
         "a prompt of 200 tokens: cannot be told, give --dim sliding_window=SIZE"
     ]
-    assert list(render_prompt_lines(told(full, full, tokens=(200,)))) == [
+    assert list(render_prompt_lines(predict_handoff(full, full, tokens=(200,)))) == [
         "a prompt of 200 tokens: ok, whatever ctx_len may be"
     ]
 
 
 def test_only_sizes_are_asked_back_where_a_dtype_differs_as_well() -> None:
-    prefill = side_of(*attention(0))
-    decode = side_of(*attention(0, dtype="INT8", shape="2,8,4"), sliding_window=8)
-    assert codes(told(prefill, decode)) == ["KV612", "KV618"]
-    assert list(render_prompt_lines(told(prefill, decode, tokens=(9,)))) == [
+    prefill = build_side_layout(*describe_attention(0))
+    decode = build_side_layout(
+        *describe_attention(0, dtype="INT8", shape="2,8,4"), sliding_window=8
+    )
+    assert list_codes(predict_handoff(prefill, decode)) == ["KV612", "KV618"]
+    assert list(render_prompt_lines(predict_handoff(prefill, decode, tokens=(9,)))) == [
         "a prompt of 9 tokens: cannot be told, give --prefill-dim ctx_len=SIZE"
     ]
 
 
 def test_what_is_left_behind_or_never_begins_is_not_ok() -> None:
-    few, more = side_of(*attention(0, 1), ctx_len=8), side_of(*attention(0, 1, 2), ctx_len=8)
-    assert list(render_prompt_lines(told(more, few, tokens=(3,)))) == [
+    few, more = (
+        build_side_layout(*describe_attention(0, 1), ctx_len=8),
+        build_side_layout(*describe_attention(0, 1, 2), ctx_len=8),
+    )
+    assert list(render_prompt_lines(predict_handoff(more, few, tokens=(3,)))) == [
         "a prompt of 3 tokens: 2 of 6 buffers left behind"
     ]
     silent = few._replace(outputs=few.outputs[1:])
-    assert list(render_prompt_lines(told(silent, few, tokens=(3,)))) == [
+    assert list(render_prompt_lines(predict_handoff(silent, few, tokens=(3,)))) == [
         "a prompt of 3 tokens: never begins (KV604)"
     ]
 
 
 def test_the_lengths_that_are_simulated_are_those_where_something_changes() -> None:
     window, full = sides()
-    assert [one.tokens for one in told(full, window, tokens=(5,)).simulated_prompts] == [
+    assert [one.tokens for one in predict_handoff(full, window, tokens=(5,)).simulated_prompts] == [
         1,
         5,
         8,
         9,
         32,
     ]
-    at_nine = next(one for one in told(full, window).simulated_prompts if one.tokens == 9)
+    at_nine = next(
+        one for one in predict_handoff(full, window).simulated_prompts if one.tokens == 9
+    )
     assert [slot.offset for slot in at_nine.prefill_slots][:5] == [0, 144, 288, 432, 576]
     assert [slot.offset for slot in at_nine.decode_slots][:5] == [0, 144, 288, 416, 544]
 
 
 def test_a_prompt_that_no_side_has_room_for_is_told_beside_the_others() -> None:
-    side = side_of(*attention(0), ctx_len=32)
-    found = told(side, side, tokens=(33, 32))
+    side = build_side_layout(*describe_attention(0), ctx_len=32)
+    found = predict_handoff(side, side, tokens=(33, 32))
     assert [one.tokens for one in found.simulated_prompts] == [1, 32]
     assert list(render_prompt_lines(found)) == [
         "a prompt of 33 tokens: longer than the context of 32",
@@ -751,35 +847,39 @@ def test_a_prompt_that_no_side_has_room_for_is_told_beside_the_others() -> None:
 
 
 def test_a_prompt_longer_than_sizes_can_be_is_told_without_a_limit() -> None:
-    side = side_of(*attention(0))
-    assert list(render_prompt_lines(told(side, side, tokens=(1 << 31, (1 << 31) - 1)))) == [
+    side = build_side_layout(*describe_attention(0))
+    assert list(
+        render_prompt_lines(predict_handoff(side, side, tokens=(1 << 31, (1 << 31) - 1)))
+    ) == [
         f"a prompt of {1 << 31} tokens: longer than any context can be",
         f"a prompt of {(1 << 31) - 1} tokens: ok, whatever ctx_len may be",
     ]
 
 
 def test_a_state_of_a_size_that_is_not_known_names_no_length() -> None:
-    state = side_of("recurrent_state.0:2,width,4")
-    found = told(state, state)
-    assert codes(found) == ["KV605"]
+    state = build_side_layout("recurrent_state.0:2,width,4")
+    found = predict_handoff(state, state)
+    assert list_codes(found) == ["KV605"]
     assert "short prompts move a part of it only" in message(found, "KV605")
     assert str(1 << 31) not in message(found, "KV605") + format_handoff_verdict(found)
 
 
 def test_a_side_without_buffers_is_no_side() -> None:
-    side = side_of(*attention(0))
+    side = build_side_layout(*describe_attention(0))
     nothing = side._replace(buffers=(), inputs=(), outputs=())
-    assert codes(told(nothing, side)) == ["KV001"]
-    found = told(side, nothing)
+    assert list_codes(predict_handoff(nothing, side)) == ["KV001"]
+    found = predict_handoff(side, nothing)
     assert found.verdict.outcome == resolve_outcome(found) == "fails"
 
 
 def test_one_cause_is_told_once_however_many_layers_it_is_in() -> None:
     layers = range(0, 40, 2)
-    window = side_of(*attention(*layers, shape=WINDOW), *attention(*range(1, 40, 2)), **SIZES)
-    full = side_of(*attention(*range(40)), ctx_len=32)
-    found = told(full, window)
-    assert codes(found) == ["KV614", "KV618"]
+    window = build_side_layout(
+        *describe_attention(*layers, shape=WINDOW), *describe_attention(*range(1, 40, 2)), **SIZES
+    )
+    full = build_side_layout(*describe_attention(*range(40)), ctx_len=32)
+    found = predict_handoff(full, window)
+    assert list_codes(found) == ["KV614", "KV618"]
     assert "so are 39 more" in found.findings[0].message
     assert "so are 39 behind it" in found.findings[1].message
     assert len(build_table_rows(found)) == 2

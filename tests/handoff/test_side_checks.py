@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sideways import TARGET, attention, seen, side_of
+from handoff_sides import CONSUMER, build_side, build_side_layout, describe_attention
 
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff.side_checks import check_side, check_startup
@@ -12,12 +12,16 @@ from onnxkvrename.model.signature import Value
 
 def startup_findings(decode: Layout) -> list[Finding]:
     """What stops decode, opposite a prefill that starts."""
-    prefill = check_side(seen("prefill", side_of(*attention(0))), TARGET, full_transfer=False)
-    return list(check_startup(prefill, check_side(seen("decode", decode), TARGET, False)))
+    prefill = check_side(
+        build_side("prefill", build_side_layout(*describe_attention(0))),
+        CONSUMER,
+        full_transfer=False,
+    )
+    return list(check_startup(prefill, check_side(build_side("decode", decode), CONSUMER, False)))
 
 
 def test_what_has_no_layer_to_read_stops_the_consumer() -> None:
-    side = side_of("past_key.0:2,ctx_len,4")
+    side = build_side_layout("past_key.0:2,ctx_len,4")
     strange = Value("x.y_vllmKvCache", "FLOAT16", ("batch_size", 4))
     other = Value("past.5_vllmKvCache", "FLOAT16", ("batch_size", 4))
     found = startup_findings(side._replace(inputs=(*side.inputs, strange)))
@@ -29,17 +33,17 @@ def test_what_has_no_layer_to_read_stops_the_consumer() -> None:
 
 
 def test_what_has_no_bytes_for_it_stops_it_too() -> None:
-    found = startup_findings(side_of(*attention(0, dtype="BFLOAT16")))
+    found = startup_findings(build_side_layout(*describe_attention(0, dtype="BFLOAT16")))
     assert [(one.code, one.message) for one in found] == [
         (
             "KV610",
             "is BFLOAT16, which vllm-qaic cannot move, like 1 more: it stops at start-up (decode)",
         )
     ]
-    side = side_of(*attention(0))
+    side = build_side_layout(*describe_attention(0))
     shapeless = side._replace(inputs=tuple(one._replace(shape=None) for one in side.inputs))
     assert [one.code for one in startup_findings(shapeless)] == ["KV610"]
     assert "has no rank, like 1 more" in startup_findings(shapeless)[0].message
-    empty = side_of(*attention(0, shape="0,ctx_len,4"))
+    empty = build_side_layout(*describe_attention(0, shape="0,ctx_len,4"))
     assert [one.code for one in startup_findings(empty)] == ["KV610"]
     assert not startup_findings(side)

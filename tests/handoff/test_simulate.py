@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from sideways import TARGET, attention, handed, side_of
+from handoff_sides import CONSUMER, build_side_layout, describe_attention, transfer_bytes
 
 from onnxkvrename.handoff.simulate import (
     build_transfer_setup,
@@ -25,7 +25,9 @@ def layers(draw: random.Random, count: int) -> list[str]:
         if kind == "attention":
             axis = draw.choice(("ctx_len", "ctx_len", "sliding_window"))
             dtype = draw.choice(("FLOAT16", "FLOAT16", "INT8"))
-            made += attention(layer, shape=f"{draw.choice((1, 2, 3))},{axis},4", dtype=dtype)
+            made += describe_attention(
+                layer, shape=f"{draw.choice((1, 2, 3))},{axis},4", dtype=dtype
+            )
         elif kind == "linear":
             made += [
                 f"conv_state.{layer}:6,3",
@@ -50,7 +52,7 @@ def changed(draw: random.Random, made: list[str]) -> list[str]:
             case "drop" if len(made) > 1:
                 del made[at]
             case "more":
-                made += attention(9)
+                made += describe_attention(9)
             case "heads":
                 made[at] = f"{name}:{','.join(['4', *dims[1:]])}:{dtype}"
             case "dtype":
@@ -72,21 +74,23 @@ def drawn(seed: int) -> tuple[Layout, Layout]:
     made = layers(draw, draw.choice((1, 2, 3)))
     known = sizes(draw)
     other = known if draw.random() < 0.7 else sizes(draw)
-    return side_of(*made, **known), side_of(*changed(draw, made), **other)
+    return build_side_layout(*made, **known), build_side_layout(*changed(draw, made), **other)
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("full_transfer", [False, True])
 @pytest.mark.parametrize("seed", range(150))
-def test_what_is_rehearsed_is_what_real_bytes_come_to(seed: int, whole: bool) -> None:
+def test_the_simulation_agrees_with_a_transfer_of_real_bytes(
+    seed: int, full_transfer: bool
+) -> None:
     prefill, decode = drawn(seed)
     longest = 9
     scene = build_transfer_setup(
-        prefill, decode, TARGET, full_transfer=whole, longest_prompt=longest
+        prefill, decode, CONSUMER, full_transfer=full_transfer, longest_prompt=longest
     )
     shown = simulate_transfer(scene)
     names = {one.buffer_id: one.value.name for one in scene.decode_inputs}
     for tokens in range(1, longest + 1):
-        truth = handed(prefill, decode, tokens, whole=whole)
+        truth = transfer_bytes(prefill, decode, tokens, full_transfer=full_transfer)
         assert is_in_ranges(tokens, shown.refused_ranges) == truth.refused
         if not truth.refused:
             wrong = {i for i, ranges in shown.wrong_ranges.items() if is_in_ranges(tokens, ranges)}
@@ -94,9 +98,9 @@ def test_what_is_rehearsed_is_what_real_bytes_come_to(seed: int, whole: bool) ->
 
 
 def test_the_witness_sees_both_ways_to_go_wrong() -> None:
-    outcomes = {handed(*drawn(seed), 5).refused for seed in range(40)}
-    wrong = [seed for seed in range(40) if handed(*drawn(seed), 5).wrong]
-    right = [seed for seed in range(40) if handed(*drawn(seed), 5) == (False, frozenset())]
+    outcomes = {transfer_bytes(*drawn(seed), 5).refused for seed in range(40)}
+    wrong = [seed for seed in range(40) if transfer_bytes(*drawn(seed), 5).wrong]
+    right = [seed for seed in range(40) if transfer_bytes(*drawn(seed), 5) == (False, frozenset())]
     assert outcomes == {True, False}
     assert len(wrong) > 5 < len(right)
 
@@ -104,13 +108,15 @@ def test_the_witness_sees_both_ways_to_go_wrong() -> None:
 @pytest.mark.parametrize(("state", "meeting"), [("6,5", 9), ("7,4", 10)])
 def test_offsets_that_meet_at_one_length_are_right_at_that_one(state: str, meeting: int) -> None:
     """A state that is larger on one side, and a buffer that grows faster on the other."""
-    behind = attention(2, shape="1,ctx_len,4")
-    prefill = side_of("conv_state.0:6,8", "past_key.1:1,ctx_len,2", *behind, ctx_len=40)
-    decode = side_of(f"conv_state.0:{state}", "past_key.1:1,ctx_len,4", *behind, ctx_len=40)
-    scene = build_transfer_setup(prefill, decode, TARGET, full_transfer=False, longest_prompt=40)
+    behind = describe_attention(2, shape="1,ctx_len,4")
+    prefill = build_side_layout("conv_state.0:6,8", "past_key.1:1,ctx_len,2", *behind, ctx_len=40)
+    decode = build_side_layout(
+        f"conv_state.0:{state}", "past_key.1:1,ctx_len,4", *behind, ctx_len=40
+    )
+    scene = build_transfer_setup(prefill, decode, CONSUMER, full_transfer=False, longest_prompt=40)
     shown = simulate_transfer(scene)
     assert shown.wrong_ranges[2, "key"] == ((1, meeting - 1), (meeting + 1, 40))
-    truth = {n: handed(prefill, decode, n) for n in range(1, 41)}
+    truth = {n: transfer_bytes(prefill, decode, n) for n in range(1, 41)}
     assert shown.refused_ranges == ((meeting + 1, 40),)
     assert [n for n, one in truth.items() if one.refused] == list(range(meeting + 1, 41))
     name = "past_key.2_vllmKvCache"
@@ -120,11 +126,11 @@ def test_offsets_that_meet_at_one_length_are_right_at_that_one(state: str, meeti
 def test_a_long_context_needs_no_more_than_a_few_lengths() -> None:
     """What a loop over every length would take minutes for."""
     long = 1 << 30
-    full, window = attention(0, 1), attention(2, shape="2,sliding_window,4")
-    prefill = side_of(*full, *window, ctx_len=long, sliding_window=1 << 20)
-    decode = side_of(*full, *attention(2), ctx_len=long)
+    full, window = describe_attention(0, 1), describe_attention(2, shape="2,sliding_window,4")
+    prefill = build_side_layout(*full, *window, ctx_len=long, sliding_window=1 << 20)
+    decode = build_side_layout(*full, *describe_attention(2), ctx_len=long)
     shown = simulate_transfer(
-        build_transfer_setup(prefill, decode, TARGET, full_transfer=False, longest_prompt=long)
+        build_transfer_setup(prefill, decode, CONSUMER, full_transfer=False, longest_prompt=long)
     )
     assert shown.refused_ranges == (((1 << 20) + 1, long),)
     assert shown.wrong_ranges[0, "key"] == ()

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from sideways import attention, codes, side_of, told
+from handoff_sides import build_side_layout, describe_attention, list_codes, predict_handoff
 
 from onnxkvrename.handoff.tensor_parallel import (
     TensorParallelSizes,
@@ -16,7 +16,7 @@ def said(layout: Layout, prefill: int, decode: int) -> list[str]:
 
 
 def heads(count: int) -> Layout:
-    return side_of(*attention(0, 1, shape=f"{count},ctx_len,4"))
+    return build_side_layout(*describe_attention(0, 1, shape=f"{count},ctx_len,4"))
 
 
 def test_heads_that_divide_are_fine_on_any_number_of_ranks() -> None:
@@ -48,12 +48,12 @@ def test_ranks_must_be_multiples_of_each_other() -> None:
 
 
 def test_mla_stands_whole_on_every_rank() -> None:
-    mla = side_of("compressed_kv.0:1,ctx_len,8", "k_pe.0:1,ctx_len,4")
+    mla = build_side_layout("compressed_kv.0:1,ctx_len,8", "k_pe.0:1,ctx_len,4")
     assert said(mla, 1, 8) == []
 
 
 def test_states_divide_or_do_not_and_are_never_repeated() -> None:
-    linear = side_of("conv_state.0:12,3", "recurrent_state.0:2,4,4")
+    linear = build_side_layout("conv_state.0:12,3", "recurrent_state.0:2,4,4")
     assert said(linear, 1, 2) == []
     (found,) = said(linear, 1, 4)
     assert "2 heads of a state, which 4 ranks of decode" in found
@@ -64,6 +64,6 @@ def test_states_divide_or_do_not_and_are_never_repeated() -> None:
 
 def test_a_hand_off_with_ranks_says_so_and_one_without_does_not() -> None:
     side = heads(6)
-    assert codes(told(side, side, ranks=(2, 4))) == ["KV619"]
-    assert codes(told(side, side, ranks=(2, 6))) == []
-    assert codes(told(side, side)) == []
+    assert list_codes(predict_handoff(side, side, ranks=(2, 4))) == ["KV619"]
+    assert list_codes(predict_handoff(side, side, ranks=(2, 6))) == []
+    assert list_codes(predict_handoff(side, side)) == []

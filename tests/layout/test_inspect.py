@@ -8,7 +8,7 @@ from pathlib import Path
 import models
 import onnx
 import pytest
-from caches import HYBRID, exported
+from cache_models import HYBRID, build_cache_model
 from models import saved, tensor
 from onnx import ModelProto, TensorProto
 
@@ -39,7 +39,7 @@ def inspected(tmp_path: Path):
     """What is in a model, or in one made of these kinds of layers."""
 
     def inspect(model: ModelProto | tuple[str, ...], **how: object) -> ModelSummary:
-        made = model if isinstance(model, ModelProto) else exported(model, **how)  # type: ignore[arg-type]
+        made = model if isinstance(model, ModelProto) else build_cache_model(model, **how)  # type: ignore[arg-type]
         return inspect_model(saved(made, tmp_path / "m.onnx"), QEFF)
 
     return inspect
@@ -161,7 +161,7 @@ def test_a_buffer_with_an_error_of_its_own_is_broken(inspected, without: str, co
 
 
 def test_a_warning_breaks_no_buffer(inspected) -> None:
-    model = exported(("full",))
+    model = build_cache_model(("full",))
     model.graph.node[1].input[0] = "x"  # so that nothing reads past_key.0
     found = inspected(model)
     assert codes(found) == ["KV107"]
@@ -170,7 +170,7 @@ def test_a_warning_breaks_no_buffer(inspected) -> None:
 
 
 def test_of_a_buffer_claimed_twice_the_first_is_broken(inspected) -> None:
-    model = exported(("full",))
+    model = build_cache_model(("full",))
     model.graph.output.append(models.info("past_key.0_VLLM_RetainedState"))
     found = inspected(model)
     assert "KV106" in codes(found)
@@ -178,7 +178,7 @@ def test_of_a_buffer_claimed_twice_the_first_is_broken(inspected) -> None:
 
 
 def test_what_stays_is_told_with_the_reason(inspected) -> None:
-    model = exported(("full",))
+    model = build_cache_model(("full",))
     model.graph.output.append(models.info("vision_embeds_RetainedState"))
     model.graph.output.append(models.info("indexer_key_cache.0_RetainedState"))
     found = inspected(model)
@@ -254,7 +254,7 @@ def test_weights_in_the_model_are_never_read(tmp_path: Path) -> None:
 
 def heavy(size: int) -> bytes:
     """A model up to the last weight, of whose values only the length is there."""
-    model = exported(("full", "full"))
+    model = build_cache_model(("full", "full"))
     main = model.graph.SerializeToString()
     weight = models.field(8, "w") + models.varint(9 << 3 | 2) + models.varint(size)
     held = models.varint(5 << 3 | 2) + models.varint(len(weight) + size) + weight
@@ -319,7 +319,7 @@ def test_the_layers_of_real_exports_are_of_their_kinds(case: str, kinds: list[st
 
 
 def test_a_merge_in_progress_has_its_layers_in_scopes(tmp_path: Path) -> None:
-    model = exported(("full", "full"))
+    model = build_cache_model(("full", "full"))
     for value in (*model.graph.input, *model.graph.output):
         if "." in value.name:
             value.name = f"layer_{value.name.split('.')[1][0]}/{value.name}"

@@ -6,9 +6,9 @@ import itertools
 import shutil
 from pathlib import Path
 
-import layerwise
 import models
 import pytest
+import window_sets
 from models import saved
 
 from onnxkvrename import KvRenameError, ModelError, load_rules, rename
@@ -48,11 +48,11 @@ def written(path: Path, found: LoadedLayout) -> Path:
 @pytest.fixture
 def export(tmp_path: Path) -> Path:
     """Three windows of one model."""
-    return layerwise.export(tmp_path / "export", 3)
+    return window_sets.write_windows(tmp_path / "export", 3)
 
 
 def merge(export: Path, first: int, end: int, token: str = "") -> Path:
-    model = layerwise.window(first, end, token)
+    model = window_sets.build_window(first, end, token)
     return saved(model, export / f"merged_{first}-{end}.onnx")
 
 

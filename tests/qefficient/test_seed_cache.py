@@ -9,12 +9,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import exported
 import jsonschema
 import pytest
-from exported import CAUSAL, DECODER, ENCODER, PARAMS, SPEECH
-from killing import contents, exhaust, forks, killed
-from killing import run as silently
+import qefficient_exports
+from kill_commands import count_until_false, needs_fork, read_directory, run_and_kill, run_quietly
+from qefficient_exports import CAUSAL, DECODER, ENCODER, PARAMS, SPEECH
 from real_exports import EXPORTS, VARYING, names
 from schemas import load_schema
 
@@ -39,13 +38,13 @@ def cache(tmp_path: Path) -> Path:
 @pytest.fixture
 def plain(cache: Path) -> Path:
     """An export of a decoder with its weights beside it."""
-    return exported.export(cache)
+    return qefficient_exports.write_export(cache)
 
 
 @pytest.fixture
 def twin(tmp_path: Path) -> Path:
     """The same export with the token, elsewhere: what seeding has to give."""
-    return exported.export(tmp_path / "twins", token="VLLM")
+    return qefficient_exports.write_export(tmp_path / "twins", token="VLLM")
 
 
 def below(*directories: Path) -> dict[str, bytes]:
@@ -53,7 +52,7 @@ def below(*directories: Path) -> dict[str, bytes]:
     return {
         f"{directory.name}/{name}": data
         for directory in directories
-        for name, data in contents(directory).items()
+        for name, data in read_directory(directory).items()
     }
 
 
@@ -77,17 +76,17 @@ def below(*directories: Path) -> dict[str, bytes]:
 def test_an_export_is_put_where_the_one_with_the_token_would_be(
     source: str, owner: str, cache: Path, tmp_path: Path, snapshot
 ) -> None:
-    plain = exported.export(cache, source, owner=owner)
-    twin = exported.export(tmp_path, source, "VLLM", owner)
+    plain = qefficient_exports.write_export(cache, source, owner=owner)
+    twin = qefficient_exports.write_export(tmp_path, source, "VLLM", owner)
     before = snapshot(plain)
-    assert silently(plain, *SEED) == 0
-    assert contents(cache) == below(plain, twin)
+    assert run_quietly(plain, *SEED) == 0
+    assert read_directory(cache) == below(plain, twin)
     assert snapshot(plain) == before
 
 
 def test_a_model_may_be_given_instead_of_its_export(plain: Path, twin: Path) -> None:
-    assert silently(plain / "decoder.onnx", *SEED) == 0
-    assert contents(plain.parent) == below(plain, twin)
+    assert run_quietly(plain / "decoder.onnx", *SEED) == 0
+    assert read_directory(plain.parent) == below(plain, twin)
 
 
 def test_a_relative_path_will_do(
@@ -100,12 +99,12 @@ def test_a_relative_path_will_do(
         f"decoder.onnx: 8 names changed -> {plain.parent / twin.name / 'decoder.onnx'}",
         f"{plain / PARAMS}: 4 names changed -> {plain.parent / twin.name / PARAMS}",
     ]
-    assert contents(plain.parent) == below(plain, twin)
+    assert read_directory(plain.parent) == below(plain, twin)
 
 
 @pytest.mark.parametrize("given", ["cache", "plain"])
 def test_seeding_twice_changes_nothing(given: str, cache: Path, plain: Path, snapshot, run) -> None:
-    assert silently(cache, *SEED) == 0
+    assert run_quietly(cache, *SEED) == 0
     before = snapshot(cache)
     outcome = run(cache if given == "cache" else plain, *SEED)
     assert (outcome.code, outcome.out) == (0, "")
@@ -124,33 +123,38 @@ def test_what_is_seeded_already_stays(twin: Path, snapshot, run) -> None:
 
 
 def test_an_encoder_stays_and_its_decoder_is_seeded(cache: Path, tmp_path: Path, snapshot) -> None:
-    encoder, decoder = exported.dual(cache)
-    same, twin = exported.dual(tmp_path, "VLLM")
+    encoder, decoder = qefficient_exports.write_dual_export(cache)
+    same, twin = qefficient_exports.write_dual_export(tmp_path, "VLLM")
     assert same.name == encoder.name
     before = snapshot(encoder)
     for _ in range(2):
-        assert silently(cache, *SEED) == 0
-        assert contents(cache) == below(encoder, decoder, twin)
-    assert silently(encoder, twin, *SEED) == 0
+        assert run_quietly(cache, *SEED) == 0
+        assert read_directory(cache) == below(encoder, decoder, twin)
+    assert run_quietly(encoder, twin, *SEED) == 0
     assert snapshot(encoder) == before
     shutil.rmtree(cache / twin.name)
-    assert silently(cache, *IN_PLACE) == 0
-    assert contents(cache) == below(encoder, twin)
+    assert run_quietly(cache, *IN_PLACE) == 0
+    assert read_directory(cache) == below(encoder, twin)
     assert snapshot(encoder) == before
 
 
 def test_a_layerwise_export_is_seeded_with_all_its_windows(cache: Path, tmp_path: Path) -> None:
-    plain, twin = exported.layerwise(cache), exported.layerwise(tmp_path, "VLLM")
+    plain, twin = (
+        qefficient_exports.write_layerwise_export(cache),
+        qefficient_exports.write_layerwise_export(tmp_path, "VLLM"),
+    )
     for _ in range(2):
-        assert silently(cache, *SEED) == 0
-        assert contents(cache) == below(plain, twin)
+        assert run_quietly(cache, *SEED) == 0
+        assert read_directory(cache) == below(plain, twin)
     saved = json.loads((cache / twin.name / PARAMS).read_text("utf-8"))
     assert "inputs_embeds" in saved["export_params"]["dynamic_axes"]
     shutil.rmtree(cache / twin.name)
-    assert silently(cache, *IN_PLACE) == 0
-    assert contents(cache) == below(twin)
-    assert silently(cache, "--strip", "--seed-cache", "--in-place") == 0
-    assert contents(cache) == below(exported.layerwise(tmp_path / "plain"))
+    assert run_quietly(cache, *IN_PLACE) == 0
+    assert read_directory(cache) == below(twin)
+    assert run_quietly(cache, "--strip", "--seed-cache", "--in-place") == 0
+    assert read_directory(cache) == below(
+        qefficient_exports.write_layerwise_export(tmp_path / "plain")
+    )
 
 
 # In place.
@@ -162,7 +166,7 @@ def test_in_place_the_directory_gets_the_name_and_no_weight_is_copied(
     weights = (plain / "decoder.onnx.data").stat()
     outcome = run(plain, *IN_PLACE)
     assert outcome.code == 0
-    assert contents(plain.parent) == below(twin)
+    assert read_directory(plain.parent) == below(twin)
     assert os.listdir(plain.parent) == [twin.name]
     now = (plain.parent / twin.name / "decoder.onnx.data").stat()
     assert (now.st_ino, now.st_nlink, now.st_ctime_ns) == (weights.st_ino, 1, weights.st_ctime_ns)
@@ -174,46 +178,46 @@ def test_in_place_the_directory_gets_the_name_and_no_weight_is_copied(
 def test_in_place_on_the_whole_cache_twice_changes_nothing(
     cache: Path, plain: Path, twin: Path, snapshot
 ) -> None:
-    assert silently(cache, *IN_PLACE) == 0
+    assert run_quietly(cache, *IN_PLACE) == 0
     before = snapshot(cache)
-    assert silently(cache, *IN_PLACE) == 0
+    assert run_quietly(cache, *IN_PLACE) == 0
     assert snapshot(cache) == before
 
 
 def test_whatever_else_lies_in_the_directory_goes_with_it(plain: Path, twin: Path) -> None:
     (plain / "qpc-1").mkdir()
     (plain / "qpc-1" / "programqpc.bin").write_bytes(b"compiled")
-    assert silently(plain, *IN_PLACE, "--jobs", 2) == 0
-    assert contents(plain.parent / twin.name) == {
-        **contents(twin),
+    assert run_quietly(plain, *IN_PLACE, "--jobs", 2) == 0
+    assert read_directory(plain.parent / twin.name) == {
+        **read_directory(twin),
         "qpc-1/programqpc.bin": b"compiled",
     }
 
 
 def test_a_token_is_taken_out_again(cache: Path, plain: Path, twin: Path) -> None:
-    assert silently(twin, "--strip", "--seed-cache") == 0
-    assert contents(twin.parent) == below(twin, plain)
-    assert silently(twin.parent, "--strip", "--seed-cache") == 0
-    assert silently(twin.parent, *SEED) == 0
-    assert contents(twin.parent) == below(twin, plain)
+    assert run_quietly(twin, "--strip", "--seed-cache") == 0
+    assert read_directory(twin.parent) == below(twin, plain)
+    assert run_quietly(twin.parent, "--strip", "--seed-cache") == 0
+    assert run_quietly(twin.parent, *SEED) == 0
+    assert read_directory(twin.parent) == below(twin, plain)
 
 
 def test_a_token_is_taken_out_again_in_place(cache: Path, plain: Path, twin: Path) -> None:
     before = below(twin)
-    assert silently(twin, "--strip", "--prefix", "VLLM", "--seed-cache", "--in-place") == 0
-    assert contents(twin.parent) == below(plain)
-    assert silently(twin.parent / plain.name, *IN_PLACE) == 0
-    assert contents(twin.parent) == before
+    assert run_quietly(twin, "--strip", "--prefix", "VLLM", "--seed-cache", "--in-place") == 0
+    assert read_directory(twin.parent) == below(plain)
+    assert run_quietly(twin.parent / plain.name, *IN_PLACE) == 0
+    assert read_directory(twin.parent) == before
 
 
 @pytest.mark.parametrize("in_place", [(), ("--in-place",)])
 def test_a_token_that_gives_way_leads_where_the_other_would_have_led(
     in_place: tuple[str, ...], cache: Path, plain: Path, twin: Path
 ) -> None:
-    assert silently(plain, "--prefix", "NEW", "--seed-cache", *in_place) == 0
-    assert silently(twin, "--prefix", "NEW", "--replace", "--seed-cache", *in_place) == 0
+    assert run_quietly(plain, "--prefix", "NEW", "--seed-cache", *in_place) == 0
+    assert run_quietly(twin, "--prefix", "NEW", "--replace", "--seed-cache", *in_place) == 0
     (other,) = {path.name for path in cache.iterdir()} - {plain.name}
-    assert contents(twin.parent / other) == contents(cache / other)
+    assert read_directory(twin.parent / other) == read_directory(cache / other)
     assert twin.exists() == plain.exists() == (not in_place)
 
 
@@ -226,7 +230,7 @@ def test_another_token_does_not_give_way_unasked(twin: Path, snapshot, run) -> N
 
 
 def test_an_export_is_not_renamed_in_place_by_half(cache: Path, snapshot, run) -> None:
-    plain = exported.layerwise(cache)
+    plain = qefficient_exports.write_layerwise_export(cache)
     window = plain / "onnx_layerwise_tmp" / "layer_0_1" / "Tiny_layer_tmp_0_1.onnx"
     before = snapshot(cache)
     outcome = run(window, *IN_PLACE, "--no-set")
@@ -262,7 +266,7 @@ def test_a_hash_that_does_not_follow_is_not_guessed_at(
     assert (code, said in err, "(-d DIR writes" in err) == (1, True, True)
     assert snapshot(plain.parent) == before
     assert os.listdir(plain.parent) == [name]
-    assert silently(there, "--prefix", "VLLM", "-d", plain.parent.parent / "elsewhere") == 0
+    assert run_quietly(there, "--prefix", "VLLM", "-d", plain.parent.parent / "elsewhere") == 0
 
 
 @pytest.mark.parametrize("in_place", [(), ("--in-place",)])
@@ -294,7 +298,7 @@ def test_an_export_that_is_seeded_already_cannot_be_so_in_place(
     code, err = refused(run, plain, *IN_PLACE)
     assert (code, "KV403" in err, "holds one already" in err) == (1, True, True)
     assert snapshot(cache) == before
-    assert silently(plain, *SEED) == 0
+    assert run_quietly(plain, *SEED) == 0
     assert snapshot(cache) == before
 
 
@@ -308,8 +312,8 @@ def test_an_export_with_the_token_that_is_another_one_gives_way_by_force_only(
     code, err = refused(run, plain, *SEED)
     assert (code, f"KV504: {there} is there already, and differs" in err) == (1, True)
     assert snapshot(cache) == before
-    assert silently(plain, *SEED, "--force") == 0
-    assert contents(cache) == below(plain, twin)
+    assert run_quietly(plain, *SEED, "--force") == 0
+    assert read_directory(cache) == below(plain, twin)
 
 
 @pytest.mark.parametrize(
@@ -325,12 +329,12 @@ def test_an_export_with_the_token_that_is_another_one_gives_way_by_force_only(
 def test_a_class_that_takes_no_token_is_not_seeded_in_vain(
     owner: str | None, said: str, in_place: tuple[str, ...], cache: Path, snapshot, run
 ) -> None:
-    plain = exported.export(cache, owner=owner)
+    plain = qefficient_exports.write_export(cache, owner=owner)
     before = snapshot(cache)
     code, err = refused(run, plain, *SEED, *in_place)
     assert (code, "would be seeded in vain: " in err, said in err) == (2, True, True)
     assert snapshot(cache) == before
-    assert silently(plain, "--prefix", "VLLM", "-d", cache / "elsewhere") == 0
+    assert run_quietly(plain, "--prefix", "VLLM", "-d", cache / "elsewhere") == 0
 
 
 def test_a_model_in_no_export_is_refused(plain: Path, snapshot, run) -> None:
@@ -445,7 +449,7 @@ def test_the_document_tells_of_the_parameters(
 
 
 def test_github_is_told_of_names_that_parameters_do_not_have(plain: Path, run) -> None:
-    assert silently(plain, "--prefix", "VLLM") == 0
+    assert run_quietly(plain, "--prefix", "VLLM") == 0
     outcome = run(plain, *IN_PLACE, "--check", "--format", "github")
     assert outcome.code == 1
     where = f"file={plain / PARAMS},title=names"
@@ -485,10 +489,10 @@ def test_in_place_what_fails_is_undone(
     monkeypatch.setattr(os, name, full)
     outcome = run(plain, *IN_PLACE)
     if name == "symlink":
-        assert (outcome.code, contents(plain.parent)) == (0, below(twin))
+        assert (outcome.code, read_directory(plain.parent)) == (0, below(twin))
         return
     assert (outcome.code, "Input/output error" in outcome.err) == (2, True)
-    assert contents(plain.parent) == before
+    assert read_directory(plain.parent) == before
     assert not list(plain.parent.rglob(f"{TEMP_PREFIX}*"))
 
 
@@ -502,7 +506,7 @@ def test_in_place_an_interrupt_before_the_directory_moves_undoes_all(
 
     monkeypatch.setattr(os, "rename", interrupted)
     assert run(plain, *IN_PLACE).code == 130
-    assert contents(plain.parent) == before
+    assert read_directory(plain.parent) == before
 
 
 def test_in_place_an_interrupt_after_the_directory_moved_undoes_nothing(
@@ -516,7 +520,7 @@ def test_in_place_an_interrupt_after_the_directory_moved_undoes_nothing(
 
     monkeypatch.setattr(os, "rename", interrupted)
     assert run(plain, *IN_PLACE).code == 130
-    assert contents(plain.parent) == below(twin)
+    assert read_directory(plain.parent) == below(twin)
 
 
 def test_a_directory_that_appears_meanwhile_stays(
@@ -532,7 +536,7 @@ def test_a_directory_that_appears_meanwhile_stays(
     monkeypatch.setattr(Transaction, "rename_directories", late)
     outcome = run(plain, *IN_PLACE)
     assert (outcome.code, f"{target}: cannot be written: File exists" in outcome.err) == (2, True)
-    assert contents(plain.parent) == before
+    assert read_directory(plain.parent) == before
     assert target.is_dir()
 
 
@@ -542,14 +546,14 @@ def test_a_second_run_says_who_is_at_work_and_takes_nothing_back(
 ) -> None:
     target = plain.parent / twin.name
     held = {"plain": plain, "target": target, "model": plain / "decoder.onnx"}[which]
-    before = contents(plain)
+    before = read_directory(plain)
     with write_intent({plain: target}), hold_locks([held]):
         outcome = run(plain, *IN_PLACE)
         assert (outcome.code, "is being worked on by process" in outcome.err) == (2, True)
         (mark,) = find_intents(plain.parent)
         assert mark.move == (plain.name, target.name)
-    assert contents(plain.parent) == below(plain)
-    assert contents(plain) == before
+    assert read_directory(plain.parent) == below(plain)
+    assert read_directory(plain) == before
 
 
 # Killed.
@@ -560,27 +564,31 @@ class Trial:
 
     def __init__(self, root: Path, args: tuple[str, ...], token: str = "") -> None:
         self.cache, self.args = root / "cache", (root / "cache", *args)
-        self.source = exported.export(root / "source", token=token)
+        self.source = qefficient_exports.write_export(root / "source", token=token)
         shutil.copytree(self.source, self.cache / self.source.name)
-        assert silently(*self.args) == 0
+        assert run_quietly(*self.args) == 0
         self.target = next(path for path in self.cache.iterdir() if path.name != self.source.name)
-        self.before, self.after = contents(self.source), contents(self.target)
-        self.done = contents(self.cache)
+        self.before, self.after = read_directory(self.source), read_directory(self.target)
+        self.done = read_directory(self.cache)
 
     def kill(self, name: str, nth: int, *, after: bool) -> bool:
         """Kill it there, look at what is left, and end it; says whether it came to that."""
         shutil.rmtree(self.cache)
         shutil.copytree(self.source, self.cache / self.source.name)
-        reached = killed(name, nth, *self.args, after=after)
+        reached = run_and_kill(name, nth, *self.args, after=after)
         self.judge(f"{'after' if after else 'before'} {name} {nth}")
-        assert silently(*self.args) == 0, (name, nth, after)
-        assert contents(self.cache) == self.done, (name, nth, after)
+        assert run_quietly(*self.args) == 0, (name, nth, after)
+        assert read_directory(self.cache) == self.done, (name, nth, after)
         assert not list(self.cache.rglob(f"{TEMP_PREFIX}*")), (name, nth, after)
         return reached
 
     def judge(self, where: str) -> None:
         """No new directory or a whole one; and each file of the old one is whole."""
-        own = {name: data for name, data in contents(self.cache).items() if TEMP_PREFIX not in name}
+        own = {
+            name: data
+            for name, data in read_directory(self.cache).items()
+            if TEMP_PREFIX not in name
+        }
         parts: dict[str, dict[str, bytes]] = {}
         for path, data in own.items():
             directory, _, name = path.partition("/")
@@ -606,7 +614,7 @@ CALLS = ("replace", "rename", "link", "symlink", "unlink", "mkdir", "fsync", "wr
 STRIP = ("--strip", "--seed-cache", "--in-place")
 
 
-@forks
+@needs_fork
 @pytest.mark.usefixtures("unsynced")
 @pytest.mark.parametrize(
     ("args", "token", "replaced"),
@@ -620,22 +628,24 @@ def test_killed_anywhere_there_is_no_new_directory_or_a_whole_one(
     reached = {}
     for name in CALLS:
         if hasattr(os, name):
-            reached[name] = exhaust(lambda nth, name=name: trial.kill(name, nth, after=nth % 2 > 0))
+            reached[name] = count_until_false(
+                lambda nth, name=name: trial.kill(name, nth, after=nth % 2 > 0)
+            )
     for name in ("replace", "rename", "link", "symlink"):
-        exhaust(lambda nth, name=name: trial.kill(name, nth, after=nth % 2 == 0))
+        count_until_false(lambda nth, name=name: trial.kill(name, nth, after=nth % 2 == 0))
     assert (reached["rename"], reached["replace"]) == (1, replaced)
     assert reached["symlink"] == (1 if "--in-place" in args else 0)
     assert min(reached["unlink"], reached["fsync"], reached["write"]) > 2
 
 
-@forks
+@needs_fork
 @pytest.mark.usefixtures("unsynced")
 def test_killed_and_killed_again_it_still_ends(twin: Path, cache: Path) -> None:
     for _ in range(3):
-        assert killed("rename", 1, twin, *STRIP, after=False)
+        assert run_and_kill("rename", 1, twin, *STRIP, after=False)
         assert os.path.isdir(twin)
-    assert silently(twin, *STRIP) == 0
-    assert contents(twin.parent) == below(exported.export(cache))
+    assert run_quietly(twin, *STRIP) == 0
+    assert read_directory(twin.parent) == below(qefficient_exports.write_export(cache))
 
 
 def stopped(directory: Path, other: Path) -> None:
@@ -653,16 +663,16 @@ def test_an_export_that_was_left_half_way_is_ended_in_place_only(
     assert snapshot(plain.parent) == before
     outcome = run(plain, *IN_PLACE, "--check")
     assert (outcome.code, "0 names would change" in outcome.err) == (1, True)
-    assert silently(plain, *IN_PLACE) == 0
-    assert contents(plain.parent) == below(twin)
+    assert run_quietly(plain, *IN_PLACE) == 0
+    assert read_directory(plain.parent) == below(twin)
 
 
 def test_where_no_word_could_be_left_the_token_tells(plain: Path, twin: Path, run) -> None:
     stopped(twin, plain)
     code, err = refused(run, twin, *STRIP)
     assert (code, "KV401" in err) == (1, True)
-    assert silently(twin, *STRIP, "--prefix", "VLLM") == 0
-    assert contents(twin.parent) == below(plain)
+    assert run_quietly(twin, *STRIP, "--prefix", "VLLM") == 0
+    assert read_directory(twin.parent) == below(plain)
 
 
 def test_a_word_that_leads_elsewhere_is_not_believed(plain: Path, twin: Path, run) -> None:
@@ -685,11 +695,11 @@ def test_real_exports_are_seeded_as_their_twins(case: str, tmp_path: Path, snaps
     for plain in (EXPORTS / case).glob("plain-*"):
         shutil.copytree(plain, tmp_path / plain.name, copy_function=shutil.copyfile)
     before = snapshot(tmp_path)
-    assert silently(tmp_path, *SEED) == 0
+    assert run_quietly(tmp_path, *SEED) == 0
     twins = {path.name.replace("VLLM-", "plain-"): path for path in EXPORTS.glob(f"{case}/VLLM-*")}
     assert twins.keys() <= set(os.listdir(tmp_path))
     for name, twin in twins.items():
-        seeded, expected = contents(tmp_path / name), contents(twin)
+        seeded, expected = read_directory(tmp_path / name), read_directory(twin)
         assert seeded.keys() == expected.keys()
         for file in expected:
             if f"{case}/{Path(file).name}" not in VARYING:
@@ -698,5 +708,5 @@ def test_real_exports_are_seeded_as_their_twins(case: str, tmp_path: Path, snaps
                 assert names(tmp_path / name / file) == names(twin / file)
     after = snapshot(tmp_path)
     assert {name: after[name] for name in before} == before
-    assert silently(tmp_path, *SEED) == 0
+    assert run_quietly(tmp_path, *SEED) == 0
     assert snapshot(tmp_path) == after

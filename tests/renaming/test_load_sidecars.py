@@ -10,7 +10,7 @@ from pathlib import Path
 
 import models
 import pytest
-from killing import contents, exhaust, forks, killed
+from kill_commands import count_until_false, needs_fork, read_directory, run_and_kill
 from models import saved
 
 from onnxkvrename import rename
@@ -60,13 +60,13 @@ def test_a_sidecar_that_is_named_follows_in_place(here: Path, renamed: bytes, ru
     outcome = run(MODEL, "--prefix", "VLLM", "--sidecar", SIDECAR)
     assert outcome.code == 0
     assert outcome.err == f"{MODEL}: 8 names changed\n{SIDECAR}: 8 names changed\n"
-    assert contents(here) == {MODEL: renamed, SIDECAR: VLLM.encode()}
+    assert read_directory(here) == {MODEL: renamed, SIDECAR: VLLM.encode()}
 
 
 def test_sidecars_beside_a_model_are_found(here: Path, renamed: bytes, run) -> None:
     (here / "custom_io_fp16.yml").write_text(PLAIN)
     assert run(MODEL, "--prefix", "VLLM", "--sidecars").code == 0
-    now = contents(here)
+    now = read_directory(here)
     assert (now.pop("custom_io_fp16.yml"), now.pop(SIDECAR)) == (VLLM.encode(),) * 2
     assert now == {MODEL: renamed}
 
@@ -77,11 +77,11 @@ def test_without_an_option_a_sidecar_stays(here: Path, run) -> None:
 
 
 def test_the_way_back_gives_the_same_bytes(here: Path, run) -> None:
-    before = contents(here)
+    before = read_directory(here)
     assert run(MODEL, "--prefix", "VLLM", "--sidecars").code == 0
-    assert contents(here).keys() == before.keys()
+    assert read_directory(here).keys() == before.keys()
     assert run(MODEL, "--strip", "--sidecars").code == 0
-    assert contents(here) == before
+    assert read_directory(here) == before
 
 
 def test_one_token_in_the_place_of_another_is_followed_too(here: Path, run) -> None:
@@ -186,7 +186,7 @@ def test_with_a_result_elsewhere_the_sidecar_goes_beside_it(
 
 def test_a_new_directory_appears_with_model_and_sidecar(here: Path, renamed: bytes, run) -> None:
     assert run(MODEL, "--prefix", "VLLM", "--sidecars", "-d", "out").code == 0
-    assert contents(here / "out") == {MODEL: renamed, SIDECAR: VLLM.encode()}
+    assert read_directory(here / "out") == {MODEL: renamed, SIDECAR: VLLM.encode()}
 
 
 def test_one_sidecar_cannot_follow_a_model_and_stay_with_another_beside_it(
@@ -206,7 +206,7 @@ def test_another_file_in_the_place_of_a_sidecar_stays_unless_forced(here: Path, 
     outcome = run(*args)
     assert outcome.code == 1
     assert f"error KV504: out/{SIDECAR} is there already, and differs" in outcome.err
-    assert contents(here / "out") == {SIDECAR: b"mine"}
+    assert read_directory(here / "out") == {SIDECAR: b"mine"}
     assert run(*args, "--force").code == 0
     assert there.read_text() == VLLM
 
@@ -348,7 +348,7 @@ def test_a_sidecar_of_a_model_that_was_renamed_earlier_is_mended(here: Path, run
     outcome = run(MODEL, "--prefix", "VLLM", "--sidecars")
     assert (outcome.code, outcome.out) == (0, "")
     assert f"{SIDECAR}: 8 names changed" in outcome.err
-    assert contents(here) == {MODEL: before, SIDECAR: VLLM.encode()}
+    assert read_directory(here) == {MODEL: before, SIDECAR: VLLM.encode()}
 
 
 @pytest.mark.parametrize(
@@ -389,13 +389,13 @@ def test_a_sidecar_follows_on_a_cluster(here: Path, tmp_path: Path, renamed: byt
         given = ["--sidecar", SIDECAR, "--dask", made.scheduler_address]
         outcome = run(MODEL, "--prefix", "VLLM", *given)
     assert outcome.code == 0, outcome.err
-    assert contents(here) == {MODEL: renamed, SIDECAR: VLLM.encode()}
+    assert read_directory(here) == {MODEL: renamed, SIDECAR: VLLM.encode()}
 
 
 # Killed.
 
 
-@forks
+@needs_fork
 @pytest.mark.parametrize("how", [(), ("-d", "out")])
 def test_killed_anywhere_the_same_command_ends_the_work(
     how: tuple[str, ...], here: Path, tmp_path: Path, renamed: bytes, run, monkeypatch
@@ -403,23 +403,23 @@ def test_killed_anywhere_the_same_command_ends_the_work(
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     pattern, result = tmp_path / "pattern", here / "out" if how else here
     shutil.copytree(here, pattern)
-    plain, args = contents(pattern), (MODEL, "--prefix", "VLLM", "--sidecars", *how)
+    plain, args = read_directory(pattern), (MODEL, "--prefix", "VLLM", "--sidecars", *how)
     seen = set()
 
     def kill(name: str, nth: int, *, after: bool) -> bool:
         shutil.rmtree(here / "out", ignore_errors=True)
         for file in plain:
             shutil.copyfile(pattern / file, here / file)
-        reached = killed(name, nth, *args, after=after)
-        now = contents(result) if result.exists() else {}
+        reached = run_and_kill(name, nth, *args, after=after)
+        now = read_directory(result) if result.exists() else {}
         seen.add((now.get(MODEL) == renamed, now.get(SIDECAR) == VLLM.encode()))
         assert run(*args, "-q").code == 0
-        assert contents(result) == {MODEL: renamed, SIDECAR: VLLM.encode()}
+        assert read_directory(result) == {MODEL: renamed, SIDECAR: VLLM.encode()}
         return reached
 
     for name in ("replace", "link", "unlink", "write", "rename"):
         for after in (False, True):
-            exhaust(lambda nth, name=name, after=after: kill(name, nth, after=after))
+            count_until_false(lambda nth, name=name, after=after: kill(name, nth, after=after))
     between = set() if how else {(False, True)}
     assert seen == {(False, False), (True, True)} | between
 
@@ -434,9 +434,9 @@ def test_the_sidecar_of_a_real_compile_becomes_that_of_the_prefixed_one(
     (plain,), real = EXPORTS.glob("plain-*"), EXPORTS / "compile-VLLM" / SIDECAR
     for path in (plain / "LlamaForCausalLM.onnx", EXPORTS / "compile-plain" / SIDECAR):
         shutil.copyfile(path, tmp_path / path.name)
-    before = contents(tmp_path)
+    before = read_directory(tmp_path)
     model = tmp_path / "LlamaForCausalLM.onnx"
     assert run(model, "--prefix", "VLLM", "--sidecars", "--strict").code == 0
     assert (tmp_path / SIDECAR).read_bytes() == real.read_bytes()
     assert run(model, "--strip", "--sidecars").code == 0
-    assert contents(tmp_path) == before
+    assert read_directory(tmp_path) == before

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import layerwise
 import pytest
+import window_sets
 
 from onnxkvrename import KvRenameError, Report, load_rules
 from onnxkvrename.renaming import parallel, write
@@ -104,7 +104,7 @@ def test_on_a_terminal_no_thread_is_alive_when_a_worker_is_forked(tmp_path: Path
     to release them."""
     import pty
 
-    root, log = layerwise.export(tmp_path / "windows", 64), tmp_path / "threads"
+    root, log = window_sets.write_windows(tmp_path / "windows", 64), tmp_path / "threads"
     script = (
         f"{RECORD_THREADS_AT_FORKS}\n"
         "from onnxkvrename.cli.main import main\n"
@@ -197,7 +197,10 @@ def test_few_models_are_not_worth_a_process(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_any_executor_renames_a_set(tmp_path: Path) -> None:
-    one, other = layerwise.export(tmp_path / "one", 40), layerwise.export(tmp_path / "other", 40)
+    one, other = (
+        window_sets.write_windows(tmp_path / "one", 40),
+        window_sets.write_windows(tmp_path / "other", 40),
+    )
     renamed(one, None)
     with ThreadPoolExecutor(4) as executor:
         report = renamed(other, executor)
@@ -213,7 +216,7 @@ class Broken(Executor):
 
 
 def test_an_executor_that_fails_changes_nothing(tmp_path: Path, snapshot) -> None:
-    root = layerwise.export(tmp_path, 3)
+    root = window_sets.write_windows(tmp_path, 3)
     before = snapshot(root)
     with pytest.raises(KvRenameError, match="a worker failed: closed"):
         renamed(root, Broken())
@@ -250,7 +253,10 @@ def doom() -> int:
 
 def test_a_set_is_renamed_on_a_cluster(cluster: Any, tmp_path: Path, run) -> None:
     made, _ = cluster
-    one, other = layerwise.export(tmp_path / "one", 40), layerwise.export(tmp_path / "other", 40)
+    one, other = (
+        window_sets.write_windows(tmp_path / "one", 40),
+        window_sets.write_windows(tmp_path / "other", 40),
+    )
     renamed(one, None)
     outcome = run(other, "--prefix", "VLLM", "--dask", made.scheduler_address)
     assert outcome.code == 0, outcome.err
@@ -262,7 +268,10 @@ def test_a_cluster_that_loses_a_worker_still_ends_the_whole_set(
     cluster: Any, tmp_path: Path, run
 ) -> None:
     made, client = cluster
-    one, other = layerwise.export(tmp_path / "one", 64), layerwise.export(tmp_path / "other", 64)
+    one, other = (
+        window_sets.write_windows(tmp_path / "one", 64),
+        window_sets.write_windows(tmp_path / "other", 64),
+    )
     renamed(one, None)
     client.wait_for_workers(2)
     victim = next(iter(client.scheduler_info()["workers"]))
@@ -279,7 +288,7 @@ def test_a_finding_on_a_cluster_leaves_all_as_it_was(
     cluster: Any, tmp_path: Path, snapshot, run
 ) -> None:
     made, _ = cluster
-    root = layerwise.export(tmp_path, 4)
+    root = window_sets.write_windows(tmp_path, 4)
     (root / "layer_3_4" / "Tiny_layer_tmp_3_4.onnx").write_bytes(b"text")
     before = snapshot(root)
     outcome = run(root, "--prefix", "VLLM", "--dask", made.scheduler_address)
@@ -293,7 +302,9 @@ def test_a_worker_of_another_version_is_refused(
 ) -> None:
     made, _ = cluster
     monkeypatch.setattr(parallel, "__version__", "9.9")
-    outcome = run(layerwise.export(tmp_path, 2), "--strip", "--dask", made.scheduler_address)
+    outcome = run(
+        window_sets.write_windows(tmp_path, 2), "--strip", "--dask", made.scheduler_address
+    )
     assert outcome.code == 2
     assert "a worker has onnxkvrename 0." in outcome.err
     assert "install the same version on every worker" in outcome.err
@@ -310,7 +321,7 @@ def test_a_cluster_without_workers_is_an_error(
     monkeypatch.setattr(distributed.Client, "wait_for_workers", none)
     how = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "silence_logs": 50}
     with distributed.LocalCluster(n_workers=0, **how) as made:
-        root = layerwise.export(tmp_path, 2)
+        root = window_sets.write_windows(tmp_path, 2)
         outcome = run(root, "--prefix", "VLLM", "--dask", made.scheduler_address)
     assert outcome.code == 2
     assert f"has no workers (start one with `dask worker {made.scheduler_address}`)" in outcome.err
@@ -318,7 +329,7 @@ def test_a_cluster_without_workers_is_an_error(
 
 def test_no_cluster_is_an_error(tmp_path: Path, run) -> None:
     pytest.importorskip("distributed", reason="the extra [dask] is not installed")
-    root = layerwise.export(tmp_path, 2)
+    root = window_sets.write_windows(tmp_path, 2)
     outcome = run(root, "--prefix", "VLLM", "--dask", "nonsense://127.0.0.1:1")
     assert outcome.code == 2
     assert "no Dask scheduler at nonsense://127.0.0.1:1" in outcome.err
@@ -329,7 +340,9 @@ def test_without_distributed_the_error_says_what_to_install(
     tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "distributed", None)
-    outcome = run(layerwise.export(tmp_path, 2), "--prefix", "VLLM", "--dask", "127.0.0.1:1")
+    outcome = run(
+        window_sets.write_windows(tmp_path, 2), "--prefix", "VLLM", "--dask", "127.0.0.1:1"
+    )
     assert outcome.code == 2
     assert "pip install 'onnxkvrename[dask]'" in outcome.err
 
@@ -337,6 +350,6 @@ def test_without_distributed_the_error_says_what_to_install(
 @pytest.mark.parametrize("address", ["nonsense", "10.0.0.1", "tcp:"])
 def test_what_is_no_address_is_told_at_once(address: str, tmp_path: Path, run) -> None:
     pytest.importorskip("distributed", reason="the extra [dask] is not installed")
-    outcome = run(layerwise.export(tmp_path, 2), "--prefix", "VLLM", "--dask", address)
+    outcome = run(window_sets.write_windows(tmp_path, 2), "--prefix", "VLLM", "--dask", address)
     assert outcome.code == 2
     assert f"{address!r} is no address of a Dask scheduler (for example tcp://" in outcome.err

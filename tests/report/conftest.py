@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from caches import exported
+from cache_models import build_cache_model
 from models import saved
 from onnx import ModelProto
 
@@ -18,7 +18,7 @@ def inspected(tmp_path: Path):
     """Return a function that inspects a model, or one made of these kinds of layers."""
 
     def inspect(model: ModelProto | tuple[str, ...], **how: object) -> ModelSummary:
-        proto = model if isinstance(model, ModelProto) else exported(model, **how)  # type: ignore[arg-type]
+        proto = model if isinstance(model, ModelProto) else build_cache_model(model, **how)  # type: ignore[arg-type]
         summary = inspect_model(saved(proto, tmp_path / "m.onnx"), load_rules())
         return summary._replace(path="m.onnx", size=1000)
 

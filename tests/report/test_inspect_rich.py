@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import models
 import pytest
-from caches import HYBRID, exported
-from drawing import drawn
+from cache_models import HYBRID, build_cache_model
+from draw_terminal import draw_plain
 
 from onnxkvrename import KvRenameError
 from onnxkvrename.layout.inspect import ExternalFile, ModelSummary
@@ -15,10 +15,10 @@ TOKEN = ("VLLM", "VLLM")
 
 
 def test_a_summary_says_what_is_in_the_file(inspected) -> None:
-    model = exported(("full", "linear"), tokens=TOKEN, weights=[models.tensor("w", 1.0)])
+    model = build_cache_model(("full", "linear"), tokens=TOKEN, weights=[models.tensor("w", 1.0)])
     model.graph.output.append(models.info("vision_embeds_RetainedState"))
     model.functions.add(name="Layer", domain="local")
-    assert drawn(render_model_summary(inspected(model))).splitlines() == [
+    assert draw_plain(render_model_summary(inspected(model))).splitlines() == [
         "m.onnx  1.0 kB",
         "  made by         tests 1; IR 10, opset 18",
         "  graph           5 nodes, local functions Layer",
@@ -45,31 +45,31 @@ def test_a_summary_says_what_is_in_the_file(inspected) -> None:
 
 
 def test_layers_of_a_kind_are_told_in_short(inspected) -> None:
-    text = drawn(render_model_summary(inspected(HYBRID)))
+    text = draw_plain(render_model_summary(inspected(HYBRID)))
     assert "conv_state of 16 layers (0-1, 3-4, 6-7, ... 21-22)\n" in text
     assert "past_key, past_value of 8 layers (2, 5, 8, ... 23)\n" in text
-    assert "of layers 0-1\n" in drawn(render_model_summary(inspected(("full", "full"))))
+    assert "of layers 0-1\n" in draw_plain(render_model_summary(inspected(("full", "full"))))
 
 
 def test_some_names_with_the_token_are_counted(inspected) -> None:
-    text = drawn(render_model_summary(inspected(("full",), tokens=("", "VLLM"))))
+    text = draw_plain(render_model_summary(inspected(("full",), tokens=("", "VLLM"))))
     assert "token           VLLM on 2 of 4 names\n" in text
-    text = drawn(render_model_summary(inspected(("full",))))
+    text = draw_plain(render_model_summary(inspected(("full",))))
     assert "token           none\n" in text
 
 
 def test_data_files_are_told_and_those_that_are_gone(inspected) -> None:
     found = inspected(("full",))
     files = (ExternalFile("w.bin", 98_000_000_000), ExternalFile("gone.bin", None))
-    text = drawn(render_model_summary(found._replace(files=files)), width=100)
+    text = draw_plain(render_model_summary(found._replace(files=files)), width=100)
     assert "98.0 GB external in 1 file: w.bin; not usable: gone.bin\n" in text
-    assert "weights         none\n" in drawn(render_model_summary(found))
+    assert "weights         none\n" in draw_plain(render_model_summary(found))
     nowhere = found._replace(weight=found.weight._replace(external_tensor_count=1))
-    assert "weights         not there\n" in drawn(render_model_summary(nowhere))
+    assert "weights         not there\n" in draw_plain(render_model_summary(nowhere))
 
 
 def test_a_model_without_buffers_has_no_map(inspected) -> None:
-    text = drawn(render_model_summary(inspected(())))
+    text = draw_plain(render_model_summary(inspected(())))
     assert "  buffers  no KV buffer in it\n" in text
     assert "layer" not in text
     assert "token" not in text
@@ -77,29 +77,29 @@ def test_a_model_without_buffers_has_no_map(inspected) -> None:
 
 def test_a_model_that_cannot_be_read_is_told_with_the_reason() -> None:
     found = ModelSummary("m\n.onnx", error=KvRenameError("is no model", hint="give one"))
-    assert drawn(render_model_summary(found)) == "m\\x0a.onnx  is no model (give one)\n"
+    assert draw_plain(render_model_summary(found)) == "m\\x0a.onnx  is no model (give one)\n"
 
 
 def test_of_each_code_a_few_findings_are_shown(inspected) -> None:
     names = {f"past_key.{layer}" for layer in range(6)}
-    text = drawn(render_model_summary(inspected(("full",) * 6, without=names)), width=200)
+    text = draw_plain(render_model_summary(inspected(("full",) * 6, without=names)), width=200)
     assert text.count("error KV101  past_key.") == 3
     assert text.count("error KV101  and 3 more like this\n") == 1
-    clean = drawn(render_model_summary(inspected(("full",) * 6)), width=200)
+    clean = draw_plain(render_model_summary(inspected(("full",) * 6)), width=200)
     assert "KV101" not in clean
 
 
 def test_a_path_is_never_broken_unless_to_fold() -> None:
     found = ModelSummary("x" * 200)
-    assert "x" * 200 in drawn(render_model_summary(found))
-    assert "x" * 200 not in drawn(render_model_summary(found, fold=True))
-    assert drawn(render_model_summary(found, fold=True)).count("x") == 200
+    assert "x" * 200 in draw_plain(render_model_summary(found))
+    assert "x" * 200 not in draw_plain(render_model_summary(found, fold=True))
+    assert draw_plain(render_model_summary(found, fold=True)).count("x") == 200
 
 
 @pytest.fixture
 def hostile(inspected) -> ModelSummary:
     """A model whose names would move the cursor, turn the text and draw smileys."""
-    model = exported(("full",))
+    model = build_cache_model(("full",))
     model.producer_name = f"{HOSTILE}\n"
     model.graph.output.append(models.info(f"{HOSTILE}_RetainedState"))
     found: ModelSummary = inspected(model)
@@ -108,7 +108,7 @@ def hostile(inspected) -> ModelSummary:
 
 
 def test_hostile_names_are_shown_and_do_nothing(hostile: ModelSummary) -> None:
-    text = drawn(render_model_summary(hostile), width=300)
+    text = draw_plain(render_model_summary(hostile), width=300)
     assert text.startswith(f"{SHOWN}  1.0 kB\n")
     assert f"made by         {SHOWN}\\x0a 1;" in text
     assert f"{SHOWN}past_key     f\n" in text
@@ -117,5 +117,5 @@ def test_hostile_names_are_shown_and_do_nothing(hostile: ModelSummary) -> None:
 
 
 def test_where_the_encoding_ends_names_are_escaped(hostile: ModelSummary) -> None:
-    text = drawn(render_model_summary(hostile), width=300, encoding="ascii")
+    text = draw_plain(render_model_summary(hostile), width=300, encoding="ascii")
     assert f"{SHOWN[:-1]}\\xe9past_key     f\n" in text

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from caches import HYBRID, MIXED
-from drawing import drawn
+from cache_models import HYBRID, MIXED
+from draw_terminal import draw_plain
 
 from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary
 from onnxkvrename.layout.kinds import get_kind_traits, list_kinds
@@ -22,7 +22,7 @@ def buffers(*layers: int, **how: object) -> ModelSummary:
 
 
 def test_two_layers_are_two_wide_cells(inspected) -> None:
-    assert drawn(render_kv_map(inspected(("full", "window")))) == (
+    assert draw_plain(render_kv_map(inspected(("full", "window")))) == (
         "layer        0   1\n"
         "past_key     f   w\n"
         "past_value   f   w\n"
@@ -32,7 +32,7 @@ def test_two_layers_are_two_wide_cells(inspected) -> None:
 
 
 def test_capital_letters_carry_the_token(inspected) -> None:
-    lines = drawn(render_kv_map(inspected(("mla", "mla"), tokens=TOKEN))).splitlines()
+    lines = draw_plain(render_kv_map(inspected(("mla", "mla"), tokens=TOKEN))).splitlines()
     assert lines[1:] == [
         "compressed_kv   M   M",
         "k_pe            M   M",
@@ -53,7 +53,7 @@ def test_a_map_of_all_there_can_be(inspected) -> None:
         tokens=TOKEN,
         without={"k_pe.2_VLLM", "k_pe.2_VLLM_RetainedState", "past_key.6_VLLM"},
     )
-    assert drawn(render_kv_map(found)) == (
+    assert draw_plain(render_kv_map(found)) == (
         "layer             0   1   2   3   4   5   6   7\n"
         "past_key          F   W   .   .   S   ~   !   F\n"
         "past_value        F   W   .   .   S   ~   F   F\n"
@@ -69,14 +69,14 @@ def test_a_map_of_all_there_can_be(inspected) -> None:
 
 
 def test_a_token_on_one_side_has_a_sign_of_its_own(inspected) -> None:
-    text = drawn(render_kv_map(inspected(("full",), tokens=("", "VLLM"))))
+    text = draw_plain(render_kv_map(inspected(("full",), tokens=("", "VLLM"))))
     assert "past_key     /\n" in text
     assert text.endswith("\n/ token on one side only\n")
 
 
 def test_ninety_four_layers_fit_a_terminal_of_eighty_columns(inspected) -> None:
     ten = "F" * 10
-    assert drawn(render_kv_map(inspected(("full",) * 94, tokens=TOKEN))) == (
+    assert draw_plain(render_kv_map(inspected(("full",) * 94, tokens=TOKEN))) == (
         "layer       0          10         20         30         40         50\n"
         f"past_key    {' '.join([ten] * 6)}\n"
         f"past_value  {' '.join([ten] * 6)}\n"
@@ -91,16 +91,18 @@ def test_ninety_four_layers_fit_a_terminal_of_eighty_columns(inspected) -> None:
 
 def test_cells_are_as_wide_as_there_is_room_for(inspected) -> None:
     found = inspected(HYBRID)
-    assert "conv_state       s s . s s . s s . s" in drawn(render_kv_map(found), width=70)
-    assert "layer            0         5         10" in drawn(render_kv_map(found), width=70)
-    assert "conv_state       sss" not in drawn(render_kv_map(found), width=70)
-    assert "conv_state       ss.ss.ss.s s.ss.ss.ss .ss." in drawn(render_kv_map(found), width=60)
-    assert "conv_state        s   s   .   s" in drawn(render_kv_map(found), width=120)
+    assert "conv_state       s s . s s . s s . s" in draw_plain(render_kv_map(found), width=70)
+    assert "layer            0         5         10" in draw_plain(render_kv_map(found), width=70)
+    assert "conv_state       sss" not in draw_plain(render_kv_map(found), width=70)
+    assert "conv_state       ss.ss.ss.s s.ss.ss.ss .ss." in draw_plain(
+        render_kv_map(found), width=60
+    )
+    assert "conv_state        s   s   .   s" in draw_plain(render_kv_map(found), width=120)
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 11, 20, 33, 80, 500])
 def test_every_layer_is_drawn_whatever_the_width(width: int) -> None:
-    lines = drawn(render_kv_map(buffers(*range(94), buffer="key")), width=width).splitlines()
+    lines = draw_plain(render_kv_map(buffers(*range(94), buffer="key")), width=width).splitlines()
     named = "key"[: width // 3]
     rows = [line.removeprefix(named).strip() for line in lines if line.startswith(named)]
     cells = [row for row in rows if row and not set(row) - {"f", " "}]
@@ -109,42 +111,44 @@ def test_every_layer_is_drawn_whatever_the_width(width: int) -> None:
 
 
 def test_a_long_row_of_layers_without_buffers_is_one_mark() -> None:
-    lines = drawn(render_kv_map(buffers(0, 1, 40, 41, 44))).splitlines()
+    lines = draw_plain(render_kv_map(buffers(0, 1, 40, 41, 44))).splitlines()
     assert lines[0] == "layer      0   1      40  41  42  43  44"
     assert lines[1] == "past_key   f   f   ~   f   f   ~   ~   f"
     assert lines[-1].endswith("~ layers without buffers")
 
 
 def test_layers_far_apart_take_no_room() -> None:
-    lines = drawn(render_kv_map(buffers(0, 999_999, 999_999_999))).splitlines()
+    lines = draw_plain(render_kv_map(buffers(0, 999_999, 999_999_999))).splitlines()
     assert lines[1] == "past_key   f   ~   f   ~   f"
     assert lines[0].startswith("layer      0      999999")
 
 
 def test_behind_a_long_gap_the_layer_is_told_in_narrow_maps_too() -> None:
-    lines = drawn(render_kv_map(buffers(0, *range(50, 62))), width=30).splitlines()
+    lines = draw_plain(render_kv_map(buffers(0, *range(50, 62))), width=30).splitlines()
     assert lines[:2] == ["layer     0 50", "past_key  f~ffffffff"]
 
 
 def test_layers_that_would_touch_are_left_out() -> None:
-    lines = drawn(render_kv_map(buffers(10000, 10001, 10002))).splitlines()
+    lines = draw_plain(render_kv_map(buffers(10000, 10001, 10002))).splitlines()
     assert lines[:2] == ["layer     10000   10002", "past_key   f   f   f"]
 
 
 def test_scopes_share_a_row_unless_they_have_the_same_layer() -> None:
     apart = buffers(0, scope="layer_0/").buffers + buffers(1, scope="layer_1/").buffers
     found = ModelSummary("m.onnx", buffers=apart)
-    assert "past_key   f   f\n" in drawn(render_kv_map(found))
+    assert "past_key   f   f\n" in draw_plain(render_kv_map(found))
     twice = ModelSummary("m.onnx", buffers=apart + buffers(0).buffers)
-    text = drawn(render_kv_map(twice))
+    text = draw_plain(render_kv_map(twice))
     assert "layer_0/past_key   f   .\n" in text
     assert "past_key           f   .\n" in text
 
 
 def test_names_are_cut_before_the_cells_are() -> None:
-    text = drawn(render_kv_map(buffers(0, 1, buffer="漢" * 100)), width=30)
+    text = draw_plain(render_kv_map(buffers(0, 1, buffer="漢" * 100)), width=30)
     assert "漢漢漢漢漢   f   f\n" in text
 
 
 def test_a_map_of_plain_names_is_the_same_in_ascii() -> None:
-    assert drawn(render_kv_map(buffers(0)), encoding="ascii") == drawn(render_kv_map(buffers(0)))
+    assert draw_plain(render_kv_map(buffers(0)), encoding="ascii") == draw_plain(
+        render_kv_map(buffers(0))
+    )

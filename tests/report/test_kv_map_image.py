@@ -7,7 +7,7 @@ from pathlib import Path
 
 import models
 import pytest
-from caches import MIXED, exported
+from cache_models import MIXED, build_cache_model
 from models import saved
 
 from onnxkvrename import load_rules
@@ -21,8 +21,8 @@ HOSTILE = "</text></pre><script>alert(1)</script>&amp;{x}{{%s}}\x1b[2J\u202e\x00
 @pytest.fixture
 def found(tmp_path: Path) -> tuple[ModelSummary, ...]:
     """A model with buffers of every kind, and one whose names are hostile."""
-    mixed = saved(exported(MIXED, tokens=("VLLM", "VLLM")), tmp_path / "mixed.onnx")
-    model = exported(("full",))
+    mixed = saved(build_cache_model(MIXED, tokens=("VLLM", "VLLM")), tmp_path / "mixed.onnx")
+    model = build_cache_model(("full",))
     model.graph.output.append(models.info("hostile_RetainedState"))
     first, second = (
         inspect_model(path, load_rules())

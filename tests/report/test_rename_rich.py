@@ -19,10 +19,12 @@ HOSTILE = "[red]\x1b[2J\u202e:smiley:[/red]\\/past_key.0"
 SHOWN = "[red]\\x1b[2J\\u202e:smiley:[/red]\\/past_key.0"
 
 
-def drawn(*found: ModelReport, look: bool = True, verbose: bool = False, width: int = 100) -> str:
+def drawn(
+    *found: ModelReport, dry_run: bool = True, verbose: bool = False, width: int = 100
+) -> str:
     file = io.StringIO()
     console = Console(file=file, width=width, highlight=False)
-    console.print(render_report(Report(found), look=look, verbose=verbose), crop=False)
+    console.print(render_report(Report(found), dry_run=dry_run, verbose=verbose), crop=False)
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
@@ -98,7 +100,7 @@ def test_verbose_adds_a_line_for_each_buffer(decoder: Path) -> None:
 
 def test_a_result_elsewhere_is_pointed_to(decoder: Path) -> None:
     found = rename(decoder, "VLLM", output=decoder.with_name("new.onnx"))
-    assert re.search(r"8 names changed\s+-> \S*new\.onnx", drawn(found, look=False, width=300))
+    assert re.search(r"8 names changed\s+-> \S*new\.onnx", drawn(found, dry_run=False, width=300))
 
 
 def test_of_many_models_each_has_a_line_and_there_is_a_total(decoder: Path) -> None:

@@ -39,7 +39,7 @@ def annotated(report: Report, view: RenameView) -> list[str]:
 
 
 def test_lines_say_old_and_new(ahead: ModelReport) -> None:
-    lines = list(render_changes(Report((ahead,)), look=True))
+    lines = list(render_changes(Report((ahead,)), dry_run=True))
     assert lines[0] == "past_key.0 -> past_key.0_VLLM"
     assert lines[1] == "past_key.0_RetainedState -> past_key.0_VLLM_RetainedState"
     assert len(lines) == 8
@@ -47,7 +47,7 @@ def test_lines_say_old_and_new(ahead: ModelReport) -> None:
 
 def test_of_several_models_each_line_names_its_own(ahead: ModelReport) -> None:
     other = ahead._replace(path="n\n.onnx")
-    lines = list(render_changes(Report((ahead, other)), look=True))
+    lines = list(render_changes(Report((ahead, other)), dry_run=True))
     assert lines[0] == "m.onnx: past_key.0 -> past_key.0_VLLM"
     assert lines[8] == "n\\x0a.onnx: past_key.0 -> past_key.0_VLLM"
 
@@ -67,7 +67,7 @@ def test_names_that_did_not_change_are_not_told(
     status: Status, look: bool, told: int, ahead: ModelReport
 ) -> None:
     report = Report((ahead._replace(status=status),))
-    assert len(list(render_changes(report, look=look))) == told
+    assert len(list(render_changes(report, dry_run=look))) == told
 
 
 def test_a_diff_has_the_names_that_go_and_come(ahead: ModelReport) -> None:
@@ -80,28 +80,30 @@ def test_a_diff_has_the_names_that_go_and_come(ahead: ModelReport) -> None:
 
 
 def test_a_state_is_a_few_words(decoder: Path, ahead: ModelReport) -> None:
-    assert format_model_state(ahead, look=True) == "8 names would change"
+    assert format_model_state(ahead, dry_run=True) == "8 names would change"
     assert (
-        format_model_state(ahead._replace(status="failed"), look=True)
+        format_model_state(ahead._replace(status="failed"), dry_run=True)
         == "failed: nothing was written"
     )
     assert (
-        format_model_state(ahead._replace(status="unchanged"), look=True)
+        format_model_state(ahead._replace(status="unchanged"), dry_run=True)
         == "unchanged: m.onnx is up to date"
     )
-    assert format_model_state(rename(decoder, "VLLM"), look=True) == "8 names changed"
+    assert format_model_state(rename(decoder, "VLLM"), dry_run=True) == "8 names changed"
     again = rename(decoder, "VLLM")
-    assert format_model_state(again, look=True) == "unchanged: every buffer carries VLLM"
+    assert format_model_state(again, dry_run=True) == "unchanged: every buffer carries VLLM"
     rename(decoder, strip=True)
-    assert format_model_state(rename(decoder, strip=True), look=True) == "unchanged: no token in it"
-    assert format_model_state(ahead._replace(status="unchanged", pairs=()), look=True).endswith(
+    assert (
+        format_model_state(rename(decoder, strip=True), dry_run=True) == "unchanged: no token in it"
+    )
+    assert format_model_state(ahead._replace(status="unchanged", pairs=()), dry_run=True).endswith(
         "no KV buffer in it"
     )
 
 
 def test_states_leave_out_what_an_error_has_said(ahead: ModelReport) -> None:
     told = Report((ahead, report(error=WriteError("no"))))
-    assert list(render_states(told, look=True)) == ["m.onnx: 8 names would change"]
+    assert list(render_states(told, dry_run=True)) == ["m.onnx: 8 names would change"]
 
 
 TEXT = SidecarReport("p\n.json", "new/p.json", "would-rename", 4)
@@ -120,10 +122,10 @@ def test_a_text_that_changes_gets_a_line(
     status: Status, told: list[str], ahead: ModelReport
 ) -> None:
     texts = (TEXT._replace(status=status),)
-    first, *rest = render_states(Report((ahead,), texts), look=True)
+    first, *rest = render_states(Report((ahead,), texts), dry_run=True)
     assert (first, rest) == ("m.onnx: 8 names would change", told)
     failed = ahead._replace(findings=(fault(),), status="failed")
-    assert len(list(render_states(Report((failed,), texts), look=True))) == 1
+    assert len(list(render_states(Report((failed,), texts), dry_run=True))) == 1
 
 
 def test_github_is_told_of_a_text_that_would_change(ahead: ModelReport) -> None:

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import layerwise
 import models
 import onnx
 import pytest
+import window_sets
 from models import KEY, KEY_OUT, VALUE, VALUE_OUT, info, node, saved
 from onnx import ModelProto
 from onnx.helper import make_tensor
@@ -376,7 +376,7 @@ def test_no_buffer_in_any_model_is_a_finding(tmp_path: Path) -> None:
 
 def windows(root: Path, *without: int, count: int = 3) -> Sequence[Path]:
     """A set of windows but for some."""
-    layerwise.export(root, count)
+    window_sets.write_windows(root, count)
     paths = sorted(root.rglob("*.onnx"))
     return [path for number, path in enumerate(paths) if number not in without]
 
@@ -393,11 +393,11 @@ def test_windows_are_held_against_each_other(tmp_path: Path) -> None:
 
 def test_one_window_with_a_token_is_found(tmp_path: Path) -> None:
     whole = windows(tmp_path / "w")
-    saved(layerwise.window(1, 2, "VLLM"), whole[1])
+    saved(window_sets.build_window(1, 2, "VLLM"), whole[1])
     assert codes(*whole) == ["KV303"]
     assert set(codes(*whole, token="VLLM")) == {"KV116", "KV303"}
     for number in range(3):
-        saved(layerwise.window(number, number + 1, "VLLM"), whole[number])
+        saved(window_sets.build_window(number, number + 1, "VLLM"), whole[number])
     assert codes(*whole) == codes(*whole, token="VLLM") == []
 
 
@@ -450,7 +450,7 @@ def test_a_stamp_of_the_graph_is_right(tmp_path: Path) -> None:
 
 
 def test_a_window_does_not_know_what_its_set_is_stamped_with(tmp_path: Path) -> None:
-    export = layerwise.export(tmp_path / "export", 2)
+    export = window_sets.write_windows(tmp_path / "export", 2)
     found = [stamped(path, "0" * 64) for path in sorted(export.rglob("*.onnx"))]
     assert "KV621" not in codes(*found)
     assert "KV621" not in codes(found[0], group_windows=False)

@@ -1,7 +1,14 @@
 from __future__ import annotations
 
 import pytest
-from layers import attention, gpt_oss, layout, linear, mla, sliding
+from build_layouts import (
+    build_attention,
+    build_gpt_oss,
+    build_layers,
+    build_linear,
+    build_mla,
+    build_sliding,
+)
 
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.groups import Grouping, group_layers
@@ -23,7 +30,7 @@ def list_layers(grouping: Grouping) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("version", ["0.24", "0.33"])
 def test_layers_with_one_spec_are_one_group(version: str) -> None:
-    grouping = form_groups(layout(*(attention(layer) for layer in range(3))), version)
+    grouping = form_groups(build_layers(*(build_attention(layer) for layer in range(3))), version)
     assert (grouping.method, list_layers(grouping)) == ("uniform_spec", [(0, 1, 2)])
     assert grouping.uniform_page_size == 16 * 8 * 128 * 2
 
@@ -32,7 +39,9 @@ def test_layers_with_one_spec_are_one_group(version: str) -> None:
 def test_full_attention_of_several_sizes_is_one_group_with_a_spec_for_each_layer(
     version: str,
 ) -> None:
-    grouping = form_groups(layout(attention(0, heads=8), attention(1, heads=2)), version)
+    grouping = form_groups(
+        build_layers(build_attention(0, heads=8), build_attention(1, heads=2)), version
+    )
     assert (grouping.method, list_layers(grouping)) == ("uniform_type", [(0, 1)])
     assert [spec.page_size for spec in grouping.groups[0].specs] == [32768, 8192]
     assert grouping.uniform_page_size is None
@@ -40,7 +49,7 @@ def test_full_attention_of_several_sizes_is_one_group_with_a_spec_for_each_layer
 
 @pytest.mark.parametrize("version", ["0.24", "0.33"])
 def test_gpt_oss_has_two_groups_of_twelve(version: str) -> None:
-    grouping = form_groups(gpt_oss(), version, block_size=64)
+    grouping = form_groups(build_gpt_oss(), version, block_size=64)
     assert list_layers(grouping) == [tuple(range(0, 24, 2)), tuple(range(1, 24, 2))]
     assert [group.kind for group in grouping.groups] == ["sliding_window", "full_attention"]
     assert (grouping.group_size, grouping.padding_layers, grouping.uniform_page_size) == (
@@ -53,9 +62,10 @@ def test_gpt_oss_has_two_groups_of_twelve(version: str) -> None:
 def test_layers_of_a_larger_bucket_are_dealt_out_in_turn() -> None:
     # Gemma's pattern: five windows to one whole layer, and two windows over.
     layers = [
-        sliding(layer, window=512) if layer % 6 != 5 else attention(layer) for layer in range(14)
+        build_sliding(layer, window=512) if layer % 6 != 5 else build_attention(layer)
+        for layer in range(14)
     ]
-    grouping = form_groups(layout(*layers))
+    grouping = form_groups(build_layers(*layers))
     assert list_layers(grouping) == [
         (0, 7),
         (1, 8),
@@ -75,30 +85,35 @@ def test_layers_of_a_larger_bucket_are_dealt_out_in_turn() -> None:
 def test_the_largest_bucket_sets_the_size_if_it_is_less_than_half_as_large_again(
     full_layers: int, group_size: int, group_count: int
 ) -> None:
-    layers = [sliding(layer, window=128) for layer in range(12)]
+    layers = [build_sliding(layer, window=128) for layer in range(12)]
     grouping = form_groups(
-        layout(*layers, *(attention(12 + layer) for layer in range(full_layers)))
+        build_layers(*layers, *(build_attention(12 + layer) for layer in range(full_layers)))
     )
     assert (grouping.group_size, len(grouping.groups)) == (group_size, group_count)
     assert grouping.padding_layers == group_size * group_count - 12 - full_layers
 
 
 def test_windows_of_two_sizes_are_separate_groups() -> None:
-    layers = [sliding(0, window=128), sliding(1, window=512), attention(2)]
-    assert list_layers(form_groups(layout(*layers))) == [(0,), (1,), (2,)]
+    layers = [build_sliding(0, window=128), build_sliding(1, window=512), build_attention(2)]
+    assert list_layers(form_groups(build_layers(*layers))) == [(0,), (1,), (2,)]
 
 
 def test_a_window_of_unknown_size_is_refused_if_there_is_another() -> None:
-    grouping = form_groups(layout(sliding(0), sliding(1, window=128)))
+    grouping = form_groups(build_layers(build_sliding(0), build_sliding(1, window=128)))
     assert grouping.refusal is not None
     assert grouping.refusal.layers == (0,)
     assert grouping.refusal.hint == "--dim sliding_window=SIZE says it"
-    assert form_groups(layout(sliding(0), sliding(1), attention(2))).refusal is None
+    assert (
+        form_groups(build_layers(build_sliding(0), build_sliding(1), build_attention(2))).refusal
+        is None
+    )
 
 
 @pytest.mark.parametrize("version", ["0.24", "0.33"])
 def test_a_page_that_divides_the_largest_gets_a_larger_block(version: str) -> None:
-    grouping = form_groups(layout(attention(0, heads=8), sliding(1, heads=2, window=128)), version)
+    grouping = form_groups(
+        build_layers(build_attention(0, heads=8), build_sliding(1, heads=2, window=128)), version
+    )
     assert [
         (group.first_spec.block_size, group.first_spec.page_size) for group in grouping.groups
     ] == [
@@ -109,7 +124,7 @@ def test_a_page_that_divides_the_largest_gets_a_larger_block(version: str) -> No
 
 
 def test_a_page_that_does_not_divide_is_padded_and_0_24_requires_the_backend_to_know() -> None:
-    uneven = layout(attention(0, heads=8), sliding(1, heads=3, window=128))
+    uneven = build_layers(build_attention(0, heads=8), build_sliding(1, heads=3, window=128))
     for version in ("0.24", "0.33"):
         small = form_groups(uneven, version).groups[1].first_spec
         assert (small.block_size, small.unpadded_page_size, small.page_size) == (16, 12288, 32768)
@@ -120,7 +135,7 @@ def test_a_page_that_does_not_divide_is_padded_and_0_24_requires_the_backend_to_
 
 
 def test_only_0_33_pads_states_smaller_than_attention() -> None:
-    hybrid = layout(attention(0), linear(1, conv=(512, 3), recurrent=(8, 32, 32)))
+    hybrid = build_layers(build_attention(0), build_linear(1, conv=(512, 3), recurrent=(8, 32, 32)))
     refusal = form_groups(hybrid, "0.24").refusal
     assert refusal is not None
     assert (refusal.layers, refusal.hint) == ((1,), "vLLM 0.33 pads them")
@@ -130,7 +145,7 @@ def test_only_0_33_pads_states_smaller_than_attention() -> None:
 
 def test_0_33_does_not_pad_mla_and_allocates_windows_as_full_attention() -> None:
     # 16 * 576 * 2 = 18432 does not divide 32768.
-    mixed = layout(mla(0), sliding(1, window=128))
+    mixed = build_layers(build_mla(0), build_sliding(1, window=128))
     grouping = form_groups(mixed, "0.33")
     assert (grouping.method, list_layers(grouping)) == ("full_allocation", [(0, 1)])
     assert [spec.kind for spec in grouping.groups[0].specs] == ["mla_attention", "full_attention"]
@@ -138,7 +153,9 @@ def test_0_33_does_not_pad_mla_and_allocates_windows_as_full_attention() -> None
 
 
 def test_0_33_refuses_to_pad_mla_without_windows() -> None:
-    mixed = layout(mla(0), attention(1, kind="chunked_local_attention", window=128))
+    mixed = build_layers(
+        build_mla(0), build_attention(1, kind="chunked_local_attention", window=128)
+    )
     refusal = form_groups(mixed, "0.33").refusal
     assert refusal is not None
     assert (refusal.layers, refusal.reason) == (
@@ -150,7 +167,7 @@ def test_0_33_refuses_to_pad_mla_without_windows() -> None:
 
 def test_a_merge_of_pages_of_several_sizes_is_an_unmet_condition() -> None:
     # 0.24 does not compare the value's head, and gives both layers the first one's.
-    uneven = layout(attention(0, size_v=64), attention(1, size_v=32))
+    uneven = build_layers(build_attention(0, size_v=64), build_attention(1, size_v=32))
     grouping = form_groups(uneven, "0.24")
     assert [spec.page_size for spec in grouping.groups[0].specs] == [32768, 32768]
     (condition,) = grouping.conditions
@@ -162,16 +179,16 @@ def test_a_merge_of_pages_of_several_sizes_is_an_unmet_condition() -> None:
 
 
 def test_with_unified_pages_0_24_does_not_merge_buckets() -> None:
-    windows = [sliding(layer, heads=1, size=288, window=32) for layer in (2, 3)]
-    halves = layout(mla(0), mla(1, rank=224), *windows)
+    windows = [build_sliding(layer, heads=1, size=288, window=32) for layer in (2, 3)]
+    halves = build_layers(build_mla(0), build_mla(1, rank=224), *windows)
     assert list_layers(form_groups(halves, "0.24")) == [(0,), (1,), (2,), (3,)]
 
 
 def test_with_unified_pages_0_33_merges_windowed_mla() -> None:
-    windows = [mla(2, window=32), mla(3, rank=224, window=32)]
-    grouping = form_groups(layout(mla(0), mla(1), *windows), "0.33")
+    windows = [build_mla(2, window=32), build_mla(3, rank=224, window=32)]
+    grouping = form_groups(build_layers(build_mla(0), build_mla(1), *windows), "0.33")
     assert (grouping.method, list_layers(grouping)) == ("uniform_page_size", [(0, 1), (2, 3)])
 
 
 def test_no_layers_are_no_groups() -> None:
-    assert form_groups(layout()) == Grouping("none", ())
+    assert form_groups(build_layers()) == Grouping("none", ())

@@ -1,7 +1,14 @@
 from __future__ import annotations
 
 import pytest
-from layers import attention, buffer, layout, linear, mla, sliding
+from build_layouts import (
+    build_attention,
+    build_buffer,
+    build_layers,
+    build_linear,
+    build_mla,
+    build_sliding,
+)
 
 from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.vllm.layer_specs import ModelSpecs, align_blocks, build_specs
@@ -11,7 +18,7 @@ from onnxkvrename.vllm.specs import ProjectionRequest, Refusal, RefusalError
 def build(
     *layers: tuple[KvBuffer, ...], tp: int = 1, block_size: int = 16, **sizes: int
 ) -> ModelSpecs:
-    return build_specs(layout(*layers, sizes=sizes), ProjectionRequest(block_size, tp))
+    return build_specs(build_layers(*layers, sizes=sizes), ProjectionRequest(block_size, tp))
 
 
 def page_size(
@@ -32,120 +39,126 @@ def refuse(*layers: tuple[KvBuffer, ...], tp: int = 1) -> Refusal:
 
 
 def test_a_page_of_attention_holds_key_and_value_of_a_block() -> None:
-    assert page_size(attention(0, heads=8, size=64)) == 16 * 8 * (64 + 64) * 2
-    assert page_size(attention(0, heads=8, size=64), block_size=64) == 131072
-    assert page_size(attention(0, heads=8, size=64, dtype="FLOAT")) == 16 * 8 * 128 * 4
-    assert page_size(attention(0, heads=8, size=64, dtype="FLOAT8E4M3FN")) == 16 * 8 * 128
+    assert page_size(build_attention(0, heads=8, size=64)) == 16 * 8 * (64 + 64) * 2
+    assert page_size(build_attention(0, heads=8, size=64), block_size=64) == 131072
+    assert page_size(build_attention(0, heads=8, size=64, dtype="FLOAT")) == 16 * 8 * 128 * 4
+    assert page_size(build_attention(0, heads=8, size=64, dtype="FLOAT8E4M3FN")) == 16 * 8 * 128
 
 
 def test_a_value_may_be_smaller_than_its_key() -> None:
-    assert page_size(attention(0, heads=4, size=192, size_v=128)) == 16 * 4 * (192 + 128) * 2
+    assert page_size(build_attention(0, heads=4, size=192, size_v=128)) == 16 * 4 * (192 + 128) * 2
 
 
 def test_a_page_of_mla_holds_latent_and_rope_once() -> None:
-    assert page_size(mla(0, rank=512, rope=64)) == 16 * (512 + 64) * 2
-    assert page_size(mla(0, rank=512, rope=64), tp=8) == 16 * (512 + 64) * 2
+    assert page_size(build_mla(0, rank=512, rope=64)) == 16 * (512 + 64) * 2
+    assert page_size(build_mla(0, rank=512, rope=64), tp=8) == 16 * (512 + 64) * 2
 
 
 def test_a_page_of_states_is_as_large_as_they_are_whatever_the_block() -> None:
-    states = linear(0, conv=(8192, 3), recurrent=(32, 128, 128))
+    states = build_linear(0, conv=(8192, 3), recurrent=(32, 128, 128))
     assert page_size(states) == page_size(states, block_size=64) == (8192 * 3 + 32 * 128 * 128) * 2
     assert page_size(states, tp=4) == (2048 * 3 + 8 * 128 * 128) * 2
 
 
 def test_states_may_be_of_several_dtypes() -> None:
-    conv, recurrent = linear(0, conv=(512, 3), recurrent=(8, 64, 64))
+    conv, recurrent = build_linear(0, conv=(512, 3), recurrent=(8, 64, 64))
     assert page_size((conv, recurrent._replace(dtype="FLOAT"))) == 512 * 3 * 2 + 8 * 64 * 64 * 4
 
 
 @pytest.mark.parametrize(("tp", "heads"), [(1, 8), (2, 4), (8, 1), (16, 1)])
 def test_ranks_divide_heads_or_hold_copies_of_one(tp: int, heads: int) -> None:
-    assert build(attention(0, heads=8), tp=tp).specs[0].kv_heads == heads
+    assert build(build_attention(0, heads=8), tp=tp).specs[0].kv_heads == heads
 
 
 @pytest.mark.parametrize(("heads", "tp"), [(8, 3), (6, 4), (8, 12)])
 def test_heads_that_ranks_cannot_share_are_refused(heads: int, tp: int) -> None:
-    (refusal,) = build(attention(0, heads=heads), attention(5, heads=heads), tp=tp).refusals
+    (refusal,) = build(
+        build_attention(0, heads=heads), build_attention(5, heads=heads), tp=tp
+    ).refusals
     assert (refusal.code, refusal.layers) == ("KV619", (0, 5))
     assert refusal.reason == (f"{heads} KV heads do not divide by {tp} ranks, nor ranks by heads")
 
 
 def test_states_that_ranks_cannot_share_are_refused() -> None:
-    refusal = refuse(linear(3, recurrent=(6, 64, 64)), tp=4)
+    refusal = refuse(build_linear(3, recurrent=(6, 64, 64)), tp=4)
     assert (refusal.code, refusal.layers) == ("KV619", (3,))
     assert refusal.reason == "a state of 6 does not divide by 4 ranks"
-    assert build(linear(3, recurrent=(8, 64, 64)), tp=4).refusals == ()
+    assert build(build_linear(3, recurrent=(8, 64, 64)), tp=4).refusals == ()
 
 
 def test_heads_need_a_size_and_the_context_does_not() -> None:
-    refusal = refuse(attention(0, heads="kv_heads"))
+    refusal = refuse(build_attention(0, heads="kv_heads"))
     assert refusal.reason == "a size of key is not known: kv_heads"
     assert refusal.hint == "--dim kv_heads=SIZE says it"
-    assert page_size(attention(0, heads="kv_heads"), kv_heads=2) == 16 * 2 * 128 * 2
+    assert page_size(build_attention(0, heads="kv_heads"), kv_heads=2) == 16 * 2 * 128 * 2
 
 
 @pytest.mark.parametrize("size", [0, -1, None])
 def test_a_size_that_is_not_positive_is_refused(size: int | None) -> None:
-    assert refuse((buffer(0, "key", "full_attention", ("b", 2, "ctx_len", size)),)).reason == (
-        f"a size of key is not known: {size}"
-    )
+    assert refuse(
+        (build_buffer(0, "key", "full_attention", ("b", 2, "ctx_len", size)),)
+    ).reason == (f"a size of key is not known: {size}")
 
 
 def test_a_cache_larger_than_any_memory_is_refused() -> None:
-    assert refuse(attention(0, heads=1 << 62, size=2)).reason == "key is larger than any memory"
-    assert page_size(attention(0, heads=1 << 61, size=2)) == 16 * 4 * 2 << 61
-    states = linear(0, recurrent=(1 << 62,) * 300)
+    assert (
+        refuse(build_attention(0, heads=1 << 62, size=2)).reason == "key is larger than any memory"
+    )
+    assert page_size(build_attention(0, heads=1 << 61, size=2)) == 16 * 4 * 2 << 61
+    states = build_linear(0, recurrent=(1 << 62,) * 300)
     assert refuse(states).reason == "recurrent_state is larger than any memory"
 
 
 def test_a_state_with_a_batch_axis_only_is_refused() -> None:
-    refusal = refuse((*linear(0), buffer(0, "odd", "mamba", ("batch_size",))))
+    refusal = refuse((*build_linear(0), build_buffer(0, "odd", "mamba", ("batch_size",))))
     assert (refusal.reason, refusal.code) == ("a state has no axis behind the batch", "KV622")
 
 
 def test_a_window_is_a_symbol_until_its_size_is_known() -> None:
-    assert build(sliding(0)).specs[0].window == "sliding_window"
-    assert build(sliding(0), sliding_window=128).specs[0].window == 128
+    assert build(build_sliding(0)).specs[0].window == "sliding_window"
+    assert build(build_sliding(0), sliding_window=128).specs[0].window == 128
 
 
 @pytest.mark.parametrize("dtype", ["MXINT8", "INT8", "UINT8", "DOUBLE"])
 def test_a_dtype_that_vllm_does_not_support_is_refused(dtype: str) -> None:
-    assert refuse(attention(0, dtype=dtype)).reason == f"vLLM has no such cache in {dtype}"
+    assert refuse(build_attention(0, dtype=dtype)).reason == f"vLLM has no such cache in {dtype}"
 
 
 def test_states_of_eight_bits_are_refused() -> None:
-    assert refuse(linear(0, dtype="FLOAT8E4M3FN")).reason == (
+    assert refuse(build_linear(0, dtype="FLOAT8E4M3FN")).reason == (
         "vLLM has no such cache in FLOAT8E4M3FN"
     )
 
 
 def test_a_key_without_its_value_is_refused() -> None:
-    key, value = attention(0)
+    key, value = build_attention(0)
     assert refuse((key,)).reason == "a page holds a key and a value"
     assert refuse((key, value._replace(dtype="FLOAT"))).reason == (
         "its parts are FLOAT and FLOAT16: a page of vLLM has one dtype"
     )
-    _, value_of_two_heads = attention(0, heads=2)
+    _, value_of_two_heads = build_attention(0, heads=2)
     assert refuse((key, value_of_two_heads)).reason == "key and value differ in their heads"
-    assert refuse(mla(0)[:1]).reason == "a page of MLA holds one latent and its rope"
+    assert refuse(build_mla(0)[:1]).reason == "a page of MLA holds one latent and its rope"
 
 
 def test_fixed_sizes_and_unknown_shapes_are_refused() -> None:
-    fixed = buffer(0, "key", "unknown", (1, 2, 128, 4))
+    fixed = build_buffer(0, "key", "unknown", (1, 2, 128, 4))
     assert refuse((fixed,)).reason == "every size is fixed, so a cache and a state look alike"
-    shapeless = buffer(0, "key", "full_attention", None)
+    shapeless = build_buffer(0, "key", "full_attention", None)
     assert refuse((shapeless,)).reason == "key has no known context axis"
-    assert refuse((buffer(0, "conv_state", "mamba", None),)).reason == (
+    assert refuse((build_buffer(0, "conv_state", "mamba", None),)).reason == (
         "the shape of conv_state is not known"
     )
 
 
 def test_cross_attention_is_a_second_spec_of_its_layer() -> None:
     cross = tuple(
-        buffer(0, part, "cross_attention", ("batch_size", 4, 1500, 64))._replace(sequence_axis=None)
+        build_buffer(0, part, "cross_attention", ("batch_size", 4, 1500, 64))._replace(
+            sequence_axis=None
+        )
         for part in ("key_cross", "value_cross")
     )
-    own = attention(0, heads=4)
+    own = build_attention(0, heads=4)
     model = build((*cross, *own))
     assert [(spec.layer, spec.kind) for spec in model.specs] == [
         (0, "full_attention"),
@@ -156,14 +169,14 @@ def test_cross_attention_is_a_second_spec_of_its_layer() -> None:
 
 
 def test_cross_attention_has_one_head_size() -> None:
-    assert refuse(attention(0, size=64, size_v=32, kind="cross_attention")).reason == (
+    assert refuse(build_attention(0, size=64, size_v=32, kind="cross_attention")).reason == (
         "key and value of cross_attention differ in size"
     )
 
 
 def test_heads_that_share_an_axis_with_their_size_count_as_one_head_on_one_rank() -> None:
     parts = tuple(
-        buffer(0, part, "full_attention", ("batch_size", "ctx_len", 256))
+        build_buffer(0, part, "full_attention", ("batch_size", "ctx_len", 256))
         for part in ("key", "value")
     )
     assert page_size(parts) == 16 * 512 * 2
@@ -177,17 +190,19 @@ def condition_names(model: ModelSpecs) -> set[str]:
 
 
 def test_conditions_list_what_a_graph_cannot_decide() -> None:
-    plain = condition_names(build(attention(0)))
+    plain = condition_names(build(build_attention(0)))
     assert plain == {"kv_cache_dtype", "kernel block size", "layer order", "parallelism"}
-    hybrid = condition_names(build(attention(0), linear(1)))
+    hybrid = condition_names(build(build_attention(0), build_linear(1)))
     assert hybrid - plain == {
         "hybrid KV cache manager",
         "conv state",
         "state dtype",
         "mamba_cache_mode",
     }
-    assert condition_names(build(attention(0), linear(1), tp=2)) - hybrid == {"state shards"}
-    assert "sliding_window_mla" in condition_names(build(mla(0, window=128)))
+    assert condition_names(build(build_attention(0), build_linear(1), tp=2)) - hybrid == {
+        "state shards"
+    }
+    assert "sliding_window_mla" in condition_names(build(build_mla(0, window=128)))
 
 
 def align(
@@ -203,38 +218,40 @@ def align(
 
 def test_a_block_of_attention_grows_until_it_covers_a_state() -> None:
     # A token takes 2 * 2 * 256 * 2 = 2048 bytes, the states 1097728: 536 tokens, 544 in sixteens.
-    hybrid = layout(attention(0, heads=2, size=256), linear(1))
+    hybrid = build_layers(build_attention(0, heads=2, size=256), build_linear(1))
     assert align(hybrid) == [(544, 544 * 2048), (None, 544 * 2048)]
     assert align(hybrid, block_size=128) == [(640, 640 * 2048), (None, 640 * 2048)]
     assert align(hybrid, block_size=1024) == [(1024, 1024 * 2048), (None, 1024 * 2048)]
 
 
 def test_a_value_of_its_own_size_counts_as_a_key_where_blocks_are_aligned() -> None:
-    hybrid = layout(attention(0, heads=2, size=256, size_v=128), linear(1))
+    hybrid = build_layers(build_attention(0, heads=2, size=256, size_v=128), build_linear(1))
     assert align(hybrid) == [(544, 544 * 2 * 384 * 2), (None, 544 * 2048)]
 
 
 def test_a_state_as_large_as_a_page_of_attention_is_not_padded() -> None:
-    large = linear(1, conv=(4096, 2), recurrent=(8, 32, 32))
-    small = linear(2, conv=(512, 2), recurrent=(8, 32, 32))
-    hybrid = layout(attention(0, heads=2, size=256), large, small)
+    large = build_linear(1, conv=(4096, 2), recurrent=(8, 32, 32))
+    small = build_linear(2, conv=(512, 2), recurrent=(8, 32, 32))
+    hybrid = build_layers(build_attention(0, heads=2, size=256), large, small)
     assert align(hybrid) == [(16, 32768), (None, 32768), (None, 18432)]
 
 
 def test_in_hybrids_0_33_sizes_blocks_of_mla_in_multiples_of_128_tokens() -> None:
     # A token takes 1152 bytes: 953 tokens for the states, 960 in sixteens, 1024 in 128s.
-    hybrid = layout(mla(0), linear(1))
+    hybrid = build_layers(build_mla(0), build_linear(1))
     assert align(hybrid, "0.24")[0] == (960, 960 * 1152)
     assert align(hybrid, "0.33")[0] == (1024, 1024 * 1152)
 
 
 def test_without_states_or_without_attention_blocks_keep_their_size() -> None:
-    assert align(layout(attention(0))) == [(16, 16 * 2048)]
-    assert align(layout(linear(0))) == [(None, 1097728)]
+    assert align(build_layers(build_attention(0))) == [(16, 16 * 2048)]
+    assert align(build_layers(build_linear(0))) == [(None, 1097728)]
 
 
 def test_attention_of_two_sizes_in_a_hybrid_is_refused() -> None:
     request = ProjectionRequest(16)
-    specs = build_specs(layout(attention(0), attention(1, heads=2), linear(2)), request).specs
+    specs = build_specs(
+        build_layers(build_attention(0), build_attention(1, heads=2), build_linear(2)), request
+    ).specs
     with pytest.raises(RefusalError, match="attention layers of several sizes beside states"):
         align_blocks(specs, request)

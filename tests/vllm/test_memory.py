@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from layers import attention, layout
+from build_layouts import build_attention, build_layers
 
 from onnxkvrename.vllm.groups import group_layers
 from onnxkvrename.vllm.layer_specs import build_specs
@@ -16,7 +16,8 @@ from onnxkvrename.vllm.specs import Condition, ProjectionRequest, build_requirem
 PAGE_SIZE = 16 * 8 * (64 + 64) * 2
 """Bytes of a block of 16 tokens of `attention(0)`."""
 GROUPS = group_layers(
-    build_specs(layout(attention(0), attention(1)), ProjectionRequest(16)).specs, "0.33"
+    build_specs(build_layers(build_attention(0), build_attention(1)), ProjectionRequest(16)).specs,
+    "0.33",
 ).groups
 
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from layers import attention, gpt_oss, layout, linear, mla, sliding
+from build_layouts import (
+    build_attention,
+    build_gpt_oss,
+    build_layers,
+    build_linear,
+    build_mla,
+    build_sliding,
+)
 
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.memory import (
@@ -30,7 +37,7 @@ def condition_states(allocation: Allocation) -> dict[str, str]:
 def test_packed_gpt_oss_moves_the_published_bytes() -> None:
     # vllm#46252: blocks of 64 tokens. A window of 128 takes 128 / 64 + 1 = 3 blocks, so
     # the 279 published are 3 and 276, which are 17,601 to 17,664 tokens.
-    allocation = allocate(gpt_oss(), "packed", 17_600, 17_601, 17_664, block_size=64)
+    allocation = allocate(build_gpt_oss(), "packed", 17_600, 17_601, 17_664, block_size=64)
     assert allocation.bytes_per_block == 1_572_864 == 12 * 131_072
     assert allocation.padding_share == 0
     assert [(t.blocks, t.regions, t.descriptors, t.bytes) for t in allocation.transfers] == [
@@ -41,13 +48,13 @@ def test_packed_gpt_oss_moves_the_published_bytes() -> None:
 
 
 def test_unpacked_gpt_oss_moves_key_and_value_of_each_slot_apart() -> None:
-    (transfer,) = allocate(gpt_oss(), "unpacked", 17_664, block_size=64).transfers
+    (transfer,) = allocate(build_gpt_oss(), "unpacked", 17_664, block_size=64).transfers
     assert (transfer.regions, transfer.descriptors) == (24, 24 * 279)
     assert transfer.bytes == 438_829_056
 
 
 def test_canonical_gpt_oss_has_one_block_for_all_slots() -> None:
-    allocation = allocate(gpt_oss(), "canonical", block_size=64)
+    allocation = allocate(build_gpt_oss(), "canonical", block_size=64)
     assert (allocation.state, allocation.bytes_per_block) == ("requires", 1_572_864)
     assert condition_states(allocation) == {
         "version": "requires",
@@ -61,7 +68,10 @@ def test_canonical_gpt_oss_has_one_block_for_all_slots() -> None:
 
 
 def test_layers_of_several_groups_share_a_tensor() -> None:
-    allocation = allocate(layout(sliding(0, window=32), attention(1), attention(2)), "unpacked")
+    allocation = allocate(
+        build_layers(build_sliding(0, window=32), build_attention(1), build_attention(2)),
+        "unpacked",
+    )
     # Two whole layers and one window: groups of one layer.
     assert allocation.placements == (
         Placement((GroupLayer(0, 0), GroupLayer(1, 1), GroupLayer(2, 2)), 32768, 0, 0, 32768),
@@ -72,7 +82,9 @@ def test_layers_of_several_groups_share_a_tensor() -> None:
 
 
 def test_padding_does_not_count_in_the_canonical_view() -> None:
-    allocation = allocate(layout(attention(0), sliding(1, heads=3, window=32)), "unpacked")
+    allocation = allocate(
+        build_layers(build_attention(0), build_sliding(1, heads=3, window=32)), "unpacked"
+    )
     assert allocation.canonical == CanonicalKvCaches(
         (32768,), ((CanonicalKvCacheRef(0, 32768),), (CanonicalKvCacheRef(0, 12288),))
     )
@@ -80,7 +92,9 @@ def test_padding_does_not_count_in_the_canonical_view() -> None:
 
 
 def test_pages_of_several_sizes_have_tensors_of_their_own() -> None:
-    allocation = allocate(layout(attention(0), attention(1, heads=2)), "unpacked", 100)
+    allocation = allocate(
+        build_layers(build_attention(0), build_attention(1, heads=2)), "unpacked", 100
+    )
     assert allocation.canonical == CanonicalKvCaches(
         (32768, 8192), ((CanonicalKvCacheRef(0, 32768), CanonicalKvCacheRef(1, 8192)),)
     )
@@ -89,7 +103,7 @@ def test_pages_of_several_sizes_have_tensors_of_their_own() -> None:
 
 
 def test_only_cross_layers_has_one_block_for_one_group() -> None:
-    plain = layout(*(attention(layer) for layer in range(4)))
+    plain = build_layers(*(build_attention(layer) for layer in range(4)))
     allocation = allocate(plain, "cross_layers", 33)
     assert (allocation.state, allocation.bytes_per_block) == ("requires", 4 * 32768)
     assert allocation.placements[0].block_stride == 4 * 32768
@@ -101,20 +115,26 @@ def test_only_cross_layers_has_one_block_for_one_group() -> None:
     ]
     for name in ("canonical", "packed"):
         assert condition_states(allocate(plain, name))["several groups"] == "not met"
-    assert allocate(gpt_oss(), "cross_layers").state == "not met"
-    uneven = layout(attention(0), attention(1, heads=2))
+    assert allocate(build_gpt_oss(), "cross_layers").state == "not met"
+    uneven = build_layers(build_attention(0), build_attention(1, heads=2))
     assert condition_states(allocate(uneven, "cross_layers"))["one group"] == "not met"
 
 
 def test_unpacked_requires_that_no_connector_prefers_cross_layer_blocks() -> None:
-    for model in (layout(attention(0), attention(1)), layout(mla(0), mla(1))):
+    for model in (
+        build_layers(build_attention(0), build_attention(1)),
+        build_layers(build_mla(0), build_mla(1)),
+    ):
         assert condition_states(allocate(model, "unpacked"))["connector"] == "requires"
-    for model in (layout(linear(0), linear(1)), layout(attention(0), attention(1, heads=2))):
+    for model in (
+        build_layers(build_linear(0), build_linear(1)),
+        build_layers(build_attention(0), build_attention(1, heads=2)),
+    ):
         assert allocate(model, "unpacked").state == "met"
 
 
 def test_cross_layer_blocks_of_mla_are_not_for_nixl() -> None:
-    allocation = allocate(layout(mla(0), mla(1)), "cross_layers", 100)
+    allocation = allocate(build_layers(build_mla(0), build_mla(1)), "cross_layers", 100)
     assert (allocation.state, allocation.bytes_per_block, allocation.transfers) == (
         "requires",
         2 * 18432,
@@ -127,7 +147,7 @@ def test_cross_layer_blocks_of_mla_are_not_for_nixl() -> None:
 
 
 def test_states_are_neither_packed_nor_canonical() -> None:
-    hybrid = layout(attention(0), linear(1))
+    hybrid = build_layers(build_attention(0), build_linear(1))
     for name in ("canonical", "packed"):
         allocation = allocate(hybrid, name)
         assert (allocation.state, condition_states(allocation)["attention"]) == (
@@ -143,7 +163,9 @@ def test_states_are_neither_packed_nor_canonical() -> None:
 
 def test_a_hybrid_moves_a_state_in_four_pieces_and_attention_in_two() -> None:
     # A token takes 2048 bytes and the states 1,097,728: blocks of 544 tokens.
-    allocation = allocate(layout(attention(0, heads=2, size=256), linear(1)), "unpacked", 600)
+    allocation = allocate(
+        build_layers(build_attention(0, heads=2, size=256), build_linear(1)), "unpacked", 600
+    )
     (transfer,) = allocation.transfers
     assert transfer.blocks == (2, 1)
     assert (transfer.regions, transfer.descriptors) == (2, 2 * 2 + 4)
@@ -151,7 +173,9 @@ def test_a_hybrid_moves_a_state_in_four_pieces_and_attention_in_two() -> None:
 
 
 def test_windowed_mla_is_always_packed() -> None:
-    both = layout(mla(0), mla(1, window=32), mla(2), mla(3, window=32))
+    both = build_layers(
+        build_mla(0), build_mla(1, window=32), build_mla(2), build_mla(3, window=32)
+    )
     allocation = allocate(both, "packed", 160)
     assert condition_states(allocation)["flag"] == "met"
     assert allocation.bytes_per_block == 2 * 16 * 576 * 2
@@ -165,28 +189,29 @@ def test_windowed_mla_is_always_packed() -> None:
 
 
 def test_a_page_of_mla_is_one_descriptor() -> None:
-    (transfer,) = allocate(layout(mla(0), mla(1)), "unpacked", 100).transfers
+    (transfer,) = allocate(build_layers(build_mla(0), build_mla(1)), "unpacked", 100).transfers
     assert (transfer.regions, transfer.descriptors) == (2, 2 * 7)
     assert transfer.bytes == 2 * 7 * 18432
 
 
 def test_blocks_that_do_not_follow_from_the_prompt_are_not_known() -> None:
-    cross = layout(attention(0), attention(0, kind="cross_attention"))
+    cross = build_layers(build_attention(0), build_attention(0, kind="cross_attention"))
     (transfer,) = allocate(cross, "unpacked", 100).transfers
     assert (transfer.blocks, transfer.bytes) == ((7, None), None)
-    unsized = layout(attention(0), sliding(1))
+    unsized = build_layers(build_attention(0), build_sliding(1))
     (transfer,) = allocate(unsized, "unpacked", 100).transfers
     assert (transfer.blocks, transfer.descriptors) == ((7, None), None)
 
 
 def test_a_short_prompt_does_not_fill_its_window() -> None:
-    (transfer,) = allocate(gpt_oss(), "packed", 64, block_size=64).transfers
+    (transfer,) = allocate(build_gpt_oss(), "packed", 64, block_size=64).transfers
     assert transfer.blocks == (1, 1)
 
 
 def test_refused_groups_are_not_allocated() -> None:
     refused = project_layout(
-        layout(attention(0), mla(1, window=32)), ProjectionRequest(16, vllm_version="0.24")
+        build_layers(build_attention(0), build_mla(1, window=32)),
+        ProjectionRequest(16, vllm_version="0.24"),
     )
     assert refused.groupings[0].refusal is not None
     assert (refused.refusals, refused.allocations) == ((), ())

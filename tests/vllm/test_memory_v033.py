@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from layers import attention, gpt_oss, layout, linear, mla, sliding
+from build_layouts import (
+    build_attention,
+    build_gpt_oss,
+    build_layers,
+    build_linear,
+    build_mla,
+    build_sliding,
+)
 
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.memory import (
@@ -41,7 +48,7 @@ def allocate(model: Layout, name: str, *prompt_lengths: int, block_size: int = 1
 def test_gpt_oss_in_every_layout(
     name: str, layer_stride: int, block_stride: int, per_block: bool
 ) -> None:
-    allocation = allocate(gpt_oss(), name, block_size=64)
+    allocation = allocate(build_gpt_oss(), name, block_size=64)
     assert (allocation.state, allocation.bytes_per_block) == ("requires", 12 * PAGE)
     assert allocation.placements == tuple(
         Placement(
@@ -70,7 +77,7 @@ def test_gpt_oss_in_every_layout(
 def test_a_prompt_of_gpt_oss_moves_equal_bytes_in_every_layout(
     name: str, regions: int, size: int
 ) -> None:
-    (transfer,) = allocate(gpt_oss(), name, 17_664, block_size=64).transfers
+    (transfer,) = allocate(build_gpt_oss(), name, 17_664, block_size=64).transfers
     assert (transfer.blocks, transfer.regions) == ((3, 276), regions)
     assert transfer.descriptors == 279 * regions
     assert transfer.bytes == 279 * regions * size == 438_829_056
@@ -78,13 +85,17 @@ def test_a_prompt_of_gpt_oss_moves_equal_bytes_in_every_layout(
 
 def test_allocations_of_0_24_that_0_33_removed_are_not_met() -> None:
     for name in ("canonical", "packed"):
-        allocation = allocate(gpt_oss(), name)
+        allocation = allocate(build_gpt_oss(), name)
         assert (allocation.state, allocation.placements) == ("not met", ())
         assert "in a layout with B outermost one block" in allocation.conditions[0].why
 
 
 def test_pages_of_several_sizes_are_side_by_side_in_a_block() -> None:
-    mixed = layout(attention(0), sliding(1, heads=3, window=32), sliding(2, heads=3, window=32))
+    mixed = build_layers(
+        build_attention(0),
+        build_sliding(1, heads=3, window=32),
+        build_sliding(2, heads=3, window=32),
+    )
     allocation = allocate(mixed, "BLHNC", 100)
     assert allocation.placements == (
         Placement((GroupLayer(0, 0),), 32768, 0, 32768, 32768),
@@ -99,7 +110,7 @@ def test_pages_of_several_sizes_are_side_by_side_in_a_block() -> None:
 
 
 def test_one_group_may_have_pages_of_several_sizes_with_layers_outermost() -> None:
-    uneven = layout(attention(0), attention(1, heads=2))
+    uneven = build_layers(build_attention(0), build_attention(1, heads=2))
     allocation = allocate(uneven, "LBHNC", 100)
     assert allocation.placements == (
         Placement((GroupLayer(0, 0),), 32768, 0, 32768, 32768, per_block=True),
@@ -114,7 +125,9 @@ def test_one_group_may_have_pages_of_several_sizes_with_layers_outermost() -> No
 
 
 def test_layers_with_equal_specs_are_placed_together() -> None:
-    allocation = allocate(layout(attention(0), attention(1, heads=2), attention(2)), "LBHNC")
+    allocation = allocate(
+        build_layers(build_attention(0), build_attention(1, heads=2), build_attention(2)), "LBHNC"
+    )
     assert [(place.members, place.offset) for place in allocation.placements] == [
         ((GroupLayer(0, 0), GroupLayer(0, 2)), 0),
         ((GroupLayer(0, 1),), 65536),
@@ -122,7 +135,7 @@ def test_layers_with_equal_specs_are_placed_together() -> None:
 
 
 def test_states_without_attention_in_a_shared_block_have_no_known_canonical_view() -> None:
-    states = layout(linear(0), linear(1))
+    states = build_layers(build_linear(0), build_linear(1))
     assert allocate(states, "BLHNC").canonical is None
     assert allocate(states, "LBHNC").canonical == CanonicalKvCaches(
         (1_097_728, 1_097_728),
@@ -132,8 +145,11 @@ def test_states_without_attention_in_a_shared_block_have_no_known_canonical_view
 
 def test_the_last_layer_of_a_larger_group_has_its_own_region() -> None:
     # Three windows and four whole layers: groups of four, one place empty.
-    layers = [sliding(layer, window=16) if layer % 2 else attention(layer) for layer in range(7)]
-    allocation = allocate(layout(*layers), "LBHNC", 160)
+    layers = [
+        build_sliding(layer, window=16) if layer % 2 else build_attention(layer)
+        for layer in range(7)
+    ]
+    allocation = allocate(build_layers(*layers), "LBHNC", 160)
     (transfer,) = allocation.transfers
     assert transfer.blocks == (10, 2)
     assert transfer.descriptors == 3 * (10 + 2) + 1 * 10
@@ -145,7 +161,7 @@ def test_the_last_layer_of_a_larger_group_has_its_own_region() -> None:
 
 
 def test_mla_in_a_shared_block_is_one_region() -> None:
-    latents = layout(mla(0), mla(1))
+    latents = build_layers(build_mla(0), build_mla(1))
     (transfer,) = allocate(latents, "BLHNC", 100).transfers
     assert (transfer.regions, transfer.descriptors, transfer.bytes) == (1, 7, 7 * 36864)
     (transfer,) = allocate(latents, "LBHNC", 100).transfers
@@ -153,14 +169,18 @@ def test_mla_in_a_shared_block_is_one_region() -> None:
 
 
 def test_mla_that_cannot_be_padded_requires_blocks_outermost() -> None:
-    mixed = layout(mla(0), attention(1, kind="chunked_local_attention", window=128))
+    mixed = build_layers(
+        build_mla(0), build_attention(1, kind="chunked_local_attention", window=128)
+    )
     refused = allocate(mixed, "LBHNC")
     assert (refused.state, refused.conditions[0].name) == ("not met", "groups")
     assert allocate(mixed, "BLHNC").state == "requires"
 
 
 def test_regions_of_states_are_not_known() -> None:
-    allocation = allocate(layout(attention(0, heads=2, size=256), linear(1)), "LBHNC", 600)
+    allocation = allocate(
+        build_layers(build_attention(0, heads=2, size=256), build_linear(1)), "LBHNC", 600
+    )
     (transfer,) = allocation.transfers
     assert transfer.blocks == (2, 1)
     assert (transfer.regions, transfer.descriptors, transfer.bytes) == (None, None, None)
@@ -170,19 +190,21 @@ def test_regions_of_states_are_not_known() -> None:
 
 
 def test_regions_are_not_known_if_only_some_pages_are_contiguous() -> None:
-    uneven = layout(attention(0, heads=1, size=512), attention(1, heads=8, size=32))
+    uneven = build_layers(
+        build_attention(0, heads=1, size=512), build_attention(1, heads=8, size=32)
+    )
     assert allocate(uneven, "BLNHC", 100).transfers[0].regions is None
     assert allocate(uneven, "BLHNC", 100).transfers[0].regions == 2
 
 
 def test_regions_of_very_many_heads_are_counted_without_listing_them() -> None:
-    many = layout(attention(0, heads=1 << 40, size=2))
+    many = build_layers(build_attention(0, heads=1 << 40, size=2))
     (transfer,) = allocate(many, "LHBNC", 1).transfers
     assert (transfer.regions, transfer.descriptors) == (1 << 40, 1 << 40)
     assert transfer.bytes == 16 * 4 * 2 << 40
 
 
 def test_heads_outside_of_blocks_have_no_known_canonical_view() -> None:
-    assert allocate(gpt_oss(), "LHBNC").canonical is None
-    single = layout(attention(0, heads=1), attention(1, heads=1))
+    assert allocate(build_gpt_oss(), "LHBNC").canonical is None
+    single = build_layers(build_attention(0, heads=1), build_attention(1, heads=1))
     assert allocate(single, "LHBNC").canonical == allocate(single, "LBHNC").canonical

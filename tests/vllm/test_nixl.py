@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from layers import attention, layout, mla, sliding
+from build_layouts import build_attention, build_layers, build_mla, build_sliding
 
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.groups import group_layers
@@ -19,7 +19,7 @@ def form_groups(model: Layout) -> tuple[KvCacheGroup, ...]:
     return group_layers(build_specs(model, ProjectionRequest(16)).specs, "0.24").groups
 
 
-WINDOWED = form_groups(layout(sliding(0, window=40), attention(1)))
+WINDOWED = form_groups(build_layers(build_sliding(0, window=40), build_attention(1)))
 
 
 def test_a_window_takes_one_block_more_than_it_fills() -> None:
@@ -45,7 +45,7 @@ def test_with_a_block_stride_a_block_is_one_descriptor() -> None:
 
 
 def test_descriptors_of_mla_with_other_attention_are_not_known() -> None:
-    mixed = form_groups(layout(mla(0), attention(1)))
+    mixed = form_groups(build_layers(build_mla(0), build_attention(1)))
     why = "what NIXL moves where only some layers are MLA"
     assert transfer_v024(16, (1,), mixed, (100, 200), None) == NixlTransfer(
         16, (1,), None, None, None, why
@@ -53,7 +53,7 @@ def test_descriptors_of_mla_with_other_attention_are_not_known() -> None:
 
 
 def test_descriptors_of_keys_and_values_of_different_size_are_not_known() -> None:
-    uneven = form_groups(layout(attention(0, size=64, size_v=32)))
+    uneven = form_groups(build_layers(build_attention(0, size=64, size_v=32)))
     assert transfer_v024(16, (1,), uneven, (100,), None).descriptors is None
 
 

@@ -6,7 +6,15 @@ from typing import Any
 
 import jsonschema
 import pytest
-from layers import attention, buffer, gpt_oss, layout, linear, mla, sliding
+from build_layouts import (
+    build_attention,
+    build_buffer,
+    build_gpt_oss,
+    build_layers,
+    build_linear,
+    build_mla,
+    build_sliding,
+)
 
 import onnxkvrename
 from onnxkvrename.errors import KvRenameError
@@ -20,20 +28,24 @@ SCHEMA = json.loads(
     )
 )
 LAYOUTS = {
-    "nothing": layout(),
-    "plain": layout(attention(0), attention(1)),
-    "window": gpt_oss(),
-    "unsized": layout(attention(0), sliding(1)),
-    "uneven": layout(attention(0), sliding(1, heads=3, window=128)),
-    "mla": layout(mla(0), mla(1)),
-    "windowed mla": layout(mla(0), mla(1, window=128)),
-    "hybrid": layout(attention(0), linear(1)),
-    "refused groups": layout(attention(0), mla(1, window=128)),
-    "refused layer": layout((buffer(0, "key", "unknown", (1, 2, 3, 4)),)),
-    "cross": layout(attention(0), attention(0, kind="cross_attention")),
-    "two windows": layout(attention(0), sliding(1), sliding(2, window="other_window")),
-    "mla and chunks": layout(mla(0), attention(1, kind="chunked_local_attention", window=64)),
-    "chunks": layout(attention(0, kind="chunked_local_attention", window=8192)),
+    "nothing": build_layers(),
+    "plain": build_layers(build_attention(0), build_attention(1)),
+    "window": build_gpt_oss(),
+    "unsized": build_layers(build_attention(0), build_sliding(1)),
+    "uneven": build_layers(build_attention(0), build_sliding(1, heads=3, window=128)),
+    "mla": build_layers(build_mla(0), build_mla(1)),
+    "windowed mla": build_layers(build_mla(0), build_mla(1, window=128)),
+    "hybrid": build_layers(build_attention(0), build_linear(1)),
+    "refused groups": build_layers(build_attention(0), build_mla(1, window=128)),
+    "refused layer": build_layers((build_buffer(0, "key", "unknown", (1, 2, 3, 4)),)),
+    "cross": build_layers(build_attention(0), build_attention(0, kind="cross_attention")),
+    "two windows": build_layers(
+        build_attention(0), build_sliding(1), build_sliding(2, window="other_window")
+    ),
+    "mla and chunks": build_layers(
+        build_mla(0), build_attention(1, kind="chunked_local_attention", window=64)
+    ),
+    "chunks": build_layers(build_attention(0, kind="chunked_local_attention", window=8192)),
 }
 
 
@@ -52,7 +64,7 @@ def test_the_json_of_a_projection_matches_its_schema(name: str, version: str) ->
 def test_the_schema_rejects_missing_and_additional_keys() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     validator = jsonschema.Draft202012Validator(SCHEMA)
-    data = projection_to_json(project_layout(gpt_oss(), ProjectionRequest(16)))
+    data = projection_to_json(project_layout(build_gpt_oss(), ProjectionRequest(16)))
     assert not validator.is_valid({**data, "more": 1})
     for key in data:
         assert not validator.is_valid({k: v for k, v in data.items() if k != key})
@@ -63,7 +75,9 @@ def project_to_json(model: Layout, **settings: Any) -> dict[str, Any]:
 
 
 def test_layers_keep_their_numbers() -> None:
-    data = project_to_json(layout(attention(7, heads=2), linear(9)), tensor_parallel_size=2)
+    data = project_to_json(
+        build_layers(build_attention(7, heads=2), build_linear(9)), tensor_parallel_size=2
+    )
     assert [row["layer"] for row in data["layers"]] == [7, 9]
     assert data["layers"][0]["kv_heads"] == 1
     assert data["layers"][1]["states"] == [[4096, 3], [16, 128, 128]]
@@ -71,7 +85,9 @@ def test_layers_keep_their_numbers() -> None:
 
 
 def test_with_a_refused_layer_nothing_is_grouped() -> None:
-    data = project_to_json(layout(attention(0), (buffer(1, "key", "unknown", (1, 2, 3, 4)),)))
+    data = project_to_json(
+        build_layers(build_attention(0), (build_buffer(1, "key", "unknown", (1, 2, 3, 4)),))
+    )
     assert [row["layer"] for row in data["layers"]] == [0]
     assert [row["layers"] for row in data["refusals"]] == [[1]]
     assert (data["groupings"], data["arrangements"]) == ([], [])
@@ -79,7 +95,7 @@ def test_with_a_refused_layer_nothing_is_grouped() -> None:
 
 def test_heads_that_do_not_divide_are_a_finding() -> None:
     projection = project_layout(
-        layout(attention(0, heads=6), attention(1, heads=6)),
+        build_layers(build_attention(0, heads=6), build_attention(1, heads=6)),
         ProjectionRequest(16, tensor_parallel_size=4),
     )
     (finding,) = check_projection(projection)
@@ -92,7 +108,7 @@ def test_heads_that_do_not_divide_are_a_finding() -> None:
 @pytest.mark.parametrize("tp", [1, 2, 3, 6, 12])
 def test_heads_that_ranks_divide_or_copy_are_no_finding(tp: int) -> None:
     projection = project_layout(
-        layout(attention(0, heads=6)), ProjectionRequest(16, tensor_parallel_size=tp)
+        build_layers(build_attention(0, heads=6)), ProjectionRequest(16, tensor_parallel_size=tp)
     )
     assert list(check_projection(projection)) == []
     assert projection.refusals == ()
@@ -101,9 +117,21 @@ def test_heads_that_ranks_divide_or_copy_are_no_finding(tp: int) -> None:
 @pytest.mark.parametrize(
     ("model", "version", "message"),
     [
-        (layout((buffer(0, "key", "unknown", (1, 2, 3, 4)),)), "0.33", "every size is fixed"),
-        (layout(attention(0, dtype="MXINT8")), "0.33", "vLLM has no such cache in MXINT8"),
-        (layout(attention(0, heads="heads")), "0.24", "a size of key is not known: heads"),
+        (
+            build_layers((build_buffer(0, "key", "unknown", (1, 2, 3, 4)),)),
+            "0.33",
+            "every size is fixed",
+        ),
+        (
+            build_layers(build_attention(0, dtype="MXINT8")),
+            "0.33",
+            "vLLM has no such cache in MXINT8",
+        ),
+        (
+            build_layers(build_attention(0, heads="heads")),
+            "0.24",
+            "a size of key is not known: heads",
+        ),
         (LAYOUTS["refused groups"], "0.24", "vLLM 0.24 takes windowed MLA beside whole MLA"),
         (LAYOUTS["two windows"], "0.33", "groups depend on the size of other_window"),
     ],
@@ -124,5 +152,5 @@ def test_groups_that_only_some_layouts_refuse_are_no_finding() -> None:
 
 def test_an_unknown_version_raises() -> None:
     with pytest.raises(KvRenameError) as caught:
-        project_layout(gpt_oss(), ProjectionRequest(16, vllm_version="1.0"))
+        project_layout(build_gpt_oss(), ProjectionRequest(16, vllm_version="1.0"))
     assert caught.value.hint == "there are: 0.24, 0.33"

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from layers import attention, layout, linear, mla, sliding
+from build_layouts import build_attention, build_layers, build_linear, build_mla, build_sliding
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.layout.layout import KvBuffer
@@ -25,23 +25,23 @@ from onnxkvrename.vllm.specs import (
 
 
 def build(*layers: tuple[KvBuffer, ...]) -> tuple[KvCacheSpec, ...]:
-    return build_specs(layout(*layers), ProjectionRequest(16)).specs
+    return build_specs(build_layers(*layers), ProjectionRequest(16)).specs
 
 
 @pytest.mark.parametrize(
     ("layers", "versions"),
     [
-        ((attention(0), attention(1)), VLLM_VERSIONS),
-        ((attention(0), attention(1, heads=4)), ()),
-        ((attention(0), attention(1, size_v=32)), ("0.24",)),
-        ((attention(0), mla(1)), ()),
-        ((mla(0), mla(1, rank=256)), ("0.24",)),
-        ((mla(0, window=8), mla(1, rank=256, window=8)), VLLM_VERSIONS),
-        ((mla(0, window=8), mla(1, window=16)), ()),
-        ((sliding(0, window=8), sliding(1, window=8)), VLLM_VERSIONS),
-        ((sliding(0, window=8), sliding(1, window=16)), ()),
-        ((linear(0), linear(1)), VLLM_VERSIONS),
-        ((linear(0), linear(1, conv=(64, 3))), ()),
+        ((build_attention(0), build_attention(1)), VLLM_VERSIONS),
+        ((build_attention(0), build_attention(1, heads=4)), ()),
+        ((build_attention(0), build_attention(1, size_v=32)), ("0.24",)),
+        ((build_attention(0), build_mla(1)), ()),
+        ((build_mla(0), build_mla(1, rank=256)), ("0.24",)),
+        ((build_mla(0, window=8), build_mla(1, rank=256, window=8)), VLLM_VERSIONS),
+        ((build_mla(0, window=8), build_mla(1, window=16)), ()),
+        ((build_sliding(0, window=8), build_sliding(1, window=8)), VLLM_VERSIONS),
+        ((build_sliding(0, window=8), build_sliding(1, window=16)), ()),
+        ((build_linear(0), build_linear(1)), VLLM_VERSIONS),
+        ((build_linear(0), build_linear(1, conv=(64, 3))), ()),
     ],
 )
 def test_can_merge_compares_what_vllm_compares(
@@ -54,16 +54,19 @@ def test_can_merge_compares_what_vllm_compares(
 @pytest.mark.parametrize(
     ("layers", "versions"),
     [
-        ((attention(0), attention(1, heads=4), mla(2)), VLLM_VERSIONS),
-        ((attention(0), sliding(1, window=8)), ()),
-        ((sliding(0, window=8), sliding(1, heads=4, window=8)), VLLM_VERSIONS),
-        ((sliding(0, window=8), mla(1, window=8)), VLLM_VERSIONS),
-        ((mla(0, window=8), sliding(1, window=8)), ()),
-        ((linear(0), linear(1, conv=(64, 3))), ("0.24",)),
-        ((attention(0), linear(1)), ()),
-        ((attention(0), attention(0, kind="cross_attention")), ()),
+        ((build_attention(0), build_attention(1, heads=4), build_mla(2)), VLLM_VERSIONS),
+        ((build_attention(0), build_sliding(1, window=8)), ()),
+        ((build_sliding(0, window=8), build_sliding(1, heads=4, window=8)), VLLM_VERSIONS),
+        ((build_sliding(0, window=8), build_mla(1, window=8)), VLLM_VERSIONS),
+        ((build_mla(0, window=8), build_sliding(1, window=8)), ()),
+        ((build_linear(0), build_linear(1, conv=(64, 3))), ("0.24",)),
+        ((build_attention(0), build_linear(1)), ()),
+        ((build_attention(0), build_attention(0, kind="cross_attention")), ()),
         (
-            (attention(0, kind="cross_attention"), attention(1, 4, kind="cross_attention")),
+            (
+                build_attention(0, kind="cross_attention"),
+                build_attention(1, 4, kind="cross_attention"),
+            ),
             VLLM_VERSIONS,
         ),
     ],
@@ -78,18 +81,18 @@ def test_is_uniform_type_follows_the_first_spec(
 
 
 def test_blocks_of_several_sizes_are_not_of_one_type() -> None:
-    first, second = build(attention(0), attention(1, heads=4))
+    first, second = build(build_attention(0), build_attention(1, heads=4))
     assert not is_uniform_type([first, second._replace(block_size=32)], "0.33")
 
 
 def test_a_merged_group_has_the_first_spec_and_keeps_its_layers() -> None:
-    group = build_merged_group(build(mla(3), mla(5, rank=256)))
+    group = build_merged_group(build(build_mla(3), build_mla(5, rank=256)))
     assert group.layers == (3, 5)
     assert group.bytes_per_block == 2 * 16 * 576 * 2
 
 
 def test_the_most_common_page_is_counted() -> None:
-    assert count_most_common_page(build(mla(0), mla(1, rank=256), mla(2))) == 2
+    assert count_most_common_page(build(build_mla(0), build_mla(1, rank=256), build_mla(2))) == 2
 
 
 MET, UNMET = Condition("a", "met", ""), Condition("b", "not met", "")

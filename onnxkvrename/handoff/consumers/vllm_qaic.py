@@ -167,13 +167,13 @@ def check_declared_attention(layout: Layout, full_transfer: bool) -> Iterator[Fi
     buffers = [
         buffer for buffer in find_selected_buffers(layout, CONSUMER) if buffer.kind != "unknown"
     ]
-    others = [buffer for buffer in buffers if buffer.kind != "full_attention"]
-    if others:
-        kinds = format_list(sorted({buffer.kind for buffer in others}))
+    non_full = [buffer for buffer in buffers if buffer.kind != "full_attention"]
+    if non_full:
+        kinds = format_list(sorted({buffer.kind for buffer in non_full}))
         yield build_finding(
             "KV607",
-            others[0].names[0],
-            f"is {others[0].kind}, one of {len(others)} such buffers ({kinds}): every layer is "
+            non_full[0].names[0],
+            f"is {non_full[0].kind}, one of {len(non_full)} such buffers ({kinds}): every layer is "
             "declared as full_attention, and vLLM counts blocks and bytes accordingly",
             "do not size memory by vLLM's numbers for this model",
         )

@@ -39,7 +39,10 @@ def _model_to_json(model: ModelReport) -> dict[str, Any]:
         "output": model.output,
         "status": model.status,
         "pairs": [pair_to_json(pair) for pair in model.pairs],
-        "kept": [{"name": kept.name, "reason": kept.reason} for kept in model.unchanged_names],
+        "kept": [
+            {"name": unchanged.name, "reason": unchanged.reason}
+            for unchanged in model.unchanged_names
+        ],
         "unstamped": model.stamp == "",
         "findings": [serialize_finding(finding) for finding in model.findings],
         "error": serialize_error(model.error),

@@ -183,11 +183,11 @@ def _check_layers(plan: RenamePlan) -> Iterator[Finding]:
 
 
 def _check_unknown_states(plan: RenamePlan) -> Iterator[Finding]:
-    for kept in plan.unchanged_names:
-        if kept.reason == REASON_UNKNOWN:
+    for unchanged in plan.unchanged_names:
+        if unchanged.reason == REASON_UNKNOWN:
             yield build_finding(
                 "KV111",
-                kept.name,
+                unchanged.name,
                 "is a retained state that no rule knows, and is left alone",
                 "if it is KV, name it in a rules file (--rules FILE)",
             )

@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import onnx
 import pytest
-from caches import MIXED, exported
+from cache_models import MIXED, build_cache_model
 from models import saved
 from onnx import ModelProto, TensorProto
 from schemas import load_schema
@@ -27,7 +27,7 @@ def inspected(tmp_path: Path):
     """Summarize a model, or one made of these kinds of layers."""
 
     def inspect(model: ModelProto | tuple[str, ...], **options: object) -> ModelSummary:
-        proto = model if isinstance(model, ModelProto) else exported(model, **options)  # type: ignore[arg-type]
+        proto = model if isinstance(model, ModelProto) else build_cache_model(model, **options)  # type: ignore[arg-type]
         return inspect_model(saved(proto, tmp_path / "m.onnx"), QEFF)
 
     return inspect
@@ -50,7 +50,7 @@ def outside(location: str) -> TensorProto:
 
 
 def test_json_has_the_names_as_they_are(inspected) -> None:
-    model = exported(("full",))
+    model = build_cache_model(("full",))
     scope = "\x1b[2J[red]\u202e/"
     for value in (*model.graph.input, *model.graph.output):
         value.name = value.name.replace("past_key", f"{scope}past_key")

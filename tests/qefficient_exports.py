@@ -1,4 +1,4 @@
-"""Build exports as they lie in QEfficient's cache.
+"""Write exports in the form of QEfficient's cache.
 
 An export with the token is not renamed from one without: its models and its parameters
 are built with the token, so that a renamed export can be compared with it.
@@ -23,7 +23,7 @@ ENCODER = "QEffVisionEncoderForTextImageToTextModel"
 SPEECH = "QEFFAutoModelForSpeechSeq2Seq"
 
 
-def hashed(outputs: list[str], owner: str | None, token: str) -> dict[str, Any]:
+def build_params(outputs: list[str], owner: str | None, token: str) -> dict[str, Any]:
     """Build the parameters that QEfficient hashes for an export with these outputs."""
     axes = {"input_ids": {"0": "batch_size"}, "past_key.0": {"0": "batch_size", "2": "ctx_len"}}
     params: dict[str, Any] = {
@@ -38,54 +38,54 @@ def hashed(outputs: list[str], owner: str | None, token: str) -> dict[str, Any]:
     return params
 
 
-def digest(params: Mapping[str, Any]) -> str:
+def compute_params_hash(params: Mapping[str, Any]) -> str:
     """Compute the hash in the name of an export's directory."""
     text = json.dumps(params, separators=(",", ":"), sort_keys=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
 
 
-def written(params: Mapping[str, Any]) -> str:
+def format_params(params: Mapping[str, Any]) -> str:
     """Format the parameters as QEfficient saves them."""
     return json.dumps(params, indent=4, separators=(",", ":"), sort_keys=True)
 
 
-def outputs(model: Path) -> list[str]:
+def read_output_names(model: Path) -> list[str]:
     """Read the names of a model's outputs."""
     graph = onnx.load(model, load_external_data=False).graph
     return [value.name for value in graph.output]
 
 
-def export(
+def write_export(
     cache: Path, source: str = "external", token: str = "", owner: str | None = CAUSAL
 ) -> Path:
     """Write an export of a fixture, one file or a directory, and return its directory."""
-    given = FIXTURES / (token or "plain") / source
-    models = [given] if given.is_file() else sorted(given.glob("*.onnx"))
-    params = hashed(outputs(models[0]), owner, token)
-    directory = cache / f"Tiny-{digest(params)}"
+    source_path = FIXTURES / (token or "plain") / source
+    models = [source_path] if source_path.is_file() else sorted(source_path.glob("*.onnx"))
+    params = build_params(read_output_names(models[0]), owner, token)
+    directory = cache / f"Tiny-{compute_params_hash(params)}"
     directory.mkdir(parents=True)
-    for path in [given] if given.is_file() else sorted(given.iterdir()):
+    for path in [source_path] if source_path.is_file() else sorted(source_path.iterdir()):
         shutil.copyfile(path, directory / path.name)
-    (directory / PARAMS).write_text(written(params), "utf-8")
+    (directory / PARAMS).write_text(format_params(params), "utf-8")
     return directory
 
 
-def dual(cache: Path, token: str = "") -> tuple[Path, Path]:
+def write_dual_export(cache: Path, token: str = "") -> tuple[Path, Path]:
     """Write the vision encoder and the decoder of one model as two exports."""
-    encoder = export(cache, "vlm_dual/encoder.onnx", token, ENCODER)
-    return encoder, export(cache, "vlm_dual/decoder.onnx", token, DECODER)
+    encoder = write_export(cache, "vlm_dual/encoder.onnx", token, ENCODER)
+    return encoder, write_export(cache, "vlm_dual/decoder.onnx", token, DECODER)
 
 
-def layerwise(cache: Path, token: str = "") -> Path:
+def write_layerwise_export(cache: Path, token: str = "") -> Path:
     """Write an export of three windows, whose parameters changed between hashing and saving."""
-    given = FIXTURES / (token or "plain") / "windows"
+    source_path = FIXTURES / (token or "plain") / "windows"
     names = ["logits"]
-    for model in sorted(given.glob("*/*.onnx")):
-        names += [name for name in outputs(model) if name != "logits"]
-    params = hashed(names, CAUSAL, token)
-    directory = cache / f"Tiny-{digest(params)}"
-    shutil.copytree(given, directory / "onnx_layerwise_tmp", copy_function=shutil.copyfile)
+    for model in sorted(source_path.glob("*/*.onnx")):
+        names += [name for name in read_output_names(model) if name != "logits"]
+    params = build_params(names, CAUSAL, token)
+    directory = cache / f"Tiny-{compute_params_hash(params)}"
+    shutil.copytree(source_path, directory / "onnx_layerwise_tmp", copy_function=shutil.copyfile)
     axes = params["export_params"]["dynamic_axes"]
     axes["inputs_embeds"] = axes.pop("input_ids")
-    (directory / PARAMS).write_text(written(params), "utf-8")
+    (directory / PARAMS).write_text(format_params(params), "utf-8")
     return directory

@@ -24,7 +24,7 @@ LAYERS: dict[str, dict[str, tuple[int | str, ...]]] = {
 }
 
 
-def exported(
+def build_cache_model(
     layers: Iterable[str],
     *,
     tokens: tuple[str, str] = ("", ""),
@@ -42,11 +42,14 @@ def exported(
     inputs, outputs, nodes = [info("x")], [info("logits")], [node("Neg", ["x"], ["logits"])]
     for number, kind in enumerate(layers):
         for part, shape in LAYERS[kind].items():
-            into, out = (f"_{token}" if token else "" for token in tokens)
-            name, made = f"{part}.{number}{into}", f"{part}.{number}{out}_RetainedState"
-            nodes.append(node("Add", [name, "x"], [made]))
+            input_suffix, output_suffix = (f"_{token}" if token else "" for token in tokens)
+            name, output_name = (
+                f"{part}.{number}{input_suffix}",
+                f"{part}.{number}{output_suffix}_RetainedState",
+            )
+            nodes.append(node("Add", [name, "x"], [output_name]))
             inputs.append(info(name, *shape, dtype=TensorProto.FLOAT16))
-            outputs.append(info(made, *shape, dtype=TensorProto.FLOAT16))
+            outputs.append(info(output_name, *shape, dtype=TensorProto.FLOAT16))
     main = onnx.helper.make_graph(
         nodes,
         "main",

@@ -1,4 +1,4 @@
-"""Build sets of windows: a model exported layer by layer, in QEfficient's directories."""
+"""Write sets of windows: a model exported layer by layer, in QEfficient's directories."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from models import info, node
 from onnx import ModelProto, TensorProto
 
 
-def window(first: int, end: int, token: str = "") -> ModelProto:
+def build_window(first: int, end: int, token: str = "") -> ModelProto:
     """Build the window of layers ``first`` to ``end - 1``, with two buffers for each."""
     start = info("inputs_embeds", "batch_size", "seq_len", 32)
     hidden = start.name
@@ -33,14 +33,16 @@ def window(first: int, end: int, token: str = "") -> ModelProto:
     return onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
 
 
-def export(root: Path, count: int, *, step: int = 1, token: str = "", weights: int = 0) -> Path:
+def write_windows(
+    root: Path, count: int, *, step: int = 1, token: str = "", weights: int = 0
+) -> Path:
     """Write ``count`` windows of ``step`` layers below ``root``, and return ``root``.
 
     Each has ``weights`` bytes of weights.
     """
     for first in range(0, count * step, step):
         end = first + step
-        model = window(first, end, token)
+        model = build_window(first, end, token)
         if weights:
             data = bytes(range(256)) * (weights // 256)
             model.graph.initializer.add(

@@ -1,4 +1,4 @@
-"""What a terminal shows."""
+"""Draw rich renderables as a terminal shows them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import io
 from rich.console import Console, RenderableType
 
 
-def drawn(renderable: RenderableType, width: int = 80, encoding: str = "utf-8") -> str:
-    """Return what a terminal without colour shows."""
+def draw_plain(renderable: RenderableType, width: int = 80, encoding: str = "utf-8") -> str:
+    """Return the text that a terminal without colour shows."""
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding, newline="\n")
     Console(file=file, width=width, highlight=False).print(renderable, crop=False)

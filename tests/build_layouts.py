@@ -9,7 +9,7 @@ from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.model.signature import Dim
 
 
-def buffer(
+def build_buffer(
     layer: int,
     part: str,
     kind: BufferKind,
@@ -36,7 +36,7 @@ def buffer(
     )
 
 
-def attention(
+def build_attention(
     layer: int,
     heads: Dim = 8,
     size: Dim = 64,
@@ -49,31 +49,31 @@ def attention(
     axis: Dim = "ctx_len" if window is None else window
     sizes = {"key": size, "value": size if size_v is None else size_v}
     return tuple(
-        buffer(layer, part, kind, ("batch_size", heads, axis, size), dtype, window)
+        build_buffer(layer, part, kind, ("batch_size", heads, axis, size), dtype, window)
         for part, size in sizes.items()
     )
 
 
-def sliding(
+def build_sliding(
     layer: int, heads: Dim = 8, size: Dim = 64, window: Dim = "sliding_window"
 ) -> tuple[KvBuffer, ...]:
     """Build key and value of attention to a window."""
-    return attention(layer, heads, size, kind="sliding_window", window=window)
+    return build_attention(layer, heads, size, kind="sliding_window", window=window)
 
 
-def mla(
+def build_mla(
     layer: int, rank: int = 512, rope: int = 64, window: Dim = None, dtype: str = "FLOAT16"
 ) -> tuple[KvBuffer, ...]:
     """Build the latent and the rope of an MLA layer."""
     kind: BufferKind = "mla_attention" if window is None else "sliding_window_mla"
     axis: Dim = "ctx_len" if window is None else window
     return tuple(
-        buffer(layer, part, kind, ("batch_size", 1, axis, size), dtype, window)
+        build_buffer(layer, part, kind, ("batch_size", 1, axis, size), dtype, window)
         for part, size in {"compressed_kv": rank, "k_pe": rope}.items()
     )
 
 
-def linear(
+def build_linear(
     layer: int,
     conv: tuple[int, ...] = (8192, 3),
     recurrent: tuple[int, ...] = (32, 128, 128),
@@ -82,20 +82,20 @@ def linear(
     """Build the convolution state and the recurrent state of a linear layer."""
     states = {"conv_state": conv, "recurrent_state": recurrent}
     return tuple(
-        buffer(layer, part, "mamba", ("batch_size", *shape), dtype)
+        build_buffer(layer, part, "mamba", ("batch_size", *shape), dtype)
         for part, shape in states.items()
     )
 
 
-def layout(*layers: Iterable[KvBuffer], sizes: Mapping[str, int] | None = None) -> Layout:
+def build_layers(*layers: Iterable[KvBuffer], sizes: Mapping[str, int] | None = None) -> Layout:
     """Build the layout of these layers."""
     buffers = sorted((b for layer in layers for b in layer), key=lambda b: b.layer)
     return Layout(("model.onnx",), (), (), tuple(buffers), (), sizes or {})
 
 
-def gpt_oss() -> Layout:
-    """gpt-oss-20b: 24 layers, every other one with a window of 128 tokens."""
-    return layout(
-        *(attention(layer) if layer % 2 else sliding(layer) for layer in range(24)),
+def build_gpt_oss() -> Layout:
+    """Build gpt-oss-20b: 24 layers, every other one with a window of 128 tokens."""
+    return build_layers(
+        *(build_attention(layer) if layer % 2 else build_sliding(layer) for layer in range(24)),
         sizes={"sliding_window": 128},
     )
