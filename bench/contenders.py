@@ -1,4 +1,4 @@
-"""Who runs on which workload, and by which command line."""
+"""The contenders of each workload, with their command lines."""
 
 from __future__ import annotations
 

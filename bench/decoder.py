@@ -29,7 +29,7 @@ PADDING = ("Constant", "Mul", "Sigmoid", "Add", "Tanh", "Neg", "Identity", "Sqrt
 
 @dataclass(frozen=True)
 class Decoder:
-    """What to build. With `weights` (bytes) there are 3 initializers a layer, and 8 more."""
+    """Decoder size. With `weights` (bytes) there are 3 initializers a layer, and 8 more."""
 
     layers: int
     weights: int = 0

@@ -1,4 +1,4 @@
-"""How time and memory grow: exponents fitted to the growth series."""
+"""Growth of time and memory: exponents fitted to the growth series."""
 
 from __future__ import annotations
 

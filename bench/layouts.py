@@ -36,7 +36,7 @@ QUESTIONS = {
 
 
 def subjects(work: Path) -> Iterator[tuple[str, Path]]:
-    """What is asked about: names and paths, all with the token."""
+    """Yield the models to measure: names and paths, all with the token."""
     tool = [sys.executable, "-m", "onnxkvrename"]
     for name, layers, nodes in (("one layer", 1, 0), ("100,000 nodes", 128, 100_000)):
         path = work / f"{layers}.onnx"

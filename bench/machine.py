@@ -1,4 +1,4 @@
-"""What the benchmark ran on."""
+"""The machine that the benchmark ran on."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def broken_references(graph: GraphProto, outer: frozenset[str] = frozenset()) ->
 
 
 def differences(expected: Any, actual: Any, place: str) -> Iterator[str]:
-    """Where two messages differ, down to single fields, unknown ones included."""
+    """Yield the differences of two messages, down to single fields, unknown ones included."""
     if _same(expected, actual):
         return
     for field in expected.DESCRIPTOR.fields:
@@ -239,7 +239,7 @@ def judge(source: Path, target: Path) -> tuple[str, list[str]]:
 
 
 def rejected(source: Path, target: Path) -> list[str]:
-    """What onnx's checker newly says; big models are left to the other checks."""
+    """Return new messages of onnx's checker; big models are left to the other checks."""
     if max(source.stat().st_size, target.stat().st_size) > 100 * CHUNK:
         return []
     onnx.checker.check_model(source)

@@ -23,7 +23,7 @@ def integer(field: int, value: int) -> bytes:
 
 
 def header(field: int, length: int) -> bytes:
-    """What stands before a record of that length: a record may be too big to hold."""
+    """Return the header of a record of that length; a record may be too big to hold."""
     return varint(field << 3 | RECORD) + varint(length)
 
 

@@ -20,7 +20,7 @@ VERDICTS = {"": "-", "clean": "right", "changed": "right, but", "wrong": "**wron
 CELLS = {"clean": "kept", "changed": "changed", "wrong": "**wrong**", "failed": "fails"}
 BASIS = NO_SYNC.name
 REMARKS = BENCH / "remarks.md"
-"""What to make of the targets: written by hand, of the results that are published."""
+"""The assessment of the targets: written by hand, for the published results."""
 
 METHOD = """\
 - Every run is a fresh process, measured by its parent with `wait4`: wall time, user and system

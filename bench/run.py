@@ -70,7 +70,7 @@ def workloads(bench: Bench, chosen: argparse.Namespace, sizes: Sizes) -> list[di
 
 
 def fidelity(bench: Bench) -> dict[str, Any]:
-    """What each single-file contender does to models of one feature each."""
+    """Run each single-file contender on models of one feature each."""
     models, out = bench.work / "features", bench.work / "features-out"
     python = bench.environments.python("onnx")
     subprocess.run([python, str(BENCH / "features.py"), str(models)], check=True)

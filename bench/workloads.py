@@ -1,4 +1,4 @@
-"""What is measured: the models of the issue's table and of the growth series, made from a seed."""
+"""Workloads: the models of the published table and of the growth series, made from a seed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How big everything is; `QUICK` is for trying the benchmark itself."""
+    """The sizes of all workloads; `QUICK` is for trying the benchmark itself."""
 
     inline: int = 1_500 * MB
     inline_layers: int = 64

@@ -98,7 +98,7 @@ def decoder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def renamed() -> bytes:
-    """What that decoder is to become."""
+    """Return the expected result for that decoder."""
     return (FIXTURES / "VLLM" / "decoder.onnx").read_bytes()
 
 
@@ -111,7 +111,7 @@ def external(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def snapshot() -> Snapshot:
-    """What lies below a directory, and when it was last written."""
+    """Return the files below a directory, with the times of their last changes."""
 
     def take(directory: Path) -> dict[str, tuple[int, bytes]]:
         paths = [path for path in directory.rglob("*") if path.is_file()]

@@ -50,7 +50,7 @@ def prompt(model: Path, length: int) -> tuple[list[int], dict]:
 
 
 def undivided(model: Path, length: int, piece: int | None = None) -> list[int]:
-    """What one session makes of a prompt that is fed in pieces, or in one."""
+    """Return the tokens that one session computes for a prompt, fed in pieces or at once."""
     session = device(model, "undivided")
     session.reset()
     tokens, features = prompt(model, length)

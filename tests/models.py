@@ -1,7 +1,7 @@
-"""What the tests rename, and what that must come to.
+"""Build the models that the tests rename, and the expected results.
 
 Small models; ways to write them that no program takes, and bytes that none can
-read; and a patch of a model by other means, to hold results against: the whole
+read; and a patch of a model by other means, to compare results with: the whole
 parsed, renamed by reflection, and serialised again.
 """
 

@@ -1,4 +1,4 @@
-"""What conftest.py refuses and skips, tried in a pytest of its own."""
+"""Tests of conftest.py: what it refuses and skips, in a separate pytest."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def handed(
 
 
 def gone(name: str) -> bool:
-    """Whether no shared memory has this name."""
+    """Return whether no shared memory has this name."""
     try:
         SharedMemory(name).close()
     except FileNotFoundError:
@@ -152,7 +152,7 @@ def test_a_wrong_bit_in_any_buffer_changes_the_tokens(
 
 
 def _written(slot: kvbuffers.Slot, tokens: int) -> np.ndarray:
-    """Where a prompt has left something: a cache that goes in full is not full."""
+    """Return a mask of the positions that a prompt fills; a cache moved in full is not full."""
     there = np.ones(slot.shape, bool)
     if slot.name.startswith("past_"):
         there[:, :, tokens:] = False
@@ -346,7 +346,7 @@ def test_a_worker_does_not_hear_an_interrupt_even_while_it_starts() -> None:
 
 
 class Ended(NamedTuple):
-    """What a run of serve.py came to: the exit code, and what it wrote to stderr."""
+    """The result of a run of serve.py: the exit code and stderr."""
 
     code: int
     said: str
@@ -507,7 +507,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> ci_machine.Machine:
 
 
 def says(machine: ci_machine.Machine, name: str) -> str:
-    """What a block says, if it does its work, writes no word of trouble and leaves no file."""
+    """Return the output of a block; it must succeed, be silent on stderr and leave no file."""
     scratch = machine.temp / "scratch"
     done = machine.run_script(BLOCKS[name], TMPDIR=str(scratch))
     assert (done.returncode, list(scratch.iterdir())) == (0, []), done.stderr

@@ -1,4 +1,4 @@
-"""What a fault in the middle of the work leaves behind: the source, and nothing half done."""
+"""Faults in the middle of the work: they leave the source and nothing half done."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def interrupt(call: Callable[[], Any]) -> Any:
 
 
 class Situation(NamedTuple):
-    """What is renamed, whereto, and whether drafts have no name.
+    """A rename to interrupt: its models, its outputs, and whether temporary files are unnamed.
 
     One model or a set of three: in place, into a new directory, into one that is
     there (``old``), or with force ``over`` what stands in it.
@@ -150,7 +150,7 @@ SITUATIONS = [
 
 @cache
 def outcome(situation: Situation) -> dict[str, bytes]:
-    """What a run without a fault comes to."""
+    """Return the result of a run without a fault."""
     with in_memory() as directory:
         situation.prepare(directory)
         assert situation.rename(directory) == 0
@@ -221,9 +221,9 @@ class Harness:
 
 
 REMOVING = ("unlink", "rmdir")
-"""What takes away what is not to stay."""
+"""Functions that remove temporary files."""
 NEEDED = ("replace", "fstat", "flock", "open", "scandir")
-"""What undoing needs, too: where it fails for good, something may be left."""
+"""Functions that undoing needs too: if they keep failing, something may be left behind."""
 
 
 @pytest.fixture(params=SITUATIONS, ids=Situation.__str__)

@@ -67,7 +67,7 @@ def test_where_exports_vary_every_name_of_the_graph_is_the_same(case: str, tmp_p
 
 
 def results(path: Path) -> list[Any]:
-    """What a model gives for the same feeds, in the order of its outputs."""
+    """Return the results of a model for the same feeds, in the order of its outputs."""
     ort = pytest.importorskip("onnxruntime")
     ort.set_default_logger_severity(4)
     try:

@@ -1,4 +1,4 @@
-"""What works where a system is no POSIX one, tried on Linux without the POSIX parts of Python."""
+"""Behaviour on systems without POSIX, tested on Linux without the POSIX parts of Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for any model, whole or damaged."""
+"""Properties of any model, intact or damaged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RULES, WISH = load_rules(), TokenChange("VLLM")
 
 
 def spliced(raw: bytes) -> bytes | None:
-    """What becomes of a model in memory; ``None`` where findings stand against it."""
+    """Rename a model in memory; return ``None`` if findings prevent it."""
     source = ByteSource.from_bytes(raw)
     signature = read_signature(source)
     plan = build_rename_plan(signature, RULES, WISH)
@@ -95,7 +95,7 @@ def models(draw: st.DrawFn) -> ModelProto:
 
 
 def shadows(model: ModelProto) -> bool:
-    """Whether a graph below the main one has a buffer's name for a value of its own."""
+    """Return whether a subgraph has a value of its own with a buffer's name."""
     names = {value.name for value in (*model.graph.input, *model.graph.output)} - {"x"}
     for graph in list(every(model)):
         if isinstance(graph, GraphProto) and graph is not model.graph:
@@ -130,7 +130,7 @@ def test_any_model_comes_back_as_it_was(
 
 
 def expected(raw: bytes) -> ModelProto | None:
-    """What must come out; ``None`` where protobuf can read no model, or no names."""
+    """Return the expected result; ``None`` if protobuf can read no model, or no names."""
     try:
         return patched(ModelProto.FromString(raw))
     except (DecodeError, UnicodeDecodeError, TypeError):  # names that are bytes

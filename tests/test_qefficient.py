@@ -32,7 +32,7 @@ def machine(tmp_path: Path) -> Machine:
 
 @pytest.fixture
 def cache(machine: Machine) -> Path:
-    """Where QEfficient keeps its exports, behind a blank."""
+    """Return the directory of QEfficient's exports, in a path with a space."""
     return machine.temp / ".cache" / "qeff_models"
 
 
@@ -47,7 +47,7 @@ def twin(tmp_path: Path) -> Path:
 
 
 def says(machine: Machine, name: str, **paths: Path) -> str:
-    """What a block says on stdout and stderr, if it does its work."""
+    """Return stdout and stderr of a block; check that it succeeds."""
     done = machine.run_script(BLOCKS[name], **{key: str(path) for key, path in paths.items()})
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr

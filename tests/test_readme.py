@@ -1,4 +1,4 @@
-"""What the README shows is what happens."""
+"""The output in the README is the program's own."""
 
 from __future__ import annotations
 

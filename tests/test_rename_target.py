@@ -22,7 +22,7 @@ TARGETED = Options(consumer="vllm-qaic")
 
 
 def outputs(path: Path) -> list[str]:
-    """What a model gives."""
+    """Return the names of a model's outputs."""
     return [value.name for value in onnx.load(path, load_external_data=False).graph.output]
 
 

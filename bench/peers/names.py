@@ -1,4 +1,4 @@
-"""What every peer needs: the new name of a buffer, and the files to work on."""
+"""Helpers of every peer: the new name of a buffer, and the files to work on."""
 
 import re
 import sys

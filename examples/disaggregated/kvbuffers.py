@@ -1,4 +1,4 @@
-"""What a worker hands over of its graph: which buffers, in which order, at which offset.
+"""KV buffers that a worker hands over: their selection, order and offsets.
 
 The rules are those of vllm-qaic at 10d331f (model_loader/qaic_session_np.py and qaic_connector.py),
 in a few lines of our own. Each worker applies them to its own graph: no names and no shapes travel.
@@ -17,7 +17,7 @@ RETAINED = "_RetainedState"
 
 
 class Slot(NamedTuple):
-    """Where a buffer lies in the shared memory, and how much of it: ``offset`` is in bytes."""
+    """The place of a buffer in the shared memory; ``offset`` is in bytes."""
 
     name: str
     shape: tuple[int, ...]

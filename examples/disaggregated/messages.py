@@ -1,4 +1,4 @@
-"""What is said between the processes."""
+"""Messages between the processes."""
 
 from __future__ import annotations
 

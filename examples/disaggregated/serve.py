@@ -22,7 +22,7 @@ CONTEXT = "ctx_len"
 
 
 class Refused(Exception):
-    """What is asked for cannot be done."""
+    """The request cannot be served."""
 
 
 def main() -> int:

@@ -42,7 +42,7 @@ class Setting(NamedTuple):
 
 
 class Served(NamedTuple):
-    """What a prompt came to."""
+    """The result of a prompt."""
 
     prompt: list[int]
     tokens: list[int]
@@ -52,7 +52,7 @@ class Served(NamedTuple):
 
     @property
     def right(self) -> bool:
-        """Whether the tokens are those of the undivided model."""
+        """True if the tokens are those of the undivided model."""
         return self.tokens == self.undivided
 
 
@@ -103,7 +103,7 @@ def draw_prompt(length: int, image: bool) -> list[int]:
 
 
 def draw_features(device: Device) -> dict[str, np.ndarray]:
-    """What a vision tower might have made of an image, for the inputs that take it."""
+    """Draw image embeddings for the inputs that take them."""
     drawn = random.Random(4)
     return {
         name: np.array([drawn.uniform(-1, 1) for _ in range(buffer.size)], buffer.dtype).reshape(

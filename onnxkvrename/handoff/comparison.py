@@ -49,7 +49,14 @@ class Comparison:
 def build_comparison(
     prefill: HandoffSide, decode: HandoffSide, consumer: Consumer, full_transfer: bool
 ) -> Comparison:
-    """Pair the buffers of two sides, compare each pair, and simulate the hand-off."""
+    """Pair the buffers of two sides, compare each pair, and simulate the hand-off.
+
+    Args:
+        prefill: The side that writes the buffers.
+        decode: The side that reads them.
+        consumer: The consumer on both sides.
+        full_transfer: Whether each buffer is moved in full, even for a short prompt.
+    """
     longest = min(find_longest_prompt(prefill.layout), find_longest_prompt(decode.layout))
     pairs: tuple[BufferPair, ...] = ()
     if prefill.original_layout.buffers and decode.original_layout.buffers:

@@ -78,7 +78,13 @@ def check_consumer(
 def find_problems(
     layout: Layout, consumer: Consumer, full_transfer: bool
 ) -> Iterator[ConsumerProblem]:
-    """Yield what goes wrong with a layout at a consumer; the arguments of `check_consumer`."""
+    """Yield the problems that a consumer has with a layout.
+
+    Args:
+        layout: The KV buffers and the other values of the graph.
+        consumer: The consumer.
+        full_transfer: Whether it moves each buffer in full, even for a short prompt.
+    """
     if not layout.buffers:
         return
     selection = select_values(layout, consumer)

@@ -1,4 +1,4 @@
-"""Find what is wrong in the graphs of a hand-off themselves.
+"""Find the problems of a hand-off that are in the graphs themselves.
 
 A buffer that only has another offset because of another buffer is not a root cause.
 """
@@ -29,12 +29,12 @@ _MAX_DRAFT_LAYERS = 3
 
 @dataclass(frozen=True, slots=True)
 class RootCause:
-    """A finding as a cause of what goes wrong, with the buffers that have it.
+    """A finding that explains why a hand-off fails, with the buffers that have it.
 
     Attributes:
         finding: The finding.
         buffer_ids: The buffers that are wrong themselves; empty where it is not about buffers.
-        difference: The difference between the two sides of these buffers, if that is it.
+        difference: The difference between the two sides of these buffers, if it is about one.
         summary: The finding in few words, for a verdict of one line.
     """
 
@@ -55,7 +55,14 @@ def build_root_cause(
     difference: Difference | None = None,
     summary: str | None = None,
 ) -> RootCause:
-    """Return a cause; without a summary, the meaning of its code is the summary."""
+    """Return a cause.
+
+    Args:
+        finding: The finding.
+        pairs: The buffers that have it.
+        difference: The difference between their sides, if it is about one.
+        summary: The finding in few words; by default the meaning of its code.
+    """
     return RootCause(
         finding,
         tuple(pair.buffer_id for pair in pairs),

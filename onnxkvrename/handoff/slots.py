@@ -68,7 +68,13 @@ def build_slots(
 
 
 def find_clipped_axes(consumer: Consumer, rank: int, full_transfer: bool) -> frozenset[int]:
-    """Return the axes of a buffer of this rank that are moved only up to the prompt's length."""
+    """Return the axes that are moved only up to the prompt's length.
+
+    Args:
+        consumer: The consumer that moves the buffer.
+        rank: The number of axes of the buffer, the batch included.
+        full_transfer: Whether each buffer is moved in full; then no axis is.
+    """
     if full_transfer:
         return frozenset()
     probe: Shape = (2,) * rank

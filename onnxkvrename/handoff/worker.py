@@ -159,6 +159,11 @@ def find_shared_symbols(
     """Return the symbols without a size that must be equal on both sides, alphabetically.
 
     A context that is moved only up to the prompt may differ between the sides.
+
+    Args:
+        sides: Prefill and decode.
+        consumer: The consumer on both sides.
+        full_transfer: Whether each buffer is moved in full, even for a short prompt.
     """
     shared = set[str]()
     for layout, buffer in ((side.layout, b) for side in sides for b in side.layout.buffers):

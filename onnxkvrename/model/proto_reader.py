@@ -66,7 +66,7 @@ def read_signature(source: ByteSource) -> Signature:
 
 
 def read_export_info(source: ByteSource) -> ExportInfo:
-    """Return who wrote a model, and for what; the graph is skipped.
+    """Return the producer and the versions of a model; the graph is skipped.
 
     What the file does not say is 0 or empty.
 

@@ -145,8 +145,13 @@ def identify_export(directory: str, params: ExportParams) -> CacheEntry | None:
 def build_renamed_entry(entry: CacheEntry, rules: Rules, change: TokenChange) -> CacheEntry:
     """Return the entry under which QEfficient looks for the same export after the rename.
 
+    Args:
+        entry: The directory of the export and its parameters.
+        rules: The rules that recognise KV names.
+        change: The token to put in or take out.
+
     Returns:
-        An entry equal to the given one where nothing changes.
+        The new entry; an equal one if no name changes.
 
     Raises:
         RulesError: A template makes a name that cannot be changed back.

@@ -37,19 +37,35 @@ class Progress(Protocol):
     """A display of how far the work is. Each method may return ``None`` to show nothing."""
 
     def track_models(self, doing: str, count: int) -> ProgressCallback | None:
-        """Announce that ``count`` models are read or written next; return what counts them."""
+        """Announce that ``count`` models are read or written next.
+
+        Args:
+            doing: The step, such as ``reading``.
+            count: The number of models.
+
+        Returns:
+            A function to call with the number of models done since its last call, or ``None``.
+        """
 
     def track_data_file(self, name: str, size: int) -> ProgressCallback | None:
-        """Announce a copy of ``size`` bytes; return what counts the bytes copied."""
+        """Announce the copy of a data file.
+
+        Args:
+            name: The name of the file.
+            size: Its size in bytes.
+
+        Returns:
+            A function to call with the number of bytes copied since its last call, or ``None``.
+        """
 
 
 class PlaceError(Exception):
     """The result of one model could not be written or put in place.
 
     Attributes:
-        model_index: Which model of the command it is.
-        error: What went wrong.
-        kept_targets: Results that are in place and could not be taken back.
+        model_index: The position of the model in the command.
+        error: The error of that model.
+        kept_targets: Results that are in place and could not be undone.
     """
 
     def __init__(

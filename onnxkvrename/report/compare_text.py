@@ -25,7 +25,7 @@ _TOO_SMALL = "decode would find its memory too small"
 
 
 def resolve_outcome(handoff: Handoff) -> Outcome:
-    """Return what becomes of the hand-off with the names that the models have now."""
+    """Return the outcome of the hand-off with the names that the models have now."""
     if not list_sides_without_token(handoff):
         return handoff.verdict.outcome
     return "fails" if handoff.prefill.lacks_token else "corrupts"
@@ -160,7 +160,13 @@ def _find_unresolved(handoff: Handoff) -> set[str]:
 
 
 def format_prompt_ranges(ranges: PromptRanges, verdict: HandoffVerdict) -> str:
-    """Return prompt lengths as text: ``prompts longer than 128 tokens``."""
+    """Return prompt lengths as text: ``prompts longer than 128 tokens``.
+
+    Args:
+        ranges: The prompt lengths in tokens; empty if they are not known.
+        verdict: The verdict that they belong to, for the longest prompt and the window of
+            unknown size.
+    """
     end = UNLIMITED_LENGTH if verdict.longest_prompt is None else verdict.longest_prompt
     if not ranges:
         return _SOME_PROMPTS
@@ -303,7 +309,12 @@ def render_handoff_notes(handoff: Handoff) -> Iterator[str]:
 
 
 def build_handoff_report(handoff: Handoff, *, both: bool) -> ModelReport:
-    """Return the findings as a model's: decode's, or ``PREFILL -> DECODE`` for `both`."""
+    """Return the findings of a hand-off as the report on one model.
+
+    Args:
+        handoff: The compared hand-off.
+        both: Whether the path is ``PREFILL -> DECODE`` instead of decode's only.
+    """
     paths = [
         side.path or (side.original_layout.models or (side.label,))[0]
         for side in (handoff.prefill, handoff.decode)

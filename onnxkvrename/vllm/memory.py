@@ -118,6 +118,11 @@ def compute_padding_share(groups: Sequence[KvCacheGroup], bytes_per_block: int) 
 def build_single_tensor_caches(
     groups: Sequence[KvCacheGroup], block_stride: int
 ) -> CanonicalKvCaches:
-    """Return the canonical view of blocks that hold all layers: one tensor for all groups."""
+    """Return the canonical view of blocks that hold all layers: one tensor for all groups.
+
+    Args:
+        groups: The KV cache groups.
+        block_stride: The distance between two blocks, in bytes.
+    """
     reference = CanonicalKvCacheRef(0, block_stride)
     return CanonicalKvCaches((block_stride,), tuple((reference,) for _ in groups))

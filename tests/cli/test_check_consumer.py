@@ -47,7 +47,7 @@ def document(outcome: Any) -> dict[str, Any]:
 
 
 def codes(found: dict[str, Any]) -> set[str]:
-    """What is wrong in a document."""
+    """Return the codes of all findings in a document."""
     return {one["code"] for model in found["models"] for one in model["findings"]}
 
 
@@ -301,10 +301,10 @@ def test_selectors_of_a_real_export_are_proved(source: Path, run) -> None:
 
 
 def inputs(path: Path) -> list[str]:
-    """What a model takes."""
+    """Return the names of a model's inputs."""
     return [value.name for value in onnx.load(path, load_external_data=False).graph.input]
 
 
 def outputs(path: Path) -> list[str]:
-    """What a model gives."""
+    """Return the names of a model's outputs."""
     return [value.name for value in onnx.load(path, load_external_data=False).graph.output]

@@ -403,7 +403,7 @@ def test_a_plain_export_and_its_twin_lack_only_the_token(run, path) -> None:
 
 @real
 def test_a_real_decoder_without_its_window_would_corrupt_long_prompts(run, tmp_path) -> None:
-    """What an export without chunking makes of it: the context where the window was."""
+    """Return a decoder exported without chunking: the context replaces the window."""
     window = tmp_path / "window.onnx"
     rename(export("gemma3vlm_dual", "plain-*/Gemma3DecoderWrapper.onnx"), TOKEN, output=window)
     model = onnx.load(window, load_external_data=False)

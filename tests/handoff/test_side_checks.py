@@ -11,7 +11,7 @@ from onnxkvrename.model.signature import Value
 
 
 def startup_findings(decode: Layout) -> list[Finding]:
-    """What stops decode, opposite a prefill that starts."""
+    """Return the findings that stop decode, next to a prefill that starts."""
     prefill = check_side(
         build_side("prefill", build_side_layout(*describe_attention(0))),
         CONSUMER,

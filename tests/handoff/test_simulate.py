@@ -124,7 +124,7 @@ def test_offsets_that_meet_at_one_length_are_right_at_that_one(state: str, meeti
 
 
 def test_a_long_context_needs_no_more_than_a_few_lengths() -> None:
-    """What a loop over every length would take minutes for."""
+    """Check lengths for which a loop over all of them would take minutes."""
     long = 1 << 30
     full, window = describe_attention(0, 1), describe_attention(2, shape="2,sliding_window,4")
     prefill = build_side_layout(*full, *window, ctx_len=long, sliding_window=1 << 20)

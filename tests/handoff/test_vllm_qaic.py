@@ -101,12 +101,12 @@ def called(
 
 
 def found(of: Layout, *, whole: bool = False) -> list[Finding]:
-    """What goes wrong."""
+    """Return the findings of the consumer check."""
     return list(check_consumer(of, CONSUMER, full_transfer=whole))
 
 
 def codes(of: Layout, *, whole: bool = False) -> list[str]:
-    """What goes wrong, by code."""
+    """Return the codes of these findings."""
     return [one.code for one in found(of, whole=whole)]
 
 
@@ -419,7 +419,7 @@ def test_one_kind_and_one_count_are_declared_rightly() -> None:
 
 
 def harm(inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> str:
-    """What strangers do."""
+    """Return the finding on values that are not KV buffers."""
     return only(model(decoder(), inputs=inputs, outputs=("logits", *outputs)), "KV608").message
 
 

@@ -1,4 +1,4 @@
-"""How large a buffer is."""
+"""Sizes of buffers."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ QEFF = load_rules()
 
 @pytest.fixture
 def inspected(tmp_path: Path):
-    """What is in a model, or in one made of these kinds of layers."""
+    """Return a function that inspects a model, or one made of these kinds of layers."""
 
     def inspect(model: ModelProto | tuple[str, ...], **how: object) -> ModelSummary:
         made = model if isinstance(model, ModelProto) else build_cache_model(model, **how)  # type: ignore[arg-type]

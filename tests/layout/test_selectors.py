@@ -38,7 +38,7 @@ compile_once = cache(compile_pattern)
 
 
 def fits(text: str, name: str) -> bool:
-    """Whether an expression fits a name: RE2 and Python's ways of asking must agree."""
+    """Return whether an expression matches a name, in RE2 and in Python alike."""
     answers = {
         compile_once(text).matches(name),
         re.fullmatch(text, name) is not None,

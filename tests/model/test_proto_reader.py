@@ -1,4 +1,4 @@
-"""What a model shows: dtypes and shapes as protobuf reads them, and its external data."""
+"""Reading a model: dtypes and shapes as protobuf reads them, and its external data."""
 
 from __future__ import annotations
 

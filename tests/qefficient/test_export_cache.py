@@ -1,4 +1,4 @@
-"""Where QEfficient keeps an export, and where it looks for the same one with a token."""
+"""Directories in which QEfficient keeps an export, with and without a token."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def export(outputs: str = PLAIN, owner: str | None = CAUSAL, **more: Any) -> Exp
 
 
 def written(hashed: Any) -> str:
-    """What QEfficient saves of the parameters that it hashed."""
+    """Format parameters as QEfficient saves them."""
     return json.dumps(hashed, indent=4, separators=(",", ":"), sort_keys=True)
 
 

@@ -48,7 +48,7 @@ def twin(tmp_path: Path) -> Path:
 
 
 def below(*directories: Path) -> dict[str, bytes]:
-    """What a directory holds that holds all these."""
+    """Return the joint content of directories, by their names."""
     return {
         f"{directory.name}/{name}": data
         for directory in directories

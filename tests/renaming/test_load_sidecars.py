@@ -45,7 +45,7 @@ def here(decoder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refused(outcome, *parts: str) -> bool:
-    """Whether a job could not be done, for this reason in one line."""
+    """Return whether a job failed, with this reason in one line."""
     return (
         (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
         and outcome.err.startswith("error: ")

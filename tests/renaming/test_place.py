@@ -69,14 +69,14 @@ def test_an_error_of_a_target_or_of_a_directory_around_it_is_that_models(
 
 
 def leave_lock_of_first_directory(root: Path) -> list[Path]:
-    """What a run leaves that is killed before it makes a directory, or after it placed it."""
+    """Leave the files of a run that was killed before it made a directory, or after placing it."""
     lock = find_lock_path(root / "a")
     lock.write_bytes(b"process 1 on elsewhere")
     return [lock]
 
 
 def leave_staged_directory(root: Path) -> list[Path]:
-    """What a run leaves that is killed while it writes into a new directory."""
+    """Leave the files of a run that was killed while it wrote into a new directory."""
     staged = build_temp_path(root / "a")
     (staged / "b").mkdir(parents=True)
     (staged / "b" / "m.onnx").write_bytes(b"half")

@@ -41,7 +41,7 @@ def text(decoder: Path) -> Path:
 
 
 def one(path: Path, output: Path, options: Options = LOOK, follow=shouted) -> PreparedSidecar:
-    """What becomes of one text."""
+    """Return the result for one sidecar."""
     model = ModelReport(str(path.parent / "m.onnx"), "m.onnx", "unchanged")
     (item,) = prepare_sidecars([Sidecar(path, output, follow)], [model], options)
     return item

@@ -29,7 +29,7 @@ def drawn(
 
 
 def on_terminal(*args: object, **environment: str) -> str:
-    """What the command draws on a terminal of 100 columns."""
+    """Return the output of the command on a terminal of 100 columns."""
     import pty
 
     master, slave = pty.openpty()

@@ -27,7 +27,7 @@ def fault(code: str = "KV101", severity: str = "error", name: str = "past_key.0"
 
 @pytest.fixture
 def ahead(decoder: Path) -> ModelReport:
-    """What would become of the decoder, here called m.onnx."""
+    """Return the report of a dry run of the decoder, named m.onnx here."""
     found = rename(decoder, "VLLM", dry_run=True)
     return found._replace(path="m.onnx", output="m.onnx")
 

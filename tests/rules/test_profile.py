@@ -302,7 +302,7 @@ def test_the_call_that_feeds_back_goes_by_what_the_model_takes() -> None:
 
 
 def part_name(file: str) -> PartName | None:
-    """What the first rule that knows it makes of the name of a file."""
+    """Parse the name of a file by the first rule that matches it."""
     names = (rule.match(file) for rule in QEFF.set_rule.part_rules)
     return next((name for name in names if name is not None), None)
 

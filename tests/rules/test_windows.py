@@ -112,7 +112,7 @@ def found(*parts: KvModel, judge: bool = True, wish: TokenChange = VLLM) -> list
 
 
 def said(*parts: KvModel, judge: bool = True, wish: TokenChange = VLLM) -> str:
-    """What the one finding says; it is in order otherwise."""
+    """Return the message of the only finding."""
     ((_, finding),) = check_parts(parts, QEFF, wish, check_current_tokens=judge)
     assert finding.severity == "error"
     assert finding.hint

@@ -42,7 +42,7 @@ def another_process(*targets: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def taken(*targets: Path) -> bool:
-    """Whether targets can be held now."""
+    """Return whether targets can be locked now."""
     try:
         with hold_locks(targets):
             return True

@@ -46,7 +46,7 @@ def make_ready_file(target: Path, *, replace: bool = True) -> ReadyFile:
 
 
 def state(directory: Path) -> dict[str, str]:
-    """What is in a directory; of links where they lead to."""
+    """Return the content of a directory; for links, their targets."""
     return {
         path.name: os.readlink(path) if path.is_symlink() else path.read_text()
         for path in sorted(directory.iterdir())
@@ -371,7 +371,7 @@ def test_a_directory_that_cannot_be_synced_has_its_place_all_the_same(
 
 
 def renamed(three: list[Path]) -> dict[Path, Path]:
-    """What the directory of the three is to be called."""
+    """Return the new name for the directory of the three files."""
     return {three[0].parent: three[0].parent.with_name("moved")}
 
 

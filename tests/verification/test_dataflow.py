@@ -63,7 +63,7 @@ def describe_flow(flow: BufferFlow) -> str:
 def trace_flows(
     nodes: str, functions: str = "", buffers: str = "k v", change: Callable[..., object] = id
 ) -> list[str]:
-    """What became of each buffer."""
+    """Return the flow of each buffer."""
     model = build_model(nodes, functions, buffers)
     change(model)
     return [

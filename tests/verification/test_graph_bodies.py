@@ -35,7 +35,7 @@ def select_all_operands(_: object, operands: int) -> range:
 def list_sorted_outputs(
     body: Body, *names: str, select_operands: OperandSelector = select_all_operands
 ) -> list[str]:
-    """What the nodes behind some values make, in their order."""
+    """Return the outputs of the nodes that some values depend on, in their order."""
     return [
         " ".join(operation.outputs) for operation in sort_operations(body, names, select_operands)
     ]

@@ -21,7 +21,7 @@ EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
 
 
 def list_refusals(model: ModelProto) -> list[str]:
-    """What is said of a model without its weights."""
+    """Return the findings on a model without its weights."""
     stripped = read_model_without_weights(ByteSource.from_bytes(model.SerializeToString()))
     before = stripped.SerializeToString()
     findings = list(check_onnx_validity(stripped))
@@ -31,7 +31,7 @@ def list_refusals(model: ModelProto) -> list[str]:
 
 
 def is_refused_by_onnx(model: ModelProto) -> bool:
-    """Whether onnx refuses the model with all its weights."""
+    """Return whether onnx refuses the model with all its weights."""
     try:
         onnx.checker.check_model(model)
     except onnx.checker.ValidationError:

@@ -46,7 +46,7 @@ def load(
 def build_feeds(
     session: OrtSession, step: int = 0, seed: int = 0, slots: int = 8
 ) -> dict[str, Any]:
-    """What goes into the inputs, as onnxruntime takes it."""
+    """Return the feeds as onnxruntime takes them."""
     return {
         end.name: build_feed(session, end, step, seed=seed, cache_length=slots)
         for end in session.inputs
@@ -56,7 +56,7 @@ def build_feeds(
 def build_arrays(
     session: OrtSession, step: int = 0, seed: int = 0, slots: int = 8
 ) -> dict[str, np.ndarray]:
-    """What goes into the inputs, of those dtypes that numpy knows."""
+    """Return the feeds of the dtypes that numpy has."""
     feeds = build_feeds(session, step, seed, slots)
     return {name: value.numpy().copy() for name, value in feeds.items()}
 

@@ -148,7 +148,7 @@ def test_the_proof_is_of_bytes_wherever_they_are() -> None:
 
 
 def signature(model: ModelProto):
-    """What a model shows."""
+    """Return the signature of a model."""
     return read_signature(ByteSource.from_bytes(model.SerializeToString()))
 
 

@@ -70,6 +70,10 @@ def compute_transferred_shape(shape: Shape, tokens: int | None) -> Shape:
     """Return one sequence of a shape; with four axes or more, the third only up to the prompt.
 
     The connector takes the third axis for the context, whatever it is.
+
+    Args:
+        shape: The full shape, batch first, with numbers only.
+        tokens: The length of the prompt; ``None`` to move each buffer in full.
     """
     if tokens is None or len(shape) <= _CONTEXT_AXIS + 1:
         return (1, *shape[1:])

@@ -111,7 +111,12 @@ class Format(NamedTuple):
 
 
 def build_file_result(report: ModelReport, *notes: Note) -> FileResult:
-    """Return the findings and the error of a model as those of a file, with `notes`."""
+    """Return the result of a file with the findings and the error of a model.
+
+    Args:
+        report: The report on the model.
+        notes: The outcome, for formats that annotate files.
+    """
     return FileResult(report.path, report.findings, report.error, notes)
 
 
