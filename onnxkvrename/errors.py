@@ -45,4 +45,4 @@ class ModelError(KvRenameError):
 
 
 class WriteError(KvRenameError):
-    """A result cannot be put in its place; a file that was there is unchanged."""
+    """A result cannot be written to its path; an existing file is unchanged."""

@@ -197,7 +197,7 @@ def build_json_document(
         command: The command that answers.
         code: Its exit code.
         fault: Why the job could not be done, if so.
-        content: The command's own members; they stand between the common ones.
+        content: The command's own members, which come between the common ones.
     """
     head = {"schema": schema, "version": __version__, "command": command}
     tail = {"error": serialize_error(fault), "exit_code": code}

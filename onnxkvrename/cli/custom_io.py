@@ -78,7 +78,7 @@ def command(**values: Any) -> int:
 
 
 def _read_kv_names(model: Path, rules: Rules) -> list[tuple[str, str]]:
-    """Return the names of each KV input and its retained output, as they stand in the model."""
+    """Return the names of each KV input and its retained output, as in the model."""
     with open_model(model) as opened:
         pairs = build_rename_plan(opened.signature, rules, TokenChange(None)).pairs
     complete = [pair for pair in pairs if pair.input is not None and pair.output is not None]

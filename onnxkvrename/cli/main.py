@@ -106,7 +106,7 @@ def _read_verbose_option(name: str, args: Sequence[str]) -> bool:
 
 
 def _locate_bug(name: str, error: Exception) -> str:
-    """Return how to see where a bug was raised, or the place where there is no ``-v``."""
+    """Return a hint to ``-v``, or the place of the bug if the command has no ``-v``."""
     if any(option.name == "verbose" for option in _load_command(name).command.params):
         return "-v shows where"
     import traceback  # only for a bug

@@ -198,7 +198,7 @@ def _check_projection_options(arguments: _Arguments) -> None:
 
 
 def _build_compile_info(arguments: _Arguments) -> CompileInfo:
-    """Return what is known of a compile; a stamp is of the graph alone, so then it is nothing."""
+    """Return the settings of a compile; none for a stamp, which is of the graph alone."""
     options = {
         "--dim": arguments.dims,
         "--specializations": arguments.specializations,

@@ -1,4 +1,4 @@
-"""The manifest: a layout as a JSON document that stands for the model elsewhere, and back."""
+"""Convert a layout to a manifest, a JSON document that replaces the model, and back."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def find_data_files(
         model: Its path.
 
     Yields:
-        Each file once; or what is wrong with a reference: KV501 (outside of the model's
+        Each file once; or a finding on a reference: KV501 (outside of the model's
         directory), KV502 (cannot be read) or KV503 (too short).
     """
     directory = Path(os.path.realpath(model.parent))
@@ -65,7 +65,7 @@ def find_data_files(
 def _open_data_file(
     reference: ExternalReference, directory: Path, model: Path
 ) -> DataFile | Finding:
-    """Return the data file of a reference, or what is wrong with it."""
+    """Return the data file of a reference, or a finding on it."""
     location = reference.location
     path = directory / location.replace("\0", "")
     try:
@@ -122,7 +122,7 @@ def plan_data_copies(
 
 
 def _check_location(reference: ExternalReference, directory: Path) -> Finding | None:
-    """Return what is wrong with the location of a reference; it must be below `directory`."""
+    """Return the problem with the location of a reference; it must be below `directory`."""
     location = reference.location
     if reference.problem:
         return build_finding(

@@ -270,7 +270,7 @@ def check_written_model(temp_file: TempFile, size: int, expected: Signature) -> 
         expected: The signature that it should have.
 
     Raises:
-        WriteError: It differs. The temporary file is then not put in its place, so nothing
+        WriteError: It differs. The temporary file is then not moved to its target, so nothing
             has changed.
     """
     written = temp_file.size

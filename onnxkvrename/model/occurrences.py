@@ -1,4 +1,4 @@
-"""Occurrences: every position in a model where a name stands for a value, and its role there.
+"""Find occurrences: every position in a model where a name denotes a value, and its role there.
 
 Field numbers are those of onnx.proto (ONNX IR version 13). Local functions have names of
 their own, so names in them do not count; they are walked only for external data.

@@ -336,7 +336,7 @@ def _decode_string(data: bytes) -> str:
 
 
 def _parse_extent(entries: Mapping[str, str], size: int) -> tuple[int, str]:
-    """Return where external data end in their file, and what is wrong with the entries.
+    """Return the end of external data in their file, and the problem with the entries.
 
     ONNX readers pass offset and length to an integer parser that also takes signs,
     blanks and foreign digits; here they are plain decimal numbers.

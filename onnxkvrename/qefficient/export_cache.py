@@ -248,7 +248,7 @@ def check_export_reuse(
 
 
 def build_occupied_finding(directory: str, *, same: bool = False) -> Finding:
-    """Return KV403 for a directory that exists where an export is to be put.
+    """Return KV403 for an existing directory at the new path of an export.
 
     Args:
         directory: The path of the directory.

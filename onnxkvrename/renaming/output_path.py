@@ -75,7 +75,7 @@ def check_in_place_write(path: Path, status: os.stat_result, *, has_choice: bool
     """Check that a file is neither protected nor shared under another name.
 
     Args:
-        path: The file that is to be replaced.
+        path: The file to replace.
         status: Its status.
         has_choice: Whether the result could be written elsewhere; the hint depends on it.
 

@@ -106,7 +106,7 @@ class BatchWriter:
         Raises:
             PlaceError: One could not be written. All files are as they were, except for
                 its ``kept_targets``.
-            KvRenameError: The same, for an error that is no single model's.
+            KvRenameError: The same, for an error that does not belong to one model.
         """
         if not self.tasks and not self.directory_map:
             return

@@ -62,20 +62,20 @@ def rename_batch(
         change: The token to put in or take out.
         rules: The rules that tell KV names.
         options: What to check and whether to write.
-        progress: Where to show how far the work is.
-        executor: What reads and writes, on any machine where the jobs' paths mean the same
+        progress: The display of the progress.
+        executor: Runs the reads and writes, on any machine where the jobs' paths mean the same
             files; results are put in place by this process. By default it does all.
         sidecars: Text files that follow the names of the models.
         directory_map: Directories that get another name in the end, by absolute paths; the
             report has the names from before.
 
     Returns:
-        What became of each model and sidecar. An error of one model is in its report; then
+        The outcome for each model and sidecar. An error of one model is in its report; then
         all files are as they were.
 
     Raises:
         RulesError: The token or the rules cannot be used.
-        KvRenameError: The executor failed, or a path that is no single model's could not be
+        KvRenameError: The executor failed, or a path that belongs to no single model could not be
             written. Nothing has changed.
     """
     check_token_change(change)

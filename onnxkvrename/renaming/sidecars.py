@@ -50,7 +50,7 @@ class PreparedSidecar(NamedTuple):
         model_index: The index of the model that lies nearest to it; its findings and
             errors count as that model's.
         report: What is reported about it.
-        plan: What is to be written, ``None`` for nothing.
+        plan: The plan of its new bytes; ``None`` if there is nothing to write.
         findings: Problems with it.
         error: Why it cannot be read, rewritten or written.
     """

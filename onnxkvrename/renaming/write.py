@@ -92,6 +92,6 @@ def write_temp_file(
 
 
 def build_source_changed_error(task: WriteTask) -> KvRenameError:
-    """Return the error of a source that is no longer in the state that was read."""
+    """Return the error of a source that has changed since it was read."""
     kind = ModelError if isinstance(task.source, SplicePlan) else WriteError
     return kind("was changed by someone else just now", path=str(task.source_path))

@@ -31,7 +31,7 @@ _EMPTY_CONTENT: dict[str, Any] = {
 
 
 class ConsumerCheck(NamedTuple):
-    """A layout, what a consumer selects of it, and what is wrong with each of its models.
+    """A layout, the values that a consumer selects, and the problems of each model.
 
     Attributes:
         consumer: The consumer.
@@ -167,7 +167,7 @@ def _list_slots(check: ConsumerCheck) -> Iterator[dict[str, Any]]:
 
 
 def _describe_buffer(buffer: KvBuffer | None) -> dict[str, Any]:
-    """Return what a slot holds; nothing is known of a value that is no KV buffer."""
+    """Return layer, part and kind; each is ``None`` for a value that is not a KV buffer."""
     if buffer is None:
         return {"layer": None, "part": None, "kind": None}
     return {"layer": buffer.layer, "part": buffer.part, "kind": buffer.kind}

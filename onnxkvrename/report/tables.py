@@ -21,7 +21,7 @@ def format_columns(rows: Sequence[Sequence[str]], *, indent: str = "  ") -> Iter
 
 
 def build_table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
-    """Return a table whose texts are no markup; a cell that does not fit is folded."""
+    """Return a table that shows its texts without markup and folds cells that do not fit."""
     from rich.table import Table
     from rich.text import Text
 

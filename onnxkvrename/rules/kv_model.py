@@ -170,7 +170,7 @@ def check_models_together(
         findings = [[build_no_buffers_finding(model.output_names)] for model in models]
     indexes = [index for index, model in enumerate(models) if model.part is not None]
     if indexes:
-        from onnxkvrename.rules.windows import check_parts  # most models are no windows
+        from onnxkvrename.rules.windows import check_parts  # most models are not windows
 
         parts = [models[index] for index in indexes]
         for part_index, finding in check_parts(

@@ -205,7 +205,7 @@ class _Tracer:
 def _trace_operator(
     operation: Operation, operands: Sequence[Origin], location: NodeLocation
 ) -> list[Origin]:
-    """Return the origins of a node's outputs by what is known of its operator."""
+    """Return the origins of a node's outputs by the properties of its operator."""
     domain, op_type, _ = operation.function_key
     dependency_bits = mix_origins(operands).dependency_bits
     if not dependency_bits or is_shape_only(domain, op_type):

@@ -80,7 +80,7 @@ def project_layout(layout: Layout, request: ProjectionRequest) -> Projection:
 def check_projection(projection: Projection) -> Iterator[Finding]:
     """Yield a finding for each refusal.
 
-    Groups that only some memory layouts refuse are no finding, since another layout takes them.
+    Groups that only some memory layouts refuse give no finding, because another layout takes them.
 
     Yields:
         KV619 for layers that do not divide by tensor parallelism, KV622 for all others.

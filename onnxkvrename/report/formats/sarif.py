@@ -24,7 +24,7 @@ _SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 )
 _PENDING_RULE = "names"
-"""The rule of what ``--check`` finds, which is no fault of a model and has no code."""
+"""The rule for changes that ``--check`` reports; they are no findings and have no code."""
 _PENDING_MEANING = "a name that --check expects to be changed already"
 
 

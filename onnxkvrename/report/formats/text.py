@@ -64,7 +64,7 @@ def render_finding_lines(
 
 
 def format_error(error: KvRenameError, *, color: bool) -> str:
-    """Return one line that says what is wrong, where, and how to fix it."""
+    """Return one line with the path, the problem and the fix."""
     return f"{apply_style('error', color, fg='red', bold=True)}: {escape_unprintable(str(error))}"
 
 
@@ -82,7 +82,7 @@ def escape_unprintable(text: str) -> str:
 
 
 def _escape_code_point(code: int) -> str:
-    if 0xDC80 <= code <= 0xDCFF:  # a byte of a path that is no UTF-8
+    if 0xDC80 <= code <= 0xDCFF:  # a byte of a path that is not UTF-8
         code -= 0xDC00
     if code < 0x100:
         return f"\\x{code:02x}"
