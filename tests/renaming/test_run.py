@@ -328,7 +328,7 @@ def test_a_model_that_is_changed_meanwhile_is_refused(
 ) -> None:
     """Between the checks and the writing, and while it is written."""
     place = None if output is None else decoder.with_name(output)
-    for module, name in ((kv_model, "check_pairs"), (write, "write_pieces")):
+    for module, name in ((kv_model, "check_model"), (write, "write_pieces")):
         theirs = decoder.read_bytes() + b"\x82\x01\0"  # an unknown field
         real = getattr(module, name)
 
