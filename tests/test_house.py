@@ -14,18 +14,9 @@ from types import FunctionType
 from typing import NamedTuple
 
 import pytest
-from click.testing import CliRunner
+from readme_help import COMMANDS, find_help, render_help
 
 import onnxkvrename
-from onnxkvrename.cli import (
-    check_consumer,
-    compare,
-    custom_io,
-    inspect,
-    manifest,
-    rename,
-    verify,
-)
 from onnxkvrename.cli import main as cli
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import CODES
@@ -50,15 +41,6 @@ UNUSED = ("layout", "vllm", "verification", "handoff", "sidecars")
 """Packages that a plain rename has no use for."""
 MAX_LOADED_MODULES = 40
 """Own modules that a plain rename may load; the ``__init__`` of a package is not counted."""
-COMMANDS = {
-    "": rename.command,
-    " verify": verify.command,
-    " inspect": inspect.command,
-    " custom-io": custom_io.command,
-    " manifest": manifest.command,
-    " check-consumer": check_consumer.command,
-    " compare": compare.command,
-}
 
 
 def package_of(module: str) -> str:
@@ -273,11 +255,9 @@ def test_every_command_is_known_here() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_readme_shows_the_help(name: str) -> None:
-    block = rf"<!-- help{name} -->\n```text\n(.*?)```\n<!-- /help{name} -->"
-    shown = re.search(block, readme(), re.DOTALL)
+    shown = find_help(readme(), name)
     assert shown is not None
-    how = {"prog_name": f"onnxkvrename{name}", "terminal_width": 80}
-    assert shown[1] == CliRunner().invoke(COMMANDS[name], ["--help"], **how).output
+    assert shown[1] == render_help(name), "python tests/readme_help.py writes it"
 
 
 def test_every_file_that_contributing_names_is_there() -> None:

@@ -11,7 +11,7 @@ from onnxkvrename.findings import Finding
 from onnxkvrename.handoff import consumer_checks
 from onnxkvrename.handoff.compare import Handoff, compare_sides
 from onnxkvrename.handoff.consumer import Consumer
-from onnxkvrename.handoff.find_consumers import load_consumer
+from onnxkvrename.handoff.find_consumers import DEFAULT_CONSUMER, load_consumer
 from onnxkvrename.handoff.worker import HandoffSide, build_loaded_side
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import LoadedLayout
@@ -20,7 +20,7 @@ from onnxkvrename.rules.profile import Rules
 
 def check_consumer(
     layout: LoadedLayout | Layout | PathLike,
-    consumer: str = "vllm-qaic",
+    consumer: str = DEFAULT_CONSUMER,
     *,
     full_transfer: bool = False,
 ) -> tuple[Finding, ...]:
@@ -48,7 +48,7 @@ def check_consumer(
 def compare(
     prefill: LoadedLayout | Layout | PathLike,
     decode: LoadedLayout | Layout | PathLike,
-    consumer: str = "vllm-qaic",
+    consumer: str = DEFAULT_CONSUMER,
     *,
     full_transfer: bool = False,
     prompts: Sequence[int] = (),

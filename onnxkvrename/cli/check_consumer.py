@@ -30,11 +30,7 @@ from onnxkvrename.handoff.find_consumers import load_consumer
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import CompileInfo, load_layout
 from onnxkvrename.layout.selectors import build_selectors
-from onnxkvrename.report.check_consumer import (
-    ConsumerCheck,
-    build_consumer_answer,
-    consumer_check_to_json,
-)
+from onnxkvrename.report.check_consumer_text import ConsumerCheck, build_consumer_answer
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.results import ModelReport
 
@@ -101,6 +97,10 @@ def command(**values: Any) -> int:
 
 def render_failure(code: int, error: KvRenameError) -> str:
     """Return the JSON document of a job that could not be done."""
+    from onnxkvrename.report.documents.check_consumer_json import (
+        consumer_check_to_json,
+    )  # only here
+
     return consumer_check_to_json(None, code, error)
 
 

@@ -42,7 +42,7 @@ from onnxkvrename.rules.results import Options, RenameJob, Report
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from onnxkvrename.renaming.sidecars import Sidecar
+    from onnxkvrename.renaming.prepare_sidecars import Sidecar
 
 
 class _Arguments(NamedTuple):

@@ -24,8 +24,8 @@ from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.plan import KvPair, RenamePlan, UnchangedName
 from onnxkvrename.rules.profile import Rules
 
-BufferState = Literal["plain", "token", "half", "missing", "broken"]
-"""The state of a buffer's names.
+NameStatus = Literal["plain", "token", "half", "missing", "broken"]
+"""The status of a buffer's names; a recurrent state is something else.
 
 ``plain``: no token; ``token``: one token on both sides; ``half``: a token on one side only, or
 two different ones; ``missing``: the layer lacks this buffer; ``broken``: an error is about it.
@@ -63,7 +63,7 @@ class InspectedBuffer(NamedTuple):
     buffer: str
     scope: str
     kind: BufferKind
-    state: BufferState
+    state: NameStatus
     dtype: str
     shape: tuple[Dim, ...] | None
     input: str | None
@@ -268,7 +268,7 @@ def _build_buffer(pair: KvPair, kind: BufferKind, broken: frozenset[str]) -> Ins
     )
 
 
-def _classify_pair(pair: KvPair, broken: frozenset[str]) -> BufferState:
+def _classify_pair(pair: KvPair, broken: frozenset[str]) -> NameStatus:
     if any(side.old_name in broken for side in pair.sides):
         return "broken"
     tokens = {side.token for side in pair.sides}

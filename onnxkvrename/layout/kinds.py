@@ -38,6 +38,8 @@ class KindTraits(NamedTuple):
         profile_kind: The kind in a profile (``[kv.kinds]``) whose names settle the matter.
             An MLA buffer, for example, looks like attention with one head.
         window_symbol: The symbol of the axis along which an exporter puts the window.
+        is_chunked: True where the window is a chunk, which starts empty when the last one is full.
+        vllm_kind: The kind of vLLM's spec for it; ``None`` where that has the row's own name.
     """
 
     label: str
@@ -47,6 +49,8 @@ class KindTraits(NamedTuple):
     is_mla: bool = False
     profile_kind: str | None = None
     window_symbol: str | None = None
+    is_chunked: bool = False
+    vllm_kind: BufferKind | None = None
 
     @property
     def is_windowed(self) -> bool:
@@ -68,7 +72,12 @@ KINDS: Kinds = MappingProxyType(
             "sliding window", "w", "green", "window", window_symbol="sliding_window"
         ),
         "chunked_local_attention": KindTraits(
-            "chunked attention", "c", "bright_green", "window", window_symbol="chunk_ctx_len"
+            "chunked attention",
+            "c",
+            "bright_green",
+            "window",
+            window_symbol="chunk_ctx_len",
+            is_chunked=True,
         ),
         "mla_attention": KindTraits(
             "MLA", "m", "magenta", "context", is_mla=True, profile_kind="mla"
@@ -89,7 +98,9 @@ KINDS: Kinds = MappingProxyType(
         "unknown": KindTraits("unknown kind", "u", "white", "context"),
     }
 )
-"""All kinds, by vLLM's own names; ``mamba`` is every state without a context axis.
+"""All kinds, by vLLM's own names.
+
+The first state is what a buffer without a context axis is that only its shape shows to be one.
 
 The symbols are those of ``get_onnx_dynamic_axes`` of QEfficient's gemma3, gpt_oss and llama4
 (https://github.com/quic/efficient-transformers). vLLM has no MLA with chunks.
@@ -102,6 +113,11 @@ _DERIVED_MARKER = "_dim_"
 def get_kind_traits(kind: BufferKind) -> KindTraits:
     """Return the row of a kind."""
     return KINDS[kind]
+
+
+def get_vllm_kind(kind: BufferKind) -> BufferKind:
+    """Return the kind of vLLM's spec for buffers of a kind."""
+    return get_kind_traits(kind).vllm_kind or kind
 
 
 def list_kinds() -> tuple[BufferKind, ...]:
@@ -137,7 +153,9 @@ def infer_buffer_kind(
         attention = {name: row for name, row in rows.items() if row.profile_kind is None}
         return _choose_by_window(attention, window)
     parts = [find_pair_shape(sibling) for sibling in layer if _is_same_layer(pair, sibling)]
-    return "mamba" if _has_only_states([find_pair_shape(pair), *parts]) else "unknown"
+    if not _has_only_states([find_pair_shape(pair), *parts]):
+        return "unknown"
+    return next((name for name, row in rows.items() if row.is_state), "unknown")
 
 
 def find_context_axis(shape: tuple[Dim, ...] | None) -> int | None:

@@ -25,7 +25,7 @@ from onnxkvrename.qefficient.export_cache import (
     render_export_params,
 )
 from onnxkvrename.qefficient.find_export import PARAMS_FILE, find_exports
-from onnxkvrename.renaming.sidecars import MAX_READ_BYTES, Sidecar
+from onnxkvrename.renaming.prepare_sidecars import MAX_READ_BYTES, Sidecar
 from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
-from onnxkvrename.renaming.sidecars import Sidecar
+from onnxkvrename.renaming.prepare_sidecars import Sidecar
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, RenameJob

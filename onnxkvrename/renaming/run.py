@@ -39,7 +39,7 @@ from onnxkvrename.rules.results import (
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from onnxkvrename.renaming.sidecars import PreparedSidecar, Sidecar
+    from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar, Sidecar
 
 
 def rename_batch(
@@ -86,7 +86,7 @@ def rename_batch(
     models = check_batch(models, change, rules, options)
     prepared_sidecars: tuple[PreparedSidecar, ...] = ()
     if sidecars:
-        from onnxkvrename.renaming.sidecars import add_sidecar_findings, prepare_sidecars
+        from onnxkvrename.renaming.prepare_sidecars import add_sidecar_findings, prepare_sidecars
 
         prepared_sidecars = tuple(prepare_sidecars(sidecars, _list_reports(models), options))
         models = add_sidecar_findings(models, prepared_sidecars, options)

@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from onnxkvrename.layout.inspect import BufferState, InspectedBuffer, ModelSummary
+from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary, NameStatus
 from onnxkvrename.layout.kinds import BufferKind, get_kind_traits, list_kinds
 from onnxkvrename.report.formats.text import escape_unprintable
 
@@ -35,14 +35,14 @@ class CellStyle(NamedTuple):
     caption: str
 
 
-STATE_STYLES: Mapping[BufferState, CellStyle] = MappingProxyType(
+NAME_STATUS_STYLES: Mapping[NameStatus, CellStyle] = MappingProxyType(
     {
         "half": CellStyle("/", "black on white", "token on one side only"),
         "missing": CellStyle("-", "bold red", "missing"),
         "broken": CellStyle("!", "bold white on red", "broken"),
     }
 )
-TOKEN_STYLES: Mapping[BufferState, CellStyle] = MappingProxyType(
+TOKEN_STYLES: Mapping[NameStatus, CellStyle] = MappingProxyType(
     {
         "plain": CellStyle("abc", "default", "without a token"),
         "token": CellStyle("ABC", "black on white", "with its token"),
@@ -170,8 +170,8 @@ def _style_kind(kind: BufferKind) -> CellStyle:
 
 
 def _style_buffer(item: InspectedBuffer) -> CellStyle:
-    if item.state in STATE_STYLES:
-        return STATE_STYLES[item.state]
+    if item.state in NAME_STATUS_STYLES:
+        return NAME_STATUS_STYLES[item.state]
     cell = _style_kind(item.kind)
     if item.state == "token":
         return CellStyle(cell.symbol.upper(), f"bold black on {cell.style}", cell.caption)
@@ -203,12 +203,16 @@ def _render_row(name: str, cells: Sequence[CellStyle], geometry: _MapGeometry) -
 
 def _render_legend(buffers: Iterable[InspectedBuffer], symbols: Collection[str]) -> Iterator[Text]:
     """Yield the symbols of a map with their meaning."""
-    kinds = {item.kind: _style_buffer(item) for item in buffers if item.state not in STATE_STYLES}
+    kinds = {
+        item.kind: _style_buffer(item) for item in buffers if item.state not in NAME_STATUS_STYLES
+    }
     states = {item.state for item in buffers}
     cells = [kinds[kind] for kind in list_kinds() if kind in kinds]
     cells += [cell for state, cell in TOKEN_STYLES.items() if state in states]
     cells += [
-        cell for cell in (*STATE_STYLES.values(), _NO_BUFFER, _NO_LAYER) if cell.symbol in symbols
+        cell
+        for cell in (*NAME_STATUS_STYLES.values(), _NO_BUFFER, _NO_LAYER)
+        if cell.symbol in symbols
     ]
     for cell in cells:
         yield Text.assemble((cell.symbol, cell.style), f" {cell.caption}")

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from onnxkvrename.layout.kinds import BufferKind
 from onnxkvrename.vllm.packed_groups import build_packed_groups, build_uniform_groups
 from onnxkvrename.vllm.specs import (
+    MLA_KINDS,
+    STATE_KINDS,
+    WINDOWED_KINDS,
     Condition,
     KvCacheGroup,
     KvCacheSpec,
@@ -35,7 +37,8 @@ GroupingMethod = Literal[
 ]
 """The way in which vLLM forms groups, by the names of its functions."""
 
-_UNPADDABLE_KINDS: dict[str, BufferKind] = {"0.24": "mamba", "0.33": "mla_attention"}
+_UNPADDABLE_KINDS = {"0.24": STATE_KINDS, "0.33": MLA_KINDS - WINDOWED_KINDS}
+"""The kinds whose pages vLLM refuses to pad, by its version."""
 
 
 class Grouping(NamedTuple):
@@ -148,7 +151,7 @@ def _unify_page_sizes(
     """
     largest = max(spec.page_size for spec in specs)
     padded = [spec for spec in specs if spec.page_size < largest and _needs_padding(spec, largest)]
-    refused = [spec for spec in padded if spec.kind == _UNPADDABLE_KINDS[vllm_version]]
+    refused = [spec for spec in padded if spec.kind in _UNPADDABLE_KINDS[vllm_version]]
     if refused:
         raise _build_unification_error(refused, largest, vllm_version)
     unified = tuple(_enlarge_page(spec, largest) for spec in specs)

@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.layout.dims import count_elements
-from onnxkvrename.layout.kinds import BufferKind
+from onnxkvrename.layout.kinds import BufferKind, get_vllm_kind
 from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.model.signature import Dim
 from onnxkvrename.vllm.specs import (
     ATTENTION_ITEMSIZES,
+    CHUNKED_KINDS,
+    ENCODER_KINDS,
     MLA_KINDS,
     STATE_ITEMSIZES,
     STATE_KINDS,
@@ -29,7 +31,8 @@ from onnxkvrename.vllm.specs import (
     build_requirement,
 )
 
-_SINGLE_HEAD_SIZE_KINDS = ("cross_attention", "chunked_local_attention")
+_SINGLE_HEAD_SIZE_KINDS = ENCODER_KINDS | CHUNKED_KINDS
+"""Kinds whose spec has no ``head_size_v``."""
 _NO_KEY_VALUE_KINDS = MLA_KINDS | STATE_KINDS | {"unknown"}
 _MIN_MLA_BLOCK_SIZE = 128
 """The smallest block of MLA in a hybrid in 0.33, in tokens."""
@@ -138,7 +141,7 @@ def _resolve_token_bytes(attention: Iterable[KvCacheSpec]) -> int:
 def _group_buffers(buffers: Iterable[KvBuffer]) -> dict[tuple[int, BufferKind], list[KvBuffer]]:
     """Group buffers by layer and kind; cross attention follows the layer's own attention."""
     groups: dict[tuple[int, BufferKind], list[KvBuffer]] = {}
-    for buffer in sorted(buffers, key=lambda b: (b.layer, b.kind == "cross_attention")):
+    for buffer in sorted(buffers, key=lambda b: (b.layer, get_vllm_kind(b.kind) in ENCODER_KINDS)):
         groups.setdefault((buffer.layer, buffer.kind), []).append(buffer)
     return groups
 
@@ -156,7 +159,7 @@ def _build_spec(
     buffers: Sequence[KvBuffer], layout: Layout, request: ProjectionRequest
 ) -> KvCacheSpec:
     """Build the spec of buffers of one layer and one kind."""
-    layer, kind = buffers[0].layer, buffers[0].kind
+    layer, kind = buffers[0].layer, get_vllm_kind(buffers[0].kind)
     if kind == "unknown":
         raise RefusalError(
             [layer],
@@ -185,7 +188,8 @@ def _build_state_spec(
     buffers: Sequence[KvBuffer], layout: Layout, request: ProjectionRequest
 ) -> KvCacheSpec:
     """Build the spec of a layer's states, whose first axis the ranks divide."""
-    layer, ranks = buffers[0].layer, request.tensor_parallel_size
+    layer, kind = buffers[0].layer, get_vllm_kind(buffers[0].kind)
+    ranks = request.tensor_parallel_size
     shapes = [_resolve_sizes(buffer, layout)[1:] for buffer in buffers]
     for shape in shapes:
         if not shape:
@@ -201,7 +205,7 @@ def _build_state_spec(
             )
     dtypes = tuple(_check_dtype(layer, buffer.dtype, STATE_ITEMSIZES) for buffer in buffers)
     divided = tuple((shape[0] // ranks, *shape[1:]) for shape in shapes)
-    return KvCacheSpec(layer, "mamba", None, 0, 0, 0, None, divided, dtypes)
+    return KvCacheSpec(layer, kind, None, 0, 0, 0, None, divided, dtypes)
 
 
 def _check_dtype(layer: int, dtype: str, allowed: Iterable[str]) -> str:
@@ -238,7 +242,7 @@ def _resolve_token_shape(buffer: KvBuffer, layout: Layout) -> tuple[int, ...]:
     """
     axis = buffer.sequence_axis
     rank = 0 if buffer.shape is None else len(buffer.shape)
-    if axis is None and buffer.kind == "cross_attention" and rank == 4:
+    if axis is None and get_vllm_kind(buffer.kind) in ENCODER_KINDS and rank == 4:
         axis = 2
     if axis is None or rank not in (3, 4):
         raise RefusalError(
@@ -271,7 +275,7 @@ def _resolve_heads(
     buffers: Sequence[KvBuffer], tokens: Sequence[tuple[int, ...]], ranks: int
 ) -> tuple[int, int, int]:
     """Return KV heads on one rank, and the sizes of a key's and a value's head."""
-    layer, kind = [buffers[0].layer], buffers[0].kind
+    layer, kind = [buffers[0].layer], get_vllm_kind(buffers[0].kind)
     sides = {
         "value" if "value" in buffer.part else "key": sizes
         for buffer, sizes in zip(buffers, tokens, strict=True)
@@ -320,7 +324,7 @@ def _list_conditions(
         yield build_requirement("hybrid KV cache manager", why)
     if any(map(_has_merged_heads, layout.buffers)):
         yield build_requirement("heads", "heads and size share one axis: taken as one KV head")
-    if "cross_attention" in kinds:
+    if not kinds.isdisjoint(ENCODER_KINDS):
         why = "cross attention holds the encoder's tokens, not the prompt's"
         yield build_requirement("encoder", why)
     if "sliding_window_mla" in kinds:
@@ -332,7 +336,7 @@ def _list_conditions(
 
 def _has_merged_heads(buffer: KvBuffer) -> bool:
     has_rank_3 = buffer.shape is not None and len(buffer.shape) == 3
-    return has_rank_3 and buffer.kind not in _NO_KEY_VALUE_KINDS
+    return has_rank_3 and get_vllm_kind(buffer.kind) not in _NO_KEY_VALUE_KINDS
 
 
 def _list_state_conditions(request: ProjectionRequest) -> Iterator[Condition]:

@@ -11,10 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.vllm.specs import MLA_KINDS, SLIDING_KINDS, KvCacheGroup, KvCacheSpec
+from onnxkvrename.vllm.specs import (
+    CHUNKED_KINDS,
+    ENCODER_KINDS,
+    MLA_KINDS,
+    SLIDING_KINDS,
+    KvCacheGroup,
+    KvCacheSpec,
+)
 
 _DESCRIPTORS_PER_STATE = 4
 """In 0.24 three projections of a convolution state, and the recurrent state."""
+_UNCOUNTABLE_KINDS = ENCODER_KINDS | CHUNKED_KINDS
+"""Kinds whose blocks do not follow from the prompt alone."""
 
 
 class NixlTransfer(NamedTuple):
@@ -151,7 +160,7 @@ def _count_spec_blocks(spec: KvCacheSpec, prompt_length: int) -> int | None:
     """
     if spec.is_state:
         return 1
-    if spec.kind in ("cross_attention", "chunked_local_attention") or spec.block_size is None:
+    if spec.kind in _UNCOUNTABLE_KINDS or spec.block_size is None:
         return None
     prompt_blocks = -(-prompt_length // spec.block_size)
     if spec.kind not in SLIDING_KINDS:

@@ -19,9 +19,13 @@ VLLM_VERSIONS: tuple[VllmVersion, ...] = ("0.24", "0.33")
 """The versions of vLLM whose planning is known here."""
 
 MLA_KINDS = frozenset(kind for kind in list_kinds() if get_kind_traits(kind).is_mla)
-SLIDING_KINDS = frozenset[BufferKind]({"sliding_window", "sliding_window_mla"})
 STATE_KINDS = frozenset(kind for kind in list_kinds() if get_kind_traits(kind).is_state)
 WINDOWED_KINDS = frozenset(kind for kind in list_kinds() if get_kind_traits(kind).is_windowed)
+CHUNKED_KINDS = frozenset(kind for kind in list_kinds() if get_kind_traits(kind).is_chunked)
+SLIDING_KINDS = WINDOWED_KINDS - CHUNKED_KINDS
+ENCODER_KINDS = frozenset(
+    kind for kind in list_kinds() if get_kind_traits(kind).grows_with == "encoder"
+)
 STATE_ITEMSIZES = {"FLOAT16": 2, "BFLOAT16": 2, "FLOAT": 4}
 """Bytes of an element of a state, by ONNX dtype; vLLM keeps states in no other dtype."""
 ATTENTION_ITEMSIZES = {**STATE_ITEMSIZES, "FLOAT8E4M3FN": 1, "FLOAT8E5M2": 1}

@@ -17,6 +17,7 @@ import onnxkvrename
 from onnxkvrename.layout.inspect import inspect_model
 from onnxkvrename.model.metadata import STAMP_KEY
 from onnxkvrename.report.kv_map_image import render_html, render_svg
+from onnxkvrename.rules.load import list_profiles
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
@@ -94,7 +95,10 @@ MISTAKES = pytest.mark.parametrize(
         ((MODEL, "--nonsense"), "--nonsense"),
         ((MODEL, "--prefix", "VLLM"), "--prefix"),
         ((MODEL, "--format", "xml"), "'xml' is not one of"),
-        ((MODEL, "--profile", "nobody"), "no profile is called nobody (there are: qeff, whisper)"),
+        (
+            (MODEL, "--profile", "nobody"),
+            f"no profile is called nobody (there are: {', '.join(list_profiles())})",
+        ),
         ((MODEL, "--rules", "none.toml"), "none.toml: no such file"),
         ((MODEL, "--rules", "text.onnx"), "text.onnx: not TOML"),
         (("decodr.onnx",), "decodr.onnx: no such file (did you mean decoder.onnx?)"),

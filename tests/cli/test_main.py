@@ -15,6 +15,7 @@ from schemas import load_schema
 import onnxkvrename
 from onnxkvrename.cli.main import main
 from onnxkvrename.findings import decide_exit_code
+from onnxkvrename.rules.load import list_profiles
 
 SCHEMA = load_schema("report-1.json")
 LOSSY = rb"""
@@ -59,7 +60,7 @@ MISTAKES = pytest.mark.parametrize(
         ((MODEL, *V, "--format", "xml"), "'xml' is not one of"),
         (
             (MODEL, *V, "--profile", "nobody"),
-            "no profile is called nobody (there are: qeff, whisper)",
+            f"no profile is called nobody (there are: {', '.join(list_profiles())})",
         ),
         ((MODEL, *V, "--rules", "none.toml"), "none.toml: no such file"),
         ((MODEL, *V, "--rules", "rules.toml"), "rules.toml: not TOML"),

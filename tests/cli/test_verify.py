@@ -16,6 +16,7 @@ from schemas import load_schema
 
 from onnxkvrename.cli.main import main
 from onnxkvrename.findings import CODES
+from onnxkvrename.rules.load import list_profiles
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
@@ -137,7 +138,10 @@ MISTAKES = pytest.mark.parametrize(
         ((MODEL, "--format", "xml"), "'xml' is not one of"),
         ((MODEL, "--nonsense"), "--nonsense"),
         ((MODEL, "-o", "x.onnx"), "-o"),
-        ((MODEL, "--profile", "nobody"), "no profile is called nobody (there are: qeff, whisper)"),
+        (
+            (MODEL, "--profile", "nobody"),
+            f"no profile is called nobody (there are: {', '.join(list_profiles())})",
+        ),
         ((MODEL, "--rules", "none.toml"), "none.toml: no such file"),
         (("decodr.onnx",), "decodr.onnx: no such file (did you mean decoder.onnx?)"),
         (("text.onnx",), "text.onnx: is a text file, not an ONNX model"),

@@ -6,12 +6,16 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import onnxkvrename
 from onnxkvrename.errors import KvRenameError
+from onnxkvrename.handoff import consumers
+from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.find_consumers import list_consumers, load_consumer
 
 PACKAGE = Path(onnxkvrename.__file__).parent
@@ -75,9 +79,22 @@ def install_plugin(
     (folder / f"{project}.py").write_text(module, "utf-8")
 
 
-def test_there_is_one() -> None:
-    assert list_consumers() == ("vllm-qaic",)
+def read_choices(page: str) -> list[str]:
+    """Read the consumers in a help page, which may wrap a name at a hyphen."""
+    return "".join(page.split()).partition("oneof:")[2].partition(".")[0].split(",")
+
+
+def test_vllm_qaic_is_built_in() -> None:
+    assert "vllm-qaic" in list_consumers()
     assert load_consumer("vllm-qaic").token == "vllmKvCache"
+
+
+def test_the_example_in_the_package_is_a_consumer() -> None:
+    example = textwrap.dedent((consumers.__doc__ or "").partition("::\n")[2])
+    module: dict[str, Any] = {}
+    exec(example, module)
+    assert isinstance(module["CONSUMER"], Consumer)
+    assert module["CONSUMER"].sort_key("past_key.3_pigeon") == (3, "past_key.3_pigeon")
 
 
 def test_every_target_is_called_like_its_module() -> None:
@@ -86,7 +103,11 @@ def test_every_target_is_called_like_its_module() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("vllm_qaic", "did you mean vllm-qaic?"), ("x", "there are: vllm-qaic"), ("", "there are")],
+    [
+        ("vllm_qaic", "did you mean vllm-qaic?"),
+        ("x", f"there are: {', '.join(list_consumers())}"),
+        ("", "there are"),
+    ],
 )
 def test_a_name_that_is_none_is_refused(name: str, hint: str) -> None:
     with pytest.raises(KvRenameError, match="no target is called") as raised:
@@ -121,8 +142,9 @@ def test_another_consumer_changes_no_default(decoder: Path, program_with_pigeon:
     compared = run_command("compare", decoder, decoder, "--format", "json", paths=paths)
     assert '"target": "vllm-qaic"' in compared.stdout
     for command in ("check-consumer", "compare"):
-        page = " ".join(run_command(command, "--help", paths=paths).stdout.split())
-        assert "one of: pigeon-post, vllm-qaic. [default: vllm-qaic]" in page
+        page = run_command(command, "--help", paths=paths).stdout
+        assert read_choices(page) == sorted((*list_consumers(), "pigeon-post"))
+        assert "[default:vllm-qaic]" in "".join(page.split())
 
 
 def test_a_plugin_is_found_by_its_entry_point(decoder: Path, plugins: Path) -> None:
@@ -140,7 +162,7 @@ def test_a_plugin_cannot_hide_a_built_in_consumer(name: str, decoder: Path, plug
     checked = run_command("check-consumer", decoder, "--target", "vllm-qaic", paths=(plugins,))
     assert "does not carry vllmKvCache" in checked.stderr
     page = run_command("check-consumer", "--help", paths=(plugins,)).stdout
-    assert "one of: vllm-qaic." in " ".join(page.split())
+    assert read_choices(page) == list(list_consumers())
 
 
 @pytest.mark.parametrize(
@@ -187,7 +209,7 @@ def test_two_plugins_with_one_name_are_both_named(decoder: Path, plugins: Path) 
     other = run_command("check-consumer", decoder, paths=(plugins,))
     assert other.stdout == f"{decoder}: vllm-qaic cannot take it\n"
     page = run_command("check-consumer", "--help", paths=(plugins,)).stdout
-    assert "one of: pigeon-post, vllm-qaic." in " ".join(page.split())
+    assert read_choices(page) == sorted((*list_consumers(), "pigeon-post"))
 
 
 @pytest.mark.parametrize("command", ["check-consumer", "compare"])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from conftest import FIXTURES
 
 from onnxkvrename import load_rules
 from onnxkvrename.layout import kinds
@@ -196,3 +197,17 @@ def test_a_new_kind_is_one_row(
     layout = parse_manifest(written.read_text("utf-8"), str(written)).layout
     assert {buffer.kind for buffer in layout.buffers} == {"indexer"}
     assert "index keys" in run("inspect", decoder).out
+
+
+def test_a_new_kind_of_state_is_one_row(monkeypatch: pytest.MonkeyPatch, run) -> None:
+    command = ("manifest", FIXTURES / "plain" / "hybrid.onnx", "--block-size", 16)
+    before = json.loads(run(*command, "--format", "json").out)
+    row = KindTraits("delta state", "d", "red", "nothing", profile_kind="linear", vllm_kind="mamba")
+    rows = {name: traits for name, traits in KINDS.items() if name != "mamba"}
+    monkeypatch.setattr(kinds, "KINDS", {**rows, "delta_state": row, "mamba": KINDS["mamba"]})
+    after = json.loads(run(*command, "--format", "json").out)
+    assert [buffer["kind"] for buffer in after["buffers"]][2:4] == ["delta_state"] * 2
+    assert after["totals"] == before["totals"]
+    assert after["vllm"] == before["vllm"]
+    assert "delta state" in run("inspect", FIXTURES / "plain" / "hybrid.onnx").out
+    assert told("past_key.1:1,512,4", "past_value.1:1,16,128,128") == ["delta_state"] * 2

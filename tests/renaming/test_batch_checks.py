@@ -10,8 +10,8 @@ from models import saved
 from onnxkvrename import Finding, ModelError, Report, load_rules
 from onnxkvrename.findings import build_finding
 from onnxkvrename.renaming.prepare import prepare_model
+from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar, Sidecar, add_sidecar_findings
 from onnxkvrename.renaming.run import rename_batch
-from onnxkvrename.renaming.sidecars import PreparedSidecar, Sidecar, add_sidecar_findings
 from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.results import Options, RenameJob, SidecarReport

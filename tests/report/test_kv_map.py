@@ -7,7 +7,7 @@ from draw_terminal import draw_plain
 from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary
 from onnxkvrename.layout.kinds import get_kind_traits, list_kinds
 from onnxkvrename.report.kv_map import (
-    STATE_STYLES,
+    NAME_STATUS_STYLES,
     render_kv_map,
 )
 
@@ -44,7 +44,7 @@ def test_capital_letters_carry_the_token(inspected) -> None:
 def test_no_sign_stands_for_a_kind_and_a_state() -> None:
     letters = {get_kind_traits(kind).symbol for kind in list_kinds()}
     signs = letters | {letter.upper() for letter in letters}
-    assert not signs & {look.symbol for look in STATE_STYLES.values()}
+    assert not signs & {look.symbol for look in NAME_STATUS_STYLES.values()}
 
 
 def test_a_map_of_all_there_can_be(inspected) -> None:

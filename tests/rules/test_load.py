@@ -59,18 +59,20 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 @pytest.mark.parametrize("attribute", ["TEXT", "PATH", "RESOURCE"])
 def test_another_distribution_adds_a_profile(install: Install, attribute: str) -> None:
+    built_in = list_profiles()
     install(hub=f"hub_profiles:{attribute}")
     rules = load_rules("hub")
     assert rules.name == "hub"
     assert rules.match("input", "past_key_values.3.key") is not None
-    assert list_profiles() == ("hub", "qeff", "whisper")
+    assert list_profiles() == tuple(sorted((*built_in, "hub")))
     assert [has_profile(name) for name in ("hub", "qeff", "nobody")] == [True, True, False]
 
 
 def test_a_built_in_profile_cannot_be_shadowed(install: Install) -> None:
+    built_in = list_profiles()
     install(qeff="hub_profiles:TEXT")
     assert load_rules("qeff").match("input", "past_key.3") is not None
-    assert list_profiles() == ("qeff", "whisper")
+    assert list_profiles() == built_in
 
 
 @pytest.mark.parametrize(
@@ -108,8 +110,10 @@ def test_two_distributions_with_one_profile_are_both_named(install: Install) -> 
 
 def test_a_profile_that_nobody_has_is_refused_with_all_that_there_are(install: Install) -> None:
     install(hub="hub_profiles:TEXT")
-    with pytest.raises(RulesError, match=r"called nobody \(there are: hub, qeff, whisper\)"):
+    with pytest.raises(RulesError) as caught:
         load_rules("nobody")
+    assert "hub" in list_profiles()
+    assert f"called nobody (there are: {', '.join(list_profiles())})" in str(caught.value)
 
 
 def run_rename(site: Path, model: Path, profile: str) -> subprocess.CompletedProcess[str]:

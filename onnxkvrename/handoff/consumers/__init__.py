@@ -1,1 +1,20 @@
-"""One file for each consumer."""
+"""Built-in consumers of KV buffers, with one file for each.
+
+A consumer is a module of this package with a `Consumer` named ``CONSUMER``. Its name for
+``--target`` is the name of its file, with ``-`` for ``_``. Nothing else has to know of it. This
+is a complete ``pigeon_post.py``, for a consumer that takes whole buffers with the token
+``pigeon``::
+
+    from onnxkvrename.handoff.consumer import Consumer
+
+    CONSUMER = Consumer(
+        name="pigeon-post",
+        token="pigeon",
+        selects_input=lambda name: name.endswith("_pigeon"),
+        selects_output=lambda name: name.endswith("_pigeon_RetainedState"),
+        input_name_of=lambda name: name.removesuffix("_RetainedState"),
+        sort_key=lambda name: (int(name.partition(".")[2].partition("_")[0]), name),
+        transferred_shape=lambda shape, tokens: shape,
+        itemsize_of={"FLOAT16": 2, "FLOAT": 4}.get,
+    )
+"""

@@ -2,6 +2,10 @@
 
 A format is a module of this package with a :class:`Format` called ``FORMAT``; its name for
 ``--format`` is the name of its file. Nothing else has to know of it.
+
+Most commands have one :class:`FileResult` for each model. ``compare`` has one for the whole
+hand-off: it stands for both sides, has the path of one of them, and the name in a finding may be
+of the other. Models that cannot be compared come before it, each with a result of its own.
 """
 
 from __future__ import annotations
@@ -72,6 +76,15 @@ class FileResult(NamedTuple):
     findings: tuple[Finding, ...] = ()
     error: KvRenameError | None = None
     notes: tuple[Note, ...] = ()
+
+    @property
+    def has_failed(self) -> bool:
+        """True if there is an error, or a finding or note of severity error."""
+        return (
+            self.error is not None
+            or any(finding.severity == "error" for finding in self.findings)
+            or any(note.level == "error" for note in self.notes)
+        )
 
 
 def _render_nothing(screen: Screen) -> Iterable[Line]:

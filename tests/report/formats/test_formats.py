@@ -6,7 +6,10 @@ from pathlib import Path
 
 from conftest import FIXTURES
 
-from onnxkvrename.report.formats import list_formats
+from onnxkvrename.errors import KvRenameError
+from onnxkvrename.findings import build_finding
+from onnxkvrename.report import formats
+from onnxkvrename.report.formats import FileResult, Note, list_formats
 
 CSV = '''
 from onnxkvrename.report.formats import Format, Line
@@ -38,7 +41,19 @@ def run_with(folder: Path, *args: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_formats_are_the_files_of_their_folder() -> None:
-    assert list_formats() == ("github", "json", "sarif", "text")
+    folder = Path(formats.__path__[0])
+    names = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert list_formats() == tuple(sorted(names))
+    assert names >= {"github", "json", "sarif", "text"}
+
+
+def test_a_file_has_failed_by_its_error_a_finding_or_a_note() -> None:
+    sound = FileResult("m.onnx", notes=(Note("renamed", "4 names"),))
+    assert not sound.has_failed
+    assert not sound._replace(findings=(build_finding("KV112", "", "", ""),)).has_failed
+    assert sound._replace(findings=(build_finding("KV101", "", "", ""),)).has_failed
+    assert sound._replace(notes=(Note("names", "would change", level="error"),)).has_failed
+    assert sound._replace(error=KvRenameError("no such file")).has_failed
 
 
 def test_a_new_format_takes_one_file_and_works_for_every_command(tmp_path: Path) -> None:

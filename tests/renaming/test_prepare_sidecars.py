@@ -10,13 +10,13 @@ import pytest
 
 from onnxkvrename import ModelError, ModelReport, Report, load_rules
 from onnxkvrename.findings import build_finding
-from onnxkvrename.renaming.run import rename_batch
-from onnxkvrename.renaming.sidecars import (
+from onnxkvrename.renaming.prepare_sidecars import (
     MAX_READ_BYTES,
     PreparedSidecar,
     Sidecar,
     prepare_sidecars,
 )
+from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.results import Options

@@ -1,33 +1,20 @@
-"""A consumer check as text and as JSON; strings out."""
+"""Render a consumer check as text for people, and build its answer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import render_json_document, serialize_finding
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import Selection, find_distinct_types, select_values
-from onnxkvrename.layout.layout import KvBuffer, Layout
+from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.selectors import Selector
-from onnxkvrename.model.signature import Value
 from onnxkvrename.report.formats import Answer, Line, Note, Screen, build_file_result
 from onnxkvrename.report.formats.text import escape_unprintable, render_finding_lines
 from onnxkvrename.report.manifest_text import format_model_paths
 from onnxkvrename.rules.layer_ranges import format_layer_ranges
 from onnxkvrename.rules.results import ModelReport
-
-SCHEMA = "onnxkvrename.check-consumer/1"
-_EMPTY_CONTENT: dict[str, Any] = {
-    "target": None,
-    "models": [],
-    "ordered": False,
-    "hybrid": False,
-    "slots": [],
-    "selectors": None,
-}
 
 
 class ConsumerCheck(NamedTuple):
@@ -73,11 +60,19 @@ def build_consumer_answer(check: ConsumerCheck, code: int, *, quiet: bool, verbo
     return Answer(
         "check-consumer",
         code,
-        render_json=partial(consumer_check_to_json, check, code),
+        render_json=partial(_render_json, check, code),
         render_text=partial(_render_text, check, quiet, verbose),
         files=tuple(map(build_file_result, check.reports)),
         notes=tuple(_list_notes(check, quiet=quiet)),
     )
+
+
+def _render_json(check: ConsumerCheck, code: int) -> str:
+    from onnxkvrename.report.documents.check_consumer_json import (
+        consumer_check_to_json,
+    )  # not for text
+
+    return consumer_check_to_json(check, code)
 
 
 def _render_text(
@@ -119,60 +114,3 @@ def _format_slots(check: ConsumerCheck) -> Iterator[str]:
     for number, pair in enumerate(check.selection.positional_pairs):
         source, result = (escape_unprintable(side.name) if side else "nothing" for side in pair)
         yield f"  {number}: {source} <- {result}"
-
-
-def consumer_check_to_json(
-    check: ConsumerCheck | None, code: int, error: KvRenameError | None = None
-) -> str:
-    """Return the JSON document of a consumer check.
-
-    Args:
-        check: The check, or ``None`` for a job that could not be done.
-        code: The exit code.
-        error: What kept the job from being done.
-    """
-    content = _EMPTY_CONTENT if check is None else _build_content(check)
-    return render_json_document(SCHEMA, "check-consumer", code, error, **content)
-
-
-def _build_content(check: ConsumerCheck) -> dict[str, Any]:
-    selection = check.selection
-    return {
-        "target": check.consumer.name,
-        "models": [
-            {"path": report.path, "findings": list(map(serialize_finding, report.findings))}
-            for report in check.reports
-        ],
-        "ordered": selection.is_ordered,
-        "hybrid": len(find_distinct_types(check.layout, selection.inputs)) > 1,
-        "slots": list(_list_slots(check)),
-        "selectors": None
-        if check.selectors is None
-        else [selector._asdict() for selector in check.selectors],
-    }
-
-
-def _list_slots(check: ConsumerCheck) -> Iterator[dict[str, Any]]:
-    buffers = {name: buffer for buffer in check.layout.buffers for name in buffer.names}
-    for number, (source, result) in enumerate(check.selection.positional_pairs):
-        value = source or result
-        assert value is not None
-        yield {
-            "slot": number,
-            "input": source.name if source else None,
-            "output": result.name if result else None,
-            **_describe_buffer(buffers.get(value.name)),
-            **_describe_value(value, check.layout),
-        }
-
-
-def _describe_buffer(buffer: KvBuffer | None) -> dict[str, Any]:
-    """Return layer, part and kind; each is ``None`` for a value that is not a KV buffer."""
-    if buffer is None:
-        return {"layer": None, "part": None, "kind": None}
-    return {"layer": buffer.layer, "part": buffer.part, "kind": buffer.kind}
-
-
-def _describe_value(value: Value, layout: Layout) -> dict[str, Any]:
-    shape = None if value.shape is None else list(layout.resolve_shape(value.shape))
-    return {"dtype": value.dtype, "shape": shape}

@@ -1,0 +1,54 @@
+"""The help pages in the README; run as a script, this file writes them anew."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from onnxkvrename.cli import (
+    check_consumer,
+    compare,
+    custom_io,
+    inspect,
+    manifest,
+    rename,
+    verify,
+)
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+COMMANDS = {
+    "": rename.command,
+    " verify": verify.command,
+    " inspect": inspect.command,
+    " custom-io": custom_io.command,
+    " manifest": manifest.command,
+    " check-consumer": check_consumer.command,
+    " compare": compare.command,
+}
+
+
+def find_help(text: str, name: str) -> re.Match[str] | None:
+    """Return the match of a command's help page; its first group is the page."""
+    block = rf"<!-- help{name} -->\n```text\n(.*?)```\n<!-- /help{name} -->"
+    return re.search(block, text, re.DOTALL)
+
+
+def render_help(name: str) -> str:
+    """Return the help page of a command, 80 columns wide."""
+    options = {"prog_name": f"onnxkvrename{name}", "terminal_width": 80}
+    return CliRunner().invoke(COMMANDS[name], ["--help"], **options).output
+
+
+def replace_help(text: str) -> str:
+    """Return the README's text with the help page of every command as it is now."""
+    for name in COMMANDS:
+        shown = find_help(text, name)
+        assert shown is not None, f"the README has no block for the help of onnxkvrename{name}"
+        text = text[: shown.start(1)] + render_help(name) + text[shown.end(1) :]
+    return text
+
+
+if __name__ == "__main__":
+    README.write_text(replace_help(README.read_text("utf-8")), "utf-8")
