@@ -11,7 +11,7 @@ from onnxkvrename.findings import build_finding
 from onnxkvrename.report import formats
 from onnxkvrename.report.formats import FileResult, Note, list_formats
 
-CSV = '''
+LINES = '''
 from onnxkvrename.report.formats import Format, Line
 
 
@@ -57,7 +57,7 @@ def test_a_file_has_failed_by_its_error_a_finding_or_a_note() -> None:
 
 
 def test_a_new_format_takes_one_file_and_works_for_every_command(tmp_path: Path) -> None:
-    (tmp_path / "csv.py").write_text(CSV)
+    (tmp_path / "scratch_lines.py").write_text(LINES)
     for args, line in (
         (("decoder.onnx", "--prefix", "A", "-n"), None),
         (("verify", "decoder.onnx", "--prefix", "A"), "verify,1,decoder.onnx,KV116"),
@@ -66,10 +66,10 @@ def test_a_new_format_takes_one_file_and_works_for_every_command(tmp_path: Path)
         (("inspect", "internal_suffix.onnx"), "inspect,0,internal_suffix.onnx,KV112"),
         (("manifest", "internal_suffix.onnx"), "manifest,0,internal_suffix.onnx,KV112"),
     ):
-        process = run_with(tmp_path, *args, "--format", "csv")
+        process = run_with(tmp_path, *args, "--format", "scratch_lines")
         first = next(iter(process.stdout.splitlines()), None)
         assert first == line, (args, process.stderr)
-    assert "csv" in run_with(tmp_path, "--help").stdout
+    assert "scratch_lines" in "".join(run_with(tmp_path, "--help").stdout.split())
 
 
 def test_only_the_requested_format_is_loaded(tmp_path: Path) -> None:
