@@ -4,8 +4,8 @@ A format is a module of this package with a :class:`Format` called ``FORMAT``; i
 ``--format`` is the name of its file. Nothing else has to know of it.
 
 Most commands have one :class:`FileResult` for each model. ``compare`` has one for the whole
-hand-off: it stands for both sides, has the path of one of them, and the name in a finding may be
-of the other. Models that cannot be compared come before it, each with a result of its own.
+hand-off: it stands for both sides, has decode's path, and the name in a finding may be prefill's.
+Models with an error of their own come before it, each with its own result.
 """
 
 from __future__ import annotations
