@@ -217,5 +217,5 @@ def written(message: Message, *, width: int = 1, backwards: bool = False) -> byt
 FORMS: dict[str, Callable[[Message], bytes]] = {
     "as protobuf writes it": lambda message: message.SerializeToString(deterministic=True),
     "backwards": lambda message: written(message, backwards=True),
-    "with long lengths": lambda message: written(message, width=4),
+    "with long lengths": lambda message: written(message, width=5),
 }

@@ -19,7 +19,6 @@ from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import (
     BLOCK_SIZE,
-    LENGTH,
     MAX_PREFIX_SIZE,
     ByteSource,
     Piece,
@@ -101,16 +100,15 @@ def splice_payloads(source: ByteSource, edits: Iterable[tuple[Record, bytes]]) -
         The result as pieces, in order.
 
     Raises:
-        ModelError: The way back would be ambiguous, as a tag has too many spare bytes.
+        ModelError: The way back would be ambiguous, as a length has too many spare bytes.
     """
     replaced: dict[int, tuple[int, bytes]] = {}  # start: (end of the old bytes, the new bytes)
     enclosing: dict[int, Record] = {}
     growth: defaultdict[int, int] = defaultdict(int)
 
     def replace(record: Record, size: int, payload: bytes | None) -> None:
-        start, prefix = _encode_prefix(source, record, size)
-        end = record.start if payload is None else record.end
-        new = prefix + (payload or b"")
+        start, end = record.length_start, record.start if payload is None else record.end
+        new = _encode_length(source, record, size) + (payload or b"")
         replaced[start] = (end, new)
         if record.parent is not None:
             inside = growth[record.length_start] if payload is None else 0
@@ -129,46 +127,28 @@ def splice_payloads(source: ByteSource, edits: Iterable[tuple[Record, bytes]]) -
     return tuple(_build_pieces(source.size, replaced))
 
 
-def _encode_prefix(source: ByteSource, record: Record, size: int) -> tuple[int, bytes]:
-    """Return the prefix of a record for a payload of `size` bytes, and where it begins.
+def _encode_length(source: ByteSource, record: Record, size: int) -> bytes:
+    """Return the length prefix of a record for a payload of `size` bytes.
 
-    That is the length alone, unless the tag gets another width.
-    """
-    tag = record.number << 3 | LENGTH
-    tag_width = _measure_varint(tag)
-    old_spare = record.length_start - record.tag_start - tag_width
-    spare, width = _resize_prefix(record, old_spare, size)
-    length = encode_varint(size, width)
-    if spare == old_spare:
-        return record.length_start, length
-    if tag_width + spare > MAX_PREFIX_SIZE:
-        raise source.build_error(
-            f"a tag at byte {record.tag_start:,} is {old_spare} bytes longer than needed: "
-            "a new name there could not be taken out again",
-            hint="load the model with onnx and save it again",
-        )
-    return record.tag_start, encode_varint(tag, tag_width + spare) + length
-
-
-def _resize_prefix(record: Record, spare: int, size: int) -> tuple[int, int]:
-    """Return the spare bytes of the tag and the width of the length for a new payload size.
-
-    A length may be longer than needed, up to 5 bytes. It keeps its width where that still
-    shows in the result. It does not where a length one byte too long now needs that byte:
-    both it and a length without spare bytes come to the same. Then a spare byte of the
-    tag says which of the two it was; spare bytes that the tag has already count double.
+    A length may have spare bytes, being written longer than needed. Whatever its width is
+    now, only one width of the result may lead back to it: minimal lengths and those with one
+    spare byte keep their spare bytes, longer ones keep their width. With exactly two spare
+    bytes, a length that needs one more would come to the same as another one.
     """
     width = record.start - record.length_start
     needed, target = _measure_varint(record.end - record.start), _measure_varint(size)
-    while needed < target:
-        if width <= needed + 1:
-            spare, width = 2 * spare + (width > needed), needed + 1
-        needed += 1
-    while needed > target:
-        if width == needed:
-            spare, width = spare // 2, needed - 1 + spare % 2
-        needed -= 1
-    return spare, width
+    while needed != target:
+        spare, step = width - needed, 1 if needed < target else -1
+        if spare <= 1:
+            width += step
+        if (step == 1 and spare == 2) or width > MAX_PREFIX_SIZE:
+            raise source.build_error(
+                f"the length at byte {record.length_start:,} is {spare} bytes longer than needed: "
+                "a new name there could not be taken out again",
+                hint="load the model with onnx and save it again",
+            )
+        needed += step
+    return encode_varint(size, width)
 
 
 def _measure_varint(value: int) -> int:

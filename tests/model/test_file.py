@@ -298,8 +298,8 @@ def test_an_empty_name_can_be_filled_and_a_name_emptied():
     assert exchange(full, 2, b"") == empty
 
 
-@pytest.mark.parametrize(("width", "expected"), [(1, 2), (3, 3), (4, 4), (5, 5)])
-def test_a_prefix_longer_than_needed_keeps_its_width(width: int, expected: int):
+@pytest.mark.parametrize(("width", "expected"), [(1, 2), (2, 3), (4, 4), (5, 5)])
+def test_a_prefix_keeps_its_spare_byte_or_its_width(width: int, expected: int):
     data = field(1, field(2, "a" * 100, width), width)
     result = exchange(data, 1, b"a" * 200)
     assert result == field(1, field(2, "a" * 200, expected), expected)
@@ -311,28 +311,19 @@ def long_tag(number: int, payload: bytes, *, tag: int = 1, length: int = 1) -> b
     return varint(number << 3 | 2, tag) + varint(len(payload), length) + payload
 
 
-def test_where_a_length_needs_its_only_spare_byte_the_tag_remembers_it():
-    data = long_tag(2, b"a" * 100, length=2)
-    result = exchange(data, 0, b"a" * 200)
-    assert result == long_tag(2, b"a" * 200, tag=2, length=2)
-    assert exchange(result, 0, b"a" * 100) == data
-
-
-def test_a_tag_with_spare_bytes_of_its_own_remembers_those_too():
-    plain, padded = (long_tag(2, b"a" * 100, tag=2, length=width) for width in (1, 2))
-    for data, expected in ((plain, 3), (padded, 4)):
-        result = exchange(data, 0, b"a" * 200)
-        assert result == long_tag(2, b"a" * 200, tag=expected, length=2)
-        assert exchange(result, 0, b"a" * 100) == data
-
-
-@pytest.mark.parametrize(("tag", "length"), [(3, 2), (4, 1), (4, 2), (5, 1)])
-def test_what_could_not_be_taken_back_is_not_done(tag: int, length: int):
-    data = long_tag(2, b"a" * 100, tag=tag, length=length)
-    message = f"a tag at byte 0 is {tag - 1} bytes longer than needed.*save it again"
+def test_a_length_that_could_not_be_taken_back_is_not_changed():
+    data = long_tag(2, b"a" * 100, length=3)
+    message = "the length at byte 1 is 2 bytes longer than needed.*save it again"
     with pytest.raises(ModelError, match=message):
         exchange(data, 0, b"a" * 200)
-    assert exchange(data, 0, b"b" * 100) == data.replace(b"a", b"b")
+    assert exchange(data, 0, b"b" * 100) == long_tag(2, b"b" * 100, length=3)
+
+
+def test_results_are_read_by_every_protobuf_as_tags_stay_as_they_are():
+    """Pure-Python protobuf takes a field with a padded tag for an unknown one."""
+    for width in (1, 2, 4, 5):
+        result = exchange(long_tag(2, b"a" * 100, length=width), 0, b"a" * 200)
+        assert result[0] == 2 << 3 | 2
 
 
 widths = st.integers(1, MAX_PREFIX_SIZE)
@@ -343,7 +334,7 @@ def exchange_there_and_back(prefixes: list[tuple[int, int]], sizes: list[int]) -
     """Give a name one size after the other, and then the first again, directly and by all.
 
     ``prefixes`` are the bytes of tag and length of the name and of each message around it.
-    The way there may be refused for a long tag, the way back may not.
+    The way there may be refused for a long length, the way back may not.
     """
     data = b"a" * sizes[0]
     for tag, length in prefixes:
@@ -353,7 +344,7 @@ def exchange_there_and_back(prefixes: list[tuple[int, int]], sizes: list[int]) -
         try:
             result = exchange(result, depth, b"a" * size)
         except ModelError:
-            if all(tag == 1 for tag, _ in prefixes):
+            if all(length <= 2 for _, length in prefixes):
                 raise
             return
     assert exchange(result, depth, b"a" * sizes[0]) == data
@@ -364,7 +355,7 @@ def exchange_there_and_back(prefixes: list[tuple[int, int]], sizes: list[int]) -
 
 @settings(deadline=None, max_examples=300)
 @given(st.lists(widths, min_size=1, max_size=5), st.lists(edge_sizes, min_size=2, max_size=4))
-def test_the_way_back_gives_the_same_bytes_however_long_lengths_were_written(
+def test_the_way_back_gives_the_same_bytes_unless_the_way_there_is_refused(
     lengths: list[int], sizes: list[int]
 ):
     exchange_there_and_back([(1, length) for length in lengths], sizes)
@@ -375,9 +366,7 @@ def test_the_way_back_gives_the_same_bytes_however_long_lengths_were_written(
     st.lists(st.tuples(widths, widths), min_size=1, max_size=3),
     st.lists(edge_sizes, min_size=2, max_size=4),
 )
-def test_so_it_does_for_long_tags_unless_the_way_there_is_refused(
-    prefixes: list[tuple[int, int]], sizes: list[int]
-):
+def test_so_it_does_behind_long_tags(prefixes: list[tuple[int, int]], sizes: list[int]):
     exchange_there_and_back(prefixes, sizes)
 
 
@@ -395,7 +384,12 @@ def test_a_renamed_model_is_stripped_to_the_bytes_from_before(
         model.graph.node[-1].attribute[0].g.node[0].doc_string = "d" * filling
         raw = models.written(model, width=width)
         models.saved(raw, path)
-        assert rename(path, "VLLM").status == "renamed"
+        try:
+            assert rename(path, "VLLM").status == "renamed"
+        except ModelError:
+            assert width > 2
+            assert path.read_bytes() == raw
+            continue
         assert ModelProto.FromString(path.read_bytes()) == models.patched(model)
         assert rename(path, strip=True).status == "renamed"
         assert path.read_bytes() == raw
@@ -445,7 +439,7 @@ class Part(NamedTuple):
 sizes = st.one_of(st.integers(0, 40), st.integers(110, 130), st.integers(16_360, 16_390))
 payloads = sizes.map(lambda size: b"x" * size)
 leaves = st.builds(Leaf, payloads, payloads) | payloads.map(lambda same: Leaf(same, same))
-least_widths = st.sampled_from([1, 1, 4, 5])
+least_widths = st.sampled_from([1, 1, 5])
 trees = st.recursive(
     st.lists(st.builds(Part, st.integers(1, 40), least_widths, leaves)),
     lambda inner: st.lists(
