@@ -167,6 +167,10 @@ def test_a_wrong_type_is_named_with_those_that_are_right(call, message: str) -> 
     [
         (lambda: onnxkvrename.rename_all([], "X"), "models must not be empty"),
         (lambda: onnxkvrename.load_layout([]), "models must not be empty"),
+        (lambda: onnxkvrename.rename_all("", "X"), "models must not be an empty path"),
+        (lambda: onnxkvrename.rename_all([""], "X"), "each model must not be an empty path"),
+        (lambda: onnxkvrename.rename("", "X"), "model must not be an empty path"),
+        (lambda: onnxkvrename.rename(PLAIN, "X", output=""), "output must not be an empty path"),
         (lambda: onnxkvrename.load_layout(PLAIN, sizes={"ctx_len": 0}), "must be 1 or more, not 0"),
         (lambda: onnxkvrename.compare(PLAIN, PLAIN, prompts=[-4]), "must be 1 or more, not -4"),
         (lambda: onnxkvrename.verify(PLAIN, reference=PLAIN), "reference and dims need run=True"),

@@ -47,12 +47,14 @@ def load_rules(rules: RulesLike = None) -> Rules:
 
 
 def as_path(value: PathLike, name: str) -> Path:
-    """Return the argument ``name`` as a path, or raise :class:`TypeError`."""
+    """Return the argument ``name`` as a path, or raise TypeError; ValueError if it is empty."""
     if not isinstance(value, (str, os.PathLike)):
         raise TypeError(
             f"{name} must be a path (str or os.PathLike), not {type(value).__name__}"
             f"{suggest_function(value)}"
         )
+    if not os.fspath(value):  # it would mean the working directory
+        raise ValueError(f"{name} must not be an empty path")
     return Path(value)
 
 
@@ -64,7 +66,7 @@ def as_optional_path(value: PathLike | None, name: str) -> Path | None:
 def as_paths(values: PathLike | Iterable[PathLike]) -> list[Path]:
     """Return one path or several as a list, or raise :class:`TypeError`."""
     if isinstance(values, (str, os.PathLike)):
-        return [Path(values)]
+        return [as_path(values, "models")]
     if isinstance(values, (bytes, bytearray)) or not isinstance(values, Iterable):
         raise TypeError(
             "models must be a path or several (str or os.PathLike), "
