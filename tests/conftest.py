@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import posix_only
 import pytest
+from hypothesis import settings
 
 import onnxkvrename
 from onnxkvrename.cli.main import main
@@ -23,6 +24,9 @@ from onnxkvrename.cli.main import main
 PACKAGE = Path(onnxkvrename.__file__).parent
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 COMMAND = Path(sys.executable).with_name("onnxkvrename")
+
+settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+settings.load_profile("untimed")
 
 Run = Callable[..., "Outcome"]
 Spawn = Callable[..., "subprocess.CompletedProcess[str]"]

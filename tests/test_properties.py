@@ -105,14 +105,14 @@ def shadows(model: ModelProto) -> bool:
     return False
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(models(), st.sampled_from(sorted(FORMS)))
 def test_any_model_is_renamed_as_a_parser_would(model: ModelProto, form: str):
     result = spliced(FORMS[form](model))
     assert result == FORMS[form](patched(model))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(models().filter(lambda model: not shadows(model)))
 def test_any_model_comes_back_as_it_was(
     tmp_path_factory: pytest.TempPathFactory, model: ModelProto

@@ -16,7 +16,10 @@ longest repetition, or the shortest if it is lazy. A byte that is not UTF-8
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import accumulate
+from operator import xor
 from typing import NamedTuple
 
 from onnxkvrename.rules.pattern_syntax import (
@@ -53,12 +56,15 @@ class _Automaton(NamedTuple):
     Attributes:
         steps: For each position the steps that can follow it, preferred ones first.
         predecessors: For each position the set of those that it can follow.
-        classes: Each class of characters, with the set of positions that it is at.
+        interval_starts: The first code point of each interval in which all characters are
+            matched by the same positions, in ascending order, from 0 on.
+        interval_positions: For each interval the set of positions that match its characters.
     """
 
     steps: tuple[tuple[_Step, ...], ...]
     predecessors: tuple[int, ...]
-    classes: tuple[tuple[Ranges, int], ...]
+    interval_starts: tuple[int, ...]
+    interval_positions: tuple[int, ...]
 
 
 class LinearMatcher:
@@ -75,9 +81,9 @@ class LinearMatcher:
         self._text = text
         self._tree, self.groups = parse_pattern(text)
         self._automaton: _Automaton | None = None
-        self._positions_by_character: dict[str, int] = {}
-        self._transitions: dict[tuple[int, str], int] = {}
-        self._choices: dict[tuple[int, int, str], _Step] = {}
+        self._ascii_positions: dict[str, int] = {}
+        self._transitions: dict[tuple[int, int], int] = {}
+        self._choices: dict[tuple[int, int], _Step] = {}
 
     def __reduce__(self) -> tuple[type[LinearMatcher], tuple[str]]:
         return LinearMatcher, (self._text,)
@@ -98,7 +104,8 @@ class LinearMatcher:
         borders = [0] * (2 * len(self.groups))
         position, choices = _START, self._choices
         for index, character in enumerate((*name, "")):
-            key = position, viable_sets.pop() if character else 0, character
+            ready = viable_sets.pop() & self._find_positions(character) if character else 1 << _END
+            key = position, ready
             step = choices.get(key)
             if step is None:
                 step = self._choose_step(*key)
@@ -117,51 +124,56 @@ class LinearMatcher:
         early, with an empty set, where nothing can match any more.
         """
         automaton, transitions = self._load_automaton(), self._transitions
+        ascii_positions = self._ascii_positions
         viable = automaton.predecessors[_END]
         viable_sets = [viable]
         for character in reversed(name):
-            before = transitions.get((viable, character))
+            positions = ascii_positions.get(character)
+            if positions is None:
+                positions = self._find_positions(character)
+            before = transitions.get((viable, positions))
             if before is None:
-                before = self._compute_transition(viable, character)
+                before = self._compute_transition(viable, positions)
             viable_sets.append(before)
             if not before:
                 break
             viable = before
         return viable_sets
 
-    def _choose_step(self, position: int, viable: int, character: str) -> _Step:
-        """Return the preferred step over a character, or to the end for none."""
-        ready = viable & self._find_positions(character) if character else 1 << _END
+    def _choose_step(self, position: int, ready: int) -> _Step:
+        """Return the preferred step to one of the positions that are ready."""
         following = self._load_automaton().steps[position]
         step = next(step for step in following if ready >> step.position & 1)
         if len(self._choices) >= _MAX_CACHED:
             self._choices.clear()
-        self._choices[position, viable, character] = step
+        self._choices[position, ready] = step
         return step
 
-    def _compute_transition(self, viable: int, character: str) -> int:
-        """Return the positions before a character that lead to one of those after it."""
-        before, matching = 0, viable & self._find_positions(character)
+    def _compute_transition(self, viable: int, positions: int) -> int:
+        """Return the positions before a character that lead to one of those after it.
+
+        All characters that the same positions match share a transition, so that names
+        of many different characters need no more transitions than others.
+        """
+        before, matching = 0, viable & positions
         predecessors = self._load_automaton().predecessors
         while matching:
             before |= predecessors[matching.bit_length() - 1]
             matching ^= 1 << matching.bit_length() - 1
         if len(self._transitions) >= _MAX_CACHED:
             self._transitions.clear()
-        self._transitions[viable, character] = before
+        self._transitions[viable, positions] = before
         return before
 
     def _find_positions(self, character: str) -> int:
         """Return the set of positions that match a character."""
-        positions = self._positions_by_character.get(character)
+        positions = self._ascii_positions.get(character)
         if positions is None:
-            code, positions = ord(character), 0
-            for ranges, where in self._load_automaton().classes:
-                if any(low <= code <= high for low, high in ranges):
-                    positions |= where
-            if len(self._positions_by_character) >= _MAX_CACHED:
-                self._positions_by_character.clear()
-            self._positions_by_character[character] = positions
+            automaton = self._load_automaton()
+            interval = bisect_right(automaton.interval_starts, ord(character)) - 1
+            positions = automaton.interval_positions[interval]
+            if character.isascii():
+                self._ascii_positions[character] = positions
         return positions
 
     def _load_automaton(self) -> _Automaton:
@@ -206,7 +218,7 @@ class _Builder:
         for position, following in enumerate(steps):
             for step in following:
                 predecessors[step.position] |= 1 << position
-        return _Automaton(steps, tuple(predecessors), tuple(self._classes.items()))
+        return _Automaton(steps, tuple(predecessors), *_split_into_intervals(self._classes))
 
     def _add(
         self,
@@ -277,6 +289,21 @@ class _Builder:
                 borders = (*borders, instruction.border)
             at_end = at_end or instruction.anchor is False
             pending += [(target, borders, at_end) for target in reversed(instruction.targets)]
+
+
+def _split_into_intervals(classes: dict[Ranges, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the starts of all intervals, and the positions that match in each.
+
+    Args:
+        classes: The set of positions of each class. No two classes share a position.
+    """
+    changes = {0: 0}
+    for ranges, positions in classes.items():
+        for low, high in ranges:
+            changes[low] = changes.get(low, 0) ^ positions
+            changes[high + 1] = changes.get(high + 1, 0) ^ positions
+    starts = tuple(sorted(changes))
+    return starts, tuple(accumulate((changes[start] for start in starts), xor))
 
 
 def _order(body: int, target: int, greedy: bool) -> tuple[int, int]:

@@ -13,8 +13,9 @@ Accepted, each with RE2's meaning:
 
 Not accepted: case folding and other flags, ``\\b``, ``\\C``, ``\\pN``,
 ``[[:alpha:]]`` and other escapes; in a pattern with named groups, repeating what
-may be empty, since engines disagree on the groups; and patterns that unfold to
-more than ``MAX_POSITIONS`` characters and classes. What RE2 refuses is not
+may be empty, since engines disagree on the groups; and patterns that would be
+expensive to build: ``MAX_LENGTH``, ``MAX_GROUPS``, ``MAX_POSITIONS`` and
+``MAX_STEPS`` keep that below about 50 ms and 10 MB. What RE2 refuses is not
 accepted either: look-around, back-references, ``a**``.
 
 Syntax: https://github.com/google/re2/wiki/Syntax
@@ -23,9 +24,18 @@ Syntax: https://github.com/google/re2/wiki/Syntax
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
+from itertools import repeat
 from typing import NamedTuple, NoReturn
 
+MAX_LENGTH = 4096
+"""Characters in the text of a pattern."""
+MAX_GROUPS = 32
+"""Named groups."""
 MAX_POSITIONS = 1000
+"""Characters, classes, groups, anchors, empty parts and choices, repetitions unfolded."""
+MAX_STEPS = 25_000
+"""Pairs of positions of which one can come directly after the other."""
 _MAX_DEPTH = 50
 _MAX_REPEAT = 1000
 _MAX_CODE_POINT = 0x10FFFF
@@ -114,6 +124,8 @@ def parse_pattern(text: str) -> ParsedPattern:
     Raises:
         PatternSyntaxError: The pattern is malformed or not in the accepted syntax.
     """
+    if len(text) > MAX_LENGTH:
+        raise PatternSyntaxError(f"more than {MAX_LENGTH} characters of text")
     parser = _Parser(text)
     tree = parser.parse_choice(depth=0)
     if parser.index < len(text):
@@ -122,6 +134,8 @@ def parse_pattern(text: str) -> ParsedPattern:
         parser.refuse("a repetition of what may be empty, in a pattern with named groups")
     if _count_positions(tree) > MAX_POSITIONS:
         parser.refuse(f"more than {MAX_POSITIONS} characters and classes, repetitions unfolded")
+    if _measure(tree).steps > MAX_STEPS:
+        parser.refuse(f"more than {MAX_STEPS} ways from one character to the next")
     return ParsedPattern(tree, tuple(parser.groups))
 
 
@@ -217,6 +231,8 @@ class _Parser:
             self.refuse(f"the group name {name}" if closed else "a group name without >")
         if name in self.groups:
             self.refuse(f"two groups with the name {name}")
+        if len(self.groups) == MAX_GROUPS:
+            self.refuse(f"more than {MAX_GROUPS} named groups")
         self.groups.append(name)
         self.index += len(name) + 1
         return name
@@ -343,14 +359,82 @@ def _may_be_empty(node: Node) -> bool:
 
 
 def _count_positions(node: Node) -> int:
-    """Return how many characters and classes there are once repetitions are unfolded."""
+    """Return how many positions there are once repetitions are unfolded.
+
+    Whatever takes work to build counts as a position, even if it reads no character.
+    """
     if isinstance(node, Repeat):
-        return _count_positions(node.body) * max(node.most or 0, node.least, 1)
+        body = _count_positions(node.body)
+        if node.most is None:
+            return body * max(node.least, 1) + 1
+        return max(body * node.most + node.most - node.least, 1)
     if isinstance(node, Group):
-        return _count_positions(node.body)
+        return _count_positions(node.body) + 2
     if isinstance(node, Sequence):
-        return sum(map(_count_positions, node.items))
-    return sum(map(_count_positions, node.options)) if isinstance(node, Choice) else 1
+        return max(sum(map(_count_positions, node.items)), 1)
+    return sum(map(_count_positions, node.options)) + 1 if isinstance(node, Choice) else 1
+
+
+class _Size(NamedTuple):
+    """How many positions a part of a pattern begins and ends with, and how they connect.
+
+    Attributes:
+        first: The positions that can come first.
+        last: The positions that can come last.
+        steps: The pairs of positions of which one can come directly after the other.
+        may_be_empty: The part can match the empty text.
+    """
+
+    first: int
+    last: int
+    steps: int
+    may_be_empty: bool
+
+
+_EMPTY = _Size(0, 0, 0, True)
+_CHARACTER = _Size(1, 1, 0, False)
+_CROSSING = _Size(1, 0, 0, True)
+"""What is crossed without reading a character: an anchor, a border of a group, a choice."""
+
+
+def _measure(node: Node) -> _Size:
+    """Return the size of a part of a pattern, in time linear in its positions."""
+    if isinstance(node, Repeat):
+        return _measure_repeat(node)
+    if isinstance(node, Group):
+        return reduce(_join, (_CROSSING, _measure(node.body), _CROSSING))
+    if isinstance(node, Sequence):
+        return reduce(_join, map(_measure, node.items), _EMPTY)
+    if isinstance(node, Choice):
+        first, last, steps, may_be_empty = zip(*map(_measure, node.options), strict=True)
+        targets = sum(max(count, 1) for count in first)
+        return _join(_CROSSING, _Size(targets, sum(last), sum(steps), any(may_be_empty)))
+    return _CHARACTER if isinstance(node, Characters) else _CROSSING
+
+
+def _measure_repeat(node: Repeat) -> _Size:
+    body = _measure(node.body)
+    if node.most is None:
+        loop = _join(body, _CROSSING) if node.least else _join(_CROSSING, body)
+        loop = loop._replace(
+            steps=loop.steps + loop.first * loop.last,
+            may_be_empty=node.least == 0 or body.may_be_empty,
+        )
+        required = reduce(_join, repeat(body, max(node.least - 1, 0)), _EMPTY)
+        return _join(required, loop)
+    required = reduce(_join, repeat(body, node.least), _EMPTY)
+    optional = _join(_CROSSING, body)._replace(may_be_empty=True)
+    return reduce(_join, repeat(optional, node.most - node.least), required)
+
+
+def _join(left: _Size, right: _Size) -> _Size:
+    """Return the size of one part followed by another."""
+    return _Size(
+        left.first + (right.first if left.may_be_empty else 0),
+        right.last + (left.last if right.may_be_empty else 0),
+        left.steps + right.steps + left.last * right.first,
+        left.may_be_empty and right.may_be_empty,
+    )
 
 
 def _count_repeats(node: Node) -> int:

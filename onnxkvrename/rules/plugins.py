@@ -7,12 +7,13 @@ The name of an entry point is the plug-in's, its value is ``module:ATTRIBUTE``::
 
 A plug-in with the name of something built-in is ignored. Plug-ins with the same name as each
 other, and those that cannot be loaded, are errors only when one of that name is loaded.
+A distribution whose entry points cannot be read has no plug-ins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Collection, Iterator
+from importlib.metadata import Distribution, EntryPoint, distributions
 from typing import NamedTuple, TypeVar
 
 from onnxkvrename.errors import KvRenameError
@@ -53,7 +54,9 @@ class Plugin(NamedTuple):
             raise self.build_error(f"{entry_point.value!r} is not of the form module:ATTRIBUTE")
         try:
             loaded = entry_point.load()
-        except Exception as error:  # a plug-in's module can raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a plug-in's module can raise anything, or exit
             raise self.build_error(describe_exception(error)) from None
         if not isinstance(loaded, expected_type):
             raise self.build_error(
@@ -84,21 +87,11 @@ def find_plugins(
     Args:
         group: The group of entry points.
         builtin_names: Names that plug-ins cannot have. ``-`` and ``_`` mean the same in them.
-        error_type: The type of all errors.
-
-    Raises:
-        KvRenameError: The metadata of an installed distribution cannot be read. The error is
-            of `error_type`.
+        error_type: The type of the errors of these plug-ins.
     """
-    try:
-        found = tuple(entry_points(group=group))
-    except Exception as error:  # whatever the metadata of any distribution holds
-        raise error_type(
-            f"the plug-ins of {group} cannot be listed: {describe_exception(error)}"
-        ) from None
     reserved = set(map(_normalize_name, builtin_names))
     by_name: dict[str, list[EntryPoint]] = {}
-    for entry_point in found:
+    for entry_point in _list_entry_points(group):
         if _normalize_name(entry_point.name) not in reserved:
             by_name.setdefault(entry_point.name, []).append(entry_point)
     return {
@@ -106,9 +99,40 @@ def find_plugins(
     }
 
 
-def describe_exception(error: Exception) -> str:
+def describe_exception(error: BaseException) -> str:
     """Return the type and the message of an exception on one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
+    try:
+        message = str(error)
+    except Exception:  # a plug-in's exception cannot even be printed
+        message = ""
+    return " ".join(f"{type(error).__name__}: {message}".split()).rstrip(":")
+
+
+def _list_entry_points(group: str) -> Iterator[EntryPoint]:
+    """Yield the entry points of a group, without distributions that cannot be read.
+
+    `importlib.metadata.entry_points` would raise the first error of any of them. As there,
+    only the first distribution of each name on `sys.path` counts.
+    """
+    seen: set[str] = set()
+    for distribution in _list_distributions():
+        try:
+            entry_points = tuple(distribution.entry_points)
+            # Private, but what importlib.metadata uses: the public name has to parse METADATA.
+            name = getattr(distribution, "_normalized_name", None)
+        except Exception:  # whatever the files of any distribution hold
+            continue
+        if name is None or name not in seen:
+            yield from (point for point in entry_points if point.group == group)
+        if name is not None:
+            seen.add(name)
+
+
+def _list_distributions() -> Iterator[Distribution]:
+    try:
+        yield from distributions()
+    except Exception:  # a finder of another distribution is broken
+        return
 
 
 def _normalize_name(name: str) -> str:
@@ -120,4 +144,4 @@ def _get_distribution_name(entry_point: EntryPoint) -> str:
         name = entry_point.dist.name if entry_point.dist is not None else None
     except Exception:  # its metadata is broken
         name = None
-    return name or "an unnamed distribution"
+    return name if isinstance(name, str) and name else "an unnamed distribution"

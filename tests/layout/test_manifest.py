@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import onnx.helper
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import onnxkvrename
@@ -106,7 +106,6 @@ def any_layouts(draw: st.DrawFn) -> Layout:
     )
 
 
-@settings(deadline=None)
 @given(any_layouts())
 def test_a_manifest_gives_back_its_layout_whatever_the_names(layout: Layout) -> None:
     text = manifest.manifest_to_json(layout, (), 0)
@@ -305,7 +304,6 @@ def within(value: Any) -> list[tuple[Any, ...]]:
 ANYTHING = st.one_of(st.none(), st.booleans(), st.integers(-1, 99), st.floats(0, 9), st.text())
 
 
-@settings(deadline=None)
 @given(st.sampled_from(places(json.loads(WRITTEN))), ANYTHING)
 def test_a_manifest_with_any_one_value_changed_is_refused(way: tuple[Any, ...], new: Any) -> None:
     said = json.loads(WRITTEN)

@@ -353,7 +353,7 @@ def exchange_there_and_back(prefixes: list[tuple[int, int]], sizes: list[int]) -
     assert result == data
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(widths, min_size=1, max_size=5), st.lists(edge_sizes, min_size=2, max_size=4))
 def test_the_way_back_gives_the_same_bytes_unless_the_way_there_is_refused(
     lengths: list[int], sizes: list[int]
@@ -361,7 +361,7 @@ def test_the_way_back_gives_the_same_bytes_unless_the_way_there_is_refused(
     exchange_there_and_back([(1, length) for length in lengths], sizes)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.lists(st.tuples(widths, widths), min_size=1, max_size=3),
     st.lists(edge_sizes, min_size=2, max_size=4),
@@ -476,7 +476,7 @@ def edits(source: ByteSource, holder: Record, parts: list[Part]) -> list[tuple[R
     return changes
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(trees, st.randoms(use_true_random=False))
 def test_a_splice_is_what_writing_it_all_again_would_give(tree: list[Part], random):
     data, expected = written(tree, after=False), written(tree, after=True)

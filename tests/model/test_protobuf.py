@@ -194,7 +194,7 @@ def messages(draw: st.DrawFn) -> bytes:
     return data
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     before=st.integers(0, 70),
     message=messages(),

@@ -16,6 +16,12 @@ MODULE = """
 NUMBER = 3
 TEXT = "three"
 """
+UNPRINTABLE = """
+class OddError(Exception):
+    def __str__(self):
+        raise ValueError
+raise OddError
+"""
 
 Install = Callable[..., None]
 
@@ -82,6 +88,8 @@ def test_two_plugins_with_one_name_are_an_error_when_it_is_asked_for(install: In
         ("kv_numbers:OTHER", MODULE, "AttributeError: module 'kv_numbers' has no attribute"),
         ("kv_numbers:NUMBER", "1 / 0", "ZeroDivisionError: division by zero"),
         ("kv_numbers:NUMBER", "1 +", "SyntaxError: invalid syntax"),
+        ("kv_numbers:NUMBER", "raise SystemExit(0)", "SystemExit: 0"),
+        ("kv_numbers:NUMBER", UNPRINTABLE, "OddError"),
         ("kv_numbers:NUMBER", "raise ValueError('a\\nb')", "ValueError: a b"),
         ("kv_numbers:TEXT", MODULE, "kv_numbers:TEXT is of type str, not int"),
         ("kv_numbers", MODULE, "kv_numbers is of type module, not int"),
@@ -117,18 +125,60 @@ def test_a_distribution_without_a_name_is_no_second_error(install: Install) -> N
         find_plugins(GROUP, ())["three"].load(int)
 
 
-def test_metadata_that_cannot_be_read_is_one_clear_error(
-    install: Install, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(**_: str) -> None:
-        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+def test_two_distributions_without_a_name_are_one_clear_error(install: Install) -> None:
+    install("three = kv_numbers:NUMBER", metadata="Metadata-Version: 2.1\n")
+    install("three = kv_digits:NUMBER", project="digits", metadata="")
+    with pytest.raises(KvRenameError, match="an unnamed distribution and an unnamed distribution"):
+        find_plugins(GROUP, ())["three"].load(int)
 
-    monkeypatch.setattr("onnxkvrename.rules.plugins.entry_points", fail)
-    with pytest.raises(RulesError) as raised:
-        find_plugins(GROUP, (), RulesError)
-    assert raised.value.message.startswith(
-        "the plug-ins of onnxkvrename.tests cannot be listed: UnicodeDecodeError: "
-    )
+
+@pytest.mark.parametrize("entry_points", [b"[other.group]\na b c\n", b"[other.group]\na = \xff\n"])
+def test_a_distribution_that_cannot_be_read_hides_no_other(
+    entry_points: bytes, install: Install, tmp_path: Path
+) -> None:
+    install("three = kv_numbers:NUMBER")
+    install("four = kv_digits:NUMBER", project="digits")
+    (tmp_path / "site" / "digits_dist-1.0.dist-info" / "entry_points.txt").write_bytes(entry_points)
+    plugins = find_plugins(GROUP, ())
+    assert list(plugins) == ["three"]
+    assert plugins["three"].load(int) == 3
+
+
+def test_a_distribution_without_any_name_hides_no_other(install: Install, tmp_path: Path) -> None:
+    install("three = kv_numbers:NUMBER")
+    install("four = kv_digits:NUMBER", project="digits", metadata="")
+    site = tmp_path / "site"
+    (site / "digits_dist-1.0.dist-info").rename(site / ".dist-info")
+    assert "three" in find_plugins(GROUP, ())
+
+
+def test_a_finder_that_fails_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class BrokenFinder:
+        def find_distributions(self, context: object) -> None:
+            raise OSError("the network is down")
+
+        def find_spec(self, *_: object) -> None:
+            return None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, BrokenFinder()])
+    assert find_plugins(GROUP, ()) == {}
+
+
+def test_of_two_versions_of_a_distribution_the_first_on_the_path_counts(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("three = kv_numbers:NUMBER")
+    newer = tmp_path / "newer" / "Numbers.Dist-2.0.dist-info"
+    newer.mkdir(parents=True)
+    (newer / "METADATA").write_text("Metadata-Version: 2.1\nName: Numbers.Dist\nVersion: 2.0\n")
+    monkeypatch.syspath_prepend(newer.parent)
+    assert find_plugins(GROUP, ()) == {}
+
+
+def test_an_interrupt_while_a_plugin_loads_is_not_its_error(install: Install) -> None:
+    install("three = kv_numbers:NUMBER", module="raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        find_plugins(GROUP, ())["three"].load(int)
 
 
 @pytest.mark.parametrize(
