@@ -45,4 +45,20 @@ class ModelError(KvRenameError):
 
 
 class WriteError(KvRenameError):
-    """A result cannot be written to its path; an existing file is unchanged."""
+    """A result cannot be written to its path; an existing file is unchanged.
+
+    Attributes:
+        in_place_hint: How to fix it where the result can go to no other path, or `None`.
+            It is the hint unless another one is given; an empty one means none.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | None = None,
+        hint: str | None = None,
+        in_place_hint: str | None = None,
+    ) -> None:
+        super().__init__(message, path=path, hint=hint)
+        self.in_place_hint = hint if in_place_hint is None else in_place_hint or None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -281,12 +280,9 @@ def _check_set_stamp(loaded: LoadedLayout, digest: str, rules: Rules) -> None:
 
 def _drop_elsewhere_hint(error: KvRenameError) -> KvRenameError:
     """Return the error without the hint to write elsewhere: a stamp changes the model itself."""
-    hint = error.hint or ""
-    if "elsewhere" not in hint:
+    if not isinstance(error, WriteError) or error.in_place_hint == error.hint:
         return error
-    parts = (part.removeprefix("or ") for part in re.split("; |, ", hint))
-    remaining_parts = [part for part in parts if "elsewhere" not in part]
-    return WriteError(error.message, path=error.path, hint="; ".join(remaining_parts) or None)
+    return WriteError(error.message, path=error.path, hint=error.in_place_hint)
 
 
 def _format_stamp_line(report: ModelReport) -> str:

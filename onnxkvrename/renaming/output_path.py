@@ -134,6 +134,7 @@ def find_writable_directory(job: RenameJob) -> Path:
             f"cannot be written: {directory} {fault}",
             path=str(job.output),
             hint=_ELSEWHERE_HINT,
+            in_place_hint="",
         )
     return directory
 

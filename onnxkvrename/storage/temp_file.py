@@ -28,6 +28,13 @@ LOCK_SUFFIX = "lock"
 _TEMP_PREFIX_LENGTH = len(TEMP_PREFIX) + 9
 _NO_LINK_ERRNOS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
+_SPACE_HINTS = ("free some space, or write elsewhere with -o", "free some space")
+_DIRECTORY_HINTS = (
+    "its directory must be writable; or write elsewhere with -o or -d",
+    "its directory must be writable",
+)
+"""How to fix it, and how to where the result can go to no other path."""
+
 ProgressCallback = Callable[[int], None]
 """Called with the number of bytes or models that were done since the last call."""
 
@@ -230,6 +237,7 @@ class TempFile:
                     "its owner could not be kept",
                     path=str(self.display_path),
                     hint="write elsewhere with -o or -d, or use --force",
+                    in_place_hint="use --force",
                 ) from None
 
     def set_default_mode(self) -> None:
@@ -324,7 +332,8 @@ def check_free_space(directory: Path, size: int, target: Path) -> None:
             raise WriteError(
                 f"needs {size:,} bytes, but the disk has {free:,} left",
                 path=str(target),
-                hint="free some space, or write elsewhere with -o",
+                hint=_SPACE_HINTS[0],
+                in_place_hint=_SPACE_HINTS[1],
             )
 
 
@@ -338,17 +347,22 @@ def translate_write_errors(target: Path) -> Iterator[None]:
 
 
 def _build_write_error(target: Path, error: OSError) -> WriteError:
-    hints = {
-        errno.ENOSPC: "free some space, or write elsewhere with -o",
-        errno.EDQUOT: "free some space, or write elsewhere with -o",
-        errno.EFBIG: "raise the file size limit (ulimit -f), or write elsewhere",
-        errno.EROFS: "write elsewhere with -o or -d",
-        errno.EACCES: "its directory must be writable; or write elsewhere with -o or -d",
-        errno.EPERM: "its directory must be writable; or write elsewhere with -o or -d",
-        errno.EEXIST: "it was not there before; --force replaces it",
-        errno.ENOENT: "make its directory first",
-        errno.ENOTDIR: "make its directory first",
+    hints: dict[int, tuple[str, str]] = {
+        errno.ENOSPC: _SPACE_HINTS,
+        errno.EDQUOT: _SPACE_HINTS,
+        errno.EFBIG: (
+            "raise the file size limit (ulimit -f), or write elsewhere",
+            "raise the file size limit (ulimit -f)",
+        ),
+        errno.EROFS: ("write elsewhere with -o or -d", ""),
+        errno.EACCES: _DIRECTORY_HINTS,
+        errno.EPERM: _DIRECTORY_HINTS,
+        errno.EEXIST: ("it was not there before; --force replaces it",) * 2,
+        errno.ENOENT: ("make its directory first",) * 2,
+        errno.ENOTDIR: ("make its directory first",) * 2,
     }
     reason = error.strerror or str(error)
-    hint = hints.get(error.errno or 0)
-    return WriteError(f"cannot be written: {reason}", path=str(target), hint=hint)
+    hint, in_place_hint = hints.get(error.errno or 0, (None, None))
+    return WriteError(
+        f"cannot be written: {reason}", path=str(target), hint=hint, in_place_hint=in_place_hint
+    )
