@@ -386,6 +386,13 @@ def test_a_result_that_is_wrong_is_a_bug_and_changes_nothing(
 # Faults of the real world.
 
 
+HEED_SIGNALS = """
+import signal
+for name in ("SIGTERM", "SIGINT", "SIGHUP"):
+    signal.signal(getattr(signal, name), signal.SIG_DFL)
+"""
+"""Tests may run where a signal is ignored, as nohup ignores SIGHUP."""
+
 STOPPED_HALF_WAY = """
 import os, signal, sys, time
 from onnxkvrename.cli import main as cli
@@ -408,7 +415,7 @@ def test_a_signal_during_the_writing_costs_nobody_a_file(
 ) -> None:
     before, number = big.read_bytes(), signal.Signals[name]
     args = [str(int(number)), str(unnamed and bool(UNNAMED)), str(big), "--prefix", "VLLM"]
-    command = [sys.executable, "-c", STOPPED_HALF_WAY, *args]
+    command = [sys.executable, "-c", HEED_SIGNALS + STOPPED_HALF_WAY, *args]
     process = subprocess.run(command, cwd=big.parent, capture_output=True)
     left = contents(big.parent)
     assert left.pop("m.onnx") == before
@@ -452,7 +459,7 @@ def test_a_signal_between_two_replacements_leaves_all_as_they_were_or_the_rest_t
     situation.prepare(tmp_path)
     where = [] if place == "in place" else ["-d", str(tmp_path / "out")]
     args = [str(int(number)), call, str(nth), str(tmp_path / "in"), "--prefix", "VLLM", *where]
-    process = subprocess.run([sys.executable, "-c", STOPPED_BETWEEN_TWO, *args])
+    process = subprocess.run([sys.executable, "-c", HEED_SIGNALS + STOPPED_BETWEEN_TWO, *args])
     left = contents(tmp_path)
     if number == signal.SIGTERM:
         assert process.returncode == 130
