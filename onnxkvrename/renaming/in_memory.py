@@ -6,15 +6,15 @@ from pathlib import Path
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import CheckError, Finding
-from onnxkvrename.model.file import join_pieces, read_model_signature
+from onnxkvrename.model.file import join_pieces, read_model_signature, sum_piece_sizes
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
+from onnxkvrename.renaming.output_path import check_result_size
 from onnxkvrename.renaming.prepare import splice_model
 from onnxkvrename.renaming.run import check_token_change
 from onnxkvrename.rules.kv_model import check_models_together, scan_model
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.storage.read import MAX_MODEL_SIZE
 
 _NO_PATH = Path("<memory>")
 
@@ -46,13 +46,8 @@ def rename_in_memory(data: bytes, change: TokenChange, rules: Rules) -> bytes:
     if not name_map and not (change.strip and model.stamp is not None):
         return data
     pieces, expected = splice_model(source, scanned, drops_stamp=model.stamp is not None)
+    check_result_size(sum_piece_sizes(pieces))
     result = join_pieces(source, pieces)
-    if len(result) > MAX_MODEL_SIZE:
-        raise ModelError(
-            f"would have {len(result):,} bytes, "
-            f"more than the {MAX_MODEL_SIZE:,} that an ONNX reader takes",
-            hint="choose a shorter token, or move weights to external data",
-        )
     if read_signature(ByteSource.from_bytes(result)) != expected:
         raise ModelError(
             "the result did not read back as planned",

@@ -20,13 +20,18 @@ from onnxkvrename.storage.temp_file import find_stale_temp_files
 _ELSEWHERE_HINT = "write elsewhere with -o or -d"
 
 
-def check_result_size(job: RenameJob, size: int) -> None:
-    """Raise :class:`ModelError` for a result of more bytes than an ONNX reader takes."""
+def check_result_size(size: int, path: str | None = None) -> None:
+    """Raise :class:`ModelError` for a result of more bytes than an ONNX reader takes.
+
+    Args:
+        size: Bytes of the result.
+        path: The model, for the error; ``None`` for one in memory.
+    """
     if size > MAX_MODEL_SIZE:
         raise ModelError(
             f"would have {size:,} bytes, "
             f"more than the {MAX_MODEL_SIZE:,} that an ONNX reader takes",
-            path=str(job.model),
+            path=path,
             hint="choose a shorter token, or move weights to external data",
         )
 

@@ -200,7 +200,7 @@ def _check_output(
     job, report, plan = prepared.job, prepared.report, prepared.splice_plan
     assert plan is not None
     try:
-        check_result_size(job, plan.size)
+        check_result_size(plan.size, str(job.model))
         if job.in_place:
             if report.has_changes and not options.force:
                 has_choice = not report.stamp  # only a rename can be written elsewhere
