@@ -22,7 +22,7 @@ from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.sidecars.formats.custom_io import PRECISIONS, render_custom_io
-from onnxkvrename.storage.transaction import write_file
+from onnxkvrename.storage.write_file import write_file
 
 DEFAULT_FILE_NAME = "custom_io.yaml"
 

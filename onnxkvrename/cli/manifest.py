@@ -47,7 +47,7 @@ from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, Options
-from onnxkvrename.storage.transaction import check_output_path, write_file
+from onnxkvrename.storage.write_file import check_output_path, write_file
 from onnxkvrename.vllm.projection import (
     Projection,
     check_projection,
