@@ -105,6 +105,76 @@ def test_only_storage_opens_and_changes_files() -> None:
     assert outside == {"cli.output": {"open"}}  # os.devnull, for a stdout that broke
 
 
+def find_error_swallowers(tree: ast.AST) -> list[str]:
+    """The calls that take a failed query of the disk for an answer, as written.
+
+    ``os.path.isdir`` and its like say no where the disk fails; ``os.walk`` and ``glob`` leave
+    out what they cannot list. ``storage/read_status.py`` tells what is there or fails.
+    """
+    forbidden = re.compile(
+        r"os\.path\.(exists|lexists|isfile|isdir|islink|ismount|realpath|samefile)"
+        r"|(?!entry\.).*\.(exists|is_file|is_dir|is_symlink|resolve|glob|rglob)"
+        r"|os\.walk|suppress\(.*\bOSError\b.*\)"
+    )
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    texts = [
+        ast.unparse(node if ast.unparse(node.func) == "suppress" else node.func) for node in nodes
+    ]
+    return sorted(text for text in texts if forbidden.fullmatch(text))
+
+
+MAY_SWALLOW_ERRORS = {
+    "storage.read_status": 1,  # os.path.realpath, on Windows
+    "api.arguments": 1,
+    "cli.custom_io": 2,
+    "cli.inspect": 6,
+    "cli.main": 2,
+    "cli.manifest": 2,
+    "layout.load": 2,
+    "model.external_data": 4,
+    "qefficient.find_export": 1,
+    "qefficient.seed_cache": 4,
+    "renaming.batch_checks": 3,
+    "renaming.load_sidecars": 4,
+    "renaming.output_path": 13,
+    "renaming.parallel": 1,
+    "renaming.place": 2,
+    "renaming.prepare_sidecars": 3,
+    "rules.find_models": 15,
+    "rules.load": 1,
+    "storage.copy": 1,
+    "storage.lock": 7,
+    "storage.read": 1,
+    "storage.temp_file": 9,
+    "storage.transaction": 14,
+    "storage.write_file": 4,
+}
+"""How many such calls a module may have, each with its reason beside it."""
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_failed_query_of_the_disk_is_taken_for_an_answer(module: str) -> None:
+    swallowers = find_error_swallowers(TREES[module])
+    assert len(swallowers) <= MAY_SWALLOW_ERRORS.get(module, 0), swallowers
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("os.path.isdir(path)", 1),
+        ("path.parent.is_dir()", 1),
+        ("path.resolve()", 1),
+        ("with suppress(OSError), open(path): ...", 1),
+        ("with suppress(KeyError, OSError): ...", 1),
+        ("with suppress(FileNotFoundError): ...", 0),
+        ("entry.is_dir(follow_symlinks=False)", 0),  # tells errors, unlike pathlib
+        ("read_status(path)", 0),
+    ],
+)
+def test_the_calls_that_swallow_errors_are_known(text: str, count: int) -> None:
+    assert len(find_error_swallowers(ast.parse(text))) == count
+
+
 def test_one_module_prints_and_none_exits() -> None:
     names = {"print", "click.echo", "echo", "sys.exit", "exit", "quit", "os._exit"}
     found = {name: calls(tree) & names for name, tree in TREES.items() if calls(tree) & names}
