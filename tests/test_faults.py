@@ -245,7 +245,6 @@ ERRORS = {
     "fstat": [errno.EIO],
     "pread": [errno.EIO],
     "write": [errno.ENOSPC, errno.EIO],
-    "ftruncate": [errno.EIO],
     "copy_file_range": [errno.EXDEV, errno.ENOSPC, errno.EINVAL, errno.EIO],
     "sendfile": [errno.EINVAL],
     "pipe": [errno.EMFILE],

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,7 +25,8 @@ from onnxkvrename.storage.temp_file import (
     translate_write_errors,
 )
 
-_LOCKED_ERRNOS = (errno.EWOULDBLOCK, errno.EACCES)
+_MAX_TEXT_BYTES = 400
+_TEXT_PATTERN = re.compile(rb"process [0-9]+ on [^\r\n]+")
 _NO_LOCK_ERRNOS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 """Errors of a file system without locks. There, only the check of each source is left, which
 is made everywhere: is it still the file that was read?"""
@@ -68,24 +71,27 @@ class _Locks:
         path = find_lock_path(target)
         with translate_write_errors(target):
             try:
-                while not (self._acquire_by_link(path) or self._acquire_by_opening(path, target)):
-                    pass  # its holder removed it while it was opened
+                while not (
+                    self._acquire_by_link(path)
+                    or self._acquire_by_creating(path)
+                    or self._clear_unheld(path, target)
+                ):
+                    pass  # its holder removed it while it was opened, or nobody held it
             except BaseException:
-                self._remove_unheld(path)
+                self._remove_half_taken(path)
                 raise
 
     def _acquire_by_link(self, path: Path) -> bool:
         if not self.paths:
             return False
-        with suppress(OSError):  # it exists, or links are not possible
+        with suppress(OSError):  # it exists, or links are not possible: a file of its own will do
             os.link(next(reversed(self.paths)), path)
         return self._claim_if_held(path)
 
     def _claim_if_held(self, path: Path) -> bool:
         """Return whether this run holds `path`, and if so keep it for :meth:`release`.
 
-        It does by the link just made, by another target with the same prefix, or by a link
-        to the same file that a dead run has left.
+        It does by the link just made, or by another target with the same prefix.
         """
         if self._is_own_lock(path):
             self.paths[path] = None
@@ -93,54 +99,70 @@ class _Locks:
         return False
 
     def _is_own_lock(self, path: Path) -> bool:
-        with suppress(OSError):
+        try:
             status = os.lstat(path)
-            return any(os.path.samestat(status, os.fstat(fd)) for fd in self.descriptors)
-        return False
+        except FileNotFoundError:
+            return False
+        return any(os.path.samestat(status, os.fstat(fd)) for fd in self.descriptors)
 
-    def _acquire_by_opening(self, path: Path, target: Path) -> bool:
-        if os.path.islink(path):  # without O_NOFOLLOW, as on Windows, it would be followed
-            raise WriteError(
-                f"cannot be locked: {path} is a symbolic link",
-                path=str(target),
-                hint=f"remove {path}, then run this again",
-            )
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
-        descriptor = os.open(path, flags, 0o644)
+    def _acquire_by_creating(self, path: Path) -> bool:
+        """Make the lock file and hold it; return false if there is one, or another run took it."""
+        if _read_status(path) is not None:
+            return False
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+        try:
+            descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o644)
+        except FileExistsError:
+            return False
         acquired = False
         try:
-            if not _try_lock(descriptor):
-                raise WriteError(
-                    f"is being worked on by {_read_holder(descriptor)}",
-                    path=str(target),
-                    hint="wait for it to end, then run this again",
-                )
-            with suppress(FileNotFoundError):
-                acquired = os.path.samestat(os.lstat(path), os.fstat(descriptor))
+            acquired = _try_lock(descriptor) and _is_open_at(path, descriptor)
             if acquired:
                 self.descriptors.append(descriptor)
                 self.paths[path] = None
-                os.ftruncate(descriptor, 0)
                 os.write(descriptor, _describe_process())
         finally:
             if not acquired:
                 close_quietly(descriptor)
         return acquired
 
-    def _remove_unheld(self, path: Path) -> None:
-        """Remove a lock file that could not be locked in the end, unless another run holds it."""
-        if self._claim_if_held(path):
-            return  # it is removed with the others
-        if os.path.islink(path):
-            return  # it was not made here, and opening it may follow it
-        with suppress(OSError):
-            descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
-            try:
-                free = _try_lock(descriptor)
-                if free and os.path.samestat(os.lstat(path), os.fstat(descriptor)):
-                    os.unlink(path)
-            finally:
-                close_quietly(descriptor)
+    def _clear_unheld(self, path: Path, target: Path) -> bool:
+        """Remove the lock of a dead run, so that a new one can be made; always return false.
+
+        Raises:
+            WriteError: Another run holds it, or it is not clearly a lock of this user.
+        """
+        if (status := _read_status(path)) is None:
+            return False
+        fault = _find_kind_fault(status)
+        if fault is None:
+            with _open_lock(path, target) as descriptor:
+                if descriptor is None:
+                    return False
+                fault = _find_content_fault(descriptor)
+                if fault is None and not _try_lock(descriptor):
+                    raise WriteError(
+                        f"is being worked on by {_read_holder(descriptor)}",
+                        path=str(target),
+                        hint="wait for it to end, then run this again",
+                    )
+                fault = fault or _find_owner_fault(os.fstat(descriptor))
+                if fault is None:
+                    _remove_open_file(path, descriptor)
+        if fault is not None:
+            raise WriteError(
+                f"cannot be locked: {path} {fault}",
+                path=str(target),
+                hint=f"move {path} away, then run this again",
+            )
+        return False
+
+    def _remove_half_taken(self, path: Path) -> None:
+        """Remove a lock file that was made here but is not held, and no other one."""
+        # The error that led here is the one to report.
+        with suppress(OSError, WriteError):
+            if not self._claim_if_held(path):  # else it is removed with the others
+                self._clear_unheld(path, path)
 
     def release(self) -> None:
         """Release all locks.
@@ -153,7 +175,7 @@ class _Locks:
             while self.paths:
                 path = self.paths.popitem()[0]
                 moved = resolve_moved_path(path, self.moves)
-                with suppress(OSError):
+                with suppress(OSError):  # a lock that nobody holds is in nobody's way
                     os.unlink(moved if moved != path and self._is_own_lock(moved) else path)
         finally:
             if self.paths:
@@ -165,6 +187,80 @@ class _Locks:
             close_quietly(self.descriptors.pop())
 
 
+def _read_status(path: Path) -> os.stat_result | None:
+    """Return the status of what has a name, without following it; ``None`` for nothing."""
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        return None
+
+
+def _is_open_at(path: Path, descriptor: int) -> bool:
+    status = _read_status(path)
+    return status is not None and os.path.samestat(status, os.fstat(descriptor))
+
+
+@contextmanager
+def _open_lock(path: Path, target: Path) -> Iterator[int | None]:
+    """Open a lock file of any run, without waiting; ``None`` if it is gone."""
+    flags = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+    flags |= getattr(os, "O_NONBLOCK", 0)
+    try:
+        try:
+            # Some file systems, such as NFS, lock only what is open for writing.
+            descriptor = os.open(path, flags | os.O_RDWR)
+        except PermissionError:
+            descriptor = os.open(path, flags | os.O_RDONLY)
+    except FileNotFoundError:
+        yield None
+        return
+    except OSError as error:
+        raise WriteError(
+            f"cannot be locked: {path} cannot be opened: {error.strerror}", path=str(target)
+        ) from None
+    try:
+        yield descriptor
+    finally:
+        close_quietly(descriptor)
+
+
+def _find_kind_fault(status: os.stat_result) -> str | None:
+    """Return why a file can be no lock, whatever is in it."""
+    if stat.S_ISLNK(status.st_mode):  # without O_NOFOLLOW, as on Windows, it would be followed
+        return "is a symbolic link"
+    if not stat.S_ISREG(status.st_mode):
+        return "is not a regular file"
+    return None
+
+
+def _find_content_fault(descriptor: int) -> str | None:
+    """Return why an open file can be no lock; it is judged by what was opened."""
+    status = os.fstat(descriptor)
+    if fault := _find_kind_fault(status):
+        return fault
+    if status.st_size <= _MAX_TEXT_BYTES:
+        text = read_at(descriptor, 0, _MAX_TEXT_BYTES)
+        if not text or _TEXT_PATTERN.fullmatch(text):
+            return None
+    return "is not a lock file of onnxkvrename"
+
+
+def _find_owner_fault(status: os.stat_result) -> str | None:
+    if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+        return f"is left from a run of another user (user ID {status.st_uid})"
+    return None
+
+
+def _remove_open_file(path: Path, descriptor: int) -> None:
+    """Remove a name if it still is that of an open file."""
+    if not _is_open_at(path, descriptor):
+        return
+    if os.name == "nt":  # pragma: no cover - an open file cannot be removed there
+        os.close(descriptor)
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
 def _try_lock(descriptor: int) -> bool:
     """Lock a file without waiting, and return whether that succeeded."""
     try:
@@ -174,7 +270,7 @@ def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno not in (*_LOCKED_ERRNOS, *_NO_LOCK_ERRNOS):
+        if error.errno not in (errno.EWOULDBLOCK, *_NO_LOCK_ERRNOS):
             raise
         return error.errno in _NO_LOCK_ERRNOS
     return True
@@ -201,7 +297,7 @@ def _describe_process() -> bytes:
 
 def _read_holder(descriptor: int) -> str:
     with suppress(OSError):
-        description = read_at(descriptor, 0, 400).decode("utf-8", "replace")
+        description = read_at(descriptor, 0, _MAX_TEXT_BYTES).decode("utf-8", "replace")
         if description:
             return description
     return "another process"

@@ -150,14 +150,110 @@ def test_the_lock_of_a_dead_process_is_nobodys(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_locks_that_anything_has_left_are_taken_over(tmp_path: Path) -> None:
+def test_a_lock_whose_maker_was_killed_before_it_wrote_is_taken_over(tmp_path: Path) -> None:
+    lock_path = find_lock_path(tmp_path / "m.onnx")
+    lock_path.touch()
     with hold_locks([tmp_path / "m.onnx"]):
-        (name,) = os.listdir(tmp_path)
-    (tmp_path / name).write_text("x" * 1000)
-    with hold_locks([tmp_path / "m.onnx"]), pytest.raises(WriteError) as caught:
-        hold_locks([tmp_path / "m.onnx"]).__enter__()
-    assert "xx" not in caught.value.message
+        assert f"process {os.getpid()} ".encode() in lock_path.read_bytes()
     assert os.listdir(tmp_path) == []
+
+
+# What has the name of a lock, and is none.
+
+TEXTS = {
+    "weights": bytes(range(256)) * 100,
+    "short": b"process",
+    "long": b"process 1 on " + b"x" * 1000,
+    "lines": b"process 1 on here\nand more",
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("linked", [False, True], ids=["a file", "a hard link"])
+@pytest.mark.parametrize("first", [True, False], ids=["alone", "after another"])
+def test_a_file_that_is_no_lock_is_refused_and_stays_as_it_is(
+    first: bool, linked: bool, name: str, tmp_path: Path
+) -> None:
+    """Weights under the name of a lock must not become the text of one."""
+    target = tmp_path / "m.onnx"
+    lock_path, content = find_lock_path(target), TEXTS[name]
+    lock_path.write_bytes(content)
+    if linked:
+        os.link(lock_path, tmp_path / "w.bin")
+    before = sorted(os.listdir(tmp_path)), os.stat(lock_path).st_mtime_ns
+    with pytest.raises(WriteError) as caught:
+        hold_locks([target] if first else [tmp_path / "other.onnx", target]).__enter__()
+    assert caught.value.path == str(target)
+    assert caught.value.message == (
+        f"cannot be locked: {lock_path} is not a lock file of onnxkvrename"
+    )
+    assert caught.value.hint == f"move {lock_path} away, then run this again"
+    assert lock_path.read_bytes() == content
+    assert (sorted(os.listdir(tmp_path)), os.stat(lock_path).st_mtime_ns) == before
+
+
+def test_an_empty_file_with_another_name_loses_the_name_of_the_lock_only(tmp_path: Path) -> None:
+    find_lock_path(tmp_path / "m.onnx").touch()
+    os.link(find_lock_path(tmp_path / "m.onnx"), tmp_path / "other")
+    assert taken(tmp_path / "m.onnx")
+    assert (os.listdir(tmp_path), (tmp_path / "other").read_bytes()) == (["other"], b"")
+
+
+def make_socket(path: Path) -> None:
+    import socket
+
+    socket.socket(socket.AF_UNIX).bind(str(path))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with a name")
+@pytest.mark.parametrize("make", [getattr(os, "mkfifo", None), make_socket, os.mkdir])
+def test_what_is_no_regular_file_is_refused_without_waiting(
+    make: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the path of a socket may not be long
+    lock_path = find_lock_path(Path("m.onnx"))
+    make(lock_path)
+    with pytest.raises(WriteError, match="is not a regular file"):
+        hold_locks([Path("m.onnx")]).__enter__()
+    assert os.listdir(tmp_path) == [lock_path.name]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with a name")
+def test_a_pipe_that_appears_after_the_look_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock_path, real = find_lock_path(tmp_path / "m.onnx"), os.open
+    lock_path.touch()
+
+    def swap(path: Any, *args: Any) -> int:
+        monkeypatch.undo()
+        lock_path.unlink()
+        os.mkfifo(lock_path)
+        return real(path, *args)
+
+    monkeypatch.setattr(os, "open", swap)
+    with pytest.raises(WriteError, match="is not a regular file"):
+        hold_locks([tmp_path / "m.onnx"]).__enter__()
+    assert os.listdir(tmp_path) == [lock_path.name]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives away")
+def test_the_lock_of_another_users_dead_run_is_refused_and_named(tmp_path: Path) -> None:
+    lock_path = find_lock_path(tmp_path / "m.onnx")
+    lock_path.write_bytes(b"process 1 on elsewhere since 2026-01-01")
+    os.chown(lock_path, 12345, 12345)
+    with pytest.raises(WriteError, match=r"run of another user \(user ID 12345\)"):
+        hold_locks([tmp_path / "m.onnx"]).__enter__()
+    assert lock_path.read_bytes() == b"process 1 on elsewhere since 2026-01-01"
+
+
+def test_a_lock_that_may_not_be_opened_is_not_called_work_of_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_lock_path(tmp_path / "m.onnx").touch()
+    monkeypatch.setattr(os, "open", refuse(errno.EACCES))
+    with pytest.raises(WriteError, match="lock cannot be opened: Permission denied"):
+        hold_locks([tmp_path / "m.onnx"]).__enter__()
 
 
 @pytest.mark.usefixtures("few_descriptors")
@@ -211,17 +307,18 @@ def test_a_file_system_that_knows_no_locks_does_not_stop_the_work(
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
 def test_a_lock_that_cannot_be_tried_is_no_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import fcntl
 
-    monkeypatch.setattr(fcntl, "flock", refuse(errno.EIO))
-    with pytest.raises(WriteError, match="cannot be written: Input/output error"):
+    monkeypatch.setattr(fcntl, "flock", refuse(number))
+    with pytest.raises(WriteError, match=f"cannot be written: {os.strerror(number)}"):
         hold_locks([tmp_path / "a.onnx"]).__enter__()
 
 
-@pytest.mark.parametrize("name", ["open", "flock", "lstat", "ftruncate", "write", "link"])
+@pytest.mark.parametrize("name", ["open", "flock", "lstat", "write", "link"])
 @pytest.mark.parametrize("fault", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()])
 def test_a_lock_that_was_half_taken_is_not_left(
     name: str, fault: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -318,7 +415,7 @@ def test_a_symbolic_link_is_refused_before_it_is_opened(
     with pytest.raises(WriteError) as caught:
         hold_locks([tmp_path / "m.onnx"]).__enter__()
     assert caught.value.message == f"cannot be locked: {lock_path} is a symbolic link"
-    assert caught.value.hint == f"remove {lock_path}, then run this again"
+    assert caught.value.hint == f"move {lock_path} away, then run this again"
     assert sorted(os.listdir(tmp_path)) == [lock_path.name, "precious"]
 
 
