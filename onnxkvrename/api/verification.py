@@ -32,6 +32,9 @@ def verify(
     run: bool = False,
     reference: PathLike | None = None,
     dims: Mapping[str, int] | None = None,
+    renamed_from: PathLike | None = None,
+    compare_data: bool = False,
+    up_to_order: bool = False,
     strict: bool = False,
     rules: RulesLike = None,
 ) -> VerifiedModel:
@@ -44,6 +47,10 @@ def verify(
         run: Also run the retention loop in onnxruntime.
         reference: With ``run``: a model that must give the same results.
         dims: With ``run``: sizes of symbolic dimensions.
+        renamed_from: Also prove that this model, but for the names of KV buffers, is that one.
+        compare_data: With ``renamed_from``: compare the contents of external data as well.
+        up_to_order: With ``renamed_from``: accept another order of functions, initializers and
+            whatever else is found by its name.
         strict: Treat every warning as an error.
         rules: Rules, a profile's name or the path of a rules file.
 
@@ -52,7 +59,8 @@ def verify(
 
     Raises:
         RulesError: The rules, the token or the expression cannot be used.
-        ValueError: ``reference`` or ``dims`` without ``run``.
+        ValueError: ``reference`` or ``dims`` without ``run``; ``compare_data`` or
+            ``up_to_order`` without ``renamed_from``.
         ModelError: The model cannot be read.
         TypeError: An argument has the wrong type.
     """
@@ -60,12 +68,17 @@ def verify(
         raise RulesError(f"the token {token!r} {fault}", hint="for example VLLM")
     if not run and (reference is not None or dims):
         raise ValueError("reference and dims need run=True")
+    if renamed_from is None and (compare_data or up_to_order):
+        raise ValueError("compare_data and up_to_order need renamed_from")
     request = VerifyRequest(
         token=token,
         select_pattern=None if select is None else _compile_select(as_text(select, "select")),
         run_in_onnxruntime=run,
         reference=as_optional_path(reference, "reference"),
         dims=as_sizes(dims, "dims"),
+        renamed_from=as_optional_path(renamed_from, "renamed_from"),
+        compare_data=compare_data,
+        up_to_order=up_to_order,
         strict=strict,
     )
     loaded_rules = load_rules(rules)

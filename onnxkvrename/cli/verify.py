@@ -49,6 +49,9 @@ class _Arguments(NamedTuple):
     select: str | None
     run: bool
     reference: Path | None
+    renamed_from: Path | None
+    compare_data: bool
+    up_to_order: bool
     dims: tuple[str, ...]
     no_set: bool
     strict: bool
@@ -87,6 +90,24 @@ class _Arguments(NamedTuple):
 @add_dim_option(
     "With --run: the size of a symbolic dimension, e.g. ctx_len=32; others are guessed."
 )
+@click.option(
+    "--renamed-from",
+    metavar="SOURCE",
+    type=NonEmptyPath(path_type=Path),
+    help="Also: but for the names of KV buffers, this model is SOURCE to the byte, whatever tool "
+    "renamed it; lists what else differs.",
+)
+@click.option(
+    "--compare-data",
+    is_flag=True,
+    help="With --renamed-from: external data have the same SHA-256, too, "
+    "and not only the same references.",
+)
+@click.option(
+    "--up-to-order",
+    is_flag=True,
+    help="With --renamed-from: functions, initializers and the like may come in another order.",
+)
 @add_no_set_option()
 @add_strict_option()
 @add_profile_option()
@@ -124,6 +145,8 @@ def _verify_models(arguments: _Arguments) -> tuple[VerifiedModel, ...]:
     paths = [job.model for job in find_jobs(arguments.models)]
     if request.reference is not None and len(paths) > 1:
         raise click.UsageError(f"--reference is for one model, not {len(paths)}")
+    if request.renamed_from is not None and len(paths) > 1:
+        raise click.UsageError(f"--renamed-from is for one model, not {len(paths)}")
     verify = partial(verify_model, rules=rules, request=request)
     with open_process_pool(arguments.jobs or count_useful_processes(len(paths))) as executor:
         models = tuple(map_ordered(verify, paths, executor))
@@ -136,11 +159,16 @@ def _build_request(arguments: _Arguments) -> VerifyRequest:
         check_token_change(TokenChange(arguments.prefix))
     if (arguments.reference or arguments.dims) and not arguments.run:
         raise click.UsageError("--reference and --dim are for --run")
+    if (arguments.compare_data or arguments.up_to_order) and arguments.renamed_from is None:
+        raise click.UsageError("--compare-data and --up-to-order are for --renamed-from")
     return VerifyRequest(
         token=arguments.prefix,
         select_pattern=None if arguments.select is None else _parse_select(arguments.select),
         run_in_onnxruntime=arguments.run,
         reference=arguments.reference,
+        renamed_from=arguments.renamed_from,
+        compare_data=arguments.compare_data,
+        up_to_order=arguments.up_to_order,
         dims=parse_dim_sizes(arguments.dims),
         strict=arguments.strict,
         group_windows=not arguments.no_set,

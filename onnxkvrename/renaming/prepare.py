@@ -13,7 +13,6 @@ from onnxkvrename.model.file import (
     OpenModel,
     build_spliced_source,
     open_model,
-    splice_payloads,
     sum_piece_sizes,
 )
 from onnxkvrename.model.metadata import read_stamp, write_stamp
@@ -26,7 +25,7 @@ from onnxkvrename.renaming.output_path import (
     find_blocking_file,
     is_up_to_date,
 )
-from onnxkvrename.rules.kv_model import KvModel, ScannedModel, scan_model
+from onnxkvrename.rules.kv_model import KvModel, scan_model, splice_model
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, Options, RenameJob, report_model
@@ -133,27 +132,6 @@ def _prepare_open_model(
     if not options.check_destination:
         return prepared
     return _check_output(prepared, opened, model.data_files, options)
-
-
-def splice_model(
-    source: ByteSource, scanned: ScannedModel, *, drops_stamp: bool
-) -> tuple[tuple[Piece, ...], Signature]:
-    """Put the new names into a model.
-
-    Args:
-        source: The bytes of the model.
-        scanned: Its plan, and the occurrences of its names.
-        drops_stamp: Whether to remove the layout digest from the metadata, because the new
-            names have a different one.
-
-    Returns:
-        The pieces of the result, and the signature that reading it must give.
-    """
-    name_map = scanned.model.plan.name_map
-    pieces = splice_payloads(source, scanned.occurrences.build_edits(name_map, scanned.symbols))
-    if drops_stamp:
-        pieces = write_stamp(source, None, pieces)
-    return pieces, scanned.model.signature.apply_name_map(name_map, scanned.symbols)
 
 
 def prepare_stamp(

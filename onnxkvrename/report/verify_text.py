@@ -18,6 +18,7 @@ from onnxkvrename.rules.layer_ranges import format_layer_ranges
 from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.rules.results import Report
 from onnxkvrename.verification.dataflow import BufferFlow
+from onnxkvrename.verification.renamed_from import RenameProof
 from onnxkvrename.verification.retention_loop import RetentionRun
 from onnxkvrename.verification.verify import VerifiedModel
 
@@ -78,6 +79,22 @@ def summarize_verdict(verified: VerifiedModel) -> str:
     report = verified.report
     if report.failed:
         return "does not verify"
+    return "; ".join(_describe_proofs(verified))
+
+
+def _describe_proofs(verified: VerifiedModel) -> Iterator[str]:
+    yield _describe_retention(verified)
+    if verified.rename_proof is not None:
+        yield _describe_rename_proof(verified.rename_proof)
+    if verified.run is not None:
+        run = _format_run(verified.run)
+        if verified.reference is not None:
+            run += f", to the bit like {escape_unprintable(str(verified.reference))}"
+        yield run
+
+
+def _describe_retention(verified: VerifiedModel) -> str:
+    report = verified.report
     if not report.pairs:
         return "no KV buffer in it"
     updated = [flow for flow in verified.flows if flow.verdict == "updated"]
@@ -87,11 +104,26 @@ def summarize_verdict(verified: VerifiedModel) -> str:
     if op_types:
         most_common = (escape_unprintable(op_type) for op_type, _ in op_types.most_common())
         verdict += ", updated by " + ", ".join(most_common)
-    if verified.run is not None:
-        verdict += f"; {_format_run(verified.run)}"
-    if verified.reference is not None:
-        verdict += f", to the bit like {escape_unprintable(str(verified.reference))}"
     return verdict
+
+
+def _describe_rename_proof(proof: RenameProof) -> str:
+    """Return what was shown about a model and its source, and no more than that."""
+    equal = "the same bytes as" if proof.equality == "bytes" else "the same content as"
+    count = len(proof.names)
+    names = f"but for {count} name{'s' * (count != 1)}" if count else "with the same names"
+    text = f"{equal} {escape_unprintable(proof.source)} {names}"
+    compared = sum(digest is not None for digest in proof.data_digests.values())
+    unread = len(proof.data_digests) - compared
+    if compared:
+        text += f", {_count_files(compared)} of external data the same"
+    if unread:
+        text += f", {_count_files(unread)} of external data not read (--compare-data)"
+    return text
+
+
+def _count_files(count: int) -> str:
+    return f"{count} file{'s' * (count != 1)}"
 
 
 def _format_run(run: RetentionRun) -> str:
@@ -137,8 +169,21 @@ def _model_to_json(verified: VerifiedModel) -> dict[str, Any]:
         "pairs": [_pair_to_json(pair, flows.get(pair)) for pair in report.pairs],
         "kept": [unchanged._asdict() for unchanged in report.unchanged_names],
         "findings": [serialize_finding(finding) for finding in report.findings],
+        "renamed_from": None
+        if verified.rename_proof is None
+        else _rename_proof_to_json(verified.rename_proof),
         "run": None if verified.run is None else _run_to_json(verified.run, verified.reference),
         "error": serialize_error(report.error),
+    }
+
+
+def _rename_proof_to_json(proof: RenameProof) -> dict[str, Any]:
+    return {
+        "source": proof.source,
+        "token": proof.token,
+        "names": dict(proof.names),
+        "equal": proof.equality,
+        "data_sha256": dict(proof.data_digests),
     }
 
 

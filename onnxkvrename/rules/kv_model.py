@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from onnxkvrename.findings import Finding
 from onnxkvrename.model.external_data import DataFile, find_data_files
-from onnxkvrename.model.file import open_model
-from onnxkvrename.model.metadata import read_stamp
+from onnxkvrename.model.file import open_model, splice_payloads
+from onnxkvrename.model.metadata import read_stamp, write_stamp
 from onnxkvrename.model.occurrences import Occurrences, find_occurrences
 from onnxkvrename.model.proto_reader import read_export_info
-from onnxkvrename.model.protobuf import ByteSource
+from onnxkvrename.model.protobuf import ByteSource, Piece
 from onnxkvrename.model.signature import ExportInfo, Signature
 from onnxkvrename.rules.checks import check_model
 from onnxkvrename.rules.checks.pairs import build_no_buffers_finding
@@ -136,6 +136,27 @@ def scan_model(
     )
     symbols = rename_symbols(uses.symbols, uses.producer_op_types, plan)
     return ScannedModel(model, occurrences, symbols)
+
+
+def splice_model(
+    source: ByteSource, scanned: ScannedModel, *, drops_stamp: bool
+) -> tuple[tuple[Piece, ...], Signature]:
+    """Put the new names into a model.
+
+    Args:
+        source: The bytes of the model.
+        scanned: Its plan, and the occurrences of its names.
+        drops_stamp: Whether to remove the layout digest from the metadata, because the new
+            names have a different one.
+
+    Returns:
+        The pieces of the result, and the signature that reading it must give.
+    """
+    name_map = scanned.model.plan.name_map
+    pieces = splice_payloads(source, scanned.occurrences.build_edits(name_map, scanned.symbols))
+    if drops_stamp:
+        pieces = write_stamp(source, None, pieces)
+    return pieces, scanned.model.signature.apply_name_map(name_map, scanned.symbols)
 
 
 def read_kv_model(path: Path, rules: Rules, *, check_data: bool = True) -> KvModel:

@@ -20,6 +20,7 @@ from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, report_model
 from onnxkvrename.verification.dataflow import BufferFlow, check_buffer_flows, trace_buffer_flows
 from onnxkvrename.verification.onnx_checker import check_onnx_validity
+from onnxkvrename.verification.renamed_from import RenameProof, prove_renamed
 from onnxkvrename.verification.retention_loop import RetentionRun, RunnableModel, check_retention
 from onnxkvrename.verification.strip_weights import read_model_without_weights
 
@@ -33,6 +34,9 @@ class VerifyRequest(NamedTuple):
         run_in_onnxruntime: Whether to run the retention loop in onnxruntime.
         reference: The model that must give the same results in that loop.
         dims: Sizes of symbolic dimensions for that loop.
+        renamed_from: The model before its names were changed, which must otherwise be the same.
+        compare_data: Whether the contents of external data must be the same as well.
+        up_to_order: Whether what is found by its name may come in another order.
         strict: Whether every warning is an error.
         group_windows: Whether windows of one model are checked against each other.
     """
@@ -42,6 +46,9 @@ class VerifyRequest(NamedTuple):
     run_in_onnxruntime: bool = False
     reference: Path | None = None
     dims: Mapping[str, int] = MappingProxyType({})
+    renamed_from: Path | None = None
+    compare_data: bool = False
+    up_to_order: bool = False
     strict: bool = False
     group_windows: bool = True
 
@@ -54,6 +61,7 @@ class VerifiedModel(NamedTuple):
         flows: How each output is computed from its input.
         run: The retention loop, if it was run.
         reference: The model that gave the same results, if there was one.
+        rename_proof: The comparison with the model before its names were changed.
         model: What the checks of all models together need; ``None`` once they are done, and
             for a model that could not be read.
     """
@@ -62,6 +70,7 @@ class VerifiedModel(NamedTuple):
     flows: tuple[BufferFlow, ...] = ()
     run: RetentionRun | None = None
     reference: Path | None = None
+    rename_proof: RenameProof | None = None
     model: KvModel | None = None
 
 
@@ -78,13 +87,15 @@ def verify_model(path: Path, rules: Rules, request: VerifyRequest) -> VerifiedMo
 
     Raises:
         RulesError: A template of the rules makes names that could not be undone.
-        KvRenameError: onnxruntime is missing, or the reference cannot be read.
+        KvRenameError: onnxruntime is missing, or the reference or the source cannot be read.
     """
     try:
         with open_model(path) as opened:
             verified = _verify_open_model(opened, rules, request)
     except ModelError as error:
         return VerifiedModel(ModelReport(str(path), str(path), "failed", error=error))
+    if request.renamed_from is not None:
+        verified = _compare_with_source(verified, path, request.renamed_from, rules, request)
     if not request.run_in_onnxruntime:
         return verified
     report = verified.report
@@ -93,6 +104,18 @@ def verify_model(path: Path, rules: Rules, request: VerifyRequest) -> VerifiedMo
         run=run,
         reference=request.reference if run is not None and not findings else None,
         report=report._replace(findings=(*report.findings, *findings)),
+    )
+
+
+def _compare_with_source(
+    verified: VerifiedModel, path: Path, source: Path, rules: Rules, request: VerifyRequest
+) -> VerifiedModel:
+    proof, findings = prove_renamed(
+        path, source, rules, compare_data=request.compare_data, up_to_order=request.up_to_order
+    )
+    report = verified.report
+    return verified._replace(
+        rename_proof=proof, report=report._replace(findings=(*report.findings, *findings))
     )
 
 

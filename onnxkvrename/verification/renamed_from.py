@@ -1,0 +1,206 @@
+"""Prove that a model is another one with new names of KV buffers, and nothing else.
+
+The source is renamed once more, without writing it, and the result compared with the given
+model: at the speed of reading both, whatever tool has made it. Only where bytes differ are
+the two compared as messages, to tell what differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.model.external_data import DataFile
+from onnxkvrename.model.file import (
+    OpenModel,
+    build_spliced_source,
+    open_model,
+    read_pieces,
+    sum_piece_sizes,
+)
+from onnxkvrename.model.metadata import read_stamp, write_stamp
+from onnxkvrename.model.protobuf import ByteSource, Piece
+from onnxkvrename.rules.kv_model import KvModel, ScannedModel, scan_model, splice_model
+from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.storage.read import OpenFile, open_file, read_chunks
+
+Equality = Literal["bytes", "content", "different"]
+
+_CODES = {"content": "KV121", "order": "KV121", "encoding": "KV122"}
+_HINTS = {
+    "content": "rename the source again: what wrote this file changed more than names",
+    "order": "--up-to-order accepts another order of what is found by its name",
+    "encoding": "every reader sees the same model; only a comparison of bytes tells them apart",
+}
+
+
+class RenameProof(NamedTuple):
+    """A model, held against the source that it is said to be renamed from.
+
+    Attributes:
+        source: The path of the source.
+        token: The token of the model; empty for none.
+        names: The names that changed, new by old.
+        equality: Whether the model has the bytes of the renamed source, the same content
+            written in another way, or another content.
+        data_digests: The SHA-256 of each file of external data, by its location, where both
+            sides have the same; `None` where only the references were compared.
+    """
+
+    source: str
+    token: str
+    names: Mapping[str, str]
+    equality: Equality
+    data_digests: Mapping[str, str | None]
+
+
+def prove_renamed(
+    path: Path, source_path: Path, rules: Rules, *, compare_data: bool, up_to_order: bool
+) -> tuple[RenameProof, tuple[Finding, ...]]:
+    """Prove that a model is the renamed source, to the byte, or list what differs.
+
+    Args:
+        path: The model.
+        source_path: The model before its names were changed.
+        rules: The rules that tell KV names and how a token goes into them.
+        compare_data: Compare the contents of external data, not only the references.
+        up_to_order: Accept another order of what is found by its name: functions,
+            initializers, value infos, metadata.
+
+    Returns:
+        The proof, and a finding KV121 or KV122 for each place of the schema that differs.
+
+    Raises:
+        ModelError: One of the files cannot be read, or is not a model.
+        RulesError: A template of the rules makes names that could not be undone.
+    """
+    with open_model(path) as result, open_model(source_path) as source:
+        model = scan_model(
+            result.source, result.signature, path, rules, check_data=compare_data
+        ).model
+        scanned = _plan_source(model, source, rules, check_data=compare_data)
+        pieces = _build_expected_pieces(result.source, source.source, scanned)
+        findings = list(_find_refusals(scanned.model))
+        equality: Equality = "different" if findings else "bytes"
+        if not _has_pieces(result.file, source.file, pieces):
+            findings += _list_differences(
+                build_spliced_source(source.source, pieces), result.source, up_to_order
+            )
+            is_different = any(finding.code == "KV121" for finding in findings)
+            equality = "different" if is_different else "content"
+    locations = scanned.model.data_locations
+    digests: Mapping[str, str | None] = dict.fromkeys(locations)
+    if compare_data:
+        digests, data_findings = _compare_data_files(locations, scanned.model, model)
+        findings += data_findings
+        equality = "different" if data_findings else equality
+    plan = scanned.model.plan
+    token = plan.token_change.final_token
+    return (
+        RenameProof(str(source_path), token, plan.name_map, equality, digests),
+        tuple(findings),
+    )
+
+
+def _plan_source(
+    model: KvModel, source: OpenModel, rules: Rules, *, check_data: bool
+) -> ScannedModel:
+    """Plan the change of token that leads from the source to the names of a model."""
+    token = model.plan.token_change.token
+    scans = []
+    for normalize in (False, True):
+        change = TokenChange(token, strip=not token, replace=True, normalize=normalize)
+        scanned = scan_model(
+            source.source, source.signature, source.file.path, rules, change, check_data=check_data
+        )
+        names = scanned.model.plan.name_map
+        if source.signature.apply_name_map(names, scanned.symbols) == model.signature:
+            return scanned
+        scans.append(scanned)
+    return scans[0]
+
+
+def _build_expected_pieces(
+    result: ByteSource, source: ByteSource, scanned: ScannedModel
+) -> tuple[Piece, ...]:
+    """Return the renamed source, with the stamp of the result if that has another one."""
+    pieces, _ = splice_model(source, scanned, drops_stamp=False)
+    stamp = read_stamp(result)
+    return pieces if stamp == read_stamp(source) else write_stamp(source, stamp, pieces)
+
+
+def _find_refusals(source: KvModel) -> Iterator[Finding]:
+    """Yield a finding for each reason why the source cannot have these names."""
+    for finding in source.findings:
+        if finding.code == "KV201":
+            yield build_finding(
+                "KV121", finding.name, f"cannot be renamed: {finding.message}", finding.hint
+            )
+
+
+def _has_pieces(result: OpenFile, source: OpenFile, pieces: Sequence[Piece]) -> bool:
+    """Return whether a file consists of these pieces of another one."""
+    if result.size != sum_piece_sizes(pieces):
+        return False
+    offset = 0
+    for part in read_pieces(source, pieces):
+        if result.read(offset, len(part)) != part:
+            return False
+        offset += len(part)
+    return True
+
+
+def _list_differences(
+    expected: ByteSource, actual: ByteSource, up_to_order: bool
+) -> Iterator[Finding]:
+    """Yield a finding for each place of the schema where two models differ."""
+    from onnxkvrename.model.message_diff import compare_models
+
+    differences = compare_models(expected, actual)
+    for kind, path, total, places in differences:
+        if kind == "order" and up_to_order:
+            continue
+        more = f"; {total:,} in all" if total > len(places) else ""
+        yield build_finding(_CODES[kind], path, "; ".join(places) + more, _HINTS[kind])
+    if not differences:
+        message = "some tags or lengths are written in another way"
+        yield build_finding("KV122", "", message, _HINTS["encoding"])
+
+
+def _compare_data_files(
+    locations: Sequence[str], source: KvModel, result: KvModel
+) -> tuple[dict[str, str | None], list[Finding]]:
+    """Return the digest of each file that both sides have, and a finding for each other one."""
+    digests: dict[str, str | None] = {}
+    findings = []
+    sides = [{file.location: file for file in model.data_files} for model in (source, result)]
+    for location in locations:
+        files = [side.get(location) for side in sides]
+        values = [None if file is None else _hash_file(file) for file in files]
+        digests[location] = values[0] if values[0] == values[1] else None
+        if None in values:
+            missing = (source, result)[values.index(None)].path
+            message = f"cannot be compared: {missing} has no such data that can be read"
+            findings.append(build_finding("KV121", location, message, "put it beside the model"))
+        elif values[0] != values[1]:
+            findings.append(
+                build_finding(
+                    "KV121",
+                    location,
+                    f"is not the data of the source: SHA-256 {values[1]}, there {values[0]}",
+                    "copy the data of the source beside this model",
+                )
+            )
+    return digests, findings
+
+
+def _hash_file(file: DataFile) -> str:
+    digest = hashlib.sha256()
+    with open_file(file.path) as opened:
+        for chunk in read_chunks(opened, 0, opened.size):
+            digest.update(chunk)
+    return digest.hexdigest()

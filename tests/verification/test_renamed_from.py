@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+from conftest import Run
+from models import KEY, branch, decoder, graph, info, node, saved, tensor, written
+from onnx import ModelProto, TensorProto
+from test_fidelity import MODELS
+
+from onnxkvrename import load_rules, rename, verify
+from onnxkvrename.errors import KvRenameError
+from onnxkvrename.model.file import join_pieces, read_model_signature, splice_payloads
+from onnxkvrename.model.protobuf import ByteSource
+from onnxkvrename.rules.kv_model import scan_model
+from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.verification.renamed_from import RenameProof, prove_renamed
+
+QEFF = load_rules()
+
+
+def prove(
+    path: Path, source: Path, *, compare_data: bool = False, up_to_order: bool = False
+) -> tuple[RenameProof, list[str]]:
+    """The proof, and the codes and places of its findings."""
+    proof, findings = prove_renamed(
+        path, source, QEFF, compare_data=compare_data, up_to_order=up_to_order
+    )
+    return proof, [f"{finding.code} {finding.name}" for finding in findings]
+
+
+def rename_copy(model: ModelProto, folder: Path, token: str = "VLLM") -> tuple[Path, Path]:
+    """A model, and what a rename of it gives."""
+    source, result = saved(model, folder / "source.onnx"), folder / "result.onnx"
+    rename(source, token, output=result)
+    return source, result
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
+def test_a_rename_is_proved_to_the_byte_and_so_is_the_way_back(
+    make: Callable[[], ModelProto], tmp_path: Path
+):
+    source, result = rename_copy(make(), tmp_path)
+    proof, findings = prove(result, source)
+    assert (proof.equality, proof.token, findings) == ("bytes", "VLLM", [])
+    assert proof.names[KEY] == f"{KEY}_VLLM"
+    if make.__name__ == "shadowed":
+        return  # --strip refuses it
+    back, findings = prove(source, result)
+    assert (back.equality, back.token, findings) == ("bytes", "", [])
+
+
+def test_one_token_in_the_place_of_another_is_proved(tmp_path: Path):
+    source, first = rename_copy(decoder(), tmp_path)
+    second = tmp_path / "second.onnx"
+    rename(source, "other", output=second)
+    proof, findings = prove(second, first)
+    assert (proof.equality, findings) == ("bytes", [])
+    assert proof.names[f"{KEY}_VLLM"] == f"{KEY}_other"
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
+def test_each_place_that_a_tool_forgets_is_found(make: Callable[[], ModelProto], tmp_path: Path):
+    raw = make().SerializeToString()
+    source = saved(raw, tmp_path / "source.onnx")
+    reader = ByteSource.from_bytes(raw)
+    scanned = scan_model(
+        reader, read_model_signature(reader), source, QEFF, TokenChange("VLLM"), check_data=False
+    )
+    edits = scanned.occurrences.build_edits(scanned.model.plan.name_map, scanned.symbols)
+    assert len(edits) > 4
+    for forgotten in range(len(edits)):
+        others = [edit for index, edit in enumerate(edits) if index != forgotten]
+        result = join_pieces(reader, splice_payloads(reader, others))
+        proof, findings = prove(saved(result, tmp_path / "result.onnx"), source)
+        assert proof.equality == "different"
+        assert any(finding.startswith("KV121") for finding in findings)
+
+
+def rich_model() -> ModelProto:
+    function = onnx.helper.make_function(
+        "local", KEY, [KEY], ["b"], [node("Add", [KEY, KEY], ["b"])], []
+    )
+    twin = onnx.helper.make_function("local", "Twin", ["a"], ["b"], [], [])
+    model = decoder(branch(graph(node("Identity", [KEY], ["copy"]))), functions=(function, twin))
+    model.graph.initializer.extend([tensor("w", 1.0, 2.0), tensor("v", 3.0)])
+    model.graph.value_info.extend([info(KEY), info("copy")])
+    model.graph.doc_string = "kept"
+    model.metadata_props.add(key="author", value="nobody")
+    return model
+
+
+FAULTS: dict[str, tuple[Callable[[ModelProto], object], str]] = {
+    "a function's parameter that was renamed": (
+        lambda m: m.functions[0].input.__setitem__(0, f"{KEY}_VLLM"),
+        "KV121 functions.input",
+    ),
+    "metadata that were dropped": (
+        lambda m: m.ClearField("metadata_props"),
+        "KV121 metadata_props",
+    ),
+    "a doc string that was dropped": (
+        lambda m: m.graph.ClearField("doc_string"),
+        "KV121 graph.doc_string",
+    ),
+    "value_info that was dropped": (
+        lambda m: m.graph.ClearField("value_info"),
+        "KV121 graph.value_info",
+    ),
+    "a weight that changed": (
+        lambda m: m.graph.initializer[0].float_data.__setitem__(1, 2.5),
+        "KV121 graph.initializer.float_data",
+    ),
+    "a name that is no buffer's": (
+        lambda m: setattr(m.graph.initializer[1], "name", "v_VLLM"),
+        "KV121 graph.initializer",
+    ),
+    "a tool that signs its work": (
+        lambda m: setattr(m, "producer_name", "tool"),
+        "KV121 producer_name",
+    ),
+    "functions in another order": (lambda m: m.functions.reverse(), "KV121 functions"),
+    "initializers in another order": (
+        lambda m: m.graph.initializer.reverse(),
+        "KV121 graph.initializer",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fault", "finding"), FAULTS.values(), ids=FAULTS.keys())
+def test_what_other_tools_lose_is_found(
+    fault: Callable[[ModelProto], object], finding: str, tmp_path: Path
+):
+    source, result = rename_copy(rich_model(), tmp_path)
+    model = onnx.load(result)
+    fault(model)
+    proof, findings = prove(saved(model, result), source)
+    assert proof.equality == "different"
+    assert finding in findings
+
+
+def test_another_order_of_what_is_found_by_name_may_be_accepted(tmp_path: Path):
+    source, result = rename_copy(rich_model(), tmp_path)
+    model = onnx.load(result)
+    model.functions.reverse()
+    model.graph.initializer.reverse()
+    proof, findings = prove(saved(model, result), source, up_to_order=True)
+    assert (proof.equality, findings) == ("content", [])
+
+
+def test_the_same_content_in_other_bytes_is_a_warning(tmp_path: Path):
+    source, result = rename_copy(decoder(), tmp_path)
+    saved(written(onnx.load(result), width=5), result)
+    proof, findings = prove(result, source)
+    assert proof.equality == "content"
+    assert {finding[:5] for finding in findings} == {"KV122"}
+
+
+def test_a_stamp_that_came_after_the_rename_is_no_difference(tmp_path: Path, run: Run):
+    source, result = rename_copy(decoder(), tmp_path)
+    assert run("manifest", result, "--stamp", "-o", tmp_path / "m.json").code == 0
+    proof, findings = prove(result, source)
+    assert (proof.equality, findings) == ("bytes", [])
+
+
+def with_external_data(folder: Path) -> Path:
+    """A model whose one weight lies beside it."""
+    folder.mkdir()
+    (folder / "w.bin").write_bytes(bytes(range(16)))
+    model = decoder()
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4])
+    weight.data_location = TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="w.bin")
+    model.graph.initializer.append(weight)
+    return saved(model, folder / "model.onnx")
+
+
+def test_external_data_are_compared_when_that_is_asked_for(tmp_path: Path, run: Run):
+    source = with_external_data(tmp_path / "source")
+    result = tmp_path / "result" / "model.onnx"
+    rename(source, "VLLM", output=result)
+    digest = hashlib.sha256(bytes(range(16))).hexdigest()
+    assert prove(result, source)[0].data_digests == {"w.bin": None}
+    assert prove(result, source, compare_data=True)[0].data_digests == {"w.bin": digest}
+
+    (result.parent / "w.bin").write_bytes(bytes(16))
+    assert prove(result, source)[0].equality == "bytes"  # of the model: the data were not read
+    proof, findings = prove(result, source, compare_data=True)
+    assert (proof.equality, findings) == ("different", ["KV121 w.bin"])
+
+    (source.parent / "w.bin").unlink()
+    _, findings = prove(result, source, compare_data=True)
+    assert findings == ["KV121 w.bin"]
+
+
+def test_the_command_says_what_was_compared_and_no_more(tmp_path: Path, run: Run):
+    source = with_external_data(tmp_path / "source")
+    result = tmp_path / "result" / "model.onnx"
+    rename(source, "VLLM", output=result)
+    outcome = run("verify", result, "--renamed-from", source)
+    assert outcome.code == 0
+    assert f"the same bytes as {source} but for 4 names" in outcome.out
+    assert "1 file of external data not read (--compare-data)" in outcome.out
+    outcome = run("verify", result, "--renamed-from", source, "--compare-data")
+    assert "1 file of external data the same" in outcome.out
+
+    shutil.copy(source, result)
+    model = onnx.load(result, load_external_data=False)
+    model.graph.node[0].op_type = "Mul"
+    saved(model, result)
+    outcome = run("verify", result, "--renamed-from", source)
+    assert outcome.code == 1
+    assert "KV121: graph.node.op_type graph.node[0] (Add write_key).op_type: 'Mul'" in outcome.err
+
+
+def test_options_that_need_a_source_say_so(tmp_path: Path, run: Run):
+    model = saved(decoder(), tmp_path / "model.onnx")
+    for option in ("--compare-data", "--up-to-order"):
+        outcome = run("verify", model, option)
+        assert (outcome.code, "--renamed-from" in outcome.err) == (2, True)
+    other = saved(decoder(), tmp_path / "other.onnx")
+    assert run("verify", model, other, "--renamed-from", model).code == 2
+
+
+def test_a_source_that_is_no_model_is_an_error(tmp_path: Path):
+    model = saved(decoder(), tmp_path / "model.onnx")
+    with pytest.raises(KvRenameError, match="no such file"):
+        prove(model, tmp_path / "missing.onnx")
+
+
+def test_the_library_offers_the_proof(tmp_path: Path):
+    source, result = rename_copy(decoder(), tmp_path)
+    verified = verify(result, renamed_from=source, compare_data=True)
+    assert verified.rename_proof is not None
+    assert verified.rename_proof.equality == "bytes"
+    with pytest.raises(ValueError, match="renamed_from"):
+        verify(result, up_to_order=True)
