@@ -16,6 +16,7 @@ from pathlib import Path
 import onnx
 import onnx.helper
 import pytest
+from faults.fuzz_models import fuzz_model
 from google.protobuf.message import DecodeError, Message
 from models import (
     FORMS,
@@ -37,7 +38,7 @@ from models import (
 )
 from onnx import AttributeProto, ModelProto, TensorProto
 
-from onnxkvrename import ModelError, rename
+from onnxkvrename import KvRenameError, ModelError, rename
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 # Where a name lives, and where it only looks so
@@ -120,6 +121,25 @@ def shadowed() -> ModelProto:
     return decoder(branch(body), node("Loop", ["", "flag"], ["looped"], body=loop))
 
 
+def merged() -> ModelProto:
+    """Two decoders in the branches of an If, whose outputs are called as the outer ones."""
+    bodies = [
+        graph(
+            node("Add", [KEY, "x"], [KEY_OUT]),
+            node(op_type, [VALUE, "x"], [VALUE_OUT]),
+            outputs=(KEY_OUT, VALUE_OUT),
+        )
+        for op_type in ("Add", "Sub")
+    ]
+    model = decoder()
+    del model.graph.node[:2]
+    choice = node(
+        "If", ["flag"], [KEY_OUT, VALUE_OUT], then_branch=bodies[0], else_branch=bodies[1]
+    )
+    model.graph.node.insert(0, choice)
+    return model
+
+
 def in_functions() -> ModelProto:
     body = [node("Add", [KEY, "x"], [KEY_OUT]), branch(graph(node("Relu", [KEY], ["y"])))]
     opsets = [onnx.helper.make_opsetid("", 18)]
@@ -192,7 +212,7 @@ MODELS: dict[str, Callable[[], ModelProto]] = {
     for make in (
         *(decoder, in_value_info, with_a_default, quantized, sharded, trained),
         *(captured, captured_below, captured_as_deep_as_can_be, captured_by_a_list_of_graphs),
-        *(shadowed, in_functions, in_prose, in_data, of_other_types, from_a_newer_onnx),
+        *(shadowed, merged, in_functions, in_prose, in_data, of_other_types, from_a_newer_onnx),
     )
 }
 
@@ -210,11 +230,7 @@ def test_a_model_changes_its_names_and_nothing_else(
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
-@pytest.mark.parametrize(
-    "make",
-    [make for make in MODELS.values() if make is not shadowed],
-    ids=lambda make: make.__name__,
-)
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
 def test_taking_the_token_out_gives_back_the_old_model(
     make: Callable[[], ModelProto], form: Callable[[Message], bytes], tmp_path: Path
 ):
@@ -223,12 +239,57 @@ def test_taking_the_token_out_gives_back_the_old_model(
     assert path.read_bytes() == form(make())
 
 
-def test_no_value_is_given_a_name_that_a_subgraph_defines(tmp_path: Path):
-    """Even where nothing would be captured: onnx refuses a graph that hides an outer name."""
-    path = saved(patched(shadowed()), tmp_path / "model.onnx")
+def hidden(name: str) -> ModelProto:
+    """A model with a branch that calls a value of its own as an input of the main graph."""
+    return decoder(branch(graph(node("Relu", ["x"], [name]))))
+
+
+def test_no_name_is_given_that_a_subgraph_hides(tmp_path: Path):
+    """Even where nothing would be captured: onnx and onnxruntime refuse such a graph."""
+    path = saved(hidden(f"{KEY}_VLLM"), tmp_path / "model.onnx")
+    report = rename(path, "VLLM")
+    assert report.status == "failed"
+    (finding,) = report.findings
+    assert (finding.code, finding.severity) == ("KV201", "error")
+
+
+def test_what_was_hidden_before_is_hidden_again_with_a_warning(tmp_path: Path):
+    before = hidden(KEY).SerializeToString()
+    path = saved(before, tmp_path / "model.onnx")
+    assert rename(path, "VLLM").findings == ()
     report = rename(path, strip=True)
+    assert path.read_bytes() == before
+    (finding,) = report.findings
+    assert (finding.code, finding.severity) == ("KV201", "warning")
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_a_name_is_not_given_where_a_subgraph_would_capture_it(depth: int, tmp_path: Path):
+    """The innermost graph reads the buffer, and a graph around it defines the new name."""
+    inner = graph(node("Identity", [KEY], ["y"]))
+    for _ in range(depth - 1):
+        inner = graph(branch(inner))
+    around = graph(node("Relu", ["x"], [f"{KEY}_VLLM"]), branch(inner))
+    path = saved(decoder(branch(around)), tmp_path / "model.onnx")
+    report = rename(path, "VLLM")
     assert report.status == "failed"
     assert {finding.code for finding in report.findings} == {"KV201"}
+
+
+def test_random_models_that_are_renamed_come_back_to_the_byte(tmp_path: Path):
+    renamed = 0
+    for seed in range(200):
+        before = fuzz_model(seed)
+        path = saved(before, tmp_path / "model.onnx")
+        try:
+            if rename(path, "VLLM").status != "renamed":
+                continue
+        except KvRenameError:
+            continue
+        renamed += 1
+        rename(path, strip=True)
+        assert path.read_bytes() == before, seed
+    assert renamed > 40
 
 
 def test_symbols_made_of_an_outputs_name_follow_and_others_stay(tmp_path: Path):

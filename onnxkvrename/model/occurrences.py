@@ -7,7 +7,7 @@ their own, so names in them do not count; they are walked only for external data
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -87,8 +87,6 @@ class Occurrences(NamedTuple):
             names: New names of values by their old ones.
         """
         main = self.in_main_graph
-        renamed_starts = {item.record.start for item in main if item.name in names}
-        new_names = set(names.values())
         return NameUses(
             producer_op_types={
                 item.name: item.op_type
@@ -102,11 +100,54 @@ class Occurrences(NamedTuple):
             ),
             symbols=frozenset(symbol for symbol, _ in self.symbols),
             taken_names={
-                item.name: _describe_occurrence(item)
-                for item in self.occurrences
-                if item.name in new_names and item.record.start not in renamed_starts
+                item.name: _describe_occurrence(item) for item in self._find_clashes(names)
+            },
+            hidden_names={
+                item.name: _describe_occurrence(item) for item in self._find_hiding(names)
             },
         )
+
+    def _find_clashes(self, names: Mapping[str, str]) -> Iterator[Occurrence]:
+        """Yield what would come to denote another value than now, or capture one.
+
+        That is each occurrence of a new name that belongs to the main graph and keeps its
+        name, and each definition in a subgraph that lies between a renamed occurrence and
+        the main graph.
+        """
+        new_names = set(names.values())
+        definitions = {
+            (item.scope, item.name): item
+            for item in self.occurrences
+            if item.scope > 0 and item.is_definition and item.name in new_names
+        }
+        for item in self.in_main_graph:
+            new_name = names.get(item.name)
+            if new_name is None:
+                if item.name in new_names:
+                    yield item
+                continue
+            scope = item.scope
+            while scope > 0 and definitions:
+                if (scope, new_name) in definitions:
+                    yield definitions[scope, new_name]
+                scope = self.parent_scopes[scope]
+
+    def _find_hiding(self, names: Mapping[str, str]) -> Iterator[Occurrence]:
+        """Yield definitions of new names in subgraphs that see the renamed value.
+
+        A subgraph sees the inputs and initializers of the main graph, and what nodes before
+        its own node produce. So a branch may call its output as the node calls its own.
+        """
+        old_names = {new: old for old, new in names.items()}
+        definitions: dict[str, list[Occurrence]] = {}
+        for item in self.in_main_graph:
+            if item.is_definition and item.scope == 0 and item.name in names:
+                definitions.setdefault(item.name, []).append(item)
+        for item in self.occurrences:
+            if item.scope > 0 and item.is_definition and item.name in old_names:
+                outer = definitions.get(old_names[item.name], ())
+                if any(_is_visible(definition, item) for definition in outer):
+                    yield item
 
     def build_edits(
         self, names: Mapping[str, str], symbols: Mapping[str, str]
@@ -124,6 +165,14 @@ class Occurrences(NamedTuple):
             for new_name, record in chain(values, dims)
             if new_name is not None
         ]
+
+
+def _is_visible(definition: Occurrence, inner: Occurrence) -> bool:
+    """Return whether a value of the main graph exists where a subgraph defines one."""
+    node = definition.record.parent
+    if definition.role != "produces" or node is None:
+        return True
+    return node.end <= inner.record.start
 
 
 def _describe_occurrence(occurrence: Occurrence) -> str:

@@ -84,13 +84,19 @@ class NameUses(NamedTuple):
         producer_op_types: The op type of the node that produces each value of the main graph.
         read_names: The values that some node reads, also those that subgraphs capture.
         symbols: Symbols of dimensions that may be derived from a name.
-        taken_names: New names that the graph has already, with a description of where.
+        taken_names: New names that cannot be given, with a description of the value that has
+            the name already: two values would become one, or a subgraph would read another
+            value than before.
+        hidden_names: New names that a subgraph defines as well, with a description of where.
+            Every node reads what it read before, but onnx and onnxruntime refuse a graph that
+            hides an outer name.
     """
 
     producer_op_types: Mapping[str, str] = MappingProxyType({})
     read_names: frozenset[str] = frozenset()
     symbols: frozenset[str] = frozenset()
     taken_names: Mapping[str, str] = MappingProxyType({})
+    hidden_names: Mapping[str, str] = MappingProxyType({})
 
 
 def is_shape_compatible(first: tuple[Dim, ...], second: tuple[Dim, ...]) -> bool:

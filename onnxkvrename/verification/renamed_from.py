@@ -136,7 +136,7 @@ def _build_expected_pieces(
 def _find_refusals(source: KvModel) -> Iterator[Finding]:
     """Yield a finding for each reason why the source cannot have these names."""
     for finding in source.findings:
-        if finding.code == "KV201":
+        if finding.code == "KV201" and finding.severity == "error":
             yield build_finding(
                 "KV121", finding.name, f"cannot be renamed: {finding.message}", finding.hint
             )

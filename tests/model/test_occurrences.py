@@ -241,6 +241,25 @@ def test_a_new_name_that_stands_somewhere_is_taken(model: ModelProto, where: str
     assert told.taken_names[NEW].startswith(where)
 
 
+def test_a_subgraph_may_define_a_new_name_that_it_does_not_see():
+    body = graph(node("Relu", ["x"], [f"{KEY}_T"]))
+    uses = survey(decoder(branch(body)), KEY, f"{KEY}_T").build_name_uses({KEY: f"{KEY}_T"})
+    assert (uses.taken_names, list(uses.hidden_names)) == ({}, [f"{KEY}_T"])
+
+    choice = node("If", ["flag"], [KEY_OUT], then_branch=graph(node("Relu", ["x"], [NEW])))
+    model = decoder()
+    model.graph.node[0].CopyFrom(choice)
+    uses = survey(model, KEY_OUT, NEW).build_name_uses({KEY_OUT: NEW})
+    assert (uses.taken_names, uses.hidden_names) == ({}, {})
+
+
+def test_a_subgraph_that_would_capture_a_new_name_has_taken_it():
+    inner = branch(graph(node("Relu", [KEY], ["y"])), "inner")
+    body = graph(node("Relu", ["x"], [f"{KEY}_T"]), inner)
+    uses = survey(decoder(branch(body)), KEY, f"{KEY}_T").build_name_uses({KEY: f"{KEY}_T"})
+    assert uses.taken_names == {f"{KEY}_T": "what a Relu node produces in a subgraph"}
+
+
 def test_a_name_that_moves_away_is_not_taken():
     assert survey(decoder(), KEY, VALUE).build_name_uses({KEY: VALUE, VALUE: KEY}).taken_names == {}
 

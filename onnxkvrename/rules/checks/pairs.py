@@ -208,6 +208,17 @@ def _check_collisions(plan: RenamePlan, uses: NameUses) -> Iterator[Finding]:
             f"is already {use}",
             "choose another token, or rename that value first",
         )
+    for new_name, use in uses.hidden_names.items():
+        if new_name in uses.taken_names:
+            continue
+        finding = build_finding(
+            "KV201",
+            new_name,
+            f"is already {use}, which onnx and onnxruntime refuse",
+            "choose another token, or rename that value first",
+        )
+        # Taking a token out may give back a model that was like this before.
+        yield finding._replace(severity="warning") if plan.token_change.strip else finding
     for symbol in sorted(find_conflicting_symbols(uses.symbols, uses.producer_op_types, plan)):
         yield build_finding(
             "KV201",
