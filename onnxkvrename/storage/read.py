@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -62,8 +63,17 @@ class OpenFile:
         Raises:
             ModelError: The file cannot be read.
         """
-        with _translate_read_errors(self.path):
+        with translate_read_errors(self.path):
             return read_at(self.descriptor, offset, size)
+
+    def list_attributes(self) -> list[str]:
+        """Return the names of the extended attributes; none where there cannot be any.
+
+        Raises:
+            ModelError: They cannot be read.
+        """
+        with translate_read_errors(self.path):
+            return list_attributes(self.descriptor)
 
 
 @contextmanager
@@ -74,10 +84,10 @@ def open_file(path: Path) -> Iterator[OpenFile]:
         ModelError: There is no such file, it is not regular, or it cannot be read.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    with _translate_read_errors(path):
+    with translate_read_errors(path):
         descriptor = os.open(path, flags | getattr(os, "O_CLOEXEC", 0))
     try:
-        with _translate_read_errors(path):
+        with translate_read_errors(path):
             status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             kind = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
@@ -115,14 +125,14 @@ def read_text_file(path: Path, limit: int = 1 << 20) -> str:
 
 
 @contextmanager
-def _translate_read_errors(path: Path) -> Iterator[None]:
+def translate_read_errors(path: Path) -> Iterator[None]:
     """Turn an OSError of the context into a :class:`ModelError` about `path`."""
     try:
         yield
     except FileNotFoundError:
         raise ModelError("no such file", path=str(path)) from None
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
+        reason = (isinstance(error, OSError) and error.strerror) or error
         raise ModelError(f"cannot be read: {reason}", path=str(path)) from None
 
 
@@ -140,6 +150,22 @@ def read_at(descriptor: int, offset: int, size: int) -> bytes:
         parts.append(part)
         offset, size = offset + len(part), size - len(part)
     return b"".join(parts) if len(parts) != 1 else parts[0]
+
+
+def list_attributes(descriptor: int) -> list[str]:
+    """Return the names of a file's extended attributes; none where there cannot be any.
+
+    Raises:
+        OSError: They cannot be read.
+    """
+    if not hasattr(os, "listxattr"):
+        return []
+    try:
+        return os.listxattr(descriptor)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
+            return []
+        raise
 
 
 def has_content(path: Path, size: int, parts: Iterable[bytes]) -> bool:

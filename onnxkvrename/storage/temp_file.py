@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import WriteError
 from onnxkvrename.storage.copy import copy_range, write_all
-from onnxkvrename.storage.read import OpenFile, close_quietly, read_at
+from onnxkvrename.storage.read import OpenFile, close_quietly, list_attributes, read_at
 
 TEMP_PREFIX = ".onnxkvrename-"
 """Start of every temporary name. None ends in `.onnx`: some exporters take any file in a
@@ -26,6 +26,8 @@ window's directory that does."""
 LOCK_SUFFIX = "lock"
 """End of the name of a lock."""
 _TEMP_PREFIX_LENGTH = len(TEMP_PREFIX) + 9
+_NOT_KEPT_ERRNOS = (errno.EPERM, errno.EACCES, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+"""Errors of an owner or an access control list that the user or the file system cannot set."""
 _NO_LINK_ERRNOS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 _SPACE_HINTS = ("free some space, or write elsewhere with -o", "free some space")
@@ -204,41 +206,69 @@ class TempFile:
                     progress(copied)
 
     def copy_attributes(self, source: OpenFile, *, owner: bool, force: bool) -> None:
-        """Take over mode and extended attributes of a file.
+        """Take over permission bits and extended attributes, so that nobody gains a right.
+
+        Set-user-ID, set-group-ID and sticky bits are never taken over. With the owner,
+        everything else is: access control list, capabilities, labels. Without it, only
+        `user.*` attributes are, and permissions that depend on the group or on an access
+        control list are cut to those that everyone had.
 
         Args:
-            source: That file.
-            owner: Take over its owner and group as well.
-            force: Go on if the owner cannot be kept.
+            source: The file to take them from.
+            owner: Take over its owner and group as well; this file replaces it.
+            force: Go on if owner and access control list cannot be kept.
 
         Raises:
-            WriteError: The owner cannot be kept, and `force` is not set.
+            ModelError: The attributes of the source cannot be read.
+            WriteError: The owner or the access control list cannot be kept, and `force` is
+                not set.
         """
         if not hasattr(os, "fchown"):
             return
+        # In this order: a change of the owner removes capabilities, and until the permissions
+        # are final, only the owner may read the file.
         with translate_write_errors(self.display_path):
             if owner:
-                self._copy_owner(source.status, force=force)
-            os.fchmod(self.descriptor, stat.S_IMODE(source.status.st_mode))
-        with suppress(OSError):  # not every file system has them
-            for name in os.listxattr(source.descriptor) if hasattr(os, "listxattr") else ():
-                with suppress(OSError):  # and not every user may set every one
-                    os.setxattr(self.descriptor, name, os.getxattr(source.descriptor, name))
+                owner = self._try_to_keep("its owner", self._copy_owner, source, force=force)
+            if not (source.list_attributes() or list_attributes(self.descriptor)):
+                same_group = os.fstat(self.descriptor).st_gid == source.status.st_gid
+                mode = source.status.st_mode
+                os.fchmod(self.descriptor, mode & 0o777 if same_group else cut_permissions(mode))
+                return
+            from onnxkvrename.storage import attributes  # most files have none
 
-    def _copy_owner(self, status: os.stat_result, *, force: bool) -> None:
-        current = os.fstat(self.descriptor)
-        if (current.st_uid, current.st_gid) == (status.st_uid, status.st_gid):
-            return
+            if owner:
+                owner = self._try_to_keep(
+                    "its access control list", attributes.copy_access_list, source, force=force
+                )
+            os.fchmod(self.descriptor, attributes.find_mode(source, self.descriptor, owner=owner))
+            attributes.copy_attributes(source, self.descriptor, keep_all=owner)
+
+    def _try_to_keep(
+        self, what: str, copy: Callable[[OpenFile, int], None], source: OpenFile, *, force: bool
+    ) -> bool:
+        """Copy something of the source; return whether that is allowed, or raise."""
         try:
-            os.fchown(self.descriptor, status.st_uid, status.st_gid)
-        except PermissionError:
+            copy(source, self.descriptor)
+        except OSError as error:
+            if error.errno not in _NOT_KEPT_ERRNOS:
+                raise
             if not force:
                 raise WriteError(
-                    "its owner could not be kept",
+                    f"{what} could not be kept: {error.strerror}",
                     path=str(self.display_path),
                     hint="write elsewhere with -o or -d, or use --force",
                     in_place_hint="use --force",
                 ) from None
+            return False
+        return True
+
+    @staticmethod
+    def _copy_owner(source: OpenFile, target: int) -> None:
+        owner = (source.status.st_uid, source.status.st_gid)
+        current = os.fstat(target)
+        if (current.st_uid, current.st_gid) != owner:
+            os.fchown(target, *owner)
 
     def set_default_mode(self) -> None:
         """Set the mode that any new file in this directory gets.
@@ -335,6 +365,12 @@ def check_free_space(directory: Path, size: int, target: Path) -> None:
                 hint=_SPACE_HINTS[0],
                 in_place_hint=_SPACE_HINTS[1],
             )
+
+
+def cut_permissions(mode: int) -> int:
+    """Return permission bits that allow group and others only what both of them may do."""
+    common = (mode >> 3) & mode & 0o7
+    return (mode & 0o700) | common << 3 | common
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from onnxkvrename import WriteError
+from onnxkvrename import KvRenameError, WriteError
 from onnxkvrename.storage.read import open_file
 from onnxkvrename.storage.temp_file import (
     TEMP_PREFIX,
@@ -215,7 +215,9 @@ USER_OBJ, USER, GROUP_OBJ, MASK, OTHER = 1, 2, 4, 0x10, 0x20
 
 def acl(*entries: tuple[int, int, int]) -> bytes:
     """An access control list of tags, permissions and ids, as the kernel takes it."""
-    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    return struct.pack("<I", 2) + b"".join(
+        struct.pack("<HHI", tag, bits, number or 0xFFFFFFFF) for tag, bits, number in entries
+    )
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o027, 0o077])
@@ -274,19 +276,197 @@ def test_the_umask_of_other_threads_is_left_alone(
 def test_an_owner_that_cannot_be_kept_takes_force(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*args: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "fchown", refused)
+    monkeypatch.setattr(os, "fchown", refuse(errno.EPERM))
     with open_file(source) as file, TempFile(tmp_path / "copy") as temp_file:
         temp_file.copy_attributes(file, owner=True, force=False)  # the same owner: nothing to do
         real = os.fstat(temp_file.descriptor)
         other = os.stat_result((*real[:4], real.st_uid + 1, *real[5:]))
         monkeypatch.setattr(os, "fstat", lambda descriptor: other)
-        with pytest.raises(WriteError, match=r"owner could not be kept \(.*--force"):
+        with pytest.raises(WriteError, match=r"owner could not be kept: Operation.*\(.*--force"):
             temp_file.copy_attributes(file, owner=True, force=False)
         temp_file.copy_attributes(file, owner=True, force=True)
         temp_file.copy_attributes(file, owner=False, force=False)
+
+
+# Nobody gains a right by a copy.
+
+needs_root = pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may give files away"
+)
+ACCESS_ACL = "system.posix_acl_access"
+
+
+def copy_of(source: Path, target: Path, *, owner: bool, force: bool = False) -> os.stat_result:
+    """Copy what is kept of a file to a new one, and return the status of that."""
+    with open_file(source) as file, TempFile(target) as temp_file:
+        temp_file.copy_attributes(file, owner=owner, force=force)
+        temp_file.finish(replace=False).move_into_place()
+    return target.stat()
+
+
+def set_attribute(path: Path, name: str, value: bytes) -> None:
+    try:
+        os.setxattr(path, name, value)
+    except OSError as error:
+        pytest.skip(f"this user or file system does not set {name}: {error.strerror}")
+
+
+@pytest.mark.parametrize("owner", [True, False])
+def test_only_permission_bits_are_copied(owner: bool, source: Path, tmp_path: Path) -> None:
+    source.chmod(0o7755)
+    assert copy_of(source, tmp_path / "copy", owner=owner).st_mode & 0o7777 == 0o755
+
+
+@needs_root
+def test_a_copy_of_another_users_program_is_not_roots_program(source: Path, tmp_path: Path) -> None:
+    os.chown(source, 1234, 2345)
+    source.chmod(0o6755)
+    status = copy_of(source, tmp_path / "copy", owner=False)
+    assert (status.st_uid, status.st_mode & 0o7777) == (0, 0o755)
+
+
+CAPABILITY = struct.pack("<IIIII", 0x02000001, 1 << 13, 0, 0, 0)  # cap_net_raw+ep
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("owner", "kept"),
+    [(True, {"security.capability", "trusted.x", "user.x"}), (False, {"user.x"})],
+    ids=["in place", "elsewhere"],
+)
+def test_privileged_attributes_stay_with_owner_and_place(
+    owner: bool, kept: set[str], source: Path, tmp_path: Path
+) -> None:
+    os.chown(source, 1234, 2345)
+    set_attribute(source, "security.capability", CAPABILITY)
+    set_attribute(source, "trusted.x", b"1")
+    set_attribute(source, "user.x", b"1")
+    copy_of(source, tmp_path / "copy", owner=owner)
+    assert (
+        set(os.listxattr(tmp_path / "copy")) & {*kept, "trusted.x", "security.capability"} == kept
+    )
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("mode", "copied"), [(0o664, 0o644), (0o640, 0o600), (0o604, 0o600), (0o444, 0o444)]
+)
+def test_the_rights_of_a_group_do_not_pass_to_another_group(
+    mode: int, copied: int, source: Path, tmp_path: Path
+) -> None:
+    source.chmod(mode)
+    assert copy_of(source, tmp_path / "same", owner=False).st_mode & 0o777 == mode
+    os.chown(source, -1, 2345)
+    assert copy_of(source, tmp_path / "other", owner=False).st_mode & 0o777 == copied
+
+
+def test_an_owner_that_is_not_kept_takes_the_privileges_along(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --force the result has another owner: then it is as any other copy."""
+    source.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(source, 1234, 2345)
+        set_attribute(source, "trusted.x", b"1")
+    else:
+        real = os.fstat
+        monkeypatch.setattr(
+            os,
+            "fstat",
+            lambda descriptor: os.stat_result((*(status := real(descriptor))[:5], -1, *status[6:])),
+        )
+    monkeypatch.setattr(os, "fchown", refuse(errno.EPERM))
+    status = copy_of(source, tmp_path / "copy", owner=True, force=True)
+    assert status.st_mode & 0o777 == 0o600
+    assert "trusted.x" not in os.listxattr(tmp_path / "copy")
+
+
+GROUP_MAY_NOT = [(USER_OBJ, 6, 0), (USER, 6, 1234), (GROUP_OBJ, 0, 0), (MASK, 6, 0), (OTHER, 4, 0)]
+ONE_MAY_NOT = [(USER_OBJ, 6, 0), (USER, 0, 1234), (GROUP_OBJ, 4, 0), (MASK, 4, 0), (OTHER, 4, 0)]
+ALL_MAY_READ = [(USER_OBJ, 6, 0), (USER, 6, 1234), (GROUP_OBJ, 4, 0), (MASK, 6, 0), (OTHER, 4, 0)]
+
+
+@pytest.mark.parametrize(
+    ("entries", "copied"),
+    [(GROUP_MAY_NOT, 0o600), (ONE_MAY_NOT, 0o600), (ALL_MAY_READ, 0o644)],
+    ids=["group", "user", "all"],
+)
+def test_an_access_control_list_stays_in_place_and_elsewhere_all_get_what_all_had(
+    entries: list[tuple[int, int, int]], copied: int, source: Path, tmp_path: Path
+) -> None:
+    """In the mode of such a file, the bits of the group are those of the mask."""
+    set_attribute(source, ACCESS_ACL, acl(*entries))
+    before = source.stat().st_mode
+    assert copy_of(source, tmp_path / "in_place", owner=True).st_mode == before
+    assert os.getxattr(tmp_path / "in_place", ACCESS_ACL) == os.getxattr(source, ACCESS_ACL)
+    assert copy_of(source, tmp_path / "elsewhere", owner=False).st_mode & 0o777 == copied
+    assert ACCESS_ACL not in os.listxattr(tmp_path / "elsewhere")
+
+
+def test_a_directorys_default_list_opens_no_file_that_was_closed(
+    file_kind: str, source: Path, tmp_path: Path
+) -> None:
+    source.chmod(0o640)
+    entries = [(USER_OBJ, 7, 0), (USER, 7, 1234), (GROUP_OBJ, 7, 0), (MASK, 7, 0), (OTHER, 5, 0)]
+    set_attribute(tmp_path, DEFAULT_ACL, acl(*entries))
+    assert copy_of(source, tmp_path / "in_place", owner=True).st_mode & 0o777 == 0o640
+    assert ACCESS_ACL not in os.listxattr(tmp_path / "in_place")
+    # Here the bits of the group are the most that the entries of the list may give.
+    assert copy_of(source, tmp_path / "elsewhere", owner=False).st_mode & 0o777 == 0o600
+
+
+def test_a_list_that_cannot_be_kept_takes_force(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_attribute(source, ACCESS_ACL, acl(*GROUP_MAY_NOT))
+    monkeypatch.setattr(os, "setxattr", refuse(errno.EOPNOTSUPP))
+    with pytest.raises(WriteError, match="its access control list could not be kept"):
+        copy_of(source, tmp_path / "copy", owner=True)
+    assert not (tmp_path / "copy").exists()
+    assert copy_of(source, tmp_path / "copy", owner=True, force=True).st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("call", ["fchown", "fchmod", "setxattr", "listxattr", "getxattr"])
+def test_until_its_permissions_are_final_only_the_owner_may_read_a_file(
+    call: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each call that takes part in it, nobody has more rights than in the end."""
+    source.chmod(0o644)
+    set_attribute(source, ACCESS_ACL, acl(*GROUP_MAY_NOT))
+    set_attribute(source, "user.x", b"1")
+    if os.geteuid() == 0:
+        os.chown(source, 1234, 2345)
+    real, seen = getattr(os, call), []
+
+    def record(descriptor: int, *args: object) -> object:
+        seen.append(os.fstat(descriptor).st_mode & 0o777)
+        return real(descriptor, *args)
+
+    monkeypatch.setattr(os, call, record)
+    copy_of(source, tmp_path / "in_place", owner=True)
+    assert set(seen) <= {0o600, 0o664}
+    assert copy_of(source, tmp_path / "elsewhere", owner=False).st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("call", ["listxattr", "getxattr", "setxattr"])
+def test_an_attribute_that_a_disk_fails_to_give_or_take_is_an_error(
+    call: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_attribute(source, "user.x", b"1")
+    monkeypatch.setattr(os, call, refuse(errno.EIO))
+    with pytest.raises(KvRenameError, match="Input/output error") as caught:
+        copy_of(source, tmp_path / "copy", owner=False)
+    assert caught.value.path == str(tmp_path / "copy" if call == "setxattr" else source)
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSPC, errno.EOPNOTSUPP])
+def test_an_attribute_that_another_file_system_has_no_place_for_is_left_out(
+    number: int, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_attribute(source, "user.x", b"1")
+    monkeypatch.setattr(os, "setxattr", refuse(number))
+    copy_of(source, tmp_path / "copy", owner=False)
+    assert os.listxattr(tmp_path / "copy") == []
 
 
 def test_a_file_system_without_attributes_does_not_matter(
