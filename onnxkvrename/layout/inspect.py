@@ -181,7 +181,9 @@ def summarize_model(opened: OpenModel, rules: Rules) -> ModelSummary:
         ModelError: The bytes are not a readable model.
         RulesError: A template of the rules makes names that could not be undone.
     """
-    scanned = scan_model(opened.source, opened.signature, opened.file.path, rules)
+    scanned = scan_model(
+        opened.source, opened.signature, opened.file.path, rules, data_beside=opened.file
+    )
     model = scanned.model
     stamp, stamp_findings = _check_stamp(model)
     findings = (*model.findings, *stamp_findings)

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PureWindowsPath
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from onnxkvrename.errors import KvRenameError
+from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.model.proto_reader import ExternalReference
-from onnxkvrename.storage.read import FileIdentity, has_content, open_file, read_chunks
+from onnxkvrename.storage.copy import measure_data
+from onnxkvrename.storage.read import (
+    FileIdentity,
+    OpenFile,
+    OutsideError,
+    build_changed_error,
+    has_content,
+    read_chunks,
+    translate_read_errors,
+)
+from onnxkvrename.storage.read_status import is_occupied
+
+if TYPE_CHECKING:
+    from onnxkvrename.storage.open_beneath import OpenDirectory
 
 
 class DataFile(NamedTuple):
@@ -20,11 +34,15 @@ class DataFile(NamedTuple):
         location: The file as the model names it, relative to its directory.
         path: The file itself, links resolved.
         identity: Its state when it was checked.
+        directory: The directory that it must be found in, links resolved.
+        needed_size: Bytes that a copy takes on the disk: those that are not in holes.
     """
 
     location: str
     path: Path
     identity: FileIdentity
+    directory: Path
+    needed_size: int
 
     @property
     def size(self) -> int:
@@ -33,63 +51,121 @@ class DataFile(NamedTuple):
 
 
 def find_data_files(
-    references: Iterable[ExternalReference], model: Path
+    references: Iterable[ExternalReference], model_file: OpenFile
 ) -> Iterator[DataFile | Finding]:
-    """Find the data files of a model.
+    """Find the data files of a model, each opened once, and checked by what was opened.
 
-    Each is opened as it would be to copy it, and checked by what was opened, as a path may
-    lead elsewhere a moment later.
+    A path may lead elsewhere a moment later. So the directory is opened first and must be
+    the one of the open model; each file is then opened below it, and a copy is made of a file
+    that is opened in the same way and has the same identity (:func:`open_data_file`).
 
     Args:
         references: The external data that the model refers to.
-        model: Its path.
+        model_file: The open model.
 
     Yields:
         Each file once; or a finding on a reference: KV501 (outside of the model's
         directory), KV502 (cannot be read) or KV503 (too short).
+
+    Raises:
+        ModelError: The directory of the model cannot be opened, or the model is no longer there.
     """
-    directory = Path(os.path.realpath(model.parent))
-    seen: set[str] = set()
-    for reference in references:
-        location = reference.location
-        result = _check_location(reference, directory) or _open_data_file(
-            reference, directory, model
+    from onnxkvrename.storage.open_beneath import open_directory  # many models have no data files
+
+    with open_directory(model_file.path.parent) as directory:
+        if not directory.has_file(model_file.path.name, model_file):
+            raise build_changed_error(model_file.path)
+        checked: dict[str, DataFile | KvRenameError] = {}
+        found: set[str] = set()
+        for reference in references:
+            location = reference.location
+            if reference.problem:
+                yield _build_entry_finding(reference)
+                continue
+            if location not in checked:
+                checked[location] = _check_data_file(location, directory, model_file)
+            result = _judge_reference(reference, checked[location], directory.path)
+            if isinstance(result, Finding):
+                yield result
+            elif location not in found:
+                found.add(location)
+                yield result
+
+
+def _build_entry_finding(reference: ExternalReference) -> Finding:
+    return build_finding(
+        "KV503",
+        reference.location or reference.tensor_name,
+        f"external data of {reference.tensor_name} {reference.problem}",
+        "export the model again",
+    )
+
+
+def _check_data_file(
+    location: str, directory: OpenDirectory, model_file: OpenFile
+) -> DataFile | KvRenameError:
+    """Return the data file at a location, or why there is none that can be used."""
+    windows = PureWindowsPath(location)
+    if "\0" in location or windows.drive or windows.root or ".." in windows.parts:
+        return OutsideError(
+            "is not in the model's directory",
+            hint="put the data beside the model, and only its file name into the location",
         )
-        if isinstance(result, Finding):
-            yield result
-        elif location not in seen:
-            seen.add(location)
-            yield result
+    try:
+        with directory.open_file(location) as file:
+            if os.path.samestat(file.status, model_file.status):
+                return OutsideError("is the model itself", hint="export the model again")
+            with translate_read_errors(file.path):
+                needed_size = measure_data(file.descriptor, file.size)
+            return DataFile(location, file.path, file.identity, directory.path, needed_size)
+    except KvRenameError as error:
+        return error
 
 
-def _open_data_file(
-    reference: ExternalReference, directory: Path, model: Path
+def _judge_reference(
+    reference: ExternalReference, file: DataFile | KvRenameError, directory: Path
 ) -> DataFile | Finding:
     """Return the data file of a reference, or a finding on it."""
     location = reference.location
-    path = directory / location.replace("\0", "")
-    try:
-        with open_file(Path(os.path.realpath(path))) as file:
-            data_file = DataFile(location, file.path, file.identity)
-            is_model = os.path.samestat(file.status, os.stat(model))
-    except KvRenameError as error:
+    if isinstance(file, OutsideError):
+        hint = file.hint or "put a copy in the place of the link"
+        return build_finding("KV501", location, file.message, hint)
+    if isinstance(file, KvRenameError):
+        is_missing = file.message == "no such file"
         return build_finding(
             "KV502",
             location,
-            f"holds {reference.tensor_name}, but {_describe_error(error)}",
+            f"holds {reference.tensor_name}, but {'is missing' if is_missing else file.message}",
             f"put it beside the model, in {directory}",
         )
-    if is_model:
-        return build_finding("KV501", location, "is the model itself", "export the model again")
-    if data_file.size < reference.end_offset:
+    if file.size < reference.end_offset:
         return build_finding(
             "KV503",
             location,
-            f"has {data_file.size:,} bytes, "
+            f"has {file.size:,} bytes, "
             f"but {reference.tensor_name} ends at {reference.end_offset:,}",
             "the file was cut off, or is of another model: copy it again",
         )
-    return data_file
+    return file
+
+
+@contextmanager
+def open_data_file(data_file: DataFile) -> Iterator[OpenFile]:
+    """Open a data file again, as it was opened to be checked.
+
+    Raises:
+        ModelError: It has changed since then, leads out of the model's directory by now, or
+            cannot be read.
+    """
+    from onnxkvrename.storage.open_beneath import open_directory
+
+    with (
+        open_directory(data_file.directory) as directory,
+        directory.open_file(data_file.location) as file,
+    ):
+        if not file.identity.matches(data_file.identity):
+            raise build_changed_error(data_file.path)
+        yield file
 
 
 def plan_data_copies(
@@ -104,60 +180,46 @@ def plan_data_copies(
 
     Yields:
         The file, its new path, and KV504 if another file is there and must not be replaced.
+
+    Raises:
+        ModelError: A data file cannot be read or has changed, or it cannot be told what is at
+            its new path.
     """
     for data_file in data:
         target = directory / data_file.location
         conflict = None
-        if os.path.lexists(target):
-            if has_same_data(data_file, target):
+        if is_occupied(target):
+            difference = _describe_difference(data_file, target)
+            if difference is None:
                 continue
             if not force:
                 conflict = build_finding(
                     "KV504",
                     str(target),
-                    f"is there already, and differs from {data_file.location} beside the source",
+                    f"is there already, and {difference}",
                     "choose an empty directory, or --force to replace it",
                 )
         yield data_file, target, conflict
 
 
-def _check_location(reference: ExternalReference, directory: Path) -> Finding | None:
-    """Return the problem with the location of a reference; it must be below `directory`."""
-    location = reference.location
-    if reference.problem:
-        return build_finding(
-            "KV503",
-            location or reference.tensor_name,
-            f"external data of {reference.tensor_name} {reference.problem}",
-            "export the model again",
-        )
-    windows = PureWindowsPath(location)
-    if "\0" in location or windows.drive or windows.root or ".." in windows.parts:
-        return build_finding(
-            "KV501",
-            location,
-            f"is where {reference.tensor_name} is said to lie: not in the model's directory",
-            "put the data beside the model, and only its file name into the location",
-        )
-    path = os.path.realpath(directory / location)
-    if os.path.commonpath([path, directory]) != str(directory):
-        return build_finding(
-            "KV501",
-            location,
-            f"leads out of the model's directory, to {path}",
-            "put a copy in the place of the link",
-        )
-    return None
+def has_same_data(data_file: DataFile, path: Path) -> bool:
+    """Return whether the file at a path has the same bytes as a data file.
+
+    Raises:
+        ModelError: One of them cannot be read, or the data file has changed since it was
+            checked. The error names the one that it is about.
+    """
+    with open_data_file(data_file) as file:
+        return has_content(path, file.size, read_chunks(file, 0, file.size))
 
 
-def _describe_error(error: KvRenameError) -> str:
-    return {"no such file": "is missing"}.get(error.message, error.message)
-
-
-def has_same_data(data_file: DataFile, target: Path) -> bool:
-    """Return whether the file at `target` has the same bytes as a data file."""
+def _describe_difference(data_file: DataFile, target: Path) -> str | None:
+    """Return how the file at the target differs from a data file; `None` if it does not."""
     try:
-        with open_file(data_file.path) as file:
-            return has_content(target, data_file.size, read_chunks(file, 0, data_file.size))
-    except KvRenameError:
-        return False
+        if has_same_data(data_file, target):
+            return None
+    except ModelError as error:
+        if error.path != str(target):
+            raise
+        return "leads nowhere" if error.message == "no such file" else error.message
+    return f"differs from {data_file.location} beside the source"

@@ -168,7 +168,7 @@ class _SpaceCheck:
         try:
             directory = find_writable_directory(item.job)
             device = os.stat(directory).st_dev
-            needed = sum(file.size for file, _ in item.data_copies)
+            needed = sum(file.needed_size for file, _ in item.data_copies)
             if item.needs_write:
                 needed += item.splice_plan.size
             check_free_space(directory, self.claimed[device] + needed, item.job.output)

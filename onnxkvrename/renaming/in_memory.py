@@ -36,7 +36,7 @@ def rename_in_memory(data: bytes, change: TokenChange, rules: Rules) -> bytes:
     check_token_change(change)
     source = ByteSource.from_bytes(data)
     scanned = scan_model(
-        source, read_model_signature(source), _NO_PATH, rules, change, check_data=False
+        source, read_model_signature(source), _NO_PATH, rules, change, data_beside=None
     )
     model = scanned.model
     (set_findings,) = check_models_together([model], rules, change, check_current_tokens=False)

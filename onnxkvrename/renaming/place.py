@@ -13,7 +13,7 @@ from onnxkvrename.model.external_data import DataFile
 from onnxkvrename.renaming.output_path import find_outermost_missing_directory
 from onnxkvrename.renaming.parallel import map_ordered
 from onnxkvrename.renaming.prepare import SplicePlan
-from onnxkvrename.renaming.write import WriteTask, build_source_changed_error, write_temp_file
+from onnxkvrename.renaming.write import WriteTask, write_temp_file
 from onnxkvrename.storage.lock import find_lock_path, hold_locks
 from onnxkvrename.storage.temp_file import (
     ProgressCallback,
@@ -185,8 +185,9 @@ class BatchWriter:
         with Transaction(self.kept_targets) as transaction:
             files = self._write_temp_files(tasks)
             for task in tasks:
-                if not task.source_unchanged:
-                    raise PlaceError(task.model_index, build_source_changed_error(task))
+                error = task.find_source_error()
+                if error is not None:
+                    raise PlaceError(task.model_index, error)
             model_files, other_files = list[ReadyFile](), list[ReadyFile]()
             files_in_staged = list[ReadyFile]()
             staged_paths = {directory.directory for directory in staged}

@@ -106,7 +106,9 @@ def prepare_model(
 def _prepare_open_model(
     opened: OpenModel, job: RenameJob, change: TokenChange, rules: Rules, options: Options
 ) -> PreparedModel:
-    scanned = scan_model(opened.source, opened.signature, job.model, rules, change)
+    scanned = scan_model(
+        opened.source, opened.signature, job.model, rules, change, data_beside=opened.file
+    )
     model = scanned.model
     has_new_names = bool(model.plan.name_map)
     drops_stamp = model.stamp is not None and (has_new_names or change.strip)

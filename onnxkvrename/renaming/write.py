@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxkvrename.errors import KvRenameError, ModelError, WriteError
-from onnxkvrename.model.external_data import DataFile
+from onnxkvrename.errors import KvRenameError
+from onnxkvrename.model.external_data import DataFile, open_data_file
 from onnxkvrename.model.file import check_written_model, write_pieces
 from onnxkvrename.renaming.prepare import SplicePlan
-from onnxkvrename.storage.read import FileIdentity, is_file_unchanged, open_file
+from onnxkvrename.storage.read import (
+    FileIdentity,
+    OpenFile,
+    build_changed_error,
+    is_file_unchanged,
+    open_file,
+)
 from onnxkvrename.storage.temp_file import ProgressCallback, ReadyFile, TempFile
 
 
@@ -46,10 +54,14 @@ class WriteTask(NamedTuple):
     in_place: bool
     force: bool
 
-    @property
-    def source_unchanged(self) -> bool:
-        """True if the source is still in the state that was read."""
-        return is_file_unchanged(self.source_path, self.source.identity)
+    def find_source_error(self) -> KvRenameError | None:
+        """Return the error of a source that is no longer in the state that was read."""
+        try:
+            if is_file_unchanged(self.source_path, self.source.identity):
+                return None
+        except KvRenameError as error:
+            return error
+        return build_changed_error(self.source_path)
 
     @property
     def source_path(self) -> Path:
@@ -73,11 +85,9 @@ def write_temp_file(
     """
     try:
         with (
-            open_file(task.source_path) as source,
+            _open_source(task) as source,
             TempFile(task.target, task.display_path) as file,
         ):
-            if source.identity != task.source.identity:
-                raise build_source_changed_error(task)
             if isinstance(task.source, SplicePlan):
                 write_pieces(source, task.source.pieces, file)
                 check_written_model(file, task.source.size, task.source.expected_signature)
@@ -86,12 +96,22 @@ def write_temp_file(
             else:
                 file.copy_from(source, 0, source.size, count_bytes)
             file.copy_attributes(source, owner=task.in_place, force=task.force)
+            if not source.is_unchanged():
+                raise build_changed_error(task.source_path)
             return file.finish(replace=task.in_place or task.force)
     except KvRenameError as error:
         return error
 
 
-def build_source_changed_error(task: WriteTask) -> KvRenameError:
-    """Return the error of a source that has changed since it was read."""
-    kind = ModelError if isinstance(task.source, SplicePlan) else WriteError
-    return kind("was changed by someone else just now", path=str(task.source_path))
+@contextmanager
+def _open_source(task: WriteTask) -> Iterator[OpenFile]:
+    """Open the source of a result, which must still be in the state that was read."""
+    opened = (
+        open_data_file(task.source)
+        if isinstance(task.source, DataFile)
+        else open_file(task.source_path)
+    )
+    with opened as source:
+        if not source.identity.matches(task.source.identity):
+            raise build_changed_error(task.source_path)
+        yield source

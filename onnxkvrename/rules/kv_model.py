@@ -25,6 +25,7 @@ from onnxkvrename.rules.plan import (
     rename_symbols,
 )
 from onnxkvrename.rules.profile import MERGED, PartPath, Rules
+from onnxkvrename.storage.read import OpenFile
 
 
 class KvModel(NamedTuple):
@@ -94,18 +95,19 @@ def scan_model(
     rules: Rules,
     change: TokenChange | None = None,
     *,
-    check_data: bool = True,
+    data_beside: OpenFile | None,
 ) -> ScannedModel:
     """Plan and check an open model.
 
     Args:
         source: The bytes of the model.
         signature: What was read of it.
-        path: The model's path; external data lies beside it.
+        path: The model's path.
         rules: The rules that tell KV names.
         change: The token to put in or take out. By default the model is planned as it is:
             the token that most of its names carry is the one to keep.
-        check_data: Whether to look at the files of external data.
+        data_beside: The open model, beside which its external data is looked for; ``None`` for
+            a model whose data does not matter.
 
     Raises:
         ModelError: The bytes are not a readable model.
@@ -118,7 +120,7 @@ def scan_model(
     occurrences = find_occurrences(source, plan.old_names | set(plan.name_map.values()))
     uses = occurrences.build_name_uses(plan.name_map)
     references = occurrences.references
-    data = tuple(find_data_files(references, path)) if check_data and references else ()
+    data = tuple(find_data_files(references, data_beside)) if data_beside and references else ()
     part = rules.set_rule.parse_path(path.as_posix())
     model = KvModel(
         path=str(path),
@@ -172,7 +174,9 @@ def read_kv_model(path: Path, rules: Rules, *, check_data: bool = True) -> KvMod
         RulesError: A template of the rules makes names that could not be undone.
     """
     with open_model(path) as opened:
-        return scan_model(opened.source, opened.signature, path, rules, check_data=check_data).model
+        data_beside = opened.file if check_data else None
+        scanned = scan_model(opened.source, opened.signature, path, rules, data_beside=data_beside)
+        return scanned.model
 
 
 def check_models_together(

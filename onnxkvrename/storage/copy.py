@@ -12,6 +12,8 @@ from onnxkvrename.storage.read import close_quietly, read_at
 _MAX_STEP_SIZE = 1 << 26
 _PAGE_SIZE = 1 << 12
 _PIPE_SIZE = 1 << 20
+_STAT_BLOCK_SIZE = 512
+_MAX_COUNTED_PARTS = 10_000
 _UNSUPPORTED_ERRNOS = (
     *(errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF),
     *(errno.EPERM, errno.ETXTBSY),
@@ -19,12 +21,16 @@ _UNSUPPORTED_ERRNOS = (
 """Errors of a method that the system does not support for these files."""
 
 
+class SourceError(OSError):
+    """The file to copy from cannot be read; without this, either file may be at fault."""
+
+
 def copy_range(source: int, target: int, offset: int, size: int) -> Iterator[int]:
-    """Append bytes of one file to another.
+    """Append bytes of one file to another. Holes in the source become holes in the target.
 
     Args:
-        source: Descriptor to read from.
-        target: Descriptor to write to, at its current position.
+        source: Descriptor to read from. Where its file has holes, its position changes.
+        target: Descriptor to write to, at its current position, which is its end.
         offset: Where the bytes begin in the source.
         size: Their number.
 
@@ -32,9 +38,86 @@ def copy_range(source: int, target: int, offset: int, size: int) -> Iterator[int
         The number of bytes of each step.
 
     Raises:
-        OSError: A file cannot be read or written, or the source ends early. What was copied
-            so far is in the target.
+        SourceError: The source ends early, or cannot be read.
+        OSError: A file cannot be read or written. What was copied so far is in the target.
     """
+    end = offset + size
+    for data_start, data_end in find_data(source, offset, end):
+        if data_start > offset:
+            os.lseek(target, data_start - offset, os.SEEK_CUR)
+            yield data_start - offset
+        yield from _copy_data(source, target, data_start, data_end - data_start)
+        offset = data_end
+    if offset < end:
+        os.ftruncate(target, os.lseek(target, end - offset, os.SEEK_CUR))
+        yield end - offset
+
+
+def find_data(source: int, offset: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield start and end of each part of a file that is not a hole.
+
+    A file system that does not tell has no holes.
+
+    Args:
+        source: Descriptor of the file.
+        offset: Where to begin.
+        end: Where to end.
+
+    Raises:
+        SourceError: The file ends before `end`.
+        OSError: The file system fails.
+    """
+    if not _has_holes(source):
+        yield offset, end
+        return
+    while offset < end:
+        try:
+            data_start = os.lseek(source, offset, os.SEEK_DATA)
+            data_end = os.lseek(source, data_start, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno == errno.ENXIO and os.fstat(source).st_size >= end:
+                return  # there is a hole up to the end of the file
+            if error.errno == errno.ENXIO:
+                raise _build_shorter_error() from None
+            if error.errno not in _UNSUPPORTED_ERRNOS:
+                raise
+            data_start, data_end = offset, end
+        if data_start >= end:
+            return
+        if not offset <= data_start < data_end:  # no answer of a sound file system
+            data_start, data_end = offset, end
+        yield data_start, min(data_end, end)
+        offset = data_end
+
+
+def _has_holes(descriptor: int) -> bool:
+    """Return whether a file may have holes: it has fewer blocks than bytes."""
+    if not hasattr(os, "SEEK_DATA"):
+        return False
+    status = os.fstat(descriptor)
+    return status.st_blocks * _STAT_BLOCK_SIZE < status.st_size
+
+
+def measure_data(descriptor: int, size: int) -> int:
+    """Return the bytes of a file that are not in holes, or more: only so many parts are counted.
+
+    Args:
+        descriptor: Descriptor of the file.
+        size: Bytes of the file.
+
+    Raises:
+        OSError: As of :func:`find_data`.
+    """
+    needed = 0
+    for count, (start, end) in enumerate(find_data(descriptor, 0, size)):
+        if count == _MAX_COUNTED_PARTS:
+            return needed + size - start
+        needed += end - start
+    return needed
+
+
+def _copy_data(source: int, target: int, offset: int, size: int) -> Iterator[int]:
+    """Append bytes, by the first method that works for these files."""
     shifted = (os.lseek(target, 0, os.SEEK_CUR) - offset) % _PAGE_SIZE != 0
     methods = [_copy_with_splice] if shifted else []
     methods += [_copy_with_copy_file_range, _copy_with_sendfile, _copy_with_read]
@@ -49,10 +132,14 @@ def copy_range(source: int, target: int, offset: int, size: int) -> Iterator[int
             # Some file systems copy nothing and report success; the next method shows.
             methods.pop(0)
             if not methods:
-                raise OSError(errno.EIO, "the source became shorter while it was copied")
+                raise _build_shorter_error()
             continue
         yield copied
         offset, size = offset + copied, size - copied
+
+
+def _build_shorter_error() -> SourceError:
+    return SourceError(errno.EIO, "it became shorter while it was copied")
 
 
 def _copy_with_splice(source: int, target: int, offset: int, size: int) -> int:
@@ -83,6 +170,8 @@ def _copy_with_splice(source: int, target: int, offset: int, size: int) -> int:
                     if done:
                         return done  # what is in the pipe is read again
                     raise
+                if moved == 0:
+                    return done
                 piped, done = piped - moved, done + moved
         return done
     finally:
@@ -103,7 +192,10 @@ def _copy_with_sendfile(source: int, target: int, offset: int, size: int) -> int
 
 
 def _copy_with_read(source: int, target: int, offset: int, size: int) -> int:
-    data = read_at(source, offset, min(size, 1 << 20))
+    try:
+        data = read_at(source, offset, min(size, 1 << 20))
+    except OSError as error:
+        raise SourceError(error.errno, error.strerror) from None
     write_all(target, data)
     return len(data)
 
@@ -113,4 +205,7 @@ def write_all(descriptor: int, data: bytes | bytearray) -> None:
     with memoryview(data) as view:
         done = 0
         while done < len(view):
-            done += os.write(descriptor, view[done:])
+            written = os.write(descriptor, view[done:])
+            if written == 0:
+                raise OSError(errno.EIO, "nothing was written")
+            done += written

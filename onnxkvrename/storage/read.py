@@ -15,28 +15,51 @@ from onnxkvrename.errors import ModelError
 MAX_MODEL_SIZE = (1 << 31) - 1
 """Bytes that every protobuf parser can read in one message."""
 
+OPEN_FLAGS = (
+    os.O_RDONLY
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_NOCTTY", 0)
+    | getattr(os, "O_BINARY", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+)
+"""Flags to open a file for reading without waiting, and without effects on what is no file."""
+
+
+class OutsideError(ModelError):
+    """A path leads out of the directory that it must stay in."""
+
 
 class FileIdentity(NamedTuple):
     """The state of a file; another content has another identity.
-
-    The device is not part of it: each machine numbers a shared file system differently.
 
     Attributes:
         inode: Number of the file in its file system.
         size: Bytes.
         mtime_ns: Time of the last change of the content, in nanoseconds.
         ctime_ns: Time of the last change of the inode, in nanoseconds.
+        device: Number of the file system. It stays in its process, and is 0 elsewhere, as
+            each machine numbers a shared file system differently.
     """
 
     inode: int
     size: int
     mtime_ns: int
     ctime_ns: int
+    device: int = 0
 
     @classmethod
     def from_stat(cls, status: os.stat_result) -> FileIdentity:
         """Return the identity of the file of a stat result."""
-        return cls(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        return cls(
+            status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_dev
+        )
+
+    def matches(self, other: FileIdentity) -> bool:
+        """Return whether both are the same file in the same state, as far as can be told."""
+        return self[:-1] == other[:-1] and (0 in (self[-1], other[-1]) or self == other)
+
+    def __reduce__(self) -> tuple[type[FileIdentity], tuple[int, ...]]:
+        return FileIdentity, self[:-1]
 
 
 class OpenFile:
@@ -66,6 +89,15 @@ class OpenFile:
         with translate_read_errors(self.path):
             return read_at(self.descriptor, offset, size)
 
+    def is_unchanged(self) -> bool:
+        """Return whether the file is still in the state that it was opened in.
+
+        Raises:
+            ModelError: That cannot be told.
+        """
+        with translate_read_errors(self.path):
+            return FileIdentity.from_stat(os.fstat(self.descriptor)).matches(self.identity)
+
     def list_attributes(self) -> list[str]:
         """Return the names of the extended attributes; none where there cannot be any.
 
@@ -76,6 +108,11 @@ class OpenFile:
             return list_attributes(self.descriptor)
 
 
+def build_changed_error(path: Path) -> ModelError:
+    """Return the error of a file that has changed since it was opened to be checked."""
+    return ModelError("was changed by someone else just now", path=str(path))
+
+
 @contextmanager
 def open_file(path: Path) -> Iterator[OpenFile]:
     """Open a regular file for reading, until the context ends. Never waits, as for a pipe.
@@ -83,9 +120,23 @@ def open_file(path: Path) -> Iterator[OpenFile]:
     Raises:
         ModelError: There is no such file, it is not regular, or it cannot be read.
     """
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     with translate_read_errors(path):
-        descriptor = os.open(path, flags | getattr(os, "O_CLOEXEC", 0))
+        descriptor = os.open(path, OPEN_FLAGS)
+    with open_descriptor(path, descriptor) as file:
+        yield file
+
+
+@contextmanager
+def open_descriptor(path: Path, descriptor: int) -> Iterator[OpenFile]:
+    """Use a descriptor as an open file, and close it when the context ends.
+
+    Args:
+        path: The path it was opened by.
+        descriptor: The descriptor, opened with :data:`OPEN_FLAGS`.
+
+    Raises:
+        ModelError: It is not of a regular file.
+    """
     try:
         with translate_read_errors(path):
             status = os.fstat(descriptor)
@@ -98,11 +149,17 @@ def open_file(path: Path) -> Iterator[OpenFile]:
 
 
 def is_file_unchanged(path: Path, identity: FileIdentity) -> bool:
-    """Return whether there is a file at `path`, in exactly this state."""
-    try:
-        return FileIdentity.from_stat(os.stat(path)) == identity
-    except OSError:
-        return False
+    """Return whether there is a file at `path`, in exactly this state.
+
+    Raises:
+        ModelError: That cannot be told.
+    """
+    with translate_read_errors(path):
+        try:
+            status = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    return FileIdentity.from_stat(status).matches(identity)
 
 
 def read_text_file(path: Path, limit: int = 1 << 20) -> str:

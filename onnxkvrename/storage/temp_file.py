@@ -16,9 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxkvrename.errors import WriteError
-from onnxkvrename.storage.copy import copy_range, write_all
+from onnxkvrename.errors import ModelError, WriteError
+from onnxkvrename.storage.copy import SourceError, copy_range, write_all
 from onnxkvrename.storage.read import OpenFile, close_quietly, list_attributes, read_at
+from onnxkvrename.storage.read_status import is_occupied
 
 TEMP_PREFIX = ".onnxkvrename-"
 """Start of every temporary name. None ends in `.onnx`: some exporters take any file in a
@@ -30,6 +31,7 @@ _NOT_KEPT_ERRNOS = (errno.EPERM, errno.EACCES, errno.EINVAL, errno.EOPNOTSUPP, e
 """Errors of an owner or an access control list that the user or the file system cannot set."""
 _NO_LINK_ERRNOS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
+_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SPACE_HINTS = ("free some space, or write elsewhere with -o", "free some space")
 _DIRECTORY_HINTS = (
     "its directory must be writable; or write elsewhere with -o or -d",
@@ -124,7 +126,7 @@ class ReadyFile(NamedTuple):
                 try:
                     os.link(self.temp_path, self.target)
                 except OSError as error:
-                    if error.errno not in _NO_LINK_ERRNOS or os.path.lexists(self.target):
+                    if error.errno not in _NO_LINK_ERRNOS or is_occupied(self.target):
                         raise
                     # A file system without links: a rename is the next best thing.
                 else:
@@ -199,11 +201,18 @@ class TempFile:
             offset: Where the bytes begin.
             size: Their number.
             progress: Called with the number of bytes of each step.
+
+        Raises:
+            ModelError: The source cannot be read.
         """
-        with translate_write_errors(self.display_path):
+        try:
             for copied in copy_range(source.descriptor, self.descriptor, offset, size):
                 if progress is not None:
                     progress(copied)
+        except SourceError as error:
+            raise ModelError(f"cannot be read: {error.strerror}", path=str(source.path)) from None
+        except OSError as error:
+            raise _build_write_error(self.display_path, error, source.path) from None
 
     def copy_attributes(self, source: OpenFile, *, owner: bool, force: bool) -> None:
         """Take over permission bits and extended attributes, so that nobody gains a right.
@@ -355,16 +364,20 @@ def check_free_space(directory: Path, size: int, target: Path) -> None:
     """
     if not hasattr(os, "statvfs"):
         return
-    with suppress(OSError):
+    try:
         status = os.statvfs(directory)
-        free = status.f_bavail * status.f_frsize
-        if free < size:
-            raise WriteError(
-                f"needs {size:,} bytes, but the disk has {free:,} left",
-                path=str(target),
-                hint=_SPACE_HINTS[0],
-                in_place_hint=_SPACE_HINTS[1],
-            )
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP):
+            return
+        raise _build_write_error(target, error) from None
+    free = status.f_bavail * status.f_frsize
+    if free < size:
+        raise WriteError(
+            f"needs {size:,} bytes, but the disk has {free:,} left",
+            path=str(target),
+            hint=_SPACE_HINTS[0],
+            in_place_hint=_SPACE_HINTS[1],
+        )
 
 
 def cut_permissions(mode: int) -> int:
@@ -382,7 +395,8 @@ def translate_write_errors(target: Path) -> Iterator[None]:
         raise _build_write_error(target, error) from None
 
 
-def _build_write_error(target: Path, error: OSError) -> WriteError:
+def _build_write_error(target: Path, error: OSError, source: Path | None = None) -> WriteError:
+    """Return the error of a target. With a source, either file may be at fault."""
     hints: dict[int, tuple[str, str]] = {
         errno.ENOSPC: _SPACE_HINTS,
         errno.EDQUOT: _SPACE_HINTS,
@@ -398,6 +412,8 @@ def _build_write_error(target: Path, error: OSError) -> WriteError:
         errno.ENOTDIR: ("make its directory first",) * 2,
     }
     reason = error.strerror or str(error)
+    if source is not None and error.errno not in (*_FULL_ERRNOS, errno.EROFS):
+        reason += f", while {source} was copied"
     hint, in_place_hint = hints.get(error.errno or 0, (None, None))
     return WriteError(
         f"cannot be written: {reason}", path=str(target), hint=hint, in_place_hint=in_place_hint

@@ -155,7 +155,7 @@ def _finish_report(
 
 def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) -> VerifiedModel:
     path = opened.file.path
-    model = scan_model(opened.source, opened.signature, path, rules).model
+    model = scan_model(opened.source, opened.signature, path, rules, data_beside=opened.file).model
     flows, proofs = prove_retention(opened.source, model.pairs)
     select = request.select_pattern
     findings = (

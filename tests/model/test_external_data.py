@@ -8,6 +8,7 @@ import pytest
 from onnxkvrename import Finding, WriteError, rename
 from onnxkvrename.model.external_data import find_data_files
 from onnxkvrename.model.proto_reader import ExternalReference
+from onnxkvrename.storage.read import open_file
 
 
 @pytest.fixture
@@ -31,11 +32,13 @@ def model(tmp_path: Path) -> Path:
 
 def located(model: Path, *references: ExternalReference) -> list[str]:
     """For each reference the path below the model's directory, or the finding."""
+    with open_file(model) as file:
+        all_found = list(find_data_files(references, file))
     return [
         f"{found.code} {found.message}"
         if isinstance(found, Finding)
         else str(found.path.relative_to(model.parent))
-        for found in find_data_files(references, model)
+        for found in all_found
     ]
 
 
@@ -99,7 +102,8 @@ def test_a_model_in_the_working_directory_needs_no_directory_in_its_path(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(model.parent)
-    (found,) = find_data_files([ExternalReference("w.bin", 10, "w")], Path("model.onnx"))
+    with open_file(Path("model.onnx")) as file:
+        (found,) = find_data_files([ExternalReference("w.bin", 10, "w")], file)
     assert not isinstance(found, Finding)
 
 

@@ -390,7 +390,7 @@ def test_data_that_are_changed_meanwhile_are_refused(
         return real(*args, **how)
 
     monkeypatch.setattr("onnxkvrename.renaming.prepare.plan_data_copies", meddle)
-    with pytest.raises(WriteError, match="was changed by someone else just now"):
+    with pytest.raises(ModelError, match="was changed by someone else just now"):
         rename(external, "VLLM", output=tmp_path / "new" / "m.onnx")
     assert not (tmp_path / "new").exists()
 

@@ -756,7 +756,7 @@ def test_without_windows_merges_are_held_against_the_largest() -> None:
 
 def read(path: Path) -> KvModel:
     with open_model(path) as model:
-        return scan_model(model.source, model.signature, path, QEFF, VLLM, check_data=False).model
+        return scan_model(model.source, model.signature, path, QEFF, VLLM, data_beside=None).model
 
 
 def test_the_windows_of_the_fixtures_fit_together() -> None:

@@ -1,0 +1,243 @@
+"""Open files below a directory: whoever changes links and directories meanwhile, none leads out.
+
+Each part of a path is opened relative to the directory before it, and links are not followed
+by the system but read and walked in the same way. That is what openat2(2) does with
+RESOLVE_BENEATH, which Python does not offer.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from onnxkvrename.storage.read import (
+    OPEN_FLAGS,
+    OpenFile,
+    OutsideError,
+    build_changed_error,
+    close_quietly,
+    open_descriptor,
+    open_file,
+    translate_read_errors,
+)
+from onnxkvrename.storage.read_status import resolve_path
+
+_MAX_LINKS = 40
+"""The symbolic links that Linux follows in one path."""
+_MAX_STEPS = 256
+_LINK_ERRNOS = (errno.ELOOP, errno.EMLINK, errno.ENOTDIR)
+"""Errors of opening a symbolic link without following it, on Linux, BSD and macOS."""
+_CAN_WALK = {os.open, os.readlink, os.stat} <= os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
+
+
+class OpenDirectory:
+    """A directory in which files are opened.
+
+    Attributes:
+        path: Its path, links resolved.
+        descriptor: Its descriptor; `None` where the system opens no files relative to one.
+    """
+
+    def __init__(self, path: Path, descriptor: int | None) -> None:
+        self.path = path
+        self.descriptor = descriptor
+
+    def has_file(self, name: str, file: OpenFile) -> bool:
+        """Return whether a name in the directory, or the link there, is that of an open file.
+
+        Raises:
+            ModelError: That cannot be told.
+        """
+        with translate_read_errors(self.path / name):
+            if self.descriptor is None:
+                status = os.stat(self.path / name)
+            else:
+                status = os.stat(name, dir_fd=self.descriptor)
+        return os.path.samestat(status, file.status)
+
+    @contextmanager
+    def open_file(self, location: str) -> Iterator[OpenFile]:
+        """Open a regular file for reading, until the context ends. Never waits, as for a pipe.
+
+        Args:
+            location: Its path, relative to the directory. Symbolic links are followed if they
+                stay in the directory.
+
+        Yields:
+            The file; its path is the one without links.
+
+        Raises:
+            OutsideError: The path leads out of the directory.
+            ModelError: There is no such file, it is not regular, or it cannot be read.
+        """
+        if self.descriptor is None:
+            with self._open_by_path(location) as file:
+                yield file
+            return
+        with translate_read_errors(self.path / location):
+            walk = _Walk(self.path, self.descriptor, location)
+            descriptor = walk.open()
+        with open_descriptor(self.path.joinpath(*walk.done), descriptor) as file:
+            yield file
+
+    @contextmanager
+    def _open_by_path(self, location: str) -> Iterator[OpenFile]:
+        """Open a file by its path, and check afterwards that the path is still the same."""
+        link = self.path / location
+        path = resolve_path(link)
+        if _find_path_below(path, self.path) is None:
+            raise _build_outside_error(self.path, path)
+        with open_file(Path(path)) as file:
+            with translate_read_errors(link):
+                is_same = os.path.samestat(os.stat(path), file.status)
+            if not is_same or resolve_path(link) != path:
+                raise build_changed_error(link)
+            yield file
+
+
+@contextmanager
+def open_directory(path: Path) -> Iterator[OpenDirectory]:
+    """Open a directory, until the context ends.
+
+    Raises:
+        ModelError: There is none, or it cannot be searched.
+    """
+    with translate_read_errors(path):
+        real_path = resolve_path(path)
+        descriptor = None
+        if _CAN_WALK:
+            descriptor = os.open(real_path, _DIRECTORY_FLAGS)
+    try:
+        yield OpenDirectory(Path(real_path), descriptor)
+    finally:
+        if descriptor is not None:
+            close_quietly(descriptor)
+
+
+_DIRECTORY_FLAGS = (
+    os.O_RDONLY
+    | getattr(os, "O_PATH", 0)  # needs no right to list the directory
+    | getattr(os, "O_DIRECTORY", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+)
+
+
+class _Walk:
+    """The way from a directory to a file.
+
+    Args:
+        root: The path of the directory.
+        descriptor: Its descriptor.
+        location: The path of the file.
+    """
+
+    def __init__(self, root: Path, descriptor: int, location: str) -> None:
+        self.root = root
+        self.root_descriptor = self.descriptor = descriptor
+        self.done: list[str] = []
+        """The parts of the way that were walked, none of them a link."""
+        self.pending = _split(location)
+        """The parts that come next, the last of them first."""
+        self.links = 0
+
+    def open(self) -> int:
+        """Return a descriptor of what is at the end of the way.
+
+        Raises:
+            OutsideError: It leads out of the directory.
+            OSError: A part is missing or cannot be opened, or there are too many.
+        """
+        try:
+            for _ in range(_MAX_STEPS):
+                if not self.pending:  # as for ".": the directory itself
+                    return os.dup(self.descriptor)
+                name = self.pending.pop()
+                if name == "..":
+                    self._go_up()
+                    continue
+                flags = _DIRECTORY_FLAGS if self.pending else OPEN_FLAGS
+                try:
+                    descriptor = os.open(name, flags | os.O_NOFOLLOW, dir_fd=self.descriptor)
+                except OSError as error:
+                    if error.errno not in _LINK_ERRNOS:
+                        raise
+                    self._follow_link(name, error)
+                    continue
+                self.done.append(name)
+                if not self.pending:
+                    return descriptor
+                self._move_to(descriptor)
+            raise OSError(errno.ELOOP, f"has more than {_MAX_STEPS} parts")
+        finally:
+            self._move_to(self.root_descriptor)
+
+    def _move_to(self, descriptor: int) -> None:
+        if self.descriptor != self.root_descriptor:
+            close_quietly(self.descriptor)
+        self.descriptor = descriptor
+
+    def _go_up(self) -> None:
+        """Walk the way to the directory above anew.
+
+        By opening `..`, a directory that was moved away meanwhile would be left to anywhere.
+        """
+        if not self.done:
+            self._go_to_absolute(os.path.join(self.root, os.pardir, *reversed(self.pending)))
+            return
+        self.done.pop()
+        self.pending += reversed(self.done)
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self.done = []
+        self._move_to(self.root_descriptor)
+
+    def _follow_link(self, name: str, error: OSError) -> None:
+        """Put the text of a link in its place, or raise the error for what is no link."""
+        try:
+            text = os.readlink(name, dir_fd=self.descriptor)
+        except OSError as link_error:
+            if link_error.errno == errno.EINVAL:
+                raise error from None
+            raise
+        self.links += 1
+        if self.links > _MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        if text.startswith(os.sep):
+            self._go_to_absolute(os.path.join(text, *reversed(self.pending)))
+        else:
+            self.pending += _split(text)
+
+    def _go_to_absolute(self, path: str) -> None:
+        """Go on from the directory by the part of an absolute path that is below it.
+
+        Whatever its links lead to by now: nothing outside is opened on the way.
+        """
+        real_path = resolve_path(path)
+        below = _find_path_below(real_path, self.root)
+        if below is None:
+            raise _build_outside_error(self.root, real_path)
+        self.pending = _split(below)
+        self._start_over()
+        self.links += 1
+
+
+def _split(path: str) -> list[str]:
+    """Return the parts of a path, the last one first."""
+    return [part for part in reversed(path.split(os.sep)) if part not in ("", os.curdir)]
+
+
+def _find_path_below(path: str, directory: Path) -> str | None:
+    """Return a path without links relative to such a directory; `None` if it is not below."""
+    try:
+        common = os.path.commonpath([path, directory])
+    except ValueError:  # on another drive
+        return None
+    return os.path.relpath(path, directory) if common == str(directory) else None
+
+
+def _build_outside_error(directory: Path, path: str) -> OutsideError:
+    return OutsideError(f"leads out of the model's directory, to {path}", path=str(directory))
