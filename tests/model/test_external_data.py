@@ -1,14 +1,27 @@
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import onnx
 import pytest
 
-from onnxkvrename import Finding, WriteError, rename
+from onnxkvrename import Finding, KvRenameError, ModelError, WriteError, load_rules, rename
 from onnxkvrename.model.external_data import find_data_files
 from onnxkvrename.model.proto_reader import ExternalReference
-from onnxkvrename.storage.read import open_file
+from onnxkvrename.renaming import batch_checks
+from onnxkvrename.renaming.prepare import prepare_model
+from onnxkvrename.renaming.write import WriteTask, write_temp_file
+from onnxkvrename.rules.find_models import build_job
+from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.results import Options
+from onnxkvrename.storage.open_beneath import OpenDirectory
+from onnxkvrename.storage.read import FileIdentity, OpenFile, OutsideError, open_file
 
 
 @pytest.fixture
@@ -98,6 +111,59 @@ def test_each_file_is_given_once(model: Path) -> None:
     assert located(model, *references) == ["w.bin"]
 
 
+def test_a_file_is_opened_once_however_many_tensors_it_holds(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    references = [ExternalReference("w.bin", number % 10, f"w{number}") for number in range(1000)]
+    references.append(ExternalReference("w.bin", 11, "last"))
+    opened: list[object] = []
+    real = os.open
+    monkeypatch.setattr(
+        os, "open", lambda *args, **how: opened.append(args[0]) or real(*args, **how)
+    )
+    assert located(model, *references) == ["w.bin", "KV503 has 10 bytes, but last ends at 11"]
+    assert opened.count("w.bin") == 1
+    assert len(opened) == 3  # with the model and its directory
+
+
+def test_a_file_is_judged_for_each_tensor(model: Path) -> None:
+    """Also if the first one does not fit into it."""
+    references = [ExternalReference("w.bin", end, f"w{end}") for end in (11, 10, 12)]
+    assert [line[:5] for line in located(model, *references)] == ["KV503", "w.bin", "KV503"]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE, errno.EMFILE])
+def test_a_file_that_cannot_be_opened_is_not_called_missing(
+    number: int, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def fail(path: object, *args: Any, **kwargs: Any) -> int:
+        if path == "w.bin":
+            raise OSError(number, os.strerror(number))
+        return real(path, *args, **kwargs)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(os, "open", fail)
+    (found,) = located(model, ExternalReference("w.bin", 10, "w"))
+    assert found == f"KV502 holds w, but cannot be read: {os.strerror(number)}"
+
+
+def test_data_is_looked_for_beside_the_model_that_is_open(model: Path, tmp_path: Path) -> None:
+    """A directory that was exchanged meanwhile has another file by the name of the model."""
+    (tmp_path / "elsewhere" / "model.onnx").write_bytes(b"other")
+    with open_file(model) as file:
+        model.parent.rename(tmp_path / "gone")
+        model.parent.symlink_to("elsewhere")
+        with pytest.raises(ModelError, match="was changed by someone else just now"):
+            list(find_data_files([ExternalReference("w.bin", 10, "w")], file))
+
+
+def test_a_hard_link_is_as_good_as_the_file(model: Path) -> None:
+    """A copy is a file of its own, as onnx requires."""
+    os.link(model.parent / "w.bin", model.parent / "hard")
+    assert located(model, ExternalReference("hard", 10, "w")) == ["hard"]
+
+
 def test_a_model_in_the_working_directory_needs_no_directory_in_its_path(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +242,42 @@ def test_a_directory_there_is_not_replaced_even_with_force(external: Path, tmp_p
     assert not (tmp_path / "m.onnx").exists()
 
 
+def test_data_there_that_cannot_be_read_are_not_called_different(
+    external: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, real = tmp_path / DATA, os.open
+    there.write_bytes(b"other")
+
+    def fail(path: Any, *args: Any, **kwargs: Any) -> int:
+        if path == there:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", fail)
+    report = rename(external, "VLLM", output=tmp_path / "m.onnx")
+    (finding,) = report.findings
+    assert finding.code == "KV504"
+    assert finding.message == "is there already, and cannot be read: Input/output error"
+    assert rename(external, "VLLM", output=tmp_path / "m.onnx", force=True).status == "renamed"
+
+
+def test_holes_in_data_stay_holes_and_need_no_space(
+    external: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, needed = external.parent / DATA, list[int]()
+    os.truncate(data, 1 << 33)
+    if data.stat().st_blocks > 1 << 20:
+        pytest.skip("this file system keeps no holes")
+    monkeypatch.setattr(
+        batch_checks, "check_free_space", lambda directory, size, target: needed.append(size)
+    )
+    assert rename(external, "VLLM", output=tmp_path / "out" / "m.onnx").status == "renamed"
+    copy = tmp_path / "out" / DATA
+    assert copy.stat().st_size == 1 << 33
+    assert copy.stat().st_blocks <= data.stat().st_blocks + 16
+    assert needed[-1] < 1 << 20
+
+
 def test_with_force_a_link_is_replaced_and_what_it_leads_to_is_not(
     external: Path, tmp_path: Path
 ) -> None:
@@ -203,3 +305,117 @@ def test_a_model_that_has_its_token_still_takes_its_data_along(
     assert report.status == "unchanged"
     assert (tmp_path / "m.onnx").read_bytes() == external.read_bytes()
     assert (tmp_path / DATA).exists()
+
+
+# Whoever changes the directory during a rename: no byte from outside is in the result.
+
+WATCHED = (
+    *("open", "readlink", "stat", "lstat", "fstat", "pread", "copy_file_range", "splice"),
+    *("sendfile", "link", "replace", "fsync", "fchmod"),
+)
+SECRET = b"secret" * 1000
+
+
+def exchange(path: Path, link: Path) -> None:
+    """Exchange a path with a prepared link."""
+    aside = path.with_name("aside")
+    os.rename(path, aside)
+    os.rename(link, path)
+    os.rename(aside, link)
+
+
+@pytest.fixture
+def attacked(external: Path, tmp_path: Path) -> Path:
+    """A model with data in a directory below, and a file of the same name and size outside."""
+    model = onnx.load(external, load_external_data=False)
+    directory = external.parent / "sub"
+    directory.mkdir()
+    (external.parent / DATA).rename(directory / DATA)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = f"sub/{DATA}"
+    external.write_bytes(model.SerializeToString())
+    size = (directory / DATA).stat().st_size
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / DATA).write_bytes((SECRET * (size // len(SECRET) + 1))[:size])
+    return external
+
+
+def follow_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open data files as a naive program would, for the control."""
+
+    @contextmanager
+    def naive(self: OpenDirectory, location: str) -> Iterator[OpenFile]:
+        path = os.path.realpath(self.path / location)
+        if not path.startswith(f"{self.path}/"):
+            raise OutsideError("leads out", path=path)
+        with open_file(Path(path)) as file:
+            yield file
+
+    monkeypatch.setattr(OpenDirectory, "open_file", naive)
+    monkeypatch.setattr(FileIdentity, "matches", lambda self, other: True)
+
+
+def copy_data(model: Path, output: Path, rules: Rules) -> tuple[str, bytes]:
+    """Prepare a model and copy its data, as a rename does, and return what became of it."""
+    job = build_job(model, output / "m.onnx")
+    prepared = prepare_model(job, TokenChange("VLLM"), rules, Options())
+    if prepared.report.failed:
+        return "found", b""
+    ((data_file, target),) = prepared.data_copies
+    ready_file = write_temp_file(WriteTask(0, data_file, target, target, False, False))
+    if isinstance(ready_file, KvRenameError):
+        return "refused", b""
+    content = ready_file.temp_path.read_bytes()
+    ready_file.discard()
+    return "copied", content
+
+
+def find_foreign_results(
+    model: Path, target: Path, link: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, set[str]]:
+    """Copy the data of a model again and again, with a swap before each call of the system.
+
+    Returns:
+        The number of copies with bytes from outside, and what became of all.
+    """
+    rules, foreign, outcomes, number, calls = load_rules(), 0, set[str](), 0, 1
+    (output / "sub").mkdir(parents=True)
+    while calls >= number:
+        calls, number = 0, number + 1
+        with monkeypatch.context() as patch:
+
+            def wrap(real: Callable[..., Any], number: int = number) -> Any:
+                def call(*args: Any, **kwargs: Any) -> Any:
+                    nonlocal calls
+                    calls += 1
+                    if calls == number:
+                        exchange(target, link)
+                    return real(*args, **kwargs)
+
+                return call
+
+            for name in WATCHED:
+                if hasattr(os, name):
+                    patch.setattr(os, name, wrap(getattr(os, name)))
+            outcome, content = copy_data(model, output, rules)
+        outcomes.add(outcome)
+        foreign += b"secret" in content
+        if target.is_symlink():
+            exchange(target, link)
+    return foreign, outcomes
+
+
+@pytest.mark.parametrize("target", ["sub", f"sub/{DATA}"])
+@pytest.mark.parametrize("is_control", [False, True], ids=["this", "control"])
+def test_a_swap_at_any_moment_of_a_rename_brings_no_foreign_bytes(
+    target: str, is_control: bool, attacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_control:
+        follow_links(monkeypatch)
+    path, link = attacked.parent / target, attacked.parent / "link"
+    link.symlink_to(tmp_path / "outside" / (DATA if path.is_file() else ""))
+    foreign, outcomes = find_foreign_results(attacked, path, link, tmp_path / "out", monkeypatch)
+    assert (foreign > 0) == is_control
+    assert outcomes == {"copied", "found", "refused"} or is_control

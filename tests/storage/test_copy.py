@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from onnxkvrename.storage import copy as copying
-from onnxkvrename.storage.copy import copy_range
+from onnxkvrename.storage.copy import SourceError, copy_range, find_data, measure_data
 
 CONTENT = bytes(range(251)) * 1024
 PAGE = 4096
@@ -126,6 +126,45 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delattr(os, name)
 
 
+def test_a_write_that_takes_nothing_at_all_is_an_error_and_no_endless_loop(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_hand(monkeypatch)
+    monkeypatch.setattr(os, "write", lambda target, data: 0)
+    with pytest.raises(OSError, match="nothing was written"):
+        copy(0, 100)
+
+
+@pytest.mark.skipif("splice" not in WAYS, reason="no splice on this system")
+def test_a_pipe_that_passes_nothing_on_is_given_up(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.splice
+
+    def stuck(source: int, target: int, size: int, **kwargs: int) -> int:
+        return real(source, target, size, **kwargs) if "offset_src" in kwargs else 0
+
+    monkeypatch.setattr(os, "splice", stuck)
+    assert copy(5, 200_000) == CONTENT[5:200_005]
+
+
+def test_a_source_that_cannot_be_read_is_told_from_a_target_that_cannot_be_written(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_hand(monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", refusing(errno.EIO))
+        with pytest.raises(SourceError, match="Input/output error"):
+            copy(0, 100)
+    real = os.write
+    monkeypatch.setattr(
+        os, "write", lambda fd, data: real(fd, data) if not data else refusing(errno.EIO)()
+    )
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        copy(0, 100)
+    assert not isinstance(caught.value, SourceError)
+
+
 def test_a_write_that_takes_little_is_continued(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,3 +233,111 @@ def test_a_source_that_becomes_shorter_is_refused(
     by_hand(monkeypatch)
     with pytest.raises(OSError, match="became shorter"):
         copy(offset, 200_000)
+
+
+# Holes stay holes.
+
+BLOCK = 1 << 16
+needs_holes = pytest.mark.skipif(not hasattr(os, "SEEK_DATA"), reason="no holes on this system")
+
+
+def with_holes(path: Path, pattern: str) -> Path:
+    """A file with data for each ``x`` and a hole for each ``_``, and a few bytes more."""
+    with path.open("wb") as file:
+        for number, kind in enumerate(pattern):
+            if kind == "x":
+                file.seek(number * BLOCK)
+                file.write(bytes([number + 1]) * BLOCK)
+        file.truncate(len(pattern) * BLOCK + 7)
+    if path.stat().st_blocks * 512 > pattern.count("x") * BLOCK + BLOCK:
+        pytest.skip("this file system keeps no holes")
+    return path
+
+
+def copy_file(source: Path, target: Path, offset: int, size: int, head: bytes = b"") -> list[int]:
+    reader, writer = os.open(source, os.O_RDONLY), os.open(target, os.O_RDWR | os.O_CREAT)
+    try:
+        os.write(writer, head)
+        return list(copy_range(reader, writer, offset, size))
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@needs_holes
+@pytest.mark.parametrize("pattern", ["x_x", "_x", "x_", "_", "__x__x__", "x", "x___"])
+@pytest.mark.parametrize(("offset", "head"), [(0, b""), (0, b"head"), (1000, b"")])
+def test_a_copy_has_the_same_bytes_and_the_same_holes(
+    pattern: str, offset: int, head: bytes, tmp_path: Path
+) -> None:
+    source, target = with_holes(tmp_path / "source", pattern), tmp_path / "target"
+    size = source.stat().st_size - offset
+    steps = copy_file(source, target, offset, size, head)
+    assert target.read_bytes() == head + source.read_bytes()[offset:]
+    assert sum(steps) == size
+    edges = 2 * PAGE * (pattern.count("_") + 1)
+    assert target.stat().st_blocks * 512 <= source.stat().st_blocks * 512 + edges
+
+
+@needs_holes
+def test_a_part_that_ends_in_a_hole_has_its_full_size(tmp_path: Path) -> None:
+    source, target = with_holes(tmp_path / "source", "x_x"), tmp_path / "target"
+    copy_file(source, target, 10, BLOCK + 500)
+    assert target.read_bytes() == source.read_bytes()[10 : BLOCK + 510]
+
+
+@needs_holes
+@pytest.mark.parametrize("call", ["refused", "backwards", "unknown"])
+def test_a_file_system_that_does_not_tell_its_holes_has_none(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target, real = with_holes(tmp_path / "source", "x_x"), tmp_path / "target", os.lseek
+    answers = {"refused": refusing(errno.EINVAL), "backwards": lambda *args: 0}
+
+    def seek(descriptor: int, position: int, how: int) -> int:
+        is_question = how in (os.SEEK_DATA, os.SEEK_HOLE)
+        return answers[call]() if is_question else real(descriptor, position, how)
+
+    if call == "unknown":
+        monkeypatch.delattr(os, "SEEK_DATA")
+    else:
+        monkeypatch.setattr(os, "lseek", seek)
+    size = source.stat().st_size
+    assert sum(copy_file(source, target, 0, size)) == size
+    assert target.read_bytes() == source.read_bytes()
+
+
+@needs_holes
+def test_a_disk_that_fails_to_tell_its_holes_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, real = with_holes(tmp_path / "source", "x_x"), os.lseek
+    monkeypatch.setattr(
+        os, "lseek", lambda *args: refusing(errno.EIO)() if args[2] == os.SEEK_DATA else real(*args)
+    )
+    with pytest.raises(OSError, match="Input/output error"):
+        copy_file(source, tmp_path / "target", 0, BLOCK)
+
+
+@needs_holes
+@pytest.mark.parametrize("pattern", ["x_x", "x__", "___"])
+def test_a_file_with_holes_that_becomes_shorter_does_not_end_in_a_hole(
+    pattern: str, tmp_path: Path
+) -> None:
+    source = with_holes(tmp_path / "source", pattern)
+    with pytest.raises(SourceError, match="became shorter"):
+        copy_file(source, tmp_path / "target", 0, source.stat().st_size + 1)
+
+
+@needs_holes
+def test_only_data_need_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = with_holes(tmp_path / "source", "x_x__x")
+    with source.open("rb") as file:
+        size = source.stat().st_size
+        assert list(find_data(file.fileno(), 0, size))[:2] == [
+            (0, BLOCK),
+            (2 * BLOCK, 3 * BLOCK),
+        ]
+        assert 3 * BLOCK <= measure_data(file.fileno(), size) <= 3 * BLOCK + PAGE
+        monkeypatch.setattr(copying, "_MAX_COUNTED_PARTS", 1)
+        assert measure_data(file.fileno(), size) == size - BLOCK  # never less than it needs
