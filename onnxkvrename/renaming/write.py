@@ -106,12 +106,11 @@ def write_temp_file(
 @contextmanager
 def _open_source(task: WriteTask) -> Iterator[OpenFile]:
     """Open the source of a result, which must still be in the state that was read."""
-    opened = (
-        open_data_file(task.source)
-        if isinstance(task.source, DataFile)
-        else open_file(task.source_path)
-    )
-    with opened as source:
+    if isinstance(task.source, DataFile):
+        with open_data_file(task.source) as source:
+            yield source
+        return
+    with open_file(task.source_path) as source:
         if not source.identity.matches(task.source.identity):
             raise build_changed_error(task.source_path)
         yield source

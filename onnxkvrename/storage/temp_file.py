@@ -67,6 +67,7 @@ def find_stale_temp_files(targets: Iterable[Path]) -> Iterator[Path]:
     for target in targets:
         prefixes_by_directory.setdefault(target.parent, set()).add(build_temp_prefix(target))
     for directory, prefixes in prefixes_by_directory.items():
+        # What cannot be listed is not removed; no other conclusion is drawn from this.
         with suppress(OSError), os.scandir(directory) as entries:
             for entry in entries:
                 if (

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.results import Options
 from onnxkvrename.storage.read import open_file
-from onnxkvrename.storage.temp_file import ReadyFile
+from onnxkvrename.storage.temp_file import ReadyFile, TempFile
 
 
 def of_model(model: Path, target: Path) -> WriteTask:
@@ -67,6 +69,53 @@ def test_a_source_that_is_no_longer_what_was_read_is_left_alone(
         "was changed by someone else just now",
         str(task.source_path),
     )
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_a_source_that_changes_while_it_is_copied_is_no_result(
+    case: tuple[WriteTask, type], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, error = case
+    real = TempFile.copy_attributes
+
+    def change(self: TempFile, *args: Any, **kwargs: Any) -> None:
+        os.utime(task.source_path, ns=(0, 0))
+        real(self, *args, **kwargs)
+
+    monkeypatch.setattr(TempFile, "copy_attributes", change)
+    said = write_temp_file(task)
+    assert isinstance(said, error)
+    assert said.message == "was changed by someone else just now"
+    assert os.listdir(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
+def test_a_source_that_cannot_be_looked_at_is_not_called_changed(
+    number: int, case: tuple[WriteTask, type], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, _ = case
+
+    def fail(path: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "stat", fail)
+    said = task.find_source_error()
+    assert said is not None
+    assert (said.message, said.path) == (
+        f"cannot be read: {os.strerror(number)}",
+        str(task.source_path),
+    )
+
+
+def test_data_that_now_lead_outside_are_not_copied(external: Path, tmp_path: Path) -> None:
+    """Even if they have the same state: the same file was moved, and a link is in its place."""
+    (tmp_path / "out").mkdir()
+    task = of_data(external, tmp_path / "out" / "x")
+    os.rename(task.source_path, tmp_path / "moved")
+    task.source_path.symlink_to(tmp_path / "moved")
+    said = write_temp_file(task)
+    assert isinstance(said, ModelError)
+    assert "leads out of the model's directory" in said.message
     assert os.listdir(tmp_path / "out") == []
 
 

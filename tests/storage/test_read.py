@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import os
+import pickle
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 
 from onnxkvrename import ModelError
 from onnxkvrename.storage.read import (
+    FileIdentity,
     has_content,
     is_file_unchanged,
     open_file,
@@ -97,6 +100,34 @@ def test_any_change_of_an_open_file_is_noticed(
         assert is_file_unchanged(source, file.identity)
         change(source)
         assert not is_file_unchanged(source, file.identity)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES, errno.ELOOP])
+def test_an_error_does_not_tell_that_a_file_has_changed(
+    number: int, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with open_file(source) as file:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "stat", fail)
+            with pytest.raises(ModelError, match=os.strerror(number)):
+                is_file_unchanged(source, file.identity)
+        assert file.is_unchanged()
+        os.utime(source, ns=(0, 0))
+        assert not file.is_unchanged()
+
+
+def test_a_file_of_another_file_system_is_another_one_where_that_can_be_told() -> None:
+    """Another machine numbers its file systems differently."""
+    here, other = FileIdentity(1, 2, 3, 4, device=5), FileIdentity(1, 2, 3, 4, device=6)
+    assert here.matches(here)
+    assert not here.matches(other)
+    travelled = pickle.loads(pickle.dumps(other))
+    assert here.matches(travelled)
+    assert travelled.matches(here)
+    assert not here.matches(travelled._replace(ctime_ns=5))
 
 
 @pytest.mark.parametrize(

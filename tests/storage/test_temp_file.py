@@ -480,6 +480,84 @@ def test_a_file_system_without_attributes_does_not_matter(
     assert (tmp_path / "copy").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize(
+    ("call", "number", "path", "message"),
+    [
+        ("pread", errno.EIO, "source.onnx", "cannot be read: Input/output error"),
+        ("write", errno.EIO, "target", "Input/output error, while .*source.onnx was copied"),
+        ("write", errno.ENOSPC, "target", r"cannot be written: No space left on device \(free"),
+    ],
+)
+def test_a_copy_that_fails_names_the_file_that_did(
+    call: str,
+    number: int,
+    path: str,
+    message: str,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("splice", "copy_file_range", "sendfile"):
+        monkeypatch.delattr(os, name, raising=False)
+
+    def copy() -> None:
+        with (
+            open_file(source) as file,
+            TempFile(tmp_path / "target") as temp_file,
+            monkeypatch.context() as patch,
+        ):
+            patch.setattr(os, call, refuse(number))
+            temp_file.copy_from(file, 0, 100)
+
+    with pytest.raises(KvRenameError, match=message) as caught:
+        copy()
+    assert caught.value.path == str(tmp_path / path)
+
+
+def test_a_copy_that_the_kernel_makes_names_both_files(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "copy_file_range", refuse(errno.EIO), raising=False)
+    with (
+        open_file(source) as file,
+        TempFile(tmp_path / "target") as temp_file,
+        pytest.raises(WriteError, match="Input/output error") as caught,
+    ):
+        temp_file.copy_from(file, 0, 100)
+    assert caught.value.path == str(tmp_path / "target")
+    assert str(source) in caught.value.message
+
+
+def test_a_target_whose_state_is_unknown_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without links a file is put in place by a rename, which replaces what is there."""
+    monkeypatch.setattr(os, "O_TMPFILE", 0, raising=False)
+    target = tmp_path / "target.onnx"
+    ready_file = make_ready_file(target, replace=False)
+    target.write_bytes(b"theirs")
+    monkeypatch.setattr(os, "link", refuse(errno.EPERM))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "lstat", refuse(errno.EIO))
+        with pytest.raises(KvRenameError, match="Input/output error"):
+            ready_file.move_into_place()
+    assert target.read_bytes() == b"theirs"
+
+
+@pytest.mark.parametrize(
+    ("number", "fails"), [(errno.EIO, True), (errno.ESTALE, True), (errno.ENOSYS, False)]
+)
+def test_a_disk_that_cannot_be_asked_for_its_space_is_not_a_large_one(
+    number: int, fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "statvfs", refuse(number), raising=False)
+    if not fails:
+        check_free_space(tmp_path, 1, tmp_path / "x")
+        return
+    with pytest.raises(WriteError, match=os.strerror(number)):
+        check_free_space(tmp_path, 1, tmp_path / "x")
+
+
 def test_too_little_space_is_said_before_work_starts(tmp_path: Path) -> None:
     check_free_space(tmp_path, 1, tmp_path / "x")
     with pytest.raises(WriteError, match=r"needs 1,152,921,504,606,846,976 bytes.*left"):
