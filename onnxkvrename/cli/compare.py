@@ -49,8 +49,16 @@ from onnxkvrename.report.compare_text import (
     render_prompt_lines,
 )
 from onnxkvrename.report.documents.compare_json import handoff_to_json
-from onnxkvrename.report.formats import Answer, Line, Note, Screen, build_file_result
-from onnxkvrename.report.formats.text import apply_style, render_finding_lines
+from onnxkvrename.report.formats import (
+    Answer,
+    Line,
+    Note,
+    Screen,
+    Span,
+    build_file_result,
+    build_line,
+)
+from onnxkvrename.report.formats.text import BOLD, GREEN, RED, render_finding_lines
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
@@ -208,20 +216,20 @@ def _render_text(
     handoff: Handoff, failed_models: list[ModelReport], arguments: _Arguments, screen: Screen
 ) -> Iterator[Line]:
     if not arguments.quiet:
-        color = "red" if handoff.failed else "green"
-        yield Line(apply_style(format_handoff_verdict(handoff), screen.color, fg=color, bold=True))
+        style = f"{RED if handoff.failed else GREEN};{BOLD}"
+        yield build_line(Span(format_handoff_verdict(handoff), style))
         if handoff.prefill.layout.buffers and handoff.decode.layout.buffers:
-            yield from map(Line, _render_table(handoff, screen))
+            yield from _render_table(handoff, screen)
             yield from map(Line, render_prompt_lines(handoff))
         yield from map(Line, render_handoff_notes(handoff))
     reports = (*failed_models, build_handoff_report(handoff, both=True))
-    yield from render_finding_lines(reports, screen, verbose=arguments.verbose)
+    yield from render_finding_lines(reports, verbose=arguments.verbose)
 
 
-def _render_table(handoff: Handoff, screen: Screen) -> Iterator[str]:
+def _render_table(handoff: Handoff, screen: Screen) -> Iterator[Line]:
     """Return plain lines for a pipe, a drawn table for a terminal."""
     if not screen.is_terminal:
-        return render_handoff_table(handoff, color=screen.color)
+        return render_handoff_table(handoff)
     from rich.text import Text  # only for terminals
 
     from onnxkvrename.report.tables import build_table, render_lines

@@ -14,10 +14,11 @@ from onnxkvrename.cli.options import (
     add_profile_option,
     add_rules_option,
 )
-from onnxkvrename.cli.output import print_lines, stdout_guard
+from onnxkvrename.cli.output import print_lines
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.model.file import open_model
+from onnxkvrename.report.formats import Line
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
@@ -68,12 +69,10 @@ def command(**values: Any) -> int:
     text = _render_custom_io(names, precision, model)
     output = arguments.output or model.parent / DEFAULT_FILE_NAME
     if str(output) == "-":
-        with stdout_guard():
-            print_lines([text.removesuffix("\n")])
+        print_lines(map(Line, text.removesuffix("\n").split("\n")))
         return decide_exit_code()
     _write_output(output, text, model, force=arguments.force)
-    with stdout_guard():
-        print_lines([f"{output}: {len(names) * 2} names, {precision}"], err=True)
+    print_lines([Line(f"{output}: {len(names) * 2} names, {precision}", err=True)])
     return decide_exit_code()
 
 

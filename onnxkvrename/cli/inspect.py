@@ -25,7 +25,7 @@ from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.layout.inspect import ModelSummary, inspect_model
 from onnxkvrename.report.documents.inspect_json import summaries_to_json
 from onnxkvrename.report.formats import Answer, FileResult, Line, Screen
-from onnxkvrename.report.formats.text import format_error
+from onnxkvrename.report.formats.text import build_error_line
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.storage.read import open_file
@@ -102,11 +102,10 @@ def _render_text(summaries: Sequence[ModelSummary], screen: Screen) -> Iterator[
 
     for summary in summaries:
         if summary.error is None:
-            drawing = render_lines([render_model_summary(summary)], color=screen.color)
-            yield from map(Line, drawing)
+            yield from render_lines([render_model_summary(summary)], color=screen.color)
     for summary in summaries:
         if summary.error is not None:
-            yield Line(format_error(summary.error, color=screen.error_color), err=True)
+            yield build_error_line(summary.error)
 
 
 def _write_pictures(summaries: Sequence[ModelSummary], arguments: _Arguments) -> None:

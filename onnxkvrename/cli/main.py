@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
@@ -17,15 +18,14 @@ from typing import Any
 import click
 
 from onnxkvrename.cli.output import (
-    drop_stdout,
-    is_color_enabled,
+    occupy_closed_streams,
     print_answer,
     print_lines,
     stdout_guard,
 )
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import decide_exit_code, find_similar
-from onnxkvrename.report.formats import Answer, list_formats
+from onnxkvrename.report.formats import Answer, Line, list_formats
 
 COMMANDS = ("rename", "verify", "inspect", "custom-io", "manifest", "check-consumer", "compare")
 """The first is the default; a command's module is loaded when it runs."""
@@ -39,9 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; by default those of this process.
 
     Returns:
-        The exit code. Whatever is raised becomes an error message and a code, except a bug
-        under ``--verbose``: that propagates, for its traceback.
+        The exit code. Whatever is raised becomes an error message and a code; a bug has its
+        traceback before it under ``--verbose``.
     """
+    occupy_closed_streams()
     args = list(sys.argv[1:] if argv is None else argv)
     is_named = bool(args) and args[0] in COMMANDS
     name = args.pop(0) if is_named else COMMANDS[0]
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if not is_named:
             _check_command_name(args)
-        with _interrupt_on_signals(), _guard_help_output(args):
+        with _interrupt_on_signals(), _print_warnings(), _guard_help_output(args):
             code = _load_command(name).command.main(
                 args, prog_name=prog_name, standalone_mode=False
             )
@@ -64,13 +65,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         failure = KvRenameError("interrupted: no file was left half written")
         return _report_failure(name, args, failure, decide_exit_code(interrupted=True))
     except Exception as error:
-        if _read_verbose_option(name, args):
-            raise
+        is_verbose = _read_verbose_option(name, args)
+        if is_verbose:
+            _print_traceback(error)
+        place = "" if is_verbose else f"{_locate_bug(name, error)}; "
         failure = KvRenameError(
             f"a bug in onnxkvrename: {type(error).__name__}: {error}",
-            hint=f"{_locate_bug(name, error)}; please report it",
+            hint=f"{place}please report it",
         )
     return _report_failure(name, args, failure, decide_exit_code(not_done=True))
+
+
+@contextmanager
+def _print_warnings() -> Iterator[None]:
+    """Print the warnings of libraries, which may quote names, as all else is printed."""
+
+    def show(message: Warning | str, category: type[Warning], *where: object) -> None:
+        print_lines([Line(f"{category.__name__}: {message}", err=True)])
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield
+
+
+def _print_traceback(error: Exception) -> None:
+    import traceback  # only for a bug
+
+    text = "".join(traceback.format_exception(error))
+    print_lines(Line(line, err=True) for line in text.rstrip("\n").split("\n"))
 
 
 def _guard_help_output(args: Sequence[str]) -> AbstractContextManager[None]:
@@ -123,17 +145,12 @@ def _report_failure(name: str, args: Sequence[str], error: KvRenameError, code: 
         if output_format is not None and render_json is not None:
             answer = Answer(name, code, partial(render_json, code, error), error=error)
             print_answer(answer, output_format)
-    except (OSError, KvRenameError):
-        drop_stdout()
-    with suppress(OSError):
-        print_lines([_format_error(error)], err=True)
+    except KvRenameError:
+        pass  # what kept the job from being done says more than that this could not be printed
+    from onnxkvrename.report.formats.text import build_error_line  # only for a failure
+
+    print_lines([build_error_line(error)])
     return code
-
-
-def _format_error(error: KvRenameError) -> str:
-    from onnxkvrename.report.formats.text import format_error  # only for a failure
-
-    return format_error(error, color=is_color_enabled(sys.stderr))
 
 
 def _find_requested_format(args: Sequence[str]) -> str | None:

@@ -24,7 +24,7 @@ from onnxkvrename.cli.options import (
     add_verbose_option,
     parse_dim_sizes,
 )
-from onnxkvrename.cli.output import detect_screen, print_answer, print_lines, stdout_guard
+from onnxkvrename.cli.output import print_answer, print_lines
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
 from onnxkvrename.findings import decide_exit_code, format_list
 from onnxkvrename.layout.digest import compute_layout_digest
@@ -33,7 +33,7 @@ from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_layout
 from onnxkvrename.layout.manifest import manifest_to_json
 from onnxkvrename.renaming.run import stamp_models
 from onnxkvrename.report.formats import Answer, Line, Screen, build_file_result, load_format
-from onnxkvrename.report.formats.text import escape_unprintable, render_finding_lines
+from onnxkvrename.report.formats.text import render_finding_lines
 from onnxkvrename.report.manifest_text import (
     COLUMN_HEADS,
     build_buffer_rows,
@@ -258,8 +258,7 @@ def _stamp_models(loaded: LoadedLayout, rules: Rules, *, force: bool, quiet: boo
         if result.error is not None:
             raise _drop_elsewhere_hint(result.error)
     if not quiet:
-        with stdout_guard():
-            print_lines(map(_format_stamp_line, results), err=True)
+        print_lines(map(_build_stamp_line, results))
     return loaded._replace(stamp=digest)
 
 
@@ -285,9 +284,9 @@ def _drop_elsewhere_hint(error: KvRenameError) -> KvRenameError:
     return WriteError(error.message, path=error.path, hint=error.in_place_hint)
 
 
-def _format_stamp_line(report: ModelReport) -> str:
+def _build_stamp_line(report: ModelReport) -> Line:
     state = "stamped" if report.status == "renamed" else "stamped already"
-    return f"{escape_unprintable(report.path)}: {state}"
+    return Line(f"{report.path}: {state}", err=True)
 
 
 def _build_answer(result: _ManifestResult) -> Answer:
@@ -308,12 +307,9 @@ def _deliver_answer(answer: Answer, loaded: LoadedLayout, arguments: _Arguments)
         lines = load_format(output_format).render(answer, Screen())
         text = "".join(f"{line.text}\n" for line in lines)
         write_file(output, text.encode(), force=arguments.force)
-    with stdout_guard():
-        findings = render_finding_lines(loaded.reports, detect_screen(), verbose=arguments.verbose)
-        print_lines((line.text for line in findings), err=True)
-        if output is not None and not arguments.quiet:
-            summary = format_layout_summary(loaded.layout)
-            print_lines([f"{escape_unprintable(str(output))}: {summary}"], err=True)
+    print_lines(render_finding_lines(loaded.reports, verbose=arguments.verbose))
+    if output is not None and not arguments.quiet:
+        print_lines([Line(f"{output}: {format_layout_summary(loaded.layout)}", err=True)])
     if output is not None or (arguments.quiet and output_format == "text"):
         return answer.exit_code
     return print_answer(answer, output_format)
@@ -327,12 +323,14 @@ def _render_json(result: _ManifestResult, code: int) -> str:
 
 def _render_text(result: _ManifestResult, screen: Screen) -> Iterator[Line]:
     layout = result.loaded.layout
-    lines = _draw_layout(layout, screen) if screen.is_terminal else render_layout(layout)
-    yield from map(Line, lines)
+    if screen.is_terminal:
+        yield from _draw_layout(layout, screen)
+    else:
+        yield from map(Line, render_layout(layout))
     yield from map(Line, render_projection(result.projection))
 
 
-def _draw_layout(layout: Layout, screen: Screen) -> Iterator[str]:
+def _draw_layout(layout: Layout, screen: Screen) -> Iterator[Line]:
     """Draw the table for a terminal."""
     from rich.text import Text  # only for terminals
 

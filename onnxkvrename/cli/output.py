@@ -1,17 +1,21 @@
-"""Output streams: what is printed where, and in which colour."""
+"""Output streams: all that is printed, where, in which colour, and what if it cannot be."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import accumulate, groupby, islice
 from typing import Any
 
 import click
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.report.formats import Answer, Screen, load_format
+from onnxkvrename.report.formats import Answer, Line, Screen, load_format
+from onnxkvrename.report.inert import escape_line
+
+_MAX_LINES_AT_ONCE = 1000
 
 
 def print_answer(answer: Answer, output_format: str) -> int:
@@ -20,29 +24,73 @@ def print_answer(answer: Answer, output_format: str) -> int:
     Raises:
         KvRenameError: The answer could not be written.
     """
-    with stdout_guard():
-        for line in load_format(output_format).render(answer, detect_screen()):
-            print_lines([line.text], err=line.err)
+    print_lines(load_format(output_format).render(answer, detect_screen()))
     return answer.exit_code
 
 
-def print_lines(lines: Iterable[str], *, err: bool = False) -> None:
-    """Print lines on stdout, or stderr; characters that its encoding lacks are escaped."""
-    for line in lines:
-        try:
-            click.echo(line, err=err, color=True)
-        except UnicodeEncodeError as error:
-            escaped = line.encode(error.encoding, "backslashreplace").decode(error.encoding)
-            click.echo(escaped, err=err, color=True)
+def print_lines(lines: Iterable[Line]) -> None:
+    """Print lines on stdout and stderr; nothing else of the package prints.
+
+    Whatever is in a line, it stays one line that neither a terminal nor a CI runner acts on.
+    A stderr that cannot be written, and a reader of stdout that is gone (``| head``), keep
+    nothing else from being printed.
+
+    Raises:
+        KvRenameError: Stdout cannot be written. The lines for stderr are printed.
+    """
+    failure: KvRenameError | None = None
+    for is_error, group in groupby(lines, key=lambda line: line.err):
+        while batch := list(islice(group, _MAX_LINES_AT_ONCE)):
+            if is_error:
+                _print_on_stderr(batch)
+                continue
+            try:
+                _print_on_stdout(batch)
+            except KvRenameError as error:
+                failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+def _print_on_stdout(lines: Iterable[Line]) -> None:
+    if sys.stdout is None:
+        raise _build_lost_answer_error("stdout is closed")
+    with stdout_guard():
+        _echo(lines, sys.stdout, is_color_enabled(sys.stdout))
+
+
+def _print_on_stderr(lines: Iterable[Line]) -> None:
+    if sys.stderr is None:
+        return
+    try:
+        _echo(lines, sys.stderr, is_color_enabled(sys.stderr))
+    except OSError:  # there is no other place to say so; the exit code tells the outcome
+        drop_stream(2)
+
+
+def _echo(lines: Iterable[Line], stream: Any, color: bool) -> None:
+    """Write lines; characters that the encoding of the stream lacks are escaped."""
+    text = "\n".join(_render_line(line, color) for line in lines)
+    try:
+        click.echo(text, file=stream, color=True)
+    except UnicodeEncodeError as error:
+        escaped = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
+        click.echo(escaped, file=stream, color=True)
+
+
+def _render_line(line: Line, color: bool) -> str:
+    """Return a line as it is printed: everything in it escaped, then its styles."""
+    ends = tuple(accumulate(len(span.text) for span in line.spans)) if color else ()
+    pieces = escape_line(line.text, ends[:-1], is_command=line.is_command)
+    if not ends:
+        return "".join(pieces)
+    styled = zip(pieces, (span.style for span in line.spans), strict=True)
+    return "".join(f"\x1b[{style}m{text}\x1b[0m" if style else text for text, style in styled)
 
 
 def detect_screen() -> Screen:
-    """Return what stdout and stderr can show."""
-    return Screen(
-        is_terminal=is_terminal(sys.stdout),
-        color=is_color_enabled(sys.stdout),
-        error_color=is_color_enabled(sys.stderr),
-    )
+    """Return what stdout can show."""
+    return Screen(is_terminal=is_terminal(sys.stdout), color=is_color_enabled(sys.stdout))
 
 
 def is_color_enabled(stream: Any) -> bool:
@@ -71,15 +119,36 @@ def stdout_guard() -> Iterator[None]:
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
-        drop_stdout()
+        drop_stream(1)
     except OSError as error:
-        drop_stdout()
-        raise KvRenameError(
-            f"the work is done, but the answer could not be given: {error.strerror}"
-        ) from None
+        drop_stream(1)
+        raise _build_lost_answer_error(error.strerror) from None
 
 
-def drop_stdout() -> None:
-    """Redirect stdout to nowhere, so that the interpreter does not fail on it again at exit."""
-    with open(os.devnull, "w") as devnull:
-        os.dup2(devnull.fileno(), 1)
+def _build_lost_answer_error(reason: str | None) -> KvRenameError:
+    return KvRenameError(f"the work is done, but the answer could not be given: {reason}")
+
+
+def drop_stream(number: int) -> None:
+    """Redirect stdout (1) or stderr (2) to nowhere.
+
+    What could not be written is still in its buffer, and the interpreter would fail on it
+    again at exit.
+    """
+    descriptor = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(descriptor, number)
+    os.close(descriptor)
+
+
+def occupy_closed_streams() -> None:
+    """Open the descriptors of stdin, stdout and stderr on nothing where the caller closed them.
+
+    The next file that is opened would get such a number. If that were a result, what a library
+    reports on stderr would be written into it. Python itself goes on taking them for closed.
+    """
+    for number in range(3):
+        with suppress(OSError):
+            os.fstat(number)
+            continue
+        if os.open(os.devnull, os.O_RDWR) == number:  # the lowest number that is free
+            os.set_inheritable(number, True)

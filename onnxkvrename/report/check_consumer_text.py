@@ -11,7 +11,8 @@ from onnxkvrename.handoff.selection import Selection, find_distinct_types, selec
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.selectors import Selector
 from onnxkvrename.report.formats import Answer, Line, Note, Screen, build_file_result
-from onnxkvrename.report.formats.text import escape_unprintable, render_finding_lines
+from onnxkvrename.report.formats.text import render_finding_lines
+from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.manifest_text import format_model_paths
 from onnxkvrename.rules.layer_ranges import format_layer_ranges
 from onnxkvrename.rules.results import ModelReport
@@ -78,7 +79,7 @@ def _render_json(check: ConsumerCheck, code: int) -> str:
 def _render_text(
     check: ConsumerCheck, quiet: bool, verbose: bool, screen: Screen
 ) -> Iterator[Line]:
-    yield from render_finding_lines(check.reports, screen, verbose=verbose)
+    yield from render_finding_lines(check.reports, verbose=verbose)
     if check.selectors is not None:
         yield from (Line(_format_selector(selector)) for selector in check.selectors)
     elif not quiet:
@@ -112,5 +113,5 @@ def _format_verdict(check: ConsumerCheck) -> str:
 
 def _format_slots(check: ConsumerCheck) -> Iterator[str]:
     for number, pair in enumerate(check.selection.positional_pairs):
-        source, result = (escape_unprintable(side.name) if side else "nothing" for side in pair)
+        source, result = (escape_text(side.name) if side else "nothing" for side in pair)
         yield f"  {number}: {source} <- {result}"

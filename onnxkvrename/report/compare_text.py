@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from click import style
-
 from onnxkvrename.handoff.buffer_diff import BufferPair, format_buffer_type
 from onnxkvrename.handoff.compare import Handoff, PairResult
 from onnxkvrename.handoff.root_causes import RootCause
@@ -15,7 +13,9 @@ from onnxkvrename.handoff.slots import format_token_count
 from onnxkvrename.handoff.verdict import AffectedRange, HandoffVerdict, Outcome
 from onnxkvrename.handoff.worker import UNLIMITED_LENGTH
 from onnxkvrename.layout.fold import fold_alike
-from onnxkvrename.report.formats.text import escape_unprintable
+from onnxkvrename.report.formats import Line, Span, build_line
+from onnxkvrename.report.formats.text import GREEN, RED
+from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.tables import format_columns
 from onnxkvrename.rules.layer_ranges import format_layer_numbers, format_layers
 from onnxkvrename.rules.results import ModelReport
@@ -90,7 +90,7 @@ def _format_size_arguments(undecided: Sequence[RootCause]) -> str:
     """Return the arguments that decide, each once: ``--decode-dim sliding_window=SIZE``."""
     differences = (root.difference for root in undecided if root.difference is not None)
     arguments = dict.fromkeys(difference.size_arguments for difference in differences)
-    return " ".join(map(escape_unprintable, arguments))
+    return " ".join(map(escape_text, arguments))
 
 
 def _list_startup_codes(handoff: Handoff) -> list[str]:
@@ -130,7 +130,7 @@ def _list_codes(affected: AffectedRange) -> tuple[str, ...]:
 
 
 def _format_cause(cause: RootCause) -> str:
-    return f"{escape_unprintable(cause.summary)} ({cause.finding.code})"
+    return f"{escape_text(cause.summary)} ({cause.finding.code})"
 
 
 def _format_transferred(handoff: Handoff) -> str:
@@ -145,8 +145,8 @@ def _format_transferred(handoff: Handoff) -> str:
 def _format_conditions(handoff: Handoff) -> str:
     """Return which unknown sizes may be any, and which must be equal on both sides."""
     free_symbols = sorted(_find_unresolved(handoff).difference(handoff.shared_symbols))
-    free = ", ".join(map(escape_unprintable, free_symbols))
-    shared = ", ".join(map(escape_unprintable, handoff.shared_symbols))
+    free = ", ".join(map(escape_text, free_symbols))
+    shared = ", ".join(map(escape_text, handoff.shared_symbols))
     text = ""
     if free and handoff.verdict.longest_prompt is None:
         text = f", whatever {free} may be"
@@ -189,22 +189,22 @@ def _format_range(first: int, last: int, end: int, verdict: HandoffVerdict) -> s
 def _format_length(tokens: int, verdict: HandoffVerdict) -> str:
     """Return a length in tokens, or the window's name where its size is not known."""
     if tokens == verdict.window_placeholder and verdict.window_symbol is not None:
-        return escape_unprintable(verdict.window_symbol)
+        return escape_text(verdict.window_symbol)
     return format_token_count(tokens)
 
 
-def render_handoff_table(handoff: Handoff, *, color: bool = False) -> Iterator[str]:
+def render_handoff_table(handoff: Handoff) -> Iterator[Line]:
     """Yield the lines of the table, with aligned columns."""
     rows = build_table_rows(handoff)
     heading, *lines = format_columns([list_table_headings(handoff), *rows], indent="")
-    yield heading
+    yield Line(heading)
     for line, (*_, state) in zip(lines, rows, strict=True):
-        cells = line.removesuffix(state)
-        yield cells + (style(state, fg=choose_state_color(state)) if color else state)
+        style = GREEN if state == "ok" else RED
+        yield build_line(line.removesuffix(state), Span(state, style))
 
 
 def choose_state_color(state: str) -> str:
-    """Return the colour of a cell in the last column."""
+    """Return the colour of a cell in the last column of a drawn table."""
     return "green" if state == "ok" else "red"
 
 
@@ -218,7 +218,7 @@ def build_table_rows(handoff: Handoff) -> list[tuple[str, ...]]:
     """Return the rows: buffers with equal types and results in one, layers and parts folded."""
     rows = fold_alike(
         (
-            escape_unprintable(result.pair.present_buffer.part),
+            escape_text(result.pair.present_buffer.part),
             result.pair.present_buffer.layer,
             (
                 *_format_pair_types(handoff, result.pair),
@@ -235,7 +235,7 @@ def build_table_rows(handoff: Handoff) -> list[tuple[str, ...]]:
 def _format_pair_types(handoff: Handoff, pair: BufferPair) -> tuple[str, str]:
     sides = ((handoff.prefill, pair.prefill), (handoff.decode, pair.decode))
     prefill, decode = (
-        "-" if buffer is None else escape_unprintable(format_buffer_type(side.layout, buffer))
+        "-" if buffer is None else escape_text(format_buffer_type(side.layout, buffer))
         for side, buffer in sides
     )
     return prefill, "same" if prefill == decode else decode
@@ -284,7 +284,7 @@ def _format_prompt_outcome(handoff: Handoff, tokens: int) -> str:
         symbols = sorted(_find_unresolved(handoff))
         if verdict.window_symbol is not None:
             symbols = [verdict.window_symbol]
-        arguments = " ".join(f"--dim {escape_unprintable(symbol)}=SIZE" for symbol in symbols)
+        arguments = " ".join(f"--dim {escape_text(symbol)}=SIZE" for symbol in symbols)
         return f"cannot be told, give {arguments}" if arguments else "cannot be told"
     affected = [each for each in verdict.affected_ranges if is_in_ranges(tokens, each.ranges)]
     codes = f" ({', '.join(_list_codes(affected[0]))})" if affected and affected[0].causes else ""
@@ -305,7 +305,7 @@ def _format_prompt_outcome(handoff: Handoff, tokens: int) -> str:
 
 def render_handoff_notes(handoff: Handoff) -> Iterator[str]:
     """Yield a line for each note."""
-    yield from (f"note: {escape_unprintable(note)}" for note in handoff.notes)
+    yield from (f"note: {escape_text(note)}" for note in handoff.notes)
 
 
 def build_handoff_report(handoff: Handoff, *, both: bool) -> ModelReport:

@@ -65,7 +65,9 @@ def _render_facts(summary: ModelSummary, options: ConsoleOptions) -> Table:
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for label, *lines in _list_facts(summary):
-        grid.add_row(label, Text("\n".join(escape_for_console(line, options) for line in lines)))
+        grid.add_row(
+            Text(label), Text("\n".join(escape_for_console(line, options) for line in lines))
+        )
     return grid
 
 

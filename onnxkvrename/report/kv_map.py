@@ -18,7 +18,7 @@ from rich.text import Text
 
 from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary, NameStatus
 from onnxkvrename.layout.kinds import BufferKind, get_kind_traits, list_kinds
-from onnxkvrename.report.formats.text import escape_unprintable
+from onnxkvrename.report.inert import escape_text
 
 
 class CellStyle(NamedTuple):
@@ -74,7 +74,7 @@ class DeferredRenderable(NamedTuple):
 
 def escape_for_console(text: str, options: ConsoleOptions) -> str:
     """Return text from a file, safe to show and in the encoding of the console."""
-    shown = escape_unprintable(text)
+    shown = escape_text(text)
     return shown.encode("ascii", "backslashreplace").decode() if options.ascii_only else shown
 
 

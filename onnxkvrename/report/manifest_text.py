@@ -16,7 +16,7 @@ from onnxkvrename.layout.manifest import (
     compute_kv_layout_sha256,
 )
 from onnxkvrename.model.signature import format_shape
-from onnxkvrename.report.formats.text import escape_unprintable
+from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.tables import format_columns
 from onnxkvrename.rules.layer_ranges import format_layer_numbers, format_layer_ranges
 
@@ -56,13 +56,13 @@ def format_layout_title(layout: Layout) -> str:
 def format_model_paths(models: Sequence[str]) -> str:
     """Return the path of a model, or the directory that several share and their number."""
     if len(models) == 1:
-        return escape_unprintable(models[0])
+        return escape_text(models[0])
     folders = [model.split("/")[:-1] for model in models]
     shared = [names[0] for names in takewhile(_is_uniform, zip(*folders, strict=False))]
     if not shared and any(model.startswith("/") for model in models):
         return f"{len(models)} models"
     directory = "/".join(shared) or ("/" if shared else ".")
-    return f"{escape_unprintable(directory)} ({len(models)} models)"
+    return f"{escape_text(directory)} ({len(models)} models)"
 
 
 def _is_uniform(names: Sequence[str]) -> bool:
@@ -85,7 +85,7 @@ def build_buffer_rows(layout: Layout) -> tuple[BufferRow, ...]:
     return tuple(
         BufferRow(
             *map(
-                escape_unprintable,
+                escape_text,
                 (kind, ", ".join(parts), format_layer_numbers(sorted(layers)), dtype, shape, each),
             )
         )
@@ -117,14 +117,12 @@ def list_layout_facts(layout: Layout) -> Iterator[tuple[str, str]]:
     first_shape = layout.buffers[0].shape
     if totals.batch is not None and totals.batch != totals.sequence and first_shape:
         yield f"a batch of {layout.resolve_shape(first_shape)[0]}", format_bytes(totals.batch)
-    symbols = [escape_unprintable(symbol) for symbol in layout.unresolved_symbols]
+    symbols = [escape_text(symbol) for symbol in layout.unresolved_symbols]
     if symbols:
         options = " ".join(f"--dim {symbol}=SIZE" for symbol in symbols)
         yield "missing", f"{format_list(symbols)}: {options}"
     if layout.sizes:
-        known_sizes = (
-            f"{escape_unprintable(symbol)}={size}" for symbol, size in layout.sizes.items()
-        )
+        known_sizes = (f"{escape_text(symbol)}={size}" for symbol, size in layout.sizes.items())
         yield "with", ", ".join(known_sizes)
     yield "kv_layout_sha256", compute_kv_layout_sha256(layout) or ""
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TextColumn
 
-from onnxkvrename.report.formats.text import escape_unprintable
+from onnxkvrename.report.inert import escape_text
 from onnxkvrename.storage.temp_file import ProgressCallback
 
 _MIN_MODELS_FOR_BAR = 64
@@ -47,7 +47,7 @@ class ProgressBars:
         """Start a bar for a file of `size` bytes; ``None`` for a small one."""
         if size < _MIN_BYTES_FOR_BAR:
             return None
-        return self._start_bar(f"copying {escape_unprintable(name)}", size, decimal)
+        return self._start_bar(f"copying {escape_text(name)}", size, decimal)
 
     def _start_bar(
         self, description: str, total: int, format_amount: Callable[[int], str]

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from onnxkvrename.report.formats.text import escape_unprintable
+from onnxkvrename.report.formats import Line
+from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.rename_text import format_model_state, render_sidecar_states
+from onnxkvrename.report.tables import render_lines
 from onnxkvrename.rules.layer_ranges import format_layer_ranges
 from onnxkvrename.rules.plan import REASON_NOT_RETAINED, KvPair, PairSide, UnchangedName
 from onnxkvrename.rules.results import ModelReport, Report
@@ -26,20 +28,16 @@ _MAX_DETAILED_MODELS = 4
 """Models of which more is shown than one line."""
 
 
-def draw_report(report: Report, *, dry_run: bool, verbose: bool) -> Iterator[str]:
-    """Yield the summary as lines, in the colours of the terminal on stdout.
-
-    It is captured, not printed: rich would end the process when the reader is gone.
+def draw_report(report: Report, *, dry_run: bool, verbose: bool, color: bool) -> Iterator[Line]:
+    """Yield the summary as lines.
 
     Args:
         report: What became of the models and sidecars.
         dry_run: Describe what would change, because nothing was written.
         verbose: Show every layer.
+        color: Whether to colour it.
     """
-    console = Console(highlight=False)
-    with console.capture() as capture:
-        console.print(render_report(report, dry_run=dry_run, verbose=verbose), crop=False)
-    yield from capture.get().splitlines()
+    return render_lines([render_report(report, dry_run=dry_run, verbose=verbose)], color=color)
 
 
 def render_report(report: Report, *, dry_run: bool, verbose: bool) -> RenderableType:
@@ -66,12 +64,12 @@ def render_report(report: Report, *, dry_run: bool, verbose: bool) -> Renderable
 
 def _render_headline(model: ModelReport, *, dry_run: bool) -> Text:
     # Never folded: a path that is broken in two cannot be copied.
-    text = Text(escape_unprintable(model.path), style="bold", no_wrap=True, overflow="ignore")
+    text = Text(escape_text(model.path), style="bold", no_wrap=True, overflow="ignore")
     text.append(
         f"  {format_model_state(model, dry_run=dry_run)}", style=_STATUS_STYLES[model.status]
     )
     if model.output != model.path and model.status in ("renamed", "unchanged") and not dry_run:
-        text.append(f"  -> {escape_unprintable(model.output)}", style="not bold")
+        text.append(f"  -> {escape_text(model.output)}", style="not bold")
     return text
 
 
@@ -80,7 +78,7 @@ def _render_buffers(model: ModelReport) -> Table:
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for label, text in _list_buffer_rows(model):
-        grid.add_row(label, Text(text))
+        grid.add_row(Text(label), Text(text))
     return grid
 
 
@@ -92,26 +90,26 @@ def _list_buffer_rows(model: ModelReport) -> Iterator[tuple[str, str]]:
     for kind, pairs in kinds.items():
         buffers = ", ".join(dict.fromkeys(pair.buffer for pair in pairs))
         layers = sorted({pair.layer for pair in pairs})
-        text = f"{escape_unprintable(buffers)} of {format_layer_ranges(layers)}"
-        yield escape_unprintable(kind), text
+        text = f"{escape_text(buffers)} of {format_layer_ranges(layers)}"
+        yield escape_text(kind), text
     for old, new in list(model.name_map.items())[:1]:
-        yield "names", f"{escape_unprintable(old)} -> {escape_unprintable(new)}"
+        yield "names", f"{escape_text(old)} -> {escape_text(new)}"
     for reason, names in _group_unchanged_names(model.unchanged_names).items():
-        yield "kept", f"{escape_unprintable(reason)}: {', '.join(names)}"
+        yield "kept", f"{escape_text(reason)}: {', '.join(names)}"
 
 
 def _render_next_command(model: ModelReport) -> Iterator[RenderableType]:
     """Yield the call that hands the result back, never folded, so that it can be copied."""
     if model.feed_back_call is not None and model.status in ("renamed", "unchanged"):
         text = Text("  next  ", style="dim", no_wrap=True, overflow="ignore")
-        yield text.append(escape_unprintable(model.feed_back_call), style="not dim")
+        yield text.append(escape_text(model.feed_back_call), style="not dim")
 
 
 def _group_unchanged_names(unchanged_names: Iterable[UnchangedName]) -> dict[str, list[str]]:
     reasons: dict[str, list[str]] = {}
     for item in unchanged_names:
         if item.reason != REASON_NOT_RETAINED:
-            reasons.setdefault(item.reason, []).append(escape_unprintable(item.name))
+            reasons.setdefault(item.reason, []).append(escape_text(item.name))
     return reasons
 
 
@@ -132,7 +130,7 @@ def _render_layer_table(model: ModelReport) -> Table:
 
 def _render_new_name(side: PairSide) -> Text:
     style = "green" if side.new_name != side.old_name else ""
-    return Text(escape_unprintable(side.new_name), style=style)
+    return Text(escape_text(side.new_name), style=style)
 
 
 def _render_total(report: Report, *, dry_run: bool) -> Text:

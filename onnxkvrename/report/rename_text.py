@@ -12,13 +12,12 @@ from onnxkvrename.report.formats import (
     Line,
     Note,
     Screen,
+    Span,
     build_file_result,
+    build_line,
 )
-from onnxkvrename.report.formats.text import (
-    apply_style,
-    escape_unprintable,
-    render_finding_lines,
-)
+from onnxkvrename.report.formats.text import BOLD, GREEN, RED, render_finding_lines
+from onnxkvrename.report.inert import escape_text
 from onnxkvrename.rules.results import ModelReport, Report, SidecarReport
 
 STAMP_LABEL = "metadata onnxkvrename.kv_layout_sha256"
@@ -93,16 +92,18 @@ def render_rename(report: Report, view: RenameView, screen: Screen) -> Iterator[
         view: How to show it.
         screen: Where it is shown.
     """
-    yield from render_finding_lines(report.models, screen, verbose=view.verbose)
+    yield from render_finding_lines(report.models, verbose=view.verbose)
     if view.quiet:
         return
     if screen.is_terminal and not view.show_diff:
         from onnxkvrename.report.rename_rich import draw_report  # rich only for terminals
 
-        yield from map(Line, draw_report(report, dry_run=view.dry_run, verbose=view.verbose))
+        yield from draw_report(
+            report, dry_run=view.dry_run, verbose=view.verbose, color=screen.color
+        )
         return
     if view.show_diff:
-        yield from map(Line, render_diff(report, color=screen.color))
+        yield from render_diff(report)
     elif not view.check_only:
         yield from map(Line, render_changes(report, dry_run=view.dry_run))
     yield from (Line(text, err=True) for text in render_states(report, dry_run=view.dry_run))
@@ -119,21 +120,25 @@ def render_changes(report: Report, *, dry_run: bool) -> Iterator[str]:
     for model in report.models:
         changes = model.status == ("would-rename" if dry_run else "renamed")
         for old, new in model.name_map.items() if changes else ():
-            line = f"{escape_unprintable(old)} -> {escape_unprintable(new)}"
-            yield f"{escape_unprintable(model.path)}: {line}" if has_several else line
+            line = f"{escape_text(old)} -> {escape_text(new)}"
+            yield f"{escape_text(model.path)}: {line}" if has_several else line
 
 
-def render_diff(report: Report, *, color: bool) -> Iterator[str]:
-    """Yield the old and the new names as the lines of a diff."""
+def render_diff(report: Report) -> Iterator[Line]:
+    """Yield the old and the new names as the lines of a diff.
+
+    It is for people: what a terminal acts on is escaped in it, and models are no text that
+    a diff could be applied to.
+    """
     for model in report.models:
         if model.status == "would-rename":
-            yield apply_style(f"--- {escape_unprintable(model.path)}", color, bold=True)
-            yield apply_style(f"+++ {escape_unprintable(model.output)}", color, bold=True)
+            yield build_line(Span(f"--- {model.path}", BOLD))
+            yield build_line(Span(f"+++ {model.output}", BOLD))
             for old, new in model.name_map.items():
-                yield apply_style(f"-{escape_unprintable(old)}", color, fg="red")
-                yield apply_style(f"+{escape_unprintable(new)}", color, fg="green")
+                yield build_line(Span(f"-{old}", RED))
+                yield build_line(Span(f"+{new}", GREEN))
             if model.stamp is not None:
-                yield apply_style(f"-{STAMP_LABEL}", color, fg="red")
+                yield build_line(Span(f"-{STAMP_LABEL}", RED))
 
 
 def render_states(report: Report, *, dry_run: bool) -> Iterator[str]:
@@ -149,7 +154,7 @@ def render_states(report: Report, *, dry_run: bool) -> Iterator[str]:
     for model in report.models:
         if model.error is None and (dry_run or model.status != "would-rename"):
             state = format_model_state(model, dry_run=dry_run)
-            yield f"{escape_unprintable(model.path)}: {state}{_format_destination(model)}"
+            yield f"{escape_text(model.path)}: {state}{_format_destination(model)}"
     yield from render_sidecar_states(report)
 
 
@@ -160,7 +165,7 @@ def render_sidecar_states(report: Report) -> Iterator[str]:
     for sidecar in report.sidecars:
         if sidecar.status in ("renamed", "would-rename"):
             state = f"{_format_sidecar_state(sidecar)}{_format_destination(sidecar)}"
-            yield f"{escape_unprintable(sidecar.path)}: {state}"
+            yield f"{escape_text(sidecar.path)}: {state}"
 
 
 def _format_sidecar_state(sidecar: SidecarReport) -> str:
@@ -171,7 +176,7 @@ def _format_sidecar_state(sidecar: SidecarReport) -> str:
 def _format_destination(item: ModelReport | SidecarReport) -> str:
     """Return where a result went, or would go; nothing for one in place."""
     has_moved = item.output != item.path and item.status in ("renamed", "would-rename")
-    return f" -> {escape_unprintable(item.output)}" if has_moved else ""
+    return f" -> {escape_text(item.output)}" if has_moved else ""
 
 
 def format_model_state(model: ModelReport, *, dry_run: bool) -> str:
@@ -192,9 +197,9 @@ def format_model_state(model: ModelReport, *, dry_run: bool) -> str:
     if not model.pairs:
         return "unchanged: no KV buffer in it"
     if model.name_map:
-        return f"unchanged: {escape_unprintable(model.output)} is up to date"
+        return f"unchanged: {escape_text(model.output)} is up to date"
     tokens = {side.token for pair in model.pairs for side in pair.sides}
-    carried = ", ".join(sorted(escape_unprintable(token) for token in tokens if token))
+    carried = ", ".join(sorted(escape_text(token) for token in tokens if token))
     return f"unchanged: every buffer carries {carried}" if carried else "unchanged: no token in it"
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from onnxkvrename.report.formats import Line, Span, build_line
+
 if TYPE_CHECKING:
+    from rich.color import ColorSystem
     from rich.console import RenderableType
+    from rich.style import Style
     from rich.table import Table
 
 # rich is imported where it draws: most answers go to pipes.
@@ -33,20 +37,41 @@ def build_table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Table
     return table
 
 
-def render_lines(parts: Iterable[RenderableType], *, color: bool) -> Iterator[str]:
+def render_lines(parts: Iterable[RenderableType], *, color: bool) -> Iterator[Line]:
     """Yield what rich draws as lines; a text is not folded, so that it can be copied.
 
-    It is captured, not printed: rich would end the process when the reader is gone.
+    Rich only lays it out: it would pass controls on, and end the process when the reader is
+    gone.
 
     Args:
         parts: What to draw, one below the other.
         color: Whether to colour it.
     """
-    from rich.console import Console
+    from rich.console import COLOR_SYSTEMS, Console
+    from rich.segment import Segment
     from rich.text import Text
 
     console = Console(highlight=False, color_system="auto" if color else None)
-    with console.capture() as capture:
-        for part in parts:
-            console.print(part, soft_wrap=isinstance(part, Text), crop=False)
-    yield from (line.rstrip(" ") for line in capture.get().splitlines())
+    color_system = COLOR_SYSTEMS.get(console.color_system or "")
+    for part in parts:
+        options = console.options
+        if isinstance(part, Text):
+            options = options.update(no_wrap=True, overflow="ignore")
+        for segments in Segment.split_lines(console.render(part, options)):
+            spans = [Span(text, _render_style(style, color_system)) for text, style, _ in segments]
+            yield build_line(*_strip_line(spans))
+
+
+def _render_style(style: Style | None, color_system: ColorSystem | None) -> str:
+    """Return a style of rich as the parameters of a terminal's SGR sequence."""
+    if style is None or color_system is None:
+        return ""
+    codes, is_styled, _ = style.render("-", color_system=color_system).partition("m-")
+    return codes.removeprefix("\x1b[") if is_styled else ""
+
+
+def _strip_line(spans: list[Span]) -> list[Span]:
+    """Return a line without the spaces at its end, which only fill a cell."""
+    while spans and not (text := spans[-1].text.rstrip(" ")):
+        spans.pop()
+    return [*spans[:-1], spans[-1]._replace(text=text)] if spans else []

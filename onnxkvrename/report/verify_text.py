@@ -8,12 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from click import style
-
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import render_json_document, serialize_error, serialize_finding
-from onnxkvrename.report.formats import Answer, FileResult, Line, Note, Screen, build_file_result
-from onnxkvrename.report.formats.text import escape_unprintable, render_finding_lines
+from onnxkvrename.report.formats import (
+    Answer,
+    FileResult,
+    Line,
+    Note,
+    Screen,
+    Span,
+    build_file_result,
+    build_line,
+)
+from onnxkvrename.report.formats.text import GREEN, RED, render_finding_lines
+from onnxkvrename.report.inert import escape_text
 from onnxkvrename.rules.layer_ranges import format_layer_ranges
 from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.rules.results import Report
@@ -55,19 +63,17 @@ def _render_text(
     models: Iterable[VerifiedModel], quiet: bool, verbose: bool, screen: Screen
 ) -> Iterator[Line]:
     for model in models:
-        yield from render_finding_lines([model.report], screen, verbose=verbose)
+        yield from render_finding_lines([model.report], verbose=verbose)
         if quiet or model.report.error is not None:
             continue
-        yield Line(format_verdict_line(model, color=screen.color))
+        yield build_verdict_line(model)
         yield from (Line(f"  {text}") for text in (format_buffer_flows(model) if verbose else ()))
 
 
-def format_verdict_line(verified: VerifiedModel, *, color: bool) -> str:
-    """Return the path of a model and the verdict on it, as one line."""
-    verdict = summarize_verdict(verified)
-    if color:
-        verdict = style(verdict, fg="red" if verified.report.failed else "green")
-    return f"{escape_unprintable(verified.report.path)}: {verdict}"
+def build_verdict_line(verified: VerifiedModel) -> Line:
+    """Return the line with the path of a model and the verdict on it."""
+    verdict = Span(summarize_verdict(verified), RED if verified.report.failed else GREEN)
+    return build_line(f"{escape_text(verified.report.path)}: ", verdict)
 
 
 def summarize_verdict(verified: VerifiedModel) -> str:
@@ -89,7 +95,7 @@ def _describe_proofs(verified: VerifiedModel) -> Iterator[str]:
     if verified.run is not None:
         run = _format_run(verified.run)
         if verified.reference is not None:
-            run += f", to the bit like {escape_unprintable(str(verified.reference))}"
+            run += f", to the bit like {escape_text(str(verified.reference))}"
         yield run
 
 
@@ -102,7 +108,7 @@ def _describe_retention(verified: VerifiedModel) -> str:
     verdict = f"{len(updated)} of {len(report.pairs)} buffers retained, {layers}"
     op_types = Counter(flow.updated_by.op_type for flow in updated if flow.updated_by)
     if op_types:
-        most_common = (escape_unprintable(op_type) for op_type, _ in op_types.most_common())
+        most_common = (escape_text(op_type) for op_type, _ in op_types.most_common())
         verdict += ", updated by " + ", ".join(most_common)
     return verdict
 
@@ -112,7 +118,7 @@ def _describe_rename_proof(proof: RenameProof) -> str:
     equal = "the same bytes as" if proof.equality == "bytes" else "the same content as"
     count = len(proof.names)
     names = f"but for {count} name{'s' * (count != 1)}" if count else "with the same names"
-    text = f"{equal} {escape_unprintable(proof.source)} {names}"
+    text = f"{equal} {escape_text(proof.source)} {names}"
     compared = sum(digest is not None for digest in proof.data_digests.values())
     unread = len(proof.data_digests) - compared
     if compared:
@@ -127,21 +133,21 @@ def _count_files(count: int) -> str:
 
 
 def _format_run(run: RetentionRun) -> str:
-    dims = ", ".join(f"{escape_unprintable(dim)}={size}" for dim, size in run.dims.items())
+    dims = ", ".join(f"{escape_text(dim)}={size}" for dim, size in run.dims.items())
     return f"ran {len(run.step_results)} steps" + (f" with {dims}" if dims else "")
 
 
 def format_buffer_flows(verified: VerifiedModel) -> Iterator[str]:
     """Yield a line for each buffer: its names, the verdict, and the node that updates it."""
     for flow in verified.flows:
-        input_name, output_name = (escape_unprintable(side.old_name) for side in flow.pair.sides)
+        input_name, output_name = (escape_text(side.old_name) for side in flow.pair.sides)
         yield f"{input_name} -> {output_name}: {_format_flow_verdict(flow)}"
 
 
 def _format_flow_verdict(flow: BufferFlow) -> str:
     if flow.updated_by is None:
         return flow.verdict
-    op_type, node_name = (escape_unprintable(text) for text in flow.updated_by)
+    op_type, node_name = (escape_text(text) for text in flow.updated_by)
     separator = " by " if flow.verdict == "updated" else ": "
     return f"{flow.verdict}{separator}{op_type}" + (f" ({node_name})" if node_name else "")
 

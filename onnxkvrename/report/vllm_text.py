@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from onnxkvrename.report.formats.text import escape_unprintable
+from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.manifest_text import format_bytes
 from onnxkvrename.report.tables import format_columns
 from onnxkvrename.rules.layer_ranges import format_layer_numbers, format_layers
@@ -25,7 +25,7 @@ def render_projection(projection: Projection | None) -> Iterator[str]:
     Without a projection there are no lines.
     """
     if projection is not None:
-        yield from map(escape_unprintable, _render_lines(projection))
+        yield from map(escape_text, _render_lines(projection))
 
 
 def _render_lines(projection: Projection) -> Iterator[str]:

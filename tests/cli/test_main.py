@@ -13,7 +13,6 @@ from models import node, saved
 from schemas import load_schema
 
 import onnxkvrename
-from onnxkvrename.cli.main import main
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.rules.load import list_profiles
 
@@ -76,8 +75,8 @@ MISTAKES = pytest.mark.parametrize(
         ((MODEL, *V, "-o", MODEL), "decoder.onnx: is the model itself"),
         ((MODEL, *V, "-o", "empty"), "empty: is a directory"),
         ((MODEL, *V, "-o", "text.onnx/new.onnx"), "text.onnx/new.onnx"),
-        ((MODEL, *V, "-o", "new/" + "n" * 300), "n" * 300),
-        ((MODEL, *V, "-d", "n" * 300), "n" * 300),
+        ((MODEL, *V, "-o", "new/" + "n" * 300), "n" * 100),
+        ((MODEL, *V, "-d", "n" * 300), "n" * 100),
         ((MODEL, *V, "-d", "."), "decoder.onnx: is the model itself"),
         ((MODEL, *V, "--in-place"), "--in-place is for --seed-cache"),
         ((MODEL, *V, "--seed-cache", "-o", "new.onnx"), "--seed-cache says where results go"),
@@ -393,21 +392,29 @@ def test_json_of_a_bug_is_a_document_too(here: Path, run, monkeypatch: pytest.Mo
     document = json.loads(outcome.out)
     jsonschema.validate(document, SCHEMA)
     assert "a bug in onnxkvrename: ZeroDivisionError" in document["error"]["message"]
-    with pytest.raises(ZeroDivisionError):
-        main([MODEL, *V, "-v"])
+    document["error"]["hint"] = "please report it"  # -v has said where
+    assert json.loads(run(MODEL, *V, "-v", "--format", "json").out) == document
 
 
 @pytest.mark.parametrize("flags", [("-v",), ("--verbose",), ("-qv",), ("-vn",)])
 def test_verbose_shows_where_a_bug_is_however_it_is_spelt(
-    flags: tuple[str, ...], here: Path, monkeypatch: pytest.MonkeyPatch
+    flags: tuple[str, ...], here: Path, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What the exception says cannot command a CI runner either."""
+
     def fail(*args: object) -> None:
-        raise ZeroDivisionError("division by zero")
+        raise ZeroDivisionError("division by zero\n::error::x\n##[y]")
 
     monkeypatch.setattr("onnxkvrename.cli.rename.rename_batch", fail)
-    with pytest.raises(ZeroDivisionError):
-        main([MODEL, *V, *flags])
-    assert main([MODEL, *V, "-d", "v"]) == 2
+    outcome = run(MODEL, *V, *flags)
+    first, *places, last, command, older, error = outcome.err.splitlines()
+    assert (outcome.code, first) == (2, "Traceback (most recent call last):")
+    assert any("test_main.py" in place for place in places)
+    assert last == "ZeroDivisionError: division by zero"
+    assert (command, older) == ("\\x3a:error::x", "#\\x23[y]")
+    assert error.startswith("error: a bug in onnxkvrename: ZeroDivisionError")
+    assert error.endswith(" (please report it)")
+    assert "Traceback" not in run(MODEL, *V, "-d", "v").err
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from models import saved
 from onnxkvrename import KvRenameError
 from onnxkvrename.cli import output as console
 from onnxkvrename.cli.output import is_color_enabled, is_terminal, print_lines, stdout_guard
+from onnxkvrename.report.formats import Line, Span, build_line
 
 RENAME = "$K decoder.onnx --prefix VLLM -n"
 COMMANDS = (RENAME, "$K verify decoder.onnx", "$K inspect decoder.onnx")
@@ -33,9 +34,33 @@ class Stream(io.StringIO):
 
 
 def test_lines_go_to_stdout_or_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    print_lines(["a", "\x1b[31mb\x1b[0m"])
-    print_lines(["c"], err=True)
-    assert capsys.readouterr() == ("a\n\x1b[31mb\x1b[0m\n", "c\n")
+    print_lines([Line("a"), Line("b", err=True), Line("c")])
+    assert capsys.readouterr() == ("a\nc\n", "b\n")
+
+
+def test_a_style_is_for_colour_only_and_no_text_passes_for_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = build_line("\x1b[31ma", Span("b\x1b[0m", "31;1"), "\nc")
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    print_lines([line])
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    print_lines([line])
+    assert capsys.readouterr().out == (
+        "\\x1b[31mab\\x1b[0m\\x0ac\n\\x1b[31ma\x1b[31;1mb\\x1b[0m\x1b[0m\\x0ac\n"
+    )
+
+
+def test_whatever_is_printed_is_one_line_that_commands_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_lines([Line("::error::a\n::error::b"), Line(" ::x##[y", err=True)])
+    print_lines([Line("::error title=a::b\r##[c", is_command=True)])
+    assert capsys.readouterr() == (
+        "\\x3a:error::a\\x0a::error::b\n::error title=a::b\\x0d#\\x23[c\n",
+        " \\x3a:x#\\x23[y\n",
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,7 +72,7 @@ def test_what_an_encoding_does_not_have_is_escaped(
 ) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding, newline="\n"))
-    print_lines(["é 漢", "more"])
+    print_lines([Line("é 漢"), Line("more")])
     sys.stdout.flush()
     assert written.getvalue().decode(encoding) == f"{said}\nmore\n"
 
@@ -122,8 +147,8 @@ def test_a_command_paints_only_if_it_may(
 def test_an_answer_that_cannot_be_written_is_an_error(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dropped: list[bool] = []
-    monkeypatch.setattr(console, "drop_stdout", lambda: dropped.append(True))
+    dropped: list[int] = []
+    monkeypatch.setattr(console, "drop_stream", dropped.append)
     with (
         pytest.raises(KvRenameError, match="the work is done, but the answer could not be given"),
         stdout_guard(),
@@ -131,7 +156,7 @@ def test_an_answer_that_cannot_be_written_is_an_error(
         raise OSError(number, "reason")
     with stdout_guard():
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
-    assert dropped == [True, True]
+    assert dropped == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +205,9 @@ def test_help_that_does_not_fit_on_the_disk_is_no_bug(asked: str, decoder: Path,
 def test_closed_streams_do_not_stop_the_work(
     closed: str, command: str, decoder: Path, renamed: bytes, piped
 ) -> None:
+    """An answer that nobody can have got is an error all the same."""
     command = command.removesuffix(" -n")
     process = piped(f"{command} {closed}", decoder.parent)
-    assert (process.returncode, "bug" in process.stderr) == (0, False)
+    code = 2 if ">&- " in f"{closed} ".replace("2>&-", "") else 0
+    assert (process.returncode, "bug" in process.stderr) == (code, False)
     assert (decoder.read_bytes() == renamed) is ("--prefix" in command)

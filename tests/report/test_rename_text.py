@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from onnxkvrename import Finding, ModelReport, Report, WriteError, rename
-from onnxkvrename.report.formats import Screen, load_format
+from onnxkvrename.report.formats import Screen, Span, load_format
+from onnxkvrename.report.formats.text import RED
 from onnxkvrename.report.rename_text import (
     RenameView,
     build_rename_answer,
@@ -71,12 +72,12 @@ def test_names_that_did_not_change_are_not_told(
 
 
 def test_a_diff_has_the_names_that_go_and_come(ahead: ModelReport) -> None:
-    lines = list(render_diff(Report((ahead,)), color=False))
+    diff = list(render_diff(Report((ahead,))))
+    lines = [line.text for line in diff]
     assert lines[:4] == ["--- m.onnx", "+++ m.onnx", "-past_key.0", "+past_key.0_VLLM"]
     assert len(lines) == 2 + 2 * 8
-    assert not list(render_diff(Report((ahead._replace(status="unchanged"),)), color=False))
-    painted = list(render_diff(Report((ahead,)), color=True))
-    assert painted[2] == "\x1b[31m-past_key.0\x1b[0m"
+    assert not list(render_diff(Report((ahead._replace(status="unchanged"),))))
+    assert diff[2].spans == (Span("-past_key.0", RED),)
 
 
 def test_a_state_is_a_few_words(decoder: Path, ahead: ModelReport) -> None:

@@ -10,11 +10,12 @@ from models import node, saved
 from schemas import load_schema
 
 from onnxkvrename import Finding, KvRenameError, ModelError, ModelReport, load_rules
-from onnxkvrename.report.formats import Screen, load_format
+from onnxkvrename.report.formats import Screen, Span, load_format
+from onnxkvrename.report.formats.text import GREEN, RED
 from onnxkvrename.report.verify_text import (
+    build_verdict_line,
     build_verify_answer,
     format_buffer_flows,
-    format_verdict_line,
     summarize_verdict,
     verified_to_json,
 )
@@ -28,7 +29,7 @@ FAULT = Finding("KV110", "error", "past_key.0_RetainedState", "is wrong", "mend 
 DOUBT = Finding("KV113", "warning", "past_key.0_RetainedState", "is in doubt", "look at it")
 RUN = RetentionRun({"batch_size": 1, "ctx_len": 32}, {}, {}, ({}, {}, {}), (), ())
 HOSTILE = "a\n::error::b##[x]\x1b[2J\u202e\udcff"
-SHOWN = "a\\x0a::error::b##[x]\\x1b[2J\\u202e\\xff"
+SHOWN = "a\\x0a::error::b#\\x23[x]\\x1b[2J\\u202e\\xff"
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def with_flows(verified: VerifiedModel, *flows: BufferFlow) -> VerifiedModel:
 
 def test_a_verdict_says_what_was_proved_and_how(sound: VerifiedModel) -> None:
     assert summarize_verdict(sound) == "2 of 2 buffers retained, layer 0, updated by Add"
-    assert format_verdict_line(sound, color=False) == f"m.onnx: {summarize_verdict(sound)}"
+    assert build_verdict_line(sound).text == f"m.onnx: {summarize_verdict(sound)}"
 
 
 def test_what_is_not_proved_is_not_counted(sound: VerifiedModel) -> None:
@@ -100,10 +101,9 @@ def test_a_run_is_told_with_its_sizes_and_its_reference(sound: VerifiedModel) ->
 
 
 def test_a_verdict_is_green_or_red(sound: VerifiedModel) -> None:
-    assert format_verdict_line(sound, color=True).startswith("m.onnx: \x1b[32m2 of 2")
-    assert format_verdict_line(with_report(sound, FAULT), color=True) == (
-        "m.onnx: \x1b[31mdoes not verify\x1b[0m"
-    )
+    assert build_verdict_line(sound).spans[1] == Span(summarize_verdict(sound), GREEN)
+    failed = with_report(sound, FAULT)
+    assert build_verdict_line(failed).spans[1] == Span("does not verify", RED)
 
 
 def test_each_buffer_is_told_with_where_it_is_updated(sound: VerifiedModel) -> None:
@@ -136,7 +136,7 @@ def with_hostile_names(verified: VerifiedModel) -> VerifiedModel:
 
 def test_hostile_text_is_shown_escaped(sound: VerifiedModel) -> None:
     verified = with_hostile_names(sound)
-    assert format_verdict_line(verified, color=False) == (
+    assert build_verdict_line(verified).text == (
         f"{SHOWN}: 2 of 2 buffers retained, layer 0, updated by {SHOWN}, Add; "
         f"ran 3 steps with {SHOWN}=3, to the bit like {SHOWN}"
     )

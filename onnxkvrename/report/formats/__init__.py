@@ -20,16 +20,41 @@ from onnxkvrename.findings import Finding
 from onnxkvrename.rules.results import ModelReport
 
 
+class Span(NamedTuple):
+    """A part of a line in a style of its own.
+
+    Attributes:
+        text: The part.
+        style: Parameters of the terminal's SGR sequence, such as ``31;1``; empty for none.
+    """
+
+    text: str
+    style: str = ""
+
+
 class Line(NamedTuple):
-    """A line of output.
+    """A line of output: text and styles apart, so that no text can pass for a style.
+
+    The text may contain anything; what prints it escapes what a terminal or a CI runner
+    acts on.
 
     Attributes:
         text: The line, without its end.
         err: Whether it is for stderr.
+        spans: The parts of the text for a stream with colour; empty for a plain line.
+        is_command: Whether the line begins with a command for a CI runner on purpose.
     """
 
     text: str
     err: bool = False
+    spans: tuple[Span, ...] = ()
+    is_command: bool = False
+
+
+def build_line(*parts: str | Span, err: bool = False) -> Line:
+    """Return a line of plain and styled parts."""
+    spans = tuple(part if isinstance(part, Span) else Span(part) for part in parts)
+    return Line("".join(span.text for span in spans), err, spans)
 
 
 class Screen(NamedTuple):
@@ -37,13 +62,11 @@ class Screen(NamedTuple):
 
     Attributes:
         is_terminal: Whether stdout is a terminal.
-        color: Whether lines on stdout may be coloured.
-        error_color: Whether lines on stderr may be coloured.
+        color: Whether what is drawn for stdout may have colours.
     """
 
     is_terminal: bool = False
     color: bool = False
-    error_color: bool = False
 
 
 class Note(NamedTuple):

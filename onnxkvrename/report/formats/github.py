@@ -10,21 +10,28 @@ from collections.abc import Iterator
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.report.formats import Answer, FileResult, Format, Line, Note, Screen
-from onnxkvrename.report.formats.text import escape_unprintable, format_finding
+from onnxkvrename.report.formats.text import format_error, format_finding
+from onnxkvrename.report.inert import MAX_LINE_LENGTH, escape_text, shorten_text
+
+_MAX_FILE_LENGTH = 240
 
 
 def _render(answer: Answer, screen: Screen) -> Iterator[Line]:
-    for file in answer.files:
-        yield from map(Line, _render_file(file))
-    yield from (Line(_format_note(note)) for note in answer.notes)
-    if answer.error is not None:
-        yield Line(_format_failure(answer.error, answer.error.path))
+    yield from (Line(text, is_command=True) for text in _list_commands(answer))
 
 
 FORMAT = Format(_render)
 
 
-def _render_file(file: FileResult) -> Iterator[str]:
+def _list_commands(answer: Answer) -> Iterator[str]:
+    for file in answer.files:
+        yield from _list_file_commands(file)
+    yield from map(_format_note, answer.notes)
+    if answer.error is not None:
+        yield _format_failure(answer.error, answer.error.path)
+
+
+def _list_file_commands(file: FileResult) -> Iterator[str]:
     for finding in file.findings:
         yield format_workflow_command(
             finding.severity, format_finding(finding), title=finding.code, path=file.path
@@ -35,9 +42,7 @@ def _render_file(file: FileResult) -> Iterator[str]:
 
 
 def _format_failure(error: KvRenameError, path: str | None) -> str:
-    return format_workflow_command(
-        "error", escape_unprintable(str(error)), title="failed", path=path
-    )
+    return format_workflow_command("error", format_error(error), title="failed", path=path)
 
 
 def _format_note(note: Note) -> str:
@@ -56,15 +61,17 @@ def format_workflow_command(
         path: The file to annotate, if any.
     """
     properties = f"title={_escape_property(title)}"
-    if path is not None:
-        properties = f"file={_escape_property(path)},{properties}"
-    return f"::{level} {properties}::{_escape_data(message)}"
+    file = "" if path is None else f"file={_escape_property(path)},"
+    if len(file) <= _MAX_FILE_LENGTH:  # a shortened path would be that of another file
+        properties = file + properties
+    head = f"::{level} {properties}::"
+    shown = shorten_text(escape_text(message), MAX_LINE_LENGTH - len(head))
+    return head + _escape_data(shown)
 
 
 def _escape_property(text: str) -> str:
-    return _escape_data(escape_unprintable(text)).replace(":", "%3A").replace(",", "%2C")
+    return _escape_data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def _escape_data(text: str) -> str:
-    escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-    return escaped.replace("##[", "## [")
+    return escape_text(text).replace("%", "%25")

@@ -17,7 +17,8 @@ from onnxkvrename import __version__
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, Severity
 from onnxkvrename.report.formats import Answer, Format, Line, Note, Screen
-from onnxkvrename.report.formats.text import escape_unprintable, format_finding
+from onnxkvrename.report.formats.text import format_error, format_finding
+from onnxkvrename.report.inert import escape_json, escape_text
 from onnxkvrename.rules.checks import load_codes
 
 _SCHEMA = (
@@ -29,7 +30,8 @@ _PENDING_MEANING = "a name that --check expects to be changed already"
 
 
 def _render(answer: Answer, screen: Screen) -> Iterator[Line]:
-    yield Line(json.dumps(_build_log(answer), indent=2))
+    text = escape_json(json.dumps(_build_log(answer), indent=2))
+    yield from map(Line, text.split("\n"))
 
 
 FORMAT = Format(_render)
@@ -81,7 +83,7 @@ def _build_invocation(answer: Answer) -> dict[str, Any]:
 
 
 def _build_notification(error: KvRenameError, path: str) -> dict[str, Any]:
-    notification = {"level": "error", "message": {"text": escape_unprintable(str(error))}}
+    notification = {"level": "error", "message": {"text": format_error(error)}}
     return {**notification, "locations": [_build_location(path)]} if path else notification
 
 
@@ -96,13 +98,13 @@ def _list_results(answer: Answer) -> Iterator[dict[str, Any]]:
 def _build_finding_result(finding: Finding, path: str) -> dict[str, Any]:
     location = _build_location(path)
     if finding.name:
-        location["logicalLocations"] = [{"name": escape_unprintable(finding.name)}]
+        location["logicalLocations"] = [{"name": escape_text(finding.name)}]
     return _build_result(finding.code, finding.severity, format_finding(finding), [location])
 
 
 def _build_note_result(note: Note) -> dict[str, Any]:
     locations = [] if note.path is None else [_build_location(note.path)]
-    return _build_result(_PENDING_RULE, note.level, note.message, locations)
+    return _build_result(_PENDING_RULE, note.level, escape_text(note.message), locations)
 
 
 def _build_result(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
-
-from click import style
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding
-from onnxkvrename.report.formats import Answer, Format, Line, Screen
+from onnxkvrename.findings import Finding, Severity
+from onnxkvrename.report.formats import Answer, Format, Line, Screen, Span, build_line
+from onnxkvrename.report.inert import shorten_parts
 from onnxkvrename.rules.results import ModelReport
 
+BOLD, RED, GREEN, YELLOW = "1", "31", "32", "33"
+"""Styles of a :class:`Span`."""
 _MAX_SHOWN_FINDINGS = 3
-_SEVERITY_COLORS = {"error": "red", "warning": "yellow"}
+_SEVERITY_STYLES: dict[Severity, str] = {"error": RED, "warning": YELLOW}
 
 
 def _render(answer: Answer, screen: Screen) -> Iterable[Line]:
@@ -25,70 +25,56 @@ def _render(answer: Answer, screen: Screen) -> Iterable[Line]:
 FORMAT = Format(_render)
 
 
-def render_findings(model: ModelReport, *, color: bool, verbose: bool) -> Iterator[str]:
-    """Yield one line for each finding and for the error of a model.
+def render_finding_lines(models: Iterable[ModelReport], *, verbose: bool) -> Iterator[Line]:
+    """Yield one line for stderr for each finding and for the error of each model.
 
     What is wrong with one layer is mostly wrong with all of them, so findings of one code
     stay together, and only the first few are shown.
 
     Args:
-        model: The model with its findings.
-        color: Whether to colour the lines.
+        models: The models with their findings.
         verbose: Whether to show every finding.
     """
+    for model in models:
+        yield from _render_model_findings(model, verbose=verbose)
+
+
+def _render_model_findings(model: ModelReport, *, verbose: bool) -> Iterator[Line]:
     counts = Counter(finding.code for finding in model.findings)
     seen: Counter[str] = Counter()
     order = list(counts)
     for finding in sorted(model.findings, key=lambda finding: order.index(finding.code)):
         seen[finding.code] += 1
-        path = apply_style(escape_unprintable(model.path), color, bold=True)
-        code = apply_style(
-            f"{finding.severity} {finding.code}", color, fg=_SEVERITY_COLORS[finding.severity]
-        )
         if verbose or seen[finding.code] <= _MAX_SHOWN_FINDINGS:
-            yield f"{path}: {code}: {format_finding(finding)}"
+            parts = (finding.name, finding.message, finding.hint)
         elif seen[finding.code] == _MAX_SHOWN_FINDINGS + 1:
             hidden = counts[finding.code] - _MAX_SHOWN_FINDINGS
-            yield f"{path}: {code}: and {hidden} more like this (-v shows all)"
+            parts = ("", f"and {hidden} more like this", "-v shows all")
+        else:
+            continue
+        path, *shown = shorten_parts((model.path, *parts))
+        severity = Span(f"{finding.severity} {finding.code}", _SEVERITY_STYLES[finding.severity])
+        yield build_line(Span(path, BOLD), ": ", severity, f": {_join_parts(*shown)}", err=True)
     if model.error is not None:
-        yield format_error(model.error, color=color)
+        yield build_error_line(model.error)
 
 
-def render_finding_lines(
-    models: Iterable[ModelReport], screen: Screen, *, verbose: bool
-) -> Iterator[Line]:
-    """Yield the findings and errors of models as lines for stderr."""
-    for model in models:
-        for text in render_findings(model, color=screen.error_color, verbose=verbose):
-            yield Line(text, err=True)
+def build_error_line(error: KvRenameError) -> Line:
+    """Return the line for stderr with the path, the problem and the fix."""
+    return build_line(Span("error", f"{RED};{BOLD}"), f": {format_error(error)}", err=True)
 
 
-def format_error(error: KvRenameError, *, color: bool) -> str:
-    """Return one line with the path, the problem and the fix."""
-    return f"{apply_style('error', color, fg='red', bold=True)}: {escape_unprintable(str(error))}"
+def format_error(error: KvRenameError) -> str:
+    """Return the path, the problem and the fix as one short text, safe to show."""
+    path, message, hint = shorten_parts((error.path or "", error.message, error.hint or ""))
+    return str(KvRenameError(message, path=path or None, hint=hint or None))
 
 
 def format_finding(finding: Finding) -> str:
-    """Return the name, the message and the hint of a finding, safe to show."""
-    message = f"{finding.name} {finding.message}" if finding.name else finding.message
-    return escape_unprintable(f"{message} ({finding.hint})")
+    """Return the name, the message and the hint of a finding, short and safe to show."""
+    return _join_parts(*shorten_parts((finding.name, finding.message, finding.hint)))
 
 
-def escape_unprintable(text: str) -> str:
-    """Return text from a file with all escaped that moves the cursor, hides or reorders text."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else _escape_code_point(ord(char)) for char in text)
-
-
-def _escape_code_point(code: int) -> str:
-    if 0xDC80 <= code <= 0xDCFF:  # a byte of a path that is not UTF-8
-        code -= 0xDC00
-    if code < 0x100:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-def apply_style(text: str, color: bool, **styles: Any) -> str:
-    """Return `text` with click's `styles` where there may be colour."""
-    return style(text, **styles) if color else text
+def _join_parts(name: str, message: str, hint: str) -> str:
+    """Return a sentence with the fix in brackets."""
+    return f"{name} {message} ({hint})" if name else f"{message} ({hint})"

@@ -11,7 +11,7 @@ from onnxkvrename.report.formats.github import FORMAT, format_workflow_command
     ("name", "shown"),
     [
         ("x\n::error::y", "x\\x0a::error::y"),
-        ("##[stop-commands]x", "## [stop-commands]x"),
+        ("##[stop-commands]x", "#\\x23[stop-commands]x"),
         ("100%0A", "100%250A"),
     ],
 )
@@ -24,4 +24,4 @@ def test_a_name_cannot_give_github_commands_of_its_own(name: str, shown: str) ->
 
 def test_a_path_cannot_end_the_properties_of_a_command() -> None:
     line = format_workflow_command("error", "m", title="t", path="a:b,c%##[x\r")
-    assert line == "::error file=a%3Ab%2Cc%25## [x\\x0d,title=t::m"
+    assert line == "::error file=a%3Ab%2Cc%25#\\x23[x\\x0d,title=t::m"

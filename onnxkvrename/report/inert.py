@@ -1,0 +1,130 @@
+r"""Make text inert: nothing in it moves a cursor, hides, reorders, or commands a CI runner.
+
+Names come from models and file systems, and are printed to terminals and CI logs. What these
+act on is shown as an escape (``\x1b``, ``\u202e``), in every line that is printed:
+
+- controls, and all characters that are not seen or change the order of others;
+- ``##name[`` anywhere: GitHub's older commands, Azure's ``##vso[``, ``##teamcity[``;
+- ``::`` at the start of a line, after spaces: GitHub's commands. Runners trim the spaces.
+
+GitLab's and Jenkins' commands need controls. The rules of GitHub's runner:
+https://github.com/actions/runner/blob/main/src/Runner.Common/ActionCommand.cs
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+MAX_LINE_LENGTH = 400
+"""Characters of the longest line of a finding or an error."""
+_FIXED_LENGTH = 24
+"""Characters of such a line that are always there: a severity, a code, punctuation."""
+_MIN_PART_LENGTH = 40
+
+# Python counts these as printable, but nothing is seen of them: characters that Unicode lets
+# programs ignore (DerivedCoreProperties, Default_Ignorable_Code_Point).
+_INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0"
+    "\U000e0100-\U000e01ef]"
+)
+_COMMAND = re.compile(r"#(#)(?=\w*\[)")
+_LEADING_COMMAND = re.compile("^ *(:):")
+
+
+def escape_text(text: str) -> str:
+    """Return text with all escaped that a terminal or a CI runner acts on.
+
+    A ``::`` at its start is left to :func:`escape_line`, which knows where the line starts.
+    Escaped text stays the same when it is escaped again.
+    """
+    return _replace(text, dict(_find_unsafe(text)))
+
+
+def escape_line(text: str, cuts: Sequence[int] = (), *, is_command: bool = False) -> list[str]:
+    """Return a whole line, escaped, in pieces.
+
+    Args:
+        text: The line, without its end.
+        cuts: Ascending offsets in `text` to cut at.
+        is_command: Whether it begins with a command on purpose.
+
+    Returns:
+        One piece more than there are cuts.
+    """
+    escapes = dict(_find_unsafe(text))
+    leading = None if is_command else _LEADING_COMMAND.match(text)
+    if leading is not None:
+        escapes[leading.start(1)] = _escape_char(":")
+    bounds = (0, *cuts, len(text))
+    return [_replace(text[start:end], escapes, start) for start, end in pairwise(bounds)]
+
+
+def escape_json(text: str) -> str:
+    r"""Return a JSON text of ASCII characters that is inert, and has the same value.
+
+    ``##`` and DEL, the only such characters that JSON's writers leave as they are, stand in
+    strings only, where JSON has escapes for them.
+    """
+    return text.replace("##", "#\\u0023").replace("\x7f", "\\u007f")
+
+
+def shorten_parts(parts: Sequence[str], limit: int = MAX_LINE_LENGTH) -> list[str]:
+    """Return the parts of a line, escaped, and the longest shortened in the middle to fit.
+
+    Args:
+        parts: A path, a name, a message, a hint.
+        limit: Characters of the whole line.
+    """
+    shown = [escape_text(part) for part in parts]
+    room = limit - _FIXED_LENGTH
+    if sum(map(len, shown)) <= room:
+        return shown
+    largest = room
+    for rank, length in enumerate(sorted(map(len, shown))):
+        share = room // (len(shown) - rank)
+        if length > share:
+            largest = share
+            break
+        room -= length
+    return [shorten_text(text, max(largest, _MIN_PART_LENGTH)) for text in shown]
+
+
+def shorten_text(text: str, limit: int) -> str:
+    """Return an escaped text, without its middle where it is longer than `limit`."""
+    if len(text) <= limit:
+        return text
+    mark = f"[... {len(text) - limit:,} more ...]"
+    head = (limit - len(mark)) // 2
+    return f"{text[:head]}{mark}{text[len(text) - (limit - len(mark) - head) :]}"
+
+
+def _find_unsafe(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the offset and the escape of each character to escape."""
+    if not text.isprintable():
+        for offset, char in enumerate(text):
+            if not char.isprintable():
+                yield offset, _escape_char(char)
+    if not text.isascii():
+        for match in _INVISIBLE.finditer(text):
+            yield match.start(), _escape_char(match[0])
+    if "##" in text:
+        for match in _COMMAND.finditer(text):
+            yield match.start(1), _escape_char("#")
+
+
+def _replace(text: str, escapes: dict[int, str], start: int = 0) -> str:
+    """Return `text`, which begins at `start`, with the characters at some offsets replaced."""
+    if not escapes:
+        return text
+    return "".join(escapes.get(offset, char) for offset, char in enumerate(text, start))
+
+
+def _escape_char(char: str) -> str:
+    code = ord(char)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte of a path that is not UTF-8
+        code -= 0xDC00
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

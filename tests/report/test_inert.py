@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+import sys
+import unicodedata
+
+import pytest
+
+from onnxkvrename.report.inert import (
+    escape_json,
+    escape_line,
+    escape_text,
+    shorten_parts,
+    shorten_text,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("past_key.0 é ✓ [red] :smiley: \\", "past_key.0 é ✓ [red] :smiley: \\"),
+        ("a\nb\r\t", "a\\x0ab\\x0d\\x09"),
+        ("\x1b[2J\x07\x9b", "\\x1b[2J\\x07\\x9b"),
+        ("\u202eab\u2066\u200b", "\\u202eab\\u2066\\u200b"),
+        ("\U000e0001", "\\U000e0001"),
+        (b"\xff\x80".decode("utf-8", "surrogateescape"), "\\xff\\x80"),
+        ("\ud800", "\\ud800"),
+        ("\u2028\x85\xa0", "\\u2028\\x85\\xa0"),
+        ("a\u034f\u3164\ufe0f\U000e0100", "a\\u034f\\u3164\\ufe0f\\U000e0100"),
+    ],
+)
+def test_what_moves_hides_or_reorders_is_escaped(text: str, shown: str) -> None:
+    assert escape_text(text) == shown
+    assert escape_text(shown) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("##[error]x", "#\\x23[error]x"),
+        ("a ###[x", "a ##\\x23[x"),
+        ("##vso[task.x]##teamcity[y", "#\\x23vso[task.x]#\\x23teamcity[y"),
+        ("##\u200b[x", "##\\u200b[x"),
+        ("# a ## b #[c] ##", "# a ## b #[c] ##"),
+    ],
+)
+def test_older_commands_are_broken_anywhere(text: str, shown: str) -> None:
+    assert escape_text(text) == shown
+    assert escape_text(shown) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("::error::x", "\\x3a:error::x"),
+        ("  ::stop-commands::x", "  \\x3a:stop-commands::x"),
+        ("\u3000::x", "\\u3000::x"),
+        ("a::b", "a::b"),
+        (":a:", ":a:"),
+    ],
+)
+def test_no_line_begins_with_a_command(text: str, shown: str) -> None:
+    assert escape_line(text) == [shown]
+    assert escape_line(text, is_command=True) == [escape_text(text)]
+
+
+def test_a_command_over_the_edge_of_two_parts_of_a_line_is_found() -> None:
+    assert escape_line("#" + "#[x" + "\n", (1, 4)) == ["#", "\\x23[x", "\\x0a"]
+    assert escape_line(" " + ":" + ":x::", (1, 2)) == [" ", "\\x3a", ":x::"]
+
+
+def test_json_keeps_its_value() -> None:
+    value = {"##[x]": "\\##vso[a\x7f###\\\x85\ud800"}
+    text = escape_json(json.dumps(value))
+    assert "##" not in text
+    assert text.isascii()
+    assert text.isprintable()
+    assert json.loads(text) == value
+
+
+def test_every_code_point_is_seen_or_escaped() -> None:
+    """Unicode's own tables are the oracle, not :meth:`str.isprintable`."""
+    kept = set(escape_text("".join(map(chr, range(sys.maxunicode + 1)))))
+    categories = {unicodedata.category(char) for char in kept}
+    assert not categories & {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+    assert [char for char in kept if char.isspace()] == [" "]
+    assert not any(char in kept for char in "\u200b\u200e\u2028\u202e\u2066\u061c\ufeff\u115f")
+
+
+def test_only_the_longest_parts_are_shortened() -> None:
+    assert shorten_parts(["a" * 100, "b" * 100]) == ["a" * 100, "b" * 100]
+    path, name, hint = shorten_parts(["p" * 90, "n" * 9000, "h" * 9000])
+    assert (path, len(name), len(hint)) == ("p" * 90, 143, 143)
+    assert sum(map(len, shorten_parts(["\x00" * 9000] * 3))) <= 376
+    assert shorten_text("a" * 50 + "b" * 50, 40) == "a" * 11 + "[... 60 more ...]" + "b" * 12
