@@ -15,6 +15,7 @@ MAX_DEPTH = 100
 """How many levels deep lists and objects may be nested."""
 
 _MAX_DIGITS = 1000
+_LIMIT = 1 << 63
 _MAX_SHOWN_CHARS = 80
 _NULL = type(None)
 
@@ -77,12 +78,15 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Return the table of a TOML text.
 
     Raises:
-        UnreadableTextError: The text is not TOML, or is nested too deeply for the parser.
+        UnreadableTextError: The text is not TOML, is nested too deeply for the parser, or has
+            a number that is too long.
     """
     try:
         table: dict[str, Any] = tomllib.loads(text)
-    except (RecursionError, ValueError) as error:
+    except (RecursionError, tomllib.TOMLDecodeError) as error:
         raise UnreadableTextError(f"not TOML: {error}") from None
+    except ValueError:  # how Python refuses to read thousands of digits
+        raise UnreadableTextError("not TOML: has a number of thousands of digits") from None
     return table
 
 
@@ -91,7 +95,8 @@ class ObjectReader:
 
     Every method that reads raises `UnreadableTextError` with the full path of the key, for
     example ``buffers[3].layer must be an integer``, where the key is missing and has no default,
-    or its value has another type. A truth value is not an integer.
+    or its value has another type. A truth value is not an integer, nor is one that does not fit
+    into 64 bits: TOML has no others, and nothing here counts that far.
 
     Args:
         values: An object of JSON, or a table of TOML.
@@ -148,6 +153,7 @@ class ObjectReader:
         items: list[Any] = self._read(key, description, list, default=default)
         if any(type(item) not in types for item in items):
             raise self.build_error(key, f"must be {description}")
+        self._check_integers(key, items)
         return items
 
     def is_null(self, key: str) -> bool:
@@ -192,7 +198,12 @@ class ObjectReader:
         value = self.values[key]
         if type(value) not in types:
             raise self.build_error(key, f"must be {description}")
+        self._check_integers(key, (value,))
         return value
+
+    def _check_integers(self, key: str, values: Iterable[Any]) -> None:
+        if any(isinstance(value, int) and not -_LIMIT <= value < _LIMIT for value in values):
+            raise self.build_error(key, "has a number that does not fit into 64 bits")
 
 
 def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -69,6 +69,21 @@ def test_text_that_is_not_toml_is_refused(text: str) -> None:
         parse_toml(text)
 
 
+def test_numbers_that_no_other_reader_could_hold_are_refused() -> None:
+    """Python reads them, but could not print them, or what they are multiplied to."""
+    table = parse_toml(f"hexadecimal = 0x{'f' * 5000}\nlist = [1, {2**63}]\nlast = -{2**63}")
+    reader = ObjectReader(table)
+    with pytest.raises(UnreadableTextError, match=r"^hexadecimal has a number that does not fit"):
+        reader.read_integer("hexadecimal")
+    with pytest.raises(UnreadableTextError, match=r"^list has a number that does not fit"):
+        reader.read_list("list", "numbers", int)
+    assert reader.read_integer("last") == -(2**63)
+    with pytest.raises(
+        UnreadableTextError, match=r"^not TOML: has a number of thousands of digits"
+    ):
+        parse_toml("a = " + "9" * 5000)
+
+
 def test_values_are_read_by_their_type() -> None:
     assert DOCUMENT.read_string("text") == DOCUMENT.read_string_or_null("text") == "a"
     assert DOCUMENT.read_integer("number") == DOCUMENT.read_integer_or_null("number") == 3

@@ -11,6 +11,7 @@ import click
 
 from onnxkvrename.report.formats import list_formats
 
+_MAX_JOBS = 10_000
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -88,7 +89,7 @@ def add_jobs_option() -> Decorator:
     return click.option(
         "--jobs",
         metavar="N",
-        type=click.IntRange(1),
+        type=click.IntRange(1, _MAX_JOBS),
         help="Processes to work in; by default one for each core, if there are models enough.",
     )
 

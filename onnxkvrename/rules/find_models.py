@@ -134,8 +134,8 @@ def _raise_model_error(error: OSError) -> None:
 def _build_sort_key(path: Path) -> list[tuple[bool, int, str]]:
     """Return a key that sorts ``layer_2`` before ``layer_10``."""
     return [
-        (part.isdigit(), int(part) if part.isdigit() else 0, part)
-        for part in re.split(r"([0-9]+)", str(path))
+        (index % 2 == 1, int(part) if index % 2 else 0, part)
+        for index, part in enumerate(re.split(r"([0-9]+)", str(path)))
     ]
 
 

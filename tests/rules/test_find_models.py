@@ -35,6 +35,12 @@ def test_a_directory_gives_its_models_in_natural_order(tree: Path) -> None:
     assert found(".") == ["b.onnx", "layer_2/a.onnx", "layer_10/a.onnx"]
 
 
+def test_a_superscript_in_a_name_is_no_number(tree: Path) -> None:
+    for name in ("1²2.onnx", "1².onnx", "2.onnx"):
+        (tree / "layer_2" / name).touch()
+    assert len(found("layer_2")) == 4
+
+
 def test_files_come_in_the_order_given_whatever_they_are_called(tree: Path) -> None:
     assert found("note.txt", "layer_10", "b.onnx") == ["note.txt", "layer_10/a.onnx", "b.onnx"]
 
