@@ -139,5 +139,14 @@ def format_uri(path: str) -> str:
     except OSError:  # the working directory is gone
         absolute = relative = path
     if os.path.isabs(relative) or relative.split(os.sep)[0] == os.pardir:
-        return f"file://{quote(os.fsencode(absolute.replace(os.sep, '/')))}"
-    return quote(os.fsencode(relative.replace(os.sep, "/")))
+        return f"file://{_quote_path(absolute)}"
+    return _quote_path(relative)
+
+
+def _quote_path(path: str) -> str:
+    """Return a path percent-encoded; of a path that no file can have, its escaped form."""
+    slashed = path.replace(os.sep, "/")
+    try:
+        return quote(os.fsencode(slashed))
+    except UnicodeEncodeError:  # from a manifest, which can hold any text
+        return quote(escape_text(slashed))

@@ -1,0 +1,264 @@
+"""No text from a model, a path or a document commands what shows our output.
+
+Each command runs on models and paths that are full of what terminals and CI runners act on,
+in every format. The judge is in :mod:`faults.hostile_output`; it must catch a printer that does
+not escape.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from faults.hostile_output import (
+    HOSTILE_TEXTS,
+    MARKUP,
+    find_active_text,
+    save_hostile_model,
+)
+from ruamel.yaml import YAML
+
+from onnxkvrename import KvRenameError
+from onnxkvrename.cli import output
+from onnxkvrename.cli.output import print_answer, print_lines
+from onnxkvrename.findings import build_finding
+from onnxkvrename.report.formats import Answer, FileResult, Line, Note, list_formats
+
+LF = "\n"
+RENAME = ("rename", "--prefix", "VLLM")
+COMMAND_LINES = (
+    (*RENAME, "-n"),
+    (*RENAME, "-n", "-v"),
+    (*RENAME, "--check"),
+    (*RENAME, "--diff"),
+    (*RENAME, "--strict", "-n"),
+    (*RENAME, "-d", "::out::\n##[x]"),
+    ("rename", "--target", "vllm-qaic", "-n"),
+    ("verify", "-v"),
+    ("verify", "-v", "--prefix", "VLLM"),
+    ("inspect",),
+    ("manifest", "-v"),
+    ("manifest", "--block-size", "16", "--no-set"),
+    ("check-consumer", "-v"),
+    ("check-consumer", "--emit", "selectors"),
+)
+"""Commands that take any number of models."""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the working directory, to name files as briefly as a line can begin."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def build_path(text: str) -> Path:
+    """Return a name of a file with the text in it, as far as a name can have it."""
+    return Path(text.replace("/", "|").replace("\x00", "")[:200] + ".onnx")
+
+
+def save_models(texts: Iterable[str]) -> list[Path]:
+    return [save_hostile_model(build_path(text), text) for text in texts]
+
+
+@pytest.mark.parametrize("output_format", list_formats())
+@pytest.mark.parametrize("args", COMMAND_LINES, ids=" ".join)
+def test_no_command_says_what_a_terminal_or_a_runner_acts_on(
+    args: tuple[str, ...], output_format: str, here: Path, run
+) -> None:
+    models = save_models(HOSTILE_TEXTS)
+    outcome = run(*args, "--format", output_format, "--", *models)
+    assert "a bug in" not in outcome.err
+    assert outcome.out + outcome.err
+    assert find_active_text(outcome.out, annotates=output_format == "github") == []
+    assert find_active_text(outcome.err) == []
+    assert max(map(len, outcome.err.splitlines()), default=0) <= 400
+
+
+@pytest.mark.parametrize("output_format", ["text", "json", "github", "sarif"])
+@pytest.mark.parametrize("text", HOSTILE_TEXTS, ids=ascii)
+def test_comparing_two_models_says_nothing_of_it_either(
+    text: str, output_format: str, here: Path, run
+) -> None:
+    model = save_hostile_model(build_path(text), text)
+    outcome = run("compare", "--format", output_format, "--tokens", "7", "--", model, model)
+    assert "a bug in" not in outcome.err
+    assert find_active_text(outcome.out, annotates=output_format == "github") == []
+    assert find_active_text(outcome.err) == []
+
+
+def test_json_keeps_every_name_exactly(here: Path, run) -> None:
+    models = save_models(HOSTILE_TEXTS)
+    document = json.loads(run(*RENAME, "-n", "--format", "json", "--", *models).out)
+    for text, model in zip(HOSTILE_TEXTS, document["models"], strict=True):
+        assert model["path"] == str(build_path(text))
+        names = [pair["input"]["old"] for pair in model["pairs"]]
+        names += [item["name"] for item in model["kept"]]  # what has a line end is no KV buffer
+        assert f"{text}/past_key.0{'_RetainedState' if LF in text else ''}" in names
+
+
+def test_yaml_keeps_every_name_exactly(here: Path, run) -> None:
+    texts = [text for text in HOSTILE_TEXTS if LF not in text]
+    for model, text in zip(save_models(texts), texts, strict=True):
+        outcome = run("custom-io", "--precision", "float16", "-o", "-", "--", model)
+        assert find_active_text(outcome.out + outcome.err) == []
+        entries = YAML(typ="safe", pure=True).load(outcome.out)
+        assert entries[0]["IOName"] == f"{text}/past_key.0"
+        outcome = run("custom-io", "--precision", "float16", "-o", f"{text[:9]}.yaml", "--", model)
+        assert find_active_text(outcome.out + outcome.err) == []
+
+
+@pytest.mark.parametrize("text", HOSTILE_TEXTS, ids=ascii)
+@pytest.mark.parametrize("output_format", ["text", "github", "json"])
+def test_no_mistake_is_repeated_as_it_is(text: str, output_format: str, here: Path, run) -> None:
+    """Missing files, options, documents: whatever is wrong with them is quoted escaped."""
+    save_hostile_model(here / "m.onnx", "x")
+    name = text.replace("\x00", "").replace("/", "|")
+    document = here / f"{name}.json"
+    document.write_text(json.dumps({text: text, "specializations": [{text: text}]}))
+    rules = here / f"{name}.toml"
+    rules.write_text(f"{json.dumps(text)} = 1\n".replace("\\u007f", "\x7f"))
+    model = ("--format", output_format, "--", "m.onnx")
+    for args in (
+        (*RENAME, "--format", output_format, "--", f"{name}.onnx"),
+        ("rename", "--prefix", name, *model),
+        ("rename", "--target", name, *model),
+        (*RENAME, "--profile", name, *model),
+        (*RENAME, f"--rules={rules.name}", *model),
+        (*RENAME, f"--sidecar={document.name}", *model),
+        (*RENAME, "-o", f"{name}/x/m.onnx", *model),
+        (*RENAME, f"--{name}", *model),
+        ("verify", "--select", f"({name}", *model),
+        ("manifest", f"--dim={name}=x", *model),
+        ("manifest", f"--specializations={document.name}", *model),
+        ("compare", "--format", output_format, "--", document.name, document.name),
+    ):
+        outcome = run(*args)
+        assert outcome.code in (1, 2)
+        assert "a bug in" not in outcome.err, args
+        annotates = output_format == "github"
+        assert find_active_text(outcome.out, annotates=annotates) == [], args
+        assert find_active_text(outcome.err) == [], args
+        assert max(map(len, outcome.err.splitlines()), default=0) <= 400
+
+
+def test_pictures_are_as_inert_as_text(here: Path, run) -> None:
+    models = save_models(HOSTILE_TEXTS)
+    run("inspect", "--svg=p.svg", "--html=p.html", "--", *models)
+    for picture in ("p.svg", "p.html"):
+        text = (here / picture).read_text("utf-8").replace("\xa0", " ").replace("&#160;", " ")
+        assert find_active_text(text) == []
+
+
+def test_every_code_point_is_printed_as_itself_or_as_an_escape(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whatever the format, a line leaves through one function."""
+    blocks = [
+        "".join(map(chr, range(start, start + 4096))) for start in range(0, sys.maxunicode, 4096)
+    ]
+    print_lines(Line(block) for block in blocks)
+    printed = capsys.readouterr().out
+    assert printed.count("\n") == len(blocks)
+    assert find_active_text(printed) == []
+
+
+@pytest.mark.parametrize("output_format", list_formats())
+def test_every_code_point_of_the_basic_plane_passes_each_format(
+    output_format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocks = ["".join(map(chr, range(start, start + 32))) for start in range(0, 0x10000, 32)]
+    blocks.append("".join(map(chr, range(0xE0000, 0xE0080))))
+    files = tuple(
+        FileResult(
+            block,
+            (build_finding("KV101", block, block, block),),
+            KvRenameError(block, path=block, hint=block),
+            (Note(block, block, block, "error"),),
+        )
+        for block in blocks
+    )
+    answer = Answer(
+        "rename",
+        1,
+        lambda: json.dumps(blocks, indent=2),
+        lambda screen: (Line(block, err=True) for block in blocks),
+        files,
+        (Note("title", "".join(blocks[:9])),),
+    )
+    print_answer(answer, output_format)
+    printed = capsys.readouterr()
+    assert find_active_text(printed.out, annotates=output_format == "github") == []
+    assert find_active_text(printed.err) == []
+    if output_format == "json":
+        assert json.loads(printed.out) == blocks
+    if output_format == "sarif":
+        assert len(json.loads(printed.out)["runs"][0]["results"]) == 2 * len(blocks)
+
+
+@pytest.mark.parametrize("text", [text for text in HOSTILE_TEXTS if text is not MARKUP], ids=ascii)
+def test_the_judge_catches_a_printer_that_does_not_escape(
+    text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    print_lines([Line(text)])
+    assert find_active_text(capsys.readouterr().out) == []
+    monkeypatch.setattr(output, "escape_line", lambda text, cuts=(), is_command=False: [text])
+    print_lines([Line(text)])
+    assert find_active_text(capsys.readouterr().out)
+
+
+def read_terminal(*args: object, **environment: str) -> tuple[int, str]:
+    """Return the exit code of the command on a terminal, and all that the terminal gets."""
+    import pty
+
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "onnxkvrename", *map(str, args)],
+        stdout=slave,
+        stderr=slave,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100", "LANG": "C.UTF-8", **environment},
+    )
+    os.close(slave)
+    received = io.BytesIO()
+    try:
+        while part := os.read(master, 1 << 16):
+            received.write(part)
+    except OSError:  # how the end of a terminal looks on Linux
+        pass
+    finally:
+        os.close(master)
+    return process.wait(), received.getvalue().decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (*RENAME, "-n", "-v"),
+        (*RENAME, "--diff"),
+        ("verify", "-v"),
+        ("inspect",),
+        ("manifest", "--format", "text"),
+        ("check-consumer", "-v"),
+        ("compare",),
+        ("custom-io", "--precision", "float16", "-o", "-"),
+    ],
+    ids=" ".join,
+)
+def test_a_terminal_gets_nothing_but_styles(args: tuple[str, ...], here: Path) -> None:
+    texts = ("::error::\x1b[8m##[x]\u202e\n", f"{MARKUP}\x9b2J\r##vso[x]\u200b")
+    models = save_models(texts)
+    models = models[:1] if args[0] == "custom-io" else models
+    code, text = read_terminal(*args, "--", *models)
+    assert code in (0, 1, 2)
+    assert "a bug in" not in text
+    assert find_active_text(text, styled=True) == []
+    assert "\x1b[8m" not in text
+    assert "\\u202e" in text or "\\x9b" in text
