@@ -587,3 +587,31 @@ def test_an_interrupt_while_the_program_starts_is_one_line_too() -> None:
     process = subprocess.run(command, capture_output=True, text=True)
     assert (process.returncode, process.stdout) == (130, "")
     assert process.stderr == "error: interrupted: no file was left half written\n"
+
+
+SIGNALLED_WHILE_STARTING = """
+import os, runpy, signal, sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "onnxkvrename.cli.main":
+            os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+sys.meta_path.insert(0, Interrupt())
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever started us may ignore them
+for name in ("SIGTERM", "SIGHUP"):
+    signal.signal(getattr(signal, name), signal.SIG_DFL)
+runpy.run_path(sys.argv[2], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("redirection", ["", "2>&-", "2>/dev/full"])
+def test_a_signal_while_the_console_script_starts_ends_it_with_130(
+    name: str, redirection: str, tmp_path: Path, piped
+) -> None:
+    (tmp_path / "script.py").write_text("from onnxkvrename.__main__ import run\nrun()\n")
+    (tmp_path / "signalled.py").write_text(SIGNALLED_WHILE_STARTING)
+    line = f"{sys.executable} signalled.py {name} script.py {redirection}"
+    process = piped(line, tmp_path)
+    assert (process.returncode, process.stdout) == (130, "")
+    line = "error: interrupted: no file was left half written\n"
+    assert process.stderr == ("" if redirection else line)

@@ -211,3 +211,50 @@ def test_closed_streams_do_not_stop_the_work(
     code = 2 if ">&- " in f"{closed} ".replace("2>&-", "") else 0
     assert (process.returncode, "bug" in process.stderr) == (code, False)
     assert (decoder.read_bytes() == renamed) is ("--prefix" in command)
+
+
+@pytest.mark.parametrize("broken", ["2>/dev/full", "2>&-", "2> >(exec <&-; sleep 0.3)"])
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (RENAME, 0),
+        ("$K decoder.onnx --prefix VLLM --check", 1),
+        ("$K verify decoder.onnx --prefix VLLM -v", 1),
+        ("$K manifest decoder.onnx", 0),
+        ("$K none.onnx --prefix VLLM --format json", 2),
+        ("$K", 2),
+    ],
+)
+def test_a_stderr_that_takes_nothing_hides_no_outcome(
+    command: str, code: int, broken: str, decoder: Path, piped
+) -> None:
+    """Stdout is complete and the exit code right; there is no place to say more."""
+    whole = piped(command, decoder.parent)
+    process = piped(f"{command} {broken}", decoder.parent)
+    assert (process.returncode, process.stdout) == (code, whole.stdout)
+
+
+def test_stderr_is_complete_though_the_reader_of_stdout_has_gone(decoder: Path, piped) -> None:
+    command = f"{RENAME} -d out"
+    whole = piped(command, decoder.parent)
+    process = piped(f"{command} | (exec <&-; sleep 0.6)", decoder.parent)
+    assert process.stderr == whole.stderr != ""
+
+
+DESCRIPTORS = """
+import os, sys
+from onnxkvrename.cli.output import occupy_closed_streams
+occupy_closed_streams()
+file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+os.write(2, b"a report of some library")
+os.write(3, f"{file} {os.get_inheritable(2)}".encode())
+"""
+
+
+def test_no_file_gets_the_number_of_a_stream_that_is_closed(tmp_path: Path, piped) -> None:
+    """Else what a library writes on stderr would be written into a model."""
+    (tmp_path / "descriptors.py").write_text(DESCRIPTORS)
+    line = f"{sys.executable} descriptors.py model <&- >&- 2>&- 3> told; cat told"
+    file, inheritable = piped(line, tmp_path).stdout.split()
+    assert (int(file) > 3, inheritable) == (True, "True")
+    assert (tmp_path / "model").read_bytes() == b""
