@@ -55,16 +55,21 @@ def _encode_string(number: int, text: str) -> bytes:
 
 
 def _cut_spans(pieces: Iterable[Piece], cuts: list[Span]) -> Iterator[Piece]:
-    """Yield the pieces without some spans of the source, in which nothing was edited."""
+    """Yield the pieces without some spans of the source, in which nothing was edited.
+
+    Both are in the order of the source.
+    """
+    remaining = iter(cuts)
+    cut = next(remaining, None)
     for piece in pieces:
         if isinstance(piece, bytes):
             yield piece
             continue
         start, end = piece.offset, piece.offset + piece.size
-        for cut in cuts:
-            if start <= cut.offset < end:
-                if cut.offset > start:
-                    yield Span(start, cut.offset - start)
-                start = cut.offset + cut.size
+        while cut is not None and cut.offset < end:
+            if cut.offset > start:
+                yield Span(start, cut.offset - start)
+            start = cut.offset + cut.size
+            cut = next(remaining, None)
         if end > start:
             yield Span(start, end - start)

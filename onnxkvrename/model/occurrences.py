@@ -12,24 +12,34 @@ from itertools import chain
 from typing import NamedTuple
 
 from onnxkvrename.model.proto_reader import (
+    FUNCTION,
     GRAPH_INPUT,
     GRAPH_OUTPUT,
+    TENSOR_FIELDS,
+    TRAINING_INFO,
     ExternalReference,
     find_graph,
     find_message,
     find_shape_symbols,
     find_single_record,
     find_string,
+    list_root_fields,
     read_external_reference,
 )
-from onnxkvrename.model.protobuf import LENGTH, ByteSource, Record, read_fields
+from onnxkvrename.model.protobuf import LENGTH, ByteSource, Record, list_fields, read_fields
 from onnxkvrename.model.signature import NameUses
 
 DIM_SYMBOL_MARKER = b"_dim_"
 """Text between name and axis in a symbol that an exporter derived from a value's name.
 
 As `torch.onnx` does: `Concatpast_key.0_RetainedState_dim_2`."""
+MAX_OCCURRENCES = 1 << 15
+"""Occurrences of the names that were asked for, and symbols that may be derived from them."""
+MAX_GRAPHS = 1 << 14
+"""Subgraphs that contain one of the names."""
 _LOCATION_KEY = b"location"
+_NAMED = frozenset({1, 2})
+"""The fields of a message whose first is a name: the name, and what it is for."""
 _MAX_STEMS = 64
 _STEM_SIZE = 5
 """Bytes that few other names begin with. Longer stems are more searches, and each costs as much
@@ -199,10 +209,10 @@ def find_occurrences(source: ByteSource, names: Iterable[str]) -> Occurrences:
     """
     walker = _GraphWalker(source, names)
     main = walker.walk_graph(find_graph(source), -1)
-    for record in read_fields(source, source.root):
-        if record.wire_type == LENGTH and record.number == 20:
+    for record in list_root_fields(source):
+        if record.wire_type == LENGTH and record.number == TRAINING_INFO:
             walker.walk_training_info(record, main)
-        elif record.wire_type == LENGTH and record.number == 25:
+        elif record.wire_type == LENGTH and record.number == FUNCTION:
             walker.walk_function(record)
     return Occurrences(
         tuple(walker.occurrences),
@@ -256,6 +266,7 @@ class _GraphWalker:
         self.stems = None if stems is None else (*stems, _LOCATION_KEY)
         self.longest_name = max(map(len, self.names_by_bytes), default=0)
         self.occurrences: list[Occurrence] = []
+        self.graph_count = 0
         self.parent_scopes: list[int] = []
         self.symbols: list[tuple[str, Record]] = []
         self.references: dict[tuple[str, str], ExternalReference] = {}
@@ -263,6 +274,9 @@ class _GraphWalker:
     def walk_graph(self, graph: Record, parent_scope: int | None) -> int | None:
         """Walk a graph as a scope of its own, and return that scope."""
         scope = None
+        self.graph_count += 1
+        if self.graph_count > MAX_GRAPHS:
+            raise self.source.build_limit_error(f"{MAX_GRAPHS:,} subgraphs with such names", graph)
         if parent_scope is not None:
             scope = len(self.parent_scopes)
             self.parent_scopes.append(parent_scope)
@@ -291,20 +305,30 @@ class _GraphWalker:
         self, record: Record | None, role: str, scope: int | None, op_type: str = ""
     ) -> None:
         """Add an occurrence if its name was asked for."""
-        if record is None or scope is None or record.end - record.start > self.longest_name:
+        name = None if record is None or scope is None else self.find_name(record)
+        if name is None or record is None or scope is None:
             return
-        name = self.names_by_bytes.get(self.source.read_payload(record))
-        if name is not None:
-            self.occurrences.append(Occurrence(name, role, scope, record, op_type))
+        self.occurrences.append(Occurrence(name, role, scope, record, op_type))
+        if len(self.occurrences) > MAX_OCCURRENCES:
+            limit = f"{MAX_OCCURRENCES:,} occurrences of KV buffers' names"
+            raise self.source.build_limit_error(limit, record)
+
+    def find_name(self, record: Record) -> str | None:
+        """Return the name in a record if it was asked for."""
+        if not 0 < record.end - record.start <= self.longest_name:
+            return None
+        return self.names_by_bytes.get(self.source.read_payload(record))
 
     def walk_node(self, node: Record, scope: int | None) -> None:
-        values, op_type = [], ""
+        values: list[Record] = []
+        op_type = ""
         for record in read_fields(self.source, node):
             if record.wire_type != LENGTH:
                 continue
             match record.number:
                 case 1 | 2:
-                    values.append(record)
+                    if scope is not None and self.find_name(record) is not None:
+                        values.append(record)
                 case 4:
                     op_type = self.source.read_string(record)
                 case 5:
@@ -336,7 +360,7 @@ class _GraphWalker:
             self.walk_graph(graph, scope)
 
     def walk_value(self, value: Record, role: str, scope: int | None) -> None:
-        fields = list(read_fields(self.source, value))
+        fields = list_fields(self.source, value, _NAMED)
         self.add_occurrence(find_string(fields, 1), role, scope)
         type_ = find_message(self.source, fields, 2, "type")
         if (
@@ -346,9 +370,12 @@ class _GraphWalker:
         ):
             for symbol in find_shape_symbols(self.source, type_):
                 self.symbols.append((self.source.read_string(symbol), symbol))
+            if len(self.symbols) > MAX_OCCURRENCES:
+                limit = f"{MAX_OCCURRENCES:,} symbols derived from names"
+                raise self.source.build_limit_error(limit, value)
 
     def walk_annotation(self, annotation: Record, scope: int | None) -> None:
-        fields = list(read_fields(self.source, annotation))
+        fields = list_fields(self.source, annotation, _NAMED)
         self.add_occurrence(find_string(fields, 1), "annotation", scope)
         for entry in fields:
             if entry.number == 2 and entry.wire_type == LENGTH:
@@ -365,7 +392,7 @@ class _GraphWalker:
 
     def walk_tensor(self, tensor: Record, scope: int | None) -> None:
         """Walk an initializer, or with no scope a tensor whose name nothing refers to."""
-        fields = list(read_fields(self.source, tensor))
+        fields = list_fields(self.source, tensor, TENSOR_FIELDS)
         if scope is not None:
             self.add_occurrence(find_string(fields, 8), "initializer", scope)
         reference = read_external_reference(self.source, fields)
@@ -384,7 +411,7 @@ class _GraphWalker:
             scopes[number] = main if graph is None else self.walk_graph(graph, main)
         for binding in read_fields(self.source, training):
             if binding.number in (3, 4) and binding.wire_type == LENGTH:
-                fields = list(read_fields(self.source, binding))
+                fields = list_fields(self.source, binding, _NAMED)
                 producer_scope = scopes[1 if binding.number == 3 else 2]
                 self.add_occurrence(find_string(fields, 1), "binding", scopes[2])
                 self.add_occurrence(find_string(fields, 2), "binding", producer_scope)

@@ -5,16 +5,30 @@ Field numbers are those of onnx.proto (ONNX IR version 13).
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
-from onnxkvrename.model.protobuf import LENGTH, VARINT, ByteSource, Record, Span, read_fields
+from onnxkvrename.model.protobuf import (
+    LENGTH,
+    VARINT,
+    ByteSource,
+    Record,
+    Span,
+    list_fields,
+    read_fields,
+)
 from onnxkvrename.model.signature import Dim, ExportInfo, Signature, Value
 
 GRAPH_INPUT, GRAPH_OUTPUT = 11, 12
 METADATA_PROPS = 14
+MAX_VALUES = 1 << 16
+"""Graph inputs, and graph outputs."""
+MAX_RANK = 256
+"""Dimensions of a tensor, or of a graph input or output."""
+_MAX_DATA_SIZE = 1 << 63
+"""The first size in bytes that is no int64, as ONNX's own sizes are."""
 _IR_VERSION, _PRODUCER, _PRODUCER_VERSION, _OPSET = 1, 2, 3, 8
 _DTYPE_NAMES = (
     *("UNDEFINED", "FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "STRING"),
@@ -23,6 +37,17 @@ _DTYPE_NAMES = (
     *("FLOAT4E2M1", "FLOAT8E8M0", "UINT2", "INT2", "FLOAT6E2M3", "FLOAT6E3M2"),
 )
 _INLINE, _EXTERNAL = 0, 1
+GRAPH, TRAINING_INFO, FUNCTION = 7, 20, 25
+_ROOT = frozenset(
+    {
+        *(_IR_VERSION, _PRODUCER, _PRODUCER_VERSION, _OPSET),
+        *(GRAPH, METADATA_PROPS, TRAINING_INFO, FUNCTION),
+    }
+)
+_VALUE = _STRING_ENTRY = _TENSOR_TYPE = frozenset({1, 2})
+"""A name and a type; a key and a value; an element type and a shape."""
+TENSOR_FIELDS = frozenset({1, 2, 8, 13, 14})
+"""Dims, dtype, name, and where the data of a tensor are."""
 _DTYPE_BITS = {
     **dict.fromkeys(("UINT16", "INT16", "FLOAT16", "BFLOAT16"), 16),
     **dict.fromkeys(("FLOAT", "INT32", "UINT32"), 32),
@@ -62,6 +87,8 @@ def read_signature(source: ByteSource) -> Signature:
     for record in read_fields(source, find_graph(source), stems=(), always=frozenset(values)):
         if record.number in values and record.wire_type == LENGTH:
             values[record.number].append(_read_value(source, record))
+            if len(values[record.number]) > MAX_VALUES:
+                raise source.build_limit_error(f"{MAX_VALUES:,} graph inputs or outputs", record)
     return Signature(tuple(values[GRAPH_INPUT]), tuple(values[GRAPH_OUTPUT]))
 
 
@@ -73,10 +100,9 @@ def read_export_info(source: ByteSource) -> ExportInfo:
     Raises:
         ModelError: The bytes are not a protobuf message.
     """
-    numbers = frozenset({_IR_VERSION, _PRODUCER, _PRODUCER_VERSION, _OPSET})
-    fields = list(read_fields(source, source.root, stems=(), always=numbers))
+    fields = list_root_fields(source)
     opsets = [
-        list(read_fields(source, record))
+        list_fields(source, record, _STRING_ENTRY)
         for record in fields
         if (record.number, record.wire_type) == (_OPSET, LENGTH)
     ]
@@ -97,14 +123,25 @@ def read_metadata_props(source: ByteSource) -> Iterator[tuple[Span, str, str]]:
     Raises:
         ModelError: The bytes are not a protobuf message.
     """
-    for record in read_fields(source, source.root, stems=(), always=frozenset({METADATA_PROPS})):
+    for record in list_root_fields(source):
         if record.number == METADATA_PROPS and record.wire_type == LENGTH:
-            fields = list(read_fields(source, record))
+            fields = list_fields(source, record, _STRING_ENTRY)
             yield (
                 Span(record.tag_start, record.end - record.tag_start),
                 read_optional_string(source, find_string(fields, 1)),
                 read_optional_string(source, find_string(fields, 2)),
             )
+
+
+def list_root_fields(source: ByteSource) -> list[Record]:
+    """Return the known fields of the model itself; they are read once for each source.
+
+    Raises:
+        ModelError: The bytes are not a protobuf message, or hold too many of these fields.
+    """
+    if source.root_fields is None:
+        source.root_fields = list_fields(source, source.root, _ROOT)
+    return source.root_fields
 
 
 def find_graph(source: ByteSource) -> Record:
@@ -116,7 +153,7 @@ def find_graph(source: ByteSource) -> Record:
     Raises:
         ModelError: There is no graph, a second one, or no operator set.
     """
-    fields = list(read_fields(source, source.root))
+    fields = list_root_fields(source)
     graph = find_message(source, fields, 7, "graph")
     if graph is None:
         raise source.build_error("has no graph in it: this is not an ONNX model")
@@ -177,7 +214,7 @@ def read_optional_string(source: ByteSource, record: Record | None) -> str:
 
 
 def _read_value(source: ByteSource, record: Record) -> Value:
-    fields = list(read_fields(source, record))
+    fields = list_fields(source, record, _VALUE)
     type_ = find_message(source, fields, 2, "type")
     dtype, shape = ("UNDEFINED", None) if type_ is None else _read_type(source, type_)
     return Value(read_optional_string(source, find_string(fields, 1)), dtype, shape)
@@ -186,6 +223,7 @@ def _read_value(source: ByteSource, record: Record) -> Value:
 _TENSOR_KINDS = {1: "", 8: "sparse_tensor"}
 _CONTAINER_KINDS = {4: "sequence", 9: "optional", 5: "map", 7: "opaque"}
 _ELEMENT_FIELDS = {4: 1, 9: 1, 5: 2}
+_TYPE_KINDS = frozenset({*_TENSOR_KINDS, *_CONTAINER_KINDS})
 
 
 def _read_type(source: ByteSource, type_: Record) -> tuple[str, tuple[Dim, ...] | None]:
@@ -193,7 +231,7 @@ def _read_type(source: ByteSource, type_: Record) -> tuple[str, tuple[Dim, ...] 
     kind = _find_type_kind(source, type_)
     if kind is None:
         return "UNDEFINED", None
-    fields = list(read_fields(source, kind))
+    fields = list_fields(source, kind, _TENSOR_TYPE)
     if kind.number in _CONTAINER_KINDS:
         element = _find_element_type(source, kind, fields)
         inner = _read_type(source, element)[0] if element is not None else ""
@@ -206,12 +244,9 @@ def _read_type(source: ByteSource, type_: Record) -> tuple[str, tuple[Dim, ...] 
 
 def _find_type_kind(source: ByteSource, type_: Record) -> Record | None:
     """Return the one member of the `value` of a type: tensor, sequence and so on."""
-    kinds = [
-        r
-        for r in read_fields(source, type_)
-        if r.number in _TENSOR_KINDS or r.number in _CONTAINER_KINDS
-    ]
-    return find_single_record(source, (r for r in kinds if r.wire_type == LENGTH), "kind of type")
+    fields = read_fields(source, type_)
+    kinds = (r for r in fields if r.number in _TYPE_KINDS and r.wire_type == LENGTH)
+    return find_single_record(source, kinds, "kind of type")
 
 
 def _find_element_type(source: ByteSource, kind: Record, fields: Iterable[Record]) -> Record | None:
@@ -258,8 +293,12 @@ def _read_dims(source: ByteSource, shape: Record) -> Iterator[Dim]:
 
 def _find_dim_records(source: ByteSource, shape: Record) -> Iterator[Record | None]:
     """Yield the record that counts of each dimension: of size (1) and symbol (2) the last."""
+    rank = 0
     for dim in read_fields(source, shape):
         if dim.number == 1 and dim.wire_type == LENGTH:
+            rank += 1
+            if rank > MAX_RANK:
+                raise source.build_limit_error(f"{MAX_RANK} dimensions in a shape", shape)
             last = None
             for record in read_fields(source, dim):
                 if (record.number, record.wire_type) in ((1, VARINT), (2, LENGTH)):
@@ -272,7 +311,7 @@ def find_shape_symbols(source: ByteSource, type_: Record) -> Iterator[Record]:
     kind = _find_type_kind(source, type_)
     if kind is None:
         return
-    fields = list(read_fields(source, kind))
+    fields = list_fields(source, kind, _TENSOR_TYPE)
     inner = (
         find_message(source, fields, 2, "shape")
         if kind.number in _TENSOR_KINDS
@@ -301,16 +340,34 @@ def read_external_reference(
     known_locations = (number for number in locations if number in (_INLINE, _EXTERNAL))
     if next(known_locations, _INLINE) != _EXTERNAL:
         return None
-    shape = [r for r in fields if r.number == 1 and r.wire_type in (VARINT, LENGTH)]
-    dims = [dim for record in shape for dim in source.read_integers(record)]
     entries = dict(
         _read_string_entry(source, r) for r in fields if r.number == 13 and r.wire_type == LENGTH
     )
     bits = get_dtype_bits(get_dtype_name(_read_int32(source, fields, 2)))
-    size = -1 if min(dims, default=0) < 0 else -(-math.prod(dims) * bits // 8)
+    size = _compute_data_size(_read_tensor_dims(source, fields), bits)
     end_offset, problem = _parse_extent(entries, size)
     tensor_name = read_optional_string(source, find_string(fields, 8))
     return ExternalReference(entries.get("location", ""), end_offset, tensor_name, problem)
+
+
+def _read_tensor_dims(source: ByteSource, fields: Iterable[Record]) -> list[int]:
+    dims: list[int] = []
+    for record in fields:
+        if record.number == 1 and record.wire_type in (VARINT, LENGTH):
+            dims += islice(source.read_integers(record), MAX_RANK + 1 - len(dims))
+            if len(dims) > MAX_RANK:
+                raise source.build_limit_error(f"{MAX_RANK} dimensions in a tensor", record)
+    return dims
+
+
+def _compute_data_size(dims: Sequence[int], bits: int) -> int:
+    """Return the bytes of a tensor, at most `_MAX_DATA_SIZE`; -1 if a dimension is negative."""
+    if min(dims, default=0) < 0:
+        return -1
+    count = 1
+    for dim in sorted(dims):  # a 0 comes first
+        count = min(count * dim, 8 * _MAX_DATA_SIZE)
+    return min(-(-count * bits // 8), _MAX_DATA_SIZE)
 
 
 def _read_string_entry(source: ByteSource, entry: Record) -> tuple[str, str]:
@@ -324,7 +381,7 @@ def _read_string_entry(source: ByteSource, entry: Record) -> tuple[str, str]:
             key, value = data[2:key_end], data[key_end + 2 :]
             if data[key_end + 1] == len(value) < 0x80:
                 return _decode_string(key), _decode_string(value)
-    fields = list(read_fields(source, entry))
+    fields = list_fields(source, entry, _STRING_ENTRY)
     return (
         read_optional_string(source, find_string(fields, 1)),
         read_optional_string(source, find_string(fields, 2)),
@@ -343,12 +400,15 @@ def _parse_extent(entries: Mapping[str, str], size: int) -> tuple[int, str]:
 
     Args:
         entries: The `external_data` of a tensor.
-        size: Bytes that its dtype and dims need; negative if a dimension is.
+        size: Bytes that its dtype and dims need, at most `_MAX_DATA_SIZE`; negative if a
+            dimension is.
     """
     if not entries.get("location"):
         return 0, "has no location"
     if size < 0:
         return 0, "has a negative dimension"
+    if size == _MAX_DATA_SIZE:
+        return 0, f"needs {_MAX_DATA_SIZE:,} bytes or more, by its dimensions"
     for key in ("offset", "length"):
         if not re.fullmatch("[0-9]{1,19}", entries.get(key, "0"), re.ASCII):
             return 0, f"has the {key} {entries[key]!r}, which is no plain number"

@@ -24,6 +24,8 @@ MAX_DEPTH = 100
 """Nested messages that protobuf's parsers accept."""
 MAX_NAME_SIZE = 1 << 16
 """Bytes of a name. No exporter writes a longer one; an attacker may."""
+MAX_FIELDS = 1 << 14
+"""Fields of one message that are held in memory together: metadata, functions, dimensions."""
 MAX_PREFIX_SIZE = 5
 """Bytes of a tag, and of a length, that protobuf's parsers accept."""
 _MAX_NUMBER_SIZE = 10
@@ -81,6 +83,7 @@ class ByteSource:
         read: Returns `size` bytes from an offset on, fewer only at the end.
         size: The number of bytes.
         path: The file that the bytes are from, as errors name it; `None` in memory.
+        root_fields: The model's own fields, once :mod:`proto_reader` has read them.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class ByteSource:
         self.read = read
         self.size = size
         self.path = path
+        self.root_fields: list[Record] | None = None
         self._block = b""
         self._base = 0
         self._hits: dict[tuple[bytes, ...], list[int]] = {}
@@ -110,6 +114,11 @@ class ByteSource:
     def build_damage_error(self, problem: str) -> ModelError:
         """Return the error for bytes that no protobuf parser accepts."""
         return self.build_error(f"is cut short or damaged: {problem}")
+
+    def build_limit_error(self, limit: str, record: Record) -> ModelError:
+        """Return the error for a model that is refused since reading it would cost too much."""
+        hint = "no exporter writes so many; if one does, please report it"
+        return self.build_error(f"has more than {limit}, at byte {record.start:,}", hint=hint)
 
     def read_block(self, pos: int) -> tuple[bytes, int]:
         """Return a block with the whole header of the record at `pos`, and the block's offset."""
@@ -322,6 +331,21 @@ def read_fields(
         if record.wire_type == GROUP or (stems == () and record.number not in always):
             continue
         yield record
+
+
+def list_fields(source: ByteSource, parent: Record, numbers: frozenset[int]) -> list[Record]:
+    """Return the fields of a message that have one of some numbers, in the file's order.
+
+    Raises:
+        ModelError: No protobuf parser accepts the bytes, or there are more than `MAX_FIELDS`.
+    """
+    fields: list[Record] = []
+    for record in read_fields(source, parent):
+        if record.number in numbers:
+            fields.append(record)
+            if len(fields) > MAX_FIELDS:
+                raise source.build_limit_error(f"{MAX_FIELDS:,} fields in a message", parent)
+    return fields
 
 
 def _skip_unrelated_fields(

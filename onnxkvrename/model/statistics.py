@@ -8,7 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from onnxkvrename.model.proto_reader import find_graph, find_string, read_optional_string
+from onnxkvrename.model.proto_reader import (
+    FUNCTION,
+    TRAINING_INFO,
+    find_graph,
+    list_root_fields,
+)
 from onnxkvrename.model.protobuf import LENGTH, ByteSource, Record, read_fields
 
 _VALUE_FIELDS = frozenset((4, 5, 6, 7, 9, 10, 11))
@@ -47,12 +52,11 @@ def collect_model_stats(source: ByteSource) -> ModelStats:
     collector = _StatsCollector(source)
     node_count = collector.walk_graph(find_graph(source))
     function_names = []
-    for record in read_fields(source, source.root):
-        if record.wire_type == LENGTH and record.number == 20:
+    for record in list_root_fields(source):
+        if record.wire_type == LENGTH and record.number == TRAINING_INFO:
             collector.walk_fields(record, {1: collector.walk_graph, 2: collector.walk_graph})
-        elif record.wire_type == LENGTH and record.number == 25:
-            name = read_optional_string(source, collector.walk_function(record))
-            function_names.append(name)
+        elif record.wire_type == LENGTH and record.number == FUNCTION:
+            function_names.append(collector.walk_function(record))
     return ModelStats(
         node_count,
         tuple(function_names),
@@ -91,14 +95,16 @@ class _StatsCollector:
                 self.walk_sparse_tensor(record)
         return node_count
 
-    def walk_function(self, function: Record) -> Record | None:
-        """Add up the tensors of a local function, and return the record of its name."""
-        fields = list(read_fields(self.source, function))
-        for record in fields:
+    def walk_function(self, function: Record) -> str:
+        """Add up the tensors of a local function, and return its name."""
+        name = None
+        for record in read_fields(self.source, function):
             is_large = record.end - record.start >= _LARGE_NODE_SIZE
-            if record.number == 7 and record.wire_type == LENGTH and is_large:
+            if record.wire_type == LENGTH and record.number == 1:
+                name = record
+            elif record.number == 7 and record.wire_type == LENGTH and is_large:
                 self.walk_node(record)
-        return find_string(fields, 1)
+        return "" if name is None else self.source.read_string(name)
 
     def walk_node(self, node: Record) -> None:
         """Add up the tensors in the attributes of a node."""

@@ -1,0 +1,285 @@
+"""Rules, sidecars and manifests that cost much to read for their size.
+
+Each table holds functions from a size in bytes to the content of a file of about that size.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any
+
+from faults.hostile_inputs import KEY, VALUE, Build, series
+
+
+def rules(*tables: str, template: str = "{scope}{buffer}.{layer}[_{token}]", head: str = "") -> bytes:
+    """A rules file for `past_key.0`, with further tables at its end."""
+    name = r"(?P<buffer>[a-z_]+)\.(?P<layer>[0-9]+)(?:_(?P<token>[A-Za-z0-9]+))?"
+    lines = [
+        *("retained = '(?s).*_RetainedState'", head, "[[kv]]"),
+        f"input = '(?s)(?P<scope>(?:.*/)?){name}'",
+        f"output = '(?s)(?P<scope>(?:.*/)?){name}(?P<suffix>_RetainedState)'",
+        f"input_name = '{template}'",
+        f"output_name = '{template}{{suffix}}'",
+        *("[kv.kinds]", "attention = ['past_key', 'past_value']"),
+    ]
+    return "\n".join([*lines, *tables, ""]).encode()
+
+
+def rules_with(make: Callable[[int], str]) -> Build:
+    """Rules files with tables that differ."""
+    return lambda size: rules(series(lambda n: f"{make(n)}\n".encode(), size).decode())
+
+
+def keep(pattern: str) -> Build:
+    """Rules files with a pattern of names to keep again and again."""
+    return rules_with(lambda n: f"[[keep]]\nreason = ''\npattern = '{pattern}'")
+
+
+def kv_rule(index: int) -> str:
+    """One more rule for buffers, which matches nothing in a model."""
+    pattern = f"(?P<buffer>b{index})(?P<layer>[0-9]+)"
+    sides = "".join(
+        f"{side} = '{pattern}'\n{side}_name = '{{buffer}}'\n" for side in ("input", "output")
+    )
+    return f"[[kv]]\n{sides}[kv.kinds]\nattention = ['b{index}']"
+
+
+RULES: dict[str, Build] = {
+    "alternatives": lambda size: rules(f"[[keep]]\nreason=''\npattern='{'a|' * (size // 2)}'"),
+    "alternatives again": keep("(?:.*/)?(?:" + "ab|" * 300 + ")"),
+    "patterns": keep("a"),
+    "repeats": keep("(?:ab){400}"),
+    "optional repeats": keep("a?" * 200),
+    "repeats of repeats": keep("(?:(?:(?:a{9}){9}){9}){9}"),
+    "stars": keep("(?:.*a.*b.*c.*)*x" * 8),
+    "classes": keep("[a-z][^a]" * 100),
+    "groups": keep("".join(f"(?P<g{n}>a)" for n in range(32))),
+    "nested groups": keep("(" * 49 + "a" + ")" * 49),
+    "deeper groups": lambda size: rules(f"[[keep]]\npattern='{'(' * size}'"),
+    "one class": lambda size: rules(f"[[keep]]\nreason=''\npattern='[{'ab' * (size // 2)}]'"),
+    "kv rules": rules_with(kv_rule),
+    "kinds": rules_with(lambda n: f"k{n} = ['b{n}']"),
+    "buffers": lambda size: rules(f"more = {[f'b{n}' for n in range(size // 10)]}"),
+    "suffixes": lambda size: rules(
+        "[suffixes]", series(lambda n: f"s{n} = 'x'\n".encode(), size).decode()
+    ),
+    "parts of a set": rules_with(
+        lambda n: "[[set.parts]]\nstage = 'window'\nfile = '(?P<first>a)(?P<end>b)'"
+    ),
+    "calls": rules_with(lambda n: "[[feed_back]]\ninput = 'x'\ncall = '{path}'"),
+    "template": lambda size: rules(template="{buffer}.{layer}[_{token}]" + "x" * size),
+    "template of groups": lambda size: rules(template="{scope}" * (size // 7) + "{buffer}.{layer}"),
+    "template of tokens": lambda size: rules(
+        template="{buffer}.{layer}_" + "{token}" * (size // 7)
+    ),
+    "template of options": lambda size: rules(template="{buffer}.{layer}" + "[x]" * (size // 3)),
+    "template of brackets": lambda size: rules(template="[" * size),
+    "description": lambda size: rules(head=f"description = '{'x' * size}'"),
+    "keys": rules_with(lambda n: f"k{n} = 0"),
+    "arrays in arrays": lambda size: rules(head=f"a = {'[' * (size // 2)}{']' * (size // 2)}"),
+    "tables in tables": lambda size: rules(
+        head=f"a = {'{a=' * (size // 4)}0{'}' * (size // 4)}"
+    ),
+    "dotted key": lambda size: rules(head=f"{'a.' * (size // 2)}a = 0"),
+    "dotted header": lambda size: rules(f"[{'a.' * (size // 2)}a]"),
+    "dotted keys": rules_with(lambda n: f"{'a.' * 90}k{n} = 0"),
+    "spaced key": lambda size: rules(head=f"{'a . ' * (size // 4)}a = 0"),
+    "quoted key": lambda size: rules(head='"".' * (size // 3) + "a = 0"),
+    "digits": lambda size: rules(head=f"a = {'9' * size}"),
+    "hexadecimal digits": lambda size: rules(head=f"a = 0x{'f' * size}"),
+    "5,000 digits": lambda size: rules(head=f"a = {'9' * 5000}"),
+    "digits of a float": lambda size: rules(head=f"a = 0.{'9' * size}"),
+    "numbers": lambda size: rules(head=f"a = [{'0,' * (size // 2)}]"),
+    "tables": lambda size: rules(head=f"a = [{'{},' * (size // 3)}]"),
+    "headers": rules_with(lambda n: f"[h{n}]"),
+    "comments": rules_with(lambda n: "#"),
+    "lines": lambda size: rules(head="\n" * size),
+    "text without an end": lambda size: rules(head="a = '''" + "x" * size),
+    "escapes": lambda size: rules(head='a = "' + "\\n" * (size // 2) + '"'),
+}  # fmt: skip
+
+
+def json_text(head: str, unit: str, tail: str) -> Build:
+    """JSON with a unit again and again in its middle."""
+    return lambda size: (head + unit * (size // len(unit)) + tail).encode()
+
+
+def compile_params(value: Callable[[int], str]) -> Build:
+    """Compile parameters of QEfficient with a value of a size in them."""
+    return lambda size: (
+        f'{{"custom_io": {{"{KEY}": "float16", "{KEY}_RetainedState": "float16"}}, '
+        f'"x": {value(size)}}}'
+    ).encode()
+
+
+JSON_SIDECARS: dict[str, Build] = {
+    "empty lists": compile_params(lambda size: f"[{'[],' * (size // 3)}[]]"),
+    "empty objects": compile_params(lambda size: f"[{'{},' * (size // 3)}0]"),
+    "numbers": compile_params(lambda size: f"[{'0,' * (size // 2)}0]"),
+    "empty texts": compile_params(lambda size: "[" + '"",' * (size // 3) + "0]"),
+    "different texts": compile_params(lambda size: json.dumps([f"{n}" for n in range(size // 9)])),
+    "keys": compile_params(lambda size: json.dumps({f"{n}": 0 for n in range(size // 12)})),
+    "one key": compile_params(lambda size: "{" + '"a":0,' * (size // 6) + '"a":0}'),
+    "depth": compile_params(lambda size: "[" * (size // 2) + "]" * (size // 2)),
+    "depth of objects": compile_params(lambda size: '{"a":' * (size // 5)),
+    "depth of 90": compile_params(
+        lambda size: f"[{','.join(['[' * 90 + ']' * 90] * (size // 181))}]"
+    ),
+    "digits": compile_params(lambda size: "9" * size),
+    "digits of a float": compile_params(lambda size: "0." + "9" * size),
+    "exponent": compile_params(lambda size: "1e" + "9" * size),
+    "text without an end": compile_params(lambda size: '"' + "a" * size),
+    "quotes": compile_params(lambda size: '"' * size),
+    "escapes": compile_params(lambda size: '"' + "\\u0061" * (size // 6) + '"'),
+    "blanks": compile_params(lambda size: " " * size + "0"),
+    "buffers": lambda size: json.dumps(
+        {"custom_io": {f"past_key.{n}": "float16" for n in range(size // 28)}}
+    ).encode(),
+    "no JSON": compile_params(lambda size: "a" * size),
+}
+
+
+CUSTOM_IO = b"".join(
+    f" - IOName: {name}\n   Precision: float16\n\n".encode()
+    for name in (KEY, f"{KEY}_RetainedState", VALUE, f"{VALUE}_RetainedState")
+)
+
+
+def yaml(unit: str, head: str = "", tail: str = "") -> Build:
+    """A custom_io.yaml with text again and again at its end."""
+    return lambda size: CUSTOM_IO + (head + unit * (size // len(unit)) + tail).encode()
+
+
+YAML_SIDECARS: dict[str, Build] = {
+    "entries": lambda size: series(
+        lambda n: f" - IOName: past_key.{n}\n   Precision: float16\n\n".encode(), size
+    ),
+    "empty items": yaml(" -\n"),
+    "items of items": yaml("- ", " - "),
+    "numbers": yaml(" - 0\n"),
+    "keys": lambda size: series(lambda n: f"{n}:\n".encode(), size),
+    "mapping in mappings": lambda size: b"".join(
+        b" " * n + b"a:\n" for n in range(int((2 * size) ** 0.5))
+    ),
+    "flow lists": yaml("[],", " - [", "]\n"),
+    "flow mappings": yaml("{},", " - [", "]\n"),
+    "flow depth": yaml("[", " - "),
+    "flow keys": yaml("a: 0, ", " - {", "}\n"),
+    "flow pairs": yaml("a: b: ", " - [", "]\n"),
+    "question marks": yaml("? ", " - "),
+    "colons": yaml(":", " - "),
+    "spaced colons": yaml(": ", " - "),
+    "anchors": yaml(" - &a a\n"),
+    "aliases": yaml(" - *a\n", " - &a a\n"),
+    "laughs": lambda size: b" - &a0 [a]\n" + series(
+        lambda n: f" - &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n".encode(), size
+    ),
+    "tags": yaml(" - !a a\n"),
+    "one tag": yaml("a", " - !", " b\n"),
+    "plain text": yaml("a ", " - "),
+    "plain lines": yaml("a\n   ", " - "),
+    "quoted text": yaml("a ", " - '", "'\n"),
+    "quoted lines": yaml("\n", " - '", "'\n"),
+    "escapes": yaml("\\n", ' - "', '"\n'),
+    "text without an end": yaml("a", " - '"),
+    "block": yaml("   a\n", " - |\n"),
+    "folded": yaml("   a\n", " - >\n"),
+    "comments": yaml("#\n"),
+    "blank lines": yaml("\n"),
+    "blanks": yaml(" "),
+    "documents": yaml("---\n"),
+    "directives": lambda size: b"%YAML 1.2\n" * (size // 10),
+    "digits": yaml("9", " - "),
+    "question keys": yaml(" ? a\n : b\n"),
+    "dashes": yaml("-", " "),
+}  # fmt: skip
+
+
+def manifest(**more: Any) -> bytes:
+    """A manifest of one value, with other values; sealed, so that it is read."""
+    side = {"name": KEY, "dtype": "FLOAT", "shape": [1, 2, 8, 4]}
+    content = {
+        "schema": "onnxkvrename.manifest/1",
+        "models": ["m.onnx"],
+        "stamp": None,
+        "sizes": {},
+        "inputs": [side],
+        "outputs": [{**side, "name": f"{KEY}_RetainedState"}],
+        "buffers": [],
+        "kept": [],
+        "findings": [],
+        "kv_layout_sha256": None,
+        **more,
+    }
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return json.dumps({**content, "sha256": sha256(text.encode()).hexdigest()}).encode()
+
+
+def buffer(index: int, model_path: str = "m.onnx", **more: Any) -> dict[str, Any]:
+    """A buffer of a manifest."""
+    name = f"past_key.{index}"
+    return {
+        **{"layer": index, "part": "key", "kind": "unknown", "buffer": "past_key", "scope": ""},
+        **{"input": name, "output": f"{name}_RetainedState", "token": "", "dtype": "FLOAT"},
+        **{"shape": [1, 2], "sequence_axis": None, "window": None, "model": model_path},
+        **more,
+    }
+
+
+def manifest_of_buffers(size: int) -> bytes:
+    """A manifest whose buffers, inputs, outputs and models grow together."""
+    numbers = range(size // 550)
+    sides = [
+        [{"name": f"past_key.{n}{end}", "dtype": "FLOAT", "shape": [1, 2]} for n in numbers]
+        for end in ("", "_RetainedState")
+    ]
+    rows = [[n, "key", "unknown", "FLOAT", [None, 2], f"past_key.{n}"] for n in numbers]
+    text = json.dumps(rows, separators=(",", ":"))
+    return manifest(
+        models=[f"{n}.onnx" for n in numbers],
+        inputs=sides[0],
+        outputs=sides[1],
+        buffers=[buffer(n, f"{n}.onnx") for n in numbers],
+        kv_layout_sha256=sha256(text.encode()).hexdigest(),
+    )
+
+
+MANIFESTS: dict[str, Build] = {
+    "buffers and models": manifest_of_buffers,
+    "empty lists": lambda size: manifest(x=[[]] * (size // 4)),
+    "empty objects": lambda size: manifest(x=[{}] * (size // 4)),
+    "numbers": lambda size: manifest(x=[0] * (size // 3)),
+    "texts": lambda size: manifest(x=[""] * (size // 4)),
+    "keys": lambda size: manifest(x={str(n): 0 for n in range(size // 12)}),
+    "sizes": lambda size: manifest(sizes={str(n): 1 for n in range(size // 12)}),
+    "models": lambda size: manifest(models=[str(n) for n in range(size // 9)]),
+    "dims": lambda size: manifest(inputs=[{"name": "a", "dtype": "", "shape": [1] * (size // 3)}]),
+    "findings": lambda size: manifest(
+        findings=[{"code": "K", "severity": "error", "name": "a", "message": "b", "hint": "c"}]
+        * (size // 80)
+    ),
+    "kept": lambda size: manifest(kept=[{"name": "a", "reason": "b"}] * (size // 30)),
+    "depth": lambda size: b'{"schema":' + b"[" * size,
+    "digits": lambda size: b'{"schema":' + b"9" * size + b"}",
+    "digits of a float": lambda size: b'{"schema": 0.' + b"9" * size + b"}",
+    "escapes": lambda size: b'{"schema": "' + b"\\u0061" * (size // 6) + b'"}',
+    "text without an end": lambda size: b'{"schema": "' + b"a" * size,
+    "quotes": lambda size: b"{" + b'"' * size,
+    "blanks": lambda size: b"{" + b" " * size,
+}
+
+SPECIALIZATIONS: dict[str, Build] = {
+    "specializations": lambda size: json.dumps(
+        {"specializations": [{"symbols": {"ctx": str(n)}} for n in range(size // 30)]}
+    ).encode(),
+    "symbols": lambda size: json.dumps(
+        {"specializations": [{str(n): "1" for n in range(size // 14)}]}
+    ).encode(),
+    "empty symbols": json_text('{"specializations": [', "{},", "{}]}"),
+    "empty lists": json_text('{"specializations": [{"a": [', "[],", "[]]}]}"),
+    "digits": lambda size: b'{"specializations": [{"a": ' + b"9" * size + b"}]}",
+    "1,000 digits": lambda size: b'{"specializations": [{"a": ' + b"9" * 1000 + b"}]}",
+    "digits of a float": lambda size: b'{"specializations": [{"a": 0.' + b"9" * size + b"}]}",
+}
