@@ -235,7 +235,7 @@ def _check_stamp(model: KvModel) -> tuple[StampStatus | None, tuple[Finding, ...
 def _find_broken_names(plan: RenamePlan, findings: Iterable[Finding]) -> frozenset[str]:
     """Return the names whose own pair has an error."""
     wrong = {f.name for f in findings if f.severity == "error" and f.code.startswith("KV1")}
-    return frozenset(wrong | {first for name, first in plan.duplicates if name in wrong})
+    return frozenset(wrong | {item.first_name for item in plan.duplicates if item.name in wrong})
 
 
 def _list_buffers(plan: RenamePlan, broken: frozenset[str]) -> Iterator[InspectedBuffer]:

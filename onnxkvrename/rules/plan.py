@@ -95,13 +95,36 @@ class UnchangedName(NamedTuple):
     reason: str
 
 
+class Duplicate(NamedTuple):
+    """Two names of one side that the rules read as the same buffer.
+
+    Attributes:
+        name: The one that comes later, and is left out of the pairs.
+        first_name: The one that has the buffer's side.
+        token: The token in `name`; empty for none.
+        first_token: The token in `first_name`.
+    """
+
+    name: str
+    first_name: str
+    token: str
+    first_token: str
+
+    @property
+    def name_with_token(self) -> str | None:
+        """The name that is read with a token, if the other one has none."""
+        if bool(self.token) == bool(self.first_token):
+            return None
+        return self.name if self.token else self.first_name
+
+
 class RenamePlan(NamedTuple):
     """The pairs of a model, and the new name of each side.
 
     Attributes:
         token_change: The change that the user asks for.
         pairs: The KV buffers, by layer.
-        duplicates: Names that claim a side which another name has, each with that name.
+        duplicates: Names that claim a side which another name has.
         unchanged_names: Names that a rule leaves alone, and other outputs.
         buffers_by_kind: The parts that a layer of each kind must have.
         old_names: The names of all sides, as they are in the file.
@@ -111,7 +134,7 @@ class RenamePlan(NamedTuple):
 
     token_change: TokenChange
     pairs: tuple[KvPair, ...]
-    duplicates: tuple[tuple[str, str], ...]
+    duplicates: tuple[Duplicate, ...]
     unchanged_names: tuple[UnchangedName, ...]
     buffers_by_kind: Mapping[str, tuple[str, ...]]
     old_names: frozenset[str]
@@ -140,7 +163,7 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
     """
     matches: dict[tuple[str, str, int], NameMatch] = {}
     sides: dict[tuple[str, str, int], dict[str, PairSide]] = {}
-    duplicates: list[tuple[str, str]] = []
+    duplicates: list[Duplicate] = []
     unchanged: dict[str, UnchangedName] = {}
     for side, values in (("input", signature.inputs), ("output", signature.outputs)):
         for value in values:
@@ -153,7 +176,8 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
             key = matches.setdefault(match.pair_key, match).pair_key
             pair_sides = sides.setdefault(key, {})
             if side in pair_sides:
-                duplicates.append((value.name, pair_sides[side].old_name))
+                first = pair_sides[side]
+                duplicates.append(Duplicate(value.name, first.old_name, match.token, first.token))
             else:
                 pair_sides[side] = _build_pair_side(value, match, rules, change)
     buffers_by_kind = rules.buffers_by_kind

@@ -214,9 +214,13 @@ class Rules(NamedTuple):
         return parts
 
     def match(self, side: str, name: str) -> NameMatch | None:
-        """Split the name of a graph ``input`` or ``output`` by the first rule that matches it."""
+        """Split the name of a graph ``input`` or ``output`` by the first rule that matches it.
+
+        A name that a rule leaves alone is no KV name, whatever else matches it.
+        """
         matches = (rule.match(side, name) for rule in self.kv_rules)
-        return next((match for match in matches if match is not None), None)
+        match = next((match for match in matches if match is not None), None)
+        return None if match is None or self.find_reason_to_keep(name) is not None else match
 
     def find_reason_to_keep(self, name: str) -> str | None:
         """Return why a name is not renamed, if a rule says so."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from onnxkvrename.findings import Finding, build_finding
-from onnxkvrename.model.external_data import DataFile
+from onnxkvrename.model.external_data import DataFile, open_data_file
 from onnxkvrename.model.file import (
     OpenModel,
     build_spliced_source,
@@ -26,7 +26,7 @@ from onnxkvrename.model.protobuf import ByteSource, Piece
 from onnxkvrename.rules.kv_model import KvModel, ScannedModel, scan_model, splice_model
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.storage.read import OpenFile, open_file, read_chunks
+from onnxkvrename.storage.read import OpenFile, read_chunks
 
 Equality = Literal["bytes", "content", "different"]
 
@@ -79,8 +79,9 @@ def prove_renamed(
         RulesError: A template of the rules makes names that could not be undone.
     """
     with open_model(path) as result, open_model(source_path) as source:
+        data_beside = result.file if compare_data else None
         model = scan_model(
-            result.source, result.signature, path, rules, check_data=compare_data
+            result.source, result.signature, path, rules, data_beside=data_beside
         ).model
         scanned = _plan_source(model, source, rules, check_data=compare_data)
         pieces = _build_expected_pieces(result.source, source.source, scanned)
@@ -115,7 +116,12 @@ def _plan_source(
     for normalize in (False, True):
         change = TokenChange(token, strip=not token, replace=True, normalize=normalize)
         scanned = scan_model(
-            source.source, source.signature, source.file.path, rules, change, check_data=check_data
+            source.source,
+            source.signature,
+            source.file.path,
+            rules,
+            change,
+            data_beside=source.file if check_data else None,
         )
         names = scanned.model.plan.name_map
         if source.signature.apply_name_map(names, scanned.symbols) == model.signature:
@@ -200,7 +206,7 @@ def _compare_data_files(
 
 def _hash_file(file: DataFile) -> str:
     digest = hashlib.sha256()
-    with open_file(file.path) as opened:
+    with open_data_file(file) as opened:
         for chunk in read_chunks(opened, 0, opened.size):
             digest.update(chunk)
     return digest.hexdigest()

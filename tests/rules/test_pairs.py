@@ -193,6 +193,41 @@ def test_templates_may_not_give_two_values_one_name() -> None:
     assert "k0, k0_out" in clash.message
 
 
+AMBIGUOUS_RULES = r"""
+retained = '.*_out'
+[[kv]]
+input = '(?P<buffer>key|value)[.](?P<layer>[0-9]+)(?:_(?P<token>[A-Za-z]+))?'
+output = '(?P<buffer>key|value)[.](?P<layer>[0-9]+)(?:_(?P<token>[A-Za-z]+))?_out'
+input_name = "{buffer}.{layer}[_{token}]"
+output_name = "{buffer}.{layer}[_{token}]_out"
+kinds.attention = ["key", "value"]
+"""
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_name_that_passes_for_another_with_a_token_is_told_with_the_rule_that_ends_it(
+    order: int,
+) -> None:
+    names = [
+        f"{part}.{n}{end}" for part in ("key", "value") for n in (0, 11) for end in ("", "_scale")
+    ]
+    inputs = tuple(value(name) for name in names[::order])
+    signature = Signature(inputs, tuple(value(f"{item.name}_out") for item in inputs))
+
+    def check(text: str) -> list[Finding]:
+        plan = build_rename_plan(signature, parse_rules(text, "mine"), TokenChange("T"))
+        return list(check_pairs(signature, plan, NameUses()))
+
+    findings = [finding for finding in check(AMBIGUOUS_RULES) if finding.code == "KV106"]
+    assert {finding.name for finding in findings} == {
+        name for item in inputs if "scale" in item.name for name in (item.name, f"{item.name}_out")
+    }
+    assert "with the token scale" in findings[0].message
+    pattern = findings[0].hint.partition("pattern = ")[2]
+    keep = f"\n[[keep]]\nreason = 'scale'\npattern = {pattern}\n"
+    assert "KV106" not in {finding.code for finding in check(AMBIGUOUS_RULES + keep)}
+
+
 def test_no_buffers_lists_a_few_of_the_outputs() -> None:
     message = build_no_buffers_finding([f"o{n}" for n in range(7)]).message
     assert message.endswith("o0, o1, o2, o3, o4 and 2 more")

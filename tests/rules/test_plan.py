@@ -78,8 +78,8 @@ def test_another_token_gives_way_only_if_asked(
 def test_two_names_for_one_side_are_kept_apart_from_the_pair() -> None:
     found = planned("past_key.0 past_key.0_A", "past_key.0~ past_key.0_InternalRetainedState")
     assert found.duplicates == (
-        ("past_key.0_A", "past_key.0"),
-        ("past_key.0_InternalRetainedState", "past_key.0_RetainedState"),
+        ("past_key.0_A", "past_key.0", "A", ""),
+        ("past_key.0_InternalRetainedState", "past_key.0_RetainedState", "", ""),
     )
     assert list(found.name_map) == ["past_key.0", "past_key.0_RetainedState"]
 

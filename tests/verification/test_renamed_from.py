@@ -67,7 +67,7 @@ def test_each_place_that_a_tool_forgets_is_found(make: Callable[[], ModelProto],
     source = saved(raw, tmp_path / "source.onnx")
     reader = ByteSource.from_bytes(raw)
     scanned = scan_model(
-        reader, read_model_signature(reader), source, QEFF, TokenChange("VLLM"), check_data=False
+        reader, read_model_signature(reader), source, QEFF, TokenChange("VLLM"), data_beside=None
     )
     edits = scanned.occurrences.build_edits(scanned.model.plan.name_map, scanned.symbols)
     assert len(edits) > 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -54,11 +55,33 @@ def _check_duplicates(signature: Signature, plan: RenamePlan) -> Iterator[Findin
                 yield build_finding(
                     "KV106", name, f"stands {count} times as graph {side}", "export the model again"
                 )
-    for name, first_name in plan.duplicates:
-        if name != first_name:
+    ambiguous = [item.name_with_token for item in plan.duplicates]
+    keep_pattern = _build_keep_pattern(name for name in ambiguous if name is not None)
+    for duplicate in plan.duplicates:
+        if (name := duplicate.name_with_token) is not None:
+            others = {duplicate.name: duplicate.token, duplicate.first_name: duplicate.first_token}
+            token = others.pop(name)
             yield build_finding(
-                "KV106", name, f"claims the same buffer as {first_name}", "leave one of the two"
+                "KV106",
+                name,
+                f"is read as {next(iter(others))} with the token {token}, "
+                "and that is there without one",
+                "if it is something else, the rules have to leave it alone: "
+                f"[[keep]] with a reason and pattern = '{keep_pattern}'",
             )
+        elif duplicate.name != duplicate.first_name:
+            yield build_finding(
+                "KV106",
+                duplicate.name,
+                f"claims the same buffer as {duplicate.first_name}",
+                "leave one of the two",
+            )
+
+
+def _build_keep_pattern(names: Iterable[str]) -> str:
+    """Return a pattern that matches these names, and those of other layers."""
+    parts = dict.fromkeys(re.sub("[0-9]+", "[0-9]+", re.escape(name)) for name in names)
+    return "|".join(parts)
 
 
 def _check_both_sides(pair: KvPair, inputs: set[str]) -> Iterator[Finding]:
