@@ -58,12 +58,13 @@ def _check_duplicates(signature: Signature, plan: RenamePlan) -> Iterator[Findin
     ambiguous = [item.name_with_token for item in plan.duplicates]
     keep_pattern = _build_keep_pattern(name for name in ambiguous if name is not None)
     for duplicate in plan.duplicates:
-        if (name := duplicate.name_with_token) is not None:
+        ambiguous_name = duplicate.name_with_token
+        if ambiguous_name is not None:
             others = {duplicate.name: duplicate.token, duplicate.first_name: duplicate.first_token}
-            token = others.pop(name)
+            token = others.pop(ambiguous_name)
             yield build_finding(
                 "KV106",
-                name,
+                ambiguous_name,
                 f"is read as {next(iter(others))} with the token {token}, "
                 "and that is there without one",
                 "if it is something else, the rules have to leave it alone: "
