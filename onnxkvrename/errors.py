@@ -6,13 +6,19 @@
     ├── RulesError    a profile or rules file, or the token, cannot be used
     ├── ModelError    a model cannot be read, or cannot be renamed at all
     └── WriteError    the result cannot be put where it was asked for
+        ├── UndoError     some results are in place, the others are not
+        └── FlushError    all are in place, but perhaps not on the disk
 
 What is wrong with a model that can be read is a value, not an exception
 (:class:`onnxkvrename.findings.Finding`). Whenever one of these exceptions reaches the
-caller, every file it names is as it was before.
+caller, every file it names is as it was before, unless it is an :class:`UndoError` or a
+:class:`FlushError`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
 
 
 class KvRenameError(Exception):
@@ -62,3 +68,29 @@ class WriteError(KvRenameError):
     ) -> None:
         super().__init__(message, path=path, hint=hint)
         self.in_place_hint = hint if in_place_hint is None else in_place_hint or None
+
+
+class UndoError(WriteError):
+    """Some targets are new and the others as they were, because the undo failed as well.
+
+    If files were to be replaced, the old files, the complete new ones and a record of both
+    are kept: ``onnxkvrename recover`` ends it either way.
+
+    Attributes:
+        new_paths: The targets that have their new files.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | None = None,
+        hint: str | None = None,
+        new_paths: Sequence[Path] = (),
+    ) -> None:
+        super().__init__(message, path=path, hint=hint)
+        self.new_paths = tuple(new_paths)
+
+
+class FlushError(WriteError):
+    """All results are in place, but the names in a directory could not be brought to the disk."""

@@ -13,6 +13,7 @@ from onnxkvrename.cli import (
     custom_io,
     inspect,
     manifest,
+    recover,
     rename,
     verify,
 )
@@ -26,6 +27,7 @@ COMMANDS = {
     " manifest": manifest.command,
     " check-consumer": check_consumer.command,
     " compare": compare.command,
+    " recover": recover.command,
 }
 
 

@@ -145,10 +145,13 @@ MAY_SWALLOW_ERRORS = {
     "rules.find_models": 15,
     "rules.load": 1,
     "storage.copy": 1,
-    "storage.lock": 7,
+    "storage.directories": 2,
+    "storage.intent": 3,
+    "storage.lock": 4,
     "storage.read": 1,
     "storage.temp_file": 9,
-    "storage.transaction": 14,
+    "storage.record": 1,
+    "storage.transaction": 2,
     "storage.write_file": 4,
 }
 """How many such calls a module may have, each with its reason beside it."""

@@ -27,7 +27,16 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import decide_exit_code, find_similar
 from onnxkvrename.report.formats import Answer, Line, list_formats
 
-COMMANDS = ("rename", "verify", "inspect", "custom-io", "manifest", "check-consumer", "compare")
+COMMANDS = (
+    "rename",
+    "verify",
+    "inspect",
+    "custom-io",
+    "manifest",
+    "check-consumer",
+    "compare",
+    "recover",
+)
 """The first is the default; a command's module is loaded when it runs."""
 _EAGER_OPTIONS = {"-h", "--help", "-V", "--version"}
 

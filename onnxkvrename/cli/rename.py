@@ -81,8 +81,8 @@ class _Arguments(NamedTuple):
     "onnxkvrename",
     context_settings=CONTEXT_SETTINGS,
     epilog="Other commands: onnxkvrename verify, inspect, custom-io, manifest, check-consumer, "
-    "compare. Exit codes: 0 done or nothing to do; 1 a finding of severity error, or --check found "
-    "a name to change; 2 the job could not be done; 130 interrupted.",
+    "compare, recover. Exit codes: 0 done or nothing to do; 1 a finding of severity error, or "
+    "--check found a name to change; 2 the job could not be done; 130 interrupted.",
 )
 @add_models_argument()
 @click.option("--prefix", metavar="TOKEN", help="The token to give to every KV buffer, e.g. VLLM.")

@@ -31,10 +31,11 @@ from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, RenameJob, Report, SidecarReport
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar
+from onnxkvrename.storage.clean_up import remove_stale_temp_files
+from onnxkvrename.storage.intent import clear_intent, find_intents
 from onnxkvrename.storage.lock import hold_locks
 from onnxkvrename.storage.read import read_text_file
-from onnxkvrename.storage.temp_file import resolve_moved_path
-from onnxkvrename.storage.transaction import clear_intent, find_intents
+from onnxkvrename.storage.temp_file import find_stale_temp_files, resolve_moved_path
 
 
 class Seed(NamedTuple):
@@ -113,6 +114,7 @@ class SeedPlan:
                 if seed.directory == new and not os.path.lexists(old):
                     with suppress(WriteError), hold_locks([old, new]):
                         clear_intent({old: new})
+                        remove_stale_temp_files(find_stale_temp_files([old, new]))
 
     def update_report(self, report: Report, *, dry_run: bool) -> Report:
         """Return the report with the paths that files have after the directories are renamed.

@@ -8,12 +8,14 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from onnxkvrename.errors import KvRenameError, WriteError
+from onnxkvrename.errors import FlushError, KvRenameError, UndoError, WriteError
 from onnxkvrename.model.external_data import DataFile
 from onnxkvrename.renaming.output_path import find_outermost_missing_directory
 from onnxkvrename.renaming.parallel import map_ordered
 from onnxkvrename.renaming.prepare import SplicePlan
 from onnxkvrename.renaming.write import WriteTask, write_temp_file
+from onnxkvrename.storage.clean_up import remove_stale_temp_files
+from onnxkvrename.storage.directories import StagedDirectory
 from onnxkvrename.storage.lock import find_lock_path, hold_locks
 from onnxkvrename.storage.temp_file import (
     ProgressCallback,
@@ -22,12 +24,7 @@ from onnxkvrename.storage.temp_file import (
     find_targets_with_temp_files,
     resolve_moved_path,
 )
-from onnxkvrename.storage.transaction import (
-    StagedDirectory,
-    Transaction,
-    remove_stale_temp_files,
-    write_intent,
-)
+from onnxkvrename.storage.transaction import Transaction
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -98,7 +95,6 @@ class BatchWriter:
         self.progress = progress
         self.executor = executor
         self.directory_map = directory_map or {}
-        self.kept_targets: list[Path] = []
 
     def write(self) -> None:
         """Write all files under temporary names, and put them in place together.
@@ -106,29 +102,32 @@ class BatchWriter:
         Raises:
             PlaceError: One could not be written. All files are as they were, except for
                 its ``kept_targets``.
-            KvRenameError: The same, for an error that does not belong to one model.
+            FlushError: All files are in place, but perhaps not on the disk.
+            KvRenameError: As PlaceError, for an error that does not belong to one model.
         """
         if not self.tasks and not self.directory_map:
             return
         try:
             self._lock_and_write()
+        except FlushError:
+            raise
         except KvRenameError as error:
             model_index = self._find_model_index(error)
             if model_index is None:
                 raise
-            raise PlaceError(model_index, error, self.kept_targets) from None
+            kept_targets = error.new_paths if isinstance(error, UndoError) else ()
+            raise PlaceError(model_index, error, kept_targets) from None
 
     def _find_model_index(self, error: KvRenameError) -> int | None:
-        """Return the model whose file, or the directory of whose file, an error names."""
+        """Return the model whose file an error names, or the directory of this file alone."""
         if error.path is None:
             return None
+        path = Path(error.path)
         for task in self.tasks:
             if error.path in (str(task.target), str(task.display_path)):
                 return task.model_index
-        for task in self.tasks:
-            if Path(error.path) in task.target.parents:
-                return task.model_index
-        return None
+        indexes = {task.model_index for task in self.tasks if path in task.target.parents}
+        return indexes.pop() if len(indexes) == 1 else None
 
     def _lock_and_write(self) -> None:
         new_directories = [find_outermost_missing_directory(task.target) for task in self.tasks]
@@ -139,6 +138,8 @@ class BatchWriter:
         locked = dict.fromkeys([*self.directory_map, *self.directory_map.values(), *targets])
         with ExitStack() as stack:
             if self.directory_map:
+                from onnxkvrename.storage.intent import write_intent  # only for --seed-cache
+
                 stack.enter_context(write_intent(self.directory_map))
             stack.enter_context(self._lock(tuple(locked)))
             if not any(new_directories):
@@ -161,17 +162,18 @@ class BatchWriter:
     def _lock(self, targets: Sequence[Path]) -> Iterator[None]:
         """Lock the targets, and remove what killed runs left beside them.
 
-        What this run leaves is removed when it fails. When it ends well, only an executor
-        may have left something: a worker that died, and whose work another one did.
+        What this run leaves is removed when it fails. When it ends well, an executor may have
+        left something (a worker that died, and whose work another one did), and what a half
+        done run left is not needed any more.
         """
         with hold_locks(targets, self.directory_map):
-            remove_stale_temp_files(find_stale_temp_files(targets))
+            kept = remove_stale_temp_files(find_stale_temp_files(targets))
             try:
                 yield
             except BaseException:
                 remove_stale_temp_files(find_stale_temp_files(targets))
                 raise
-            if self.executor is not None:
+            if self.executor is not None or kept:
                 moved = (resolve_moved_path(path, self.directory_map) for path in targets)
                 remove_stale_temp_files(find_stale_temp_files(moved))
 
@@ -182,7 +184,7 @@ class BatchWriter:
 
         Models come last, so that none is ever in place without the files it needs.
         """
-        with Transaction(self.kept_targets) as transaction:
+        with Transaction() as transaction:
             files = self._write_temp_files(tasks)
             for task in tasks:
                 error = task.find_source_error()
@@ -199,9 +201,12 @@ class BatchWriter:
                 else:
                     other_files.append(file)
             renames_nothing = not self.directory_map
+            placed_files = [*other_files, *model_files]
+            transaction.write_record(placed_files, staged, self.directory_map)
             if staged:
                 is_last = renames_nothing and not other_files and not model_files
-                transaction.place_files(files_in_staged, final=False)
+                for file in files_in_staged:
+                    file.move_into_place()  # they come and go with their directories
                 transaction.place_directories(staged, final=is_last)
             transaction.place_files(other_files, final=renames_nothing and not model_files)
             transaction.place_files(model_files, final=renames_nothing)
@@ -228,7 +233,7 @@ class BatchWriter:
         return write_temp_file(task, count_bytes)
 
 
-def remove_stale_files(targets: Sequence[Path]) -> None:
+def remove_stale_files(targets: Sequence[Path]) -> bool:
     """Remove what killed runs left beside these paths; a run that is still alive keeps its own.
 
     A backup is a second link of a model, and removing it changes the status of the model's
@@ -236,11 +241,16 @@ def remove_stale_files(targets: Sequence[Path]) -> None:
 
     Args:
         targets: The paths; what is left is in their directories, which are listed.
+
+    Returns:
+        Whether files are kept because a run was killed half way: they are needed until this
+        one has finished its work.
     """
     stale = find_targets_with_temp_files(targets)
     if stale:
         with suppress(WriteError), hold_locks(stale):
-            remove_stale_temp_files(find_stale_temp_files(stale))
+            return remove_stale_temp_files(find_stale_temp_files(stale))
+    return False
 
 
 def find_targets_to_clean(target: Path, *, in_place: bool) -> Iterator[Path]:

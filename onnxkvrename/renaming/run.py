@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnxkvrename.errors import RulesError
+from onnxkvrename.errors import KvRenameError, RulesError
 from onnxkvrename.renaming.batch_checks import check_batch
 from onnxkvrename.renaming.parallel import map_ordered
 from onnxkvrename.renaming.place import (
@@ -35,6 +36,7 @@ from onnxkvrename.rules.results import (
     SidecarReport,
     Status,
 )
+from onnxkvrename.storage.temp_file import resolve_moved_path
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -80,8 +82,8 @@ def rename_batch(
     """
     check_token_change(change)
     options = options or Options()
-    if options.write:
-        _remove_stale_files([*jobs, *(sidecar.job for sidecar in sidecars)])
+    targets = _list_targets_to_clean([*jobs, *(sidecar.job for sidecar in sidecars)])
+    keeps_files = options.write and remove_stale_files(targets)
     models = _prepare_models(jobs, change, rules, options, progress, executor)
     models = check_batch(models, change, rules, options)
     prepared_sidecars: tuple[PreparedSidecar, ...] = ()
@@ -92,7 +94,10 @@ def rename_batch(
         models = add_sidecar_findings(models, prepared_sidecars, options)
     if not options.write or any(model.report.failed for model in models):
         return Report(_list_reports(models), _list_sidecar_reports(prepared_sidecars))
-    return _write_results(models, prepared_sidecars, options, progress, executor, directory_map)
+    report = _write_results(models, prepared_sidecars, options, progress, executor, directory_map)
+    if keeps_files and not report.failed:
+        _remove_kept_files(targets, models, directory_map or {})
+    return report
 
 
 def stamp_models(
@@ -114,7 +119,8 @@ def stamp_models(
     Returns:
         What became of each model. An error of one is in its report; then all are as they were.
     """
-    _remove_stale_files(jobs)
+    targets = _list_targets_to_clean(jobs)
+    keeps_files = remove_stale_files(targets)
     models = tuple(
         prepare_stamp(job, report, digest, options)
         for job, report in zip(jobs, reports, strict=True)
@@ -122,7 +128,10 @@ def stamp_models(
     models = check_batch(models, TokenChange(None), rules, options)
     if any(model.report.failed for model in models):
         return Report(_list_reports(models))
-    return _write_results(models, (), options)
+    report = _write_results(models, (), options)
+    if keeps_files and not report.failed:
+        _remove_kept_files(targets, models, {})
+    return report
 
 
 def check_token_change(change: TokenChange) -> None:
@@ -133,9 +142,21 @@ def check_token_change(change: TokenChange) -> None:
         raise RulesError(f"the token {change.token!r} {fault}", hint="for example VLLM")
 
 
-def _remove_stale_files(jobs: Sequence[RenameJob]) -> None:
+def _list_targets_to_clean(jobs: Sequence[RenameJob]) -> list[Path]:
     targets = (find_targets_to_clean(job.target, in_place=job.in_place) for job in jobs)
-    remove_stale_files(list(dict.fromkeys(path for paths in targets for path in paths)))
+    return list(dict.fromkeys(path for paths in targets for path in paths))
+
+
+def _remove_kept_files(
+    targets: Sequence[Path], models: Sequence[PreparedModel], moves: Mapping[Path, Path]
+) -> None:
+    """Remove what a half done run had kept, after the work was finished."""
+    from onnxkvrename.storage.recover import remove_ended_runs  # only after a half done run
+
+    paths = [resolve_moved_path(path, moves) for path in (*targets, *_list_data_paths(models))]
+    with suppress(KvRenameError):  # the work is done; the next run tries again
+        remove_ended_runs(dict.fromkeys(path.parent for path in paths))
+    remove_stale_files(paths)
 
 
 def _prepare_models(
@@ -159,8 +180,7 @@ def _write_results(
     executor: Executor | None = None,
     directory_map: Mapping[Path, Path] | None = None,
 ) -> Report:
-    data_paths = [path for model in models for path in model.data_paths]
-    if data_paths:
+    if data_paths := _list_data_paths(models):
         remove_stale_files(data_paths)
     tasks = (*_list_tasks(models, options), *_list_sidecar_tasks(sidecars, options))
     try:
@@ -172,6 +192,10 @@ def _write_results(
         tuple(model.report._replace(status=_resolve_status(model)) for model in models),
         tuple(_resolve_sidecar_report(sidecar.report) for sidecar in sidecars),
     )
+
+
+def _list_data_paths(models: Sequence[PreparedModel]) -> list[Path]:
+    return [Path(os.path.abspath(path)) for model in models for path in model.data_paths]
 
 
 def _list_reports(models: Sequence[PreparedModel]) -> tuple[ModelReport, ...]:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxkvrename.storage.read import close_quietly
+from onnxkvrename.errors import FlushError, KvRenameError, UndoError, WriteError
+from onnxkvrename.findings import format_list
+from onnxkvrename.storage.directories import StagedDirectory, rename_directory, sync_directory
 from onnxkvrename.storage.temp_file import (
-    LOCK_SUFFIX,
-    TEMP_PREFIX,
     ReadyFile,
     build_temp_path,
     resolve_moved_path,
     translate_write_errors,
 )
+
+_MAX_NAMED = 3
 
 
 class _Change(NamedTuple):
@@ -25,6 +29,7 @@ class _Change(NamedTuple):
 
     Attributes:
         path: The path of the new file or directory.
+        display_path: That path in messages.
         inode: Device and inode of the new file or directory; the change was made if `path`
             has them.
         ready_file: The file that is moved there; `None` for directories.
@@ -34,11 +39,23 @@ class _Change(NamedTuple):
     """
 
     path: Path
+    display_path: Path
     inode: tuple[int, int]
     ready_file: ReadyFile | None = None
     backup: Path | None = None
     is_new: bool = False
     previous_path: Path | None = None
+
+    def is_applied(self) -> bool:
+        """Return whether the change was made and its path has not changed since.
+
+        Raises:
+            OSError: That cannot be told.
+        """
+        try:
+            return _read_inode(self.path) == self.inode
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
 
 class Transaction:
@@ -49,29 +66,77 @@ class Transaction:
     `temp_file.find_stale_temp_files` finds the leftovers, and running the same command again
     completes the work.
 
-    Args:
-        stuck: Receives the targets that were replaced and could not be restored, for example
-            on a file system without hard links.
+    Raises:
+        UndoError: On exit, if an error or interrupt could not be undone.
     """
 
-    def __init__(self, stuck: list[Path] | None = None) -> None:
+    def __init__(self) -> None:
         self.log: list[_Change] = []
         self.last_change: _Change | None = None
-        self.stuck = [] if stuck is None else stuck
+        self.backups: dict[Path, Path] = {}
+        self.planned_targets: list[Path] = []
+        self.record_paths: tuple[Path, ...] = ()
 
     def __enter__(self) -> Transaction:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
-        if kind is not None and not (self.last_change and _is_applied(self.last_change)):
-            self._undo_all()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *traceback: object
+    ) -> None:
+        if error is not None and not self._is_complete(error):
+            self._undo_all(error)
         moves = self._find_renamed_directories()
+        for path in self.record_paths:
+            _unlink_stale(resolve_moved_path(path, moves))
         for change in self.log:
             if change.ready_file is not None and kind is not None:
                 change.ready_file.discard()
             if change.backup is not None:
-                with suppress(OSError):
-                    os.unlink(resolve_moved_path(change.backup, moves))
+                _unlink_stale(resolve_moved_path(change.backup, moves))
+
+    def write_record(
+        self,
+        files: Sequence[ReadyFile],
+        stages: Sequence[StagedDirectory],
+        moves: Mapping[Path, Path],
+    ) -> None:
+        """Record all changes that are about to be made, where one of them replaces a file.
+
+        A single change needs no record: it is made or not.
+
+        Args:
+            files: The files that will be placed, but for those within staged directories.
+            stages: The new directories.
+            moves: For each directory that will be renamed its new path.
+
+        Raises:
+            WriteError: The record cannot be written. Nothing of it is left.
+        """
+        self.planned_targets = [
+            *(stage.target for stage in stages),
+            *(file.display_path for file in files),
+            *moves.values(),
+        ]
+        overwriting = [file for file in files if file.overwrites_target]
+        if len(self.planned_targets) < 2 or not overwriting:
+            return
+        from onnxkvrename.storage import record  # only where several files change
+
+        self.backups = {file.target: build_temp_path(file.target) for file in overwriting}
+        changes = list[record.FileChange]()
+        for file in files:
+            with translate_write_errors(file.display_path):
+                changes.append(record.plan_file_change(file, self.backups.get(file.target)))
+        if all(change.old is None for change in changes):
+            return
+        directories = {**{stage.directory: stage.target for stage in stages}, **moves}
+        renames = list[record.DirectoryMove]()
+        for source, target in directories.items():
+            with translate_write_errors(target):
+                renames.append(record.DirectoryMove(source, target, _read_inode(source)[1]))
+        self.record_paths = record.write_record(changes, renames)
+        for directory in dict.fromkeys(path.parent for path in self.record_paths):
+            sync_directory(directory)
 
     def place_files(self, files: Sequence[ReadyFile], *, final: bool) -> None:
         """Move files to their targets, one after the other.
@@ -81,30 +146,32 @@ class Transaction:
             final: Whether these are the last changes.
 
         Raises:
-            WriteError: A file could not be moved. The files before it are moved back when
-                the context ends.
+            WriteError: A file could not be moved, or its directory not be synced. What was
+                moved is moved back when the context ends, unless the last change was made.
         """
         for number, file in enumerate(files, 1):
             self._place_file(file, last=final and number == len(files))
-        for directory in dict.fromkeys(file.target.parent for file in files):
-            sync_directory(directory)
+        self._sync_directories(file.target.parent for file in files)
 
     def _place_file(self, file: ReadyFile, *, last: bool) -> None:
         with translate_write_errors(file.display_path):
             inode = _read_inode(file.temp_path)
         # The last change is never undone.
-        backup = build_temp_path(file.target) if file.overwrites_target and not last else None
-        self._record_change(
-            _Change(file.target, inode, file, backup, is_new=not file.overwrites_target), last=last
+        backup = None
+        if file.overwrites_target and not last:
+            backup = self.backups.get(file.target) or build_temp_path(file.target)
+        change = _Change(
+            file.target, file.display_path, inode, file, backup, is_new=not file.overwrites_target
         )
+        self._log_change(change, last=last)
         if backup is not None:
             try:
                 os.link(file.target, backup)
             except FileNotFoundError:
-                self.log[-1] = self.log[-1]._replace(is_new=True)
+                self.log[-1] = change = change._replace(is_new=True)
             except OSError:
-                pass  # a file system without links
-        file.move_into_place()
+                pass  # a file system without links; the undo tells if it needs one
+        _move(change, file.move_into_place)
 
     def place_directories(self, stages: Sequence[StagedDirectory], *, final: bool) -> None:
         """Move whole directories to their targets, one after the other.
@@ -114,15 +181,16 @@ class Transaction:
             final: Whether these are the last changes.
 
         Raises:
-            WriteError: A directory could not be moved. The ones before it are moved back when
-                the context ends.
+            WriteError: A directory could not be moved, or its parent not be synced. What was
+                moved is moved back when the context ends, unless the last change was made.
         """
         for number, stage in enumerate(stages, 1):
             with translate_write_errors(stage.target):
                 inode = _read_inode(stage.directory)
-            change = _Change(stage.target, inode, previous_path=stage.directory)
-            self._record_change(change, last=final and number == len(stages))
-            stage.move_into_place()
+            change = _Change(stage.target, stage.target, inode, previous_path=stage.directory)
+            self._log_change(change, last=final and number == len(stages))
+            _move(change, stage.move_into_place)
+        self._sync_directories(stage.target.parent for stage in stages)
 
     def rename_directories(self, moves: Mapping[Path, Path]) -> None:
         """Rename directories within their parents, as the last changes.
@@ -131,52 +199,136 @@ class Transaction:
             moves: For each directory its new path.
 
         Raises:
-            WriteError: A new path exists, or a directory could not be renamed. The ones before
-                it are renamed back when the context ends.
+            WriteError: A new path exists, or a directory could not be renamed, or its parent
+                not be synced. What was renamed is renamed back when the context ends, unless
+                the last change was made.
         """
         for number, (directory, target) in enumerate(moves.items(), 1):
             with translate_write_errors(directory):
                 inode = _read_inode(directory)
-            change = _Change(target, inode, previous_path=directory)
-            self._record_change(change, last=number == len(moves))
-            _rename_directory(directory, target)
+            change = _Change(target, target, inode, previous_path=directory)
+            self._log_change(change, last=number == len(moves))
+            _move(change, partial(rename_directory, directory, target))
+        self._sync_directories(target.parent for target in moves.values())
+
+    def _sync_directories(self, directories: Iterable[Path]) -> None:
+        for directory in dict.fromkeys(directories):
+            try:
+                sync_directory(directory)
+            except WriteError as error:
+                if self.last_change is None:
+                    raise
+                raise FlushError(
+                    f"all results are in place, but the directory {error.message}",
+                    path=error.path,
+                    hint="check the disk; after a power cut, run the same command again",
+                ) from None
 
     def _find_renamed_directories(self) -> dict[Path, Path]:
         """Return the directories that have been renamed, with their new paths."""
-        return {
-            change.previous_path: change.path
-            for change in self.log
-            if change.previous_path is not None and _is_applied(change)
-        }
+        moves = {}
+        for change in self.log:
+            if change.previous_path is not None:
+                # Only for the clean-up, which the next run does otherwise.
+                with suppress(OSError):
+                    if change.is_applied():
+                        moves[change.previous_path] = change.path
+        return moves
 
-    def _record_change(self, change: _Change, *, last: bool) -> None:
+    def _log_change(self, change: _Change, *, last: bool) -> None:
         self.log.append(change)
         if last:
             self.last_change = change
 
-    def _undo_all(self) -> None:
+    def _is_complete(self, error: BaseException) -> bool:
+        """Return whether the last change was made."""
+        if self.last_change is None:
+            return False
+        try:
+            return self.last_change.is_applied()
+        except OSError as failure:
+            # To undo the others could be wrong now: the last one cannot be undone.
+            last = self.last_change.display_path
+            raise self._build_undo_error(
+                error,
+                f"whether {last} is new cannot be told ({failure.strerror}), so nothing was "
+                f"undone; the other {len(self.log) - 1:,} results are new",
+                self.log[:-1],
+            ) from None
+
+    def _undo_all(self, error: BaseException) -> None:
+        """Undo all changes; raise :class:`UndoError` if one could not be undone."""
+        stuck, reasons = list[_Change](), list[str]()
         for change in reversed(self.log):
             try:
-                self._undo_change(change)
-            except OSError:
-                self.stuck.append(change.path)
-
-    def _undo_change(self, change: _Change) -> None:
-        if not _is_applied(change):
+                if change.is_applied():
+                    _undo_change(change)
+            except OSError as failure:
+                stuck.append(change)
+                reasons.append(failure.strerror or str(failure))
+        if not stuck:
             return
-        if change.previous_path is not None:
-            os.rename(change.path, change.previous_path)
-        elif change.is_new:
-            change.path.unlink()
-        elif change.backup is not None:
+        stuck.reverse()
+        if not self.record_paths:
+            for change in self.log:
+                if change.ready_file is not None:
+                    change.ready_file.discard()
+        names = format_list([str(change.display_path) for change in stuck], limit=_MAX_NAMED)
+        raise self._build_undo_error(
+            error,
+            f"nor can it be undone ({reasons[0]}): of {len(self.planned_targets):,} results "
+            f"{len(stuck):,} stay new ({names}), the others are as they were",
+            stuck,
+        ) from None
+
+    def _build_undo_error(
+        self, error: BaseException, state: str, new: Sequence[_Change]
+    ) -> UndoError:
+        path, reason = None, "interrupted"
+        if isinstance(error, KvRenameError):
+            path, reason = error.path, error.message
+        message, hint = f"{reason}; {state}", "the same command finishes the work"
+        if self.record_paths:
+            directories = [str(path.parent) for path in self.record_paths]
+            if len(directories) > _MAX_NAMED:
+                directories = [os.path.commonpath(directories)]
+            command = shlex.join(["onnxkvrename", "recover", *directories])
+            message += "; all old and new files are kept"
+            hint = f"{command} lists them, with --undo it restores the old ones; {hint}"
+        return UndoError(message, path=path, hint=hint, new_paths=[change.path for change in new])
+
+
+def _move(change: _Change, move_into_place: Callable[[], None]) -> None:
+    """Make a change, and judge by what is there whether an error kept it from being made.
+
+    A server that repeats a request whose answer was lost (NFS) reports the second try as an
+    error, though the first one has succeeded.
+    """
+    try:
+        move_into_place()
+    except WriteError:
+        with translate_write_errors(change.display_path):
+            if not change.is_applied():
+                raise
+        if change.ready_file is not None:
+            change.ready_file.discard()
+
+
+def _undo_change(change: _Change) -> None:
+    """Undo a change that was made.
+
+    Raises:
+        OSError: It cannot be undone, for example as the file system has no hard links.
+    """
+    if change.previous_path is not None:
+        os.rename(change.path, change.previous_path)
+    elif change.is_new:
+        change.path.unlink()
+    elif change.backup is not None:
+        try:
             os.replace(change.backup, change.path)
-
-
-def _is_applied(change: _Change) -> bool:
-    """Return whether a change was made and its path has not changed since."""
-    with suppress(OSError):
-        return _read_inode(change.path) == change.inode
-    return False
+        except FileNotFoundError:
+            raise OSError(errno.EOPNOTSUPP, "no hard links here") from None
 
 
 def _read_inode(path: Path) -> tuple[int, int]:
@@ -184,160 +336,7 @@ def _read_inode(path: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-class StagedDirectory:
-    """A temporary directory beside its target that one rename moves into place.
-
-    A context manager: on exit, the directory is removed unless it has been moved.
-
-    Args:
-        target: The final path of the directory.
-
-    Raises:
-        WriteError: On entering, if the temporary directory cannot be created.
-    """
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-        self.directory = build_temp_path(target)
-
-    def __enter__(self) -> StagedDirectory:
-        with translate_write_errors(self.target):
-            self.directory.mkdir()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        _remove_directory(self.directory)
-
-    def prepare_path(self, path: Path) -> Path:
-        """Return the staged path for a path below the target, and create its parent directory.
-
-        Args:
-            path: The final path, below `target`.
-
-        Raises:
-            WriteError: The parent directory could not be created.
-        """
-        inside = self.directory / path.relative_to(self.target)
-        with translate_write_errors(path):
-            inside.parent.mkdir(parents=True, exist_ok=True)
-        return inside
-
-    def move_into_place(self) -> None:
-        """Move the directory to its target.
-
-        Raises:
-            WriteError: The rename failed, or the target exists by now; it is then unchanged.
-        """
-        for folder, _, _ in os.walk(self.directory):
-            sync_directory(Path(folder))
-        _rename_directory(self.directory, self.target)
-
-
-@contextmanager
-def write_intent(moves: Mapping[Path, Path]) -> Iterator[None]:
-    """Record planned renames of directories, in case this process is killed.
-
-    Each record is a symbolic link to `OLD/NEW` beside the directory; it is removed when the
-    context ends. Without support for symbolic links, nothing is recorded.
-
-    Args:
-        moves: For each directory its new path.
-    """
-    links = [build_temp_path(directory) for directory in moves]
-    try:
-        for link, (directory, target) in zip(links, moves.items(), strict=True):
-            with suppress(OSError):
-                os.symlink(f"{directory.name}/{target.name}", link)
-                sync_directory(link.parent)
-        yield
-    except BaseException:
-        for link in links:
-            with suppress(OSError):
-                os.unlink(link)
-        raise
-    clear_intent(moves)
-
-
-def clear_intent(moves: Mapping[Path, Path]) -> None:
-    """Remove the records of these moves, whether this run or a killed one wrote them."""
-    for directory, target in moves.items():
-        for intent in find_intents(directory.parent):
-            if intent.move == (directory.name, target.name):
-                with suppress(OSError):
-                    os.unlink(intent.path)
-
-
-class Intent(NamedTuple):
-    """The record of a directory that a run, killed or alive, was about to rename.
-
-    Attributes:
-        path: The symbolic link that records it.
-        move: The old and the new name of the directory.
-    """
-
-    path: Path
-    move: tuple[str, str]
-
-
-def find_intents(directory: Path) -> Iterator[Intent]:
-    """Yield the recorded renames of directories in `directory`."""
-    with suppress(OSError), os.scandir(directory) as entries:
-        for entry in entries:
-            move = _read_intent(entry.path) if entry.name.startswith(TEMP_PREFIX) else None
-            if move is not None:
-                yield Intent(Path(entry.path), move)
-
-
-def _read_intent(path: str | Path) -> tuple[str, str] | None:
+def _unlink_stale(path: Path) -> None:
+    """Remove what is not needed any more; the next run removes it otherwise."""
     with suppress(OSError):
-        names = os.readlink(path).split("/")
-        if len(names) == 2:
-            return names[0], names[1]
-    return None
-
-
-def _rename_directory(directory: Path, target: Path) -> None:
-    with translate_write_errors(target):
-        if os.path.lexists(target):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        os.rename(directory, target)
-    sync_directory(target.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    """Flush the names in a directory to the disk.
-
-    Errors are ignored: the names are already in effect.
-    """
-    if os.name == "nt":  # pragma: no cover - directories cannot be opened there
-        return
-    with suppress(OSError):
-        descriptor = os.open(directory, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
-        try:
-            os.fsync(descriptor)
-        finally:
-            close_quietly(descriptor)
-
-
-def remove_stale_temp_files(paths: Iterable[Path]) -> None:
-    """Remove temporary files of killed runs, except locks and recorded renames of directories.
-
-    Args:
-        paths: The result of :func:`find_stale_temp_files`; the caller holds the locks.
-    """
-    for path in paths:
-        if path.name.endswith(f"-{LOCK_SUFFIX}") or _read_intent(path):
-            continue
-        with suppress(OSError):
-            if path.is_dir() and not path.is_symlink():
-                _remove_directory(path)
-            else:
-                path.unlink()
-
-
-def _remove_directory(directory: Path) -> None:
-    """Remove a directory and its content, as far as possible."""
-    import shutil  # takes 5 ms to import, and a rename in place does not need it
-
-    with suppress(OSError):  # `ignore_errors` does not cover all of them
-        shutil.rmtree(directory, ignore_errors=True)
+        os.unlink(path)

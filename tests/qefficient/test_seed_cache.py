@@ -20,9 +20,10 @@ from schemas import load_schema
 from onnxkvrename import ModelReport, Report
 from onnxkvrename.qefficient.seed_cache import update_report_paths
 from onnxkvrename.rules.results import SidecarReport
+from onnxkvrename.storage.intent import find_intents, write_intent
 from onnxkvrename.storage.lock import hold_locks
 from onnxkvrename.storage.temp_file import TEMP_PREFIX
-from onnxkvrename.storage.transaction import Transaction, find_intents, write_intent
+from onnxkvrename.storage.transaction import Transaction
 
 SEED = ("--prefix", "VLLM", "--seed-cache")
 IN_PLACE = (*SEED, "--in-place")

@@ -318,8 +318,9 @@ def test_what_could_not_be_undone_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", once)
         assert statuses(together(*paths)) == ["renamed", "failed", "would-rename"]
-    assert sorted(os.listdir(tmp_path)) == ["a.onnx", "b.onnx", "c.onnx"]
+    assert len(os.listdir(tmp_path)) == 8  # 3 models, 2 backups, 2 new ones, a record
     assert statuses(together(*paths)) == ["unchanged", "renamed", "renamed"]
+    assert sorted(os.listdir(tmp_path)) == ["a.onnx", "b.onnx", "c.onnx"]
 
 
 @pytest.mark.parametrize("output", [None, "new.onnx"])
@@ -559,7 +560,7 @@ def test_a_plain_rename_stages_no_directory_and_announces_no_move(
         raise AssertionError(args)
 
     monkeypatch.setattr("onnxkvrename.renaming.place.StagedDirectory", fail)
-    monkeypatch.setattr("onnxkvrename.renaming.place.write_intent", fail)
+    monkeypatch.setattr("onnxkvrename.storage.intent.write_intent", fail)
     monkeypatch.setattr("onnxkvrename.rules.kv_model.find_data_files", fail)
     monkeypatch.setattr("onnxkvrename.rules.kv_model.read_export_info", fail)
     assert rename(decoder, "VLLM").status == "renamed"

@@ -3,6 +3,8 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,12 @@ from typing import Any
 import pytest
 
 from onnxkvrename import WriteError
+from onnxkvrename.errors import FlushError, UndoError
+from onnxkvrename.storage import directories
 from onnxkvrename.storage import transaction as changeset
+from onnxkvrename.storage.clean_up import remove_stale_temp_files
+from onnxkvrename.storage.directories import StagedDirectory, sync_directory
+from onnxkvrename.storage.intent import find_intents, write_intent
 from onnxkvrename.storage.lock import hold_locks
 from onnxkvrename.storage.temp_file import (
     ReadyFile,
@@ -19,14 +26,7 @@ from onnxkvrename.storage.temp_file import (
     build_temp_prefix,
     find_stale_temp_files,
 )
-from onnxkvrename.storage.transaction import (
-    StagedDirectory,
-    Transaction,
-    find_intents,
-    remove_stale_temp_files,
-    sync_directory,
-    write_intent,
-)
+from onnxkvrename.storage.transaction import Transaction
 
 
 @pytest.fixture
@@ -157,12 +157,12 @@ def test_new_files_go_again_and_those_of_others_stay(three: list[Path]) -> None:
 
 
 def test_a_file_to_replace_that_was_not_there_goes_again(three: list[Path]) -> None:
-    directory, stuck = three[0].parent, []
+    directory = three[0].parent
     ready_files = [make_ready_file(directory / name) for name in "dab"]
     ready_files[2].discard()
-    with pytest.raises(WriteError), Transaction(stuck) as transaction:
+    with pytest.raises(WriteError), Transaction() as transaction:
         transaction.place_files(ready_files, final=True)
-    assert (state(directory), stuck) == (OLD, [])
+    assert state(directory) == OLD
 
 
 def test_what_someone_else_has_put_in_the_place_meanwhile_stays(three: list[Path]) -> None:
@@ -225,24 +225,23 @@ def no_links(three: list[Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 @pytest.mark.usefixtures("no_links")
 def test_without_links_nothing_can_be_undone_and_what_is_new_is_told(three: list[Path]) -> None:
-    ready_files, stuck = [make_ready_file(path) for path in three], []
+    ready_files = [make_ready_file(path) for path in three]
     ready_files[2].discard()
-    with pytest.raises(WriteError), Transaction(stuck) as transaction:
+    with pytest.raises(WriteError) as caught, Transaction() as transaction:
         transaction.place_files(ready_files, final=True)
     assert state(three[0].parent) == {**NEW, "c": "old c"}
-    assert sorted(stuck) == three[:2]
+    assert isinstance(caught.value, UndoError)
+    assert caught.value.new_paths == tuple(three[:2])
 
 
 @pytest.mark.usefixtures("no_links")
 def test_without_links_new_files_go_again_all_the_same(three: list[Path]) -> None:
-    ready_files, stuck = (
-        [make_ready_file(three[0].with_name(name), replace=False) for name in "de"],
-        [],
-    )
+    ready_files = [make_ready_file(three[0].with_name(name), replace=False) for name in "de"]
     ready_files[1].discard()
-    with pytest.raises(WriteError), Transaction(stuck) as transaction:
+    with pytest.raises(WriteError) as caught, Transaction() as transaction:
         transaction.place_files(ready_files, final=True)
-    assert (state(three[0].parent), stuck) == (OLD, [])
+    assert state(three[0].parent) == OLD
+    assert not isinstance(caught.value, UndoError)
 
 
 @pytest.mark.usefixtures("no_links")
@@ -252,24 +251,123 @@ def test_without_links_all_goes_well_if_all_goes_well(three: list[Path]) -> None
     assert state(three[0].parent) == NEW
 
 
-def test_what_cannot_be_undone_is_told(three: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that has become read-only between the first and the second file."""
-    ready_files, stuck = [make_ready_file(path) for path in three], []
-    real, calls = os.replace, []
-
-    def call(*args: Any) -> None:
-        calls.append(args)
-        if len(calls) > 1:
-            raise OSError(errno.EROFS, "Read-only file system")
-        real(*args)
-
-    monkeypatch.setattr(os, "replace", call)
-    with pytest.raises(WriteError, match="Read-only"), Transaction(stuck) as transaction:
+def place_with_record(ready_files: list[ReadyFile]) -> None:
+    with Transaction() as transaction:
+        transaction.write_record(ready_files, (), {})
         transaction.place_files(ready_files, final=True)
-    for ready_file in ready_files:
-        ready_file.discard()
-    assert state(three[0].parent) == {**OLD, "a": "new a"}
-    assert stuck == three[:1]
+
+
+def refuse_from(nth: int, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """From the ``nth`` call on the disk refuses every one of these calls for good."""
+    calls = count(1)
+
+    def call(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if next(calls) >= nth:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return real(*args, **kwargs)
+
+    for name in names:
+        monkeypatch.setattr(os, name, partial(call, getattr(os, name)))
+
+
+@pytest.mark.parametrize("nth", [2, 3])
+def test_what_cannot_be_undone_is_told_and_all_files_are_kept(
+    nth: int, three: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that has become read-only between two files."""
+    ready_files = [make_ready_file(path) for path in three]
+    directory, done = three[0].parent, "abc"[: nth - 1]
+    refuse_from(nth, monkeypatch, "replace", "rename")
+    with pytest.raises(UndoError) as caught:
+        place_with_record(ready_files)
+    monkeypatch.undo()
+    left = {name: text for name, text in state(directory).items() if name in OLD}
+    assert left == {name: (NEW if name in done else OLD)[name] for name in OLD}
+    assert caught.value.new_paths == tuple(three[: nth - 1])
+    assert caught.value.path == str(three[nth - 1])
+    names = ", ".join(str(path) for path in three[: nth - 1])
+    assert caught.value.message == (
+        "cannot be written: Read-only file system; nor can it be undone (Read-only file "
+        f"system): of 3 results {nth - 1} stay new ({names}), the others are as they were; "
+        "all old and new files are kept"
+    )
+    assert caught.value.hint is not None
+    assert f"onnxkvrename recover {directory} lists them" in caught.value.hint
+    kept = list(find_stale_temp_files(three))
+    assert remove_stale_temp_files(kept)
+    assert sorted(find_stale_temp_files(three)) == sorted(kept)
+    texts = {path.read_text() for path in kept}
+    assert texts >= {OLD[name] for name in done} | {NEW[name] for name in "abc" if name not in done}
+
+
+def test_a_record_is_kept_for_a_mix_only(three: list[Path]) -> None:
+    """It is written where several files change, and is gone after success and after an undo."""
+    for fails in (False, True):
+        ready_files = [make_ready_file(path) for path in three]
+        with suppress(KeyboardInterrupt), Transaction() as transaction:
+            transaction.write_record(ready_files, (), {})
+            (record,) = three[0].parent.glob("*-record")
+            transaction.place_files(ready_files[:2], final=False)
+            if fails:
+                raise KeyboardInterrupt
+            transaction.place_files(ready_files[2:], final=True)
+        assert not record.exists()
+        ready_files[2].discard()
+        assert state(three[0].parent) == NEW
+
+
+@pytest.mark.parametrize("names", ["a", "de"])
+def test_one_file_and_new_files_need_no_record(names: str, three: list[Path]) -> None:
+    targets = [three[0].with_name(name) for name in names]
+    ready_files = [make_ready_file(path, replace=path.exists()) for path in targets]
+    with Transaction() as transaction:
+        transaction.write_record(ready_files, (), {})
+        assert transaction.record_paths == ()
+        transaction.place_files(ready_files, final=True)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_move_that_is_made_and_reported_as_failed_is_made(
+    nth: int, three: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NFS does, if an answer gets lost."""
+    ready_files, real, calls = [make_ready_file(path) for path in three], os.replace, count(1)
+
+    def repeated(*args: Any) -> None:
+        real(*args)
+        if next(calls) == nth:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(os, "replace", repeated)
+    with Transaction() as transaction:
+        transaction.place_files(ready_files, final=True)
+    assert state(three[0].parent) == NEW
+
+
+def test_if_the_last_move_cannot_be_judged_nothing_is_undone(
+    three: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last file has no backup: with the others undone, the set could be mixed for good."""
+    ready_files, real = [make_ready_file(path) for path in three], os.lstat
+
+    def fail(path: Any, **kwargs: Any) -> os.stat_result:
+        if path == three[2] and calls:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path, **kwargs)
+
+    def interrupt(directory: Path) -> None:
+        calls.append(directory)
+        raise KeyboardInterrupt
+
+    calls = list[Path]()
+    monkeypatch.setattr(os, "lstat", fail)
+    monkeypatch.setattr(changeset, "sync_directory", interrupt)
+    with pytest.raises(UndoError) as caught, Transaction() as transaction:
+        transaction.place_files(ready_files, final=True)
+    monkeypatch.undo()
+    assert {path.read_text() for path in three} == set(NEW.values())
+    assert f"whether {three[2]} is new cannot be told (Input/output error)" in str(caught.value)
+    assert caught.value.new_paths == tuple(three[:2])
 
 
 # A directory that appears at once.
@@ -321,11 +419,12 @@ def test_all_of_a_directory_is_on_the_disk_before_it_appears(
 ) -> None:
     seen: list[str] = []
     real = os.rename
-    monkeypatch.setattr(changeset, "sync_directory", lambda path: seen.append(path.name))
+    for module in (changeset, directories):
+        monkeypatch.setattr(module, "sync_directory", lambda path: seen.append(path.name))
     monkeypatch.setattr(os, "rename", lambda *args: (seen.append("rename"), real(*args)))
-    with StagedDirectory(tmp_path / "new") as stage:
+    with StagedDirectory(tmp_path / "new") as stage, Transaction() as transaction:
         fill(stage, "a", "sub/b")
-        stage.move_into_place()
+        transaction.place_directories([stage], final=True)
     assert seen == [stage.directory.name, "sub", "rename", tmp_path.name]
 
 
@@ -355,15 +454,43 @@ def test_an_interrupt_after_the_last_directory_was_placed_undoes_nothing(tmp_pat
     assert os.listdir(tmp_path) == ["one"]
 
 
-def test_a_directory_that_cannot_be_synced_has_its_place_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["fsync", "open"])
+def test_after_the_last_change_a_failed_sync_is_told_and_undoes_nothing(
+    name: str, three: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready_files = [make_ready_file(path) for path in three]
+    refuse_from(1, monkeypatch, name)
+    with pytest.raises(FlushError) as caught, Transaction() as transaction:
+        transaction.place_files(ready_files, final=True)
+    assert caught.value.path == str(three[0].parent)
+    assert caught.value.message == (
+        "all results are in place, but the directory could not be flushed to the disk: "
+        "Read-only file system"
+    )
+    monkeypatch.undo()
+    assert state(three[0].parent) == NEW
+
+
+def test_before_the_last_change_a_failed_sync_undoes_all(
+    three: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready_files = [make_ready_file(path) for path in three]
+    refuse_from(1, monkeypatch, "fsync")
+    with pytest.raises(WriteError, match="could not be flushed") as caught, Transaction() as run:
+        run.place_files(ready_files[:2], final=False)
+    assert not isinstance(caught.value, FlushError)
+    ready_files[2].discard()
+    assert state(three[0].parent) == OLD
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_that_cannot_sync_directories_does_not_stop_the_work(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*args: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fsync", refused)
-    sync_directory(tmp_path)
-    monkeypatch.setattr(os, "open", refused)
     sync_directory(tmp_path)
 
 
