@@ -207,7 +207,12 @@ def _rename_models(arguments: _Arguments, view: RenameView) -> Report:
         raise click.UsageError("--strip and --replace cannot both be")
     if arguments.dask is not None and arguments.jobs is not None:
         raise click.UsageError("--jobs and --dask cannot both be")
-    jobs = find_jobs(arguments.models, arguments.output, arguments.directory)
+    models = arguments.models
+    if arguments.in_place:
+        from onnxkvrename.qefficient.seed_cache import find_moved_paths  # only for --seed-cache
+
+        models = find_moved_paths(models, rules, change)
+    jobs = find_jobs(models, arguments.output, arguments.directory)
     if arguments.seed_cache:
         return _rename_in_cache(jobs, change, rules, options, arguments)
     return _run_jobs(jobs, change, rules, options, arguments)

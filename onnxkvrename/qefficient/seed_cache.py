@@ -23,6 +23,7 @@ from onnxkvrename.qefficient.export_cache import (
     parse_export_params,
     rename_export_params,
     render_export_params,
+    split_directory_name,
 )
 from onnxkvrename.qefficient.find_export import PARAMS_FILE, find_exports
 from onnxkvrename.renaming.prepare_sidecars import MAX_READ_BYTES, Sidecar
@@ -35,6 +36,7 @@ from onnxkvrename.storage.clean_up import remove_stale_temp_files
 from onnxkvrename.storage.intent import clear_intent, find_intents
 from onnxkvrename.storage.lock import hold_locks
 from onnxkvrename.storage.read import read_text_file
+from onnxkvrename.storage.read_status import is_directory, is_occupied
 from onnxkvrename.storage.temp_file import find_stale_temp_files, resolve_moved_path
 
 
@@ -179,6 +181,66 @@ def plan_seeds(
     return SeedPlan(tuple(seeds.values()), in_place)
 
 
+def find_moved_paths(paths: Sequence[Path], rules: Rules, change: TokenChange) -> tuple[Path, ...]:
+    """Return the paths; for those within an export that has its new name by now, the new paths.
+
+    A run in place that is killed after it has renamed a directory leaves nothing at the path
+    that it was given. So the same command finds the export, and finishes the work.
+
+    Args:
+        paths: The models or directories of the run.
+        rules: The rules that recognise KV names.
+        change: The tokens to put in and to take out.
+
+    Raises:
+        KvRenameError: It cannot be told what is at a path.
+    """
+    return tuple(_find_moved_path(path, rules, change) for path in paths)
+
+
+def _find_moved_path(path: Path, rules: Rules, change: TokenChange) -> Path:
+    absolute = Path(os.path.abspath(path))
+    if is_occupied(absolute):
+        return path
+    for directory in (absolute, *absolute.parents):
+        if is_directory(directory.parent):
+            moved = _find_moved_directory(directory, rules, change)
+            return path if moved is None else moved / absolute.relative_to(directory)
+    return path
+
+
+def _find_moved_directory(directory: Path, rules: Rules, change: TokenChange) -> Path | None:
+    """Return the directory that an export was moved to, ``None`` if there is none.
+
+    That is told by what a killed run has left, or by the parameters, whose hash without the
+    change is the one in the old name.
+    """
+    name_and_hash = split_directory_name(directory.name)
+    if name_and_hash is None:
+        return None
+    intended = {
+        intent.move[1]
+        for intent in find_intents(directory.parent)
+        if intent.move[0] == directory.name
+    }
+    undo = _find_opposite_change(change)
+    for name in sorted(os.listdir(directory.parent)):
+        if not name.startswith(f"{name_and_hash[0]}-"):
+            continue
+        try:
+            entry = identify_export(name, read_export_params(directory.parent / name))
+        except KvRenameError:
+            continue  # no export
+        if entry is None:
+            continue
+        if name in intended or (
+            undo is not None
+            and build_renamed_entry(entry, rules, undo).directory_name == directory.name
+        ):
+            return directory.parent / name
+    return None
+
+
 def update_report_paths(report: Report, moves: Mapping[Path, Path], *, done: bool) -> Report:
     """Return the report with the paths that files have after directories were renamed.
 
@@ -253,11 +315,18 @@ def _find_interrupted_entry(
             entry = identify_export(intent.move[1], params)
             if entry is not None:
                 return entry
-    undo = TokenChange(change.token) if change.strip else TokenChange(None, strip=True)
-    if undo.token is None and not undo.strip:
+    undo = _find_opposite_change(change)
+    if undo is None:
         return None
     entry = identify_export(directory.name, rename_export_params(params, rules, undo))
     return entry and build_renamed_entry(entry, rules, change)
+
+
+def _find_opposite_change(change: TokenChange) -> TokenChange | None:
+    """Return the change that undoes another one, ``None`` if its token is not known."""
+    if not change.strip:
+        return TokenChange(None, strip=True)
+    return None if change.token is None else TokenChange(change.token)
 
 
 def _has_entry(directory: Path, entry: CacheEntry) -> bool:

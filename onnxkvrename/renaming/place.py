@@ -168,13 +168,15 @@ class BatchWriter:
         """
         with hold_locks(targets, self.directory_map):
             kept = remove_stale_temp_files(find_stale_temp_files(targets))
+            moved = [resolve_moved_path(path, self.directory_map) for path in targets]
             try:
                 yield
             except BaseException:
-                remove_stale_temp_files(find_stale_temp_files(targets))
+                # An interrupt may come after the directories have their new names.
+                paths = dict.fromkeys([*targets, *moved])
+                remove_stale_temp_files(find_stale_temp_files(paths))
                 raise
             if self.executor is not None or kept:
-                moved = (resolve_moved_path(path, self.directory_map) for path in targets)
                 remove_stale_temp_files(find_stale_temp_files(moved))
 
     def _write_and_place(

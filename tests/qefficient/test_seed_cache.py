@@ -6,13 +6,23 @@ import errno
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import jsonschema
 import pytest
 import qefficient_exports
-from kill_commands import count_until_false, needs_fork, read_directory, run_and_kill, run_quietly
+from kill_commands import (
+    CHILD_TIMEOUT,
+    count_until_false,
+    needs_fork,
+    read_directory,
+    run_and_kill,
+    run_quietly,
+)
 from qefficient_exports import CAUSAL, DECODER, ENCODER, PARAMS, SPEECH
 from real_exports import EXPORTS, VARYING, names
 from schemas import load_schema
@@ -422,8 +432,8 @@ def test_a_look_writes_nothing_and_says_where_it_would_be(
     outcome = run(plain, *SEED, *in_place, look)
     assert outcome.code == code
     target = plain.parent / twin.name
-    for name, count in (("decoder.onnx", 8), (PARAMS, 4)):
-        assert f"{plain / name}: {count} names would change -> {target / name}" in outcome.err
+    for name, changed in (("decoder.onnx", 8), (PARAMS, 4)):
+        assert f"{plain / name}: {changed} names would change -> {target / name}" in outcome.err
     assert snapshot(plain.parent) == before
     assert os.listdir(plain.parent) == [plain.name]
 
@@ -647,6 +657,81 @@ def test_killed_and_killed_again_it_still_ends(twin: Path, cache: Path) -> None:
         assert os.path.isdir(twin)
     assert run_quietly(twin, *STRIP) == 0
     assert read_directory(twin.parent) == below(qefficient_exports.write_export(cache))
+
+
+@needs_fork
+@pytest.mark.usefixtures("unsynced")
+@pytest.mark.parametrize("name", ["rename", "unlink", "symlink"])
+@pytest.mark.parametrize("below", ["", "decoder.onnx"], ids=["directory", "model"])
+def test_killed_after_the_directory_moved_the_same_command_finds_its_new_name(
+    below: str, name: str, cache: Path
+) -> None:
+    """Though there is nothing any more at the path that it is given."""
+    moved = 0
+    for token, args in (("", IN_PLACE), ("VLLM", (*STRIP, "--prefix", "VLLM"))):
+        for nth in count(1):
+            shutil.rmtree(cache, ignore_errors=True)
+            old = qefficient_exports.write_export(cache, token=token)
+            if not run_and_kill(name, nth, old / below, *args, after=True):
+                break
+            moved += not old.exists()
+            assert run_quietly(old / below, *args) == 0, nth
+            assert not old.exists()
+            assert [p for p in cache.rglob("*") if p.name.startswith(TEMP_PREFIX)] == []
+    assert moved > 0 or name == "symlink"
+
+
+def test_done_once_the_same_command_has_nothing_to_do(plain: Path, twin: Path, run) -> None:
+    assert run_quietly(plain, *IN_PLACE) == 0
+    outcome = run(plain, *IN_PLACE)
+    assert (outcome.code, "every buffer carries VLLM" in outcome.err) == (0, True)
+    assert read_directory(plain.parent) == below(twin)
+
+
+def test_a_directory_that_never_was_is_not_found_under_another_name(plain: Path, run) -> None:
+    for name in ("Tiny-0123456789abcdef", "Other-0123456789abcdef", "other"):
+        outcome = run(plain.with_name(name), *IN_PLACE)
+        assert (outcome.code, "no such file" in outcome.err.lower()) == (2, True), outcome.err
+
+
+def call_and_terminate(
+    real: Callable[..., object], calls: count[int], nth: int, *args: object, **how: object
+) -> object:
+    """Call a function, and send SIGTERM to this process after the ``nth`` call."""
+    try:
+        return real(*args, **how)
+    finally:
+        if next(calls) == nth:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@needs_fork
+@pytest.mark.usefixtures("unsynced")
+@pytest.mark.parametrize("name", ["rename", "replace", "link", "unlink", "symlink"])
+def test_terminated_anywhere_nothing_is_left_behind(name: str, plain: Path, twin: Path) -> None:
+    cache, before, after = plain.parent, below(plain), below(twin)
+    source = shutil.copytree(plain, cache.parent / "source")
+    for nth in count(1):
+        shutil.rmtree(cache)
+        shutil.copytree(source, plain)
+        child = os.fork()
+        if child == 0:
+            code, calls = 99, count(1)
+            try:
+                signal.alarm(CHILD_TIMEOUT)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                call = partial(call_and_terminate, getattr(os, name), calls, nth)
+                setattr(os, name, call)
+                code = run_quietly(plain, *IN_PLACE)
+            finally:
+                os._exit(code if next(calls) > nth else 99)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code in (0, 99, 130), nth
+        assert read_directory(cache) in (before, after), nth
+        assert [p for p in cache.rglob("*") if p.name.startswith(TEMP_PREFIX)] == [], nth
+        if code == 99:
+            break
+    assert nth > 1
 
 
 def stopped(directory: Path, other: Path) -> None:
