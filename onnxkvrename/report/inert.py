@@ -23,14 +23,16 @@ _FIXED_LENGTH = 24
 """Characters of such a line that are always there: a severity, a code, punctuation."""
 _MIN_PART_LENGTH = 40
 
+# Patterns are compiled where they are first needed: few names need them, but every rename would
+# wait for it.
+
 # Python counts these as printable, but nothing is seen of them: characters that Unicode lets
 # programs ignore (DerivedCoreProperties, Default_Ignorable_Code_Point).
-_INVISIBLE = re.compile(
+_INVISIBLE = (
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0"
     "\U000e0100-\U000e01ef]"
 )
-_COMMAND = re.compile(r"#(#)(?=\w*\[)")
-_LEADING_COMMAND = re.compile("^ *(:):")
+_COMMAND = r"#(#)(?=\w*\[)"
 
 
 def escape_text(text: str) -> str:
@@ -54,9 +56,9 @@ def escape_line(text: str, cuts: Sequence[int] = (), *, is_command: bool = False
         One piece more than there are cuts.
     """
     escapes = dict(_find_unsafe(text))
-    leading = None if is_command else _LEADING_COMMAND.match(text)
-    if leading is not None:
-        escapes[leading.start(1)] = _escape_char(":")
+    start = len(text) - len(text.lstrip(" "))
+    if not is_command and text.startswith("::", start):
+        escapes[start] = _escape_char(":")
     bounds = (0, *cuts, len(text))
     return [_replace(text[start:end], escapes, start) for start, end in pairwise(bounds)]
 
@@ -107,10 +109,10 @@ def _find_unsafe(text: str) -> Iterator[tuple[int, str]]:
             if not char.isprintable():
                 yield offset, _escape_char(char)
     if not text.isascii():
-        for match in _INVISIBLE.finditer(text):
+        for match in re.finditer(_INVISIBLE, text):
             yield match.start(), _escape_char(match[0])
     if "##" in text:
-        for match in _COMMAND.finditer(text):
+        for match in re.finditer(_COMMAND, text):
             yield match.start(1), _escape_char("#")
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import suppress
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -17,6 +20,25 @@ _MIN_BYTES_FOR_BAR = 1 << 28
 """Bytes that take as long to copy."""
 
 
+class _LossyStream:
+    """A stream that forgets what it cannot write: a bar on a terminal that is gone is no error."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+
 class ProgressBars:
     """Bars on stderr that disappear at the end of the context.
 
@@ -28,7 +50,7 @@ class ProgressBars:
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.fields[amount]}"),
-            console=Console(stderr=True),
+            console=Console(file=cast(IO[str], _LossyStream(sys.stderr))),
             transient=True,
         )
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import io
 import re
+import sys
 
 import pytest
 from rich.console import Console
@@ -26,6 +28,27 @@ def test_a_bar_is_drawn_only_for_what_takes_long(capfd: pytest.CaptureFixture[st
             assert heard is not None
             heard(amount)
     assert capfd.readouterr().out == ""
+
+
+class GoneTerminal(io.StringIO):
+    """A terminal that was closed: it still calls itself one, and nothing can be written."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str = "") -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    flush = write  # type: ignore[assignment]
+
+
+def test_a_terminal_that_is_gone_disturbs_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", GoneTerminal())
+    monkeypatch.setenv("TERM", "xterm")
+    with ProgressBars() as bars:
+        heard = bars.track_models("reading", 64)
+        assert heard is not None
+        heard(64)
 
 
 def test_bars_say_what_is_done_and_how_much_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
