@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import jsonschema
@@ -15,6 +16,7 @@ from schemas import load_schema
 import onnxkvrename
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.rules.load import list_profiles
+from onnxkvrename.rules.results import Report
 
 SCHEMA = load_schema("report-1.json")
 LOSSY = rb"""
@@ -415,6 +417,17 @@ def test_verbose_shows_where_a_bug_is_however_it_is_spelt(
     assert error.startswith("error: a bug in onnxkvrename: ZeroDivisionError")
     assert error.endswith(" (please report it)")
     assert "Traceback" not in run(MODEL, *V, "-d", "v").err
+
+
+def test_a_warning_of_a_library_is_one_line(
+    here: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warn(*args: object) -> Report:
+        warnings.warn("of past_key.0\n::error::x", UserWarning, stacklevel=1)
+        return Report(())
+
+    monkeypatch.setattr("onnxkvrename.cli.rename.rename_batch", warn)
+    assert run(MODEL, *V).err == "UserWarning: of past_key.0\\x0a::error::x\n"
 
 
 @pytest.mark.parametrize(

@@ -25,3 +25,14 @@ def test_a_name_cannot_give_github_commands_of_its_own(name: str, shown: str) ->
 def test_a_path_cannot_end_the_properties_of_a_command() -> None:
     line = format_workflow_command("error", "m", title="t", path="a:b,c%##[x\r")
     assert line == "::error file=a%3Ab%2Cc%25#\\x23[x\\x0d,title=t::m"
+
+
+def test_an_annotation_is_short_and_never_of_another_file() -> None:
+    """A path is whole or left out; the message loses its middle."""
+    finding = Finding("KV101", "error", "n" * 65536, "is wrong", "mend it")
+    for path, file in (("m.onnx", "file=m.onnx,"), ("d/" * 2000, "")):
+        answer = Answer("rename", 1, str, files=(FileResult(path, (finding,)),))
+        (line,) = FORMAT.render(answer, Screen())
+        assert len(line.text) <= 400
+        assert line.text.startswith(f"::error {file}title=KV101::nnn")
+        assert line.text.endswith("nnn is wrong (mend it)")
