@@ -13,7 +13,9 @@ from typing import Any
 from faults.hostile_inputs import KEY, VALUE, Build, series
 
 
-def rules(*tables: str, template: str = "{scope}{buffer}.{layer}[_{token}]", head: str = "") -> bytes:
+def rules(
+    *tables: str, template: str = "{scope}{buffer}.{layer}[_{token}]", head: str = ""
+) -> bytes:
     """A rules file for `past_key.0`, with further tables at its end."""
     name = r"(?P<buffer>[a-z_]+)\.(?P<layer>[0-9]+)(?:_(?P<token>[A-Za-z0-9]+))?"
     lines = [

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from soak.mutants import Mutant, list_mutants
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-FAULTS = ("tests/faults/test_writing_commands.py",)
+FAULTS = ("tests/faults/test_rename_faults.py", "tests/test_faults.py")
 TESTS: dict[str, tuple[str, ...]] = {
     "rules/plan.py": (
         "tests/test_fidelity.py",

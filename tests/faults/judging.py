@@ -1,0 +1,194 @@
+"""Judge what a command left behind after a fault.
+
+The promise: every file is whole, as it was or as it is to be; all files of a command are one or
+the other, unless the process was killed; nothing outside changes; and the same command, run
+again, ends the work.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+from faults.commands import Command
+from faults.injection import SYSTEMS, Fault, Result, System, load_modules, run_command, walk_tree
+
+from onnxkvrename.storage.temp_file import TEMP_PREFIX
+
+Tree = dict[str, tuple[str, bytes]]
+BYSTANDERS = {"other/m.onnx": b"another's", "other/w.bin": b"another's", "note": b"note"}
+REMOVING = ("unlink", "remove", "rmdir")
+MAX_LINE_LENGTH = 400
+
+
+@contextmanager
+def in_memory() -> Iterator[Path]:
+    """A directory where files come and go fast, if the system has one."""
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="faults-", dir=memory) as directory:
+        yield Path(directory)
+
+
+class Trial:
+    """A command on a system, run with one fault after the other.
+
+    Args:
+        command: The command.
+        root: An empty directory for it.
+        system: What the system can do.
+        prepare: Called in the child before the command, to break the program for a control.
+        place: Where the command works, if that is not below the directory.
+    """
+
+    def __init__(
+        self,
+        command: Command,
+        root: Path,
+        system: System = SYSTEMS[0],
+        prepare: Callable[[], None] | None = None,
+        place: Path | None = None,
+    ) -> None:
+        self.command, self.system, self.prepare = command, system, prepare
+        self.root, self.template = (place or root) / "tree", root / "source"
+        self.here = self.root / "here"
+        (self.template / "here").mkdir(parents=True)
+        for name, content in BYSTANDERS.items():
+            (self.template / name).parent.mkdir(exist_ok=True)
+            (self.template / name).write_bytes(content)
+        command.prepare(self.template / "here")
+        self.args = command.args.split()
+        self.reset()
+        load_modules(self.args, self.here)
+        self.reset()
+        self.old = walk_tree(self.root)
+        self.first = self.run()
+        assert self.first.code == 0, (str(command), self.first)
+        self.new = walk_tree(self.root)
+        assert self.new != self.old, "a command that writes nothing"
+        assert list_leftovers(self.new) == []
+        self.allowed: dict[str, list[tuple[str, bytes]]] = defaultdict(list)
+        for path, description in (*self.old.items(), *self.new.items()):
+            self.allowed[Path(path).name].append(description)  # its directory may move
+
+    def reset(self) -> None:
+        """Put the files back that the command works on."""
+        shutil.rmtree(self.root, ignore_errors=True)
+        shutil.copytree(self.template, self.root, symlinks=True)
+
+    def run(self, fault: Fault | None = None) -> Result:
+        """Run the command."""
+        prepare = self.prepare if fault is not None else None
+        return run_command(self.args, self.here, fault, system=self.system, prepare=prepare)
+
+    def try_fault(self, fault: Fault) -> Result:
+        """Run the command with a fault, and judge what it said and left."""
+        self.reset()
+        result = self.run(fault)
+        left = walk_tree(self.root)
+        where = f"{self.command} {self.system}: {fault}: {result.code} {result.err!r}"
+        name = self.name_call(fault)
+        where += f" {name}"
+        assert result.code != -14, f"hangs: {where}"
+        self.check_files(left, where)
+        if result.code == -9:
+            assert fault.number == 0, where
+        else:
+            check_text(result, where)
+            self.check_end(left, result, fault, name, where)
+        self.check_second_run(left, where)
+        return result
+
+    def name_call(self, fault: Fault) -> str:
+        """Return the function whose call fails, as counted without a fault."""
+        calls = self.count(reading=fault.reading)
+        return calls[fault.nth - 1] if fault.nth <= len(calls) else "none"
+
+    @cache  # noqa: B019 - trials are few
+    def count(self, *, reading: bool = False) -> tuple[str, ...]:
+        """Return the calls that there are without a fault."""
+        self.reset()
+        return self.run(Fault(0, 5, reading=reading)).calls
+
+    def check_files(self, left: Tree, where: str) -> None:
+        """Check that each file is whole: as it was, as it is to be, or ours and temporary."""
+        for path, description in left.items():
+            if TEMP_PREFIX in path:
+                assert not path.endswith(".onnx") or "/" in path.partition(TEMP_PREFIX)[2], where
+                continue
+            assert description in self.allowed[Path(path).name], f"{where}: {path}"
+        for path in BYSTANDERS:
+            assert left.get(path) == self.old[path], f"{where}: {path}"
+        lost = [path for path in self.old.keys() & self.new.keys() if path not in left]
+        assert not lost, f"{where}: lost {lost}"
+
+    def check_end(self, left: Tree, result: Result, fault: Fault, name: str, where: str) -> None:
+        """Check that all files are old or all new, and that the exit code tells which."""
+        code, leftovers = result.code, list_leftovers(left)
+        kept = {path: value for path, value in left.items() if path not in leftovers}
+        if fault.number < 0:
+            assert code in (0, 130), where
+        else:
+            assert code in (0, 1, 2), where
+        if leftovers:
+            assert fault.lasting or name in REMOVING, f"{where}: left {leftovers}"
+        if code == 0:
+            assert kept == self.new, where
+        elif kept == self.new:
+            assert fault.after or is_told_to_be_in_place(result), f"{where}: done, but not said"
+        elif self.command.steps and self.is_between(kept):
+            pass
+        elif kept != self.old:
+            assert is_told_to_be_mixed(result), f"{where}: mixed, but not said"
+            assert fault.lasting or not self.system.links, f"{where}: mixed"
+
+    def is_between(self, left: Tree) -> bool:
+        """Return whether the models are complete, and the other outputs have not begun."""
+        outputs = self.new.keys() - self.old.keys()
+        return left == {path: value for path, value in self.new.items() if path not in outputs}
+
+    def check_second_run(self, left: Tree, where: str) -> None:
+        """Check that the same command ends the work, whatever the first run left."""
+        again = self.run()
+        after = walk_tree(self.root)
+        leftovers = list_leftovers(left)
+        done = all(left.get(path) == value for path, value in self.new.items())
+        if done and self.command.once:
+            assert again.code in (0, 2), f"{where}: then {again}"
+            assert again.code == 0 or "is there already" in again.err, f"{where}: then {again}"
+        else:
+            assert again.code == 0, f"{where}: then {again}"
+        assert after == self.new, f"{where}: then {sorted(after)} after {leftovers}"
+
+
+def list_leftovers(tree: Tree) -> list[str]:
+    """Return the temporary files of ours."""
+    return [path for path in tree if TEMP_PREFIX in path]
+
+
+def check_text(result: Result, where: str) -> None:
+    """Check that a run ended with a message for people, and none about a bug."""
+    assert "Traceback" not in result.err, where
+    assert "a bug in onnxkvrename" not in result.err, where
+    lines = result.err.splitlines()
+    assert all(len(line) <= MAX_LINE_LENGTH for line in lines), where
+    if result.code == 2:
+        errors = [line for line in lines if line.startswith("error: ")]
+        assert errors, where
+    if result.code == 130:
+        assert lines[-1].startswith("error: interrupted"), where
+
+
+def is_told_to_be_in_place(result: Result) -> bool:
+    """Return whether a failed run says that its results are there all the same."""
+    texts = ("in place", "the work is done")
+    return result.code == 130 or any(text in result.err for text in texts)
+
+
+def is_told_to_be_mixed(result: Result) -> bool:
+    """Return whether a failed run says that it could not undo all it had done."""
+    return any(text in result.err for text in ("put back", "restored", "recover", "undone"))

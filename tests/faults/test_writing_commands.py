@@ -1,0 +1,97 @@
+"""Every command that writes is killed, and meets every error, at every call that changes something.
+
+Each case runs the command in a child process and judges what is left (:mod:`faults.judging`).
+Here each call meets one or two faults; ``python -m tests.soak`` tries them all.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+
+import pytest
+from faults.commands import COMMANDS, Command
+from faults.controls import CONTROLS
+from faults.injection import ERRNOS, READING_ERRNOS, SYSTEMS, Fault, System
+from faults.judging import Trial, in_memory
+from kill_commands import needs_fork
+
+pytestmark = needs_fork
+
+
+def list_faults(calls: int, system: System) -> Iterator[Fault]:
+    """Yield the faults for each call: killed, one error once, and one error from there on.
+
+    The errors take turns. A system that lacks something meets one of the three at each call.
+    """
+    for nth in range(1, calls + 1):
+        faults = (
+            Fault(nth, 0),
+            Fault(nth, ERRNOS[nth % len(ERRNOS)]),
+            Fault(nth, ERRNOS[(nth + 4) % len(ERRNOS)], lasting=True),
+        )
+        yield from faults if system == SYSTEMS[0] else [faults[nth % 3]]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+@pytest.mark.parametrize("system", SYSTEMS, ids=str)
+def test_a_fault_at_any_call_leaves_every_file_whole(command: Command, system: System) -> None:
+    with in_memory() as root:
+        trial = Trial(command, root, system)
+        calls = trial.count()
+        assert {"open", "write", "fsync", "close"} <= set(calls)
+        for fault in list_faults(len(calls), system):
+            trial.try_fault(fault)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_a_call_that_cannot_look_at_a_file_is_an_error_and_no_answer(command: Command) -> None:
+    with in_memory() as root:
+        trial = Trial(command, root)
+        for nth in range(1, len(trial.count(reading=True)) + 1):
+            trial.try_fault(Fault(nth, READING_ERRNOS[nth % 2], reading=True))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_an_interrupt_or_an_error_after_the_call_leaves_every_file_whole(command: Command) -> None:
+    with in_memory() as root:
+        trial = Trial(command, root)
+        for nth in range(1, len(trial.count()) + 1):
+            trial.try_fault(Fault(nth, (-1, errno.EIO)[nth % 2], after=True))
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=str)
+def test_a_program_that_is_broken_on_purpose_is_caught(control) -> None:
+    with in_memory() as root:
+        trial = Trial(control.command, root, prepare=control.break_program)
+        faults = list_faults(len(trial.count()), SYSTEMS[0])
+        assert any(not is_kept(trial, fault) for fault in faults)
+
+
+def is_kept(trial: Trial, fault: Fault) -> bool:
+    """Return whether the promise was kept under a fault."""
+    try:
+        trial.try_fault(fault)
+    except AssertionError:
+        return False
+    return True
+
+
+def test_the_commands_here_are_all_that_write() -> None:
+    """A module of the command line that can write has a case here."""
+    from test_house import TREES, calls  # the calls of each module, as written
+
+    writing = {"write_file", "Transaction", "TempFile", "rename_batch", "stamp_models"}
+    names = {name for name, tree in TREES.items() if calls(tree) & writing}
+    assert {name for name in names if name.startswith("cli.")} == {
+        "cli.rename",
+        "cli.manifest",
+        "cli.custom_io",
+        "cli.inspect",
+    }
+
+
+def test_no_child_of_these_is_left() -> None:
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
