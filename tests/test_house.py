@@ -151,7 +151,7 @@ MAY_SWALLOW_ERRORS = {
     "storage.read": 1,
     "storage.temp_file": 9,
     "storage.record": 1,
-    "storage.transaction": 2,
+    "storage.transaction": 3,
     "storage.write_file": 4,
 }
 """How many such calls a module may have, each with its reason beside it."""

@@ -10,10 +10,10 @@ from pathlib import Path
 import click
 
 from onnxkvrename.cli.options import CONTEXT_SETTINGS, NonEmptyPath
-from onnxkvrename.cli.output import print_lines, stdout_guard
+from onnxkvrename.cli.output import print_lines
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import decide_exit_code
-from onnxkvrename.report.formats.text import escape_unprintable
+from onnxkvrename.report.formats import Line
 from onnxkvrename.storage.recover import HalfDoneRun, end_run, find_half_done_runs
 from onnxkvrename.storage.temp_file import resolve_moved_path
 
@@ -51,39 +51,36 @@ def command(paths: tuple[Path, ...], undo: bool, finish: bool) -> int:
         raise click.UsageError("--undo and --finish cannot both be")
     try:
         runs = find_half_done_runs(paths)
-        with stdout_guard():
-            if not runs:
-                print_lines(["no run stopped half way here"], err=True)
-                return decide_exit_code()
-            for run in runs:
-                print_lines(_describe_run(run))
-            if not undo and not finish:
-                print_lines(_describe_choices(paths), err=True)
-                return decide_exit_code(failed=True)
+        if not runs:
+            print_lines([Line("no run stopped half way here", err=True)])
+            return decide_exit_code()
+        print_lines([line for run in runs for line in _describe_run(run)])
+        if not undo and not finish:
+            print_lines(_describe_choices(paths))
+            return decide_exit_code(failed=True)
         for run in runs:
             end_run(run, undo=undo)
     except OSError as error:
         path = None if error.filename is None else os.fsdecode(error.filename)
         raise ModelError(f"cannot be read: {error.strerror}", path=path) from None
-    with stdout_guard():
-        done = "the old files are restored" if undo else "the new files are in place"
-        print_lines([done], err=True)
+    done = "the old files are restored" if undo else "the new files are in place"
+    print_lines([Line(done, err=True)])
     return decide_exit_code()
 
 
-def _describe_run(run: HalfDoneRun) -> Iterator[str]:
+def _describe_run(run: HalfDoneRun) -> Iterator[Line]:
     """Yield a line for each target: its state, and where its other content is."""
     moves = run.record.find_moves()
     for move in run.record.directories:
-        yield escape_unprintable(f"{move.target}: {_STATES[move.find_state()]}")
+        yield Line(f"{move.target}: {_STATES[move.find_state()]}")
     for file in run.record.files:
         path, state = resolve_moved_path(file.target, moves), file.find_state(moves)
         other, kept = ("old", file.backup) if state == "new" else ("new", file.ready)
         note = f" (the {other} one is {kept.name})" if kept and state != "changed" else ""
-        yield escape_unprintable(f"{path}: {_STATES[state]}{note}")
+        yield Line(f"{path}: {_STATES[state]}{note}")
 
 
-def _describe_choices(paths: Sequence[Path]) -> Iterator[str]:
+def _describe_choices(paths: Sequence[Path]) -> Iterator[Line]:
     command = shlex.join(["onnxkvrename", "recover", *map(str, paths)])
-    yield escape_unprintable(f"{command} --undo restores the old files")
-    yield escape_unprintable(f"{command} --finish puts the new files in place")
+    yield Line(f"{command} --undo restores the old files", err=True)
+    yield Line(f"{command} --finish puts the new files in place", err=True)

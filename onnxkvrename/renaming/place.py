@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -14,10 +14,9 @@ from onnxkvrename.renaming.output_path import find_outermost_missing_directory
 from onnxkvrename.renaming.parallel import map_ordered
 from onnxkvrename.renaming.prepare import SplicePlan
 from onnxkvrename.renaming.write import WriteTask, write_temp_file
-from onnxkvrename.storage.clean_up import remove_stale_temp_files
-from onnxkvrename.storage.directories import StagedDirectory
 from onnxkvrename.storage.lock import find_lock_path, hold_locks
 from onnxkvrename.storage.temp_file import (
+    LOCK_SUFFIX,
     ProgressCallback,
     ReadyFile,
     find_stale_temp_files,
@@ -28,6 +27,8 @@ from onnxkvrename.storage.transaction import Transaction
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
+
+    from onnxkvrename.storage.directories import StagedDirectory
 
 
 class Progress(Protocol):
@@ -145,6 +146,8 @@ class BatchWriter:
             if not any(new_directories):
                 self._write_and_place(self.tasks)
                 return
+            from onnxkvrename.storage.directories import StagedDirectory  # not in place
+
             staged = {
                 directory: stack.enter_context(StagedDirectory(directory))
                 for directory in dict.fromkeys(new_directories)
@@ -167,17 +170,17 @@ class BatchWriter:
         done run left is not needed any more.
         """
         with hold_locks(targets, self.directory_map):
-            kept = remove_stale_temp_files(find_stale_temp_files(targets))
+            kept = _remove_stale_temp_files(targets)
             moved = [resolve_moved_path(path, self.directory_map) for path in targets]
             try:
                 yield
             except BaseException:
                 # An interrupt may come after the directories have their new names.
                 paths = dict.fromkeys([*targets, *moved])
-                remove_stale_temp_files(find_stale_temp_files(paths))
+                _remove_stale_temp_files(paths)
                 raise
             if self.executor is not None or kept:
-                remove_stale_temp_files(find_stale_temp_files(moved))
+                _remove_stale_temp_files(moved)
 
     def _write_and_place(
         self, tasks: Sequence[WriteTask], staged: Sequence[StagedDirectory] = ()
@@ -235,6 +238,18 @@ class BatchWriter:
         return write_temp_file(task, count_bytes)
 
 
+def _remove_stale_temp_files(targets: Iterable[Path]) -> bool:
+    """Remove what is left beside locked targets, and return whether a half done run keeps some."""
+    stale = [
+        path for path in find_stale_temp_files(targets) if not path.name.endswith(f"-{LOCK_SUFFIX}")
+    ]
+    if not stale:
+        return False
+    from onnxkvrename.storage.clean_up import remove_stale_temp_files  # after a kill or failure
+
+    return remove_stale_temp_files(stale)
+
+
 def remove_stale_files(targets: Sequence[Path]) -> bool:
     """Remove what killed runs left beside these paths; a run that is still alive keeps its own.
 
@@ -251,7 +266,7 @@ def remove_stale_files(targets: Sequence[Path]) -> bool:
     stale = find_targets_with_temp_files(targets)
     if stale:
         with suppress(WriteError), hold_locks(stale):
-            return remove_stale_temp_files(find_stale_temp_files(stale))
+            return _remove_stale_temp_files(stale)
     return False
 
 

@@ -7,13 +7,10 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from onnxkvrename.errors import UndoError, WriteError
-from onnxkvrename.storage.read import close_quietly
+from onnxkvrename.errors import UndoError
 from onnxkvrename.storage.read_status import is_occupied
 from onnxkvrename.storage.temp_file import build_temp_path, translate_write_errors
-
-_NO_SYNC_ERRNOS = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
-"""Errors of a file system that cannot flush a directory by itself."""
+from onnxkvrename.storage.transaction import sync_directory
 
 
 class StagedDirectory:
@@ -82,27 +79,6 @@ def rename_directory(directory: Path, target: Path) -> None:
         if is_occupied(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         os.rename(directory, target)
-
-
-def sync_directory(directory: Path) -> None:
-    """Flush the names in a directory to the disk.
-
-    Raises:
-        WriteError: That failed: the names are in effect, but may be lost with the power.
-    """
-    if os.name == "nt":  # pragma: no cover - directories cannot be opened there
-        return
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
-        try:
-            os.fsync(descriptor)
-        finally:
-            close_quietly(descriptor)
-    except OSError as error:
-        if error.errno not in _NO_SYNC_ERRNOS:
-            raise WriteError(
-                f"could not be flushed to the disk: {error.strerror}", path=str(directory)
-            ) from None
 
 
 def remove_directory(directory: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError, UndoError
-from onnxkvrename.storage.directories import sync_directory
 from onnxkvrename.storage.temp_file import TEMP_PREFIX, build_temp_path
+from onnxkvrename.storage.transaction import sync_directory
 
 
 @contextmanager

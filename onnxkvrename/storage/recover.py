@@ -14,7 +14,6 @@ from onnxkvrename.storage.clean_up import RECORD_SUFFIX, remove_stale_temp_files
 from onnxkvrename.storage.directories import (
     remove_directory,
     rename_directory,
-    sync_directory,
 )
 from onnxkvrename.storage.intent import clear_intent
 from onnxkvrename.storage.lock import hold_locks
@@ -26,6 +25,7 @@ from onnxkvrename.storage.temp_file import (
     resolve_moved_path,
     translate_write_errors,
 )
+from onnxkvrename.storage.transaction import sync_directory
 
 _FINISH_HINT = "the command that was stopped finishes the work, too"
 

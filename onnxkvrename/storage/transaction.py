@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from onnxkvrename.errors import FlushError, KvRenameError, UndoError, WriteError
-from onnxkvrename.findings import format_list
-from onnxkvrename.storage.directories import StagedDirectory, rename_directory, sync_directory
+from onnxkvrename.storage.read import close_quietly
 from onnxkvrename.storage.temp_file import (
     ReadyFile,
     build_temp_path,
@@ -21,7 +20,11 @@ from onnxkvrename.storage.temp_file import (
     translate_write_errors,
 )
 
-_MAX_NAMED = 3
+if TYPE_CHECKING:
+    from onnxkvrename.storage.directories import StagedDirectory
+
+_NO_SYNC_ERRNOS = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+"""Errors of a file system that cannot flush a directory by itself."""
 
 
 class _Change(NamedTuple):
@@ -203,6 +206,10 @@ class Transaction:
                 not be synced. What was renamed is renamed back when the context ends, unless
                 the last change was made.
         """
+        if not moves:
+            return
+        from onnxkvrename.storage.directories import rename_directory  # only for --seed-cache
+
         for number, (directory, target) in enumerate(moves.items(), 1):
             with translate_write_errors(directory):
                 inode = _read_inode(directory)
@@ -273,11 +280,10 @@ class Transaction:
             for change in self.log:
                 if change.ready_file is not None:
                     change.ready_file.discard()
-        names = format_list([str(change.display_path) for change in stuck], limit=_MAX_NAMED)
         raise self._build_undo_error(
             error,
-            f"nor can it be undone ({reasons[0]}): of {len(self.planned_targets):,} results "
-            f"{len(stuck):,} stay new ({names}), the others are as they were",
+            f"nor can it be undone ({reasons[0]}): {len(stuck):,} of "
+            f"{len(self.planned_targets):,} results are new, the others as they were",
             stuck,
         ) from None
 
@@ -289,12 +295,10 @@ class Transaction:
             path, reason = error.path, error.message
         message, hint = f"{reason}; {state}", "the same command finishes the work"
         if self.record_paths:
-            directories = [str(path.parent) for path in self.record_paths]
-            if len(directories) > _MAX_NAMED:
-                directories = [os.path.commonpath(directories)]
-            command = shlex.join(["onnxkvrename", "recover", *directories])
+            directory = os.path.commonpath([path.parent for path in self.record_paths])
+            command = shlex.join(["onnxkvrename", "recover", _shorten_path(directory)])
             message += "; all old and new files are kept"
-            hint = f"{command} lists them, with --undo it restores the old ones; {hint}"
+            hint = f"{command} lists them, --undo restores the old ones; {hint}"
         return UndoError(message, path=path, hint=hint, new_paths=[change.path for change in new])
 
 
@@ -331,6 +335,14 @@ def _undo_change(change: _Change) -> None:
             raise OSError(errno.EOPNOTSUPP, "no hard links here") from None
 
 
+def _shorten_path(path: str) -> str:
+    """Return a path as seen from the working directory, if it is below it."""
+    with suppress(OSError, ValueError):  # the whole path is as good
+        relative = os.path.relpath(path)
+        return path if relative.startswith(os.pardir) else relative
+    return path
+
+
 def _read_inode(path: Path) -> tuple[int, int]:
     status = os.lstat(path)
     return status.st_dev, status.st_ino
@@ -340,3 +352,24 @@ def _unlink_stale(path: Path) -> None:
     """Remove what is not needed any more; the next run removes it otherwise."""
     with suppress(OSError):
         os.unlink(path)
+
+
+def sync_directory(directory: Path) -> None:
+    """Flush the names in a directory to the disk.
+
+    Raises:
+        WriteError: That failed: the names are in effect, but may be lost with the power.
+    """
+    if os.name == "nt":  # pragma: no cover - directories cannot be opened there
+        return
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        try:
+            os.fsync(descriptor)
+        finally:
+            close_quietly(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC_ERRNOS:
+            raise WriteError(
+                f"could not be flushed to the disk: {error.strerror}", path=str(directory)
+            ) from None

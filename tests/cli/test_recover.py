@@ -122,8 +122,9 @@ class Trial:
 
 
 @pytest.fixture(params=BUILDERS, ids=lambda build: build.__name__)
-def trial(request: pytest.FixtureRequest, tmp_path: Path) -> Trial:
-    return Trial(request.param, tmp_path / "trial")
+def trial(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
+    monkeypatch.chdir(tmp_path)  # with long paths, a message is shortened
+    return Trial(request.param, Path("trial"))
 
 
 def refuse_from(nth: int, names: tuple[str, ...], patch: pytest.MonkeyPatch) -> Iterator[int]:
@@ -157,7 +158,7 @@ def test_a_disk_that_refuses_every_rename_from_some_point_on(
         where = f"{trial.build.__name__} {names} {nth}: {err}"
         assert (code == 2) or not reached or "unlink" in names, where
         if not trial.judge(where):
-            assert "stay new" not in err, where
+            assert "results are new" not in err, where
             continue_here = reached and nth < 60
             if continue_here:
                 continue
@@ -165,7 +166,7 @@ def test_a_disk_that_refuses_every_rename_from_some_point_on(
         mixed += 1
         assert code == 2, where
         assert "Read-only file system" in err, where
-        assert "the others are as they were; all old and new files are kept" in err, where
+        assert "the others as they were; all old and new files are kept" in err, where
         assert "onnxkvrename recover " in err, where
         assert main(["recover", str(trial.root)]) == 1
         out = capsys.readouterr().out

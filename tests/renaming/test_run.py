@@ -559,7 +559,7 @@ def test_a_plain_rename_stages_no_directory_and_announces_no_move(
     def fail(*args: object) -> None:
         raise AssertionError(args)
 
-    monkeypatch.setattr("onnxkvrename.renaming.place.StagedDirectory", fail)
+    monkeypatch.setattr("onnxkvrename.storage.directories.StagedDirectory", fail)
     monkeypatch.setattr("onnxkvrename.storage.intent.write_intent", fail)
     monkeypatch.setattr("onnxkvrename.rules.kv_model.find_data_files", fail)
     monkeypatch.setattr("onnxkvrename.rules.kv_model.read_export_info", fail)

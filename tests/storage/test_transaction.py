@@ -16,7 +16,7 @@ from onnxkvrename.errors import FlushError, UndoError
 from onnxkvrename.storage import directories
 from onnxkvrename.storage import transaction as changeset
 from onnxkvrename.storage.clean_up import remove_stale_temp_files
-from onnxkvrename.storage.directories import StagedDirectory, sync_directory
+from onnxkvrename.storage.directories import StagedDirectory
 from onnxkvrename.storage.intent import find_intents, write_intent
 from onnxkvrename.storage.lock import hold_locks
 from onnxkvrename.storage.temp_file import (
@@ -26,7 +26,7 @@ from onnxkvrename.storage.temp_file import (
     build_temp_prefix,
     find_stale_temp_files,
 )
-from onnxkvrename.storage.transaction import Transaction
+from onnxkvrename.storage.transaction import Transaction, sync_directory
 
 
 @pytest.fixture
@@ -285,10 +285,9 @@ def test_what_cannot_be_undone_is_told_and_all_files_are_kept(
     assert left == {name: (NEW if name in done else OLD)[name] for name in OLD}
     assert caught.value.new_paths == tuple(three[: nth - 1])
     assert caught.value.path == str(three[nth - 1])
-    names = ", ".join(str(path) for path in three[: nth - 1])
     assert caught.value.message == (
         "cannot be written: Read-only file system; nor can it be undone (Read-only file "
-        f"system): of 3 results {nth - 1} stay new ({names}), the others are as they were; "
+        f"system): {nth - 1} of 3 results are new, the others as they were; "
         "all old and new files are kept"
     )
     assert caught.value.hint is not None
