@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.patterns import Pattern, compile_pattern
 from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.verification.isolated_run import DEFAULT_SECONDS, RunLimits
 from onnxkvrename.verification.verify import (
     VerifiedModel,
     VerifyRequest,
@@ -53,6 +54,8 @@ class _Arguments(NamedTuple):
     compare_data: bool
     up_to_order: bool
     dims: tuple[str, ...]
+    run_timeout: int | None
+    run_memory: str | None
     no_set: bool
     strict: bool
     profile: str
@@ -108,6 +111,19 @@ class _Arguments(NamedTuple):
     is_flag=True,
     help="With --renamed-from: functions, initializers and the like may come in another order.",
 )
+@click.option(
+    "--run-timeout",
+    metavar="SECONDS",
+    type=click.IntRange(1, 10_000_000),
+    help=f"With --run: the time that onnxruntime may take for a model, by default "
+    f"{DEFAULT_SECONDS}.",
+)
+@click.option(
+    "--run-memory",
+    metavar="SIZE",
+    help="With --run: the memory that it may take, e.g. 8G; by default 4G and four times the "
+    "model's size, or all that the machine has.",
+)
 @add_no_set_option()
 @add_strict_option()
 @add_profile_option()
@@ -126,8 +142,6 @@ def command(**values: Any) -> int:
     arguments = _Arguments(**values)
     if not arguments.models:
         raise click.UsageError("no MODEL given: onnxkvrename verify MODEL...")
-    # Else onnxruntime leaves a file in the temporary directory, and reports its use.
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     models = _verify_models(arguments)
     answer = build_verify_answer(models, quiet=arguments.quiet, verbose=arguments.verbose)
     return print_answer(answer, arguments.output_format)
@@ -149,7 +163,7 @@ def _verify_models(arguments: _Arguments) -> tuple[VerifiedModel, ...]:
         raise click.UsageError(f"--renamed-from is for one model, not {len(paths)}")
     verify = partial(verify_model, rules=rules, request=request)
     with open_process_pool(arguments.jobs or count_useful_processes(len(paths))) as executor:
-        models = tuple(map_ordered(verify, paths, executor))
+        models = tuple(map_ordered(verify, paths, executor, is_read_only=True))
     _check_dims(models, request)
     return verify_window_sets(models, rules, request)
 
@@ -161,6 +175,8 @@ def _build_request(arguments: _Arguments) -> VerifyRequest:
         raise click.UsageError("--reference and --dim are for --run")
     if (arguments.compare_data or arguments.up_to_order) and arguments.renamed_from is None:
         raise click.UsageError("--compare-data and --up-to-order are for --renamed-from")
+    if (arguments.run_timeout or arguments.run_memory is not None) and not arguments.run:
+        raise click.UsageError("--run-timeout and --run-memory are for --run")
     return VerifyRequest(
         token=arguments.prefix,
         select_pattern=None if arguments.select is None else _parse_select(arguments.select),
@@ -170,9 +186,22 @@ def _build_request(arguments: _Arguments) -> VerifyRequest:
         compare_data=arguments.compare_data,
         up_to_order=arguments.up_to_order,
         dims=parse_dim_sizes(arguments.dims),
+        limits=RunLimits(
+            arguments.run_timeout or DEFAULT_SECONDS,
+            None if arguments.run_memory is None else _parse_memory(arguments.run_memory),
+        ),
         strict=arguments.strict,
         group_windows=not arguments.no_set,
     )
+
+
+def _parse_memory(text: str) -> int:
+    """Return the bytes of a size such as ``512M``; its units are powers of 1024."""
+    match = re.fullmatch("([0-9]{1,12})([KMGT]?)(?:i?B)?", text.strip(), re.ASCII | re.IGNORECASE)
+    size = int(match[1]) << 10 * " KMGT".index(match[2].upper() or " ") if match else 0
+    if not 0 < size < 1 << 62:
+        raise click.UsageError(f"--run-memory {text!r}: say a size such as 512M or 8G")
+    return size
 
 
 def _parse_select(text: str) -> Pattern:

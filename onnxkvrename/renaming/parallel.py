@@ -30,6 +30,8 @@ def map_ordered(
     items: Sequence[T],
     executor: Executor | None,
     on_progress: ProgressCallback | None = None,
+    *,
+    is_read_only: bool = False,
 ) -> Generator[R, None, None]:
     """Yield ``work(item)`` for each item, in the order of the items.
 
@@ -41,6 +43,8 @@ def map_ordered(
         executor: Where the work runs, several items at once; ``None`` for here, one
             item at a time, and only when its result is requested.
         on_progress: Called with the number of items that have just been done.
+        is_read_only: Whether the work changes no file. Then an interrupt ends the processes
+            of a pool at once; else it waits until they have removed what they were writing.
 
     Raises:
         KvRenameError: If the executor fails, or ``work`` raises in one of its workers.
@@ -64,6 +68,10 @@ def map_ordered(
             if on_progress is not None:
                 on_progress(len(results))
             yield from results
+    except KeyboardInterrupt:
+        if is_read_only:
+            _kill_processes()
+        raise
     finally:
         _stop_futures(futures)
 
@@ -78,6 +86,14 @@ def _stop_futures(futures: Sequence[Future[list[R]]]) -> None:
     from concurrent.futures import wait
 
     wait([future for future in futures if not future.cancel()], timeout=60)
+
+
+def _kill_processes() -> None:
+    """Kill the processes of all pools."""
+    from multiprocessing import active_children
+
+    for process in active_children():
+        process.kill()
 
 
 @contextmanager

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import re
 
+from onnxkvrename.errors import ModelError
+
 _MAX_PARSED_CHARS = 2000
 _MAX_REASON_CHARS = 200
+
+_MEMORY_PATTERN = "bad_?alloc|bad allocation|Failed to allocate memory|Cannot allocate memory"
+"""How messages say that there is no more memory."""
 
 _NOISE_PATTERNS = (
     (r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", ""),
@@ -44,6 +49,26 @@ _EXPLANATIONS = (
      r"its names are not all UTF-8, and onnxruntime has no others for Python"),
 )  # fmt: skip
 """Plain words for some of the reasons; the first pattern that matches decides."""
+
+
+class MemoryLimitError(ModelError):
+    """onnxruntime got no more memory."""
+
+
+def build_ort_error(
+    problem: str, error: Exception, path: str, hint: str | None = None
+) -> ModelError:
+    """Return the error for an exception of onnxruntime.
+
+    Args:
+        problem: What onnxruntime cannot do; the reason completes it.
+        error: The exception; those of onnxruntime have no common base.
+        path: The file of the model.
+        hint: How to fix it.
+    """
+    message = str(error)
+    kind = MemoryLimitError if re.search(_MEMORY_PATTERN, message) else ModelError
+    return kind(f"{problem}{summarize_ort_error(message)}", path=path, hint=hint)
 
 
 def summarize_ort_error(message: str) -> str:

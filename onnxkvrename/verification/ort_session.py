@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.verification.ort_errors import summarize_ort_error
+from onnxkvrename.verification.ort_errors import build_ort_error
 
 MAX_FEED_BYTES = 1 << 30
 """The most bytes that the feeds of one step may take."""
@@ -153,9 +153,8 @@ def load_session(path: Path, keys: Mapping[str, ValueKey], dims: Mapping[str, in
             for node_args in (session.get_inputs(), session.get_outputs())
         )
     except Exception as error:  # onnxruntime's own have no common base
-        reason = summarize_ort_error(str(error))
-        message = f"onnxruntime cannot load it as it is: {reason}"
-        raise ModelError(message, path=str(path)) from None
+        problem = "onnxruntime cannot load it as it is: "
+        raise build_ort_error(problem, error, str(path)) from None
     sizes = _resolve_dim_sizes([value.shape for value in inputs], dims)
     loaded = OrtSession(
         ort,
@@ -230,12 +229,9 @@ def run_step(session: OrtSession, feeds: Mapping[str, Any], step: int) -> dict[s
     try:
         outputs = session.inference_session.run_with_ort_values(names, dict(feeds), options)
     except Exception as error:  # onnxruntime's own have no common base
-        reason = summarize_ort_error(str(error))
-        raise ModelError(
-            f"onnxruntime cannot run it as it is: in step {step + 1}, {reason}",
-            path=str(session.path),
-            hint=_suggest_sizes("other", session.dims),
-        ) from None
+        problem = f"onnxruntime cannot run it as it is: in step {step + 1}, "
+        hint = _suggest_sizes("other", session.dims)
+        raise build_ort_error(problem, error, str(session.path), hint) from None
     return dict(zip(names, outputs, strict=True))
 
 

@@ -1,7 +1,9 @@
 """Run the retention loop in onnxruntime, as a device would.
 
 Inputs get random values, and what a step retains is fed to the next step. Two models
-that differ in nothing but names give the same results, bit by bit.
+that differ in nothing but names give the same results, bit by bit. A graph can ask for
+any amount of time and memory: :mod:`onnxkvrename.verification.isolated_run` runs the
+loop in a process of its own.
 """
 
 from __future__ import annotations
@@ -11,9 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding
-from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.verification.ort_session import (
     OrtSession,
     OutputResult,
@@ -31,16 +31,32 @@ DEFAULT_STEPS = 3
 _RETAINED_SUFFIXES = ("_RetainedState", "_InternalRetainedState", "_output")
 
 
+class RunnablePair(NamedTuple):
+    """The names of a KV pair, as far as a run needs them.
+
+    Attributes:
+        key: Identifies the buffer, whatever token its names have.
+        input: The name of its input, if it has one.
+        output: The name of its retained output, if it has one.
+    """
+
+    key: ValueKey
+    input: str | None
+    output: str | None
+
+
 class RunnableModel(NamedTuple):
     """A model to run.
 
     Attributes:
         path: The file of the model.
         pairs: Its KV pairs.
+        byte_size: The bytes of the model and of its external data.
     """
 
     path: Path
-    pairs: Sequence[KvPair]
+    pairs: Sequence[RunnablePair]
+    byte_size: int = 0
 
 
 class RetentionRun(NamedTuple):
@@ -62,44 +78,6 @@ class RetentionRun(NamedTuple):
     step_results: tuple[Mapping[ValueKey, OutputResult], ...]
     unchanged_outputs: tuple[str, ...]
     findings: tuple[Finding, ...]
-
-
-def check_retention(
-    model: RunnableModel,
-    reference: RunnableModel | None = None,
-    *,
-    dims: Mapping[str, int] = MappingProxyType({}),
-    steps: int = DEFAULT_STEPS,
-    seed: int = 0,
-) -> tuple[RetentionRun | None, tuple[Finding, ...]]:
-    """Run a model, and compare it with one that should differ in nothing but names.
-
-    Args:
-        model: The model to check.
-        reference: The model to compare it with, if any.
-        dims: Sizes for symbolic dimensions; others are guessed.
-        steps: The number of steps.
-        seed: Varies what is fed.
-
-    Returns:
-        The run and its findings; no run, but a finding, if the model fails and the
-        reference does not.
-
-    Raises:
-        ModelError: onnxruntime cannot run the reference, or the model if there is no
-            reference.
-        KvRenameError: onnxruntime is not installed.
-    """
-    if reference is None:
-        run = run_retention_loop(model, dims=dims, steps=steps, seed=seed)
-        return run, run.findings
-    expected = run_retention_loop(reference, dims=dims, steps=steps, seed=seed)
-    try:
-        run = run_retention_loop(model, dims=dims, steps=steps, seed=seed)
-    except ModelError as error:
-        message = f"the reference runs, this does not: {error.message}"
-        return None, (_build_difference_finding("", message),)
-    return run, (*run.findings, *compare_runs(run, expected))
 
 
 def run_retention_loop(
@@ -177,10 +155,10 @@ def compare_runs(run: RetentionRun, expected: RetentionRun) -> Iterator[Finding]
     """
     for key, name in expected.output_names.items():
         if key not in run.output_names:
-            yield _build_difference_finding(name, "is an output of the reference only")
+            yield build_difference_finding(name, "is an output of the reference only")
     for key, name in run.output_names.items():
         if key not in expected.output_names:
-            yield _build_difference_finding(name, "is no output of the reference")
+            yield build_difference_finding(name, "is no output of the reference")
     for number, (results, expected_results) in enumerate(
         zip(run.step_results, expected.step_results, strict=False), 1
     ):
@@ -196,12 +174,19 @@ def compare_runs(run: RetentionRun, expected: RetentionRun) -> Iterator[Finding]
             count = len(different)
             more = f" (one of {count} outputs that differ)" if count > 1 else ""
             message = f"in step {number} {difference}{more}"
-            yield _build_difference_finding(run.output_names[key], message)
+            yield build_difference_finding(run.output_names[key], message)
             return
 
 
-def _build_difference_finding(name: str, message: str) -> Finding:
+def build_difference_finding(name: str, message: str) -> Finding:
+    """Return KV118 for an output that is not as with the reference."""
     hint = "the two differ in more than names: do not use it, and rename the reference again"
+    return build_finding("KV118", name, message, hint)
+
+
+def build_feedback_finding(name: str, message: str) -> Finding:
+    """Return KV118 for an output that does not fit the input it is fed back to."""
+    hint = "both sides of a buffer share one piece of memory; export the model again"
     return build_finding("KV118", name, message, hint)
 
 
@@ -218,20 +203,14 @@ def _format_dtype_and_shape(value: OutputResult | SessionValue) -> str:
     return f"{value.dtype} {list(value.shape)}"
 
 
-def _build_keys(pairs: Sequence[KvPair]) -> dict[str, ValueKey]:
-    return {
-        side.old_name: (pair.scope, pair.buffer, str(pair.layer))
-        for pair in pairs
-        for side in pair.sides
-    }
+def _build_keys(pairs: Sequence[RunnablePair]) -> dict[str, ValueKey]:
+    return {name: pair.key for pair in pairs for name in (pair.input, pair.output) if name}
 
 
-def _match_retained_outputs(session: OrtSession, pairs: Sequence[KvPair]) -> dict[str, str]:
+def _match_retained_outputs(session: OrtSession, pairs: Sequence[RunnablePair]) -> dict[str, str]:
     """Return the input of each output that is fed back: by the pairs, else by its suffix."""
     inputs = {value.name: value for value in session.inputs}
-    matches = {
-        pair.output.old_name: pair.input.old_name for pair in pairs if pair.input and pair.output
-    }
+    matches = {pair.output: pair.input for pair in pairs if pair.input and pair.output}
     for output in session.outputs:
         for suffix in _RETAINED_SUFFIXES:
             candidate = inputs.get(output.name.removesuffix(suffix))
@@ -252,9 +231,9 @@ def _can_be_pair(candidate: SessionValue, output: SessionValue) -> bool:
     )
 
 
-def _find_cache_length(session: OrtSession, pairs: Sequence[KvPair]) -> int:
+def _find_cache_length(session: OrtSession, pairs: Sequence[RunnablePair]) -> int:
     """Return the size of the context, or without that symbol the longest axis 2 of a buffer."""
-    buffers = {pair.input.old_name for pair in pairs if pair.input}
+    buffers = {pair.input for pair in pairs}
     shapes = [value.shape for value in session.inputs if value.name in buffers]
     longest = max((shape[2] for shape in shapes if len(shape) == 4), default=1)
     return session.dims.get("ctx_len", longest)
@@ -268,10 +247,8 @@ def _check_feedback(
     for name, input_name in retained_inputs.items():
         result, value = results[name], inputs[input_name]
         if (result.dtype, result.shape) != (value.dtype, value.shape):
-            yield build_finding(
-                "KV118",
+            yield build_feedback_finding(
                 name,
                 f"comes out as {_format_dtype_and_shape(result)}, "
                 f"and cannot go back into {input_name}, {_format_dtype_and_shape(value)}",
-                "both sides of a buffer share one piece of memory; export the model again",
             )

@@ -15,14 +15,17 @@ from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Signature
 from onnxkvrename.rules.kv_model import KvModel, check_models_together, scan_model
 from onnxkvrename.rules.patterns import Pattern
-from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange, build_minimal_plan
+from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, report_model
 from onnxkvrename.verification.dataflow import BufferFlow, check_buffer_flows, trace_buffer_flows
+from onnxkvrename.verification.isolated_run import RunLimits, check_retention
 from onnxkvrename.verification.onnx_checker import check_onnx_validity
 from onnxkvrename.verification.renamed_from import RenameProof, prove_renamed
-from onnxkvrename.verification.retention_loop import RetentionRun, RunnableModel, check_retention
+from onnxkvrename.verification.retention_loop import RetentionRun, RunnableModel, RunnablePair
 from onnxkvrename.verification.strip_weights import read_model_without_weights
+
+_DATA_CODES = ("KV501", "KV502", "KV503")
 
 
 class VerifyRequest(NamedTuple):
@@ -37,6 +40,7 @@ class VerifyRequest(NamedTuple):
         renamed_from: The model before its names were changed, which must otherwise be the same.
         compare_data: Whether the contents of external data must be the same as well.
         up_to_order: Whether what is found by its name may come in another order.
+        limits: What that loop may take, for each of the two models.
         strict: Whether every warning is an error.
         group_windows: Whether windows of one model are checked against each other.
     """
@@ -49,6 +53,7 @@ class VerifyRequest(NamedTuple):
     renamed_from: Path | None = None
     compare_data: bool = False
     up_to_order: bool = False
+    limits: RunLimits = RunLimits()
     strict: bool = False
     group_windows: bool = True
 
@@ -92,14 +97,15 @@ def verify_model(path: Path, rules: Rules, request: VerifyRequest) -> VerifiedMo
     try:
         with open_model(path) as opened:
             verified = _verify_open_model(opened, rules, request)
+            model_size = opened.file.size
     except ModelError as error:
         return VerifiedModel(ModelReport(str(path), str(path), "failed", error=error))
     if request.renamed_from is not None:
         verified = _compare_with_source(verified, path, request.renamed_from, rules, request)
-    if not request.run_in_onnxruntime:
+    if not request.run_in_onnxruntime or verified.model is None:
         return verified
     report = verified.report
-    run, findings = _run_retention(path, report.pairs, rules, request)
+    run, findings = _run_retention(verified.model, model_size, rules, request)
     return verified._replace(
         run=run,
         reference=request.reference if run is not None and not findings else None,
@@ -241,18 +247,46 @@ def _check_selection(signature: Signature, plan: RenamePlan, select: Pattern) ->
 
 
 def _run_retention(
-    path: Path, pairs: Sequence[KvPair], rules: Rules, request: VerifyRequest
+    model: KvModel, model_size: int, rules: Rules, request: VerifyRequest
 ) -> tuple[RetentionRun | None, tuple[Finding, ...]]:
     """Run the retention loop; return KV119 if it could not be run."""
-    reference = None
+    expected = None
     if request.reference is not None:
         with open_model(request.reference) as opened:
-            plan = build_minimal_plan(opened.signature, rules)
-        reference = RunnableModel(request.reference, plan.pairs)
+            scanned = scan_model(opened.source, opened.signature, request.reference, rules)
+            expected = scanned.model, opened.file.size
     try:
-        return check_retention(RunnableModel(path, pairs), reference, dims=request.dims)
+        reference = None if expected is None else build_runnable_model(*expected)
+        runnable = build_runnable_model(model, model_size)
+        return check_retention(runnable, reference, dims=request.dims, limits=request.limits)
     except ModelError as error:
-        where = f" ({error.path})" if error.path not in (None, str(path)) else ""
+        where = f" ({error.path})" if error.path not in (None, model.path) else ""
         hint = error.hint or "what can be proved without running is proved above"
         message = f"the retention loop could not be run{where}: {error.message}"
         return None, (build_finding("KV119", "", message, hint),)
+
+
+def build_runnable_model(model: KvModel, model_size: int) -> RunnableModel:
+    """Return what a run needs of a model.
+
+    Args:
+        model: The model.
+        model_size: Bytes of its file.
+
+    Raises:
+        ModelError: Not all of its external data can be used: onnxruntime must not open it.
+    """
+    unusable = [finding for finding in model.findings if finding.code in _DATA_CODES]
+    if unusable:
+        message = f"its external data cannot be used ({unusable[0].code})"
+        raise ModelError(message, path=model.path)
+    pairs = [
+        RunnablePair(
+            (pair.scope, pair.buffer, str(pair.layer)),
+            pair.input.old_name if pair.input is not None else None,
+            pair.output.old_name if pair.output is not None else None,
+        )
+        for pair in model.pairs
+    ]
+    data_size = sum(file.size for file in model.data_files)
+    return RunnableModel(Path(model.path), pairs, model_size + data_size)

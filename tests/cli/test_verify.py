@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import jsonschema
@@ -426,7 +425,9 @@ def test_what_onnxruntime_cannot_run_is_a_warning_with_the_reason(here: Path, ru
 def test_without_onnxruntime_the_job_cannot_be_done(
     here: Path, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    (here / "path").mkdir()
+    (here / "path" / "onnxruntime.py").write_text("raise ImportError('none here')")
+    monkeypatch.syspath_prepend(here / "path")
     assert run("verify", MODEL).code == 0
     outcome = run("verify", MODEL, "--run")
     assert (outcome.code, outcome.out) == (2, "")

@@ -17,17 +17,17 @@ from onnx import ModelProto, NodeProto, TensorProto
 from onnx.helper import make_tensor
 
 from onnxkvrename import Finding, ModelError, load_rules
-from onnxkvrename.model.file import open_model
-from onnxkvrename.rules.plan import TokenChange, build_rename_plan
+from onnxkvrename.rules.kv_model import read_kv_model
+from onnxkvrename.verification.isolated_run import check_retention
 from onnxkvrename.verification.ort_session import OutputResult, ValueKey, build_feed, load_session
 from onnxkvrename.verification.retention_loop import (
     DEFAULT_STEPS,
     RetentionRun,
     RunnableModel,
-    check_retention,
     compare_runs,
     run_retention_loop,
 )
+from onnxkvrename.verification.verify import build_runnable_model
 
 pytest.importorskip("onnxruntime")
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
@@ -36,10 +36,7 @@ RULES = load_rules()
 
 def load_model(path: Path) -> RunnableModel:
     """A model with the pairs that the built-in rules find in it."""
-    with open_model(path) as model:
-        return RunnableModel(
-            path, build_rename_plan(model.signature, RULES, TokenChange(None)).pairs
-        )
+    return build_runnable_model(read_kv_model(path, RULES), path.stat().st_size)
 
 
 def save_model(model: ModelProto, path: Path) -> RunnableModel:
@@ -180,7 +177,7 @@ def test_a_renamed_fixture_gives_what_it_gave_before(name: str) -> None:
     assert findings == ()
     assert run is not None
     assert len(run.step_results) == 3
-    kept = {pair.output.old_name for pair in renamed.pairs if pair.output}
+    kept = {pair.output for pair in renamed.pairs if pair.output}
     assert kept <= run.retained_inputs.keys()
     assert not kept & set(run.unchanged_outputs)
 
@@ -336,7 +333,7 @@ def test_an_export_with_the_token_gives_what_the_plain_one_gives(case: str) -> N
     assert findings == ()
     assert run is not None
     assert len(run.step_results) == 3
-    kept = {pair.output.old_name for pair in twin.pairs if pair.output}
+    kept = {pair.output for pair in twin.pairs if pair.output}
     assert kept
     assert kept <= run.retained_inputs.keys()
     assert not kept & set(run.unchanged_outputs)

@@ -1,0 +1,348 @@
+"""Run the retention loop in a process of its own, with limits for time and memory.
+
+A graph is a program of someone else: it can loop forever, ask for any amount of memory, or
+crash onnxruntime. The process gets a request of one line of JSON through its standard
+input, which stays open as long as the reply is wanted, and prints the reply, one line
+of JSON, as its last line. Everything in a reply is read as what it should be, and nothing of
+it is ever run, opened or written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_json
+from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.findings import Finding
+from onnxkvrename.verification.ort_session import OutputResult
+from onnxkvrename.verification.retention_loop import (
+    DEFAULT_STEPS,
+    RetentionRun,
+    RunnableModel,
+    build_difference_finding,
+    build_feedback_finding,
+    compare_runs,
+)
+
+DEFAULT_SECONDS = 600
+_DEFAULT_MEMORY_BYTES = 4 << 30
+_MEMORY_PER_MODEL_BYTE = 4
+"""onnxruntime parses the weights, copies them, and packs some of them again."""
+_MAX_REPLY_BYTES = 64 << 20
+_MAX_TAIL_BYTES = 2000
+_MEMORY_PATTERN = (
+    rb"MemoryError|bad_alloc|annot allocate memory|emory allocation|can't start new thread"
+)
+"""How Python, C++, the system and OpenBLAS say that there is no more memory."""
+_MAX_REASON_CHARS = 200
+
+_BOOTSTRAP = (
+    "import json, sys; request = json.loads(sys.stdin.buffer.readline()); "
+    "sys.path[:] = request['sys_path']; "
+    "from onnxkvrename.verification.run_process import serve_request; serve_request(request)"
+)
+_KEPT_VARIABLES = (
+    *("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR", "TEMP", "TMP"),
+    *("LANG", "LC_ALL", "LC_CTYPE", "OMP_NUM_THREADS"),
+)
+"""What Python and onnxruntime need of the environment; the rest may be secrets."""
+_SET_VARIABLES = {
+    # Else onnxruntime leaves a file in the temporary directory, and reports its use.
+    "ORT_DISABLE_TELEMETRY": "1",
+    # The loop computes nothing in numpy, and each thread reserves memory.
+    "OPENBLAS_NUM_THREADS": "1",
+}
+
+
+class RunLimits(NamedTuple):
+    """What one run in onnxruntime may take.
+
+    Attributes:
+        seconds: The time.
+        memory_bytes: The memory; ``None`` for 4 GiB and four times the size of the model with its
+            external data, or all that the machine has if that is less.
+    """
+
+    seconds: int = DEFAULT_SECONDS
+    memory_bytes: int | None = None
+
+    def resolve_memory(self, model_size: int) -> int:
+        """Return the memory in bytes for a model of so many bytes."""
+        if self.memory_bytes is not None:
+            return self.memory_bytes
+        wanted = _DEFAULT_MEMORY_BYTES + _MEMORY_PER_MODEL_BYTE * model_size
+        return min(wanted, _read_machine_memory() or wanted)
+
+
+class RunLimitError(ModelError):
+    """A run took more than its limits: it proves nothing, neither good nor bad."""
+
+
+def check_retention(
+    model: RunnableModel,
+    reference: RunnableModel | None = None,
+    *,
+    dims: Mapping[str, int] = MappingProxyType({}),
+    steps: int = DEFAULT_STEPS,
+    seed: int = 0,
+    limits: RunLimits | None = None,
+) -> tuple[RetentionRun | None, tuple[Finding, ...]]:
+    """Run a model, and compare it with one that should differ in nothing but names.
+
+    Args:
+        model: The model to run.
+        reference: The model that must give the same results, if there is one.
+        dims: Sizes for symbolic dimensions; others are guessed.
+        steps: The number of steps.
+        seed: Varies what is fed.
+        limits: What each of the two runs may take.
+
+    Returns:
+        The run of the model, or ``None`` if only the reference could be run, and findings KV118.
+
+    Raises:
+        ModelError: onnxruntime cannot run the reference, or the model if there is no
+            reference, or one of them crashes it or reaches a limit.
+        KvRenameError: onnxruntime is not installed.
+    """
+    limits = limits or RunLimits()
+    if reference is None:
+        run = run_isolated(model, dims=dims, steps=steps, seed=seed, limits=limits)
+        return run, run.findings
+    expected = run_isolated(reference, dims=dims, steps=steps, seed=seed, limits=limits)
+    try:
+        run = run_isolated(model, dims=dims, steps=steps, seed=seed, limits=limits)
+    except RunLimitError:
+        raise
+    except ModelError as error:
+        message = f"the reference runs, this does not: {error.message}"
+        return None, (build_difference_finding("", message),)
+    return run, (*run.findings, *compare_runs(run, expected))
+
+
+def run_isolated(
+    model: RunnableModel, *, dims: Mapping[str, int], steps: int, seed: int, limits: RunLimits
+) -> RetentionRun:
+    """Run the loop on one model in a process that does not outlive the call.
+
+    Args:
+        model: The model to run.
+        dims: Sizes for symbolic dimensions; others are guessed.
+        steps: The number of steps.
+        seed: Varies what is fed.
+        limits: What the run may take.
+
+    Raises:
+        RunLimitError: The run reached a limit.
+        ModelError: onnxruntime cannot run the model as it is, or crashed.
+        KvRenameError: onnxruntime is not installed, or the process cannot be started.
+    """
+    request = {
+        "sys_path": [path or os.getcwd() for path in sys.path],
+        "parent": os.getpid(),
+        "seconds": limits.seconds,
+        "memory_bytes": limits.resolve_memory(model.byte_size),
+        "path": str(model.path),
+        "pairs": [[pair.key, pair.input, pair.output] for pair in model.pairs],
+        "dims": dict(dims),
+        "steps": steps,
+        "seed": seed,
+    }
+    ended = _run_process(json.dumps(request).encode(), limits.seconds)
+    if ended.exit_code != 0 or ended.was_stopped:
+        raise _build_end_error(ended, model, limits)
+    try:
+        return _read_reply(ended.last_line, model, limits)
+    except (UnreadableTextError, UnicodeDecodeError) as error:
+        message = f"the process that runs onnxruntime gave no answer that can be read: {error}"
+        raise ModelError(message, path=str(model.path)) from None
+
+
+def _read_reply(line: bytes, model: RunnableModel, limits: RunLimits) -> RetentionRun:
+    """Return the run of a reply, or raise its error."""
+    document = parse_json(line.decode("ascii"))
+    if type(document) is not dict:
+        raise UnreadableTextError("is not an object")
+    reply = ObjectReader(document)
+    if not reply.is_null("run"):
+        return decode_run(reply.read_object("run"))
+    error = reply.read_object("error")
+    kind = error.read_choice("kind", ("model", "memory", "other"))
+    message, hint = error.read_string("message"), error.read_string_or_null("hint")
+    if kind == "memory":
+        raise _build_memory_error(model, limits)
+    if kind == "model":
+        raise ModelError(message, path=str(model.path), hint=hint)
+    raise KvRenameError(message, hint=hint)
+
+
+def decode_run(reply: ObjectReader) -> RetentionRun:
+    """Return the run that `run_process.encode_run` has made an object of.
+
+    Raises:
+        UnreadableTextError: A value has another type than it should have.
+    """
+    dims = reply.read_object("dims")
+    retained_inputs = reply.read_object("retained_inputs")
+    outputs = [_read_texts(item, "outputs", 2) for item in _read_lists(reply, "outputs")]
+    keys = [tuple(key) for _, *key in outputs]
+    step_results = []
+    for step in _read_lists(reply, "steps"):
+        if len(step) != len(keys):
+            raise reply.build_error("steps", "must have a result of each output")
+        step_results.append(dict(zip(keys, map(_read_result, step), strict=True)))
+    findings = [_read_texts(item, "findings", 2) for item in _read_lists(reply, "findings")]
+    return RetentionRun(
+        {symbol: dims.read_integer(symbol) for symbol in dims.values},
+        {name: retained_inputs.read_string(name) for name in retained_inputs.values},
+        dict(zip(keys, (name for name, *_ in outputs), strict=True)),
+        tuple(step_results),
+        tuple(reply.read_strings("unchanged_outputs")),
+        tuple(build_feedback_finding(name, message) for name, message, *_ in findings),
+    )
+
+
+def _read_lists(reply: ObjectReader, key: str) -> list[list[Any]]:
+    return reply.read_list(key, "a list of lists", list)
+
+
+def _read_texts(item: list[Any], key: str, minimum: int) -> list[str]:
+    if len(item) < minimum or any(type(text) is not str for text in item):
+        raise UnreadableTextError(f"{key} must be lists of at least {minimum} texts")
+    return item
+
+
+def _read_result(item: object) -> OutputResult:
+    if type(item) is list and len(item) >= 2:
+        dtype, digest, *shape = item
+        texts_fit = type(dtype) is str and type(digest) is str
+        if texts_fit and all(type(size) is int and size >= 0 for size in shape):
+            return OutputResult(dtype, tuple(shape), digest)
+    raise UnreadableTextError("steps must be lists of dtype, digest and sizes")
+
+
+class _EndedProcess(NamedTuple):
+    """A process that has ended.
+
+    Attributes:
+        exit_code: Its exit code; negative for a signal.
+        output: What it printed, on both streams.
+        was_stopped: True if it ran for too long, or printed too much.
+    """
+
+    exit_code: int
+    output: bytes
+    was_stopped: bool
+
+    @property
+    def last_line(self) -> bytes:
+        """The last line of what it printed."""
+        return self.output.rstrip().rpartition(b"\n")[2]
+
+
+def _run_process(request: bytes, seconds: int) -> _EndedProcess:
+    """Start the process, and wait until it has ended; whatever happens, it then has.
+
+    Raises:
+        KvRenameError: It cannot be started.
+    """
+    kept = {name: text for name, text in os.environ.items() if name.upper() in _KEPT_VARIABLES}
+    command = [sys.executable, "-I", "-B", "-X", f"utf8={sys.flags.utf8_mode}", "-c", _BOOTSTRAP]
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=kept | _SET_VARIABLES,
+        )
+    except (OSError, ValueError) as error:
+        message = f"no process can be started to run onnxruntime in: {error}"
+        raise KvRenameError(message) from None
+    timer = threading.Timer(seconds, process.kill)
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        timer.start()
+        with suppress(BrokenPipeError):  # it has ended already; its exit code says why
+            process.stdin.write(request + b"\n")
+            process.stdin.flush()
+        output = process.stdout.read(_MAX_REPLY_BYTES + 1)
+        was_stopped = len(output) > _MAX_REPLY_BYTES
+        if was_stopped:
+            process.kill()
+        exit_code = process.wait()
+        was_stopped = was_stopped or not timer.is_alive()
+    finally:
+        process.kill()
+        timer.cancel()
+        with suppress(BrokenPipeError):
+            process.communicate()
+    return _EndedProcess(exit_code, output, was_stopped)
+
+
+def _build_end_error(
+    ended: _EndedProcess, model: RunnableModel, limits: RunLimits
+) -> KvRenameError:
+    """Return the error for a process that ended without a reply."""
+    path = str(model.path)
+    signal_name = _get_signal_name(-ended.exit_code)
+    if len(ended.output) > _MAX_REPLY_BYTES:
+        return RunLimitError(f"onnxruntime printed more than {_MAX_REPLY_BYTES:,} bytes", path=path)
+    if ended.was_stopped or signal_name == "SIGXCPU":
+        return RunLimitError(
+            f"onnxruntime took more than {limits.seconds:,} s",
+            path=path,
+            hint="--run-timeout SECONDS sets another limit",
+        )
+    if re.search(
+        rb"MemoryError|bad_alloc|annot allocate memory|emory allocation",
+        ended.output[-_MAX_TAIL_BYTES:],
+    ):
+        return _build_memory_error(model, limits)
+    if signal_name == "SIGKILL":
+        return RunLimitError(
+            "onnxruntime was killed (SIGKILL), as by a system that is out of memory", path=path
+        )
+    if ended.exit_code < 0 or os.name == "nt":
+        return ModelError(
+            f"onnxruntime crashed ({signal_name})",
+            path=path,
+            hint="try another version of onnxruntime; this process was not affected",
+        )
+    reason = ended.last_line[:_MAX_REASON_CHARS].decode("utf-8", "backslashreplace")
+    return KvRenameError(f"the process that runs onnxruntime failed: {reason}", path=path)
+
+
+def _get_signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"exit code {-number}"
+
+
+def _build_memory_error(model: RunnableModel, limits: RunLimits) -> RunLimitError:
+    mebibytes = limits.resolve_memory(model.byte_size) >> 20
+    return RunLimitError(
+        f"onnxruntime needs more than {mebibytes:,} MiB of memory",
+        path=str(model.path),
+        hint="--run-memory SIZE sets another limit; --dim NAME=SIZE makes the buffers smaller",
+    )
+
+
+def _read_machine_memory() -> int | None:
+    """Return the bytes of memory that the machine has, if the system tells."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None

@@ -1,0 +1,143 @@
+"""The process that runs the retention loop: takes a request, limits itself, sends a reply.
+
+:mod:`onnxkvrename.verification.isolated_run` starts it and explains what is sent. A graph
+is a program of someone else, and onnxruntime is a million lines of C++: nothing that
+happens here may last, fill the memory, write a file or speak to another machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.verification.ort_errors import MemoryLimitError
+from onnxkvrename.verification.retention_loop import (
+    RetentionRun,
+    RunnableModel,
+    RunnablePair,
+    run_retention_loop,
+)
+
+_MAX_OPEN_FILES = 512
+_CPU_SECONDS_PER_SECOND = 4
+"""More than the threads that a run has: the limit of CPU time is for an orphan."""
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+
+
+def serve_request(request: Mapping[str, Any]) -> None:
+    """Run what a request asks for, and print the reply: one line of JSON, the last one.
+
+    Args:
+        request: The document that `isolated_run` sends; its own, and so not checked.
+    """
+    stream, sys.stdout = sys.stdout.buffer, None  # onnxruntime prints, some of it at the end
+    limit_process(request["parent"], request["seconds"], request["memory_bytes"])
+    try:
+        reply = {"run": encode_run(_run_loop(request))}
+    except (MemoryError, MemoryLimitError):
+        reply = {"error": {"kind": "memory", "message": "", "hint": None}}
+    except KvRenameError as error:
+        kind = "model" if isinstance(error, ModelError) else "other"
+        reply = {"error": {"kind": kind, "message": error.message, "hint": error.hint}}
+    stream.write(b"\n%s\n" % json.dumps(reply).encode())
+    stream.flush()
+
+
+def _run_loop(request: Mapping[str, Any]) -> RetentionRun:
+    pairs = [RunnablePair(tuple(key), *names) for key, *names in request["pairs"]]
+    model = RunnableModel(Path(request["path"]), pairs)
+    return run_retention_loop(
+        model, dims=request["dims"], steps=request["steps"], seed=request["seed"]
+    )
+
+
+def encode_run(run: RetentionRun) -> dict[str, Any]:
+    """Return a run as the JSON object that `isolated_run.decode_run` reads."""
+    return {
+        "dims": dict(run.dims),
+        "retained_inputs": dict(run.retained_inputs),
+        "outputs": [[name, *key] for key, name in run.output_names.items()],
+        "steps": [
+            [[step[key].dtype, step[key].digest, *step[key].shape] for key in run.output_names]
+            for step in run.step_results
+        ],
+        "unchanged_outputs": list(run.unchanged_outputs),
+        "findings": [[finding.name, finding.message] for finding in run.findings],
+    }
+
+
+def limit_process(parent: int, seconds: int, memory_bytes: int) -> None:
+    """Give up what a run does not need, as far as the system lets a process do so.
+
+    Args:
+        parent: The process to die with.
+        seconds: The time that the run may take; the parent watches over it.
+        memory_bytes: The memory that the process may have for data.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    if sys.platform == "linux":
+        _leave_network()
+        _set_process_options(parent)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    with suppress(ImportError):  # not on Windows
+        import resource
+
+        limits = {
+            # Not RLIMIT_AS: address space is reserved by the gigabyte and never used.
+            "RLIMIT_DATA": memory_bytes,
+            "RLIMIT_CPU": seconds * _CPU_SECONDS_PER_SECOND,
+            "RLIMIT_NOFILE": _MAX_OPEN_FILES,
+            "RLIMIT_FSIZE": 0,
+            "RLIMIT_CORE": 0,
+        }
+        for name, limit in limits.items():
+            with suppress(AttributeError, ValueError, OSError):  # each system has its own
+                _lower_limit(getattr(resource, name), limit)
+
+
+def _lower_limit(kind: int, limit: int) -> None:
+    import resource
+
+    hard = resource.getrlimit(kind)[1]
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(kind, (limit, limit))
+
+
+def _leave_network() -> None:
+    """Move to a network of its own, without any device, where the system allows that.
+
+    Root needs no user namespace for it, and would lose its access to files of others in one.
+    """
+    import ctypes
+
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        if libc.unshare(_CLONE_NEWNET) != 0:
+            libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
+
+
+def _set_process_options(parent: int) -> None:
+    """Take no privileges from a file, and die with the parent."""
+    import ctypes
+
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # forgotten when credentials change
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_with_parent() -> None:
+    """Wait until the pipe from the parent is closed, which also its death does, and end."""
+    os.read(0, 1)
+    os.kill(os.getpid(), signal.SIGTERM)

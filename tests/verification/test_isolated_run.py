@@ -1,0 +1,435 @@
+"""A graph that loops, fills the memory or crashes onnxruntime ends its own process, and no more."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import models
+import onnx.helper
+import pytest
+from models import info, node
+from onnx import ModelProto, TensorProto
+
+from onnxkvrename import KvRenameError, ModelError, load_rules
+from onnxkvrename.documents import ObjectReader, UnreadableTextError
+from onnxkvrename.rules.kv_model import read_kv_model
+from onnxkvrename.verification import isolated_run
+from onnxkvrename.verification.isolated_run import (
+    RunLimitError,
+    RunLimits,
+    check_retention,
+    decode_run,
+    run_isolated,
+)
+from onnxkvrename.verification.retention_loop import RetentionRun, RunnableModel, run_retention_loop
+from onnxkvrename.verification.run_process import encode_run
+from onnxkvrename.verification.verify import build_runnable_model
+
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+DECODER = FIXTURES / "plain" / "decoder.onnx"
+RULES = load_rules()
+only_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the process so")
+
+
+def load_model(path: Path) -> RunnableModel:
+    return build_runnable_model(read_kv_model(path, RULES), path.stat().st_size)
+
+
+def run_with(path: Path, limits: RunLimits | None = None) -> RetentionRun:
+    """Run a model for three steps."""
+    return run_isolated(load_model(path), dims={}, steps=3, seed=0, limits=limits or RunLimits())
+
+
+def build_endless_loop() -> ModelProto:
+    """A model whose Loop has no end: its condition is true, and it counts nothing."""
+    scalar, flag = ("i", TensorProto.INT64), TensorProto.BOOL
+    make_value = onnx.helper.make_tensor_value_info
+    body = onnx.helper.make_graph(
+        [node("Identity", ["go"], ["go_on"]), node("Identity", ["a"], ["b"])],
+        "body",
+        [make_value(*scalar, []), make_value("go", flag, []), info("a", 1)],
+        [make_value("go_on", flag, []), info("b", 1)],
+    )
+    model = models.decoder(node("Loop", ["", "yes", "one"], ["looped"], body=body))
+    model.graph.initializer.append(onnx.helper.make_tensor("yes", flag, [], [1]))
+    model.graph.initializer.append(models.tensor("one", 1.0))
+    model.graph.output.append(info("looped", 1))
+    return model
+
+
+def build_large_tensor(elements: int) -> ModelProto:
+    """A small model that makes a tensor of so many floats."""
+    model = models.decoder(
+        node("ConstantOfShape", ["shape"], ["large"]), node("ReduceSum", ["large"], ["sum"])
+    )
+    shape = onnx.helper.make_tensor("shape", TensorProto.INT64, [1], [elements])
+    model.graph.initializer.append(shape)
+    model.graph.output.append(info("sum", 1))
+    return model
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Path:
+    return models.saved(build_endless_loop(), tmp_path / "endless.onnx")
+
+
+def test_a_run_in_its_own_process_gives_what_one_here_gives() -> None:
+    pytest.importorskip("onnxruntime")
+    model = load_model(DECODER)
+    expected = run_retention_loop(model, dims={"ctx_len": 8}, steps=2, seed=7)
+    run = run_isolated(model, dims={"ctx_len": 8}, steps=2, seed=7, limits=RunLimits())
+    assert run == expected
+
+
+def test_an_endless_loop_ends_with_the_time(endless: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    with pytest.raises(RunLimitError, match="took more than 2 s") as caught:
+        run_with(endless, RunLimits(seconds=2))
+    assert caught.value.hint == "--run-timeout SECONDS sets another limit"
+
+
+@only_linux
+@pytest.mark.parametrize(
+    ("elements", "memory", "limit"),
+    [(1 << 40, None, ""), (1 << 28, 1 << 30, " 1,024 MiB"), (4, 64 << 20, " 64 MiB")],
+)
+def test_a_model_that_wants_too_much_memory_is_told_the_limit(
+    elements: int, memory: int | None, limit: str, tmp_path: Path
+) -> None:
+    """The memory may end in the graph, or already while onnxruntime is loaded."""
+    pytest.importorskip("onnxruntime")
+    path = models.saved(build_large_tensor(elements), tmp_path / "m.onnx")
+    with pytest.raises(RunLimitError, match=f"needs more than{limit}.* of memory") as caught:
+        run_with(path, RunLimits(memory_bytes=memory))
+    assert "--run-memory SIZE" in str(caught.value.hint)
+
+
+def test_the_memory_grows_with_the_model_up_to_what_the_machine_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(isolated_run, "_read_machine_memory", lambda: 64 << 30)
+    assert RunLimits().resolve_memory(0) == 4 << 30
+    assert RunLimits().resolve_memory(10 << 30) == 44 << 30
+    assert RunLimits().resolve_memory(20 << 30) == 64 << 30
+    assert RunLimits(memory_bytes=5).resolve_memory(20 << 30) == 5
+    monkeypatch.setattr(isolated_run, "_read_machine_memory", lambda: None)
+    assert RunLimits().resolve_memory(20 << 30) == 84 << 30
+
+
+def test_a_limit_is_no_difference_from_the_reference(endless: Path) -> None:
+    """What was not run to its end proves nothing, so it must not be reported as KV118."""
+    pytest.importorskip("onnxruntime")
+    with pytest.raises(RunLimitError):
+        check_retention(load_model(endless), load_model(DECODER), limits=RunLimits(seconds=3))
+
+
+def run_code(code: str, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> RetentionRun:
+    """Ask a process that runs this code in the place of onnxruntime."""
+    monkeypatch.setattr(isolated_run, "_BOOTSTRAP", f"import os, sys; {code}")
+    return run_with(DECODER, RunLimits(**limits))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no signals")
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE"])
+def test_a_crash_is_onnxruntime_s_and_not_ours(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = int(getattr(signal, name))
+    with pytest.raises(ModelError, match=rf"decoder\.onnx: onnxruntime crashed \({name}\) \("):
+        run_code(f"os.kill(os.getpid(), {number})", monkeypatch)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no signals")
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("os.write(2, b'what():  std::bad_alloc'); os.abort()", "needs more than .* of memory"),
+        ("raise MemoryError", "needs more than .* of memory"),
+        ("os.kill(os.getpid(), 9)", r"was killed \(SIGKILL\), as by a system that is out of"),
+        (f"os.kill(os.getpid(), {int(getattr(signal, 'SIGXCPU', 0))})", "took more than 600 s"),
+    ],
+)
+def test_a_process_that_was_ended_by_a_limit_says_so(
+    code: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RunLimitError, match=message):
+        run_code(code, monkeypatch)
+
+
+RUN = {
+    "dims": {"ctx_len": 4},
+    "retained_inputs": {"out": "in"},
+    "outputs": [["out", "", "past_key", "0"]],
+    "steps": [[["tensor(float)", "ab", 1, 2]]],
+    "unchanged_outputs": ["out"],
+    "findings": [["out", "does not fit"]],
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dims": {"ctx_len": "4"}},
+        {"dims": []},
+        {"retained_inputs": {"out": 1}},
+        {"outputs": [["out"]]},
+        {"outputs": [["out", 5]]},
+        {"outputs": ["out"]},
+        {"steps": [[]]},
+        {"steps": [[["tensor(float)", 5]]]},
+        {"steps": [[["tensor(float)", "ab", -1]]]},
+        {"steps": [[["tensor(float)", "ab", True]]]},
+        {"steps": [[{}]]},
+        {"steps": [{}]},
+        {"unchanged_outputs": [None]},
+        {"findings": [["out"]]},
+        {"findings": [["out", ["x"]]]},
+        {"findings": None},
+    ],
+    ids=json.dumps,
+)
+def test_a_reply_is_read_as_what_it_must_be(change: dict[str, Any]) -> None:
+    """The process may be in the hands of the graph by then."""
+    assert encode_run(decode_run(ObjectReader(RUN))) == RUN
+    with pytest.raises(UnreadableTextError):
+        decode_run(ObjectReader({**RUN, **change}))
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        ("", "no answer that can be read: is not JSON"),
+        ("null", "no answer that can be read: is not an object"),
+        ("{}", "no answer that can be read: error is missing"),
+        ('{"run": {}}', "no answer that can be read: run.dims is missing"),
+        ('{"error": {"kind": "x"}}', "no answer that can be read: error.kind is none of model"),
+        ("\u00e9", "no answer that can be read: 'ascii' codec"),
+        ('{"error": {"kind": "model", "message": "no", "hint": null}}', "^.*decoder.onnx: no$"),
+        ('noise\\n{"error": {"kind": "other", "message": "no", "hint": "x"}}', r"^no \(x\)$"),
+    ],
+)
+def test_a_reply_that_cannot_be_read_is_an_error_on_one_line(
+    reply: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(KvRenameError, match=message) as caught:
+        run_code(f"sys.stdout.buffer.write('{reply}'.encode())", monkeypatch)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_process_that_never_stops_printing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolated_run, "_MAX_REPLY_BYTES", 1 << 20)
+    with pytest.raises(RunLimitError, match="printed more than 1,048,576 bytes"):
+        run_code("[os.write(1, bytes(4096)) for _ in iter(int, 1)]", monkeypatch)
+
+
+def test_a_process_that_cannot_be_started_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(FIXTURES / "no_such_python"))
+    with pytest.raises(KvRenameError, match="no process can be started to run onnxruntime in: "):
+        run_with(DECODER)
+
+
+def test_the_process_gets_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("API_TOKEN", "secret")
+    with pytest.raises(KvRenameError, match=r"onnxruntime failed: .*secret is None"):
+        run_code("sys.exit('secret is %s' % os.environ.get('API_TOKEN'))", monkeypatch)
+
+
+PROBE = """
+import json, resource, socket
+request = json.loads(sys.stdin.buffer.readline())
+sys.path[:] = request["sys_path"]
+from onnxkvrename.verification.run_process import limit_process
+limit_process(request["parent"], 5, 1 << 30)
+failures = []
+try:
+    with open(request["path"] + ".written", "w") as file:
+        file.write("x")
+except OSError:
+    failures.append("write")
+try:
+    bytearray(1 << 30)
+except MemoryError:
+    failures.append("memory")
+status = open("/proc/self/status").read()
+if "NoNewPrivs:\\t1" in status:
+    failures.append("privileges")
+if resource.getrlimit(resource.RLIMIT_CORE) == (0, 0):
+    failures.append("core")
+if resource.getrlimit(resource.RLIMIT_CPU)[1] < 60:
+    failures.append("cpu")
+sys.exit(" ".join(failures))
+"""
+
+
+@only_linux
+def test_the_process_cannot_do_what_a_run_does_not_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = models.saved(models.decoder(), tmp_path / "m.onnx")
+    monkeypatch.setattr(isolated_run, "_BOOTSTRAP", f"import os, sys\n{PROBE}")
+    with pytest.raises(KvRenameError, match=r"failed: write memory privileges core cpu$"):
+        run_with(path)
+
+
+NETWORK_PROBE = """
+import ctypes, os, sys
+if ctypes.CDLL(None).unshare(0x40000000) and ctypes.CDLL(None).unshare(0x50000000):
+    sys.exit("not allowed here")
+"""
+
+
+@only_linux
+def test_the_process_has_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    if subprocess.run([sys.executable, "-c", NETWORK_PROBE], capture_output=True).returncode:
+        pytest.skip("this system lets no process leave its network")
+    code = """
+import json
+request = json.loads(sys.stdin.buffer.readline())
+sys.path[:] = request["sys_path"]
+from onnxkvrename.verification.run_process import limit_process
+limit_process(request["parent"], 5, 1 << 30)
+devices = [line.split()[0] for line in open("/proc/net/dev").readlines()[2:]]
+sys.exit("devices:" + " ".join(devices))
+"""
+    monkeypatch.setattr(isolated_run, "_BOOTSTRAP", f"import os, sys\n{code}")
+    with pytest.raises(KvRenameError, match=r"failed: devices:lo:$"):
+        run_with(DECODER)
+
+
+# From the command line.
+
+
+def start(*args: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "onnxkvrename", "verify", *map(str, args), "--run"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def list_descendants(process: int) -> list[int]:
+    children = Path(f"/proc/{process}/task/{process}/children").read_text("utf-8").split()
+    return [pid for child in map(int, children) for pid in (child, *list_descendants(child))]
+
+
+def wait_for_run(process: subprocess.Popen[str]) -> int:
+    """Return the process that runs onnxruntime, once it has used a while of CPU in its graph."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    while process.poll() is None:
+        for pid in list_descendants(process.pid):
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_text("utf-8")
+                fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
+            except OSError:  # gone by now
+                continue
+            if "serve_request" in command and int(fields[11]) > 0.8 * ticks:
+                return pid
+        time.sleep(0.05)
+    raise AssertionError(process.communicate())
+
+
+def wait_until_gone(process: int) -> None:
+    while Path(f"/proc/{process}").exists():
+        state = Path(f"/proc/{process}/stat")
+        if not state.exists() or ") Z " in state.read_text("utf-8"):
+            return
+        time.sleep(0.02)
+
+
+@only_linux
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_ends_an_endless_loop_at_once(name: str, jobs: int, endless: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    other = models.saved(build_endless_loop(), endless.with_name("other.onnx"))
+    process = start(endless, other, "--jobs", jobs)
+    runner = wait_for_run(process)
+    process.send_signal(getattr(signal, name))
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err.strip().splitlines()[-1]) == (
+        130,
+        "error: interrupted: no file was left half written",
+    )
+    wait_until_gone(runner)
+
+
+@only_linux
+def test_a_run_does_not_outlive_a_killed_command(endless: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    process = start(endless)
+    runner = wait_for_run(process)
+    process.kill()
+    process.communicate()
+    wait_until_gone(runner)
+
+
+def test_the_command_reports_a_limit_in_one_line(endless: Path, run) -> None:
+    pytest.importorskip("onnxruntime")
+    outcome = run("verify", endless, "--run", "--run-timeout", "1")
+    assert outcome.code == 0
+    (line,) = outcome.err.splitlines()
+    assert (
+        "warning KV119: the retention loop could not be run: onnxruntime took more than 1 s" in line
+    )
+    assert "(--run-timeout SECONDS sets another limit)" in line
+    assert run("verify", endless, "--run", "--run-timeout", "1", "--strict").code == 1
+
+
+def test_a_model_with_unusable_external_data_is_not_run(tmp_path: Path, run) -> None:
+    """onnxruntime would open whatever the model names."""
+    model = models.decoder()
+    weight = models.tensor("w", 1.0)
+    weight.ClearField("float_data")
+    weight.data_location = TensorProto.EXTERNAL
+    entry = weight.external_data.add()
+    entry.key, entry.value = "location", "../outside.bin"
+    model.graph.initializer.append(weight)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "outside.bin").write_bytes(bytes(4))
+    path = models.saved(model, tmp_path / "in" / "m.onnx")
+    outcome = run("verify", path, "--run")
+    assert outcome.code == 1
+    assert "could not be run: its external data cannot be used (KV501)" in outcome.err
+    outcome = run("verify", DECODER, "--run", "--reference", path)
+    assert f"could not be run ({path}): its external data cannot be used (KV501)" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--run-timeout", "5"), "--run-timeout and --run-memory are for --run"),
+        (("--run-memory", "8G"), "--run-timeout and --run-memory are for --run"),
+        (("--run", "--run-timeout", "0"), "--run-timeout"),
+        (("--run", "--run-timeout", "nan"), "--run-timeout"),
+        (("--run", "--run-memory", ""), "--run-memory '': say a size such as 512M or 8G"),
+        (("--run", "--run-memory", "0G"), "--run-memory '0G': say a size such as 512M or 8G"),
+        (("--run", "--run-memory", "-1"), "--run-memory '-1': say a size such as 512M or 8G"),
+        (("--run", "--run-memory", "8 apples"), "say a size such as 512M or 8G"),
+        (("--run", "--run-memory", "999999999999T"), "say a size such as 512M or 8G"),
+    ],
+)
+def test_a_limit_that_makes_no_sense_is_refused(args: tuple[str, ...], message: str, run) -> None:
+    outcome = run("verify", DECODER, *args)
+    assert outcome.code == 2
+    assert message in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4096", 4096), ("512M", 512 << 20), ("8g", 8 << 30), ("2GiB", 2 << 30), ("1TB", 1 << 40)],
+)
+def test_the_limits_reach_the_run(
+    text: str, size: int, monkeypatch: pytest.MonkeyPatch, run
+) -> None:
+    seen: list[RunLimits] = []
+
+    def refuse(*args: object, limits: RunLimits, **options: object) -> None:
+        seen.append(limits)
+        raise ModelError("not now")
+
+    monkeypatch.setattr("onnxkvrename.verification.verify.check_retention", refuse)
+    assert run("verify", DECODER, "--run", "--run-memory", text, "--run-timeout", "7").code == 0
+    assert seen == [RunLimits(7, size)]
