@@ -9,12 +9,14 @@ A plug-in is an entry point of the group ``onnxkvrename.consumers``
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import suggest_similar
+from onnxkvrename.findings import Finding, suggest_similar
 from onnxkvrename.handoff import consumers
 from onnxkvrename.handoff.consumer import Consumer
 
@@ -63,4 +65,28 @@ def _load_plugin(plugin: Plugin) -> Consumer:
     consumer = plugin.load(Consumer)
     if consumer.name != plugin.name:
         raise plugin.build_error(f"its consumer is named {consumer.name}")
-    return consumer
+    return _guard_functions(consumer, plugin)
+
+
+def _guard_functions(consumer: Consumer, plugin: Plugin) -> Consumer:
+    """Return the same consumer, whose functions report their own errors as the plug-in's."""
+
+    def guard(
+        function: Callable[..., Any], expected_errors: tuple[type[Exception], ...] = ()
+    ) -> Callable[..., Any]:
+        return lambda *arguments: plugin.call(partial(function, *arguments), expected_errors)
+
+    def guard_check(check: Callable[..., Iterator[Finding]]) -> Callable[..., Iterator[Finding]]:
+        return lambda *arguments: iter(plugin.call(lambda: tuple(check(*arguments))))
+
+    is_appended = consumer.is_appended_output
+    return consumer._replace(
+        selects_input=guard(consumer.selects_input),
+        selects_output=guard(consumer.selects_output),
+        input_name_of=guard(consumer.input_name_of),
+        sort_key=guard(consumer.sort_key, (ValueError,)),
+        transferred_shape=guard(consumer.transferred_shape),
+        itemsize_of=guard(consumer.itemsize_of),
+        is_appended_output=None if is_appended is None else guard(is_appended),
+        checks=tuple(map(guard_check, consumer.checks)),
+    )

@@ -72,21 +72,31 @@ def _find_plugins() -> dict[str, Plugin]:
 
 
 def _load_plugin(plugin: Plugin) -> Rules:
-    from onnxkvrename.rules.plugins import describe_exception
-
     value = plugin.load(object)
-    if not (isinstance(value, (str, os.PathLike)) or hasattr(value, "iterdir")):  # a resource has
-        value_type = type(value).__name__
-        raise plugin.build_error(f"its value must be TOML text or a path to it, not {value_type}")
     try:
-        text = value if isinstance(value, str) else _read_resource(value)
+        text = plugin.call(lambda: _read_value(value), (_WrongValueError, ModelError))
         return parse_rules(text, plugin.name)
+    except _WrongValueError:
+        value_type = type(value).__name__
+        problem = f"its value must be TOML text or a path to it, not {value_type}"
+        raise plugin.build_error(problem) from None
     except RulesError as error:
         raise plugin.build_error(error.message) from None
     except ModelError as error:
         raise plugin.build_error(str(error)) from None
-    except Exception as error:  # a resource can raise anything
-        raise plugin.build_error(describe_exception(error)) from None
+
+
+class _WrongValueError(Exception):
+    """The value of a plug-in is neither text nor a path."""
+
+
+def _read_value(value: Any) -> str:
+    """Return the TOML text of a plug-in; what its value does when it is used is not known."""
+    if isinstance(value, str):
+        return str(value)
+    if not (isinstance(value, os.PathLike) or hasattr(value, "iterdir")):  # a resource has it
+        raise _WrongValueError
+    return _read_resource(value)
 
 
 def _read_resource(value: Any) -> str:

@@ -12,13 +12,16 @@ A distribution whose entry points cannot be read has no plug-ins.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import signal
+from collections.abc import Callable, Collection, Iterator
 from importlib.metadata import Distribution, EntryPoint, distributions
 from typing import NamedTuple, TypeVar
 
 from onnxkvrename.errors import KvRenameError
 
 T = TypeVar("T")
+
+_MAX_MESSAGE_CHARS = 200
 
 
 class Plugin(NamedTuple):
@@ -52,18 +55,35 @@ class Plugin(NamedTuple):
         entry_point = self.entry_points[0]
         if not entry_point.pattern.match(entry_point.value):
             raise self.build_error(f"{entry_point.value!r} is not of the form module:ATTRIBUTE")
-        try:
-            loaded = entry_point.load()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # a plug-in's module can raise anything, or exit
-            raise self.build_error(describe_exception(error)) from None
+        loaded = self.call(entry_point.load)
         if not isinstance(loaded, expected_type):
             raise self.build_error(
                 f"{entry_point.value} is of type {type(loaded).__name__}, "
                 f"not {expected_type.__name__}"
             )
         return loaded
+
+    def call(
+        self, function: Callable[[], T], expected_errors: tuple[type[Exception], ...] = ()
+    ) -> T:
+        """Call a function of the plug-in, which can raise anything, or exit.
+
+        Args:
+            function: The function.
+            expected_errors: What it may raise, for the caller to handle.
+
+        Raises:
+            KvRenameError: It raised something else. The error is of `error_type`.
+            KeyboardInterrupt: The user interrupts the program.
+        """
+        try:
+            return function()
+        except expected_errors:
+            raise
+        except BaseException as error:
+            if _is_interrupt(error):
+                raise
+            raise self.build_error(describe_exception(error)) from None
 
     def build_error(self, problem: str) -> KvRenameError:
         """Return the error for a plug-in that cannot be used, which names its distribution."""
@@ -102,10 +122,27 @@ def find_plugins(
 def describe_exception(error: BaseException) -> str:
     """Return the type and the message of an exception on one line."""
     try:
-        message = str(error)
-    except Exception:  # a plug-in's exception cannot even be printed
+        message = str(error)[:_MAX_MESSAGE_CHARS]
+    except BaseException:  # a plug-in's exception cannot even be printed
         message = ""
     return " ".join(f"{type(error).__name__}: {message}".split()).rstrip(":")
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Tell an interrupt by the user from a KeyboardInterrupt that a plug-in raises itself.
+
+    The command line's own handler raises it, so that the innermost frame is one of ours; with
+    Python's handler the two look alike, and it counts as the user's.
+    """
+    if not isinstance(error, KeyboardInterrupt):
+        return False
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        return True
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    module = traceback.tb_frame.f_globals.get("__name__", "") if traceback is not None else ""
+    return str(module).startswith("onnxkvrename.")
 
 
 def _list_entry_points(group: str) -> Iterator[EntryPoint]:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.rules.plugins import Plugin, describe_exception, find_plugins
+from onnxkvrename.rules.plugins import Plugin, find_plugins
 from onnxkvrename.sidecars import formats
 from onnxkvrename.sidecars.format import FindNames, SidecarFormat, SidecarFormats
 from onnxkvrename.sidecars.tree import Node, ScalarNode
@@ -64,12 +64,7 @@ def _guard_functions(sidecar_format: SidecarFormat, plugin: Plugin) -> SidecarFo
     """Return the same format, whose functions report their own errors as the plug-in's."""
 
     def guard(function: Callable[[], T]) -> T:
-        try:
-            return function()
-        except (UnreadableTextError, KvRenameError):
-            raise
-        except Exception as error:  # a plug-in's functions can raise anything
-            raise plugin.build_error(describe_exception(error)) from None
+        return plugin.call(function, (UnreadableTextError, KvRenameError))
 
     def parse(text: str) -> Node | None:
         return guard(lambda: sidecar_format.parse(text))

@@ -221,3 +221,28 @@ def test_a_built_in_consumer_does_not_look_at_distributions(command: str, decode
     models = [decoder] if command == "check-consumer" else [decoder, decoder]
     process = subprocess.run([sys.executable, "-c", script, command, *map(str, models)])
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('name.endswith("pigeon")', "exit(0)", "SystemExit: 0"),
+        ('name.removesuffix("_RetainedState")', "1 / 0", "ZeroDivisionError: division by zero"),
+        ("(int(", "(abs(", "TypeError: bad operand type for abs()"),
+        ("\n)", "\n    checks=(lambda layout, full: iter([next(iter(()))]),),\n)", "StopIteration"),
+        ("shape, tokens: shape", "shape, tokens: exit(0)", "SystemExit: 0"),
+    ],
+)
+def test_a_function_of_a_plugin_that_raises_is_the_plugin_s_error(
+    old: str, new: str, problem: str, decoder: Path, plugins: Path
+) -> None:
+    install_plugin(plugins, "pigeon-post = pigeons:CONSUMER", PIGEON.replace(old, new))
+    assert PIGEON.replace(old, new) != PIGEON
+    renamed = decoder.with_name("renamed.onnx")
+    call = (decoder, "-o", renamed, "--prefix", "pigeon", "-q")
+    assert run_command(*call, paths=(plugins,)).returncode == 0
+    failed = run_command("compare", renamed, renamed, "--target", "pigeon-post", paths=(plugins,))
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert failed.stderr.count("\n") == 1
+    source = "the plug-in pigeon-post of pigeons (onnxkvrename.consumers)"
+    assert f"{source} cannot be used: {problem}" in failed.stderr

@@ -30,6 +30,15 @@ RESOURCE = files("hub_profiles") / "profile.toml"
 MISSING = Path(__file__).parent / "none.toml"
 NUMBER = 3
 MALFORMED = "retained = 1"
+
+class Odd:
+    def __init__(self, error):
+        self.error = error
+
+    def __fspath__(self):
+        raise self.error
+
+EXITS, INTERRUPTS, RECURS = map(Odd, (SystemExit(0), GeneratorExit(), RecursionError("deep")))
 """
 
 Install = Callable[..., Path]
@@ -85,6 +94,9 @@ def test_a_built_in_profile_cannot_be_shadowed(install: Install) -> None:
         ("hub_profiles:MISSING", "none.toml: no such file"),
         ("hub_profiles:MALFORMED", "kv: there is no [[kv]] rule"),
         ("not a reference", "cannot be used: "),
+        ("hub_profiles:EXITS", "SystemExit: 0"),
+        ("hub_profiles:INTERRUPTS", "GeneratorExit"),
+        ("hub_profiles:RECURS", "RecursionError: deep"),
     ],
 )
 def test_a_broken_profile_names_its_distribution_when_it_is_asked_for(

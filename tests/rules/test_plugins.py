@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import onnxkvrename
 from onnxkvrename.errors import KvRenameError, RulesError
 from onnxkvrename.rules.plugins import describe_exception, find_plugins
 
@@ -19,7 +22,7 @@ TEXT = "three"
 UNPRINTABLE = """
 class OddError(Exception):
     def __str__(self):
-        raise ValueError
+        raise SystemExit
 raise OddError
 """
 
@@ -181,9 +184,45 @@ def test_an_interrupt_while_a_plugin_loads_is_not_its_error(install: Install) ->
         find_plugins(GROUP, ())["three"].load(int)
 
 
+SEND_INTERRUPT = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no signals between processes")
+@pytest.mark.parametrize(
+    ("module", "code", "message"),
+    [
+        ("raise KeyboardInterrupt", 2, "numbers-dist (onnxkvrename.profiles) cannot be used: Key"),
+        ("raise GeneratorExit", 2, "numbers-dist (onnxkvrename.profiles) cannot be used: Gen"),
+        ("raise SystemExit(0)", 2, "numbers-dist (onnxkvrename.profiles) cannot be used: Sys"),
+        (SEND_INTERRUPT, 130, "interrupted: no file was left half written"),
+    ],
+)
+def test_a_plugin_cannot_end_the_command_but_ctrl_c_can(
+    module: str, code: int, message: str, install: Install, tmp_path: Path, decoder: Path
+) -> None:
+    install("mine = kv_numbers:NUMBER", module=module)
+    entry_points = tmp_path / "site" / "numbers_dist-1.0.dist-info" / "entry_points.txt"
+    entry_points.write_text("[onnxkvrename.profiles]\nmine = kv_numbers:NUMBER\n", "utf-8")
+    command = [sys.executable, "-m", "onnxkvrename", str(decoder), "--prefix", "VLLM"]
+    path = os.pathsep.join([str(tmp_path / "site"), str(Path(onnxkvrename.__file__).parents[1])])
+    process = subprocess.run(
+        [*command, "--profile", "mine"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert (process.returncode, process.stdout) == (code, "")
+    (line,) = process.stderr.strip().splitlines()
+    assert message in line
+
+
 @pytest.mark.parametrize(
     ("error", "description"),
-    [(ValueError("a\n  b"), "ValueError: a b"), (ValueError(), "ValueError")],
+    [
+        (ValueError("a\n  b"), "ValueError: a b"),
+        (ValueError(), "ValueError"),
+        (ValueError("x" * 9999), f"ValueError: {'x' * 200}"),
+    ],
 )
 def test_an_exception_is_described_on_one_line(error: Exception, description: str) -> None:
     assert describe_exception(error) == description

@@ -164,6 +164,13 @@ def test_a_built_in_format_keeps_its_files(decoder: Path, tmp_path: Path) -> Non
         ("FORMAT = 1", "kv_arrows:FORMAT is of type int, not SidecarFormat (update or"),
         (FORMAT.replace("yield from tree.items", "yield 1 / 0"), "ZeroDivisionError: division"),
         (FORMAT.replace("    matches", "    raise KeyError('a')\n    matches"), "KeyError: 'a'"),
+        (FORMAT.replace("yield from tree.items", "yield exit(0)"), "SystemExit: 0"),
+        (FORMAT.replace("    matches", "    exit(0)\n    matches"), "SystemExit: 0"),
+        (FORMAT.replace("    matches", "    parse(text)\n    matches"), "RecursionError: "),
+        (
+            FORMAT.replace("    matches", "    raise KeyboardInterrupt\n    matches"),
+            "KeyboardInterrupt",
+        ),
         (FORMAT.replace("    priority=60,\n", ""), "TypeError: "),
         (FORMAT.replace("priority=60", "priority='a'"), "its priority has another type than int"),
         (FORMAT.replace("    priority", "    markers=('a',),\n    priority"), "its markers has"),
