@@ -62,9 +62,15 @@ def map_ordered(
             for start in range(0, len(items), _CHUNK_SIZE):
                 chunk = items[start : start + _CHUNK_SIZE]
                 futures.append(executor.submit(_map_chunk, work, chunk))
-        for future in futures:
+        for number, future in enumerate(futures):
             with _wrap_worker_errors():
                 results = future.result()
+                expected = min(_CHUNK_SIZE, len(items) - number * _CHUNK_SIZE)
+                if type(results) is not list or len(results) != expected:
+                    raise KvRenameError(
+                        "a worker sent back another number of results than of items",
+                        hint="nothing was changed; are all workers yours, and of this version?",
+                    )
             if on_progress is not None:
                 on_progress(len(results))
             yield from results
@@ -220,7 +226,7 @@ def connect_dask(address: str) -> Iterator[Executor]:
 def _check_worker_versions(client: Any) -> None:
     """Refuse workers of another version, which could not read what is sent to them."""
     with _wrap_worker_errors():
-        versions = set(client.run(_report_version).values())
+        versions = {str(version)[:20] for version in client.run(_report_version).values()}
     if versions != {__version__}:
         other_versions = ", ".join(sorted(versions - {__version__}))
         raise KvRenameError(

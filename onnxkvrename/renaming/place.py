@@ -226,6 +226,10 @@ class BatchWriter:
         files = []
         with closing(map_ordered(write, tasks, self.executor, count_file)) as results:
             for task, result in zip(tasks, results, strict=True):
+                if self.executor is not None:
+                    from onnxkvrename.renaming.worker_results import check_ready_file
+
+                    result = check_ready_file(task, result)
                 if isinstance(result, KvRenameError):
                     raise PlaceError(task.model_index, result)
                 files.append(result)

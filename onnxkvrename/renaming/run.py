@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -169,7 +170,13 @@ def _prepare_models(
 ) -> tuple[PreparedModel, ...]:
     prepare = partial(prepare_model, change=change, rules=rules, options=options)
     count_model = progress.track_models("reading", len(jobs)) if progress is not None else None
-    return tuple(map_ordered(prepare, jobs, executor, count_model))
+    models = map_ordered(prepare, jobs, executor, count_model)
+    if executor is None:
+        return tuple(models)
+    from onnxkvrename.renaming.worker_results import check_prepared_model  # only for workers
+
+    with closing(models):
+        return tuple(map(check_prepared_model, jobs, models))
 
 
 def _write_results(

@@ -57,6 +57,14 @@ def build_temp_path(target: Path) -> Path:
     return target.parent / f"{build_temp_prefix(target)}{os.urandom(12).hex()}"
 
 
+def is_temp_path_for(path: Path, target: Path) -> bool:
+    """Return whether a path is one that `build_temp_path` can have made for this target."""
+    prefix, name = build_temp_prefix(target), path.name
+    ending = name[len(prefix) :]
+    is_random = len(ending) == 24 and set(ending) <= set("0123456789abcdef")
+    return path == target.parent / name and name.startswith(prefix) and is_random
+
+
 def find_stale_temp_files(targets: Iterable[Path]) -> Iterator[Path]:
     """Yield what dead runs have left beside targets.
 
