@@ -253,7 +253,10 @@ def _run_retention(
     expected = None
     if request.reference is not None:
         with open_model(request.reference) as opened:
-            scanned = scan_model(opened.source, opened.signature, request.reference, rules)
+            source, signature = opened.source, opened.signature
+            scanned = scan_model(
+                source, signature, request.reference, rules, data_beside=opened.file
+            )
             expected = scanned.model, opened.file.size
     try:
         reference = None if expected is None else build_runnable_model(*expected)

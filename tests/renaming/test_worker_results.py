@@ -23,6 +23,7 @@ from onnxkvrename.rules.results import Options
 from onnxkvrename.storage.temp_file import ReadyFile, build_temp_path
 
 Lie = Callable[[Any], Any]
+VICTIM = "/nonexistent/victim"
 
 
 class Liar(ThreadPoolExecutor):
@@ -113,21 +114,21 @@ PREPARED_LIES: dict[str, Lie] = {
     "an error of its own": with_report(error=Evil("x")),
     "an error without text": with_report(error=KvRenameError(None)),  # type: ignore[arg-type]
     "a wrong status": with_report(status="renamed"),
-    "another target": with_job(target=Path("/etc/passwd")),
+    "another target": with_job(target=Path(VICTIM)),
     "another output": with_job(output=Path("../victim")),
     "in place": with_job(in_place=True),
-    "another report": with_report(output="/etc/passwd"),
+    "another report": with_report(output=VICTIM),
     "another model": lambda result: result._replace(
-        splice_plan=result.splice_plan._replace(model_path=Path("/etc/passwd"))
+        splice_plan=result.splice_plan._replace(model_path=Path(VICTIM))
     ),
     "a copy elsewhere": with_copies(lambda file, target: (file, target.parent.parent / "victim")),
     "a copy upwards": with_copies(
         lambda file, target: (file._replace(location="../victim"), target.parent / "../victim")
     ),
     "an absolute copy": with_copies(
-        lambda file, target: (file._replace(location="/etc/passwd"), Path("/etc/passwd"))
+        lambda file, target: (file._replace(location=VICTIM), Path(VICTIM))
     ),
-    "leftovers elsewhere": lambda result: result._replace(data_paths=(Path("/etc/passwd"),)),
+    "leftovers elsewhere": lambda result: result._replace(data_paths=(Path(VICTIM),)),
 }
 
 
