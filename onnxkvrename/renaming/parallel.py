@@ -180,10 +180,12 @@ def _initialize_worker(parent: int) -> None:
 def connect_dask(address: str) -> Iterator[Executor]:
     """Open an executor on a running Dask cluster whose workers see the same files.
 
-    Dask repeats the work of a worker that dies on another one.
+    Dask repeats the work of a worker that dies on another one. Who answers at the address can
+    run code in this process: Dask sends pickles. With ``tls://`` both sides prove who they are,
+    by the certificates in Dask's own configuration (``distributed.comm.tls``).
 
     Args:
-        address: The scheduler's, for example ``tcp://10.0.0.1:8786``.
+        address: The scheduler's, for example ``tls://10.0.0.1:8786``.
 
     Raises:
         KvRenameError: If ``distributed`` is not installed, no scheduler answers at the
@@ -202,9 +204,10 @@ def connect_dask(address: str) -> Iterator[Executor]:
             f"{address!r} is no address of a Dask scheduler", hint="for example tcp://10.0.0.1:8786"
         )
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are reported on one line
+    _check_encryption(address)
     try:
         client = distributed.Client(address, timeout="10s", set_as_default=False)
-    except (OSError, ValueError, distributed.TimeoutError) as error:
+    except (OSError, ValueError, TypeError, RuntimeError, distributed.TimeoutError) as error:
         reason = " ".join(str(error).split())
         raise KvRenameError(
             f"no Dask scheduler at {address}: {reason[:200]}",
@@ -221,6 +224,36 @@ def connect_dask(address: str) -> Iterator[Executor]:
         _check_worker_versions(client)
         with client.get_executor(pure=False, retries=3) as executor:
             yield executor
+
+
+def _check_encryption(address: str) -> None:
+    """Refuse an address that does not go with Dask's configuration of TLS.
+
+    Dask finds that out, too, but only once a client is half made, which it then cannot close.
+    """
+    import dask.config
+    import distributed
+
+    if dask.config.get("distributed.client.security-loader", None):
+        return  # only the client itself can say what it will use
+    try:
+        settings = distributed.Security().get_connection_args("client")
+    except (OSError, ValueError, TypeError) as error:
+        raise KvRenameError(
+            f"Dask's configuration of TLS cannot be used: {' '.join(str(error).split())[:200]}",
+            hint="see distributed.comm.tls in its configuration",
+        ) from None
+    is_tls = address.startswith("tls:")
+    if is_tls and settings.get("ssl_context") is None:
+        raise KvRenameError(
+            f"{address} needs certificates, and Dask's configuration names none",
+            hint="set distributed.comm.tls.ca-file, .client.cert and .client.key",
+        )
+    if settings.get("require_encryption") and "://" in address and not is_tls:
+        raise KvRenameError(
+            f"Dask's configuration requires encryption, which {address} has not",
+            hint="give the scheduler's tls:// address",
+        )
 
 
 def _check_worker_versions(client: Any) -> None:

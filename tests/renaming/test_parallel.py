@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -353,3 +354,73 @@ def test_what_is_no_address_is_told_at_once(address: str, tmp_path: Path, run) -
     outcome = run(window_sets.write_windows(tmp_path, 2), "--prefix", "VLLM", "--dask", address)
     assert outcome.code == 2
     assert f"{address!r} is no address of a Dask scheduler (for example tcp://" in outcome.err
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A certificate of its own authority, as settings of Dask for each side."""
+    pytest.importorskip("distributed", reason="the extra [dask] is not installed")
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make a certificate")
+    directory = tmp_path_factory.mktemp("tls")
+    key, certificate = str(directory / "key.pem"), str(directory / "certificate.pem")
+    call = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = [*call, "-keyout", key, "-out", certificate, *subject]
+    subprocess.run(command, check=True, capture_output=True)
+    settings = {"distributed.comm.tls.ca-file": certificate}
+    for role in ("client", "scheduler", "worker"):
+        settings[f"distributed.comm.tls.{role}.cert"] = certificate
+        settings[f"distributed.comm.tls.{role}.key"] = key
+    return settings
+
+
+def test_dask_s_own_configuration_sets_tls_up(
+    certificate: dict[str, str], tmp_path: Path, run
+) -> None:
+    import dask
+    import distributed
+
+    root = window_sets.write_windows(tmp_path, 2)
+    with dask.config.set({**certificate, "distributed.comm.require-encryption": True}):
+        how = {"protocol": "tls", "host": "127.0.0.1", "silence_logs": 50}
+        security = distributed.Security()
+        with distributed.LocalCluster(
+            n_workers=1, processes=False, dashboard_address=None, security=security, **how
+        ) as made:
+            assert made.scheduler_address.startswith("tls://")
+            outcome = run(root, "--prefix", "VLLM", "--dask", made.scheduler_address)
+            assert outcome.code == 0, outcome.err
+        outcome = run(root, "--strip", "--dask", "tcp://127.0.0.1:1")
+    assert outcome.code == 2
+    assert "requires encryption, which tcp://127.0.0.1:1 has not (give the" in outcome.err
+
+
+UNREADABLE = {
+    f"distributed.comm.tls.{name}": "/nonexistent/file"
+    for name in ("ca-file", "client.cert", "client.key")
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "tls://127.0.0.1:1 needs certificates, and Dask's configuration names none (set"),
+        (UNREADABLE, "Dask's configuration of TLS cannot be used: [Errno 2] No such file"),
+    ],
+)
+def test_tls_without_certificates_is_told_at_once(
+    settings: dict[str, str], message: str, tmp_path: Path, run
+) -> None:
+    pytest.importorskip("distributed", reason="the extra [dask] is not installed")
+    import dask
+
+    root = window_sets.write_windows(tmp_path, 2)
+    with dask.config.set(settings):
+        outcome = run(root, "--prefix", "VLLM", "--dask", "tls://127.0.0.1:1")
+    assert outcome.code == 2
+    assert message in outcome.err
+    assert len(outcome.err.splitlines()) == 1
