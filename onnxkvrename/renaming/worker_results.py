@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path, PureWindowsPath
 from types import UnionType
@@ -97,7 +97,7 @@ def _is_inside_directory(file: DataFile) -> bool:
 
 
 def _check_type(value: object, expected: type[T]) -> T:
-    if not _has_type(value, expected):
+    if not _find_type_check(expected)(value):  # type: ignore[arg-type]
         raise _build_error(f"a value that is no {expected.__name__}")
     return value  # type: ignore[return-value]
 
@@ -109,37 +109,45 @@ def _build_error(problem: str) -> KvRenameError:
     )
 
 
-def _has_type(value: Any, expected: Any) -> bool:
-    """Tell if a value has exactly the annotated type, and so have all values in it."""
+def _build_type_check(expected: Any) -> Callable[[Any], bool]:
+    """Return a function that tells if a value has exactly an annotated type, and all in it."""
     origin, arguments = get_origin(expected), get_args(expected)
-    if origin in (Union, UnionType):
-        return any(_has_type(value, argument) for argument in arguments)
     if origin is Literal:
-        return type(value) is str and value in arguments
+        return lambda value: type(value) is str and value in arguments
+    if origin is tuple and arguments[-1] is Ellipsis:
+        check_item = _find_type_check(arguments[0])
+        return lambda value: type(value) is tuple and all(map(check_item, value))
+    checks = tuple(map(_find_type_check, arguments))
+    if origin in (Union, UnionType):
+        return lambda value: any(check(value) for check in checks)
     if origin is tuple:
-        return type(value) is tuple and _have_types(value, arguments)
+        return lambda value: type(value) is tuple and _have_types(value, checks)
     if origin is frozenset:
-        return type(value) is frozenset and all(_has_type(item, arguments[0]) for item in value)
+        return lambda value: type(value) is frozenset and all(map(checks[0], value))
     if origin is Mapping:
-        key_type, value_type = arguments
-        return type(value) is dict and all(
-            _has_type(key, key_type) and _has_type(item, value_type) for key, item in value.items()
+        return lambda value: (
+            type(value) is dict
+            and all(map(checks[0], value))
+            and all(map(checks[1], value.values()))
         )
-    if expected is None or expected is type(None):
-        return value is None
-    if expected is Path:
-        return type(value) is type(Path())
     if expected is KvRenameError:
-        return type(value) in _ERROR_TYPES and _has_error_fields(value)
-    if type(value) is not expected:
-        return False
-    return not issubclass(expected, tuple) or _have_types(value, _list_field_types(expected))
+        return lambda value: type(value) in _ERROR_TYPES and _has_error_fields(value)
+    if expected is Path:
+        expected = type(Path())
+    if issubclass(expected, tuple):
+        hints = get_type_hints(expected)
+        fields = tuple(_find_type_check(hints[field]) for field in hints)
+        return lambda value: type(value) is expected and _have_types(value, fields)
+    return lambda value: type(value) is expected
 
 
-def _have_types(values: tuple[Any, ...], expected: tuple[Any, ...]) -> bool:
-    if len(expected) == 2 and expected[1] is Ellipsis:
-        return all(_has_type(value, expected[0]) for value in values)
-    return len(values) == len(expected) and all(map(_has_type, values, expected))
+_find_type_check = lru_cache(_build_type_check)
+
+
+def _have_types(values: tuple[Any, ...], checks: tuple[Callable[[Any], bool], ...]) -> bool:
+    return len(values) == len(checks) and all(
+        check(value) for check, value in zip(checks, values, strict=True)
+    )
 
 
 def _has_error_fields(error: KvRenameError) -> bool:
@@ -147,9 +155,3 @@ def _has_error_fields(error: KvRenameError) -> bool:
     return fields.keys() <= _ERROR_FIELDS and all(
         type(text) is str or (text is None and name != "message") for name, text in fields.items()
     )
-
-
-@lru_cache
-def _list_field_types(named_tuple: type) -> tuple[Any, ...]:
-    hints = get_type_hints(named_tuple)
-    return tuple(hints[field] for field in named_tuple._fields)  # type: ignore[attr-defined]
