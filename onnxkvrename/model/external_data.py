@@ -136,7 +136,9 @@ def _judge_reference(
             "KV502",
             location,
             f"holds {reference.tensor_name}, but {'is missing' if is_missing else file.message}",
-            f"put it beside the model, in {directory}",
+            f"put it beside the model, in {directory}"
+            if is_missing
+            else "make it a regular file that can be read",
         )
     if file.size < reference.end_offset:
         return build_finding(

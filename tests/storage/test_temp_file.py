@@ -360,21 +360,14 @@ def test_the_rights_of_a_group_do_not_pass_to_another_group(
     assert copy_of(source, tmp_path / "other", owner=False).st_mode & 0o777 == copied
 
 
+@needs_root
 def test_an_owner_that_is_not_kept_takes_the_privileges_along(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With --force the result has another owner: then it is as any other copy."""
+    os.chown(source, 1234, 2345)
     source.chmod(0o640)
-    if os.geteuid() == 0:
-        os.chown(source, 1234, 2345)
-        set_attribute(source, "trusted.x", b"1")
-    else:
-        real = os.fstat
-        monkeypatch.setattr(
-            os,
-            "fstat",
-            lambda descriptor: os.stat_result((*(status := real(descriptor))[:5], -1, *status[6:])),
-        )
+    set_attribute(source, "trusted.x", b"1")
     monkeypatch.setattr(os, "fchown", refuse(errno.EPERM))
     status = copy_of(source, tmp_path / "copy", owner=True, force=True)
     assert status.st_mode & 0o777 == 0o600
