@@ -32,6 +32,10 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV117": ("error", "an expression misses KV buffers, or takes others"),
     "KV118": ("error", "retention loop breaks off, or gives other results than the reference"),
     "KV119": ("warning", "retention loop that could not be run: not tried"),
+    "KV120": (
+        "warning",
+        "a buffer that grows: its output cannot go back into its input; an error where it must",
+    ),
     "KV121": ("error", "more than names of KV buffers differs from the source (--renamed-from)"),
     "KV122": ("warning", "same content as the source, written in other bytes (--renamed-from)"),
     "KV201": ("error", "a new name is already in use"),

@@ -169,8 +169,8 @@ def _verify_result(
     """Return a finding for each property that cannot be proved of the unwritten result."""
     from onnxkvrename.verification.verify import prove_retention
 
-    pairs = build_rename_plan(signature, rules, change).pairs
-    return prove_retention(result, pairs)[1]
+    plan = build_rename_plan(signature, rules, change)
+    return prove_retention(result, plan.pairs, plan.updates_by_kind, rules.name)[1]
 
 
 def _check_output(

@@ -13,6 +13,8 @@ REASON_UNKNOWN = "unknown"
 """The reason for keeping a retained output that matches no rule."""
 REASON_NOT_RETAINED = "not retained"
 """The reason for keeping an output that is not a retained state."""
+_STATE_KINDS = ("linear", "mamba")
+"""Kinds of which some models have only one part, such as the convolution's."""
 
 
 class TokenChange(NamedTuple):
@@ -126,10 +128,12 @@ class RenamePlan(NamedTuple):
         pairs: The KV buffers, by layer.
         duplicates: Names that claim a side which another name has.
         unchanged_names: Names that a rule leaves alone, and other outputs.
-        buffers_by_kind: The parts that a layer of each kind must have.
+        buffers_by_kind: The parts that a layer of each kind must have in this model.
         old_names: The names of all sides, as they are in the file.
         name_map: Old to new, of all names that change; applied at once.
         output_name_map: The same, of outputs only.
+        updates_by_kind: How buffers of each kind are meant to be updated, empty where the rules
+            do not say.
     """
 
     token_change: TokenChange
@@ -140,6 +144,7 @@ class RenamePlan(NamedTuple):
     old_names: frozenset[str]
     name_map: Mapping[str, str]
     output_name_map: Mapping[str, str]
+    updates_by_kind: Mapping[str, str]
 
     @property
     def token_counts(self) -> Counter[str]:
@@ -192,10 +197,11 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
         tuple(pairs),
         tuple(duplicates),
         tuple(unchanged.values()),
-        buffers_by_kind,
+        _drop_optional_buffers(buffers_by_kind, pairs),
         old_names=frozenset(side.value.name for pair in pairs for side in pair.sides),
         name_map=build_name_map(pairs),
         output_name_map=_map_changed_names(pair.output for pair in pairs),
+        updates_by_kind=rules.updates_by_kind,
     )
 
 
@@ -295,6 +301,17 @@ def _explain_unchanged(side: str, name: str, rules: Rules) -> str | None:
     if reason is None and side == "output":
         return REASON_UNKNOWN if rules.is_retained_name(name) else REASON_NOT_RETAINED
     return reason
+
+
+def _drop_optional_buffers(
+    buffers_by_kind: Mapping[str, tuple[str, ...]], pairs: Iterable[KvPair]
+) -> dict[str, tuple[str, ...]]:
+    """Return the parts of each kind, of states without those that no layer of the model has."""
+    used = {pair.buffer for pair in pairs}
+    return {
+        kind: tuple(name for name in buffers if name in used or kind not in _STATE_KINDS)
+        for kind, buffers in buffers_by_kind.items()
+    }
 
 
 def _flatten(groups: Iterable[Iterable[str]]) -> Iterable[str]:

@@ -22,6 +22,8 @@ _OPTIONAL_PART = re.compile(r"\[([^\[\]]*)\]")
 MAX_TOKEN_LENGTH = 64
 WINDOW, PREFIXED, MERGED = STAGES = ("window", "prefixed", "merged")
 """The stages of a set's parts: as exported, prepared for the merge, merged."""
+UPDATES = ("inplace", "append", "delta", "once")
+"""What a profile may say of how buffers are updated; see `layout.updates`."""
 
 
 class NameMatch(NamedTuple):
@@ -60,11 +62,13 @@ class KvRule(NamedTuple):
         patterns: For each side the pattern that splits a name.
         templates: For each side the template that writes it.
         buffers_by_kind: For each kind the buffers that a layer of it must have.
+        updates: Some kinds, each with how its buffers are meant to be updated.
     """
 
     patterns: Mapping[str, Pattern]
     templates: Mapping[str, str]
     buffers_by_kind: Mapping[str, tuple[str, ...]]
+    updates: tuple[tuple[str, str], ...] = ()
 
     def match(self, side: str, name: str) -> NameMatch | None:
         """Split a name, or return ``None`` if this rule does not match it."""
@@ -194,6 +198,7 @@ class Rules(NamedTuple):
         normal_suffixes: For suffixes that consumers do not pair, those that they do.
         feed_back_rules: How to give the model back; the first that matches counts.
         set_rule: The files that are parts of one model.
+        update: How buffers are meant to be updated, one of `UPDATES`; empty if it does not say.
     """
 
     name: str
@@ -203,6 +208,13 @@ class Rules(NamedTuple):
     normal_suffixes: Mapping[str, str]
     feed_back_rules: tuple[FeedBackRule, ...]
     set_rule: SetRule = SetRule()
+    update: str = ""
+
+    @property
+    def updates_by_kind(self) -> dict[str, str]:
+        """For each kind, of all rules together, how its buffers are meant to be updated."""
+        updates = dict.fromkeys(self.buffers_by_kind, self.update)
+        return updates | {kind: update for rule in self.kv_rules for kind, update in rule.updates}
 
     @property
     def buffers_by_kind(self) -> dict[str, tuple[str, ...]]:
@@ -327,6 +339,7 @@ def _parse_rules(document: ObjectReader, name: str) -> Rules:
         normal_suffixes={suffix: suffixes.read_string(suffix) for suffix in suffixes.values},
         feed_back_rules=tuple(map(_parse_feed_back_rule, _read_tables(document, "feed_back"))),
         set_rule=_parse_set_rule(_read_table(document, "set"), kinds),
+        update=_read_update(document, "update"),
     )
     document.reject_unread_keys()
     return rules
@@ -356,8 +369,21 @@ def _parse_kv_rule(table: ObjectReader) -> KvRule:
         side: _read_template(table, f"{side}_name", {"token", *patterns[side].groups})
         for side in _SIDES
     }
+    updates = table.read_object("update", "a table of kinds", default={})
+    for kind in updates.values:
+        if kind not in buffers_by_kind:
+            raise table.build_error("update", f"{kind} is not in kinds")
+    updates_by_kind = tuple((kind, _read_update(updates, kind)) for kind in updates.values)
     table.reject_unread_keys()
-    return KvRule(patterns, templates, buffers_by_kind)
+    return KvRule(patterns, templates, buffers_by_kind, updates_by_kind)
+
+
+def _read_update(table: ObjectReader, key: str) -> str:
+    """Return one of `UPDATES`, empty for none."""
+    update = table.read_string(key, "")
+    if key in table.values and update not in UPDATES:
+        raise table.build_error(key, f"must be one of {', '.join(UPDATES)}")
+    return update
 
 
 def _parse_set_rule(table: ObjectReader, kinds: set[str]) -> SetRule:

@@ -20,6 +20,9 @@ depend on the convolution state of its layer: its own input is nearer. Each bran
 an If must fulfil this by itself, except one that carries no buffer at all, as where a
 cache begins.
 
+The operators on the path, and the declared shapes, also tell how the output is made: written
+in place, appended to, or otherwise (`updates`).
+
 An output that reaches its own input only through what mixes, only by an uncertain
 path, or no sooner than the input of another buffer is not proved, but not called
 wrong either.
@@ -27,12 +30,21 @@ wrong either.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from onnx import ModelProto
 
 from onnxkvrename.findings import Finding, build_finding, format_list
+from onnxkvrename.layout.updates import (
+    UNKNOWN_UPDATE,
+    BufferUpdate,
+    DimChange,
+    build_update_finding,
+    choose_worst_update,
+    compare_dims,
+)
 from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.verification.provenance import (
     FlowPaths,
@@ -41,6 +53,7 @@ from onnxkvrename.verification.provenance import (
     select_cheapest_paths,
 )
 from onnxkvrename.verification.tracing import trace_dependencies, trace_origins
+from onnxkvrename.verification.updates import decide_update, decide_update_without_input
 
 FlowVerdict = Literal["updated", "passed through", "not from its input", "untraced"]
 _PROVED_VERDICTS = ("updated", "passed through")
@@ -64,6 +77,7 @@ class BufferFlow(NamedTuple):
         other_inputs: The inputs of other buffers that the output is a state of
             instead, or as much as of its own.
         reason: Why the verdict is `untraced`; empty for the others.
+        update: How the output is made from the input; of several branches the worst.
     """
 
     pair: KvPair
@@ -71,6 +85,7 @@ class BufferFlow(NamedTuple):
     updated_by: NodeLocation | None = None
     other_inputs: tuple[str, ...] = ()
     reason: str = ""
+    update: BufferUpdate = UNKNOWN_UPDATE
 
 
 def trace_buffer_flows(model: ModelProto, pairs: Iterable[KvPair]) -> tuple[BufferFlow, ...]:
@@ -114,54 +129,90 @@ def trace_buffer_flows(model: ModelProto, pairs: Iterable[KvPair]) -> tuple[Buff
     )
 
 
-def check_buffer_flows(flows: Iterable[BufferFlow]) -> Iterator[Finding]:
-    """Yield KV110, KV113 and KV114 for flows that are wrong or not proved."""
+def check_buffer_flows(
+    flows: Iterable[BufferFlow],
+    updates_by_kind: Mapping[str, str] = MappingProxyType({}),
+    profile: str = "",
+) -> Iterator[Finding]:
+    """Yield KV110, KV113, KV114 and KV120 for flows that are wrong or not proved.
+
+    Args:
+        flows: The flows of a model's buffers.
+        updates_by_kind: How buffers of each kind are meant to be updated, as a profile says it.
+        profile: What messages call that profile.
+    """
     for flow in flows:
-        if flow.pair.input is None or flow.pair.output is None or flow.verdict == "updated":
+        if flow.pair.input is None or flow.pair.output is None:
             continue
-        input_name, output_name = flow.pair.input.old_name, flow.pair.output.old_name
-        if flow.verdict == "not from its input":
-            other_inputs = format_list(list(flow.other_inputs)) or "no buffer"
-            yield build_finding(
-                "KV110",
-                output_name,
-                f"is made of {other_inputs}, not of its own input {input_name}",
-                "the cache would be mixed up or lost; export the model again",
+        meant = updates_by_kind.get(flow.pair.kind, "")
+        if meant != flow.update.kind or flow.update.kind not in ("delta", "once"):
+            yield from _check_flow(flow)
+        if flow.update.is_resized and meant != flow.update.kind:
+            yield build_update_finding(
+                flow.pair.input.old_name,
+                flow.pair.output.old_name,
+                flow.update,
+                (flow.pair.input.value.shape, flow.pair.output.value.shape),
+                needed_by=f"profile {profile}" if meant in ("inplace", "once") else None,
             )
-        elif flow.verdict == "untraced":
-            yield build_finding(
-                "KV113",
-                output_name,
-                f"could not be traced to its input {input_name}, so this is not proved: "
-                f"{flow.reason}",
-                "look at how the model updates this buffer",
-            )
-        else:
-            yield build_finding(
-                "KV114",
-                output_name,
-                f"is what came in as {input_name}: nothing is written to this buffer",
-                "check the export; harmless only if this model never adds to the cache",
-            )
+
+
+def _check_flow(flow: BufferFlow) -> Iterator[Finding]:
+    """Yield KV110, KV113 or KV114 for a flow with another verdict than `updated`."""
+    pair = flow.pair
+    if pair.input is None or pair.output is None or flow.verdict == "updated":
+        return
+    input_name, output_name = pair.input.old_name, pair.output.old_name
+    if flow.verdict == "not from its input":
+        other_inputs = format_list(list(flow.other_inputs)) or "no buffer"
+        yield build_finding(
+            "KV110",
+            output_name,
+            f"is made of {other_inputs}, not of its own input {input_name}",
+            "the cache would be mixed up or lost; export the model again",
+        )
+    elif flow.verdict == "untraced":
+        yield build_finding(
+            "KV113",
+            output_name,
+            f"could not be traced to its input {input_name}, so this is not proved: {flow.reason}",
+            "look at how the model updates this buffer",
+        )
+    else:
+        yield build_finding(
+            "KV114",
+            output_name,
+            f"is what came in as {input_name}: nothing is written to this buffer",
+            "check the export; harmless only if this model never adds to the cache",
+        )
 
 
 def _decide_flow(
     pair: KvPair, origin: Origin, own_number: int, sources: Sequence[str]
 ) -> BufferFlow:
-    """Return the worst verdict over the outcomes that branches may have."""
+    """Return the worst verdict, and the worst update, over the outcomes that branches may have."""
     depends_on_own = bool(origin.dependency_bits >> own_number & 1)
-    if not origin.outcomes and depends_on_own:
-        reason = "it is reached only through operators that mix values"
-        return BufferFlow(pair, "untraced", reason=reason)
     if not origin.outcomes:
-        return BufferFlow(pair, "not from its input")
+        update = decide_update_without_input(_compare_sides(pair), is_read=depends_on_own)
+        if depends_on_own:
+            reason = "it is reached only through operators that mix values"
+            return BufferFlow(pair, "untraced", reason=reason, update=update)
+        return BufferFlow(pair, "not from its input", update=update)
     flows = [
         _decide_outcome(
             pair, select_cheapest_paths(paths), own_number, sources, depends_on_own=depends_on_own
         )
         for paths in origin.outcomes
     ]
-    return min(flows, key=lambda flow: _VERDICTS_WORST_FIRST.index(flow.verdict))
+    worst = min(flows, key=lambda flow: _VERDICTS_WORST_FIRST.index(flow.verdict))
+    return worst._replace(update=choose_worst_update([flow.update for flow in flows]))
+
+
+def _compare_sides(pair: KvPair) -> tuple[DimChange, ...] | None:
+    """Return how the declared size of each axis changes from the input to the output."""
+    if pair.input is None or pair.output is None:
+        return None
+    return compare_dims(pair.input.value.shape, pair.output.value.shape)
 
 
 def _decide_outcome(
@@ -175,8 +226,11 @@ def _decide_outcome(
     """Return the verdict on one outcome by its cheapest paths."""
     certain = {number for number, is_certain in cheapest if is_certain}
     if certain == {own_number}:
-        location = cheapest[own_number, True].updated_by
-        return BufferFlow(pair, "passed through" if location is None else "updated", location)
+        path = cheapest[own_number, True]
+        update = decide_update(path, _compare_sides(pair))
+        if path.updated_by is None:
+            return BufferFlow(pair, "passed through", update=update)
+        return BufferFlow(pair, "updated", path.updated_by, update=update)
     location = next(iter(cheapest.values())).updated_by
     nearest = certain or {number for number, _ in cheapest}
     other_inputs = tuple(sources[number] for number in sorted(nearest - {own_number}))
@@ -187,4 +241,5 @@ def _decide_outcome(
         reason = f"it is made of {format_list(list(other_inputs))} as much as of its own"
     else:
         reason = next(path.uncertainty for path in cheapest.values() if path.uncertainty)
-    return BufferFlow(pair, "untraced", location, other_inputs, reason)
+    update = decide_update_without_input(_compare_sides(pair), is_read=True)
+    return BufferFlow(pair, "untraced", location, other_inputs, reason, update)

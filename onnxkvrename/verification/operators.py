@@ -5,6 +5,9 @@ output, unchanged or changed one by one. They may be *mixed* into every value of
 output, as by MatMul, Softmax and the reductions: then the output depends on the
 operand, but is not a later state of it. Or only the operand's shape is used.
 
+Where values are carried, the output may have another size than the operand: longer by
+what Concat joins to it, or only a part of it.
+
 Sources: ONNX's operator specifications (opset 28,
 https://onnx.ai/onnx/operators/); for `com.microsoft` onnxruntime's
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md; for
@@ -15,8 +18,29 @@ and gathers.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import IntFlag
 from functools import lru_cache
 from typing import NamedTuple
+
+
+class SizeChange(IntFlag):
+    """How the size of an output differs from that of the operand that it carries on."""
+
+    NONE = 0
+    APPENDS = 1
+    """It is longer by other values."""
+    FITS = 2
+    """It is longer, unless the operand has room already, or both share one buffer."""
+    CUTS = 4
+    """It has some of the operand's values, or has them in another order."""
+    SHIFTS = 8
+    """It has the operand's size: new values push old ones out."""
+    RESIZES = 16
+    """It has a size that does not follow from the operand's."""
+    MOVES_AXES = 32
+    """Its axes are others, so that an axis that grew before is no longer known."""
+    SEVERAL = 64
+    """These are the changes of many paths together, in no order."""
 
 
 class OperandFlow(NamedTuple):
@@ -27,25 +51,50 @@ class OperandFlow(NamedTuple):
         overwrites: Its values are written over the values of another operand.
         is_computed: Its values are computed with.
         makes_new_state: The output is a new state, rather than the operand moved.
+        size_change: How the size of the output differs from the operand's.
+        axis: The axis along which the output is longer, or the attribute that says it;
+            ``None`` if neither is known.
+        sharing_attribute: The attribute that, if it is not 0, lets input and output share
+            one buffer, so that its size stays; empty if there is none.
     """
 
     operand: int
     overwrites: bool = False
     is_computed: bool = False
     makes_new_state: bool = True
+    size_change: SizeChange = SizeChange.NONE
+    axis: int | str | None = None
+    sharing_attribute: str = ""
 
 
 def _split_words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+def _build_moves(size_change: SizeChange, names: str) -> dict[str, OperandFlow]:
+    flow = OperandFlow(0, makes_new_state=False, size_change=size_change)
+    return dict.fromkeys(names.split(), flow)
+
+
 _PLAIN_MOVE = OperandFlow(0, makes_new_state=False)
-_MOVE_OPS = _split_words("""
-    Identity Cast CastLike BitCast Reshape Flatten Squeeze Unsqueeze Transpose Slice Split Expand
-    Tile Pad Gather GatherElements GatherND DepthToSpace SpaceToDepth Compress ReverseSequence
-    Trilu Dropout CenterCropPad QuantizeLinear DequantizeLinear Optional OptionalGetElement
-    SequenceAt SequenceErase SplitToSequence
-""")
+_CUT = OperandFlow(0, makes_new_state=False, size_change=SizeChange.CUTS)
+_MOVE_OPS: Mapping[str, OperandFlow] = {
+    **_build_moves(
+        SizeChange.NONE,
+        "Identity Cast CastLike BitCast ReverseSequence Trilu Dropout QuantizeLinear "
+        "DequantizeLinear Optional OptionalGetElement",
+    ),
+    **_build_moves(SizeChange.MOVES_AXES, "Reshape Flatten Squeeze Unsqueeze Transpose"),
+    **_build_moves(
+        SizeChange.CUTS,
+        "Slice Split Gather GatherElements GatherND Compress SequenceAt SequenceErase "
+        "SplitToSequence",
+    ),
+    **_build_moves(
+        SizeChange.RESIZES | SizeChange.MOVES_AXES,
+        "Expand Tile Pad DepthToSpace SpaceToDepth CenterCropPad",
+    ),
+}
 _ELEMENTWISE_OPS = _split_words("""
     Add Sub Mul Div Pow Mod Min Max Mean Sum And Or Xor Not BitShift BitwiseAnd BitwiseNot
     BitwiseOr BitwiseXor Abs Neg Sign Ceil Floor Round Reciprocal Sqrt Exp Log Erf Clip
@@ -62,32 +111,53 @@ _JOIN_OPS: Mapping[str, tuple[OperandFlow, ...]] = {
     "ScatterElements": _SCATTER_FLOWS,
     "ScatterND": _SCATTER_FLOWS,
     "TensorScatter": (OperandFlow(0), OperandFlow(1, overwrites=True)),
-    "ConcatFromSequence": (OperandFlow(0),),
-    "SequenceInsert": (OperandFlow(0), OperandFlow(1, overwrites=True)),
+    "ConcatFromSequence": (OperandFlow(0, size_change=SizeChange.RESIZES),),
+    "SequenceInsert": (
+        OperandFlow(0, size_change=SizeChange.RESIZES),
+        OperandFlow(1, overwrites=True),
+    ),
 }
 
 _LINEAR_STATE = OperandFlow(3, is_computed=True)
+_CONV_STATE = (OperandFlow(3, size_change=SizeChange.SHIFTS), OperandFlow(0, overwrites=True))
+
+
+def _append(operand: int, axis: int = 2, sharing_attribute: str = "") -> tuple[OperandFlow, ...]:
+    """Return the flow of a past that is longer by the new positions."""
+    return (
+        OperandFlow(
+            operand,
+            size_change=SizeChange.APPENDS,
+            axis=axis,
+            sharing_attribute=sharing_attribute,
+        ),
+    )
+
+
+def _fit(operand: int) -> tuple[OperandFlow, ...]:
+    """Return the flow of a past that is longer, unless its buffer has room."""
+    return (OperandFlow(operand, size_change=SizeChange.FITS, axis=2),)
+
+
 _STATEFUL_OPS: Mapping[tuple[str, str], Mapping[int, tuple[OperandFlow, ...]]] = {
     ("", "Attention"): {
-        1: (OperandFlow(4), OperandFlow(1, overwrites=True)),
-        2: (OperandFlow(5), OperandFlow(2, overwrites=True)),
+        1: (*_append(4), OperandFlow(1, overwrites=True)),
+        2: (*_append(5), OperandFlow(2, overwrites=True)),
     },
     ("", "LinearAttention"): {1: (_LINEAR_STATE,)},
-    ("", "CausalConvWithState"): {1: (OperandFlow(3), OperandFlow(0, overwrites=True))},
+    ("", "CausalConvWithState"): {1: _CONV_STATE},
     ("", "GRU"): {1: (OperandFlow(5, is_computed=True),)},
     ("", "RNN"): {1: (OperandFlow(5, is_computed=True),)},
     ("", "LSTM"): {1: (OperandFlow(5, is_computed=True),), 2: (OperandFlow(6, is_computed=True),)},
-    ("com.microsoft", "Attention"): {1: (OperandFlow(4),)},
-    ("com.microsoft", "CausalConvWithState"): {
-        1: (OperandFlow(3), OperandFlow(0, overwrites=True))
-    },
+    ("com.microsoft", "Attention"): {1: _append(4, 3, "past_present_share_buffer")},
+    ("com.microsoft", "CausalConvWithState"): {1: _CONV_STATE},
     ("com.microsoft", "DecoderMaskedMultiHeadAttention"): {
-        1: (OperandFlow(5),),
-        2: (OperandFlow(6),),
+        1: _append(5, sharing_attribute="past_present_share_buffer"),
+        2: _append(6, sharing_attribute="past_present_share_buffer"),
     },
-    ("com.microsoft", "GroupQueryAttention"): {1: (OperandFlow(3),), 2: (OperandFlow(4),)},
+    ("com.microsoft", "GroupQueryAttention"): {1: _fit(3), 2: _fit(4)},
     ("com.microsoft", "LinearAttention"): {1: (_LINEAR_STATE,)},
-    ("com.microsoft", "MultiHeadAttention"): {1: (OperandFlow(6),), 2: (OperandFlow(7),)},
+    ("com.microsoft", "MultiHeadAttention"): {1: _fit(6), 2: _fit(7)},
     ("com.microsoft", "PagedAttention"): {1: (OperandFlow(3),), 2: (OperandFlow(4),)},
     ("com.microsoft", "SparseAttention"): {1: (OperandFlow(3),), 2: (OperandFlow(4),)},
 }
@@ -132,15 +202,20 @@ def find_operand_flows(
     if domain == _QUALCOMM_DOMAIN and op_type in _CTX_SCATTERS:
         return OperandFlow(0), OperandFlow(-1, overwrites=True)
     if domain == _QUALCOMM_DOMAIN and op_type in _CTX_GATHERS:
-        return (_PLAIN_MOVE,)
+        return (_CUT,)
     if domain != "":
         return None
     if op_type in _MOVE_OPS:
-        return (_PLAIN_MOVE,)
+        return (_MOVE_OPS[op_type],)
     if op_type in _ELEMENTWISE_OPS:
         return tuple(OperandFlow(operand, is_computed=True) for operand in range(operand_count))
+    if op_type == "Concat" and operand_count == 1:
+        return (_PLAIN_MOVE,)
     if op_type == "Concat":
-        return tuple(OperandFlow(operand) for operand in range(operand_count))
+        return tuple(
+            OperandFlow(operand, size_change=SizeChange.APPENDS, axis="axis")
+            for operand in range(operand_count)
+        )
     if op_type == "SequenceConstruct":
         return tuple(
             OperandFlow(operand, makes_new_state=False) for operand in range(operand_count)

@@ -8,15 +8,67 @@ KV inputs in a main graph, formal inputs in the body of a function or a branch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache, reduce
 from itertools import product
+from operator import or_
 from typing import NamedTuple
 
-from onnxkvrename.verification.operators import OperandFlow, is_ctx_scatter
+from onnxkvrename.verification.operators import OperandFlow, SizeChange, is_ctx_scatter
 
 _MAX_SOURCES = 16
 """Sources that are kept for each value; of more only the nearest, and as uncertain."""
 _MAX_OUTCOMES = 4
 """Outcomes of branches that are kept apart."""
+_MAX_RESIZINGS = 4
+"""Different ways to a size that are kept apart for each path."""
+
+
+class Resizing(NamedTuple):
+    """What the operators on a path do to the size of a value.
+
+    Attributes:
+        changes: All their changes, as flags.
+        axis: The axis along which it grows, negative from the end; ``None`` if it does not,
+            or the axis is not known.
+    """
+
+    changes: SizeChange = SizeChange.NONE
+    axis: int | None = None
+
+
+SAME_SIZE = frozenset({Resizing()})
+"""The size stays as it is, whatever the path."""
+
+
+@lru_cache(maxsize=4096)
+def build_resizing(changes: SizeChange, axis: int | None) -> frozenset[Resizing]:
+    """Return the resizing of one operator."""
+    return frozenset({Resizing(changes, axis)}) if changes else SAME_SIZE
+
+
+@lru_cache(maxsize=4096)
+def _chain_resizings(
+    first: frozenset[Resizing], second: frozenset[Resizing]
+) -> frozenset[Resizing]:
+    """Return what two parts of a path do to the size one after the other."""
+    chained = set()
+    for before, after in product(first, second):
+        axis = after.axis
+        if axis is None and not after.changes & (SizeChange.APPENDS | SizeChange.MOVES_AXES):
+            axis = before.axis
+        chained.add(Resizing(before.changes | after.changes, axis))
+    return _limit_resizings(chained)
+
+
+def _limit_resizings(resizings: Iterable[Resizing]) -> frozenset[Resizing]:
+    """Return a few different resizings; of too many one that is all of them, for good."""
+    distinct = frozenset(resizings)
+    changes = reduce(or_, (resizing.changes for resizing in distinct))
+    if len(distinct) <= _MAX_RESIZINGS and not (changes & SizeChange.SEVERAL and len(distinct) > 1):
+        return distinct
+    axes = {resizing.axis for resizing in distinct if resizing.changes & SizeChange.APPENDS}
+    axis = axes.pop() if len(axes) == 1 else None
+    return frozenset({Resizing(changes | SizeChange.SEVERAL, axis)})
 
 
 class NodeLocation(NamedTuple):
@@ -41,11 +93,13 @@ class FlowPath(NamedTuple):
         updated_by: The last node that makes a new state; `None` if the source is
             only moved.
         uncertainty: Why the path may not exist; empty if it does.
+        resizings: What becomes of its size; several where paths cost the same.
     """
 
     cost: tuple[int, int]
     updated_by: NodeLocation | None = None
     uncertainty: str = ""
+    resizings: frozenset[Resizing] = SAME_SIZE
 
 
 FlowPaths = Mapping[tuple[int, bool], FlowPath]
@@ -88,21 +142,30 @@ def mix_origins(origins: Iterable[Origin]) -> Origin:
     return Origin((), dependency_bits)
 
 
-def carry_origin(origin: Origin, flow: OperandFlow, location: NodeLocation) -> Origin:
+def carry_origin(
+    origin: Origin,
+    flow: OperandFlow,
+    location: NodeLocation,
+    resizing: frozenset[Resizing] = SAME_SIZE,
+) -> Origin:
     """Return the origin of a value after an operator carries it on.
 
     Args:
         origin: The origin of the operand.
         flow: How the operator carries this operand.
         location: The node of the operator.
+        resizing: What the operator does to its size.
     """
-    if not (flow.makes_new_state or flow.overwrites or flow.is_computed):
+    is_moved = not (flow.makes_new_state or flow.overwrites or flow.is_computed)
+    if is_moved and resizing is SAME_SIZE:
         return origin
-    outcomes = tuple(_extend_paths(paths, flow, location) for paths in origin.outcomes)
+    outcomes = tuple(_extend_paths(paths, flow, location, resizing) for paths in origin.outcomes)
     return Origin(outcomes, origin.dependency_bits)
 
 
-def _extend_paths(paths: FlowPaths, flow: OperandFlow, location: NodeLocation) -> FlowPaths:
+def _extend_paths(
+    paths: FlowPaths, flow: OperandFlow, location: NodeLocation, resizing: frozenset[Resizing]
+) -> FlowPaths:
     overwritten, computed = int(flow.overwrites), int(flow.is_computed)
     updated_by = location if flow.makes_new_state else None
     return {
@@ -110,6 +173,7 @@ def _extend_paths(paths: FlowPaths, flow: OperandFlow, location: NodeLocation) -
             (path.cost[0] + overwritten, path.cost[1] + computed),
             updated_by or path.updated_by,
             path.uncertainty,
+            path.resizings if resizing is SAME_SIZE else _chain_resizings(path.resizings, resizing),
         )
         for key, path in paths.items()
     }
@@ -154,7 +218,9 @@ def build_uncertain_origin(
     merged = merge_origins(origins)
     outcomes = tuple(
         {
-            (number, False): FlowPath(path.cost, location or path.updated_by, reason)
+            (number, False): FlowPath(
+                path.cost, location or path.updated_by, reason, path.resizings
+            )
             for (number, _), path in paths.items()
         }
         for paths in merged.outcomes
@@ -201,6 +267,7 @@ def _compose_origin(
                     (path.cost[0] + inner.cost[0], path.cost[1] + inner.cost[1]),
                     updated_by or path.updated_by,
                     inner.uncertainty or path.uncertainty,
+                    _chain_resizings(path.resizings, inner.resizings),
                 )
                 for (number, is_certain), path in paths.items()
             }
@@ -217,12 +284,15 @@ def _qualify_location(inner: NodeLocation, call: NodeLocation) -> NodeLocation:
 
 
 def _merge_cheapest_paths(several_paths: Iterable[FlowPaths]) -> FlowPaths:
-    """Return the cheapest path for each source."""
+    """Return the cheapest path for each source; of equal ones the first, with both resizings."""
     cheapest: dict[tuple[int, bool], FlowPath] = {}
     for paths in several_paths:
         for key, path in paths.items():
-            if key not in cheapest or path.cost < cheapest[key].cost:
+            known = cheapest.get(key)
+            if known is None or path.cost < known.cost:
                 cheapest[key] = path
+            elif path.cost == known.cost and path.resizings is not known.resizings:
+                cheapest[key] = _add_resizings(known, path.resizings)
     if len(cheapest) <= _MAX_SOURCES:
         return cheapest
     nearest = sorted(cheapest, key=lambda key: (cheapest[key].cost, key))[:_MAX_SOURCES]
@@ -254,7 +324,17 @@ def _merge_similar_outcomes(first: FlowPaths, second: FlowPaths) -> FlowPaths:
         for key, path in paths.items()
         if path.updated_by
     }
-    return {
-        key: path._replace(updated_by=path.updated_by or locations.get(key))
-        for key, path in cheapest.items()
-    }
+    merged = {}
+    for key, path in cheapest.items():
+        path = path._replace(updated_by=path.updated_by or locations.get(key))
+        for paths in (first, second):
+            path = _add_resizings(path, paths[key].resizings) if key in paths else path
+        merged[key] = path
+    return merged
+
+
+def _add_resizings(path: FlowPath, resizings: frozenset[Resizing]) -> FlowPath:
+    """Return a path that may also do this to the size."""
+    if resizings <= path.resizings:
+        return path
+    return path._replace(resizings=_limit_resizings(path.resizings | resizings))

@@ -27,15 +27,19 @@ from onnxkvrename.verification.graph_bodies import (
     sort_operations,
 )
 from onnxkvrename.verification.operators import (
+    OperandFlow,
     find_carried_operands,
     find_operand_flows,
     is_shape_only,
 )
 from onnxkvrename.verification.provenance import (
     NO_ORIGIN,
+    SAME_SIZE,
     NodeLocation,
     Origin,
+    Resizing,
     apply_summary,
+    build_resizing,
     build_source_origin,
     build_uncertain_origin,
     carry_origin,
@@ -173,7 +177,7 @@ class _Tracer:
             return self._trace_call(operation, operands, location)
         is_control_flow = operation.domain == "" and operation.op_type in _CONTROL_FLOW_OPS
         if not is_control_flow and operation.number not in body.subgraphs:
-            return _trace_operator(operation, operands, location)
+            return _trace_operator(operation, body.nodes[operation.number], operands, location)
         summaries = {
             name: self.summarize_body(subgraph, list_captured_names(subgraph))
             for name, subgraph in body.subgraphs.get(operation.number, {}).items()
@@ -181,7 +185,7 @@ class _Tracer:
         node = _SubgraphNode(body.nodes[operation.number], operands, summaries, origins, location)
         if not is_control_flow:
             all_operands = [*operands, *node.list_all_captured_origins()]
-            return _trace_operator(operation, all_operands, location)
+            return _trace_operator(operation, node.node, all_operands, location)
         outputs = _CONTROL_FLOW_OPS[operation.op_type](node)
         if outputs is None:
             reason = f"the {operation.op_type} does not fit its body"
@@ -203,7 +207,7 @@ class _Tracer:
 
 
 def _trace_operator(
-    operation: Operation, operands: Sequence[Origin], location: NodeLocation
+    operation: Operation, node: NodeProto, operands: Sequence[Origin], location: NodeLocation
 ) -> list[Origin]:
     """Return the origins of a node's outputs by the properties of its operator."""
     domain, op_type, _ = operation.function_key
@@ -211,19 +215,41 @@ def _trace_operator(
     if not dependency_bits or is_shape_only(domain, op_type):
         return [NO_ORIGIN] * len(operation.outputs)
     outputs = []
+    resizings: dict[tuple[object, ...], frozenset[Resizing]] = {}
     for position in range(len(operation.outputs)):
         flows = find_operand_flows(domain, op_type, position, len(operation.inputs))
         if flows is None:
             reason = f"{op_type} of {domain} has no body in the model"
             outputs.append(build_uncertain_origin(operands, reason, location))
             continue
-        carried = [
-            carry_origin(operands[flow.operand], flow, location)
-            for flow in flows
-            if flow.operand < len(operands)
-        ]
+        carried = []
+        for flow in flows:
+            change = flow.size_change, flow.axis, flow.sharing_attribute
+            if change not in resizings:
+                resizings[change] = _find_resizing(flow, node)
+            if flow.operand < len(operands):
+                origin = operands[flow.operand]
+                carried.append(carry_origin(origin, flow, location, resizings[change]))
         outputs.append(Origin(join_origins(carried).outcomes, dependency_bits))
     return outputs
+
+
+def _find_resizing(flow: OperandFlow, node: NodeProto) -> frozenset[Resizing]:
+    """Return what a node does to the size of an operand, by its operator and its attributes."""
+    if not flow.size_change or (
+        flow.sharing_attribute and _read_integer(node, flow.sharing_attribute)
+    ):
+        return SAME_SIZE
+    axis = _read_integer(node, flow.axis) if isinstance(flow.axis, str) else flow.axis
+    return build_resizing(flow.size_change, axis)
+
+
+def _read_integer(node: NodeProto, name: str) -> int | None:
+    """Return an attribute; `None` if the node has none, or a function's caller decides it."""
+    for attribute in node.attribute:
+        if attribute.name == name:
+            return None if attribute.ref_attr_name else int(attribute.i)
+    return None
 
 
 # Control flow: the operator decides how its bodies are used.

@@ -162,7 +162,9 @@ def _finish_report(
 def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) -> VerifiedModel:
     path = opened.file.path
     model = scan_model(opened.source, opened.signature, path, rules, data_beside=opened.file).model
-    flows, proofs = prove_retention(opened.source, model.pairs)
+    flows, proofs = prove_retention(
+        opened.source, model.pairs, model.plan.updates_by_kind, rules.name
+    )
     select = request.select_pattern
     findings = (
         *model.findings,
@@ -178,24 +180,32 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
 
 
 def prove_retention(
-    source: ByteSource, pairs: Sequence[KvPair]
+    source: ByteSource,
+    pairs: Sequence[KvPair],
+    updates_by_kind: Mapping[str, str] = MappingProxyType({}),
+    profile: str = "",
 ) -> tuple[tuple[BufferFlow, ...], tuple[Finding, ...]]:
     """Prove that buffers are retained and that the model is valid, without its weights.
 
     Args:
         source: The bytes of the model.
         pairs: The KV buffers.
+        updates_by_kind: How buffers of each kind are meant to be updated.
+        profile: What messages call the profile that says it.
 
     Returns:
-        How each output is computed from its input, and the findings KV110, KV113, KV114
-        and KV115.
+        How each output is computed from its input, and the findings KV110, KV113, KV114,
+        KV115 and KV120.
 
     Raises:
         ModelError: Protobuf cannot parse the bytes.
     """
     model = read_model_without_weights(source)
     flows = trace_buffer_flows(model, pairs)
-    return flows, (*check_buffer_flows(flows), *check_onnx_validity(model))
+    return flows, (
+        *check_buffer_flows(flows, updates_by_kind, profile),
+        *check_onnx_validity(model),
+    )
 
 
 def _check_stamp(model: KvModel) -> Iterator[Finding]:

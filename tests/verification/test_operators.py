@@ -16,7 +16,7 @@ SCHEMAS = {schema.name: schema for schema in onnx.defs.get_all_schemas() if not 
 
 
 def test_every_operator_that_is_known_by_name_is_one_of_onnx() -> None:
-    known = operators._MOVE_OPS | operators._ELEMENTWISE_OPS | operators._SHAPE_ONLY_OPS
+    known = {*operators._MOVE_OPS, *operators._ELEMENTWISE_OPS, *operators._SHAPE_ONLY_OPS}
     known |= set(operators._JOIN_OPS) | {
         name for domain, name in operators._STATEFUL_OPS if not domain
     }

@@ -38,7 +38,7 @@ def trace(nodes: str) -> Origin:
 
 
 def test_a_source_is_carried_and_touched() -> None:
-    assert trace("y = Transpose(a)") == build_source_origin(0)
+    assert trace("y = Identity(a)") == build_source_origin(0)
 
 
 def test_what_is_mixed_is_touched_and_only_deep_down() -> None:

@@ -11,6 +11,8 @@ from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.model.signature import NameUses, Signature, format_shape, is_shape_compatible
 from onnxkvrename.rules.plan import REASON_UNKNOWN, KvPair, RenamePlan, find_conflicting_symbols
 
+_RESIZING_UPDATES = ("append", "delta")
+
 
 def check_pairs(signature: Signature, plan: RenamePlan, uses: NameUses) -> Iterator[Finding]:
     """Check the pairs of one model, as they are and as they will be after the rename.
@@ -27,7 +29,7 @@ def check_pairs(signature: Signature, plan: RenamePlan, uses: NameUses) -> Itera
     inputs = {value.name for value in signature.inputs}
     for pair in plan.pairs:
         yield from _check_both_sides(pair, inputs)
-        yield from _check_types(pair)
+        yield from _check_types(pair, plan.updates_by_kind.get(pair.kind, ""))
         yield from _check_usage(pair, inputs, uses)
         if not plan.token_change.normalize:
             yield from _check_suffix(pair)
@@ -109,7 +111,8 @@ def _check_both_sides(pair: KvPair, inputs: set[str]) -> Iterator[Finding]:
         )
 
 
-def _check_types(pair: KvPair) -> Iterator[Finding]:
+def _check_types(pair: KvPair, update: str) -> Iterator[Finding]:
+    """Yield KV103 and KV104; other sizes are right where rules say that the output has them."""
     if pair.input is None or pair.output is None:
         return
     into, out = pair.input.value, pair.output.value
@@ -124,6 +127,7 @@ def _check_types(pair: KvPair) -> Iterator[Finding]:
         into.shape is not None
         and out.shape is not None
         and not is_shape_compatible(into.shape, out.shape)
+        and not (update in _RESIZING_UPDATES and len(into.shape) == len(out.shape))
     ):
         yield build_finding(
             "KV104",

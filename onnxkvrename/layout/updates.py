@@ -1,0 +1,150 @@
+"""How the retained output of a buffer is made from its input, and whether it can go back."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.model.signature import Dim
+
+UpdateKind = Literal["inplace", "shift", "append", "delta", "once", "unknown"]
+"""The ways to update a buffer.
+
+``inplace``: written into at some positions; ``shift``: the oldest positions make room for the
+new ones, in a buffer of one size; ``append``: longer by the new positions; ``delta``: the output
+has the new positions only; ``once``: passed through, or written in full without the input.
+"""
+UPDATE_KINDS: tuple[UpdateKind, ...] = get_args(UpdateKind)
+
+_KINDS_WORST_FIRST: tuple[UpdateKind, ...] = (
+    "append",
+    "delta",
+    "unknown",
+    "shift",
+    "inplace",
+    "once",
+)
+_RESIZING_KINDS: tuple[UpdateKind, ...] = ("append", "delta")
+_MAX_SYMBOL = 1000
+"""Longer symbols are compared, but not taken apart."""
+
+DimChange = Literal["same", "grows", "shrinks", "open"]
+"""How the size of an axis changes from input to output; ``open`` if the shapes do not say."""
+
+
+class BufferUpdate(NamedTuple):
+    """How a retained output is made from its input.
+
+    Attributes:
+        kind: One of `UPDATE_KINDS`.
+        axis: For ``append`` and ``delta`` the axis with another size, ``None`` if not known.
+    """
+
+    kind: UpdateKind = "unknown"
+    axis: int | None = None
+
+    @property
+    def is_resized(self) -> bool:
+        """True if the output has another size than the input, so that it cannot go back."""
+        return self.kind in _RESIZING_KINDS
+
+    def __str__(self) -> str:
+        if self.axis is None:
+            return self.kind
+        return f"{self.kind} along axis {self.axis}"
+
+
+UNKNOWN_UPDATE = BufferUpdate()
+
+
+def choose_worst_update(updates: list[BufferUpdate]) -> BufferUpdate:
+    """Return the update that does the most harm; unknown for an empty list."""
+    ranks = {kind: rank for rank, kind in enumerate(_KINDS_WORST_FIRST)}
+    return min(updates, key=lambda update: ranks[update.kind], default=UNKNOWN_UPDATE)
+
+
+def compare_dims(
+    into: tuple[Dim, ...] | None, out: tuple[Dim, ...] | None
+) -> tuple[DimChange, ...] | None:
+    """Return how the size of each axis changes, as far as the declared shapes say.
+
+    Args:
+        into: The shape of the input.
+        out: The shape of its retained output.
+
+    Returns:
+        ``None`` if a shape is missing, or the ranks differ.
+    """
+    if into is None or out is None or len(into) != len(out):
+        return None
+    return tuple(_compare_dim(before, after) for before, after in zip(into, out, strict=True))
+
+
+def build_update_finding(
+    input_name: str,
+    output_name: str,
+    update: BufferUpdate,
+    shapes: tuple[tuple[Dim, ...] | None, tuple[Dim, ...] | None],
+    *,
+    needed_by: str | None,
+    more: int = 0,
+) -> Finding:
+    """Return KV120 for a buffer whose output has another size than its input.
+
+    Args:
+        input_name: The name of the input.
+        output_name: The name of the retained output.
+        update: How the output is made.
+        shapes: The declared shapes of input and output.
+        needed_by: Who needs the output to go back into its input; ``None`` if nothing says,
+            which makes the finding a warning.
+        more: The number of further buffers that the finding is also about.
+    """
+    size = "is longer than" if update.kind == "append" else "has only the new positions of"
+    need = f"{needed_by} retains buffers in place" if needed_by else "nothing says who joins them"
+    finding = build_finding(
+        "KV120",
+        output_name,
+        f"{size} {input_name}{_format_axis(update, shapes)}{f', like {more} more' if more else ''}"
+        f", and cannot go back into it: {need}",
+        "export it with a static cache, which is written in place"
+        if needed_by
+        else 'say in the rules what is meant: update = "append", "delta" or "inplace"',
+    )
+    return finding._replace(severity="error") if needed_by else finding
+
+
+def _format_axis(
+    update: BufferUpdate, shapes: tuple[tuple[Dim, ...] | None, tuple[Dim, ...] | None]
+) -> str:
+    """Return which axis has another size, and the declared sizes if both are there."""
+    if update.axis is None:
+        return ""
+    sizes = [shape[update.axis] for shape in shapes if shape and update.axis < len(shape)]
+    declared = "" if len(set(sizes)) < 2 or None in sizes else f" ({sizes[0]} -> {sizes[1]})"
+    return f" along axis {update.axis}{declared}"
+
+
+def _compare_dim(before: Dim, after: Dim) -> DimChange:
+    if before is None or after is None:
+        return "open"
+    if before == after:
+        return "same"
+    if isinstance(before, int) and isinstance(after, int):
+        return "grows" if after > before else "shrinks"
+    if isinstance(before, str) and isinstance(after, str):
+        return "grows" if _is_larger_symbol(before, after) else "open"
+    return "open"
+
+
+def _is_larger_symbol(before: str, after: str) -> bool:
+    """Return whether a symbol is a sum with another one in it, or the total of its past."""
+    if max(len(before), len(after)) > _MAX_SYMBOL:
+        return False
+    terms = [term.strip() for term in after.split("+")]
+    if len(terms) > 1 and before.strip() in terms:
+        return True
+    return "past_" in before and after in (
+        before.replace("past_", "total_", 1),
+        before.replace("past_", "present_", 1),
+    )
