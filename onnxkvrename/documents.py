@@ -135,6 +135,11 @@ class ObjectReader:
         number: int | None = self._read(key, "an integer or null", int, _NULL)
         return number
 
+    def read_boolean(self, key: str, *, default: bool) -> bool:
+        """Return a truth value."""
+        value: bool = self._read(key, "true or false", bool, default=default)
+        return value
+
     def read_choice(self, key: str, choices: Iterable[str]) -> Any:
         """Return a text that is one of `choices`."""
         text, allowed = self.read_string(key), tuple(choices)

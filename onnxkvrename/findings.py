@@ -34,7 +34,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV119": ("warning", "retention loop that could not be run: not tried"),
     "KV120": (
         "warning",
-        "a buffer that grows: its output cannot go back into its input; an error where it must",
+        "a cache that grows: its output cannot go back into its input (an error where it must)",
     ),
     "KV121": ("error", "more than names of KV buffers differs from the source (--renamed-from)"),
     "KV122": ("warning", "same content as the source, written in other bytes (--renamed-from)"),

@@ -30,7 +30,9 @@ def inspect(model: PathLike, *, rules: RulesLike = None) -> ModelSummary:
         RulesError: The rules cannot be used.
         TypeError: An argument has the wrong type.
     """
-    summary = inspect_model(as_path(model, "model"), load_rules(rules))
+    from onnxkvrename.verification.dataflow import trace_buffer_updates  # onnx
+
+    summary = inspect_model(as_path(model, "model"), load_rules(rules), trace_buffer_updates)
     if summary.error is not None:
         raise summary.error
     return summary
@@ -67,6 +69,8 @@ def load_layout(
         custom_io_path=as_optional_path(custom_io, "custom_io"),
     )
     loaded_rules, models = load_rules(rules), as_paths(paths)
+    from onnxkvrename.verification.dataflow import trace_buffer_updates as trace  # onnx
+
     if len(models) == 1:
-        return load_model_or_manifest(models[0], loaded_rules, compile_info)
-    return load_models(models, loaded_rules, compile_info)
+        return load_model_or_manifest(models[0], loaded_rules, compile_info, trace_updates=trace)
+    return load_models(models, loaded_rules, compile_info, trace_updates=trace)

@@ -157,9 +157,13 @@ def _parse_ranks(text: str | None) -> TensorParallelSizes | None:
 
 def _load_sides(arguments: _Arguments, rules: Rules) -> tuple[LoadedLayout, LoadedLayout]:
     """Load both sides with their sizes; a size that neither side needs is an error."""
+    from onnxkvrename.verification.dataflow import trace_buffer_updates  # onnx
+
     info = CompileInfo(group_windows=not arguments.no_set)
-    prefill = load_model_or_manifest(arguments.prefill, rules, info)
-    decode = load_model_or_manifest(arguments.decode, rules, info)
+    prefill, decode = (
+        load_model_or_manifest(path, rules, info, trace_updates=trace_buffer_updates)
+        for path in (arguments.prefill, arguments.decode)
+    )
     shared = parse_dim_sizes(arguments.dims)
     check_size_symbols(shared, sorted({*prefill.layout.symbols, *decode.layout.symbols}))
     return (

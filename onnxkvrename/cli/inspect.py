@@ -63,14 +63,18 @@ class _Arguments(NamedTuple):
 def command(**values: Any) -> int:
     """Show what is in a model: its KV buffers by layer, their kinds, token, weights, findings.
 
-    The kind of a buffer is told from its shape, not only from its name. Weights
-    are not read.
+    The kind of a buffer is what the profile says, else what its shape suggests. How
+    it is updated is traced through the graph. Weights are not read.
     """
     arguments = _Arguments(**values)
     if not arguments.models:
         raise click.UsageError("no MODEL given: onnxkvrename inspect MODEL...")
+    from onnxkvrename.verification.dataflow import trace_buffer_updates  # onnx
+
     rules = load_rules(arguments.profile, arguments.rules)
-    summaries = tuple(inspect_model(job.model, rules) for job in find_jobs(arguments.models))
+    summaries = tuple(
+        inspect_model(job.model, rules, trace_buffer_updates) for job in find_jobs(arguments.models)
+    )
     _write_pictures(summaries, arguments)
     return print_answer(_build_answer(summaries), arguments.output_format)
 

@@ -167,7 +167,15 @@ def command(**values: Any) -> int:
     _check_projection_options(arguments)
     compile_info = _build_compile_info(arguments)
     rules = load_rules(arguments.profile, arguments.rules)
-    loaded = load_layout(arguments.models, rules, compile_info, strict=arguments.strict)
+    from onnxkvrename.verification.dataflow import trace_buffer_updates  # onnx
+
+    loaded = load_layout(
+        arguments.models,
+        rules,
+        compile_info,
+        strict=arguments.strict,
+        trace_updates=trace_buffer_updates,
+    )
     _check_output_path(arguments)
     if arguments.stamp:
         loaded = _stamp_models(loaded, rules, force=arguments.force, quiet=arguments.quiet)

@@ -19,6 +19,7 @@ from onnxkvrename.handoff.side_checks import (
     check_startup,
     check_unmatched_non_kv,
     list_order_notes,
+    list_update_notes,
 )
 from onnxkvrename.handoff.simulate import PromptRanges, TransferSetup, is_in_ranges, merge_ranges
 from onnxkvrename.handoff.slots import MemorySlot, format_token_count
@@ -182,7 +183,8 @@ def _collect_findings(
     findings += check_each_side(writer, reader, reported)
     if not order_findings:
         findings += _check_shifted_buffers(comparison, root_causes)
-    return findings, list_order_notes(prefill, decode, setup.consumer)
+    notes = list_order_notes(prefill, decode, setup.consumer)
+    return findings, [*notes, *list_update_notes(writer, reader)]
 
 
 def _build_pair_results(
@@ -204,10 +206,17 @@ def _build_pair_results(
     results = []
     for pair in comparison.pairs:
         code = codes.get(pair.buffer_id, None if pair.buffer_id in transferred else lost_code)
+        if code is None and setup.consumer.needs_in_place and _is_resized(pair):
+            code = "KV120"
         is_undecided = pair.buffer_id in (shiftable if code is None else undecided)
         ranges = wrong_ranges.get(pair.buffer_id, ())
         results.append(PairResult(pair, code, ranges, is_undecided))
     return tuple(results)
+
+
+def _is_resized(pair: BufferPair) -> bool:
+    """Return whether a retained output has another size than its input, on either side."""
+    return any(side is not None and side.update.is_resized for side in (pair.prefill, pair.decode))
 
 
 def _check_order(setup: TransferSetup) -> list[Finding]:

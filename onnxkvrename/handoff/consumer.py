@@ -42,6 +42,8 @@ class Consumer(NamedTuple):
         is_appended_output: Returns whether prefill adds a graph output of this name to its list
             of retained outputs; the consumer then drops the last entry of that list. `None`
             for a consumer that adds and drops nothing.
+        needs_in_place: Whether a retained output must go back into its input as it is (KV120);
+            `None` if that is not known, which makes it a warning.
         checks: Further checks of this consumer alone. Each takes a layout and whether all of each
             buffer is moved, and yields findings.
     """
@@ -55,4 +57,5 @@ class Consumer(NamedTuple):
     transferred_shape: Callable[[Shape, int | None], Shape]
     itemsize_of: Callable[[str], int | None]
     is_appended_output: Callable[[str], bool] | None = None
+    needs_in_place: bool | None = None
     checks: tuple[Callable[[Layout, bool], Iterator[Finding]], ...] = ()

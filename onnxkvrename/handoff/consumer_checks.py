@@ -23,6 +23,7 @@ from onnxkvrename.handoff.selection import (
 )
 from onnxkvrename.layout.dims import Shape
 from onnxkvrename.layout.layout import KvBuffer, Layout, build_layout
+from onnxkvrename.layout.updates import BufferUpdate, build_update_finding
 from onnxkvrename.rules.kv_model import KvModel
 
 StartupCause = Literal["layer", "dtype", "shape", "output_count"]
@@ -96,6 +97,7 @@ def find_problems(
     )
     yield ConsumerProblem(tuple(_check_layer_numbers(names, selection, consumer)))
     yield ConsumerProblem(tuple(_check_order(names, layout, selection, consumer)))
+    yield ConsumerProblem(tuple(_check_updates(layout, consumer)))
     yield _check_dtypes(layout, selection, consumer)
     yield _check_shapes(layout, selection, consumer)
     if has_wrong_output_count(layout, selection, consumer):
@@ -305,6 +307,26 @@ def _check_order(
                 "(--rules FILE)",
             )
             return
+
+
+def _check_updates(layout: Layout, consumer: Consumer) -> Iterator[Finding]:
+    """Yield KV120, once for all buffers that change their size in the same way."""
+    if consumer.needs_in_place is False:
+        return
+    groups: dict[BufferUpdate, list[KvBuffer]] = {}
+    for buffer in layout.buffers:
+        if buffer.update.is_resized:
+            groups.setdefault(buffer.update, []).append(buffer)
+    shapes = {value.name: value.shape for value in (*layout.outputs, *layout.inputs)}
+    for update, (buffer, *others) in groups.items():
+        yield build_update_finding(
+            buffer.input or "its input",
+            buffer.output or "",
+            update,
+            (shapes.get(buffer.input or ""), shapes.get(buffer.output or "")),
+            needed_by=consumer.name if consumer.needs_in_place else None,
+            more=len(others),
+        )
 
 
 def _find_unpaired_name(layout: Layout, selection: Selection) -> str:

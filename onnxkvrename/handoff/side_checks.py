@@ -28,9 +28,9 @@ from onnxkvrename.handoff.selection import (
 from onnxkvrename.handoff.worker import HandoffSide
 from onnxkvrename.model.signature import format_shape
 
-STARTUP_FAILURE_CODES = ("KV001", "KV603", "KV604", "KV610", "KV619")
-"""Findings that stop a side before any hand-off, with an error message."""
-_SIDE_CODES = ("KV602", "KV609", "KV610")
+STARTUP_FAILURE_CODES = ("KV001", "KV120", "KV603", "KV604", "KV610", "KV619")
+"""Findings that stop a side before any hand-off: it cannot be compiled or started."""
+_SIDE_CODES = ("KV120", "KV602", "KV609", "KV610")
 """Findings of one side that count in a hand-off as they are.
 
 The others are either compared in more detail (KV601, KV603 to KV605, KV608), or about something
@@ -197,6 +197,8 @@ def check_each_side(
     """Yield what each side gets wrong by itself, except the codes that are reported already."""
     for checked in (prefill, decode):
         for finding in (each for problem in checked.problems for each in problem.findings):
+            if finding.code == "KV120" and finding.severity != "error":
+                continue  # a note: nothing says that it stops the consumer
             if finding.code in _SIDE_CODES and finding.code not in reported_codes:
                 yield finding._replace(message=f"{finding.message} ({checked.side.label})")
 
@@ -222,6 +224,17 @@ def check_unmatched_non_kv(prefill: CheckedSide, decode: CheckedSide) -> Iterato
                 f"place among the buffers of {checked.side.label} only",
                 f"take {token} out of that name where the model is exported",
             )
+
+
+def list_update_notes(prefill: CheckedSide, decode: CheckedSide) -> list[str]:
+    """Return a note on a side whose buffers grow, where nothing says that the consumer minds."""
+    return [
+        f"{checked.side.label}: {finding.name} {finding.message} ({finding.code})"
+        for checked in (prefill, decode)
+        for problem in checked.problems
+        for finding in problem.findings
+        if finding.code == "KV120" and finding.severity != "error"
+    ]
 
 
 def list_order_notes(prefill: HandoffSide, decode: HandoffSide, consumer: Consumer) -> list[str]:

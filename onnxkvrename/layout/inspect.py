@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -12,10 +12,12 @@ from onnxkvrename.layout.digest import check_stamp
 from onnxkvrename.layout.fold import fold_alike
 from onnxkvrename.layout.kinds import (
     BufferKind,
+    InferredKind,
     find_pair_dtype,
     find_pair_shape,
     infer_buffer_kind,
 )
+from onnxkvrename.layout.updates import UNKNOWN_UPDATE, BufferUpdate, UpdateTracer
 from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.proto_reader import read_export_info
 from onnxkvrename.model.signature import Dim, ExportInfo
@@ -51,12 +53,14 @@ class InspectedBuffer(NamedTuple):
         layer: The layer, from 0.
         buffer: The part of the layer, such as ``past_key``.
         scope: What precedes the name in models of several parts; mostly empty.
-        kind: The kind of cache, inferred from shapes as well as names.
+        kind: The kind of cache, by the profile or by its shape.
         state: Whether the names carry a token, and whether the buffer is there and sound.
         dtype: The dtype; empty if it is missing.
         shape: The shape, with symbols; ``None`` if the graph does not say it.
         input: The name of the input; ``None`` if it is missing.
         output: The name of the retained output; ``None`` if it is missing.
+        is_kind_guessed: True if only its shape or its name suggests its kind.
+        update: How the output is made from the input.
     """
 
     layer: int
@@ -68,10 +72,12 @@ class InspectedBuffer(NamedTuple):
     shape: tuple[Dim, ...] | None
     input: str | None
     output: str | None
+    is_kind_guessed: bool = False
+    update: BufferUpdate = UNKNOWN_UPDATE
 
 
 class BufferGroup(NamedTuple):
-    """Buffers with the same kind, dtype and shape in the same layers.
+    """Buffers with the same kind, dtype, shape and update in the same layers.
 
     Attributes:
         kind: Their kind.
@@ -79,6 +85,8 @@ class BufferGroup(NamedTuple):
         dtype: Their dtype.
         shape: Their shape.
         layers: The layers that have them.
+        is_kind_guessed: True if only shapes or names suggest that kind.
+        update: How their outputs are made from their inputs.
     """
 
     kind: BufferKind
@@ -86,6 +94,8 @@ class BufferGroup(NamedTuple):
     dtype: str
     shape: tuple[Dim, ...] | None
     layers: tuple[int, ...]
+    is_kind_guessed: bool = False
+    update: BufferUpdate = UNKNOWN_UPDATE
 
 
 class StampStatus(NamedTuple):
@@ -148,12 +158,15 @@ class ModelSummary(NamedTuple):
         return self.error is not None or any(f.severity == "error" for f in self.findings)
 
 
-def inspect_model(path: Path, rules: Rules) -> ModelSummary:
+def inspect_model(
+    path: Path, rules: Rules, trace_updates: UpdateTracer | None = None
+) -> ModelSummary:
     """Summarize the model at a path.
 
     Args:
         path: The model.
         rules: The rules that tell KV names.
+        trace_updates: Tells how buffers are updated; without it that stays unknown.
 
     Returns:
         The summary; for a file that is not a readable model, its error.
@@ -163,19 +176,22 @@ def inspect_model(path: Path, rules: Rules) -> ModelSummary:
     """
     try:
         with open_model(path) as opened:
-            return summarize_model(opened, rules)
+            return summarize_model(opened, rules, trace_updates)
     except RulesError:
         raise
     except KvRenameError as error:
         return ModelSummary(str(path), error=error)
 
 
-def summarize_model(opened: OpenModel, rules: Rules) -> ModelSummary:
+def summarize_model(
+    opened: OpenModel, rules: Rules, trace_updates: UpdateTracer | None = None
+) -> ModelSummary:
     """Summarize an open model, checked as it is: the token that most names carry is right.
 
     Args:
         opened: The model.
         rules: The rules that tell KV names.
+        trace_updates: As for :func:`inspect_model`.
 
     Raises:
         ModelError: The bytes are not a readable model.
@@ -188,6 +204,9 @@ def summarize_model(opened: OpenModel, rules: Rules) -> ModelSummary:
     stamp, stamp_findings = _check_stamp(model)
     findings = (*model.findings, *stamp_findings)
     sizes = {file.location: file.size for file in model.data_files}
+    updates: Mapping[str, BufferUpdate] = {}
+    if trace_updates is not None and model.pairs:
+        updates = trace_updates(opened.source, model.pairs)
     return ModelSummary(
         path=model.path,
         size=opened.file.size,
@@ -198,7 +217,7 @@ def summarize_model(opened: OpenModel, rules: Rules) -> ModelSummary:
             for location in model.data_locations
             if location
         ),
-        buffers=tuple(_list_buffers(model.plan, _find_broken_names(model.plan, findings))),
+        buffers=tuple(_list_buffers(model.plan, _find_broken_names(model.plan, findings), updates)),
         token_counts=tuple(model.plan.token_counts.most_common()),
         name_count=len(model.plan.old_names),
         kept=model.plan.unchanged_names,
@@ -208,15 +227,19 @@ def summarize_model(opened: OpenModel, rules: Rules) -> ModelSummary:
 
 
 def group_buffers(buffers: Iterable[InspectedBuffer]) -> tuple[BufferGroup, ...]:
-    """Group buffers by kind, dtype and shape, in the order of their layers; skip missing ones."""
+    """Group buffers that are alike, in the order of their layers; skip missing ones."""
     rows = fold_alike(
-        (item.buffer, item.layer, (item.kind, item.dtype, item.shape))
+        (
+            item.buffer,
+            item.layer,
+            (item.kind, item.dtype, item.shape, item.is_kind_guessed, item.update),
+        )
         for item in buffers
         if item.state != "missing"
     )
     return tuple(
-        BufferGroup(kind, parts, dtype, shape, layers)
-        for parts, layers, (kind, dtype, shape) in rows
+        BufferGroup(kind, parts, dtype, shape, layers, is_guess, update)
+        for parts, layers, (kind, dtype, shape, is_guess, update) in rows
     )
 
 
@@ -238,7 +261,9 @@ def _find_broken_names(plan: RenamePlan, findings: Iterable[Finding]) -> frozens
     return frozenset(wrong | {item.first_name for item in plan.duplicates if item.name in wrong})
 
 
-def _list_buffers(plan: RenamePlan, broken: frozenset[str]) -> Iterator[InspectedBuffer]:
+def _list_buffers(
+    plan: RenamePlan, broken: frozenset[str], updates: Mapping[str, BufferUpdate]
+) -> Iterator[InspectedBuffer]:
     """Yield the buffers by layer, with those that a layer lacks between those that it has."""
     layers: dict[tuple[int, str], list[KvPair]] = {}
     for pair in plan.pairs:
@@ -247,26 +272,29 @@ def _list_buffers(plan: RenamePlan, broken: frozenset[str]) -> Iterator[Inspecte
         parts = {pair.buffer for pair in pairs}
         for part in plan.buffers_by_kind[kind]:
             if part not in parts:
-                scope, cache_kind = pairs[0].scope, infer_buffer_kind(pairs[0], pairs)
+                scope, cache_kind = pairs[0].scope, infer_buffer_kind(pairs[0], pairs).kind
                 yield InspectedBuffer(
                     layer, part, scope, cache_kind, "missing", "", None, None, None
                 )
             for pair in pairs:
                 if pair.buffer == part:
-                    yield _build_buffer(pair, infer_buffer_kind(pair, pairs), broken)
+                    buffer = _build_buffer(pair, infer_buffer_kind(pair, pairs), broken)
+                    update = updates.get(buffer.output or "", UNKNOWN_UPDATE)
+                    yield buffer._replace(update=update)
 
 
-def _build_buffer(pair: KvPair, kind: BufferKind, broken: frozenset[str]) -> InspectedBuffer:
+def _build_buffer(pair: KvPair, kind: InferredKind, broken: frozenset[str]) -> InspectedBuffer:
     return InspectedBuffer(
         layer=pair.layer,
         buffer=pair.buffer,
         scope=pair.scope,
-        kind=kind,
+        kind=kind.kind,
         state=_classify_pair(pair, broken),
         dtype=find_pair_dtype(pair),
         shape=find_pair_shape(pair),
         input=None if pair.input is None else pair.input.old_name,
         output=None if pair.output is None else pair.output.old_name,
+        is_kind_guessed=kind.is_guess,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -106,6 +106,11 @@ The symbols are those of ``get_onnx_dynamic_axes`` of QEfficient's gemma3, gpt_o
 (https://github.com/quic/efficient-transformers). vLLM has no MLA with chunks.
 """
 
+_WINDOW_SYMBOL = "sliding_window"
+_WINDOW_HINT = "sliding"
+"""What other exporters' symbols of a sliding window contain."""
+_STATE_HINTS = ("recurrent", "conv", "ssm", "state", "linear", "mamba")
+"""Words in names of states."""
 _DERIVED_MARKER = "_dim_"
 """The part of a symbol that torch.onnx makes up for a size it cannot determine."""
 
@@ -125,16 +130,32 @@ def list_kinds() -> tuple[BufferKind, ...]:
     return tuple(KINDS)
 
 
+class InferredKind(NamedTuple):
+    """The kind of a buffer.
+
+    Attributes:
+        kind: Its kind.
+        is_guess: True if only its shape or its name suggests that kind.
+    """
+
+    kind: BufferKind
+    is_guess: bool = False
+
+
 def infer_buffer_kind(
     pair: KvPair, layer: Iterable[KvPair], kinds: Kinds | None = None
-) -> BufferKind:
-    """Return the kind of a buffer, by its name, its shape and the shapes in its layer.
+) -> InferredKind:
+    """Return the kind of a buffer: what its profile says, else what its shape suggests.
 
-    A context axis is any symbol after the batch: axis 2 of ``[batch, heads, context, size]``,
-    axis 1 where heads and size share one axis. A layer without one is a linear state if a
-    part of it has rank 3 (a convolution state; the other part is the recurrent one), or if
-    its batch is a symbol, so that the exporter would have named a context too. Where every
-    size is fixed, a cache and a state look alike: ``unknown``.
+    The profile's own kind settles it: a name of `KINDS`, ``linear``, ``mla`` or ``cross``. With
+    ``attention``, and two kinds of MLA, the symbol of its axis says whether it is a window.
+
+    Where the profile leaves it to the shape, a context axis is any symbol after the batch:
+    axis 2 of ``[batch, heads, context, size]``, axis 1 where heads and size share one axis. A
+    layer without one is a linear state if a part of it has rank 3 (a convolution state; the
+    other part is the recurrent one), or if its batch is a symbol, so that the exporter would
+    have named a context too. Where every size is fixed, a cache and a state look alike:
+    ``unknown``.
 
     Args:
         pair: The buffer.
@@ -143,19 +164,51 @@ def infer_buffer_kind(
     """
     rows = KINDS if kinds is None else kinds
     context = _list_context_symbols(find_pair_shape(pair))
-    window = next((symbol for symbol in context if is_window_symbol(symbol, rows)), None)
-    family = {name: row for name, row in rows.items() if row.profile_kind == pair.kind}
+    window, is_similar = _find_window(context, rows)
+    family = _find_settled_kinds(pair, rows)
     if family:
-        return _choose_by_window(family, window)
-    if context and window is None:
-        return "full_attention"
+        is_guess = is_similar and any(row.window_symbol for row in family.values())
+        return InferredKind(_choose_by_window(family, window), is_guess)
+    states: Iterator[BufferKind] = (name for name, row in rows.items() if row.is_state)
+    state = next(states, "unknown")
+    if not pair.has_open_kind and _is_state_name(pair):
+        return InferredKind(state, is_guess=True)
     if context:
-        attention = {name: row for name, row in rows.items() if row.profile_kind is None}
-        return _choose_by_window(attention, window)
+        kind = _choose_by_window(_select_attention_rows(rows), window)
+        return InferredKind(kind, is_similar or not pair.has_open_kind)
     parts = [find_pair_shape(sibling) for sibling in layer if _is_same_layer(pair, sibling)]
     if not _has_only_states([find_pair_shape(pair), *parts]):
-        return "unknown"
-    return next((name for name, row in rows.items() if row.is_state), "unknown")
+        return InferredKind("unknown")
+    return InferredKind(state, is_guess=True)
+
+
+def _find_window(context: Iterable[str], rows: Kinds) -> tuple[str | None, bool]:
+    """Return the symbol of a window, and whether it is only similar to one that is known."""
+    for symbol in context:
+        if is_window_symbol(symbol, rows):
+            return symbol, False
+    is_similar = any(_WINDOW_HINT in symbol for symbol in context)
+    return (_WINDOW_SYMBOL if is_similar else None), is_similar
+
+
+def _find_settled_kinds(pair: KvPair, rows: Kinds) -> Kinds:
+    """Return the kinds of which the profile's kind is one; none if the profile leaves it open."""
+    family = {name: row for name, row in rows.items() if pair.kind in (name, row.profile_kind)}
+    if family or pair.kind != "attention" or pair.has_open_kind:
+        return family
+    return _select_attention_rows(rows)
+
+
+def _select_attention_rows(rows: Kinds) -> Kinds:
+    """Return the kinds of attention whose names say no more than that."""
+    return {
+        name: row for name, row in rows.items() if row.profile_kind is None and name != "unknown"
+    }
+
+
+def _is_state_name(pair: KvPair) -> bool:
+    """Return whether the profile's words for a buffer suggest a state."""
+    return any(hint in f"{pair.kind} {pair.buffer}".lower() for hint in _STATE_HINTS)
 
 
 def find_context_axis(shape: tuple[Dim, ...] | None) -> int | None:
@@ -183,7 +236,7 @@ def find_pair_dtype(pair: KvPair) -> str:
 
 def _choose_by_window(family: Kinds, window: str | None) -> BufferKind:
     """Return the kind for a window among kinds that differ in nothing else."""
-    if all(row.window_symbol is None for row in family.values()):
+    if len(family) == 1 or all(row.window_symbol is None for row in family.values()):
         return next(iter(family))
     return next((name for name, row in family.items() if row.window_symbol == window), "unknown")
 

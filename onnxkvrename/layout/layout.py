@@ -24,6 +24,7 @@ from onnxkvrename.layout.kinds import (
     infer_buffer_kind,
     is_window_symbol,
 )
+from onnxkvrename.layout.updates import UNKNOWN_UPDATE, BufferUpdate
 from onnxkvrename.model.signature import Dim, Value
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import KvPair, UnchangedName
@@ -51,6 +52,8 @@ class KvBuffer(NamedTuple):
         window: The symbol or the length in tokens of a sliding window, ``None`` without one.
         model: The path of the model that it is in.
         token: The token in its names, empty for none, ``None`` if the names disagree.
+        is_kind_guessed: True if only its shape or its name suggests its kind.
+        update: How its output is made from its input.
     """
 
     layer: int
@@ -66,6 +69,8 @@ class KvBuffer(NamedTuple):
     window: Dim
     model: str
     token: str | None = ""
+    is_kind_guessed: bool = False
+    update: BufferUpdate = UNKNOWN_UPDATE
 
     @property
     def traits(self) -> KindTraits:
@@ -197,12 +202,31 @@ def find_axis_and_window(kind: BufferKind, shape: Shape | None) -> tuple[int | N
     """
     axis = None if get_kind_traits(kind).is_state else find_context_axis(shape)
     dim = None if shape is None or axis is None else shape[axis]
-    return axis, dim if is_window_symbol(dim) else None
+    has_window = is_window_symbol(dim) or get_kind_traits(kind).is_windowed
+    return axis, dim if has_window else None
 
 
 def apply_sizes(layout: Layout, sizes: Sizes) -> Layout:
     """Return the layout with more known sizes; new sizes take precedence over old ones."""
     return layout._replace(sizes=MappingProxyType({**layout.sizes, **sizes}))
+
+
+def apply_updates(
+    layout: Layout, updates_by_model: Mapping[str, Mapping[str, BufferUpdate]]
+) -> Layout:
+    """Return the layout with how each buffer is updated.
+
+    Args:
+        layout: The layout.
+        updates_by_model: For each model's path the updates by the names of retained outputs.
+    """
+    buffers = (
+        buffer._replace(
+            update=updates_by_model.get(buffer.model, {}).get(buffer.output or "", buffer.update)
+        )
+        for buffer in layout.buffers
+    )
+    return layout._replace(buffers=tuple(buffers))
 
 
 def apply_dtypes(layout: Layout, dtypes: Mapping[str, str]) -> Layout:
@@ -263,7 +287,7 @@ def _build_buffers(source: KvModel) -> Iterator[KvBuffer]:
 
 
 def _build_buffer(pair: KvPair, layer: Sequence[KvPair], model: str) -> KvBuffer:
-    kind, shape = infer_buffer_kind(pair, layer), find_pair_shape(pair)
+    (kind, is_guess), shape = infer_buffer_kind(pair, layer), find_pair_shape(pair)
     axis, window = find_axis_and_window(kind, shape)
     tokens = {side.token for side in pair.sides}
     return KvBuffer(
@@ -280,6 +304,7 @@ def _build_buffer(pair: KvPair, layer: Sequence[KvPair], model: str) -> KvBuffer
         window=window,
         model=model,
         token=tokens.pop() if len(tokens) == 1 else None,
+        is_kind_guessed=is_guess,
     )
 
 

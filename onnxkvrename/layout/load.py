@@ -13,10 +13,18 @@ from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, format_list, promote_to_errors, suggest_similar
 from onnxkvrename.layout.digest import find_stamp_mismatches
 from onnxkvrename.layout.dims import list_symbols
-from onnxkvrename.layout.layout import Layout, apply_dtypes, apply_sizes, build_layout
+from onnxkvrename.layout.layout import (
+    Layout,
+    apply_dtypes,
+    apply_sizes,
+    apply_updates,
+    build_layout,
+)
 from onnxkvrename.layout.manifest import parse_manifest
+from onnxkvrename.layout.updates import BufferUpdate, UpdateTracer
+from onnxkvrename.model.file import open_model
 from onnxkvrename.rules.find_models import find_jobs
-from onnxkvrename.rules.kv_model import KvModel, check_models_together, read_kv_model
+from onnxkvrename.rules.kv_model import KvModel, check_models_together, scan_model
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import MERGED, PREFIXED, WINDOW, Rules
 from onnxkvrename.rules.results import ModelReport, report_model
@@ -92,6 +100,7 @@ def load_layout(
     compile_info: CompileInfo | None = None,
     *,
     strict: bool = False,
+    trace_updates: UpdateTracer | None = None,
 ) -> LoadedLayout:
     """Load the layout of one model, or of the windows of one; nothing is written.
 
@@ -104,6 +113,7 @@ def load_layout(
         rules: The rules that tell KV names and the parts of sets.
         compile_info: Sizes and dtypes of the compile.
         strict: Whether every warning is an error.
+        trace_updates: Tells how buffers are updated; without it that stays unknown.
 
     Raises:
         ModelError: A model cannot be read, or several are not parts of one; or a file of the
@@ -112,10 +122,10 @@ def load_layout(
         RulesError: A template of the rules makes names that could not be undone.
     """
     compile_info = compile_info or CompileInfo()
-    models = [read_kv_model(job.model, rules, check_data=False) for job in find_jobs(paths)]
+    models, updates = _read_models(paths, rules, trace_updates)
     set_findings = _check_together(models, rules, compile_info)
     selected = _select_layout_models(models)
-    layout = build_layout(selected)
+    layout = apply_updates(build_layout(selected), updates)
     stamp_findings = _check_set_stamps(selected, layout)
     reports = []
     for model, further in zip(models, set_findings, strict=True):
@@ -129,8 +139,28 @@ def load_layout(
     return LoadedLayout(apply_compile_info(layout, compile_info), tuple(reports), stamp)
 
 
+def _read_models(
+    paths: Sequence[Path], rules: Rules, trace_updates: UpdateTracer | None
+) -> tuple[list[KvModel], dict[str, Mapping[str, BufferUpdate]]]:
+    """Return the models, and by their paths how their buffers are updated."""
+    models: list[KvModel] = []
+    updates: dict[str, Mapping[str, BufferUpdate]] = {}
+    for job in find_jobs(paths):
+        with open_model(job.model) as opened:
+            source, signature = opened.source, opened.signature
+            model = scan_model(source, signature, job.model, rules, check_data=False).model
+            models.append(model)
+            if trace_updates is not None and model.pairs:
+                updates[model.path] = trace_updates(source, model.pairs)
+    return models, updates
+
+
 def load_model_or_manifest(
-    path: Path, rules: Rules, compile_info: CompileInfo | None = None
+    path: Path,
+    rules: Rules,
+    compile_info: CompileInfo | None = None,
+    *,
+    trace_updates: UpdateTracer | None = None,
 ) -> LoadedLayout:
     """Load the layout of a model, of a directory with the windows of one, or of a manifest.
 
@@ -141,6 +171,7 @@ def load_model_or_manifest(
         path: The model, directory or manifest.
         rules: The rules that tell KV names and the parts of sets.
         compile_info: Sizes and dtypes of the compile.
+        trace_updates: As for :func:`load_layout`; a manifest says itself what was found.
 
     Raises:
         ModelError: As for :func:`load_layout`, and for a damaged manifest.
@@ -149,7 +180,7 @@ def load_model_or_manifest(
         RulesError: As for :func:`load_layout`.
     """
     if not _is_json_file(path):
-        return load_layout([path], rules, compile_info)
+        return load_layout([path], rules, compile_info, trace_updates=trace_updates)
     manifest = parse_manifest(read_text_file(path, _MAX_MANIFEST_BYTES), str(path))
     report = ModelReport(str(path), str(path), "unchanged", findings=manifest.findings)
     layout = apply_compile_info(manifest.layout, compile_info or CompileInfo())

@@ -15,6 +15,7 @@ from onnxkvrename.layout.digest import compute_layout_digest
 from onnxkvrename.layout.dims import Shape
 from onnxkvrename.layout.kinds import list_kinds
 from onnxkvrename.layout.layout import KvBuffer, Layout, find_axis_and_window
+from onnxkvrename.layout.updates import UNKNOWN_UPDATE, UPDATE_KINDS, BufferUpdate
 from onnxkvrename.model.signature import Value
 from onnxkvrename.rules.plan import UnchangedName
 from onnxkvrename.rules.results import ModelReport
@@ -159,6 +160,9 @@ def _serialize_buffer(layout: Layout, buffer: KvBuffer) -> dict[str, Any]:
         "layer": buffer.layer,
         "part": buffer.part,
         "kind": buffer.kind,
+        "kind_guessed": buffer.is_kind_guessed,
+        "update": buffer.update.kind,
+        "update_axis": buffer.update.axis,
         "buffer": buffer.buffer,
         "scope": buffer.scope,
         "input": buffer.input,
@@ -305,7 +309,19 @@ def _parse_buffer(entry: ObjectReader) -> KvBuffer:
         window=window,
         model=entry.read_string("model"),
         token=entry.read_string_or_null("token"),
+        is_kind_guessed=entry.read_boolean("kind_guessed", default=False),
+        update=_parse_update(entry),
     )
+
+
+def _parse_update(entry: ObjectReader) -> BufferUpdate:
+    """Return how a buffer is updated; unknown in a manifest that does not say it."""
+    if "update" not in entry.values:
+        return UNKNOWN_UPDATE
+    axis = entry.read_integer_or_null("update_axis")
+    if axis is not None and axis < 0:
+        raise entry.build_error("update_axis", "is less than 0")
+    return BufferUpdate(entry.read_choice("update", UPDATE_KINDS), axis)
 
 
 def _parse_finding(entry: ObjectReader) -> Finding:

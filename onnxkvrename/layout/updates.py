@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Dim
+from onnxkvrename.rules.plan import KvPair
 
 UpdateKind = Literal["inplace", "shift", "append", "delta", "once", "unknown"]
 """The ways to update a buffer.
@@ -24,6 +27,14 @@ _KINDS_WORST_FIRST: tuple[UpdateKind, ...] = (
     "inplace",
     "once",
 )
+_LABELS: dict[UpdateKind, str] = {
+    "inplace": "written in place",
+    "shift": "shifted in place",
+    "append": "grows",
+    "delta": "new positions only",
+    "once": "written once",
+    "unknown": "",
+}
 _RESIZING_KINDS: tuple[UpdateKind, ...] = ("append", "delta")
 _MAX_SYMBOL = 1000
 """Longer symbols are compared, but not taken apart."""
@@ -48,6 +59,12 @@ class BufferUpdate(NamedTuple):
         """True if the output has another size than the input, so that it cannot go back."""
         return self.kind in _RESIZING_KINDS
 
+    @property
+    def label(self) -> str:
+        """The update in words; empty if it is not known."""
+        axis = "" if self.axis is None else f" along axis {self.axis}"
+        return f"{_LABELS[self.kind]}{axis}"
+
     def __str__(self) -> str:
         if self.axis is None:
             return self.kind
@@ -55,6 +72,12 @@ class BufferUpdate(NamedTuple):
 
 
 UNKNOWN_UPDATE = BufferUpdate()
+
+UpdateTracer = Callable[[ByteSource, Sequence[KvPair]], Mapping[str, BufferUpdate]]
+"""Takes a model and its buffers; returns their updates by the names of retained outputs.
+
+`verification.dataflow.trace_buffer_updates` is one. It is handed in, as it loads onnx.
+"""
 
 
 def choose_worst_update(updates: list[BufferUpdate]) -> BufferUpdate:

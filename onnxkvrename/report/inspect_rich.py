@@ -99,10 +99,11 @@ def _list_buffer_facts(summary: ModelSummary) -> Iterator[tuple[str, ...]]:
         return
     previous_kind = ""
     for group in group_buffers(summary.buffers):
-        kind = get_kind_traits(group.kind).label
+        kind = get_kind_traits(group.kind).label + " (a guess)" * group.is_kind_guessed
         shape = "of unknown rank" if group.shape is None else format_shape(group.shape)
         buffers = f"{', '.join(group.buffers)} of {_format_layers(group.layers)}"
-        yield "" if kind == previous_kind else kind, buffers, f"{group.dtype} {shape}"
+        update = f", {group.update.label}" if group.update.label else ""
+        yield "" if kind == previous_kind else kind, buffers, f"{group.dtype} {shape}{update}"
         previous_kind = kind
     yield "token", ", ".join(_describe_tokens(summary)) or "none"
 

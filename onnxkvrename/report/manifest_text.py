@@ -20,7 +20,7 @@ from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.tables import format_columns
 from onnxkvrename.rules.layer_ranges import format_layer_numbers, format_layer_ranges
 
-COLUMN_HEADS = ("KIND", "PARTS", "LAYERS", "DTYPE", "SHAPE", "BYTES EACH")
+COLUMN_HEADS = ("KIND", "PARTS", "LAYERS", "DTYPE", "SHAPE", "UPDATE", "BYTES EACH")
 _BYTE_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -28,11 +28,12 @@ class BufferRow(NamedTuple):
     """Equal buffers of the same layers, as printable texts.
 
     Attributes:
-        kind: vLLM's kind of cache.
+        kind: vLLM's kind of cache, with a remark if it is a guess.
         parts: The parts of a layer, such as ``key, value``.
         layers: Runs of layers, such as ``0-5, 7``.
         dtype: ONNX's dtype.
         shape: The shape, with known sizes next to their symbols.
+        update: How the outputs are made from the inputs.
         bytes_each: Bytes of one buffer for a token, or for a sequence where none grows.
     """
 
@@ -41,6 +42,7 @@ class BufferRow(NamedTuple):
     layers: str
     dtype: str
     shape: str
+    update: str
     bytes_each: str
 
 
@@ -86,17 +88,18 @@ def build_buffer_rows(layout: Layout) -> tuple[BufferRow, ...]:
         BufferRow(
             *map(
                 escape_text,
-                (kind, ", ".join(parts), format_layer_numbers(sorted(layers)), dtype, shape, each),
+                (kind, ", ".join(parts), format_layer_numbers(sorted(layers)), *traits),
             )
         )
-        for parts, layers, (kind, dtype, shape, each) in rows
+        for parts, layers, (kind, *traits) in rows
     )
 
 
-def _describe_buffer(layout: Layout, buffer: KvBuffer) -> tuple[str, str, str, str]:
-    """Return the kind, the dtype, the shape and the bytes of a buffer, which make a row."""
+def _describe_buffer(layout: Layout, buffer: KvBuffer) -> tuple[str, str, str, str, str]:
+    """Return the kind, dtype, shape, update and bytes of a buffer, which make a row."""
+    kind = buffer.kind + " (a guess)" * buffer.is_kind_guessed
     shape = _format_buffer_shape(layout, buffer)
-    return buffer.kind, buffer.dtype, shape, _format_bytes_each(layout, buffer)
+    return kind, buffer.dtype, shape, str(buffer.update), _format_bytes_each(layout, buffer)
 
 
 def list_layout_facts(layout: Layout) -> Iterator[tuple[str, str]]:

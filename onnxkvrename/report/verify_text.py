@@ -104,8 +104,13 @@ def _describe_retention(verified: VerifiedModel) -> str:
     if not report.pairs:
         return "no KV buffer in it"
     updated = [flow for flow in verified.flows if flow.verdict == "updated"]
+    resized = [flow for flow in updated if flow.update.is_resized]
     layers = format_layer_ranges(sorted({pair.layer for pair in report.pairs}))
-    verdict = f"{len(updated)} of {len(report.pairs)} buffers retained, {layers}"
+    verdict = f"{len(updated) - len(resized)} of {len(report.pairs)} buffers retained"
+    if resized:
+        updates = ", ".join(dict.fromkeys(flow.update.label for flow in resized))
+        verdict += f", {len(resized)} cannot go back into their inputs ({updates})"
+    verdict += f", {layers}"
     op_types = Counter(flow.updated_by.op_type for flow in updated if flow.updated_by)
     if op_types:
         most_common = (escape_text(op_type) for op_type, _ in op_types.most_common())
@@ -145,11 +150,13 @@ def format_buffer_flows(verified: VerifiedModel) -> Iterator[str]:
 
 
 def _format_flow_verdict(flow: BufferFlow) -> str:
+    update = f", {flow.update.label}" if flow.update.label else ""
     if flow.updated_by is None:
-        return flow.verdict
+        return flow.verdict + update
     op_type, node_name = (escape_text(text) for text in flow.updated_by)
     separator = " by " if flow.verdict == "updated" else ": "
-    return f"{flow.verdict}{separator}{op_type}" + (f" ({node_name})" if node_name else "")
+    node = f" ({node_name})" if node_name else ""
+    return f"{flow.verdict}{separator}{op_type}{node}{update}"
 
 
 def verified_to_json(
@@ -211,6 +218,8 @@ def _pair_to_json(pair: KvPair, flow: BufferFlow | None) -> dict[str, Any]:
         "input": None if pair.input is None else pair.input.old_name,
         "output": None if pair.output is None else pair.output.old_name,
         "verdict": None if flow is None else flow.verdict,
+        "update": None if flow is None else flow.update.kind,
+        "update_axis": None if flow is None else flow.update.axis,
         "updated_by": None
         if updated_by is None
         else {"op_type": updated_by.op_type, "node": updated_by.node_name},

@@ -75,6 +75,7 @@ class KvPair(NamedTuple):
         layer: The layer, from 0.
         input: The input; ``None`` if it is missing.
         output: The retained output; ``None`` if it is missing.
+        has_open_kind: True if the rules leave it to the shape what kind of cache it is.
     """
 
     kind: str
@@ -83,6 +84,7 @@ class KvPair(NamedTuple):
     layer: int
     input: PairSide | None
     output: PairSide | None
+    has_open_kind: bool = False
 
     @property
     def sides(self) -> tuple[PairSide, ...]:
@@ -188,7 +190,13 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
     buffers_by_kind = rules.buffers_by_kind
     order = {name: index for index, name in enumerate(_flatten(buffers_by_kind.values()))}
     pairs = [
-        KvPair(match.kind, *key, sides[key].get("input"), sides[key].get("output"))
+        KvPair(
+            match.kind,
+            *key,
+            sides[key].get("input"),
+            sides[key].get("output"),
+            match.kind in match.rule.open_kinds,
+        )
         for key, match in matches.items()
     ]
     pairs.sort(key=lambda pair: (pair.layer, order[pair.buffer], pair.scope))

@@ -63,12 +63,14 @@ class KvRule(NamedTuple):
         templates: For each side the template that writes it.
         buffers_by_kind: For each kind the buffers that a layer of it must have.
         updates: Some kinds, each with how its buffers are meant to be updated.
+        open_kinds: Kinds whose buffers may also be of other kinds, as their shapes say.
     """
 
     patterns: Mapping[str, Pattern]
     templates: Mapping[str, str]
     buffers_by_kind: Mapping[str, tuple[str, ...]]
     updates: tuple[tuple[str, str], ...] = ()
+    open_kinds: frozenset[str] = frozenset()
 
     def match(self, side: str, name: str) -> NameMatch | None:
         """Split a name, or return ``None`` if this rule does not match it."""
@@ -370,12 +372,13 @@ def _parse_kv_rule(table: ObjectReader) -> KvRule:
         for side in _SIDES
     }
     updates = table.read_object("update", "a table of kinds", default={})
-    for kind in updates.values:
-        if kind not in buffers_by_kind:
-            raise table.build_error("update", f"{kind} is not in kinds")
+    open_kinds = frozenset(table.read_strings("by_shape", default=[]))
+    for key, names in (("update", set(updates.values)), ("by_shape", open_kinds)):
+        if names - set(buffers_by_kind):
+            raise table.build_error(key, f"{min(names - set(buffers_by_kind))} is not in kinds")
     updates_by_kind = tuple((kind, _read_update(updates, kind)) for kind in updates.values)
     table.reject_unread_keys()
-    return KvRule(patterns, templates, buffers_by_kind, updates_by_kind)
+    return KvRule(patterns, templates, buffers_by_kind, updates_by_kind, open_kinds)
 
 
 def _read_update(table: ObjectReader, key: str) -> str:

@@ -44,7 +44,7 @@ def pairs(*inputs: str, outputs: tuple[str, ...] = ()) -> tuple[KvPair, ...]:
 
 def told(*inputs: str, outputs: tuple[str, ...] = ()) -> list[str]:
     layer = pairs(*inputs, outputs=outputs)
-    return [infer_buffer_kind(pair, layer) for pair in layer]
+    return [infer_buffer_kind(pair, layer).kind for pair in layer]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_an_input_says_more_than_its_output() -> None:
         ("b", 2, "ctx_len", 4),
         ("b", 2, "sliding_window", 4),
     ]
-    assert [infer_buffer_kind(pair, layer) for pair in layer] == [
+    assert [infer_buffer_kind(pair, layer).kind for pair in layer] == [
         "full_attention",
         "sliding_window",
     ]
@@ -157,9 +157,9 @@ def test_an_exporters_naming_is_part_of_the_rows() -> None:
     chunked = KINDS["chunked_local_attention"]._replace(window_symbol="chunk")
     rows = {**KINDS, "chunked_local_attention": chunked}
     cross = {**rows, "cross_attention": KINDS["cross_attention"]._replace(profile_kind="attention")}
-    assert infer_buffer_kind(pair, [pair]) == "full_attention"
-    assert infer_buffer_kind(pair, [pair], cross) == "cross_attention"
-    assert infer_buffer_kind(pair, [pair], rows) == "chunked_local_attention"
+    assert infer_buffer_kind(pair, [pair]).kind == "full_attention"
+    assert infer_buffer_kind(pair, [pair], cross).kind == "cross_attention"
+    assert infer_buffer_kind(pair, [pair], rows).kind == "chunked_local_attention"
 
 
 def test_mla_with_chunks_is_unknown_as_vllm_has_none() -> None:

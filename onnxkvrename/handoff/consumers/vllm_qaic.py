@@ -129,8 +129,9 @@ def check_truncated_buffers(layout: Layout, full_transfer: bool) -> Iterator[Fin
     groups: dict[tuple[BufferKind, Shape], list[str]] = {}
     for buffer in find_selected_buffers(layout, CONSUMER):
         if buffer.shape is not None and _is_truncated(buffer):
-            key = (buffer.kind, layout.resolve_shape(buffer.shape))
-            groups.setdefault(key, []).append(buffer.names[0])
+            shape = layout.resolve_shape(buffer.shape)
+            if shape[_CONTEXT_AXIS] != 1:  # every prompt has a first token, so nothing is lost
+                groups.setdefault((buffer.kind, shape), []).append(buffer.names[0])
     for (kind, shape), names in groups.items():
         is_state = get_kind_traits(kind).is_state
         reason = "is a state" if is_state else "has its context on another axis"
@@ -285,6 +286,7 @@ CONSUMER = Consumer(
     transferred_shape=compute_transferred_shape,
     is_appended_output=is_logits_output,
     itemsize_of=_ITEMSIZES.get,
+    needs_in_place=True,
     checks=(
         check_logits,
         check_truncated_buffers,

@@ -121,6 +121,7 @@ def _buffer_to_json(side: HandoffSide, buffer: KvBuffer | None) -> dict[str, Any
         "input": buffer.input,
         "output": buffer.output,
         "kind": buffer.kind,
+        "update": buffer.update.kind,
         "dtype": buffer.dtype,
         "shape": None if shape is None else list(shape),
         "sized": None if shape is None else list(side.layout.resolve_shape(shape)),

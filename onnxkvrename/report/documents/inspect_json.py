@@ -7,7 +7,7 @@ from typing import Any
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import render_json_document, serialize_error
-from onnxkvrename.layout.inspect import ModelSummary
+from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary
 from onnxkvrename.model.signature import ExportInfo
 
 SCHEMA = "onnxkvrename.inspect/1"
@@ -49,11 +49,17 @@ def serialize_summary(summary: ModelSummary) -> dict[str, Any]:
         "stamp": None
         if stamp is None
         else {"kv_layout_sha256": stamp.digest, "holds": stamp.matches_graph},
-        "buffers": [buffer._asdict() for buffer in summary.buffers],
+        "buffers": [_serialize_buffer(buffer) for buffer in summary.buffers],
         "kept": [name._asdict() for name in summary.kept],
         "findings": [finding._asdict() for finding in summary.findings],
         "error": serialize_error(summary.error),
     }
+
+
+def _serialize_buffer(buffer: InspectedBuffer) -> dict[str, Any]:
+    values = buffer._asdict()
+    values["kind_guessed"] = values.pop("is_kind_guessed")
+    return {**values, "update": buffer.update.kind, "update_axis": buffer.update.axis}
 
 
 def _serialize_export(export: ExportInfo) -> dict[str, Any]:
