@@ -16,6 +16,7 @@ from onnxkvrename.api.arguments import (
 from onnxkvrename.layout.inspect import ModelSummary, inspect_model
 from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_model_or_manifest
 from onnxkvrename.layout.load import load_layout as load_models
+from onnxkvrename.verification.updates import trace_buffer_updates
 
 
 def inspect(model: PathLike, *, rules: RulesLike = None) -> ModelSummary:
@@ -30,8 +31,6 @@ def inspect(model: PathLike, *, rules: RulesLike = None) -> ModelSummary:
         RulesError: The rules cannot be used.
         TypeError: An argument has the wrong type.
     """
-    from onnxkvrename.verification.dataflow import trace_buffer_updates  # onnx
-
     summary = inspect_model(as_path(model, "model"), load_rules(rules), trace_buffer_updates)
     if summary.error is not None:
         raise summary.error
@@ -69,8 +68,8 @@ def load_layout(
         custom_io_path=as_optional_path(custom_io, "custom_io"),
     )
     loaded_rules, models = load_rules(rules), as_paths(paths)
-    from onnxkvrename.verification.dataflow import trace_buffer_updates as trace  # onnx
-
     if len(models) == 1:
-        return load_model_or_manifest(models[0], loaded_rules, compile_info, trace_updates=trace)
-    return load_models(models, loaded_rules, compile_info, trace_updates=trace)
+        return load_model_or_manifest(
+            models[0], loaded_rules, compile_info, trace_updates=trace_buffer_updates
+        )
+    return load_models(models, loaded_rules, compile_info, trace_updates=trace_buffer_updates)

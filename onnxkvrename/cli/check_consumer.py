@@ -33,6 +33,7 @@ from onnxkvrename.layout.selectors import build_selectors
 from onnxkvrename.report.check_consumer_text import ConsumerCheck, build_consumer_answer
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.results import ModelReport
+from onnxkvrename.verification.updates import trace_buffer_updates
 
 EMIT_CHOICES = ("selectors",)
 
@@ -113,8 +114,6 @@ def _check_models(arguments: _Arguments) -> ConsumerCheck:
         arguments.custom_io,
         group_windows=not arguments.no_set,
     )
-    from onnxkvrename.verification.dataflow import trace_buffer_updates  # onnx
-
     layout, reports, _ = load_layout(
         arguments.models,
         rules,

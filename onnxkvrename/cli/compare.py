@@ -62,6 +62,7 @@ from onnxkvrename.report.formats.text import BOLD, GREEN, RED, render_finding_li
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
+from onnxkvrename.verification.updates import trace_buffer_updates
 
 
 class _Arguments(NamedTuple):
@@ -157,8 +158,6 @@ def _parse_ranks(text: str | None) -> TensorParallelSizes | None:
 
 def _load_sides(arguments: _Arguments, rules: Rules) -> tuple[LoadedLayout, LoadedLayout]:
     """Load both sides with their sizes; a size that neither side needs is an error."""
-    from onnxkvrename.verification.dataflow import trace_buffer_updates  # onnx
-
     info = CompileInfo(group_windows=not arguments.no_set)
     prefill, decode = (
         load_model_or_manifest(path, rules, info, trace_updates=trace_buffer_updates)

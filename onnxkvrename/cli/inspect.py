@@ -31,6 +31,7 @@ from onnxkvrename.rules.load import load_rules
 from onnxkvrename.storage.read import open_file
 from onnxkvrename.storage.temp_file import ReadyFile, TempFile
 from onnxkvrename.storage.transaction import Transaction
+from onnxkvrename.verification.updates import trace_buffer_updates
 
 
 class _Arguments(NamedTuple):
@@ -69,8 +70,6 @@ def command(**values: Any) -> int:
     arguments = _Arguments(**values)
     if not arguments.models:
         raise click.UsageError("no MODEL given: onnxkvrename inspect MODEL...")
-    from onnxkvrename.verification.dataflow import trace_buffer_updates  # onnx
-
     rules = load_rules(arguments.profile, arguments.rules)
     summaries = tuple(
         inspect_model(job.model, rules, trace_buffer_updates) for job in find_jobs(arguments.models)

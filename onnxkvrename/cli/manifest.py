@@ -48,6 +48,7 @@ from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, Options
 from onnxkvrename.storage.write_file import check_output_path, write_file
+from onnxkvrename.verification.updates import trace_buffer_updates
 from onnxkvrename.vllm.projection import (
     Projection,
     check_projection,
@@ -167,8 +168,6 @@ def command(**values: Any) -> int:
     _check_projection_options(arguments)
     compile_info = _build_compile_info(arguments)
     rules = load_rules(arguments.profile, arguments.rules)
-    from onnxkvrename.verification.dataflow import trace_buffer_updates  # onnx
-
     loaded = load_layout(
         arguments.models,
         rules,

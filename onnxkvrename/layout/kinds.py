@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -169,8 +169,7 @@ def infer_buffer_kind(
     if family:
         is_guess = is_similar and any(row.window_symbol for row in family.values())
         return InferredKind(_choose_by_window(family, window), is_guess)
-    states: Iterator[BufferKind] = (name for name, row in rows.items() if row.is_state)
-    state = next(states, "unknown")
+    state = _find_state_kind(rows)
     if not pair.has_open_kind and _is_state_name(pair):
         return InferredKind(state, is_guess=True)
     if context:
@@ -180,6 +179,11 @@ def infer_buffer_kind(
     if not _has_only_states([find_pair_shape(pair), *parts]):
         return InferredKind("unknown")
     return InferredKind(state, is_guess=True)
+
+
+def _find_state_kind(rows: Kinds) -> BufferKind:
+    """Return the first kind of state."""
+    return next((name for name, row in rows.items() if row.is_state), "unknown")
 
 
 def _find_window(context: Iterable[str], rows: Kinds) -> tuple[str | None, bool]:

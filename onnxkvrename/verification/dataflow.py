@@ -36,7 +36,6 @@ from typing import Literal, NamedTuple
 
 from onnx import ModelProto
 
-from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.layout.updates import (
     UNKNOWN_UPDATE,
@@ -46,7 +45,6 @@ from onnxkvrename.layout.updates import (
     choose_worst_update,
     compare_dims,
 )
-from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.verification.provenance import (
     FlowPaths,
@@ -54,7 +52,6 @@ from onnxkvrename.verification.provenance import (
     Origin,
     select_cheapest_paths,
 )
-from onnxkvrename.verification.strip_weights import read_model_without_weights
 from onnxkvrename.verification.tracing import trace_dependencies, trace_origins
 from onnxkvrename.verification.updates import decide_update, decide_update_without_input
 
@@ -130,23 +127,6 @@ def trace_buffer_flows(model: ModelProto, pairs: Iterable[KvPair]) -> tuple[Buff
         Origin(origin.outcomes, origin.dependency_bits | bits)
         for origin, bits in zip(origins, dependencies, strict=True)
     )
-
-
-def trace_buffer_updates(source: ByteSource, pairs: Sequence[KvPair]) -> dict[str, BufferUpdate]:
-    """Return how each retained output is made from its input, by its name.
-
-    Args:
-        source: The bytes of a model.
-        pairs: Its buffers.
-
-    Returns:
-        Nothing for a model that protobuf refuses; that is for other checks to say.
-    """
-    try:
-        flows = trace_buffer_flows(read_model_without_weights(source), pairs)
-    except ModelError:
-        return {}
-    return {flow.pair.output.old_name: flow.update for flow in flows if flow.pair.output}
 
 
 def check_buffer_flows(

@@ -259,7 +259,11 @@ real = pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"{EXPORTS} is not there"
 WHOLE = sorted(EXPORTS.glob("*/plain-*")) if EXPORTS.is_dir() else []
 REFUSED = {"llama2l_sampler": {"KV604"}}
 """On-device sampling leaves no logits: the consumer would take off the last buffer."""
-WARNED = {"deepseekv3_mla": {"KV606", "KV607"}, "gemma3vlm_dual": {"KV606", "KV607"}}
+WARNED = {
+    "deepseekv3_mla": {"KV606", "KV607"},
+    "gemma3vlm_dual": {"KV606", "KV607"},
+    "gemma3text": {"KV120"},
+}
 """MLA's two parts differ in size, and so do a window and the context: hybrids."""
 
 

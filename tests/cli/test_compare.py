@@ -24,6 +24,7 @@ TOKEN = "vllmKvCache"
 SIZES = ("--dim", "ctx_len=32", "--dim", "sliding_window=8")
 BROKEN = "llama2l_dynamo_subfn"
 SAMPLER = "llama2l_sampler"
+GROWING = "gemma3text"
 
 
 @pytest.fixture
@@ -385,6 +386,10 @@ def test_a_real_export_hands_over_to_itself_once_it_is_renamed(run, path, tmp_pa
     renamed = tmp_path / path.name
     rename(path, TOKEN, output=renamed)
     outcome = run("compare", renamed, renamed)
+    if path.parent.parent.name == GROWING:
+        assert outcome.code == 1
+        assert outcome.out.startswith("hand-off would fail at start-up: a cache that grows")
+        return
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.startswith("hand-off works: ")
 
@@ -397,9 +402,9 @@ def test_a_plain_export_and_its_twin_lack_only_the_token(run, path) -> None:
         pytest.skip("its twin has names that stand on both sides")
     twin = export(kind, f"VLLM-*/{path.name}")
     found = document(run("compare", path, twin, "--format", "json").out)
-    sampler = kind == SAMPLER
-    assert codes(found) == ["KV616", "KV616", *(["KV604"] if sampler else [])]
-    assert found["verdict"]["renamed"] == ("fails" if sampler else "works")
+    stopping = {SAMPLER: ["KV604"], GROWING: ["KV120", "KV120"]}.get(kind, [])
+    assert codes(found) == ["KV616", "KV616", *stopping]
+    assert found["verdict"]["renamed"] == ("fails" if stopping else "works")
 
 
 @real

@@ -18,6 +18,7 @@ from onnxkvrename.layout.inspect import inspect_model
 from onnxkvrename.model.metadata import STAMP_KEY
 from onnxkvrename.report.kv_map_image import render_html, render_svg
 from onnxkvrename.rules.load import list_profiles
+from onnxkvrename.verification.updates import trace_buffer_updates
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
@@ -248,7 +249,8 @@ def test_pictures_are_written_beside_the_answer(here: Path, run) -> None:
     assert outcome.code == 1
     assert outcome.out.startswith("decoder.onnx  2.3 kB")
     found = tuple(
-        inspect_model(Path(name), onnxkvrename.load_rules()) for name in (MODEL, "broken.onnx")
+        inspect_model(Path(name), onnxkvrename.load_rules(), trace_buffer_updates)
+        for name in (MODEL, "broken.onnx")
     )
     assert (here / "x.svg").read_text("utf-8") == render_svg(found)
     assert (here / "x.html").read_text("utf-8") == render_html(found)

@@ -21,6 +21,7 @@ from onnxkvrename.layout.inspect import (
     inspect_model,
     summarize_model,
 )
+from onnxkvrename.layout.updates import BufferUpdate
 from onnxkvrename.model.file import OpenModel
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
@@ -83,6 +84,8 @@ def test_a_buffer_is_told_with_kind_dtype_and_shape(inspected) -> None:
         "shape": ("batch_size", 8, "sliding_window", 64),
         "input": "past_key.0",
         "output": "past_key.0_RetainedState",
+        "is_kind_guessed": False,
+        "update": BufferUpdate("unknown"),
     }
 
 

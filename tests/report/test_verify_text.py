@@ -108,8 +108,9 @@ def test_a_verdict_is_green_or_red(sound: VerifiedModel) -> None:
 
 def test_each_buffer_is_told_with_where_it_is_updated(sound: VerifiedModel) -> None:
     assert list(format_buffer_flows(sound)) == [
-        "past_key.0 -> past_key.0_RetainedState: updated by Add (write_key)",
-        "past_value.0 -> past_value.0_RetainedState: updated by Add (write_value)",
+        f"past_{part}.0 -> past_{part}.0_RetainedState: updated by Add (write_{part}), "
+        "written in place"
+        for part in ("key", "value")
     ]
     first, second = sound.flows
     other = with_flows(
@@ -140,7 +141,7 @@ def test_hostile_text_is_shown_escaped(sound: VerifiedModel) -> None:
         f"{SHOWN}: 2 of 2 buffers retained, layer 0, updated by {SHOWN}, Add; "
         f"ran 3 steps with {SHOWN}=3, to the bit like {SHOWN}"
     )
-    assert next(format_buffer_flows(verified)).endswith(f"updated by {SHOWN} ({SHOWN})")
+    assert next(format_buffer_flows(verified)).endswith(f"by {SHOWN} ({SHOWN}), written in place")
 
 
 def annotated(*models: VerifiedModel, quiet: bool = False) -> list[str]:
@@ -184,6 +185,8 @@ def test_json_has_a_verdict_for_each_pair(sound: VerifiedModel) -> None:
         "input": "past_key.0",
         "output": "past_key.0_RetainedState",
         "verdict": "updated",
+        "update": "inplace",
+        "update_axis": None,
         "updated_by": {"op_type": "Add", "node": "write_key"},
     }
     assert {"name": "logits", "reason": "not retained"} in model["kept"]
