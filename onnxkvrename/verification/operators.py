@@ -43,6 +43,10 @@ class SizeChange(IntFlag):
     """These are the changes of many paths together, in no order."""
 
 
+NO_CHANGE = SizeChange.NONE
+"""A shorter way to it: a trace asks for it at every node."""
+
+
 class OperandFlow(NamedTuple):
     """The way in which one operand is carried into an output.
 

@@ -156,8 +156,7 @@ def carry_origin(
         location: The node of the operator.
         resizing: What the operator does to its size.
     """
-    is_moved = not (flow.makes_new_state or flow.overwrites or flow.is_computed)
-    if is_moved and resizing is SAME_SIZE:
+    if resizing is SAME_SIZE and not (flow.makes_new_state or flow.overwrites or flow.is_computed):
         return origin
     outcomes = tuple(_extend_paths(paths, flow, location, resizing) for paths in origin.outcomes)
     return Origin(outcomes, origin.dependency_bits)

@@ -27,6 +27,7 @@ from onnxkvrename.verification.graph_bodies import (
     sort_operations,
 )
 from onnxkvrename.verification.operators import (
+    NO_CHANGE,
     OperandFlow,
     find_carried_operands,
     find_operand_flows,
@@ -177,7 +178,7 @@ class _Tracer:
             return self._trace_call(operation, operands, location)
         is_control_flow = operation.domain == "" and operation.op_type in _CONTROL_FLOW_OPS
         if not is_control_flow and operation.number not in body.subgraphs:
-            return _trace_operator(operation, body.nodes[operation.number], operands, location)
+            return _trace_operator(operation, body, operands, location)
         summaries = {
             name: self.summarize_body(subgraph, list_captured_names(subgraph))
             for name, subgraph in body.subgraphs.get(operation.number, {}).items()
@@ -185,7 +186,7 @@ class _Tracer:
         node = _SubgraphNode(body.nodes[operation.number], operands, summaries, origins, location)
         if not is_control_flow:
             all_operands = [*operands, *node.list_all_captured_origins()]
-            return _trace_operator(operation, node.node, all_operands, location)
+            return _trace_operator(operation, body, all_operands, location)
         outputs = _CONTROL_FLOW_OPS[operation.op_type](node)
         if outputs is None:
             reason = f"the {operation.op_type} does not fit its body"
@@ -207,7 +208,7 @@ class _Tracer:
 
 
 def _trace_operator(
-    operation: Operation, node: NodeProto, operands: Sequence[Origin], location: NodeLocation
+    operation: Operation, body: Body, operands: Sequence[Origin], location: NodeLocation
 ) -> list[Origin]:
     """Return the origins of a node's outputs by the properties of its operator."""
     domain, op_type, _ = operation.function_key
@@ -224,21 +225,22 @@ def _trace_operator(
             continue
         carried = []
         for flow in flows:
-            change = flow.size_change, flow.axis, flow.sharing_attribute
-            if change not in resizings:
-                resizings[change] = _find_resizing(flow, node)
-            if flow.operand < len(operands):
-                origin = operands[flow.operand]
-                carried.append(carry_origin(origin, flow, location, resizings[change]))
+            if flow.operand >= len(operands):
+                continue
+            resizing = SAME_SIZE
+            if flow.size_change is not NO_CHANGE:
+                change = flow.size_change, flow.axis, flow.sharing_attribute
+                if change not in resizings:
+                    resizings[change] = _find_resizing(flow, body.nodes[operation.number])
+                resizing = resizings[change]
+            carried.append(carry_origin(operands[flow.operand], flow, location, resizing))
         outputs.append(Origin(join_origins(carried).outcomes, dependency_bits))
     return outputs
 
 
 def _find_resizing(flow: OperandFlow, node: NodeProto) -> frozenset[Resizing]:
     """Return what a node does to the size of an operand, by its operator and its attributes."""
-    if not flow.size_change or (
-        flow.sharing_attribute and _read_integer(node, flow.sharing_attribute)
-    ):
+    if flow.sharing_attribute and _read_integer(node, flow.sharing_attribute):
         return SAME_SIZE
     axis = _read_integer(node, flow.axis) if isinstance(flow.axis, str) else flow.axis
     return build_resizing(flow.size_change, axis)
