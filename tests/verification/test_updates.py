@@ -1,0 +1,285 @@
+"""How a retained output is made from its input, told from the graph and its shapes."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import onnx.parser
+import pytest
+from onnx import ModelProto
+
+from onnxkvrename import load_rules
+from onnxkvrename.layout.updates import (
+    BufferUpdate,
+    build_update_finding,
+    choose_worst_update,
+    compare_dims,
+)
+from onnxkvrename.model.protobuf import ByteSource
+from onnxkvrename.model.signature import Dim, Value
+from onnxkvrename.rules.plan import KvPair, PairSide
+from onnxkvrename.verification.dataflow import (
+    BufferFlow,
+    check_buffer_flows,
+    trace_buffer_flows,
+)
+from onnxkvrename.verification.operators import SizeChange
+from onnxkvrename.verification.provenance import Resizing, _chain_resizings, _limit_resizings
+from onnxkvrename.verification.updates import trace_buffer_updates
+
+CACHE: tuple[Dim, ...] = ("batch", 2, "ctx", 4)
+
+
+def format_type(shape: tuple[Dim, ...]) -> str:
+    """The type in ONNX text, which has no sums; what counts is the shape of the pair."""
+    return f"float[{','.join(str(dim).replace(' + ', '_') for dim in shape)}]"
+
+
+def build_model(
+    nodes: str, into: tuple[Dim, ...], out: tuple[Dim, ...], functions: str = ""
+) -> ModelProto:
+    """A buffer ``k``, new values ``x``, positions ``i`` and ``n``, a flag ``c``; the output is
+
+    ``k_out``.
+    """
+    opsets = '["": 24, "com.microsoft": 1, "com.qualcomm.cloud": 1, "local": 1]'
+    text = f"""
+        <ir_version: 10, opset_import: {opsets}>
+        main ({format_type(into)} k, float[batch,2,seq,4] x, int64[batch,seq] i, int64[1] n, bool c)
+        => ({format_type(out)} k_out) <float[1] w = {{2.0}}> {{ {nodes} }}
+    """
+    return onnx.parser.parse_model(text + functions)
+
+
+def build_pair(into: tuple[Dim, ...] | None, out: tuple[Dim, ...] | None) -> KvPair:
+    sides = (PairSide(Value("k", "FLOAT", into), "", "k"),)
+    sides += (PairSide(Value("k_out", "FLOAT", out), "", "k_out"),)
+    return KvPair("attention", "", "k", 0, *sides)
+
+
+def trace_flow(
+    nodes: str,
+    into: tuple[Dim, ...] = CACHE,
+    out: tuple[Dim, ...] = CACHE,
+    functions: str = "",
+) -> BufferFlow:
+    model = build_model(nodes, into, out, functions)
+    (flow,) = trace_buffer_flows(model, [build_pair(into, out)])
+    return flow
+
+
+def trace_update(*args: object, **kwargs: object) -> str:
+    return str(trace_flow(*args, **kwargs).update)  # type: ignore[arg-type]
+
+
+GROWN: tuple[Dim, ...] = ("batch", 2, "ctx + seq", 4)
+DERIVED: tuple[Dim, ...] = ("batch", 2, "Concatk_out_dim_2", 4)
+GQA = "y, k_out, v = com.microsoft.GroupQueryAttention<num_heads = 2, kv_num_heads = 2>"
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "k_out = ScatterElements<axis = 2>(k, i, x)",
+        "k_out = ScatterND(k, i, x)",
+        "k_out = TensorScatter(k, x, n)",
+        "k_out = com.qualcomm.cloud.CtxScatter(k, i, x)",
+        "k_out = com.qualcomm.cloud.CtxScatter3D(k, i, x)",
+        "k_out = com.qualcomm.cloud.CtxScatterCB(k, i, i, x)",
+        "k_out = Where(c, x, k)",
+        "t = Transpose<perm = [2, 0, 1, 3]>(k) u = ScatterND(t, i, x) k_out = Transpose(u)",
+        "a, b = Split<axis = 1, num_outputs = 2>(k) s = ScatterND(a, i, x) "
+        "t = ScatterND(b, i, x) j = Concat<axis = 1>(s, t) k_out = Add(j, j)",
+        "d = Mul(k, w) m = MatMul(x, x) k_out = Add(d, m)",
+        f"{GQA}(x, x, x, k, k, i, i)",
+        "y, k_out = com.microsoft.PagedAttention(x, x, x, k, k)",
+        "one = Concat<axis = 2>(k) k_out = ScatterND(one, i, x)",
+    ],
+)
+def test_what_is_written_in_place_keeps_its_size(nodes: str) -> None:
+    assert trace_update(nodes) in ("inplace", "shift")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "out"),
+    [
+        ("k_out = Concat<axis = 2>(k, x)", GROWN),
+        ("k_out = Concat<axis = -2>(k, x)", DERIVED),
+        # The operators are proved; that the sizes are equal is only declared.
+        ("k_out = Concat<axis = 2>(k, x)", CACHE),
+        ("one = Concat<axis = 2>(k) k_out = Concat<axis = 2>(one, x)", DERIVED),
+        ("wide = Cast<to = 10>(k) k_out = Concat<axis = 2>(wide, x)", DERIVED),
+        (f"{GQA}(x, x, x, k, k, i, i)", ("batch", 2, "total", 4)),
+        ("y, k_out, v = Attention(x, x, x, , k, k)", DERIVED),
+        ("y, k_out, v = com.microsoft.MultiHeadAttention(x, x, x, , , , k, k)", GROWN),
+        ("k_out = Pad(k, n)", GROWN),
+        # What cannot be traced has the size that is declared.
+        ("k_out = com.microsoft.Mystery(k, x)", GROWN),
+    ],
+)
+def test_what_is_longer_than_its_input_is_appended_to(nodes: str, out: tuple[Dim, ...]) -> None:
+    assert trace_update(nodes, out=out) == "append along axis 2"
+
+
+def test_a_shared_buffer_of_onnxruntime_does_not_grow() -> None:
+    decoder = "com.microsoft.DecoderMaskedMultiHeadAttention"
+    for shared, update in ((1, "inplace"), (0, "append along axis 2")):
+        node = f"y, k_out, v = {decoder}<past_present_share_buffer = {shared}>(x, x, x, , , k, k)"
+        assert trace_update(node) == update
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "j = Concat<axis = 2>(k, x) k_out = Slice(j, n, n)",
+        "old = Slice(k, n, n) k_out = Concat<axis = 2>(old, x)",
+        "y, k_out = com.microsoft.CausalConvWithState(x, x, x, k)",
+    ],
+)
+def test_a_rolling_window_goes_back_into_its_input(nodes: str) -> None:
+    assert trace_update(nodes) == "shift"
+    if "Slice" in nodes:  # which sizes cancel out is not computed
+        assert trace_update(nodes, out=DERIVED) == "unknown"
+        assert trace_update(nodes, out=GROWN) == "append along axis 2"
+
+
+def test_what_passes_through_or_does_not_read_its_input_is_written_once() -> None:
+    assert trace_update("k_out = Identity(k)") == "once"
+    assert trace_update("k_out = Identity(x)", (1, 2, 3, 4), (1, 2, 3, 4)) == "once"
+    assert trace_update("k_out = Identity(x)", (1, 2, 8, 4), (1, 2, 1, 4)) == "delta along axis 2"
+    assert trace_update("k_out = Identity(x)", CACHE, DERIVED) == "unknown"
+    assert trace_update("k_out = MatMul(k, x)") == "unknown"
+
+
+def test_of_branches_the_worst_counts() -> None:
+    branches = {
+        "inplace": "k_out = ScatterND(k, i, x)",
+        "append along axis 2": "k_out = Concat<axis = 2>(k, x)",
+        "once": "k_out = Identity(k)",
+        "new": "k_out = Identity(x)",
+    }
+    order = ["append along axis 2", "inplace", "once", "new"]
+    for first, second in product(branches, branches):
+        if (first, second) == ("new", "new"):
+            continue
+        bodies = [
+            f"{name} = g () => (float[batch,2,m,4] k_out) {{ {branches[kind]} }}"
+            for name, kind in (("then_branch", first), ("else_branch", second))
+        ]
+        worst = min(first, second, key=order.index)
+        update = trace_update(f"k_out = If(c) <{', '.join(bodies)}>", out=DERIVED)
+        assert update == worst, (first, second)
+
+
+def test_bodies_are_summed_up_with_what_they_do_to_the_size() -> None:
+    opsets = '["": 24, "local": 1]'
+    functions = "".join(
+        f'<opset_import: {opsets}, domain: "local"> {head} {{ {nodes} }}'
+        for head, nodes in (
+            ("Join (a, b) => (c)", "c = Concat<axis = 2>(a, b)"),
+            ("Keep <size> (a) => (c)", "c = Concat<axis: int = @size>(a, a)"),
+            ("Turn (a) => (c)", "c = Transpose<perm = [0, 2, 1, 3]>(a)"),
+        )
+    )
+    assert trace_update("k_out = local.Join(k, x)", out=DERIVED, functions=functions) == (
+        "append along axis 2"
+    )
+    # An attribute that the caller decides, and axes that change places: the axis is not known.
+    assert trace_update("k_out = local.Keep<size = 2>(k)", functions=functions) == "append"
+    turned = "j = local.Join(k, x) k_out = local.Turn(j)"
+    assert trace_update(turned, functions=functions) == "append"
+    assert trace_update(turned, out=("batch", "m", 2, 4), functions=functions) == "append"
+    loop = """
+        k_out = Loop(n, c, k) <body = b (int64 number, bool go, float[q] state)
+        => (bool go_on, float[q] next) {
+            go_on = Identity(go) next = Concat<axis = 2>(state, x)
+        }>
+    """
+    assert trace_update(loop) == "append along axis 2"
+
+
+def test_many_different_sizes_settle_in_one() -> None:
+    many = {Resizing(SizeChange.APPENDS, axis) for axis in range(9)}
+    (merged,) = _limit_resizings(many)
+    assert merged == Resizing(SizeChange.APPENDS | SizeChange.SEVERAL, None)
+    again = _limit_resizings({merged, Resizing(SizeChange.CUTS)})
+    assert len(again) == 1
+    assert _chain_resizings(again, frozenset(many)) == again
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change"),
+    [
+        ("past_sequence_length", "past_sequence_length + sequence_length", "grows"),
+        ("past_sequence_length", "sequence_length+past_sequence_length", "grows"),
+        ("past_sequence_length", "total_sequence_length", "grows"),
+        ("past_sliding_length", "total_sliding_length", "grows"),
+        ("past_len", "past_len2 + seq", "open"),
+        ("ctx_len", "ctx_len", "same"),
+        ("ctx_len", "total", "open"),
+        ("a" * 2000, "a" * 2000 + " + b", "open"),
+        (3, 5, "grows"),
+        (16, 4, "shrinks"),
+        (16, 16, "same"),
+        (16, "n", "open"),
+        (None, None, "open"),
+    ],
+)
+def test_declared_sizes_say_whether_an_axis_grows(before: Dim, after: Dim, change: str) -> None:
+    assert compare_dims((before,), (after,)) == (change,)
+
+
+def test_shapes_that_are_not_there_or_of_other_ranks_say_nothing() -> None:
+    assert compare_dims(None, (1,)) is None
+    assert compare_dims((1,), (1, 2)) is None
+    flow = trace_buffer_flows(
+        build_model("k_out = Concat<axis = 2>(k, x)", CACHE, CACHE), [build_pair(None, None)]
+    )[0]
+    assert str(flow.update) == "append along axis 2"
+    model = build_model("k_out = Concat<axis = -2>(k, x)", CACHE, CACHE)
+    assert str(trace_buffer_flows(model, [build_pair(None, None)])[0].update) == "append"
+    assert choose_worst_update([]).kind == "unknown"
+
+
+def test_kv120_says_what_grows_and_who_minds() -> None:
+    flow = trace_flow("k_out = Concat<axis = 2>(k, x)", out=GROWN)
+    (warning,) = check_buffer_flows([flow])
+    assert (warning.code, warning.severity, warning.name) == ("KV120", "warning", "k_out")
+    assert warning.message == (
+        "is longer than k along axis 2 (ctx -> ctx + seq), and cannot go back into it: "
+        "nothing says who joins them"
+    )
+    for meant in ("inplace", "once"):
+        (error,) = check_buffer_flows([flow], {"attention": meant}, "mine")
+        assert (error.code, error.severity) == ("KV120", "error")
+        assert error.message.endswith("profile mine retains buffers in place")
+    assert list(check_buffer_flows([flow], {"attention": "append"})) == []
+    shapeless = build_update_finding(
+        "k", "k_out", BufferUpdate("delta"), (None, None), needed_by=None, more=3
+    )
+    assert shapeless.message.startswith("has only the new positions of k, like 3 more, and")
+
+
+def test_an_update_that_the_profile_means_is_no_fault() -> None:
+    delta = trace_flow("k_out = Identity(x)", (1, 2, 8, 4), (1, 2, 1, 4))
+    assert [found.code for found in check_buffer_flows([delta])] == ["KV110", "KV120"]
+    assert list(check_buffer_flows([delta], {"attention": "delta"})) == []
+    through = trace_flow("k_out = Identity(k)")
+    assert [found.code for found in check_buffer_flows([through])] == ["KV114"]
+    assert list(check_buffer_flows([through], {"attention": "once"})) == []
+
+
+def test_updates_are_traced_from_bytes_and_damage_is_not_reported_here() -> None:
+    model = build_model("k_out = Concat<axis = 2>(k, x)", CACHE, GROWN)
+    source = ByteSource.from_bytes(model.SerializeToString())
+    pairs = [build_pair(CACHE, GROWN)]
+    assert trace_buffer_updates(source, pairs) == {"k_out": BufferUpdate("append", 2)}
+    assert trace_buffer_updates(ByteSource.from_bytes(b"\x3a\x02\xff\xff"), pairs) == {}
+
+
+def test_every_kind_of_an_update_that_profiles_name_exists() -> None:
+    from onnxkvrename.layout.updates import UPDATE_KINDS
+    from onnxkvrename.rules.profile import UPDATES
+
+    assert set(UPDATES) < set(UPDATE_KINDS)
+    assert load_rules().updates_by_kind == dict.fromkeys(("attention", "mla", "linear"), "inplace")
