@@ -29,6 +29,7 @@ from onnxkvrename.layout.layout import (
     apply_sizes,
     build_layout,
 )
+from onnxkvrename.layout.updates import BufferUpdate
 from onnxkvrename.model.signature import Dim, Signature, Value
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.load import load_rules
@@ -358,6 +359,29 @@ def test_nothing_is_cut_where_all_of_each_buffer_is_moved() -> None:
 def test_three_axes_are_never_cut() -> None:
     conv = dict.fromkeys(("conv_state.1", "recurrent_state.1"), CONV)
     assert "KV605" not in codes(model({**decoder(1), **conv}))
+
+
+def test_of_an_axis_of_one_nothing_is_cut() -> None:
+    states = {"conv_state.1": CONV, "recurrent_state.1": ("batch_size", 2, 1, 16)}
+    assert "KV605" not in codes(model({**decoder(1), **states}))
+
+
+# KV120
+
+
+def test_a_buffer_that_grows_cannot_be_retained() -> None:
+    layout = model(decoder())
+    grown = tuple(b._replace(update=BufferUpdate("append", 2)) for b in layout.buffers)
+    one = only(layout._replace(buffers=grown), "KV120")
+    assert (one.severity, one.name) == ("error", layout.buffers[0].output)
+    assert "vllm-qaic retains buffers in place" in one.message
+    mixed = layout._replace(buffers=(grown[0], *layout.buffers[1:]))
+    assert codes(mixed).count("KV120") == 1
+    patient = CONSUMER._replace(needs_in_place=None)
+    (warning,) = (f for f in check_consumer(mixed, patient) if f.code == "KV120")
+    assert warning.severity == "warning"
+    growing = CONSUMER._replace(needs_in_place=False)
+    assert "KV120" not in {f.code for f in check_consumer(mixed, growing)}
 
 
 # KV606 and KV607

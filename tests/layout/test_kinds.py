@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from cache_models import build_cache_model
 from conftest import FIXTURES
+from models import saved
 
 from onnxkvrename import load_rules
 from onnxkvrename.layout import kinds
@@ -22,6 +24,7 @@ from onnxkvrename.layout.kinds import (
 from onnxkvrename.layout.manifest import parse_manifest
 from onnxkvrename.model.signature import Dim, Signature, Value
 from onnxkvrename.rules.plan import KvPair, TokenChange, build_rename_plan
+from onnxkvrename.rules.profile import parse_rules
 
 QEFF = load_rules()
 
@@ -211,3 +214,76 @@ def test_a_new_kind_of_state_is_one_row(monkeypatch: pytest.MonkeyPatch, run) ->
     assert after["vllm"] == before["vllm"]
     assert "delta state" in run("inspect", FIXTURES / "plain" / "hybrid.onnx").out
     assert told("past_key.1:1,512,4", "past_value.1:1,16,128,128") == ["delta_state"] * 2
+
+
+OPEN_RULES = """
+retained = '.*_out'
+[[kv]]
+input = '(?P<buffer>[a-z_]+)[.](?P<layer>[0-9]+)(?:_(?P<token>[A-Z]+))?'
+output = '(?P<buffer>[a-z_]+)[.](?P<layer>[0-9]+)(?:_(?P<token>[A-Z]+))?_out'
+input_name = "{buffer}.{layer}[_{token}]"
+output_name = "{buffer}.{layer}[_{token}]_out"
+"""
+
+
+def infer(kind: str, *inputs: str) -> list[tuple[str, bool]]:
+    """Return kinds under rules of their own, which call all these buffers a kind."""
+    into = tuple(map(value, inputs))
+    buffers = ", ".join(repr(each.name.partition(".")[0]) for each in into)
+    rules = parse_rules(f"{OPEN_RULES}kinds = {{ {kind} = [{buffers}] }}", "r")
+    layer = build_rename_plan(Signature(into, ()), rules, TokenChange(None)).pairs
+    return [tuple(infer_buffer_kind(pair, layer)) for pair in layer]
+
+
+STATIC = ("key_cache.0:batch,32,32", "value_cache.0:batch,32,32")
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes", "expected"),
+    [
+        # A static cache of rank 3 is what its rules say, and no convolution.
+        ("attention", STATIC, "full_attention"),
+        ("full_attention", STATIC, "full_attention"),
+        ("sliding_window", ("key.0:b,2,ctx_len,4",), "sliding_window"),
+        ("attention", ("key.0:b,2,sliding_window,4",), "sliding_window"),
+        ("mamba", ("recurrent.0:b,state_window,2,4,4",), "mamba"),
+        ("linear", ("recurrent.0:b,state_window,2,4,4",), "mamba"),
+        ("cross", ("key.0:b,2,encoder_length,4",), "cross_attention"),
+    ],
+)
+def test_the_profiles_kind_settles_it(kind: str, shapes: tuple[str, ...], expected: str) -> None:
+    assert infer(kind, *shapes) == [(expected, False)] * len(shapes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes", "expected"),
+    [
+        ("attention", ("key.0:b,2,past_sliding_length,dim",), "sliding_window"),
+        ("recurrent", ("recurrent.0:b,state_window,2,4,4",), "mamba"),
+        ("cache", ("conv.0:b,128,3",), "mamba"),
+        ("cache", ("key.0:b,2,past_length,4",), "full_attention"),
+        ("cache", ("a.0:b,8,3", "b.0:b,2,4,4"), "mamba"),
+    ],
+)
+def test_what_only_a_shape_or_a_name_suggests_is_a_guess(
+    kind: str, shapes: tuple[str, ...], expected: str
+) -> None:
+    assert infer(kind, *shapes) == [(expected, True)] * len(shapes)
+
+
+def test_states_under_the_names_of_attention_are_a_guess_of_qefficients_profile() -> None:
+    layer = pairs("past_key.1:b,512,4", "past_value.1:b,16,128,128")
+    assert [infer_buffer_kind(pair, layer) for pair in layer] == [("mamba", True)] * 2
+    layer = pairs("past_key.0:b,2,ctx_len,4", "past_value.0:b,2,ctx_len,4")
+    assert [infer_buffer_kind(pair, layer) for pair in layer] == [("full_attention", False)] * 2
+
+
+def test_a_guess_is_marked_wherever_kinds_are_shown(tmp_path: Path, run) -> None:
+    path = saved(build_cache_model(["qwen", "full"]), tmp_path / "m.onnx")
+    assert "linear state (a guess)  past_key" in run("inspect", path).out
+    text = run("manifest", path, "--format", "text").out
+    assert ("mamba (a guess)" in text, "full_attention (a guess)" in text) == (True, False)
+    for command in ("inspect", "manifest"):
+        document = json.loads(run(command, path, "--format", "json").out)
+        buffers = document.get("buffers") or document["models"][0]["buffers"]
+        assert [b["kind_guessed"] for b in buffers] == [True, True, False, False]

@@ -461,3 +461,32 @@ def test_bytes_of_a_real_export_are_those_that_onnx_says(path: Path) -> None:
     assert manifest.parse_manifest(json.dumps(said), "m.json").layout == layouts.apply_sizes(
         layout, known
     )
+
+
+def test_a_manifest_without_updates_and_guesses_is_still_one() -> None:
+    """Return to the form of earlier versions, in which these members were not."""
+    said = document(gathered(FIXTURES / "VLLM" / "hybrid.onnx"))
+    for buffer in said["buffers"]:
+        for key in ("kind_guessed", "update", "update_axis"):
+            del buffer[key]
+    jsonschema.validate(said, SCHEMA)
+    layout = manifest.parse_manifest(sealed(said), "m.json").layout
+    assert {buffer.update.kind for buffer in layout.buffers} == {"unknown"}
+    assert not any(buffer.is_kind_guessed for buffer in layout.buffers)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fault"),
+    [
+        ("update", "grows", "update is none of"),
+        ("update", None, "update must be text"),
+        ("update_axis", -1, "update_axis is less than 0"),
+        ("update_axis", True, "update_axis must be an integer"),
+        ("kind_guessed", 1, "kind_guessed must be true or false"),
+    ],
+)
+def test_an_update_that_cannot_be_is_refused(key: str, value: object, fault: str) -> None:
+    said = document(gathered(FIXTURES / "VLLM" / "hybrid.onnx"))
+    said["buffers"][0][key] = value
+    with pytest.raises(ModelError, match=fault):
+        manifest.parse_manifest(sealed(said), "m.json")

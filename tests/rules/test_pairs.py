@@ -75,6 +75,8 @@ def test_a_sound_model_has_no_findings() -> None:
         ("past_key.0 past_key.0 past_value.0", "past_key.0~ past_value.0~", "KV106 past_key.0"),
         ("k_pe.0 k_pe.0_VLLM compressed_kv.0", "k_pe.0~ compressed_kv.0~", "KV106 k_pe.0_VLLM"),
         ("past_key.0", "past_key.0~", "KV108 past_key.0"),
+        ("conv_state.0 conv_state.1 recurrent_state.1",
+         "conv_state.0~ conv_state.1~ recurrent_state.1~", "KV108 conv_state.0"),
         ("past_key.0 conv_state.1 recurrent_state.1 past_value.0",
          "past_key.0~ past_value.0~ recurrent_state.1~ conv_state.1~ x~", "KV111 x~"),
         ("k_pe.0 compressed_kv.0 k_pe.2 compressed_kv.2",
@@ -357,3 +359,7 @@ def test_every_finding_says_what_and_how_to_mend_it() -> None:
     assert finding == Finding("KV001", "error", "", finding.message, finding.hint)
     assert finding.hint
     assert all(severity in ("error", "warning") and text for severity, text in CODES.values())
+
+
+def test_a_model_whose_linear_layers_have_one_part_only_lacks_none() -> None:
+    assert found("conv_state.0 conv_state.1", "conv_state.0~ conv_state.1~ logits") == []

@@ -347,3 +347,21 @@ def test_a_set_says_what_its_parts_have_in_common() -> None:
     assert QEFF.set_rule.exclusive_kinds == {"attention", "mla"}
     assert parse_rules(RULES, "mine").set_rule == SetRule()
     assert parse_rules(RULES.replace("[[keep]]", "[set]\n[[keep]]"), "mine").set_rule == SetRule()
+
+
+def test_a_profile_says_how_buffers_are_meant_to_be_updated() -> None:
+    kinds = "[kv.kinds]"
+    assert parse_rules(RULES, "r").updates_by_kind == {"attention": ""}
+    whole = RULES.replace("[[kv]]", 'update = "append"\n[[kv]]', 1)
+    assert parse_rules(whole, "r").updates_by_kind == {"attention": "append"}
+    one_kind = whole.replace(kinds, f'update = {{ attention = "delta" }}\n{kinds}')
+    assert parse_rules(one_kind, "r").updates_by_kind == {"attention": "delta"}
+    for wrong, said in (
+        ('update = "grows"', "update: must be one of inplace, append, delta, once"),
+        ("update = 3", "update: must be text"),
+    ):
+        with pytest.raises(RulesError, match=said):
+            parse_rules(RULES.replace("[[kv]]", f"{wrong}\n[[kv]]", 1), "r")
+    for key, value in (("update", '{ mla = "once" }'), ("by_shape", '["mla"]')):
+        with pytest.raises(RulesError, match=f"{key}: mla is not in kinds"):
+            parse_rules(RULES.replace(kinds, f"{key} = {value}\n{kinds}"), "r")

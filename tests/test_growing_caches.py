@@ -1,0 +1,175 @@
+"""A cache that grows cannot be retained in place: every command says so, from the graph alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import FIXTURES
+from models import info, node, saved
+from onnx import ModelProto, helper
+
+import onnxkvrename
+from onnxkvrename.rules.load import load_rules
+
+TOKEN = "vllmKvCache"
+RULES = """
+retained = 'present[.].*'
+{update}
+[[kv]]
+input = '(?:past_key_values)[.](?P<layer>[0-9]+)[.](?P<buffer>key|value)(?:_(?P<token>[A-Z]+))?'
+output = 'present[.](?P<layer>[0-9]+)[.](?P<buffer>key|value)(?:_(?P<token>[A-Z]+))?'
+input_name = "past_key_values.{{layer}}.{{buffer}}[_{{token}}]"
+output_name = "present.{{layer}}.{{buffer}}[_{{token}}]"
+kinds = {{ attention = ["key", "value"] }}
+{more}
+"""
+
+
+def build_growing_model(
+    into: str = "past_{part}.{layer}", out: str = "past_{part}.{layer}_RetainedState"
+) -> ModelProto:
+    """Two layers whose keys and values are joined to what came before."""
+    past, grown = (
+        ("batch_size", 2, dim, 4) for dim in ("past_length", "past_length + sequence_length")
+    )
+    inputs, nodes, outputs = [info("x", "batch_size", 2, "sequence_length", 4)], [], []
+    for layer, part in ((layer, part) for layer in (0, 1) for part in ("key", "value")):
+        names = [name.format(layer=layer, part=part) for name in (into, out)]
+        inputs.append(info(names[0], *past))
+        outputs.append(info(names[1], *grown))
+        nodes.append(node("Concat", [names[0], "x"], [names[1]], axis=-2))
+    nodes.append(node("Neg", ["x"], ["logits"]))
+    outputs.append(info("logits", "batch_size", 2, "sequence_length", 4))
+    graph = helper.make_graph(nodes, "growing", inputs, outputs)
+    opsets = [helper.make_opsetid("", 18)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+@pytest.fixture
+def growing(tmp_path: Path) -> Path:
+    """A model with QEfficient's names, whose profile says that buffers stay in place."""
+    return saved(build_growing_model(), tmp_path / "growing.onnx")
+
+
+def list_codes(findings: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    return {(found["severity"], found["code"]) for found in findings}
+
+
+def test_verify_refuses_it(growing: Path, run) -> None:
+    outcome = run("verify", growing)
+    assert outcome.code == 1
+    assert outcome.err.count("error KV120") == 4
+    assert "longer than past_key.0 along axis 2 (past_length -> past_length + seq" in outcome.err
+    assert "profile qeff retains buffers in place" in outcome.err
+    assert "does not verify" in outcome.out
+    (model,) = json.loads(run("verify", growing, "--format", "json").out)["models"]
+    assert {(pair["update"], pair["update_axis"]) for pair in model["pairs"]} == {("append", 2)}
+
+
+def test_a_rename_that_verifies_writes_nothing(growing: Path, run) -> None:
+    before = growing.read_bytes()
+    outcome = run(growing, "--prefix", "VLLM", "--verify")
+    assert (outcome.code, growing.read_bytes()) == (1, before)
+    assert "error KV120" in outcome.err
+
+
+def test_the_consumer_cannot_take_it(growing: Path, run) -> None:
+    run(growing, "--prefix", TOKEN)
+    found = json.loads(run("check-consumer", growing, "--format", "json").out)
+    assert found["exit_code"] == 1
+    outcome = run("check-consumer", growing)
+    assert "error KV120: past_key.0_vllmKvCache_RetainedState is longer" in outcome.err
+    assert ", like 3 more, and cannot go back into it: vllm-qaic retains" in outcome.err
+    assert outcome.out.endswith("vllm-qaic cannot take it\n")
+
+
+def test_a_hand_off_does_not_work_whatever_the_context(growing: Path, tmp_path: Path, run) -> None:
+    run(growing, "--prefix", TOKEN)
+    manifest = tmp_path / "kv.json"
+    assert run("manifest", growing, "-o", manifest).code == 0
+    for decode in (growing, manifest):
+        outcome = run("compare", growing, decode)
+        assert outcome.code == 1
+        assert outcome.out.startswith("hand-off would fail at start-up: a cache that grows")
+        assert "whatever past_length may be" not in outcome.out
+        assert "wrong (KV120)" in outcome.out
+    found = json.loads(run("compare", manifest, manifest, "--format", "json").out)
+    assert found["verdict"]["outcome"] == "fails"
+    assert {pair["decode"]["update"] for pair in found["pairs"]} == {"append"}
+    assert onnxkvrename.compare(growing, growing).verdict.outcome == "fails"
+
+
+def test_inspect_and_manifest_show_it_folded(growing: Path, run) -> None:
+    assert run("inspect", growing).out.count(", grows along axis 2") == 1
+    (row,) = [
+        line
+        for line in run("manifest", growing, "--format", "text").out.splitlines()
+        if "append along axis 2" in line
+    ]
+    assert "key, value" in row
+    for command in ("inspect", "manifest"):
+        document = json.loads(run(command, growing, "--format", "json").out)
+        buffers = document.get("buffers") or document["models"][0]["buffers"]
+        assert {(b["update"], b["update_axis"]) for b in buffers} == {("append", 2)}
+
+
+@pytest.mark.parametrize(
+    ("update", "more", "expected"),
+    [
+        ("", "", {("warning", "KV120")}),
+        ('update = "append"', "", set()),
+        ('update = "inplace"', "", {("error", "KV120")}),
+        ('update = "inplace"', 'update = { attention = "append" }', set()),
+        ("", 'update = { attention = "inplace" }', {("error", "KV120")}),
+    ],
+)
+def test_rules_say_what_is_meant(
+    update: str, more: str, expected: set[tuple[str, str]], tmp_path: Path, run
+) -> None:
+    names = ("past_key_values.{layer}.{part}", "present.{layer}.{part}")
+    model = saved(build_growing_model(*names), tmp_path / "m.onnx")
+    rules = tmp_path / "rules.toml"
+    rules.write_text(RULES.format(update=update, more=more))
+    outcome = run("verify", model, "--rules", rules, "--format", "json")
+    (found,) = json.loads(outcome.out)["models"]
+    assert list_codes(found["findings"]) == expected
+    assert outcome.code == int(("error", "KV120") in expected)
+    text = run("verify", model, "--rules", rules).out
+    if not outcome.code:
+        assert (
+            "0 of 4 buffers retained, 4 cannot go back into their inputs (grows along axis 2)"
+            in text
+        )
+
+
+def test_sizes_that_rules_mean_are_no_fault_either(tmp_path: Path, run) -> None:
+    """Return an output of the new positions only, whose size is another number."""
+    model = build_growing_model("past_key_values.{layer}.{part}", "present.{layer}.{part}")
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name.startswith(("past", "present")):
+            length = 16 if value.name.startswith("past") else 4
+            value.type.tensor_type.shape.dim[2].Clear()
+            value.type.tensor_type.shape.dim[2].dim_value = length
+    for each in model.graph.node:
+        if each.op_type == "Concat":
+            each.op_type = "Identity"
+            each.input[:] = ["x"]
+            del each.attribute[:]
+    path, rules = saved(model, tmp_path / "m.onnx"), tmp_path / "rules.toml"
+    for update, codes in (("inplace", {"KV104", "KV107", "KV110", "KV120"}), ("delta", {"KV107"})):
+        rules.write_text(RULES.format(update=f'update = "{update}"', more=""))
+        outcome = run("verify", path, "--rules", rules, "--format", "json")
+        (found,) = json.loads(outcome.out)["models"]
+        assert {finding["code"] for finding in found["findings"]} - {"KV115"} == codes
+
+
+def test_no_fixture_raises_a_false_alarm() -> None:
+    rules = load_rules()
+    paths = sorted(FIXTURES.rglob("*.onnx"))
+    assert paths
+    for path in paths:
+        layout = onnxkvrename.load_layout(path, rules=rules).layout
+        assert not [buffer for buffer in layout.buffers if buffer.update.is_resized], path
