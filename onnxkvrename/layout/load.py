@@ -148,7 +148,7 @@ def _read_models(
     for job in find_jobs(paths):
         with open_model(job.model) as opened:
             source, signature = opened.source, opened.signature
-            model = scan_model(source, signature, job.model, rules, check_data=False).model
+            model = scan_model(source, signature, job.model, rules, data_beside=None).model
             models.append(model)
             if trace_updates is not None and model.pairs:
                 updates[model.path] = trace_updates(source, model.pairs)
