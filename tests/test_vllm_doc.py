@@ -29,7 +29,7 @@ def build_model() -> ModelProto:
     nodes.append(helper.make_node("Identity", ["x"], ["logits"]))
     for buffer in build_gpt_oss().buffers:
         input_name, output_name = (f"past_{name}" for name in buffer.names)
-        nodes.append(helper.make_node("Identity", [input_name], [output_name]))
+        nodes.append(helper.make_node("Neg", [input_name], [output_name]))
         shape = buffer.shape or ()
         inputs.append(info(input_name, *shape, dtype=TensorProto.FLOAT16))
         outputs.append(info(output_name, *shape, dtype=TensorProto.FLOAT16))
