@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,61 +32,52 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from soak.mutants import Mutant, list_mutants
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-FAULTS = ("tests/faults/test_rename_faults.py", "tests/test_faults.py")
+FAULTS = "tests/test_faults.py"
+FIDELITY = ("tests/test_fidelity.py", "tests/test_properties.py")
+RUNS = ("tests/renaming", "tests/test_api.py", "tests/test_sets.py")
 TESTS: dict[str, tuple[str, ...]] = {
-    "rules/plan.py": (
-        "tests/test_fidelity.py",
-        "tests/rules/test_profile.py",
-        "tests/renaming/test_run.py",
-        "tests/test_properties.py",
-    ),
-    "rules/checks/pairs.py": (
-        "tests/rules/test_pairs.py",
-        "tests/rules/test_further_checks.py",
-        "tests/renaming/test_run.py",
-    ),
-    "rules/windows.py": ("tests/test_sets.py", "tests/rules/test_window_diff.py"),
-    "model/occurrences.py": ("tests/test_fidelity.py", "tests/test_properties.py"),
-    "model/protobuf.py": (
-        "tests/test_fidelity.py",
-        "tests/test_properties.py",
-        "tests/model/test_file.py",
-    ),
-    "model/proto_reader.py": (
-        "tests/test_fidelity.py",
-        "tests/model/test_file.py",
-        "tests/model/test_occurrences.py",
-    ),
-    "model/file.py": ("tests/test_fidelity.py", "tests/renaming/test_run.py"),
-    "model/external_data.py": ("tests/renaming/test_run.py", "tests/renaming/test_place.py"),
-    "model/metadata.py": ("tests/cli/test_manifest.py", "tests/test_fidelity.py"),
-    "storage/copy.py": ("tests/storage", *FAULTS),
-    "storage/lock.py": ("tests/storage", *FAULTS),
-    "storage/read.py": ("tests/storage", "tests/model/test_file.py", *FAULTS),
-    "storage/temp_file.py": (
-        "tests/storage",
-        "tests/renaming/test_write.py",
-        "tests/renaming/test_place.py",
-        *FAULTS,
-    ),
-    "storage/transaction.py": (
-        "tests/storage",
-        "tests/qefficient/test_seed_cache.py",
-        "tests/cli/test_manifest.py",
-        *FAULTS,
-    ),
-    "renaming/place.py": ("tests/renaming", *FAULTS),
-    "renaming/write.py": ("tests/renaming", *FAULTS),
+    "rules/plan.py": ("tests/rules/test_profile.py", "tests/renaming/test_run.py", *FIDELITY),
+    "rules/checks/pairs.py": ("tests/rules", "tests/renaming/test_run.py"),
+    "rules/windows.py": ("tests/rules/test_window_diff.py", "tests/test_sets.py"),
+    "model/occurrences.py": FIDELITY,
+    "model/protobuf.py": ("tests/model", *FIDELITY),
+    "model/proto_reader.py": ("tests/model", *FIDELITY),
+    "model/file.py": ("tests/model", *FIDELITY, "tests/renaming/test_run.py"),
+    "model/external_data.py": ("tests/renaming", "tests/layout/test_inspect.py"),
+    "model/metadata.py": ("tests/cli/test_manifest.py", *FIDELITY),
+    **{
+        f"storage/{name}.py": ("tests/storage", "tests/renaming", *more, FAULTS)
+        for name, more in {
+            "attributes": (),
+            "clean_up": ("tests/qefficient/test_seed_cache.py",),
+            "copy": (),
+            "directories": ("tests/qefficient/test_seed_cache.py",),
+            "intent": ("tests/qefficient/test_seed_cache.py",),
+            "lock": (),
+            "open_beneath": ("tests/model/test_external_data.py",),
+            "read": ("tests/model/test_file.py",),
+            "read_status": ("tests/rules/test_find_models.py",),
+            "record": ("tests/cli/test_recover.py",),
+            "recover": ("tests/cli/test_recover.py",),
+            "temp_file": (),
+            "transaction": ("tests/cli/test_recover.py", "tests/qefficient/test_seed_cache.py"),
+            "write_file": ("tests/cli/test_manifest.py", "tests/cli/test_custom_io.py"),
+        }.items()
+    },
+    "renaming/place.py": (*RUNS, FAULTS),
+    "renaming/write.py": (*RUNS, FAULTS),
     "renaming/output_path.py": ("tests/renaming", "tests/rules/test_find_models.py"),
-    "renaming/prepare.py": ("tests/renaming", "tests/test_fidelity.py", "tests/test_api.py"),
-    "renaming/batch_checks.py": ("tests/renaming", "tests/test_sets.py"),
-    "renaming/run.py": ("tests/renaming", "tests/test_api.py", "tests/test_sets.py"),
-    "cli/output.py": ("tests/cli/test_main.py", "tests/cli/test_rename.py", "tests/report/formats"),
+    "renaming/prepare.py": (*RUNS, *FIDELITY),
+    "renaming/batch_checks.py": RUNS,
+    "renaming/run.py": RUNS,
+    "cli/output.py": ("tests/cli", "tests/report", "tests/faults/test_inert_output.py"),
     "cli/main.py": ("tests/cli", "tests/test_api.py"),
+    "report/inert.py": ("tests/report", "tests/faults/test_inert_output.py"),
+    "report/rename_text.py": ("tests/report", "tests/renaming", "tests/cli"),
 }
 """Modules that plan, check, splice, save and print, each with the tests that apply beside its
 mirror, ``tests/<package>/test_<module>.py``. A path that is not there is left out."""
-CPU_LIMIT = 240
+CPU_LIMIT = 400
 """Seconds of processor time until a mutant counts as noticed: it runs without end."""
 WALL_LIMIT = 1800
 PRELOADED = (
@@ -253,55 +245,53 @@ def main() -> None:
     parser.add_argument("--module", action="append", default=[], help="as rules/plan.py")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--report", action="store_true", help="only print what the log says")
+    parser.add_argument("--unchecked", action="store_true", help="the tests pass without a mutant")
     arguments = parser.parse_args()
-    log = read_log(arguments.log)
     if arguments.report:
-        report(list(log.values()))
+        report(list(read_log(arguments.log).values()))
         return
     for name in PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    deadline = time.monotonic() + 60 * arguments.minutes
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         root = copy_repository(Path(directory))
         chosen = choose_mutants(arguments.sample, arguments.seed, arguments.module, root)
-        for module in dict.fromkeys(module for module, *_ in chosen):
-            if any(
-                (module, digest, mutant.key) not in log
-                for name, digest, mutant in chosen
-                if name == module
-            ):
-                unchanged = try_mutant(root, module, None, list_tests(module, root))
-                print(
-                    f"{module}: unchanged {unchanged['verdict']}, {unchanged['seconds']} s",
-                    flush=True,
-                )
-                if unchanged["verdict"] != "survived":
-                    print(unchanged["tail"])
-                    chosen = [choice for choice in chosen if choice[0] != module]
-        results = []
-        for module, digest, mutant in chosen:
-            entry = log.get((module, digest, mutant.key))
-            if entry is None:
-                if time.monotonic() > deadline:
-                    break
-                outcome = try_mutant(root, module, mutant, list_tests(module, root))
-                entry = {
-                    "module": module,
-                    "digest": digest,
-                    "key": mutant.key,
-                    **mutant._asdict(),
-                    **outcome,
-                }
-                with arguments.log.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(entry) + "\n")
-                print(
-                    f"{entry['verdict']:9} {entry['seconds']:6} s {module}:{mutant.line} "
-                    f"{mutant.operator}",
-                    flush=True,
-                )
-            results.append(entry)
-    report(results)
+        if not arguments.unchecked:
+            check_unchanged(root, {module for module, *_ in chosen})
+        report(try_mutants(root, chosen, arguments.log, 60 * arguments.minutes))
+
+
+def check_unchanged(root: Path, modules: Iterable[str]) -> None:
+    """Stop if a test fails without a mutant, too."""
+    tests = dict.fromkeys(test for module in modules for test in list_tests(module, root))
+    outcome = try_mutant(root, next(iter(TESTS)), None, list(tests))
+    print(f"without a mutant: {outcome['verdict']}, {outcome['seconds']} s", flush=True)
+    if outcome["verdict"] != "survived":
+        raise SystemExit(outcome["tail"])
+
+
+def try_mutants(
+    root: Path, chosen: list[tuple[str, str, Mutant]], log_path: Path, seconds: float
+) -> list[dict[str, Any]]:
+    """Try mutants that the log does not have, and return what came of all."""
+    log, deadline, results = read_log(log_path), time.monotonic() + seconds, []
+    for module, digest, mutant in chosen:
+        entry = log.get((module, digest, mutant.key))
+        if entry is None:
+            if time.monotonic() > deadline:
+                break
+            outcome = try_mutant(root, module, mutant, list_tests(module, root))
+            names = {"module": module, "digest": digest, "key": mutant.key}
+            entry = {**names, **mutant._asdict(), **outcome}
+            with log_path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+            print(
+                f"{entry['verdict']:9} {entry['seconds']:6} s {module}:{mutant.line} "
+                f"{mutant.operator}",
+                flush=True,
+            )
+        results.append(entry)
+    return results
 
 
 if __name__ == "__main__":
