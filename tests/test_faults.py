@@ -216,7 +216,9 @@ class Harness:
     def judge_what_could_not_be_undone(self, where: str) -> None:
         """Each file is whole, as it was or as it is to be; the same run again ends the work."""
         for name, content in contents(self.directory).items():
-            ours = TEMP_PREFIX in name and not name.endswith(".onnx")
+            # A new directory that an undo could not end is kept whole, under its temporary name.
+            kept = TEMP_PREFIX in os.path.dirname(name)
+            ours = kept or (TEMP_PREFIX in name and not name.endswith(".onnx"))
             assert ours or content in (self.source.get(name), self.result.get(name)), where
         assert self.situation.rename(self.directory) == 0, where
         assert contents(self.directory) == self.result, where
