@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.verification.ort_errors import MemoryLimitError
+from onnxkvrename.verification.ort_session import MemoryLimitError
 from onnxkvrename.verification.retention_loop import (
     RetentionRun,
     RunnableModel,
