@@ -10,9 +10,13 @@ import pytest
 from conftest import FIXTURES
 from models import info, node, saved
 from onnx import ModelProto, helper
+from real_exports import EXPORTS
 
 import onnxkvrename
+from onnxkvrename.model.file import open_model
 from onnxkvrename.rules.load import load_rules
+from onnxkvrename.rules.plan import KvPair, PairSide
+from onnxkvrename.verification.updates import trace_buffer_updates
 
 TOKEN = "vllmKvCache"
 RULES = """
@@ -173,3 +177,45 @@ def test_no_fixture_raises_a_false_alarm() -> None:
     for path in paths:
         layout = onnxkvrename.load_layout(path, rules=rules).layout
         assert not [buffer for buffer in layout.buffers if buffer.update.is_resized], path
+
+
+# Real exports. `bench/updates.py` compares the same answers with what onnxruntime does.
+
+OTHERS = EXPORTS.with_name("exports-other")
+QEFF_EXPORTS = [
+    path
+    for path in sorted(EXPORTS.rglob("*.onnx"))
+    if "EncoderWrapper" not in path.name and "llama2l_dynamo_subfn/VLLM" not in path.as_posix()
+]
+GROWING_EXPORTS = [
+    path
+    for folder in ("optimum", "genai/llama-fp32", "genai/llama-int4", "mobius/llama-ort-genai")
+    for path in sorted((OTHERS / folder).rglob("*model.onnx"))
+    if path.name in ("model.onnx", "decoder_with_past_model.onnx")
+]
+
+
+@pytest.mark.skipif(not QEFF_EXPORTS, reason=f"no real exports: {EXPORTS} is not there")
+def test_of_qefficients_exports_only_one_grows() -> None:
+    growing = set()
+    for path in QEFF_EXPORTS:
+        buffers = onnxkvrename.load_layout(path).layout.buffers
+        kinds = {str(buffer.update) for buffer in buffers}
+        if kinds != {"inplace"}:
+            growing.add((path.relative_to(EXPORTS).parts[0], *kinds))
+    assert growing == {("gemma3text", "append along axis 2")}
+
+
+@pytest.mark.skipif(not GROWING_EXPORTS, reason=f"no other exporters' models: no {OTHERS}")
+def test_what_other_exporters_append_to_is_found() -> None:
+    for path in GROWING_EXPORTS:
+        with open_model(path) as opened:
+            values = {value.name: value for value in opened.signature.inputs}
+            pairs = [
+                KvPair("attention", "", name, 0, *(PairSide(v, "", v.name) for v in (into, out)))
+                for out in opened.signature.outputs
+                for name in [out.name.replace("present", "past_key_values", 1)]
+                if (into := values.get(name)) is not None
+            ]
+            updates = trace_buffer_updates(opened.source, pairs)
+        assert {str(update) for update in updates.values()} == {"append along axis 2"}, path

@@ -58,8 +58,9 @@ class OperandFlow(NamedTuple):
         size_change: How the size of the output differs from the operand's.
         axis: The axis along which the output is longer, or the attribute that says it;
             ``None`` if neither is known.
-        sharing_attribute: The attribute that, if it is not 0, lets input and output share
-            one buffer, so that its size stays; empty if there is none.
+        fixing_attribute: The attribute that, if it is not 0, makes the size change
+            `fixed_change` instead, in a buffer of one size; empty if there is none.
+        fixed_change: What happens to the size then.
     """
 
     operand: int
@@ -68,7 +69,8 @@ class OperandFlow(NamedTuple):
     makes_new_state: bool = True
     size_change: SizeChange = SizeChange.NONE
     axis: int | str | None = None
-    sharing_attribute: str = ""
+    fixing_attribute: str = ""
+    fixed_change: SizeChange = SizeChange.NONE
 
 
 def _split_words(text: str) -> frozenset[str]:
@@ -126,21 +128,29 @@ _LINEAR_STATE = OperandFlow(3, is_computed=True)
 _CONV_STATE = (OperandFlow(3, size_change=SizeChange.SHIFTS), OperandFlow(0, overwrites=True))
 
 
-def _append(operand: int, axis: int = 2, sharing_attribute: str = "") -> tuple[OperandFlow, ...]:
+def _append(operand: int, axis: int = 2, fixing_attribute: str = "") -> tuple[OperandFlow, ...]:
     """Return the flow of a past that is longer by the new positions."""
     return (
         OperandFlow(
             operand,
             size_change=SizeChange.APPENDS,
             axis=axis,
-            sharing_attribute=sharing_attribute,
+            fixing_attribute=fixing_attribute,
         ),
     )
 
 
 def _fit(operand: int) -> tuple[OperandFlow, ...]:
-    """Return the flow of a past that is longer, unless its buffer has room."""
-    return (OperandFlow(operand, size_change=SizeChange.FITS, axis=2),)
+    """Return the flow of a past that is longer, unless its buffer has room or is a window."""
+    return (
+        OperandFlow(
+            operand,
+            size_change=SizeChange.FITS,
+            axis=2,
+            fixing_attribute="sliding_window_cache",
+            fixed_change=SizeChange.SHIFTS,
+        ),
+    )
 
 
 _STATEFUL_OPS: Mapping[tuple[str, str], Mapping[int, tuple[OperandFlow, ...]]] = {
@@ -156,8 +166,8 @@ _STATEFUL_OPS: Mapping[tuple[str, str], Mapping[int, tuple[OperandFlow, ...]]] =
     ("com.microsoft", "Attention"): {1: _append(4, 3, "past_present_share_buffer")},
     ("com.microsoft", "CausalConvWithState"): {1: _CONV_STATE},
     ("com.microsoft", "DecoderMaskedMultiHeadAttention"): {
-        1: _append(5, sharing_attribute="past_present_share_buffer"),
-        2: _append(6, sharing_attribute="past_present_share_buffer"),
+        1: _append(5, fixing_attribute="past_present_share_buffer"),
+        2: _append(6, fixing_attribute="past_present_share_buffer"),
     },
     ("com.microsoft", "GroupQueryAttention"): {1: _fit(3), 2: _fit(4)},
     ("com.microsoft", "LinearAttention"): {1: (_LINEAR_STATE,)},

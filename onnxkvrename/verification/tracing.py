@@ -229,7 +229,7 @@ def _trace_operator(
                 continue
             resizing = SAME_SIZE
             if flow.size_change is not NO_CHANGE:
-                change = flow.size_change, flow.axis, flow.sharing_attribute
+                change = flow.size_change, flow.axis, flow.fixing_attribute
                 if change not in resizings:
                     resizings[change] = _find_resizing(flow, body.nodes[operation.number])
                 resizing = resizings[change]
@@ -240,8 +240,8 @@ def _trace_operator(
 
 def _find_resizing(flow: OperandFlow, node: NodeProto) -> frozenset[Resizing]:
     """Return what a node does to the size of an operand, by its operator and its attributes."""
-    if flow.sharing_attribute and _read_integer(node, flow.sharing_attribute):
-        return SAME_SIZE
+    if flow.fixing_attribute and _read_integer(node, flow.fixing_attribute):
+        return build_resizing(flow.fixed_change, None)
     axis = _read_integer(node, flow.axis) if isinstance(flow.axis, str) else flow.axis
     return build_resizing(flow.size_change, axis)
 

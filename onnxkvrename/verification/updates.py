@@ -80,8 +80,10 @@ def decide_update_without_input(
 def _decide_resizing(
     resizing: Resizing, path: FlowPath, changes: Sequence[DimChange] | None
 ) -> BufferUpdate:
-    grown = _find_grown(changes)
     flags = resizing.changes
+    if flags & ~SizeChange.MOVES_AXES == SizeChange.SHIFTS:
+        return _SHIFT  # the operator keeps the size, whatever the symbols are called
+    grown = _find_grown(changes)
     appends, cuts = bool(flags & SizeChange.APPENDS), bool(flags & SizeChange.CUTS)
     is_written_over = path.cost[0] > 0  # then the size is that of the other value
     is_open = is_written_over or bool(flags & (SizeChange.RESIZES | SizeChange.SEVERAL))
@@ -95,8 +97,6 @@ def _decide_resizing(
         if not _is_same(changes):
             return UNKNOWN_UPDATE
         return _SHIFT if appends and cuts else _INPLACE
-    if flags & SizeChange.SHIFTS:
-        return _SHIFT
     if changes is not None and "shrinks" in changes:
         return UNKNOWN_UPDATE
     return _ONCE if path.updated_by is None else _INPLACE

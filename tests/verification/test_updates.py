@@ -128,6 +128,13 @@ def test_a_shared_buffer_of_onnxruntime_does_not_grow() -> None:
         assert trace_update(node) == update
 
 
+def test_a_window_of_onnxruntime_has_one_size_whatever_its_symbols_are_called() -> None:
+    into, out = ("batch", 2, "past_sliding", 4), ("batch", 2, "total_sliding", 4)
+    for rolls, update in ((1, "shift"), (0, "append along axis 2")):
+        node = GQA.replace("<", f"<sliding_window_cache = {rolls}, ")
+        assert trace_update(f"{node}(x, x, x, k, k, i, i)", into, out) == update
+
+
 @pytest.mark.parametrize(
     "nodes",
     [
