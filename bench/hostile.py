@@ -18,6 +18,8 @@ import resource
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,7 +52,14 @@ MODEL_COMMANDS: dict[str, Command] = {
     "manifest --stamp": lambda model, file: ["manifest", "--stamp", str(file)],
     "check-consumer": lambda model, file: ["check-consumer", str(file)],
     "compare": lambda model, file: ["compare", str(file), str(model)],
-    "custom-io": lambda model, file: ["custom-io", "--precision", "float16", str(file), "-o", f"{file}.out"],
+    "custom-io": lambda model, file: [
+        "custom-io",
+        "--precision",
+        "float16",
+        str(file),
+        "-o",
+        f"{file}.out",
+    ],
 }
 RULES_COMMANDS: dict[str, Command] = {
     "rename --rules": lambda model, file: [
@@ -208,7 +217,7 @@ def _sum_up(name: str, command: str, costs: list[Cost], idle: Cost) -> dict[str,
     size_mb = last.size / 1e6
     cpus = [max(cost.cpu - idle.cpu, 0.001) for cost in costs]
     memory = last.memory - idle.memory
-    growth = max(b / a if b > _MEASURABLE_CPU else 1.0 for a, b in zip(cpus, cpus[1:], strict=False))
+    growth = max(b / a if b > _MEASURABLE_CPU else 1.0 for a, b in pairwise(cpus))
     problems = [
         *(["memory"] if memory > BASE_MB + FACTOR * size_mb else []),
         *(["CPU"] if cpus[-1] > max(CPU_PER_MB * size_mb, _MEASURABLE_CPU) else []),
@@ -237,8 +246,7 @@ def main() -> int:
     parser.add_argument("-s", "--size", type=int, default=1 << 20, help="bytes of the largest file")
     parser.add_argument("-o", "--output", type=Path, help="also write all results here, as JSON")
     options = parser.parse_args()
-    import onnxkvrename.cli.main  # noqa: F401: forked processes have it, as the idle run does
-
+    import_module("onnxkvrename.cli.main")  # for all forked processes
     rows = []
     with tempfile.TemporaryDirectory() as directory:
         for row in measure_all(options, Path(directory)):

@@ -15,6 +15,7 @@ from onnxkvrename.layout.kinds import (
     InferredKind,
     find_pair_dtype,
     find_pair_shape,
+    group_by_layer,
     infer_buffer_kind,
 )
 from onnxkvrename.layout.updates import UNKNOWN_UPDATE, BufferUpdate, UpdateTracer
@@ -265,22 +266,23 @@ def _list_buffers(
     plan: RenamePlan, broken: frozenset[str], updates: Mapping[str, BufferUpdate]
 ) -> Iterator[InspectedBuffer]:
     """Yield the buffers by layer, with those that a layer lacks between those that it has."""
-    layers: dict[tuple[int, str], list[KvPair]] = {}
+    siblings = group_by_layer(plan.pairs)
+    layers: dict[tuple[int, str], dict[str, list[KvPair]]] = {}
     for pair in plan.pairs:
-        layers.setdefault((pair.layer, pair.kind), []).append(pair)
-    for (layer, kind), pairs in layers.items():
-        parts = {pair.buffer for pair in pairs}
+        layers.setdefault((pair.layer, pair.kind), {}).setdefault(pair.buffer, []).append(pair)
+    for (layer, kind), pairs_by_part in layers.items():
         for part in plan.buffers_by_kind[kind]:
-            if part not in parts:
-                scope, cache_kind = pairs[0].scope, infer_buffer_kind(pairs[0], pairs).kind
+            if part not in pairs_by_part:
+                first = next(iter(pairs_by_part.values()))[0]
+                cache_kind = infer_buffer_kind(first, siblings[first.scope, layer, kind]).kind
                 yield InspectedBuffer(
-                    layer, part, scope, cache_kind, "missing", "", None, None, None
+                    layer, part, first.scope, cache_kind, "missing", "", None, None, None
                 )
-            for pair in pairs:
-                if pair.buffer == part:
-                    buffer = _build_buffer(pair, infer_buffer_kind(pair, pairs), broken)
-                    update = updates.get(buffer.output or "", UNKNOWN_UPDATE)
-                    yield buffer._replace(update=update)
+            for pair in pairs_by_part.get(part, ()):
+                inferred = infer_buffer_kind(pair, siblings[pair.scope, layer, kind])
+                buffer = _build_buffer(pair, inferred, broken)
+                update = updates.get(buffer.output or "", UNKNOWN_UPDATE)
+                yield buffer._replace(update=update)
 
 
 def _build_buffer(pair: KvPair, kind: InferredKind, broken: frozenset[str]) -> InspectedBuffer:

@@ -142,6 +142,14 @@ class InferredKind(NamedTuple):
     is_guess: bool = False
 
 
+def group_by_layer(pairs: Iterable[KvPair]) -> dict[tuple[str, int, str], list[KvPair]]:
+    """Return the buffers of each layer, by scope, layer and kind in the profile."""
+    layers: dict[tuple[str, int, str], list[KvPair]] = {}
+    for pair in pairs:
+        layers.setdefault((pair.scope, pair.layer, pair.kind), []).append(pair)
+    return layers
+
+
 def infer_buffer_kind(
     pair: KvPair, layer: Iterable[KvPair], kinds: Kinds | None = None
 ) -> InferredKind:

@@ -21,6 +21,7 @@ from onnxkvrename.layout.kinds import (
     find_pair_dtype,
     find_pair_shape,
     get_kind_traits,
+    group_by_layer,
     infer_buffer_kind,
     is_window_symbol,
 )
@@ -279,11 +280,9 @@ def _replace_buffer_dtype(buffer: KvBuffer, dtypes: Mapping[str, str]) -> KvBuff
 
 
 def _build_buffers(source: KvModel) -> Iterator[KvBuffer]:
-    layers: dict[tuple[int, str], list[KvPair]] = {}
+    layers = group_by_layer(source.plan.pairs)
     for pair in source.plan.pairs:
-        layers.setdefault((pair.layer, pair.kind), []).append(pair)
-    for pair in source.plan.pairs:
-        yield _build_buffer(pair, layers[pair.layer, pair.kind], source.path)
+        yield _build_buffer(pair, layers[pair.scope, pair.layer, pair.kind], source.path)
 
 
 def _build_buffer(pair: KvPair, layer: Sequence[KvPair], model: str) -> KvBuffer:
@@ -317,9 +316,7 @@ def _name_part(pair: KvPair, kind: BufferKind, layer: Sequence[KvPair]) -> str:
     part = pair.buffer.removeprefix("past_")
     if not get_kind_traits(kind).is_state or part not in ("key", "value"):
         return part
-    ranks = [
-        len(find_pair_shape(sibling) or ()) for sibling in layer if sibling.scope == pair.scope
-    ]
+    ranks = [len(find_pair_shape(sibling) or ()) for sibling in layer]
     if len(set(ranks)) < len(ranks):
         return part
     return _STATE_PARTS_BY_RANK.get(len(find_pair_shape(pair) or ()), part)

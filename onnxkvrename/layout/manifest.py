@@ -273,14 +273,16 @@ def _check_buffers(layout: Layout) -> None:
         {value.name: value.shape for value in reversed(values)}
         for values in (layout.inputs, layout.outputs)
     )
+    models = frozenset(layout.models)
     for buffer in layout.buffers:
-        if {buffer.input} - {None, *input_shapes} or {buffer.output} - {None, *output_shapes}:
+        is_named = buffer.input is None or buffer.input in input_shapes
+        if not is_named or not (buffer.output is None or buffer.output in output_shapes):
             raise UnreadableTextError("a buffer has a name that no input or output has")
         sides = ((buffer.input, input_shapes), (buffer.output, output_shapes))
         shapes = [shape_by_name[name] for name, shape_by_name in sides if name is not None]
         if not shapes or buffer.shape != next((s for s in shapes if s is not None), None):
             raise UnreadableTextError("a buffer has a shape that its input and output do not have")
-        if buffer.model not in layout.models:
+        if buffer.model not in models:
             raise UnreadableTextError("a buffer is of a model that is not among its models")
 
 

@@ -7,7 +7,7 @@ numbers of the layers: ``past_key.3.*`` would also match ``past_key.34``.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
@@ -18,6 +18,8 @@ from onnxkvrename.rules.patterns import compile_pattern
 SelectorSide = Literal["both", "inputs", "outputs"]
 SIDES: tuple[SelectorSide, ...] = ("both", "inputs", "outputs")
 _SPECIAL_CHARACTERS = frozenset(r"\.^$*+?()[]{}|")
+_MAX_TEMPLATES = 16
+"""Templates of one name that are considered; each is as long as the name."""
 _NUMBER_PATTERN = re.compile("[0-9]+", re.ASCII)
 
 
@@ -204,10 +206,10 @@ def _choose_templates(names: Sequence[tuple[str, int]]) -> Iterator[tuple[_NameT
 
 
 def _list_templates(name: str, layer: int) -> Iterator[_NameTemplate]:
-    """Yield a template for each occurrence of the layer's number in a name."""
-    for number in _NUMBER_PATTERN.finditer(name):
-        if number[0] == str(layer):
-            yield _NameTemplate(name[: number.start()], name[number.end() :])
+    """Yield a template for each occurrence of the layer's number in a name, the last of them."""
+    numbers = (n for n in _NUMBER_PATTERN.finditer(name) if n[0] == str(layer))
+    for number in deque(numbers, _MAX_TEMPLATES):
+        yield _NameTemplate(name[: number.start()], name[number.end() :])
 
 
 def _check_expression(text: str, expected_names: Collection[str], names: Iterable[str]) -> None:

@@ -311,8 +311,11 @@ def read_fields(
         raise source.build_damage_error(f"messages nested more than {MAX_DEPTH} deep")
     pos, end, depth = parent.start, parent.end, parent.depth + 1
     block, base, edge = b"", 0, -1
+    needs_reading = b"" if stems is None else _build_tag_table(always)
     while pos < end:
-        if stems is not None:
+        in_block = base <= pos < edge - _MAX_HEADER_SIZE
+        is_read_next = in_block and needs_reading and needs_reading[block[pos - base]]
+        if stems is not None and not is_read_next:
             pos = _skip_unrelated_fields(source, pos, end, stems, always)
             if pos == end:
                 return

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding
 from onnxkvrename.model.external_data import DataFile, find_data_files
 from onnxkvrename.model.file import open_model, splice_payloads
@@ -113,10 +114,13 @@ def scan_model(
         ModelError: The bytes are not a readable model.
         RulesError: A template of the rules makes names that could not be undone.
     """
-    if change is None:
-        plan = build_minimal_plan(signature, rules)
-    else:
-        plan = build_rename_plan(signature, rules, change)
+    try:
+        if change is None:
+            plan = build_minimal_plan(signature, rules)
+        else:
+            plan = build_rename_plan(signature, rules, change)
+    except ModelError as error:
+        raise source.build_error(error.message, hint=error.hint) from None
     occurrences = find_occurrences(source, plan.old_names | set(plan.name_map.values()))
     uses = occurrences.build_name_uses(plan.name_map)
     references = occurrences.references

@@ -36,6 +36,9 @@ from onnxkvrename.rules.pattern_syntax import (
 _START, _END = 0, 1
 _MAX_CACHED = 10_000
 """Transitions that are remembered, to bound memory whatever the names are."""
+_CACHED_BY_LARGE_PATTERN = 1_000
+_LARGE_COST = 200
+"""From this cost on a pattern remembers fewer transitions, which are larger."""
 
 
 class _Step(NamedTuple):
@@ -72,6 +75,7 @@ class LinearMatcher:
 
     Attributes:
         groups: The named groups, in the order in which they open.
+        cost: What the automaton takes to build, in positions and steps between them.
 
     Raises:
         PatternSyntaxError: The pattern is malformed or not in the accepted syntax.
@@ -79,7 +83,9 @@ class LinearMatcher:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._tree, self.groups = parse_pattern(text)
+        self._tree, self.groups, self.cost = parse_pattern(text)
+        is_large = self.cost >= _LARGE_COST
+        self._max_cached = _CACHED_BY_LARGE_PATTERN if is_large else _MAX_CACHED
         self._automaton: _Automaton | None = None
         self._ascii_positions: dict[str, int] = {}
         self._transitions: dict[tuple[int, int], int] = {}
@@ -144,7 +150,7 @@ class LinearMatcher:
         """Return the preferred step to one of the positions that are ready."""
         following = self._load_automaton().steps[position]
         step = next(step for step in following if ready >> step.position & 1)
-        if len(self._choices) >= _MAX_CACHED:
+        if len(self._choices) >= self._max_cached:
             self._choices.clear()
         self._choices[position, ready] = step
         return step
@@ -160,7 +166,7 @@ class LinearMatcher:
         while matching:
             before |= predecessors[matching.bit_length() - 1]
             matching ^= 1 << matching.bit_length() - 1
-        if len(self._transitions) >= _MAX_CACHED:
+        if len(self._transitions) >= self._max_cached:
             self._transitions.clear()
         self._transitions[viable, positions] = before
         return before

@@ -109,10 +109,17 @@ Node = Characters | Sequence | Choice | Repeat | Group | Anchor
 
 
 class ParsedPattern(NamedTuple):
-    """A pattern's tree, and its named groups in the order in which they open."""
+    """A parsed pattern.
+
+    Attributes:
+        tree: Its tree.
+        groups: Its named groups, in the order in which they open.
+        cost: The positions and the steps between them, which take memory and time to build.
+    """
 
     tree: Node
     groups: tuple[str, ...]
+    cost: int
 
 
 def parse_pattern(text: str) -> ParsedPattern:
@@ -132,11 +139,13 @@ def parse_pattern(text: str) -> ParsedPattern:
         parser.refuse("unexpected )", is_malformed=True)
     if parser.groups and parser.repeats_empty:
         parser.refuse("a repetition of what may be empty, in a pattern with named groups")
-    if _count_positions(tree) > MAX_POSITIONS:
+    positions = _count_positions(tree)
+    if positions > MAX_POSITIONS:
         parser.refuse(f"more than {MAX_POSITIONS} characters and classes, repetitions unfolded")
-    if _measure(tree).steps > MAX_STEPS:
+    steps = _measure(tree).steps
+    if steps > MAX_STEPS:
         parser.refuse(f"more than {MAX_STEPS} ways from one character to the next")
-    return ParsedPattern(tree, tuple(parser.groups))
+    return ParsedPattern(tree, tuple(parser.groups), positions + steps)
 
 
 class _Parser:

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 from onnxkvrename.rules.pattern_matcher import LinearMatcher
 from onnxkvrename.rules.pattern_syntax import PatternSyntaxError
 
+RE2_COST = 5_000
+"""What a pattern counts for that google-re2 matches; that library limits its own memory."""
 RE2_INSTALL_COMMAND = "pip install 'onnxkvrename[re2]'"
 
 
@@ -20,6 +22,11 @@ class Re2Matcher(NamedTuple):
 
     compiled: Any
     group_numbers: tuple[tuple[str, int], ...]
+
+    @property
+    def cost(self) -> int:
+        """What the pattern takes to build, on the scale of :class:`LinearMatcher`."""
+        return RE2_COST
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -46,8 +53,9 @@ class Re2Matcher(NamedTuple):
 Pattern = LinearMatcher | Re2Matcher
 """A pattern for whole names, which can be pickled.
 
-``groups`` are the names of its groups, ``matches(name)`` and ``match_groups(name)``
-ask whether it fits a name, and what is in its groups.
+``groups`` are the names of its groups, ``cost`` is what it takes to build, and
+``matches(name)`` and ``match_groups(name)`` ask whether it fits a name, and what is in its
+groups.
 """
 
 

@@ -6,9 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from onnxkvrename.errors import ModelError
 from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.rules.profile import NameMatch, Rules
 
+MAX_BUFFERS = 1 << 12
+"""KV buffers of a model, and names that claim one that another name has."""
 REASON_UNKNOWN = "unknown"
 """The reason for keeping a retained output that matches no rule."""
 REASON_NOT_RETAINED = "not retained"
@@ -167,6 +170,7 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
 
     Raises:
         RulesError: A template makes a name that does not lead back to the same buffer.
+        ModelError: There are more than `MAX_BUFFERS` buffers.
     """
     matches: dict[tuple[str, str, int], NameMatch] = {}
     sides: dict[tuple[str, str, int], dict[str, PairSide]] = {}
@@ -187,6 +191,11 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
                 duplicates.append(Duplicate(value.name, first.old_name, match.token, first.token))
             else:
                 pair_sides[side] = _build_pair_side(value, match, rules, change)
+            if max(len(matches), len(duplicates)) > MAX_BUFFERS:
+                raise ModelError(
+                    f"has more than {MAX_BUFFERS:,} KV buffers (the last is {value.name[:80]})",
+                    hint="no exporter makes so many; if one does, please report it",
+                )
     buffers_by_kind = rules.buffers_by_kind
     order = {name: index for index, name in enumerate(_flatten(buffers_by_kind.values()))}
     pairs = [

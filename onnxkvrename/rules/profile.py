@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_toml
 from onnxkvrename.errors import RulesError
+from onnxkvrename.model.protobuf import MAX_NAME_SIZE
 from onnxkvrename.rules.patterns import Pattern, compile_pattern
 
 _LAYER_PATTERN = re.compile("[0-9]{1,9}")
@@ -20,6 +21,14 @@ _SIDES = ("input", "output")
 _PLACEHOLDER = re.compile(r"\{([a-z]+)\}|([{}\[\]])")
 _OPTIONAL_PART = re.compile(r"\[([^\[\]]*)\]")
 MAX_TOKEN_LENGTH = 64
+MAX_RULES_LENGTH = 1 << 16
+"""Characters in the text of a profile."""
+MAX_PATTERNS = 100
+"""Patterns in a profile, and tables with patterns."""
+MAX_PATTERN_COST = 50_000
+"""Positions of all patterns of a profile together, and steps between them; about 20 MB."""
+MAX_TEMPLATE_LENGTH = 4096
+"""Characters in a template."""
 WINDOW, PREFIXED, MERGED = STAGES = ("window", "prefixed", "merged")
 """The stages of a set's parts: as exported, prepared for the merge, merged."""
 UPDATES = ("inplace", "append", "delta", "once")
@@ -62,6 +71,7 @@ class KvRule(NamedTuple):
         patterns: For each side the pattern that splits a name.
         templates: For each side the template that writes it.
         buffers_by_kind: For each kind the buffers that a layer of it must have.
+        kinds_by_buffer: For each buffer the first kind that has it.
         updates: Some kinds, each with how its buffers are meant to be updated.
         open_kinds: Kinds whose buffers may also be of other kinds, as their shapes say.
     """
@@ -69,6 +79,7 @@ class KvRule(NamedTuple):
     patterns: Mapping[str, Pattern]
     templates: Mapping[str, str]
     buffers_by_kind: Mapping[str, tuple[str, ...]]
+    kinds_by_buffer: Mapping[str, str]
     updates: tuple[tuple[str, str], ...] = ()
     open_kinds: frozenset[str] = frozenset()
 
@@ -78,7 +89,7 @@ class KvRule(NamedTuple):
         if parts is None:
             return None
         buffer, token = parts["buffer"], parts.get("token", "")
-        kind = next((kind for kind, names in self.buffers_by_kind.items() if buffer in names), None)
+        kind = self.kinds_by_buffer.get(buffer)
         if (
             kind is None
             or (token and find_token_error(token))
@@ -283,6 +294,12 @@ class Rules(NamedTuple):
         if normalize and "suffix" in parts:
             parts["suffix"] = self.normalize_suffix(match)
         name = _fill_template(match.rule.templates[match.side], parts, token)
+        if len(name) > MAX_NAME_SIZE:
+            raise RulesError(
+                f"the {match.side}_name template makes a name of {len(name):,} characters, "
+                f"more than {MAX_NAME_SIZE:,}",
+                hint=f"shorten the {match.side}_name template in profile {self.name}",
+            )
         reread = match.rule.match(match.side, name)
         if reread is None or (reread.pair_key, reread.token) != (match.pair_key, token):
             raise RulesError(
@@ -321,12 +338,41 @@ def parse_rules(text: str, name: str) -> Rules:
         RulesError: The text is not a profile; the message names the key.
     """
     try:
-        return _parse_rules(ObjectReader(parse_toml(text), separator=": "), name)
+        if len(text) > MAX_RULES_LENGTH:
+            raise UnreadableTextError(
+                f"has {len(text):,} characters, more than {MAX_RULES_LENGTH:,}"
+            )
+        rules = _parse_rules(ObjectReader(parse_toml(text), separator=": "), name)
+        _check_pattern_cost(rules)
+        return rules
     except UnreadableTextError as error:
         raise RulesError(str(error), path=name) from None
 
 
+def _check_pattern_cost(rules: Rules) -> None:
+    """Raise for patterns that are affordable one by one, but not together."""
+    parts = rules.set_rule.part_rules
+    patterns = [
+        *(pattern for rule in rules.kv_rules for pattern in rule.patterns.values()),
+        *(rule.pattern for rule in rules.keep_rules),
+        *(rule.input_pattern for rule in rules.feed_back_rules),
+        *(pattern for rule in parts for pattern in (rule.file_pattern, rule.folder_pattern)),
+    ]
+    costs = [pattern.cost for pattern in patterns if pattern is not None]
+    if len(costs) > MAX_PATTERNS:
+        raise UnreadableTextError(f"has {len(costs):,} patterns, more than {MAX_PATTERNS}")
+    if sum(costs) > MAX_PATTERN_COST:
+        raise UnreadableTextError(
+            f"has patterns of {sum(costs):,} characters and ways between them, repetitions "
+            f"unfolded, more than {MAX_PATTERN_COST:,}"
+        )
+
+
 def _parse_rules(document: ObjectReader, name: str) -> Rules:
+    tables = (document.values, _read_table(document, "set").values)
+    counts = [len(v) for table in tables for v in table.values() if isinstance(v, list)]
+    if sum(counts) > MAX_PATTERNS:
+        raise UnreadableTextError(f"has {sum(counts):,} tables, more than {MAX_PATTERNS}")
     kv_rules = tuple(map(_parse_kv_rule, _read_tables(document, "kv")))
     if not kv_rules:
         raise document.build_error("kv", "there is no [[kv]] rule")
@@ -378,7 +424,12 @@ def _parse_kv_rule(table: ObjectReader) -> KvRule:
             raise table.build_error(key, f"{min(names - set(buffers_by_kind))} is not in kinds")
     updates_by_kind = tuple((kind, _read_update(updates, kind)) for kind in updates.values)
     table.reject_unread_keys()
-    return KvRule(patterns, templates, buffers_by_kind, updates_by_kind, open_kinds)
+    kinds_by_buffer = {
+        name: kind for kind, names in reversed(buffers_by_kind.items()) for name in names
+    }
+    return KvRule(
+        patterns, templates, buffers_by_kind, kinds_by_buffer, updates_by_kind, open_kinds
+    )
 
 
 def _read_update(table: ObjectReader, key: str) -> str:
@@ -441,6 +492,10 @@ def _read_pattern(
 
 def _read_template(table: ObjectReader, key: str, groups: set[str]) -> str:
     template = table.read_string(key)
+    if len(template) > MAX_TEMPLATE_LENGTH:
+        raise table.build_error(
+            key, f"has {len(template):,} characters, more than {MAX_TEMPLATE_LENGTH:,}"
+        )
     for placeholder in _PLACEHOLDER.finditer(_OPTIONAL_PART.sub(r"\1", template)):
         group, bracket = placeholder.groups()
         if bracket:

@@ -138,6 +138,11 @@ def input_with(dims: bytes) -> bytes:
     return field(11, field(1, "past_key.1") + shape)
 
 
+def in_input(data: bytes) -> bytes:
+    """An input with the name of a buffer, and other fields."""
+    return field(11, field(1, "past_key.1") + data)
+
+
 def deep_node(depth: int) -> bytes:
     """A node with subgraphs in subgraphs, and a buffer at the bottom."""
     body = field(1, node([KEY], ["y"]))
@@ -152,9 +157,7 @@ MODELS: dict[str, Build] = {
     "unknown texts": at_root(field(500, b"")),
     "unknown groups": at_root(OPEN + CLOSE),
     "unknown group of groups": lambda size: model(root=OPEN + repeat(OPEN + CLOSE, size) + CLOSE),
-    "unknown group of numbers": lambda size: model(
-        root=OPEN + repeat(number(1, 1), size) + CLOSE
-    ),
+    "unknown group of numbers": lambda size: model(root=OPEN + repeat(number(1, 1), size) + CLOSE),
     "fixed numbers": at_root(varint(500 << 3 | 5) + bytes(4)),
     "ir_version": at_root(number(1, 10)),
     "producer_name": at_root(field(2, b"")),
@@ -224,11 +227,13 @@ MODELS: dict[str, Build] = {
         input_with(series(lambda n: field(1, field(2, f"{KEY}_dim_{n}")), size))
     ),
     "one dim": inside(lambda data: input_with(field(1, data)), number(1, 1)),
-    "fields of an input": inside(lambda data: field(11, field(1, "past_key.1") + data), field(3, b"")),
-    "fields of a type": inside(lambda data: field(11, field(1, "past_key.1") + field(2, data)), field(6, b"")),
+    "fields of an input": inside(in_input, field(3, b"")),
+    "fields of a type": inside(lambda data: in_input(field(2, data)), field(6, b"")),
     "names of an input": inside(lambda data: field(11, data), field(1, KEY)),
     "dims of a buffer": lambda size: model(pair("past_key.1", *[1] * (size // 16))),
-    "symbols of a buffer": lambda size: model(pair("past_key.1", *map("s{}".format, range(size // 25)))),
+    "symbols of a buffer": lambda size: model(
+        pair("past_key.1", *map("s{}".format, range(size // 25)))
+    ),
     # nodes and what they hold
     "inputs of a node": own_node(field(1, b"")),
     "buffers of a node": own_node(field(1, KEY)),
@@ -261,10 +266,12 @@ MODELS: dict[str, Build] = {
         lambda data: tensor(LOCATION, entry("length", "4"), data), number(1, HUGE)
     ),
     "external entries": inside(lambda data: tensor(LOCATION, data), field(13, b"")),
-    "external keys": lambda size: model(tensor(LOCATION, series(lambda n: entry(f"k{n}", ""), size))),
+    "external keys": lambda size: model(
+        tensor(LOCATION, series(lambda n: entry(f"k{n}", ""), size))
+    ),
     "external tensors": in_graph(tensor(LOCATION)),
     "external files": each(lambda n: tensor(entry("location", f"w{n}"))),
     "external problems": each(lambda n: tensor(LOCATION, entry("offset", f"x{n}"))),
     "tensor texts": inside(lambda data: field(5, field(8, KEY) + data), field(6, b"")),
     "tensor numbers": inside(lambda data: field(5, field(8, KEY) + data), number(7, 1)),
-}  # fmt: skip
+}

@@ -81,9 +81,7 @@ RULES: dict[str, Build] = {
     "description": lambda size: rules(head=f"description = '{'x' * size}'"),
     "keys": rules_with(lambda n: f"k{n} = 0"),
     "arrays in arrays": lambda size: rules(head=f"a = {'[' * (size // 2)}{']' * (size // 2)}"),
-    "tables in tables": lambda size: rules(
-        head=f"a = {'{a=' * (size // 4)}0{'}' * (size // 4)}"
-    ),
+    "tables in tables": lambda size: rules(head=f"a = {'{a=' * (size // 4)}0{'}' * (size // 4)}"),
     "dotted key": lambda size: rules(head=f"{'a.' * (size // 2)}a = 0"),
     "dotted header": lambda size: rules(f"[{'a.' * (size // 2)}a]"),
     "dotted keys": rules_with(lambda n: f"{'a.' * 90}k{n} = 0"),
@@ -100,7 +98,7 @@ RULES: dict[str, Build] = {
     "lines": lambda size: rules(head="\n" * size),
     "text without an end": lambda size: rules(head="a = '''" + "x" * size),
     "escapes": lambda size: rules(head='a = "' + "\\n" * (size // 2) + '"'),
-}  # fmt: skip
+}
 
 
 def json_text(head: str, unit: str, tail: str) -> Build:
@@ -175,8 +173,9 @@ YAML_SIDECARS: dict[str, Build] = {
     "spaced colons": yaml(": ", " - "),
     "anchors": yaml(" - &a a\n"),
     "aliases": yaml(" - *a\n", " - &a a\n"),
-    "laughs": lambda size: b" - &a0 [a]\n" + series(
-        lambda n: f" - &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n".encode(), size
+    "laughs": lambda size: (
+        b" - &a0 [a]\n"
+        + series(lambda n: f" - &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n".encode(), size)
     ),
     "tags": yaml(" - !a a\n"),
     "one tag": yaml("a", " - !", " b\n"),
@@ -196,7 +195,7 @@ YAML_SIDECARS: dict[str, Build] = {
     "digits": yaml("9", " - "),
     "question keys": yaml(" ? a\n : b\n"),
     "dashes": yaml("-", " "),
-}  # fmt: skip
+}
 
 
 def manifest(**more: Any) -> bytes:
@@ -223,9 +222,19 @@ def buffer(index: int, model_path: str = "m.onnx", **more: Any) -> dict[str, Any
     """A buffer of a manifest."""
     name = f"past_key.{index}"
     return {
-        **{"layer": index, "part": "key", "kind": "unknown", "buffer": "past_key", "scope": ""},
-        **{"input": name, "output": f"{name}_RetainedState", "token": "", "dtype": "FLOAT"},
-        **{"shape": [1, 2], "sequence_axis": None, "window": None, "model": model_path},
+        "layer": index,
+        "part": "key",
+        "kind": "unknown",
+        "buffer": "past_key",
+        "scope": "",
+        "input": name,
+        "output": f"{name}_RetainedState",
+        "token": "",
+        "dtype": "FLOAT",
+        "shape": [1, 2],
+        "sequence_axis": None,
+        "window": None,
+        "model": model_path,
         **more,
     }
 

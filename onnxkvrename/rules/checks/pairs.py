@@ -222,10 +222,12 @@ def _check_unknown_states(plan: RenamePlan) -> Iterator[Finding]:
 
 
 def _check_collisions(plan: RenamePlan, uses: NameUses) -> Iterator[Finding]:
-    names = plan.name_map
-    for new_name, count in Counter(names.values()).items():
-        if count > 1:
-            old_names = format_list([old for old, new in names.items() if new == new_name])
+    old_names_by_new: dict[str, list[str]] = {}
+    for old_name, new_name in plan.name_map.items():
+        old_names_by_new.setdefault(new_name, []).append(old_name)
+    for new_name, names in old_names_by_new.items():
+        if len(names) > 1:
+            old_names = format_list(names)
             yield build_finding(
                 "KV201", new_name, f"would be the new name of {old_names}", "mend the templates"
             )
