@@ -109,13 +109,7 @@ Node = Characters | Sequence | Choice | Repeat | Group | Anchor
 
 
 class ParsedPattern(NamedTuple):
-    """A parsed pattern.
-
-    Attributes:
-        tree: Its tree.
-        groups: Its named groups, in the order in which they open.
-        cost: The positions and the steps between them, which take memory and time to build.
-    """
+    """A pattern's tree, its named groups as they open, and its positions and steps together."""
 
     tree: Node
     groups: tuple[str, ...]
@@ -139,11 +133,9 @@ def parse_pattern(text: str) -> ParsedPattern:
         parser.refuse("unexpected )", is_malformed=True)
     if parser.groups and parser.repeats_empty:
         parser.refuse("a repetition of what may be empty, in a pattern with named groups")
-    positions = _count_positions(tree)
-    if positions > MAX_POSITIONS:
+    if (positions := _count_positions(tree)) > MAX_POSITIONS:
         parser.refuse(f"more than {MAX_POSITIONS} characters and classes, repetitions unfolded")
-    steps = _measure(tree).steps
-    if steps > MAX_STEPS:
+    if (steps := _measure(tree).steps) > MAX_STEPS:
         parser.refuse(f"more than {MAX_STEPS} ways from one character to the next")
     return ParsedPattern(tree, tuple(parser.groups), positions + steps)
 

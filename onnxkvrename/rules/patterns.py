@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from onnxkvrename.rules.pattern_matcher import LinearMatcher
 from onnxkvrename.rules.pattern_syntax import PatternSyntaxError
 
+MAX_PATTERNS = 100
+"""Patterns of a profile."""
+MAX_TOTAL_COST = 50_000
+"""Positions of all patterns of a profile together, and steps between them; about 20 MB."""
 RE2_COST = 5_000
 """What a pattern counts for that google-re2 matches; that library limits its own memory."""
 RE2_INSTALL_COMMAND = "pip install 'onnxkvrename[re2]'"
@@ -75,6 +80,23 @@ def compile_pattern(text: str) -> Pattern:
         return LinearMatcher(text)
     except PatternSyntaxError as error:
         return _compile_with_re2(text, error)
+
+
+def check_total_cost(patterns: Sequence[Pattern]) -> None:
+    """Check that patterns which are affordable one by one are so together.
+
+    Raises:
+        ValueError: They are too many, or have too many positions. The message continues a
+            sentence that begins with the profile.
+    """
+    cost = sum(pattern.cost for pattern in patterns)
+    if len(patterns) > MAX_PATTERNS:
+        raise ValueError(f"has {len(patterns)} patterns, more than {MAX_PATTERNS}")
+    if cost > MAX_TOTAL_COST:
+        raise ValueError(
+            f"has patterns with {cost:,} characters and ways between them, repetitions "
+            f"unfolded, more than {MAX_TOTAL_COST:,}"
+        )
 
 
 def _compile_with_re2(text: str, reason: PatternSyntaxError) -> Re2Matcher:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_toml
 from onnxkvrename.errors import RulesError
 from onnxkvrename.model.protobuf import MAX_NAME_SIZE
-from onnxkvrename.rules.patterns import Pattern, compile_pattern
+from onnxkvrename.rules.patterns import MAX_PATTERNS, Pattern, check_total_cost, compile_pattern
 
 _LAYER_PATTERN = re.compile("[0-9]{1,9}")
 _SIDES = ("input", "output")
@@ -23,10 +23,6 @@ _OPTIONAL_PART = re.compile(r"\[([^\[\]]*)\]")
 MAX_TOKEN_LENGTH = 64
 MAX_RULES_LENGTH = 1 << 16
 """Characters in the text of a profile."""
-MAX_PATTERNS = 100
-"""Patterns in a profile, and tables with patterns."""
-MAX_PATTERN_COST = 50_000
-"""Positions of all patterns of a profile together, and steps between them; about 20 MB."""
 MAX_TEMPLATE_LENGTH = 4096
 """Characters in a template."""
 WINDOW, PREFIXED, MERGED = STAGES = ("window", "prefixed", "merged")
@@ -294,18 +290,16 @@ class Rules(NamedTuple):
         if normalize and "suffix" in parts:
             parts["suffix"] = self.normalize_suffix(match)
         name = _fill_template(match.rule.templates[match.side], parts, token)
+        hint = f"mend the {match.side}_name template in profile {self.name}"
         if len(name) > MAX_NAME_SIZE:
-            raise RulesError(
-                f"the {match.side}_name template makes a name of {len(name):,} characters, "
-                f"more than {MAX_NAME_SIZE:,}",
-                hint=f"shorten the {match.side}_name template in profile {self.name}",
-            )
+            problem = f"makes a name of more than {MAX_NAME_SIZE:,} characters"
+            raise RulesError(f"the {match.side}_name template {problem}", hint=hint)
         reread = match.rule.match(match.side, name)
         if reread is None or (reread.pair_key, reread.token) != (match.pair_key, token):
             raise RulesError(
                 f"the {match.side}_name template makes {name!r}, which no longer says "
                 f"{match.buffer}, layer {match.layer}, token {token or 'none'}",
-                hint=f"mend the {match.side}_name template in profile {self.name}",
+                hint=hint,
             )
         return name
 
@@ -338,41 +332,28 @@ def parse_rules(text: str, name: str) -> Rules:
         RulesError: The text is not a profile; the message names the key.
     """
     try:
-        if len(text) > MAX_RULES_LENGTH:
+        if len(text) > MAX_RULES_LENGTH or text.count("\n[[") > MAX_PATTERNS:
             raise UnreadableTextError(
-                f"has {len(text):,} characters, more than {MAX_RULES_LENGTH:,}"
+                f"has more than {MAX_RULES_LENGTH:,} characters, or {MAX_PATTERNS} [[tables]]"
             )
         rules = _parse_rules(ObjectReader(parse_toml(text), separator=": "), name)
-        _check_pattern_cost(rules)
+        check_total_cost(_list_patterns(rules))
         return rules
-    except UnreadableTextError as error:
+    except ValueError as error:
         raise RulesError(str(error), path=name) from None
 
 
-def _check_pattern_cost(rules: Rules) -> None:
-    """Raise for patterns that are affordable one by one, but not together."""
-    parts = rules.set_rule.part_rules
-    patterns = [
+def _list_patterns(rules: Rules) -> list[Pattern]:
+    parts = [(rule.file_pattern, rule.folder_pattern) for rule in rules.set_rule.part_rules]
+    return [
         *(pattern for rule in rules.kv_rules for pattern in rule.patterns.values()),
         *(rule.pattern for rule in rules.keep_rules),
         *(rule.input_pattern for rule in rules.feed_back_rules),
-        *(pattern for rule in parts for pattern in (rule.file_pattern, rule.folder_pattern)),
+        *(pattern for part in parts for pattern in part if pattern is not None),
     ]
-    costs = [pattern.cost for pattern in patterns if pattern is not None]
-    if len(costs) > MAX_PATTERNS:
-        raise UnreadableTextError(f"has {len(costs):,} patterns, more than {MAX_PATTERNS}")
-    if sum(costs) > MAX_PATTERN_COST:
-        raise UnreadableTextError(
-            f"has patterns of {sum(costs):,} characters and ways between them, repetitions "
-            f"unfolded, more than {MAX_PATTERN_COST:,}"
-        )
 
 
 def _parse_rules(document: ObjectReader, name: str) -> Rules:
-    tables = (document.values, _read_table(document, "set").values)
-    counts = [len(v) for table in tables for v in table.values() if isinstance(v, list)]
-    if sum(counts) > MAX_PATTERNS:
-        raise UnreadableTextError(f"has {sum(counts):,} tables, more than {MAX_PATTERNS}")
     kv_rules = tuple(map(_parse_kv_rule, _read_tables(document, "kv")))
     if not kv_rules:
         raise document.build_error("kv", "there is no [[kv]] rule")
@@ -493,9 +474,7 @@ def _read_pattern(
 def _read_template(table: ObjectReader, key: str, groups: set[str]) -> str:
     template = table.read_string(key)
     if len(template) > MAX_TEMPLATE_LENGTH:
-        raise table.build_error(
-            key, f"has {len(template):,} characters, more than {MAX_TEMPLATE_LENGTH:,}"
-        )
+        raise table.build_error(key, f"has more than {MAX_TEMPLATE_LENGTH:,} characters")
     for placeholder in _PLACEHOLDER.finditer(_OPTIONAL_PART.sub(r"\1", template)):
         group, bracket = placeholder.groups()
         if bracket:

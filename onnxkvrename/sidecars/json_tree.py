@@ -18,6 +18,8 @@ MAX_JSON_CHARS = 1 << 23
 # A string without a closing quote extends to the end of the text, so text that is not JSON
 # takes no longer.
 _LEXEME = re.compile(r'(?s)"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]|[^\s\[\]{}",:\ufeff]+')
+_MAX_VALUES = 1 << 17
+"""Values of a text, counted by its commas, colons and brackets; each takes 300 bytes."""
 _NON_TEXT = OpaqueNode("no text")
 
 
@@ -25,11 +27,13 @@ def parse_json_tree(text: str) -> Node:
     """Return the tree of a JSON text, which may begin with a byte order mark.
 
     Raises:
-        UnreadableTextError: The text is too long, is not JSON, is nested too deeply, or has
+        UnreadableTextError: The text is too long, has too many values, is not JSON, is nested too deeply, or has
             a key twice.
     """
     if len(text) > MAX_JSON_CHARS:
         raise UnreadableTextError(f"has {len(text):,} characters, more than {MAX_JSON_CHARS:,}")
+    if sum(map(text.count, ",:[{")) > _MAX_VALUES:
+        raise UnreadableTextError(f"has more than {_MAX_VALUES:,} values")
     _check_depth(text)
     try:
         json.loads(text.removeprefix("\ufeff"), parse_int=len, parse_float=len)
