@@ -27,8 +27,8 @@ def parse_json_tree(text: str) -> Node:
     """Return the tree of a JSON text, which may begin with a byte order mark.
 
     Raises:
-        UnreadableTextError: The text is too long, has too many values, is not JSON, is nested too deeply, or has
-            a key twice.
+        UnreadableTextError: The text is too long, has too many values, is not JSON, is nested too
+            deeply, or has a key twice.
     """
     if len(text) > MAX_JSON_CHARS:
         raise UnreadableTextError(f"has {len(text):,} characters, more than {MAX_JSON_CHARS:,}")

@@ -13,8 +13,8 @@ from typing import Any
 from onnxkvrename.documents import MAX_DEPTH, UnreadableTextError, build_depth_error
 from onnxkvrename.sidecars.tree import Node, OpaqueNode, ScalarNode, TreeBuilder
 
-MAX_YAML_CHARS = 1 << 20
-"""The longest text that is parsed, in characters; ruamel.yaml takes 5 to 50 seconds for it."""
+MAX_YAML_CHARS = 1 << 18
+"""The longest text that is parsed, in characters; ruamel.yaml takes 1 to 10 seconds for it."""
 
 _MAX_TAG_CHARS = 4096
 _BRACKETS = re.compile(r"[\[\]{}]")

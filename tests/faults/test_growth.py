@@ -1,0 +1,197 @@
+"""What hostile files cost: at most linear time and little memory, or a refusal in one line.
+
+`bench/hostile.py` measures every command in processes of its own; here the same files are read
+in this process, and small, so that the suite stays quick.
+"""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from faults import hostile_inputs
+from faults.hostile_inputs import MODELS, Build
+from faults.hostile_texts import JSON_SIDECARS, MANIFESTS, RULES, SPECIALIZATIONS, rules
+
+from onnxkvrename import KvRenameError, load_rules, rename_bytes
+from onnxkvrename.documents import UnreadableTextError
+from onnxkvrename.layout.manifest import parse_manifest
+from onnxkvrename.model.metadata import write_stamp
+from onnxkvrename.model.protobuf import ByteSource, Span
+from onnxkvrename.rules.load import load_rules as load_profile
+from onnxkvrename.rules.profile import parse_rules
+from onnxkvrename.sidecars.json_tree import parse_json_tree
+from onnxkvrename.sidecars.specializations import parse_specializations
+
+QEFF = load_rules()
+NOISE = 0.02
+"""Seconds of CPU below which growth is not judged."""
+GROWTH = 2.3
+SIZE = 1 << 12
+
+
+def read_model(data: bytes) -> None:
+    rename_bytes(data, "VLLM", rules=QEFF)
+
+
+def read_rules(data: bytes) -> None:
+    parse_rules(data.decode(), "rules.toml")
+
+
+def read_sidecar(data: bytes) -> None:
+    parse_json_tree(data.decode())
+
+
+def read_manifest(data: bytes) -> None:
+    parse_manifest(data.decode(), "manifest.json")
+
+
+def read_specializations(data: bytes) -> None:
+    parse_specializations(data.decode(), "specializations.json")
+
+
+READERS: tuple[tuple[str, Callable[[bytes], None], dict[str, Build]], ...] = (
+    ("model", read_model, MODELS),
+    ("rules", read_rules, RULES),
+    ("json", read_sidecar, JSON_SIDECARS),
+    ("manifest", read_manifest, MANIFESTS),
+    ("specializations", read_specializations, SPECIALIZATIONS),
+)
+CASES = [
+    pytest.param(read, build, id=f"{kind}: {name}")
+    for kind, read, builders in READERS
+    for name, build in builders.items()
+]
+
+
+def measure(read: Callable[[bytes], None], data: bytes, runs: int = 1) -> float:
+    """Return the least CPU time of some runs; a refusal is an answer as good as any."""
+    best, refusal = float("inf"), ""
+    for _ in range(runs):
+        start = time.process_time()
+        try:
+            read(data)
+        except (KvRenameError, UnreadableTextError) as error:
+            refusal = str(error)
+        best = min(best, time.process_time() - start)
+    assert "\n" not in refusal
+    return best
+
+
+def grows_too_fast(read: Callable[[bytes], None], build: Build, size: int = SIZE) -> bool:
+    """Return whether twice as much takes more than `GROWTH` times as long, time and again."""
+    small, large = build(size), build(2 * size)
+    limit = GROWTH * len(large) / len(small) / 2
+    for runs in (1, 3, 7):
+        times = measure(read, small, runs), measure(read, large, runs)
+        if times[1] <= max(NOISE, limit * times[0]):
+            return False
+    return True
+
+
+@pytest.mark.parametrize(("read", "build"), CASES)
+def test_the_time_for_a_hostile_file_is_linear(read: Callable[[bytes], None], build: Build):
+    assert not grows_too_fast(read, build)
+
+
+def test_a_reader_that_is_quadratic_would_be_noticed():
+    def read_all_again(data: bytes) -> None:
+        for end in range(0, len(data), 64):
+            sum(data[:end:4])
+
+    assert grows_too_fast(read_all_again, bytes, 1 << 15)
+
+
+LARGE = (
+    *("unknown texts", "unknown groups", "huge packed dims"),
+    *("inputs of a node", "fields of an input"),
+)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_small_records_take_little_memory(name: str):
+    data = MODELS[name](1 << 16)
+    tracemalloc.start()
+    try:
+        measure(read_model, data)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2.5e6 + 4 * len(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("inputs", "has more than 65,536 graph inputs or outputs, at byte "),
+        ("opset_import", "has more than 16,384 fields in a message, at byte 0"),
+        ("external entries", "has more than 16,384 fields in a message, at byte "),
+        ("layers without shapes", "has more than 4,096 KV buffers (the last is past_key."),
+        ("dims of 1", "has more than 256 dimensions in a shape, at byte "),
+        ("huge packed dims", "has more than 256 dimensions in a tensor, at byte "),
+        ("graphs of a buffer", "has more than 16,384 subgraphs with such names, at byte "),
+        ("outputs of a node", "has more than 32,768 occurrences of KV buffers' names, at byte "),
+    ],
+)
+def test_a_limit_is_named_with_its_place(name: str, said: str):
+    with pytest.raises(KvRenameError) as caught:
+        read_model(MODELS[name](1 << 19))
+    assert said in str(caught.value)
+    assert "please report it" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "said"),
+    [
+        ("5,000 digits", 1, "not TOML: it has a number of too many digits"),
+        ("dotted key", 2000, "has a key of more than 10 parts"),
+        ("dotted header", 2000, "has a key of more than 10 parts"),
+        ("spaced key", 2000, "has a key of more than 10 parts"),
+        ("quoted key", 2000, "has a key of more than 10 parts"),
+        ("keys", 70_000, "has more than 65,536 characters, or 100 [[tables]]"),
+        ("patterns", 30_000, "has more than 65,536 characters, or 100 [[tables]]"),
+        ("repeats", 4000, "has patterns with "),
+        ("template", 5000, "kv[0].input_name: has more than 4,096 characters"),
+    ],
+)
+def test_rules_that_cost_too_much_are_refused(name: str, size: int, said: str):
+    with pytest.raises(KvRenameError) as caught:
+        read_rules(RULES[name](size))
+    assert said in str(caught.value)
+
+
+def test_dots_in_a_text_are_no_key():
+    text = rules(head=f"description = '{'a.' * 50}'\n# {'a.' * 50}").decode()
+    assert parse_rules(text, "rules.toml").kv_rules
+
+
+def test_a_template_that_makes_endless_names_is_refused():
+    text = rules(template="{scope}" * 500 + "{buffer}.{layer}[_{token}]").decode()
+    hostile = parse_rules(text, "rules.toml")
+    match = hostile.match("input", "a" * 1000 + "/past_key.0")
+    assert match is not None
+    with pytest.raises(KvRenameError, match="makes a name of more than 65,536 characters"):
+        hostile.rewrite_name(match, "VLLM")
+
+
+def test_built_in_profiles_are_far_from_every_limit():
+    for path in Path(load_profile.__code__.co_filename).parent.glob("profiles/*.toml"):
+        text = path.read_text()
+        profile = load_rules(path.stem)
+        patterns = chain.from_iterable(rule.patterns.values() for rule in profile.kv_rules)
+        assert len(text) < 1 << 13
+        assert sum(pattern.cost for pattern in patterns) < 5_000
+
+
+def test_stamps_are_cut_in_one_pass_wherever_they_are():
+    data = MODELS["stamps"](2000)
+    source = ByteSource.from_bytes(data)
+    whole = write_stamp(source, None, [Span(0, len(data))])
+    size = sum(piece.size for piece in whole if isinstance(piece, Span))
+    assert size == len(hostile_inputs.model())
+    split = write_stamp(source, None, [Span(0, size), b"new", Span(size, len(data) - size)])
+    assert size == sum(piece.size for piece in split if isinstance(piece, Span))
