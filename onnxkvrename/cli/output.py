@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import accumulate, groupby, islice
 from typing import Any
 
@@ -147,8 +148,11 @@ def occupy_closed_streams() -> None:
     reports on stderr would be written into it. Python itself goes on taking them for closed.
     """
     for number in range(3):
-        with suppress(OSError):
+        try:
             os.fstat(number)
             continue
+        except OSError as error:
+            if error.errno != errno.EBADF:
+                continue  # it is open, whatever is behind it
         if os.open(os.devnull, os.O_RDWR) == number:  # the lowest number that is free
             os.set_inheritable(number, True)

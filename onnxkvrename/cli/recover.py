@@ -51,21 +51,21 @@ def command(paths: tuple[Path, ...], undo: bool, finish: bool) -> int:
         raise click.UsageError("--undo and --finish cannot both be")
     try:
         runs = find_half_done_runs(paths)
-        if not runs:
-            print_lines([Line("no run stopped half way here", err=True)])
-            return decide_exit_code()
-        print_lines([line for run in runs for line in _describe_run(run)])
-        if not undo and not finish:
-            print_lines(_describe_choices(paths))
-            return decide_exit_code(failed=True)
-        for run in runs:
+        lines = [line for run in runs for line in _describe_run(run)]
+        for run in runs if undo or finish else ():
             end_run(run, undo=undo)
     except OSError as error:
         path = None if error.filename is None else os.fsdecode(error.filename)
         raise ModelError(f"cannot be read: {error.strerror}", path=path) from None
-    done = "the old files are restored" if undo else "the new files are in place"
-    print_lines([Line(done, err=True)])
-    return decide_exit_code()
+    if not runs:
+        lines.append(Line("no run stopped half way here", err=True))
+    elif undo or finish:
+        done = "the old files are restored" if undo else "the new files are in place"
+        lines.append(Line(done, err=True))
+    else:
+        lines += _describe_choices(paths)
+    print_lines(lines)
+    return decide_exit_code(failed=bool(runs) and not (undo or finish))
 
 
 def _describe_run(run: HalfDoneRun) -> Iterator[Line]:

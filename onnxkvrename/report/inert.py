@@ -22,6 +22,8 @@ MAX_LINE_LENGTH = 400
 _FIXED_LENGTH = 24
 """Characters of such a line that are always there: a severity, a code, punctuation."""
 _MIN_PART_LENGTH = 40
+_MAX_WHOLE_HINT = 200
+"""Characters of the longest hint that stays whole, as most are commands to copy."""
 
 # Patterns are compiled where they are first needed: few names need them, but every rename would
 # wait for it.
@@ -76,13 +78,16 @@ def shorten_parts(parts: Sequence[str], limit: int = MAX_LINE_LENGTH) -> list[st
     """Return the parts of a line, escaped, and the longest shortened in the middle to fit.
 
     Args:
-        parts: A path, a name, a message, a hint.
+        parts: A path, a name, a message, and at the end the hint.
         limit: Characters of the whole line.
     """
     shown = [escape_text(part) for part in parts]
     room = limit - _FIXED_LENGTH
     if sum(map(len, shown)) <= room:
         return shown
+    kept = shown[-1:] if len(shown[-1]) <= _MAX_WHOLE_HINT else []
+    shown = shown[: len(shown) - len(kept)]
+    room -= sum(map(len, kept))
     largest = room
     for rank, length in enumerate(sorted(map(len, shown))):
         share = room // (len(shown) - rank)
@@ -90,7 +95,7 @@ def shorten_parts(parts: Sequence[str], limit: int = MAX_LINE_LENGTH) -> list[st
             largest = share
             break
         room -= length
-    return [shorten_text(text, max(largest, _MIN_PART_LENGTH)) for text in shown]
+    return [*(shorten_text(text, max(largest, _MIN_PART_LENGTH)) for text in shown), *kept]
 
 
 def shorten_text(text: str, limit: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -123,9 +122,8 @@ class Trial:
 
 
 @pytest.fixture(params=BUILDERS, ids=lambda build: build.__name__)
-def trial(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
-    monkeypatch.chdir(tmp_path)  # with long paths, a message is shortened
-    return Trial(request.param, Path("trial"))
+def trial(request: pytest.FixtureRequest, tmp_path: Path) -> Trial:
+    return Trial(request.param, tmp_path / "trial")
 
 
 def refuse_from(nth: int, names: tuple[str, ...], patch: pytest.MonkeyPatch) -> Iterator[int]:
@@ -159,7 +157,7 @@ def test_a_disk_that_refuses_every_rename_from_some_point_on(
         where = f"{trial.build.__name__} {names} {nth}: {err}"
         assert (code == 2) or not reached or "unlink" in names, where
         if not trial.judge(where):
-            assert "results are new" not in err, where
+            assert "stay new" not in err, where
             continue_here = reached and nth < 60
             if continue_here:
                 continue
@@ -167,7 +165,7 @@ def test_a_disk_that_refuses_every_rename_from_some_point_on(
         mixed += 1
         assert code == 2, where
         assert "Read-only file system" in err, where
-        assert "the others as they were; all old and new files are kept" in err, where
+        assert "as they were; all old and new files are kept" in err, where
         assert "onnxkvrename recover " in err, where
         assert main(["recover", str(trial.root)]) == 1
         out = capsys.readouterr().out
@@ -197,59 +195,3 @@ def test_a_run_that_was_killed_is_ended_either_way(way: str, trial: Trial) -> No
             if not killed:
                 break
     assert mixed > 0
-
-
-# A record may come from anyone.
-
-
-@pytest.fixture
-def mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
-    """A set in place of which the first file is new."""
-    trial = Trial(build_set, tmp_path / "trial")
-    trial.args = trial.start()
-    with monkeypatch.context() as patch:
-        refuse_from(2, ("replace", "rename"), patch)
-        assert trial.run() == 2
-    return trial
-
-
-def test_a_record_of_files_elsewhere_is_refused(mixed: Trial, capsys) -> None:
-    before = read_directory(mixed.root)
-    assert main(["recover", str(mixed.root / "in" / "sub"), "--undo"]) == 2
-    assert "names a file in" in capsys.readouterr().err
-    assert read_directory(mixed.root) == before
-    assert main(["recover", str(mixed.root / "in"), "--undo"]) == 0
-    assert read_directory(mixed.root) == mixed.before
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives away")
-def test_a_record_of_another_user_is_refused(mixed: Trial, capsys) -> None:
-    for path in mixed.root.rglob(f"*{RECORD_SUFFIX}"):
-        os.chown(path, 12345, 12345)
-    before = read_directory(mixed.root)
-    assert main(["recover", str(mixed.root), "--finish"]) == 2
-    assert "is a record of another user (user ID 12345)" in capsys.readouterr().err
-    assert read_directory(mixed.root) == before
-
-
-@pytest.mark.parametrize("name", ["../../precious", "precious", ".onnxkvrename-00000000-lock"])
-def test_a_record_that_names_other_files_is_none(name: str, mixed: Trial, capsys) -> None:
-    for path in mixed.root.rglob(f"*{RECORD_SUFFIX}"):
-        document = json.loads(path.read_text())
-        document["files"][0]["backup"] = name
-        path.write_text(json.dumps(document))
-    assert main(["recover", str(mixed.root), "--undo"]) == 0
-    assert "no run stopped half way here" in capsys.readouterr().err
-
-
-def test_what_was_moved_with_its_directory_is_ended_there(mixed: Trial) -> None:
-    moved = mixed.root.rename(mixed.root.with_name("moved"))
-    assert main(["recover", str(moved), "--undo"]) == 0
-    assert read_directory(moved) == mixed.before
-
-
-def test_a_target_that_was_changed_since_stays(mixed: Trial, capsys) -> None:
-    changed = mixed.root / "in" / "a.onnx"
-    changed.write_bytes(b"a new export")
-    assert main(["recover", str(mixed.root)]) == 0
-    assert changed.read_bytes() == b"a new export"

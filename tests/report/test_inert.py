@@ -91,5 +91,7 @@ def test_only_the_longest_parts_are_shortened() -> None:
     assert shorten_parts(["a" * 100, "b" * 100]) == ["a" * 100, "b" * 100]
     path, name, hint = shorten_parts(["p" * 90, "n" * 9000, "h" * 9000])
     assert (path, len(name), len(hint)) == ("p" * 90, 143, 143)
+    *others, hint = shorten_parts(["p" * 300, "n" * 300, "a command " * 20])
+    assert (sum(map(len, others)), hint) == (176, "a command " * 20)
     assert sum(map(len, shorten_parts(["\x00" * 9000] * 3))) <= 376
     assert shorten_text("a" * 50 + "b" * 50, 40) == "a" * 11 + "[... 60 more ...]" + "b" * 12
