@@ -284,6 +284,7 @@ def _build_options(arguments: _Arguments, view: RenameView) -> Options:
         checks=() if arguments.seed_cache else (check_cache_reuse,),
         consumer=arguments.target,
         full_transfer=arguments.full_transfer,
+        read_files=() if arguments.rules is None else (arguments.rules,),
     )
 
 

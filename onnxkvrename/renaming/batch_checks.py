@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-from onnxkvrename.errors import KvRenameError, WriteError
+from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, promote_to_errors
-from onnxkvrename.model.external_data import DataFile, has_same_data
 from onnxkvrename.renaming.output_path import find_writable_directory
 from onnxkvrename.renaming.prepare import PreparedModel
 from onnxkvrename.rules.kv_model import KvModel, check_models_together
 from onnxkvrename.rules.plan import TokenChange, build_minimal_plan
 from onnxkvrename.rules.profile import MERGED, Rules
-from onnxkvrename.rules.results import ModelReport, Options, RenameJob
+from onnxkvrename.rules.results import ModelReport, Options
+from onnxkvrename.storage.read_status import read_status
 from onnxkvrename.storage.temp_file import check_free_space
 
 
@@ -24,8 +22,8 @@ def check_batch(
 ) -> tuple[PreparedModel, ...]:
     """Return the models with the findings and errors that all of them together show.
 
-    There must be a buffer somewhere, windows must fit, no two results may have one path,
-    and the disks must hold all results at once.
+    There must be a buffer somewhere, windows must fit, and the disks must hold all results at
+    once.
 
     Args:
         items: All models of the command, each prepared.
@@ -39,14 +37,12 @@ def check_batch(
     set_findings = _check_across_models(items, change, rules, options)
     consumer_findings = _check_consumer(items, rules, options)
     space = _SpaceCheck()
-    paths = _PathCheck(items)
     checked = []
     for item, of_set, of_consumer in zip(items, set_findings, consumer_findings, strict=True):
         findings = (*item.report.findings, *of_set, *of_consumer)
-        error = item.report.error or paths.find_data_clash(item)
+        error = item.report.error
         if options.check_destination and error is None:
             error = space.claim(item)
-        error = error or paths.find_model_clash(item)
         if options.strict:
             findings = promote_to_errors(findings)
         report = item.report._replace(findings=findings, error=error)
@@ -117,48 +113,11 @@ def _group_for_consumer(models: Sequence[KvModel]) -> list[tuple[int, ...]]:
     return sets
 
 
-class _PathCheck:
-    """Checks that no two results of one command go to the same path."""
-
-    def __init__(self, items: Sequence[PreparedModel]) -> None:
-        self.data_by_path: dict[str, DataFile] = {}
-        self.clashing_outputs = _find_clashing_outputs(item.job for item in items)
-
-    def find_model_clash(self, item: PreparedModel) -> KvRenameError | None:
-        """Return the error of a result in the place of another model or result."""
-        if item.job.output not in self.clashing_outputs:
-            return None
-        return WriteError("is another model of this run, or its result", path=item.report.output)
-
-    def find_data_clash(self, item: PreparedModel) -> KvRenameError | None:
-        """Return the error of a data file in the place of a different one."""
-        for file, target in item.data_copies:
-            first = self.data_by_path.setdefault(os.path.realpath(target), file)
-            if first.path != file.path and not has_same_data(file, first.path):
-                return WriteError("is the place of two different data files", path=str(target))
-        return None
-
-
-def _find_clashing_outputs(all_jobs: Iterable[RenameJob]) -> frozenset[Path]:
-    """Return the outputs that are another job's model or output; one job alone has no clash."""
-    jobs = tuple(all_jobs)
-    if len(jobs) == 1:
-        return frozenset()
-    jobs_by_model = {os.path.realpath(job.model): job for job in jobs}
-    real_outputs = [os.path.realpath(job.output) for job in jobs]
-    counts = Counter(real_outputs)
-    return frozenset(
-        job.output
-        for job, real_output in zip(jobs, real_outputs, strict=True)
-        if counts[real_output] > 1 or jobs_by_model.get(real_output, job) is not job
-    )
-
-
 class _SpaceCheck:
     """Checks that the disks hold all results at once."""
 
     def __init__(self) -> None:
-        self.claimed: Counter[int] = Counter()
+        self.claimed: Counter[int | None] = Counter()
         """Bytes that earlier results need, by device."""
 
     def claim(self, item: PreparedModel) -> KvRenameError | None:
@@ -167,7 +126,8 @@ class _SpaceCheck:
             return None
         try:
             directory = find_writable_directory(item.job)
-            device = os.stat(directory).st_dev
+            status = read_status(directory)
+            device = None if status is None else status.st_dev
             needed = sum(file.needed_size for file, _ in item.data_copies)
             if item.needs_write:
                 needed += item.splice_plan.size

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from onnxkvrename.errors import KvRenameError, ModelError, WriteError
+from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.renaming.prepare_sidecars import Sidecar
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
@@ -20,6 +21,7 @@ from onnxkvrename.sidecars.rewrite import (
     rewrite_sidecar,
 )
 from onnxkvrename.storage.read import open_file
+from onnxkvrename.storage.read_status import read_status, resolve_path
 
 
 def load_sidecars(
@@ -50,13 +52,13 @@ def load_sidecars(
     formats = load_sidecar_formats()
     found_beside_models = _find_sidecars(jobs, formats) if search_directories else ()
     all_paths = (*paths, *found_beside_models)
-    distinct = {os.path.realpath(path): path for path in reversed(all_paths)}
+    distinct = {resolve_path(path): path for path in reversed(all_paths)}
     sidecars = tuple(
         _load_sidecar(path, jobs, change, rules, formats) for path in reversed(distinct.values())
     )
     by_output: dict[str, Sidecar] = {}
     for sidecar in sidecars:
-        first = by_output.setdefault(os.path.realpath(sidecar.output), sidecar)
+        first = by_output.setdefault(resolve_path(sidecar.output), sidecar)
         if first is not sidecar:
             raise WriteError(
                 f"is the place of both {first.path} and {sidecar.path}",
@@ -75,17 +77,11 @@ def _find_sidecars(jobs: Sequence[RenameJob], formats: SidecarFormats) -> Iterat
             reason = error.strerror
             raise ModelError(f"cannot be listed: {reason}", path=str(directory)) from None
         for name in formats.select_candidates(file_names):
-            detected = formats.detect(name, _read_head_if_possible(directory / name))
+            status = read_status(directory / name)
+            is_regular = status is not None and stat.S_ISREG(status.st_mode)
+            detected = formats.detect(name, _read_head(directory / name) if is_regular else b"")
             if detected is not None and detected.find_names is not None:
                 yield directory / name
-
-
-def _read_head_if_possible(path: Path) -> bytes:
-    """Return as much of a file as a sidecar may have, nothing if it cannot be read."""
-    try:
-        return _read_head(path)
-    except KvRenameError:
-        return b""
 
 
 def _read_head(path: Path) -> bytes:
@@ -105,7 +101,8 @@ def _load_sidecar(
         forms = formats.describe_forms()
         raise ModelError("is no sidecar of a known kind", path=str(path), hint=forms)
     sidecar_format = detected
-    jobs_beside = [job for job in jobs if job.model.parent.resolve() == path.parent.resolve()]
+    directory = resolve_path(path.parent)
+    jobs_beside = [job for job in jobs if resolve_path(job.model.parent) == directory]
     model_paths = {str(job.model) for job in jobs_beside or jobs}
 
     def rewrite(data: bytes, models: Sequence[ModelReport]) -> RewrittenSidecar:

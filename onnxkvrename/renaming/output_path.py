@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.findings import Finding, build_finding
-from onnxkvrename.model.external_data import DataFile
 from onnxkvrename.model.file import read_pieces, sum_piece_sizes
 from onnxkvrename.model.protobuf import Piece
 from onnxkvrename.rules.results import Options, RenameJob
 from onnxkvrename.storage.read import MAX_MODEL_SIZE, OpenFile, has_content
+from onnxkvrename.storage.read_status import (
+    is_directory,
+    is_link,
+    is_occupied,
+    read_status,
+    resolve_path,
+)
 from onnxkvrename.storage.temp_file import find_stale_temp_files
 
 _ELSEWHERE_HINT = "write elsewhere with -o or -d"
@@ -36,44 +41,46 @@ def check_result_size(size: int, path: str | None = None) -> None:
         )
 
 
-def check_output_file(job: RenameJob, data: Sequence[DataFile]) -> None:
+def check_output_file(job: RenameJob) -> None:
     """Check that the result of a job that is not in place can be a file where it goes.
 
     Args:
         job: The model and where its result goes.
-        data: The external data of the model.
 
     Raises:
-        WriteError: There is a directory or a device, or the model's own data.
+        WriteError: There is a directory or a device.
+        ModelError: It cannot be told what is there.
     """
-    if os.path.isdir(job.output):
-        raise WriteError("is a directory", path=str(job.output), hint="-d puts models into one")
-    if os.path.exists(job.output) and not os.path.isfile(job.output):
-        raise WriteError("is no regular file", path=str(job.output), hint="choose another name")
-    if not data:
+    status = read_status(job.output)
+    if status is None or stat.S_ISREG(status.st_mode):
         return
-    data_paths = {str(file.path) for file in data}
-    data_paths |= {os.path.realpath(job.output.parent / file.location) for file in data}
-    if os.path.realpath(job.output) in data_paths:
-        raise WriteError(
-            "is the external data of this model", path=str(job.output), hint="choose another name"
-        )
+    if stat.S_ISDIR(status.st_mode):
+        raise WriteError("is a directory", path=str(job.output), hint="-d puts models into one")
+    raise WriteError("is no regular file", path=str(job.output), hint="choose another name")
 
 
-def is_up_to_date(job: RenameJob, source: OpenFile, pieces: tuple[Piece, ...]) -> bool:
+def is_up_to_date(
+    job: RenameJob, source: OpenFile, pieces: tuple[Piece, ...], options: Options
+) -> bool:
     """Return whether the file at the output already has the bytes of the result.
 
     Args:
         job: A job that is not in place.
         source: The model.
         pieces: The result: new bytes, and spans of the model.
+        options: Whether a file there may be overwritten; then it need not be readable.
+
+    Raises:
+        ModelError: The file there cannot be read.
     """
-    if not os.path.lexists(job.output):
+    if read_status(job.output) is None:
         return False
     try:
         return has_content(job.output, sum_piece_sizes(pieces), read_pieces(source, pieces))
     except ModelError:
-        return False
+        if options.force:
+            return False
+        raise
 
 
 def check_in_place_write(path: Path, status: os.stat_result, *, has_choice: bool = True) -> None:
@@ -86,9 +93,10 @@ def check_in_place_write(path: Path, status: os.stat_result, *, has_choice: bool
 
     Raises:
         WriteError: It is a symbolic link, has several hard links, or is read-only.
+        ModelError: It cannot be told what is at the path.
     """
-    if path.is_symlink():
-        fault = f"is a symbolic link to {os.path.realpath(path)}"
+    if is_link(path):
+        fault = f"is a symbolic link to {resolve_path(path)}"
     elif (links := status.st_nlink - _count_backup_links(path, status)) > 1:
         fault = f"has {links} hard links"
     elif not status.st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH):
@@ -105,16 +113,21 @@ def _count_backup_links(path: Path, status: os.stat_result) -> int:
         return 0
     count = 0
     for backup in find_stale_temp_files([path]):
-        with suppress(OSError):  # a run that is alive may remove its own meanwhile
-            count += os.path.samestat(status, os.lstat(backup))
+        backup_status = read_status(backup, follow_links=False)
+        if backup_status is not None:  # a run that is alive may remove its own meanwhile
+            count += os.path.samestat(status, backup_status)
     return count
 
 
 def find_outermost_missing_directory(target: Path) -> Path | None:
-    """Return the outermost directory that must be made for a target; ``None`` if none must be."""
+    """Return the outermost directory that must be made for a target; ``None`` if none must be.
+
+    Raises:
+        ModelError: It cannot be told whether a directory is there.
+    """
     missing = None
     for directory in target.parents:
-        if os.path.lexists(directory):
+        if is_occupied(directory):
             return missing
         missing = directory
     return missing
@@ -125,12 +138,13 @@ def find_writable_directory(job: RenameJob) -> Path:
 
     Raises:
         WriteError: That is not a directory, or not writable.
+        ModelError: It cannot be told what is there.
     """
     directory = Path(os.path.abspath(job.output.parent))
-    while not os.path.lexists(directory):
-        directory = directory.parent
+    # The root is there, whatever the system says of it.
+    directory = next(filter(is_occupied, (directory, *directory.parents)), Path(directory.anchor))
     fault = None
-    if not os.path.isdir(directory):
+    if not is_directory(directory):
         fault = "is no directory"
     elif not os.access(directory, os.W_OK | os.X_OK):
         fault = "is not writable"
@@ -151,8 +165,11 @@ def find_blocking_file(job: RenameJob, up_to_date: bool, options: Options) -> It
         job: The source and where its result goes.
         up_to_date: Whether the file there already is the result.
         options: Whether existing files may be overwritten.
+
+    Raises:
+        ModelError: It cannot be told whether a file is there.
     """
-    if not (job.in_place or up_to_date or options.force) and os.path.lexists(job.output):
+    if not (job.in_place or up_to_date or options.force) and is_occupied(job.output):
         yield build_finding(
             "KV504", str(job.output), "is there already, and differs", "--force replaces it"
         )

@@ -62,8 +62,9 @@ class PreparedModel(NamedTuple):
         model: The input of the checks across models; ``None`` once they are done, and for a
             model that could not be read.
         splice_plan: The bytes of the result; ``None`` for a model that could not be read.
-        data_copies: Files of external data, each with the path to copy it to.
-        data_paths: Where the external data of the result will be, copied or not.
+        data_files: The files of external data.
+        data_copies: Those that are copied, each with the path to copy it to.
+        data_paths: Where all of them will be beside the result; none if it stays beside them.
         needs_write: Whether the output file is missing or differs from the result.
     """
 
@@ -71,6 +72,7 @@ class PreparedModel(NamedTuple):
     report: ModelReport
     model: KvModel | None = None
     splice_plan: SplicePlan | None = None
+    data_files: tuple[DataFile, ...] = ()
     data_copies: tuple[tuple[DataFile, Path], ...] = ()
     data_paths: tuple[Path, ...] = ()
     needs_write: bool = True
@@ -130,7 +132,7 @@ def _prepare_open_model(
     )
     if not options.group_windows:
         model = model._replace(part=None)
-    prepared = PreparedModel(job, report, model, splice_plan)
+    prepared = PreparedModel(job, report, model, splice_plan, model.data_files)
     if not options.check_destination:
         return prepared
     return _check_output(prepared, opened, model.data_files, options)
@@ -186,11 +188,11 @@ def _check_output(
                 has_choice = not report.stamp  # only a rename can be written elsewhere
                 check_in_place_write(job.model, opened.file.status, has_choice=has_choice)
         else:
-            check_output_file(job, data)
+            check_output_file(job)
+        up_to_date = not job.in_place and is_up_to_date(job, opened.file, plan.pieces, options)
+        blocking = tuple(find_blocking_file(job, up_to_date, options))
     except KvRenameError as error:
         return prepared._replace(report=report._replace(error=error))
-    up_to_date = not job.in_place and is_up_to_date(job, opened.file, plan.pieces)
-    blocking = tuple(find_blocking_file(job, up_to_date, options))
     needs_write = report.has_changes if job.in_place else not up_to_date
     prepared = prepared._replace(needs_write=needs_write)
     if job.same_directory:

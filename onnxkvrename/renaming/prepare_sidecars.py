@@ -17,6 +17,7 @@ from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.results import ModelReport, Options, RenameJob, SidecarReport
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar
 from onnxkvrename.storage.read import has_content, open_file
+from onnxkvrename.storage.read_status import is_occupied, resolve_path
 
 MAX_READ_BYTES = 1 << 26
 """The largest sidecar that is read, in bytes; a format may have a lower limit."""
@@ -121,7 +122,7 @@ def _prepare_sidecar(
         identity, old_content, status = file.identity, file.read(0, file.size), file.status
     rewritten = item.sidecar.rewrite(old_content, models)
     content = rewritten.data
-    if job.in_place or not os.path.lexists(output):
+    if job.in_place or not is_occupied(output):
         is_up_to_date = job.in_place and content == old_content
     else:
         is_up_to_date = has_content(output, len(content), [content])
@@ -140,8 +141,8 @@ def _prepare_sidecar(
 
 def _find_nearest_model(path: Path, models: Sequence[ModelReport]) -> int:
     """Return the index of the model beside a file or nearest below it, 0 if there is none."""
-    sidecar_directory = os.path.realpath(path.parent)
-    directories = [os.path.realpath(Path(model.path).parent) for model in models]
+    sidecar_directory = resolve_path(path.parent)
+    directories = [resolve_path(Path(model.path).parent) for model in models]
     below = [
         index
         for index, directory in enumerate(directories)

@@ -92,6 +92,10 @@ def rename_batch(
 
         prepared_sidecars = tuple(prepare_sidecars(sidecars, _list_reports(models), options))
         models = add_sidecar_findings(models, prepared_sidecars, options)
+    if sidecars or directory_map or len(models) > 1 or not all(job.in_place for job in jobs):
+        from onnxkvrename.renaming.file_clashes import check_files_together
+
+        models = check_files_together(models, prepared_sidecars, options, directory_map or {})
     if not options.write or any(model.report.failed for model in models):
         return Report(_list_reports(models), _list_sidecar_reports(prepared_sidecars))
     report = _write_results(models, prepared_sidecars, options, progress, executor, directory_map)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.findings import find_similar
 from onnxkvrename.rules.results import RenameJob
+from onnxkvrename.storage.read_status import is_directory, is_link, read_status, resolve_path
 from onnxkvrename.storage.temp_file import TEMP_PREFIX
 
 
@@ -20,6 +23,7 @@ def find_jobs(
 
     Queries the disk: lists directories and resolves links, but opens no file. So the
     models may be other ones by the time they are read, and may turn out not to be models.
+    Each path is queried once: it cannot be a directory for one model and none for the next.
 
     Args:
         models: Files, which need not end in ``.onnx``, and directories, searched for
@@ -34,24 +38,28 @@ def find_jobs(
         natural order within a directory (``layer_2`` before ``layer_10``).
 
     Raises:
-        ModelError: A path does not exist, cannot be listed, or has no model below it.
+        ModelError: A path does not exist, cannot be queried or listed, or has no model below it.
         WriteError: Several results would go to one file, or a result to its own model.
     """
+    results = None if directory is None else read_status(directory)
+    found = [_find_models(path, results) for path in models]
     models_by_real_path: dict[str, Path] = {}
-    for path in models:
-        for model in _find_models(path, directory):
-            real_path = os.path.realpath(model)
-            previous_path = models_by_real_path.get(real_path)
-            if previous_path is None or previous_path.is_symlink():
-                models_by_real_path[real_path] = model
+    for model in (model for paths in found for model in paths.models):
+        real_path = resolve_path(model)
+        previous_path = models_by_real_path.get(real_path)
+        if previous_path is None or is_link(previous_path):
+            models_by_real_path[real_path] = model
     if output is not None and len(models_by_real_path) > 1:
         raise WriteError(
             f"cannot hold {len(models_by_real_path)} models",
             path=str(output),
             hint="-d DIR takes several",
         )
+    parent = ""
+    if directory is not None and found:
+        parent = os.path.commonpath([os.path.abspath(paths.directory) for paths in found])
     jobs = tuple(
-        build_job(model, _choose_output(model, models, output, directory))
+        build_job(model, _choose_output(model, parent, output, directory))
         for model in models_by_real_path.values()
     )
     for job in jobs:
@@ -68,67 +76,85 @@ def build_job(model: Path, output: Path | None = None) -> RenameJob:
     Args:
         model: The model.
         output: Where the result goes; by default it replaces the model.
+
+    Raises:
+        ModelError: It cannot be told what is at one of the paths.
     """
     if output is None:
-        target = os.path.realpath(model) if os.path.islink(model) else os.path.abspath(model)
+        target = resolve_path(model) if is_link(model) else os.path.abspath(model)
         return RenameJob(model, model, Path(target), in_place=True, same_directory=True)
-    real_output = os.path.realpath(output)
-    in_place = real_output == os.path.realpath(model)
-    follow_link = in_place and os.path.islink(output)
+    real_output = resolve_path(output)
+    in_place = real_output == resolve_path(model)
+    follow_link = in_place and is_link(output)
     return RenameJob(
         model,
         output,
         target=Path(real_output if follow_link else os.path.abspath(output)),
         in_place=in_place,
-        same_directory=os.path.realpath(output.parent) == os.path.realpath(model.parent),
+        same_directory=resolve_path(output.parent) == resolve_path(model.parent),
     )
 
 
+class _FoundModels(NamedTuple):
+    """The models at or below a path of the command line, which was queried once.
+
+    Attributes:
+        directory: The path if it is a directory, else the one that it is in.
+        models: The models.
+    """
+
+    directory: Path
+    models: Sequence[Path]
+
+
 def _choose_output(
-    model: Path, roots: Sequence[Path], output: Path | None, directory: Path | None
+    model: Path, parent: str, output: Path | None, directory: Path | None
 ) -> Path | None:
+    """Return the output that was asked for, if one was; `parent` is what all models lie below."""
     if output is not None or directory is None:
         return output
-    folders = [path if os.path.isdir(path) else path.parent for path in roots]
-    parent = os.path.commonpath([os.path.abspath(folder) for folder in folders])
     return directory / os.path.relpath(os.path.abspath(model), parent)
 
 
-def _find_models(path: Path, results: Path | None) -> Iterator[Path]:
-    """Yield the models at or below a path, except those in the directory `results`."""
-    if os.path.isdir(path):
-        yield from _search_directory(path, None if results is None else os.path.realpath(results))
-        return
-    try:
-        os.lstat(path)
-    except FileNotFoundError:
-        raise ModelError("no such file", path=str(path), hint=_suggest_path(path)) from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ModelError(f"cannot be read: {reason}", path=str(path)) from None
-    yield path
+def _find_models(path: Path, results: os.stat_result | None) -> _FoundModels:
+    """Return the models at or below a path, except those in the directory `results`.
+
+    A link that leads nowhere is a model, which cannot be opened.
+    """
+    status = read_status(path)
+    if status is not None and stat.S_ISDIR(status.st_mode):
+        return _FoundModels(path, _search_directory(path, results))
+    if status is None and not is_link(path):
+        raise ModelError("no such file", path=str(path), hint=_suggest_path(path))
+    return _FoundModels(path.parent, [path])
 
 
-def _search_directory(directory: Path, results: str | None) -> list[Path]:
-    """Return the models below a directory, except those in the real path `results` below it."""
-    models = []
-    for folder, subfolders, names in os.walk(directory, onerror=_raise_model_error):
-        models += [Path(folder, name) for name in names if name.endswith(".onnx")]
-        # A run that was killed may have left half of a new directory.
-        subfolders[:] = [name for name in subfolders if not name.startswith(TEMP_PREFIX)]
-        if results is not None and os.path.realpath(folder) != results:
-            subfolders[:] = [
-                name
-                for name in subfolders
-                if os.path.realpath(os.path.join(folder, name)) != results
-            ]
+def _search_directory(directory: Path, results: os.stat_result | None) -> list[Path]:
+    """Return the models below a directory, except those in the directory `results` below it."""
+    models: list[Path] = []
+    pending = [os.fspath(directory)]
+    while pending:
+        folder = pending.pop()
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        if _may_hold_models(entry, results):
+                            pending.append(entry.path)
+                    elif entry.name.endswith(".onnx") and not is_directory(entry.path):
+                        models.append(Path(entry.path))
+        except OSError as error:
+            raise ModelError(f"cannot be listed: {error.strerror}", path=folder) from None
     if not models:
         raise ModelError("no .onnx file in it or below", path=str(directory))
     return sorted(models, key=_build_sort_key)
 
 
-def _raise_model_error(error: OSError) -> None:
-    raise ModelError(f"cannot be listed: {error.strerror}", path=str(error.filename))
+def _may_hold_models(directory: os.DirEntry[str], results: os.stat_result | None) -> bool:
+    """Return whether a directory is neither `results` nor half of one that a killed run left."""
+    if directory.name.startswith(TEMP_PREFIX):
+        return False
+    return results is None or not os.path.samestat(os.lstat(directory.path), results)
 
 
 def _build_sort_key(path: Path) -> list[tuple[bool, int, str]]:

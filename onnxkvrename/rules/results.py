@@ -52,6 +52,8 @@ class Options(NamedTuple):
         checks: Further checks of each model that changes.
         consumer: The name of the consumer that is to take the results; ``None`` for none.
         full_transfer: Whether that consumer transfers all of each buffer.
+        read_files: Further files that the command reads, such as rules; no result may
+            replace them.
     """
 
     write: bool = True
@@ -63,6 +65,7 @@ class Options(NamedTuple):
     checks: tuple[ModelCheck, ...] = ()
     consumer: str | None = None
     full_transfer: bool = False
+    read_files: tuple[Path, ...] = ()
 
 
 class ModelReport(NamedTuple):
