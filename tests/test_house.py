@@ -130,17 +130,12 @@ MAY_SWALLOW_ERRORS = {
     "report.progress_bars": 2,  # nor is there one for a bar
     "storage.read_status": 1,  # os.path.realpath, on Windows
     "api.arguments": 1,
-    "cli.custom_io": 2,
-    "cli.inspect": 6,
     "cli.main": 2,
-    "cli.manifest": 2,
-    "layout.load": 2,
     "model.external_data": 4,
     "qefficient.find_export": 1,
     "qefficient.seed_cache": 4,
     "renaming.parallel": 1,
     "renaming.place": 2,
-    "rules.load": 1,
     "storage.copy": 1,
     "storage.directories": 2,
     "storage.intent": 3,
@@ -149,7 +144,6 @@ MAY_SWALLOW_ERRORS = {
     "storage.temp_file": 9,
     "storage.record": 1,
     "storage.transaction": 3,
-    "storage.write_file": 4,
     "verification.run_process": 3,  # limits that a system does not have
 }
 """How many such calls a module may have, each with its reason beside it."""

@@ -114,13 +114,14 @@ def _check_models(arguments: _Arguments) -> ConsumerCheck:
         arguments.custom_io,
         group_windows=not arguments.no_set,
     )
-    layout, reports, _ = load_layout(
+    loaded = load_layout(
         arguments.models,
         rules,
         compile_info,
         strict=arguments.strict,
         trace_updates=trace_buffer_updates,
     )
+    layout, reports = loaded.layout, loaded.reports
     if arguments.emit == "selectors":
         return ConsumerCheck(consumer, layout, reports, build_selectors(layout))
     findings = tuple(check_consumer(layout, consumer, full_transfer=arguments.full_transfer))

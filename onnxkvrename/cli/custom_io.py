@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,19 +10,19 @@ import click
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     NonEmptyPath,
+    OutputFile,
     add_profile_option,
     add_rules_option,
 )
 from onnxkvrename.cli.output import print_lines
-from onnxkvrename.errors import ModelError, WriteError
+from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import decide_exit_code
-from onnxkvrename.model.file import open_model
 from onnxkvrename.report.formats import Line
+from onnxkvrename.rules.kv_model import KvModel, read_kv_model
 from onnxkvrename.rules.load import load_rules
-from onnxkvrename.rules.plan import TokenChange, build_rename_plan
-from onnxkvrename.rules.profile import Rules
 from onnxkvrename.sidecars.formats.custom_io import PRECISIONS, render_custom_io
-from onnxkvrename.storage.write_file import write_file
+from onnxkvrename.storage.run_files import RunFiles
+from onnxkvrename.storage.write_file import write_files
 
 DEFAULT_FILE_NAME = "custom_io.yaml"
 
@@ -55,7 +54,7 @@ class _Arguments(NamedTuple):
     "-o",
     "--output",
     metavar="FILE",
-    type=NonEmptyPath(path_type=Path),
+    type=OutputFile(path_type=Path),
     help=f"Write it here; by default {DEFAULT_FILE_NAME} beside the model. - is stdout.",
 )
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
@@ -64,26 +63,28 @@ class _Arguments(NamedTuple):
 def command(**values: Any) -> int:
     """Write a fresh custom_io.yaml: the precision of every KV input and output of MODEL."""
     arguments = _Arguments(**values)
-    model, precision = arguments.model, arguments.precision
-    names = _read_kv_names(model, load_rules(arguments.profile, arguments.rules))
-    text = _render_custom_io(names, precision, model)
-    output = arguments.output or model.parent / DEFAULT_FILE_NAME
+    precision = arguments.precision
+    rules = load_rules(arguments.profile, arguments.rules)
+    model = read_kv_model(arguments.model, rules, check_data=False)
+    names = _list_kv_names(model)
+    text = _render_custom_io(names, precision, arguments.model)
+    output = arguments.output or arguments.model.parent / DEFAULT_FILE_NAME
     if str(output) == "-":
         print_lines(map(Line, text.removesuffix("\n").split("\n")))
         return decide_exit_code()
-    _write_output(output, text, model, force=arguments.force)
+    _check_output(output, model, arguments.rules)
+    write_files({output: text.encode("utf-8")}, force=arguments.force)
     print_lines([Line(f"{output}: {len(names) * 2} names, {precision}", err=True)])
     return decide_exit_code()
 
 
-def _read_kv_names(model: Path, rules: Rules) -> list[tuple[str, str]]:
+def _list_kv_names(model: KvModel) -> list[tuple[str, str]]:
     """Return the names of each KV input and its retained output, as in the model."""
-    with open_model(model) as opened:
-        pairs = build_rename_plan(opened.signature, rules, TokenChange(None)).pairs
+    pairs = model.pairs
     complete = [pair for pair in pairs if pair.input is not None and pair.output is not None]
     if not complete or len(complete) < len(pairs):
         message = "has no KV buffer" if not pairs else "has KV buffers with one side missing"
-        raise ModelError(message, path=str(model), hint="onnxkvrename verify MODEL says more")
+        raise ModelError(message, path=model.path, hint="onnxkvrename verify MODEL says more")
     return [(pair.sides[0].old_name, pair.sides[1].old_name) for pair in complete]
 
 
@@ -94,7 +95,12 @@ def _render_custom_io(names: list[tuple[str, str]], precision: str, model: Path)
         raise ModelError(error.message, path=str(model), hint=error.hint) from None
 
 
-def _write_output(output: Path, text: str, model: Path, *, force: bool) -> None:
-    if os.path.realpath(output) == os.path.realpath(model):
-        raise WriteError("is the model itself", path=str(output))
-    write_file(output, text.encode("utf-8"), force=force)
+def _check_output(output: Path, model: KvModel, rules: Path | None) -> None:
+    """Raise :class:`WriteError` for an output over a file that is read."""
+    files = RunFiles()
+    files.add_input(Path(model.path), "the model itself")
+    for path in model.data_paths:
+        files.add_input(path, "external data of the model")
+    if rules is not None:
+        files.add_input(rules, "the file of rules")
+    files.check_output(files.add_output(output, "the new file"))

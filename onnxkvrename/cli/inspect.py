@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import stat
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ import click
 
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
-    NonEmptyPath,
+    OutputFile,
     add_format_option,
     add_models_argument,
     add_profile_option,
@@ -27,10 +26,11 @@ from onnxkvrename.report.documents.inspect_json import summaries_to_json
 from onnxkvrename.report.formats import Answer, FileResult, Line, Screen
 from onnxkvrename.report.formats.text import build_error_line
 from onnxkvrename.rules.find_models import find_jobs
+from onnxkvrename.rules.kv_model import locate_data
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.storage.read import open_file
-from onnxkvrename.storage.temp_file import ReadyFile, TempFile
-from onnxkvrename.storage.transaction import Transaction
+from onnxkvrename.storage.read_status import is_directory, read_status
+from onnxkvrename.storage.write_file import write_files
 from onnxkvrename.verification.updates import trace_buffer_updates
 
 
@@ -53,10 +53,10 @@ class _Arguments(NamedTuple):
 )
 @add_models_argument()
 @click.option(
-    "--svg", metavar="FILE", type=NonEmptyPath(path_type=Path), help="Also write it as a picture."
+    "--svg", metavar="FILE", type=OutputFile(path_type=Path), help="Also write it as a picture."
 )
 @click.option(
-    "--html", metavar="FILE", type=NonEmptyPath(path_type=Path), help="Also write it as a page."
+    "--html", metavar="FILE", type=OutputFile(path_type=Path), help="Also write it as a page."
 )
 @add_profile_option()
 @add_rules_option()
@@ -119,56 +119,44 @@ def _write_pictures(summaries: Sequence[ModelSummary], arguments: _Arguments) ->
 
     _check_picture_paths(summaries, arguments)
     renderers = ((arguments.svg, render_svg), (arguments.html, render_html))
-    pictures = [(path, render(summaries)) for path, render in renderers if path is not None]
+    pictures = {
+        path: render(summaries).encode("utf-8") for path, render in renderers if path is not None
+    }
     try:
-        with ExitStack() as temporary, Transaction() as transaction:
-            ready_files = []
-            for path, text in pictures:
-                ready_files.append(_write_temp_picture(path, text))
-                temporary.callback(ready_files[-1].discard)
-            transaction.place_files(ready_files, final=True)
+        write_files(pictures, force=True)
     except WriteError as error:
         hint = "no picture was written; choose another place for it"
         raise WriteError(error.message, path=error.path, hint=hint) from None
 
 
 def _check_picture_paths(summaries: Sequence[ModelSummary], arguments: _Arguments) -> None:
-    """Raise :class:`WriteError` for a picture over a file that is read, or over the other one."""
-    paths = [path for path in (arguments.svg, arguments.html) if path is not None]
-    read = {os.path.realpath(path) for path in _list_read_files(summaries, arguments.rules)}
-    hint = "choose another place for the picture"
-    for path in paths:
-        if os.path.realpath(path) in read:
-            raise WriteError("is a file of the model, or its rules", path=str(path), hint=hint)
-        if os.path.lexists(path) and not (os.path.isdir(path) or _is_picture(path)):
-            raise WriteError("is there already, and no picture", path=str(path), hint=hint)
-    if len({os.path.realpath(path) for path in paths}) < len(paths):
-        raise WriteError("cannot be both pictures", path=str(paths[0]), hint="choose two names")
+    """Raise for a picture over a file of the run, or over one that is no picture."""
+    from onnxkvrename.storage.run_files import RunFiles  # only for pictures
 
-
-def _is_picture(path: Path) -> bool:
-    """Return whether a plain file, not a link to one, begins as an earlier picture does."""
-    try:
-        with open_file(path) as file:
-            head = file.read(0, 512).lstrip().lower()
-    except KvRenameError:
-        return False
-    return not path.is_symlink() and head.startswith((b"<svg", b"<?xml", b"<!doctype", b"<html"))
-
-
-def _list_read_files(summaries: Sequence[ModelSummary], rules: Path | None) -> Iterator[Path]:
-    """Yield the models, the files beside them with weights, and the rules."""
+    files = RunFiles()
     for summary in summaries:
-        model = Path(summary.path)
-        yield model
-        locations = (file.location for file in summary.files if "\0" not in file.location)
-        yield from (model.parent / location for location in locations)
-    if rules is not None:
-        yield rules
+        files.add_input(Path(summary.path), f"the model {summary.path}")
+        locations = (file.location for file in summary.files)
+        for path in locate_data(Path(summary.path), locations):
+            files.add_input(path, f"external data of {summary.path}")
+    if arguments.rules is not None:
+        files.add_input(arguments.rules, "the file of rules")
+    pictures = ((arguments.svg, "the picture of --svg"), (arguments.html, "the page of --html"))
+    outputs = [files.add_output(path, role) for path, role in pictures if path is not None]
+    for output in outputs:
+        files.check_output(output)
+        if not _may_be_replaced(output.path):
+            hint = "choose another place for the picture"
+            raise WriteError("is there already, and no picture", path=str(output.path), hint=hint)
 
 
-def _write_temp_picture(path: Path, text: str) -> ReadyFile:
-    with TempFile(Path(path).absolute(), path) as temp_file:
-        temp_file.write(text.encode("utf-8"))
-        temp_file.set_default_mode()
-        return temp_file.finish(replace=True)
+def _may_be_replaced(path: Path) -> bool:
+    """Return whether nothing is at a path, or a file that begins as an earlier picture does."""
+    status = read_status(path, follow_links=False)
+    if status is None:
+        return True
+    if not stat.S_ISREG(status.st_mode):
+        return is_directory(path)  # which is an error of its own
+    with open_file(path) as file:
+        head = file.read(0, 512).lstrip().lower()
+    return head.startswith((b"<svg", b"<?xml", b"<!doctype", b"<html"))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +11,7 @@ import click
 
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
-    NonEmptyPath,
+    OutputFile,
     add_compile_options,
     add_format_option,
     add_models_argument,
@@ -43,11 +42,12 @@ from onnxkvrename.report.manifest_text import (
     render_layout,
 )
 from onnxkvrename.report.vllm_text import render_projection
-from onnxkvrename.rules.find_models import build_job, find_jobs
+from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, Options
-from onnxkvrename.storage.write_file import check_output_path, write_file
+from onnxkvrename.storage.run_files import RunFiles
+from onnxkvrename.storage.write_file import needs_write, write_files
 from onnxkvrename.verification.updates import trace_buffer_updates
 from onnxkvrename.vllm.projection import (
     Projection,
@@ -134,7 +134,7 @@ class _ManifestResult(NamedTuple):
     "-o",
     "--output",
     metavar="FILE",
-    type=NonEmptyPath(path_type=Path),
+    type=OutputFile(path_type=Path),
     help="Write it here, whole or not at all; - is stdout.",
 )
 @click.option(
@@ -175,14 +175,19 @@ def command(**values: Any) -> int:
         strict=arguments.strict,
         trace_updates=trace_buffer_updates,
     )
-    _check_output_path(arguments)
     if arguments.stamp:
-        loaded = _stamp_models(loaded, rules, force=arguments.force, quiet=arguments.quiet)
+        loaded = _plan_stamp(loaded, rules)
+    stamped = loaded if arguments.stamp and not loaded.failed else None
     projection = _build_projection(loaded.layout, arguments)
     if projection is not None:
         loaded = loaded.add_findings(check_projection(projection))
     answer = _build_answer(_ManifestResult(loaded, projection))
-    return _deliver_answer(answer, loaded, arguments)
+    files = {} if arguments.output_path is None else _render_file(answer, arguments)
+    _check_outputs(loaded, arguments, files)
+    if stamped is not None:
+        _write_stamps(stamped, rules, force=arguments.force, quiet=arguments.quiet)
+    write_files(files, force=arguments.force)
+    return _print_answer(answer, loaded, arguments)
 
 
 def render_failure(code: int, error: KvRenameError) -> str:
@@ -219,17 +224,30 @@ def _build_compile_info(arguments: _Arguments) -> CompileInfo:
     )
 
 
-def _check_output_path(arguments: _Arguments) -> None:
+def _check_outputs(
+    loaded: LoadedLayout, arguments: _Arguments, contents: Mapping[Path, bytes]
+) -> None:
     """Raise :class:`WriteError` for an output that cannot be written, before any model is."""
-    output = arguments.output_path
-    if output is None:
+    if not contents and not arguments.stamp:
         return
-    inputs = [job.model for job in find_jobs(arguments.models)]
-    files = (arguments.specializations, arguments.custom_io, arguments.rules)
-    inputs += [path for path in files if path is not None]
-    if os.path.realpath(output) in {os.path.realpath(path) for path in inputs}:
-        raise WriteError("is what the manifest is made from", path=str(output))
-    check_output_path(output, force=arguments.force)
+    files = RunFiles()
+    models = {
+        report.path: files.add_input(Path(report.path), f"the model {report.path}")
+        for report in loaded.reports
+    }
+    for path in loaded.data_paths:
+        files.add_input(path, "external data of a model of this run")
+    for given in (arguments.specializations, arguments.custom_io, arguments.rules):
+        if given is not None:
+            files.add_input(given, "what the manifest is made from")
+    results = [files.add_output(output, "the manifest") for output in contents]
+    for model in loaded.layout.models if arguments.stamp else ():
+        role = f"the model {model}, which gets a stamp"
+        results.append(files.add_output(Path(model), role, replaces=models[model]))
+    for result in results:
+        files.check_output(result)
+    for output, content in contents.items():
+        needs_write(output, content, force=arguments.force)
 
 
 def _build_projection(layout: Layout, arguments: _Arguments) -> Projection | None:
@@ -241,24 +259,27 @@ def _build_projection(layout: Layout, arguments: _Arguments) -> Projection | Non
     return project_layout(layout, request)
 
 
-def _stamp_models(loaded: LoadedLayout, rules: Rules, *, force: bool, quiet: bool) -> LoadedLayout:
-    """Write the digest of the layout into its models, unless there are other findings.
-
-    Returns:
-        The layout with its stamp; without one where there are findings.
-
-    Raises:
-        KvRenameError: A model cannot be written; then none has changed.
-    """
+def _plan_stamp(loaded: LoadedLayout, rules: Rules) -> LoadedLayout:
+    """Return the layout as it will be with its stamp; it gets none where there are findings."""
     loaded = loaded.remove_findings("KV621")
     if loaded.failed:
         return loaded
     digest = compute_layout_digest(loaded.layout)
     _check_set_stamp(loaded, digest, rules)
+    return loaded._replace(stamp=digest)
+
+
+def _write_stamps(loaded: LoadedLayout, rules: Rules, *, force: bool, quiet: bool) -> None:
+    """Write the stamp of the layout into its models.
+
+    Raises:
+        KvRenameError: A model cannot be written; then none has changed.
+    """
+    assert loaded.stamp is not None
     reports = [report for report in loaded.reports if report.path in loaded.layout.models]
     jobs = [build_job(Path(report.path)) for report in reports]
     try:
-        results = stamp_models(jobs, reports, digest, rules, Options(force=force)).models
+        results = stamp_models(jobs, reports, loaded.stamp, rules, Options(force=force)).models
     except KvRenameError as error:
         raise _drop_elsewhere_hint(error) from None
     for result in results:
@@ -266,7 +287,6 @@ def _stamp_models(loaded: LoadedLayout, rules: Rules, *, force: bool, quiet: boo
             raise _drop_elsewhere_hint(result.error)
     if not quiet:
         print_lines(map(_build_stamp_line, results))
-    return loaded._replace(stamp=digest)
 
 
 def _check_set_stamp(loaded: LoadedLayout, digest: str, rules: Rules) -> None:
@@ -307,13 +327,16 @@ def _build_answer(result: _ManifestResult) -> Answer:
     )
 
 
-def _deliver_answer(answer: Answer, loaded: LoadedLayout, arguments: _Arguments) -> int:
-    """Print the findings on stderr, and write or print the manifest."""
+def _render_file(answer: Answer, arguments: _Arguments) -> dict[Path, bytes]:
+    """Return the file that was asked for, with its content."""
+    assert arguments.output_path is not None
+    lines = load_format(arguments.output_format).render(answer, Screen())
+    return {arguments.output_path: "".join(f"{line.text}\n" for line in lines).encode()}
+
+
+def _print_answer(answer: Answer, loaded: LoadedLayout, arguments: _Arguments) -> int:
+    """Print the findings on stderr, and the manifest unless it went into a file."""
     output, output_format = arguments.output_path, arguments.output_format
-    if output is not None:
-        lines = load_format(output_format).render(answer, Screen())
-        text = "".join(f"{line.text}\n" for line in lines)
-        write_file(output, text.encode(), force=arguments.force)
     print_lines(render_finding_lines(loaded.reports, verbose=arguments.verbose))
     if output is not None and not arguments.quiet:
         print_lines([Line(f"{output}: {format_layout_summary(loaded.layout)}", err=True)])

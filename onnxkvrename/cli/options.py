@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,16 @@ class NonEmptyPath(click.Path):
         """Return the path; a usage error for an empty one."""
         if value == "":
             self.fail("an empty path: is a variable not set?", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class OutputFile(NonEmptyPath):
+    """A file to write; ``directory/`` is not one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path; a usage error for one that ends like a directory's."""
+        if isinstance(value, str) and value.endswith(("/", os.sep)):
+            self.fail(f"{value} is a directory: name a file", param, ctx)
         return super().convert(value, param, ctx)
 
 

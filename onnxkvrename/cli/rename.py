@@ -15,6 +15,7 @@ from onnxkvrename import __version__
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     NonEmptyPath,
+    OutputFile,
     add_format_option,
     add_full_transfer_option,
     add_jobs_option,
@@ -97,7 +98,7 @@ class _Arguments(NamedTuple):
     "-o",
     "--output",
     metavar="FILE",
-    type=NonEmptyPath(path_type=Path),
+    type=OutputFile(path_type=Path),
     help="Write the result here instead of in place.",
 )
 @click.option(

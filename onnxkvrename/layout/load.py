@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -32,6 +32,7 @@ from onnxkvrename.rules.windows import PartGroup, group_parts
 from onnxkvrename.sidecars.formats.custom_io import parse_custom_io_dtypes
 from onnxkvrename.sidecars.specializations import parse_specializations
 from onnxkvrename.storage.read import open_file, read_text_file
+from onnxkvrename.storage.read_status import read_status
 
 _STAGE_PRECEDENCE = (MERGED, PREFIXED, WINDOW)
 """The stages of an export, the last one first: its models replace those of earlier ones."""
@@ -62,11 +63,13 @@ class LoadedLayout(NamedTuple):
         layout: The KV buffers as a consumer meets them.
         reports: The problems of each model, including models without buffers.
         stamp: The layout digest that all models of the layout carry, if they do.
+        data_paths: Where the external data of all models lie, usable or not.
     """
 
     layout: Layout
     reports: tuple[ModelReport, ...]
     stamp: str | None = None
+    data_paths: tuple[Path, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -136,7 +139,9 @@ def load_layout(
         reports.append(_set_status(report_model(model)._replace(findings=findings)))
     stamps = {model.stamp for model in selected}
     stamp = stamps.pop() if len(stamps) == 1 else None
-    return LoadedLayout(apply_compile_info(layout, compile_info), tuple(reports), stamp)
+    layout = apply_compile_info(layout, compile_info)
+    data_paths = dict.fromkeys(path for model in models for path in model.data_paths)
+    return LoadedLayout(layout, tuple(reports), stamp, tuple(data_paths))
 
 
 def _read_models(
@@ -282,7 +287,8 @@ def _set_status(report: ModelReport) -> ModelReport:
 
 def _is_json_file(path: Path) -> bool:
     """Return whether a plain file begins like a JSON object, as no ONNX model does."""
-    if os.path.isdir(path) or not os.path.exists(path):
+    status = read_status(path)
+    if status is None or stat.S_ISDIR(status.st_mode):
         return False
     with open_file(path) as file:
         return file.read(0, 64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,6 +54,11 @@ class KvModel(NamedTuple):
     part: PartPath | None = None
     export: ExportInfo | None = None
     stamp: str | None = None
+
+    @property
+    def data_paths(self) -> tuple[Path, ...]:
+        """Where the external data lie that the model names, usable or not."""
+        return locate_data(Path(self.path), self.data_locations)
 
     @property
     def pairs(self) -> tuple[KvPair, ...]:
@@ -181,6 +187,20 @@ def read_kv_model(path: Path, rules: Rules, *, check_data: bool = True) -> KvMod
         data_beside = opened.file if check_data else None
         scanned = scan_model(opened.source, opened.signature, path, rules, data_beside=data_beside)
         return scanned.model
+
+
+def locate_data(model: Path, locations: Iterable[str]) -> tuple[Path, ...]:
+    """Return the paths of external data, without those that no file can have.
+
+    Args:
+        model: The model; the data lie beside it.
+        locations: The locations that it names.
+    """
+    return tuple(
+        model.parent / location
+        for location in locations
+        if "\0" not in location and max(map(len, map(os.fsencode, location.split("/")))) < 256
+    )
 
 
 def check_models_together(

@@ -62,7 +62,12 @@ def has_profile(name: str) -> bool:
 
 
 def _list_builtin_profiles() -> set[str]:
-    return {path.stem for path in PROFILES_DIRECTORY.glob("*.toml")}
+    try:
+        names = os.listdir(PROFILES_DIRECTORY)
+    except OSError as error:
+        reason = f"cannot be listed: {error.strerror}"
+        raise RulesError(reason, path=str(PROFILES_DIRECTORY)) from None
+    return {name.removesuffix(".toml") for name in names if name.endswith(".toml")}
 
 
 def _find_plugins() -> dict[str, Plugin]:

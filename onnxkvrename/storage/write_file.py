@@ -1,52 +1,86 @@
-"""Write one file that a command was asked for, completely or not at all."""
+"""Write files that a command was asked for: each completely, all or none of them."""
 
 from __future__ import annotations
 
 import os
+import stat
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
-from onnxkvrename.errors import WriteError
-from onnxkvrename.storage.temp_file import TempFile
-from onnxkvrename.storage.transaction import Transaction
+from onnxkvrename.errors import ModelError, WriteError
+from onnxkvrename.storage.lock import hold_locks
+from onnxkvrename.storage.read import has_content
+from onnxkvrename.storage.read_status import read_status
+from onnxkvrename.storage.temp_file import ReadyFile, TempFile, find_stale_temp_files
+from onnxkvrename.storage.transaction import Transaction, remove_stale_temp_files
 
 
-def write_file(output: Path, data: bytes, *, force: bool) -> None:
-    """Write one file, completely or not at all.
+def write_files(contents: Mapping[Path, bytes], *, force: bool) -> None:
+    """Write files, all of them or none, and remove what killed runs left beside them.
+
+    A file that has its content already stays as it is, so a run that was killed can be repeated.
+
+    Args:
+        contents: The content of each file, by its path.
+        force: Replace files with another content.
+
+    Raises:
+        WriteError: :func:`needs_write` fails, another run writes one of the files, or one
+            cannot be written. All existing files are then unchanged.
+        ModelError: It cannot be told what is at one of the paths.
+    """
+    outputs = [path for path in contents if needs_write(path, contents[path], force=force)]
+    targets = {path: Path(os.path.abspath(path)) for path in contents}
+    if not outputs and not any(find_stale_temp_files(targets.values())):
+        return
+    with hold_locks(targets.values()), ExitStack() as temporary:
+        remove_stale_temp_files(find_stale_temp_files(targets.values()))
+        with Transaction() as transaction:
+            files = []
+            for output in outputs:
+                files.append(_write_temp_file(output, targets[output], contents[output], force))
+                temporary.callback(files[-1].discard)
+            transaction.place_files(files, final=True)
+
+
+def _write_temp_file(output: Path, target: Path, content: bytes, force: bool) -> ReadyFile:
+    with TempFile(target, output) as temp_file:
+        temp_file.write(content)
+        temp_file.set_default_mode()
+        return temp_file.finish(replace=force)
+
+
+def needs_write(output: Path, content: bytes, *, force: bool) -> bool:
+    """Check that a file can be written, and return whether it must be.
 
     Args:
         output: The file.
-        data: Its content.
-        force: Replace an existing file.
+        content: What it is to have.
+        force: Accept a regular file with another content, or a link to one.
+
+    Returns:
+        False if the file has that content already.
 
     Raises:
-        WriteError: :func:`check_output_path` fails, or the file cannot be written. An existing
-            file is then unchanged.
+        WriteError: The path is a directory, there is a file with another content, or the
+            directory of the file is missing or cannot be written to.
+        ModelError: It cannot be told what is there.
     """
-    check_output_path(output, force=force)
-    with Transaction() as transaction:
-        with TempFile(Path(os.path.abspath(output)), output) as temp_file:
-            temp_file.write(data)
-            temp_file.set_default_mode()
-            ready_file = temp_file.finish(replace=force)
-        transaction.place_files([ready_file], final=True)
-
-
-def check_output_path(output: Path, *, force: bool) -> None:
-    """Check that a file can be written.
-
-    Args:
-        output: The file.
-        force: Accept an existing regular file, or a link to one.
-
-    Raises:
-        WriteError: The path is a directory or exists already, or its directory is missing
-            or cannot be written to.
-    """
-    if os.path.isdir(output):
-        raise WriteError("is a directory", path=str(output))
-    if os.path.lexists(output) and not force:
+    status = read_status(output)
+    if status is not None and stat.S_ISDIR(status.st_mode):
+        raise WriteError("is a directory", path=str(output), hint="name a file in it")
+    if status is not None and stat.S_ISREG(status.st_mode):
+        try:
+            if has_content(output, len(content), [content]):
+                return False
+        except ModelError:
+            if not force:
+                raise
+    if read_status(output, follow_links=False) is not None and not force:
         raise WriteError("is there already", path=str(output), hint="--force replaces it")
-    if os.path.exists(output) and not os.path.isfile(output):
+    if status is not None and not stat.S_ISREG(status.st_mode):
         raise WriteError("is there already, and no plain file", path=str(output))
     with TempFile(Path(os.path.abspath(output)), output):
         pass  # it could be created
+    return True

@@ -113,28 +113,30 @@ MISTAKES = pytest.mark.parametrize(
         ((MODEL, "--html", "nowhere/x.html"), "nowhere/x.html: cannot be written: No such file"),
         ((MODEL, "--svg", "new.svg", "--html", "nowhere/x"), "nowhere/x: cannot be written"),
         ((MODEL, "--svg", "nowhere/x", "--html", "new.html"), "nowhere/x: cannot be written"),
-        ((MODEL, "--svg", "empty"), "empty: cannot be written: Is a directory"),
-        ((MODEL, "--svg", "new.svg", "--html", "empty"), "empty: cannot be written: Is a dir"),
+        ((MODEL, "--svg", "empty"), "empty: is a directory"),
+        ((MODEL, "--svg", "new.svg", "--html", "empty"), "empty: is a directory"),
         ((MODEL, "--svg", "text.onnx/x"), "text.onnx/x: cannot be written: Not a directory"),
-        ((MODEL, "--svg", "n" * 300), "cannot be written: File name too long"),
-        ((MODEL, "--svg", "new", "--html", "new"), "new: cannot be both pictures"),
-        ((MODEL, "--svg", "new", "--html", "./empty/../new"), "new: cannot be both pictures"),
+        ((MODEL, "--svg", "n" * 300), "cannot be read: File name too long"),
+        ((MODEL, "--svg", "new", "--html", "new"), "new: is the page of --html"),
+        ((MODEL, "--svg", "new", "--html", "./empty/../new"), "new: is the page of --html"),
+        ((MODEL, "--svg", "new.svg/"), "new.svg/ is a directory: name a file"),
+        ((MODEL, "--html", "empty/"), "empty/ is a directory: name a file"),
         *(
-            ((*given, option, path), f"{path}: is a file of the model, or its rules")
+            ((*given, option, path), f"{path}: is {role}")
             for option in ("--svg", "--html")
-            for given, path in (
-                ((MODEL,), MODEL),
-                ((MODEL,), "empty/../decoder.onnx"),
-                ((MODEL,), "link"),
-                (("link",), MODEL),
-                ((".",), "external/decoder.onnx"),
-                (("broken.onnx", MODEL), MODEL),
-                (("text.onnx", MODEL), "text.onnx"),
-                (("external",), "external/decoder.onnx.data"),
-                ((MODEL, "--rules", "rules.toml"), "rules.toml"),
+            for given, path, role in (
+                ((MODEL,), MODEL, "the model decoder.onnx"),
+                ((MODEL,), "empty/../decoder.onnx", "the model decoder.onnx"),
+                ((MODEL,), "link", "the model decoder.onnx"),
+                (("link",), MODEL, "the model link"),
+                ((".",), "external/decoder.onnx", "the model external/decoder.onnx"),
+                (("broken.onnx", MODEL), MODEL, "the model decoder.onnx"),
+                (("text.onnx", MODEL), "text.onnx", "the model text.onnx"),
+                (("external",), "external/decoder.onnx.data", "external data of external/"),
+                ((MODEL, "--rules", "rules.toml"), "rules.toml", "the file of rules"),
             )
         ),
-        ((MODEL, "--svg", "new", "--html", MODEL), "decoder.onnx: is a file of the model"),
+        ((MODEL, "--svg", "new", "--html", MODEL), "decoder.onnx: is the model decoder.onnx"),
     ],
 )
 

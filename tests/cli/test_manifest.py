@@ -238,8 +238,8 @@ def test_a_file_that_is_there_stays_unless_forced(here: Path, run) -> None:
 @pytest.mark.parametrize(
     ("place", "reason"),
     [
-        (MODEL, "is what the manifest is made from"),
-        ("link.onnx", "is what the manifest is made from"),
+        (MODEL, f"is the model {MODEL}"),
+        ("link.onnx", f"is the model {MODEL}"),
         ("s.json", "is what the manifest is made from"),
         ("below", "is a directory"),
         ("fifo", "is there already"),

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from onnxkvrename import ModelError, WriteError
+from onnxkvrename.storage.lock import hold_locks
+from onnxkvrename.storage.temp_file import build_temp_path
+from onnxkvrename.storage.write_file import needs_write, write_files
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_all_files_are_written_or_none(here: Path) -> None:
+    Path("two").write_bytes(b"mine")
+    with pytest.raises(WriteError, match=r"two: is there already \(--force replaces it\)"):
+        write_files({Path("one"): b"1", Path("two"): b"2"}, force=False)
+    assert os.listdir(here) == ["two"]
+    write_files({Path("one"): b"1", Path("two"): b"2"}, force=True)
+    assert {name: Path(name).read_bytes() for name in os.listdir(here)} == {
+        "one": b"1",
+        "two": b"2",
+    }
+
+
+def test_one_that_fails_at_the_end_takes_the_others_back(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = os.replace, 0
+
+    def fail_later(source: object, target: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise OSError(5, "Input/output error")
+        real(source, target)  # type: ignore[arg-type]
+
+    for name in ("one", "two"):
+        Path(name).write_bytes(b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail_later)
+        with pytest.raises(WriteError, match="two: cannot be written: Input/output error"):
+            write_files({Path("one"): b"1", Path("two"): b"2"}, force=True)
+    assert {name: Path(name).read_bytes() for name in os.listdir(here)} == {
+        "one": b"old",
+        "two": b"old",
+    }
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_file_that_has_its_content_stays(force: bool, here: Path) -> None:
+    Path("file").write_bytes(b"content")
+    os.utime("file", ns=(0, 0))
+    assert not needs_write(Path("file"), b"content", force=force)
+    write_files({Path("file"): b"content"}, force=force)
+    assert Path("file").stat().st_mtime_ns == 0
+
+
+@pytest.mark.parametrize("content", [b"content", b"other"])
+def test_what_a_killed_run_left_is_removed(content: bytes, here: Path) -> None:
+    Path("file").write_bytes(content)
+    build_temp_path(here / "file").write_bytes(b"half")
+    other = build_temp_path(here / "other")
+    other.write_bytes(b"of another run")
+    write_files({Path("file"): b"content"}, force=True)
+    assert sorted(os.listdir(here)) == sorted([other.name, "file"])
+
+
+def test_another_run_at_work_there_keeps_its_files(here: Path) -> None:
+    with hold_locks([here / "file"]):
+        left = build_temp_path(here / "file")
+        left.touch()
+        with pytest.raises(WriteError, match="file: is being worked on by process"):
+            write_files({Path("file"): b"content"}, force=True)
+        assert left.exists()
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_directory_is_no_file(force: bool, here: Path) -> None:
+    with pytest.raises(WriteError, match=r"is a directory \(name a file in it\)"):
+        write_files({here: b""}, force=force)
+
+
+def test_a_link_that_leads_nowhere_is_in_the_way(here: Path) -> None:
+    Path("link").symlink_to("nowhere")
+    with pytest.raises(WriteError, match="link: is there already"):
+        needs_write(Path("link"), b"", force=False)
+    assert needs_write(Path("link"), b"", force=True)
+
+
+def test_a_file_that_cannot_be_read_is_an_error_unless_it_may_be_replaced(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    Path("file").write_bytes(b"content")
+    monkeypatch.setattr(os, "pread", fail)
+    with pytest.raises(ModelError, match="file: cannot be read: Input/output error"):
+        needs_write(Path("file"), b"content", force=False)
+    assert needs_write(Path("file"), b"content", force=True)
