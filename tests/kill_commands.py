@@ -32,9 +32,14 @@ It counts as killed like any other: running the same command again must finish t
 """
 
 
+WITHOUT_QUIET = ("custom-io", "inspect")
+"""Commands that have no option ``-q``."""
+
+
 def run_quietly(*args: object) -> int:
-    """Run the command line with ``-q`` in this process and return its exit code."""
-    return main([*map(str, args), "-q"])
+    """Run the command line in this process, with ``-q`` if it can, and return its exit code."""
+    quiet = () if args[0] in WITHOUT_QUIET else ("-q",)
+    return main([*map(str, args), *quiet])
 
 
 def run_and_kill(name: str, nth: int, *args: object, after: bool) -> bool:

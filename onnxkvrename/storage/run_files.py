@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from onnxkvrename.errors import WriteError
-from onnxkvrename.storage.read_status import read_status, resolve_path
+from onnxkvrename.storage.read_status import is_directory, read_status, resolve_path
 
 _Key = str | tuple[int, int] | tuple[int, int, str]
 """What tells a file: its path without links; its device and inode; those of its directory, and
@@ -111,6 +111,8 @@ class RunFiles:
             for above in self._outputs.get(directory, ()):
                 fault = f"goes below {above.path}"
         if fault is not None:
+            if is_directory(file.path):
+                raise WriteError("is a directory", path=str(file.path), hint="name a file in it")
             message = f"{fault}, which this run writes too"
             raise WriteError(message, path=str(file.path), hint="choose another name")
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -10,7 +11,11 @@ import pytest
 
 from onnxkvrename import ModelError, ModelReport, WriteError, rename
 from onnxkvrename.renaming import output_path as destination
-from onnxkvrename.renaming.output_path import find_outermost_missing_directory
+from onnxkvrename.renaming.output_path import (
+    find_outermost_missing_directory,
+    find_writable_directory,
+)
+from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.storage.temp_file import build_temp_path
 
 
@@ -230,3 +235,35 @@ def test_a_directory_is_fresh_if_it_is_not_there(
     (tmp_path / "link").symlink_to("nowhere")
     found = find_outermost_missing_directory(tmp_path / target)
     assert found == (expected and tmp_path / expected)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOENT])
+def test_a_disk_that_answers_nothing_is_an_error_and_no_endless_search(
+    number: int, decoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: object) -> os.stat_result:
+        raise OSError(number, os.strerror(number))
+
+    job = build_job(decoder, decoder.parent / "new" / "m.onnx")
+    monkeypatch.setattr(os, "lstat", fail)
+    if number == errno.EIO:
+        with pytest.raises(ModelError, match="cannot be read: Input/output error"):
+            find_writable_directory(job)
+    else:
+        assert find_writable_directory(job) == Path(decoder.anchor)
+
+
+def test_a_file_there_that_cannot_be_read_is_not_called_different(
+    decoder: Path, renamed: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``force`` it may be replaced, whatever it is."""
+    output = decoder.with_name("output.onnx")
+    output.write_bytes(renamed)
+
+    def fail(path: Path, *args: object) -> bool:
+        raise ModelError("cannot be read: Input/output error", path=str(path))
+
+    monkeypatch.setattr(destination, "has_content", fail)
+    with pytest.raises(ModelError, match="cannot be read: Input/output error"):
+        attempt(decoder, output)
+    assert attempt(decoder, output, force=True).status == "renamed"

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -142,3 +144,78 @@ def test_what_a_dead_run_has_left_of_a_new_directory_holds_no_models(tree: Path)
     (stage / "a.onnx").touch()
     assert found(".") == ["b.onnx", "layer_2/a.onnx", "layer_10/a.onnx"]
     assert found("layer_2") == ["layer_2/a.onnx"]
+
+
+class FailingQuery:
+    """A query of the disk that fails the Nth time, for a path with this end."""
+
+    def __init__(self, name: str, end: str, nth: int, number: int) -> None:
+        self.real, self.end, self.nth, self.number = getattr(os, name), end, nth, number
+        self.count = 0
+
+    def __call__(self, path: object, *args: object, **how: object) -> object:
+        if str(path).endswith(self.end):
+            self.count += 1
+            if self.count == self.nth:
+                raise OSError(self.number, os.strerror(self.number))
+        return self.real(path, *args, **how)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
+@pytest.mark.parametrize("name", ["stat", "lstat", "scandir"])
+@pytest.mark.parametrize("end", ["layer_2", "layer_10", "a.onnx", "tree", "out"])
+def test_a_query_that_fails_splits_no_set(
+    end: str, name: str, number: int, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory that is taken for none moves the common parent, and so some of the results."""
+
+    def find_or_fail() -> str:
+        try:
+            return " ".join(found("layer_2", "layer_10", directory="out"))
+        except ModelError as error:
+            return error.message
+
+    (tree / "out").mkdir()
+    expected = "layer_2/a.onnx -> out/layer_2/a.onnx layer_10/a.onnx -> out/layer_10/a.onnx"
+    for nth in count(1):
+        query = FailingQuery(name, end, nth, number)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, query)
+            outcome = find_or_fail()
+        if query.count < nth:
+            assert outcome == expected
+            break
+        assert outcome.startswith("cannot be ")
+        assert outcome.endswith(os.strerror(number))
+
+
+def test_each_path_is_asked_for_once(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are: the cost does not grow with models times paths."""
+    paths = [tree / f"{number}.onnx" for number in range(40)]
+    for path in paths:
+        path.touch()
+
+    def count_queries(number: int) -> int:
+        queries = [FailingQuery(name, "", 0, 0) for name in ("stat", "lstat")]
+        with monkeypatch.context() as patch:
+            for query, name in zip(queries, ("stat", "lstat"), strict=True):
+                patch.setattr(os, name, query)
+            find_jobs(paths[:number], None, Path("out"))
+        assert queries[0].count <= number + 1
+        return sum(query.count for query in queries)
+
+    small, large = count_queries(20), count_queries(40)
+    assert large <= 2 * small
+
+
+def test_a_linked_directory_that_is_called_like_a_model_is_none(tree: Path) -> None:
+    (tree / "loop.onnx").symlink_to("layer_2")
+    (tree / "nowhere.onnx").symlink_to("nothing")
+    assert found(".") == ["b.onnx", "layer_2/a.onnx", "layer_10/a.onnx", "nowhere.onnx"]
+
+
+def test_results_of_an_earlier_run_are_no_models_however_they_are_called(tree: Path) -> None:
+    (tree / "out").mkdir()
+    (tree / "out" / "b.onnx").touch()
+    (tree / "alias").symlink_to(tree)
+    assert len(found(".", directory="out")) == len(found(".", directory="alias/out")) == 3
