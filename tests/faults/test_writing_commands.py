@@ -82,7 +82,7 @@ def test_the_commands_here_are_all_that_write() -> None:
     """A module of the command line that can write has a case here."""
     from test_house import TREES, calls  # the calls of each module, as written
 
-    writing = {"write_file", "Transaction", "TempFile", "rename_batch", "stamp_models"}
+    writing = {"write_files", "Transaction", "TempFile", "rename_batch", "stamp_models"}
     names = {name for name, tree in TREES.items() if calls(tree) & writing}
     assert {name for name in names if name.startswith("cli.")} == {
         "cli.rename",
