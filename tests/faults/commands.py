@@ -123,7 +123,6 @@ class Command(NamedTuple):
         name: What it does.
         args: Its arguments; paths are relative to the working directory.
         prepare: Writes the files it works on.
-        once: Whether a second run refuses to replace the result of the first.
         steps: Whether the models are complete before another output is written: that may then
             fail by itself.
     """
@@ -131,7 +130,6 @@ class Command(NamedTuple):
     name: str
     args: str
     prepare: Callable[[Path], None]
-    once: bool = False
     steps: bool = False
 
     def __str__(self) -> str:
@@ -160,11 +158,11 @@ COMMANDS = (
     Command("stripped in the cache", "cache --strip --seed-cache --in-place", export_renamed),
     Command("stamped", "manifest m.onnx --stamp --format text", one),
     Command("a stamped set", "manifest in --stamp --format text", windows),
-    Command("stamped and written", "manifest m.onnx --stamp -o out.json", one, True, True),
+    Command("stamped and written", "manifest m.onnx --stamp -o out.json", one, steps=True),
     Command("stripped of a stamp", "m.onnx --strip", stamped),
-    Command("a manifest", "manifest m.onnx -o out.json", one, True),
+    Command("a manifest", "manifest m.onnx -o out.json", one),
     Command("over a manifest", "manifest m.onnx -o out.json --force", with_old_outputs),
-    Command("custom io", "custom-io m.onnx --precision float16", one, True),
+    Command("custom io", "custom-io m.onnx --precision float16", one),
     Command(
         "over a custom io",
         "custom-io m.onnx --precision float16 -o out.yaml --force",
