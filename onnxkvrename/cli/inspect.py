@@ -28,8 +28,7 @@ from onnxkvrename.report.formats.text import build_error_line
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.kv_model import locate_data
 from onnxkvrename.rules.load import load_rules
-from onnxkvrename.storage.read import open_file
-from onnxkvrename.storage.read_status import is_directory, read_status
+from onnxkvrename.storage.read import is_directory, open_file, read_status
 from onnxkvrename.storage.write_file import write_files
 from onnxkvrename.verification.updates import trace_buffer_updates
 

@@ -31,8 +31,7 @@ from onnxkvrename.rules.results import ModelReport, report_model
 from onnxkvrename.rules.windows import PartGroup, group_parts
 from onnxkvrename.sidecars.formats.custom_io import parse_custom_io_dtypes
 from onnxkvrename.sidecars.specializations import parse_specializations
-from onnxkvrename.storage.read import open_file, read_text_file
-from onnxkvrename.storage.read_status import read_status
+from onnxkvrename.storage.read import open_file, read_status, read_text_file
 
 _STAGE_PRECEDENCE = (MERGED, PREFIXED, WINDOW)
 """The stages of an export, the last one first: its models replace those of earlier ones."""

@@ -18,10 +18,10 @@ from onnxkvrename.storage.read import (
     OutsideError,
     build_changed_error,
     has_content,
+    is_occupied,
     read_chunks,
     translate_read_errors,
 )
-from onnxkvrename.storage.read_status import is_occupied
 
 if TYPE_CHECKING:
     from onnxkvrename.storage.open_beneath import OpenDirectory

@@ -35,8 +35,7 @@ from onnxkvrename.sidecars.rewrite import RewrittenSidecar
 from onnxkvrename.storage.clean_up import remove_stale_temp_files
 from onnxkvrename.storage.intent import clear_intent, find_intents
 from onnxkvrename.storage.lock import hold_locks
-from onnxkvrename.storage.read import read_text_file
-from onnxkvrename.storage.read_status import is_directory, is_occupied
+from onnxkvrename.storage.read import is_directory, is_occupied, read_text_file
 from onnxkvrename.storage.temp_file import find_stale_temp_files, resolve_moved_path
 
 

@@ -13,7 +13,7 @@ from onnxkvrename.rules.kv_model import KvModel, check_models_together
 from onnxkvrename.rules.plan import TokenChange, build_minimal_plan
 from onnxkvrename.rules.profile import MERGED, Rules
 from onnxkvrename.rules.results import ModelReport, Options
-from onnxkvrename.storage.read_status import read_status
+from onnxkvrename.storage.read import read_status
 from onnxkvrename.storage.temp_file import check_free_space
 
 

@@ -20,8 +20,7 @@ from onnxkvrename.sidecars.rewrite import (
     RewrittenSidecar,
     rewrite_sidecar,
 )
-from onnxkvrename.storage.read import open_file
-from onnxkvrename.storage.read_status import read_status, resolve_path
+from onnxkvrename.storage.read import open_file, read_status, resolve_path
 
 
 def load_sidecars(

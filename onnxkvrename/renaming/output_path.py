@@ -12,8 +12,10 @@ from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.model.file import read_pieces, sum_piece_sizes
 from onnxkvrename.model.protobuf import Piece
 from onnxkvrename.rules.results import Options, RenameJob
-from onnxkvrename.storage.read import MAX_MODEL_SIZE, OpenFile, has_content
-from onnxkvrename.storage.read_status import (
+from onnxkvrename.storage.read import (
+    MAX_MODEL_SIZE,
+    OpenFile,
+    has_content,
     is_directory,
     is_link,
     is_occupied,

@@ -16,8 +16,7 @@ from onnxkvrename.renaming.write import SidecarPlan
 from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.results import ModelReport, Options, RenameJob, SidecarReport
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar
-from onnxkvrename.storage.read import has_content, open_file
-from onnxkvrename.storage.read_status import is_occupied, resolve_path
+from onnxkvrename.storage.read import has_content, is_occupied, open_file, resolve_path
 
 MAX_READ_BYTES = 1 << 26
 """The largest sidecar that is read, in bytes; a format may have a lower limit."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.findings import find_similar
 from onnxkvrename.rules.results import RenameJob
-from onnxkvrename.storage.read_status import is_directory, is_link, read_status, resolve_path
+from onnxkvrename.storage.read import is_directory, is_link, read_status, resolve_path
 from onnxkvrename.storage.temp_file import TEMP_PREFIX
 
 

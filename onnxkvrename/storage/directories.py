@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from onnxkvrename.errors import UndoError
-from onnxkvrename.storage.read_status import is_occupied
+from onnxkvrename.storage.read import is_occupied
 from onnxkvrename.storage.temp_file import build_temp_path, translate_write_errors
 from onnxkvrename.storage.transaction import sync_directory
 

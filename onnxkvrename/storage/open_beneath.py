@@ -21,9 +21,9 @@ from onnxkvrename.storage.read import (
     close_quietly,
     open_descriptor,
     open_file,
+    resolve_path,
     translate_read_errors,
 )
-from onnxkvrename.storage.read_status import resolve_path
 
 _MAX_LINKS = 40
 """The symbolic links that Linux follows in one path."""

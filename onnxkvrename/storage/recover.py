@@ -17,7 +17,7 @@ from onnxkvrename.storage.directories import (
 )
 from onnxkvrename.storage.intent import clear_intent
 from onnxkvrename.storage.lock import hold_locks
-from onnxkvrename.storage.read_status import is_directory, resolve_path
+from onnxkvrename.storage.read import is_directory, resolve_path
 from onnxkvrename.storage.record import FileChange, Identity, Record, read_record
 from onnxkvrename.storage.temp_file import (
     TEMP_PREFIX,

@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.storage.copy import SourceError, copy_range, write_all
-from onnxkvrename.storage.read import OpenFile, close_quietly, list_attributes, read_at
-from onnxkvrename.storage.read_status import is_occupied
+from onnxkvrename.storage.read import OpenFile, close_quietly, is_occupied, list_attributes, read_at
 
 TEMP_PREFIX = ".onnxkvrename-"
 """Start of every temporary name. None ends in `.onnx`: some exporters take any file in a

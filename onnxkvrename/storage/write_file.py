@@ -11,8 +11,7 @@ from pathlib import Path
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.storage.clean_up import remove_stale_temp_files
 from onnxkvrename.storage.lock import hold_locks
-from onnxkvrename.storage.read import has_content
-from onnxkvrename.storage.read_status import read_status
+from onnxkvrename.storage.read import has_content, read_status
 from onnxkvrename.storage.temp_file import ReadyFile, TempFile, find_stale_temp_files
 from onnxkvrename.storage.transaction import Transaction
 

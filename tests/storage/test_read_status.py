@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from onnxkvrename import ModelError
-from onnxkvrename.storage.read_status import (
+from onnxkvrename.storage.read import (
     is_directory,
     is_link,
     is_occupied,
