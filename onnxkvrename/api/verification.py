@@ -14,7 +14,7 @@ from onnxkvrename.api.arguments import (
     load_rules,
 )
 from onnxkvrename.errors import RulesError
-from onnxkvrename.rules.patterns import Pattern, compile_pattern
+from onnxkvrename.patterns.pattern import Pattern, compile_pattern
 from onnxkvrename.rules.profile import find_token_error
 from onnxkvrename.verification.verify import (
     VerifiedModel,

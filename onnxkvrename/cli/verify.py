@@ -26,12 +26,12 @@ from onnxkvrename.cli.options import (
 )
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError
+from onnxkvrename.patterns.pattern import Pattern, compile_pattern
 from onnxkvrename.renaming.parallel import count_useful_processes, map_ordered, open_process_pool
 from onnxkvrename.renaming.run import check_token_change
 from onnxkvrename.report.verify_text import build_verify_answer, verified_to_json
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.load import load_rules
-from onnxkvrename.rules.patterns import Pattern, compile_pattern
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.verification.isolated_run import DEFAULT_SECONDS, RunLimits
 from onnxkvrename.verification.verify import (

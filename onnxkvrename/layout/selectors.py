@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.layout.layout import KvBuffer, Layout
-from onnxkvrename.rules.patterns import compile_pattern
+from onnxkvrename.patterns.pattern import compile_pattern
 
 SelectorSide = Literal["both", "inputs", "outputs"]
 SIDES: tuple[SelectorSide, ...] = ("both", "inputs", "outputs")

@@ -1,4 +1,4 @@
-"""Load rules: a built-in profile, one that another distribution adds, or a file.
+"""Load and parse rules: a built-in profile, one of another distribution, or a file.
 
 Another distribution adds a profile by an entry point in the group
 ``onnxkvrename.profiles`` (:mod:`onnxkvrename.rules.plugins`). Its value leads to the TOML
@@ -12,8 +12,23 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_toml
 from onnxkvrename.errors import ModelError, RulesError
-from onnxkvrename.rules.profile import Rules, parse_rules
+from onnxkvrename.patterns.pattern import MAX_PATTERNS, Pattern, check_total_cost, compile_pattern
+from onnxkvrename.rules.profile import (
+    OPTIONAL_PART,
+    PLACEHOLDER,
+    PREFIXED,
+    SIDES,
+    STAGES,
+    UPDATES,
+    FeedBackRule,
+    KeepRule,
+    KvRule,
+    PartRule,
+    Rules,
+    SetRule,
+)
 from onnxkvrename.storage.read import read_text_file
 
 if TYPE_CHECKING:
@@ -21,6 +36,10 @@ if TYPE_CHECKING:
 
 PROFILES_DIRECTORY = Path(__file__).parent / "profiles"
 PLUGIN_GROUP = "onnxkvrename.profiles"
+MAX_RULES_LENGTH = 1 << 16
+"""Characters in the text of a profile."""
+MAX_TEMPLATE_LENGTH = 4096
+"""Characters in a template."""
 
 
 def load_rules(profile: str = "qeff", path: Path | None = None) -> Rules:
@@ -119,3 +138,161 @@ def _read_rules_file(path: Path) -> str:
         return read_text_file(path)
     except ModelError as error:
         raise RulesError(error.message, path=error.path) from None
+
+
+def parse_rules(text: str, name: str) -> Rules:
+    """Parse a profile.
+
+    Args:
+        text: The profile, in TOML.
+        name: What messages call it: its name, or the path of its file.
+
+    Raises:
+        RulesError: The text is not a profile; the message names the key.
+    """
+    try:
+        if len(text) > MAX_RULES_LENGTH or text.count("\n[[") > MAX_PATTERNS:
+            raise UnreadableTextError(
+                f"has more than {MAX_RULES_LENGTH:,} characters, or {MAX_PATTERNS} [[tables]]"
+            )
+        rules = _parse_rules(ObjectReader(parse_toml(text), separator=": "), name)
+        check_total_cost(_list_patterns(rules))
+        return rules
+    except ValueError as error:
+        raise RulesError(str(error), path=name) from None
+
+
+def _list_patterns(rules: Rules) -> list[Pattern]:
+    parts = [(rule.file_pattern, rule.folder_pattern) for rule in rules.set_rule.part_rules]
+    return [
+        *(pattern for rule in rules.kv_rules for pattern in rule.patterns.values()),
+        *(rule.pattern for rule in rules.keep_rules),
+        *(rule.input_pattern for rule in rules.feed_back_rules),
+        *(pattern for part in parts for pattern in part if pattern is not None),
+    ]
+
+
+def _parse_rules(document: ObjectReader, name: str) -> Rules:
+    kv_rules = tuple(map(_parse_kv_rule, _read_tables(document, "kv")))
+    if not kv_rules:
+        raise document.build_error("kv", "there is no [[kv]] rule")
+    kinds = {kind for rule in kv_rules for kind in rule.buffers_by_kind}
+    document.read_string("description", default="")
+    suffixes = _read_table(document, "suffixes")
+    rules = Rules(
+        name=name,
+        kv_rules=kv_rules,
+        keep_rules=tuple(map(_parse_keep_rule, _read_tables(document, "keep"))),
+        retained_pattern=_read_pattern(document, "retained"),
+        normal_suffixes={suffix: suffixes.read_string(suffix) for suffix in suffixes.values},
+        feed_back_rules=tuple(map(_parse_feed_back_rule, _read_tables(document, "feed_back"))),
+        set_rule=_parse_set_rule(_read_table(document, "set"), kinds),
+        update=_read_update(document, "update"),
+    )
+    document.reject_unread_keys()
+    return rules
+
+
+def _parse_keep_rule(table: ObjectReader) -> KeepRule:
+    rule = KeepRule(table.read_string("reason"), _read_pattern(table, "pattern"))
+    table.reject_unread_keys()
+    return rule
+
+
+def _parse_feed_back_rule(table: ObjectReader) -> FeedBackRule:
+    rule = FeedBackRule(
+        _read_pattern(table, "input"), _read_template(table, "call", {"path", "token"})
+    )
+    table.reject_unread_keys()
+    return rule
+
+
+def _parse_kv_rule(table: ObjectReader) -> KvRule:
+    kinds = table.read_object("kinds", "a table of lists of buffer names")
+    buffers_by_kind = {kind: tuple(kinds.read_strings(kind)) for kind in kinds.values}
+    if not any(buffers_by_kind.values()):
+        raise table.build_error("kinds", "names no buffer")
+    patterns = {side: _read_pattern(table, side, {"buffer", "layer"}) for side in SIDES}
+    templates = {
+        side: _read_template(table, f"{side}_name", {"token", *patterns[side].groups})
+        for side in SIDES
+    }
+    updates = table.read_object("update", "a table of kinds", default={})
+    open_kinds = frozenset(table.read_strings("by_shape", default=[]))
+    for key, names in (("update", set(updates.values)), ("by_shape", open_kinds)):
+        if names - set(buffers_by_kind):
+            raise table.build_error(key, f"{min(names - set(buffers_by_kind))} is not in kinds")
+    updates_by_kind = tuple((kind, _read_update(updates, kind)) for kind in updates.values)
+    table.reject_unread_keys()
+    kinds_by_buffer = {
+        name: kind for kind, names in reversed(buffers_by_kind.items()) for name in names
+    }
+    return KvRule(
+        patterns, templates, buffers_by_kind, kinds_by_buffer, updates_by_kind, open_kinds
+    )
+
+
+def _read_update(table: ObjectReader, key: str) -> str:
+    """Return one of `UPDATES`, empty for none."""
+    update = table.read_string(key, "")
+    if key in table.values and update not in UPDATES:
+        raise table.build_error(key, f"must be one of {', '.join(UPDATES)}")
+    return update
+
+
+def _parse_set_rule(table: ObjectReader, kinds: set[str]) -> SetRule:
+    parts = tuple(map(_parse_part_rule, _read_tables(table, "parts")))
+    seam = table.read_string("seam_output", ""), table.read_string("seam_input", "")
+    if any(seam) and not all(seam):
+        raise table.build_error("seam_input" if seam[0] else "seam_output", "is missing")
+    shared_inputs = tuple(table.read_strings("shared", default=[]))
+    exclusive_kinds = table.read_strings("apart", default=[])
+    for kind in exclusive_kinds:
+        if kind not in kinds:
+            raise table.build_error("apart", f"{kind} is no kind of a [[kv]] rule")
+    table.reject_unread_keys()
+    return SetRule(parts, seam if all(seam) else None, shared_inputs, frozenset(exclusive_kinds))
+
+
+def _parse_part_rule(table: ObjectReader) -> PartRule:
+    stage = table.read_string("stage")
+    if stage not in STAGES:
+        raise table.build_error("stage", f"must be one of {', '.join(STAGES)}")
+    file = _read_pattern(table, "file", {"first"} if stage == PREFIXED else {"first", "end"})
+    folder = _read_pattern(table, "folder") if "folder" in table.values else None
+    table.reject_unread_keys()
+    return PartRule(stage, file, folder)
+
+
+def _read_table(table: ObjectReader, key: str) -> ObjectReader:
+    return table.read_object(key, f"a table, written [{key}]", default={})
+
+
+def _read_tables(table: ObjectReader, key: str) -> list[ObjectReader]:
+    return table.read_objects(key, f"tables, written [[{key}]]", default=[])
+
+
+def _read_pattern(
+    table: ObjectReader, key: str, groups: frozenset[str] | set[str] = frozenset()
+) -> Pattern:
+    text = table.read_string(key)
+    try:
+        pattern = compile_pattern(text)
+    except ValueError as error:
+        raise table.build_error(key, str(error)) from None
+    for group in sorted(groups - set(pattern.groups)):
+        raise table.build_error(key, f"has no group (?P<{group}>…)")
+    return pattern
+
+
+def _read_template(table: ObjectReader, key: str, groups: set[str]) -> str:
+    template = table.read_string(key)
+    if len(template) > MAX_TEMPLATE_LENGTH:
+        raise table.build_error(key, f"has more than {MAX_TEMPLATE_LENGTH:,} characters")
+    for placeholder in PLACEHOLDER.finditer(OPTIONAL_PART.sub(r"\1", template)):
+        group, bracket = placeholder.groups()
+        if bracket:
+            raise table.build_error(key, f"has a {bracket} that belongs to no {{group}} or [part]")
+        if group not in groups:
+            raise table.build_error(key, f"{{{group}}} is no group of the pattern")
+    return template

@@ -13,8 +13,8 @@ from onnxkvrename.layout.digest import check_stamp
 from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Signature
+from onnxkvrename.patterns.pattern import Pattern
 from onnxkvrename.rules.kv_model import KvModel, check_models_together, scan_model
-from onnxkvrename.rules.patterns import Pattern
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, report_model

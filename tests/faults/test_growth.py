@@ -23,7 +23,7 @@ from onnxkvrename.layout.manifest import parse_manifest
 from onnxkvrename.model.metadata import write_stamp
 from onnxkvrename.model.protobuf import ByteSource, Span
 from onnxkvrename.rules.load import load_rules as load_profile
-from onnxkvrename.rules.profile import parse_rules
+from onnxkvrename.rules.load import parse_rules
 from onnxkvrename.sidecars.json_tree import parse_json_tree
 from onnxkvrename.sidecars.specializations import parse_specializations
 

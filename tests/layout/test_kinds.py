@@ -23,8 +23,8 @@ from onnxkvrename.layout.kinds import (
 )
 from onnxkvrename.layout.manifest import parse_manifest
 from onnxkvrename.model.signature import Dim, Signature, Value
+from onnxkvrename.rules.load import parse_rules
 from onnxkvrename.rules.plan import KvPair, TokenChange, build_rename_plan
-from onnxkvrename.rules.profile import parse_rules
 
 QEFF = load_rules()
 

@@ -19,9 +19,9 @@ from onnxkvrename.layout.selectors import (
     build_selectors,
 )
 from onnxkvrename.model.signature import Signature, Value
+from onnxkvrename.patterns.pattern import compile_pattern
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.load import load_rules
-from onnxkvrename.rules.patterns import compile_pattern
 from onnxkvrename.rules.plan import build_minimal_plan
 
 try:

@@ -26,8 +26,8 @@ from onnxkvrename.qefficient.export_cache import (
     split_directory_name,
 )
 from onnxkvrename.qefficient.find_export import PARAMS_FILE
+from onnxkvrename.rules.load import parse_rules as rules_of
 from onnxkvrename.rules.plan import TokenChange
-from onnxkvrename.rules.profile import parse_rules as rules_of
 
 QEFF = load_rules()
 VLLM, STRIP, ANEW = (

@@ -13,8 +13,8 @@ from onnxkvrename import Finding, load_rules, rename
 from onnxkvrename.findings import CODES
 from onnxkvrename.model.signature import Dim, NameUses, Signature, Value
 from onnxkvrename.rules.checks.pairs import build_no_buffers_finding, check_pairs
+from onnxkvrename.rules.load import parse_rules
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
-from onnxkvrename.rules.profile import parse_rules
 
 QEFF = load_rules()
 

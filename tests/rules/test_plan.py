@@ -4,8 +4,8 @@ import pytest
 
 from onnxkvrename import load_rules
 from onnxkvrename.model.signature import Signature, Value
+from onnxkvrename.rules.load import parse_rules
 from onnxkvrename.rules.plan import RenamePlan, TokenChange, build_rename_plan, rename_symbols
-from onnxkvrename.rules.profile import parse_rules
 
 QEFF = load_rules()
 

@@ -6,9 +6,9 @@ import pytest
 
 from onnxkvrename import RulesError
 from onnxkvrename.renaming.run import check_token_change
-from onnxkvrename.rules.load import list_profiles, load_rules
+from onnxkvrename.rules.load import list_profiles, load_rules, parse_rules
 from onnxkvrename.rules.plan import TokenChange
-from onnxkvrename.rules.profile import PartName, SetRule, find_token_error, parse_rules
+from onnxkvrename.rules.profile import PartName, SetRule, find_token_error
 
 QEFF = load_rules()
 RULES = """

@@ -22,7 +22,7 @@ from itertools import accumulate
 from operator import xor
 from typing import NamedTuple
 
-from onnxkvrename.rules.pattern_syntax import (
+from onnxkvrename.patterns.syntax import (
     Anchor,
     Characters,
     Choice,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from onnxkvrename.rules.pattern_matcher import LinearMatcher
-from onnxkvrename.rules.pattern_syntax import PatternSyntaxError
+from onnxkvrename.patterns.matcher import LinearMatcher
+from onnxkvrename.patterns.syntax import PatternSyntaxError
 
 MAX_PATTERNS = 100
 """Patterns of a profile."""
@@ -68,7 +68,7 @@ def compile_pattern(text: str) -> Pattern:
     """Compile a pattern in RE2's syntax.
 
     Nearly all patterns are matched by this package itself, in linear time
-    (:mod:`onnxkvrename.rules.pattern_syntax` lists the syntax); for all others
+    (:mod:`onnxkvrename.patterns.syntax` lists the syntax); for all others
     google-re2 is loaded.
 
     Raises:

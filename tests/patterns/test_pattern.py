@@ -10,9 +10,9 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from onnxkvrename import RulesError
-from onnxkvrename.rules.load import PROFILES_DIRECTORY, list_profiles
-from onnxkvrename.rules.pattern_matcher import LinearMatcher
-from onnxkvrename.rules.pattern_syntax import (
+from onnxkvrename.patterns.matcher import LinearMatcher
+from onnxkvrename.patterns.pattern import Re2Matcher, compile_pattern
+from onnxkvrename.patterns.syntax import (
     MAX_GROUPS,
     MAX_LENGTH,
     MAX_POSITIONS,
@@ -20,8 +20,7 @@ from onnxkvrename.rules.pattern_syntax import (
     PatternSyntaxError,
     parse_pattern,
 )
-from onnxkvrename.rules.patterns import Re2Matcher, compile_pattern
-from onnxkvrename.rules.profile import parse_rules
+from onnxkvrename.rules.load import PROFILES_DIRECTORY, list_profiles, parse_rules
 
 try:
     import re2

@@ -1,0 +1,1 @@
+"""Patterns for whole names, matched in linear time."""
