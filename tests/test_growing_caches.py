@@ -16,7 +16,7 @@ import onnxkvrename
 from onnxkvrename.model.file import open_model
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.plan import KvPair, PairSide
-from onnxkvrename.verification.updates import trace_buffer_updates
+from onnxkvrename.verification import trace_buffer_updates
 
 TOKEN = "vllmKvCache"
 RULES = """

@@ -16,7 +16,7 @@ from onnxkvrename.api.arguments import (
 from onnxkvrename.layout.inspect import ModelSummary, inspect_model
 from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_model_or_manifest
 from onnxkvrename.layout.load import load_layout as load_models
-from onnxkvrename.verification.updates import trace_buffer_updates
+from onnxkvrename.verification import trace_buffer_updates
 
 
 def inspect(model: PathLike, *, rules: RulesLike = None) -> ModelSummary:

@@ -33,7 +33,7 @@ from onnxkvrename.layout.selectors import build_selectors
 from onnxkvrename.report.check_consumer_text import ConsumerCheck, build_consumer_answer
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.results import ModelReport
-from onnxkvrename.verification.updates import trace_buffer_updates
+from onnxkvrename.verification import trace_buffer_updates
 
 EMIT_CHOICES = ("selectors",)
 

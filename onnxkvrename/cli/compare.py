@@ -62,7 +62,7 @@ from onnxkvrename.report.formats.text import BOLD, GREEN, RED, render_finding_li
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
-from onnxkvrename.verification.updates import trace_buffer_updates
+from onnxkvrename.verification import trace_buffer_updates
 
 
 class _Arguments(NamedTuple):

@@ -30,7 +30,7 @@ from onnxkvrename.rules.kv_model import locate_data
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.storage.read import is_directory, open_file, read_status
 from onnxkvrename.storage.write_file import write_files
-from onnxkvrename.verification.updates import trace_buffer_updates
+from onnxkvrename.verification import trace_buffer_updates
 
 
 class _Arguments(NamedTuple):

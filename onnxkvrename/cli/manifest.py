@@ -48,7 +48,7 @@ from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, Options
 from onnxkvrename.storage.run_files import RunFiles
 from onnxkvrename.storage.write_file import needs_write, write_files
-from onnxkvrename.verification.updates import trace_buffer_updates
+from onnxkvrename.verification import trace_buffer_updates
 from onnxkvrename.vllm.projection import (
     Projection,
     check_projection,

@@ -76,7 +76,7 @@ UNKNOWN_UPDATE = BufferUpdate()
 UpdateTracer = Callable[[ByteSource, Sequence[KvPair]], Mapping[str, BufferUpdate]]
 """Takes a model and its buffers; returns their updates by the names of retained outputs.
 
-`verification.updates.trace_buffer_updates` is one; it is handed in.
+`verification.trace_buffer_updates` is one; it is handed in.
 """
 
 

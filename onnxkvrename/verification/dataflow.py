@@ -21,7 +21,7 @@ an If must fulfil this by itself, except one that carries no buffer at all, as w
 cache begins.
 
 The operators on the path, and the declared shapes, also tell how the output is made: written
-in place, appended to, or otherwise (`updates`).
+in place, appended to, or otherwise.
 
 An output that reaches its own input only through what mixes, only by an uncertain
 path, or no sooner than the input of another buffer is not proved, but not called
@@ -46,16 +46,21 @@ from onnxkvrename.layout.updates import (
     compare_dims,
 )
 from onnxkvrename.rules.plan import KvPair
+from onnxkvrename.verification.operators import SizeChange
 from onnxkvrename.verification.provenance import (
+    FlowPath,
     FlowPaths,
     NodeLocation,
     Origin,
+    Resizing,
     select_cheapest_paths,
 )
 from onnxkvrename.verification.tracing import trace_dependencies, trace_origins
-from onnxkvrename.verification.updates import decide_update, decide_update_without_input
 
 FlowVerdict = Literal["updated", "passed through", "not from its input", "untraced"]
+_INPLACE = BufferUpdate("inplace")
+_SHIFT = BufferUpdate("shift")
+_ONCE = BufferUpdate("once")
 _PROVED_VERDICTS = ("updated", "passed through")
 _VERDICTS_WORST_FIRST: tuple[FlowVerdict, ...] = (
     "not from its input",
@@ -193,7 +198,7 @@ def _decide_flow(
     """Return the worst verdict, and the worst update, over the outcomes that branches may have."""
     depends_on_own = bool(origin.dependency_bits >> own_number & 1)
     if not origin.outcomes:
-        update = decide_update_without_input(_compare_sides(pair), is_read=depends_on_own)
+        update = _decide_update_without_input(_compare_sides(pair), is_read=depends_on_own)
         if depends_on_own:
             reason = "it is reached only through operators that mix values"
             return BufferFlow(pair, "untraced", reason=reason, update=update)
@@ -227,7 +232,7 @@ def _decide_outcome(
     certain = {number for number, is_certain in cheapest if is_certain}
     if certain == {own_number}:
         path = cheapest[own_number, True]
-        update = decide_update(path, _compare_sides(pair))
+        update = _decide_update(path, _compare_sides(pair))
         if path.updated_by is None:
             return BufferFlow(pair, "passed through", update=update)
         return BufferFlow(pair, "updated", path.updated_by, update=update)
@@ -241,5 +246,87 @@ def _decide_outcome(
         reason = f"it is made of {format_list(list(other_inputs))} as much as of its own"
     else:
         reason = next(path.uncertainty for path in cheapest.values() if path.uncertainty)
-    update = decide_update_without_input(_compare_sides(pair), is_read=True)
+    update = _decide_update_without_input(_compare_sides(pair), is_read=True)
     return BufferFlow(pair, "untraced", location, other_inputs, reason, update)
+
+
+def _decide_update(path: FlowPath, changes: Sequence[DimChange] | None) -> BufferUpdate:
+    """Return how an output is made that is a later state of its input.
+
+    What the operators do is proved, a declared shape is only a claim. So a Concat makes a
+    buffer longer whatever its shapes say, unless something on the path takes a part of it;
+    where the operators leave the size open, the shapes decide.
+
+    Args:
+        path: The path from the input to the output.
+        changes: How the declared size of each axis changes; ``None`` if that is not known.
+    """
+    if path.uncertainty:
+        return _decide_update_without_input(changes, is_read=True)
+    updates = [_decide_resizing(resizing, path, changes) for resizing in path.resizings]
+    return choose_worst_update(updates)
+
+
+def _decide_update_without_input(
+    changes: Sequence[DimChange] | None, *, is_read: bool
+) -> BufferUpdate:
+    """Return how an output is made that is not a later state of its input, or not surely.
+
+    Args:
+        changes: How the declared size of each axis changes; ``None`` if that is not known.
+        is_read: Whether the output depends on the input at all.
+    """
+    grown = _find_grown(changes)
+    if grown is not None:
+        return grown
+    if is_read or changes is None:
+        return UNKNOWN_UPDATE
+    if "shrinks" in changes:
+        return BufferUpdate("delta", changes.index("shrinks"))
+    return _ONCE if _is_same(changes) else UNKNOWN_UPDATE
+
+
+def _decide_resizing(
+    resizing: Resizing, path: FlowPath, changes: Sequence[DimChange] | None
+) -> BufferUpdate:
+    flags = resizing.changes
+    if flags & ~SizeChange.MOVES_AXES == SizeChange.SHIFTS:
+        return _SHIFT  # the operator keeps the size, whatever the symbols are called
+    grown = _find_grown(changes)
+    appends, cuts = bool(flags & SizeChange.APPENDS), bool(flags & SizeChange.CUTS)
+    is_written_over = path.cost[0] > 0  # then the size is that of the other value
+    is_open = is_written_over or bool(flags & (SizeChange.RESIZES | SizeChange.SEVERAL))
+    if appends and not (cuts or is_open):
+        return grown or BufferUpdate("append", _find_axis(resizing, changes))
+    if grown is not None:
+        return grown
+    if flags & SizeChange.FITS and changes is not None and not _is_same(changes):
+        return BufferUpdate("append", _find_axis(resizing, changes))
+    if appends or cuts or is_open or flags & SizeChange.FITS:
+        if not _is_same(changes):
+            return UNKNOWN_UPDATE
+        return _SHIFT if appends and cuts else _INPLACE
+    if changes is not None and "shrinks" in changes:
+        return UNKNOWN_UPDATE
+    return _ONCE if path.updated_by is None else _INPLACE
+
+
+def _find_grown(changes: Sequence[DimChange] | None) -> BufferUpdate | None:
+    """Return the growth that the declared shapes state."""
+    if changes is None or "grows" not in changes:
+        return None
+    return BufferUpdate("append", changes.index("grows"))
+
+
+def _find_axis(resizing: Resizing, changes: Sequence[DimChange] | None) -> int | None:
+    """Return the axis that grows: the one that shapes leave open, else the operators'."""
+    if changes is None:
+        return resizing.axis if resizing.axis is None or resizing.axis >= 0 else None
+    candidates = [axis for axis, change in enumerate(changes) if change != "same"]
+    if resizing.axis is not None and -len(changes) <= resizing.axis < len(changes):
+        return resizing.axis % len(changes)
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def _is_same(changes: Sequence[DimChange] | None) -> bool:
+    return changes is not None and all(change == "same" for change in changes)

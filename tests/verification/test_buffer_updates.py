@@ -18,6 +18,7 @@ from onnxkvrename.layout.updates import (
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Dim, Value
 from onnxkvrename.rules.plan import KvPair, PairSide
+from onnxkvrename.verification import trace_buffer_updates
 from onnxkvrename.verification.dataflow import (
     BufferFlow,
     check_buffer_flows,
@@ -25,7 +26,6 @@ from onnxkvrename.verification.dataflow import (
 )
 from onnxkvrename.verification.operators import SizeChange
 from onnxkvrename.verification.provenance import Resizing, _chain_resizings, _limit_resizings
-from onnxkvrename.verification.updates import trace_buffer_updates
 
 CACHE: tuple[Dim, ...] = ("batch", 2, "ctx", 4)
 
