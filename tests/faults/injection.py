@@ -34,6 +34,8 @@ CHANGING = (
     *("link", "symlink", "rename", "replace", "unlink", "remove", "mkdir", "rmdir", "flock"),
 )
 """Functions that change something. Opening for reading is not counted, closing always is."""
+COPYING = ("write", "pwrite", "copy_file_range", "sendfile", "splice")
+"""Of these, those that do not both move bytes and give an error."""
 READING = ("open", "stat", "lstat", "fstat", "scandir", "listdir", "pread", "readlink", "statvfs")
 """Functions that look at files."""
 
@@ -209,7 +211,7 @@ def _wrap(
             return real(*args, **kwargs)
         if fault.number == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        if name == "close" or fault.after:
+        if name == "close" or (fault.after and name not in COPYING):
             real(*args, **kwargs)  # a descriptor is closed even if that gives an error
         if fault.number < 0:
             raise KeyboardInterrupt

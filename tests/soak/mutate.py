@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from soak.mutants import Mutant, list_mutants
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-FAULTS = "tests/test_faults.py"
+FAULTS = "tests/faults/test_rename_faults.py"
 FIDELITY = ("tests/test_fidelity.py", "tests/test_properties.py")
 RUNS = ("tests/renaming", "tests/test_api.py", "tests/test_sets.py")
 TESTS: dict[str, tuple[str, ...]] = {
