@@ -22,7 +22,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import onnxkvrename
 from onnxkvrename.cli.main import main
-from onnxkvrename.rules import profile
 
 CHILD_TIMEOUT = 60
 """Seconds until a child that hangs is ended, which fails the case."""
@@ -235,7 +234,11 @@ def _is_for_reading(path: object, flags: int = 0, *args: object, **kwargs: objec
 @cache
 def _compile_patterns_once() -> None:
     """Compile each pattern of the rules once for all children, which saves most of their time."""
-    setattr(profile, "compile_pattern", cache(profile.compile_pattern))  # noqa: B010 - mypy
+    reader = importlib.import_module("onnxkvrename.rules.load")
+    for module in [*sys.modules.values(), reader]:
+        name = getattr(module, "__name__", "")
+        if name.startswith("onnxkvrename.rules.") and "compile_pattern" in vars(module):
+            module.compile_pattern = cache(module.compile_pattern)
 
 
 def load_modules(args: Sequence[str], directory: Path) -> None:
