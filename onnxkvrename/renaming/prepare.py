@@ -29,7 +29,7 @@ from onnxkvrename.rules.kv_model import KvModel, scan_model, splice_model
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, Options, RenameJob, report_model
-from onnxkvrename.storage.read import FileIdentity
+from onnxkvrename.storage.read import FileIdentity, build_changed_error
 
 
 class SplicePlan(NamedTuple):
@@ -150,11 +150,15 @@ def prepare_stamp(
         options: Whether to write over links and read-only files.
 
     Returns:
-        The model with its report. An error of this model is in the report.
+        The model with its report. An error of this model is in the report, also if its buffers
+        have got other names since the report was made: the digest is not theirs.
     """
     prepared = PreparedModel(job, report)
     try:
         with open_model(job.model) as opened:
+            names = {value.name for value in (*opened.signature.inputs, *opened.signature.outputs)}
+            if not names.issuperset(side.old_name for pair in report.pairs for side in pair.sides):
+                raise build_changed_error(job.model)
             pieces = write_stamp(opened.source, digest, (Span(0, opened.file.size),))
             if read_stamp(opened.source) != digest:
                 report = report._replace(stamp=digest, status="would-rename")

@@ -137,6 +137,16 @@ def test_a_tag_that_was_written_too_long_goes_as_a_whole() -> None:
     assert parts == [before, after]
 
 
+def test_a_model_that_was_renamed_meanwhile_gets_no_stamp_of_its_old_names(tmp_path: Path) -> None:
+    path = saved(decoder(), tmp_path / "m.onnx")
+    report = ModelReport(str(path), str(path), "unchanged", pairs=pairs(path))
+    rename(path, "VLLM")
+    before = path.read_bytes()
+    result = stamp_models([build_job(path)], [report], DIGEST, load_rules(), Options())
+    assert "was changed by someone else" in str(result.models[0].error)
+    assert (result.compute_exit_code(), path.read_bytes()) == (2, before)
+
+
 def test_the_windows_of_a_set_are_stamped_all_or_none(tmp_path: Path) -> None:
     paths = [saved(decoder(), tmp_path / f"{name}.onnx") for name in ("one", "two", "three")]
     before = [path.read_bytes() for path in paths]

@@ -67,7 +67,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "renaming/place.py": (*RUNS, FAULTS),
     "renaming/write.py": (*RUNS, FAULTS),
     "renaming/output_path.py": ("tests/renaming", "tests/rules/test_find_models.py"),
-    "renaming/prepare.py": (*RUNS, *FIDELITY),
+    "renaming/prepare.py": (*RUNS, "tests/model/test_metadata.py", *FIDELITY),
     "renaming/batch_checks.py": RUNS,
     "renaming/run.py": RUNS,
     "cli/output.py": ("tests/cli", "tests/report", "tests/faults/test_inert_output.py"),
