@@ -7,10 +7,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import models
 import onnx
 import pytest
 
-from onnxkvrename import Finding, KvRenameError, ModelError, WriteError, load_rules, rename
+from onnxkvrename import (
+    Finding,
+    KvRenameError,
+    ModelError,
+    WriteError,
+    load_rules,
+    rename,
+    rename_all,
+)
 from onnxkvrename.model.external_data import find_data_files
 from onnxkvrename.model.proto_reader import ExternalReference
 from onnxkvrename.renaming import batch_checks
@@ -419,3 +428,81 @@ def test_a_swap_at_any_moment_of_a_rename_brings_no_foreign_bytes(
     foreign, outcomes = find_foreign_results(attacked, path, link, tmp_path / "out", monkeypatch)
     assert (foreign > 0) == is_control
     assert outcomes == {"copied", "found", "refused"} or is_control
+
+
+# Wherever a tensor can be, it may have its data in a file.
+
+
+def external_tensor(name: str) -> onnx.TensorProto:
+    tensor = onnx.TensorProto(name=name, dims=[10], data_type=onnx.TensorProto.UINT8)
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=f"{name}.bin")
+    return tensor
+
+
+def constant(name: str) -> onnx.NodeProto:
+    """A node with a tensor in a file, as an attribute."""
+    return onnx.helper.make_node("Constant", [], [f"{name}_value"], value=external_tensor(name))
+
+
+def put_into_initializer(model: onnx.ModelProto) -> None:
+    model.graph.initializer.append(external_tensor("w"))
+
+
+def put_into_sparse_initializer(model: onnx.ModelProto) -> None:
+    model.graph.sparse_initializer.add(values=external_tensor("w"), dims=[10])
+
+
+def put_into_attribute(model: onnx.ModelProto) -> None:
+    model.graph.node.append(constant("w"))
+
+
+def put_into_attribute_with_several(model: onnx.ModelProto) -> None:
+    node = model.graph.node.add(op_type="Custom", domain="local", output=["several"])
+    node.attribute.add(name="all", type=onnx.AttributeProto.TENSORS).tensors.append(
+        external_tensor("w")
+    )
+
+
+def put_into_subgraph(model: onnx.ModelProto) -> None:
+    model.graph.node.append(models.branch(models.graph(constant("w"))))
+
+
+def put_into_function(model: onnx.ModelProto) -> None:
+    model.functions.add(name="Local", domain="local", node=[constant("w")])
+
+
+def put_into_subgraph_of_function(model: onnx.ModelProto) -> None:
+    branch = models.branch(models.graph(constant("w")))
+    model.functions.add(name="Local", domain="local", node=[branch])
+
+
+def put_into_training_graph(model: onnx.ModelProto) -> None:
+    model.training_info.add().algorithm.node.append(constant("w"))
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        put_into_initializer,
+        put_into_sparse_initializer,
+        put_into_attribute,
+        put_into_attribute_with_several,
+        put_into_subgraph,
+        put_into_function,
+        put_into_subgraph_of_function,
+        put_into_training_graph,
+    ],
+    ids=lambda put: put.__name__.removeprefix("put_into_"),
+)
+def test_data_are_copied_and_missed_wherever_their_tensor_is(put, tmp_path: Path) -> None:
+    here = tmp_path / "model"
+    here.mkdir()
+    proto = models.decoder()
+    put(proto)
+    path = models.saved(proto, here / "m.onnx")
+    report = rename_all([path], "VLLM", directory=tmp_path / "without")
+    assert [finding.code for finding in report.models[0].findings] == ["KV502"]
+    (here / "w.bin").write_bytes(bytes(range(10)))
+    rename(path, "VLLM", output=tmp_path / "with" / "m.onnx")
+    assert (tmp_path / "with" / "w.bin").read_bytes() == bytes(range(10))
