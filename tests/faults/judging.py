@@ -113,7 +113,8 @@ class Trial:
 
         Without hard links there is no copy of the old content; then it can be finished.
         """
-        if not any(path.endswith("-record") for path in left) or self.has_files(left, self.new):
+        is_mixed = not (self.has_files(left, self.old) or self.has_files(left, self.new))
+        if not is_mixed or not any(path.endswith("-record") for path in left):
             return
         way, expected = ("--undo", self.old) if self.system.links else ("--finish", self.new)
         result = run_command(["recover", way, "."], self.here, system=self.system)
