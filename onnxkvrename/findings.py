@@ -38,6 +38,8 @@ CODES: dict[str, tuple[Severity, str]] = {
     ),
     "KV121": ("error", "more than names of KV buffers differs from the source (--renamed-from)"),
     "KV122": ("warning", "same content as the source, written in other bytes (--renamed-from)"),
+    "KV123": ("warning", "operators that onnx does not define: their nodes were not checked"),
+    "KV124": ("warning", "a local function defined more than once, byte for byte the same"),
     "KV201": ("error", "a new name is already in use"),
     "KV202": ("error", "buffers already carry another token"),
     "KV301": ("error", "a layer in two windows"),

@@ -1,9 +1,14 @@
 """Check a model by onnx's own checker.
 
 The checker requires that the data of every tensor are there and fit its dims. It is
-given a copy of the model in which each tensor without data has one element; whether
-the removed data fit is computed here, from the sizes that
+given a model in which each tensor without data has one element; whether the removed
+data fit is computed here, from the sizes that
 :mod:`onnxkvrename.verification.strip_weights` recorded.
+
+It refuses two things that do not make a model unusable, and would then judge nothing
+else: operators that onnx does not define and a runtime does, and a function that is
+defined twice in the same words. Both are warnings here, and all else is checked: such
+nodes are moved to a domain that the checker does not know, copies are left out.
 
 Not checked here: where external data are (:mod:`onnxkvrename.model.external_data`
 does), and the indices of large sparse tensors. Shape inference (`full_check`) is
@@ -12,14 +17,25 @@ left out: a model of a few kilobytes can keep it busy forever.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from math import prod
 
-from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    SparseTensorProto,
+    TensorProto,
+    defs,
+)
 from onnx.checker import ValidationError, check_model, check_tensor
 
-from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.findings import Finding, build_finding, format_list
+from onnxkvrename.model.protobuf import ByteSource, Record, read_fields
 from onnxkvrename.verification.strip_weights import RemovedData, list_removed_data
 
 _PROBE_ELEMENTS = 24
@@ -27,20 +43,40 @@ _PROBE_ELEMENTS = 24
 _BYTES_PER_ENTRY = {"float_data": 4, "double_data": 8}
 """Bytes of an entry, if not 1: a varint has at least one byte, and strings are counted."""
 
+_STANDARD_DOMAINS = {
+    *("", "ai.onnx", "ai.onnx.ml", "ai.onnx.training"),
+    *("ai.onnx.preview", "ai.onnx.preview.training"),
+}
+"""The domains in which only onnx defines operators."""
+_UNCHECKED_DOMAIN = "onnxkvrename.unknown"
+_FUNCTION_FIELD = 25
+_CHUNK_SIZE = 1 << 20
 
-def check_onnx_validity(model: ModelProto) -> Iterator[Finding]:
-    """Yield KV115, with the checker's reason, if onnx's checker refuses the model.
+
+def check_onnx_validity(model: ModelProto, source: ByteSource) -> Iterator[Finding]:
+    """Yield what onnx's checker has against a model.
 
     Args:
-        model: A model from `read_model_without_weights`; it is not changed.
+        model: The model from `read_model_without_weights`; it is used up: the checker's
+            own copy is large enough.
+        source: The bytes that it was read from.
+
+    Yields:
+        KV123 for operators that onnx does not know, KV124 for functions that are defined
+        more than once in the same bytes, and KV115, with the checker's reason, if it refuses
+        anything else.
     """
-    copy = ModelProto()
-    copy.CopyFrom(model)
+    copies = _remove_copied_functions(model, source)
+    if copies:
+        yield _build_copies_finding(copies)
+    unknown_operators = _set_unknown_operators_aside(model)
+    if unknown_operators:
+        yield _build_unknown_operators_finding(unknown_operators)
     size_faults = [
-        fault for tensor in _list_tensors(copy) if (fault := _shrink_tensor(tensor)) is not None
+        fault for tensor in _list_tensors(model) if (fault := _shrink_tensor(tensor)) is not None
     ]
     try:
-        check_model(copy, full_check=False)
+        check_model(model, full_check=False)
     except (ValidationError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         if size_faults and "too small" in reason:
@@ -50,34 +86,146 @@ def check_onnx_validity(model: ModelProto) -> Iterator[Finding]:
         )
 
 
+def _build_unknown_operators_finding(operators: Counter[str]) -> Finding:
+    names, nodes = format_list(sorted(operators)), operators.total()
+    return build_finding(
+        "KV123",
+        "",
+        f"has {nodes:,} {'node' if nodes == 1 else 'nodes'} with operators that onnx does not "
+        f"define ({names}): not checked, everything else was",
+        "verify --run shows whether onnxruntime has them",
+    )
+
+
+def _build_copies_finding(copies: set[str]) -> Finding:
+    names = format_list(sorted(copies))
+    return build_finding(
+        "KV124",
+        "",
+        f"defines local functions more than once, byte for byte the same ({names}): onnx 1.18, "
+        "which QEfficient uses, accepts this; newer onnx and onnxruntime refuse the file",
+        "QEfficient's merge keeps one of each; for other tools remove the copies",
+    )
+
+
+def _remove_copied_functions(model: ModelProto, source: ByteSource) -> set[str]:
+    """Leave one of the local functions with the same bytes; return the names of such functions.
+
+    Weights are not in the model: what is compared is what the source says.
+    """
+    indices: dict[tuple[str, str, str], list[int]] = {}
+    for index, function in enumerate(model.functions):
+        key = function.domain, function.name, function.overload
+        indices.setdefault(key, []).append(index)
+    copies: set[str] = set()
+    if len(indices) == len(model.functions):
+        return copies
+    records = [
+        record for record in read_fields(source, source.root) if record.number == _FUNCTION_FIELD
+    ]
+    removed = []
+    for (domain, name, _), (first, *others) in indices.items():
+        if others and all(_have_same_bytes(source, records[first], records[n]) for n in others):
+            copies.add(f"{_to_text(domain)}::{_to_text(name)}")
+            removed += others
+    for index in sorted(removed, reverse=True):
+        del model.functions[index]
+    return copies
+
+
+def _to_text(name: str | bytes) -> str:
+    """Return a name of a parsed model, which has bytes for what is not UTF-8."""
+    return name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")
+
+
+def _have_same_bytes(source: ByteSource, one: Record, other: Record) -> bool:
+    size = one.end - one.start
+    return size == other.end - other.start and all(
+        source.read(one.start + offset, min(_CHUNK_SIZE, size - offset))
+        == source.read(other.start + offset, min(_CHUNK_SIZE, size - offset))
+        for offset in range(0, size, _CHUNK_SIZE)
+    )
+
+
+def _set_unknown_operators_aside(model: ModelProto) -> Counter[str]:
+    """Move nodes whose operator onnx does not define to a domain of their own; count them.
+
+    An operator that onnx defines in another opset stays: the model is wrong then. So does
+    one whose domain is not imported.
+    """
+    defined = {(function.domain, function.name) for function in model.functions}
+    scopes = [(model, [model.graph, *_list_training_graphs(model)])]
+    counts: Counter[str] = Counter()
+    for scope, roots in [*scopes, *((function, [function]) for function in model.functions)]:
+        imported = {entry.domain for entry in scope.opset_import}
+        if imported & {"", "ai.onnx"}:
+            imported |= {"", "ai.onnx"}
+        has_moved = False
+        for part in _list_parts(roots):
+            if not isinstance(part, NodeProto) or part.domain not in _STANDARD_DOMAINS & imported:
+                continue
+            domain, operator = part.domain.removesuffix("ai.onnx"), part.op_type
+            if isinstance(operator, bytes) or not operator or _is_defined_by_onnx(operator, domain):
+                continue  # not UTF-8, or for the checker to judge
+            if (part.domain, operator) not in defined:
+                counts[f"{domain}::{operator}" if domain else operator] += 1
+            part.domain, has_moved = _UNCHECKED_DOMAIN, True
+        if has_moved:
+            scope.opset_import.add(domain=_UNCHECKED_DOMAIN, version=1)
+    return counts
+
+
+@lru_cache(1024)
+def _is_defined_by_onnx(operator: str, domain: str) -> bool:
+    """Tell if onnx defines an operator, in whatever version."""
+    return bool(defs.has(operator, domain))
+
+
+def _list_training_graphs(model: ModelProto) -> list[GraphProto]:
+    infos = model.training_info
+    return [graph for info in infos for graph in (info.initialization, info.algorithm)]
+
+
+def _list_parts(
+    roots: Iterable[GraphProto | FunctionProto],
+) -> Iterator[GraphProto | FunctionProto | NodeProto | AttributeProto]:
+    """Yield graphs and functions, and the nodes, attributes and subgraphs in them."""
+    pending: list[Iterator[GraphProto | FunctionProto | NodeProto | AttributeProto]] = [iter(roots)]
+    while pending:
+        part = next(pending[-1], None)
+        if part is None:
+            pending.pop()
+            continue
+        yield part
+        if isinstance(part, NodeProto):
+            pending.append(iter(part.attribute))
+        elif isinstance(part, AttributeProto):
+            pending.append(iter(part.graphs))
+            if part.HasField("g"):
+                pending.append(iter([part.g]))
+        else:
+            pending.append(iter(part.node))
+            if isinstance(part, FunctionProto):
+                pending.append(iter(part.attribute_proto))
+
+
 def _list_tensors(model: ModelProto) -> Iterator[TensorProto]:
-    """Yield every dense tensor of a model; then shrink the sparse ones."""
-    graphs: list[GraphProto] = [model.graph]
-    for training in model.training_info:
-        graphs += [training.initialization, training.algorithm]
-    nodes: list[NodeProto] = [node for function in model.functions for node in function.node]
-    attributes = [item for function in model.functions for item in function.attribute_proto]
-    sparse_tensors: list[SparseTensorProto] = []
-    while graphs or nodes or attributes:
-        for graph in graphs:
-            yield from graph.initializer
-            sparse_tensors += graph.sparse_initializer
-            nodes += graph.node
-        for node in nodes:
-            attributes += node.attribute
-        graphs, nodes, visited, attributes = [], [], attributes, []
-        for attribute in visited:
-            yield from attribute.tensors
-            if attribute.HasField("t"):
-                yield attribute.t
-            sparse_tensors += attribute.sparse_tensors
-            if attribute.HasField("sparse_tensor"):
-                sparse_tensors.append(attribute.sparse_tensor)
-            graphs += attribute.graphs
-            if attribute.HasField("g"):
-                graphs.append(attribute.g)
-    for sparse_tensor in sparse_tensors:
-        _shrink_sparse_tensor(sparse_tensor)
+    """Yield every dense tensor of a model, and shrink the sparse ones."""
+    for part in _list_parts([model.graph, *_list_training_graphs(model), *model.functions]):
+        if isinstance(part, GraphProto):
+            yield from part.initializer
+            sparse_tensors = [*part.sparse_initializer]
+        elif isinstance(part, AttributeProto):
+            yield from part.tensors
+            if part.HasField("t"):
+                yield part.t
+            sparse_tensors = [*part.sparse_tensors]
+            if part.HasField("sparse_tensor"):
+                sparse_tensors.append(part.sparse_tensor)
+        else:
+            continue
+        for sparse_tensor in sparse_tensors:
+            _shrink_sparse_tensor(sparse_tensor)
 
 
 def _shrink_tensor(tensor: TensorProto) -> str | None:

@@ -194,8 +194,8 @@ def prove_retention(
         profile: What messages call the profile that says it.
 
     Returns:
-        How each output is computed from its input, and the findings KV110, KV113, KV114,
-        KV115 and KV120.
+        How each output is computed from its input, and the findings KV110, KV113 to KV115,
+        KV120, KV123 and KV124.
 
     Raises:
         ModelError: Protobuf cannot parse the bytes.
@@ -204,7 +204,7 @@ def prove_retention(
     flows = trace_buffer_flows(model, pairs)
     return flows, (
         *check_buffer_flows(flows, updates_by_kind, profile),
-        *check_onnx_validity(model),
+        *check_onnx_validity(model, source),
     )
 
 

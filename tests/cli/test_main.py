@@ -303,7 +303,7 @@ def test_to_verify_says_what_is_not_proved_and_goes_on_unless_strict(here: Path,
 
 
 def test_to_verify_minds_what_onnx_refuses(here: Path, run) -> None:
-    model = models.decoder(node("NoSuchOperator", ["x"], ["y"]))
+    model = models.decoder(node("Neg", ["nowhere"], ["y"]))
     saved(model, here / "other.onnx")
     outcome = run("other.onnx", *V, "--verify", "--format", "json")
     assert outcome.code == 1

@@ -9,9 +9,10 @@ import onnx
 import pytest
 from large_tensors import PLACES, weight
 from models import branch, decoder, graph, info, node
-from onnx import ModelProto, SparseTensorProto, TensorProto
+from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto
 from onnx.helper import make_attribute, make_function, make_opsetid
 
+from onnxkvrename.findings import Finding
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.verification.onnx_checker import check_onnx_validity
 from onnxkvrename.verification.strip_weights import read_model_without_weights
@@ -20,12 +21,15 @@ FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
 
 
-def list_refusals(model: ModelProto) -> list[str]:
+def check(data: bytes) -> list[Finding]:
     """Return the findings on a model without its weights."""
-    stripped = read_model_without_weights(ByteSource.from_bytes(model.SerializeToString()))
-    before = stripped.SerializeToString()
-    findings = list(check_onnx_validity(stripped))
-    assert stripped.SerializeToString() == before
+    source = ByteSource.from_bytes(data)
+    return list(check_onnx_validity(read_model_without_weights(source), source))
+
+
+def list_refusals(model: ModelProto) -> list[str]:
+    """Return why a model is refused, which is all that is found."""
+    findings = check(model.SerializeToString())
     assert {(finding.code, finding.severity) for finding in findings} <= {("KV115", "error")}
     return [finding.message for finding in findings]
 
@@ -96,8 +100,20 @@ def unsorted_nodes(model: ModelProto) -> None:
     model.graph.node.extend([node("Neg", ["late"], ["y"]), node("Neg", ["x"], ["late"])])
 
 
-def unknown_operator(model: ModelProto) -> None:
-    model.graph.node.append(node("Negate", ["x"], ["y"]))
+def operator_of_a_later_opset(model: ModelProto) -> None:
+    model.graph.node.append(node("RMSNormalization", ["x", "x"], ["y"]))
+
+
+def operator_that_is_gone(model: ModelProto) -> None:
+    model.graph.node.append(node("Upsample", ["x", "x"], ["y"]))
+
+
+def unknown_operator_without_its_opset(model: ModelProto) -> None:
+    model.graph.node.append(node("Negate", ["x"], ["y"], domain="ai.onnx.ml"))
+
+
+def node_without_operator(model: ModelProto) -> None:
+    model.graph.node.append(node("", ["x"], ["y"]))
 
 
 def attribute_of_a_wrong_type(model: ModelProto) -> None:
@@ -133,6 +149,14 @@ def function_without_its_opset(model: ModelProto) -> None:
     body = [node("Neg", ["a"], ["b"])]
     model.functions.append(make_function("local", "f", ["a"], ["b"], body, []))
     model.graph.node.append(node("f", ["x"], ["y"], domain="local"))
+
+
+def two_functions_with_one_name(model: ModelProto) -> None:
+    for operator in ("Neg", "Abs"):
+        body = [node(operator, ["a"], ["b"])]
+        opsets = [make_opsetid("", 18)]
+        model.functions.append(make_function("local", "f", ["a"], ["b"], body, opsets))
+    model.opset_import.append(make_opsetid("local", 1))
 
 
 def two_fields_of_data(model: ModelProto) -> None:
@@ -180,7 +204,9 @@ def external_data_nowhere(model: ModelProto) -> None:
 
 BROKEN = (
     *(without_opset, without_the_opset_in_use, without_ir_version, undefined_input),
-    *(undefined_in_subgraph, name_made_twice, unsorted_nodes, unknown_operator),
+    *(undefined_in_subgraph, name_made_twice, unsorted_nodes),
+    *(operator_of_a_later_opset, operator_that_is_gone, unknown_operator_without_its_opset),
+    *(node_without_operator, two_functions_with_one_name),
     *(attribute_of_a_wrong_type, unknown_attribute, missing_attribute, too_few_inputs),
     *(two_values_in_an_attribute, nameless_graph, input_without_type, function_without_its_opset),
     *(two_fields_of_data, no_data, data_of_an_empty_tensor, negative_dimension),
@@ -308,9 +334,113 @@ def test_a_whole_file_is_judged_as_onnx_judges_it(path: Path) -> None:
     assert list_refusals(onnx.load(path, load_external_data=False)) == []
 
 
+def normalize(domain: str = "", output: str = "y") -> NodeProto:
+    """Return a node whose operator onnxruntime has in onnx's own domain, and onnx does not."""
+    return node("SimplifiedLayerNormalization", ["x", "x"], [output], domain=domain, axis=-1)
+
+
+def normalize_in_a_function(model: ModelProto) -> None:
+    body, opsets = [normalize(output="z")], [make_opsetid("", 18)]
+    model.functions.append(make_function("local", "f", ["x"], ["z"], body, opsets))
+    model.opset_import.append(make_opsetid("local", 1))
+    model.graph.node.append(node("f", ["x"], ["y"], domain="local"))
+
+
+UNKNOWN = {
+    "graph": lambda model: model.graph.node.append(normalize()),
+    "subgraph": lambda model: model.graph.node.append(branch(graph(normalize(output="z")))),
+    "function": normalize_in_a_function,
+    "other name of the domain": lambda model: model.graph.node.append(normalize("ai.onnx")),
+}
+
+
+@pytest.mark.parametrize("put", UNKNOWN.values(), ids=UNKNOWN)
+def test_an_operator_that_onnx_does_not_define_is_a_warning(
+    put: Callable[[ModelProto], None],
+) -> None:
+    model = decoder()
+    put(model)
+    assert is_refused_by_onnx(model)
+    (finding,) = check(model.SerializeToString())
+    assert (finding.code, finding.severity) == ("KV123", "warning")
+    assert "has 1 node with operators that onnx does not define (Simplified" in finding.message
+
+
+def test_unknown_operators_are_named_once_with_the_number_of_their_nodes() -> None:
+    model = decoder(*(normalize(output=f"n{i}") for i in range(7)), node("Frob", ["x"], ["y"]))
+    (finding,) = check(model.SerializeToString())
+    assert "8 nodes" in finding.message
+    assert "(Frob, SimplifiedLayerNormalization)" in finding.message
+
+
+@pytest.mark.parametrize("breaks", BROKEN, ids=lambda breaks: breaks.__name__)
+def test_beside_an_unknown_operator_everything_else_is_still_checked(
+    breaks: Callable[[ModelProto], None],
+) -> None:
+    model = decoder(normalize(output="normalized"))
+    add_large_weights(model)
+    breaks(model)
+    assert "KV115" in [finding.code for finding in check(model.SerializeToString())]
+
+
+def test_what_an_unknown_operator_reads_and_makes_is_checked() -> None:
+    late = node("Neg", ["x"], ["late"])
+    for nodes in (
+        [node("Frob", ["late"], ["y"]), late],
+        [node("Frob", ["x"], ["late"]), late],
+        [node("Frob", ["x"], ["y"], body=graph(node("Neg", ["nowhere"], ["z"])))],
+    ):
+        codes = [finding.code for finding in check(decoder(*nodes).SerializeToString())]
+        assert codes == ["KV123", "KV115"]
+
+
+def test_an_operator_that_the_model_defines_itself_is_known() -> None:
+    model = decoder(node("Frob", ["x"], ["y"]))
+    body, opsets = [node("Neg", ["a"], ["b"])], [make_opsetid("", 18)]
+    model.functions.append(make_function("", "Frob", ["a"], ["b"], body, opsets))
+    assert check(model.SerializeToString()) == []
+
+
+def add_function(model: ModelProto, value: TensorProto) -> None:
+    body, opsets = [node("Constant", [], ["b"], value=value)], [make_opsetid("", 18)]
+    model.functions.append(make_function("local", "f", ["a"], ["b"], body, opsets))
+
+
+def test_functions_that_are_copies_of_each_other_are_a_warning() -> None:
+    model = decoder(node("f", ["x"], ["y"], domain="local"))
+    model.opset_import.append(make_opsetid("local", 1))
+    for _ in range(3):
+        add_function(model, weight())
+    assert is_refused_by_onnx(model)
+    (finding,) = check(model.SerializeToString())
+    assert (finding.code, finding.severity) == ("KV124", "warning")
+    assert "(local::f)" in finding.message
+    undefined_input(model)
+    assert [found.code for found in check(model.SerializeToString())] == ["KV124", "KV115"]
+
+
+def test_functions_that_differ_in_a_large_constant_alone_are_no_copies() -> None:
+    model = decoder()
+    model.opset_import.append(make_opsetid("local", 1))
+    for byte in (b"\0", b"\1"):
+        add_function(model, weight("w", raw_data=byte * 4000))
+    (message,) = list_refusals(model)
+    assert "multiple local functions" in message
+
+
+GENAI = sorted((EXPORTS.parent / "exports-other" / "genai").rglob("*.onnx"))
+
+
+@pytest.mark.skipif(not GENAI, reason="no exports of genai at ../shared/exports-other")
+@pytest.mark.parametrize("path", GENAI, ids=lambda path: path.parent.name + "-" + path.stem)
+def test_what_genai_exports_is_not_refused(path: Path) -> None:
+    model = onnx.load(path, load_external_data=False)
+    assert {finding.code for finding in check(model.SerializeToString())} <= {"KV123"}
+
+
 def test_names_that_are_not_utf_8_are_judged_without_a_crash() -> None:
-    data = models.decoder(node("Neg", ["nowhere!!"], ["y"])).SerializeToString()
-    stripped = read_model_without_weights(
-        ByteSource.from_bytes(data.replace(b"nowhere!!", b"nowhere\xff\xfe"))
-    )
-    assert [finding.code for finding in check_onnx_validity(stripped)] == ["KV115"]
+    nodes = [node("Neg", ["nowhere!!"], ["y"]), node("operator!", ["x"], ["z"])]
+    data = models.decoder(*nodes).SerializeToString()
+    for name in (b"nowhere!!", b"operator!"):
+        data = data.replace(name, name[:-2] + b"\xff\xfe")
+    assert [finding.code for finding in check(data)] == ["KV115"]

@@ -98,6 +98,10 @@ def opaque(model: ModelProto) -> None:
 
 
 def unsound(model: ModelProto) -> None:
+    model.graph.node[2].input.append("nowhere")
+
+
+def unknown(model: ModelProto) -> None:
     model.graph.node[2].op_type = "NoSuchOperator"
 
 
@@ -117,6 +121,7 @@ def without_data(model: ModelProto) -> None:
         (opaque, "KV113"),
         (unwritten, "KV114"),
         (unsound, "KV115"),
+        (unknown, "KV123"),
         (unpaired, "KV102"),
         (without_data, "KV502"),
     ],
@@ -128,7 +133,7 @@ def test_what_is_wrong_with_a_model_is_found(
     fault(model)
     (item,) = verify(saved(model, tmp_path / "m.onnx"))
     assert code in {found.code for found in item.report.findings}
-    warning = code in {"KV113", "KV114"}
+    warning = code in {"KV113", "KV114", "KV123"}
     assert item.report.status == ("unchanged" if warning else "failed")
     (item,) = verify(Path(item.report.path), strict=True)
     assert item.report.status == "failed"
