@@ -116,7 +116,7 @@ class _Comparison:
         self.counts[key] = self.counts.get(key, 0) + 1
         places = self.places.setdefault(key, [])
         if len(places) < _MAX_KEPT_PLACES:
-            places.append(f"{place.label}: {text}" if place.label else text)
+            places.append(text if place.label == place.path else f"{place.label}: {text}")
 
     def list_differences(self) -> tuple[Difference, ...]:
         """Return the differences: of content first, then of order, then of encoding."""

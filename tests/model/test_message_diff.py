@@ -103,7 +103,7 @@ CONTENT: dict[str, tuple[Change, str, str]] = {
     "a sparse weight": (
         lambda m: m.graph.ClearField("sparse_initializer"),
         "graph.sparse_initializer",
-        "graph.sparse_initializer: 0 of them instead of 1, different from [0] on",
+        "0 of them instead of 1, different from [0] on",
     ),
     "an annotation": (
         lambda m: m.graph.ClearField("quantization_annotation"),
@@ -123,12 +123,12 @@ CONTENT: dict[str, tuple[Change, str, str]] = {
     "a node that is gone": (
         lambda m: m.graph.node.pop(1),
         "graph.node",
-        "graph.node: 3 of them instead of 4, different from [1] on",
+        "3 of them instead of 4, different from [1] on",
     ),
     "the order of inputs": (
         lambda m: m.graph.input.reverse(),
         "graph.input",
-        "graph.input: they are in another order",
+        "they are in another order",
     ),
     "a size": (
         lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 3),

@@ -10,6 +10,7 @@ import pytest
 from conftest import Run
 from models import KEY, branch, decoder, graph, info, node, saved, tensor, written
 from onnx import ModelProto, TensorProto
+from real_exports import EXPORTS, VARYING
 from test_fidelity import MODELS
 
 from onnxkvrename import load_rules, rename, verify
@@ -237,3 +238,23 @@ def test_the_library_offers_the_proof(tmp_path: Path):
     assert verified.rename_proof.equality == "bytes"
     with pytest.raises(ValueError, match="renamed_from"):
         verify(result, up_to_order=True)
+
+
+@pytest.mark.skipif(not EXPORTS.is_dir(), reason="the real exports are not here")
+def test_an_export_with_the_token_is_the_renamed_plain_export():
+    """The exporter's own result, file by file: to the byte where it is deterministic."""
+    proved = set()
+    for plain in sorted(EXPORTS.glob("*/plain-*/**/*.onnx")):
+        case = plain.relative_to(EXPORTS).parts[0]
+        twins = list(EXPORTS.glob(f"{case}/VLLM-*/**/{plain.name}"))
+        if not twins:
+            continue
+        name = f"{case}/{plain.name}"
+        proof, findings = prove(twins[0], plain, compare_data=True)
+        assert proof.equality == ("different" if name in VARYING else "bytes"), findings
+        proved.add(name)
+    assert len(proved) > 10
+    (merged,) = EXPORTS.glob("lw_qwen3moe/plain-*/merged_0-2.onnx")
+    (twin,) = EXPORTS.glob("lw_qwen3moe/VLLM-*/merged_0-2.onnx")
+    assert prove(twin, merged)[1] == ["KV121 functions"]
+    assert prove(twin, merged, up_to_order=True)[0].equality == "content"
