@@ -20,6 +20,7 @@ from onnxkvrename.findings import CODES
 from onnxkvrename.model.external_data import DataFile
 from onnxkvrename.renaming.prepare import PreparedModel
 from onnxkvrename.renaming.write import SidecarPlan, WriteTask
+from onnxkvrename.rules.checks import load_codes
 from onnxkvrename.rules.results import RenameJob
 from onnxkvrename.storage.temp_file import ReadyFile, is_temp_path_for
 
@@ -48,7 +49,7 @@ def check_prepared_model(job: RenameJob, result: object) -> PreparedModel:
         prepared.job == job
         and (report.path, report.output) == (str(job.model), str(job.output))
         and report.status in ("unchanged", "would-rename", "failed")
-        and all(finding.code in CODES for finding in report.findings)
+        and all(_is_known_code(finding.code) for finding in report.findings)
         and (model is None or model.path == str(job.model))
         and (plan is None or plan.model_path == job.model)
         and all(map(_is_inside_directory, data_files))
@@ -88,6 +89,11 @@ def check_ready_file(task: WriteTask, result: object) -> ReadyFile | KvRenameErr
     if not is_expected or status.st_size != size:
         raise _build_error(f"a file of another kind or size than for {task.display_path}")
     return file
+
+
+def _is_known_code(code: str) -> bool:
+    """Tell if a code is one of ours, or of a further check, which only the workers have loaded."""
+    return code in CODES or code in load_codes()
 
 
 def _is_inside_directory(file: DataFile) -> bool:
