@@ -22,8 +22,8 @@ MAX_LINE_LENGTH = 400
 _FIXED_LENGTH = 24
 """Characters of such a line that are always there: a severity, a code, punctuation."""
 _MIN_PART_LENGTH = 40
-_MAX_WHOLE_HINT = 200
-"""Characters of the longest hint that stays whole, as most are commands to copy."""
+_MAX_WHOLE_PART = 200
+"""Characters of the longest hint or message that stays whole; most hints are commands to copy."""
 
 # Patterns are compiled where they are first needed: few names need them, but every rename would
 # wait for it.
@@ -75,27 +75,35 @@ def escape_json(text: str) -> str:
 
 
 def shorten_parts(parts: Sequence[str], limit: int = MAX_LINE_LENGTH) -> list[str]:
-    """Return the parts of a line, escaped, and the longest shortened in the middle to fit.
+    """Return the parts of a line, escaped, and shortened in the middle where it is too long.
+
+    The hint stays whole if it fits, then the message: they say what to do, and what is wrong.
+    Of the others the longest are shortened.
 
     Args:
-        parts: A path, a name, a message, and at the end the hint.
+        parts: A path, a name, and at the end the message and the hint.
         limit: Characters of the whole line.
     """
     shown = [escape_text(part) for part in parts]
     room = limit - _FIXED_LENGTH
     if sum(map(len, shown)) <= room:
         return shown
-    kept = shown[-1:] if len(shown[-1]) <= _MAX_WHOLE_HINT else []
-    shown = shown[: len(shown) - len(kept)]
-    room -= sum(map(len, kept))
+    others = list(range(len(shown)))
+    for index in others[:-3:-1]:
+        least = sum(min(len(shown[other]), _MIN_PART_LENGTH) for other in others if other != index)
+        if len(shown[index]) <= min(_MAX_WHOLE_PART, room - least):
+            others.remove(index)
+            room -= len(shown[index])
     largest = room
-    for rank, length in enumerate(sorted(map(len, shown))):
-        share = room // (len(shown) - rank)
+    for rank, length in enumerate(sorted(len(shown[other]) for other in others)):
+        share = room // (len(others) - rank)
         if length > share:
             largest = share
             break
         room -= length
-    return [*(shorten_text(text, max(largest, _MIN_PART_LENGTH)) for text in shown), *kept]
+    for other in others:
+        shown[other] = shorten_text(shown[other], max(largest, _MIN_PART_LENGTH))
+    return shown
 
 
 def shorten_text(text: str, limit: int) -> str:

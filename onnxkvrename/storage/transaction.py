@@ -280,9 +280,11 @@ class Transaction:
             for change in self.log:
                 if change.ready_file is not None:
                     change.ready_file.discard()
+        first_reason = isinstance(error, KvRenameError) and error.message
+        why = "" if first_reason and reasons[0] in first_reason else f" ({reasons[0]})"
         raise self._build_undo_error(
             error,
-            f"nor can it be undone ({reasons[0]}): {len(stuck):,} of "
+            f"nor can it be undone{why}: {len(stuck):,} of "
             f"{len(self.planned_targets):,} results are new, the others as they were",
             stuck,
         ) from None

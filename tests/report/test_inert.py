@@ -94,4 +94,14 @@ def test_only_the_longest_parts_are_shortened() -> None:
     *others, hint = shorten_parts(["p" * 300, "n" * 300, "a command " * 20])
     assert (sum(map(len, others)), hint) == (176, "a command " * 20)
     assert sum(map(len, shorten_parts(["\x00" * 9000] * 3))) <= 376
+
+
+def test_a_long_path_takes_nothing_from_the_message_and_the_hint() -> None:
+    path, message, hint = shorten_parts(["p" * 300, "m" * 150, "h" * 150])
+    assert (len(path), message, hint) == (76, "m" * 150, "h" * 150)
+    path, message, hint = shorten_parts(["p" * 300, "m" * 190, "h" * 190])
+    assert (len(path), len(message), hint) == (93, 93, "h" * 190)
+
+
+def test_a_shortened_text_says_how_much_is_left_out() -> None:
     assert shorten_text("a" * 50 + "b" * 50, 40) == "a" * 11 + "[... 60 more ...]" + "b" * 12

@@ -286,9 +286,8 @@ def test_what_cannot_be_undone_is_told_and_all_files_are_kept(
     assert caught.value.new_paths == tuple(three[: nth - 1])
     assert caught.value.path == str(three[nth - 1])
     assert caught.value.message == (
-        "cannot be written: Read-only file system; nor can it be undone (Read-only file "
-        f"system): {nth - 1} of 3 results are new, the others as they were; "
-        "all old and new files are kept"
+        "cannot be written: Read-only file system; nor can it be undone: "
+        f"{nth - 1} of 3 results are new, the others as they were; all old and new files are kept"
     )
     assert caught.value.hint is not None
     assert f"onnxkvrename recover {directory} lists them" in caught.value.hint
