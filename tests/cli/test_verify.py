@@ -508,8 +508,8 @@ def test_the_broken_export_names_its_fault(name: str, run) -> None:
 @real
 def test_every_export_is_judged_by_one_of_these_tests(run) -> None:
     encoders = [name for name in EXPORTED if "EncoderWrapper" in name]
-    assert {*SOUND, *BROKEN, *encoders} == set(EXPORTED)
-    assert (len(BROKEN), len(encoders), len(SOUND) >= 25) == (1, 2, True)
+    assert {*SOUND, *GROWING, *BROKEN, *encoders} == set(EXPORTED)
+    assert (len(BROKEN), len(encoders), len([*SOUND, *GROWING]) >= 25) == (1, 2, True)
     for name in encoders:
         outcome = run("verify", EXPORTS / name)
         assert (outcome.code, "KV001" in outcome.err) == (1, True)
