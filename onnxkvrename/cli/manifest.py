@@ -278,8 +278,10 @@ def _write_stamps(loaded: LoadedLayout, rules: Rules, *, force: bool, quiet: boo
     assert loaded.stamp is not None
     reports = [report for report in loaded.reports if report.path in loaded.layout.models]
     jobs = [build_job(Path(report.path)) for report in reports]
+    identities = [loaded.identities[report.path] for report in reports]
+    options = Options(force=force)
     try:
-        results = stamp_models(jobs, reports, loaded.stamp, rules, Options(force=force)).models
+        results = stamp_models(jobs, reports, identities, loaded.stamp, rules, options).models
     except KvRenameError as error:
         raise _drop_elsewhere_hint(error) from None
     for result in results:

@@ -31,7 +31,7 @@ from onnxkvrename.rules.results import ModelReport, report_model
 from onnxkvrename.rules.windows import PartGroup, group_parts
 from onnxkvrename.sidecars.formats.custom_io import parse_custom_io_dtypes
 from onnxkvrename.sidecars.specializations import parse_specializations
-from onnxkvrename.storage.read import open_file, read_status, read_text_file
+from onnxkvrename.storage.read import FileIdentity, open_file, read_status, read_text_file
 
 _STAGE_PRECEDENCE = (MERGED, PREFIXED, WINDOW)
 """The stages of an export, the last one first: its models replace those of earlier ones."""
@@ -63,12 +63,14 @@ class LoadedLayout(NamedTuple):
         reports: The problems of each model, including models without buffers.
         stamp: The layout digest that all models of the layout carry, if they do.
         data_paths: Where the external data of all models lie, usable or not.
+        identities: The state of each model's file when it was read, by its path.
     """
 
     layout: Layout
     reports: tuple[ModelReport, ...]
     stamp: str | None = None
     data_paths: tuple[Path, ...] = ()
+    identities: Mapping[str, FileIdentity] = MappingProxyType({})
 
     @property
     def failed(self) -> bool:
@@ -124,7 +126,7 @@ def load_layout(
         RulesError: A template of the rules makes names that could not be undone.
     """
     compile_info = compile_info or CompileInfo()
-    models, updates = _read_models(paths, rules, trace_updates)
+    models, updates, identities = _read_models(paths, rules, trace_updates)
     set_findings = _check_together(models, rules, compile_info)
     selected = _select_layout_models(models)
     layout = apply_updates(build_layout(selected), updates)
@@ -140,23 +142,25 @@ def load_layout(
     stamp = stamps.pop() if len(stamps) == 1 else None
     layout = apply_compile_info(layout, compile_info)
     data_paths = dict.fromkeys(path for model in models for path in model.data_paths)
-    return LoadedLayout(layout, tuple(reports), stamp, tuple(data_paths))
+    return LoadedLayout(layout, tuple(reports), stamp, tuple(data_paths), identities)
 
 
 def _read_models(
     paths: Sequence[Path], rules: Rules, trace_updates: UpdateTracer | None
-) -> tuple[list[KvModel], dict[str, Mapping[str, BufferUpdate]]]:
-    """Return the models, and by their paths how their buffers are updated."""
+) -> tuple[list[KvModel], dict[str, Mapping[str, BufferUpdate]], dict[str, FileIdentity]]:
+    """Return the models; by their paths how their buffers are updated, and their files' states."""
     models: list[KvModel] = []
     updates: dict[str, Mapping[str, BufferUpdate]] = {}
+    identities: dict[str, FileIdentity] = {}
     for job in find_jobs(paths):
         with open_model(job.model) as opened:
             source, signature = opened.source, opened.signature
             model = scan_model(source, signature, job.model, rules, data_beside=None).model
             models.append(model)
+            identities[model.path] = opened.file.identity
             if trace_updates is not None and model.pairs:
                 updates[model.path] = trace_updates(source, model.pairs)
-    return models, updates
+    return models, updates, identities
 
 
 def load_model_or_manifest(

@@ -139,25 +139,25 @@ def _prepare_open_model(
 
 
 def prepare_stamp(
-    job: RenameJob, report: ModelReport, digest: str, options: Options
+    job: RenameJob, report: ModelReport, identity: FileIdentity, digest: str, options: Options
 ) -> PreparedModel:
     """Prepare a model whose only change is a layout digest in its metadata.
 
     Args:
         job: The model, which is rewritten in place.
-        report: The report from preparing its rename.
+        report: The report from reading its layout.
+        identity: The state of the file that was read for it.
         digest: The digest, hexadecimal.
         options: Whether to write over links and read-only files.
 
     Returns:
-        The model with its report. An error of this model is in the report, also if its buffers
-        have got other names since the report was made: the digest is not theirs.
+        The model with its report. An error of this model is in the report, also if the file has
+        changed since: the digest may not be that of its buffers any more.
     """
     prepared = PreparedModel(job, report)
     try:
         with open_model(job.model) as opened:
-            names = {value.name for value in (*opened.signature.inputs, *opened.signature.outputs)}
-            if not names.issuperset(side.old_name for pair in report.pairs for side in pair.sides):
+            if not opened.file.identity.matches(identity):
                 raise build_changed_error(job.model)
             pieces = write_stamp(opened.source, digest, (Span(0, opened.file.size),))
             if read_stamp(opened.source) != digest:

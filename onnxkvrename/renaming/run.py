@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar, Sidecar
+    from onnxkvrename.storage.read import FileIdentity
 
 
 def rename_batch(
@@ -107,6 +108,7 @@ def rename_batch(
 def stamp_models(
     jobs: Sequence[RenameJob],
     reports: Sequence[ModelReport],
+    identities: Sequence[FileIdentity],
     digest: str,
     rules: Rules,
     options: Options,
@@ -116,18 +118,20 @@ def stamp_models(
     Args:
         jobs: The models.
         reports: What was found of them before.
+        identities: The states of the files that were read for it.
         digest: The digest, hexadecimal.
         rules: The rules that tell KV names.
         options: Whether to write over links and read-only files.
 
     Returns:
         What became of each model. An error of one is in its report; then all are as they were.
+        It is an error that a file has changed since it was read.
     """
     targets = _list_targets_to_clean(jobs)
     keeps_files = remove_stale_files(targets)
     models = tuple(
-        prepare_stamp(job, report, digest, options)
-        for job, report in zip(jobs, reports, strict=True)
+        prepare_stamp(job, report, identity, digest, options)
+        for job, report, identity in zip(jobs, reports, identities, strict=True)
     )
     models = check_batch(models, TokenChange(None), rules, options)
     if any(model.report.failed for model in models):

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import window_sets
 from models import saved
 from schemas import load_schema
 
+import onnxkvrename
 from onnxkvrename import ModelError, load_rules
 from onnxkvrename.layout.digest import compute_layout_digest
-from onnxkvrename.layout.load import load_model_or_manifest
+from onnxkvrename.layout.load import load_layout, load_model_or_manifest
 from onnxkvrename.layout.manifest import parse_manifest
 from onnxkvrename.model.metadata import STAMP_KEY
 from onnxkvrename.storage.temp_file import TempFile, translate_write_errors
@@ -436,6 +438,40 @@ def test_no_stamp_is_told_to_go_elsewhere(
     found = run("manifest", decoder, "--stamp")
     assert (found.code, os.strerror(code) in found.err) == (2, True)
     assert " -o" not in found.err
+
+
+def rename_it(path: Path) -> None:
+    """Give the buffers of a model other names."""
+    onnxkvrename.rename(path, "VLLM")
+
+
+def reshape_it(path: Path) -> None:
+    """Give the buffers of a model another shape, under the same names."""
+    proto = onnx.load(path, load_external_data=False)
+    for value in (*proto.graph.input, *proto.graph.output):
+        if "past" in value.name:
+            value.type.tensor_type.shape.dim[1].dim_value = 6
+    path.write_bytes(proto.SerializeToString())
+
+
+@pytest.mark.parametrize("change", [rename_it, reshape_it])
+def test_a_model_that_changes_meanwhile_does_not_get_the_stamp_of_what_was_read(
+    change: Callable[[Path], None], decoder: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[bytes] = []
+
+    def load_and_change(*args: Any, **options: Any) -> Any:
+        loaded = load_layout(*args, **options)
+        change(decoder)
+        read.append(decoder.read_bytes())
+        return loaded
+
+    monkeypatch.setattr("onnxkvrename.cli.manifest.load_layout", load_and_change)
+    outcome = run("manifest", decoder, "--stamp", "-o", decoder.parent / "kv.json")
+    assert outcome.code == 2
+    assert f"{decoder}: was changed by someone else" in outcome.err
+    assert [decoder.read_bytes()] == read
+    assert not (decoder.parent / "kv.json").exists()
 
 
 def test_a_second_stamp_says_that_there_is_one(decoder: Path, run) -> None:

@@ -422,7 +422,9 @@ def test_a_side_that_is_not_there_is_said_to_be_missing(decoder: Path) -> None:
 def stamp(*paths: Path) -> None:
     found = gather(*paths)
     jobs = [build_job(Path(path), Path(path)) for path in found.layout.models]
-    made = stamp_models(jobs, found.reports, compute_layout_digest(found.layout), RULES, Options())
+    digest = compute_layout_digest(found.layout)
+    files = [found.identities[path] for path in found.layout.models]
+    made = stamp_models(jobs, found.reports, files, digest, RULES, Options())
     assert made.compute_exit_code() == 0
 
 

@@ -15,6 +15,7 @@ from onnxkvrename.renaming.run import rename_batch, stamp_models
 from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.results import Options
+from onnxkvrename.storage.read import FileIdentity
 
 DIGEST = "0123456789abcdef" * 4
 OTHER = DIGEST[::-1]
@@ -32,7 +33,9 @@ def written(path: Path, stamp: str | None) -> bytes:
 
 def stamped(path: Path, digest: str = DIGEST) -> Path:
     report = ModelReport(str(path), str(path), "unchanged", pairs=pairs(path))
-    result = stamp_models([build_job(path, path)], [report], digest, load_rules(), Options())
+    identity = FileIdentity.from_stat(path.stat())
+    jobs = [build_job(path, path)]
+    result = stamp_models(jobs, [report], [identity], digest, load_rules(), Options())
     assert result.compute_exit_code() == 0
     return path
 
@@ -137,25 +140,16 @@ def test_a_tag_that_was_written_too_long_goes_as_a_whole() -> None:
     assert parts == [before, after]
 
 
-def test_a_model_that_was_renamed_meanwhile_gets_no_stamp_of_its_old_names(tmp_path: Path) -> None:
-    path = saved(decoder(), tmp_path / "m.onnx")
-    report = ModelReport(str(path), str(path), "unchanged", pairs=pairs(path))
-    rename(path, "VLLM")
-    before = path.read_bytes()
-    result = stamp_models([build_job(path)], [report], DIGEST, load_rules(), Options())
-    assert "was changed by someone else" in str(result.models[0].error)
-    assert (result.compute_exit_code(), path.read_bytes()) == (2, before)
-
-
 def test_the_windows_of_a_set_are_stamped_all_or_none(tmp_path: Path) -> None:
     paths = [saved(decoder(), tmp_path / f"{name}.onnx") for name in ("one", "two", "three")]
     before = [path.read_bytes() for path in paths]
     paths[1].chmod(0o444)
     jobs = [build_job(path, path) for path in paths]
     reports = [ModelReport(str(p), str(p), "unchanged", pairs=pairs(p)) for p in paths]
-    refused = stamp_models(jobs, reports, DIGEST, load_rules(), Options())
+    files = [FileIdentity.from_stat(path.stat()) for path in paths]
+    refused = stamp_models(jobs, reports, files, DIGEST, load_rules(), Options())
     assert (refused.compute_exit_code(), [p.read_bytes() for p in paths]) == (2, before)
-    forced = stamp_models(jobs, reports, DIGEST, load_rules(), Options(force=True))
+    forced = stamp_models(jobs, reports, files, DIGEST, load_rules(), Options(force=True))
     assert (forced.compute_exit_code(), [entries(path) for path in paths]) == (
         0,
         [[(STAMP_KEY, DIGEST)]] * 3,
