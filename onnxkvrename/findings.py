@@ -54,6 +54,10 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV403": ("error", "the directory of the seeded export already holds something else"),
     "KV404": ("warning", "a sidecar's name matches nothing in the model; an error if none does"),
     "KV405": ("warning", "a sidecar names only one half of a pair"),
+    "KV406": (
+        "warning",
+        "a sidecar has names from before a rename (an error in verify, beside the model)",
+    ),
     "KV501": ("error", "external data outside the model's directory"),
     "KV502": ("error", "external data missing, or no plain file"),
     "KV503": ("error", "external data shorter than the model says, or a malformed entry"),

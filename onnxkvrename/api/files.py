@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxkvrename.api.arguments import (
@@ -15,9 +16,10 @@ from onnxkvrename.api.arguments import (
     load_rules,
 )
 from onnxkvrename.qefficient.find_export import check_cache_reuse
-from onnxkvrename.renaming.run import rename_batch
+from onnxkvrename.renaming.run import find_sidecars, rename_batch
 from onnxkvrename.rules.find_models import build_job, find_jobs
-from onnxkvrename.rules.results import ModelReport, Options, Report
+from onnxkvrename.rules.results import ModelReport, Options, Report, SidecarSearch
+from onnxkvrename.storage.read import is_directory
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -36,6 +38,7 @@ def rename(
     consumer: str | None = None,
     strict: bool = False,
     force: bool = False,
+    sidecars: bool = True,
     dry_run: bool = False,
 ) -> ModelReport:
     """Rename the KV buffers of one model: in place, or into ``output``.
@@ -53,6 +56,8 @@ def rename(
         consumer: Check that this consumer, such as ``vllm-qaic``, can take the result.
         strict: Treat every warning as an error.
         force: Overwrite existing and read-only files; write through links.
+        sidecars: Rename in text files beside the model that repeat its names, such as
+            ``custom_io.yaml``. If false, they stay as they are, with a warning.
         dry_run: Plan and check only.
 
     Returns:
@@ -78,7 +83,9 @@ def rename(
         consumer=as_optional_text(consumer, "consumer"),
         checks=(check_cache_reuse,),
     )
-    (report,) = rename_batch([job], change, load_rules(rules), options).models
+    loaded_rules = load_rules(rules)
+    found = find_sidecars([job], change, loaded_rules, _build_search(sidecars))
+    (report,) = rename_batch([job], change, loaded_rules, options, sidecars=found).models
     if report.error is not None:
         raise report.error
     return report
@@ -98,6 +105,7 @@ def rename_all(
     group_windows: bool = True,
     strict: bool = False,
     force: bool = False,
+    sidecars: bool = True,
     dry_run: bool = False,
     executor: Executor | None = None,
 ) -> Report:
@@ -108,7 +116,8 @@ def rename_all(
         token: As for :func:`rename`.
         directory: Where the results go, laid out like the models. By default each result
             replaces its model.
-        strip, replace, normalize, rules, verify, consumer, strict, force, dry_run: As for
+        strip, replace, normalize, rules, verify, consumer, strict, force, sidecars, dry_run: As
+            for
             :func:`rename`.
         group_windows: Check the windows of one model against each other.
         executor: What reads and writes the models, such as a ``ProcessPoolExecutor`` or a
@@ -140,4 +149,11 @@ def rename_all(
         group_windows=group_windows,
         checks=(check_cache_reuse,),
     )
-    return rename_batch(jobs, change, load_rules(rules), options, executor=executor)
+    loaded_rules = load_rules(rules)
+    directories = tuple(path for path in paths if is_directory(path))
+    found = find_sidecars(jobs, change, loaded_rules, _build_search(sidecars, directories))
+    return rename_batch(jobs, change, loaded_rules, options, executor=executor, sidecars=found)
+
+
+def _build_search(follow: bool, directories: tuple[Path, ...] = ()) -> SidecarSearch:
+    return SidecarSearch((), "follow" if follow else "leave", directories)

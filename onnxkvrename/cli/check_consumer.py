@@ -32,7 +32,9 @@ from onnxkvrename.layout.load import CompileInfo, load_layout
 from onnxkvrename.layout.selectors import build_selectors
 from onnxkvrename.report.check_consumer_text import ConsumerCheck, build_consumer_answer
 from onnxkvrename.rules.load import load_rules
+from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
+from onnxkvrename.sidecars.stale import find_stale_sidecars
 from onnxkvrename.verification import trace_buffer_updates
 
 EMIT_CHOICES = ("selectors",)
@@ -121,7 +123,8 @@ def _check_models(arguments: _Arguments) -> ConsumerCheck:
         strict=arguments.strict,
         trace_updates=trace_buffer_updates,
     )
-    layout, reports = loaded.layout, loaded.reports
+    layout = loaded.layout
+    reports = tuple(_check_sidecars(report, rules, arguments) for report in loaded.reports)
     if arguments.emit == "selectors":
         return ConsumerCheck(consumer, layout, reports, build_selectors(layout))
     findings = tuple(check_consumer(layout, consumer, full_transfer=arguments.full_transfer))
@@ -129,6 +132,15 @@ def _check_models(arguments: _Arguments) -> ConsumerCheck:
         findings = promote_to_errors(findings)
     reports = tuple(_add_findings(report, layout, findings) for report in reports)
     return ConsumerCheck(consumer, layout, reports)
+
+
+def _check_sidecars(report: ModelReport, rules: Rules, arguments: _Arguments) -> ModelReport:
+    """Return a report with the stale sidecars beside its model."""
+    findings = tuple(find_stale_sidecars(Path(report.path), report.pairs, rules))
+    if arguments.strict:
+        findings = promote_to_errors(findings)
+    report = report._replace(findings=(*report.findings, *findings))
+    return report._replace(status="failed" if report.failed else report.status)
 
 
 def _add_findings(

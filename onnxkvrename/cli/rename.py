@@ -32,13 +32,20 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.qefficient.find_export import check_cache_reuse
 from onnxkvrename.renaming.parallel import connect_dask, count_useful_processes, open_process_pool
 from onnxkvrename.renaming.place import Progress
-from onnxkvrename.renaming.run import check_token_change, rename_batch
+from onnxkvrename.renaming.run import check_token_change, find_sidecars, rename_batch
 from onnxkvrename.report.rename_text import RenameView, build_rename_answer
 from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.results import Options, RenameJob, Report
+from onnxkvrename.rules.results import (
+    Options,
+    RenameJob,
+    Report,
+    SidecarPolicy,
+    SidecarSearch,
+)
+from onnxkvrename.storage.read import is_directory
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -59,6 +66,7 @@ class _Arguments(NamedTuple):
     in_place: bool
     sidecar: tuple[Path, ...]
     sidecars: bool
+    no_sidecars: bool
     check: bool
     diff: bool
     dry_run: bool
@@ -124,10 +132,16 @@ class _Arguments(NamedTuple):
     metavar="FILE",
     multiple=True,
     type=NonEmptyPath(path_type=Path),
-    help="Rename in this text file as well: custom_io.yaml, compile parameters, node precisions. "
-    "May be repeated.",
+    help="Rename in this text file as well, which must fit: custom_io.yaml, compile parameters, "
+    "node precisions. May be repeated.",
 )
-@click.option("--sidecars", is_flag=True, help="Do so in all that are found beside the models.")
+@click.option(
+    "--sidecars",
+    is_flag=True,
+    help="Such files beside the models, and in qpc-HASH directories below, are renamed by "
+    "default where they fit; with this, all of them must fit.",
+)
+@click.option("--no-sidecars", is_flag=True, help="Leave them as they are, and warn.")
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 if a name would change.")
 @click.option("--diff", is_flag=True, help="Like --check, and show the names.")
 @click.option("-n", "--dry-run", is_flag=True, help="Plan and check everything, write nothing.")
@@ -253,15 +267,26 @@ def _run_jobs(
     if arguments.dask is not None:  # a worker has a working directory of its own
         jobs = tuple(build_job(job.model.absolute(), job.output.absolute()) for job in jobs)
         paths = tuple(path.absolute() for path in paths)
-    if paths or arguments.sidecars:
-        from onnxkvrename.renaming.load_sidecars import load_sidecars
-
-        search = arguments.sidecars
-        sidecars += load_sidecars(paths, jobs, change, rules, search_directories=search)
+    search = SidecarSearch(paths, _choose_policy(arguments), _list_directories(arguments))
+    sidecars += find_sidecars(jobs, change, rules, search)
     with _open_executor(arguments, len(jobs)) as executor, _show_progress(arguments) as progress:
         return rename_batch(
             jobs, change, rules, options, progress, executor, sidecars, directory_map
         )
+
+
+def _choose_policy(arguments: _Arguments) -> SidecarPolicy:
+    if arguments.sidecars and arguments.no_sidecars:
+        raise click.UsageError("--sidecars and --no-sidecars cannot both be")
+    if arguments.sidecars:
+        return "require"
+    return "leave" if arguments.no_sidecars else "follow"
+
+
+def _list_directories(arguments: _Arguments) -> tuple[Path, ...]:
+    """Return the directories among the models of the command line."""
+    paths = (path for path in arguments.models if path.suffix != ".onnx")
+    return tuple(path for path in paths if is_directory(path))
 
 
 def _check_destination_options(arguments: _Arguments) -> None:

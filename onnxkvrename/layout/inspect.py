@@ -26,6 +26,7 @@ from onnxkvrename.model.statistics import ModelStats, collect_model_stats
 from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.plan import KvPair, RenamePlan, UnchangedName
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.sidecars.stale import find_stale_sidecars
 
 NameStatus = Literal["plain", "token", "half", "missing", "broken"]
 """The status of a buffer's names; a recurrent state is something else.
@@ -203,7 +204,8 @@ def summarize_model(
     )
     model = scanned.model
     stamp, stamp_findings = _check_stamp(model)
-    findings = (*model.findings, *stamp_findings)
+    stale = find_stale_sidecars(opened.file.path, model.pairs, rules)
+    findings = (*model.findings, *stamp_findings, *stale)
     sizes = {file.location: file.size for file in model.data_files}
     updates: Mapping[str, BufferUpdate] = {}
     if trace_updates is not None and model.pairs:

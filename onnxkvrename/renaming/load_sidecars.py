@@ -1,46 +1,63 @@
-"""Find the sidecars of models, detect their formats, and decide where their results go."""
+"""Find the sidecars of a run, detect their formats, and decide where their results go."""
 
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, WriteError
+from onnxkvrename.renaming.found_sidecars import rewrite_found_sidecar
 from onnxkvrename.renaming.prepare_sidecars import Sidecar
+from onnxkvrename.rules.find_models import COMPILE_DIRECTORY, find_possible_sidecars
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.results import ModelReport, RenameJob
-from onnxkvrename.sidecars.format import SidecarFormats
+from onnxkvrename.rules.results import ModelReport, RenameJob, SidecarSearch
+from onnxkvrename.sidecars.format import SidecarFormat
 from onnxkvrename.sidecars.registry import load_sidecar_formats
 from onnxkvrename.sidecars.rewrite import (
-    MAX_SIDECAR_BYTES,
     ModelNames,
     RewrittenSidecar,
     rewrite_sidecar,
 )
-from onnxkvrename.storage.read import open_file, read_status, resolve_path
+from onnxkvrename.sidecars.search import (
+    FoundSidecar,
+    detect_sidecars,
+    read_sidecar_head,
+)
+from onnxkvrename.storage.read import resolve_path
+
+
+class _Run(NamedTuple):
+    """What a run does, for each of its sidecars."""
+
+    jobs: Sequence[RenameJob]
+    change: TokenChange
+    rules: Rules
+    search: SidecarSearch
 
 
 def load_sidecars(
-    paths: Iterable[Path],
     jobs: Sequence[RenameJob],
     change: TokenChange,
     rules: Rules,
-    *,
-    search_directories: bool = False,
+    search: SidecarSearch,
+    candidates: Sequence[tuple[Path, Path]] = (),
 ) -> tuple[Sidecar, ...]:
     """Return sidecars, each ready to be rewritten with the models that it belongs to.
 
-    A sidecar belongs to the models in its directory; one that lies elsewhere belongs to all.
+    A sidecar belongs to the models in its directory, or else to those below it; one of a
+    compile to those above its directory; one that lies elsewhere to all.
 
     Args:
-        paths: The files that the user named.
         jobs: The models of the run.
         change: The tokens to put in and to take out.
         rules: The rules that recognise KV names.
-        search_directories: True to add all sidecars in the directories of the models.
+        search: The files that the user named, and what to do with those that are found.
+        candidates: Files beside the models that may be sidecars by their names, each with the
+            directory of its models.
 
     Raises:
         ModelError: A named file cannot be read or has no known format, or a directory
@@ -48,13 +65,32 @@ def load_sidecars(
         WriteError: Two sidecars would be written to the same place.
         KvRenameError: A plug-in cannot be used.
     """
-    formats = load_sidecar_formats()
-    found_beside_models = _find_sidecars(jobs, formats) if search_directories else ()
-    all_paths = (*paths, *found_beside_models)
-    distinct = {resolve_path(path): path for path in reversed(all_paths)}
-    sidecars = tuple(
-        _load_sidecar(path, jobs, change, rules, formats) for path in reversed(distinct.values())
-    )
+    run = _Run(jobs, change, rules, search)
+    is_strict = search.policy == "require"
+    formats = load_sidecar_formats(plug_ins=is_strict or bool(search.files))
+    if is_strict:
+        candidates = find_possible_sidecars(search.list_directories(jobs), formats.may_be_sidecar)
+    distinct: dict[str, Sidecar] = {}
+    for path in search.files:
+        detected = formats.detect(path.name, read_sidecar_head(path))
+        if detected is None:
+            forms = formats.describe_forms()
+            raise ModelError("is no sidecar of a known kind", path=str(path), hint=forms)
+        distinct.setdefault(resolve_path(path), _build_named_sidecar(path, detected, run))
+    for found in detect_sidecars(candidates, formats, strict=is_strict):
+        if is_strict:
+            sidecar = _build_named_sidecar(found.path, found.format, run, found.directory)
+        else:
+            sidecar = _build_found_sidecar(found, run)
+        distinct.setdefault(resolve_path(found.path), sidecar)
+    sidecars = tuple(distinct.values())
+    if search.policy == "leave":
+        sidecars = tuple(item for item in sidecars if not item.is_found or _is_readable(item.path))
+    _check_distinct_outputs(sidecars)
+    return sidecars
+
+
+def _check_distinct_outputs(sidecars: Iterable[Sidecar]) -> None:
     by_output: dict[str, Sidecar] = {}
     for sidecar in sidecars:
         first = by_output.setdefault(resolve_path(sidecar.output), sidecar)
@@ -64,65 +100,89 @@ def load_sidecars(
                 path=str(sidecar.output),
                 hint="take one of them at a time",
             )
-    return sidecars
 
 
-def _find_sidecars(jobs: Sequence[RenameJob], formats: SidecarFormats) -> Iterator[Path]:
-    """Yield the sidecars in the directories of models."""
-    for directory in dict.fromkeys(job.model.parent for job in jobs):
-        try:
-            file_names = os.listdir(directory)
-        except OSError as error:
-            reason = error.strerror
-            raise ModelError(f"cannot be listed: {reason}", path=str(directory)) from None
-        for name in formats.select_candidates(file_names):
-            status = read_status(directory / name)
-            is_regular = status is not None and stat.S_ISREG(status.st_mode)
-            detected = formats.detect(name, _read_head(directory / name) if is_regular else b"")
-            if detected is not None and detected.find_names is not None:
-                yield directory / name
+def _is_readable(path: Path) -> bool:
+    with suppress(ModelError):
+        read_sidecar_head(path)
+        return True
+    return False
 
 
-def _read_head(path: Path) -> bytes:
-    with open_file(path) as file:
-        return file.read(0, min(file.size, MAX_SIDECAR_BYTES))
-
-
-def _load_sidecar(
-    path: Path,
-    jobs: Sequence[RenameJob],
-    change: TokenChange,
-    rules: Rules,
-    formats: SidecarFormats,
+def _build_named_sidecar(
+    path: Path, sidecar_format: SidecarFormat, run: _Run, directory: Path | None = None
 ) -> Sidecar:
-    detected = formats.detect(path.name, _read_head(path))
-    if detected is None:
-        forms = formats.describe_forms()
-        raise ModelError("is no sidecar of a known kind", path=str(path), hint=forms)
-    sidecar_format = detected
-    directory = resolve_path(path.parent)
-    jobs_beside = [job for job in jobs if resolve_path(job.model.parent) == directory]
-    model_paths = {str(job.model) for job in jobs_beside or jobs}
+    """Return a sidecar that must fit the models, because the user asked for it."""
+    directory = directory or path.parent
+    jobs_beside = _list_jobs_beside(directory, run.jobs)
+    read_names = _prepare_names(jobs_beside or run.jobs, run)
 
     def rewrite(data: bytes, models: Sequence[ModelReport]) -> RewrittenSidecar:
-        own_models = [(m.pairs, m.value_names) for m in models if m.path in model_paths]
-        names = ModelNames.from_models(own_models, change, rules)
-        return rewrite_sidecar(data, str(path), sidecar_format, names)
+        return rewrite_sidecar(data, str(path), sidecar_format, read_names(models))
 
-    return Sidecar(path, _resolve_output(path, jobs_beside, jobs), rewrite)
-
-
-def _resolve_output(
-    path: Path, jobs_beside: Sequence[RenameJob], jobs: Sequence[RenameJob]
-) -> Path:
-    """Return the file itself, or a file beside the result of the model beside it."""
-    job = (jobs_beside or jobs)[0]
-    if job.in_place:
-        return path
-    if job.same_directory and jobs_beside:
+    job = (jobs_beside or run.jobs)[0]
+    if jobs_beside and job.same_directory and not job.in_place:
         raise ModelError(
             f"lies beside both {job.model} and {job.output}, and can follow one of them only",
             path=str(path),
             hint="write the model into another directory",
         )
+    if job.in_place:
+        output = path
+    else:
+        output = _resolve_output(path, job) if jobs_beside else job.output.parent / path.name
+    return Sidecar(path, output, rewrite, directory)
+
+
+def _build_found_sidecar(found: FoundSidecar, run: _Run) -> Sidecar:
+    """Return a sidecar that follows the models as far as it is theirs."""
+    own_jobs = _list_jobs_beside(found.directory, run.jobs)
+    own_jobs = own_jobs or _list_jobs_below(found.directory, run.jobs) or list(run.jobs)
+    read_names = _prepare_names(own_jobs, run)
+
+    def rewrite(data: bytes, models: Sequence[ModelReport]) -> RewrittenSidecar:
+        names = read_names(models)
+        return rewrite_found_sidecar(data, found, names, own_jobs, run.search)
+
+    job = own_jobs[0]
+    output = found.path if job.same_directory else _resolve_output(found.path, job)
+    return Sidecar(found.path, output, rewrite, found.directory, is_found=True)
+
+
+def _prepare_names(
+    jobs: Iterable[RenameJob], run: _Run
+) -> Callable[[Sequence[ModelReport]], ModelNames]:
+    """Return a function that collects the names of these models from the reports of all."""
+    paths = {str(job.model) for job in jobs}
+
+    def read_names(models: Sequence[ModelReport]) -> ModelNames:
+        own_models = [(m.pairs, m.value_names) for m in models if m.path in paths]
+        return ModelNames.from_models(own_models, run.change, run.rules)
+
+    return read_names
+
+
+def _list_jobs_beside(directory: Path, jobs: Sequence[RenameJob]) -> list[RenameJob]:
+    real_directory = resolve_path(directory)
+    return [job for job in jobs if resolve_path(job.model.parent) == real_directory]
+
+
+def _list_jobs_below(directory: Path, jobs: Sequence[RenameJob]) -> list[RenameJob]:
+    prefix = os.path.join(resolve_path(directory), "")
+    return [job for job in jobs if resolve_path(job.model.parent).startswith(prefix)]
+
+
+def _resolve_output(path: Path, job: RenameJob) -> Path:
+    """Return where a sidecar goes: it lies to the result as it lies to the model.
+
+    Where the directories between an upper sidecar and its model are others on the side of the
+    result, it goes beside the result.
+    """
+    directory, model_directory = resolve_path(path.parent), resolve_path(job.model.parent)
+    steps = Path(os.path.relpath(directory, model_directory)).parts
+    if len(steps) == 1 and COMPILE_DIRECTORY.fullmatch(steps[0]):
+        return job.output.parent / steps[0] / path.name
+    below = Path(model_directory).parts[-len(steps) :] if set(steps) == {os.pardir} else ()
+    if below and job.output.parent.parts[-len(below) :] == below:
+        return job.output.parent.parents[len(below) - 1] / path.name
     return job.output.parent / path.name

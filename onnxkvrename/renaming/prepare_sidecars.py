@@ -20,6 +20,7 @@ from onnxkvrename.storage.read import has_content, is_occupied, open_file, resol
 
 MAX_READ_BYTES = 1 << 26
 """The largest sidecar that is read, in bytes; a format may have a lower limit."""
+_LEAVE_HINT = "--no-sidecars leaves it as it is"
 
 
 class Sidecar(NamedTuple):
@@ -30,11 +31,15 @@ class Sidecar(NamedTuple):
         output: Where the result goes; the file itself for in place.
         rewrite: Returns the new content, from the old content and the reports of all models
             of the run. It may raise `KvRenameError` for content that it cannot rewrite.
+        directory: The directory whose models it goes with; ``None`` for its own.
+        is_found: True if the user did not name it, and may want it left as it is.
     """
 
     path: Path
     output: Path
     rewrite: Callable[[bytes, Sequence[ModelReport]], RewrittenSidecar]
+    directory: Path | None = None
+    is_found: bool = False
 
     @property
     def job(self) -> RenameJob:
@@ -77,12 +82,14 @@ def prepare_sidecars(
         Each sidecar, with its error if it has one.
     """
     for sidecar in sidecars:
-        model_index = _find_nearest_model(sidecar.path, models)
+        model_index = _find_nearest_model(sidecar.directory or sidecar.path.parent, models)
         report = SidecarReport(str(sidecar.path), str(sidecar.output), "failed", 0)
         item = PreparedSidecar(sidecar, model_index, report)
         try:
             yield _prepare_sidecar(item, models, options)
         except KvRenameError as error:
+            if sidecar.is_found:
+                error.hint = f"{error.hint}; {_LEAVE_HINT}" if error.hint else _LEAVE_HINT
             yield item._replace(error=error)
 
 
@@ -120,6 +127,10 @@ def _prepare_sidecar(
             )
         identity, old_content, status = file.identity, file.read(0, file.size), file.status
     rewritten = item.sidecar.rewrite(old_content, models)
+    if rewritten.stays:
+        report = item.report._replace(output=str(path), status="unchanged")
+        sidecar = item.sidecar._replace(output=path)
+        return item._replace(sidecar=sidecar, report=report, findings=rewritten.findings)
     content = rewritten.data
     if job.in_place or not is_occupied(output):
         is_up_to_date = job.in_place and content == old_content
@@ -129,7 +140,9 @@ def _prepare_sidecar(
         check_in_place_write(path, status)
     findings = rewritten.findings
     if options.check_destination:
-        findings += tuple(find_blocking_file(job, is_up_to_date, options))
+        blocking = find_blocking_file(job, is_up_to_date, options)
+        hint = f"; {_LEAVE_HINT}" if item.sidecar.is_found else ""
+        findings += tuple(finding._replace(hint=finding.hint + hint) for finding in blocking)
     is_unchanged = is_up_to_date or content == old_content
     report = item.report._replace(
         status="unchanged" if is_unchanged else "would-rename", changed=len(rewritten.renamed)
@@ -138,9 +151,9 @@ def _prepare_sidecar(
     return item._replace(report=report, plan=plan, findings=findings)
 
 
-def _find_nearest_model(path: Path, models: Sequence[ModelReport]) -> int:
-    """Return the index of the model beside a file or nearest below it, 0 if there is none."""
-    sidecar_directory = resolve_path(path.parent)
+def _find_nearest_model(directory: Path, models: Sequence[ModelReport]) -> int:
+    """Return the index of the model in a directory or nearest below it, 0 if there is none."""
+    sidecar_directory = resolve_path(directory)
     directories = [resolve_path(Path(model.path).parent) for model in models]
     below = [
         index

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnxkvrename.errors import KvRenameError, RulesError
+from onnxkvrename.errors import KvRenameError, ModelError, RulesError
 from onnxkvrename.renaming.batch_checks import check_batch
 from onnxkvrename.renaming.parallel import map_ordered
 from onnxkvrename.renaming.place import (
@@ -26,6 +26,7 @@ from onnxkvrename.renaming.prepare import (
     prepare_stamp,
 )
 from onnxkvrename.renaming.write import SidecarPlan, WriteTask
+from onnxkvrename.rules.find_models import find_possible_sidecars
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules, find_token_error
 from onnxkvrename.rules.results import (
@@ -34,6 +35,7 @@ from onnxkvrename.rules.results import (
     RenameJob,
     Report,
     SidecarReport,
+    SidecarSearch,
     Status,
 )
 from onnxkvrename.storage.temp_file import resolve_moved_path
@@ -103,6 +105,35 @@ def rename_batch(
     if keeps_files and not report.failed:
         _remove_kept_files(targets, models, directory_map or {})
     return report
+
+
+def find_sidecars(
+    jobs: Sequence[RenameJob], change: TokenChange, rules: Rules, search: SidecarSearch
+) -> tuple[Sidecar, ...]:
+    """Return the text files that go with models, for :func:`rename_batch`.
+
+    Args:
+        jobs: The models.
+        change: The token to put in or take out.
+        rules: The rules that tell KV names.
+        search: Which to look for.
+
+    Raises:
+        ModelError: A named file cannot be used, or a directory cannot be listed.
+        WriteError: Two would be written to the same place.
+        KvRenameError: A plug-in cannot be used.
+    """
+    candidates: tuple[tuple[Path, Path], ...] = ()
+    try:
+        candidates = find_possible_sidecars(search.list_directories(jobs))
+    except ModelError:
+        if search.policy != "leave":
+            raise
+    if not jobs or not (candidates or search.files or search.policy == "require"):
+        return ()
+    from onnxkvrename.renaming.load_sidecars import load_sidecars  # most models have none
+
+    return load_sidecars(jobs, change, rules, search, candidates)
 
 
 def stamp_models(

@@ -1,11 +1,11 @@
-"""Find the models below the paths of a command line, and choose where their results go."""
+"""Find the models below the paths of a command line, where their results go, and what is beside."""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +14,11 @@ from onnxkvrename.findings import find_similar
 from onnxkvrename.rules.results import RenameJob
 from onnxkvrename.storage.read import is_directory, is_link, read_status, resolve_path
 from onnxkvrename.storage.temp_file import TEMP_PREFIX
+
+COMPILE_DIRECTORY = re.compile(r"qpc-[0-9A-Za-z]+")
+"""The names of directories below an export in which QEfficient keeps a compile of it."""
+_SIDECAR_NAMES = re.compile(r"[^.].*\.ya?ml|hashed_compile_params\.json|aic_batch_io.*\.json")
+"""The names that files of the built-in formats of sidecars can have."""
 
 
 def find_jobs(
@@ -95,6 +100,36 @@ def build_job(model: Path, output: Path | None = None) -> RenameJob:
     )
 
 
+def may_be_sidecar(file_name: str) -> bool:
+    """Return whether a file of this name may be a sidecar of a built-in format."""
+    return _SIDECAR_NAMES.fullmatch(file_name) is not None
+
+
+def find_possible_sidecars(
+    directories: Iterable[Path], is_candidate: Callable[[str], bool] = may_be_sidecar
+) -> tuple[tuple[Path, Path], ...]:
+    """Return the files that may be sidecars, by their names; no file is opened.
+
+    Lists each directory once, and the directories of compiles in it. So a rename without
+    sidecars has no other cost.
+
+    Args:
+        directories: The directories of models.
+        is_candidate: Tells the names of files that may be sidecars.
+
+    Returns:
+        Sorted paths, each with the one of `directories` that it belongs to.
+
+    Raises:
+        ModelError: A directory cannot be listed.
+    """
+    return tuple(
+        (directory / name, directory)
+        for directory in dict.fromkeys(directories)
+        for name in sorted(_list_candidates(directory, is_candidate))
+    )
+
+
 class _FoundModels(NamedTuple):
     """The models at or below a path of the command line, which was queried once.
 
@@ -155,6 +190,32 @@ def _may_hold_models(directory: os.DirEntry[str], results: os.stat_result | None
     if directory.name.startswith(TEMP_PREFIX):
         return False
     return results is None or not os.path.samestat(os.lstat(directory.path), results)
+
+
+def _list_candidates(
+    directory: Path, is_candidate: Callable[[str], bool], *, in_compile: bool = False
+) -> list[str]:
+    """Return the names of candidates in a directory and in those of its compiles."""
+    names: list[str] = []
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if is_candidate(entry.name):
+                    names.append(entry.name)
+                elif not in_compile and _is_compile(entry):
+                    below = _list_candidates(Path(entry.path), is_candidate, in_compile=True)
+                    names += (os.path.join(entry.name, name) for name in below)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise ModelError(f"cannot be listed: {error.strerror}", path=str(directory)) from None
+    return names
+
+
+def _is_compile(entry: os.DirEntry[str]) -> bool:
+    return COMPILE_DIRECTORY.fullmatch(entry.name) is not None and entry.is_dir(
+        follow_symlinks=False
+    )
 
 
 def _build_sort_key(path: Path) -> list[tuple[bool, int, str]]:

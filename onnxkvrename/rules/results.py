@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -33,6 +33,29 @@ class RenameJob(NamedTuple):
     target: Path
     in_place: bool
     same_directory: bool
+
+
+SidecarPolicy = Literal["follow", "require", "leave"]
+"""What becomes of sidecars that are found: renamed where they fit, an error where they do not,
+or left as they are."""
+
+
+class SidecarSearch(NamedTuple):
+    """The sidecars that a run looks for.
+
+    Attributes:
+        files: Those that the user named; each must fit.
+        policy: What becomes of those that are found.
+        directories: Directories to search in addition to those of the models.
+    """
+
+    files: tuple[Path, ...] = ()
+    policy: SidecarPolicy = "follow"
+    directories: tuple[Path, ...] = ()
+
+    def list_directories(self, jobs: Iterable[RenameJob]) -> tuple[Path, ...]:
+        """Return the directories to search, each once."""
+        return tuple(dict.fromkeys([*(job.model.parent for job in jobs), *self.directories]))
 
 
 ModelCheck = Callable[[RenameJob, Rules, TokenChange], Iterator[Finding]]

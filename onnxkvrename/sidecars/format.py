@@ -7,7 +7,7 @@ plug-in offers a `SidecarFormat` in the entry point group ``onnxkvrename.sidecar
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from onnxkvrename.sidecars.tree import Node, ScalarNode
@@ -98,12 +98,9 @@ class SidecarFormats:
             self.plug_ins, file_name, data
         )
 
-    def select_candidates(self, file_names: Iterable[str]) -> tuple[str, ...]:
-        """Return the sorted names of files beside a model that may be sidecars."""
-        formats = (*self.built_in, *self.plug_ins)
-        return tuple(
-            sorted(name for name in file_names if any(f.may_have_format(name) for f in formats))
-        )
+    def may_be_sidecar(self, file_name: str) -> bool:
+        """Return whether the content of a file beside a model is worth a look."""
+        return any(f.may_have_format(file_name) for f in (*self.built_in, *self.plug_ins))
 
     def describe_forms(self) -> str:
         """Return the form of every format that has names, for a message."""

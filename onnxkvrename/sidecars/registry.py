@@ -21,8 +21,11 @@ PLUGIN_GROUP = "onnxkvrename.sidecars"
 T = TypeVar("T")
 
 
-def load_sidecar_formats() -> SidecarFormats:
+def load_sidecar_formats(*, plug_ins: bool = True) -> SidecarFormats:
     """Return all formats, sorted by priority and then by name.
+
+    Args:
+        plug_ins: Whether formats of plug-ins are among them; those are slow to look for.
 
     Raises:
         KvRenameError: A plug-in cannot be imported, offers something else than a
@@ -32,6 +35,8 @@ def load_sidecar_formats() -> SidecarFormats:
         module.name: import_module(f"{formats.__name__}.{module.name}").FORMAT
         for module in iter_modules(formats.__path__)
     }
+    if not plug_ins:
+        return SidecarFormats(_sort_formats(built_in.items()))
     plugins = {
         name: _load_plugin(plugin) for name, plugin in find_plugins(PLUGIN_GROUP, built_in).items()
     }

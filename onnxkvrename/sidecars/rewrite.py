@@ -29,11 +29,15 @@ class RewrittenSidecar(NamedTuple):
         data: The new content; the old content if no name changes.
         renamed: Old and new name of every name that changes, in the order of the file.
         findings: Problems with the names in the sidecar.
+        matched_names: The names in the sidecar that the models have or had.
+        stays: True if the file is left where and as it is, whatever becomes of the models.
     """
 
     data: bytes
     renamed: tuple[tuple[str, str], ...] = ()
     findings: tuple[Finding, ...] = ()
+    matched_names: frozenset[str] = frozenset()
+    stays: bool = False
 
 
 class ModelNames(NamedTuple):
@@ -47,6 +51,7 @@ class ModelNames(NamedTuple):
         pairs: The names of both sides of each buffer after the rename.
         token_change: The tokens to add and to remove.
         rules: The rules that recognise KV names.
+        neighbour_names: Inputs and outputs of other models that the sidecar may be of.
     """
 
     name_map: Mapping[str, str]
@@ -56,6 +61,7 @@ class ModelNames(NamedTuple):
     pairs: tuple[tuple[str, str], ...]
     token_change: TokenChange
     rules: Rules
+    neighbour_names: frozenset[str] = frozenset()
 
     @classmethod
     def from_models(
@@ -145,8 +151,7 @@ def rewrite_sidecar(
         return RewrittenSidecar(data)
     try:
         text = _decode_text(data)
-        tree = sidecar_format.parse(text)
-        scalars = tuple(sidecar_format.find_names(tree)) if tree is not None else ()
+        tree, scalars = _parse_names(text, sidecar_format)
         is_graph_value = sidecar_format.only_graph_values
         new_names = {
             scalar.value: names.find_new_name(scalar.value, is_graph_value=is_graph_value)
@@ -157,12 +162,47 @@ def rewrite_sidecar(
         result = _splice_names(text, tree, scalars, changes, sidecar_format) if changes else text
         encoded = _encode_text(result) if changes else data
     except UnreadableTextError as error:
-        hint = error.hint or f"its form: {sidecar_format.expected_form}"
-        raise ModelError(
-            f"cannot be taken as {sidecar_format.caption}: it {error}", path=path, hint=hint
-        ) from None
+        raise _build_form_error(error, path, sidecar_format) from None
     findings = tuple(_check_names(path, new_names, sidecar_format, names))
-    return RewrittenSidecar(encoded, tuple(changes.items()), findings)
+    matched = frozenset(old for old, new in new_names.items() if new is not None)
+    return RewrittenSidecar(encoded, tuple(changes.items()), findings, matched)
+
+
+def list_names(data: bytes, path: str, sidecar_format: SidecarFormat) -> tuple[str, ...]:
+    """Return the names in a sidecar, each once, in the order of the file.
+
+    Args:
+        data: The content of the sidecar.
+        path: Its path, for messages.
+        sidecar_format: Its format.
+
+    Raises:
+        ModelError: The content cannot be read in this format.
+    """
+    try:
+        _, scalars = _parse_names(_decode_text(data), sidecar_format)
+    except UnreadableTextError as error:
+        raise _build_form_error(error, path, sidecar_format) from None
+    return tuple(dict.fromkeys(scalar.value for scalar in scalars))
+
+
+def _parse_names(
+    text: str, sidecar_format: SidecarFormat
+) -> tuple[Node | None, tuple[ScalarNode, ...]]:
+    """Return the tree of a text, and the names in it; raises `UnreadableTextError`."""
+    tree = sidecar_format.parse(text)
+    if tree is None or sidecar_format.find_names is None:
+        return tree, ()
+    return tree, tuple(sidecar_format.find_names(tree))
+
+
+def _build_form_error(
+    error: UnreadableTextError, path: str, sidecar_format: SidecarFormat
+) -> ModelError:
+    hint = error.hint or f"its form: {sidecar_format.expected_form}"
+    return ModelError(
+        f"cannot be taken as {sidecar_format.caption}: it {error}", path=path, hint=hint
+    )
 
 
 def _decode_text(data: bytes) -> str:
@@ -223,7 +263,11 @@ def _check_names(
     if not sidecar_format.only_graph_values:
         return
     present = {new for new in new_names.values() if new is not None}
-    unmatched = [shorten_name(old) for old, new in new_names.items() if new is None]
+    unmatched = [
+        shorten_name(old)
+        for old, new in new_names.items()
+        if new is None and old not in names.neighbour_names
+    ]
     if unmatched and names.kv_names and not present & names.kv_names:
         yield _build_wrong_model_finding(path, unmatched)
     elif unmatched:

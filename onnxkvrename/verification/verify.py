@@ -18,6 +18,7 @@ from onnxkvrename.rules.kv_model import KvModel, check_models_together, scan_mod
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, report_model
+from onnxkvrename.sidecars.stale import find_stale_sidecars
 from onnxkvrename.verification.dataflow import BufferFlow, check_buffer_flows, trace_buffer_flows
 from onnxkvrename.verification.isolated_run import RunLimits, check_retention
 from onnxkvrename.verification.onnx_checker import check_onnx_validity
@@ -172,6 +173,7 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
         *_check_token(model.signature, model.plan, request.token),
         *(_check_selection(model.signature, model.plan, select) if select is not None else ()),
         *_check_stamp(model),
+        *find_stale_sidecars(path, model.pairs, rules, is_error=True),
     )
     report = report_model(model)._replace(findings=findings)
     if not request.group_windows:

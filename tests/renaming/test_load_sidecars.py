@@ -71,11 +71,6 @@ def test_sidecars_beside_a_model_are_found(here: Path, renamed: bytes, run) -> N
     assert now == {MODEL: renamed}
 
 
-def test_without_an_option_a_sidecar_stays(here: Path, run) -> None:
-    assert run(MODEL, "--prefix", "VLLM").code == 0
-    assert (here / SIDECAR).read_text() == PLAIN
-
-
 def test_the_way_back_gives_the_same_bytes(here: Path, run) -> None:
     before = read_directory(here)
     assert run(MODEL, "--prefix", "VLLM", "--sidecars").code == 0
@@ -343,7 +338,7 @@ def test_what_others_may_share_or_have_protected_is_left_unless_forced(
 
 
 def test_a_sidecar_of_a_model_that_was_renamed_earlier_is_mended(here: Path, run) -> None:
-    rename(MODEL, "VLLM")
+    rename(MODEL, "VLLM", sidecars=False)
     before = (here / MODEL).read_bytes()
     outcome = run(MODEL, "--prefix", "VLLM", "--sidecars")
     assert (outcome.code, outcome.out) == (0, "")
@@ -359,7 +354,7 @@ def test_a_look_ahead_writes_nothing(
     look: str, code: int, before: str, here: Path, run, snapshot
 ) -> None:
     if before == "the sidecar stale":
-        rename(MODEL, "VLLM")
+        rename(MODEL, "VLLM", sidecars=False)
     earlier = snapshot(here)
     outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", look)
     assert outcome.code == code

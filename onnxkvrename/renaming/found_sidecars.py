@@ -1,0 +1,99 @@
+"""Decide what becomes of a sidecar that was found beside models, and not named by the user."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from onnxkvrename.documents import shorten_name
+from onnxkvrename.errors import ModelError
+from onnxkvrename.findings import CODES, Finding, build_finding
+from onnxkvrename.rules.results import RenameJob, SidecarSearch
+from onnxkvrename.sidecars.rewrite import ModelNames, RewrittenSidecar, rewrite_sidecar
+from onnxkvrename.sidecars.search import FoundSidecar, read_neighbour_names
+from onnxkvrename.sidecars.stale import STALE_CODE
+
+
+def rewrite_found_sidecar(
+    data: bytes,
+    found: FoundSidecar,
+    names: ModelNames,
+    jobs: Sequence[RenameJob],
+    search: SidecarSearch,
+) -> RewrittenSidecar:
+    """Return a found sidecar with the new names, or as it is if it cannot follow its models.
+
+    It stays as it is if the user wants that, if a model beside it keeps the old names, or if it
+    has no name of the models. KV406 says so where its names are then those from before.
+
+    Args:
+        data: Its content.
+        found: The sidecar.
+        names: The names of its models.
+        jobs: Its models.
+        search: What the user wants of sidecars.
+
+    Raises:
+        ModelError: The content of a file whose name shows its format cannot be read or rewritten.
+    """
+    path, is_left = str(found.path), search.policy == "leave"
+    try:
+        result = rewrite_sidecar(data, path, found.format, names)
+    except ModelError:
+        if found.has_known_name and not is_left:
+            raise
+        return RewrittenSidecar(data, stays=True)
+    old_names = {old for old, _ in result.renamed}
+    holders: list[Path] = []
+    if old_names or result.findings:
+        known = {path for job in jobs for path in (job.model, job.output)}
+        neighbours = read_neighbour_names(found.directory, known)
+        holders = [model for model, values in neighbours if not old_names.isdisjoint(values)]
+        others = frozenset[str]().union(*(values for _, values in neighbours))
+        if others:
+            names = names._replace(neighbour_names=others)
+            result = rewrite_sidecar(data, path, found.format, names)
+    job = jobs[0]
+    if job.same_directory and old_names:
+        if not job.in_place:
+            return _leave(data, path, result, _explain_copy(job))
+        if is_left:
+            return _leave(data, path, result, ("", f"--sidecar {shlex.quote(path)} renames them"))
+        if holders:
+            return _leave(data, path, result, _explain_shared(path, holders[0]))
+    findings = tuple(_restore_severity(finding) for finding in result.findings)
+    stays = is_left or not result.matched_names
+    return result._replace(findings=() if is_left else findings, stays=stays)
+
+
+def _leave(
+    data: bytes, path: str, result: RewrittenSidecar, explanation: tuple[str, str]
+) -> RewrittenSidecar:
+    """Return an unchanged sidecar with KV406; the explanation is a clause and the hint."""
+    clause, hint = explanation
+    old, new = result.renamed[0]
+    message = (
+        f"keeps {len(result.renamed)} names from before (first: {shorten_name(old)}, which is "
+        f"{shorten_name(new)} in the result){clause}; a compile of the result ignores these entries"
+    )
+    finding = build_finding(STALE_CODE, path, message, hint)
+    return RewrittenSidecar(data, findings=(finding,), stays=True)
+
+
+def _explain_copy(job: RenameJob) -> tuple[str, str]:
+    output = shlex.quote(str(job.output))
+    hint = f"-d DIR takes both along; onnxkvrename custom-io {output} --precision NAME -o FILE"
+    return f" because {job.model} keeps them", f"{hint} writes another one"
+
+
+def _explain_shared(path: str, holder: Path) -> tuple[str, str]:
+    hint = (
+        f"rename both models together, or --sidecar {shlex.quote(path)} renames here all the same"
+    )
+    return f" because {holder} has them, too", hint
+
+
+def _restore_severity(finding: Finding) -> Finding:
+    """Return the finding as a warning: a file of another model may lie beside this one."""
+    return finding._replace(severity=CODES[finding.code][0])

@@ -1,0 +1,111 @@
+"""Find sidecars in the directories of models, and tell whose they are."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from onnxkvrename.errors import ModelError
+from onnxkvrename.model.file import open_model
+from onnxkvrename.rules.find_models import find_possible_sidecars
+from onnxkvrename.sidecars.format import SidecarFormat, SidecarFormats
+from onnxkvrename.sidecars.rewrite import MAX_SIDECAR_BYTES
+from onnxkvrename.storage.read import open_file, read_status, resolve_path
+
+_MAX_NEIGHBOURS = 64
+"""The models beside a sidecar that are read to tell whether it is theirs."""
+
+
+class FoundSidecar(NamedTuple):
+    """A sidecar that was found in a directory of models.
+
+    Attributes:
+        path: The file.
+        directory: The directory of the models; that of the file, or the one above.
+        format: Its format.
+        has_known_name: True if the file's name alone shows the format.
+    """
+
+    path: Path
+    directory: Path
+    format: SidecarFormat
+    has_known_name: bool
+
+
+def detect_sidecars(
+    candidates: Iterable[tuple[Path, Path]], formats: SidecarFormats, *, strict: bool = False
+) -> Iterator[FoundSidecar]:
+    """Yield the candidates that are sidecars with names.
+
+    A file whose name does not show its format is left alone if it is too large, or cannot be
+    read. One whose name does is a sidecar whatever is in it.
+
+    Args:
+        candidates: Files, each with the directory of its models.
+        formats: The formats to recognise.
+        strict: Whether a file that cannot be read is an error, whatever its name.
+
+    Raises:
+        ModelError: With `strict`, a candidate cannot be read.
+    """
+    for path, directory in candidates:
+        detected = formats.detect(path.name, b"")
+        has_known_name = detected is not None
+        if detected is None:
+            try:
+                detected = formats.detect(path.name, _read_candidate(path))
+            except ModelError:
+                if strict:
+                    raise
+        if detected is not None and detected.find_names is not None:
+            yield FoundSidecar(path, directory, detected, has_known_name)
+
+
+def _read_candidate(path: Path) -> bytes:
+    """Return the content of a regular file, nothing for one that is too large or is none."""
+    status = read_status(path)
+    if status is None or not stat.S_ISREG(status.st_mode) or status.st_size > MAX_SIDECAR_BYTES:
+        return b""
+    return read_sidecar_head(path)
+
+
+def read_sidecar_head(path: Path) -> bytes:
+    """Return the content of a file, as far as a sidecar may be long.
+
+    Raises:
+        ModelError: There is no such file, it is not regular, or it cannot be read.
+    """
+    with open_file(path) as file:
+        return file.read(0, min(file.size, MAX_SIDECAR_BYTES))
+
+
+def read_neighbour_names(
+    directory: Path, models: Collection[Path]
+) -> tuple[tuple[Path, frozenset[str]], ...]:
+    """Return the other models of a directory, each with the names of its inputs and outputs.
+
+    Models that cannot be read are left out, and so are those after the first 64.
+
+    Args:
+        directory: The directory; those below are not searched.
+        models: The models that are known already.
+
+    Raises:
+        ModelError: The directory cannot be listed.
+    """
+    known = {resolve_path(model) for model in models}
+    found = find_possible_sidecars([directory], lambda name: name.endswith(".onnx"))
+    others = [path for path, _ in found if path.parent == directory]
+    others = [path for path in others if resolve_path(path) not in known]
+    neighbours = []
+    for path in others[:_MAX_NEIGHBOURS]:
+        try:
+            with open_model(path) as opened:
+                signature = opened.signature
+        except ModelError:
+            continue
+        values = (*signature.inputs, *signature.outputs)
+        neighbours.append((path, frozenset(value.name for value in values)))
+    return tuple(neighbours)

@@ -1,0 +1,119 @@
+"""Find sidecars that still have the names from before a rename."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from onnxkvrename.documents import shorten_name
+from onnxkvrename.errors import ModelError
+from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.rules.find_models import find_possible_sidecars
+from onnxkvrename.rules.plan import KvPair
+from onnxkvrename.rules.profile import Rules
+
+STALE_CODE = "KV406"
+
+
+def find_stale_sidecars(
+    model: Path, pairs: Sequence[KvPair], rules: Rules, *, is_error: bool = False
+) -> Iterator[Finding]:
+    """Yield KV406 for each sidecar that names a buffer of a model as it is not called now.
+
+    Only files of built-in formats beside the model, and in directories of its compiles, are
+    looked at. Names that other models in the directory have are right.
+
+    Args:
+        model: The model.
+        pairs: Its KV buffers.
+        rules: The rules that recognise KV names.
+        is_error: Whether a stale sidecar beside the model is an error. One of a compile never
+            is, as that was made before the rename.
+
+    Raises:
+        ModelError: The directory cannot be listed.
+        RulesError: A template of the rules makes names that could not be undone.
+    """
+    candidates = find_possible_sidecars([model.parent]) if pairs else ()
+    if not candidates:
+        return
+    # Most models have no sidecar.
+    from onnxkvrename.sidecars.registry import load_sidecar_formats
+    from onnxkvrename.sidecars.rewrite import list_names
+    from onnxkvrename.sidecars.search import (
+        detect_sidecars,
+        read_neighbour_names,
+        read_sidecar_head,
+    )
+
+    neighbour_names: frozenset[str] | None = None
+    for found in detect_sidecars(candidates, load_sidecar_formats(plug_ins=False)):
+        path = str(found.path)
+        try:
+            names = list_names(read_sidecar_head(found.path), path, found.format)
+        except ModelError as error:
+            if found.has_known_name:
+                yield _build_unreadable_finding(path, error)
+            continue
+        stale = _find_stale_names(names, pairs, rules)
+        if stale and neighbour_names is None:
+            neighbours = read_neighbour_names(model.parent, [model])
+            neighbour_names = frozenset().union(*(values for _, values in neighbours))
+        stale = [(old, new) for old, new in stale if old not in (neighbour_names or ())]
+        if stale:
+            finding = _build_stale_finding(path, stale, model, pairs)
+            is_beside = found.path.parent == model.parent
+            severity = "error" if is_error and is_beside else finding.severity
+            yield finding._replace(severity=severity)
+
+
+def _find_stale_names(
+    names: Iterable[str], pairs: Sequence[KvPair], rules: Rules
+) -> list[tuple[str, str]]:
+    """Return the names that a buffer had with another token or suffix, each with its own now."""
+    sides = [side for pair in pairs for side in pair.sides]
+    current = {side.old_name for side in sides}
+    tokens = sorted({side.token for side in sides} | {""})
+    stale = []
+    names = tuple(names)
+    for name in names:
+        for side in () if name in current else ("input", "output"):
+            match = rules.match(side, name)
+            if match is None:
+                continue
+            possible = (
+                rules.rewrite_name(match, token, normalize=normalize)
+                for token in tokens
+                for normalize in (False, True)
+            )
+            new_name = next((new for new in possible if new in current), None)
+            if new_name is not None and new_name not in names:
+                stale.append((name, new_name))
+                break
+    return stale
+
+
+def _build_stale_finding(
+    path: str, stale: Sequence[tuple[str, str]], model: Path, pairs: Sequence[KvPair]
+) -> Finding:
+    old, new = stale[0]
+    tokens = {side.token for pair in pairs for side in pair.sides}
+    change = "--prefix TOKEN"
+    if len(tokens) == 1:
+        token = tokens.pop()
+        change = f"--prefix {token}" if token else "--strip"
+    return build_finding(
+        STALE_CODE,
+        path,
+        f"has {len(stale)} names from before a rename (first: {shorten_name(old)}, now "
+        f"{shorten_name(new)}); a compile ignores these entries",
+        f"onnxkvrename {shlex.quote(str(model))} {change} renames them here, too",
+    )
+
+
+def _build_unreadable_finding(path: str, error: ModelError) -> Finding:
+    hint = error.hint or "write a new one: onnxkvrename custom-io MODEL --precision NAME"
+    return build_finding(
+        STALE_CODE, path, f"cannot be checked for names from before: {error.message}", hint
+    )

@@ -1,0 +1,340 @@
+"""Sidecars beside a model that nobody named: they follow it, or a warning says why not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import models
+import pytest
+from kill_commands import read_directory
+from models import saved
+
+from onnxkvrename import rename, rename_all
+from onnxkvrename.sidecars.formats.custom_io import render_custom_io
+from onnxkvrename.sidecars.rewrite import MAX_SIDECAR_BYTES
+
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports" / "llama2l"
+MODEL, SIDECAR, COMPILE = "decoder.onnx", "custom_io.yaml", "qpc-0123456789abcdef"
+RENAME = (MODEL, "--prefix", "VLLM")
+
+
+def custom_io(token: str = "", layers: int = 2, stem: str = "past_") -> str:
+    names = [f"{stem}{part}.{layer}{token}" for layer in range(layers) for part in ("key", "value")]
+    return render_custom_io([(name, f"{name}_RetainedState") for name in names], "mxint8")
+
+
+PLAIN, VLLM = custom_io(), custom_io("_VLLM")
+
+
+@pytest.fixture
+def here(decoder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a model and its sidecar."""
+    (decoder.parent / SIDECAR).write_text(PLAIN)
+    monkeypatch.chdir(decoder.parent)
+    return decoder.parent
+
+
+def read(path: Path) -> str:
+    return path.read_text()
+
+
+# In place.
+
+
+def test_a_sidecar_beside_a_model_follows_without_an_option(
+    here: Path, renamed: bytes, run
+) -> None:
+    before = read_directory(here)
+    outcome = run(*RENAME)
+    assert outcome.code == 0
+    assert outcome.err == f"{MODEL}: 8 names changed\n{SIDECAR}: 8 names changed\n"
+    assert read_directory(here) == {MODEL: renamed, SIDECAR: VLLM.encode()}
+    assert run(MODEL, "--strip").code == 0
+    assert read_directory(here) == before
+
+
+def test_a_stale_one_is_mended_by_the_same_command_again(here: Path, run) -> None:
+    rename(MODEL, "VLLM", sidecars=False)
+    assert read(here / SIDECAR) == PLAIN
+    assert run(*RENAME, "--check").code == 1
+    outcome = run(*RENAME)
+    assert (outcome.code, outcome.out) == (0, "")
+    assert f"{SIDECAR}: 8 names changed" in outcome.err
+    assert read(here / SIDECAR) == VLLM
+
+
+@pytest.mark.parametrize(("look", "code"), [("--check", 1), ("--diff", 1), ("-n", 0)])
+def test_a_look_ahead_shows_it(look: str, code: int, here: Path, run, snapshot) -> None:
+    before = snapshot(here)
+    outcome = run(*RENAME, look)
+    assert (outcome.code, f"{SIDECAR}: 8 names would change" in outcome.err) == (code, True)
+    assert snapshot(here) == before
+
+
+def test_no_sidecars_leaves_it_and_warns(here: Path, renamed: bytes, run) -> None:
+    outcome = run(*RENAME, "--no-sidecars")
+    assert outcome.code == 0
+    assert f"{MODEL}: warning KV406: {SIDECAR} keeps 8 names from before" in outcome.err
+    assert read_directory(here) == {MODEL: renamed, SIDECAR: PLAIN.encode()}
+    run(MODEL, "--strip", "--no-sidecars")
+    assert "KV406" not in run(MODEL, "--strip", "--no-sidecars").err
+    assert run(*RENAME, "--no-sidecars", "--strict").code == 1
+
+
+def test_the_interface_for_python_does_the_same(here: Path) -> None:
+    (finding,) = rename(MODEL, "VLLM", sidecars=False, dry_run=True).findings
+    assert (finding.code, finding.name) == ("KV406", SIDECAR)
+    assert rename(MODEL, "VLLM").findings == ()
+    assert read(here / SIDECAR) == VLLM
+    report = rename_all([here], strip=True)
+    assert [(Path(item.path).name, item.status) for item in report.sidecars] == [
+        (SIDECAR, "renamed")
+    ]
+    assert read(here / SIDECAR) == PLAIN
+
+
+def test_sidecars_of_a_compile_below_the_export_follow(here: Path, run) -> None:
+    compiled = here / COMPILE
+    compiled.mkdir()
+    (here / SIDECAR).rename(compiled / SIDECAR)
+    names = [name for name in PLAIN.split() if name.startswith("past_")]
+    params = compiled / "hashed_compile_params.json"
+    params.write_text(json.dumps({"custom_io": dict.fromkeys(names, "mxint8")}))
+    (compiled / "specializations.json").write_text('{"past_key.0": 1}')
+    for other in ("qpc", "compiled", f"{COMPILE}/qpc-1"):  # not the directories of a compile
+        (here / other).mkdir()
+        (here / other / SIDECAR).write_text(PLAIN)
+    outcome = run(*RENAME)
+    assert outcome.code == 0
+    assert f"{COMPILE}/{SIDECAR}: 8 names changed" in outcome.err
+    assert read(compiled / SIDECAR) == VLLM
+    assert params.read_text().count("_VLLM") == 8
+    assert (compiled / "specializations.json").read_text() == '{"past_key.0": 1}'
+    assert [read(here / other / SIDECAR) for other in ("qpc", "compiled")] == [PLAIN] * 2
+    assert read(compiled / "qpc-1" / SIDECAR) == PLAIN
+    assert "KV406" in run(MODEL, "--strip", "--no-sidecars").err
+
+
+def test_one_sidecar_for_all_windows_follows_all(tmp_path: Path, run) -> None:
+    windows = tmp_path / "windows"
+    shutil.copytree(FIXTURES / "plain" / "windows", windows)
+    (windows / SIDECAR).write_text(custom_io(layers=3))
+    outcome = run(windows, "--prefix", "VLLM", "-d", tmp_path / "out")
+    assert (outcome.code, "KV4" in outcome.err) == (0, False)
+    assert read(tmp_path / "out" / SIDECAR) == custom_io("_VLLM", layers=3)
+    assert read(windows / SIDECAR) == custom_io(layers=3)
+    assert run(windows, "--prefix", "VLLM").code == 0
+    assert read(windows / SIDECAR) == custom_io("_VLLM", layers=3)
+
+
+# Elsewhere.
+
+
+@pytest.mark.parametrize("how", [("-d", "out"), ("-o", "out/new.onnx")])
+def test_it_goes_beside_a_result_elsewhere_and_stays_beside_the_source(
+    how: tuple[str, str], here: Path, run, snapshot
+) -> None:
+    (here / COMPILE).mkdir()
+    (here / COMPILE / SIDECAR).write_text(PLAIN)
+    before = snapshot(here)
+    outcome = run(*RENAME, *how)
+    assert outcome.code == 0
+    assert f"{SIDECAR}: 8 names changed -> out/{SIDECAR}" in outcome.err
+    assert read(here / "out" / SIDECAR) == read(here / "out" / COMPILE / SIDECAR) == VLLM
+    assert {name: now for name, now in snapshot(here).items() if name in before} == before
+    again = snapshot(here)
+    assert (run(*RENAME, *how).code, snapshot(here)) == (0, again)
+
+
+def test_no_sidecars_leaves_it_where_it_is(here: Path, renamed: bytes, run) -> None:
+    outcome = run(*RENAME, "-d", "out", "--no-sidecars")
+    assert (outcome.code, "KV4" in outcome.err) == (0, False)
+    assert read_directory(here / "out") == {MODEL: renamed}
+
+
+def test_beside_both_models_it_stays_with_the_old_one(here: Path, run) -> None:
+    outcome = run(*RENAME, "-o", "new.onnx")
+    assert outcome.code == 0
+    assert f"warning KV406: {SIDECAR} keeps 8 names from before" in outcome.err
+    assert f"because {MODEL} keeps them" in outcome.err
+    assert read(here / SIDECAR) == PLAIN
+
+
+def test_another_file_in_its_place_stays_unless_forced(here: Path, run) -> None:
+    (here / "out").mkdir()
+    (here / "out" / SIDECAR).write_text(PLAIN)
+    outcome = run(*RENAME, "-d", "out")
+    assert outcome.code == 1
+    assert f"KV504: out/{SIDECAR} is there already" in outcome.err
+    assert "--no-sidecars leaves it" in outcome.err
+    assert read_directory(here / "out") == {SIDECAR: PLAIN.encode()}
+
+
+# Other models in the directory.
+
+
+def other_model(path: Path, *, stem: str = "past_") -> None:
+    data = (FIXTURES / "plain" / "decoder.onnx").read_bytes()
+    path.write_bytes(data.replace(b"past_", stem.encode()))
+
+
+def test_a_sidecar_that_a_model_which_stays_needs_too_stays(here: Path, run) -> None:
+    other_model(here / "prefill.onnx")
+    outcome = run(*RENAME)
+    assert outcome.code == 0
+    assert f"warning KV406: {SIDECAR} keeps 8 names from before" in outcome.err
+    assert "because prefill.onnx has them, too" in outcome.err
+    assert read(here / SIDECAR) == PLAIN
+    assert run(*RENAME, "--sidecar", SIDECAR).code == 0  # asked for
+    assert read(here / SIDECAR) == VLLM
+
+
+def test_renamed_together_models_share_a_sidecar(here: Path, run) -> None:
+    other_model(here / "prefill.onnx")
+    assert run(here, "--prefix", "VLLM").code == 0
+    assert read(here / SIDECAR) == VLLM
+
+
+def test_names_of_another_model_stay_in_a_sidecar_of_both(here: Path, run) -> None:
+    other_model(here / "draft.onnx", stem="seen_")
+    (here / SIDECAR).write_text(PLAIN + custom_io(stem="seen_"))
+    outcome = run(*RENAME, "--strict")
+    assert (outcome.code, outcome.err.count("KV4")) == (0, 0)
+    assert read(here / SIDECAR) == VLLM + custom_io(stem="seen_")
+
+
+def test_a_sidecar_of_another_model_alone_is_none_of_the_business(
+    here: Path, run, snapshot
+) -> None:
+    (here / SIDECAR).write_text(custom_io(stem="seen_"))
+    stays = read(here / SIDECAR)
+    outcome = run(*RENAME, "-d", "out")
+    assert (outcome.code, outcome.err.count("warning KV404")) == (0, 1)  # nobody knows its names
+    assert not (here / "out" / SIDECAR).exists()
+    other_model(here / "draft.onnx", stem="seen_")
+    outcome = run(*RENAME)
+    assert (outcome.code, outcome.err) == (0, f"{MODEL}: 8 names changed\n")
+    assert read(here / SIDECAR) == stays
+
+
+# What cannot be read or written.
+
+
+def test_files_that_are_no_sidecars_are_passed_over(here: Path, run, snapshot) -> None:
+    (here / SIDECAR).unlink()
+    (here / "torn.yaml").write_text("IOName: [past_key.0")
+    (here / "large.yaml").write_text(PLAIN + "#" * MAX_SIDECAR_BYTES)
+    (here / "values.yaml").write_text("past_key.0: past_key.0\n")
+    (here / "not-text.yml").write_bytes(b"IOName \xff")
+    (here / "chart.yaml").mkdir()
+    os.mkfifo(here / "pipe.yaml")
+    (here / "lost.yaml").symlink_to("nowhere")
+    before = snapshot(here)
+    outcome = run(*RENAME)
+    assert (outcome.code, outcome.err) == (0, f"{MODEL}: 8 names changed\n")
+    after = snapshot(here)
+    assert after.pop(MODEL) != before.pop(MODEL)
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda path: path.write_text("- IOName: ["), "cannot be taken as custom I/O"),
+        (lambda path: path.write_bytes(b"\xff"), "is no UTF-8 text"),
+        (lambda path: path.write_text(PLAIN + "#" * MAX_SIDECAR_BYTES), "more than"),
+        (lambda path: (path.unlink(), path.mkdir()), "is a directory"),
+        (lambda path: (path.unlink(), path.symlink_to("nowhere")), "no such file"),
+        (lambda path: (path.rename("io"), path.symlink_to("io")), "is a symbolic link to"),
+        (lambda path: os.link(path, "io"), "has 2 hard links"),
+        (lambda path: path.chmod(0o444), "is read-only"),
+    ],
+)
+def test_a_known_name_that_cannot_follow_is_an_error_with_the_way_around(
+    spoil, reason: str, here: Path, renamed: bytes, run, snapshot
+) -> None:
+    spoil(here / SIDECAR)
+    before = snapshot(here)
+    outcome = run(*RENAME)
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert outcome.err.startswith(f"error: {SIDECAR}: ")
+    assert reason in outcome.err
+    assert "--no-sidecars leaves it as it is" in outcome.err
+    assert snapshot(here) == before
+    assert run(*RENAME, "--no-sidecars").code == 0
+    assert (here / MODEL).read_bytes() == renamed
+
+
+def test_a_directory_that_cannot_be_listed_is_an_error(here: Path, spawn) -> None:
+    here.chmod(0o311)
+    process = spawn("./decoder.onnx", "--prefix", "VLLM", "--dry-run")
+    here.chmod(0o755)
+    assert (process.returncode, "cannot be listed" in process.stderr) == (2, True)
+
+
+def test_a_model_that_fails_leaves_it_as_it_was(here: Path, run, snapshot) -> None:
+    broken = models.decoder()
+    broken.graph.output.pop()
+    saved(broken, here / MODEL)
+    before = snapshot(here)
+    assert (run(*RENAME).code, snapshot(here)) == (1, before)
+
+
+# What it costs.
+
+
+def test_without_a_candidate_a_rename_lists_once_and_opens_nothing_more(
+    here: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / SIDECAR).unlink()
+    for name in ("config.json", "hashed_export_params.json", "tokenizer.json", "notes.txt"):
+        (here / name).write_text("{}")
+    listed, opened = [], []
+    real_scandir, real_open = os.scandir, os.open
+
+    def scandir(path: object = "."):
+        listed.append(os.path.abspath(os.fspath(path)))
+        return real_scandir(path)
+
+    def count_open(path: object, *args: object, **how: object) -> int:
+        opened.append(os.path.basename(os.fspath(path)))
+        return real_open(path, *args, **how)
+
+    counts = []
+    for option in ("--no-sidecars", "--sidecars"):
+        listed.clear()
+        monkeypatch.setattr(os, "scandir", scandir)
+        monkeypatch.setattr(os, "open", count_open)
+        run(*RENAME, option, "--dry-run")
+        monkeypatch.undo()
+        counts.append(listed.count(str(here)))
+    listed.clear()
+    monkeypatch.setattr("onnxkvrename.renaming.run.find_possible_sidecars", lambda dirs: ())
+    monkeypatch.setattr(os, "scandir", scandir)
+    run(*RENAME, "--dry-run")
+    assert counts[0] == listed.count(str(here)) + 1
+    assert not {"config.json", "hashed_export_params.json", "notes.txt"} & set(opened)
+
+
+# Real exports.
+
+
+@pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"no real exports: {EXPORTS} is not there")
+def test_a_real_compile_below_a_real_export_becomes_that_of_its_twin(tmp_path: Path, run) -> None:
+    (plain,) = EXPORTS.glob("plain-*")
+    export = tmp_path / plain.name
+    shutil.copytree(plain, export)
+    shutil.copytree(EXPORTS / "compile-plain", export / COMPILE)
+    for path in (export, *export.rglob("*")):
+        path.chmod(0o755)
+    before = read(export / COMPILE / SIDECAR)
+    twin = read(EXPORTS / "compile-VLLM" / SIDECAR)
+    assert run(export, "--prefix", "VLLM", "-d", tmp_path / "out", "--strict").code == 0
+    assert read(tmp_path / "out" / COMPILE / SIDECAR) == twin
+    assert read(export / COMPILE / SIDECAR) == before
+    assert run(export, "--prefix", "VLLM").code == 0
+    assert read(export / COMPILE / SIDECAR) == twin

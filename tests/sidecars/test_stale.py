@@ -1,0 +1,86 @@
+"""Stale sidecars: found by every command that judges a model, and never where they are right."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from onnxkvrename import inspect, rename
+from onnxkvrename.sidecars.formats.custom_io import render_custom_io
+
+MODEL, SIDECAR = "decoder.onnx", "custom_io.yaml"
+NAMES = [f"past_{part}.{layer}" for layer in (0, 1) for part in ("key", "value")]
+PLAIN = render_custom_io([(name, f"{name}_RetainedState") for name in NAMES], "mxint8")
+VLLM = render_custom_io([(f"{n}_VLLM", f"{n}_VLLM_RetainedState") for n in NAMES], "mxint8")
+
+
+@pytest.fixture
+def stale(decoder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a renamed model whose sidecar has the names from before."""
+    rename(decoder, "VLLM")
+    (decoder.parent / SIDECAR).write_text(PLAIN)
+    monkeypatch.chdir(decoder.parent)
+    return decoder.parent
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "severity"),
+    [("verify", 1, "error"), ("inspect", 0, "warning"), ("check-consumer", 1, "warning")],
+)
+def test_each_command_that_judges_a_model_finds_it(
+    command: str, code: int, severity: str, stale: Path, run
+) -> None:
+    assert run(command, MODEL, "--format", "github").out.count("KV406") == 1
+    outcome = run(command, MODEL, "--format", "json")
+    assert outcome.code == code  # a consumer has findings of its own about this token
+    assert '"KV406"' in outcome.out
+    assert f"::{severity} " in run(command, MODEL, "--format", "github").out
+    (stale / SIDECAR).unlink()
+    assert "KV406" not in run(command, MODEL, "--format", "json").out
+
+
+def test_strict_makes_it_an_error(stale: Path, run) -> None:
+    rename(MODEL, "vllmKvCache", replace=True, sidecars=False)
+    assert run("check-consumer", MODEL).code == 0
+    assert run("check-consumer", MODEL, "--strict").code == 1
+
+
+@pytest.mark.parametrize("start", ["renamed", "stripped"])
+def test_the_hint_is_a_command_that_mends_it(start: str, stale: Path, run) -> None:
+    if start == "stripped":
+        rename(MODEL, strip=True, sidecars=False)
+        (stale / SIDECAR).write_text(VLLM)
+    (finding,) = [f for f in inspect(MODEL).findings if f.code == "KV406"]
+    command = finding.hint.split(" renames")[0]
+    assert run(*shlex.split(command)[1:]).code == 0
+    assert "KV406" not in run("verify", MODEL).err
+
+
+def test_one_of_an_earlier_compile_is_a_warning(stale: Path, run) -> None:
+    (stale / "qpc-0123456789abcdef").mkdir()
+    (stale / SIDECAR).rename(stale / "qpc-0123456789abcdef" / SIDECAR)
+    outcome = run("verify", MODEL)
+    assert (outcome.code, "warning KV406" in outcome.err) == (0, True)
+
+
+def test_names_of_another_model_in_the_directory_are_right(stale: Path, run) -> None:
+    rename(MODEL, strip=True, output="plain.onnx", sidecars=False)
+    assert "KV406" not in run("verify", MODEL).err
+
+
+@pytest.mark.parametrize(
+    "text", [VLLM, PLAIN + VLLM, "- {IOName: pixel_values, Precision: float16}", ""]
+)
+def test_current_and_unrelated_names_are_right(text: str, stale: Path, run) -> None:
+    (stale / SIDECAR).write_text(text)
+    assert run("verify", MODEL).code == 0
+
+
+def test_a_known_name_that_cannot_be_read_is_said(stale: Path, run) -> None:
+    (stale / SIDECAR).write_text("- IOName: [")
+    (stale / "other.yaml").write_text("- IOName: [")
+    outcome = run("verify", MODEL)
+    assert (outcome.code, outcome.err.count("KV406")) == (0, 1)
+    assert f"{SIDECAR} cannot be checked" in outcome.err
