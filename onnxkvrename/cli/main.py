@@ -57,12 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = args.pop(0) if is_named else COMMANDS[0]
     prog_name = "onnxkvrename" if name == COMMANDS[0] else f"onnxkvrename {name}"
     try:
-        if not is_named:
-            _check_command_name(args)
         with _interrupt_on_signals(), _print_warnings(), _guard_help_output(args):
-            code = _load_command(name).command.main(
-                args, prog_name=prog_name, standalone_mode=False
-            )
+            command = _load_command(name).command
+            if not is_named:
+                _check_command_name(args)
+            code = command.main(args, prog_name=prog_name, standalone_mode=False)
         return int(code or 0)
     except click.ClickException as error:
         message = error.format_message().rstrip(".")
@@ -124,13 +123,25 @@ def _check_command_name(args: Sequence[str]) -> None:
 
 def _load_command(name: str) -> Any:
     """Import the module of a command, with its ``command`` and, if any, ``render_failure``."""
-    return import_module(f"onnxkvrename.cli.{name.replace('-', '_')}")
+    return import_module(_build_module_name(name))
+
+
+def _build_module_name(name: str) -> str:
+    return f"onnxkvrename.cli.{name.replace('-', '_')}"
+
+
+def _find_loaded_command(name: str) -> Any:
+    """Return the module of a command, or ``None`` if loading it has failed or was interrupted.
+
+    What is half loaded then, such as numpy, may not bear a second try.
+    """
+    return sys.modules.get(_build_module_name(name))
 
 
 def _read_verbose_option(name: str, args: Sequence[str]) -> bool:
     """Return whether ``-v`` is among the options, alone or as in ``-qv``."""
-    command: click.Command = _load_command(name).command
     with suppress(Exception):  # the bug may be in reading the options
+        command: click.Command = _find_loaded_command(name).command
         context = command.make_context(name, list(args), resilient_parsing=True)
         return bool(context.params.get("verbose"))
     return False
@@ -138,7 +149,8 @@ def _read_verbose_option(name: str, args: Sequence[str]) -> bool:
 
 def _locate_bug(name: str, error: Exception) -> str:
     """Return a hint to ``-v``, or the place of the bug if the command has no ``-v``."""
-    if any(option.name == "verbose" for option in _load_command(name).command.params):
+    module = _find_loaded_command(name)
+    if module and any(option.name == "verbose" for option in module.command.params):
         return "-v shows where"
     import traceback  # only for a bug
 
@@ -150,7 +162,7 @@ def _report_failure(name: str, args: Sequence[str], error: KvRenameError, code: 
     """Answer in the requested format that the job could not be done, and say so on stderr."""
     try:
         output_format = _find_requested_format(args)
-        render_json = getattr(_load_command(name), "render_failure", None)
+        render_json = getattr(_find_loaded_command(name), "render_failure", None)
         if output_format is not None and render_json is not None:
             answer = Answer(name, code, partial(render_json, code, error), error=error)
             print_answer(answer, output_format)

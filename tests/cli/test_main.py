@@ -602,6 +602,44 @@ def test_an_interrupt_while_the_program_starts_is_one_line_too() -> None:
     assert process.stderr == "error: interrupted: no file was left half written\n"
 
 
+INTERRUPTED_WHILE_LOADING = """
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy.linalg":
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupt())
+from onnxkvrename.__main__ import run
+run()
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["-v"], ["--format", "json"]])
+def test_what_was_half_loaded_at_an_interrupt_is_not_loaded_again(options: list[str]) -> None:
+    command = [sys.executable, "-c", INTERRUPTED_WHILE_LOADING, "verify", "m.onnx", *options]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert (process.returncode, process.stdout) == (130, "")
+    assert process.stderr == "error: interrupted: no file was left half written\n"
+
+
+FAILED_WHILE_LOADING = """
+import sys
+sys.modules["onnx"] = None  # as if it were not installed
+from onnxkvrename.__main__ import run
+run()
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["-v"], ["--format", "json"]])
+def test_a_command_that_cannot_be_loaded_is_one_error(options: list[str]) -> None:
+    command = [sys.executable, "-c", FAILED_WHILE_LOADING, "verify", "m.onnx", *options]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert (process.returncode, process.stderr.count("error: ")) == (2, 1)
+    assert "Traceback" not in process.stderr
+
+
 SIGNALLED_WHILE_STARTING = """
 import os, runpy, signal, sys
 class Interrupt:
