@@ -174,6 +174,18 @@ def test_a_wrong_type_is_named_with_those_that_are_right(call, message: str) -> 
         (lambda: onnxkvrename.load_layout(PLAIN, sizes={"ctx_len": 0}), "must be 1 or more, not 0"),
         (lambda: onnxkvrename.compare(PLAIN, PLAIN, prompts=[-4]), "must be 1 or more, not -4"),
         (lambda: onnxkvrename.verify(PLAIN, reference=PLAIN), "reference and dims need run=True"),
+        (
+            lambda: onnxkvrename.verify(PLAIN, run_timeout=5),
+            "run_timeout and run_memory need run=True",
+        ),
+        (
+            lambda: onnxkvrename.verify(PLAIN, run=True, run_timeout=0),
+            "run_timeout must be 1 or more, not 0",
+        ),
+        (
+            lambda: onnxkvrename.verify(PLAIN, run=True, run_memory=1 << 62),
+            "run_memory must be at most",
+        ),
     ],
 )
 def test_a_value_that_makes_no_sense_is_named(call, message: str) -> None:

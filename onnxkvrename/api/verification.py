@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from onnxkvrename.api.arguments import (
     PathLike,
     RulesLike,
+    as_limit,
     as_optional_path,
     as_path,
     as_sizes,
@@ -16,6 +17,12 @@ from onnxkvrename.api.arguments import (
 from onnxkvrename.errors import RulesError
 from onnxkvrename.patterns.pattern import Pattern, compile_pattern
 from onnxkvrename.rules.profile import find_token_error
+from onnxkvrename.verification.isolated_run import (
+    DEFAULT_SECONDS,
+    MAX_MEMORY_BYTES,
+    MAX_SECONDS,
+    RunLimits,
+)
 from onnxkvrename.verification.verify import (
     VerifiedModel,
     VerifyRequest,
@@ -32,6 +39,8 @@ def verify(
     run: bool = False,
     reference: PathLike | None = None,
     dims: Mapping[str, int] | None = None,
+    run_timeout: int | None = None,
+    run_memory: int | None = None,
     renamed_from: PathLike | None = None,
     compare_data: bool = False,
     up_to_order: bool = False,
@@ -47,6 +56,9 @@ def verify(
         run: Also run the retention loop in onnxruntime.
         reference: With ``run``: a model that must give the same results.
         dims: With ``run``: sizes of symbolic dimensions.
+        run_timeout: With ``run``: the seconds that onnxruntime may take, by default 600.
+        run_memory: With ``run``: the bytes of memory that it may take; by default 4 GiB and four
+            times the model's size, or all that the machine has.
         renamed_from: Also prove that this model, but for the names of KV buffers, is that one.
         compare_data: With ``renamed_from``: compare the contents of external data as well.
         up_to_order: With ``renamed_from``: accept another order of functions, initializers and
@@ -59,8 +71,8 @@ def verify(
 
     Raises:
         RulesError: The rules, the token or the expression cannot be used.
-        ValueError: ``reference`` or ``dims`` without ``run``; ``compare_data`` or
-            ``up_to_order`` without ``renamed_from``.
+        ValueError: ``reference``, ``dims`` or a limit without ``run``; ``compare_data`` or
+            ``up_to_order`` without ``renamed_from``; a limit that is not a positive number.
         ModelError: The model cannot be read.
         TypeError: An argument has the wrong type.
     """
@@ -68,6 +80,8 @@ def verify(
         raise RulesError(f"the token {token!r} {fault}", hint="for example VLLM")
     if not run and (reference is not None or dims):
         raise ValueError("reference and dims need run=True")
+    if not run and (run_timeout is not None or run_memory is not None):
+        raise ValueError("run_timeout and run_memory need run=True")
     if renamed_from is None and (compare_data or up_to_order):
         raise ValueError("compare_data and up_to_order need renamed_from")
     request = VerifyRequest(
@@ -79,6 +93,10 @@ def verify(
         renamed_from=as_optional_path(renamed_from, "renamed_from"),
         compare_data=compare_data,
         up_to_order=up_to_order,
+        limits=RunLimits(
+            as_limit(run_timeout, "run_timeout", MAX_SECONDS) or DEFAULT_SECONDS,
+            as_limit(run_memory, "run_memory", MAX_MEMORY_BYTES),
+        ),
         strict=strict,
     )
     loaded_rules = load_rules(rules)

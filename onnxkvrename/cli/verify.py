@@ -33,7 +33,12 @@ from onnxkvrename.report.verify_text import build_verify_answer, verified_to_jso
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.plan import TokenChange
-from onnxkvrename.verification.isolated_run import DEFAULT_SECONDS, RunLimits
+from onnxkvrename.verification.isolated_run import (
+    DEFAULT_SECONDS,
+    MAX_MEMORY_BYTES,
+    MAX_SECONDS,
+    RunLimits,
+)
 from onnxkvrename.verification.verify import (
     VerifiedModel,
     VerifyRequest,
@@ -114,7 +119,7 @@ class _Arguments(NamedTuple):
 @click.option(
     "--run-timeout",
     metavar="SECONDS",
-    type=click.IntRange(1, 10_000_000),
+    type=click.IntRange(1, MAX_SECONDS),
     help=f"With --run: the time that onnxruntime may take for a model, by default "
     f"{DEFAULT_SECONDS}.",
 )
@@ -199,7 +204,7 @@ def _parse_memory(text: str) -> int:
     """Return the bytes of a size such as ``512M``; its units are powers of 1024."""
     match = re.fullmatch("([0-9]{1,12})([KMGT]?)(?:i?B)?", text.strip(), re.ASCII | re.IGNORECASE)
     size = int(match[1]) << 10 * " KMGT".index(match[2].upper() or " ") if match else 0
-    if not 0 < size < 1 << 62:
+    if not 0 < size <= MAX_MEMORY_BYTES:
         raise click.UsageError(f"--run-memory {text!r}: say a size such as 512M or 8G")
     return size
 

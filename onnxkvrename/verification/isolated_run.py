@@ -35,6 +35,8 @@ from onnxkvrename.verification.retention_loop import (
 )
 
 DEFAULT_SECONDS = 600
+MAX_SECONDS = 10_000_000
+MAX_MEMORY_BYTES = (1 << 62) - 1
 _DEFAULT_MEMORY_BYTES = 4 << 30
 _MEMORY_PER_MODEL_BYTE = 4
 """onnxruntime parses the weights, copies them, and packs some of them again."""

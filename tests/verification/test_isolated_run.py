@@ -17,6 +17,7 @@ import pytest
 from models import info, node
 from onnx import ModelProto, TensorProto
 
+import onnxkvrename
 from onnxkvrename import KvRenameError, ModelError, load_rules
 from onnxkvrename.documents import ObjectReader, UnreadableTextError
 from onnxkvrename.rules.kv_model import read_kv_model
@@ -432,4 +433,6 @@ def test_the_limits_reach_the_run(
 
     monkeypatch.setattr("onnxkvrename.verification.verify.check_retention", refuse)
     assert run("verify", DECODER, "--run", "--run-memory", text, "--run-timeout", "7").code == 0
-    assert seen == [RunLimits(7, size)]
+    onnxkvrename.verify(DECODER, run=True, run_timeout=7, run_memory=size)
+    onnxkvrename.verify(DECODER, run=True)
+    assert seen == [RunLimits(7, size), RunLimits(7, size), RunLimits()]
