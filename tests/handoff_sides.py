@@ -159,9 +159,10 @@ def _compute_slot(
 
 
 def _find_token_axes(layout: Layout, name: str) -> list[int]:
-    """Return the axes whose size is a symbol, which count tokens."""
+    """Return the axes whose size is a symbol, which count the prompt's tokens."""
     shape = next(value.shape for value in layout.inputs if value.name == name)
-    return [axis for axis, dim in enumerate(shape or ()) if axis and isinstance(dim, str)]
+    dims = [str(dim) if isinstance(dim, str) else "" for dim in (shape or ())[1:]]
+    return [axis for axis, dim in enumerate(dims, 1) if dim and not dim.startswith("encoder")]
 
 
 def _slice_filled(layout: Layout, name: str, tokens: int) -> tuple[slice, ...]:

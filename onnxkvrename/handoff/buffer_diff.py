@@ -142,7 +142,7 @@ class _ShapeComparison(NamedTuple):
         if self.prefill_shape == self.decode_shape:
             return False
         prefill_dims, decode_dims = (
-            [dim for axis, dim in enumerate(shape, 1) if axis != buffer.sequence_axis]
+            [dim for axis, dim in enumerate(shape, 1) if axis != buffer.prompt_axis]
             for buffer, shape in (
                 (self.prefill, self.prefill_shape),
                 (self.decode, self.decode_shape),
@@ -150,9 +150,7 @@ class _ShapeComparison(NamedTuple):
         )
         if Counter(map(str, prefill_dims)) != Counter(map(str, decode_dims)):
             return False
-        return (
-            prefill_dims != decode_dims or self.prefill.sequence_axis != self.decode.sequence_axis
-        )
+        return prefill_dims != decode_dims or self.prefill.prompt_axis != self.decode.prompt_axis
 
     def compare_axes(self) -> Iterator[Difference]:
         """Yield a difference for each axis that has one, without the text of the types."""
@@ -192,4 +190,4 @@ def _choose_size_option(prefill_dim: Dim, decode_dim: Dim) -> str:
 
 def _can_grow(buffer: KvBuffer, axis: int) -> bool:
     """Return whether a buffer may grow along an axis: one of unknown kind may along any."""
-    return buffer.sequence_axis == axis or buffer.kind == "unknown"
+    return buffer.prompt_axis == axis or buffer.kind == "unknown"

@@ -150,6 +150,17 @@ def is_empty_shape(shape: Shape) -> bool:
     return any(isinstance(dim, int) and dim < 1 for dim in shape[1:])
 
 
+def describe_content(buffer: KvBuffer) -> str:
+    """Return why a cut to the prompt's length loses a part of a buffer: ``is a state``."""
+    if buffer.is_state:
+        return "is a state"
+    if buffer.traits.grows_with == "encoder":
+        return "holds what the encoder wrote"
+    if buffer.has_no_prompt_axis:
+        return "is written once, whatever the prompt"
+    return "has its context on another axis"
+
+
 def format_similar_count(names: Sequence[str]) -> str:
     """Return how many names there are besides the first: ``, like 7 more``, or nothing."""
     return f", like {len(names) - 1} more" if len(names) > 1 else ""

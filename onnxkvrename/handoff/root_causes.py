@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from onnxkvrename.findings import CODES, Finding, build_finding, format_list
 from onnxkvrename.handoff.buffer_diff import BufferPair, Difference, format_buffer_type
 from onnxkvrename.handoff.comparison import Comparison, try_simulation
+from onnxkvrename.handoff.consumer_checks import describe_content
 from onnxkvrename.handoff.selection import BufferId
 from onnxkvrename.handoff.slots import format_token_count
 from onnxkvrename.handoff.worker import UNLIMITED_LENGTH
@@ -72,11 +73,11 @@ def build_root_cause(
 
 
 def find_root_causes(comparison: Comparison) -> tuple[RootCause, ...]:
-    """Return missing buffers, differing buffers and truncated states, in this order."""
+    """Return missing buffers, differing buffers and truncated ones, in this order."""
     return (
         *_find_missing_buffers(comparison.pairs, is_otherwise_equal=not comparison.differences),
         *_find_differing_buffers(comparison),
-        *_find_truncated_states(comparison),
+        *_find_truncated_buffers(comparison),
     )
 
 
@@ -208,23 +209,24 @@ def _format_other_buffers(pairs: Sequence[BufferPair]) -> str:
     return f", and {count} (of {layers})"
 
 
-def _find_truncated_states(comparison: Comparison) -> Iterator[RootCause]:
-    """Find KV605: states of which short prompts move only a part, on both sides alike."""
+def _find_truncated_buffers(comparison: Comparison) -> Iterator[RootCause]:
+    """Find KV605: buffers of which short prompts move only a part, on both sides alike."""
     if comparison.simulation is None:
         return
-    groups: dict[tuple[str, int], list[BufferPair]] = {}
+    groups: dict[tuple[str, str, int], list[BufferPair]] = {}
     for pair in comparison.pairs:
         ranges = comparison.simulation.truncated_ranges.get(pair.buffer_id, ())
         if ranges and pair.decode is not None:
             type_text = format_buffer_type(comparison.setup.decode, pair.decode)
-            groups.setdefault((type_text, ranges[-1][1]), []).append(pair)
-    for (type_text, last), pairs in groups.items():
+            key = (describe_content(pair.decode), type_text, ranges[-1][1])
+            groups.setdefault(key, []).append(pair)
+    for (reason, type_text, last), pairs in groups.items():
         is_limited = last < UNLIMITED_LENGTH
         prompts = f"prompts of up to {format_token_count(last)}" if is_limited else "short prompts"
         finding = build_finding(
             "KV605",
             pairs[0].name,
-            f"is a state of {type_text}{_format_other_buffers(pairs)}: {prompts} move a part of it "
+            f"{reason}, {type_text}{_format_other_buffers(pairs)}: {prompts} move a part of it "
             "only",
             "move all of each buffer: VLLM_QAIC_USE_FULL_KV_TRANSFER=1, here --full-transfer",
         )

@@ -20,6 +20,7 @@ from onnxkvrename.handoff.consumer_checks import (
     format_similar_count,
 )
 from onnxkvrename.handoff.selection import (
+    BufferId,
     SelectedValue,
     Selection,
     find_unselected_buffers,
@@ -204,10 +205,16 @@ def check_each_side(
 
 
 def check_unmatched_non_kv(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Finding]:
-    """Yield KV608 for values that are not KV buffers, and that only one side selects."""
+    """Yield KV608 for values that are not KV buffers, and that only one side selects.
+
+    What only prefill has, after all that decode reads, has no place among the buffers.
+    """
     inputs = prefill.selection.inputs
     outputs = prefill.selection.outputs[: len(inputs)]
     decode_inputs = decode.selection.inputs
+    read_ids = {each.buffer_id for each in decode_inputs}
+    if prefill.selection.is_ordered:
+        inputs, outputs = (_drop_unread_tail(values, read_ids) for values in (inputs, outputs))
     for checked, values, other_values in (
         (prefill, (*inputs, *outputs), decode_inputs),
         (decode, decode_inputs, outputs),
@@ -224,6 +231,14 @@ def check_unmatched_non_kv(prefill: CheckedSide, decode: CheckedSide) -> Iterato
                 f"place among the buffers of {checked.side.label} only",
                 f"take {token} out of that name where the model is exported",
             )
+
+
+def _drop_unread_tail(
+    values: tuple[SelectedValue, ...], read_ids: Collection[BufferId]
+) -> tuple[SelectedValue, ...]:
+    """Return the values up to the last that decode reads."""
+    places = [place for place, each in enumerate(values, 1) if each.buffer_id in read_ids]
+    return values[: max(places, default=0)]
 
 
 def list_update_notes(prefill: CheckedSide, decode: CheckedSide) -> list[str]:

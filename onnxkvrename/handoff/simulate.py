@@ -225,10 +225,10 @@ def _find_prompt_axes(selected: SelectedValue, setup: TransferSetup) -> frozense
     A buffer of unknown kind may have its tokens on any axis.
     """
     rank = len(selected.value.shape or ())
-    if _has_unknown_kind(selected.buffer):
+    if _has_open_axis(selected.buffer):
         return frozenset(range(1, rank))
     clipped = find_clipped_axes(setup.consumer, rank, setup.full_transfer)
-    return clipped | {None if selected.buffer is None else selected.buffer.sequence_axis}
+    return clipped | {None if selected.buffer is None else selected.buffer.prompt_axis}
 
 
 def _simulate_prompt(setup: TransferSetup, tokens: int) -> _PromptState:
@@ -291,10 +291,10 @@ def _resolve_byte_orders(
     token axis is used.
     """
     contents = (source, reader)
-    known_buffers = [each.buffer for each in contents if not _has_unknown_kind(each.buffer)]
+    known_buffers = [each.buffer for each in contents if not _has_open_axis(each.buffer)]
     if len(known_buffers) == 2:
         return _resolve_byte_order(source), _resolve_byte_order(reader)
-    axis = next((buffer.sequence_axis for buffer in known_buffers if buffer is not None), None)
+    axis = next((buffer.prompt_axis for buffer in known_buffers if buffer is not None), None)
     return _build_byte_order(source.slot.shape, axis), _build_byte_order(reader.slot.shape, axis)
 
 
@@ -305,7 +305,7 @@ def _resolve_byte_order(content: _SlotContent) -> _ByteOrder:
     so do their first bytes.
     """
     shape, full_shape = content.slot.shape, content.full_shape
-    axis = None if content.buffer is None else content.buffer.sequence_axis
+    axis = None if content.buffer is None else content.buffer.prompt_axis
     dims = (shape[index] if index == axis else dim for index, dim in enumerate(full_shape))
     return _build_byte_order(tuple(dims), axis)
 
@@ -315,19 +315,22 @@ def _build_byte_order(shape: Shape, token_axis: int | None) -> _ByteOrder:
     return [(dim, axis == token_axis) for dim, axis in dims if dim != 1]
 
 
-def _has_unknown_kind(buffer: KvBuffer | None) -> bool:
-    return buffer is not None and buffer.kind == "unknown"
+def _has_open_axis(buffer: KvBuffer | None) -> bool:
+    """Return whether any axis may be that of the tokens: all sizes are fixed, or the kind open."""
+    if buffer is None or buffer.has_no_prompt_axis:
+        return False
+    return buffer.kind == "unknown" or buffer.prompt_axis is None
 
 
 def _is_truncated(content: _SlotContent, tokens: int) -> bool:
-    """Return whether less is moved than a prompt fills; a state is full after the first token."""
+    """Return whether less is moved than a prompt fills; only the context is not full at once."""
     slot, buffer = content.slot, content.buffer
-    if buffer is None or buffer.kind == "unknown":
+    if buffer is None or _has_open_axis(buffer):
         return False
     return any(
         isinstance(size, int)
         and isinstance(moved, int)
-        and moved < (min(tokens, size) if axis == buffer.sequence_axis else size)
+        and moved < (min(tokens, size) if axis == buffer.prompt_axis else size)
         for axis, (moved, size) in enumerate(zip(slot.shape, content.full_shape, strict=True))
     )
 

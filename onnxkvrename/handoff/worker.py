@@ -124,14 +124,15 @@ def _detect_order(layout: Layout) -> BufferOrder:
 def find_longest_prompt(layout: Layout) -> int:
     """Return the longest prompt in tokens that a side has room for.
 
-    Windows and states do not limit it. `UNLIMITED_LENGTH` stands for a context of unknown size.
+    Windows, states and what an encoder wrote do not limit it. `UNLIMITED_LENGTH` stands for a
+    context of unknown size.
     """
     sizes = []
     for buffer in layout.buffers:
         shape = layout.resolve_shape(buffer.shape or ())
-        if buffer.sequence_axis is not None and buffer.window is None:
-            sizes.append(shape[buffer.sequence_axis])
-        elif buffer.kind == "unknown" and len(shape) > 3:
+        if buffer.prompt_axis is not None and buffer.window is None:
+            sizes.append(shape[buffer.prompt_axis])
+        elif buffer.kind == "unknown" and len(shape) > 3 and not buffer.has_no_prompt_axis:
             sizes.append(shape[2])
     known_sizes = [size for size in sizes if isinstance(size, int)]
     return max(known_sizes) if known_sizes and len(known_sizes) == len(sizes) else UNLIMITED_LENGTH
@@ -170,7 +171,7 @@ def find_shared_symbols(
         shape = layout.resolve_shape(buffer.shape or ())
         clipped = find_clipped_axes(consumer, len(shape), full_transfer)
         for axis, dim in enumerate(shape[1:], 1):
-            is_context = axis == buffer.sequence_axis and buffer.window is None
+            is_context = axis == buffer.prompt_axis and buffer.window is None
             if isinstance(dim, str) and not (axis in clipped and is_context):
                 shared.add(dim)
     return tuple(sorted(shared))

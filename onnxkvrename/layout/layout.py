@@ -84,6 +84,22 @@ class KvBuffer(NamedTuple):
         return self.traits.is_state
 
     @property
+    def prompt_axis(self) -> int | None:
+        """The axis of the prompt's tokens; ``None`` for states, encoders' tokens, fixed sizes."""
+        return None if self.traits.grows_with == "encoder" else self.sequence_axis
+
+    @property
+    def has_no_prompt_axis(self) -> bool:
+        """True if no axis has the prompt's tokens, false if one may, as where all sizes are fixed.
+
+        A buffer of fixed size that is written once, such as keys and values of an image, does
+        not follow the prompt.
+        """
+        if self.is_state or self.traits.grows_with == "encoder":
+            return True
+        return self.sequence_axis is None and self.update.kind == "once"
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names that it has, input first."""
         return tuple(name for name in (self.input, self.output) if name is not None)

@@ -696,6 +696,58 @@ def test_one_name_on_both_sides_is_no_matter_of_order() -> None:
     assert "KV609" in {one.code for one in check_consumer(turned, target)}
 
 
+def test_a_stranger_behind_all_that_decode_reads_has_no_place_among_the_buffers() -> None:
+    """Decode's memory is then smaller than prefill's, and each buffer where it was."""
+    plain = build_side_layout(*describe_attention(0, 1), ctx_len=32)
+    stranger = Value("z.9_vllmKvCache", "FLOAT16", ("batch_size", 4))
+    retained = stranger._replace(name=f"{stranger.name}_RetainedState")
+    behind = plain._replace(inputs=(*plain.inputs, stranger), outputs=(*plain.outputs, retained))
+    assert list_codes(predict_handoff(behind, plain)) == []
+    assert transfer_bytes(behind, plain, 9).wrong == frozenset()
+    assert list_codes(predict_handoff(plain, behind))[0] == "KV608"
+
+
+# KV605: keys and values of an encoder
+
+
+def cross_layout(length: int | str, **sizes: int) -> Layout:
+    """A decoder's layer with a cache of its own, and one of what the encoder wrote."""
+    layout = build_side_layout(
+        *describe_attention(0), *describe_attention(1, shape=f"2,{length},4"), **sizes
+    )
+    buffers = (
+        one._replace(kind="cross_attention", is_kind_guessed=False) if one.layer == 1 else one
+        for one in layout.buffers
+    )
+    return layout._replace(buffers=tuple(buffers))
+
+
+@pytest.mark.parametrize("length", ["encoder_ctx_len", 1500])
+def test_what_an_encoder_wrote_is_cut_to_the_prompt_and_lost(length: int | str) -> None:
+    """The decoder's context limits prompts, and no prompt is as long as what the encoder heard."""
+    sizes = {} if isinstance(length, int) else {length: 1500}
+    side = cross_layout(length, ctx_len=448, **sizes)
+    found = predict_handoff(side, side)
+    assert list_codes(found) == ["KV605"]
+    assert "holds what the encoder wrote" in message(found, "KV605")
+    assert (found.verdict.outcome, found.verdict.longest_prompt) == ("corrupts", 448)
+    assert found.verdict.corrupt_ranges == ((1, 448),)
+    assert transfer_bytes(side, side, 4).wrong
+    whole = predict_handoff(side, side, full_transfer=True)
+    assert (list_codes(whole), whole.verdict.outcome) == ([], "works")
+
+
+def test_an_encoder_of_another_length_is_another_buffer() -> None:
+    sides = (
+        cross_layout("encoder_ctx_len", ctx_len=448, encoder_ctx_len=size) for size in (1500, 750)
+    )
+    found = predict_handoff(*sides, full_transfer=True)
+    assert "KV613" in list_codes(found)
+    unsized = cross_layout("encoder_ctx_len", ctx_len=448)
+    shared = predict_handoff(unsized, unsized, full_transfer=True).shared_symbols
+    assert shared == ("encoder_ctx_len",)
+
+
 # KV604: what stands behind the buffers
 
 
@@ -727,8 +779,8 @@ def test_each_range_of_lengths_has_its_own_cause() -> None:
     wide, narrow = (build_side_layout(*state, ctx_len=32, sliding_window=size) for size in (32, 8))
     found = predict_handoff(wide, narrow)
     assert format_handoff_verdict(found) == (
-        "hand-off would corrupt prompts of up to 3 tokens: a state that the consumer cuts as if it "
-        "were a context (KV605), and prompts longer than 8 tokens: windows of 32 and 8 tokens "
+        "hand-off would corrupt prompts of up to 3 tokens: a buffer that the consumer cuts as if "
+        "it were a context (KV605), and prompts longer than 8 tokens: windows of 32 and 8 tokens "
         "(KV614)"
     )
     assert format_handoff_verdict(predict_handoff(narrow, wide)).endswith(

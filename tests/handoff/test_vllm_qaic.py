@@ -311,14 +311,37 @@ def test_without_logits_the_last_buffer_is_taken_off() -> None:
     assert "the last KV buffer is taken off" in one.message
 
 
-@pytest.mark.parametrize(
-    ("outputs", "said"),
-    [(["logits", "log_probs"], "by chance"), (["logits", "log_a", "log_b"], "mismatch")],
-)
-def test_more_outputs_that_start_with_log_are_too_many(outputs: list[str], said: str) -> None:
-    one = only(model(decoder(), outputs=outputs), "KV604")
-    assert one.name == outputs[1]
-    assert said in one.message
+def test_more_outputs_that_start_with_log_are_too_many() -> None:
+    one = only(model(decoder(), outputs=["logits", "log_a", "log_b"]), "KV604")
+    assert one.name == "log_a"
+    assert "mismatch" in one.message
+
+
+def prefill_starts(of: Layout) -> bool:
+    """Whether the consumer's own assertion on its buffers holds, told again in its words."""
+    buffers = [value.name for value in of.inputs if "vllmKvCache" in value.name]
+    outputs = [value.name for value in of.outputs]
+    buff_map = [n for n in outputs if "vllmKvCache" in n and n.endswith("RetainedState")]
+    buff_map += [name for name in outputs if name.startswith("log")]
+    buff_map = buff_map[:-1]
+    return len(buffers) == len(buff_map) or len(buffers) + 1 == len(buff_map)
+
+
+@pytest.mark.parametrize("logs", range(5))
+@pytest.mark.parametrize("strangers", range(3))
+@pytest.mark.parametrize("with_inputs", [False, True])
+def test_outputs_are_refused_exactly_where_prefill_itself_stops(
+    logs: int, strangers: int, with_inputs: bool
+) -> None:
+    """The strangers come after all buffers, so that only the numbers count."""
+    names = [f"z.9_{number}_vllmKvCache" for number in range(strangers)]
+    layout = model(
+        decoder(),
+        inputs=names if with_inputs else [],
+        outputs=[*(f"log{number}" for number in range(logs)), *(name + OUT for name in names)],
+    )
+    errors = {one.code for one in found(layout) if one.severity == "error"}
+    assert bool(errors & {"KV604", "KV608"}) is not prefill_starts(layout)
 
 
 def test_one_output_that_starts_with_log_is_right() -> None:
@@ -364,6 +387,34 @@ def test_three_axes_are_never_cut() -> None:
 def test_of_an_axis_of_one_nothing_is_cut() -> None:
     states = {"conv_state.1": CONV, "recurrent_state.1": ("batch_size", 2, 1, 16)}
     assert "KV605" not in codes(model({**decoder(1), **states}))
+
+
+def test_keys_and_values_of_an_encoder_are_cut_whatever_their_axis_is_called() -> None:
+    """Four of 1500 positions would be handed over for a prompt of four tokens."""
+    for length in ("encoder_ctx_len", 1500):
+        shape: tuple[Dim, ...] = ("batch_size", 2, length, 4)
+        layout = model(decoder(1, shape))
+        buffers = tuple(
+            one._replace(kind="cross_attention", is_kind_guessed=False) for one in layout.buffers
+        )
+        one = only(layout._replace(buffers=buffers), "KV605")
+        assert "holds what the encoder wrote" in one.message
+        assert f"less than {length}" in one.message
+        assert "KV605" not in codes(layout._replace(buffers=buffers), whole=True)
+
+
+def test_what_is_written_once_does_not_follow_the_prompt() -> None:
+    """Keys and values of an image have four axes of fixed size, and prefill writes them whole."""
+    image: tuple[Dim, ...] = ("batch_size", 2, 6404, 4)
+    layout = model({**decoder(1), "past_key.1": image, "past_value.1": image})
+    open_kinds = [b._replace(kind="unknown") if b.shape == image else b for b in layout.buffers]
+    written_once = [
+        b._replace(update=BufferUpdate("once")) if b.shape == image else b for b in open_kinds
+    ]
+    assert "KV605" not in codes(layout._replace(buffers=tuple(open_kinds)))
+    one = only(layout._replace(buffers=tuple(written_once)), "KV605")
+    assert one.name == f"past_key.1{END}"
+    assert "is written once" in one.message
 
 
 # KV120
@@ -450,6 +501,14 @@ def harm(inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> str:
 def test_a_stranger_with_both_sides_makes_the_buffers_hybrid() -> None:
     name = "vision_embeds_vllmKvCache"
     assert "makes the buffers hybrid" in harm([name], [name + OUT])
+
+
+def test_a_stranger_that_does_no_harm_to_the_buffers_is_a_warning() -> None:
+    name = "vision_embeds_vllmKvCache"
+    harmless = model(decoder(), inputs=[name], outputs=["logits", name + OUT])
+    assert only(harmless, "KV608").severity == "warning"
+    shifting = model(decoder(), outputs=["logits", f"a_vllmKvCache{OUT}"])
+    assert only(shifting, "KV608").severity == "error"
 
 
 def test_a_stranger_among_hybrids_is_handed_over() -> None:

@@ -14,7 +14,11 @@ from itertools import pairwise
 
 from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.handoff.consumer import Consumer
-from onnxkvrename.handoff.consumer_checks import format_similar_count
+from onnxkvrename.handoff.consumer_checks import (
+    describe_content,
+    format_similar_count,
+    has_wrong_output_count,
+)
 from onnxkvrename.handoff.selection import (
     Selection,
     find_distinct_types,
@@ -24,7 +28,6 @@ from onnxkvrename.handoff.selection import (
     select_values,
 )
 from onnxkvrename.layout.dims import Shape
-from onnxkvrename.layout.kinds import BufferKind, get_kind_traits
 from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.model.signature import format_shape
 
@@ -88,12 +91,15 @@ def is_logits_output(name: str) -> bool:
 
 
 def check_logits(layout: Layout, full_transfer: bool) -> Iterator[Finding]:
-    """Yield KV604, unless exactly one output starts with ``log``.
+    """Yield KV604 for too few or too many outputs that start with ``log``.
 
     Prefill appends these outputs to the KV buffers and drops the last entry. The remaining list
-    may be one longer than the buffers, but not shorter.
+    may be one longer than the buffers, but not shorter: so there may be one or two.
     """
     names = [value.name for value in layout.outputs if is_logits_output(value.name)]
+    selection = select_values(layout, CONSUMER)
+    if len(selection.outputs) - len(selection.inputs) + len(names) - 1 in (0, 1):
+        return
     if not names:
         yield build_finding(
             "KV604",
@@ -108,15 +114,9 @@ def check_logits(layout: Layout, full_transfer: bool) -> Iterator[Finding]:
             "KV604",
             names[1],
             f"starts with log, as {names[0]} does: {len(names)} outputs stand behind the KV "
-            f"buffers, one is taken off, and {_describe_extra_outputs(len(names) - 1)}",
+            'buffers, one is taken off, and prefill stops with "buffer count mismatch"',
             "rename or drop every such output but the logits",
         )
-
-
-def _describe_extra_outputs(count: int) -> str:
-    if count > 1:
-        return 'prefill stops with "buffer count mismatch"'
-    return "the list has one entry more than there are buffers, which passes only by chance"
 
 
 def check_truncated_buffers(layout: Layout, full_transfer: bool) -> Iterator[Finding]:
@@ -126,15 +126,13 @@ def check_truncated_buffers(layout: Layout, full_transfer: bool) -> Iterator[Fin
     """
     if full_transfer:
         return
-    groups: dict[tuple[BufferKind, Shape], list[str]] = {}
+    groups: dict[tuple[str, Shape], list[str]] = {}
     for buffer in find_selected_buffers(layout, CONSUMER):
         if buffer.shape is not None and _is_truncated(buffer):
             shape = layout.resolve_shape(buffer.shape)
             if shape[_CONTEXT_AXIS] != 1:  # every prompt has a first token, so nothing is lost
-                groups.setdefault((buffer.kind, shape), []).append(buffer.names[0])
-    for (kind, shape), names in groups.items():
-        is_state = get_kind_traits(kind).is_state
-        reason = "is a state" if is_state else "has its context on another axis"
+                groups.setdefault((describe_content(buffer), shape), []).append(buffer.names[0])
+    for (reason, shape), names in groups.items():
         yield build_finding(
             "KV605",
             names[0],
@@ -148,7 +146,7 @@ def check_truncated_buffers(layout: Layout, full_transfer: bool) -> Iterator[Fin
 def _is_truncated(buffer: KvBuffer) -> bool:
     if buffer.shape is None or len(buffer.shape) <= _CONTEXT_AXIS + 1:
         return False
-    return buffer.is_state or buffer.sequence_axis not in (None, _CONTEXT_AXIS)
+    return buffer.has_no_prompt_axis or buffer.prompt_axis not in (None, _CONTEXT_AXIS)
 
 
 def check_uniform_types(layout: Layout, full_transfer: bool) -> Iterator[Finding]:
@@ -198,24 +196,31 @@ def check_declared_attention(layout: Layout, full_transfer: bool) -> Iterator[Fi
 
 
 def check_non_kv_selected(layout: Layout, full_transfer: bool) -> Iterator[Finding]:
-    """Yield KV608 for selected values that are not KV buffers, with the effect on the buffers."""
+    """Yield KV608 for selected values that are not KV buffers, with the effect on the buffers.
+
+    Where all buffers pair and are handed over all the same, it is a warning.
+    """
     selection = select_values(layout, CONSUMER)
     names = [each.value.name for each in find_non_kv_selected(layout, selection)]
-    if names:
-        effect = _explain_non_kv_effect(layout, selection)
-        yield build_finding(
-            "KV608",
-            names[0],
-            f"carries {TOKEN}, and is no KV buffer{format_similar_count(names)}: {effect}",
-            f"take {TOKEN} out of that name where the model is exported",
-        )
+    if not names:
+        return
+    harm = _explain_non_kv_harm(layout, selection)
+    finding = build_finding(
+        "KV608",
+        names[0],
+        f"carries {TOKEN}, and is no KV buffer{format_similar_count(names)}: "
+        f"{harm or _explain_non_kv_effect(layout, selection)}",
+        f"take {TOKEN} out of that name where the model is exported",
+    )
+    yield finding if harm else finding._replace(severity="warning")
 
 
-def _explain_non_kv_effect(layout: Layout, selection: Selection) -> str:
+def _explain_non_kv_harm(layout: Layout, selection: Selection) -> str:
+    """Return what goes wrong with the buffers, empty if nothing does."""
     inputs, outputs = selection.inputs, selection.outputs
     if not selection.is_ordered:
         return "no layer can be read in one of the names, and it cannot start"
-    if len(outputs) not in (len(inputs), len(inputs) + 1):
+    if len(outputs) < len(inputs) or has_wrong_output_count(layout, selection, CONSUMER):
         counts = f"{len(inputs)} inputs and {len(outputs)} outputs"
         return f'with it {counts} are selected, and prefill stops with "buffer count mismatch"'
     for selected_input, output in zip(inputs, outputs, strict=False):
@@ -224,6 +229,12 @@ def _explain_non_kv_effect(layout: Layout, selection: Selection) -> str:
             return (
                 f"it shifts the pairing by position, and {output.value.name} goes to {input_name}"
             )
+    return ""
+
+
+def _explain_non_kv_effect(layout: Layout, selection: Selection) -> str:
+    """Return what becomes of values that do no harm to the buffers."""
+    inputs, outputs = selection.inputs, selection.outputs
     if len(outputs) > len(inputs):
         return "it comes last among the outputs, and is left out: only its name keeps it there"
     kv_inputs = [each for each in inputs if each.buffer is not None]
