@@ -106,6 +106,25 @@ def test_rules_are_a_profile_a_file_or_rules(tmp_path: Path) -> None:
         onnxkvrename.load_rules("nobody")
 
 
+def test_no_result_takes_the_place_of_the_rules_that_are_read(
+    decoder: Path, tmp_path: Path
+) -> None:
+    rules = shutil.copyfile(
+        onnxkvrename.rules.load.PROFILES_DIRECTORY / "qeff.toml", tmp_path / "rules.onnx"
+    )
+    before = rules.read_bytes()
+    for given in (rules, str(rules)):
+        with pytest.raises(KvRenameError, match=r"rules\.onnx"):
+            onnxkvrename.rename(decoder, "VLLM", output=rules, rules=given, force=True)
+        (tmp_path / "in").mkdir(exist_ok=True)
+        shutil.copyfile(decoder, tmp_path / "in" / "rules.onnx")
+        report = onnxkvrename.rename_all(
+            tmp_path / "in", "VLLM", directory=tmp_path, rules=given, force=True
+        )
+        assert "a file that this run reads" in str(report.models[0].error)
+    assert rules.read_bytes() == before
+
+
 def test_verify_and_inspect_a_model(decoder: Path) -> None:
     verified = onnxkvrename.verify(decoder, select="past_.*")
     assert (verified.report.status, len(verified.flows)) == ("unchanged", 4)

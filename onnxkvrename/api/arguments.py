@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.storage.read import read_status
 
 PathLike = str | os.PathLike[str]
 RulesLike = Rules | str | os.PathLike[str] | None
@@ -24,26 +25,37 @@ def load_rules(rules: RulesLike = None) -> Rules:
 
     Raises:
         RulesError: There is no such profile or file, or it cannot be used.
+        ModelError: It cannot be told if there is such a file.
         TypeError: The argument has the wrong type.
     """
-    from onnxkvrename.rules.load import has_profile
     from onnxkvrename.rules.load import load_rules as load
 
     if isinstance(rules, Rules):
         return rules
-    if rules is None:
-        return load()
-    if isinstance(rules, str) and has_profile(rules):
-        return load(rules)
+    for path in list_rules_files(rules):
+        return load(path=path)
+    return load() if rules is None else load(str(rules))
+
+
+def list_rules_files(rules: RulesLike) -> tuple[Path, ...]:
+    """Return the file that :func:`load_rules` reads; none for built-in rules.
+
+    Raises:
+        ModelError: It cannot be told if there is such a file.
+        TypeError: The argument has the wrong type.
+    """
+    from onnxkvrename.rules.load import has_profile
+
+    if rules is None or isinstance(rules, Rules) or (isinstance(rules, str) and has_profile(rules)):
+        return ()
     if not isinstance(rules, (str, os.PathLike)):
         raise TypeError(
             "rules must be Rules, the name of a profile or the path of a rules file, "
             f"not {type(rules).__name__}"
         )
     path = Path(rules)
-    if isinstance(rules, str) and not path.suffix and not os.path.exists(path):
-        return load(rules)  # its error lists the profiles
-    return load(path=path)
+    is_name = isinstance(rules, str) and not path.suffix and read_status(path) is None
+    return () if is_name else (path,)  # the error for an unknown name lists the profiles
 
 
 def as_path(value: PathLike, name: str) -> Path:

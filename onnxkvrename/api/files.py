@@ -13,6 +13,7 @@ from onnxkvrename.api.arguments import (
     as_optional_text,
     as_path,
     as_paths,
+    list_rules_files,
     load_rules,
 )
 from onnxkvrename.qefficient.find_export import check_cache_reuse
@@ -82,6 +83,7 @@ def rename(
         verify=verify,
         consumer=as_optional_text(consumer, "consumer"),
         checks=(check_cache_reuse,),
+        read_files=list_rules_files(rules),
     )
     loaded_rules = load_rules(rules)
     found = find_sidecars([job], change, loaded_rules, _build_search(sidecars))
@@ -148,6 +150,7 @@ def rename_all(
         consumer=as_optional_text(consumer, "consumer"),
         group_windows=group_windows,
         checks=(check_cache_reuse,),
+        read_files=list_rules_files(rules),
     )
     loaded_rules = load_rules(rules)
     directories = tuple(path for path in paths if is_directory(path))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.storage.clean_up import remove_stale_temp_files
 from onnxkvrename.storage.lock import hold_locks
-from onnxkvrename.storage.read import has_content, read_status
+from onnxkvrename.storage.read import has_content, open_file, read_status
 from onnxkvrename.storage.temp_file import ReadyFile, TempFile, find_stale_temp_files
 from onnxkvrename.storage.transaction import Transaction
 
@@ -23,7 +23,8 @@ def write_files(contents: Mapping[Path, bytes], *, force: bool) -> None:
 
     Args:
         contents: The content of each file, by its path.
-        force: Replace files with another content.
+        force: Replace files with another content. A new one has the permissions, the owner and
+            the attributes of the one that it replaces.
 
     Raises:
         WriteError: :func:`needs_write` fails, another run writes one of the files, or one
@@ -47,8 +48,19 @@ def write_files(contents: Mapping[Path, bytes], *, force: bool) -> None:
 def _write_temp_file(output: Path, target: Path, content: bytes, force: bool) -> ReadyFile:
     with TempFile(target, output) as temp_file:
         temp_file.write(content)
-        temp_file.set_default_mode()
+        _set_attributes(temp_file, target)
         return temp_file.finish(replace=force)
+
+
+def _set_attributes(temp_file: TempFile, target: Path) -> None:
+    """Give a file the permissions, the owner and the attributes of the one that it replaces."""
+    status = read_status(target, follow_links=False)
+    if status is None or not stat.S_ISREG(status.st_mode):
+        temp_file.set_default_mode()
+        return
+    # Of a file that cannot be read it is not known who may: then only the owner.
+    with suppress(ModelError), open_file(target) as replaced:
+        temp_file.copy_attributes(replaced, owner=True, force=True)
 
 
 def needs_write(output: Path, content: bytes, *, force: bool) -> bool:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from onnxkvrename import ModelError, WriteError
 from onnxkvrename.storage.lock import hold_locks
 from onnxkvrename.storage.temp_file import build_temp_path
 from onnxkvrename.storage.write_file import needs_write, write_files
+
+needs_modes = pytest.mark.skipif(not hasattr(os, "fchmod"), reason="a system without fchmod")
 
 
 @pytest.fixture
@@ -52,6 +55,26 @@ def test_one_that_fails_at_the_end_takes_the_others_back(
         "one": b"old",
         "two": b"old",
     }
+
+
+@needs_modes
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666, 0o4711])
+def test_a_file_that_is_replaced_keeps_its_permissions(mode: int, here: Path) -> None:
+    Path("file").write_bytes(b"old")
+    Path("file").chmod(mode)
+    write_files({Path("file"): b"new"}, force=True)
+    assert Path("file").read_bytes() == b"new"
+    assert stat.S_IMODE(Path("file").stat().st_mode) == mode & 0o777
+
+
+@needs_modes
+def test_a_link_that_is_replaced_gives_no_permissions(here: Path) -> None:
+    Path("private").write_bytes(b"old")
+    Path("private").chmod(0o600)
+    Path("link").symlink_to("private")
+    write_files({Path("link"): b"new", Path("plain"): b"new"}, force=True)
+    assert Path("link").lstat().st_mode == Path("plain").lstat().st_mode
+    assert Path("private").read_bytes() == b"old"
 
 
 @pytest.mark.parametrize("force", [False, True])
