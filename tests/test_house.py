@@ -128,21 +128,15 @@ def find_error_swallowers(tree: ast.AST) -> list[str]:
 MAY_SWALLOW_ERRORS = {
     "__main__": 1,  # stderr cannot be written: there is no other place to say so
     "report.progress_bars": 2,  # nor is there one for a bar
-    "api.arguments": 1,
-    "cli.main": 2,
-    "model.external_data": 4,
-    "qefficient.find_export": 1,
-    "qefficient.seed_cache": 4,
-    "renaming.parallel": 1,
-    "renaming.place": 2,
-    "storage.copy": 1,
-    "storage.directories": 2,
-    "storage.intent": 3,
-    "storage.lock": 4,
+    "renaming.parallel": 1,  # asks the kernel to end a worker with its parent, if it can
+    "storage.copy": 1,  # a larger pipe, if the system allows one
+    "storage.directories": 2,  # os.walk with onerror; rmtree, whose caller judges what is left
+    "storage.intent": 3,  # a hint for another run, which the next one makes or removes
+    "storage.lock": 4,  # link or file, then judged by what is there; clean-up; who holds it
     "storage.read": 2,  # os.path.realpath, on Windows; close
-    "storage.temp_file": 9,
-    "storage.record": 1,
-    "storage.transaction": 3,
+    "storage.record": 1,  # clean-up, which the next run does otherwise
+    "storage.temp_file": 5,  # /proc and O_TMPFILE, else a named file; clean-up, as far as possible
+    "storage.transaction": 3,  # clean-up; the shorter of two ways to name a path
     "verification.run_process": 3,  # limits that a system does not have
 }
 """How many such calls a module may have, each with its reason beside it."""

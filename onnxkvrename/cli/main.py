@@ -26,6 +26,7 @@ from onnxkvrename.cli.output import (
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import decide_exit_code, find_similar
 from onnxkvrename.report.formats import Answer, Line, list_formats
+from onnxkvrename.storage.read import is_occupied
 
 COMMANDS = (
     "rename",
@@ -112,7 +113,7 @@ def _check_command_name(args: Sequence[str]) -> None:
     """Raise :class:`KvRenameError` if the first word looks like a misspelt command, not a file."""
     if not args or not args[0].replace("-", "").isalpha() or args[0].startswith("-"):
         return
-    if os.path.lexists(args[0]):
+    if is_occupied(args[0]):
         return
     longer = (name for name in COMMANDS if name.startswith(args[0]) and len(args[0]) > 3)
     similar = next(longer, None) or find_similar(args[0], COMMANDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from onnxkvrename.findings import Finding
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import RenameJob
+from onnxkvrename.storage.read import read_status
 
 PARAMS_FILE = "hashed_export_params.json"
 """The file in which QEfficient saves the parameters of an export."""
@@ -19,9 +21,14 @@ _MAX_LEVELS = 3
 
 
 def find_exports(model: Path) -> Iterator[Path]:
-    """Yield the directories above a model that hold the parameters of an export."""
+    """Yield the directories above a model that hold the parameters of an export.
+
+    Raises:
+        ModelError: It cannot be told if one does.
+    """
     for directory in list(Path(os.path.abspath(model)).parents)[:_MAX_LEVELS]:
-        if os.path.isfile(directory / PARAMS_FILE):
+        status = read_status(directory / PARAMS_FILE)
+        if status is not None and stat.S_ISREG(status.st_mode):
             yield directory
 
 

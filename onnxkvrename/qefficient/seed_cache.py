@@ -35,7 +35,7 @@ from onnxkvrename.sidecars.rewrite import RewrittenSidecar
 from onnxkvrename.storage.clean_up import remove_stale_temp_files
 from onnxkvrename.storage.intent import clear_intent, find_intents
 from onnxkvrename.storage.lock import hold_locks
-from onnxkvrename.storage.read import is_directory, is_occupied, read_text_file
+from onnxkvrename.storage.read import is_directory, is_occupied, read_text_file, resolve_path
 from onnxkvrename.storage.temp_file import find_stale_temp_files, resolve_moved_path
 
 
@@ -112,7 +112,7 @@ class SeedPlan:
             parent = seed.directory.parent
             for intent in find_intents(parent):
                 old, new = (parent / name for name in intent.move)
-                if seed.directory == new and not os.path.lexists(old):
+                if seed.directory == new and not is_occupied(old):
                     with suppress(WriteError), hold_locks([old, new]):
                         clear_intent({old: new})
                         remove_stale_temp_files(find_stale_temp_files([old, new]))
@@ -293,9 +293,9 @@ def _plan_seed(directory: Path, rules: Rules, change: TokenChange, *, in_place: 
         return Seed(directory, directory, entry)
     new_entry = build_renamed_entry(entry, rules, change)
     target = directory.parent / new_entry.directory_name
-    is_occupied = target != directory and os.path.lexists(target)
-    is_same = is_occupied and _has_entry(target, new_entry)
-    if is_occupied and (in_place or not is_same):
+    is_taken = target != directory and is_occupied(target)
+    is_same = is_taken and _has_entry(target, new_entry)
+    if is_taken and (in_place or not is_same):
         occupied = build_occupied_finding(str(target), same=is_same)
         return Seed(directory, target, new_entry, occupied)
     return Seed(directory, target, new_entry)
@@ -341,7 +341,10 @@ def _check_token_accepted(model: Path, entry: CacheEntry, rules: Rules) -> None:
     if reason is None:
         return
     with open_model(model) as opened:
-        pairs = build_rename_plan(opened.signature, rules, TokenChange(None)).pairs
+        try:
+            pairs = build_rename_plan(opened.signature, rules, TokenChange(None)).pairs
+        except ModelError as error:
+            raise opened.source.build_error(error.message, hint=error.hint) from None
     if pairs:
         raise ModelError(
             f"would be seeded in vain: {reason}", path=str(model), hint="-d DIR writes it elsewhere"
@@ -350,9 +353,9 @@ def _check_token_accepted(model: Path, entry: CacheEntry, rules: Rules) -> None:
 
 def _check_complete(directory: Path, models: Sequence[Path]) -> None:
     """Raise for a model of an export that would not be renamed together with its directory."""
-    given_models = {os.path.realpath(model) for model in models}
+    given_models = {resolve_path(model) for model in models}
     for job in find_jobs([directory]):
-        if os.path.realpath(job.model) not in given_models:
+        if resolve_path(job.model) not in given_models:
             raise ModelError(
                 "would not be renamed, though it is of the same export",
                 path=str(job.model),

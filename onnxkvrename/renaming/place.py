@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from onnxkvrename.renaming.parallel import map_ordered
 from onnxkvrename.renaming.prepare import SplicePlan
 from onnxkvrename.renaming.write import WriteTask, write_temp_file
 from onnxkvrename.storage.lock import find_lock_path, hold_locks
+from onnxkvrename.storage.read import is_occupied
 from onnxkvrename.storage.temp_file import (
     LOCK_SUFFIX,
     ProgressCallback,
@@ -286,5 +286,5 @@ def find_targets_to_clean(target: Path, *, in_place: bool) -> Iterator[Path]:
     missing = find_outermost_missing_directory(target)
     yield missing or target
     for directory in target.parents:
-        if os.path.lexists(directory) and os.path.lexists(find_lock_path(directory)):
+        if is_occupied(directory) and is_occupied(find_lock_path(directory)):
             yield directory
