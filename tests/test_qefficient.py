@@ -134,12 +134,15 @@ def test_several_directories(machine: Machine, cache: Path, tmp_path: Path) -> N
 
 def test_files_that_repeat_the_names(machine: Machine, plain: Path) -> None:
     entries = " - IOName: past_key.0\n   Precision: mxint8 # kept\n"
-    (plain / "custom_io.yaml").write_text(entries)
+    (plain / "qpc-0123456789abcdef").mkdir()
+    paths = ("custom_io.yaml", "qpc-0123456789abcdef/custom_io.yaml")
+    for path in paths:
+        (plain / path).write_text(entries)
     says(machine, "sidecars", EXPORT=plain)
     (seeded,) = (path for path in plain.parent.iterdir() if path != plain)
-    followed = (seeded / "custom_io.yaml").read_text()
-    assert followed == entries.replace("past_key.0", "past_key.0_VLLM")
-    assert (plain / "custom_io.yaml").read_text() == entries
+    for path in paths:
+        assert (seeded / path).read_text() == entries.replace("past_key.0", "past_key.0_VLLM")
+        assert (plain / path).read_text() == entries
     said = says(machine, "custom-io", SEEDED=seeded)
     assert said.startswith(" - IOName: past_key.0_VLLM\n   Precision: mxint8\n\n")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,12 +77,14 @@ def load_sidecars(
             forms = formats.describe_forms()
             raise ModelError("is no sidecar of a known kind", path=str(path), hint=forms)
         distinct.setdefault(resolve_path(path), _build_named_sidecar(path, detected, run))
-    for found in detect_sidecars(candidates, formats, strict=is_strict):
-        if is_strict:
-            sidecar = _build_named_sidecar(found.path, found.format, run, found.directory)
-        else:
-            sidecar = _build_found_sidecar(found, run)
-        distinct.setdefault(resolve_path(found.path), sidecar)
+    # Those that stay may be anything.
+    with suppress(ModelError) if search.policy == "leave" else nullcontext():
+        for found in detect_sidecars(candidates, formats, strict=is_strict):
+            if is_strict:
+                sidecar = _build_named_sidecar(found.path, found.format, run, found.directory)
+            else:
+                sidecar = _build_found_sidecar(found, run)
+            distinct.setdefault(resolve_path(found.path), sidecar)
     sidecars = tuple(distinct.values())
     if search.policy == "leave":
         sidecars = tuple(item for item in sidecars if not item.is_found or _is_readable(item.path))

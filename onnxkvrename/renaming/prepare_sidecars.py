@@ -16,11 +16,11 @@ from onnxkvrename.renaming.write import SidecarPlan
 from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.results import ModelReport, Options, RenameJob, SidecarReport
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar
+from onnxkvrename.sidecars.search import LEAVE_HINT
 from onnxkvrename.storage.read import has_content, is_occupied, open_file, resolve_path
 
 MAX_READ_BYTES = 1 << 26
 """The largest sidecar that is read, in bytes; a format may have a lower limit."""
-_LEAVE_HINT = "--no-sidecars leaves it as it is"
 
 
 class Sidecar(NamedTuple):
@@ -89,7 +89,7 @@ def prepare_sidecars(
             yield _prepare_sidecar(item, models, options)
         except KvRenameError as error:
             if sidecar.is_found:
-                error.hint = f"{error.hint}; {_LEAVE_HINT}" if error.hint else _LEAVE_HINT
+                error.hint = f"{error.hint}; {LEAVE_HINT}" if error.hint else LEAVE_HINT
             yield item._replace(error=error)
 
 
@@ -141,7 +141,7 @@ def _prepare_sidecar(
     findings = rewritten.findings
     if options.check_destination:
         blocking = find_blocking_file(job, is_up_to_date, options)
-        hint = f"; {_LEAVE_HINT}" if item.sidecar.is_found else ""
+        hint = f"; {LEAVE_HINT}" if item.sidecar.is_found else ""
         findings += tuple(finding._replace(hint=finding.hint + hint) for finding in blocking)
     is_unchanged = is_up_to_date or content == old_content
     report = item.report._replace(

@@ -14,8 +14,13 @@ from onnxkvrename.sidecars.format import SidecarFormat, SidecarFormats
 from onnxkvrename.sidecars.rewrite import MAX_SIDECAR_BYTES
 from onnxkvrename.storage.read import open_file, read_status, resolve_path
 
+_MAX_CONTENT_BYTES = 1 << 20
+"""The largest file whose content is asked for a format; YAML that is longer is never parsed."""
 _MAX_NEIGHBOURS = 64
 """The models beside a sidecar that are read to tell whether it is theirs."""
+
+LEAVE_HINT = "--no-sidecars leaves it as it is"
+"""How a rename goes on without a sidecar that was found."""
 
 
 class FoundSidecar(NamedTuple):
@@ -45,28 +50,41 @@ def detect_sidecars(
     Args:
         candidates: Files, each with the directory of its models.
         formats: The formats to recognise.
-        strict: Whether a file that cannot be read is an error, whatever its name.
+        strict: Whether the user asked for them: then a file that cannot be read is an error,
+            whatever its name, and there may be any number.
 
     Raises:
-        ModelError: With `strict`, a candidate cannot be read.
+        ModelError: With `strict`, a candidate cannot be read; without it, all together have
+            more bytes than one sidecar may have.
     """
+    total_size = 0
     for path, directory in candidates:
         detected = formats.detect(path.name, b"")
         has_known_name = detected is not None
         if detected is None:
             try:
-                detected = formats.detect(path.name, _read_candidate(path))
+                limit = MAX_SIDECAR_BYTES if strict else _MAX_CONTENT_BYTES
+                detected = formats.detect(path.name, _read_candidate(path, limit))
             except ModelError:
                 if strict:
                     raise
         if detected is not None and detected.find_names is not None:
+            status = None if strict else read_status(path)
+            total_size += status.st_size if status is not None else 0
+            if total_size > MAX_SIDECAR_BYTES:
+                raise ModelError(
+                    f"is beyond what is looked at: all sidecars here have more than "
+                    f"{MAX_SIDECAR_BYTES:,} bytes",
+                    path=str(path),
+                    hint=LEAVE_HINT,
+                )
             yield FoundSidecar(path, directory, detected, has_known_name)
 
 
-def _read_candidate(path: Path) -> bytes:
+def _read_candidate(path: Path, limit: int) -> bytes:
     """Return the content of a regular file, nothing for one that is too large or is none."""
     status = read_status(path)
-    if status is None or not stat.S_ISREG(status.st_mode) or status.st_size > MAX_SIDECAR_BYTES:
+    if status is None or not stat.S_ISREG(status.st_mode) or status.st_size > limit:
         return b""
     return read_sidecar_head(path)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from onnxkvrename.documents import shorten_name
 from onnxkvrename.errors import ModelError
@@ -12,6 +14,9 @@ from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.rules.find_models import find_possible_sidecars
 from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.rules.profile import Rules
+
+if TYPE_CHECKING:
+    from onnxkvrename.sidecars.search import FoundSidecar
 
 STALE_CODE = "KV406"
 
@@ -48,7 +53,11 @@ def find_stale_sidecars(
     )
 
     neighbour_names: frozenset[str] | None = None
-    for found in detect_sidecars(candidates, load_sidecar_formats(plug_ins=False)):
+    sidecars: list[FoundSidecar] = []
+    with suppress(ModelError):  # more than a rename takes: the first ones are looked at
+        for found in detect_sidecars(candidates, load_sidecar_formats(plug_ins=False)):
+            sidecars.append(found)
+    for found in sidecars:
         path = str(found.path)
         try:
             names = list_names(read_sidecar_head(found.path), path, found.format)

@@ -141,7 +141,7 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("in place", "m.onnx --prefix VLLM", one),
     Command("in place with data", "in/m.onnx --prefix VLLM", with_data),
-    Command("in place with a sidecar", "in --prefix VLLM --sidecars", with_sidecars),
+    Command("in place with a sidecar", "in --prefix VLLM", with_sidecars),
     Command("a set in place", "in --prefix VLLM", windows),
     Command("three in place", "in --prefix VLLM", three),
     Command("three stripped", "in --strip", three_renamed),
@@ -154,7 +154,7 @@ COMMANDS = (
     Command("a set to a directory", "in --prefix VLLM -d out", three_with_old),
     Command("a set to a new directory", "in --prefix VLLM -d new/dir", three),
     Command("a set over a directory", "in --prefix VLLM -d out --force", three_over_old),
-    Command("with a sidecar to a directory", "in --prefix VLLM --sidecars -d out", with_sidecars),
+    Command("with a sidecar to a directory", "in --prefix VLLM -d out", with_sidecars),
     Command("seeded", "cache --prefix VLLM --seed-cache", export),
     Command("seeded in place", "cache --prefix VLLM --seed-cache --in-place", export),
     Command("stripped in the cache", "cache --strip --seed-cache --in-place", export_renamed),

@@ -269,6 +269,19 @@ def test_a_known_name_that_cannot_follow_is_an_error_with_the_way_around(
     assert (here / MODEL).read_bytes() == renamed
 
 
+def test_there_is_an_end_to_how_much_is_looked_at(here: Path, run, snapshot) -> None:
+    for number in range(MAX_SIDECAR_BYTES >> 20):
+        (here / f"io_{number}.yaml").write_text(f"- IOName: a\n#{'#' * (1 << 20)}"[: 1 << 20])
+    before = snapshot(here)
+    outcome = run(*RENAME)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "is beyond what is looked at" in outcome.err
+    assert "--no-sidecars leaves it" in outcome.err
+    assert snapshot(here) == before
+    assert "KV406" in run(*RENAME, "--no-sidecars").err
+    assert "KV406" in run("verify", MODEL).err
+
+
 def test_a_directory_that_cannot_be_listed_is_an_error(here: Path, spawn) -> None:
     here.chmod(0o311)
     process = spawn("./decoder.onnx", "--prefix", "VLLM", "--dry-run")
