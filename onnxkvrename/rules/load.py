@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from onnxkvrename.rules.plugins import Plugin
 
 PROFILES_DIRECTORY = Path(__file__).parent / "profiles"
+DEFAULT_PROFILE = "qeff"
+"""The profile of exports by QEfficient."""
 PLUGIN_GROUP = "onnxkvrename.profiles"
 MAX_RULES_LENGTH = 1 << 16
 """Characters in the text of a profile."""
@@ -42,7 +44,7 @@ MAX_TEMPLATE_LENGTH = 4096
 """Characters in a template."""
 
 
-def load_rules(profile: str = "qeff", path: Path | None = None) -> Rules:
+def load_rules(profile: str = DEFAULT_PROFILE, path: Path | None = None) -> Rules:
     """Load a profile, or the rules in a file.
 
     Args:

@@ -71,7 +71,7 @@ def find_stale_sidecars(
             neighbour_names = frozenset().union(*(values for _, values in neighbours))
         stale = [(old, new) for old, new in stale if old not in (neighbour_names or ())]
         if stale:
-            finding = _build_stale_finding(path, stale, model, pairs)
+            finding = _build_stale_finding(path, stale, _format_command(model, pairs, rules))
             is_beside = found.path.parent == model.parent
             severity = "error" if is_error and is_beside else finding.severity
             yield finding._replace(severity=severity)
@@ -103,22 +103,29 @@ def _find_stale_names(
     return stale
 
 
-def _build_stale_finding(
-    path: str, stale: Sequence[tuple[str, str]], model: Path, pairs: Sequence[KvPair]
-) -> Finding:
+def _build_stale_finding(path: str, stale: Sequence[tuple[str, str]], command: str) -> Finding:
     old, new = stale[0]
-    tokens = {side.token for pair in pairs for side in pair.sides}
-    change = "--prefix TOKEN"
-    if len(tokens) == 1:
-        token = tokens.pop()
-        change = f"--prefix {token}" if token else "--strip"
     return build_finding(
         STALE_CODE,
         path,
         f"has {len(stale)} names from before a rename (first: {shorten_name(old)}, now "
         f"{shorten_name(new)}); a compile ignores these entries",
-        f"onnxkvrename {shlex.quote(str(model))} {change} renames them here, too",
+        command,
     )
+
+
+def _format_command(model: Path, pairs: Sequence[KvPair], rules: Rules) -> str:
+    """Return the command that renames in the sidecars of a model, which itself is right."""
+    from onnxkvrename.rules.load import DEFAULT_PROFILE, has_profile
+
+    tokens = {side.token for pair in pairs for side in pair.sides}
+    change = ["--prefix", "TOKEN"]
+    if len(tokens) == 1:
+        token = tokens.pop()
+        change = ["--prefix", token] if token else ["--strip"]
+    if rules.name != DEFAULT_PROFILE:
+        change += ["--profile" if has_profile(rules.name) else "--rules", rules.name]
+    return shlex.join(["onnxkvrename", str(model), *change])
 
 
 def _build_unreadable_finding(path: str, error: ModelError) -> Finding:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 
 from onnxkvrename import inspect, rename
+from onnxkvrename.rules.load import PROFILES_DIRECTORY
 from onnxkvrename.sidecars.formats.custom_io import render_custom_io
 
 MODEL, SIDECAR = "decoder.onnx", "custom_io.yaml"
@@ -53,9 +55,14 @@ def test_the_hint_is_a_command_that_mends_it(start: str, stale: Path, run) -> No
         rename(MODEL, strip=True, sidecars=False)
         (stale / SIDECAR).write_text(VLLM)
     (finding,) = [f for f in inspect(MODEL).findings if f.code == "KV406"]
-    command = finding.hint.split(" renames")[0]
-    assert run(*shlex.split(command)[1:]).code == 0
+    assert run(*shlex.split(finding.hint)[1:]).code == 0
     assert "KV406" not in run("verify", MODEL).err
+
+
+def test_the_hint_has_the_rules_of_the_command(stale: Path, run) -> None:
+    shutil.copyfile(PROFILES_DIRECTORY / "qeff.toml", "my rules.toml")
+    outcome = run("verify", MODEL, "--rules", "my rules.toml")
+    assert f"(onnxkvrename {MODEL} --prefix VLLM --rules 'my rules.toml')" in outcome.err
 
 
 def test_one_of_an_earlier_compile_is_a_warning(stale: Path, run) -> None:
