@@ -25,6 +25,7 @@ from onnxkvrename.model.proto_reader import (
     find_string,
     list_root_fields,
     read_external_reference,
+    split_usual_form,
 )
 from onnxkvrename.model.protobuf import LENGTH, ByteSource, Record, list_fields, read_fields
 from onnxkvrename.model.signature import NameUses
@@ -360,6 +361,13 @@ class _GraphWalker:
             self.walk_graph(graph, scope)
 
     def walk_value(self, value: Record, role: str, scope: int | None) -> None:
+        usual = split_usual_form(self.source, value)
+        if (
+            usual is not None
+            and usual[0] not in self.names_by_bytes
+            and DIM_SYMBOL_MARKER not in usual[1]
+        ):
+            return
         fields = list_fields(self.source, value, _NAMED)
         self.add_occurrence(find_string(fields, 1), role, scope)
         type_ = find_message(self.source, fields, 2, "type")

@@ -84,9 +84,10 @@ def read_signature(source: ByteSource) -> Signature:
             differently.
     """
     values: dict[int, list[Value]] = {GRAPH_INPUT: [], GRAPH_OUTPUT: []}
+    types: _Types = {}
     for record in read_fields(source, find_graph(source), stems=(), always=frozenset(values)):
         if record.number in values and record.wire_type == LENGTH:
-            values[record.number].append(_read_value(source, record))
+            values[record.number].append(_read_value(source, record, types))
             if len(values[record.number]) > MAX_VALUES:
                 raise source.build_limit_error(f"{MAX_VALUES:,} graph inputs or outputs", record)
     return Signature(tuple(values[GRAPH_INPUT]), tuple(values[GRAPH_OUTPUT]))
@@ -213,10 +214,32 @@ def read_optional_string(source: ByteSource, record: Record | None) -> str:
     return "" if record is None else source.read_string(record)
 
 
-def _read_value(source: ByteSource, record: Record) -> Value:
+_Types = dict[bytes, tuple[str, tuple[Dim, ...] | None]]
+"""Types that were read, by their bytes: most values of a model have one of a few."""
+
+
+def split_usual_form(source: ByteSource, record: Record) -> tuple[bytes, bytes] | None:
+    """Return the payloads of a message that is short fields 1 and 2 and nothing else, if it is."""
+    size = record.end - record.start
+    if 4 <= size < 0x100:
+        data = source.read_slice(record.start, size)
+        second = 2 + data[1]
+        if data[0] == 0x0A and data[1] < 0x80 and second + 1 < size and data[second] == 0x12:
+            start = second + 2
+            if data[second + 1] == size - start < 0x80:
+                return data[2:second], data[start:]
+    return None
+
+
+def _read_value(source: ByteSource, record: Record, types: _Types) -> Value:
+    usual = split_usual_form(source, record)
+    if usual is not None and usual[1] in types:
+        return Value(_decode_string(usual[0]), *types[usual[1]])
     fields = list_fields(source, record, _VALUE)
     type_ = find_message(source, fields, 2, "type")
     dtype, shape = ("UNDEFINED", None) if type_ is None else _read_type(source, type_)
+    if usual is not None:
+        types[usual[1]] = dtype, shape
     return Value(read_optional_string(source, find_string(fields, 1)), dtype, shape)
 
 
@@ -372,15 +395,9 @@ def _compute_data_size(dims: Sequence[int], bits: int) -> int:
 
 def _read_string_entry(source: ByteSource, entry: Record) -> tuple[str, str]:
     """Return key and value of an entry; one in the usual form is read at once."""
-    size = entry.end - entry.start
-    if 4 <= size < 0x100:
-        data = source.read_slice(entry.start, size)
-        key_end = 2 + data[1]
-        usual_key = data[0] == 0x0A and data[1] < 0x80 and key_end + 1 < size
-        if usual_key and data[key_end] == 0x12:
-            key, value = data[2:key_end], data[key_end + 2 :]
-            if data[key_end + 1] == len(value) < 0x80:
-                return _decode_string(key), _decode_string(value)
+    usual = split_usual_form(source, entry)
+    if usual is not None:
+        return _decode_string(usual[0]), _decode_string(usual[1])
     fields = list_fields(source, entry, _STRING_ENTRY)
     return (
         read_optional_string(source, find_string(fields, 1)),

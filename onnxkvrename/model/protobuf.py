@@ -32,6 +32,8 @@ _MAX_NUMBER_SIZE = 10
 _SHORT_BLOCK_SIZE = 1 << 12
 _MAX_HEADER_SIZE = 32
 """Bytes that hold any tag and length."""
+_FEW_SMALL_FIELDS = 256
+"""Fields that are read one by one in less time than a pattern for them is compiled."""
 _NO_HIT = 1 << 62
 
 
@@ -84,6 +86,7 @@ class ByteSource:
         size: The number of bytes.
         path: The file that the bytes are from, as errors name it; `None` in memory.
         root_fields: The model's own fields, once :mod:`proto_reader` has read them.
+        small_field_count: Fields that were read one by one although nobody asked for them.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class ByteSource:
         self.size = size
         self.path = path
         self.root_fields: list[Record] | None = None
+        self.small_field_count = 0
         self._block = b""
         self._base = 0
         self._hits: dict[tuple[bytes, ...], list[int]] = {}
@@ -265,6 +269,8 @@ def _read_record(source: ByteSource, pos: int, parent: Record) -> Record:
 
 def _find_group_end(source: ByteSource, group: Record) -> int:
     """Return the end of a group, its end tag included; nested groups are matched."""
+    from onnxkvrename.model.small_fields import skip_small_fields  # no exporter writes groups
+
     pos, open_groups = group.start, [group.number]
     while open_groups:
         if pos >= group.end or group.depth + len(open_groups) > MAX_DEPTH:
@@ -282,6 +288,9 @@ def _find_group_end(source: ByteSource, group: Record) -> int:
             pos = base + index
         else:
             pos = _read_record(source, pos, group).end
+            block, base = source.read_block(pos)
+            end = min(len(block), group.end - base)
+            pos = base + skip_small_fields(block, pos - base, end)
     return pos
 
 
@@ -312,6 +321,7 @@ def read_fields(
     pos, end, depth = parent.start, parent.end, parent.depth + 1
     block, base, edge = b"", 0, -1
     needs_reading = b"" if stems is None else _build_tag_table(always)
+    group_count = 0
     while pos < end:
         in_block = base <= pos < edge - _MAX_HEADER_SIZE
         is_read_next = in_block and needs_reading and needs_reading[block[pos - base]]
@@ -331,8 +341,17 @@ def read_fields(
         else:
             record = _read_record(source, pos, parent)
         pos = record.end
-        if record.wire_type == GROUP or (stems == () and record.number not in always):
+        if record.wire_type == GROUP:
+            group_count += 1
+            if group_count > MAX_FIELDS:
+                raise source.build_limit_error(f"{MAX_FIELDS:,} groups in a message", parent)
             continue
+        if stems is not None and record.number not in always:
+            source.small_field_count += 1
+            if source.small_field_count >= _FEW_SMALL_FIELDS:
+                needs_reading = _build_needed_table(always)
+            if not stems:
+                continue
         yield record
 
 
@@ -343,7 +362,8 @@ def list_fields(source: ByteSource, parent: Record, numbers: frozenset[int]) -> 
         ModelError: No protobuf parser accepts the bytes, or there are more than `MAX_FIELDS`.
     """
     fields: list[Record] = []
-    for record in read_fields(source, parent):
+    stems = () if parent.parent is None else None  # only the model itself has much to skip
+    for record in read_fields(source, parent, stems=stems, always=numbers):
         if record.number in numbers:
             fields.append(record)
             if len(fields) > MAX_FIELDS:
@@ -356,8 +376,8 @@ def _skip_unrelated_fields(
 ) -> int:
     """Return where the first field from `pos` on begins that must be read, or `end`.
 
-    Skips short LENGTH fields that lie in one block and contain no stem. All others,
-    the malformed among them, are left to :func:`_read_record`.
+    Skips numbers, and short LENGTH fields that lie in one block and contain no stem. All
+    others, the malformed among them, are left to :func:`_read_record`.
     """
     needs_reading = _build_tag_table(always)
     block, base = source.read_block(pos)
@@ -365,9 +385,16 @@ def _skip_unrelated_fields(
         index, block_end = pos - base, min(end - base, len(block))
         hits = source.find_stems(stems)
         while index + 3 <= block_end:
-            if needs_reading[block[index]]:
-                return base + index
             hit = hits[bisect_left(hits, index)]
+            if needs_reading[block[index]]:
+                start = index
+                if source.small_field_count >= _FEW_SMALL_FIELDS:
+                    from onnxkvrename.model.small_fields import skip_small_fields  # rarely needed
+
+                    index = skip_small_fields(block, index, min(block_end, hit), always)
+                if index == start:
+                    return base + index
+                continue
             last, index = _skip_short_fields(block, index, min(block_end - 3, hit))
             if last == index or index > hit:
                 return base + last
@@ -404,3 +431,9 @@ def _skip_short_fields(block: bytes, index: int, stop: int) -> tuple[int, int]:
 def _build_tag_table(always: frozenset[int]) -> bytes:
     """Return for each first byte of a tag whether its field must be read."""
     return bytes(tag & 0x87 != LENGTH or tag >> 3 in {0, *always} for tag in range(256))
+
+
+@lru_cache
+def _build_needed_table(always: frozenset[int]) -> bytes:
+    """Return for each first byte of a tag whether its field was asked for."""
+    return bytes(tag < 0x80 and tag >> 3 in {0, *always} for tag in range(256))

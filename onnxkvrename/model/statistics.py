@@ -19,6 +19,8 @@ from onnxkvrename.model.protobuf import LENGTH, ByteSource, Record, read_fields
 _VALUE_FIELDS = frozenset((4, 5, 6, 7, 9, 10, 11))
 """The fields of a TensorProto that hold its values."""
 _EXTERNAL_DATA_FIELD = 13
+_MIN_TENSOR_SIZE = 3
+"""Bytes that a tensor needs at least to hold a value."""
 _LARGE_NODE_SIZE = 1 << 10
 """Bytes of a node in which tensors count as weights; smaller ones are the graph itself."""
 
@@ -122,6 +124,9 @@ class _StatsCollector:
 
     def walk_tensor(self, tensor: Record) -> None:
         """Count a tensor, and the bytes of its values if they are in the model."""
+        if tensor.end - tensor.start < _MIN_TENSOR_SIZE:
+            self.inline_tensor_count += 1
+            return
         for record in read_fields(self.source, tensor):
             if record.number in _VALUE_FIELDS:
                 self.inline_bytes += record.end - record.start

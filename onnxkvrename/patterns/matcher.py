@@ -108,13 +108,18 @@ class LinearMatcher:
         if not viable_sets.pop() & 1:
             return None
         borders = [0] * (2 * len(self.groups))
-        position, choices = _START, self._choices
+        position, choices, ascii_positions = _START, self._choices, self._ascii_positions
         for index, character in enumerate((*name, "")):
-            ready = viable_sets.pop() & self._find_positions(character) if character else 1 << _END
-            key = position, ready
-            step = choices.get(key)
+            if character:
+                positions = ascii_positions.get(character)
+                if positions is None:
+                    positions = self._find_positions(character)
+                ready = viable_sets.pop() & positions
+            else:
+                ready = 1 << _END
+            step = choices.get((position, ready))
             if step is None:
-                step = self._choose_step(*key)
+                step = self._choose_step(position, ready)
             position, crossed = step
             for border in crossed:
                 borders[border] = index

@@ -200,13 +200,15 @@ def messages(draw: st.DrawFn) -> bytes:
     message=messages(),
     stems=st.sampled_from([(b"past_",), (b"past_", b"kv"), ()]),
     always=st.sampled_from([frozenset(), frozenset((11,)), frozenset((1, 200))]),
+    few=st.sampled_from([0, 3, 256]),
 )
 def test_a_search_finds_what_a_plain_walk_finds(
-    before: int, message: bytes, stems: tuple[bytes, ...], always: frozenset[int]
+    before: int, message: bytes, stems: tuple[bytes, ...], always: frozenset[int], few: int
 ):
     data = field(3, "b" * before) + field(7, message) + field(4, "past_")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire, "BLOCK_SIZE", 64)
+        patch.setattr(wire, "_FEW_SMALL_FIELDS", few)
         source = ByteSource.from_bytes(data)
         holder = list(read_fields(source, source.root))[1]
         plain = list(read_fields(source, holder))
