@@ -25,7 +25,7 @@ from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.rules.plan import KvPair, PairSide
 from onnxkvrename.verification import trace_buffer_updates
 from onnxkvrename.verification.dataflow import trace_buffer_flows
-from onnxkvrename.verification.ort_session import build_feed, load_session
+from onnxkvrename.verification.running.ort_session import build_feed, load_session
 from onnxkvrename.verification.strip_weights import read_model_without_weights
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"

@@ -17,7 +17,7 @@ from onnxkvrename.api.arguments import (
 from onnxkvrename.errors import RulesError
 from onnxkvrename.patterns.pattern import Pattern, compile_pattern
 from onnxkvrename.rules.profile import find_token_error
-from onnxkvrename.verification.isolated_run import (
+from onnxkvrename.verification.running.isolated_run import (
     DEFAULT_SECONDS,
     MAX_MEMORY_BYTES,
     MAX_SECONDS,
@@ -80,8 +80,6 @@ def verify(
         raise RulesError(f"the token {token!r} {fault}", hint="for example VLLM")
     if not run and (reference is not None or dims):
         raise ValueError("reference and dims need run=True")
-    if not run and (run_timeout is not None or run_memory is not None):
-        raise ValueError("run_timeout and run_memory need run=True")
     if renamed_from is None and (compare_data or up_to_order):
         raise ValueError("compare_data and up_to_order need renamed_from")
     request = VerifyRequest(
@@ -93,10 +91,7 @@ def verify(
         renamed_from=as_optional_path(renamed_from, "renamed_from"),
         compare_data=compare_data,
         up_to_order=up_to_order,
-        limits=RunLimits(
-            as_limit(run_timeout, "run_timeout", MAX_SECONDS) or DEFAULT_SECONDS,
-            as_limit(run_memory, "run_memory", MAX_MEMORY_BYTES),
-        ),
+        limits=_build_limits(run, run_timeout, run_memory),
         strict=strict,
     )
     loaded_rules = load_rules(rules)
@@ -105,6 +100,16 @@ def verify(
     if verified.report.error is not None:
         raise verified.report.error
     return verified
+
+
+def _build_limits(run: bool, run_timeout: int | None, run_memory: int | None) -> RunLimits:
+    if not run and (run_timeout is not None or run_memory is not None):
+        raise ValueError("run_timeout and run_memory need run=True")
+    seconds = as_limit(run_timeout, "run_timeout", MAX_SECONDS)
+    return RunLimits(
+        DEFAULT_SECONDS if seconds is None else seconds,
+        as_limit(run_memory, "run_memory", MAX_MEMORY_BYTES),
+    )
 
 
 def _compile_select(pattern: str) -> Pattern:

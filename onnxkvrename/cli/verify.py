@@ -33,7 +33,7 @@ from onnxkvrename.report.verify_text import build_verify_answer, verified_to_jso
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.plan import TokenChange
-from onnxkvrename.verification.isolated_run import (
+from onnxkvrename.verification.running.isolated_run import (
     DEFAULT_SECONDS,
     MAX_MEMORY_BYTES,
     MAX_SECONDS,

@@ -27,7 +27,7 @@ from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.rules.results import Report
 from onnxkvrename.verification.dataflow import BufferFlow
 from onnxkvrename.verification.renamed_from import RenameProof
-from onnxkvrename.verification.retention_loop import RetentionRun
+from onnxkvrename.verification.running.retention_loop import RetentionRun
 from onnxkvrename.verification.verify import VerifiedModel
 
 SCHEMA = "onnxkvrename.verify/1"

@@ -20,10 +20,14 @@ from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, report_model
 from onnxkvrename.sidecars.stale import find_stale_sidecars
 from onnxkvrename.verification.dataflow import BufferFlow, check_buffer_flows, trace_buffer_flows
-from onnxkvrename.verification.isolated_run import RunLimits, check_retention
 from onnxkvrename.verification.onnx_checker import check_onnx_validity
 from onnxkvrename.verification.renamed_from import RenameProof, prove_renamed
-from onnxkvrename.verification.retention_loop import RetentionRun, RunnableModel, RunnablePair
+from onnxkvrename.verification.running.isolated_run import RunLimits, check_retention
+from onnxkvrename.verification.running.retention_loop import (
+    RetentionRun,
+    RunnableModel,
+    RunnablePair,
+)
 from onnxkvrename.verification.strip_weights import read_model_without_weights
 
 _DATA_CODES = ("KV501", "KV502", "KV503")

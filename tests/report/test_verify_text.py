@@ -21,7 +21,7 @@ from onnxkvrename.report.verify_text import (
 )
 from onnxkvrename.verification.dataflow import BufferFlow
 from onnxkvrename.verification.provenance import NodeLocation
-from onnxkvrename.verification.retention_loop import RetentionRun
+from onnxkvrename.verification.running.retention_loop import RetentionRun
 from onnxkvrename.verification.verify import VerifiedModel, VerifyRequest, verify_model
 
 SCHEMA = load_schema("verify-1.json")

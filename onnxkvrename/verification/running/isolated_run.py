@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_json
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding
-from onnxkvrename.verification.ort_session import OutputResult
-from onnxkvrename.verification.retention_loop import (
+from onnxkvrename.verification.running.ort_session import OutputResult
+from onnxkvrename.verification.running.retention_loop import (
     DEFAULT_STEPS,
     RetentionRun,
     RunnableModel,
@@ -51,7 +51,8 @@ _MAX_REASON_CHARS = 200
 _BOOTSTRAP = (
     "import json, sys; request = json.loads(sys.stdin.buffer.readline()); "
     "sys.path[:] = request['sys_path']; "
-    "from onnxkvrename.verification.run_process import serve_request; serve_request(request)"
+    "from onnxkvrename.verification.running.run_process import serve_request; "
+    "serve_request(request)"
 )
 _KEPT_VARIABLES = (
     *("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR", "TEMP", "TMP"),

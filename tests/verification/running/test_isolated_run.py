@@ -21,19 +21,23 @@ import onnxkvrename
 from onnxkvrename import KvRenameError, ModelError, load_rules
 from onnxkvrename.documents import ObjectReader, UnreadableTextError
 from onnxkvrename.rules.kv_model import read_kv_model
-from onnxkvrename.verification import isolated_run
-from onnxkvrename.verification.isolated_run import (
+from onnxkvrename.verification.running import isolated_run
+from onnxkvrename.verification.running.isolated_run import (
     RunLimitError,
     RunLimits,
     check_retention,
     decode_run,
     run_isolated,
 )
-from onnxkvrename.verification.retention_loop import RetentionRun, RunnableModel, run_retention_loop
-from onnxkvrename.verification.run_process import encode_run
+from onnxkvrename.verification.running.retention_loop import (
+    RetentionRun,
+    RunnableModel,
+    run_retention_loop,
+)
+from onnxkvrename.verification.running.run_process import encode_run
 from onnxkvrename.verification.verify import build_runnable_model
 
-FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+FIXTURES = Path(__file__).resolve().parents[3] / "fixtures"
 DECODER = FIXTURES / "plain" / "decoder.onnx"
 RULES = load_rules()
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the process so")
@@ -244,7 +248,7 @@ PROBE = """
 import json, resource, socket
 request = json.loads(sys.stdin.buffer.readline())
 sys.path[:] = request["sys_path"]
-from onnxkvrename.verification.run_process import limit_process
+from onnxkvrename.verification.running.run_process import limit_process
 limit_process(request["parent"], 5, 1 << 30)
 failures = []
 try:
@@ -292,7 +296,7 @@ def test_the_process_has_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 import json
 request = json.loads(sys.stdin.buffer.readline())
 sys.path[:] = request["sys_path"]
-from onnxkvrename.verification.run_process import limit_process
+from onnxkvrename.verification.running.run_process import limit_process
 limit_process(request["parent"], 5, 1 << 30)
 devices = [line.split()[0] for line in open("/proc/net/dev").readlines()[2:]]
 sys.exit("devices:" + " ".join(devices))

@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto
 from onnx.helper import make_function, make_graph, make_model, make_opsetid, make_tensor
 
 from onnxkvrename import KvRenameError, ModelError
-from onnxkvrename.verification.ort_session import (
+from onnxkvrename.verification.running.ort_session import (
     MAX_FEED_BYTES,
     OrtSession,
     ValueKey,

@@ -2,7 +2,7 @@
 
 Inputs get random values, and what a step retains is fed to the next step. Two models
 that differ in nothing but names give the same results, bit by bit. A graph can ask for
-any amount of time and memory: :mod:`onnxkvrename.verification.isolated_run` runs the
+any amount of time and memory: :mod:`onnxkvrename.verification.running.isolated_run` runs the
 loop in a process of its own.
 """
 
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from onnxkvrename.findings import Finding, build_finding
-from onnxkvrename.verification.ort_session import (
+from onnxkvrename.verification.running.ort_session import (
     OrtSession,
     OutputResult,
     SessionValue,

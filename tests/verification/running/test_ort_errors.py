@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from onnxkvrename.verification.ort_session import summarize_ort_error
+from onnxkvrename.verification.running.ort_session import summarize_ort_error
 
 
 @pytest.mark.parametrize(

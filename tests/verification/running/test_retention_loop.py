@@ -18,9 +18,14 @@ from onnx.helper import make_tensor
 
 from onnxkvrename import Finding, ModelError, load_rules
 from onnxkvrename.rules.kv_model import read_kv_model
-from onnxkvrename.verification.isolated_run import check_retention
-from onnxkvrename.verification.ort_session import OutputResult, ValueKey, build_feed, load_session
-from onnxkvrename.verification.retention_loop import (
+from onnxkvrename.verification.running.isolated_run import check_retention
+from onnxkvrename.verification.running.ort_session import (
+    OutputResult,
+    ValueKey,
+    build_feed,
+    load_session,
+)
+from onnxkvrename.verification.running.retention_loop import (
     DEFAULT_STEPS,
     RetentionRun,
     RunnableModel,
@@ -30,7 +35,7 @@ from onnxkvrename.verification.retention_loop import (
 from onnxkvrename.verification.verify import build_runnable_model
 
 pytest.importorskip("onnxruntime")
-EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
+EXPORTS = Path(__file__).resolve().parents[4] / "shared" / "exports"
 RULES = load_rules()
 
 
@@ -302,8 +307,8 @@ def test_a_plain_rename_does_not_load_it_beforehand() -> None:
     modules = set(process.stdout.split())
     assert "onnxkvrename.renaming.run" in modules
     assert not modules & {
-        "onnxkvrename.verification.retention_loop",
-        "onnxkvrename.verification.ort_session",
+        "onnxkvrename.verification.running.retention_loop",
+        "onnxkvrename.verification.running.ort_session",
         "onnxruntime",
     }
 

@@ -1,6 +1,6 @@
 """The process that runs the retention loop: takes a request, limits itself, sends a reply.
 
-:mod:`onnxkvrename.verification.isolated_run` starts it and explains what is sent. A graph
+:mod:`onnxkvrename.verification.running.isolated_run` starts it and explains what is sent. A graph
 is a program of someone else, and onnxruntime is a million lines of C++: nothing that
 happens here may last, fill the memory, write a file or speak to another machine.
 """
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.verification.ort_session import MemoryLimitError
-from onnxkvrename.verification.retention_loop import (
+from onnxkvrename.verification.running.ort_session import MemoryLimitError
+from onnxkvrename.verification.running.retention_loop import (
     RetentionRun,
     RunnableModel,
     RunnablePair,

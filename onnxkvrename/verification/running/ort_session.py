@@ -290,6 +290,8 @@ def _import_module(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
+        if re.search(_MEMORY_PATTERN, str(error)):
+            raise MemoryLimitError(f"{name} cannot be loaded: {error}") from None
         raise KvRenameError(
             f"{name} cannot be loaded: {error}", hint="pip install 'onnxkvrename[run]'"
         ) from None
