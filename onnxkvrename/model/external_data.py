@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     from onnxkvrename.storage.open_beneath import OpenDirectory
 
 
+MAX_UNUSABLE_LOCATIONS = 1 << 10
+"""Locations of a model that lead to no data file, or to one that another location leads to.
+
+To look at each takes as long as to read a kilobyte of the model, and a location may be two bytes.
+There is no limit on those that lead to files of their own, as weights of experts may."""
+
+
 class DataFile(NamedTuple):
     """A file of weights.
 
@@ -68,7 +75,8 @@ def find_data_files(
         directory), KV502 (cannot be read) or KV503 (too short).
 
     Raises:
-        ModelError: The directory of the model cannot be opened, or the model is no longer there.
+        ModelError: The directory of the model cannot be opened, the model is no longer there,
+            or more than `MAX_UNUSABLE_LOCATIONS` lead to no file of their own.
     """
     from onnxkvrename.storage.open_beneath import open_directory  # many models have no data files
 
@@ -77,19 +85,33 @@ def find_data_files(
             raise build_changed_error(model_file.path)
         checked: dict[str, DataFile | KvRenameError] = {}
         found: set[str] = set()
+        paths: set[Path] = set()
         for reference in references:
             location = reference.location
             if reference.problem:
                 yield _build_entry_finding(reference)
                 continue
             if location not in checked:
-                checked[location] = _check_data_file(location, directory, model_file)
+                checked[location] = file = _check_data_file(location, directory, model_file)
+                if isinstance(file, DataFile):
+                    paths.add(file.path)
+                if len(checked) - len(paths) > MAX_UNUSABLE_LOCATIONS:
+                    raise _build_limit_error(location, model_file)
             result = _judge_reference(reference, checked[location], directory.path)
             if isinstance(result, Finding):
                 yield result
             elif location not in found:
                 found.add(location)
                 yield result
+
+
+def _build_limit_error(location: str, model_file: OpenFile) -> ModelError:
+    return ModelError(
+        f"names more than {MAX_UNUSABLE_LOCATIONS:,} data files that are missing, cannot be used "
+        f"or are named in several ways (the last is {location[:80]!r})",
+        path=str(model_file.path),
+        hint="put all data files beside the model, or export the model again",
+    )
 
 
 def _build_entry_finding(reference: ExternalReference) -> Finding:

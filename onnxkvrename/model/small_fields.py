@@ -13,6 +13,8 @@ from onnxkvrename.model.protobuf import FIXED32, FIXED64, LENGTH, VARINT
 
 _MAX_SIZE = 16
 """Bytes of such a payload."""
+_MAX_FIELDS = 1000
+"""Fields that are skipped at a time; the matcher takes some hundred bytes for each."""
 
 
 def skip_small_fields(
@@ -32,7 +34,7 @@ def skip_small_fields(
 
 @lru_cache
 def _build_pattern(excluded: frozenset[int]) -> re.Pattern[bytes]:
-    """Return a pattern for any number of small fields, none with one of some numbers.
+    """Return a pattern for many small fields, none with one of some numbers.
 
     All of them are well-formed, and there is only one way to divide them.
     """
@@ -58,4 +60,4 @@ def _build_pattern(excluded: frozenset[int]) -> re.Pattern[bytes]:
     ):
         tags = re.escape(bytes(0x80 | low << 3 | wire_type for low in range(16)))
         fields.append(b"%b[%b][\x01-\x7f]%b" % (no_reserved, tags, payload))
-    return re.compile(b"(?:%b)*" % b"|".join(fields), re.DOTALL)
+    return re.compile(b"(?:%b){0,%d}" % (b"|".join(fields), _MAX_FIELDS), re.DOTALL)

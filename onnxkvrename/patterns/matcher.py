@@ -22,6 +22,7 @@ from itertools import accumulate
 from operator import xor
 from typing import NamedTuple
 
+from onnxkvrename.errors import RulesError
 from onnxkvrename.patterns.syntax import (
     Anchor,
     Characters,
@@ -34,9 +35,15 @@ from onnxkvrename.patterns.syntax import (
 )
 
 _START, _END = 0, 1
+_MAX_SHOWN_LENGTH = 80
 _MAX_CACHED = 10_000
 """Transitions that are remembered, to bound memory whatever the names are."""
 _CACHED_BY_LARGE_PATTERN = 1_000
+_MAX_STEPS = 1 << 17
+"""Steps that a pattern may follow without the help of remembered ones,"""
+_STEPS_PER_CHARACTER = 4
+"""and as many more for each character of a name. So the time is linear in the names, even where
+nothing that was remembered comes up again."""
 _LARGE_COST = 200
 """From this cost on a pattern remembers fewer transitions, which are larger."""
 
@@ -90,12 +97,17 @@ class LinearMatcher:
         self._ascii_positions: dict[str, int] = {}
         self._transitions: dict[tuple[int, int], int] = {}
         self._choices: dict[tuple[int, int], _Step] = {}
+        self._steps_left = _MAX_STEPS
 
     def __reduce__(self) -> tuple[type[LinearMatcher], tuple[str]]:
         return LinearMatcher, (self._text,)
 
     def matches(self, name: str) -> bool:
-        """Return whether the pattern matches the whole name."""
+        """Return whether the pattern matches the whole name.
+
+        Raises:
+            RulesError: That would take too long.
+        """
         return bool(self._list_viable_sets(name)[-1] & 1)
 
     def match_groups(self, name: str) -> dict[str, str] | None:
@@ -103,6 +115,9 @@ class LinearMatcher:
 
         Returns:
             The groups, or `None` if the pattern does not match the whole name.
+
+        Raises:
+            RulesError: That would take too long.
         """
         viable_sets = self._list_viable_sets(name)
         if not viable_sets.pop() & 1:
@@ -136,6 +151,9 @@ class LinearMatcher:
         """
         automaton, transitions = self._load_automaton(), self._transitions
         ascii_positions = self._ascii_positions
+        self._steps_left = min(
+            self._steps_left + _STEPS_PER_CHARACTER * len(name), _MAX_STEPS + len(name)
+        )
         viable = automaton.predecessors[_END]
         viable_sets = [viable]
         for character in reversed(name):
@@ -154,7 +172,9 @@ class LinearMatcher:
     def _choose_step(self, position: int, ready: int) -> _Step:
         """Return the preferred step to one of the positions that are ready."""
         following = self._load_automaton().steps[position]
-        step = next(step for step in following if ready >> step.position & 1)
+        index = next(i for i, step in enumerate(following) if ready >> step.position & 1)
+        step = following[index]
+        self._spend_steps(index + 1)
         if len(self._choices) >= self._max_cached:
             self._choices.clear()
         self._choices[position, ready] = step
@@ -167,6 +187,7 @@ class LinearMatcher:
         of many different characters need no more transitions than others.
         """
         before, matching = 0, viable & positions
+        self._spend_steps(matching.bit_count())
         predecessors = self._load_automaton().predecessors
         while matching:
             before |= predecessors[matching.bit_length() - 1]
@@ -175,6 +196,15 @@ class LinearMatcher:
             self._transitions.clear()
         self._transitions[viable, positions] = before
         return before
+
+    def _spend_steps(self, count: int) -> None:
+        self._steps_left -= count
+        if self._steps_left < 0:
+            raise RulesError(
+                f"the pattern {self._text[:_MAX_SHOWN_LENGTH]!r} takes more than {_MAX_STEPS:,} "
+                f"steps, and {_STEPS_PER_CHARACTER} for each character of the names",
+                hint="write it with fewer parts that match the same characters",
+            )
 
     def _find_positions(self, character: str) -> int:
         """Return the set of positions that match a character."""

@@ -18,7 +18,7 @@ MAX_JSON_CHARS = 1 << 23
 # A string without a closing quote extends to the end of the text, so text that is not JSON
 # takes no longer.
 _LEXEME = re.compile(r'(?s)"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]|[^\s\[\]{}",:\ufeff]+')
-_MAX_VALUES = 1 << 17
+_MAX_VALUES = 1 << 16
 """Values of a text, counted by its commas, colons and brackets; each takes 300 bytes."""
 _NON_TEXT = OpaqueNode("no text")
 

@@ -11,17 +11,23 @@ import tracemalloc
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
+from random import Random
+from unittest.mock import Mock
 
 import pytest
 from faults import hostile_inputs
-from faults.hostile_inputs import MODELS, Build
+from faults.hostile_inputs import MODELS, Build, entry, tensor
 from faults.hostile_texts import JSON_SIDECARS, MANIFESTS, RULES, SPECIALIZATIONS, rules
 
 from onnxkvrename import KvRenameError, load_rules, rename_bytes
 from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.layout.manifest import parse_manifest
+from onnxkvrename.model import proto_reader
 from onnxkvrename.model.metadata import write_stamp
+from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource, Span
+from onnxkvrename.patterns.matcher import LinearMatcher
+from onnxkvrename.rules.kv_model import read_kv_model
 from onnxkvrename.rules.load import load_rules as load_profile
 from onnxkvrename.rules.load import parse_rules
 from onnxkvrename.sidecars.json_tree import parse_json_tree
@@ -195,3 +201,50 @@ def test_stamps_are_cut_in_one_pass_wherever_they_are():
     assert size == len(hostile_inputs.model())
     split = write_stamp(source, None, [Span(0, size), b"new", Span(size, len(data) - size)])
     assert size == sum(piece.size for piece in split if isinstance(piece, Span))
+
+
+@pytest.mark.parametrize("name", ["graph texts", "graph fields", "fields with long tags"])
+def test_fields_that_nobody_needs_are_skipped_many_at_a_time(name: str):
+    data = MODELS[name](1 << 16)
+    source = ByteSource.from_bytes(data)
+    read_signature(source)
+    assert source.small_field_count < 1000
+
+
+def test_the_types_of_values_are_read_once_each(monkeypatch: pytest.MonkeyPatch):
+    read = Mock(side_effect=proto_reader._read_type)
+    monkeypatch.setattr(proto_reader, "_read_type", read)
+    read_signature(ByteSource.from_bytes(MODELS["typed inputs"](1 << 14)))
+    assert read.call_count == 2
+
+
+@pytest.mark.parametrize("name", ["graph groups", "unknown groups"])
+def test_groups_are_limited(name: str):
+    with pytest.raises(KvRenameError, match="has more than 16,384 groups in a message, at byte "):
+        read_model(MODELS[name](1 << 18))
+
+
+@pytest.mark.parametrize("pattern", ["(?s).{500}a.*", "(?s)(?P<g>.*).{300}a(?P<h>.*)"])
+def test_a_pattern_that_remembers_nothing_useful_is_refused(pattern: str):
+    characters = Random(1)
+    name = "".join(characters.choice("ab") for _ in range(20_000))
+    with pytest.raises(KvRenameError) as caught:
+        LinearMatcher(pattern).match_groups(name)
+    assert pattern in str(caught.value)
+    assert "takes more than 131,072 steps" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "location", [lambda n: f"w{n}", lambda n: "./" * n + "w.bin"], ids=["missing", "spellings"]
+)
+def test_data_files_that_are_not_there_are_looked_for_some_time_only(
+    location: Callable[[int], str], tmp_path: Path
+):
+    tensors = b"".join(tensor(entry("location", location(n))) for n in range(1100))
+    model = tmp_path / "m.onnx"
+    model.write_bytes(hostile_inputs.model(tensors))
+    (tmp_path / "w.bin").write_bytes(bytes(64))
+    with pytest.raises(KvRenameError) as caught:
+        read_kv_model(model, QEFF)
+    assert "names more than 1,024 data files that are missing" in str(caught.value)
+    assert "m.onnx" in str(caught.value)
