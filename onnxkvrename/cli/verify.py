@@ -96,7 +96,8 @@ class _Arguments(NamedTuple):
     help="With --run: this model must give the very same results, as the one before a rename does.",
 )
 @add_dim_option(
-    "With --run: the size of a symbolic dimension, e.g. ctx_len=32; others are guessed."
+    "With --run: the size of a symbolic dimension, e.g. ctx_len=32; others are those of a "
+    "specializations.json with the model, or guessed."
 )
 @click.option(
     "--renamed-from",

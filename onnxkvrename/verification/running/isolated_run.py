@@ -18,12 +18,14 @@ import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_json
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding
+from onnxkvrename.verification.running.dim_sizes import read_specialized_sizes
 from onnxkvrename.verification.running.ort_session import OutputResult
 from onnxkvrename.verification.running.retention_loop import (
     DEFAULT_STEPS,
@@ -105,7 +107,8 @@ def check_retention(
     Args:
         model: The model to run.
         reference: The model that must give the same results, if there is one.
-        dims: Sizes for symbolic dimensions; others are guessed.
+        dims: Sizes for symbolic dimensions; others are those of a ``specializations.json`` with
+            the model, or guessed.
         steps: The number of steps.
         seed: Varies what is fed.
         limits: What each of the two runs may take.
@@ -119,11 +122,16 @@ def check_retention(
         KvRenameError: onnxruntime is not installed.
     """
     limits = limits or RunLimits()
+    likely_dims = read_specialized_sizes(model.path)
+    if reference is not None and not likely_dims:
+        likely_dims = read_specialized_sizes(reference.path)
+    run_first = partial(run_isolated, likely_dims=likely_dims, steps=steps, seed=seed)
     if reference is None:
-        run = run_isolated(model, dims=dims, steps=steps, seed=seed, limits=limits)
+        run = run_first(model, dims=dims, limits=limits)
         return run, run.findings
-    expected = run_isolated(reference, dims=dims, steps=steps, seed=seed, limits=limits)
+    expected = run_first(reference, dims=dims, limits=limits)
     try:
+        dims = {**dims, **expected.dims}  # what the reference ran with, and no others
         run = run_isolated(model, dims=dims, steps=steps, seed=seed, limits=limits)
     except RunLimitError:
         raise
@@ -134,13 +142,20 @@ def check_retention(
 
 
 def run_isolated(
-    model: RunnableModel, *, dims: Mapping[str, int], steps: int, seed: int, limits: RunLimits
+    model: RunnableModel,
+    *,
+    dims: Mapping[str, int],
+    likely_dims: Mapping[str, int] = MappingProxyType({}),
+    steps: int,
+    seed: int,
+    limits: RunLimits,
 ) -> RetentionRun:
     """Run the loop on one model in a process that does not outlive the call.
 
     Args:
         model: The model to run.
-        dims: Sizes for symbolic dimensions; others are guessed.
+        dims: Sizes for symbolic dimensions, which are kept.
+        likely_dims: Sizes for others, to try first; the rest is guessed.
         steps: The number of steps.
         seed: Varies what is fed.
         limits: What the run may take.
@@ -158,6 +173,7 @@ def run_isolated(
         "path": str(model.path),
         "pairs": [[pair.key, pair.input, pair.output] for pair in model.pairs],
         "dims": dict(dims),
+        "likely_dims": dict(likely_dims),
         "steps": steps,
         "seed": seed,
     }

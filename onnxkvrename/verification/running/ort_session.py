@@ -7,11 +7,12 @@ import hashlib
 import importlib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.verification.running.dim_sizes import DEFAULT_DIM_SIZE, resolve_dim_sizes
 
 MAX_FEED_BYTES = 1 << 30
 """The most bytes that the feeds of one step may take."""
@@ -22,9 +23,6 @@ else the name."""
 
 _THREAD_COUNT = 2
 _FATAL_LOG_LEVEL = 4
-_DEFAULT_DIM_SIZE = 4
-"""The size that is assumed for an unknown dimension."""
-
 _MAX_PARSED_CHARS = 2000
 _MAX_REASON_CHARS = 200
 
@@ -195,7 +193,7 @@ def load_session(path: Path, keys: Mapping[str, ValueKey], dims: Mapping[str, in
     except Exception as error:  # onnxruntime's own have no common base
         problem = "onnxruntime cannot load it as it is: "
         raise build_ort_error(problem, error, str(path)) from None
-    sizes = _resolve_dim_sizes([value.shape for value in inputs], dims)
+    sizes = resolve_dim_sizes([value.shape for value in inputs], dims)
     loaded = OrtSession(
         ort,
         session,
@@ -261,7 +259,7 @@ def run_step(session: OrtSession, feeds: Mapping[str, Any], step: int) -> dict[s
         step: The number of the step, from 0, for the message of an error.
 
     Raises:
-        ModelError: onnxruntime cannot run the model.
+        ModelError: onnxruntime cannot run the model; its cause is onnxruntime's own error.
     """
     options = session.ort.RunOptions()
     options.log_severity_level = _FATAL_LOG_LEVEL
@@ -271,7 +269,7 @@ def run_step(session: OrtSession, feeds: Mapping[str, Any], step: int) -> dict[s
     except Exception as error:  # onnxruntime's own have no common base
         problem = f"onnxruntime cannot run it as it is: in step {step + 1}, "
         hint = _suggest_sizes("other", session.dims)
-        raise build_ort_error(problem, error, str(session.path), hint) from None
+        raise build_ort_error(problem, error, str(session.path), hint) from error
     return dict(zip(names, outputs, strict=True))
 
 
@@ -297,28 +295,12 @@ def _import_module(name: str) -> Any:
         ) from None
 
 
-def _resolve_dim_sizes(shapes: Iterable[Sequence[Any]], dims: Mapping[str, int]) -> dict[str, int]:
-    """Return a size for every symbol: from `dims`, or a guess that is small enough for any machine.
-
-    A sliding window gets the size of the context, so that it holds every position.
-    """
-    batch, context = dims.get("batch_size", 1), dims.get("ctx_len", 32)
-    guesses = (("batch", batch), ("seq", 2), ("ctx", context), ("window", context))
-    symbols = {dim for shape in shapes for dim in shape if isinstance(dim, str)}
-    return {
-        symbol: dims.get(
-            symbol, next((size for part, size in guesses if part in symbol), _DEFAULT_DIM_SIZE)
-        )
-        for symbol in sorted(symbols)
-    }
-
-
 def _resolve_value(
     value: SessionValue, keys: Mapping[str, ValueKey], sizes: Mapping[str, int]
 ) -> SessionValue:
     """Give a value its key, and sizes for the symbols in its shape."""
     shape = tuple(
-        dim if isinstance(dim, int) else sizes.get(dim, _DEFAULT_DIM_SIZE) for dim in value.shape
+        dim if isinstance(dim, int) else sizes.get(dim, DEFAULT_DIM_SIZE) for dim in value.shape
     )
     return value._replace(key=keys.get(value.name, (value.name,)), shape=shape)
 

@@ -13,8 +13,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.verification.running.dim_sizes import list_corrections
 from onnxkvrename.verification.running.ort_session import (
+    MemoryLimitError,
     OrtSession,
     OutputResult,
     SessionValue,
@@ -84,17 +87,20 @@ def run_retention_loop(
     model: RunnableModel,
     *,
     dims: Mapping[str, int] = MappingProxyType({}),
+    likely_dims: Mapping[str, int] = MappingProxyType({}),
     steps: int = DEFAULT_STEPS,
     seed: int = 0,
 ) -> RetentionRun:
     """Run the loop on one model.
 
     What is fed follows from the seed, the step and the buffer, so it stays the same
-    when names change.
+    when names change. If it cannot be run, it is tried again with each size that
+    onnxruntime's message asks for, once for each symbol, and last without `likely_dims`.
 
     Args:
         model: The model to run.
-        dims: Sizes for symbolic dimensions; others are guessed.
+        dims: Sizes for symbolic dimensions, which are kept.
+        likely_dims: Sizes for others, to try first; the rest is guessed.
         steps: The number of steps.
         seed: Varies what is fed.
 
@@ -103,9 +109,36 @@ def run_retention_loop(
             more than `ort_session.MAX_FEED_BYTES`.
         KvRenameError: onnxruntime is not installed.
     """
-    session = load_session(model.path, _build_keys(model.pairs), dims)
-    retained_inputs = _match_retained_outputs(session, model.pairs)
-    cache_length = _find_cache_length(session, model.pairs)
+    first_error: ModelError | None = None
+    pending = [dict(likely_dims), *([{}] if likely_dims else [])]
+    corrected_symbols = {*dims}
+    while pending:
+        sizes = pending.pop(0)
+        session = None
+        try:
+            session = load_session(model.path, _build_keys(model.pairs), {**sizes, **dims})
+            return _run_steps(session, model.pairs, steps, seed)
+        except MemoryLimitError:
+            if not pending:
+                raise
+        except ModelError as error:
+            first_error = first_error or error
+            if session is None:
+                continue
+            message = str(error.__cause__ or error)
+            for symbol, size in list_corrections(message, session.dims, corrected_symbols):
+                if symbol not in corrected_symbols:
+                    corrected_symbols.add(symbol)
+                    pending.insert(0, {**session.dims, symbol: size})
+    assert first_error is not None
+    raise first_error
+
+
+def _run_steps(
+    session: OrtSession, pairs: Sequence[RunnablePair], steps: int, seed: int
+) -> RetentionRun:
+    retained_inputs = _match_retained_outputs(session, pairs)
+    cache_length = _find_cache_length(session, pairs)
     # Feeds are numpy's memory, and an output may share it: keep the first feeds alive.
     first_feeds = {
         value.name: build_feed(session, value, 0, seed=seed, cache_length=cache_length)
@@ -232,11 +265,14 @@ def _can_be_pair(candidate: SessionValue, output: SessionValue) -> bool:
 
 
 def _find_cache_length(session: OrtSession, pairs: Sequence[RunnablePair]) -> int:
-    """Return the size of the context, or without that symbol the longest axis 2 of a buffer."""
+    """Return the size of the context, or without that symbol the longest axis 2 of a buffer.
+
+    Where an encoder writes buffers, too, the context is that of the decoder.
+    """
     buffers = {pair.input for pair in pairs}
     shapes = [value.shape for value in session.inputs if value.name in buffers]
     longest = max((shape[2] for shape in shapes if len(shape) == 4), default=1)
-    return session.dims.get("ctx_len", longest)
+    return session.dims.get("ctx_len", session.dims.get("decoder_ctx_len", longest))
 
 
 def _check_feedback(

@@ -56,7 +56,11 @@ def _run_loop(request: Mapping[str, Any]) -> RetentionRun:
     pairs = [RunnablePair(tuple(key), *names) for key, *names in request["pairs"]]
     model = RunnableModel(Path(request["path"]), pairs)
     return run_retention_loop(
-        model, dims=request["dims"], steps=request["steps"], seed=request["seed"]
+        model,
+        dims=request["dims"],
+        likely_dims=request["likely_dims"],
+        steps=request["steps"],
+        seed=request["seed"],
     )
 
 

@@ -1,0 +1,112 @@
+"""Sizes for the symbolic dimensions of a model that is run.
+
+What is asked for counts first, then what a compile of the export was given
+(``specializations.json``), then guesses. A run that fails may say what a size should
+have been: graphs have constants of one size, such as the 1,500 positions of an encoder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from onnxkvrename.errors import ModelError
+from onnxkvrename.sidecars.specializations import parse_specializations
+from onnxkvrename.storage.read import read_text_file
+
+DEFAULT_DIM_SIZE = 4
+"""The size that is assumed for an unknown dimension."""
+
+_FILE_NAME = "specializations.json"
+_COMPILE_PREFIX = "qpc-"
+"""How the names of QEfficient's compiles begin, which are folders of the export."""
+_MAX_PARSED_CHARS = 2000
+
+_PAIR_PATTERNS = (
+    r"\b(\d{1,9}) by (\d{1,9})\b",
+    r"Got: (\d{1,9}) Expected: (\d{1,9})",
+    r"dimensions of (\d{1,9}) and (\d{1,9})",
+)
+"""How onnxruntime writes two sizes that should be one."""
+_RANGE_PATTERN = r"idx=-?\d+ must be within the inclusive range \[-\d+,(\d{1,9})\]"
+
+
+def read_specialized_sizes(model: Path) -> dict[str, int]:
+    """Return the sizes that a compile gave to symbols; of several specializations the first's.
+
+    Args:
+        model: The model; the file lies beside it or in a compile's folder there.
+
+    Returns:
+        Nothing if there is no such file, or none that can be read.
+    """
+    try:
+        names = sorted(os.listdir(model.parent))
+    except OSError:
+        return {}
+    folders = [model.parent / name for name in names if name.startswith(_COMPILE_PREFIX)]
+    for path in (folder / _FILE_NAME for folder in (model.parent, *folders)):
+        try:
+            specialized = parse_specializations(read_text_file(path), str(path))
+        except ModelError:
+            continue
+        first_sizes = {name: sizes[0] for name, sizes in specialized.conflicting_sizes.items()}
+        return {**specialized.sizes, **first_sizes}
+    return {}
+
+
+def resolve_dim_sizes(shapes: Iterable[Sequence[Any]], dims: Mapping[str, int]) -> dict[str, int]:
+    """Return a size for every symbol: from `dims`, or a guess that is small enough for any machine.
+
+    A sliding window gets the size of the context, so that it holds every position; one token
+    has logits, which no chunk of a prompt is too short for.
+    """
+    batch, context = dims.get("batch_size", 1), dims.get("ctx_len", 32)
+    guesses = (
+        *(("num_logits", 1), ("batch", batch), ("seq", 2), ("ctx", context)),
+        ("window", context),
+    )
+    symbols = {dim for shape in shapes for dim in shape if isinstance(dim, str)}
+    return {
+        symbol: dims.get(
+            symbol, next((size for part, size in guesses if part in symbol), DEFAULT_DIM_SIZE)
+        )
+        for symbol in sorted(symbols)
+    }
+
+
+def list_corrections(
+    message: str, sizes: Mapping[str, int], fixed: Iterable[str]
+) -> Iterator[tuple[str, int]]:
+    """Yield symbols that may have the wrong size, each with the size that it should have.
+
+    Args:
+        message: The message of onnxruntime.
+        sizes: The sizes of all symbols.
+        fixed: Symbols whose size is not to be changed.
+    """
+    free = {symbol: size for symbol, size in sizes.items() if symbol not in set(fixed)}
+    for one, other in _list_size_pairs(message[:_MAX_PARSED_CHARS]):
+        for symbol, size in free.items():
+            if one != other and size in (one, other):
+                yield symbol, other if size == one else one
+    for match in re.finditer(_RANGE_PATTERN, message[:_MAX_PARSED_CHARS]):
+        limit = int(match[1]) + 1
+        yield from ((symbol, limit) for symbol, size in free.items() if size > limit)
+
+
+def _list_size_pairs(message: str) -> Iterator[tuple[int, int]]:
+    for pattern in _PAIR_PATTERNS:
+        for match in re.finditer(pattern, message):
+            yield int(match[1]), int(match[2])
+    shapes = [
+        [int(size) for size in match[1].split(",")]
+        for match in re.finditer(r"\{(\d{1,9}(?:,\d{1,9})*)\}", message)
+    ]
+    for index, shape in enumerate(shapes):
+        for other in shapes[index + 1 :]:
+            pairs = zip(reversed(shape), reversed(other), strict=False)
+            yield from ((one, two) for one, two in pairs if 1 not in (one, two))
