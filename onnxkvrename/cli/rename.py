@@ -284,7 +284,9 @@ def _choose_policy(arguments: _Arguments) -> SidecarPolicy:
 
 
 def _list_directories(arguments: _Arguments) -> tuple[Path, ...]:
-    """Return the directories among the models of the command line."""
+    """Return the directories among the models whose own layout the results keep."""
+    if arguments.output is not None:
+        return ()
     paths = (path for path in arguments.models if path.suffix != ".onnx")
     return tuple(path for path in paths if is_directory(path))
 
