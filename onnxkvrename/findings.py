@@ -87,6 +87,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV620": ("error", "layers of a draft model on one side only"),
     "KV621": ("error", "the layout's stamp in a model is not that of its graph"),
     "KV622": ("error", "a layer that vLLM would refuse, or has no cache for"),
+    "KV623": ("error", "prefill and decode are not of one model: their weights differ"),
 }
 """Severity and meaning of every code; the table in the README is made from this."""
 

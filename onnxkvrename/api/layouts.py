@@ -70,6 +70,16 @@ def load_layout(
     loaded_rules, models = load_rules(rules), as_paths(paths)
     if len(models) == 1:
         return load_model_or_manifest(
-            models[0], loaded_rules, compile_info, trace_updates=trace_buffer_updates
+            models[0],
+            loaded_rules,
+            compile_info,
+            trace_updates=trace_buffer_updates,
+            with_weights=True,
         )
-    return load_models(models, loaded_rules, compile_info, trace_updates=trace_buffer_updates)
+    return load_models(
+        models,
+        loaded_rules,
+        compile_info,
+        trace_updates=trace_buffer_updates,
+        with_weights=True,
+    )

@@ -160,7 +160,9 @@ def _load_sides(arguments: _Arguments, rules: Rules) -> tuple[LoadedLayout, Load
     """Load both sides with their sizes; a size that neither side needs is an error."""
     info = CompileInfo(group_windows=not arguments.no_set)
     prefill, decode = (
-        load_model_or_manifest(path, rules, info, trace_updates=trace_buffer_updates)
+        load_model_or_manifest(
+            path, rules, info, trace_updates=trace_buffer_updates, with_weights=True
+        )
         for path in (arguments.prefill, arguments.decode)
     )
     shared = parse_dim_sizes(arguments.dims)

@@ -174,6 +174,7 @@ def command(**values: Any) -> int:
         compile_info,
         strict=arguments.strict,
         trace_updates=trace_buffer_updates,
+        with_weights=True,
     )
     if arguments.stamp:
         loaded = _plan_stamp(loaded, rules)

@@ -14,10 +14,12 @@ from onnxkvrename.handoff.selection import BufferId
 from onnxkvrename.handoff.side_checks import (
     check_buffers_exist,
     check_each_side,
+    check_same_model,
     check_side,
     check_side_tokens,
     check_startup,
     check_unmatched_non_kv,
+    list_model_notes,
     list_order_notes,
     list_update_notes,
 )
@@ -28,7 +30,7 @@ from onnxkvrename.handoff.tensor_parallel import (
     check_tensor_parallelism,
     list_sharding_notes,
 )
-from onnxkvrename.handoff.verdict import HandoffVerdict, build_verdict
+from onnxkvrename.handoff.verdict import DIFFERENT_MODELS, HandoffVerdict, build_verdict
 from onnxkvrename.handoff.worker import (
     UNKNOWN_SIZE,
     UNLIMITED_LENGTH,
@@ -145,7 +147,12 @@ def compare_sides(
         ranks=ranks,
         prefill=prefill,
         decode=decode,
-        pair_results=_build_pair_results(comparison, root_causes, model_finding),
+        pair_results=_build_pair_results(
+            comparison,
+            root_causes,
+            model_finding,
+            all_wrong=next((f.code for f in findings if f.code == DIFFERENT_MODELS), None),
+        ),
         simulated_prompts=_simulate_prompts(prefill, decode, comparison, tokens),
         findings=tuple(findings),
         notes=tuple(notes),
@@ -171,6 +178,7 @@ def _collect_findings(
     reader = check_side(decode, setup.consumer, setup.full_transfer)
     findings = [
         *check_side_tokens(writer, reader),
+        *check_same_model(writer, reader),
         *check_startup(writer, reader),
         *check_unmatched_non_kv(writer, reader),
         *(root.finding for root in root_causes),
@@ -184,12 +192,18 @@ def _collect_findings(
     if not order_findings:
         findings += _check_shifted_buffers(comparison, root_causes)
     notes = list_order_notes(prefill, decode, setup.consumer)
+    if {finding.code for finding in findings} <= {"KV616"}:  # it works, once renamed
+        notes += list_model_notes(writer, reader)
     return findings, [*notes, *list_update_notes(writer, reader)]
 
 
 def _build_pair_results(
-    comparison: Comparison, root_causes: Sequence[RootCause], model_finding: Finding | None
+    comparison: Comparison,
+    root_causes: Sequence[RootCause],
+    model_finding: Finding | None,
+    all_wrong: str | None,
 ) -> tuple[PairResult, ...]:
+    """Return the result for each pair; those that are right themselves get the code `all_wrong`."""
     setup, simulation = comparison.setup, comparison.simulation
     wrong_ranges = simulation.wrong_ranges if simulation is not None else {}
     codes = {
@@ -208,6 +222,7 @@ def _build_pair_results(
         code = codes.get(pair.buffer_id, None if pair.buffer_id in transferred else lost_code)
         if code is None and setup.consumer.needs_in_place and _is_resized(pair):
             code = "KV120"
+        code = code or all_wrong
         is_undecided = pair.buffer_id in (shiftable if code is None else undecided)
         ranges = wrong_ranges.get(pair.buffer_id, ())
         results.append(PairResult(pair, code, ranges, is_undecided))

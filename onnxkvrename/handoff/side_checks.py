@@ -27,7 +27,9 @@ from onnxkvrename.handoff.selection import (
     select_values,
 )
 from onnxkvrename.handoff.worker import HandoffSide
+from onnxkvrename.layout.layout import Layout
 from onnxkvrename.model.signature import format_shape
+from onnxkvrename.model.weights import Weight
 
 STARTUP_FAILURE_CODES = ("KV001", "KV120", "KV603", "KV604", "KV610", "KV619")
 """Findings that stop a side before any hand-off: it cannot be compiled or started."""
@@ -239,6 +241,79 @@ def _drop_unread_tail(
     """Return the values up to the last that decode reads."""
     places = [place for place, each in enumerate(values, 1) if each.buffer_id in read_ids]
     return values[: max(places, default=0)]
+
+
+def check_same_model(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Finding]:
+    """Yield KV623 if the two sides are not of one model, as far as weights and logits show.
+
+    Exports of one model may differ in their graphs, lengths and made-up names. What both call
+    by its name in the framework is one parameter; nothing follows from a name on one side only.
+    """
+    weights, differences = _compare_weights(prefill.side.layout, decode.side.layout)
+    if not differences:
+        return
+    name, difference = differences[0]
+    more = f", like {len(differences) - 1} more" if len(differences) > 1 else ""
+    yield build_finding(
+        "KV623",
+        name,
+        f"{difference}{more}, of {weights} compared: prefill and decode are not of one model, "
+        "and decode reads what another one wrote",
+        "export both from the same model, with the same weights",
+    )
+
+
+def list_model_notes(prefill: CheckedSide, decode: CheckedSide) -> list[str]:
+    """Return a note if nothing says whether both sides are of one model."""
+    layouts = prefill.side.layout, decode.side.layout
+    if layouts[0].models == layouts[1].models or _compare_weights(*layouts)[0]:
+        return []
+    silent = [each.side for each in (prefill, decode) if each.side.layout.weights is None]
+    reason = (
+        f"nothing is known of the weights of {format_list([side.label for side in silent])}"
+        if silent
+        else "they call no weight by the same name"
+    )
+    return [f"whether both are of one model is not compared: {reason}"]
+
+
+def _compare_weights(prefill: Layout, decode: Layout) -> tuple[int, list[tuple[str, str]]]:
+    """Return how many facts are compared, and the names and descriptions of those that differ."""
+    others = {weight.name: weight for weight in decode.weights or ()}
+    pairs = [(w, others[w.name]) for w in prefill.weights or () if w.name in others]
+    differences = [
+        (first.name, text) for first, second in pairs if (text := _describe_weights(first, second))
+    ]
+    sizes = [_find_vocabulary(layout) for layout in (prefill, decode)]
+    if None in sizes:
+        return len(pairs), differences
+    if sizes[0] != sizes[1]:
+        text = f"has {sizes[0]} entries on prefill and {sizes[1]} on decode"
+        differences.insert(0, ("logits", text))
+    return len(pairs) + bool(pairs or differences), differences
+
+
+def _describe_weights(first: Weight, second: Weight) -> str:
+    """Return how a weight of prefill and its namesake on decode differ, empty if they do not."""
+    if sorted(first.shape) != sorted(second.shape):  # one of them may be transposed
+        shapes = (format_shape(each.shape) for each in (first, second))
+        return "is {} on prefill and {} on decode".format(*shapes)
+    is_comparable = (first.dtype, first.shape) == (second.dtype, second.shape)
+    if is_comparable and None not in (first.sha256, second.sha256):
+        return "" if first.sha256 == second.sha256 else "has other values on decode"
+    return ""
+
+
+def _find_vocabulary(layout: Layout) -> int | None:
+    """Return the number of logits for a token, ``None`` if the graph does not say it.
+
+    Among windows, something else may have that name.
+    """
+    if len(layout.models) > 1:
+        return None
+    shapes = (value.shape for value in layout.outputs if value.name == "logits")
+    last = next((shape[-1] for shape in shapes if shape), None)
+    return last if isinstance(last, int) else None
 
 
 def list_update_notes(prefill: CheckedSide, decode: CheckedSide) -> list[str]:

@@ -20,6 +20,8 @@ from onnxkvrename.handoff.worker import UNLIMITED_LENGTH
 
 Outcome = Literal["works", "corrupts", "fails", "loses", "unknown"]
 
+DIFFERENT_MODELS = "KV623"
+"""The finding after which every prompt is corrupted, wherever its bytes are."""
 _MISPLACING_CODES = ("KV608", "KV609", "KV617")
 """Findings after which the positions of the two sides disagree, whatever the prompt."""
 
@@ -119,7 +121,7 @@ def _decide_outcome(
     )
     if not codes.isdisjoint(STARTUP_FAILURE_CODES):
         return "fails"
-    if corrupt or differs_unsimulated or not codes.isdisjoint(("KV609", "KV617")):
+    if corrupt or differs_unsimulated or not codes.isdisjoint(("KV609", "KV617", DIFFERENT_MODELS)):
         return "corrupts"
     if simulation is None:
         return "unknown"
@@ -159,8 +161,8 @@ def _find_wrong_ranges(
     simulation = comparison.simulation
     if simulation is None:
         return (), ()
-    has_wrong_order = any(finding.code == "KV609" for finding in findings)
-    all_lengths = ((1, comparison.setup.longest_prompt),) if has_wrong_order else ()
+    is_all_wrong = any(finding.code in ("KV609", DIFFERENT_MODELS) for finding in findings)
+    all_lengths = ((1, comparison.setup.longest_prompt),) if is_all_wrong else ()
     wrong = merge_ranges(*simulation.wrong_ranges.values(), all_lengths)
     return simulation.refused_ranges, subtract_ranges(wrong, simulation.refused_ranges)
 
@@ -215,9 +217,10 @@ def _find_fallback_cause(
     findings: Sequence[Finding], model_finding: Finding | None
 ) -> RootCause | None:
     """Return the cause where no root cause is: a broken model, positions, or a missing token."""
+    foreign = (finding for finding in findings if finding.code == DIFFERENT_MODELS)
     misplacing = (finding for finding in findings if finding.code in _MISPLACING_CODES)
     partial_token = (finding for finding in findings if finding.code == "KV616" and finding.name)
     shifted = (finding for finding in findings if finding.code == "KV618")
     model = (model_finding,) if model_finding is not None else ()
-    first = next(iter((*model, *misplacing, *partial_token, *shifted)), None)
+    first = next(iter((*model, *foreign, *misplacing, *partial_token, *shifted)), None)
     return None if first is None else build_root_cause(first)

@@ -27,6 +27,7 @@ from onnxkvrename.layout.kinds import (
 )
 from onnxkvrename.layout.updates import UNKNOWN_UPDATE, BufferUpdate
 from onnxkvrename.model.signature import Dim, Value
+from onnxkvrename.model.weights import Weight
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import KvPair, UnchangedName
 
@@ -129,6 +130,7 @@ class Layout(NamedTuple):
         buffers: The buffers, sorted by layer and part.
         kept: The names that a rename leaves unchanged, with the reasons.
         sizes: The known sizes of symbols.
+        weights: Some weights of its models, ``None`` if nothing is known of them.
     """
 
     models: tuple[str, ...]
@@ -137,6 +139,7 @@ class Layout(NamedTuple):
     buffers: tuple[KvBuffer, ...]
     kept: tuple[UnchangedName, ...]
     sizes: Sizes = MappingProxyType({})
+    weights: tuple[Weight, ...] | None = None
 
     @property
     def layers(self) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from onnxkvrename.layout.layout import (
 from onnxkvrename.layout.manifest import parse_manifest
 from onnxkvrename.layout.updates import BufferUpdate, UpdateTracer
 from onnxkvrename.model.file import open_model
+from onnxkvrename.model.weights import Weight, describe_weights, merge_weights
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.kv_model import KvModel, check_models_together, scan_model
 from onnxkvrename.rules.plan import TokenChange
@@ -105,6 +106,7 @@ def load_layout(
     *,
     strict: bool = False,
     trace_updates: UpdateTracer | None = None,
+    with_weights: bool = False,
 ) -> LoadedLayout:
     """Load the layout of one model, or of the windows of one; nothing is written.
 
@@ -118,6 +120,7 @@ def load_layout(
         compile_info: Sizes and dtypes of the compile.
         strict: Whether every warning is an error.
         trace_updates: Tells how buffers are updated; without it that stays unknown.
+        with_weights: Whether to describe some weights, which tell models apart.
 
     Raises:
         ModelError: A model cannot be read, or several are not parts of one; or a file of the
@@ -126,10 +129,13 @@ def load_layout(
         RulesError: A template of the rules makes names that could not be undone.
     """
     compile_info = compile_info or CompileInfo()
-    models, updates, identities = _read_models(paths, rules, trace_updates)
+    read = _read_models(paths, rules, trace_updates, with_weights=with_weights)
+    models, updates, identities = read.models, read.updates, read.identities
     set_findings = _check_together(models, rules, compile_info)
     selected = _select_layout_models(models)
     layout = apply_updates(build_layout(selected), updates)
+    if with_weights:
+        layout = layout._replace(weights=merge_weights(read.weights[each.path] for each in selected))
     stamp_findings = _check_set_stamps(selected, layout)
     reports = []
     for model, further in zip(models, set_findings, strict=True):
@@ -145,22 +151,30 @@ def load_layout(
     return LoadedLayout(layout, tuple(reports), stamp, tuple(data_paths), identities)
 
 
+class _ReadModels(NamedTuple):
+    """Models, and by their paths updates of buffers, some weights, and states of files."""
+
+    models: list[KvModel]
+    updates: dict[str, Mapping[str, BufferUpdate]]
+    weights: dict[str, tuple[Weight, ...]]
+    identities: dict[str, FileIdentity]
+
+
 def _read_models(
-    paths: Sequence[Path], rules: Rules, trace_updates: UpdateTracer | None
-) -> tuple[list[KvModel], dict[str, Mapping[str, BufferUpdate]], dict[str, FileIdentity]]:
-    """Return the models; by their paths how their buffers are updated, and their files' states."""
-    models: list[KvModel] = []
-    updates: dict[str, Mapping[str, BufferUpdate]] = {}
-    identities: dict[str, FileIdentity] = {}
+    paths: Sequence[Path], rules: Rules, trace_updates: UpdateTracer | None, *, with_weights: bool
+) -> _ReadModels:
+    result = _ReadModels([], {}, {}, {})
     for job in find_jobs(paths):
         with open_model(job.model) as opened:
             source, signature = opened.source, opened.signature
             model = scan_model(source, signature, job.model, rules, data_beside=None).model
-            models.append(model)
-            identities[model.path] = opened.file.identity
+            result.models.append(model)
+            result.identities[model.path] = opened.file.identity
             if trace_updates is not None and model.pairs:
-                updates[model.path] = trace_updates(source, model.pairs)
-    return models, updates, identities
+                result.updates[model.path] = trace_updates(source, model.pairs)
+            if with_weights and model.pairs:
+                result.weights[model.path] = describe_weights(source, opened.file.path.parent)
+    return result
 
 
 def load_model_or_manifest(
@@ -169,6 +183,7 @@ def load_model_or_manifest(
     compile_info: CompileInfo | None = None,
     *,
     trace_updates: UpdateTracer | None = None,
+    with_weights: bool = False,
 ) -> LoadedLayout:
     """Load the layout of a model, of a directory with the windows of one, or of a manifest.
 
@@ -180,6 +195,7 @@ def load_model_or_manifest(
         rules: The rules that tell KV names and the parts of sets.
         compile_info: Sizes and dtypes of the compile.
         trace_updates: As for :func:`load_layout`; a manifest says itself what was found.
+        with_weights: Likewise.
 
     Raises:
         ModelError: As for :func:`load_layout`, and for a damaged manifest.
@@ -188,7 +204,9 @@ def load_model_or_manifest(
         RulesError: As for :func:`load_layout`.
     """
     if not _is_json_file(path):
-        return load_layout([path], rules, compile_info, trace_updates=trace_updates)
+        return load_layout(
+            [path], rules, compile_info, trace_updates=trace_updates, with_weights=with_weights
+        )
     manifest = parse_manifest(read_text_file(path, _MAX_MANIFEST_BYTES), str(path))
     report = ModelReport(str(path), str(path), "unchanged", findings=manifest.findings)
     layout = apply_compile_info(manifest.layout, compile_info or CompileInfo())

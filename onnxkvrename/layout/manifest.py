@@ -17,6 +17,7 @@ from onnxkvrename.layout.kinds import list_kinds
 from onnxkvrename.layout.layout import KvBuffer, Layout, find_axis_and_window
 from onnxkvrename.layout.updates import UNKNOWN_UPDATE, UPDATE_KINDS, BufferUpdate
 from onnxkvrename.model.signature import Value
+from onnxkvrename.model.weights import Weight
 from onnxkvrename.rules.plan import UnchangedName
 from onnxkvrename.rules.results import ModelReport
 
@@ -125,6 +126,9 @@ def manifest_to_json(
         "outputs": [_serialize_value(value) for value in layout.outputs],
         "buffers": [_serialize_buffer(layout, buffer) for buffer in layout.buffers],
         "kept": [kept._asdict() for kept in layout.kept],
+        "weights": None
+        if layout.weights is None
+        else [{**each._asdict(), "shape": list(each.shape)} for each in layout.weights],
         "totals": _serialize_totals(layout),
         "findings": [
             {"model": report.path, **serialize_finding(finding)}
@@ -258,6 +262,7 @@ def _parse_content(document: ObjectReader) -> Manifest:
         sizes=MappingProxyType(
             {symbol: sizes.read_integer(symbol, minimum=1) for symbol in sizes.values}
         ),
+        weights=_parse_weights(document),
     )
     _check_buffers(layout)
     findings = tuple(map(_parse_finding, document.read_objects("findings")))
@@ -324,6 +329,21 @@ def _parse_update(entry: ObjectReader) -> BufferUpdate:
     if axis is not None and axis < 0:
         raise entry.build_error("update_axis", "is less than 0")
     return BufferUpdate(entry.read_choice("update", UPDATE_KINDS), axis)
+
+
+def _parse_weights(document: ObjectReader) -> tuple[Weight, ...] | None:
+    """Return the weights; `None` in a manifest that says nothing of them."""
+    if "weights" not in document.values or document.is_null("weights"):
+        return None
+    return tuple(
+        Weight(
+            entry.read_string("name"),
+            entry.read_string("dtype"),
+            tuple(entry.read_list("shape", "a list of sizes", int)),
+            entry.read_string_or_null("sha256"),
+        )
+        for entry in document.read_objects("weights")
+    )
 
 
 def _parse_finding(entry: ObjectReader) -> Finding:

@@ -373,6 +373,16 @@ def read_external_reference(
     return ExternalReference(entries.get("location", ""), end_offset, tensor_name, problem)
 
 
+def read_tensor_type(source: ByteSource, fields: Sequence[Record]) -> tuple[str, tuple[int, ...]]:
+    """Return ONNX's name of the dtype of a tensor, and its dimensions.
+
+    Args:
+        source: The bytes of the model.
+        fields: The fields of a `TensorProto`.
+    """
+    return get_dtype_name(_read_int32(source, fields, 2)), tuple(_read_tensor_dims(source, fields))
+
+
 def _read_tensor_dims(source: ByteSource, fields: Iterable[Record]) -> list[int]:
     dims: list[int] = []
     for record in fields:

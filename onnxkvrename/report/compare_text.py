@@ -10,7 +10,12 @@ from onnxkvrename.handoff.root_causes import RootCause
 from onnxkvrename.handoff.side_checks import STARTUP_FAILURE_CODES
 from onnxkvrename.handoff.simulate import PromptRanges, is_in_ranges, subtract_ranges
 from onnxkvrename.handoff.slots import format_token_count
-from onnxkvrename.handoff.verdict import AffectedRange, HandoffVerdict, Outcome
+from onnxkvrename.handoff.verdict import (
+    DIFFERENT_MODELS,
+    AffectedRange,
+    HandoffVerdict,
+    Outcome,
+)
 from onnxkvrename.handoff.worker import UNLIMITED_LENGTH
 from onnxkvrename.layout.fold import fold_alike
 from onnxkvrename.report.formats import Line, Span, build_line
@@ -59,7 +64,8 @@ def _format_outcome(handoff: Handoff) -> str:
     if verdict.outcome == "corrupts":
         if verdict.corrupt_ranges:
             return _format_corruption(verdict)
-        return f"would corrupt {_SOME_PROMPTS}{cause}"
+        prompts = "every prompt" if _is_of_two_models(handoff) else _SOME_PROMPTS
+        return f"would corrupt {prompts}{cause}"
     if verdict.outcome == "loses":
         return f"would leave something behind{cause}"
     if verdict.outcome == "unknown":
@@ -71,6 +77,10 @@ def _format_outcome(handoff: Handoff) -> str:
         return f"would fail, as {_TOO_SMALL}, for {ranges}"
     prompts = format_prompt_ranges(verdict.refused_ranges, verdict)
     return f"would fail for {prompts}: {_TOO_SMALL}{_format_causes(verdict.affected_ranges[0])}"
+
+
+def _is_of_two_models(handoff: Handoff) -> bool:
+    return any(finding.code == DIFFERENT_MODELS for finding in handoff.findings)
 
 
 def _format_undecided(handoff: Handoff) -> str:

@@ -17,6 +17,7 @@ from onnxkvrename.handoff.compare import Handoff
 from onnxkvrename.handoff.consumer_checks import check_consumer
 from onnxkvrename.layout.layout import Layout, apply_sizes, build_layout
 from onnxkvrename.model.signature import Signature, Value
+from onnxkvrename.model.weights import Weight
 from onnxkvrename.report.compare_text import (
     build_table_rows,
     format_handoff_verdict,
@@ -935,3 +936,67 @@ def test_one_cause_is_told_once_however_many_layers_it_is_in() -> None:
     assert "so are 39 more" in found.findings[0].message
     assert "so are 39 behind it" in found.findings[1].message
     assert len(build_table_rows(found)) == 2
+
+
+# KV623: two models
+
+
+def with_weights(side: Layout, *weights: Weight, path: str = "model.onnx") -> Layout:
+    return side._replace(weights=weights, models=(path,))
+
+
+EMBEDDING = Weight("model.embed_tokens.weight", "FLOAT", (256, 64), "one")
+
+
+def test_two_models_of_one_size_are_told_apart_by_their_weights() -> None:
+    """Every buffer has its place, and decode reads what another model wrote."""
+    side = build_side_layout(*describe_attention(0), ctx_len=32)
+    other = with_weights(side, EMBEDDING._replace(sha256="two"), path="other.onnx")
+    found = predict_handoff(with_weights(side, EMBEDDING), other)
+    assert list_codes(found) == ["KV623"]
+    assert "has other values on decode, of 2 compared" in message(found, "KV623")
+    assert (resolve_outcome(found), found.verdict.corrupt_ranges) == ("corrupts", ((1, 32),))
+    assert "would corrupt every prompt" in format_handoff_verdict(found)
+    assert "not of one model" in format_handoff_verdict(found)
+    assert {row[-1] for row in build_table_rows(found)} == {"wrong (KV623)"}
+
+
+def test_other_sizes_of_a_weight_or_of_the_logits_are_another_model() -> None:
+    side = with_weights(build_side_layout(*describe_attention(0)), EMBEDDING)
+    larger = with_weights(side, EMBEDDING._replace(shape=(300, 64)), path="other.onnx")
+    assert "is [256, 64] on prefill and [300, 64]" in message(
+        predict_handoff(side, larger), "KV623"
+    )
+    logits = side.outputs[0]._replace(shape=("batch_size", 1, 9))
+    wider = side._replace(outputs=(logits, *side.outputs[1:]), models=("other.onnx",))
+    assert "has 8 entries on prefill and 9 on decode" in message(
+        predict_handoff(side, wider), "KV623"
+    )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        EMBEDDING._replace(shape=(64, 256), sha256="transposed"),
+        EMBEDDING._replace(dtype="FLOAT16", sha256="converted"),
+        EMBEDDING._replace(sha256=None),
+    ],
+)
+def test_a_weight_that_an_exporter_changed_says_nothing(changed: Weight) -> None:
+    side = build_side_layout(*describe_attention(0))
+    other = with_weights(side, changed, path="other.onnx")
+    found = predict_handoff(with_weights(side, EMBEDDING), other)
+    assert (list_codes(found), found.verdict.outcome, found.notes) == ([], "works", ())
+
+
+def test_what_could_not_be_compared_is_said() -> None:
+    side = with_weights(build_side_layout(*describe_attention(0)), EMBEDDING)
+    stranger = with_weights(side, EMBEDDING._replace(name="wte.weight"), path="other.onnx")
+    found = predict_handoff(side, stranger)
+    assert (list_codes(found), found.verdict.outcome) == ([], "works")
+    assert found.notes == (
+        "whether both are of one model is not compared: they call no weight by the same name",
+    )
+    silent = stranger._replace(weights=None)
+    assert predict_handoff(side, silent).notes[0].endswith("of the weights of decode")
+    assert predict_handoff(stranger, stranger).notes == ()
