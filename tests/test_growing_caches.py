@@ -219,3 +219,12 @@ def test_what_other_exporters_append_to_is_found() -> None:
             ]
             updates = trace_buffer_updates(opened.source, pairs)
         assert {str(update) for update in updates.values()} == {"append along axis 2"}, path
+
+
+def test_a_rename_for_a_consumer_refuses_what_the_consumer_would(growing: Path, run) -> None:
+    before = growing.read_bytes()
+    outcome = run(growing, "--target", "vllm-qaic")
+    assert outcome.code == 1
+    assert f"error KV120: past_key.0_{TOKEN}_RetainedState is longer than" in outcome.err
+    assert "vllm-qaic retains buffers in place" in outcome.err
+    assert growing.read_bytes() == before

@@ -9,7 +9,7 @@ in its own module.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from onnxkvrename.findings import Finding, build_finding
@@ -22,7 +22,7 @@ from onnxkvrename.handoff.selection import (
     select_values,
 )
 from onnxkvrename.layout.dims import Shape
-from onnxkvrename.layout.layout import KvBuffer, Layout, build_layout
+from onnxkvrename.layout.layout import KvBuffer, Layout, apply_updates, build_layout
 from onnxkvrename.layout.updates import BufferUpdate, build_update_finding
 from onnxkvrename.rules.kv_model import KvModel
 
@@ -110,6 +110,7 @@ def check_sets(
     models: Sequence[KvModel],
     sets: Iterable[Sequence[int]],
     consumer: Consumer,
+    updates: Mapping[str, Mapping[str, BufferUpdate]],
     *,
     full_transfer: bool,
 ) -> list[list[Finding]]:
@@ -119,6 +120,7 @@ def check_sets(
         models: The models, with the names that the consumer would see.
         sets: The indexes of models that the consumer receives together.
         consumer: The consumer.
+        updates: For each model's path how its buffers are updated, by the names of outputs.
         full_transfer: Whether the consumer moves all of each buffer.
 
     Raises:
@@ -126,7 +128,7 @@ def check_sets(
     """
     findings: list[list[Finding]] = [[] for _ in models]
     for indexes in sets:
-        layout = build_layout([models[index] for index in indexes])
+        layout = apply_updates(build_layout([models[index] for index in indexes]), updates)
         for finding in check_consumer(layout, consumer, full_transfer=full_transfer):
             owner = layout.models.index(find_owning_model(layout, finding.name))
             findings[indexes[owner]].append(finding)

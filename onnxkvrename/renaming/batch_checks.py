@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, promote_to_errors
+from onnxkvrename.model.file import open_model
 from onnxkvrename.renaming.output_path import find_writable_directory
 from onnxkvrename.renaming.prepare import PreparedModel
 from onnxkvrename.rules.kv_model import KvModel, check_models_together
@@ -15,6 +18,9 @@ from onnxkvrename.rules.profile import MERGED, Rules
 from onnxkvrename.rules.results import ModelReport, Options
 from onnxkvrename.storage.read import read_status
 from onnxkvrename.storage.temp_file import check_free_space
+
+if TYPE_CHECKING:
+    from onnxkvrename.layout.updates import BufferUpdate
 
 
 def check_batch(
@@ -77,13 +83,23 @@ def _check_consumer(
     from onnxkvrename.handoff.consumer_checks import check_sets
     from onnxkvrename.handoff.find_consumers import load_consumer
 
-    renamed = []
-    for item in items:
+    renamed, updates = [], {}
+    for item, model in zip(items, models, strict=True):
         assert item.splice_plan is not None
         signature = item.splice_plan.expected_signature
         renamed.append(KvModel(item.report.path, signature, build_minimal_plan(signature, rules)))
+        updates[item.report.path] = _trace_updates(model)
     consumer, sets = load_consumer(options.consumer), _group_for_consumer(models)
-    return check_sets(renamed, sets, consumer, full_transfer=options.full_transfer)
+    return check_sets(renamed, sets, consumer, updates, full_transfer=options.full_transfer)
+
+
+def _trace_updates(model: KvModel) -> dict[str, BufferUpdate]:
+    """Return how buffers are updated, by the names that their outputs get."""
+    from onnxkvrename.verification import trace_buffer_updates
+
+    with open_model(Path(model.path)) as opened:
+        updates = trace_buffer_updates(opened.source, model.pairs)
+    return {model.plan.name_map.get(name, name): update for name, update in updates.items()}
 
 
 def _group_for_consumer(models: Sequence[KvModel]) -> list[tuple[int, ...]]:
