@@ -1,0 +1,211 @@
+"""The table of docs/proofs.md: each command runs on an example of each danger."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+import pytest
+from conftest import FIXTURES
+from onnx import ModelProto, numpy_helper
+from test_growing_caches import build_growing_model
+
+TOKEN = "vllmKvCache"
+PAGE = FIXTURES.parent / "docs" / "proofs.md"
+PLAIN = FIXTURES / "plain"
+
+
+class Example(NamedTuple):
+    """Files with one fault.
+
+    Attributes:
+        model: The model, or the directory of its windows.
+        source: What it was renamed from; by default the model itself.
+        decode: The other side of a hand-off; by default the model itself.
+    """
+
+    model: Path
+    source: Path | None = None
+    decode: Path | None = None
+
+
+def load_decoder(tmp_path: Path, run) -> ModelProto:
+    """A sound model with the consumer's token."""
+    path = tmp_path / "sound.onnx"
+    run(PLAIN / "decoder.onnx", "--prefix", TOKEN, "-o", path, "-q")
+    return onnx.load(path)
+
+
+def save(model: ModelProto, path: Path) -> Path:
+    onnx.save(model, path)
+    return path
+
+
+def rename_result(model: ModelProto, old: str, new: str) -> None:
+    """Let a node of the main graph write its result under another name."""
+    for node in model.graph.node:
+        node.output[:] = [new if name == old else name for name in node.output]
+
+
+def unpaired(tmp_path: Path, run) -> Example:
+    model = load_decoder(tmp_path, run)
+    for value in [v for v in model.graph.input if v.name.startswith("past_value.1")]:
+        model.graph.input.remove(value)
+    return Example(save(model, tmp_path / "model.onnx"))
+
+
+def swapped(tmp_path: Path, run) -> Example:
+    model = load_decoder(tmp_path, run)
+    key, value = (f"past_{part}.0_{TOKEN}_RetainedState" for part in ("key", "value"))
+    for old, new in ((key, "swap"), (value, key), ("swap", value)):
+        rename_result(model, old, new)
+    return Example(save(model, tmp_path / "model.onnx"))
+
+
+def not_updated(tmp_path: Path, run) -> Example:
+    model = load_decoder(tmp_path, run)
+    output = f"past_key.0_{TOKEN}_RetainedState"
+    rename_result(model, output, "dropped")
+    passed_on = onnx.helper.make_node("Identity", [f"past_key.0_{TOKEN}"], [output])
+    model.graph.node.insert(0, passed_on)
+    return Example(save(model, tmp_path / "model.onnx"))
+
+
+def growing(tmp_path: Path, run) -> Example:
+    into = f"past_{{part}}.{{layer}}_{TOKEN}"
+    model = build_growing_model(into, f"{into}_RetainedState")
+    return Example(save(model, tmp_path / "model.onnx"))
+
+
+def taken_name(tmp_path: Path, run) -> Example:
+    model = load_decoder(tmp_path, run)
+    tensor = numpy_helper.from_array(np.zeros(1, np.float32), "past_key.0_VLLM")
+    model.graph.initializer.append(tensor)
+    return Example(save(model, tmp_path / "model.onnx"))
+
+
+def half_renamed(tmp_path: Path, run) -> Example:
+    directory = tmp_path / "windows"
+    shutil.copytree(PLAIN / "windows", directory)
+    first = sorted(directory.glob("*/*.onnx"))[0]
+    run(first, "--prefix", TOKEN, "--no-set", "-q")
+    return Example(directory)
+
+
+def lost_metadata(tmp_path: Path, run) -> Example:
+    model = load_decoder(tmp_path, run)
+    model.metadata_props.add(key="origin", value="elsewhere")
+    return Example(save(model, tmp_path / "model.onnx"), source=PLAIN / "decoder.onnx")
+
+
+def missed_data(tmp_path: Path, run) -> Example:
+    path = tmp_path / "model" / "decoder.onnx"
+    path.parent.mkdir()
+    run(PLAIN / "external" / "decoder.onnx", "--prefix", TOKEN, "-o", path, "-q")
+    for data in path.parent.glob("*.data"):
+        data.unlink()
+    return Example(path)
+
+
+def unselected(tmp_path: Path, run) -> Example:
+    return Example(PLAIN / "decoder.onnx")
+
+
+def cut_state(tmp_path: Path, run) -> Example:
+    path = tmp_path / "model.onnx"
+    run(PLAIN / "serving" / "hybrid.onnx", "--prefix", TOKEN, "-o", path, "-q")
+    return Example(path)
+
+
+def other_window(tmp_path: Path, run) -> Example:
+    paths = []
+    for name in ("window_whole", "window"):
+        paths.append(tmp_path / f"{name}.onnx")
+        run(PLAIN / "serving" / f"{name}.onnx", "--prefix", TOKEN, "-o", paths[-1], "-q")
+    return Example(paths[0], decode=paths[1])
+
+
+def other_weights(tmp_path: Path, run) -> Example:
+    paths = []
+    for number in (0, 1):
+        model = load_decoder(tmp_path, run)
+        tensor = numpy_helper.from_array(np.full(4, number, np.float32), "model.embed.weight")
+        model.graph.initializer.append(tensor)
+        paths.append(save(model, tmp_path / f"model{number}.onnx"))
+    return Example(paths[0], decode=paths[1])
+
+
+DANGERS: dict[str, Callable[..., Example]] = {
+    "a retained output without its input": unpaired,
+    "a buffer computed from another one's input": swapped,
+    "a buffer that nothing writes to": not_updated,
+    "a cache that grows": growing,
+    "a new name that is taken": taken_name,
+    "a set of windows of which some are renamed": half_renamed,
+    "bytes other than names differ from the source": lost_metadata,
+    "external data that are not there": missed_data,
+    "names that the consumer does not select": unselected,
+    "a buffer that the consumer cuts": cut_state,
+    "a window on one side, the whole context on the other": other_window,
+    "weights of another model on the other side": other_weights,
+}
+
+
+def build_command(column: str, example: Example, tmp_path: Path) -> list[object]:
+    """Return the arguments of a command on an example."""
+    model, single = example.model, not example.model.is_dir()
+    target = ["-o", tmp_path / "renamed.onnx"] if single else ["-d", tmp_path / "renamed"]
+    rename: list[object] = [model, "--prefix", "VLLM", "--replace", *target]
+    commands: dict[str, list[object]] = {
+        "rename": rename,
+        "rename --verify": [*rename, "--verify"],
+        "rename --target": [model, "--target", "vllm-qaic", *target],
+        "verify": ["verify", model],
+        "verify --renamed-from": ["verify", model, "--renamed-from", example.source or model],
+        "verify --run": ["verify", model, "--run"],
+        "check-consumer": ["check-consumer", model],
+        "compare": ["compare", model, example.decode or model],
+    }
+    return commands[column]
+
+
+def read_table() -> list[tuple[str, str, str]]:
+    """Return danger, command and cell for each cell of the page's table."""
+    lines = re.findall(r"^\|(.*)\|$", PAGE.read_text("utf-8"), re.MULTILINE)
+    heading, _, *rows = ([cell.strip(" `") for cell in line.split("|")] for line in lines)
+    return [
+        (row[0], column, cell)
+        for row in rows
+        for column, cell in zip(heading[1:], row[1:], strict=True)
+    ]
+
+
+CELLS = read_table() if PAGE.exists() else []
+
+
+def test_every_danger_of_the_page_has_an_example() -> None:
+    assert [*dict.fromkeys(danger for danger, _, _ in CELLS)] == [*DANGERS]
+
+
+@pytest.mark.parametrize(("danger", "column", "cell"), CELLS)
+def test_a_command_finds_exactly_the_dangers_that_the_page_says(
+    danger: str, column: str, cell: str, tmp_path: Path, run
+) -> None:
+    if cell == "-":
+        pytest.skip("the command is not about this")
+    if column == "verify --run":
+        pytest.importorskip("onnxruntime")
+    outcome = run(*build_command(column, DANGERS[danger](tmp_path, run), tmp_path))
+    said = set(re.findall(r"(?:error|warning) (KV[0-9]{3})", outcome.err + outcome.out))
+    codes = set(re.findall("KV[0-9]{3}", " ".join(c for d, _, c in CELLS if d == danger)))
+    if cell == "no":
+        assert not said & codes
+    else:
+        assert set(re.findall("KV[0-9]{3}", cell)) <= said
+        assert cell.startswith(("yes", "warns"))
+        assert (outcome.code == 1) is cell.startswith("yes")
