@@ -135,7 +135,9 @@ def load_layout(
     selected = _select_layout_models(models)
     layout = apply_updates(build_layout(selected), updates)
     if with_weights:
-        layout = layout._replace(weights=merge_weights(read.weights[each.path] for each in selected))
+        layout = layout._replace(
+            weights=merge_weights(read.weights[each.path] for each in selected)
+        )
     stamp_findings = _check_set_stamps(selected, layout)
     reports = []
     for model, further in zip(models, set_findings, strict=True):

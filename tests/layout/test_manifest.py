@@ -26,6 +26,7 @@ from onnxkvrename.layout import load as gathering
 from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.layout.load import CompileInfo
 from onnxkvrename.model.signature import Value
+from onnxkvrename.model.weights import Weight
 from onnxkvrename.rules.plan import UnchangedName
 from onnxkvrename.rules.results import ModelReport
 
@@ -466,6 +467,7 @@ def test_bytes_of_a_real_export_are_those_that_onnx_says(path: Path) -> None:
 def test_a_manifest_without_updates_and_guesses_is_still_one() -> None:
     """Return to the form of earlier versions, in which these members were not."""
     said = document(gathered(FIXTURES / "VLLM" / "hybrid.onnx"))
+    del said["weights"]
     for buffer in said["buffers"]:
         for key in ("kind_guessed", "update", "update_axis"):
             del buffer[key]
@@ -473,6 +475,15 @@ def test_a_manifest_without_updates_and_guesses_is_still_one() -> None:
     layout = manifest.parse_manifest(sealed(said), "m.json").layout
     assert {buffer.update.kind for buffer in layout.buffers} == {"unknown"}
     assert not any(buffer.is_kind_guessed for buffer in layout.buffers)
+    assert layout.weights is None
+
+
+def test_a_manifest_describes_the_weights_that_tell_models_apart() -> None:
+    layout = gathered(FIXTURES / "VLLM" / "hybrid.onnx")
+    weights = (Weight("a.weight", "FLOAT", (2, 3), "0" * 64), Weight("b.bias", "FLOAT", (3,), None))
+    said = document(layout._replace(weights=weights))
+    jsonschema.validate(said, SCHEMA)
+    assert manifest.parse_manifest(json.dumps(said), "m.json").layout.weights == weights
 
 
 @pytest.mark.parametrize(
