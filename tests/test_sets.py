@@ -201,6 +201,23 @@ def test_a_finding_in_one_window_leaves_every_file_as_it_was(tmp_path: Path, sna
     assert snapshot(root) == before
 
 
+def test_windows_that_lack_inputs_are_not_to_be_exported_again_in_the_same_way(
+    tmp_path: Path, run
+) -> None:
+    """QEfficient gives windows of several layers the inputs of the first, every time."""
+    path = tmp_path / "layer_5_8" / "Tiny_layer_tmp_5_8.onnx"
+    window = window_sets.build_window(5, 8)
+    kept = [value for value in window.graph.input if not value.name.endswith((".6", ".7"))]
+    del window.graph.input[:]
+    window.graph.input.extend(kept)
+    path.parent.mkdir()
+    path.write_bytes(window.SerializeToString())
+    outcome = run(path, "--prefix", "VLLM", "--check", "-v")
+    lines = [line for line in outcome.err.splitlines() if " error KV" in line]
+    assert [line.split("error ")[1][:5] for line in lines] == [*["KV101"] * 4, "KV304"]
+    assert all("layerwise_window_size=1" in line for line in lines)
+
+
 def test_results_stand_in_natural_order_whatever_finishes_first(tmp_path: Path, run) -> None:
     root = window_sets.write_windows(tmp_path, 40)
     outcome = run(root, "--prefix", "VLLM", "--jobs", 3)

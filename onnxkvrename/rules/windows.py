@@ -18,6 +18,7 @@ from onnxkvrename.model.signature import (
     format_value_type,
     is_type_compatible,
 )
+from onnxkvrename.rules.checks.pairs import WINDOW_SIZE_HINT
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.layer_ranges import format_layer_runs, format_layers
 from onnxkvrename.rules.plan import TokenChange
@@ -156,7 +157,9 @@ def _check_name_range(file: _PartFile) -> Iterator[tuple[int, Finding]]:
             "KV304",
             f"is called like {expected}, but has inputs of {format_layers(inputs)} "
             f"and outputs of {format_layers(outputs)}",
-            "export these layers again; --no-set if some of them keep no cache",
+            WINDOW_SIZE_HINT
+            if inputs[:1] == [first] and set(inputs) < set(outputs)
+            else "export these layers again; --no-set if some of them keep no cache",
         )
 
 

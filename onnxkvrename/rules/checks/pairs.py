@@ -11,6 +11,12 @@ from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.model.signature import NameUses, Signature, format_shape, is_shape_compatible
 from onnxkvrename.rules.plan import REASON_UNKNOWN, KvPair, RenamePlan, find_conflicting_symbols
 
+WINDOW_SIZE_HINT = (
+    "export again, layer by layer with layerwise_window_size=1: QEfficient gives larger windows "
+    "the inputs of their first layer only"
+)
+"""How to export windows with all inputs; the same export again would lack them again."""
+
 _RESIZING_UPDATES = ("append", "delta")
 
 
@@ -27,8 +33,9 @@ def check_pairs(signature: Signature, plan: RenamePlan, uses: NameUses) -> Itera
     """
     yield from _check_duplicates(signature, plan)
     inputs = {value.name for value in signature.inputs}
+    fed_layers = {pair.layer for pair in plan.pairs if pair.input is not None}
     for pair in plan.pairs:
-        yield from _check_both_sides(pair, inputs)
+        yield from _check_both_sides(pair, inputs, fed_layers)
         yield from _check_types(pair, plan.updates_by_kind.get(pair.kind, ""))
         yield from _check_usage(pair, inputs, uses)
         if not plan.token_change.normalize:
@@ -87,7 +94,7 @@ def _build_keep_pattern(names: Iterable[str]) -> str:
     return "|".join(parts)
 
 
-def _check_both_sides(pair: KvPair, inputs: set[str]) -> Iterator[Finding]:
+def _check_both_sides(pair: KvPair, inputs: set[str], fed_layers: set[int]) -> Iterator[Finding]:
     if pair.output is not None and pair.output.old_name in inputs:
         yield build_finding(
             "KV106",
@@ -100,7 +107,9 @@ def _check_both_sides(pair: KvPair, inputs: set[str]) -> Iterator[Finding]:
             "KV101",
             pair.output.old_name,
             f"has no input to carry {pair.buffer} of layer {pair.layer} into the next step",
-            "the compiler refuses this model; export it again",
+            "the compiler refuses this model; export it again"
+            if pair.layer in fed_layers
+            else f"the compiler refuses this model; {WINDOW_SIZE_HINT}",
         )
     elif pair.output is None and pair.input is not None:
         yield build_finding(
