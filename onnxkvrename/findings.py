@@ -58,6 +58,10 @@ CODES: dict[str, tuple[Severity, str]] = {
         "warning",
         "a sidecar has names from before a rename (an error in verify, beside the model)",
     ),
+    "KV407": (
+        "warning",
+        "an export that QEfficient would not look for under its new names: left out",
+    ),
     "KV501": ("error", "external data outside the model's directory"),
     "KV502": ("error", "external data missing, or no plain file"),
     "KV503": ("error", "external data shorter than the model says, or a malformed entry"),

@@ -76,8 +76,30 @@ def write_dual_export(cache: Path, token: str = "") -> tuple[Path, Path]:
     return encoder, write_export(cache, "vlm_dual/decoder.onnx", token, DECODER)
 
 
-def write_layerwise_export(cache: Path, token: str = "") -> Path:
-    """Write an export of three windows, whose parameters changed between hashing and saving."""
+def build_merged(windows: list[Path]) -> bytes:
+    """Build a model with the buffers of all windows."""
+    merged = onnx.load(windows[0], load_external_data=False)
+    graph = merged.graph
+    for path in windows[1:]:
+        other = onnx.load(path, load_external_data=False).graph
+        graph.input.extend(v for v in other.input if "." in v.name)
+        graph.output.extend(v for v in other.output if "." in v.name)
+    del graph.node[:], graph.initializer[:]
+    for value in graph.output:
+        name = value.name.removesuffix("_RetainedState")
+        source = graph.input[0].name if name == value.name else name
+        graph.node.add(op_type="Neg", input=[source], output=[value.name])
+    return merged.SerializeToString()
+
+
+def write_layerwise_export(cache: Path, token: str = "", *, merged: bool = True) -> Path:
+    """Write an export of three windows, whose parameters changed between hashing and saving.
+
+    Args:
+        cache: The cache.
+        token: The token in all names.
+        merged: Write the merged file as well, for which QEfficient looks.
+    """
     source_path = FIXTURES / (token or "plain") / "windows"
     names = ["logits"]
     for model in sorted(source_path.glob("*/*.onnx")):
@@ -85,6 +107,9 @@ def write_layerwise_export(cache: Path, token: str = "") -> Path:
     params = build_params(names, CAUSAL, token)
     directory = cache / f"Tiny-{compute_params_hash(params)}"
     shutil.copytree(source_path, directory / "onnx_layerwise_tmp", copy_function=shutil.copyfile)
+    if merged:
+        windows = sorted(source_path.glob("*/*.onnx"))
+        (directory / f"merged_0-{len(windows)}.onnx").write_bytes(build_merged(windows))
     axes = params["export_params"]["dynamic_axes"]
     axes["inputs_embeds"] = axes.pop("input_ids")
     (directory / PARAMS).write_text(format_params(params), "utf-8")

@@ -244,7 +244,10 @@ def _rename_in_cache(
     from onnxkvrename.qefficient.seed_cache import plan_seeds  # only for --seed-cache
 
     models = [job.model for job in jobs]
-    seed_plan = plan_seeds(models, rules, change, in_place=arguments.in_place)
+    in_place, strict = arguments.in_place, options.strict
+    seed_plan = plan_seeds(models, rules, change, in_place=in_place, strict=strict)
+    if any(model.failed for model in seed_plan.left_out):
+        options = options._replace(write=False)
     jobs = seed_plan.redirect_jobs(jobs)
     params = seed_plan.build_sidecars()
     if options.write:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
-from onnxkvrename.findings import Finding
-from onnxkvrename.model.file import open_model
+from onnxkvrename.findings import Finding, promote_to_errors
 from onnxkvrename.qefficient.export_cache import (
     CacheEntry,
     ExportParams,
@@ -26,9 +25,10 @@ from onnxkvrename.qefficient.export_cache import (
     split_directory_name,
 )
 from onnxkvrename.qefficient.find_export import PARAMS_FILE, find_exports
+from onnxkvrename.qefficient.seed_refusals import report_refused_models
 from onnxkvrename.renaming.prepare_sidecars import MAX_READ_BYTES, Sidecar
 from onnxkvrename.rules.find_models import build_job, find_jobs
-from onnxkvrename.rules.plan import TokenChange, build_rename_plan
+from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, RenameJob, Report, SidecarReport
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar
@@ -67,10 +67,13 @@ class SeedPlan:
     Attributes:
         seeds: The exports that the models belong to, in the order of the models.
         in_place: True to rename each export and its directory, false to write a renamed copy.
+        left_out: Reports on the models that are not seeded, because QEfficient would not look
+            for them; each has KV407 with the reason.
     """
 
     seeds: tuple[Seed, ...]
     in_place: bool
+    left_out: tuple[ModelReport, ...] = ()
 
     @property
     def directory_map(self) -> dict[Path, Path]:
@@ -82,14 +85,18 @@ class SeedPlan:
     def redirect_jobs(self, jobs: Sequence[RenameJob]) -> tuple[RenameJob, ...]:
         """Return the jobs with outputs in the new directories of their exports.
 
-        Models of an export that is the result of another one in this plan are left out.
+        Models of an export that is the result of another one in this plan are left out, and
+        those in `left_out`.
 
         Raises:
             ModelError: A model is in no export.
         """
         seed_by_directory = {seed.directory: seed for seed in self.seeds}
+        left_out = {model.path for model in self.left_out}
         redirected = []
         for job in jobs:
+            if str(job.model) in left_out:
+                continue
             seed = seed_by_directory[_require_export_directory(job.model)]
             if seed.directory in self._results:
                 continue
@@ -118,12 +125,13 @@ class SeedPlan:
                         remove_stale_temp_files(find_stale_temp_files([old, new]))
 
     def update_report(self, report: Report, *, dry_run: bool) -> Report:
-        """Return the report with the paths that files have after the directories are renamed.
+        """Return the report with the models left out, and with the paths of renamed directories.
 
         Args:
             report: The report of the rename.
             dry_run: True if nothing was to be written.
         """
+        report = report._replace(models=(*report.models, *self.left_out))
         if not self.directory_map:
             return report
         done = not dry_run and not any(model.failed for model in report.models)
@@ -152,32 +160,53 @@ def read_export_params(directory: Path) -> ExportParams:
 
 
 def plan_seeds(
-    models: Sequence[Path], rules: Rules, change: TokenChange, *, in_place: bool
+    models: Sequence[Path],
+    rules: Rules,
+    change: TokenChange,
+    *,
+    in_place: bool,
+    strict: bool = False,
 ) -> SeedPlan:
     """Return the plan for the exports that models belong to; nothing is written.
+
+    An export that QEfficient would not look for under its new names is left out, if others are
+    not.
 
     Args:
         models: The models of the run.
         rules: The rules that recognise KV names.
         change: The tokens to put in and to take out.
         in_place: True to rename each export and its directory, false to write a renamed copy.
+        strict: True if the finding of an export that is left out is an error.
 
     Raises:
-        ModelError: A model is in no export, QEfficient would never look for it with a
+        ModelError: A model is in no export, QEfficient would look for none of them with a
             token, or only a part of an export would be renamed in place.
     """
-    seeds: dict[Path, Seed] = {}
+    models_by_directory: dict[Path, list[Path]] = {}
     for model in models:
-        directory = _require_export_directory(model)
-        if directory not in seeds:
-            seeds[directory] = _plan_seed(directory, rules, change, in_place=in_place)
-        seed = seeds[directory]
-        if seed.entry is not None and not seed.needs_move and seed.finding is None:
-            _check_token_accepted(model, seed.entry, rules)
-    for seed in seeds.values() if in_place else ():
-        if seed.needs_move:
-            _check_complete(seed.directory, models)
-    return SeedPlan(tuple(seeds.values()), in_place)
+        models_by_directory.setdefault(_require_export_directory(model), []).append(model)
+    seeds: list[Seed] = []
+    left_out: list[ModelReport] = []
+    for directory, own_models in models_by_directory.items():
+        seed = _plan_seed(directory, rules, change, in_place=in_place)
+        if in_place and seed.needs_move:
+            _check_complete(directory, models)
+        refused: list[ModelReport] = []
+        if seed.entry is not None and seed.finding is None:
+            refused += report_refused_models(directory, seed.entry, own_models, rules)
+        if not refused:
+            seeds.append(seed)
+        left_out += refused
+    if left_out and not _takes_token(seeds, rules):
+        finding = left_out[0].findings[0]
+        raise ModelError(finding.message, path=left_out[0].path, hint=finding.hint)
+    if strict:
+        left_out = [
+            report._replace(findings=promote_to_errors(report.findings), status="failed")
+            for report in left_out
+        ]
+    return SeedPlan(tuple(seeds), in_place, tuple(left_out))
 
 
 def find_moved_paths(paths: Sequence[Path], rules: Rules, change: TokenChange) -> tuple[Path, ...]:
@@ -335,20 +364,12 @@ def _has_entry(directory: Path, entry: CacheEntry) -> bool:
         return False
 
 
-def _check_token_accepted(model: Path, entry: CacheEntry, rules: Rules) -> None:
-    """Raise for a model with KV buffers in an export that QEfficient takes no token for."""
-    reason = explain_token_refusal(entry.params, rules)
-    if reason is None:
-        return
-    with open_model(model) as opened:
-        try:
-            pairs = build_rename_plan(opened.signature, rules, TokenChange(None)).pairs
-        except ModelError as error:
-            raise opened.source.build_error(error.message, hint=error.hint) from None
-    if pairs:
-        raise ModelError(
-            f"would be seeded in vain: {reason}", path=str(model), hint="-d DIR writes it elsewhere"
-        )
+def _takes_token(seeds: Sequence[Seed], rules: Rules) -> bool:
+    """Return whether one of the exports takes a token, so that there is something to seed."""
+    return any(
+        seed.entry is None or explain_token_refusal(seed.entry.params, rules) is None
+        for seed in seeds
+    )
 
 
 def _check_complete(directory: Path, models: Sequence[Path]) -> None:

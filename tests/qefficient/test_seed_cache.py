@@ -246,7 +246,7 @@ def test_an_export_is_not_renamed_in_place_by_half(cache: Path, snapshot, run) -
     before = snapshot(cache)
     outcome = run(window, *IN_PLACE, "--no-set")
     assert outcome.code == 2
-    assert "layer_1_2/Tiny_layer_tmp_1_2.onnx: would not be renamed" in outcome.err
+    assert "merged_0-3.onnx: would not be renamed" in outcome.err
     assert f"(give the whole of it: {plain})" in outcome.err
     assert snapshot(cache) == before
 

@@ -1,0 +1,80 @@
+"""Exports that QEfficient would not look for are left out of a seeding, and named."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import qefficient_exports
+from kill_commands import read_directory
+from qefficient_exports import CAUSAL
+
+SEED = ("--prefix", "VLLM", "--seed-cache")
+LORA = "QEffAutoLoraModelForCausalLM"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A cache to put exports into."""
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("in_place", [(), ("--in-place",)])
+def test_one_that_takes_no_token_does_not_block_the_others(
+    in_place: tuple[str, ...], cache: Path, tmp_path: Path, snapshot, run
+) -> None:
+    lora = qefficient_exports.write_export(cache, "decoder.onnx", owner=LORA)
+    plain = qefficient_exports.write_export(cache)
+    twin = qefficient_exports.write_export(tmp_path / "twins", token="VLLM")
+    before = snapshot(lora)
+    outcome = run(cache, *SEED, *in_place)
+    assert outcome.code == 0
+    assert f"{lora / 'decoder.onnx'}: warning KV407: would be seeded in vain: " in outcome.err
+    assert f"QEfficient takes no token for {LORA}" in outcome.err
+    assert snapshot(lora) == before
+    assert read_directory(cache / twin.name) == read_directory(twin)
+    assert plain.exists() is not bool(in_place)
+
+
+def test_the_document_names_what_was_left_out(cache: Path, run) -> None:
+    lora = qefficient_exports.write_export(cache, "decoder.onnx", owner=LORA)
+    qefficient_exports.write_export(cache)
+    outcome = run(cache, *SEED, "--format", "json")
+    models = json.loads(outcome.out)["models"]
+    assert [model["status"] for model in models] == ["renamed", "unchanged"]
+    assert models[1]["path"] == str(lora / "decoder.onnx")
+    assert [finding["code"] for finding in models[1]["findings"]] == ["KV407"]
+
+
+def test_strict_seeds_all_or_none(cache: Path, snapshot, run) -> None:
+    qefficient_exports.write_export(cache, "decoder.onnx", owner=LORA)
+    qefficient_exports.write_export(cache)
+    before = snapshot(cache)
+    outcome = run(cache, *SEED, "--strict")
+    assert (outcome.code, "error KV407" in outcome.err) == (1, True)
+    assert snapshot(cache) == before
+
+
+def test_layerwise_without_the_merged_file_would_not_be_found(cache: Path, snapshot, run) -> None:
+    export = qefficient_exports.write_layerwise_export(cache, merged=False)
+    before = snapshot(cache)
+    outcome = run(cache, *SEED)
+    assert (outcome.code, "looks for merged_0-N.onnx" in outcome.err) == (2, True)
+    assert snapshot(cache) == before
+    qefficient_exports.write_export(cache, owner=CAUSAL)
+    outcome = run(cache, *SEED)
+    assert (outcome.code, outcome.err.count("warning KV407")) == (0, 3)
+    assert len(os.listdir(cache)) == 3
+    assert run(export, "--prefix", "VLLM", "-d", cache.parent / "elsewhere").code == 0
+
+
+def test_an_export_of_a_single_window_would_not_be_found(cache: Path, run) -> None:
+    export = qefficient_exports.write_layerwise_export(cache, merged=False)
+    (window,) = export.glob("*/layer_0_1/*.onnx")
+    shutil.move(window, export / "pref_0.onnx")
+    shutil.rmtree(export / "onnx_layerwise_tmp")
+    outcome = run(cache, *SEED)
+    assert (outcome.code, "neither windows nor pref_0.onnx" in outcome.err) == (2, True)
