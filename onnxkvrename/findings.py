@@ -49,6 +49,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV305": ("error", "windows that do not fit together at the seam"),
     "KV306": ("error", "windows of different models or exports mixed"),
     "KV307": ("error", "merged file and windows disagree"),
+    "KV308": ("error", "an encoder without the decoder whose buffers it fills, or the reverse"),
     "KV401": ("error", "export directory whose hash does not follow from its JSON"),
     "KV402": ("warning", "renamed in place in an export cache: a later export would reuse it"),
     "KV403": ("error", "the directory of the seeded export already holds something else"),

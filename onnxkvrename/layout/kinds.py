@@ -266,14 +266,8 @@ def _has_only_states(shapes: list[tuple[Dim, ...] | None]) -> bool:
     """Return whether the parts of a layer are states; the first has no context axis."""
     if any(_list_context_symbols(shape) for shape in shapes):
         return False
-    if any(shape is not None and len(shape) == 3 and _has_fixed_sizes(shape) for shape in shapes):
-        return True
-    first = shapes[0]
-    return (
-        first is not None
-        and _has_fixed_sizes(first)
-        and len(first) > 1
-        and isinstance(first[0], str)
+    return any(
+        shape is not None and len(shape) == 3 and _has_fixed_sizes(shape) for shape in shapes
     )
 
 

@@ -273,7 +273,7 @@ def _check_together(
     models: Sequence[KvModel], rules: Rules, compile_info: CompileInfo
 ) -> list[list[Finding]]:
     if not compile_info.group_windows:
-        models = [model._replace(part=None) for model in models]
+        models = [model.set_apart() for model in models]
     return check_models_together(models, rules, TokenChange(None), check_current_tokens=True)
 
 

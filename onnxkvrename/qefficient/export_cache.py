@@ -184,7 +184,7 @@ def explain_token_refusal(params: ExportParams, rules: Rules) -> str | None:
     """Return why QEfficient never looks for this export with a token, ``None`` if it does."""
     model_class = params.get(_CLASS_KEY)
     if model_class == _VISION_ENCODER_CLASS:
-        return "a vision encoder keeps no KV cache: its export is the same with any token"
+        return "QEfficient keeps one export of a vision encoder for all tokens, with plain names"
     if model_class not in _CLASSES_WITH_TOKEN:
         models = model_class or (
             "PEFT models" if params.get("peft_config") else "models of no known class"

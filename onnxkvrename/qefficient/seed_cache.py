@@ -25,7 +25,7 @@ from onnxkvrename.qefficient.export_cache import (
     split_directory_name,
 )
 from onnxkvrename.qefficient.find_export import PARAMS_FILE, find_exports
-from onnxkvrename.qefficient.seed_refusals import report_refused_models
+from onnxkvrename.qefficient.seed_refusals import report_refused_models, report_unfed_models
 from onnxkvrename.renaming.prepare_sidecars import MAX_READ_BYTES, Sidecar
 from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.plan import TokenChange
@@ -198,6 +198,12 @@ def plan_seeds(
         if not refused:
             seeds.append(seed)
         left_out += refused
+    if not all(report.pairs for report in left_out):  # an encoder that fills buffers
+        for seed in tuple(seeds):
+            unfed = list(report_unfed_models(models_by_directory[seed.directory], rules))
+            if unfed:
+                seeds.remove(seed)
+            left_out += unfed
     if left_out and not _takes_token(seeds, rules):
         finding = left_out[0].findings[0]
         raise ModelError(finding.message, path=left_out[0].path, hint=finding.hint)

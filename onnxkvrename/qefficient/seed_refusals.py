@@ -10,7 +10,8 @@ from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import build_finding
 from onnxkvrename.model.file import open_model
 from onnxkvrename.qefficient.export_cache import CacheEntry, explain_token_refusal
-from onnxkvrename.rules.plan import TokenChange, build_rename_plan
+from onnxkvrename.rules.kv_model import read_kv_model
+from onnxkvrename.rules.plan import RenamePlan, TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import MERGED, Rules
 from onnxkvrename.rules.results import ModelReport
 
@@ -23,7 +24,7 @@ def report_refused_models(
 ) -> Iterator[ModelReport]:
     """Yield a report on each model of an export that would be seeded in vain, with the reason.
 
-    A model without KV buffers, such as a vision encoder, is not seeded either, and needs no word.
+    A model without KV names, such as most vision encoders, stays, and needs no word.
 
     Args:
         directory: The directory of the export.
@@ -43,12 +44,36 @@ def report_refused_models(
                 plan = build_rename_plan(opened.signature, rules, TokenChange(None))
             except ModelError as error:
                 raise opened.source.build_error(error.message, hint=error.hint) from None
-        if plan.pairs:
-            message = f"would be seeded in vain: {reason}"
-            finding = build_finding("KV407", "", message, "-d DIR writes it elsewhere")
-            yield ModelReport(
-                str(model), str(model), "unchanged", pairs=plan.pairs, findings=(finding,)
+        if plan.pairs or plan.feeds:
+            yield _build_report(model, plan, f"would be seeded in vain: {reason}")
+
+
+def report_unfed_models(models: Sequence[Path], rules: Rules) -> Iterator[ModelReport]:
+    """Yield a report on each decoder whose buffers an encoder fills, which is not seeded.
+
+    QEfficient looks for the encoder under its plain names whatever the token, so the two would
+    no longer connect.
+
+    Args:
+        models: Models of exports that are to be seeded.
+        rules: The rules that recognise KV names.
+
+    Raises:
+        ModelError: A model cannot be read.
+    """
+    for path in models:
+        model = read_kv_model(path, rules, check_data=False)
+        if model.needs:
+            message = (
+                f"would be seeded in vain: QEfficient's vision encoder fills {model.needs[0]}, "
+                "and keeps that name with any token"
             )
+            yield _build_report(path, model.plan, message)
+
+
+def _build_report(path: Path, plan: RenamePlan, message: str) -> ModelReport:
+    finding = build_finding("KV407", "", message, "-d DIR writes it elsewhere")
+    return ModelReport(str(path), str(path), "unchanged", pairs=plan.pairs, findings=(finding,))
 
 
 def _explain_missing_merge(directory: Path, models: Sequence[Path], rules: Rules) -> str | None:

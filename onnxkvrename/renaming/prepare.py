@@ -131,7 +131,7 @@ def _prepare_open_model(
         stamp="" if drops_stamp else None,
     )
     if not options.group_windows:
-        model = model._replace(part=None)
+        model = model.set_apart()
     prepared = PreparedModel(job, report, model, splice_plan, model.data_files)
     if not options.check_destination:
         return prepared

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from onnxkvrename.model.metadata import read_stamp, write_stamp
 from onnxkvrename.model.occurrences import Occurrences, find_occurrences
 from onnxkvrename.model.proto_reader import read_export_info
 from onnxkvrename.model.protobuf import ByteSource, Piece
-from onnxkvrename.model.signature import ExportInfo, Signature
+from onnxkvrename.model.signature import Dim, ExportInfo, NameUses, Signature
 from onnxkvrename.rules.checks import check_model
 from onnxkvrename.rules.checks.pairs import build_no_buffers_finding
 from onnxkvrename.rules.plan import (
@@ -43,6 +43,8 @@ class KvModel(NamedTuple):
         part: What the file's path says about a set of windows; ``None`` outside of sets.
         export: Who exported the model; read for parts of sets only.
         stamp: The layout digest in the model's metadata, if it carries one.
+        needs: The inputs that nothing in this graph writes, so that another model must.
+        is_apart: True if it is checked without regard to other models.
     """
 
     path: str
@@ -54,6 +56,8 @@ class KvModel(NamedTuple):
     part: PartPath | None = None
     export: ExportInfo | None = None
     stamp: str | None = None
+    needs: tuple[str, ...] = ()
+    is_apart: bool = False
 
     @property
     def data_paths(self) -> tuple[Path, ...]:
@@ -74,6 +78,10 @@ class KvModel(NamedTuple):
     def value_names(self) -> tuple[str, ...]:
         """The names of all graph inputs, then of all outputs."""
         return tuple(value.name for value in (*self.signature.inputs, *self.signature.outputs))
+
+    def set_apart(self) -> KvModel:
+        """Return the model as one that is checked without regard to others."""
+        return self._replace(part=None, is_apart=True)
 
     @property
     def is_window(self) -> bool:
@@ -127,7 +135,8 @@ def scan_model(
             plan = build_rename_plan(signature, rules, change)
     except ModelError as error:
         raise source.build_error(error.message, hint=error.hint) from None
-    occurrences = find_occurrences(source, plan.old_names | set(plan.name_map.values()))
+    names = plan.old_names.union(plan.name_map, plan.name_map.values())
+    occurrences = find_occurrences(source, names)
     uses = occurrences.build_name_uses(plan.name_map)
     references = occurrences.references
     data = tuple(find_data_files(references, data_beside)) if data_beside and references else ()
@@ -145,9 +154,35 @@ def scan_model(
         part=part,
         export=None if part is None else read_export_info(source),
         stamp=read_stamp(source),
+        needs=tuple(_find_needs(plan, uses)),
     )
     symbols = rename_symbols(uses.symbols, uses.producer_op_types, plan)
     return ScannedModel(model, occurrences, symbols)
+
+
+def _find_needs(plan: RenamePlan, uses: NameUses) -> Iterator[str]:
+    """Yield the inputs of attention that another model fills: their size has no symbol.
+
+    Only in a model that names the context of other buffers is that no accident.
+    """
+    passed = [
+        pair.input
+        for pair in plan.pairs
+        if pair.kind == "attention"
+        and pair.input is not None
+        and pair.output is not None
+        and uses.producer_op_types.get(pair.output.old_name) == "Identity"
+        and _is_context_fixed(pair.input.value.shape) is True
+    ]
+    if passed and any(_is_context_fixed(pair.sides[0].value.shape) is False for pair in plan.pairs):
+        yield from (side.old_name for side in passed)
+
+
+def _is_context_fixed(shape: tuple[Dim, ...] | None) -> bool | None:
+    """Return whether axis 2 of a buffer of rank 4 is a number; ``None`` for other buffers."""
+    if shape is None or len(shape) != 4 or shape[2] is None:
+        return None
+    return isinstance(shape[2], int)
 
 
 def splice_model(
@@ -215,8 +250,13 @@ def check_models_together(
         check_current_tokens: Whether tokens are checked as they are, not as they will be.
     """
     findings: list[list[Finding]] = [[] for _ in models]
-    if not any(model.pairs for model in models):
+    if not any(model.pairs or model.plan.feeds for model in models):
         findings = [[build_no_buffers_finding(model.output_names)] for model in models]
+    if any((model.plan.feeds or model.needs) and not model.is_apart for model in models):
+        from onnxkvrename.rules.feeds import check_feeds  # most models stand alone
+
+        for index, finding in check_feeds(models):
+            findings[index].append(finding)
     indexes = [index for index, model in enumerate(models) if model.part is not None]
     if indexes:
         from onnxkvrename.rules.windows import check_parts  # most models are not windows

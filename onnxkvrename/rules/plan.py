@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError
@@ -95,6 +95,22 @@ class KvPair(NamedTuple):
         return tuple(side for side in (self.input, self.output) if side is not None)
 
 
+class KvFeed(NamedTuple):
+    """An output with the name of another model's KV input, which it fills.
+
+    A vision encoder has such outputs where a decoder keeps the keys and values of images.
+
+    Attributes:
+        buffer: The part of the layer, such as ``past_key``.
+        layer: The layer, from 0.
+        side: The output.
+    """
+
+    buffer: str
+    layer: int
+    side: PairSide
+
+
 class UnchangedName(NamedTuple):
     """A name that stays as it is, with the reason."""
 
@@ -139,6 +155,7 @@ class RenamePlan(NamedTuple):
         output_name_map: The same, of outputs only.
         updates_by_kind: How buffers of each kind are meant to be updated, empty where the rules
             do not say.
+        feeds: Outputs that fill KV inputs of another model, and are renamed like those.
     """
 
     token_change: TokenChange
@@ -150,11 +167,13 @@ class RenamePlan(NamedTuple):
     name_map: Mapping[str, str]
     output_name_map: Mapping[str, str]
     updates_by_kind: Mapping[str, str]
+    feeds: tuple[KvFeed, ...] = ()
 
     @property
     def token_counts(self) -> Counter[str]:
         """The number of names that carry each token."""
-        return Counter(side.token for pair in self.pairs for side in pair.sides if side.token)
+        sides = (*(s for pair in self.pairs for s in pair.sides), *(f.side for f in self.feeds))
+        return Counter(side.token for side in sides if side.token)
 
 
 def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -> RenamePlan:
@@ -209,16 +228,21 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
         for key, match in matches.items()
     ]
     pairs.sort(key=lambda pair: (pair.layer, order[pair.buffer], pair.scope))
+    feeds = tuple(_find_feeds(signature, unchanged, sides, rules, change))
+    feed_names = {feed.side.old_name for feed in feeds}
     return RenamePlan(
         change,
         tuple(pairs),
         tuple(duplicates),
-        tuple(unchanged.values()),
+        tuple(item for item in unchanged.values() if item.name not in feed_names),
         _drop_optional_buffers(buffers_by_kind, pairs),
         old_names=frozenset(side.value.name for pair in pairs for side in pair.sides),
-        name_map=build_name_map(pairs),
-        output_name_map=_map_changed_names(pair.output for pair in pairs),
+        name_map=build_name_map(pairs) | _map_changed_names(feed.side for feed in feeds),
+        output_name_map=_map_changed_names(
+            [*(pair.output for pair in pairs), *(feed.side for feed in feeds)]
+        ),
         updates_by_kind=rules.updates_by_kind,
+        feeds=feeds,
     )
 
 
@@ -311,6 +335,24 @@ def _build_pair_side(value: Value, match: NameMatch, rules: Rules, change: Token
         new_name=renamed if change.can_replace(match.token) else value.name,
         has_normal_suffix=rules.normalize_suffix(match) == match.groups.get("suffix", ""),
     )
+
+
+def _find_feeds(
+    signature: Signature,
+    unchanged: Mapping[str, UnchangedName],
+    own_buffers: Iterable[tuple[str, str, int]],
+    rules: Rules,
+    change: TokenChange,
+) -> Iterator[KvFeed]:
+    """Yield the outputs that have the name of a KV input, which is not one of this model."""
+    own_keys = set(own_buffers)
+    for value in signature.outputs:
+        if value.name not in unchanged or unchanged[value.name].reason != REASON_NOT_RETAINED:
+            continue
+        match = rules.match("input", value.name)
+        if match is not None and match.pair_key not in own_keys:
+            side = _build_pair_side(value, match, rules, change)
+            yield KvFeed(match.buffer, match.layer, side)
 
 
 def _explain_unchanged(side: str, name: str, rules: Rules) -> str | None:

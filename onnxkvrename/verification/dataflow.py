@@ -188,7 +188,7 @@ def _check_flow(flow: BufferFlow) -> Iterator[Finding]:
             "KV114",
             output_name,
             f"is what came in as {input_name}: nothing is written to this buffer",
-            "check the export; harmless only if this model never adds to the cache",
+            "check the export, unless another model fills the buffer, such as a vision encoder",
         )
 
 

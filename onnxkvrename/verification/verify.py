@@ -181,7 +181,7 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
     )
     report = report_model(model)._replace(findings=findings)
     if not request.group_windows:
-        model = model._replace(part=None)
+        model = model.set_apart()
     return VerifiedModel(report, flows, model=model)
 
 

@@ -100,12 +100,11 @@ def test_beside_a_context_axis_a_rank_of_three_is_no_state() -> None:
     assert told(*layer) == ["unknown", "full_attention"]
 
 
-def test_a_state_without_a_convolution_is_one_if_the_exporter_names_axes() -> None:
-    shape = "16,128,128"
-    assert told(f"past_key.1:batch_size,{shape}", f"past_value.1:batch_size,{shape}") == [
-        "mamba",
-        "mamba",
-    ]
+def test_a_rank_of_four_without_a_context_does_not_make_a_state() -> None:
+    """Keys and values of image tokens look like that, too."""
+    for shape in ("16,128,128", "2,6404,16"):
+        layer = (f"past_key.1:batch_size,{shape}", f"past_value.1:batch_size,{shape}")
+        assert told(*layer) == ["unknown", "unknown"]
 
 
 @pytest.mark.parametrize(

@@ -333,7 +333,7 @@ def test_an_export_with_the_token_that_is_another_one_gives_way_by_force_only(
         (SPEECH, f"QEfficient takes no token for {SPEECH}"),
         ("QEffAutoLoraModelForCausalLM", "takes no token for QEffAutoLoraModelForCausalLM"),
         (None, "takes no token for models of no known class"),
-        (ENCODER, "a vision encoder keeps no KV cache"),
+        (ENCODER, "QEfficient keeps one export of a vision encoder for all tokens"),
     ],
 )
 @pytest.mark.parametrize("in_place", [(), ("--in-place",)])

@@ -7,10 +7,12 @@ import os
 import shutil
 from pathlib import Path
 
+import onnx.helper
 import pytest
 import qefficient_exports
 from kill_commands import read_directory
-from qefficient_exports import CAUSAL
+from models import info, node, saved
+from qefficient_exports import CAUSAL, DECODER, ENCODER, PARAMS
 
 SEED = ("--prefix", "VLLM", "--seed-cache")
 LORA = "QEffAutoLoraModelForCausalLM"
@@ -78,3 +80,46 @@ def test_an_export_of_a_single_window_would_not_be_found(cache: Path, run) -> No
     shutil.rmtree(export / "onnx_layerwise_tmp")
     outcome = run(cache, *SEED)
     assert (outcome.code, "neither windows nor pref_0.onnx" in outcome.err) == (2, True)
+
+
+def write_model(cache: Path, owner: str, nodes, inputs, outputs) -> Path:
+    """Write an export of a model with these nodes."""
+    graph = onnx.helper.make_graph(nodes, "main_graph", inputs, outputs)
+    opset = [onnx.helper.make_opsetid("", 17)]
+    model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
+    names = [value.name for value in outputs]
+    params = qefficient_exports.build_params(names, owner, "")
+    directory = cache / f"Tiny-{qefficient_exports.compute_params_hash(params)}"
+    directory.mkdir(parents=True)
+    (directory / PARAMS).write_text(qefficient_exports.format_params(params), "utf-8")
+    return saved(model, directory / "model.onnx")
+
+
+def test_an_encoder_that_fills_buffers_and_its_decoder_stay_as_they_are(
+    cache: Path, snapshot, run
+) -> None:
+    """QEfficient would take the plain encoder for the decoder with the token."""
+    image, text = ("batch_size", 2, 6404, 16), ("batch_size", 2, "ctx_len", 16)
+    parts = ("key", "value")
+    filled = [f"past_{part}.1" for part in parts]
+    nodes = [node("Neg", ["x"], [name]) for name in filled]
+    encoder = write_model(cache, ENCODER, nodes, [info("x")], [info(n, *image) for n in filled])
+    names = [f"past_{part}.{layer}" for layer in (0, 1) for part in parts]
+    states = [f"{name}_RetainedState" for name in names]
+    nodes = [node("Add", [names[i], "x"], [states[i]]) for i in (0, 1)]
+    nodes += [node("Identity", [names[i]], [states[i]]) for i in (2, 3)]
+    shapes = (text, text, image, image)
+    inputs = [info("x"), *(info(n, *shape) for n, shape in zip(names, shapes, strict=True))]
+    outputs = [info(n, *shape) for n, shape in zip(states, shapes, strict=True)]
+    decoder = write_model(cache, DECODER, nodes, inputs, outputs)
+    before = snapshot(cache)
+    outcome = run(cache, *SEED)
+    assert (outcome.code, "would be seeded in vain: " in outcome.err) == (2, True)
+    assert snapshot(cache) == before
+    qefficient_exports.write_export(cache)
+    before = snapshot(encoder.parent), snapshot(decoder.parent)
+    outcome = run(cache, *SEED)
+    assert (outcome.code, outcome.err.count("warning KV407")) == (0, 2)
+    assert "QEfficient's vision encoder fills past_key.1" in outcome.err
+    assert (snapshot(encoder.parent), snapshot(decoder.parent)) == before
+    assert len(os.listdir(cache)) == 4

@@ -177,12 +177,9 @@ def _check_suffix(pair: KvPair) -> Iterator[Finding]:
 
 
 def _check_tokens(plan: RenamePlan) -> Iterator[Finding]:
-    conflicting = [
-        side
-        for pair in plan.pairs
-        for side in pair.sides
-        if not plan.token_change.can_replace(side.token)
-    ]
+    sides = [side for pair in plan.pairs for side in pair.sides]
+    sides += [feed.side for feed in plan.feeds]
+    conflicting = [side for side in sides if not plan.token_change.can_replace(side.token)]
     if conflicting:
         tokens = format_list(sorted({side.token for side in conflicting}))
         yield build_finding(

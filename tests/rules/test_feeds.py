@@ -1,0 +1,104 @@
+"""An encoder whose outputs fill a decoder's buffers: renamed together, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx.helper
+import pytest
+from models import info, node, saved
+from onnx import ModelProto
+
+IMAGE = ("batch_size", 2, 6404, 16)
+TEXT = ("batch_size", 2, "ctx_len", 16)
+
+
+def build(nodes, inputs, outputs) -> ModelProto:
+    graph = onnx.helper.make_graph(nodes, "main_graph", inputs, outputs)
+    opset = [onnx.helper.make_opsetid("", 17)]
+    return onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
+
+
+def encoder(token: str = "") -> ModelProto:
+    """A vision encoder with the keys and values of layer 1, as that of Llama-3.2-Vision."""
+    names = [f"past_{part}.1{token}" for part in ("key", "value")]
+    nodes = [node("Neg", ["pixel_values"], [name]) for name in names]
+    return build(nodes, [info("pixel_values", *IMAGE)], [info(name, *IMAGE) for name in names])
+
+
+def decoder(token: str = "") -> ModelProto:
+    """Its decoder: layer 0 writes a cache, layer 1 hands on what the encoder wrote."""
+    nodes = [node("Neg", ["x"], ["logits"])]
+    inputs, outputs = [info("x")], [info("logits")]
+    for layer, shape, written in ((0, TEXT, ["Add", "x"]), (1, IMAGE, ["Identity"])):
+        for part in ("key", "value"):
+            name = f"past_{part}.{layer}{token}"
+            nodes.append(node(written[0], [name, *written[1:]], [f"{name}_RetainedState"]))
+            inputs.append(info(name, *shape))
+            outputs.append(info(f"{name}_RetainedState", *shape))
+    return build(nodes, inputs, outputs)
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> tuple[Path, Path]:
+    return (
+        saved(encoder(), tmp_path / "encoder.onnx"),
+        saved(decoder(), tmp_path / "decoder.onnx"),
+    )
+
+
+def test_both_get_the_token_and_lose_it_again(both: tuple[Path, Path], run) -> None:
+    before = [path.read_bytes() for path in both]
+    assert run(*both, "--prefix", "VLLM").code == 0
+    renamed = [encoder("_VLLM"), decoder("_VLLM")]
+    assert [onnx.load(path) for path in both] == renamed
+    assert run(*both, "--prefix", "VLLM", "--check").code == 0
+    assert run(*both, "--strip").code == 0
+    assert [path.read_bytes() for path in both] == before
+
+
+def test_what_was_renamed_alone_is_joined_again(both: tuple[Path, Path], run) -> None:
+    assert run(both[1], "--prefix", "VLLM", "--no-set").code == 0
+    assert run(*both, "--prefix", "VLLM", "--check").code == 1
+    assert run(*both, "--prefix", "VLLM").code == 0
+    assert [onnx.load(path) for path in both] == [encoder("_VLLM"), decoder("_VLLM")]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (0, "past_key.1 fills the input of that name of a decoder, which is not there"),
+        (1, "past_key.1 is only passed through here, so another model fills it"),
+    ],
+)
+def test_one_without_the_other_is_refused(
+    given: int, said: str, both: tuple[Path, Path], snapshot, run
+) -> None:
+    before = snapshot(both[0].parent)
+    outcome = run(both[given], "--prefix", "VLLM")
+    assert (outcome.code, f"error KV308: {said}" in outcome.err) == (1, True)
+    assert "(like 1 more)" in outcome.err
+    assert snapshot(both[0].parent) == before
+    assert run(both[given], "--prefix", "VLLM", "--no-set").code == 0
+
+
+def test_another_token_on_the_encoder_is_not_replaced_unasked(both: tuple[Path, Path], run) -> None:
+    saved(encoder("_OTHER"), both[0])
+    outcome = run(*both, "--prefix", "VLLM")
+    assert (outcome.code, "KV202" in outcome.err) == (1, True)
+    assert run(*both, "--prefix", "VLLM", "--replace").code == 0
+    assert onnx.load(both[0]) == encoder("_VLLM")
+
+
+def test_a_cache_that_is_shared_or_of_fixed_size_asks_for_no_encoder(tmp_path: Path, run) -> None:
+    fixed = decoder()
+    for value in (*fixed.graph.input, *fixed.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            dim.dim_value = dim.dim_value or 4
+    outcome = run(saved(fixed, tmp_path / "fixed.onnx"), "--prefix", "VLLM")
+    assert (outcome.code, "KV308" in outcome.err) == (0, False)
+
+
+def test_the_buffers_of_image_tokens_are_no_state(both: tuple[Path, Path], run) -> None:
+    shown = run("inspect", both[1], both[0]).out
+    assert "linear state" not in shown
