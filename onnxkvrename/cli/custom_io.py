@@ -16,15 +16,18 @@ from onnxkvrename.cli.options import (
 )
 from onnxkvrename.cli.output import print_lines
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import decide_exit_code
+from onnxkvrename.findings import decide_exit_code, format_list
 from onnxkvrename.report.formats import Line
 from onnxkvrename.rules.kv_model import KvModel, read_kv_model
 from onnxkvrename.rules.load import load_rules
+from onnxkvrename.rules.profile import Rules
 from onnxkvrename.sidecars.formats.custom_io import PRECISIONS, render_custom_io
 from onnxkvrename.storage.run_files import RunFiles
 from onnxkvrename.storage.write_file import write_files
 
 DEFAULT_FILE_NAME = "custom_io.yaml"
+_VISION = "vision"
+"""The reason for which a profile leaves vision buffers alone."""
 
 
 class _Arguments(NamedTuple):
@@ -32,6 +35,7 @@ class _Arguments(NamedTuple):
 
     model: Path
     precision: str
+    vision: str | None
     output: Path | None
     force: bool
     profile: str
@@ -51,6 +55,12 @@ class _Arguments(NamedTuple):
     help=f"What the compiler keeps every KV buffer in: {', '.join(PRECISIONS)}.",
 )
 @click.option(
+    "--vision",
+    metavar="NAME",
+    help="List the vision buffers of a model for images too, with this precision; QEfficient "
+    "takes that of the weights, e.g. float16.",
+)
+@click.option(
     "-o",
     "--output",
     metavar="FILE",
@@ -67,14 +77,19 @@ def command(**values: Any) -> int:
     rules = load_rules(arguments.profile, arguments.rules)
     model = read_kv_model(arguments.model, rules, check_data=False)
     names = _list_kv_names(model)
-    text = _render_custom_io(names, precision, arguments.model)
+    vision_names = _list_vision_names(model, rules)
+    listed = [(name, arguments.vision) for name in vision_names if arguments.vision is not None]
+    text = _render_custom_io(names, precision, listed, arguments.model)
+    if vision_names and not listed:
+        _warn_of_vision(vision_names)
     output = arguments.output or arguments.model.parent / DEFAULT_FILE_NAME
     if str(output) == "-":
         print_lines(map(Line, text.removesuffix("\n").split("\n")))
         return decide_exit_code()
     _check_output(output, model, arguments.rules)
     write_files({output: text.encode("utf-8")}, force=arguments.force)
-    print_lines([Line(f"{output}: {len(names) * 2} names, {precision}", err=True)])
+    others = f"; {len(listed)} names, {arguments.vision}" if listed else ""
+    print_lines([Line(f"{output}: {len(names) * 2} names, {precision}{others}", err=True)])
     return decide_exit_code()
 
 
@@ -88,9 +103,33 @@ def _list_kv_names(model: KvModel) -> list[tuple[str, str]]:
     return [(pair.sides[0].old_name, pair.sides[1].old_name) for pair in complete]
 
 
-def _render_custom_io(names: list[tuple[str, str]], precision: str, model: Path) -> str:
+def _list_vision_names(model: KvModel, rules: Rules) -> list[str]:
+    """Return the names of each retained vision input and its output, as in the model."""
+    inputs = {value.name for value in model.signature.inputs}
+    names = []
+    for output in model.output_names:
+        name = output.rpartition("_")[0]
+        if (
+            name in inputs
+            and rules.is_retained_name(output)
+            and rules.find_reason_to_keep(output) == _VISION
+        ):
+            names += [name, output]
+    return names
+
+
+def _warn_of_vision(names: list[str]) -> None:
+    text = f"left out: {format_list(names)} (--vision float16 lists them, as QEfficient does)"
+    print_lines([Line(text, err=True)])
+
+
+def _render_custom_io(
+    names: list[tuple[str, str]], precision: str, others: list[tuple[str, str]], model: Path
+) -> str:
+    """Return the text of the file; vision buffers come first, as QEfficient has them."""
     try:
-        return render_custom_io(names, precision)
+        text = render_custom_io(names, precision)
+        return render_custom_io([], precision, others) + text
     except ModelError as error:
         raise ModelError(error.message, path=str(model), hint=error.hint) from None
 

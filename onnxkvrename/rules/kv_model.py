@@ -251,7 +251,7 @@ def check_models_together(
     """
     findings: list[list[Finding]] = [[] for _ in models]
     if not any(model.pairs or model.plan.feeds for model in models):
-        findings = [[build_no_buffers_finding(model.output_names)] for model in models]
+        findings = [[build_no_buffers_finding(model.output_names, rules.name)] for model in models]
     if any((model.plan.feeds or model.needs) and not model.is_apart for model in models):
         from onnxkvrename.rules.feeds import check_feeds  # most models stand alone
 

@@ -9,6 +9,7 @@ text, or to the path of the file with it (an :class:`os.PathLike` object or a re
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,14 @@ def list_profiles() -> tuple[str, ...]:
         RulesError: The installed distributions cannot be listed.
     """
     return tuple(sorted({*_list_builtin_profiles(), *_find_plugins()}))
+
+
+def find_profiles(outputs: Sequence[str]) -> Iterator[str]:
+    """Yield the built-in profiles for which one of a model's outputs is a KV buffer."""
+    for profile in sorted(_list_builtin_profiles()):
+        rules = load_rules(profile)
+        if any(rules.match("output", name) is not None for name in outputs):
+            yield profile
 
 
 def has_profile(name: str) -> bool:

@@ -63,6 +63,30 @@ def test_what_is_no_kv_is_left_out(run) -> None:
     assert [name for name in names if "_VLLM" not in name] == []
 
 
+@pytest.mark.parametrize(
+    ("model", "vision"),
+    [
+        ("vlm_single.onnx", ["pixel_values"]),
+        ("vlm_dual/decoder.onnx", ["vision_embeds", "deepstack_features"]),
+    ],
+)
+def test_vision_buffers_are_listed_on_demand_and_named_otherwise(
+    model: str, vision: list[str], run
+) -> None:
+    """QEfficient lists them first, with the precision of the weights."""
+    args = ("custom-io", FIXTURES / "VLLM" / model, "--precision", "mxint8", "-o", "-")
+    names = [name for stem in vision for name in (stem, f"{stem}_RetainedState")]
+    outcome = run(*args)
+    assert outcome.code == 0
+    assert outcome.err == (
+        f"left out: {', '.join(names)} (--vision float16 lists them, as QEfficient does)\n"
+    )
+    listed = run(*args, "--vision", "float16")
+    entries = "".join(f" - IOName: {name}\n   Precision: float16\n\n" for name in names)
+    assert (listed.out, listed.err) == (entries + outcome.out, "")
+    assert run(*args, "--vision", "banana").code == 2
+
+
 def test_a_renamed_model_has_its_new_names_in_it(here: Path, run) -> None:
     rename(MODEL, "VLLM")
     assert run("custom-io", MODEL, "--precision", "mxint8").code == 0

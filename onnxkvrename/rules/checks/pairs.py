@@ -46,14 +46,26 @@ def check_pairs(signature: Signature, plan: RenamePlan, uses: NameUses) -> Itera
     yield from _check_collisions(plan, uses)
 
 
-def build_no_buffers_finding(outputs: Iterable[str]) -> Finding:
-    """Return finding KV001 for a model without buffers, listing the outputs that it has."""
-    names = format_list(list(outputs))
+def build_no_buffers_finding(outputs: Iterable[str], profile: str = "") -> Finding:
+    """Return finding KV001 for a model without buffers.
+
+    Args:
+        outputs: The names of its outputs.
+        profile: The profile that knows none of them, which the hint does not name.
+    """
+    from onnxkvrename.rules.load import find_profiles  # only after a mistake
+
+    names = list(outputs)
+    others = [name for name in find_profiles(names) if name != profile]
     return build_finding(
         "KV001",
         "",
-        f"no KV buffer here: the outputs are {names}" if names else "no KV buffer here",
-        "choose the profile that knows these names, or give --rules FILE",
+        f"no KV buffer here: the outputs are {format_list(names)}"
+        if names
+        else "no KV buffer here",
+        f"--profile {others[0]} knows these names"
+        if others
+        else "choose the profile that knows these names, or give --rules FILE",
     )
 
 
