@@ -36,8 +36,16 @@ def source(
     return KvModel(path, signature, build_minimal_plan(signature, RULES))
 
 
+STATE: tuple[int | str | None, ...] = ("batch_size", 2, 4, 4)
+
+
 def layer(number: int, shape: tuple[int | str | None, ...] | None = FULL) -> Shapes:
     return {f"past_key.{number}": shape, f"past_value.{number}": shape}
+
+
+def state(number: int) -> Shapes:
+    """A layer whose part of rank 3 shows that it has no context."""
+    return {f"past_key.{number}": ("batch_size", 8, 3), f"past_value.{number}": STATE}
 
 
 def layout(*shapes: Shapes, token: str = "") -> Layout:
@@ -93,7 +101,7 @@ def test_states_of_one_rank_keep_their_names() -> None:
 
 
 def test_a_state_does_not_grow() -> None:
-    (buffer, _) = layout(layer(0, ("batch_size", 2, 4, 4))).buffers
+    (_, buffer) = layout(state(0)).buffers
     assert (buffer.kind, buffer.sequence_axis, buffer.token_shape) == ("mamba", None, None)
 
 
@@ -181,8 +189,8 @@ def test_bytes_follow_from_what_is_known() -> None:
 
 
 def test_a_state_takes_its_bytes_once_a_sequence() -> None:
-    found = layout(layer(0, ("batch_size", 2, 4, 4)))
-    buffer = found.buffers[0]
+    found = layout(state(0))
+    buffer = found.buffers[1]
     assert (found.compute_token_bytes(buffer), found.compute_state_bytes(buffer)) == (
         None,
         2 * 4 * 4 * 4,
