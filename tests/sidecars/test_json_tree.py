@@ -54,8 +54,8 @@ def test_any_string_is_found_and_read(value: str) -> None:
         ('{"a": 1, "a": 2}', "has the key a twice"),
         ('{"a": 1, "\\u0061": 2}', "has the key a twice"),
         ("[" * 101 + "]" * 101, "is nested more than 100 levels deep"),
-        ("[" * 100_000, "is nested more than 100 levels deep"),
-        ('{"a":' * 50_000, "is nested more than 100 levels deep"),
+        ("[" * 60_000, "is nested more than 100 levels deep"),
+        ('{"a":' * 30_000, "is nested more than 100 levels deep"),
         (" " * (MAX_JSON_CHARS + 1), "has 8,388,609 characters, more than 8,388,608"),
     ],
 )
