@@ -108,7 +108,8 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
 def test_only_directories_that_a_run_could_have_made_are_listed(
     existing: str, leave: Callable[[Path], list[Path]], tmp_path: Path, listed: set[Path]
 ) -> None:
-    model = saved(models.decoder(), tmp_path / "m.onnx")
+    (tmp_path / "in").mkdir()  # listed once, for sidecars
+    model = saved(models.decoder(), tmp_path / "in" / "m.onnx")
     root = tmp_path / "out"
     (root / existing).mkdir(parents=True)
     left = leave(root)
@@ -125,7 +126,8 @@ def test_what_a_killed_run_staged_is_removed_by_the_next(
     placed: bool, tmp_path: Path, listed: set[Path]
 ) -> None:
     """The run was killed while it wrote, or just after its directory was put in place."""
-    model = saved(models.decoder(), tmp_path / "m.onnx")
+    (tmp_path / "in").mkdir()  # listed once, for sidecars
+    model = saved(models.decoder(), tmp_path / "in" / "m.onnx")
     root = tmp_path / "out"
     (root / "a" / "b" if placed else root).mkdir(parents=True)
     left = leave_staged_directory(root)
