@@ -15,6 +15,7 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
+from onnxkvrename.errors import ModelError
 from onnxkvrename.model.file import splice_payloads
 from onnxkvrename.model.protobuf import (
     LENGTH,
@@ -24,6 +25,7 @@ from onnxkvrename.model.protobuf import (
     encode_varint,
     read_fields,
 )
+from onnxkvrename.verification.parse_cost import BYTES_PER_PART, MAX_PARTS, has_too_many_parts
 
 MAX_KEPT_BYTES = 1 << 10
 """Tensors and attributes up to this size keep their data: shapes, axes, small constants."""
@@ -98,7 +100,7 @@ def read_model_without_weights(source: ByteSource) -> ModelProto:
         The parsed model.
 
     Raises:
-        ModelError: onnx cannot parse it.
+        ModelError: onnx cannot parse it, or it has more parts than `parse_cost` allows.
     """
     chunks = []
     for piece in splice_payloads(source, _find_edits(source)):
@@ -108,9 +110,13 @@ def read_model_without_weights(source: ByteSource) -> ModelProto:
                 chunks.append(source.read(offset, min(_CHUNK_SIZE, end - offset)))
         else:
             chunks.append(piece)
+    data = b"".join(chunks)
+    chunks.clear()
+    if has_too_many_parts(data):
+        raise _build_parts_error(source)
     model = ModelProto()
     try:
-        model.ParseFromString(b"".join(chunks))
+        model.ParseFromString(data)
     except DecodeError as error:
         raise source.build_error(f"cannot be parsed by onnx: {error}") from None
     return model
@@ -130,11 +136,15 @@ def _find_edits(source: ByteSource) -> Iterator[tuple[Record, bytes]]:
     pending = [(source.root, "model")]
     while pending:
         message, kind = pending.pop()
-        large_fields = [
-            (record, _LARGE_FIELDS[kind][record.number])
-            for record in read_fields(source, message)
-            if record.number in _LARGE_FIELDS[kind] and _is_large(record)
-        ]
+        large_fields, part_count, part_bytes = [], 0, 0
+        for record in read_fields(source, message):
+            if record.number not in _LARGE_FIELDS[kind]:
+                continue
+            part_count, part_bytes = part_count + 1, part_bytes + record.end - record.start
+            if part_count > MAX_PARTS + part_bytes // BYTES_PER_PART:
+                raise _build_parts_error(source)
+            if _is_large(record):
+                large_fields.append((record, _LARGE_FIELDS[kind][record.number]))
         if kind == "attribute" and not large_fields:
             payload = _strip_values(source, message)
             if payload is not None:
@@ -144,6 +154,14 @@ def _find_edits(source: ByteSource) -> Iterator[tuple[Record, bytes]]:
                 pending.append((record, field_kind))
             elif (payload := _strip_data(source, record)) is not None:
                 yield record, payload
+
+
+def _build_parts_error(source: ByteSource) -> ModelError:
+    return source.build_error(
+        f"has more than {MAX_PARTS:,} parts and one for each {BYTES_PER_PART} bytes: "
+        "parsing it could take all memory",
+        hint="no exporter writes so many; if one does, please report it",
+    )
 
 
 def _is_large(record: Record) -> bool:

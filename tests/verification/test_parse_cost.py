@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from models import decoder, field, info, node
+
+from onnxkvrename import ModelError
+from onnxkvrename.model.protobuf import ByteSource
+from onnxkvrename.verification.parse_cost import BYTES_PER_PART, MAX_PARTS, has_too_many_parts
+from onnxkvrename.verification.strip_weights import read_model_without_weights
+
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+COUNT = 6 * MAX_PARTS
+GRAPH, NODE, INITIALIZER, VALUE_INFO, ATTRIBUTE, SUBGRAPH = 7, 1, 5, 13, 5, 11
+EMPTY = {
+    "nodes": field(NODE, b"") * COUNT,
+    "nodes in nodes": field(NODE, field(ATTRIBUTE, field(SUBGRAPH, field(NODE, b"") * COUNT))),
+    "attributes": field(NODE, field(ATTRIBUTE, b"") * COUNT),
+    "attributes, a few in each node": field(NODE, field(ATTRIBUTE, b"") * 100) * (COUNT // 100),
+    "subgraphs": field(NODE, field(ATTRIBUTE, field(SUBGRAPH, b"") * COUNT)),
+    "initializers": field(INITIALIZER, b"") * COUNT,
+    "value_info": field(VALUE_INFO, b"") * COUNT * 4,
+    "names of inputs": field(NODE, field(1, b"") * COUNT * 4),
+}
+
+
+@pytest.mark.parametrize("records", EMPTY.values(), ids=EMPTY)
+def test_records_that_would_cost_far_more_than_their_bytes_are_refused(records: bytes) -> None:
+    data = field(GRAPH, records)
+    with pytest.raises(ModelError, match="more than 16,384 parts and one for each 12 bytes"):
+        read_model_without_weights(ByteSource.from_bytes(data))
+
+
+def test_what_exporters_write_stays_far_below_the_limit() -> None:
+    for path in FIXTURES.rglob("*.onnx"):
+        model = onnx.load(path, load_external_data=False).SerializeToString()
+        assert not has_too_many_parts(model)
+    model = decoder(*(node("Neg", ["x"], [f"output_{i}"]) for i in range(2 * MAX_PARTS)))
+    model.graph.value_info.extend(info(f"output_{i}", 1, "seq_len", 64) for i in range(MAX_PARTS))
+    data = model.SerializeToString()
+    assert len(data) > MAX_PARTS * BYTES_PER_PART
+    assert not has_too_many_parts(data)
+    assert read_model_without_weights(ByteSource.from_bytes(data)) == model
+
+
+def test_large_weights_and_texts_count_little() -> None:
+    tokens = [f"token {i}".encode() for i in range(COUNT)]
+    model = decoder(node("Labels", ["x"], ["y"], domain="local", keys=tokens))
+    read_model_without_weights(ByteSource.from_bytes(model.SerializeToString()))
+
+
+@pytest.mark.parametrize("end", range(1, 40))
+def test_what_is_cut_short_is_left_to_the_parser(end: int) -> None:
+    assert not has_too_many_parts(decoder().SerializeToString()[:end])
