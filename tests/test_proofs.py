@@ -112,6 +112,13 @@ def missed_data(tmp_path: Path, run) -> Example:
     return Example(path)
 
 
+def stale_sidecar(tmp_path: Path, run) -> Example:
+    path = Path(shutil.copy(PLAIN / "decoder.onnx", tmp_path / "model.onnx"))
+    (tmp_path / "custom_io.yaml").write_text("- IOName: past_key.0\n  Precision: mxint8\n")
+    run(path, "--prefix", TOKEN, "--no-sidecars", "-q")
+    return Example(path)
+
+
 def unselected(tmp_path: Path, run) -> Example:
     return Example(PLAIN / "decoder.onnx")
 
@@ -149,6 +156,7 @@ DANGERS: dict[str, Callable[..., Example]] = {
     "a set of windows of which some are renamed": half_renamed,
     "bytes other than names differ from the source": lost_metadata,
     "external data that are not there": missed_data,
+    "a sidecar with the names from before": stale_sidecar,
     "names that the consumer does not select": unselected,
     "a buffer that the consumer cuts": cut_state,
     "a window on one side, the whole context on the other": other_window,
