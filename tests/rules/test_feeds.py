@@ -49,7 +49,7 @@ def both(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_both_get_the_token_and_lose_it_again(both: tuple[Path, Path], run) -> None:
     before = [path.read_bytes() for path in both]
-    assert run(*both, "--prefix", "VLLM").code == 0
+    assert run(*both, "--prefix", "VLLM", "--jobs", 2).code == 0
     renamed = [encoder("_VLLM"), decoder("_VLLM")]
     assert [onnx.load(path) for path in both] == renamed
     assert run(*both, "--prefix", "VLLM", "--check").code == 0
