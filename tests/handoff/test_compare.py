@@ -573,6 +573,7 @@ def test_the_beginning_of_a_state_is_not_that_of_a_context() -> None:
     state, context = (
         build_side_layout(f"past_key.0:2,{axis},4", ctx_len=8) for axis in ("8", "ctx_len")
     )
+    state = state._replace(buffers=tuple(one._replace(kind="mamba") for one in state.buffers))
     assert predict_handoff(state, context).verdict.corrupt_ranges == ((1, 8),)
     assert predict_handoff(context, context).verdict.corrupt_ranges == ()
 
@@ -853,6 +854,7 @@ def test_only_sizes_are_asked_back_where_a_dtype_differs_as_well() -> None:
     decode = build_side_layout(
         *describe_attention(0, dtype="INT8", shape="2,8,4"), sliding_window=8
     )
+    decode = decode._replace(buffers=tuple(one._replace(kind="mamba") for one in decode.buffers))
     assert list_codes(predict_handoff(prefill, decode)) == ["KV612", "KV618"]
     assert list(render_prompt_lines(predict_handoff(prefill, decode, tokens=(9,)))) == [
         "a prompt of 9 tokens: cannot be told, give --prefill-dim ctx_len=SIZE"
