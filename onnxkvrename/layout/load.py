@@ -274,6 +274,7 @@ def _check_together(
 ) -> list[list[Finding]]:
     if not compile_info.group_windows:
         models = [model.set_apart() for model in models]
+    models = [model._replace(is_apart=True) for model in models]
     return check_models_together(models, rules, TokenChange(None), check_current_tokens=True)
 
 

@@ -44,7 +44,7 @@ class KvModel(NamedTuple):
         export: Who exported the model; read for parts of sets only.
         stamp: The layout digest in the model's metadata, if it carries one.
         needs: The inputs that nothing in this graph writes, so that another model must.
-        is_apart: True if it is checked without regard to other models.
+        is_apart: True if it does not matter which other model fills its buffers.
     """
 
     path: str
@@ -250,9 +250,10 @@ def check_models_together(
         check_current_tokens: Whether tokens are checked as they are, not as they will be.
     """
     findings: list[list[Finding]] = [[] for _ in models]
-    if not any(model.pairs or model.plan.feeds for model in models):
+    connected = [m for m in models if (m.plan.feeds or m.needs) and not m.is_apart]
+    if not connected and not any(model.pairs or model.plan.name_map for model in models):
         findings = [[build_no_buffers_finding(model.output_names, rules.name)] for model in models]
-    if any((model.plan.feeds or model.needs) and not model.is_apart for model in models):
+    if connected:
         from onnxkvrename.rules.feeds import check_feeds  # most models stand alone
 
         for index, finding in check_feeds(models):

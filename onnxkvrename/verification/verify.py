@@ -146,6 +146,7 @@ def verify_window_sets(
     models = [item.model for item in verified if item.model is not None]
     if len(models) == len(verified):
         change = TokenChange(request.token)
+        models = [model._replace(is_apart=True) for model in models]
         set_findings = check_models_together(models, rules, change, check_current_tokens=True)
     return tuple(
         _finish_report(item, findings, request)

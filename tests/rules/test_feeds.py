@@ -102,3 +102,9 @@ def test_a_cache_that_is_shared_or_of_fixed_size_asks_for_no_encoder(tmp_path: P
 def test_the_buffers_of_image_tokens_are_no_state(both: tuple[Path, Path], run) -> None:
     shown = run("inspect", both[1], both[0]).out
     assert "linear state" not in shown
+
+
+def test_the_layout_of_a_decoder_needs_no_encoder(both: tuple[Path, Path], run) -> None:
+    for command in ("verify", "inspect", "manifest"):
+        assert "KV308" not in run(command, both[1]).err
+    assert "KV001" in run("verify", both[0]).err
