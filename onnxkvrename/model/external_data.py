@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.model.proto_reader import ExternalReference
-from onnxkvrename.storage.copy import measure_data
+from onnxkvrename.storage.copy import has_same_bytes, measure_data
 from onnxkvrename.storage.read import (
     FileIdentity,
     OpenFile,
     OutsideError,
     build_changed_error,
-    has_content,
     is_occupied,
-    read_chunks,
+    open_file,
     translate_read_errors,
 )
 
@@ -233,8 +232,8 @@ def has_same_data(data_file: DataFile, path: Path) -> bool:
         ModelError: One of them cannot be read, or the data file has changed since it was
             checked. The error names the one that it is about.
     """
-    with open_data_file(data_file) as file:
-        return has_content(path, file.size, read_chunks(file, 0, file.size))
+    with open_data_file(data_file) as file, open_file(path) as other:
+        return has_same_bytes(file, other)
 
 
 def _describe_difference(data_file: DataFile, target: Path) -> str | None:

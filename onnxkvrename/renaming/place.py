@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -14,7 +15,12 @@ from onnxkvrename.renaming.parallel import map_ordered
 from onnxkvrename.renaming.prepare import SplicePlan
 from onnxkvrename.renaming.write import WriteTask, write_temp_file
 from onnxkvrename.storage.lock import find_lock_path, hold_locks
-from onnxkvrename.storage.read import is_occupied
+from onnxkvrename.storage.read import (
+    FileIdentity,
+    build_changed_error,
+    is_occupied,
+    read_status,
+)
 from onnxkvrename.storage.temp_file import (
     LOCK_SUFFIX,
     ProgressCallback,
@@ -187,9 +193,11 @@ class BatchWriter:
     ) -> None:
         """Write all temporary files, check the sources once more, and place all results.
 
-        Models come last, so that none is ever in place without the files it needs.
+        Models come last, so that none is ever in place without the files it needs. What
+        someone else saves at a target meanwhile stays, and ends the run.
         """
-        with Transaction() as transaction:
+        overwritten = _read_overwritten(tasks)
+        with Transaction(overwritten) as transaction:
             files = self._write_temp_files(tasks)
             for task in tasks:
                 error = task.find_source_error()
@@ -201,7 +209,10 @@ class BatchWriter:
             for task, file in zip(tasks, files, strict=True):
                 if not staged_paths.isdisjoint(file.target.parents):
                     files_in_staged.append(file)
-                elif isinstance(task.source, SplicePlan):
+                    continue
+                if file.target not in overwritten:
+                    file = file._replace(overwrites_target=False)
+                if isinstance(task.source, SplicePlan):
                     model_files.append(file)
                 else:
                     other_files.append(file)
@@ -240,6 +251,26 @@ class BatchWriter:
         if self.progress is not None and isinstance(task.source, DataFile):
             count_bytes = self.progress.track_data_file(task.source.location, task.source.size)
         return write_temp_file(task, count_bytes)
+
+
+def _read_overwritten(tasks: Iterable[WriteTask]) -> dict[Path, os.stat_result]:
+    """Return the status of each file that may be replaced, as it is before anything is written.
+
+    Raises:
+        KvRenameError: One cannot be read, or is not the source that it should be.
+    """
+    overwritten = {}
+    for task in tasks:
+        if not (task.in_place or task.force):
+            continue
+        status = read_status(task.target, follow_links=False)
+        if task.in_place and not (
+            status and FileIdentity.from_stat(status).matches(task.source.identity)
+        ):
+            raise PlaceError(task.model_index, build_changed_error(task.source_path))
+        if status is not None:
+            overwritten[task.target] = status
+    return overwritten
 
 
 def _remove_stale_temp_files(targets: Iterable[Path]) -> bool:

@@ -1,4 +1,4 @@
-"""Copy bytes from one open file to another, by the fastest method that the system supports."""
+"""Copy and compare the bytes of open files, by the fastest method that the system supports."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 
-from onnxkvrename.storage.read import close_quietly, read_at
+from onnxkvrename.storage.read import OpenFile, close_quietly, read_at, translate_read_errors
 
 _MAX_STEP_SIZE = 1 << 26
 _PAGE_SIZE = 1 << 12
 _PIPE_SIZE = 1 << 20
 _STAT_BLOCK_SIZE = 512
 _MAX_COUNTED_PARTS = 10_000
+_COMPARED_SIZE = 1 << 20
 _UNSUPPORTED_ERRNOS = (
     *(errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF),
     *(errno.EPERM, errno.ETXTBSY),
@@ -114,6 +115,32 @@ def measure_data(descriptor: int, size: int) -> int:
             return needed + size - start
         needed += end - start
     return needed
+
+
+def has_same_bytes(first: OpenFile, second: OpenFile) -> bool:
+    """Return whether two files have the same bytes. Where both have holes nothing is read.
+
+    Raises:
+        ModelError: One of them cannot be read.
+    """
+    if first.size != second.size:
+        return False
+    from heapq import merge  # only where a result is there already
+
+    done = 0
+    for start, end in merge(_find_file_data(first), _find_file_data(second)):
+        for offset in range(max(start, done), end, _COMPARED_SIZE):
+            length = min(_COMPARED_SIZE, end - offset)
+            data = first.read(offset, length)
+            if len(data) != length or data != second.read(offset, length):
+                return False
+        done = max(done, end)
+    return True
+
+
+def _find_file_data(file: OpenFile) -> Iterator[tuple[int, int]]:
+    with translate_read_errors(file.path):
+        yield from find_data(file.descriptor, 0, file.size)
 
 
 def _copy_data(source: int, target: int, offset: int, size: int) -> Iterator[int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from onnxkvrename.errors import FlushError, KvRenameError, UndoError, WriteError
-from onnxkvrename.storage.read import close_quietly
+from onnxkvrename.storage.read import build_changed_error, close_quietly
 from onnxkvrename.storage.temp_file import (
     ReadyFile,
     build_temp_path,
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 _NO_SYNC_ERRNOS = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of a file system that cannot flush a directory by itself."""
+
+_STATUS_FIELDS = ("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_mode", "st_uid", "st_gid")
+"""What differs after anyone has replaced a file, written to it, or changed who may read it."""
 
 
 class _Change(NamedTuple):
@@ -69,16 +72,21 @@ class Transaction:
     `temp_file.find_stale_temp_files` finds the leftovers, and running the same command again
     completes the work.
 
+    Args:
+        overwritten: For files that are replaced, what :func:`os.lstat` returned when they were
+            what may be replaced. One that has changed since is not.
+
     Raises:
         UndoError: On exit, if an error or interrupt could not be undone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, overwritten: Mapping[Path, os.stat_result] | None = None) -> None:
         self.log: list[_Change] = []
         self.last_change: _Change | None = None
         self.backups: dict[Path, Path] = {}
         self.planned_targets: list[Path] = []
         self.record_paths: tuple[Path, ...] = ()
+        self.overwritten = overwritten or {}
 
     def __enter__(self) -> Transaction:
         return self
@@ -151,6 +159,8 @@ class Transaction:
         Raises:
             WriteError: A file could not be moved, or its directory not be synced. What was
                 moved is moved back when the context ends, unless the last change was made.
+            ModelError: A file to replace has changed. It stays, and what was moved before is
+                moved back.
         """
         for number, file in enumerate(files, 1):
             self._place_file(file, last=final and number == len(files))
@@ -174,7 +184,24 @@ class Transaction:
                 self.log[-1] = change = change._replace(is_new=True)
             except OSError:
                 pass  # a file system without links; the undo tells if it needs one
+        self._check_overwritten(file)
         _move(change, file.move_into_place)
+
+    def _check_overwritten(self, file: ReadyFile) -> None:
+        """Raise if the file at a target has changed, or another one is there.
+
+        The time of the inode's last change does not count: a backup is a link, and changes it.
+        """
+        expected = self.overwritten.get(file.target)
+        if expected is None:
+            return
+        with translate_write_errors(file.display_path):
+            try:
+                status = os.lstat(file.target)
+            except (FileNotFoundError, NotADirectoryError):
+                raise build_changed_error(file.display_path) from None
+        if any(getattr(status, name) != getattr(expected, name) for name in _STATUS_FIELDS):
+            raise build_changed_error(file.display_path)
 
     def place_directories(self, stages: Sequence[StagedDirectory], *, final: bool) -> None:
         """Move whole directories to their targets, one after the other.

@@ -37,19 +37,23 @@ def write_files(contents: Mapping[Path, bytes], *, force: bool) -> None:
         return
     with hold_locks(targets.values()), ExitStack() as temporary:
         remove_stale_temp_files(find_stale_temp_files(targets.values()))
-        with Transaction() as transaction:
+        statuses = {path: read_status(path, follow_links=False) for path in targets.values()}
+        overwritten = {path: status for path, status in statuses.items() if status is not None}
+        with Transaction(overwritten) as transaction:
             files = []
             for output in outputs:
-                files.append(_write_temp_file(output, targets[output], contents[output], force))
+                target = targets[output]
+                replace = force and target in overwritten
+                files.append(_write_temp_file(output, target, contents[output], replace))
                 temporary.callback(files[-1].discard)
             transaction.place_files(files, final=True)
 
 
-def _write_temp_file(output: Path, target: Path, content: bytes, force: bool) -> ReadyFile:
+def _write_temp_file(output: Path, target: Path, content: bytes, replace: bool) -> ReadyFile:
     with TempFile(target, output) as temp_file:
         temp_file.write(content)
         _set_attributes(temp_file, target)
-        return temp_file.finish(replace=force)
+        return temp_file.finish(replace=replace)
 
 
 def _set_attributes(temp_file: TempFile, target: Path) -> None:

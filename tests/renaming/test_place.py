@@ -10,7 +10,7 @@ import pytest
 from models import saved
 
 import onnxkvrename
-from onnxkvrename import WriteError, load_rules, rename
+from onnxkvrename import KvRenameError, WriteError, load_rules, rename
 from onnxkvrename.renaming import place
 from onnxkvrename.renaming.place import BatchWriter, PlaceError
 from onnxkvrename.renaming.prepare import prepare_model
@@ -144,3 +144,57 @@ def test_a_rename_in_place_lists_the_models_directory_only(
     package = Path(onnxkvrename.__file__).parent  # it lists its own profiles and checks
     rename(decoder, "VLLM")
     assert {path for path in listed if package not in path.parents} == {decoder.parent}
+
+
+# What someone else saves at a target while a run is at work.
+
+
+def save_theirs(path: Path) -> None:
+    path.with_name("theirs").write_bytes(b"theirs")
+    os.replace(path.with_name("theirs"), path)
+
+
+def meanwhile(change: Callable[[], object], monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    """Make a change while results are written, or after the sources were checked at last."""
+    if moment == "writing":
+        real = place.write_temp_file
+        monkeypatch.setattr(place, "write_temp_file", lambda *args: (change(), real(*args))[1])
+    else:
+        check = WriteTask.find_source_error
+        monkeypatch.setattr(WriteTask, "find_source_error", lambda task: (check(task), change())[0])
+
+
+@pytest.mark.parametrize("moment", ["writing", "placing"])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_with_force_only_what_was_there_at_the_start_is_replaced(
+    is_there: bool, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, output = saved(models.decoder(), tmp_path / "m.onnx"), tmp_path / "out" / "m.onnx"
+    output.parent.mkdir()
+    if is_there:
+        output.write_bytes(b"old")
+    meanwhile(lambda: save_theirs(output), monkeypatch, moment)
+    error = "was changed by someone else just now" if is_there else "File exists"
+    with pytest.raises(KvRenameError, match=error) as caught:
+        rename(model, "VLLM", output=output, force=True)
+    assert caught.value.path == str(output)
+    assert output.read_bytes() == b"theirs"
+    assert os.listdir(output.parent) == ["m.onnx"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [save_theirs, lambda path: path.write_bytes(b"theirs"), lambda path: path.chmod(0o600)],
+)
+def test_in_place_a_model_that_someone_saves_or_protects_at_the_last_moment_stays(
+    change: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = saved(models.decoder(), tmp_path / "m.onnx")
+    original = model.read_bytes()
+    model.chmod(0o644)
+    meanwhile(lambda: change(model), monkeypatch, "placing")
+    with pytest.raises(KvRenameError, match="was changed by someone else just now"):
+        rename(model, "VLLM")
+    assert model.read_bytes() in (original, b"theirs")
+    assert (model.stat().st_mode & 0o777 == 0o600) is (model.read_bytes() == original)
+    assert os.listdir(tmp_path) == ["m.onnx"]

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from onnxkvrename.storage import copy as copying
-from onnxkvrename.storage.copy import SourceError, copy_range, find_data, measure_data
+from onnxkvrename.storage.copy import (
+    SourceError,
+    copy_range,
+    find_data,
+    has_same_bytes,
+    measure_data,
+)
+from onnxkvrename.storage.read import open_file
 
 CONTENT = bytes(range(251)) * 1024
 PAGE = 4096
@@ -327,6 +334,56 @@ def test_a_file_with_holes_that_becomes_shorter_does_not_end_in_a_hole(
     source = with_holes(tmp_path / "source", pattern)
     with pytest.raises(SourceError, match="became shorter"):
         copy_file(source, tmp_path / "target", 0, source.stat().st_size + 1)
+
+
+def compare(first: Path, second: Path) -> bool:
+    with open_file(first) as one, open_file(second) as other:
+        return has_same_bytes(one, other)
+
+
+@needs_holes
+@pytest.mark.parametrize("first", ["x_x", "_xx", "xx_", "___"])
+@pytest.mark.parametrize("second", ["x_x", "_xx", "xx_", "___", "x_", "x_x_"])
+def test_files_with_holes_are_the_same_if_their_bytes_are(
+    first: str, second: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "_COMPARED_SIZE", 5000)
+    one, other = with_holes(tmp_path / "one", first), with_holes(tmp_path / "other", second)
+    assert compare(one, other) is (first == second)
+
+
+@needs_holes
+@pytest.mark.parametrize("place", [0, BLOCK, 2 * BLOCK - 1, 3 * BLOCK + 6])
+def test_one_byte_makes_a_difference_within_a_hole_of_the_other(place: int, tmp_path: Path) -> None:
+    one, other = with_holes(tmp_path / "one", "x__"), with_holes(tmp_path / "other", "x__")
+    with other.open("r+b") as file:
+        file.seek(place)
+        file.write(b"y")
+    assert not compare(one, other)
+    assert not compare(other, one)
+
+
+@needs_holes
+def test_written_zeros_are_the_same_as_a_hole(tmp_path: Path) -> None:
+    hole = with_holes(tmp_path / "hole", "x_x")
+    (tmp_path / "zeros").write_bytes(hole.read_bytes())
+    assert compare(hole, tmp_path / "zeros")
+
+
+@needs_holes
+def test_holes_of_both_files_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [with_holes(tmp_path / name, "x_x") for name in ("one", "other")]
+    for path in paths:
+        os.truncate(path, 1 << 40)
+    real, count_read = os.pread, list[int]()
+
+    def pread(descriptor: int, size: int, offset: int) -> bytes:
+        count_read.append(size)
+        return real(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    assert compare(*paths)
+    assert sum(count_read) <= 2 * (3 * BLOCK + PAGE)
 
 
 @needs_holes

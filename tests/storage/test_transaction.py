@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from onnxkvrename import WriteError
+from onnxkvrename import ModelError, WriteError
 from onnxkvrename.errors import FlushError, UndoError
 from onnxkvrename.storage import directories
 from onnxkvrename.storage import transaction as changeset
@@ -210,6 +210,63 @@ def test_the_last_file_decides_though_it_needs_no_way_back(
     assert state(three[0].parent) == NEW
     assert len(seen[0]) == 4  # three drafts and a backup
     assert len(seen[2]) == 3  # one draft and two backups
+
+
+def replace_by_another(path: Path) -> None:
+    path.with_name("theirs").write_text("theirs")
+    os.replace(path.with_name("theirs"), path)
+
+
+def write_in_place(path: Path) -> None:
+    path.write_text("theirs")
+
+
+def protect(path: Path) -> None:
+    path.chmod(0o600)
+
+
+@pytest.mark.parametrize("change", [replace_by_another, write_in_place, protect, Path.unlink])
+@pytest.mark.parametrize("nth", [0, 2])
+@pytest.mark.parametrize("has_links", [True, False])
+def test_what_someone_else_has_changed_is_not_replaced(
+    has_links: bool,
+    nth: int,
+    change: Callable[[Path], None],
+    three: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However late the change comes: each file is looked at just before it is replaced."""
+    ready_files = [make_ready_file(path) for path in three]
+    overwritten = {path: path.lstat() for path in three}
+    changed = three[nth]
+
+    def link_late(source: Path, target: Path) -> None:
+        if source == changed:
+            change(changed)
+            seen.append(changed.lstat() if changed.exists() else None)
+        if not has_links:
+            raise OSError(errno.EPERM, "Operation not permitted")
+        real(source, target)
+
+    def place() -> None:
+        with Transaction(overwritten) as transaction:
+            transaction.place_files(ready_files, final=False)
+
+    real, seen = os.link, list[os.stat_result | None]()
+    monkeypatch.setattr(os, "link", link_late)
+    with pytest.raises((ModelError, UndoError), match="was changed by someone else") as caught:
+        place()
+    assert isinstance(caught.value, UndoError) is (nth > 0 and not has_links)
+    (status,) = seen
+    found = changed.lstat() if changed.exists() else None
+    assert (found and (found.st_ino, found.st_mode, found.st_mtime_ns)) == (
+        status and (status.st_ino, status.st_mode, status.st_mtime_ns)
+    )
+    left = {path for path in three if path.exists() and path.read_text() == f"new {path.name}"}
+    assert left == (set() if has_links else set(three[:nth]))
+    for ready_file in ready_files:
+        ready_file.discard()
+    assert not list(find_stale_temp_files(three))
 
 
 @pytest.fixture

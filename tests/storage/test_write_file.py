@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxkvrename import ModelError, WriteError
+from onnxkvrename import KvRenameError, ModelError, WriteError
 from onnxkvrename.storage.lock import hold_locks
 from onnxkvrename.storage.temp_file import build_temp_path
 from onnxkvrename.storage.write_file import needs_write, write_files
@@ -55,6 +55,24 @@ def test_one_that_fails_at_the_end_takes_the_others_back(
         "one": b"old",
         "two": b"old",
     }
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_someone_else_saves_meanwhile_stays(
+    is_there: bool, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save_theirs(descriptor: int) -> None:
+        Path("theirs").write_bytes(b"theirs")
+        os.replace("theirs", "file")
+
+    if is_there:
+        Path("file").write_bytes(b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", save_theirs)
+        with pytest.raises(KvRenameError, match=r"changed by someone else|File exists"):
+            write_files({Path("file"): b"new"}, force=True)
+    assert Path("file").read_bytes() == b"theirs"
+    assert os.listdir(here) == ["file"]
 
 
 @needs_modes
