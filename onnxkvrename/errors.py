@@ -50,6 +50,10 @@ class ModelError(KvRenameError):
     """A model cannot be read, or no ONNX reader could read its result."""
 
 
+class ReadError(ModelError):
+    """The system failed to read a file: nothing can be said about what is in it."""
+
+
 class WriteError(KvRenameError):
     """A result cannot be written to its path; an existing file is unchanged.
 

@@ -15,7 +15,7 @@ from pathlib import Path, PureWindowsPath
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from onnxkvrename.errors import KvRenameError, ModelError, RulesError, WriteError
+from onnxkvrename.errors import KvRenameError, ModelError, ReadError, RulesError, WriteError
 from onnxkvrename.findings import CODES
 from onnxkvrename.model.external_data import DataFile
 from onnxkvrename.renaming.prepare import PreparedModel
@@ -26,7 +26,7 @@ from onnxkvrename.storage.temp_file import ReadyFile, is_temp_path_for
 
 T = TypeVar("T")
 
-_ERROR_TYPES = (KvRenameError, RulesError, ModelError, WriteError)
+_ERROR_TYPES = (KvRenameError, RulesError, ModelError, ReadError, WriteError)
 _ERROR_FIELDS = {"message", "path", "hint", "in_place_hint"}
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxkvrename.errors import ModelError
+from onnxkvrename.errors import ModelError, ReadError
 
 MAX_MODEL_SIZE = (1 << 31) - 1
 """Bytes that every protobuf parser can read in one message."""
@@ -183,14 +183,17 @@ def read_text_file(path: Path, limit: int = 1 << 20) -> str:
 
 @contextmanager
 def translate_read_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError of the context into a :class:`ModelError` about `path`."""
+    """Turn an OSError of the context into a :class:`ModelError` about `path`.
+
+    It is a :class:`ReadError` unless there is just no such file.
+    """
     try:
         yield
     except FileNotFoundError:
         raise ModelError("no such file", path=str(path)) from None
     except (OSError, ValueError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
-        raise ModelError(f"cannot be read: {reason}", path=str(path)) from None
+        raise ReadError(f"cannot be read: {reason}", path=str(path)) from None
 
 
 def read_at(descriptor: int, offset: int, size: int) -> bytes:

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+from models import KEY_OUT, VALUE_OUT, decoder
+
+from onnxkvrename import ModelError, load_rules
+from onnxkvrename.errors import ReadError
+from onnxkvrename.model.file import read_model_signature
+from onnxkvrename.model.protobuf import ByteSource
+from onnxkvrename.rules.plan import build_minimal_plan
+from onnxkvrename.verification import trace_buffer_updates
+
+RAW = decoder().SerializeToString()
+PAIRS = build_minimal_plan(read_model_signature(ByteSource.from_bytes(RAW)), load_rules()).pairs
+
+
+def test_each_retained_output_has_its_update():
+    updates = trace_buffer_updates(ByteSource.from_bytes(RAW), PAIRS)
+    assert set(updates) == {KEY_OUT, VALUE_OUT}
+
+
+@pytest.mark.parametrize(("error", "is_answer"), [(ModelError, True), (ReadError, False)])
+def test_a_file_that_cannot_be_read_is_not_a_model_that_cannot_be_parsed(
+    error: type[ModelError], is_answer: bool
+):
+    def read(offset: int, size: int) -> bytes:
+        raise error("does not work")
+
+    source = ByteSource(read, len(RAW))
+    if is_answer:
+        assert trace_buffer_updates(source, PAIRS) == {}
+    else:
+        with pytest.raises(ReadError):
+            trace_buffer_updates(source, PAIRS)
