@@ -268,7 +268,9 @@ def _run_jobs(
     """Rename with the sidecars, the processes and the progress bars that were asked for."""
     paths = arguments.sidecar
     if arguments.dask is not None:  # a worker has a working directory of its own
-        jobs = tuple(build_job(job.model.absolute(), job.output.absolute()) for job in jobs)
+        jobs = tuple(
+            build_job(job.model.absolute(), job.output.absolute(), job.root) for job in jobs
+        )
         paths = tuple(path.absolute() for path in paths)
     search = SidecarSearch(paths, _choose_policy(arguments), _list_directories(arguments))
     sidecars += find_sidecars(jobs, change, rules, search)

@@ -102,7 +102,7 @@ class SeedPlan:
                 continue
             path_in_export = Path(os.path.abspath(job.model)).relative_to(seed.directory)
             output = job.model if self._stays(seed) else seed.target / path_in_export
-            redirected.append(build_job(job.model, output))
+            redirected.append(build_job(job.model, output, seed.directory.parent))
         return tuple(redirected)
 
     def build_sidecars(self) -> tuple[Sidecar, ...]:
@@ -405,7 +405,8 @@ def _build_params_sidecar(seed: Seed, directory: Path) -> Sidecar:
         content = render_export_params(seed.entry.params).encode("utf-8")
         return RewrittenSidecar(content, renamed)
 
-    return Sidecar(seed.directory / PARAMS_FILE, directory / PARAMS_FILE, rewrite)
+    root = seed.directory.parent
+    return Sidecar(seed.directory / PARAMS_FILE, directory / PARAMS_FILE, rewrite, root=root)
 
 
 _ReportItem = TypeVar("_ReportItem", ModelReport, SidecarReport)

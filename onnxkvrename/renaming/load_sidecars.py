@@ -133,7 +133,7 @@ def _build_named_sidecar(
         output = path
     else:
         output = _resolve_output(path, job) if jobs_beside else job.output.parent / path.name
-    return Sidecar(path, output, rewrite, directory)
+    return Sidecar(path, output, rewrite, directory, root=_find_root(output, job))
 
 
 def _build_found_sidecar(found: FoundSidecar, run: _Run) -> Sidecar:
@@ -148,7 +148,8 @@ def _build_found_sidecar(found: FoundSidecar, run: _Run) -> Sidecar:
 
     job = own_jobs[0]
     output = found.path if job.same_directory else _resolve_output(found.path, job)
-    return Sidecar(found.path, output, rewrite, found.directory, is_found=True)
+    root = _find_root(output, job)
+    return Sidecar(found.path, output, rewrite, found.directory, is_found=True, root=root)
 
 
 def _prepare_names(
@@ -172,6 +173,12 @@ def _list_jobs_beside(directory: Path, jobs: Sequence[RenameJob]) -> list[Rename
 def _list_jobs_below(directory: Path, jobs: Sequence[RenameJob]) -> list[RenameJob]:
     prefix = os.path.join(resolve_path(directory), "")
     return [job for job in jobs if resolve_path(job.model.parent).startswith(prefix)]
+
+
+def _find_root(output: Path, job: RenameJob) -> Path | None:
+    """Return the directory that was given for the results of a job, if an output is below it."""
+    is_below = job.root is not None and job.root in Path(os.path.abspath(output)).parents
+    return job.root if is_below else None
 
 
 def _resolve_output(path: Path, job: RenameJob) -> Path:

@@ -43,6 +43,26 @@ def check_result_size(size: int, path: str | None = None) -> None:
         )
 
 
+def check_output_place(job: RenameJob, *others: Path) -> None:
+    """Check that no link leads results out of the directory that the user gave for them.
+
+    That is checked again, by what is opened, when they are written and put in place.
+
+    Args:
+        job: The source and where its result goes.
+        others: What else is written for it, such as its data.
+
+    Raises:
+        WriteError: A directory on the way is a symbolic link.
+        ModelError: It cannot be told what is there.
+    """
+    for path in (job.target, *(Path(os.path.abspath(path)) for path in others)):
+        if job.root is not None and path.parent != job.root:
+            from onnxkvrename.storage.open_beneath import check_no_link  # most results need none
+
+            check_no_link(path, job.root)
+
+
 def check_output_file(job: RenameJob) -> None:
     """Check that the result of a job that is not in place can be a file where it goes.
 

@@ -13,7 +13,7 @@ from onnxkvrename.model.external_data import DataFile
 from onnxkvrename.renaming.output_path import find_outermost_missing_directory
 from onnxkvrename.renaming.parallel import map_ordered
 from onnxkvrename.renaming.prepare import SplicePlan
-from onnxkvrename.renaming.write import WriteTask, write_temp_file
+from onnxkvrename.renaming.write import SidecarPlan, WriteTask, write_temp_file
 from onnxkvrename.storage.lock import find_lock_path, hold_locks
 from onnxkvrename.storage.read import (
     FileIdentity,
@@ -154,15 +154,14 @@ class BatchWriter:
                 return
             from onnxkvrename.storage.directories import StagedDirectory  # not in place
 
+            roots = dict(zip(new_directories, (task.root for task in self.tasks), strict=True))
             staged = {
-                directory: stack.enter_context(StagedDirectory(directory))
-                for directory in dict.fromkeys(new_directories)
+                directory: stack.enter_context(StagedDirectory(directory, root))
+                for directory, root in roots.items()
                 if directory is not None
             }
             tasks = [
-                task
-                if directory is None
-                else task._replace(target=staged[directory].prepare_path(task.target))
+                task if directory is None else _redirect_task(task, staged[directory])
                 for task, directory in zip(self.tasks, new_directories, strict=True)
             ]
             self._write_and_place(tasks, tuple(staged.values()))
@@ -273,6 +272,15 @@ def _read_overwritten(tasks: Iterable[WriteTask]) -> dict[Path, os.stat_result]:
     return overwritten
 
 
+def _redirect_task(task: WriteTask, stage: StagedDirectory) -> WriteTask:
+    """Return a task that writes into a staged directory."""
+    source, top = task.source_directory, task.root
+    if isinstance(task.source, SidecarPlan):  # it may come from another place than its model
+        top = task.target.parent
+    target = stage.prepare_path(task.target, source, top)
+    return task._replace(target=target, root=stage.root)
+
+
 def _remove_stale_temp_files(targets: Iterable[Path]) -> bool:
     """Remove what is left beside locked targets, and return whether a half done run keeps some."""
     stale = [
@@ -305,15 +313,27 @@ def remove_stale_files(targets: Sequence[Path]) -> bool:
     return False
 
 
-def find_targets_to_clean(target: Path, *, in_place: bool) -> Iterator[Path]:
+def find_targets_to_clean(target: Path, root: Path | None) -> Iterator[Path]:
     """Yield the paths beside which an earlier run with this target may have left something.
 
     That is the target itself, or the directory that had to be made for it: one that is still
     missing, or one that is there by now with a lock beside it.
+
+    Args:
+        target: The path of the result.
+        root: The directory that was given for results, ``None`` for in place. Nothing is
+            cleaned where a link leads out of it.
     """
-    if in_place:
+    if root is None:
         yield target
         return
+    if target.parent != root:
+        from onnxkvrename.storage.open_beneath import check_no_link  # most results need none
+
+        try:
+            check_no_link(target, root)
+        except WriteError:
+            return  # an error of this result, once it is prepared
     missing = find_outermost_missing_directory(target)
     yield missing or target
     for directory in target.parents:

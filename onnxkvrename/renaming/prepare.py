@@ -21,6 +21,7 @@ from onnxkvrename.model.signature import Signature
 from onnxkvrename.renaming.output_path import (
     check_in_place_write,
     check_output_file,
+    check_output_place,
     check_result_size,
     find_blocking_file,
     is_up_to_date,
@@ -192,6 +193,8 @@ def _check_output(
                 has_choice = not report.stamp  # only a rename can be written elsewhere
                 check_in_place_write(job.model, opened.file.status, has_choice=has_choice)
         else:
+            places = [] if job.same_directory else [job.output.parent / d.location for d in data]
+            check_output_place(job, *places)
             check_output_file(job)
         up_to_date = not job.in_place and is_up_to_date(job, opened.file, plan.pieces, options)
         blocking = tuple(find_blocking_file(job, up_to_date, options))

@@ -10,7 +10,11 @@ from typing import NamedTuple
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, promote_to_errors
 from onnxkvrename.renaming.batch_checks import set_failed
-from onnxkvrename.renaming.output_path import check_in_place_write, find_blocking_file
+from onnxkvrename.renaming.output_path import (
+    check_in_place_write,
+    check_output_place,
+    find_blocking_file,
+)
 from onnxkvrename.renaming.prepare import PreparedModel
 from onnxkvrename.renaming.write import SidecarPlan
 from onnxkvrename.rules.find_models import build_job
@@ -33,6 +37,7 @@ class Sidecar(NamedTuple):
             of the run. It may raise `KvRenameError` for content that it cannot rewrite.
         directory: The directory whose models it goes with; ``None`` for its own.
         is_found: True if the user did not name it, and may want it left as it is.
+        root: The directory that the user gave for results, if the output is below it.
     """
 
     path: Path
@@ -40,11 +45,12 @@ class Sidecar(NamedTuple):
     rewrite: Callable[[bytes, Sequence[ModelReport]], RewrittenSidecar]
     directory: Path | None = None
     is_found: bool = False
+    root: Path | None = None
 
     @property
     def job(self) -> RenameJob:
         """The path and the output, in the same form as a model's."""
-        return build_job(self.path, self.output)
+        return build_job(self.path, self.output, self.root)
 
 
 class PreparedSidecar(NamedTuple):
@@ -132,6 +138,7 @@ def _prepare_sidecar(
         sidecar = item.sidecar._replace(output=path)
         return item._replace(sidecar=sidecar, report=report, findings=rewritten.findings)
     content = rewritten.data
+    check_output_place(job)
     if job.in_place or not is_occupied(output):
         is_up_to_date = job.in_place and content == old_content
     else:

@@ -182,7 +182,7 @@ def check_token_change(change: TokenChange) -> None:
 
 
 def _list_targets_to_clean(jobs: Sequence[RenameJob]) -> list[Path]:
-    targets = (find_targets_to_clean(job.target, in_place=job.in_place) for job in jobs)
+    targets = (find_targets_to_clean(job.target, job.root) for job in jobs)
     return list(dict.fromkeys(path for paths in targets for path in paths))
 
 
@@ -267,7 +267,8 @@ def _list_tasks(models: Sequence[PreparedModel], options: Options) -> Iterator[W
             target = Path(os.path.abspath(output))
             if target not in seen:
                 seen.add(target)
-                yield WriteTask(index, file, target, output, False, options.force)
+                root = model.job.root
+                yield WriteTask(index, file, target, output, False, options.force, root)
         if model.needs_write and model.splice_plan is not None:
             yield _build_task(index, model.splice_plan, model.job, options)
 
@@ -283,7 +284,8 @@ def _list_sidecar_tasks(
 def _build_task(
     model_index: int, plan: SplicePlan | SidecarPlan, job: RenameJob, options: Options
 ) -> WriteTask:
-    return WriteTask(model_index, plan, job.target, job.output, job.in_place, options.force)
+    force = options.force
+    return WriteTask(model_index, plan, job.target, job.output, job.in_place, force, job.root)
 
 
 def _build_failure_reports(

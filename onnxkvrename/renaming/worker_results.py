@@ -75,7 +75,7 @@ def check_ready_file(task: WriteTask, result: object) -> ReadyFile | KvRenameErr
         return _check_type(result, KvRenameError)
     file = _check_type(result, ReadyFile)
     expected = ReadyFile(
-        file.temp_path, task.target, task.in_place or task.force, task.display_path
+        file.temp_path, task.target, task.in_place or task.force, task.display_path, task.root
     )
     if file != expected or not is_temp_path_for(file.temp_path, task.target):
         raise _build_error(f"another file than for {task.display_path}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +46,7 @@ class WriteTask(NamedTuple):
         display_path: That path as the user calls it, for messages.
         in_place: Whether it replaces its source.
         force: Whether to overwrite an existing file, and to give up on keeping the owner.
+        root: The directory below which no link may lead to the target; ``None`` for in place.
     """
 
     model_index: int
@@ -53,6 +55,7 @@ class WriteTask(NamedTuple):
     display_path: Path
     in_place: bool
     force: bool
+    root: Path | None = None
 
     def find_source_error(self) -> KvRenameError | None:
         """Return the error of a source that is no longer in the state that was read."""
@@ -67,6 +70,13 @@ class WriteTask(NamedTuple):
     def source_path(self) -> Path:
         """The file that the result is made from."""
         return self.source.model_path if isinstance(self.source, SplicePlan) else self.source.path
+
+    @property
+    def source_directory(self) -> Path:
+        """The directory that the source is in, as it lies to the directory of the model."""
+        if isinstance(self.source, DataFile):
+            return (self.source.directory / self.source.location).parent
+        return Path(os.path.abspath(self.source_path)).parent
 
 
 def write_temp_file(
@@ -86,7 +96,7 @@ def write_temp_file(
     try:
         with (
             _open_source(task) as source,
-            TempFile(task.target, task.display_path) as file,
+            TempFile(task.target, task.display_path, task.root) as file,
         ):
             if isinstance(task.source, SplicePlan):
                 write_pieces(source, task.source.pieces, file)
@@ -95,7 +105,9 @@ def write_temp_file(
                 file.write(task.source.content)
             else:
                 file.copy_from(source, 0, source.size, count_bytes)
-            file.copy_attributes(source, owner=task.in_place, force=task.force)
+            # The model chose the name of its data: what comes with it is never a program.
+            mask = 0o666 if isinstance(task.source, DataFile) else 0o777
+            file.copy_attributes(source, owner=task.in_place, force=task.force, mask=mask)
             if not source.is_unchanged():
                 raise build_changed_error(task.source_path)
             return file.finish(replace=task.in_place or task.force)

@@ -64,7 +64,7 @@ def find_jobs(
     if directory is not None and found:
         parent = os.path.commonpath([os.path.abspath(paths.directory) for paths in found])
     jobs = tuple(
-        build_job(model, _choose_output(model, parent, output, directory))
+        build_job(model, _choose_output(model, parent, output, directory), directory)
         for model in models_by_real_path.values()
     )
     for job in jobs:
@@ -75,12 +75,14 @@ def find_jobs(
     return jobs
 
 
-def build_job(model: Path, output: Path | None = None) -> RenameJob:
+def build_job(model: Path, output: Path | None = None, root: Path | None = None) -> RenameJob:
     """Return the job that renames a model, after looking at where both paths lead.
 
     Args:
         model: The model.
         output: Where the result goes; by default it replaces the model.
+        root: The directory that the user gave, `output` or a directory above it; by default
+            the one that `output` is in.
 
     Raises:
         ModelError: It cannot be told what is at one of the paths.
@@ -97,6 +99,7 @@ def build_job(model: Path, output: Path | None = None) -> RenameJob:
         target=Path(real_output if follow_link else os.path.abspath(output)),
         in_place=in_place,
         same_directory=resolve_path(output.parent) == resolve_path(model.parent),
+        root=None if in_place else Path(os.path.abspath(root or output.parent)),
     )
 
 

@@ -26,6 +26,8 @@ class RenameJob(NamedTuple):
         target: The file that the result replaces or makes, as an absolute path.
         in_place: Whether the result replaces the model.
         same_directory: Whether the result lies beside the model, so that external data stays.
+        root: The directory that the user gave for results, as an absolute path; no link below
+            it may lead a result elsewhere. ``None`` for in place.
     """
 
     model: Path
@@ -33,6 +35,7 @@ class RenameJob(NamedTuple):
     target: Path
     in_place: bool
     same_directory: bool
+    root: Path | None = None
 
 
 SidecarPolicy = Literal["follow", "require", "leave"]

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 from onnxkvrename.storage.read import OpenFile, close_quietly, read_at, translate_read_errors
 
@@ -236,3 +237,23 @@ def write_all(descriptor: int, data: bytes | bytearray) -> None:
             if written == 0:
                 raise OSError(errno.EIO, "nothing was written")
             done += written
+
+
+def count_free_bytes(directory: Path) -> int | None:
+    """Return the bytes that a disk has left for this user, ``None`` if the system does not tell.
+
+    Args:
+        directory: A directory on that disk.
+
+    Raises:
+        OSError: The disk cannot be queried.
+    """
+    if not hasattr(os, "statvfs"):
+        return None
+    try:
+        status = os.statvfs(directory)
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP):
+            return None
+        raise
+    return status.f_bavail * status.f_frsize

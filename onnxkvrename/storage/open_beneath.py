@@ -1,24 +1,27 @@
-"""Open files below a directory: whoever changes links and directories meanwhile, none leads out.
+"""Reach files below a directory: whoever changes links and directories, none leads out.
 
 Each part of a path is opened relative to the directory before it, and links are not followed
 by the system but read and walked in the same way. That is what openat2(2) does with
-RESOLVE_BENEATH, which Python does not offer.
+RESOLVE_BENEATH, which Python does not offer. What is written goes through no link at all.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from onnxkvrename.errors import WriteError
 from onnxkvrename.storage.read import (
     OPEN_FLAGS,
     OpenFile,
     OutsideError,
     build_changed_error,
     close_quietly,
+    is_link,
     open_descriptor,
     open_file,
     resolve_path,
@@ -123,6 +126,72 @@ _DIRECTORY_FLAGS = (
     | getattr(os, "O_DIRECTORY", 0)
     | getattr(os, "O_CLOEXEC", 0)
 )
+
+
+def check_no_link(path: Path, root: Path) -> None:
+    """Check that no directory between another one and a path is a symbolic link.
+
+    Args:
+        path: The path of a result; what is there itself does not count.
+        root: The directory that the user gave. It may be a link, or be reached through some.
+
+    Raises:
+        WriteError: One is.
+        ModelError: That cannot be told.
+    """
+    for directory in reversed(path.parents):
+        if root in directory.parents and is_link(directory):
+            raise _build_link_error(directory, root)
+
+
+@contextmanager
+def open_parent(path: Path, root: Path) -> Iterator[tuple[Path, int | None]]:
+    """Open the directory of a path to write in it, reached without symbolic links.
+
+    Args:
+        path: The path of a result, below `root`.
+        root: The directory that the user gave; it exists.
+
+    Yields:
+        A path and the descriptor of the directory that it is relative to. Where the system
+        cannot open relative to a directory, as on Windows, that is `path` and ``None``.
+
+    Raises:
+        WriteError: A directory between `root` and `path` is a link.
+        OSError: One is missing or cannot be opened.
+    """
+    if not _CAN_WALK:
+        check_no_link(path, root)
+        yield path, None
+        return
+    *names, name = path.relative_to(root).parts
+    directory, descriptor = root, os.open(root, _DIRECTORY_FLAGS)
+    try:
+        for part in names:
+            directory /= part
+            outer = descriptor
+            try:
+                descriptor = os.open(part, _DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=outer)
+            except OSError as error:
+                if error.errno in _LINK_ERRNOS and _is_link_at(part, outer):
+                    raise _build_link_error(directory, root) from None
+                raise
+            close_quietly(outer)
+        yield Path(name), descriptor
+    finally:
+        close_quietly(descriptor)
+
+
+def _is_link_at(name: str, descriptor: int) -> bool:
+    return stat.S_ISLNK(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode)
+
+
+def _build_link_error(directory: Path, root: Path) -> WriteError:
+    return WriteError(
+        f"is a symbolic link, through which the result would leave {root}",
+        path=str(directory),
+        hint="remove the link, or write elsewhere with -o or -d",
+    )
 
 
 class _Walk:

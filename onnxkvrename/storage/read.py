@@ -212,8 +212,8 @@ def read_at(descriptor: int, offset: int, size: int) -> bytes:
     return b"".join(parts) if len(parts) != 1 else parts[0]
 
 
-def list_attributes(descriptor: int) -> list[str]:
-    """Return the names of a file's extended attributes; none where there cannot be any.
+def list_attributes(file: int | Path) -> list[str]:
+    """Return the names of the extended attributes of a file; none where there cannot be any.
 
     Raises:
         OSError: They cannot be read.
@@ -221,7 +221,7 @@ def list_attributes(descriptor: int) -> list[str]:
     if not hasattr(os, "listxattr"):
         return []
     try:
-        return os.listxattr(descriptor)
+        return os.listxattr(file)
     except OSError as error:
         if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
             return []

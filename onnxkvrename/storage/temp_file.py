@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, WriteError
-from onnxkvrename.storage.copy import SourceError, copy_range, write_all
+from onnxkvrename.storage.copy import SourceError, copy_range, count_free_bytes, write_all
 from onnxkvrename.storage.read import OpenFile, close_quietly, is_occupied, list_attributes, read_at
 
 TEMP_PREFIX = ".onnxkvrename-"
@@ -115,12 +115,14 @@ class ReadyFile(NamedTuple):
         target: Where the file belongs.
         overwrites_target: Whether it may replace a file there.
         display_path: The target in messages.
+        root: A directory above both, below which no link may lead to them.
     """
 
     temp_path: Path
     target: Path
     overwrites_target: bool
     display_path: Path
+    root: Path | None = None
 
     def move_into_place(self) -> None:
         """Move the file to its target, by one rename.
@@ -129,18 +131,23 @@ class ReadyFile(NamedTuple):
             WriteError: That failed, or a file has appeared there that must not be
                 overwritten. The target is then as it was.
         """
-        with translate_write_errors(self.display_path):
+        with (
+            translate_write_errors(self.display_path),
+            open_parent(self.target, self.root) as (target, directory),
+        ):
+            temp_path = target.with_name(self.temp_path.name)
             if not self.overwrites_target:
                 try:
-                    os.link(self.temp_path, self.target)
+                    os.link(temp_path, target, src_dir_fd=directory, dst_dir_fd=directory)
                 except OSError as error:
                     if error.errno not in _NO_LINK_ERRNOS or is_occupied(self.target):
                         raise
-                    # A file system without links: a rename is the next best thing.
+                    # There are no links: a rename is the next best thing.
                 else:
-                    self.discard()
+                    with suppress(OSError):
+                        os.unlink(temp_path, dir_fd=directory)
                     return
-            os.replace(self.temp_path, self.target)
+            os.replace(temp_path, target, src_dir_fd=directory, dst_dir_fd=directory)
 
     def discard(self) -> None:
         """Remove the temporary name."""
@@ -157,19 +164,22 @@ class TempFile:
     Args:
         target: Where the file belongs.
         display_path: The target in messages, by default the same path.
+        root: A directory above the target, below which no link may lead to it.
 
     Raises:
         WriteError: There can be no file in the directory of the target. All methods raise
             it, too, with the reason and a hint.
     """
 
-    def __init__(self, target: Path, display_path: Path | None = None) -> None:
-        self.target = target
+    def __init__(
+        self, target: Path, display_path: Path | None = None, root: Path | None = None
+    ) -> None:
+        self.target, self.root = target, root
         self.display_path = display_path or target
         self.temp_path = build_temp_path(target)
         self.is_finished = False
-        with translate_write_errors(self.display_path):
-            self.descriptor, self.has_name = _create_temp_file(self.temp_path, 0o600)
+        with translate_write_errors(self.display_path), open_parent(self.temp_path, root) as place:
+            self.descriptor, self.has_name = _create_temp_file(*place, 0o600)
 
     def __enter__(self) -> TempFile:
         return self
@@ -222,7 +232,9 @@ class TempFile:
         except OSError as error:
             raise _build_write_error(self.display_path, error, source.path) from None
 
-    def copy_attributes(self, source: OpenFile, *, owner: bool, force: bool) -> None:
+    def copy_attributes(
+        self, source: OpenFile, *, owner: bool, force: bool, mask: int = 0o777
+    ) -> None:
         """Take over permission bits and extended attributes, so that nobody gains a right.
 
         Set-user-ID, set-group-ID and sticky bits are never taken over. With the owner,
@@ -234,6 +246,7 @@ class TempFile:
             source: The file to take them from.
             owner: Take over its owner and group as well; this file replaces it.
             force: Go on if owner and access control list cannot be kept.
+            mask: The permission bits that may be taken over.
 
         Raises:
             ModelError: The attributes of the source cannot be read.
@@ -249,8 +262,8 @@ class TempFile:
                 owner = self._try_to_keep("its owner", self._copy_owner, source, force=force)
             if not (source.list_attributes() or list_attributes(self.descriptor)):
                 same_group = os.fstat(self.descriptor).st_gid == source.status.st_gid
-                mode = source.status.st_mode
-                os.fchmod(self.descriptor, mode & 0o777 if same_group else cut_permissions(mode))
+                mode = source.status.st_mode & mask
+                os.fchmod(self.descriptor, mode if same_group else cut_permissions(mode))
                 return
             from onnxkvrename.storage import attributes  # most files have none
 
@@ -258,7 +271,8 @@ class TempFile:
                 owner = self._try_to_keep(
                     "its access control list", attributes.copy_access_list, source, force=force
                 )
-            os.fchmod(self.descriptor, attributes.find_mode(source, self.descriptor, owner=owner))
+            mode = attributes.find_mode(source, self.descriptor, owner=owner)
+            os.fchmod(self.descriptor, mode & mask)
             attributes.copy_attributes(source, self.descriptor, keep_all=owner)
 
     def _try_to_keep(
@@ -298,7 +312,7 @@ class TempFile:
             return
         path = build_temp_path(self.target)
         with translate_write_errors(self.display_path):
-            descriptor, has_name = _create_temp_file(path, 0o666)
+            descriptor, has_name = _create_temp_file(path, None, 0o666)
             try:
                 mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
             finally:
@@ -321,7 +335,7 @@ class TempFile:
             if not self.has_name:
                 self._link_temp_path()
         self.is_finished = True
-        return ReadyFile(self.temp_path, self.target, replace, self.display_path)
+        return ReadyFile(self.temp_path, self.target, replace, self.display_path, self.root)
 
     def _link_temp_path(self) -> None:
         descriptors = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -329,34 +343,49 @@ class TempFile:
             # Not a path under /proc: with a directory descriptor Python calls linkat(2) with
             # AT_SYMLINK_FOLLOW, without which the link itself would be meant.
             source = str(self.descriptor)
-            os.link(source, self.temp_path, src_dir_fd=descriptors, follow_symlinks=True)
+            with open_parent(self.temp_path, self.root) as (path, directory):
+                os.link(
+                    source, path, src_dir_fd=descriptors, dst_dir_fd=directory, follow_symlinks=True
+                )
         finally:
             close_quietly(descriptors)
 
 
-def _create_temp_file(path: Path, mode: int) -> tuple[int, bool]:
+@contextmanager
+def open_parent(path: Path, root: Path | None) -> Iterator[tuple[Path, int | None]]:
+    """Do as :func:`open_beneath.open_parent`; without a root, yield the path and ``None``."""
+    if root is None:
+        yield path, None
+        return
+    from onnxkvrename.storage import open_beneath  # a rename in place does not need it
+
+    with open_beneath.open_parent(path, root) as place:
+        yield place
+
+
+def _create_temp_file(path: Path, directory: int | None, mode: int) -> tuple[int, bool]:
     """Create a file in the directory of `path`, without a name if possible.
 
-    Returns its descriptor, and whether it is named `path`.
+    Returns its descriptor, and whether it is named `path`, which may be relative to a directory.
     """
     unnamed = getattr(os, "O_TMPFILE", 0)
     if unnamed and os.path.isdir("/proc/self/fd"):
         flags = unnamed | os.O_RDWR | os.O_CLOEXEC
         # Systems refuse this with one of several errors; a named file is always possible.
         with suppress(OSError):
-            return os.open(path.parent, flags, mode), False
+            return os.open(path.parent, flags, mode, dir_fd=directory), False
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
-        return os.open(path, flags | getattr(os, "O_CLOEXEC", 0), mode), True
+        return os.open(path, flags | getattr(os, "O_CLOEXEC", 0), mode, dir_fd=directory), True
     except BaseException:
-        _remove_temp_file(path)
+        _remove_temp_file(path, directory)
         raise
 
 
-def _remove_temp_file(path: Path) -> None:
+def _remove_temp_file(path: Path, directory: int | None = None) -> None:
     """Remove a temporary name if it is there. It is random, so it can only be our own."""
     with suppress(OSError):
-        os.unlink(path)
+        os.unlink(path, dir_fd=directory)
 
 
 def check_free_space(directory: Path, size: int, target: Path) -> None:
@@ -370,16 +399,9 @@ def check_free_space(directory: Path, size: int, target: Path) -> None:
     Raises:
         WriteError: The disk has fewer.
     """
-    if not hasattr(os, "statvfs"):
-        return
-    try:
-        status = os.statvfs(directory)
-    except OSError as error:
-        if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP):
-            return
-        raise _build_write_error(target, error) from None
-    free = status.f_bavail * status.f_frsize
-    if free < size:
+    with translate_write_errors(target):
+        free = count_free_bytes(directory)
+    if free is not None and free < size:
         raise WriteError(
             f"needs {size:,} bytes, but the disk has {free:,} left",
             path=str(target),
