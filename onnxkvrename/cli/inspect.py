@@ -39,6 +39,7 @@ class _Arguments(NamedTuple):
     models: tuple[Path, ...]
     svg: Path | None
     html: Path | None
+    force: bool
     profile: str
     rules: Path | None
     output_format: str
@@ -57,6 +58,7 @@ class _Arguments(NamedTuple):
 @click.option(
     "--html", metavar="FILE", type=OutputFile(path_type=Path), help="Also write it as a page."
 )
+@click.option("--force", is_flag=True, help="Replace files that are not earlier pictures or pages.")
 @add_profile_option()
 @add_rules_option()
 @add_format_option()
@@ -114,9 +116,9 @@ def _write_pictures(summaries: Sequence[ModelSummary], arguments: _Arguments) ->
     """Write the pictures that were asked for, all or none."""
     if arguments.svg is None and arguments.html is None:
         return
-    from onnxkvrename.report.kv_map_image import render_html, render_svg  # rich
+    from onnxkvrename.report.kv_map_image import MARK, render_html, render_svg  # rich
 
-    _check_picture_paths(summaries, arguments)
+    _check_picture_paths(summaries, arguments, MARK.encode("ascii"))
     renderers = ((arguments.svg, render_svg), (arguments.html, render_html))
     pictures = {
         path: render(summaries).encode("utf-8") for path, render in renderers if path is not None
@@ -128,8 +130,10 @@ def _write_pictures(summaries: Sequence[ModelSummary], arguments: _Arguments) ->
         raise WriteError(error.message, path=error.path, hint=hint) from None
 
 
-def _check_picture_paths(summaries: Sequence[ModelSummary], arguments: _Arguments) -> None:
-    """Raise for a picture over a file of the run, or over one that is no picture."""
+def _check_picture_paths(
+    summaries: Sequence[ModelSummary], arguments: _Arguments, mark: bytes
+) -> None:
+    """Raise for a picture over a file of the run, or over one without the mark of a picture."""
     from onnxkvrename.storage.run_files import RunFiles  # only for pictures
 
     files = RunFiles()
@@ -144,18 +148,20 @@ def _check_picture_paths(summaries: Sequence[ModelSummary], arguments: _Argument
     outputs = [files.add_output(path, role) for path, role in pictures if path is not None]
     for output in outputs:
         files.check_output(output)
-        if not _may_be_replaced(output.path):
-            hint = "choose another place for the picture"
-            raise WriteError("is there already, and no picture", path=str(output.path), hint=hint)
+        if not (arguments.force or _may_be_replaced(output.path, mark)):
+            raise WriteError(
+                "is there already, and not made by onnxkvrename inspect",
+                path=str(output.path),
+                hint="choose another name, or --force replaces it",
+            )
 
 
-def _may_be_replaced(path: Path) -> bool:
-    """Return whether nothing is at a path, or a file that begins as an earlier picture does."""
+def _may_be_replaced(path: Path, mark: bytes) -> bool:
+    """Return whether nothing is at a path, or a file with the mark of an earlier picture."""
     status = read_status(path, follow_links=False)
     if status is None:
         return True
     if not stat.S_ISREG(status.st_mode):
         return is_directory(path)  # which is an error of its own
     with open_file(path) as file:
-        head = file.read(0, 512).lstrip().lower()
-    return head.startswith((b"<svg", b"<?xml", b"<!doctype", b"<html"))
+        return mark in file.read(0, 512)

@@ -202,7 +202,8 @@ def plan_data_copies(
         force: Replace another file that is there.
 
     Yields:
-        The file, its new path, and KV504 if another file is there and must not be replaced.
+        The file, its new path, and KV504 if another file is there and must not be replaced; or
+        KV501 if it would have a hidden name there, forced or not.
 
     Raises:
         ModelError: A data file cannot be read or has changed, or it cannot be told what is at
@@ -210,12 +211,12 @@ def plan_data_copies(
     """
     for data_file in data:
         target = directory / data_file.location
-        conflict = None
+        conflict = _find_hidden_part(data_file, directory)
         if is_occupied(target):
             difference = _describe_difference(data_file, target)
             if difference is None:
                 continue
-            if not force:
+            if conflict is None and not force:
                 conflict = build_finding(
                     "KV504",
                     str(target),
@@ -223,6 +224,22 @@ def plan_data_copies(
                     "choose an empty directory, or --force to replace it",
                 )
         yield data_file, target, conflict
+
+
+def _find_hidden_part(data_file: DataFile, directory: Path) -> Finding | None:
+    """Return a finding on data that would be hidden elsewhere.
+
+    The model chose the name. A hidden one may be that of a file that programs read or run
+    unasked, such as `.bashrc` or `.git/hooks/post-checkout`.
+    """
+    if not any(part.startswith(".") for part in PureWindowsPath(data_file.location).parts):
+        return None
+    return build_finding(
+        "KV501",
+        data_file.location,
+        f"has a hidden name, and would be written below {directory}",
+        "rename the model in place, or export it again with data of another name",
+    )
 
 
 def has_same_data(data_file: DataFile, path: Path) -> bool:

@@ -16,6 +16,8 @@ from rich.terminal_theme import TerminalTheme
 from onnxkvrename.layout.inspect import ModelSummary
 from onnxkvrename.report.inspect_rich import render_model_summary
 
+MARK = "made by onnxkvrename inspect"
+"""What both have near their start; only such files are replaced without being asked."""
 _PICTURE_COLUMNS = 92
 """Columns of a picture."""
 _INK, _PAPER, _WHITE = (230, 237, 243), (13, 17, 23), (255, 255, 255)
@@ -38,6 +40,7 @@ _FONT_ASPECT_RATIO = 0.602
 _SVG_TEMPLATE = f"""\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {{terminal_width}} {{terminal_height}}" \
 role="img" aria-label="KV map">
+<!-- {MARK} -->
 <style>
 text {{{{ font-family: {_FONTS}; font-size: {{char_height}}px; white-space: pre }}}}
 {{styles}}
@@ -53,6 +56,7 @@ _HTML_TEMPLATE = f"""\
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<!-- {MARK} -->
 <title>KV map</title>
 <style>
 :root {{{{ color-scheme: dark }}}}

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 # rich is imported where it draws: most answers go to pipes.
 
+_MAX_WIDTH = 1000
+"""The most columns that are drawn, whatever the terminal or `COLUMNS` says: each costs time."""
+
 
 def format_columns(rows: Sequence[Sequence[str]], *, indent: str = "  ") -> Iterator[str]:
     """Yield rows of cells as lines, each column as wide as its widest cell."""
@@ -52,6 +55,7 @@ def render_lines(parts: Iterable[RenderableType], *, color: bool) -> Iterator[Li
     from rich.text import Text
 
     console = Console(highlight=False, color_system="auto" if color else None)
+    console.width = min(console.width, _MAX_WIDTH)
     color_system = COLOR_SYSTEMS.get(console.color_system or "")
     for part in parts:
         options = console.options

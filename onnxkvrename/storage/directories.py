@@ -106,7 +106,7 @@ class StagedDirectory:
             ModelError: The rights of a directory that it stands for cannot be read.
         """
         with translate_write_errors(self.target):
-            for folder, _, _ in os.walk(self.directory, onerror=_raise, topdown=False):
+            for folder, _, _ in os.walk(self.directory, onerror=_raise):
                 self._set_mode(Path(folder))
                 sync_directory(Path(folder))
         rename_directory(self.directory, self.target, self.root)

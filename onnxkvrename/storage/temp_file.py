@@ -144,8 +144,7 @@ class ReadyFile(NamedTuple):
                         raise
                     # There are no links: a rename is the next best thing.
                 else:
-                    with suppress(OSError):
-                        os.unlink(temp_path, dir_fd=directory)
+                    _remove_temp_file(temp_path, directory)
                     return
             os.replace(temp_path, target, src_dir_fd=directory, dst_dir_fd=directory)
 

@@ -6,6 +6,7 @@ import shutil
 import stat
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import models
@@ -16,7 +17,7 @@ from models import node, saved
 import onnxkvrename
 from onnxkvrename.layout.inspect import inspect_model
 from onnxkvrename.model.metadata import STAMP_KEY
-from onnxkvrename.report.kv_map_image import render_html, render_svg
+from onnxkvrename.report.kv_map_image import MARK, render_html, render_svg
 from onnxkvrename.rules.load import list_profiles
 from onnxkvrename.verification import trace_buffer_updates
 
@@ -270,7 +271,7 @@ def test_one_picture_may_be_wanted_without_the_other(option: str, here: Path, ru
 
 def test_a_picture_takes_the_place_of_an_older_one(here: Path, run) -> None:
     assert run("inspect", MODEL, "--svg", "new.svg").code == 0
-    (here / "x.svg").write_text("<svg>" + "older" * 10_000)
+    (here / "x.svg").write_text(f"<svg>\n<!-- {MARK} -->" + "older" * 10_000)
     assert run("inspect", MODEL, "--svg", "x.svg").code == 0
     assert (here / "x.svg").read_bytes() == (here / "new.svg").read_bytes()
 
@@ -285,13 +286,14 @@ def test_a_picture_may_be_read_by_those_who_may_read_a_new_file(here: Path, run)
 def test_of_two_pictures_both_are_replaced_or_none(
     here: Path, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (here / "x.svg").write_text("<svg>old")
+    old = f"<svg>\n<!-- {MARK} -->"
+    (here / "x.svg").write_text(old)
     real = os.replace
 
-    def refuse(source: Path, target: Path) -> None:
+    def refuse(source: Path, target: Path, **how: Any) -> None:
         if str(target).endswith("x.html"):
             raise PermissionError(13, "Permission denied")
-        real(source, target)
+        real(source, target, **how)
 
     monkeypatch.setattr(os, "replace", refuse)
     outcome = run("inspect", MODEL, "--svg", "x.svg", "--html", "x.html")
@@ -300,7 +302,7 @@ def test_of_two_pictures_both_are_replaced_or_none(
         "error: x.html: cannot be written: Permission denied "
         "(no picture was written; choose another place for it)\n"
     )
-    assert (here / "x.svg").read_text() == "<svg>old"
+    assert (here / "x.svg").read_text() == old
     assert not (here / "x.html").exists()
     assert [name for name in os.listdir(here) if name.startswith(".")] == []
 
@@ -366,11 +368,15 @@ def test_a_picture_replaces_an_earlier_one_and_nothing_else(
     place = decoder.with_name("picture")
     for _ in range(2):
         assert run("inspect", decoder, option, place).code == 0
-    place.write_bytes(decoder.read_bytes())
-    outcome = run("inspect", decoder, option, place)
-    assert outcome.code == 2
-    assert "is there already, and no picture" in outcome.err
-    assert place.read_bytes() == decoder.read_bytes()
+    earlier = place.read_bytes()
+    for theirs in (decoder.read_bytes(), b"<svg>mine", b"<!DOCTYPE html><html>mine</html>"):
+        place.write_bytes(theirs)
+        outcome = run("inspect", decoder, option, place)
+        assert outcome.code == 2
+        assert "is there already, and not made by onnxkvrename inspect" in outcome.err
+        assert place.read_bytes() == theirs
+    assert run("inspect", decoder, option, place, "--force").code == 0
+    assert place.read_bytes() == earlier
     place.unlink()
     place.symlink_to("elsewhere")
     assert run("inspect", decoder, option, place).code == 2

@@ -512,7 +512,7 @@ def test_in_place_an_interrupt_before_the_directory_moves_undoes_all(
 ) -> None:
     before = below(plain)
 
-    def interrupted(*args: object) -> None:
+    def interrupted(*args: object, **how: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "rename", interrupted)
@@ -525,8 +525,8 @@ def test_in_place_an_interrupt_after_the_directory_moved_undoes_nothing(
 ) -> None:
     real = os.rename
 
-    def interrupted(*args: Path) -> None:
-        real(*args)
+    def interrupted(*args: Path, **how: int | None) -> None:
+        real(*args, **how)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "rename", interrupted)

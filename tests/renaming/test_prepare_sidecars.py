@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -236,10 +237,10 @@ def test_a_model_that_cannot_be_placed_takes_its_text_back(
 ) -> None:
     before, real = decoder.read_bytes(), os.replace
 
-    def refused(source: Path, target: Path) -> None:
+    def refused(source: Path, target: Path, **how: Any) -> None:
         if target == decoder:
             raise OSError(5, "Input/output error")
-        real(source, target)
+        real(source, target, **how)
 
     monkeypatch.setattr(os, "replace", refused)
     report = renamed_with(decoder, text)

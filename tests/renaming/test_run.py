@@ -86,7 +86,7 @@ def test_only_in_place_is_the_owner_kept(
 ) -> None:
     asked: list[bool] = []
     monkeypatch.setattr(
-        TempFile, "copy_attributes", lambda draft, source, *, owner, force: asked.append(owner)
+        TempFile, "copy_attributes", lambda draft, source, *, owner, **how: asked.append(owner)
     )
     rename(decoder, "VLLM", output=output and decoder.with_name(output))
     assert asked == [output is None]
@@ -310,11 +310,11 @@ def test_what_could_not_be_undone_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     paths = [saved(models.decoder(), tmp_path / f"{name}.onnx") for name in "abc"]
     real, calls = os.replace, []
 
-    def once(*args: Any) -> None:
+    def once(*args: Any, **how: Any) -> None:
         calls.append(args)
         if len(calls) > 1:
             raise OSError(30, "Read-only file system")
-        real(*args)
+        real(*args, **how)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", once)

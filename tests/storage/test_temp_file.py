@@ -174,10 +174,10 @@ def test_where_a_file_must_have_a_name_it_has_one_that_no_exporter_takes(
 ) -> None:
     real, unnamed = os.open, getattr(os, "O_TMPFILE", 0)
 
-    def refuse_unnamed(path: Any, flags: int, *args: Any) -> int:
+    def refuse_unnamed(path: Any, flags: int, *args: Any, **how: Any) -> int:
         if unnamed and flags & unnamed == unnamed:
             raise OSError(number, os.strerror(number))
-        return real(path, flags, *args)
+        return real(path, flags, *args, **how)
 
     monkeypatch.setattr(os, "open", refuse_unnamed)
     with TempFile(tmp_path / "target.onnx"):

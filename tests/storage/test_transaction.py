@@ -195,9 +195,9 @@ def test_the_last_file_decides_though_it_needs_no_way_back(
     seen: list[list[str]] = []
     real = os.replace
 
-    def watched(*args: Any) -> None:
+    def watched(*args: Any, **how: Any) -> None:
         seen.append([name for name in os.listdir(three[0].parent) if name not in OLD])
-        real(*args)
+        real(*args, **how)
 
     def interrupt(directory: Path) -> None:
         raise KeyboardInterrupt
@@ -388,8 +388,8 @@ def test_a_move_that_is_made_and_reported_as_failed_is_made(
     """As NFS does, if an answer gets lost."""
     ready_files, real, calls = [make_ready_file(path) for path in three], os.replace, count(1)
 
-    def repeated(*args: Any) -> None:
-        real(*args)
+    def repeated(*args: Any, **how: Any) -> None:
+        real(*args, **how)
         if next(calls) == nth:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory")
 
@@ -476,7 +476,9 @@ def test_all_of_a_directory_is_on_the_disk_before_it_appears(
     real = os.rename
     for module in (changeset, directories):
         monkeypatch.setattr(module, "sync_directory", lambda path: seen.append(path.name))
-    monkeypatch.setattr(os, "rename", lambda *args: (seen.append("rename"), real(*args)))
+    monkeypatch.setattr(
+        os, "rename", lambda *args, **how: (seen.append("rename"), real(*args, **how))
+    )
     with StagedDirectory(tmp_path / "new") as stage, Transaction() as transaction:
         fill(stage, "a", "sub/b")
         transaction.place_directories([stage], final=True)

@@ -38,12 +38,12 @@ def test_one_that_fails_at_the_end_takes_the_others_back(
 ) -> None:
     real, calls = os.replace, 0
 
-    def fail_later(source: object, target: object) -> None:
+    def fail_later(source: object, target: object, **how: object) -> None:
         nonlocal calls
         calls += 1
         if calls == 2:
             raise OSError(5, "Input/output error")
-        real(source, target)  # type: ignore[arg-type]
+        real(source, target, **how)  # type: ignore[arg-type]
 
     for name in ("one", "two"):
         Path(name).write_bytes(b"old")
