@@ -264,9 +264,16 @@ def _resolve_window(buffers: Sequence[KvBuffer], layout: Layout) -> Dim:
 
 def _sum_latent_sizes(layer: int, tokens: Sequence[tuple[int, ...]]) -> int:
     """Return the sizes of MLA's latent and rope together; every rank holds both whole."""
-    if len(tokens) < 2 or any(len(sizes) == 2 and sizes[0] != 1 for sizes in tokens):
+    if len(tokens) < 2:
         raise RefusalError(
             [layer], "a page of MLA holds one latent and its rope", "see what is missing: verify"
+        )
+    heads = max(sizes[0] if len(sizes) == 2 else 1 for sizes in tokens)
+    if heads != 1:
+        raise RefusalError(
+            [layer],
+            f"its latent has {heads} heads, and a page of MLA holds one",
+            "export it without replicated KV heads",
         )
     return sum(sizes[-1] for sizes in tokens)
 

@@ -141,6 +141,16 @@ def test_a_key_without_its_value_is_refused() -> None:
     assert refuse(build_mla(0)[:1]).reason == "a page of MLA holds one latent and its rope"
 
 
+def test_a_latent_that_was_replicated_is_refused_by_its_number_of_heads() -> None:
+    latent, rope = (
+        build_buffer(0, part, "mla_attention", ("batch_size", 4, "ctx_len", size))
+        for part, size in (("compressed_kv", 512), ("k_pe", 64))
+    )
+    refusal = refuse((latent, rope))
+    assert refusal.reason == "its latent has 4 heads, and a page of MLA holds one"
+    assert "verify" not in refusal.hint
+
+
 def test_fixed_sizes_and_unknown_shapes_are_refused() -> None:
     fixed = build_buffer(0, "key", "unknown", (1, 2, 128, 4))
     assert refuse((fixed,)).reason == "every size is fixed, so a cache and a state look alike"

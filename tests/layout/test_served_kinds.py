@@ -1,0 +1,213 @@
+"""What `inspect` and `manifest` say of QEfficient's ways to serve a model.
+
+Multi-head latent attention, speculative decoding (TLM), lists of context lengths (CCL) and
+replicated KV heads: a buffer is as long, as wide and as large as the graph has it, and what
+else these exports take as inputs counts for no buffer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnx.helper
+import pytest
+from models import info, node, saved
+from onnx import ModelProto, TensorProto
+
+Shape = tuple[str | int, ...]
+LAYERS = 2
+CONTEXT: Shape = ("batch_size", 2, "ctx_len", 16)
+
+
+class Served(NamedTuple):
+    """An export and the sizes that it is compiled for.
+
+    Attributes:
+        buffers: The buffers of each layer, with their shapes.
+        kind: Their kind.
+        inputs: What else the graph takes.
+        sizes: The symbols of each graph that is compiled, as in specializations.json.
+        token_bytes: Bytes of each buffer of a layer for one token, in float16.
+        sequence_bytes: Bytes of all layers at their full length.
+    """
+
+    buffers: Mapping[str, Shape]
+    kind: str
+    inputs: Mapping[str, Shape]
+    sizes: list[dict[str, int]]
+    token_bytes: list[int]
+    sequence_bytes: int
+
+
+def attention(*shape: str | int) -> dict[str, Shape]:
+    return {"past_key": shape, "past_value": shape}
+
+
+SERVED = {
+    "mla": Served(
+        {
+            "compressed_kv": ("batch_size", 1, "ctx_len", 16),
+            "k_pe": ("batch_size", 1, "ctx_len", 8),
+        },
+        "mla_attention",
+        {},
+        [{"batch_size": 1, "seq_len": 8, "ctx_len": 32}],
+        [16 * 2, 8 * 2],
+        LAYERS * 32 * (16 + 8) * 2,
+    ),
+    "tlm": Served(
+        attention(*CONTEXT),
+        "full_attention",
+        {"num_logits_to_keep": ("num_logits_to_keep", 1)},
+        [
+            {"batch_size": 1, "seq_len": 8, "ctx_len": 32, "num_logits_to_keep": 1},
+            {"batch_size": 1, "seq_len": 3, "ctx_len": 32, "num_logits_to_keep": 3},
+        ],
+        [2 * 16 * 2] * 2,
+        LAYERS * 32 * 2 * (2 * 16 * 2),
+    ),
+    "ccl": Served(
+        attention(*CONTEXT),
+        "full_attention",
+        {"comp_ctx_lengths": ("comp_ctx_lengths",)},
+        [
+            {"batch_size": 1, "seq_len": 8, "ctx_len": 4096, "comp_ctx_lengths": 1024},
+            {"batch_size": 1, "seq_len": 1, "ctx_len": 4096, "comp_ctx_lengths": 2048},
+            {"batch_size": 1, "seq_len": 1, "ctx_len": 4096, "comp_ctx_lengths": 4096},
+        ],
+        [2 * 16 * 2] * 2,
+        LAYERS * 4096 * 2 * (2 * 16 * 2),
+    ),
+    "replicated heads": Served(  # 2 heads of the checkpoint, each twice, for 4 devices
+        attention("full_batch_size", 4, "ctx_len", 16),
+        "full_attention",
+        {"batch_index": ("batch_size", 1)},
+        [{"batch_size": 1, "full_batch_size": 8, "seq_len": 8, "ctx_len": 32}],
+        [4 * 16 * 2] * 2,
+        LAYERS * 32 * 2 * (4 * 16 * 2),
+    ),
+    "replicated latents": Served(
+        {
+            "compressed_kv": ("batch_size", 4, "ctx_len", 16),
+            "k_pe": ("batch_size", 4, "ctx_len", 8),
+        },
+        "mla_attention",
+        {},
+        [{"batch_size": 1, "seq_len": 8, "ctx_len": 32}],
+        [4 * 16 * 2, 4 * 8 * 2],
+        LAYERS * 32 * 4 * (16 + 8) * 2,
+    ),
+}
+
+
+def build(served: Served, token: str = "") -> ModelProto:
+    """Build the export: a buffer is written at the positions of the tokens."""
+    ids = {"input_ids": ("batch_size", "seq_len"), "position_ids": ("batch_size", "seq_len")}
+    shapes: dict[str, Shape] = {**ids, **served.inputs}
+    inputs = [info(name, *shape, dtype=TensorProto.INT64) for name, shape in shapes.items()]
+    nodes = [node("Cast", ["input_ids"], ["logits"], to=TensorProto.FLOAT16)]
+    outputs = [info("logits", "batch_size", "seq_len", dtype=TensorProto.FLOAT16)]
+    names = [(f"{part}.{layer}", part) for layer in range(LAYERS) for part in served.buffers]
+    for plain, part in names:
+        name, shape = f"{plain}{token}", served.buffers[part]
+        update = [name, f"/{plain}/indices", f"/{plain}/update"]
+        nodes += [node("Shape", [name], [update[1]]), node("Neg", [name], [update[2]])]
+        nodes.append(node("ScatterND", update, [f"{name}_RetainedState"]))
+        inputs.append(info(name, *shape, dtype=TensorProto.FLOAT16))
+        outputs.append(info(f"{name}_RetainedState", *shape, dtype=TensorProto.FLOAT16))
+    graph = onnx.helper.make_graph(nodes, "served", inputs, outputs)
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def write_specializations(served: Served, path: Path) -> Path:
+    """Write the sizes as QEfficient does: one entry for each graph, with strings."""
+    entries = [
+        {"name": f"graph_{number}", "symbols": {name: str(size) for name, size in sizes.items()}}
+        for number, sizes in enumerate(served.sizes)
+    ]
+    path.write_text(json.dumps({"specializations": entries}))
+    return path
+
+
+@pytest.fixture(params=SERVED)
+def served(request: pytest.FixtureRequest) -> Served:
+    return SERVED[request.param]
+
+
+@pytest.mark.parametrize("token", ["", "_VLLM"])
+def test_inspect_shows_buffers_as_the_graph_has_them(
+    served: Served, token: str, tmp_path: Path, run
+) -> None:
+    path = saved(build(served, token), tmp_path / "m.onnx")
+    answer = run("inspect", path, "--format", "json")
+    assert answer.code == 0, answer.out
+    (model,) = json.loads(answer.out)["models"]
+    assert [(each["layer"], each["buffer"], each["shape"]) for each in model["buffers"]] == [
+        (layer, part, list(shape))
+        for layer in range(LAYERS)
+        for part, shape in served.buffers.items()
+    ]
+    assert {(each["kind"], each["kind_guessed"]) for each in model["buffers"]} == {
+        (served.kind, False)
+    }
+    assert not set(served.inputs) & {each["input"] for each in model["buffers"]}
+
+
+def test_manifest_counts_bytes_by_the_heads_of_the_graph(
+    served: Served, tmp_path: Path, run
+) -> None:
+    path = saved(build(served), tmp_path / "m.onnx")
+    sizes = write_specializations(served, tmp_path / "sizes.json")
+    answer = run("manifest", path, "--specializations", sizes, "--format", "json")
+    assert answer.code == 0, answer.out
+    document: dict[str, Any] = json.loads(answer.out)
+    buffers = document["buffers"]
+    context = served.sizes[0]["ctx_len"]
+    assert [each["bytes_per_token"] for each in buffers] == served.token_bytes * LAYERS
+    assert [each["bytes"] for each in buffers] == [
+        size * context for size in served.token_bytes * LAYERS
+    ]
+    assert {each["sequence_axis"] for each in buffers} == {2}
+    assert {each["kind"] for each in buffers} == {served.kind}
+    assert document["totals"]["sequence_bytes"] == served.sequence_bytes
+    assert document["totals"]["bytes_per_token"] == {
+        "context": sum(served.token_bytes) * LAYERS,
+        "window": 0,
+        "encoder": 0,
+    }
+
+
+def test_sizes_that_differ_from_graph_to_graph_are_not_a_buffers(
+    served: Served, tmp_path: Path, run
+) -> None:
+    """Logits to keep and lengths of a context list have several sizes; no buffer needs one."""
+    path = saved(build(served), tmp_path / "m.onnx")
+    document = json.loads(run("manifest", path, "--format", "json").out)
+    assert document["missing"] == ["ctx_len"]
+    assert [each["name"] for each in document["inputs"]][:2] == ["input_ids", "position_ids"]
+    assert set(served.inputs) <= {each["name"] for each in document["inputs"]}
+    sizes = write_specializations(served, tmp_path / "sizes.json")
+    answer = run("manifest", path, "--specializations", sizes, "--format", "json")
+    assert json.loads(answer.out)["missing"] == []
+    assert not set(json.loads(answer.out)["sizes"]) & {"num_logits_to_keep", "comp_ctx_lengths"}
+
+
+def test_a_manifest_tells_replicated_heads_from_others(tmp_path: Path, run) -> None:
+    digests = []
+    for name in ("tlm", "ccl", "replicated heads"):
+        path = saved(build(SERVED[name]), tmp_path / f"{name}.onnx")
+        digests.append(
+            json.loads(run("manifest", path, "--format", "json").out)["kv_layout_sha256"]
+        )
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_replicated_latent_is_refused_by_vllm_for_its_heads(tmp_path: Path, run) -> None:
+    path = saved(build(SERVED["replicated latents"]), tmp_path / "m.onnx")
+    answer = run("manifest", path, "--dim", "ctx_len=32", "--block-size", 16, "--format", "text")
+    assert "its latent has 4 heads, and a page of MLA holds one" in answer.out + answer.err
+    assert "see what is missing" not in answer.out + answer.err
