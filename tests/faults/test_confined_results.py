@@ -153,7 +153,7 @@ def test_data_are_never_written_under_a_hidden_name(
     (home / location).parent.mkdir(parents=True)
     (home / location).write_text("mine")
     outcome = run(external, "--prefix", "VLLM", "-o", home / "m.onnx", *how)
-    assert (outcome.code, "has a hidden name" in outcome.out) == (1, True)
+    assert (outcome.code, "has a hidden name" in outcome.err) == (1, True)
     assert (home / location).read_text() == "mine"
     assert not (home / "m.onnx").exists()
     assert run(external, "--prefix", "VLLM").code == 0  # nothing is copied
