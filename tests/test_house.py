@@ -130,9 +130,10 @@ MAY_SWALLOW_ERRORS = {
     "report.progress_bars": 2,  # nor is there one for a bar
     "renaming.parallel": 1,  # asks the kernel to end a worker with its parent, if it can
     "storage.copy": 1,  # a larger pipe, if the system allows one
-    "storage.directories": 2,  # os.walk with onerror; rmtree, whose caller judges what is left
+    "storage.clean_up": 1,  # a target that is gone has no second names
+    "storage.directories": 4,  # os.walk with onerror; removal, whose caller judges what is left
     "storage.intent": 3,  # a hint for another run, which the next one makes or removes
-    "storage.lock": 4,  # link or file, then judged by what is there; clean-up; who holds it
+    "storage.lock": 5,  # /proc; link or file, then judged by what is there; clean-up; who holds it
     "storage.read": 2,  # os.path.realpath, on Windows; close
     "storage.record": 1,  # clean-up, which the next run does otherwise
     "storage.temp_file": 5,  # /proc and O_TMPFILE, else a named file; clean-up, as far as possible

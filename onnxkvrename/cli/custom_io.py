@@ -86,8 +86,9 @@ def command(**values: Any) -> int:
     if str(output) == "-":
         print_lines(map(Line, text.removesuffix("\n").split("\n")))
         return decide_exit_code()
-    _check_output(output, model, arguments.rules)
-    write_files({output: text.encode("utf-8")}, force=arguments.force)
+    files = _check_output(output, model, arguments.rules)
+    content = {output: text.encode("utf-8")}
+    write_files(content, force=arguments.force, inputs=files.list_inputs())
     others = f"; {len(listed)} names, {arguments.vision}" if listed else ""
     print_lines([Line(f"{output}: {len(names) * 2} names, {precision}{others}", err=True)])
     return decide_exit_code()
@@ -134,8 +135,8 @@ def _render_custom_io(
         raise ModelError(error.message, path=str(model), hint=error.hint) from None
 
 
-def _check_output(output: Path, model: KvModel, rules: Path | None) -> None:
-    """Raise :class:`WriteError` for an output over a file that is read."""
+def _check_output(output: Path, model: KvModel, rules: Path | None) -> RunFiles:
+    """Return the files of the run; raise :class:`WriteError` for an output over one it reads."""
     files = RunFiles()
     files.add_input(Path(model.path), "the model itself")
     for path in model.data_paths:
@@ -143,3 +144,4 @@ def _check_output(output: Path, model: KvModel, rules: Path | None) -> None:
     if rules is not None:
         files.add_input(rules, "the file of rules")
     files.check_output(files.add_output(output, "the new file"))
+    return files

@@ -118,13 +118,13 @@ def _write_pictures(summaries: Sequence[ModelSummary], arguments: _Arguments) ->
         return
     from onnxkvrename.report.kv_map_image import MARK, render_html, render_svg  # rich
 
-    _check_picture_paths(summaries, arguments, MARK.encode("ascii"))
+    inputs = _check_picture_paths(summaries, arguments, MARK.encode("ascii"))
     renderers = ((arguments.svg, render_svg), (arguments.html, render_html))
     pictures = {
         path: render(summaries).encode("utf-8") for path, render in renderers if path is not None
     }
     try:
-        write_files(pictures, force=True)
+        write_files(pictures, force=True, inputs=inputs)
     except WriteError as error:
         hint = "no picture was written; choose another place for it"
         raise WriteError(error.message, path=error.path, hint=hint) from None
@@ -132,8 +132,8 @@ def _write_pictures(summaries: Sequence[ModelSummary], arguments: _Arguments) ->
 
 def _check_picture_paths(
     summaries: Sequence[ModelSummary], arguments: _Arguments, mark: bytes
-) -> None:
-    """Raise for a picture over a file of the run, or over one without the mark of a picture."""
+) -> list[Path]:
+    """Return what the run reads; raise for a picture over it, or over one without a mark."""
     from onnxkvrename.storage.run_files import RunFiles  # only for pictures
 
     files = RunFiles()
@@ -154,6 +154,7 @@ def _check_picture_paths(
                 path=str(output.path),
                 hint="choose another name, or --force replaces it",
             )
+    return files.list_inputs()
 
 
 def _may_be_replaced(path: Path, mark: bytes) -> bool:

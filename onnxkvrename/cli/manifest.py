@@ -184,10 +184,10 @@ def command(**values: Any) -> int:
         loaded = loaded.add_findings(check_projection(projection))
     answer = _build_answer(_ManifestResult(loaded, projection))
     files = {} if arguments.output_path is None else _render_file(answer, arguments)
-    _check_outputs(loaded, arguments, files)
+    inputs = _check_outputs(loaded, arguments, files)
     if stamped is not None:
         _write_stamps(stamped, rules, force=arguments.force, quiet=arguments.quiet)
-    write_files(files, force=arguments.force)
+    write_files(files, force=arguments.force, inputs=inputs)
     return _print_answer(answer, loaded, arguments)
 
 
@@ -227,10 +227,10 @@ def _build_compile_info(arguments: _Arguments) -> CompileInfo:
 
 def _check_outputs(
     loaded: LoadedLayout, arguments: _Arguments, contents: Mapping[Path, bytes]
-) -> None:
-    """Raise :class:`WriteError` for an output that cannot be written, before any model is."""
+) -> list[Path]:
+    """Return the files that are read; raise :class:`WriteError` if an output cannot be written."""
     if not contents and not arguments.stamp:
-        return
+        return []
     files = RunFiles()
     models = {
         report.path: files.add_input(Path(report.path), f"the model {report.path}")
@@ -249,6 +249,7 @@ def _check_outputs(
         files.check_output(result)
     for output, content in contents.items():
         needs_write(output, content, force=arguments.force)
+    return files.list_inputs()
 
 
 def _build_projection(layout: Layout, arguments: _Arguments) -> Projection | None:
@@ -280,7 +281,7 @@ def _write_stamps(loaded: LoadedLayout, rules: Rules, *, force: bool, quiet: boo
     reports = [report for report in loaded.reports if report.path in loaded.layout.models]
     jobs = [build_job(Path(report.path)) for report in reports]
     identities = [loaded.identities[report.path] for report in reports]
-    options = Options(force=force)
+    options = Options(force=force, read_files=loaded.data_paths)
     try:
         results = stamp_models(jobs, reports, identities, loaded.stamp, rules, options).models
     except KvRenameError as error:

@@ -14,6 +14,7 @@ from onnxkvrename.cli.output import print_lines
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.report.formats import Line
+from onnxkvrename.report.formats.text import build_error_line
 from onnxkvrename.storage.recover import HalfDoneRun, end_run, find_half_done_runs
 from onnxkvrename.storage.temp_file import resolve_moved_path
 
@@ -28,7 +29,8 @@ _STATES = {
     "onnxkvrename recover",
     context_settings=CONTEXT_SETTINGS,
     epilog="The command that was stopped finishes its work as well. Exit codes: 0 done or nothing "
-    "to do; 1 there is a run to undo or to finish; 2 the job could not be done; 130 interrupted.",
+    "to do; 1 there is a run to undo or to finish, or a record was skipped; 2 the job could not be "
+    "done; 130 interrupted.",
 )
 @click.argument(
     "paths",
@@ -50,22 +52,24 @@ def command(paths: tuple[Path, ...], undo: bool, finish: bool) -> int:
     if undo and finish:
         raise click.UsageError("--undo and --finish cannot both be")
     try:
-        runs = find_half_done_runs(paths)
+        skipped = list[ModelError]()
+        runs = find_half_done_runs(paths, skipped.append)
         lines = [line for run in runs for line in _describe_run(run)]
+        lines += map(build_error_line, skipped)
         for run in runs if undo or finish else ():
             end_run(run, undo=undo)
     except OSError as error:
         path = None if error.filename is None else os.fsdecode(error.filename)
         raise ModelError(f"cannot be read: {error.strerror}", path=path) from None
-    if not runs:
+    if not runs and not skipped:
         lines.append(Line("no run stopped half way here", err=True))
-    elif undo or finish:
+    elif runs and (undo or finish):
         done = "the old files are restored" if undo else "the new files are in place"
         lines.append(Line(done, err=True))
-    else:
+    elif runs:
         lines += _describe_choices(paths)
     print_lines(lines)
-    return decide_exit_code(failed=bool(runs) and not (undo or finish))
+    return decide_exit_code(failed=bool(skipped) or (bool(runs) and not (undo or finish)))
 
 
 def _describe_run(run: HalfDoneRun) -> Iterator[Line]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -89,6 +89,7 @@ class BatchWriter:
         progress: Where to show how far the work is.
         executor: What writes the temporary files; by default this process does.
         directory_map: Directories that get another name in the end, by absolute paths.
+        inputs: All files that the command reads: no clean-up removes one.
     """
 
     def __init__(
@@ -97,11 +98,13 @@ class BatchWriter:
         progress: Progress | None = None,
         executor: Executor | None = None,
         directory_map: Mapping[Path, Path] | None = None,
+        inputs: Sequence[Path] = (),
     ) -> None:
         self.tasks = tasks
         self.progress = progress
         self.executor = executor
         self.directory_map = directory_map or {}
+        self.inputs = inputs
 
     def write(self) -> None:
         """Write all files under temporary names, and put them in place together.
@@ -175,17 +178,17 @@ class BatchWriter:
         done run left is not needed any more.
         """
         with hold_locks(targets, self.directory_map):
-            kept = _remove_stale_temp_files(targets)
+            kept = _remove_stale_temp_files(targets, self.inputs)
             moved = [resolve_moved_path(path, self.directory_map) for path in targets]
             try:
                 yield
             except BaseException:
                 # An interrupt may come after the directories have their new names.
                 paths = dict.fromkeys([*targets, *moved])
-                _remove_stale_temp_files(paths)
+                _remove_stale_temp_files(paths, self.inputs)
                 raise
             if self.executor is not None or kept:
-                _remove_stale_temp_files(moved)
+                _remove_stale_temp_files(moved, self.inputs)
 
     def _write_and_place(
         self, tasks: Sequence[WriteTask], staged: Sequence[StagedDirectory] = ()
@@ -281,7 +284,9 @@ def _redirect_task(task: WriteTask, stage: StagedDirectory) -> WriteTask:
     return task._replace(target=target, root=stage.root)
 
 
-def _remove_stale_temp_files(targets: Iterable[Path]) -> bool:
+def _remove_stale_temp_files(
+    targets: Collection[Path], inputs: Iterable[Path], *, links_only: bool = False
+) -> bool:
     """Remove what is left beside locked targets, and return whether a half done run keeps some."""
     stale = [
         path for path in find_stale_temp_files(targets) if not path.name.endswith(f"-{LOCK_SUFFIX}")
@@ -290,17 +295,23 @@ def _remove_stale_temp_files(targets: Iterable[Path]) -> bool:
         return False
     from onnxkvrename.storage.clean_up import remove_stale_temp_files  # after a kill or failure
 
-    return remove_stale_temp_files(stale)
+    links_of = targets if links_only else None
+    return remove_stale_temp_files(stale, inputs=inputs, links_of=links_of)
 
 
-def remove_stale_files(targets: Sequence[Path]) -> bool:
+def remove_stale_files(
+    targets: Sequence[Path], inputs: Iterable[Path], *, links_only: bool = False
+) -> bool:
     """Remove what killed runs left beside these paths; a run that is still alive keeps its own.
 
     A backup is a second link of a model, and removing it changes the status of the model's
-    file, so this must be done before the model is opened.
+    file, so such links must be removed before the model is opened. All else must wait until it
+    is known what the run reads.
 
     Args:
         targets: The paths; what is left is in their directories, which are listed.
+        inputs: The files that the run reads, as far as they are known.
+        links_only: Remove nothing but second links of the targets.
 
     Returns:
         Whether files are kept because a run was killed half way: they are needed until this
@@ -309,7 +320,7 @@ def remove_stale_files(targets: Sequence[Path]) -> bool:
     stale = find_targets_with_temp_files(targets)
     if stale:
         with suppress(WriteError), hold_locks(stale):
-            return _remove_stale_temp_files(stale)
+            return _remove_stale_temp_files(stale, inputs, links_only=links_only)
     return False
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -86,7 +86,8 @@ def rename_batch(
     check_token_change(change)
     options = options or Options()
     targets = _list_targets_to_clean([*jobs, *(sidecar.job for sidecar in sidecars)])
-    keeps_files = options.write and remove_stale_files(targets)
+    inputs = [*options.read_files, *(job.model for job in jobs), *(item.path for item in sidecars)]
+    keeps_files = options.write and remove_stale_files(targets, inputs, links_only=True)
     models = _prepare_models(jobs, change, rules, options, progress, executor)
     models = check_batch(models, change, rules, options)
     prepared_sidecars: tuple[PreparedSidecar, ...] = ()
@@ -101,9 +102,12 @@ def rename_batch(
         models = check_files_together(models, prepared_sidecars, options, directory_map or {})
     if not options.write or any(model.report.failed for model in models):
         return Report(_list_reports(models), _list_sidecar_reports(prepared_sidecars))
-    report = _write_results(models, prepared_sidecars, options, progress, executor, directory_map)
+    inputs += [file.path for model in models for file in model.data_files]
+    keeps_files |= remove_stale_files([*targets, *_list_data_paths(models)], inputs)
+    writer = partial(BatchWriter, progress=progress, executor=executor, inputs=inputs)
+    report = _write_results(models, prepared_sidecars, options, writer, directory_map)
     if keeps_files and not report.failed:
-        _remove_kept_files(targets, models, directory_map or {})
+        _remove_kept_files(targets, models, directory_map or {}, inputs)
     return report
 
 
@@ -159,7 +163,8 @@ def stamp_models(
         It is an error that a file has changed since it was read.
     """
     targets = _list_targets_to_clean(jobs)
-    keeps_files = remove_stale_files(targets)
+    inputs = [*options.read_files, *(job.model for job in jobs)]
+    keeps_files = remove_stale_files(targets, inputs, links_only=True)
     models = tuple(
         prepare_stamp(job, report, identity, digest, options)
         for job, report, identity in zip(jobs, reports, identities, strict=True)
@@ -167,9 +172,9 @@ def stamp_models(
     models = check_batch(models, TokenChange(None), rules, options)
     if any(model.report.failed for model in models):
         return Report(_list_reports(models))
-    report = _write_results(models, (), options)
+    report = _write_results(models, (), options, partial(BatchWriter, inputs=inputs))
     if keeps_files and not report.failed:
-        _remove_kept_files(targets, models, {})
+        _remove_kept_files(targets, models, {}, inputs)
     return report
 
 
@@ -187,15 +192,18 @@ def _list_targets_to_clean(jobs: Sequence[RenameJob]) -> list[Path]:
 
 
 def _remove_kept_files(
-    targets: Sequence[Path], models: Sequence[PreparedModel], moves: Mapping[Path, Path]
+    targets: Sequence[Path],
+    models: Sequence[PreparedModel],
+    moves: Mapping[Path, Path],
+    inputs: Sequence[Path],
 ) -> None:
     """Remove what a half done run had kept, after the work was finished."""
     from onnxkvrename.storage.recover import remove_ended_runs  # only after a half done run
 
     paths = [resolve_moved_path(path, moves) for path in (*targets, *_list_data_paths(models))]
     with suppress(KvRenameError):  # the work is done; the next run tries again
-        remove_ended_runs(dict.fromkeys(path.parent for path in paths))
-    remove_stale_files(paths)
+        remove_ended_runs(dict.fromkeys(path.parent for path in (*paths, *moves.values())))
+    remove_stale_files(paths, [resolve_moved_path(path, moves) for path in inputs])
 
 
 def _prepare_models(
@@ -221,15 +229,12 @@ def _write_results(
     models: Sequence[PreparedModel],
     sidecars: Sequence[PreparedSidecar],
     options: Options,
-    progress: Progress | None = None,
-    executor: Executor | None = None,
+    build_writer: Callable[..., BatchWriter],
     directory_map: Mapping[Path, Path] | None = None,
 ) -> Report:
-    if data_paths := _list_data_paths(models):
-        remove_stale_files(data_paths)
     tasks = (*_list_tasks(models, options), *_list_sidecar_tasks(sidecars, options))
     try:
-        BatchWriter(tasks, progress, executor, directory_map).write()
+        build_writer(tasks, directory_map=directory_map).write()
     except PlaceError as failure:
         reports = tuple(_build_failure_reports(models, failure))
         return Report(reports, _list_sidecar_reports(sidecars))

@@ -9,7 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from onnxkvrename.errors import UndoError
-from onnxkvrename.storage.read import is_occupied, list_attributes, read_status
+from onnxkvrename.storage.read import (
+    close_quietly,
+    is_occupied,
+    list_attributes,
+    read_status,
+)
 from onnxkvrename.storage.temp_file import (
     build_temp_path,
     cut_permissions,
@@ -19,6 +24,12 @@ from onnxkvrename.storage.temp_file import (
 from onnxkvrename.storage.transaction import sync_directory
 
 _ACL = "system.posix_acl_access"
+_DIRECTORY_FLAGS = (
+    os.O_RDONLY
+    | getattr(os, "O_DIRECTORY", 0)
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+)
 
 
 class StagedDirectory:
@@ -167,8 +178,55 @@ def rename_directory(directory: Path, target: Path, root: Path | None = None) ->
 
 
 def remove_directory(directory: Path) -> None:
-    """Remove a directory and its content, as far as possible."""
-    import shutil  # takes 5 ms to import, and a rename in place does not need it
+    """Remove a directory and its content, however deep, as far as possible; follow no links."""
+    with suppress(OSError, RecursionError):
+        if {os.open, os.rename, os.rmdir, os.unlink} <= os.supports_dir_fd:
+            _remove_level_by_level(directory)
+        else:  # pragma: no cover - Windows
+            import shutil
 
-    with suppress(OSError):  # `ignore_errors` does not cover all of them
-        shutil.rmtree(directory, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _remove_level_by_level(directory: Path) -> None:
+    """Remove a directory, with two open descriptors at most and no path but of one name.
+
+    What is in a directory of the first level comes up to it, so that this one can go.
+    """
+    top = os.open(directory, _DIRECTORY_FLAGS)
+    try:
+        while names := _remove_files(top):
+            removed = False
+            for name in names:
+                with suppress(OSError):
+                    _lift_directories(name, top)
+                    os.rmdir(name, dir_fd=top)
+                    removed = True
+            if not removed:
+                return
+    finally:
+        close_quietly(top)
+    os.rmdir(directory)
+
+
+def _lift_directories(name: str, top: int) -> None:
+    inner = os.open(name, _DIRECTORY_FLAGS, dir_fd=top)
+    try:
+        for below in _remove_files(inner):
+            os.rename(below, os.urandom(12).hex(), src_dir_fd=inner, dst_dir_fd=top)
+    finally:
+        close_quietly(inner)
+
+
+def _remove_files(descriptor: int) -> list[str]:
+    """Remove all in an open directory but directories, and return the names of these."""
+    names = []
+    with os.scandir(descriptor) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_directory in found:
+        if is_directory:
+            names.append(name)
+        else:
+            with suppress(OSError):
+                os.unlink(name, dir_fd=descriptor)
+    return names

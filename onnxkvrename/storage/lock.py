@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from onnxkvrename.errors import WriteError
-from onnxkvrename.storage.read import close_quietly, read_at
+from onnxkvrename.storage.read import close_quietly, link_descriptor, read_at
 from onnxkvrename.storage.temp_file import (
     LOCK_SUFFIX,
     build_temp_prefix,
@@ -26,6 +26,8 @@ from onnxkvrename.storage.temp_file import (
 )
 
 _MAX_TEXT_BYTES = 400
+_MAX_TRIES = 100
+"""Far more than other runs that come and go just then can cause."""
 _TEXT_PATTERN = re.compile(rb"process [0-9]+ on [^\r\n]+")
 _NO_LOCK_ERRNOS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 """Errors of a file system without locks. There, only the check of each source is left, which
@@ -65,18 +67,27 @@ class _Locks:
         self.moves = moves
         self.paths: dict[Path, None] = {}
         self.descriptors: list[int] = []
+        self.answer = "it was gone again each time"
 
     def acquire(self, target: Path) -> None:
         """Lock one more target, or raise."""
         path = find_lock_path(target)
         with translate_write_errors(target):
             try:
-                while not (
-                    self._acquire_by_link(path)
-                    or self._acquire_by_creating(path)
-                    or self._clear_unheld(path, target)
-                ):
-                    pass  # its holder removed it while it was opened, or nobody held it
+                for _ in range(_MAX_TRIES):
+                    if (
+                        self._acquire_by_link(path)
+                        or self._acquire_by_creating(path)
+                        or self._clear_unheld(path, target)
+                    ):
+                        return
+                    # Its holder removed it while it was opened, or nobody held it.
+                raise WriteError(
+                    f"cannot be locked: {path} was tried {_MAX_TRIES} times; {self.answer}",
+                    path=str(target),
+                    hint="the file system contradicts itself: check it, or write elsewhere",
+                    in_place_hint="the file system contradicts itself: check it",
+                )
             except BaseException:
                 self._remove_half_taken(path)
                 raise
@@ -84,8 +95,10 @@ class _Locks:
     def _acquire_by_link(self, path: Path) -> bool:
         if not self.paths:
             return False
-        with suppress(OSError):  # it exists, or links are not possible: a file of its own will do
-            os.link(next(reversed(self.paths)), path)
+        # By the descriptor: in the directory of another lock, its name may be anyone's by now.
+        # If that is not possible, or the lock exists, a file of its own will do.
+        with suppress(OSError):
+            link_open_file(self.descriptors[-1], next(reversed(self.paths)), path)
         return self._claim_if_held(path)
 
     def _claim_if_held(self, path: Path) -> bool:
@@ -109,6 +122,7 @@ class _Locks:
         """Make the lock file and hold it; return false if there is one, or another run took it."""
         if _read_status(path) is not None:
             return False
+        self.answer = "it was found not to exist, and then to exist"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
         try:
             descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o644)
@@ -138,6 +152,7 @@ class _Locks:
         if fault is None:
             with _open_lock(path, target) as descriptor:
                 if descriptor is None:
+                    self.answer = "it was found to exist, and then could not be opened: not found"
                     return False
                 fault = _find_content_fault(descriptor)
                 if fault is None and not _try_lock(descriptor):
@@ -185,6 +200,26 @@ class _Locks:
     def _close_descriptors(self) -> None:
         while self.descriptors:
             close_quietly(self.descriptors.pop())
+
+
+def link_open_file(descriptor: int, name: Path, path: Path) -> None:
+    """Give an open file one more name, and no other file that may have its name by now.
+
+    Args:
+        descriptor: The file.
+        name: Its name, for systems that cannot link a descriptor.
+        path: The new name.
+
+    Raises:
+        OSError: That is not possible. Nothing is left.
+    """
+    if os.path.isdir("/proc/self/fd"):
+        link_descriptor(descriptor, path)
+        return
+    os.link(name, path)
+    if not _is_open_at(path, descriptor):
+        os.unlink(path)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
 def _read_status(path: Path) -> os.stat_result | None:

@@ -256,6 +256,32 @@ def read_chunks(source: OpenFile, offset: int, size: int) -> Iterator[bytes]:
         yield source.read(start, min(1 << 20, offset + size - start))
 
 
+def link_descriptor(descriptor: int, path: Path, directory: int | None = None) -> None:
+    """Give an open file one more name, whatever became of its others; Linux only.
+
+    Args:
+        descriptor: The file.
+        path: Its new name.
+        directory: The directory that `path` is relative to, if it is.
+
+    Raises:
+        OSError: That is not possible here, or there is something at the path.
+    """
+    descriptors = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # Not a path under /proc: with a directory descriptor Python calls linkat(2) with
+        # AT_SYMLINK_FOLLOW, without which the link itself would be meant.
+        os.link(
+            str(descriptor),
+            path,
+            src_dir_fd=descriptors,
+            dst_dir_fd=directory,
+            follow_symlinks=True,
+        )
+    finally:
+        close_quietly(descriptors)
+
+
 def close_quietly(descriptor: int) -> None:
     """Close a descriptor. Its bytes were only read, or are on the disk, so errors do not matter."""
     with suppress(OSError):

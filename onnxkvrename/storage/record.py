@@ -5,9 +5,10 @@ after the last one. So it is there after a crash, and after an undo that the dis
 a JSON file under a temporary name, linked into each directory that has a file of the run.
 While some files are old and some are new, no clean-up removes what it names.
 
-A record may come from anyone who can write to the directory, so nothing it says is believed
-without a look: each path must have the form that this program gives it, and each file must be
-the very one that the record describes.
+A record may come from anyone who can write to the directory, or out of an archive, so nothing
+it says is believed without a look: its owner comes first, then its size; each path must have the
+form that this program gives it, and each file must be the very one that the record describes.
+What is no such record is no reason to refuse or to remove anything.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_json
-from onnxkvrename.errors import KvRenameError
-from onnxkvrename.storage.clean_up import RECORD_SUFFIX
+from onnxkvrename.errors import WriteError
 from onnxkvrename.storage.copy import write_all
-from onnxkvrename.storage.read import close_quietly, read_text_file
+from onnxkvrename.storage.lock import link_open_file
+from onnxkvrename.storage.read import close_quietly, open_file
 from onnxkvrename.storage.temp_file import (
+    RECORD_SUFFIX,
     TEMP_PREFIX,
     ReadyFile,
     build_temp_prefix,
@@ -33,8 +35,15 @@ from onnxkvrename.storage.temp_file import (
     translate_write_errors,
 )
 
-_MAX_RECORD_BYTES = 1 << 26
+_MAX_RECORD_BYTES = 1 << 23
+"""Enough for 10,000 files with paths of some 400 bytes."""
+_MAX_PATH_BYTES = 4096
+_MAX_NAME_BYTES = 255
+_MAX_PATH_PARTS = 128
 _TEMP_NAME_END = re.compile(r"[0-9a-f]{24}")
+_RECORD_NAME = re.compile(
+    rf"{re.escape(TEMP_PREFIX)}[0-9a-f]{{8}}-[0-9a-f]{{24}}{re.escape(RECORD_SUFFIX)}"
+)
 
 State = Literal["new", "old", "changed"]
 """Of a target: has its new file, has what it had before, or something else since then."""
@@ -165,16 +174,33 @@ class Record(NamedTuple):
         except OSError:
             return True
 
-    def list_kept_paths(self) -> list[Path]:
-        """Return all names that the run made beside its targets, and those of the record.
+    def find_kept_identities(self) -> dict[Path, Identity | int]:
+        """Return what is kept beside targets: the identity of a file, the inode of a directory.
 
         Raises:
             OSError: The present path of one cannot be told.
         """
-        paths = [path for file in self.files for path in (file.ready, file.backup) if path]
-        paths += [move.source for move in self.directories if move.is_new]
         moves = self.find_moves()
-        return [resolve_moved_path(path, moves) for path in (*paths, *self.paths)]
+        kept: dict[Path, Identity | int] = {}
+        for file in self.files:
+            kept[resolve_moved_path(file.ready, moves)] = file.new
+            if file.backup is not None and file.old is not None:
+                kept[resolve_moved_path(file.backup, moves)] = file.old
+        for move in self.directories:
+            if move.is_new:
+                kept[resolve_moved_path(move.source, moves)] = move.inode
+        return kept
+
+    def list_directories(self) -> set[Path]:
+        """Return the directories that have a target, by the names that they have now.
+
+        Raises:
+            OSError: The present name of one cannot be told.
+        """
+        moves = self.find_moves()
+        targets = [file.target for file in self.files]
+        targets += [move.target for move in self.directories]
+        return {resolve_moved_path(target, moves).parent for target in targets}
 
 
 def plan_file_change(file: ReadyFile, backup: Path | None) -> FileChange:
@@ -212,17 +238,26 @@ def write_record(
         by_directory.setdefault(target.parent, target.parent / name)
     record = Record(tuple(files), tuple(directories), tuple(by_directory.values()))
     content = _serialize_record(record)
+    if len(content) > _MAX_RECORD_BYTES or not _is_well_formed(record):
+        raise WriteError(
+            "cannot be written together with so many files, or with paths that long",
+            path=str(files[0].target),
+            hint="rename fewer models at once",
+        )
     first, *others = record.paths
     try:
         with translate_write_errors(first):
-            _write_new_file(first, content)
-        for path in others:
-            with translate_write_errors(path):
-                try:
-                    os.link(first, path)
-                except OSError:  # links are not possible there: a copy serves as well
-                    if Identity.read(path) is None:
-                        _write_new_file(path, content)
+            descriptor = _write_new_file(first, content)
+        try:
+            for path in others:
+                with translate_write_errors(path):
+                    try:
+                        link_open_file(descriptor, first, path)
+                    except OSError:  # links are not possible there: a copy serves as well
+                        if Identity.read(path) is None:
+                            close_quietly(_write_new_file(path, content))
+        finally:
+            close_quietly(descriptor)
     except BaseException:
         remove_record(record.paths)
         raise
@@ -236,58 +271,60 @@ def remove_record(paths: Iterable[Path]) -> None:
             os.unlink(path)
 
 
-def read_record(path: Path) -> Record | None:
+def read_record(path: Path, status: os.stat_result) -> Record | None:
     """Return the record in a file, ``None`` if it holds none.
 
     Every path in it has the form that :func:`write_record` gives it. If the record was moved
     together with directories above it, so are its paths.
 
+    Args:
+        path: The file.
+        status: Its status without following links; the caller has judged the owner by it.
+
     Raises:
         KvRenameError: The file cannot be read.
     """
-    text = read_text_file(path, _MAX_RECORD_BYTES)
+    if find_record_fault(status) is not None:
+        return None
+    with open_file(path) as file:
+        if not os.path.samestat(file.status, status) or file.size > _MAX_RECORD_BYTES:
+            return None
+        content = file.read(0, file.size)
     try:
-        document = ObjectReader(parse_json(text))
+        document = ObjectReader(parse_json(content.decode("utf-8")))
         record = Record(
             tuple(map(_parse_file, document.read_objects("files"))),
             tuple(map(_parse_move, document.read_objects("directories"))),
             tuple(map(Path, document.read_strings("records"))),
         )
-    except (UnreadableTextError, AttributeError, TypeError, ValueError):
+    except (UnreadableTextError, AttributeError, TypeError, ValueError, RecursionError):
         return None
-    return _relocate(record, path) if _is_well_formed(record) else None
+    if not _is_well_formed(record):
+        return None
+    record = _relocate(record, path)
+    return record if path in record.paths and _is_well_formed(record) else None
 
 
-def find_protected_names(paths: Iterable[Path]) -> set[str]:
-    """Return the names of all that records of half done runs keep: no clean-up may remove it.
-
-    Args:
-        paths: The files that are named like records.
-
-    Raises:
-        OSError: A record cannot be read.
-    """
-    protected: set[str] = set()
-    for path in paths:
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-            continue
-        try:
-            record = read_record(path)
-        except KvRenameError as error:
-            raise OSError(str(error)) from None
-        if record is not None and record.is_half_done():
-            protected.update(kept.name for kept in record.list_kept_paths())
-    return protected
+def find_record_fault(status: os.stat_result) -> str | None:
+    """Return why a file can be no record of ours, whatever is in it."""
+    if not stat.S_ISREG(status.st_mode):
+        return "is no regular file"
+    if status.st_size > _MAX_RECORD_BYTES:
+        return f"is no record of a run: it has {status.st_size:,} bytes"
+    return None
 
 
-def _write_new_file(path: Path, content: bytes) -> None:
+def _write_new_file(path: Path, content: bytes) -> int:
+    """Write a file, bring it to the disk, and return its descriptor."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     descriptor = os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o644)
     try:
         write_all(descriptor, content)
         os.fsync(descriptor)
-    finally:
+    except BaseException:
         close_quietly(descriptor)
+        raise
+    return descriptor
 
 
 def _serialize_record(record: Record) -> bytes:
@@ -308,7 +345,7 @@ def _serialize_record(record: Record) -> bytes:
         for move in record.directories
     ]
     document = {"files": files, "directories": moves, "records": [str(p) for p in record.paths]}
-    return (json.dumps(document, indent=1) + "\n").encode("ascii")
+    return (json.dumps(document, separators=(",", ":")) + "\n").encode("ascii")
 
 
 def _parse_file(values: ObjectReader) -> FileChange:
@@ -344,9 +381,7 @@ def _is_well_formed(record: Record) -> bool:
             for move in record.directories
         )
         and all(
-            path.parent in directories
-            and path.name.startswith(TEMP_PREFIX)
-            and path.name.endswith(RECORD_SUFFIX)
+            path.parent in directories and _RECORD_NAME.fullmatch(path.name)
             for path in record.paths
         )
     )
@@ -386,8 +421,20 @@ def _split_common_end(first: Path, second: Path) -> tuple[Path, Path]:
 
 
 def _is_plain(path: Path) -> bool:
-    text = str(path)
-    return path.is_absolute() and bool(path.name) and "\0" not in text and ".." not in path.parts
+    """Return whether a path can be that of a file: absolute, encodable, and not too long."""
+    try:
+        text = os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return (
+        path.is_absolute()
+        and bool(path.name)
+        and b"\0" not in text
+        and len(text) < _MAX_PATH_BYTES
+        and len(path.parts) <= _MAX_PATH_PARTS
+        and ".." not in path.parts
+        and all(len(os.fsencode(part)) <= _MAX_NAME_BYTES for part in path.parts)
+    )
 
 
 def _is_temp_path_of(path: Path, target: Path) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxkvrename.errors import ModelError, WriteError
-from onnxkvrename.storage.clean_up import RECORD_SUFFIX, remove_stale_temp_files
+from onnxkvrename.errors import KvRenameError, ModelError, WriteError
+from onnxkvrename.storage.clean_up import remove_stale_temp_files
 from onnxkvrename.storage.directories import (
     remove_directory,
     rename_directory,
@@ -18,8 +18,15 @@ from onnxkvrename.storage.directories import (
 from onnxkvrename.storage.intent import clear_intent
 from onnxkvrename.storage.lock import hold_locks
 from onnxkvrename.storage.read import is_directory, resolve_path
-from onnxkvrename.storage.record import FileChange, Identity, Record, read_record
+from onnxkvrename.storage.record import (
+    FileChange,
+    Identity,
+    Record,
+    find_record_fault,
+    read_record,
+)
 from onnxkvrename.storage.temp_file import (
+    RECORD_SUFFIX,
     TEMP_PREFIX,
     find_stale_temp_files,
     resolve_moved_path,
@@ -42,53 +49,64 @@ class HalfDoneRun(NamedTuple):
     record: Record
 
 
-def find_half_done_runs(paths: Iterable[Path]) -> list[HalfDoneRun]:
+def find_half_done_runs(
+    paths: Iterable[Path], report_skipped: Callable[[ModelError], None] = lambda _: None
+) -> list[HalfDoneRun]:
     """Return the runs that stopped half way, the last one first.
 
     Args:
         paths: Directories, which are searched with all below them but for what links lead to;
             of a file, the directory it is in.
+        report_skipped: Called for each directory that cannot be searched, and for each record
+            that is not to be trusted: it belongs to another user, is none of ours, or names a
+            file outside the directories.
 
     Raises:
-        KvRenameError: A path cannot be read; or a record belongs to another user, or names
-            a file outside the directories.
+        KvRenameError: There is nothing at a path, or it cannot be looked at.
     """
     roots = [_find_root(path) for path in paths]
     runs: dict[str, tuple[int, HalfDoneRun]] = {}
-    for path in sorted({path for root in roots for path in _find_record_paths(root)}):
-        with _translate_read_errors(path):
-            status = os.lstat(path)
+    for path in _find_record_paths(roots, report_skipped):
         key = path.name.rpartition(RECORD_SUFFIX)[0].rpartition("-")[2]  # that of all its names
-        record = read_record(path) if stat.S_ISREG(status.st_mode) else None
-        if record is None or key in runs or not record.is_half_done():
+        if key in runs:
             continue
-        _check_trusted(path, status, record, roots)
-        runs[key] = status.st_mtime_ns, HalfDoneRun(path, record)
+        try:
+            with _translate_read_errors(path):
+                status = os.lstat(path)
+                record = _read_own_record(path, status)
+                if record.is_half_done():
+                    _check_inside(path, record, roots)
+                    runs[key] = status.st_mtime_ns, HalfDoneRun(path, record)
+        except ModelError as error:
+            report_skipped(error)
     return [run for _, run in sorted(runs.values(), reverse=True)]
 
 
 def remove_ended_runs(directories: Iterable[Path]) -> None:
     """Remove what runs of this user had kept in directories, after another one finished the work.
 
-    A run that is still half done, or alive, keeps its files.
+    A run that is still half done, or alive, or that has a file in any other directory, keeps
+    its files; so does one whose record is not to be trusted.
 
     Args:
-        directories: Directories that may have records.
+        directories: The directories of the run that finished the work.
 
     Raises:
-        KvRenameError: A directory or record cannot be read, or a file cannot be removed.
+        KvRenameError: A directory cannot be read.
     """
-    for path in [path for directory in directories for path in _list_record_paths(directory)]:
-        with _translate_read_errors(path):
+    roots = {Path(resolve_path(directory)) for directory in directories}
+    for path in [path for root in sorted(roots) for path in _list_record_paths(root)]:
+        # Whatever is wrong with one, the work is done, and the others are no less ended.
+        with suppress(KvRenameError), _translate_read_errors(path):
             status = os.lstat(path)
-            if not stat.S_ISREG(status.st_mode) or _find_owner_fault(status) is not None:
+            record = _read_own_record(path, status)
+            if not record.list_directories() <= roots or record.is_half_done():
                 continue
-            record = read_record(path)
-            if record is None or record.is_half_done():
-                continue
-            kept = record.list_kept_paths()
-        with suppress(WriteError), hold_locks(_list_locked_paths(record)):
-            _remove_kept_paths(kept)
+            moves = record.find_moves()
+            with hold_locks(_list_locked_paths(record)):
+                _remove_kept_files(record.find_kept_identities())
+                paths = [resolve_moved_path(path, moves) for path in record.paths]
+                _remove_record(paths, record, status)
 
 
 def end_run(run: HalfDoneRun, *, undo: bool) -> None:
@@ -114,15 +132,19 @@ def end_run(run: HalfDoneRun, *, undo: bool) -> None:
     with hold_locks(locked, turned):
         with _translate_read_errors(run.path):
             _check_possible(record, undo=undo)
-            kept = record.list_kept_paths()
+            status = os.lstat(run.path)
+            kept = record.find_kept_identities()
             if undo:
                 _undo_run(record)
             else:
                 _finish_run(record)
-        kept = [resolve_moved_path(path, turned) for path in kept]
-        for directory in dict.fromkeys(path.parent for path in kept):
+        kept = {resolve_moved_path(path, turned): identity for path, identity in kept.items()}
+        paths = [resolve_moved_path(path, present) for path in record.paths]
+        paths = [resolve_moved_path(path, turned) for path in paths]
+        for directory in dict.fromkeys(path.parent for path in (*kept, *paths)):
             sync_directory(directory)
-        _remove_kept_paths(kept)
+        _remove_kept_files(kept)
+        _remove_record(paths, record, status)
         clear_intent(moves)
         left = (resolve_moved_path(path, turned) for path in locked)
         remove_stale_temp_files(find_stale_temp_files(left))
@@ -168,17 +190,41 @@ def _finish_run(record: Record) -> None:
             rename_directory(move.source, move.target)
 
 
-def _remove_kept_paths(paths: Iterable[Path]) -> None:
-    """Remove what a run has kept; its record comes last, so that a kill leaves no riddle."""
-    for path in sorted(paths, key=lambda path: path.name.endswith(RECORD_SUFFIX)):
+def _remove_kept_files(kept: Mapping[Path, Identity | int]) -> None:
+    """Remove what a run has kept, each only if it is what the record says."""
+    for path, identity in kept.items():
         with translate_write_errors(path):
-            status = Identity.read(path)
-            if status is None:
-                continue
-            if stat.S_ISDIR(os.lstat(path).st_mode):
-                remove_directory(path)
-            else:
+            found = Identity.read(path)
+            if found is not None and isinstance(identity, int):
+                if found.inode == identity and stat.S_ISDIR(os.lstat(path).st_mode):
+                    remove_directory(path)
+            elif found is not None and found == identity:
                 os.unlink(path)
+
+
+def _remove_record(paths: Iterable[Path], record: Record, status: os.stat_result) -> None:
+    """Remove a record, after all that it names, so that a kill leaves no riddle.
+
+    Args:
+        paths: Where it lies now.
+        record: The record, as it was read.
+        status: The status of the file that it was read from.
+    """
+    for path in paths:
+        with translate_write_errors(path), suppress(FileNotFoundError, NotADirectoryError):
+            found_status = os.lstat(path)
+            if os.path.samestat(found_status, status) or _is_copy(path, found_status, record):
+                os.unlink(path)
+
+
+def _is_copy(path: Path, status: os.stat_result, record: Record) -> bool:
+    """Return whether a file is a copy of a record, where links were not possible."""
+    if _find_owner_fault(status) is not None:
+        return False
+    copy = read_record(path, status)
+    return copy is not None and [file.new for file in copy.files] == [
+        file.new for file in record.files
+    ]
 
 
 def _check_possible(record: Record, *, undo: bool) -> None:
@@ -218,16 +264,24 @@ def _find_root(path: Path) -> Path:
     return Path(resolve_path(path if is_directory else path.absolute().parent))
 
 
-def _find_record_paths(directory: Path) -> Iterator[Path]:
-    pending = [directory]
+def _find_record_paths(
+    roots: Iterable[Path], report_skipped: Callable[[ModelError], None]
+) -> list[Path]:
+    """Return all that is named like a record in directories and below them, each once."""
+    found: set[Path] = set()
+    pending = list(dict.fromkeys(roots))
     while pending:
         current = pending.pop()
-        with _translate_read_errors(current), os.scandir(current) as entries:
-            pending += [Path(entry.path) for entry in entries if _is_own_directory(entry)]
-        yield from _list_record_paths(current)
+        try:
+            with _translate_read_errors(current), os.scandir(current) as entries:
+                pending += [Path(entry.path) for entry in entries if _is_real_directory(entry)]
+            found.update(_list_record_paths(current))
+        except ModelError as error:
+            report_skipped(error)
+    return sorted(found)
 
 
-def _is_own_directory(entry: os.DirEntry[str]) -> bool:
+def _is_real_directory(entry: os.DirEntry[str]) -> bool:
     return entry.is_dir(follow_symlinks=False)
 
 
@@ -247,23 +301,29 @@ def _find_owner_fault(status: os.stat_result) -> str | None:
     return None
 
 
-def _check_trusted(
-    path: Path, status: os.stat_result, record: Record, roots: Iterable[Path]
-) -> None:
-    """Raise for a record of another user, or one that leads out of the directories."""
+def _read_own_record(path: Path, status: os.stat_result) -> Record:
+    """Return the record in a file of this user.
+
+    Raises:
+        ModelError: It belongs to another user, cannot be read, or is no record.
+    """
     if (fault := _find_owner_fault(status)) is not None:
-        raise ModelError(fault, path=str(path), hint="recover as this user")
-    with _translate_read_errors(path):
-        moves = record.find_moves()
-    targets = [file.target for file in record.files]
-    targets += [move.target for move in record.directories]
-    for target in targets:
-        directory = resolve_moved_path(target, moves).parent
+        raise ModelError(f"skipped: {fault}", path=str(path), hint="recover as this user")
+    fault = find_record_fault(status)
+    record = read_record(path, status)
+    if record is None:
+        raise ModelError(f"skipped: {fault or 'is no record of a run'}", path=str(path))
+    return record
+
+
+def _check_inside(path: Path, record: Record, roots: Iterable[Path]) -> None:
+    """Raise for a record that leads out of the directories."""
+    for directory in sorted(record.list_directories()):
         if resolve_path(directory) != str(directory):
-            raise ModelError(f"leads through a link to {directory}", path=str(path))
+            raise ModelError(f"skipped: leads through a link to {directory}", path=str(path))
         if not any(root == directory or root in directory.parents for root in roots):
             raise ModelError(
-                f"names a file in {directory}, too",
+                f"skipped: names a file in {directory}, too",
                 path=str(path),
                 hint="give this directory as well",
             )

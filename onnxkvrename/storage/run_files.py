@@ -71,6 +71,10 @@ class RunFiles:
             self._inputs.setdefault(key, []).append(file)
         return file
 
+    def list_inputs(self) -> list[Path]:
+        """Return the files that the run reads, as the user calls them."""
+        return list(dict.fromkeys(file.path for files in self._inputs.values() for file in files))
+
     def add_output(self, path: Path, role: str, *, replaces: RunFile | None = None) -> RunFile:
         """Add a file that the run may write; :meth:`check_output` says if it can be.
 

@@ -18,13 +18,22 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.storage.copy import SourceError, copy_range, count_free_bytes, write_all
-from onnxkvrename.storage.read import OpenFile, close_quietly, is_occupied, list_attributes, read_at
+from onnxkvrename.storage.read import (
+    OpenFile,
+    close_quietly,
+    is_occupied,
+    link_descriptor,
+    list_attributes,
+    read_at,
+)
 
 TEMP_PREFIX = ".onnxkvrename-"
 """Start of every temporary name. None ends in `.onnx`: some exporters take any file in a
 window's directory that does."""
 LOCK_SUFFIX = "lock"
 """End of the name of a lock."""
+RECORD_SUFFIX = "-record"
+"""End of the name of a record of a run that changes several files."""
 _TEMP_PREFIX_LENGTH = len(TEMP_PREFIX) + 9
 _NOT_KEPT_ERRNOS = (errno.EPERM, errno.EACCES, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of an owner or an access control list that the user or the file system cannot set."""
@@ -59,16 +68,20 @@ def build_temp_path(target: Path) -> Path:
 def is_temp_path_for(path: Path, target: Path) -> bool:
     """Return whether a path is one that `build_temp_path` can have made for this target."""
     prefix, name = build_temp_prefix(target), path.name
-    ending = name[len(prefix) :]
-    is_random = len(ending) == 24 and set(ending) <= set("0123456789abcdef")
+    is_random = _is_random_ending(name[len(prefix) :])
     return path == target.parent / name and name.startswith(prefix) and is_random
+
+
+def _is_random_ending(ending: str) -> bool:
+    return len(ending) == 24 and set(ending) <= set("0123456789abcdef")
 
 
 def find_stale_temp_files(targets: Iterable[Path]) -> Iterator[Path]:
     """Yield what dead runs have left beside targets.
 
-    That is temporary files, backups, staged directories and locks. Those of a run that is
-    still alive are among them, so hold the lock of a target before you remove any.
+    That is temporary files, backups, staged directories, records and locks, by the exact form
+    of their names. Those of a run that is still alive are among them, so hold the lock of a
+    target before you remove any; and see :mod:`clean_up` for what is never removed.
     """
     prefixes_by_directory: dict[Path, set[str]] = {}
     for target in targets:
@@ -81,7 +94,10 @@ def find_stale_temp_files(targets: Iterable[Path]) -> Iterator[Path]:
                     entry.name.startswith(TEMP_PREFIX)
                     and entry.name[:_TEMP_PREFIX_LENGTH] in prefixes
                 ):
-                    yield Path(entry.path)
+                    ending = entry.name[_TEMP_PREFIX_LENGTH:]
+                    is_random = _is_random_ending(ending.removesuffix(RECORD_SUFFIX))
+                    if is_random or ending == LOCK_SUFFIX:
+                        yield Path(entry.path)
 
 
 def find_targets_with_temp_files(targets: Sequence[Path]) -> list[Path]:
@@ -99,9 +115,11 @@ def resolve_moved_path(path: Path, moves: Mapping[Path, Path]) -> Path:
         path: The path before.
         moves: For each renamed directory its new path.
     """
-    for directory, target in moves.items():
-        if directory in path.parents:
-            return target / path.relative_to(directory)
+    if moves:
+        parts = path.parts
+        for directory in path.parents:  # not one move after the other: there may be thousands
+            if (target := moves.get(directory)) is not None:
+                return target.joinpath(*parts[len(directory.parts) :])
     return path
 
 
@@ -337,17 +355,8 @@ class TempFile:
         return ReadyFile(self.temp_path, self.target, replace, self.display_path, self.root)
 
     def _link_temp_path(self) -> None:
-        descriptors = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            # Not a path under /proc: with a directory descriptor Python calls linkat(2) with
-            # AT_SYMLINK_FOLLOW, without which the link itself would be meant.
-            source = str(self.descriptor)
-            with open_parent(self.temp_path, self.root) as (path, directory):
-                os.link(
-                    source, path, src_dir_fd=descriptors, dst_dir_fd=directory, follow_symlinks=True
-                )
-        finally:
-            close_quietly(descriptors)
+        with open_parent(self.temp_path, self.root) as (path, directory):
+            link_descriptor(self.descriptor, path, directory)
 
 
 @contextmanager

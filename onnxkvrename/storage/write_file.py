@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -16,7 +16,9 @@ from onnxkvrename.storage.temp_file import ReadyFile, TempFile, find_stale_temp_
 from onnxkvrename.storage.transaction import Transaction
 
 
-def write_files(contents: Mapping[Path, bytes], *, force: bool) -> None:
+def write_files(
+    contents: Mapping[Path, bytes], *, force: bool, inputs: Iterable[Path] = ()
+) -> None:
     """Write files, all of them or none, and remove what killed runs left beside them.
 
     A file that has its content already stays as it is, so a run that was killed can be repeated.
@@ -25,6 +27,7 @@ def write_files(contents: Mapping[Path, bytes], *, force: bool) -> None:
         contents: The content of each file, by its path.
         force: Replace files with another content. A new one has the permissions, the owner and
             the attributes of the one that it replaces.
+        inputs: All files that the command reads: no clean-up removes one.
 
     Raises:
         WriteError: :func:`needs_write` fails, another run writes one of the files, or one
@@ -36,7 +39,8 @@ def write_files(contents: Mapping[Path, bytes], *, force: bool) -> None:
     if not outputs and not any(find_stale_temp_files(targets.values())):
         return
     with hold_locks(targets.values()), ExitStack() as temporary:
-        remove_stale_temp_files(find_stale_temp_files(targets.values()))
+        stale = find_stale_temp_files(targets.values())
+        remove_stale_temp_files(stale, inputs=inputs)
         statuses = {path: read_status(path, follow_links=False) for path in targets.values()}
         overwritten = {path: status for path, status in statuses.items() if status is not None}
         with Transaction(overwritten) as transaction:

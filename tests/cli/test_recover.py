@@ -19,8 +19,12 @@ from kill_commands import needs_fork, read_directory, run_and_kill
 from models import saved
 
 from onnxkvrename.cli.main import main
-from onnxkvrename.storage.clean_up import RECORD_SUFFIX
-from onnxkvrename.storage.temp_file import TEMP_PREFIX
+from onnxkvrename.storage.temp_file import (
+    RECORD_SUFFIX,
+    TEMP_PREFIX,
+    build_temp_path,
+    build_temp_prefix,
+)
 
 RENAME = ("--prefix", "VLLM")
 
@@ -195,3 +199,62 @@ def test_a_run_that_was_killed_is_ended_either_way(way: str, trial: Trial) -> No
             if not killed:
                 break
     assert mixed > 0
+
+
+@pytest.mark.parametrize("way", [(), ("--undo",), ("--finish",)])
+def test_a_record_that_is_not_to_be_trusted_is_told_and_the_others_are_ended(
+    way: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planted = tmp_path / f"{TEMP_PREFIX}00000000-{'0' * 24}{RECORD_SUFFIX}"
+    planted.write_text('{"files": [{"target": "/\\ud800"}]}')
+    assert main(["recover", str(tmp_path), *way]) == 1
+    assert f"{planted}: skipped: is no record of a run" in capsys.readouterr().err
+    assert planted.exists()
+
+
+def test_a_rename_ignores_records_that_are_not_to_be_trusted(tmp_path: Path) -> None:
+    model = saved(models.decoder(), tmp_path / "m.onnx")
+    for number, text in enumerate(["{", '{"files": [{"target": "/\\ud800"}]}', "[" * 9999, "\0"]):
+        name = f"{build_temp_prefix(model)}{number:024}{RECORD_SUFFIX}"
+        (tmp_path / name).write_text(text)
+    assert main([str(model), *RENAME, "-q"]) == 0
+    assert os.listdir(tmp_path) == ["m.onnx"]
+
+
+def build_reserved_names(root: Path) -> tuple[Path, Path]:
+    """A model whose weights have a name as this program gives, and these."""
+    proto = models.decoder()
+    weight = proto.graph.initializer.add(name="w", dims=[4], data_type=2)
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    data = build_temp_path(root / "m.onnx")
+    weight.external_data.add(key="location", value=data.name)
+    data.write_bytes(b"data")
+    return saved(proto, root / "m.onnx"), data
+
+
+@pytest.mark.parametrize("options", [(), ("-n",)])
+def test_weights_that_are_named_like_ours_are_read_and_stay(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
+    model, data = build_reserved_names(tmp_path)
+    assert main([str(model), *RENAME, "-q", *options]) == 0
+    assert data.read_bytes() == b"data"
+
+
+def test_a_model_that_is_named_like_ours_is_read_and_stays(tmp_path: Path) -> None:
+    model = saved(models.decoder(), build_temp_path(tmp_path / "o.onnx"))
+    before = model.read_bytes()
+    assert main([str(model), *RENAME, "-q", "-o", str(tmp_path / "o.onnx")]) == 0
+    assert model.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["inspect", "--html"], ["manifest", "-o"], ["custom-io", "--precision=float16", "-o"]],
+)
+def test_other_commands_that_write_leave_what_they_read(command: list[str], tmp_path: Path) -> None:
+    output = tmp_path / "out.html"
+    model = saved(models.decoder(), build_temp_path(output))
+    main([command[0], str(model), *command[1:], str(output)])
+    assert output.exists()
+    assert model.exists()

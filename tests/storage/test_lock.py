@@ -286,8 +286,8 @@ def test_a_link_that_is_made_and_reported_as_failed_is_a_link(
     """As NFS does, if an answer gets lost."""
     real = os.link
 
-    def told_twice(*args: Any) -> None:
-        real(*args)
+    def told_twice(*args: Any, **how: Any) -> None:
+        real(*args, **how)
         raise FileExistsError(errno.EEXIST, "File exists")
 
     monkeypatch.setattr(os, "link", told_twice)
@@ -424,3 +424,53 @@ def test_a_lock_beside_another_is_not_linked_over_a_symbolic_link(tmp_path: Path
     with pytest.raises(WriteError, match="is a symbolic link"):
         hold_locks([tmp_path / "a.onnx", tmp_path / "b.onnx"]).__enter__()
     assert os.listdir(tmp_path) == [find_lock_path(tmp_path / "b.onnx").name]
+
+
+def say_not_found(*_: object, **__: object) -> None:
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def say_exists(*_: object, **__: object) -> None:
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+
+
+@pytest.mark.parametrize(
+    ("there", "name", "answer", "told"),
+    [
+        (True, "open", say_not_found, "found to exist, and then could not be opened"),
+        (False, "open", say_exists, "found not to exist, and then to exist"),
+        (False, "lstat", say_not_found, "found not to exist, and then to exist"),
+    ],
+)
+def test_a_file_system_that_contradicts_itself_is_not_asked_for_ever(
+    there: bool, name: str, answer: Any, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if there:
+        find_lock_path(tmp_path / "m.onnx").touch()
+    monkeypatch.setattr(os, name, answer)
+    with pytest.raises(WriteError, match=f"was tried 100 times; it was {told}"):
+        hold_locks([tmp_path / "m.onnx"]).__enter__()
+
+
+@pytest.mark.parametrize("has_descriptors", [True, False])
+def test_a_file_that_was_swapped_for_the_first_lock_gets_no_second_name(
+    has_descriptors: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may write to one directory puts no file of theirs into the other."""
+    hostile, private = tmp_path / "hostile", tmp_path / "private"
+    for directory in (hostile, private):
+        directory.mkdir()
+    lock, real = find_lock_path(hostile / "a.onnx"), os.link
+
+    def swap_first(*args: Any, **how: Any) -> None:
+        os.rename(lock, hostile / "gone")
+        lock.write_text("theirs")
+        monkeypatch.setattr(os, "link", real)
+        real(*args, **how)
+
+    monkeypatch.setattr(os, "link", swap_first)
+    if not has_descriptors:
+        monkeypatch.setattr(os.path, "isdir", lambda path: False)
+    with hold_locks([hostile / "a.onnx", private / "b.onnx"]):
+        assert "theirs" not in find_lock_path(private / "b.onnx").read_text()
+    assert os.listdir(private) == []
