@@ -25,8 +25,8 @@ from onnxkvrename.storage.temp_file import (
     LOCK_SUFFIX,
     ProgressCallback,
     ReadyFile,
+    build_temp_prefix,
     find_stale_temp_files,
-    find_targets_with_temp_files,
     resolve_moved_path,
 )
 from onnxkvrename.storage.transaction import Transaction
@@ -284,6 +284,15 @@ def _redirect_task(task: WriteTask, stage: StagedDirectory) -> WriteTask:
     return task._replace(target=target, root=stage.root)
 
 
+def find_targets_with_leftovers(targets: Collection[Path]) -> list[Path]:
+    """Return the targets with temporary files beside them, of a dead run or a living one."""
+    prefixes = {
+        (path.parent, path.name[: len(build_temp_prefix(path))])
+        for path in find_stale_temp_files(targets)
+    }
+    return [target for target in targets if (target.parent, build_temp_prefix(target)) in prefixes]
+
+
 def _remove_stale_temp_files(
     targets: Collection[Path], inputs: Iterable[Path], *, links_only: bool = False
 ) -> bool:
@@ -317,7 +326,7 @@ def remove_stale_files(
         Whether files are kept because a run was killed half way: they are needed until this
         one has finished its work.
     """
-    stale = find_targets_with_temp_files(targets)
+    stale = find_targets_with_leftovers(targets)
     if stale:
         with suppress(WriteError), hold_locks(stale):
             return _remove_stale_temp_files(stale, inputs, links_only=links_only)

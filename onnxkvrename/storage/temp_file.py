@@ -11,7 +11,7 @@ import binascii
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -98,14 +98,6 @@ def find_stale_temp_files(targets: Iterable[Path]) -> Iterator[Path]:
                     is_random = _is_random_ending(ending.removesuffix(RECORD_SUFFIX))
                     if is_random or ending == LOCK_SUFFIX:
                         yield Path(entry.path)
-
-
-def find_targets_with_temp_files(targets: Sequence[Path]) -> list[Path]:
-    """Return the targets with temporary files beside them, of a dead run or a living one."""
-    prefixes = {
-        (path.parent, path.name[:_TEMP_PREFIX_LENGTH]) for path in find_stale_temp_files(targets)
-    }
-    return [target for target in targets if (target.parent, build_temp_prefix(target)) in prefixes]
 
 
 def resolve_moved_path(path: Path, moves: Mapping[Path, Path]) -> Path:

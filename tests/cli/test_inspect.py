@@ -287,15 +287,16 @@ def test_of_two_pictures_both_are_replaced_or_none(
     here: Path, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = f"<svg>\n<!-- {MARK} -->"
-    (here / "x.svg").write_text(old)
-    real = os.link  # a new file gets its place by a link
+    for name in ("x.svg", "x.html"):
+        (here / name).write_text(old)
+    real = os.replace
 
     def refuse(source: Path, target: Path, **how: Any) -> None:
         if str(target).endswith("x.html"):
             raise PermissionError(13, "Permission denied")
         real(source, target, **how)
 
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
     outcome = run("inspect", MODEL, "--svg", "x.svg", "--html", "x.html")
     assert outcome.code == 2
     assert outcome.err == (

@@ -21,6 +21,7 @@ from kill_commands import (
 )
 from models import saved
 
+from onnxkvrename.report.kv_map_image import MARK
 from onnxkvrename.rules.load import PROFILES_DIRECTORY
 from onnxkvrename.storage.temp_file import TEMP_PREFIX
 
@@ -33,8 +34,6 @@ COMMANDS: dict[str, Callable[[str], tuple[str, ...]]] = {
     "html": lambda output: ("inspect", MODEL, "--html", output),
     "both": lambda output: ("inspect", MODEL, "--svg", output, "--html", "page.html"),
 }
-FORCED = ("manifest", "stamp", "custom-io")
-"""Commands that replace another file only with ``--force``; pictures replace earlier ones."""
 
 
 @pytest.fixture
@@ -73,7 +72,7 @@ def test_no_file_that_is_read_is_written_over(
         os.rename(DATA, "elsewhere")
         output = DATA  # what a model needs may be missing, too
     before = snapshot(here)
-    options = ("--force",) if force and name in FORCED else ()
+    options = ("--force",) if force else ()
     outcome = run(*COMMANDS[name](output), "--rules", "rules.toml", *options)
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
     assert f"{Path(output)}: is " in outcome.err
@@ -148,7 +147,7 @@ def test_a_query_that_fails_is_an_error_with_its_reason(
     command: str, name: str, here: Path, run, snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each query of an output fails in its turn: no file is written over, or taken for absent."""
-    (here / "result.svg").write_text("<svg>mine")
+    (here / "result.svg").write_text(f"<svg>\n<!-- {MARK} -->")
     before = snapshot(here)
     # The first stat is click's own, on which nothing depends.
     for nth in count(2 if name == "stat" else 1):
@@ -202,7 +201,7 @@ def test_a_run_killed_at_any_call_is_completed_by_the_next(
         monkeypatch.setattr(os, "O_TMPFILE", 0, raising=False)
     elif not hasattr(os, "O_TMPFILE"):
         pytest.skip("this system knows no unnamed files")
-    forced = ("--force",) if replaces and name in FORCED else ()
+    forced = ("--force",) if replaces else ()
     command = (*COMMANDS[name]("result.svg"), *forced)
     prepare(tmp_path, replaces=replaces)
     before = read_directory(tmp_path)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from onnxkvrename import KvRenameError, WriteError
+from onnxkvrename.renaming.place import find_targets_with_leftovers
 from onnxkvrename.storage.read import open_file
 from onnxkvrename.storage.temp_file import (
     TEMP_PREFIX,
@@ -20,7 +21,6 @@ from onnxkvrename.storage.temp_file import (
     build_temp_prefix,
     check_free_space,
     find_stale_temp_files,
-    find_targets_with_temp_files,
 )
 
 
@@ -595,8 +595,8 @@ def test_they_are_looked_for_in_the_directory_of_the_target_only(left: Path) -> 
 
 def test_targets_with_something_left_are_told_from_clean_ones(left: Path) -> None:
     targets = [left / name for name in ("c.onnx", "b.onnx", "a.onnx")]
-    assert find_targets_with_temp_files(targets) == [left / "b.onnx", left / "a.onnx"]
-    assert find_targets_with_temp_files([left / "c.onnx", left / "none" / "a.onnx"]) == []
+    assert find_targets_with_leftovers(targets) == [left / "b.onnx", left / "a.onnx"]
+    assert find_targets_with_leftovers([left / "c.onnx", left / "none" / "a.onnx"]) == []
 
 
 @pytest.mark.parametrize("name", ["m.onnx", "n" * 255, "\udcff.onnx", "a\nb.onnx"])
