@@ -24,7 +24,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,6 +128,7 @@ def compile_with(
         config=dict(kind.config),
         load=dict(kind.load),
         compile={"prefill_seq_len": 8, "ctx_len": 32, **kind.compile},
+        attributes=dict(kind.attributes),
         owner=kind.classes[0],
         loader=kind.classes[1],
         checkpoint=str(work / "checkpoint"),
@@ -187,7 +189,9 @@ def check_merge(exports: Exports) -> str:
         return "the windows cannot be renamed"
     (windows,) = {path.parents[1] for path in renamed.glob("**/layer_*/*.onnx")}
     merged = exports.worker.ask("merge", directory=str(windows.parent))["merged"]
-    return compare_models(Path(merged), exports.plain[0], is_varying=True)
+    proof = onnxkvrename.verify(merged, token=TOKEN)
+    errors = (each.message for each in proof.report.findings if each.severity == "error")
+    return join(chain([compare_models(Path(merged), exports.twin[0], is_varying=True)], errors))
 
 
 CHECKS: dict[str, Callable[[Exports], str]] = {
@@ -205,11 +209,11 @@ def compare_models(renamed: Path, plain: Path, is_varying: bool) -> str:
     if is_varying:
         expected = onnx.load_from_string(onnxkvrename.rename_bytes(plain.read_bytes(), TOKEN))
         return compare_names(onnx.load(renamed, load_external_data=False), expected)
-    proof = onnxkvrename.verify(renamed, token=TOKEN, renamed_from=plain, compare_data=True)
+    proof = onnxkvrename.verify(renamed, renamed_from=plain, compare_data=True)
     return join(
         f"{finding.code} {finding.name} {finding.message}"
         for finding in proof.report.findings
-        if finding.code in DIFFERENCES or finding.severity == "error"
+        if finding.code in DIFFERENCES
     )
 
 
@@ -271,7 +275,7 @@ def check_kind(worker: Worker, kind: Kind, work: Path) -> Iterator[Outcome]:
         yield Outcome(kind.name, name, "differs" if note else "holds", note)
 
 
-def join(notes: Iterator[str]) -> str:
+def join(notes: Iterable[str]) -> str:
     return "; ".join(filter(None, notes))
 
 

@@ -122,6 +122,9 @@ def kept_windows(target: str) -> Iterator[None]:
 def write_checkpoint(request: dict[str, Any]) -> Path:
     """Write a checkpoint with random weights, always the same ones, unless it is there."""
     checkpoint = Path(request["checkpoint"])
+    config_class = type(transformers.AutoConfig.for_model(request["config"]["model_type"]))
+    for name, value in request["attributes"].items():
+        setattr(config_class, name, value)
     if not checkpoint.is_dir():
         transformers.set_seed(0)
         config = transformers.AutoConfig.for_model(**request["config"])

@@ -21,6 +21,8 @@ class Kind(NamedTuple):
         classes: QEfficient's class and the one of transformers.
         is_varying: True if two exports of it differ from each other, so that names are compared.
         layers: For a layerwise export the number of its layers, else 0.
+        attributes: What QEfficient reads of the configuration, and transformers takes out of it
+            when it loads one: set on its class.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Kind(NamedTuple):
     classes: tuple[str, str] = CAUSAL
     is_varying: bool = False
     layers: int = 0
+    attributes: Mapping[str, Any] = {}
 
 
 def tiny(model_type: str, **sizes: Any) -> dict[str, Any]:
@@ -62,7 +65,7 @@ QWEN_MOE = tiny(
     num_experts=2,
     num_experts_per_tok=1,
 )
-SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
+SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 128}
 MLA = tiny(
     "deepseek_v3",
     num_key_value_heads=4,
@@ -86,6 +89,7 @@ MLA = tiny(
         "original_max_position_embeddings": 32,
     },
 )
+ROPE = {"rope_theta": 10000.0}
 ABSORBED = {"mla_absorption": {"cache_compressed": True, "absorption": True, "online": False}}
 GEMMA3_IMAGES = {
     "model_type": "gemma3",
@@ -119,6 +123,12 @@ LLAVA = {
         "patch_size": 14,
         "projection_dim": 32,
     },
+}
+GEMMA3_SIZES = {
+    "prefill_seq_len": 128,
+    "ctx_len": 1024,
+    "img_size": 896,
+    "node_precision_info": "nodes.yaml",  # else QEfficient knows published checkpoints only
 }
 IMAGE_SIZES = {"prefill_seq_len": 784, "ctx_len": 1024, "img_size": 336}
 
@@ -167,7 +177,7 @@ KINDS = (
     Kind("codegen", gpt("codegen", n_ctx=256, rotary_dim=8)),
     Kind("mpt", {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2,
                  "max_seq_len": 256, "vocab_size": 256, "dtype": "float32"}),
-    Kind("falcon", tiny("falcon")),
+    Kind("falcon", tiny("falcon", num_key_value_heads=1)),
     Kind("mistral", tiny("mistral")),
     Kind("mixtral", tiny("mixtral", **EXPERTS)),
     Kind("phi3", tiny("phi3", pad_token_id=0)),
@@ -179,11 +189,16 @@ KINDS = (
     Kind("qwen3_moe", QWEN_MOE),
     Kind("qwen3_moe, layerwise", QWEN_MOE, {"layerwise": True},
          {"layerwise": True, "layerwise_window_size": 1}, is_varying=True, layers=2),
-    Kind("deepseek_v3, MLA", MLA, {"qaic_config": ABSORBED}),
+    Kind("qwen3_moe, layerwise prefill", QWEN_MOE, {"layerwise": True},
+         {"layerwise": True, "layerwise_window_size": 1, "prefill_only": True,
+          "enable_chunking": True, "num_cores": 2, "use_onnx_subfunctions": True,
+          "prefill_seq_len": 256, "ctx_len": 512}, is_varying=True, layers=2),
+    Kind("deepseek_v3, MLA", MLA, {"qaic_config": ABSORBED}, attributes=ROPE),
+    Kind("deepseek_v3, MLA, replicated", MLA,
+         {"qaic_config": {**ABSORBED, "replicate_kv_heads": True}}, {"num_devices": 4},
+         attributes=ROPE),
     Kind("llava, one QPC", LLAVA, {"kv_offload": False}, IMAGE_SIZES, IMAGES),
     Kind("llava, two QPCs", LLAVA, {"kv_offload": True}, IMAGE_SIZES, IMAGES),
-    Kind("gemma3, one QPC", GEMMA3_IMAGES, {"kv_offload": False},
-         {"prefill_seq_len": 128, "ctx_len": 1024, "img_size": 896}, IMAGES),
-    Kind("gemma3, two QPCs", GEMMA3_IMAGES, {"kv_offload": True},
-         {"prefill_seq_len": 128, "ctx_len": 1024, "img_size": 896}, IMAGES),
+    Kind("gemma3, one QPC", GEMMA3_IMAGES, {"kv_offload": False}, GEMMA3_SIZES, IMAGES),
+    Kind("gemma3, two QPCs", GEMMA3_IMAGES, {"kv_offload": True}, GEMMA3_SIZES, IMAGES),
 )  # fmt: skip
