@@ -148,6 +148,9 @@ def verify_window_sets(
         change = TokenChange(request.token)
         models = [model._replace(is_apart=True) for model in models]
         set_findings = check_models_together(models, rules, change, check_current_tokens=True)
+        for item, found in zip(verified, set_findings, strict=True):
+            if item.rename_proof is not None and item.rename_proof.names:  # of an encoder
+                found[:] = [finding for finding in found if finding.code != "KV001"]
     return tuple(
         _finish_report(item, findings, request)
         for item, findings in zip(verified, set_findings, strict=True)
@@ -224,7 +227,8 @@ def _check_stamp(model: KvModel) -> Iterator[Finding]:
 
 def _check_token(signature: Signature, plan: RenamePlan, token: str | None) -> Iterator[Finding]:
     """Yield KV116: a consumer takes every name that contains the token, and no other."""
-    tokens = {side.old_name: side.token for pair in plan.pairs for side in pair.sides}
+    sides = (*(s for pair in plan.pairs for s in pair.sides), *(f.side for f in plan.feeds))
+    tokens = {side.old_name: side.token for side in sides}
     expected = plan.token_change.final_token if token is None else token
     missing = [name for name, carried in tokens.items() if carried != expected]
     if expected and missing:
@@ -249,9 +253,10 @@ def _check_selection(signature: Signature, plan: RenamePlan, select: Pattern) ->
     """Yield KV117: the expression must match all KV names and no others."""
     names = dict.fromkeys(value.name for value in (*signature.inputs, *signature.outputs))
     matched = {name for name in names if select.matches(name)}
+    fed_names = {feed.side.old_name for feed in plan.feeds}
     for wrong, fault in (
         (plan.old_names - matched, "is missed by the expression"),
-        (matched - plan.old_names, "is taken, but is no KV buffer"),
+        (matched - plan.old_names - fed_names, "is taken, but is no KV buffer"),
     ):
         if wrong:
             in_order = [name for name in names if name in wrong]

@@ -108,3 +108,27 @@ def test_the_layout_of_a_decoder_needs_no_encoder(both: tuple[Path, Path], run) 
     for command in ("verify", "inspect", "manifest"):
         assert "KV308" not in run(command, both[1]).err
     assert "KV001" in run("verify", both[0]).err
+
+
+def test_a_renamed_pair_verifies_together_and_each_against_its_source(
+    both: tuple[Path, Path], run
+) -> None:
+    out = both[0].parent / "out"
+    assert run(*both, "--prefix", "VLLM", "--verify", "-d", out).code == 0
+    renamed = [out / path.name for path in both]
+    for options in ([], ["--prefix", "VLLM"], ["--no-set"], ["--select", ".*VLLM.*"]):
+        outcome = run("verify", *renamed, *options)
+        assert (outcome.code, "error" in outcome.err) == (0, False), outcome.err
+    for path, source in zip(renamed, both, strict=True):
+        outcome = run("verify", path, "--renamed-from", source)
+        assert (outcome.code, "error" in outcome.err) == (0, False), outcome.err
+
+
+def test_an_output_that_only_has_the_token_is_still_refused(both: tuple[Path, Path], run) -> None:
+    model = encoder("_VLLM")
+    model.graph.node.append(node("Neg", ["pixel_values"], ["pixels_VLLM"]))
+    model.graph.output.append(info("pixels_VLLM", *IMAGE))
+    saved(model, both[0])
+    saved(decoder("_VLLM"), both[1])
+    outcome = run("verify", *both)
+    assert (outcome.code, "KV116: pixels_VLLM holds VLLM" in outcome.err) == (1, True)
