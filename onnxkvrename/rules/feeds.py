@@ -65,5 +65,41 @@ def check_feeds(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]:
             )
 
 
+def check_feed_names(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]:
+    """Check that outputs have the very names of the KV inputs that they fill (KV308).
+
+    Names connect them: with a token on one side only, the buffer keeps what was in it before.
+
+    Args:
+        models: All models of a command, whose names are checked as they are.
+
+    Yields:
+        Findings, each with the index of the model that has the outputs.
+    """
+    for index, model in enumerate(models):
+        inputs: dict[tuple[str, int], list[str]] = {}
+        for other in (*models[:index], *models[index + 1 :]):
+            for pair in other.pairs:
+                if pair.input is not None:
+                    key = (pair.buffer, pair.layer)
+                    inputs.setdefault(key, []).append(pair.input.old_name)
+        broken = [
+            (name, names[0])
+            for name, names in (
+                (feed.side.old_name, inputs.get((feed.buffer, feed.layer), []))
+                for feed in model.plan.feeds
+            )
+            if names and name not in names
+        ]
+        if broken:
+            name, expected = broken[0]
+            message = (
+                f"does not reach the decoder's input, which is {expected}"
+                f"{_count_more([name for name, _ in broken])}"
+            )
+            hint = "rename the encoder and the decoder in one command, with the same token"
+            yield index, build_finding("KV308", name, message, hint)
+
+
 def _count_more(names: Sequence[str]) -> str:
     return f" (like {len(names) - 1} more)" if len(names) > 1 else ""

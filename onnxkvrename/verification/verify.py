@@ -151,6 +151,11 @@ def verify_window_sets(
         for item, found in zip(verified, set_findings, strict=True):
             if item.rename_proof is not None and item.rename_proof.names:  # of an encoder
                 found[:] = [finding for finding in found if finding.code != "KV001"]
+        if request.group_windows and any(model.plan.feeds for model in models):
+            from onnxkvrename.rules.feeds import check_feed_names  # most models stand alone
+
+            for index, finding in check_feed_names(models):
+                set_findings[index].append(finding)
     return tuple(
         _finish_report(item, findings, request)
         for item, findings in zip(verified, set_findings, strict=True)

@@ -132,3 +132,17 @@ def test_an_output_that_only_has_the_token_is_still_refused(both: tuple[Path, Pa
     saved(decoder("_VLLM"), both[1])
     outcome = run("verify", *both)
     assert (outcome.code, "KV116: pixels_VLLM holds VLLM" in outcome.err) == (1, True)
+
+
+@pytest.mark.parametrize("renamed", [0, 1])
+def test_a_pair_of_which_one_is_renamed_does_not_verify(
+    renamed: int, both: tuple[Path, Path], run
+) -> None:
+    assert run(both[renamed], "--prefix", "VLLM", "--no-set").code == 0
+    names = ["past_key.1", "past_key.1_VLLM"]
+    output, expected = names[:: 1 if renamed else -1]
+    said = f"KV308: {output} does not reach the decoder's input, which is {expected} (like 1 more)"
+    outcome = run("verify", *both)
+    assert (outcome.code, said in outcome.err) == (1, True), outcome.err
+    assert run("verify", *both, "--prefix", "VLLM").code == 1
+    assert "KV308" not in run("verify", *both, "--no-set").err
