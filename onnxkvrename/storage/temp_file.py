@@ -325,9 +325,9 @@ class TempFile:
             try:
                 mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
             finally:
-                close_quietly(descriptor)
                 if has_name:
-                    _remove_temp_file(path)
+                    _remove_temp_file(path)  # first: an interrupt may come between the two
+                close_quietly(descriptor)
             os.fchmod(self.descriptor, mode)
 
     def finish(self, *, replace: bool) -> ReadyFile:
