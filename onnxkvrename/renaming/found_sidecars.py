@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from onnxkvrename.documents import shorten_name
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import CODES, Finding, build_finding
-from onnxkvrename.rules.results import RenameJob, SidecarSearch
+from onnxkvrename.findings import CODES, Finding, build_finding, promote_to_errors
+from onnxkvrename.renaming.batch_checks import set_failed
+from onnxkvrename.rules.plan import KvPair, build_minimal_plan
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.results import Options, RenameJob, SidecarSearch
 from onnxkvrename.sidecars.rewrite import ModelNames, RewrittenSidecar, rewrite_sidecar
 from onnxkvrename.sidecars.search import FoundSidecar, read_neighbour_names
-from onnxkvrename.sidecars.stale import STALE_CODE
+from onnxkvrename.sidecars.stale import STALE_CODE, find_stale_sidecars
+
+if TYPE_CHECKING:
+    from onnxkvrename.renaming.prepare import PreparedModel
+    from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar
 
 
 def rewrite_found_sidecar(
@@ -65,6 +74,43 @@ def rewrite_found_sidecar(
     findings = tuple(_restore_severity(finding) for finding in result.findings)
     stays = is_left or not result.matched_names
     return result._replace(findings=() if is_left else findings, stays=stays)
+
+
+def check_sidecars_there(
+    models: Sequence[PreparedModel],
+    sidecars: Sequence[PreparedSidecar],
+    rules: Rules,
+    options: Options,
+) -> tuple[PreparedModel, ...]:
+    """Return the models with KV406 for sidecars where results go that have the names from before.
+
+    Args:
+        models: The models in the order of the command.
+        sidecars: Those that are written; what they replace does not matter.
+        rules: The rules that recognise KV names.
+        options: With ``strict``, warnings become errors.
+
+    Raises:
+        ModelError: A directory cannot be listed.
+    """
+    pairs: dict[Path, list[KvPair]] = {}
+    first: dict[Path, int] = {}
+    for index, model in enumerate(models):
+        if model.splice_plan is not None and not model.job.same_directory:
+            plan = build_minimal_plan(model.splice_plan.expected_signature, rules)
+            pairs.setdefault(model.job.output.parent, []).extend(plan.pairs)
+            first.setdefault(model.job.output.parent, index)
+    replaced = {os.path.abspath(each.sidecar.output) for each in sidecars if each.plan is not None}
+    checked = list(models)
+    for directory, index in first.items():
+        model = models[index]
+        findings = find_stale_sidecars(
+            model.job.output, pairs[directory], rules, replaced_paths=replaced
+        )
+        found = tuple(promote_to_errors(findings) if options.strict else findings)
+        report = model.report._replace(findings=(*model.report.findings, *found))
+        checked[index] = model._replace(report=set_failed(report))
+    return tuple(checked)
 
 
 def _leave(

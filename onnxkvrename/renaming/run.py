@@ -96,6 +96,12 @@ def rename_batch(
 
         prepared_sidecars = tuple(prepare_sidecars(sidecars, _list_reports(models), options))
         models = add_sidecar_findings(models, prepared_sidecars, options)
+    if directories := [job.output.parent for job in jobs if not job.same_directory]:
+        with suppress(ModelError):  # a directory that takes files, but cannot be listed
+            if find_possible_sidecars(directories):
+                from onnxkvrename.renaming.found_sidecars import check_sidecars_there
+
+                models = check_sidecars_there(models, prepared_sidecars, rules, options)
     if sidecars or directory_map or len(models) > 1 or not all(job.in_place for job in jobs):
         from onnxkvrename.renaming.file_clashes import check_files_together
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,12 @@ STALE_CODE = "KV406"
 
 
 def find_stale_sidecars(
-    model: Path, pairs: Sequence[KvPair], rules: Rules, *, is_error: bool = False
+    model: Path,
+    pairs: Sequence[KvPair],
+    rules: Rules,
+    *,
+    is_error: bool = False,
+    replaced_paths: Collection[str] = (),
 ) -> Iterator[Finding]:
     """Yield KV406 for each sidecar that names a buffer of a model as it is not called now.
 
@@ -35,6 +41,7 @@ def find_stale_sidecars(
         rules: The rules that recognise KV names.
         is_error: Whether a stale sidecar beside the model is an error. One of a compile never
             is, as that was made before the rename.
+        replaced_paths: Sidecars that do not matter, by their absolute paths.
 
     Raises:
         ModelError: The directory cannot be listed.
@@ -56,7 +63,8 @@ def find_stale_sidecars(
     sidecars: list[FoundSidecar] = []
     with suppress(ModelError):  # more than a rename takes: the first ones are looked at
         for found in detect_sidecars(candidates, load_sidecar_formats(plug_ins=False)):
-            sidecars.append(found)
+            if os.path.abspath(found.path) not in replaced_paths:
+                sidecars.append(found)
     for found in sidecars:
         path = str(found.path)
         try:

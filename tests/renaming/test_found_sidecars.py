@@ -150,6 +150,31 @@ def test_it_goes_beside_a_result_elsewhere_and_stays_beside_the_source(
     assert (run(*RENAME, *how).code, snapshot(here)) == (0, again)
 
 
+@pytest.mark.parametrize("options", [["-o", f"out/{MODEL}"], ["-d", "out"]])
+def test_one_that_is_where_the_result_goes_and_has_the_old_names_is_said(
+    options: list[str], here: Path, run
+) -> None:
+    """A compile of the result would ignore its entries; the hint mends it."""
+    (here / "out").mkdir()
+    (here / SIDECAR).rename(here / "out" / SIDECAR)
+    outcome = run(*RENAME, *options, "--dry-run", "--strict")
+    assert (outcome.code, "error KV406" in outcome.err) == (1, True)
+    outcome = run(*RENAME, *options)
+    assert outcome.code == 0
+    assert f"warning KV406: {Path('out') / SIDECAR} has 8 names from before a rename" in outcome.err
+    assert read(here / "out" / SIDECAR) == PLAIN
+    assert run(Path("out") / MODEL, "--prefix", "VLLM").code == 0
+    assert read(here / "out" / SIDECAR) == VLLM
+
+
+def test_what_is_replaced_where_the_result_goes_is_not_said(here: Path, run) -> None:
+    (here / "out").mkdir()
+    shutil.copyfile(here / SIDECAR, here / "out" / SIDECAR)
+    outcome = run(*RENAME, "-d", "out", "--force")
+    assert (outcome.code, "KV406" in outcome.err) == (0, False)
+    assert read(here / "out" / SIDECAR) == VLLM
+
+
 def test_no_sidecars_leaves_it_where_it_is(here: Path, renamed: bytes, run) -> None:
     outcome = run(*RENAME, "-d", "out", "--no-sidecars")
     assert (outcome.code, "KV4" in outcome.err) == (0, False)
