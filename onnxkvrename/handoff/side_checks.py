@@ -264,14 +264,21 @@ def check_same_model(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Find
 
 
 def list_model_notes(prefill: CheckedSide, decode: CheckedSide) -> list[str]:
-    """Return a note if nothing says whether both sides are of one model."""
+    """Return a note if nothing says whether both sides are of one model.
+
+    That sizes are the same says little: two trainings of one architecture have the same.
+    """
     layouts = prefill.side.layout, decode.side.layout
-    if layouts[0].models == layouts[1].models or _compare_weights(*layouts)[0]:
+    pairs = _pair_weights(*layouts)
+    is_compared = any(_have_comparable_values(*pair) for pair in pairs)
+    if layouts[0].models == layouts[1].models or is_compared or _compare_weights(*layouts)[1]:
         return []
     silent = [each.side for each in (prefill, decode) if each.side.layout.weights is None]
     reason = (
         f"nothing is known of the weights of {format_list([side.label for side in silent])}"
         if silent
+        else "of no weight could the values be compared, only sizes"
+        if pairs
         else "they call no weight by the same name"
     )
     return [f"whether both are of one model is not compared: {reason}"]
@@ -279,8 +286,7 @@ def list_model_notes(prefill: CheckedSide, decode: CheckedSide) -> list[str]:
 
 def _compare_weights(prefill: Layout, decode: Layout) -> tuple[int, list[tuple[str, str]]]:
     """Return how many facts are compared, and the names and descriptions of those that differ."""
-    others = {weight.name: weight for weight in decode.weights or ()}
-    pairs = [(w, others[w.name]) for w in prefill.weights or () if w.name in others]
+    pairs = _pair_weights(prefill, decode)
     differences = [
         (first.name, text) for first, second in pairs if (text := _describe_weights(first, second))
     ]
@@ -293,14 +299,25 @@ def _compare_weights(prefill: Layout, decode: Layout) -> tuple[int, list[tuple[s
     return len(pairs) + bool(pairs or differences), differences
 
 
+def _pair_weights(prefill: Layout, decode: Layout) -> list[tuple[Weight, Weight]]:
+    """Return the weights of prefill that have a namesake on decode, each with it."""
+    others = {weight.name: weight for weight in decode.weights or ()}
+    return [(w, others[w.name]) for w in prefill.weights or () if w.name in others]
+
+
+def _have_comparable_values(first: Weight, second: Weight) -> bool:
+    """Return whether both have a digest, of values that are written in the same way."""
+    is_same_type = (first.dtype, first.shape) == (second.dtype, second.shape)
+    return is_same_type and None not in (first.sha256, second.sha256)
+
+
 def _describe_weights(first: Weight, second: Weight) -> str:
     """Return how a weight of prefill and its namesake on decode differ, empty if they do not."""
     if sorted(first.shape) != sorted(second.shape):  # one of them may be transposed
         shapes = (format_shape(each.shape) for each in (first, second))
         return "is {} on prefill and {} on decode".format(*shapes)
-    is_comparable = (first.dtype, first.shape) == (second.dtype, second.shape)
-    if is_comparable and None not in (first.sha256, second.sha256):
-        return "" if first.sha256 == second.sha256 else "has other values on decode"
+    if _have_comparable_values(first, second) and first.sha256 != second.sha256:
+        return "has other values on decode"
     return ""
 
 
