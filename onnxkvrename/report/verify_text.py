@@ -105,11 +105,16 @@ def _describe_retention(verified: VerifiedModel) -> str:
         return "no KV buffer in it"
     updated = [flow for flow in verified.flows if flow.verdict == "updated"]
     resized = [flow for flow in updated if flow.update.is_resized]
+    unsized = [flow for flow in updated if flow.update.kind == "unknown"]
     layers = format_layer_ranges(sorted({pair.layer for pair in report.pairs}))
-    verdict = f"{len(updated) - len(resized)} of {len(report.pairs)} buffers retained"
+    verdict = (
+        f"{len(updated) - len(resized) - len(unsized)} of {len(report.pairs)} buffers retained"
+    )
     if resized:
         updates = ", ".join(dict.fromkeys(flow.update.label for flow in resized))
         verdict += f", {len(resized)} cannot go back into their inputs ({updates})"
+    if unsized:
+        verdict += f", {len(unsized)} not shown to keep their size"
     verdict += f", {layers}"
     op_types = Counter(flow.updated_by.op_type for flow in updated if flow.updated_by)
     if op_types:

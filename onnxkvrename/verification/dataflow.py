@@ -78,7 +78,7 @@ class BufferFlow(NamedTuple):
         verdict: How the output relates to the input.
         updated_by: The last node on the path that makes a new state; in a local
             function or subgraph its name is `inner in outer`. `None` if the buffer
-            only passes through, or nothing is known.
+            only passes through, or a part of it, or nothing is known.
         other_inputs: The inputs of other buffers that the output is a state of
             instead, or as much as of its own.
         reason: Why the verdict is `untraced`; empty for the others.
@@ -152,6 +152,14 @@ def check_buffer_flows(
         meant = updates_by_kind.get(flow.pair.kind, "")
         if meant != flow.update.kind or flow.update.kind not in ("delta", "once"):
             yield from _check_flow(flow)
+        if flow.verdict == "updated" and flow.update.kind == "unknown" and meant:
+            yield build_finding(
+                "KV113",
+                flow.pair.output.old_name,
+                f"is not shown to have the size of {flow.pair.input.old_name}: its operators do "
+                "not keep the size, or the declared shapes differ",
+                "onnxkvrename verify --run MODEL compares the sizes",
+            )
         if flow.update.is_resized and meant != flow.update.kind:
             yield build_update_finding(
                 flow.pair.input.old_name,
@@ -233,7 +241,8 @@ def _decide_outcome(
     if certain == {own_number}:
         path = cheapest[own_number, True]
         update = _decide_update(path, _compare_sides(pair))
-        if path.updated_by is None:
+        is_moved_only = path.updated_by is None
+        if is_moved_only and not any(map(_takes_or_adds_values, path.resizings)):
             return BufferFlow(pair, "passed through", update=update)
         return BufferFlow(pair, "updated", path.updated_by, update=update)
     location = next(iter(cheapest.values())).updated_by
@@ -303,12 +312,30 @@ def _decide_resizing(
     if flags & SizeChange.FITS and changes is not None and not _is_same(changes):
         return BufferUpdate("append", _find_axis(resizing, changes))
     if appends or cuts or is_open or flags & SizeChange.FITS:
-        if not _is_same(changes):
+        is_kept = _is_same(changes) and not _is_size_lost(resizing, path, changes)
+        if not is_kept:
             return UNKNOWN_UPDATE
         return _SHIFT if appends and cuts else _INPLACE
     if changes is not None and "shrinks" in changes:
         return UNKNOWN_UPDATE
     return _ONCE if path.updated_by is None else _INPLACE
+
+
+def _takes_or_adds_values(resizing: Resizing) -> bool:
+    """Return whether a value is not what came in, even if no operator writes to it."""
+    return bool(resizing.changes & ~SizeChange.MOVES_AXES)
+
+
+def _is_size_lost(resizing: Resizing, path: FlowPath, changes: Sequence[DimChange] | None) -> bool:
+    """Return whether operators make a size that equal declared shapes do not vouch for.
+
+    A part of the input is no whole of it, unless something is joined to it.
+    """
+    if path.cost[0] > 0:  # it is written over another value, whose size it has
+        return False
+    if path.updated_by is None or resizing.changes & SizeChange.RESIZES:
+        return True
+    return resizing.changes & (SizeChange.CUTS | SizeChange.APPENDS) == SizeChange.CUTS
 
 
 def _find_grown(changes: Sequence[DimChange] | None) -> BufferUpdate | None:

@@ -61,6 +61,8 @@ class OperandFlow(NamedTuple):
         fixing_attribute: The attribute that, if it is not 0, makes the size change
             `fixed_change` instead, in a buffer of one size; empty if there is none.
         fixed_change: What happens to the size then.
+        room_operand: The operand without which nothing has room, so that `SizeChange.FITS` is
+            `SizeChange.APPENDS`; ``None`` if no operand decides it.
     """
 
     operand: int
@@ -71,6 +73,7 @@ class OperandFlow(NamedTuple):
     axis: int | str | None = None
     fixing_attribute: str = ""
     fixed_change: SizeChange = SizeChange.NONE
+    room_operand: int | None = None
 
 
 def _split_words(text: str) -> frozenset[str]:
@@ -140,7 +143,7 @@ def _append(operand: int, axis: int = 2, fixing_attribute: str = "") -> tuple[Op
     )
 
 
-def _fit(operand: int) -> tuple[OperandFlow, ...]:
+def _fit(operand: int, room_operand: int | None = None) -> tuple[OperandFlow, ...]:
     """Return the flow of a past that is longer, unless its buffer has room or is a window."""
     return (
         OperandFlow(
@@ -149,6 +152,7 @@ def _fit(operand: int) -> tuple[OperandFlow, ...]:
             axis=2,
             fixing_attribute="sliding_window_cache",
             fixed_change=SizeChange.SHIFTS,
+            room_operand=room_operand,
         ),
     )
 
@@ -171,7 +175,7 @@ _STATEFUL_OPS: Mapping[tuple[str, str], Mapping[int, tuple[OperandFlow, ...]]] =
     },
     ("com.microsoft", "GroupQueryAttention"): {1: _fit(3), 2: _fit(4)},
     ("com.microsoft", "LinearAttention"): {1: (_LINEAR_STATE,)},
-    ("com.microsoft", "MultiHeadAttention"): {1: _fit(6), 2: _fit(7)},
+    ("com.microsoft", "MultiHeadAttention"): {1: _fit(6, 8), 2: _fit(7, 8)},
     ("com.microsoft", "PagedAttention"): {1: (OperandFlow(3),), 2: (OperandFlow(4),)},
     ("com.microsoft", "SparseAttention"): {1: (OperandFlow(3),), 2: (OperandFlow(4),)},
 }

@@ -29,6 +29,7 @@ from onnxkvrename.verification.graph_bodies import (
 from onnxkvrename.verification.operators import (
     NO_CHANGE,
     OperandFlow,
+    SizeChange,
     find_carried_operands,
     find_operand_flows,
     is_shape_only,
@@ -243,6 +244,8 @@ def _find_resizing(flow: OperandFlow, node: NodeProto) -> frozenset[Resizing]:
     if flow.fixing_attribute and _read_integer(node, flow.fixing_attribute):
         return build_resizing(flow.fixed_change, None)
     axis = _read_integer(node, flow.axis) if isinstance(flow.axis, str) else flow.axis
+    if flow.room_operand is not None and not "".join(node.input[flow.room_operand :][:1]):
+        return build_resizing(SizeChange.APPENDS, axis)
     return build_resizing(flow.size_change, axis)
 
 

@@ -150,6 +150,38 @@ def test_a_rolling_window_goes_back_into_its_input(nodes: str) -> None:
         assert trace_update(nodes, out=GROWN) == "append along axis 2"
 
 
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "j = Slice(k, n, n) k_out = Add(j, w)",
+        "j = GatherElements<axis = 2>(k, i) k_out = Add(j, w)",
+        "wide = Expand(k, n) k_out = Concat<axis = 2>(wide, x)",
+        "both = SequenceConstruct(k, k) k_out = ConcatFromSequence<axis = 2>(both)",
+        "k_out = Pad(k, n)",
+        "k_out = Tile(k, n)",
+        "k_out = Slice(k, n, n)",
+        "k_out = Compress<axis = 2>(k, c)",
+    ],
+)
+@pytest.mark.parametrize("out", [CACHE, ("batch", 2, 1, 4), ("batch", 2, "other", 4)])
+def test_equal_symbols_do_not_vouch_for_a_size_that_operators_change(
+    nodes: str, out: tuple[Dim, ...]
+) -> None:
+    flow = trace_flow(nodes, out=out)
+    assert (flow.verdict, flow.update.kind) == ("updated", "unknown")
+    (warning,) = check_buffer_flows([flow], {"attention": "inplace"}, "mine")
+    assert (warning.code, warning.severity, warning.name) == ("KV113", "warning", "k_out")
+    assert warning.message.startswith("is not shown to have the size of k: ")
+    assert list(check_buffer_flows([flow])) == []  # nothing says that it must go back
+
+
+def test_multi_head_attention_shares_a_buffer_only_if_it_is_told_the_length_of_the_past() -> None:
+    node = "y, k_out, v = com.microsoft.MultiHeadAttention(x, x, x, , , , k, k{})"
+    assert trace_update(node.format("")) == "append along axis 2"
+    assert trace_update(node.format(", , i")) == "append along axis 2"
+    assert trace_update(node.format(", n")) == "inplace"
+
+
 def test_what_passes_through_or_does_not_read_its_input_is_written_once() -> None:
     assert trace_update("k_out = Identity(k)") == "once"
     assert trace_update("k_out = Identity(x)", (1, 2, 3, 4), (1, 2, 3, 4)) == "once"
@@ -289,4 +321,6 @@ def test_every_kind_of_an_update_that_profiles_name_exists() -> None:
     from onnxkvrename.rules.profile import UPDATES
 
     assert set(UPDATES) < set(UPDATE_KINDS)
-    assert load_rules().updates_by_kind == dict.fromkeys(("attention", "mla", "linear"), "inplace")
+    updates = load_rules().updates_by_kind
+    assert {"attention", "mla", "linear"} <= set(updates)
+    assert set(updates.values()) == {"inplace"}
