@@ -305,7 +305,7 @@ def _decide_resizing(
     appends, cuts = bool(flags & SizeChange.APPENDS), bool(flags & SizeChange.CUTS)
     is_written_over = path.cost[0] > 0  # then the size is that of the other value
     is_open = is_written_over or bool(flags & (SizeChange.RESIZES | SizeChange.SEVERAL))
-    if appends and not (cuts or is_open):
+    if appends and not (is_open or _may_cancel_out(resizing, changes)):
         return grown or BufferUpdate("append", _find_axis(resizing, changes))
     if grown is not None:
         return grown
@@ -321,6 +321,31 @@ def _decide_resizing(
     return _ONCE if path.updated_by is None else _INPLACE
 
 
+def _may_cancel_out(resizing: Resizing, changes: Sequence[DimChange] | None) -> bool:
+    """Return whether what is cut may be as long as what is joined: along the same axis."""
+    grown_axes, cut_axes = _count_from_front(resizing, changes)
+    if None in cut_axes or not grown_axes:
+        return bool(cut_axes)
+    return grown_axes <= cut_axes
+
+
+def _count_from_front(
+    resizing: Resizing, changes: Sequence[DimChange] | None
+) -> tuple[frozenset[int], frozenset[int | None]]:
+    """Return the axes that grow and those that are cut; without a rank all may be the same."""
+    known_axes = [*resizing.grown_axes, *(axis for axis in resizing.cut_axes if axis is not None)]
+    rank = 0 if changes is None else len(changes)
+    if all(axis >= 0 for axis in known_axes):
+        return resizing.grown_axes, resizing.cut_axes
+    if not all(-rank <= axis < rank for axis in known_axes):
+        unknown: frozenset[int | None] = frozenset({None} if resizing.cut_axes else ())
+        return frozenset(), unknown
+    return (
+        frozenset(axis % rank for axis in resizing.grown_axes),
+        frozenset(None if axis is None else axis % rank for axis in resizing.cut_axes),
+    )
+
+
 def _takes_or_adds_values(resizing: Resizing) -> bool:
     """Return whether a value is not what came in, even if no operator writes to it."""
     return bool(resizing.changes & ~SizeChange.MOVES_AXES)
@@ -329,13 +354,17 @@ def _takes_or_adds_values(resizing: Resizing) -> bool:
 def _is_size_lost(resizing: Resizing, path: FlowPath, changes: Sequence[DimChange] | None) -> bool:
     """Return whether operators make a size that equal declared shapes do not vouch for.
 
-    A part of the input is no whole of it, unless something is joined to it.
+    A part of the input is no whole of it, unless something is joined to it along that axis. A
+    choice along the first axis, the batch, may have all of it in another order.
     """
     if path.cost[0] > 0:  # it is written over another value, whose size it has
         return False
     if path.updated_by is None or resizing.changes & SizeChange.RESIZES:
         return True
-    return resizing.changes & (SizeChange.CUTS | SizeChange.APPENDS) == SizeChange.CUTS
+    grown_axes, cut_axes = _count_from_front(resizing, changes)
+    if resizing.changes & SizeChange.APPENDS and (None in cut_axes or not grown_axes):
+        return False
+    return bool(cut_axes - grown_axes - {0})
 
 
 def _find_grown(changes: Sequence[DimChange] | None) -> BufferUpdate | None:
@@ -349,6 +378,9 @@ def _find_axis(resizing: Resizing, changes: Sequence[DimChange] | None) -> int |
     """Return the axis that grows: the one that shapes leave open, else the operators'."""
     if changes is None:
         return resizing.axis if resizing.axis is None or resizing.axis >= 0 else None
+    grown_axes, cut_axes = _count_from_front(resizing, changes)
+    if len(grown_axes - cut_axes) == 1:
+        return next(iter(grown_axes - cut_axes))
     candidates = [axis for axis, change in enumerate(changes) if change != "same"]
     if resizing.axis is not None and -len(changes) <= resizing.axis < len(changes):
         return resizing.axis % len(changes)

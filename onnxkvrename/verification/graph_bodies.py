@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 FunctionKey = tuple[str, str, str]
 """Domain, name and overload of an operator or a local function."""
+_MAX_INTEGERS = 8
+"""The values of a list of axes, or of starts or ends along them, that are read."""
 OperandSelector = Callable[[FunctionKey, int], Iterable[int]]
 """Takes an operator and its number of operands; returns the positions of those to follow."""
 
@@ -26,7 +28,7 @@ class Body(NamedTuple):
         nodes: The nodes in the order of the file.
         inputs: The names of the formal inputs.
         outputs: The names of the outputs.
-        constants: The names of initializers, dense and sparse.
+        constants: The initializers by name, dense and sparse.
         subgraphs: For each node that has any, by its position in `nodes`: its
             subgraphs by the name of their attribute (`name[0]` in a list).
     """
@@ -34,7 +36,7 @@ class Body(NamedTuple):
     nodes: Sequence[NodeProto]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    constants: frozenset[str]
+    constants: Mapping[str, TensorProto]
     subgraphs: Mapping[int, Mapping[str, Body]]
 
 
@@ -66,6 +68,58 @@ class Operation(NamedTuple):
         return self.function_key[1]
 
 
+class IntegerConstants:
+    """The short lists of integers in a body: small initializers, and nodes that are Constant."""
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+        self._nodes: dict[str, NodeProto] | None = None
+        # An initializer of an input is only its default.
+        self._inputs = frozenset(body.inputs)
+
+    def find(self, name: str) -> tuple[int, ...] | None:
+        """Return the integers of a value; `None` if it is no such constant of this body."""
+        if self._nodes is None:
+            self._nodes = {
+                _decode_name(output): node
+                for node in self._body.nodes
+                if node.op_type == "Constant" and not node.domain
+                for output in node.output
+            }
+        if name not in self._nodes:
+            tensor = None if name in self._inputs else self._body.constants.get(name)
+            return None if tensor is None else _read_integers(tensor)
+        for attribute in self._nodes[name].attribute:
+            if attribute.ref_attr_name:
+                return None
+            if attribute.name == "value":
+                return _read_integers(attribute.t)
+            if attribute.name == "value_ints":
+                return tuple(attribute.ints) if len(attribute.ints) <= _MAX_INTEGERS else None
+        return None
+
+
+def _read_integers(tensor: TensorProto) -> tuple[int, ...] | None:
+    """Return the values of a short list of integers; `None` if it is something else."""
+    width = 8 if tensor.data_type == TensorProto.INT64 else 4
+    if (
+        tensor.data_type not in (TensorProto.INT64, TensorProto.INT32)
+        or len(tensor.dims) != 1
+        or not 0 < tensor.dims[0] <= _MAX_INTEGERS
+    ):
+        return None
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return None
+    count, raw = tensor.dims[0], tensor.raw_data
+    if len(raw) == count * width:
+        return tuple(
+            int.from_bytes(raw[start : start + width], "little", signed=True)
+            for start in range(0, len(raw), width)
+        )
+    values = tensor.int64_data if width == 8 else tensor.int32_data
+    return tuple(values) if len(values) == count and not raw else None
+
+
 class UntraceableError(Exception):
     """The values of a body cannot be followed; the message says why."""
 
@@ -80,7 +134,7 @@ def build_graph_body(graph: GraphProto) -> Body:
         graph.node,
         tuple(_decode_name(value.name) for value in graph.input),
         tuple(_decode_name(value.name) for value in graph.output),
-        frozenset(_decode_name(weight.name) for weight in weights),
+        {_decode_name(weight.name): weight for weight in weights},
         _build_subgraphs(graph.node),
     )
 
@@ -92,7 +146,7 @@ def build_function_bodies(model: ModelProto) -> dict[FunctionKey, Body]:
             function.node,
             tuple(map(_decode_name, function.input)),
             tuple(map(_decode_name, function.output)),
-            frozenset(),
+            {},
             _build_subgraphs(function.node),
         )
         for function in model.functions

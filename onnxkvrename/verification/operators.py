@@ -56,8 +56,9 @@ class OperandFlow(NamedTuple):
         is_computed: Its values are computed with.
         makes_new_state: The output is a new state, rather than the operand moved.
         size_change: How the size of the output differs from the operand's.
-        axis: The axis along which the output is longer, or the attribute that says it;
+        axis: The axis along which the output is longer or cut, or the attribute that says it;
             ``None`` if neither is known.
+        default_axis: The axis if the node does not have that attribute.
         fixing_attribute: The attribute that, if it is not 0, makes the size change
             `fixed_change` instead, in a buffer of one size; empty if there is none.
         fixed_change: What happens to the size then.
@@ -71,6 +72,7 @@ class OperandFlow(NamedTuple):
     makes_new_state: bool = True
     size_change: SizeChange = SizeChange.NONE
     axis: int | str | None = None
+    default_axis: int | None = None
     fixing_attribute: str = ""
     fixed_change: SizeChange = SizeChange.NONE
     room_operand: int | None = None
@@ -96,9 +98,10 @@ _MOVE_OPS: Mapping[str, OperandFlow] = {
     **_build_moves(SizeChange.MOVES_AXES, "Reshape Flatten Squeeze Unsqueeze Transpose"),
     **_build_moves(
         SizeChange.CUTS,
-        "Slice Split Gather GatherElements GatherND Compress SequenceAt SequenceErase "
-        "SplitToSequence",
+        "Slice GatherElements GatherND Compress SequenceAt SequenceErase SplitToSequence",
     ),
+    "Split": _CUT._replace(axis="axis", default_axis=0),
+    "Gather": _CUT._replace(axis="axis", default_axis=0),
     **_build_moves(
         SizeChange.RESIZES | SizeChange.MOVES_AXES,
         "Expand Tile Pad DepthToSpace SpaceToDepth CenterCropPad",

@@ -30,10 +30,20 @@ class Resizing(NamedTuple):
         changes: All their changes, as flags.
         axis: The axis along which it grows, negative from the end; ``None`` if it does not,
             or the axis is not known.
+        grown_axes: All axes along which it surely grows, as far as they are known.
+        cut_axes: All axes along which it may be cut; ``None`` among them is an axis that is
+            not known.
     """
 
     changes: SizeChange = SizeChange.NONE
     axis: int | None = None
+    grown_axes: frozenset[int] = frozenset()
+    cut_axes: frozenset[int | None] = frozenset()
+
+    def move_axes(self) -> Resizing:
+        """Return the same when axes may have changed places since: they are not known."""
+        cut_axes = frozenset({None}) if self.cut_axes else self.cut_axes
+        return self._replace(axis=None, grown_axes=frozenset(), cut_axes=cut_axes)
 
 
 SAME_SIZE = frozenset({Resizing()})
@@ -43,7 +53,12 @@ SAME_SIZE = frozenset({Resizing()})
 @lru_cache(maxsize=4096)
 def build_resizing(changes: SizeChange, axis: int | None) -> frozenset[Resizing]:
     """Return the resizing of one operator."""
-    return frozenset({Resizing(changes, axis)}) if changes else SAME_SIZE
+    if not changes:
+        return SAME_SIZE
+    grows, cuts = changes & SizeChange.APPENDS, changes & SizeChange.CUTS
+    grown_axes = frozenset({axis} if grows and axis is not None else ())
+    cut_axes = frozenset({axis} if cuts else ())
+    return frozenset({Resizing(changes, None if cuts else axis, grown_axes, cut_axes)})
 
 
 @lru_cache(maxsize=4096)
@@ -53,10 +68,14 @@ def _chain_resizings(
     """Return what two parts of a path do to the size one after the other."""
     chained = set()
     for before, after in product(first, second):
+        if after.changes & SizeChange.MOVES_AXES:
+            before = before.move_axes()
         axis = after.axis
-        if axis is None and not after.changes & (SizeChange.APPENDS | SizeChange.MOVES_AXES):
+        if axis is None and not after.changes & SizeChange.APPENDS:
             axis = before.axis
-        chained.add(Resizing(before.changes | after.changes, axis))
+        grown_axes = before.grown_axes | after.grown_axes
+        cut_axes = before.cut_axes | after.cut_axes
+        chained.add(Resizing(before.changes | after.changes, axis, grown_axes, cut_axes))
     return _limit_resizings(chained)
 
 
@@ -68,7 +87,8 @@ def _limit_resizings(resizings: Iterable[Resizing]) -> frozenset[Resizing]:
         return distinct
     axes = {resizing.axis for resizing in distinct if resizing.changes & SizeChange.APPENDS}
     axis = axes.pop() if len(axes) == 1 else None
-    return frozenset({Resizing(changes | SizeChange.SEVERAL, axis)})
+    cut_axes: frozenset[int | None] = frozenset({None} if changes & SizeChange.CUTS else ())
+    return frozenset({Resizing(changes | SizeChange.SEVERAL, axis, cut_axes=cut_axes)})
 
 
 class NodeLocation(NamedTuple):

@@ -18,6 +18,7 @@ from onnx import ModelProto, NodeProto
 from onnxkvrename.verification.graph_bodies import (
     Body,
     FunctionKey,
+    IntegerConstants,
     Operation,
     UntraceableError,
     build_function_bodies,
@@ -51,6 +52,8 @@ from onnxkvrename.verification.provenance import (
     mix_origins,
 )
 
+_LARGEST_END = 2**31 - 1
+"""The smallest end of a Slice that exporters write for all that is there."""
 _MAX_ROUNDS = 16
 """Rounds in which the states of a loop must settle; a loop that needs more stays uncertain."""
 
@@ -152,9 +155,10 @@ class _Tracer:
         """Return the origins of some values of a body."""
         origins = {name: self._build_source(number) for number, name in enumerate(sources)}
         source_origins = list(origins.values())
+        constants = IntegerConstants(body)
         try:
             for operation in sort_operations(body, names, self._select_operands):
-                outputs = self._trace_operation(operation, body, origins)
+                outputs = self._trace_operation(operation, body, origins, constants)
                 origins.update(zip(operation.outputs, outputs, strict=False))
                 origins.pop("", None)
         except UntraceableError as error:
@@ -170,7 +174,11 @@ class _Tracer:
         return find_carried_operands(function[0], function[1], operand_count)
 
     def _trace_operation(
-        self, operation: Operation, body: Body, origins: Mapping[str, Origin]
+        self,
+        operation: Operation,
+        body: Body,
+        origins: Mapping[str, Origin],
+        constants: IntegerConstants,
     ) -> Sequence[Origin]:
         """Return the origins of a node's outputs."""
         location = NodeLocation(operation.op_type, operation.name)
@@ -179,7 +187,7 @@ class _Tracer:
             return self._trace_call(operation, operands, location)
         is_control_flow = operation.domain == "" and operation.op_type in _CONTROL_FLOW_OPS
         if not is_control_flow and operation.number not in body.subgraphs:
-            return _trace_operator(operation, body, operands, location)
+            return _trace_operator(operation, body, operands, location, constants)
         summaries = {
             name: self.summarize_body(subgraph, list_captured_names(subgraph))
             for name, subgraph in body.subgraphs.get(operation.number, {}).items()
@@ -187,7 +195,7 @@ class _Tracer:
         node = _SubgraphNode(body.nodes[operation.number], operands, summaries, origins, location)
         if not is_control_flow:
             all_operands = [*operands, *node.list_all_captured_origins()]
-            return _trace_operator(operation, body, all_operands, location)
+            return _trace_operator(operation, body, all_operands, location, constants)
         outputs = _CONTROL_FLOW_OPS[operation.op_type](node)
         if outputs is None:
             reason = f"the {operation.op_type} does not fit its body"
@@ -209,7 +217,11 @@ class _Tracer:
 
 
 def _trace_operator(
-    operation: Operation, body: Body, operands: Sequence[Origin], location: NodeLocation
+    operation: Operation,
+    body: Body,
+    operands: Sequence[Origin],
+    location: NodeLocation,
+    constants: IntegerConstants,
 ) -> list[Origin]:
     """Return the origins of a node's outputs by the properties of its operator."""
     domain, op_type, _ = operation.function_key
@@ -232,21 +244,55 @@ def _trace_operator(
             if flow.size_change is not NO_CHANGE:
                 change = flow.size_change, flow.axis, flow.fixing_attribute
                 if change not in resizings:
-                    resizings[change] = _find_resizing(flow, body.nodes[operation.number])
+                    node = body.nodes[operation.number]
+                    resizings[change] = _find_resizing(flow, node, constants)
                 resizing = resizings[change]
             carried.append(carry_origin(operands[flow.operand], flow, location, resizing))
         outputs.append(Origin(join_origins(carried).outcomes, dependency_bits))
     return outputs
 
 
-def _find_resizing(flow: OperandFlow, node: NodeProto) -> frozenset[Resizing]:
+def _find_resizing(
+    flow: OperandFlow, node: NodeProto, constants: IntegerConstants
+) -> frozenset[Resizing]:
     """Return what a node does to the size of an operand, by its operator and its attributes."""
     if flow.fixing_attribute and _read_integer(node, flow.fixing_attribute):
         return build_resizing(flow.fixed_change, None)
-    axis = _read_integer(node, flow.axis) if isinstance(flow.axis, str) else flow.axis
+    if node.op_type == "Slice" and flow.size_change == SizeChange.CUTS:
+        return _find_slice_resizing(node, constants)
+    axis: int | None
+    if isinstance(flow.axis, str):
+        is_said = any(attribute.name == flow.axis for attribute in node.attribute)
+        axis = _read_integer(node, flow.axis) if is_said else flow.default_axis
+    else:
+        axis = flow.axis
     if flow.room_operand is not None and not "".join(node.input[flow.room_operand :][:1]):
         return build_resizing(SizeChange.APPENDS, axis)
     return build_resizing(flow.size_change, axis)
+
+
+def _find_slice_resizing(node: NodeProto, constants: IntegerConstants) -> frozenset[Resizing]:
+    """Return what a Slice cuts: nothing along an axis that it takes from 0 to the largest end."""
+    starts, ends, axes, steps = (
+        constants.find(name) if name else None for name in [*node.input, "", "", "", ""][1:5]
+    )
+    if axes is None:
+        return build_resizing(SizeChange.CUTS, None)
+    cut = [
+        axis
+        for number, axis in enumerate(axes)
+        if not (
+            starts is not None
+            and ends is not None
+            and len(starts) == len(ends) == len(axes)
+            and starts[number] == 0
+            and ends[number] >= _LARGEST_END
+            and (len(node.input) < 5 or not node.input[4] or steps == (1,) * len(axes))
+        )
+    ]
+    if not cut:
+        return SAME_SIZE
+    return frozenset({Resizing(SizeChange.CUTS, cut_axes=frozenset(cut))})
 
 
 def _read_integer(node: NodeProto, name: str) -> int | None:
@@ -302,12 +348,24 @@ def _trace_if(node: _SubgraphNode) -> list[Origin] | None:
 
 
 def _trace_loop(node: _SubgraphNode) -> list[Origin] | None:
-    """Trace a Loop: trip count and condition, then the states; it is taken to run at least once."""
+    """Trace a Loop: trip count and condition, then the states; it is taken to run at least once.
+
+    What it collects after its states is as many as the iterations are.
+    """
     summary = node.summaries.get("body")
     state_count = len(node.operands) - 2
     if summary is None or state_count < 0 or len(summary.inputs) != state_count + 2:
         return None
-    return _trace_iterations(node, summary, first_state=2, state_count=state_count, first_output=1)
+    outputs = _trace_iterations(
+        node, summary, first_state=2, state_count=state_count, first_output=1
+    )
+    if outputs is None:
+        return None
+    collected = build_resizing(SizeChange.RESIZES | SizeChange.MOVES_AXES, None)
+    flow = OperandFlow(0, makes_new_state=False)
+    return outputs[:state_count] + [
+        carry_origin(output, flow, node.location, collected) for output in outputs[state_count:]
+    ]
 
 
 def _trace_scan(node: _SubgraphNode) -> list[Origin] | None:

@@ -161,6 +161,9 @@ def test_a_rolling_window_goes_back_into_its_input(nodes: str) -> None:
         "k_out = Tile(k, n)",
         "k_out = Slice(k, n, n)",
         "k_out = Compress<axis = 2>(k, c)",
+        "last, k_out = Loop(n, c, k) <body = b (int64 number, bool go, float[q] state)"
+        " => (bool go_on, float[q] next, float[q] each)"
+        " { go_on = Identity(go) next = Identity(state) each = Identity(state) }>",
     ],
 )
 @pytest.mark.parametrize("out", [CACHE, ("batch", 2, 1, 4), ("batch", 2, "other", 4)])
@@ -173,6 +176,47 @@ def test_equal_symbols_do_not_vouch_for_a_size_that_operators_change(
     assert (warning.code, warning.severity, warning.name) == ("KV113", "warning", "k_out")
     assert warning.message.startswith("is not shown to have the size of k: ")
     assert list(check_buffer_flows([flow])) == []  # nothing says that it must go back
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "j = Gather<axis = 0>(k, n) k_out = Concat<axis = 2>(j, x)",
+        "j = Gather(k, n) k_out = Concat<axis = -2>(j, x)",
+        "z = Concat<axis = 2>(k, x) j = Gather(z, n) k_out = Add(j, w)",
+        "j = Concat<axis = 2>(k, x) a = Constant<value_ints = [3]>() k_out = Slice(j, n, n, a)",
+        "j = Concat<axis = 2>(k, x) k_out = Slice(j, zero, end, two)",
+        "j = Concat<axis = 2>(k, x) k_out = Slice(j, zero, end, two, one)",
+        "j = Concat<axis = 2>(k, x) a, b = Split<axis = 1, num_outputs = 2>(j) "
+        "k_out = Concat<axis = 1>(a, b)",
+    ],
+)
+def test_a_cut_along_another_axis_does_not_make_room_for_what_is_appended(nodes: str) -> None:
+    constants = {"zero": 0, "one": 1, "two": 2, "end": 2**31 - 1}
+    made = "".join(
+        f"{name} = Constant<value = int64[1] {{{value}}}>() " for name, value in constants.items()
+    )
+    assert trace_update(made + nodes) == "append along axis 2"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "update"),
+    [
+        ("j = Concat<axis = -2>(k, x) k_out = Slice(j, one, end, two)", "shift"),
+        ("j = Concat<axis = 2>(k, x) k_out = Slice(j, zero, end, two, two)", "shift"),
+        ("j = Slice(k, one, end, two) k_out = Concat<axis = 2>(j, x)", "shift"),
+        ("j = Gather(k, n) k_out = ScatterND(j, i, x)", "inplace"),
+        ("j = Slice(k, zero, end, two) k_out = ScatterND(j, i, x)", "inplace"),
+    ],
+)
+def test_a_cut_along_the_same_axis_or_of_the_batch_leaves_it_to_the_shapes(
+    nodes: str, update: str
+) -> None:
+    constants = {"zero": 0, "one": 1, "two": 2, "end": 2**31 - 1}
+    made = "".join(
+        f"{name} = Constant<value = int64[1] {{{value}}}>() " for name, value in constants.items()
+    )
+    assert trace_update(made + nodes) == update
 
 
 def test_multi_head_attention_shares_a_buffer_only_if_it_is_told_the_length_of_the_past() -> None:
