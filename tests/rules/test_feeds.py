@@ -146,3 +146,39 @@ def test_a_pair_of_which_one_is_renamed_does_not_verify(
     assert (outcome.code, said in outcome.err) == (1, True), outcome.err
     assert run("verify", *both, "--prefix", "VLLM").code == 1
     assert "KV308" not in run("verify", *both, "--no-set").err
+
+
+@pytest.mark.parametrize(("written", "taken"), [(IMAGE, TEXT), (("batch_size", 2, 100, 16), IMAGE)])
+def test_a_decoder_that_the_encoder_cannot_fill_is_not_its_decoder(
+    written: tuple[object, ...], taken: tuple[object, ...], both: tuple[Path, Path], snapshot, run
+) -> None:
+    """A model with the same layer, but a cache of text there, or buffers of another size."""
+    models = encoder(), decoder()
+    for value in models[0].graph.output:
+        value.CopyFrom(info(value.name, *written))
+    for value in (*models[1].graph.input, *models[1].graph.output):
+        if ".1" in value.name:
+            value.CopyFrom(info(value.name, *taken))
+    for model, path in zip(models, both, strict=True):
+        saved(model, path)
+    before = snapshot(both[0].parent)
+    outcome = run(*both, "--prefix", "VLLM")
+    said = "KV308: past_key.1 cannot fill the input of that name of any other model: it is FLOAT ["
+    assert (outcome.code, said in outcome.err) == (1, True), outcome.err
+    assert snapshot(both[0].parent) == before
+
+
+def test_a_size_that_is_declared_as_a_symbol_of_its_own_fits(both: tuple[Path, Path], run) -> None:
+    """Exporters name what they do not know; and images may have a context of their own."""
+    derived, other = encoder(), decoder()
+    for value in derived.graph.output:
+        value.CopyFrom(info(value.name, "batch_size", 2, f"Neg{value.name}_dim_2", 16))
+    for value in (*other.graph.input, *other.graph.output):
+        if ".1" in value.name:
+            value.CopyFrom(info(value.name, "batch_size", 2, "image_len", 16))
+    saved(derived, both[0])
+    assert run(*both, "--prefix", "VLLM", "--dry-run").code == 0
+    saved(other, both[1])
+    assert run(*both, "--prefix", "VLLM", "--dry-run").code == 0
+    saved(encoder(), both[0])
+    assert run(*both, "--prefix", "VLLM", "--dry-run").code == 0
