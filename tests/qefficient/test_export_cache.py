@@ -366,7 +366,7 @@ def test_an_adapter_is_known_by_its_configuration() -> None:
 def test_a_vision_encoder_serves_with_any_token() -> None:
     encoder = entry(export("vision_embeds", ENCODER))
     assert build_renamed_entry(encoder, QEFF, VLLM) == encoder
-    assert "the same with any token" in str(explain_token_refusal(encoder.params, QEFF))
+    assert "for all tokens" in str(explain_token_refusal(encoder.params, QEFF))
 
 
 def test_rules_must_agree_with_qefficient_on_what_is_kv() -> None:
