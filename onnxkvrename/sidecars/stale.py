@@ -79,7 +79,7 @@ def find_stale_sidecars(
             neighbour_names = frozenset().union(*(values for _, values in neighbours))
         stale = [(old, new) for old, new in stale if old not in (neighbour_names or ())]
         if stale:
-            finding = _build_stale_finding(path, stale, _format_command(model, pairs, rules))
+            finding = _build_stale_finding(path, stale, _format_command(model, pairs, stale, rules))
             is_beside = found.path.parent == model.parent
             severity = "error" if is_error and is_beside else finding.severity
             yield finding._replace(severity=severity)
@@ -122,7 +122,9 @@ def _build_stale_finding(path: str, stale: Sequence[tuple[str, str]], command: s
     )
 
 
-def _format_command(model: Path, pairs: Sequence[KvPair], rules: Rules) -> str:
+def _format_command(
+    model: Path, pairs: Sequence[KvPair], stale: Sequence[tuple[str, str]], rules: Rules
+) -> str:
     """Return the command that renames in the sidecars of a model, which itself is right."""
     from onnxkvrename.rules.load import DEFAULT_PROFILE, has_profile
 
@@ -131,6 +133,9 @@ def _format_command(model: Path, pairs: Sequence[KvPair], rules: Rules) -> str:
     if len(tokens) == 1:
         token = tokens.pop()
         change = ["--prefix", token] if token else ["--strip"]
+        matches = [rules.match(side, old) for old, _ in stale for side in ("input", "output")]
+        if token and any(match and match.token not in ("", token) for match in matches):
+            change.append("--replace")
     if rules.name != DEFAULT_PROFILE:
         change += ["--profile" if has_profile(rules.name) else "--rules", rules.name]
     return shlex.join(["onnxkvrename", str(model), *change])

@@ -49,11 +49,13 @@ def test_strict_makes_it_an_error(stale: Path, run) -> None:
     assert run("check-consumer", MODEL, "--strict").code == 1
 
 
-@pytest.mark.parametrize("start", ["renamed", "stripped"])
+@pytest.mark.parametrize("start", ["renamed", "stripped", "another token"])
 def test_the_hint_is_a_command_that_mends_it(start: str, stale: Path, run) -> None:
     if start == "stripped":
         rename(MODEL, strip=True, sidecars=False)
         (stale / SIDECAR).write_text(VLLM)
+    elif start == "another token":
+        (stale / SIDECAR).write_text(VLLM.replace("VLLM", "OTHER"))
     (finding,) = [f for f in inspect(MODEL).findings if f.code == "KV406"]
     assert run(*shlex.split(finding.hint)[1:]).code == 0
     assert "KV406" not in run("verify", MODEL).err
