@@ -30,7 +30,7 @@ from onnxkvrename.layout.digest import compute_layout_digest
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_layout
 from onnxkvrename.layout.manifest import manifest_to_json
-from onnxkvrename.renaming.run import stamp_models
+from onnxkvrename.renaming.run import remove_links_of_killed_runs, stamp_models
 from onnxkvrename.report.formats import Answer, Line, Screen, build_file_result, load_format
 from onnxkvrename.report.formats.text import render_finding_lines
 from onnxkvrename.report.manifest_text import (
@@ -42,7 +42,7 @@ from onnxkvrename.report.manifest_text import (
     render_layout,
 )
 from onnxkvrename.report.vllm_text import render_projection
-from onnxkvrename.rules.find_models import build_job
+from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, Options
@@ -168,6 +168,8 @@ def command(**values: Any) -> int:
     _check_projection_options(arguments)
     compile_info = _build_compile_info(arguments)
     rules = load_rules(arguments.profile, arguments.rules)
+    if arguments.stamp:
+        remove_links_of_killed_runs(find_jobs(arguments.models))
     loaded = load_layout(
         arguments.models,
         rules,

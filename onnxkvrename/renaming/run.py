@@ -184,6 +184,19 @@ def stamp_models(
     return report
 
 
+def remove_links_of_killed_runs(jobs: Sequence[RenameJob]) -> None:
+    """Remove second links that killed runs left of models, before the models are read.
+
+    To remove one later would change the status of a model, and it would no longer be the file
+    that was read.
+
+    Args:
+        jobs: The models, which are about to be rewritten in place.
+    """
+    models = [job.model for job in jobs]
+    remove_stale_files(_list_targets_to_clean(jobs), models, links_only=True)
+
+
 def check_token_change(change: TokenChange) -> None:
     """Raise :class:`RulesError` for a missing token, or for one that no name may carry."""
     if change.token is None and not change.strip:

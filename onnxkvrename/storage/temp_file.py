@@ -37,7 +37,7 @@ RECORD_SUFFIX = "-record"
 _TEMP_PREFIX_LENGTH = len(TEMP_PREFIX) + 9
 _NOT_KEPT_ERRNOS = (errno.EPERM, errno.EACCES, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of an owner or an access control list that the user or the file system cannot set."""
-_NO_LINK_ERRNOS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+NO_LINK_ERRNOS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 _FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SPACE_HINTS = ("free some space, or write elsewhere with -o", "free some space")
@@ -150,7 +150,7 @@ class ReadyFile(NamedTuple):
                 try:
                     os.link(temp_path, target, src_dir_fd=directory, dst_dir_fd=directory)
                 except OSError as error:
-                    if error.errno not in _NO_LINK_ERRNOS or is_occupied(self.target):
+                    if error.errno not in NO_LINK_ERRNOS or is_occupied(self.target):
                         raise
                     # There are no links: a rename is the next best thing.
                 else:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from onnxkvrename.errors import FlushError, KvRenameError, UndoError, WriteError
 from onnxkvrename.storage.read import build_changed_error, close_quietly
 from onnxkvrename.storage.temp_file import (
+    NO_LINK_ERRNOS,
     ReadyFile,
     build_temp_path,
     resolve_moved_path,
@@ -182,8 +183,11 @@ class Transaction:
                 os.link(file.target, backup)
             except FileNotFoundError:
                 self.log[-1] = change = change._replace(is_new=True)
-            except OSError:
-                pass  # a file system without links; the undo tells if it needs one
+            except OSError as error:
+                # Without links at all there is no backup; the undo tells if it needs one.
+                if error.errno not in NO_LINK_ERRNOS:
+                    with translate_write_errors(file.display_path):
+                        raise
         self._check_overwritten(file)
         _move(change, file.move_into_place)
 

@@ -172,6 +172,9 @@ COMMANDS = (
     ),
     Command("pictures", "inspect m.onnx --svg a.svg --html a.html", one, tells=True),
     Command(
-        "over pictures", "inspect m.onnx --svg a.svg --html a.html", with_old_outputs, tells=True
+        "over pictures",
+        "inspect m.onnx --svg a.svg --html a.html --force",
+        with_old_outputs,
+        tells=True,
     ),
 )

@@ -308,8 +308,10 @@ def test_the_harness_meets_the_calls_it_fails(harness: Harness) -> None:
 class Careless(TempFile):
     """A writer that everything here has to catch: it writes to the place itself."""
 
-    def __init__(self, target: Path, display_path: Path | None = None) -> None:
-        super().__init__(target, display_path)
+    def __init__(
+        self, target: Path, display_path: Path | None = None, root: Path | None = None
+    ) -> None:
+        super().__init__(target, display_path, root)
         os.close(self.descriptor)
         self.descriptor = os.open(self.target, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         self.has_name = True
@@ -377,7 +379,7 @@ def test_a_result_that_is_wrong_is_a_bug_and_changes_nothing(
 ) -> None:
     real, before = splice_payloads, big.read_bytes()
     monkeypatch.setattr(
-        "onnxkvrename.renaming.prepare.splice_payloads", lambda *args: tuple(harm(real(*args)))
+        "onnxkvrename.rules.kv_model.splice_payloads", lambda *args: tuple(harm(real(*args)))
     )
     outcome = run(big, "--prefix", "VLLM")
     assert outcome.code == 2
