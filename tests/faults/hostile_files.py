@@ -314,7 +314,7 @@ DATA_FILES_REFUSED = {
     "a dangling link": lay_in_place(lambda path: path.symlink_to("nowhere")),
     "a loop of links": lay_in_place(lambda path: path.symlink_to("w.bin")),
     "a link to outside": lay_in_place(lambda path: path.symlink_to("/etc/hostname")),
-    "a pipe": lay_in_place(os.mkfifo),
+    "a pipe": lay_in_place(lambda path: os.mkfifo(path)),
     "a directory": lay_in_place(Path.mkdir),
     "a socket": lay_in_place(bind_socket),
     "a device": lay_in_place(lambda path: path.symlink_to("/dev/zero")),
@@ -337,7 +337,7 @@ LINKED_MODELS = {
     "a hard link": replace_model(lambda path: os.link(path.parent / "real", path)),
 }
 MODEL_FILES_REFUSED = {
-    "a pipe": replace_model(os.mkfifo),
+    "a pipe": replace_model(lambda path: os.mkfifo(path)),
     "a directory's link": replace_model(lambda path: path.symlink_to("/")),
     "a device": replace_model(lambda path: path.symlink_to("/dev/zero")),
     "a socket": replace_model(bind_socket),
