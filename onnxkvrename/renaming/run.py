@@ -178,6 +178,7 @@ def stamp_models(
     models = check_batch(models, TokenChange(None), rules, options)
     if any(model.report.failed for model in models):
         return Report(_list_reports(models))
+    keeps_files |= remove_stale_files(targets, inputs)
     report = _write_results(models, (), options, partial(BatchWriter, inputs=inputs))
     if keeps_files and not report.failed:
         _remove_kept_files(targets, models, {}, inputs)

@@ -190,8 +190,11 @@ class _Locks:
             while self.paths:
                 path = self.paths.popitem()[0]
                 moved = resolve_moved_path(path, self.moves)
-                with suppress(OSError):  # a lock that nobody holds is in nobody's way
-                    os.unlink(moved if moved != path and self._is_own_lock(moved) else path)
+                # A query that fails is made once more. A lock that stays is in nobody's way.
+                for name in (path,) if moved == path else (moved, moved, path):
+                    with suppress(OSError):
+                        if name == path or self._is_own_lock(name):
+                            os.unlink(name)
         finally:
             if self.paths:
                 self.release()  # an interrupt leaves no lock behind

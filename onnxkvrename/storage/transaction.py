@@ -316,7 +316,8 @@ class Transaction:
         raise self._build_undo_error(
             error,
             f"nor can it be undone{why}: {len(stuck):,} of "
-            f"{len(self.planned_targets):,} results are new, the others as they were",
+            f"{max(len(self.planned_targets), len(self.log)):,} results are new, "
+            "the others as they were",
             stuck,
         ) from None
 
