@@ -19,7 +19,7 @@ from onnxkvrename.cli.options import (
     add_rules_option,
 )
 from onnxkvrename.cli.output import print_answer
-from onnxkvrename.errors import KvRenameError, WriteError
+from onnxkvrename.errors import KvRenameError, UndoError, WriteError
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.layout.inspect import ModelSummary, inspect_model
 from onnxkvrename.report.documents.inspect_json import summaries_to_json
@@ -113,18 +113,22 @@ def _render_text(summaries: Sequence[ModelSummary], screen: Screen) -> Iterator[
 
 
 def _write_pictures(summaries: Sequence[ModelSummary], arguments: _Arguments) -> None:
-    """Write the pictures that were asked for, all or none."""
+    """Write the pictures that were asked for, all or none; none where a model cannot be read."""
     if arguments.svg is None and arguments.html is None:
         return
     from onnxkvrename.report.kv_map_image import MARK, render_html, render_svg  # rich
 
     inputs = _check_picture_paths(summaries, arguments, MARK.encode("ascii"))
+    if any(summary.error is not None for summary in summaries):
+        return
     renderers = ((arguments.svg, render_svg), (arguments.html, render_html))
     pictures = {
         path: render(summaries).encode("utf-8") for path, render in renderers if path is not None
     }
     try:
         write_files(pictures, force=True, inputs=inputs)
+    except UndoError:
+        raise  # it says itself what was written
     except WriteError as error:
         hint = "no picture was written; choose another place for it"
         raise WriteError(error.message, path=error.path, hint=hint) from None

@@ -194,13 +194,13 @@ class TempFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
+        is_closed = False
         try:
-            if os.name == "nt":  # pragma: no cover - an open file cannot be removed there
-                close_quietly(self.descriptor)
-            if kind is not None or not self.is_finished:
-                _remove_temp_file(self.temp_path)
+            close_quietly(self.descriptor)  # first: Windows removes no open file
+            is_closed = True
         finally:
-            close_quietly(self.descriptor)
+            if kind is not None or not (is_closed and self.is_finished):
+                _remove_temp_file(self.temp_path)
 
     @property
     def size(self) -> int:

@@ -171,7 +171,7 @@ class Trial:
             assert is_needed, f"{where}: left {leftovers}"
         if code == 0:
             assert kept == self.new, where
-        elif kept == self.new:
+        elif kept == self.new != self.old:
             assert fault.after or is_told_to_be_in_place(result), f"{where}: done, but not said"
         elif self.command.steps and self.is_between(kept):
             pass
