@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError, WriteError
@@ -66,8 +66,9 @@ def _set_attributes(temp_file: TempFile, target: Path) -> None:
     if status is None or not stat.S_ISREG(status.st_mode):
         temp_file.set_default_mode()
         return
-    # Of a file that cannot be read it is not known who may: then only the owner.
-    with suppress(ModelError), open_file(target) as replaced:
+    if not os.access(target, os.R_OK):
+        return  # it is not known who may read it: then only the owner
+    with open_file(target) as replaced:
         temp_file.copy_attributes(replaced, owner=True, force=True)
 
 
