@@ -265,10 +265,7 @@ class _Comparison:
         self, expected: Sequence[Record], actual: Sequence[Record], place: _Place, number: int
     ) -> None:
         """Compare fields that onnx does not know, or groups, by their bytes."""
-        equal = len(expected) == len(actual) and all(
-            self._has_equal_bytes(one, other) for one, other in zip(expected, actual, strict=True)
-        )
-        if not equal:
+        if not self._have_equal_bytes(expected, actual):
             name = f"field {number}" if number else "a group"
             self.add("content", place.enter(name), "differs")
 
@@ -291,10 +288,7 @@ class _Comparison:
                 text = f"{texts[1]} instead of {texts[0]}"
                 self.add("content", place.enter(field.name, f"[{index}]"), text)
                 return
-        same_records = len(expected) == len(actual) and all(
-            self._has_equal_bytes(one, other) for one, other in zip(expected, actual, strict=True)
-        )
-        if not same_records:
+        if not self._have_equal_bytes(expected, actual):
             self.add("encoding", place.enter(field.name), "is written otherwise")
 
     def _compare_field(
@@ -351,6 +345,12 @@ class _Comparison:
                 f"{show_value(self.actual, other, field)} "
                 f"instead of {show_value(self.expected, one, field)}"
             ),
+        )
+
+    def _have_equal_bytes(self, expected: Sequence[Record], actual: Sequence[Record]) -> bool:
+        """Return whether two sequences of records are equal with their tags and lengths."""
+        return len(expected) == len(actual) and all(
+            self._has_equal_bytes(one, other) for one, other in zip(expected, actual, strict=True)
         )
 
     def _has_equal_bytes(self, one: Record, other: Record) -> bool:

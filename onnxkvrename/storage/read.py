@@ -240,13 +240,18 @@ def has_content(path: Path, size: int, parts: Iterable[bytes]) -> bool:
         ModelError: There is no such file, or it cannot be read.
     """
     with open_file(path) as file:
-        if file.size != size:
+        return is_content_of(file, size, parts)
+
+
+def is_content_of(file: OpenFile, size: int, parts: Iterable[bytes]) -> bool:
+    """Return whether an open file has exactly the given content; see :func:`has_content`."""
+    if file.size != size:
+        return False
+    offset = 0
+    for part in parts:
+        if file.read(offset, len(part)) != part:
             return False
-        offset = 0
-        for part in parts:
-            if file.read(offset, len(part)) != part:
-                return False
-            offset += len(part)
+        offset += len(part)
     return True
 
 

@@ -26,7 +26,7 @@ from onnxkvrename.model.protobuf import ByteSource, Piece
 from onnxkvrename.rules.kv_model import KvModel, ScannedModel, scan_model, splice_model
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.storage.read import OpenFile, read_chunks
+from onnxkvrename.storage.read import is_content_of, read_chunks
 
 Equality = Literal["bytes", "content", "different"]
 
@@ -87,7 +87,8 @@ def prove_renamed(
         pieces = _build_expected_pieces(result.source, source.source, scanned)
         findings = list(_find_refusals(scanned.model))
         equality: Equality = "different" if findings else "bytes"
-        if not _has_pieces(result.file, source.file, pieces):
+        expected = read_pieces(source.file, pieces)
+        if not is_content_of(result.file, sum_piece_sizes(pieces), expected):
             findings += _list_differences(
                 build_spliced_source(source.source, pieces), result.source, up_to_order
             )
@@ -146,18 +147,6 @@ def _find_refusals(source: KvModel) -> Iterator[Finding]:
             yield build_finding(
                 "KV121", finding.name, f"cannot be renamed: {finding.message}", finding.hint
             )
-
-
-def _has_pieces(result: OpenFile, source: OpenFile, pieces: Sequence[Piece]) -> bool:
-    """Return whether a file consists of these pieces of another one."""
-    if result.size != sum_piece_sizes(pieces):
-        return False
-    offset = 0
-    for part in read_pieces(source, pieces):
-        if result.read(offset, len(part)) != part:
-            return False
-        offset += len(part)
-    return True
 
 
 def _list_differences(
