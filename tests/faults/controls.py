@@ -15,11 +15,13 @@ from onnxkvrename.storage.temp_file import ReadyFile, TempFile
 from onnxkvrename.storage.transaction import Transaction
 
 
-class _WriterInPlace(TempFile):
+class WriterInPlace(TempFile):
     """Writes to the target itself."""
 
-    def __init__(self, target: Path, display_path: Path | None = None) -> None:
-        super().__init__(target, display_path)
+    def __init__(
+        self, target: Path, display_path: Path | None = None, root: Path | None = None
+    ) -> None:
+        super().__init__(target, display_path, root)
         os.close(self.descriptor)
         self.descriptor = os.open(self.target, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         self.has_name = True
@@ -31,7 +33,7 @@ class _WriterInPlace(TempFile):
 
 def write_in_place() -> None:
     """Write to the target itself from now on."""
-    writing.TempFile = _WriterInPlace  # type: ignore[misc]
+    writing.TempFile = WriterInPlace  # type: ignore[misc]
 
 
 def _leave_half_placed() -> None:

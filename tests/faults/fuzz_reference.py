@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 
 from google.protobuf.message import DecodeError
-from models import defined, every, patched
+from models import defined, patched
 from onnx import ModelProto
 
 from onnxkvrename import KvRenameError, load_rules, rename_bytes
@@ -46,8 +46,7 @@ def _find_mistake_in_undo(raw: bytes, result: bytes) -> str | None:
     try:
         undone = rename_bytes(result, strip=True, rules=RULES)
     except KvRenameError as error:
-        # A subgraph that hid a buffer's name has a value of that name: the undo is refused.
-        return None if has_hidden_name(raw) else f"the token cannot be taken out: {error}"
+        return f"the token cannot be taken out: {error}"
     return None if undone == raw else "taking the token out does not give back the original"
 
 
@@ -103,15 +102,6 @@ def _restore_hidden_bindings(model: ModelProto, result: ModelProto) -> None:
                     new.key = old.key
                 if new.value != old.value and old.value in own[kind]:
                     new.value = old.value
-
-
-def has_hidden_name(raw: bytes) -> bool:
-    """Return whether a graph other than the main one has a value with a buffer's name."""
-    model = read_model(raw)
-    if model is None:
-        return True  # nobody can tell
-    names = {value.name for value in (*model.graph.input, *model.graph.output)}
-    return any(names & defined(message) for message in every(model) if message is not model.graph)
 
 
 def list_symbols(model: ModelProto) -> dict[str, str]:

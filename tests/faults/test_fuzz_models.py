@@ -6,7 +6,7 @@ from contextlib import suppress
 from random import Random
 
 from faults.fuzz_models import build_random_model, fuzz_model, write_message
-from google.protobuf.message import DecodeError
+from faults.fuzz_reference import is_readable
 from models import every
 from onnx import ModelProto
 
@@ -14,14 +14,6 @@ from onnxkvrename.api.memory import rename_bytes
 from onnxkvrename.errors import KvRenameError
 
 SEEDS = range(60)
-
-
-def is_readable(raw: bytes) -> bool:
-    try:
-        ModelProto.FromString(raw)
-    except DecodeError:
-        return False
-    return True
 
 
 def test_every_form_of_a_model_reads_the_same():

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import models
 import onnx
 import pytest
+from faults.controls import WriterInPlace
 from models import saved
 
 from onnxkvrename import KvRenameError, WriteError, load_rules, rename
@@ -31,7 +32,7 @@ from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.results import Options
-from onnxkvrename.storage.temp_file import TEMP_PREFIX, ReadyFile, TempFile
+from onnxkvrename.storage.temp_file import TEMP_PREFIX, TempFile
 from onnxkvrename.storage.transaction import Transaction
 
 WEIGHTS = bytes(range(256)) * 1024
@@ -305,27 +306,11 @@ def test_the_harness_meets_the_calls_it_fails(harness: Harness) -> None:
     assert ("rename" in met) == (harness.situation.place != "in place")
 
 
-class Careless(TempFile):
-    """A writer that everything here has to catch: it writes to the place itself."""
-
-    def __init__(
-        self, target: Path, display_path: Path | None = None, root: Path | None = None
-    ) -> None:
-        super().__init__(target, display_path, root)
-        os.close(self.descriptor)
-        self.descriptor = os.open(self.target, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        self.has_name = True
-
-    def finish(self, *, replace: bool) -> ReadyFile:
-        os.link(self.target, self.temp_path)
-        return super().finish(replace=True)
-
-
 @pytest.mark.parametrize("harness", [Situation(1, "in place", False)], indirect=True)
 def test_the_harness_catches_a_writer_that_is_careless(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "TempFile", Careless)
+    monkeypatch.setattr(writing, "TempFile", WriterInPlace)
     with pytest.raises(AssertionError):
         exhaust(harness, "fchmod", refuse(errno.EIO))
 
