@@ -34,11 +34,16 @@ def write_intent(moves: Mapping[Path, Path]) -> Iterator[None]:
     except UndoError:
         raise  # it says where the directory goes when the work is finished
     except BaseException:
-        for link in links:
-            with suppress(OSError):
-                os.unlink(link)
+        _remove_links(links)
         raise
+    _remove_links(links)  # they are known, whether or not their directory can be listed
     clear_intent(moves)
+
+
+def _remove_links(links: list[Path]) -> None:
+    for link in links:
+        with suppress(OSError):
+            os.unlink(link)
 
 
 def clear_intent(moves: Mapping[Path, Path]) -> None:
