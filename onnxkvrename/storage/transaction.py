@@ -219,11 +219,11 @@ class Transaction:
                 moved is moved back when the context ends, unless the last change was made.
         """
         for number, stage in enumerate(stages, 1):
+            last = final and number == len(stages)
             with translate_write_errors(stage.target):
-                inode = _read_inode(stage.directory)
-            change = _Change(stage.target, stage.target, inode, previous_path=stage.directory)
-            self._log_change(change, last=final and number == len(stages))
-            _move(change, stage.move_into_place)
+                self._move_directory(
+                    stage.directory, stage.target, stage.move_into_place, last=last
+                )
         self._sync_directories(stage.target.parent for stage in stages)
 
     def rename_directories(self, moves: Mapping[Path, Path]) -> None:
@@ -242,12 +242,17 @@ class Transaction:
         from onnxkvrename.storage.directories import rename_directory  # only for --seed-cache
 
         for number, (directory, target) in enumerate(moves.items(), 1):
+            move = partial(rename_directory, directory, target)
             with translate_write_errors(directory):
-                inode = _read_inode(directory)
-            change = _Change(target, target, inode, previous_path=directory)
-            self._log_change(change, last=number == len(moves))
-            _move(change, partial(rename_directory, directory, target))
+                self._move_directory(directory, target, move, last=number == len(moves))
         self._sync_directories(target.parent for target in moves.values())
+
+    def _move_directory(
+        self, source: Path, target: Path, move_into_place: Callable[[], None], *, last: bool
+    ) -> None:
+        change = _Change(target, target, _read_inode(source), previous_path=source)
+        self._log_change(change, last=last)
+        _move(change, move_into_place)
 
     def _sync_directories(self, directories: Iterable[Path]) -> None:
         for directory in dict.fromkeys(directories):
