@@ -94,7 +94,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV622": ("error", "a layer that vLLM would refuse, or has no cache for"),
     "KV623": ("error", "prefill and decode are not of one model: their weights differ"),
 }
-"""Severity and meaning of every code; the table in the README is made from this."""
+"""Severity and meaning of every code; `docs/findings.md` explains each."""
 
 
 _MAX_LISTED = 5

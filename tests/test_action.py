@@ -151,6 +151,13 @@ def test_a_switch_is_true_or_false(machine: Machine, name: str, value: str) -> N
     assert outcome.out == f"::error::{name} is neither true nor false\n"
 
 
+def test_a_target_decides_the_token(machine: Machine) -> None:
+    inputs = {"paths": "windows", "target": "vllm-qaic", "install": "none", "check": "false"}
+    assert ci_machine.run_action(machine, inputs).code == 0
+    for path in (machine.workspace / "windows").rglob("*.onnx"):
+        assert b"past_key.0" not in path.read_bytes().replace(b"past_key.0_vllmKvCache", b"")
+
+
 @pytest.mark.parametrize(("name", "said"), [("paths", "no MODEL given"), ("prefix", "no --prefix")])
 def test_an_input_left_out_is_told(machine: Machine, name: str, said: str) -> None:
     outcome = ci_machine.run_action(machine, {**GIVEN, name: ""})

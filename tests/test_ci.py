@@ -14,9 +14,11 @@ import yaml
 from ci_machine import ACTION, ROOT, Machine
 from conftest import FIXTURES, Snapshot
 
+import onnxkvrename
+
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 TEXT = (ROOT / "docs" / "ci.md").read_text("utf-8")
-STATES = pytest.mark.parametrize(("state", "code"), [("plain", 1), ("VLLM", 0)])
+STATES = pytest.mark.parametrize(("state", "code"), [("plain", 1), ("renamed", 0)])
 PACKAGE = "/a wheel.whl"
 
 
@@ -43,7 +45,9 @@ def machine(tmp_path: Path) -> Machine:
 def exported(machine: Machine, state: str = "plain") -> Path:
     """The windows of a set, in the working directory."""
     there = machine.workspace / "windows"
-    shutil.copytree(FIXTURES / state / "windows", there)
+    shutil.copytree(FIXTURES / "plain" / "windows", there)
+    if state == "renamed":
+        assert not onnxkvrename.rename_all([there], "vllmKvCache").failed
     return there
 
 
@@ -100,7 +104,7 @@ def test_the_step_for_any_other_system(machine: Machine, shell: str, state: str,
 
 @pytest.mark.parametrize("name", ["github", "gitlab", "shell"])
 def test_what_cannot_be_installed_fails_the_step(machine: Machine, name: str) -> None:
-    exported(machine, "VLLM")
+    exported(machine, "renamed")
     script = block(name)
     if name != "shell":
         (job,) = (yaml.safe_load(script).get("jobs") or yaml.safe_load(script)).values()

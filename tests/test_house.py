@@ -14,13 +14,10 @@ from types import FunctionType
 from typing import NamedTuple
 
 import pytest
-from readme_help import COMMANDS, find_help, render_help
 
 import onnxkvrename
-from onnxkvrename.cli import main as cli
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import CODES
-from onnxkvrename.rules.checks import load_codes
 
 PACKAGE = Path(onnxkvrename.__file__).parent
 ROOT = Path(__file__).resolve().parent.parent
@@ -232,15 +229,6 @@ def test_the_console_script_loads_nothing_heavy(decoder: Path, spawn) -> None:
     check_light([line.rpartition("|")[2].strip() for line in process.stderr.splitlines()])
 
 
-def readme() -> str:
-    return (ROOT / "README.md").read_text("utf-8")
-
-
-def test_the_readme_lists_the_codes() -> None:
-    rows = re.findall(r"^\| (KV[0-9]{3}) \| (\w+) \| (.+) \|$", readme(), re.MULTILINE)
-    assert rows == [(code, *meaning) for code, meaning in load_codes().items()]
-
-
 def asserted_codes(tree: ast.AST) -> set[str]:
     """The codes that the tests of a module assert, themselves or by a helper that asserts, and
     those among the cases of a parametrization.
@@ -308,17 +296,6 @@ def test_every_code_has_a_test() -> None:
 )
 def test_only_what_is_asserted_is_tested(text: str, codes: set[str]) -> None:
     assert asserted_codes(ast.parse(text)) == codes
-
-
-def test_every_command_is_known_here() -> None:
-    assert tuple(COMMANDS) == ("", *(f" {name}" for name in cli.COMMANDS[1:]))
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_readme_shows_the_help(name: str) -> None:
-    shown = find_help(readme(), name)
-    assert shown is not None
-    assert shown[1] == render_help(name), "python tests/readme_help.py writes it"
 
 
 def test_every_file_that_contributing_names_is_there() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from pathlib import Path
@@ -58,12 +57,3 @@ def test_the_example_has_the_published_figures() -> None:
 
 def test_the_default_layout_is_documented() -> None:
     assert f"In 0.33 that is `{KV_CACHE_LAYOUTS[0]}`" in TEXT
-
-
-def test_every_link_exists() -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
-    assert "](docs/vllm.md)" in readme
-    links = re.findall(r"\]\(([^)]+)\)", TEXT)
-    assert links
-    inside = [link for link in links if "://" not in link]
-    assert [link for link in inside if not os.path.exists(ROOT / "docs" / link)] == []

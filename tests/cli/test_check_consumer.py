@@ -23,11 +23,6 @@ SCHEMA = json.loads(
         "utf-8"
     )
 )
-FOUND = re.findall(
-    r"<!-- found -->\n```console\n\$ onnxkvrename (check-consumer [^\n]+)\n(.*?)```",
-    (ROOT / "README.md").read_text("utf-8"),
-    re.DOTALL,
-)
 
 
 @pytest.fixture
@@ -49,19 +44,6 @@ def document(outcome: Any) -> dict[str, Any]:
 def codes(found: dict[str, Any]) -> set[str]:
     """Return the codes of all findings in a document."""
     return {one["code"] for model in found["models"] for one in model["findings"]}
-
-
-@pytest.mark.parametrize(("command", "said"), FOUND)
-def test_the_readme_shows_what_is_found(
-    command: str, said: str, run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    outcome = run(*shlex.split(command))
-    assert (outcome.code, outcome.out + outcome.err) == (1, said)
-
-
-def test_the_readme_shows_something() -> None:
-    assert FOUND
 
 
 def test_what_can_be_taken_is_told_in_one_line(taken: Path, run) -> None:

@@ -300,10 +300,10 @@ def test_a_pipe_gets_colour_in_verdict_and_table_or_in_neither(run, named, monke
 
 @pytest.mark.parametrize("line", re.findall(
     r"^onnxkvrename (compare (?:prefill|decode)\.onnx .*?)(?: +#.*)?$",
-    (FIXTURES.parent / "README.md").read_text("utf-8"),
+    (FIXTURES.parent / "docs" / "compare.md").read_text("utf-8"),
     re.MULTILINE,
 ))  # fmt: skip
-def test_the_lines_of_the_readme_can_be_run(
+def test_the_lines_of_the_page_can_be_run(
     line: str, run, named, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -352,19 +352,6 @@ def test_a_name_that_would_paint_or_break_lines_is_shown_escaped(run, tmp_path: 
     outcome = run("compare", path, FIXTURES / "plain" / "decoder.onnx")
     assert "\x1b" not in outcome.out + outcome.err
     document(run("compare", path, path, "--format", "json").out)
-
-
-def test_the_readme_shows_what_it_says(run, tmp_path: Path, monkeypatch) -> None:
-    readme = (FIXTURES.parent / "README.md").read_text("utf-8")
-    found = re.search(r"<!-- compared -->\n```console\n(.*?)```", readme, re.DOTALL)
-    assert found is not None
-    (tmp_path / "fixtures").symlink_to(FIXTURES)
-    monkeypatch.chdir(tmp_path)
-    said = ""
-    for command in re.findall(r"^\$ onnxkvrename (.*)$", found[1], re.MULTILINE):
-        outcome = run(*command.split())
-        said += f"$ onnxkvrename {command}\n{outcome.out}{outcome.err}"
-    assert said == found[1]
 
 
 # Real exports.

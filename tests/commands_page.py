@@ -1,4 +1,4 @@
-"""The help pages in the README; run as a script, this file writes them anew."""
+"""The help pages in docs/commands.md; run as a script, this file writes them again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxkvrename.cli import (
     verify,
 )
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
 COMMANDS = {
     "": rename.command,
     " verify": verify.command,
@@ -44,13 +44,13 @@ def render_help(name: str) -> str:
 
 
 def replace_help(text: str) -> str:
-    """Return the README's text with the help page of every command as it is now."""
+    """Return the page with the help of every command as it is now."""
     for name in COMMANDS:
         shown = find_help(text, name)
-        assert shown is not None, f"the README has no block for the help of onnxkvrename{name}"
+        assert shown is not None, f"no block for the help of onnxkvrename{name}"
         text = text[: shown.start(1)] + render_help(name) + text[shown.end(1) :]
     return text
 
 
 if __name__ == "__main__":
-    README.write_text(replace_help(README.read_text("utf-8")), "utf-8")
+    PAGE.write_text(replace_help(PAGE.read_text("utf-8")), "utf-8")

@@ -1,0 +1,154 @@
+"""The README and docs/: output is the program's own, commands are valid, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import pytest
+from commands_page import COMMANDS, PAGE, find_help, render_help
+from conftest import FIXTURES
+
+from onnxkvrename import findings
+from onnxkvrename.cli import main as cli
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+PAGES = (README, *sorted((ROOT / "docs").rglob("*.md")))
+TEXTS = {path: path.read_text("utf-8") for path in PAGES}
+
+
+class Shown(NamedTuple):
+    """A block of commands with their output, and the exit code of the last one."""
+
+    page: Path
+    text: str
+    code: int
+
+    def __str__(self) -> str:
+        return f"{self.page.name}: {self.text.splitlines()[0]}"
+
+
+SHOWN = [
+    Shown(page, match[2], int(match[1] or 0))
+    for page, text in TEXTS.items()
+    for match in re.finditer(r"<!-- shown ?(\d*) -->\n```console\n(.*?)```", text, re.DOTALL)
+]
+
+
+def list_commands(text: str) -> list[str]:
+    """Return the calls of the program in the blocks of a page, without their comments."""
+    blocks = re.findall(r"```(?:sh|console)\n(.*?)```", text, re.DOTALL)
+    lines = (line.removeprefix("$ ") for block in blocks for line in block.splitlines())
+    calls = (line for line in lines if line.startswith("onnxkvrename ") and "|" not in line)
+    return [re.split(r" +#| > ", call)[0] for call in calls]
+
+
+CALLS = sorted({call for text in TEXTS.values() for call in list_commands(text)})
+
+
+def test_the_pages_show_something() -> None:
+    assert len(SHOWN) >= 7
+    assert len(CALLS) >= 30
+
+
+@pytest.mark.parametrize("shown", SHOWN, ids=str)
+def test_shown_output_is_what_the_commands_print(
+    shown: Shown, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fixtures").symlink_to(FIXTURES)
+    monkeypatch.chdir(tmp_path)
+    text, code = "", 0
+    for command in re.findall(r"^\$ onnxkvrename (.*)$", shown.text, re.MULTILINE):
+        outcome = run(*shlex.split(command))
+        text, code = f"{text}$ onnxkvrename {command}\n{outcome.out}{outcome.err}", outcome.code
+    assert (text, code) == (shown.text, shown.code)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_shown_commands_are_valid(call: str) -> None:
+    """Their options exist and have valid values; the files are the reader's."""
+    _, *words = shlex.split(re.sub(r"\$\w+", "1", call))  # $jobs
+    name = words[0] if words[0] in cli.COMMANDS else ""
+    command = COMMANDS[f" {name}" if name and name != cli.COMMANDS[0] else ""]
+    command.make_context("onnxkvrename", words[1:] if name else words)
+
+
+@pytest.mark.parametrize("call", [call for call in CALLS if " fixtures/" in call])
+def test_commands_on_fixtures_can_be_run(
+    call: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fixtures").symlink_to(FIXTURES)
+    monkeypatch.chdir(tmp_path)
+    assert run(*shlex.split(call)[1:]).code in (0, 1)
+
+
+def test_an_unknown_option_would_be_found() -> None:
+    with pytest.raises(click.NoSuchOption):
+        test_shown_commands_are_valid("onnxkvrename verify model.onnx --prefixes VLLM")
+
+
+def read_anchors(path: Path) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", TEXTS.get(path) or path.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", TEXTS[page], flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in read_anchors(target), link
+
+
+def test_the_readme_is_short_and_begins_with_rename() -> None:
+    lines = TEXTS[README].splitlines()
+    assert len(lines) <= 180
+    assert lines[2].startswith("Rename ")
+
+
+def test_the_readme_shows_what_a_terminal_shows(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = re.search(r"<!-- terminal -->\n```console\n\$ (.*?)\n(.*?)```", TEXTS[README], re.S)
+    assert block is not None
+    (tmp_path / "model.onnx").write_bytes((FIXTURES / "plain" / "decoder.onnx").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("onnxkvrename.cli.output.is_terminal", lambda stream: True)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    outcome = run(*shlex.split(block[1])[1:])
+    assert re.sub("\x1b\\[[0-9;]*m", "", outcome.out + outcome.err) == block[2]
+
+
+def test_the_readme_links_to_every_command() -> None:
+    table = TEXTS[README].partition("## Commands")[2].partition("\n## ")[0]
+    assert [name for name in cli.COMMANDS[1:] if f"| [`{name}`]" not in table] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_page_has_the_help_of_every_command(name: str) -> None:
+    shown = find_help(TEXTS[PAGE], name)
+    assert shown is not None
+    assert shown[1] == render_help(name), "python tests/commands_page.py writes it"
+
+
+def test_every_command_has_a_help_page() -> None:
+    assert tuple(COMMANDS) == ("", *(f" {name}" for name in cli.COMMANDS[1:]))
+
+
+def test_every_finding_code_has_a_heading_with_its_severity_and_meaning() -> None:
+    page = TEXTS[ROOT / "docs" / "findings.md"]
+    rows = re.findall(r"^### (KV\d{3})\n\n\*\*(\w+): (.+)\*\*\n\n(.+)\n\n\*Fix:\* .+$", page, re.M)
+    assert [(code, severity, meaning) for code, severity, meaning, _ in rows] == [
+        (code, *meaning) for code, meaning in findings.CODES.items()
+    ]
