@@ -20,6 +20,7 @@ from onnxkvrename.cli.options import (
     add_rules_option,
     add_strict_option,
     add_verbose_option,
+    add_version_option,
     parse_dim_sizes,
 )
 from onnxkvrename.cli.output import print_answer
@@ -60,7 +61,7 @@ class _Arguments(NamedTuple):
 
 
 @click.command(
-    "onnxkvrename check-consumer",
+    "check-consumer",
     context_settings=CONTEXT_SETTINGS,
     epilog="Exit codes: 0 it can; 1 a finding of severity error; 2 the job could not be done; "
     "130 interrupted.",
@@ -82,6 +83,7 @@ class _Arguments(NamedTuple):
 @add_format_option()
 @add_quiet_option()
 @add_verbose_option("Show what is selected, in its order.")
+@add_version_option()
 def command(**values: Any) -> int:
     """Can this consumer take the KV buffers of MODEL? Say what would go wrong on the device.
 

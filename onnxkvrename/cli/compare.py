@@ -22,6 +22,7 @@ from onnxkvrename.cli.options import (
     add_quiet_option,
     add_rules_option,
     add_verbose_option,
+    add_version_option,
     parse_dim_sizes,
 )
 from onnxkvrename.cli.output import print_answer
@@ -88,7 +89,7 @@ class _Arguments(NamedTuple):
 
 
 @click.command(
-    "onnxkvrename compare",
+    "compare",
     context_settings=CONTEXT_SETTINGS,
     epilog="Exit codes: 0 the hand-off works; 1 it would corrupt, lose or fail; 2 the job could "
     "not be done; 130 interrupted.",
@@ -118,6 +119,7 @@ class _Arguments(NamedTuple):
 @add_format_option()
 @add_quiet_option()
 @add_verbose_option("Show every finding.")
+@add_version_option()
 def command(**values: Any) -> int:
     """Say whether decode will find prefill's KV buffers where it looks for them.
 

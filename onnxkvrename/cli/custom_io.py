@@ -13,6 +13,7 @@ from onnxkvrename.cli.options import (
     OutputFile,
     add_profile_option,
     add_rules_option,
+    add_version_option,
 )
 from onnxkvrename.cli.output import print_lines
 from onnxkvrename.errors import ModelError
@@ -43,7 +44,7 @@ class _Arguments(NamedTuple):
 
 
 @click.command(
-    "onnxkvrename custom-io",
+    "custom-io",
     context_settings=CONTEXT_SETTINGS,
     epilog="Exit codes: 0 done; 2 the job could not be done; 130 interrupted.",
 )
@@ -70,6 +71,7 @@ class _Arguments(NamedTuple):
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @add_profile_option()
 @add_rules_option()
+@add_version_option()
 def command(**values: Any) -> int:
     """Write a fresh custom_io.yaml: the precision of every KV input and output of MODEL."""
     arguments = _Arguments(**values)

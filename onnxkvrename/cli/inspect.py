@@ -17,6 +17,7 @@ from onnxkvrename.cli.options import (
     add_models_argument,
     add_profile_option,
     add_rules_option,
+    add_version_option,
 )
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError, UndoError, WriteError
@@ -46,7 +47,7 @@ class _Arguments(NamedTuple):
 
 
 @click.command(
-    "onnxkvrename inspect",
+    "inspect",
     context_settings=CONTEXT_SETTINGS,
     epilog="Exit codes: 0 nothing wrong; 1 a finding of severity error; 2 the job could not be "
     "done; 130 interrupted.",
@@ -62,6 +63,7 @@ class _Arguments(NamedTuple):
 @add_profile_option()
 @add_rules_option()
 @add_format_option()
+@add_version_option()
 def command(**values: Any) -> int:
     """Show what is in a model: its KV buffers by layer, their kinds, token, weights, findings.
 

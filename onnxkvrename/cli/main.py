@@ -17,6 +17,8 @@ from typing import Any
 
 import click
 
+from onnxkvrename import __version__
+from onnxkvrename.cli.options import CONTEXT_SETTINGS
 from onnxkvrename.cli.output import (
     occupy_closed_streams,
     print_answer,
@@ -28,18 +30,81 @@ from onnxkvrename.findings import decide_exit_code, find_similar
 from onnxkvrename.report.formats import Answer, Line, list_formats
 from onnxkvrename.storage.read import is_occupied
 
-COMMANDS = (
-    "rename",
-    "verify",
-    "inspect",
-    "custom-io",
-    "manifest",
-    "check-consumer",
-    "compare",
-    "recover",
+COMMANDS = {
+    "rename": "Rename KV buffers (the default: the word can be left out).",
+    "verify": "Check whether each KV buffer is retained.",
+    "inspect": "Show what is in a model.",
+    "check-consumer": "Check whether a consumer can use the KV buffers.",
+    "compare": "Check whether prefill and decode fit together.",
+    "manifest": "Describe the KV layout as JSON, and what vLLM makes of it.",
+    "custom-io": "Write a custom_io.yaml with the precision of every KV buffer.",
+    "recover": "Finish or undo a run that was killed halfway.",
+    "profiles": "List built-in rules, or print some.",
+    "explain": "Explain a finding, such as KV402.",
+}
+"""Each command, and what it does. The first is the default; each is a module of this package,
+which is loaded when the command runs."""
+DEFAULT_COMMAND = next(iter(COMMANDS))
+_EAGER_OPTIONS = frozenset(("-h", "--help", "-V", "--version"))
+
+
+class Program(click.Group):
+    """All commands; what does not begin with one is for the default command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command's name, or put in that of the default command."""
+        if args and args[0] not in COMMANDS and args[0] not in _EAGER_OPTIONS:
+            args = [DEFAULT_COMMAND, *args]
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Load a command."""
+        return load_command(cmd_name).command if cmd_name in COMMANDS else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what each command does."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, then the options of the default command."""
+        self.format_commands(ctx, formatter)
+        default: click.Command = load_command(DEFAULT_COMMAND).command
+        default.format_options(click.Context(default, parent=ctx), formatter)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        """Complete a command, an option of the default command, or a model."""
+        from click.shell_completion import CompletionItem  # only for a shell
+
+        default: click.Command = load_command(DEFAULT_COMMAND).command
+        context = click.Context(default, info_name=DEFAULT_COMMAND, parent=ctx)
+        items = [] if incomplete.startswith("-") else super().shell_complete(ctx, incomplete)
+        items += default.shell_complete(context, incomplete)
+        if not incomplete.startswith("-"):
+            items.append(CompletionItem(incomplete, type="file"))
+        return items
+
+
+@click.group(
+    "onnxkvrename",
+    cls=Program,
+    context_settings=CONTEXT_SETTINGS,
+    options_metavar="",
+    subcommand_metavar="[COMMAND] MODEL... [OPTIONS]",
+    epilog="`onnxkvrename COMMAND --help` shows the options of a command. Exit codes: 0 done or "
+    "nothing to do; 1 a finding of severity error, or --check found a name that would change; "
+    "2 the job could not be done; 130 interrupted.",
 )
-"""The first is the default; a command's module is loaded when it runs."""
-_EAGER_OPTIONS = {"-h", "--help", "-V", "--version"}
+@click.version_option(__version__, "-V", "--version", message="onnxkvrename %(version)s")
+def program() -> None:
+    """Rename the KV-cache buffers of exported ONNX models so that vLLM can select them.
+
+    MODEL is an .onnx file, or a directory: then every .onnx file below it.
+    """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,15 +120,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     occupy_closed_streams()
     args = list(sys.argv[1:] if argv is None else argv)
     is_named = bool(args) and args[0] in COMMANDS
-    name = args.pop(0) if is_named else COMMANDS[0]
-    prog_name = "onnxkvrename" if name == COMMANDS[0] else f"onnxkvrename {name}"
+    name = args[0] if is_named else DEFAULT_COMMAND
     try:
         with _interrupt_on_signals(), _print_warnings(), _guard_help_output(args):
-            command = _load_command(name).command
+            load_command(name)  # here, as click would print a line if this is interrupted
             if not is_named:
                 _check_command_name(args)
-            code = command.main(args, prog_name=prog_name, standalone_mode=False)
+            code = program.main(args or [name], prog_name="onnxkvrename", standalone_mode=False)
         return int(code or 0)
+    except SystemExit as end:  # what a shell completes is printed, and nothing is run
+        return int(end.code or 0)
     except click.ClickException as error:
         message = error.format_message().rstrip(".")
         hint = None if message.endswith(")") else "--help lists all options"
@@ -110,7 +176,14 @@ def _guard_help_output(args: Sequence[str]) -> AbstractContextManager[None]:
 
 
 def _check_command_name(args: Sequence[str]) -> None:
-    """Raise :class:`KvRenameError` if the first word looks like a misspelt command, not a file."""
+    """Check that the first word is not a misspelled command.
+
+    Args:
+        args: All arguments. A word that names a file is a model.
+
+    Raises:
+        KvRenameError: It looks like one.
+    """
     if not args or not args[0].replace("-", "").isalpha() or args[0].startswith("-"):
         return
     if is_occupied(args[0]):
@@ -119,15 +192,16 @@ def _check_command_name(args: Sequence[str]) -> None:
     similar = next(longer, None) or find_similar(args[0], COMMANDS)
     if similar is not None:
         hint = f"did you mean {similar}?"
-        raise KvRenameError(f"{args[0]} is no command, and no file", hint=hint)
+        raise KvRenameError(f"no such file or command: {args[0]}", hint=hint)
 
 
-def _load_command(name: str) -> Any:
+def load_command(name: str) -> Any:
     """Import the module of a command, with its ``command`` and, if any, ``render_failure``."""
     return import_module(_build_module_name(name))
 
 
 def _build_module_name(name: str) -> str:
+    """Return the name of a command's module."""
     return f"onnxkvrename.cli.{name.replace('-', '_')}"
 
 
@@ -143,7 +217,8 @@ def _read_verbose_option(name: str, args: Sequence[str]) -> bool:
     """Return whether ``-v`` is among the options, alone or as in ``-qv``."""
     with suppress(Exception):  # the bug may be in reading the options
         command: click.Command = _find_loaded_command(name).command
-        context = command.make_context(name, list(args), resilient_parsing=True)
+        rest = args[1:] if args[:1] == [name] else args
+        context = command.make_context(name, list(rest), resilient_parsing=True)
         return bool(context.params.get("verbose"))
     return False
 

@@ -21,6 +21,7 @@ from onnxkvrename.cli.options import (
     add_rules_option,
     add_strict_option,
     add_verbose_option,
+    add_version_option,
     parse_dim_sizes,
 )
 from onnxkvrename.cli.output import print_answer, print_lines
@@ -97,7 +98,7 @@ class _ManifestResult(NamedTuple):
 
 
 @click.command(
-    "onnxkvrename manifest",
+    "manifest",
     context_settings=CONTEXT_SETTINGS,
     epilog="Exit codes: 0 nothing wrong; 1 a finding of severity error, with the manifest all the "
     "same; 2 the job could not be done; 130 interrupted.",
@@ -155,6 +156,7 @@ class _ManifestResult(NamedTuple):
 @add_format_option(default="json")
 @add_quiet_option()
 @add_verbose_option("Show every finding.")
+@add_version_option()
 def command(**values: Any) -> int:
     """Write down what the KV buffers of a model are: layers, kinds, dtypes, shapes, bytes.
 

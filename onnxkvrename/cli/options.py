@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from onnxkvrename import __version__
 from onnxkvrename.report.formats import list_formats
 
 _MAX_JOBS = 10_000
@@ -53,6 +54,51 @@ class ConsumerOption(click.Option):
         return super().get_help_record(ctx)
 
 
+class SectionedCommand(click.Command):
+    """A command whose help shows its options in sections.
+
+    Args:
+        sections: For each section the names of its parameters. Other options belong to the last.
+    """
+
+    def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sections = sections
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, section by section."""
+        places = {name: title for title, names in self.sections.items() for name in names}
+        last = list(self.sections)[-1]
+        rows: dict[str, list[tuple[str, str]]] = {title: [] for title in self.sections}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if isinstance(param, click.Option) and record is not None:
+                rows[places.get(param.name or "", last)].append(record)
+        for title, records in rows.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def complete_consumer(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the consumers that a shell may complete."""
+    from onnxkvrename.handoff.find_consumers import list_consumers  # for a shell only
+
+    return [name for name in list_consumers() if name.startswith(incomplete)]
+
+
+def complete_profile(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the profiles that a shell may complete."""
+    from onnxkvrename.rules.load import list_profiles  # for a shell only
+
+    return [name for name in list_profiles() if name.startswith(incomplete)]
+
+
+def add_version_option() -> Decorator:
+    """Add ``--version``."""
+    message = "onnxkvrename %(version)s"
+    return click.version_option(__version__, "-V", "--version", message=message)
+
+
 def add_models_argument() -> Decorator:
     """Add the files and directories to work on."""
     return click.argument(
@@ -67,7 +113,8 @@ def add_profile_option() -> Decorator:
         metavar="NAME",
         default="qeff",
         show_default=True,
-        help="Built-in rules for how buffers are called.",
+        shell_complete=complete_profile,
+        help="Built-in rules for the names of buffers.",
     )
 
 
@@ -77,7 +124,7 @@ def add_rules_option() -> Decorator:
         "--rules",
         metavar="FILE",
         type=NonEmptyPath(path_type=Path),
-        help="Rules of your own, in TOML like a profile's.",
+        help="Your own rules, in TOML like a profile.",
     )
 
 
@@ -91,7 +138,7 @@ def add_format_option(default: str = "text") -> Decorator:
         type=click.Choice(formats),
         default=default,
         show_default=True,
-        help=f"How to answer: {', '.join(formats)}.",
+        help=f"Output format: {', '.join(formats)}.",
     )
 
 
@@ -101,14 +148,14 @@ def add_jobs_option() -> Decorator:
         "--jobs",
         metavar="N",
         type=click.IntRange(1, _MAX_JOBS),
-        help="Processes to work in; by default one for each core, if there are models enough.",
+        help="Number of processes; by default one for each core, if there are enough models.",
     )
 
 
 def add_no_set_option() -> Decorator:
     """Add ``--no-set``, which skips the checks across windows."""
     return click.option(
-        "--no-set", is_flag=True, help="Do not hold the windows of one model against each other."
+        "--no-set", is_flag=True, help="Skip the checks across the windows of one model."
     )
 
 
@@ -117,7 +164,12 @@ def add_consumer_option() -> Decorator:
     from onnxkvrename.handoff.find_consumers import DEFAULT_CONSUMER  # not for a plain rename
 
     return click.option(
-        "--target", cls=ConsumerOption, metavar="NAME", default=DEFAULT_CONSUMER, show_default=True
+        "--target",
+        cls=ConsumerOption,
+        metavar="NAME",
+        default=DEFAULT_CONSUMER,
+        show_default=True,
+        shell_complete=complete_consumer,
     )
 
 
@@ -128,7 +180,7 @@ def add_strict_option() -> Decorator:
 
 def add_quiet_option() -> Decorator:
     """Add ``--quiet``, which leaves findings and errors only."""
-    return click.option("-q", "--quiet", is_flag=True, help="Say only what is, or may be, wrong.")
+    return click.option("-q", "--quiet", is_flag=True, help="Print findings and errors only.")
 
 
 def add_verbose_option(text: str) -> Decorator:
@@ -181,7 +233,7 @@ def add_compile_options() -> Decorator:
             "--custom-io",
             metavar="FILE",
             type=NonEmptyPath(path_type=Path),
-            help="Dtypes from a compile's custom_io.yaml, in the place of the graph's.",
+            help="Dtypes from a compile's custom_io.yaml, instead of the graph's.",
         ),
     )
 
@@ -198,6 +250,6 @@ def add_full_transfer_option(subject: str = "The consumer") -> Decorator:
     return click.option(
         "--full-transfer",
         is_flag=True,
-        help=f"{subject} moves all of each buffer, whatever the prompt: "
+        help=f"{subject} transfers all of each buffer, whatever the prompt: "
         "VLLM_QAIC_USE_FULL_KV_TRANSFER=1 is set on both sides.",
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from onnxkvrename.cli.options import CONTEXT_SETTINGS, NonEmptyPath
+from onnxkvrename.cli.options import CONTEXT_SETTINGS, NonEmptyPath, add_version_option
 from onnxkvrename.cli.output import print_lines
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import decide_exit_code
@@ -26,7 +26,7 @@ _STATES = {
 
 
 @click.command(
-    "onnxkvrename recover",
+    "recover",
     context_settings=CONTEXT_SETTINGS,
     epilog="The command that was stopped finishes its work as well. Exit codes: 0 done or nothing "
     "to do; 1 there is a run to undo or to finish, or a record was skipped; 2 the job could not be "
@@ -41,6 +41,7 @@ _STATES = {
 )
 @click.option("--undo", is_flag=True, help="Restore the old files.")
 @click.option("--finish", is_flag=True, help="Put the new files in place.")
+@add_version_option()
 def command(paths: tuple[Path, ...], undo: bool, finish: bool) -> int:
     """List the files of a run that stopped half way, restore the old or place the new ones.
 

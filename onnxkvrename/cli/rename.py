@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from onnxkvrename import __version__
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     NonEmptyPath,
     OutputFile,
+    SectionedCommand,
     add_format_option,
     add_full_transfer_option,
     add_jobs_option,
@@ -26,6 +26,8 @@ from onnxkvrename.cli.options import (
     add_rules_option,
     add_strict_option,
     add_verbose_option,
+    add_version_option,
+    complete_consumer,
 )
 from onnxkvrename.cli.output import is_terminal, print_answer
 from onnxkvrename.errors import KvRenameError
@@ -51,6 +53,17 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from onnxkvrename.renaming.prepare_sidecars import Sidecar
+
+
+_SECTIONS = {
+    "Names": ("prefix", "target", "full_transfer", "strip", "replace", "normalize"),
+    "Result": ("output", "directory", "force", "check", "diff", "dry_run"),
+    "Files that repeat the names": ("sidecar", "sidecars", "no_sidecars"),
+    "QEfficient's export cache": ("seed_cache", "in_place"),
+    "Checks and rules": ("verify", "strict", "no_set", "profile", "rules"),
+    "Workers": ("jobs", "dask"),
+    "Output": ("output_format", "quiet", "verbose"),
+}
 
 
 class _Arguments(NamedTuple):
@@ -87,19 +100,23 @@ class _Arguments(NamedTuple):
 
 
 @click.command(
-    "onnxkvrename",
+    "rename",
+    cls=SectionedCommand,
+    sections=_SECTIONS,
     context_settings=CONTEXT_SETTINGS,
-    epilog="Other commands: onnxkvrename verify, inspect, custom-io, manifest, check-consumer, "
-    "compare, recover. Exit codes: 0 done or nothing to do; 1 a finding of severity error, or "
-    "--check found a name to change; 2 the job could not be done; 130 interrupted.",
+    epilog="Exit codes: 0 done or nothing to do; 1 a finding of severity error, or --check found "
+    "a name that would change; 2 the job could not be done; 130 interrupted.",
 )
 @add_models_argument()
-@click.option("--prefix", metavar="TOKEN", help="The token to give to every KV buffer, e.g. VLLM.")
+@click.option(
+    "--prefix", "--token", metavar="TOKEN", help="The token for every KV buffer, e.g. VLLM."
+)
 @click.option(
     "--target",
     metavar="NAME",
-    help="Give the token that this consumer looks for, e.g. vllm-qaic, and check that it can take "
-    "the results, as `onnxkvrename check-consumer` does.",
+    shell_complete=complete_consumer,
+    help="Use the token that this consumer requires, e.g. vllm-qaic, and check that it can use the "
+    "results, as `onnxkvrename check-consumer` does.",
 )
 @add_full_transfer_option("With --target: it")
 @click.option(
@@ -107,24 +124,24 @@ class _Arguments(NamedTuple):
     "--output",
     metavar="FILE",
     type=OutputFile(path_type=Path),
-    help="Write the result here instead of in place.",
+    help="Write the result to this file instead of in place.",
 )
 @click.option(
     "-d",
     "--directory",
     metavar="DIR",
     type=NonEmptyPath(path_type=Path),
-    help="Write results below this directory, laid out like the models.",
+    help="Write the results below this directory, in the same layout.",
 )
 @click.option(
     "--seed-cache",
     is_flag=True,
-    help="Write exports of QEfficient's cache where it looks for them under their new names.",
+    help="Put the renamed export where QEfficient's cache will look for it.",
 )
 @click.option(
     "--in-place",
     is_flag=True,
-    help="With --seed-cache: rename the export itself, and its directory.",
+    help="With --seed-cache: rename the export itself and its directory.",
 )
 @click.option(
     "--sidecar",
@@ -132,57 +149,62 @@ class _Arguments(NamedTuple):
     metavar="FILE",
     multiple=True,
     type=NonEmptyPath(path_type=Path),
-    help="Rename in this text file as well, which must fit: custom_io.yaml, compile parameters, "
-    "node precisions. May be repeated.",
+    help="Also rename in this text file, which must belong to the model: custom_io.yaml, compile "
+    "parameters, node precisions. May be repeated.",
 )
 @click.option(
     "--sidecars",
     is_flag=True,
-    help="Such files beside the models, and in qpc-HASH directories below, are renamed by "
-    "default where they fit; with this, all of them must fit.",
+    help="Require that all such files beside the models, and in qpc-HASH directories below, "
+    "belong to them. By default those that do are updated.",
 )
-@click.option("--no-sidecars", is_flag=True, help="Leave them as they are, and warn.")
+@click.option(
+    "--no-sidecars",
+    is_flag=True,
+    help="Do not update them; warn about those that are then out of date.",
+)
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 if a name would change.")
 @click.option("--diff", is_flag=True, help="Like --check, and show the names.")
 @click.option("-n", "--dry-run", is_flag=True, help="Plan and check everything, write nothing.")
-@click.option(
-    "--strip", is_flag=True, help="Take the token out again; with --prefix only this one."
-)
-@click.option("--replace", is_flag=True, help="Put the token in the place of another one.")
+@click.option("--strip", is_flag=True, help="Remove the token; with --prefix only this one.")
+@click.option("--replace", is_flag=True, help="Replace a different token.")
 @click.option(
     "--normalize",
     is_flag=True,
-    help="Make _InternalRetainedState outputs _RetainedState, which consumers pair.",
+    help="Rename _InternalRetainedState outputs to _RetainedState, which consumers pair.",
 )
 @add_no_set_option()
 @click.option(
     "--verify",
     is_flag=True,
-    help="Prove each result as `onnxkvrename verify` does, before it is written.",
+    help="Check each result as `onnxkvrename verify` does before it is put in place.",
 )
 @add_strict_option()
 @click.option(
     "--force",
     is_flag=True,
-    help="Write where a symbolic link leads, to read-only files and files with several hard "
-    "links, and over files in the way.",
+    help="Overwrite existing and read-only files; write through symbolic and hard links.",
 )
 @add_profile_option()
 @add_rules_option()
 @add_jobs_option()
-@click.option("--dask", metavar="ADDRESS", help="Work on this Dask cluster, which sees the files.")
+@click.option(
+    "--dask",
+    metavar="ADDRESS",
+    help="Use the workers of this Dask cluster, which must see the files.",
+)
 @add_format_option()
 @add_quiet_option()
 @add_verbose_option("Show every layer.")
-@click.version_option(__version__, "-V", "--version", message="%(prog)s %(version)s")
+@add_version_option()
 def command(**values: Any) -> int:
-    """Give the KV-cache buffers of exported ONNX models a token in their names.
+    """Rename the KV-cache buffers of exported ONNX models so that vLLM can select them.
 
     MODEL is an .onnx file, or a directory: then every .onnx file below it. Each
     output past_key.0_RetainedState and its input past_key.0 become
-    past_key.0_TOKEN_RetainedState and past_key.0_TOKEN wherever the graph sees
-    them; vision and all other buffers stay. Nothing is written unless every
-    model passes every check.
+    past_key.0_TOKEN_RetainedState and past_key.0_TOKEN everywhere in the graph;
+    vision and all other buffers stay. Nothing is written unless every model
+    passes every check.
     """
     arguments = _Arguments(**values)
     view = _build_view(arguments)

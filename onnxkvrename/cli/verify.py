@@ -22,6 +22,7 @@ from onnxkvrename.cli.options import (
     add_rules_option,
     add_strict_option,
     add_verbose_option,
+    add_version_option,
     parse_dim_sizes,
 )
 from onnxkvrename.cli.output import print_answer
@@ -72,7 +73,7 @@ class _Arguments(NamedTuple):
 
 
 @click.command(
-    "onnxkvrename verify",
+    "verify",
     context_settings=CONTEXT_SETTINGS,
     epilog="Exit codes: 0 all holds; 1 a finding of severity error; 2 the job could not be done; "
     "130 interrupted.",
@@ -138,6 +139,7 @@ class _Arguments(NamedTuple):
 @add_format_option()
 @add_quiet_option()
 @add_verbose_option("Show each buffer, and where it is updated.")
+@add_version_option()
 def command(**values: Any) -> int:
     """Prove that every KV buffer is retained, as the models stand; write nothing.
 

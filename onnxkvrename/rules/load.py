@@ -69,6 +69,18 @@ def load_rules(profile: str = DEFAULT_PROFILE, path: Path | None = None) -> Rule
     return _load_plugin(plugin)
 
 
+def read_profile(name: str) -> str:
+    """Return the TOML text of a profile.
+
+    Raises:
+        RulesError: There is no such profile, or it cannot be read.
+    """
+    load_rules(name)  # what is wrong with it is said in the same way
+    if name in _list_builtin_profiles():
+        return _read_rules_file(PROFILES_DIRECTORY / f"{name}.toml")
+    return _read_value(_find_plugins()[name].load(object))
+
+
 def list_profiles() -> tuple[str, ...]:
     """Return the names of all profiles, built-in and of other distributions, sorted.
 

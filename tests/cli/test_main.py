@@ -472,7 +472,7 @@ def test_only_the_first_word_can_be_a_misspelt_command(
     outcome = run(*args)
     assert outcome.code == 2
     assert outcome.err.startswith(f"error: {missing}: no such file")
-    assert "is no command, and no file (did you mean rename?)" in run("renamed", *V).err
+    assert "no such file or command: renamed (did you mean rename?)" in run("renamed", *V).err
 
 
 @pytest.mark.parametrize(
@@ -568,7 +568,7 @@ def test_the_module_runs_as_the_command_does(spawn) -> None:
 def test_a_command_misspelt_is_not_taken_for_a_model(here: Path, run) -> None:
     outcome = run("verfy", MODEL)
     assert outcome.code == 2
-    assert outcome.err == "error: verfy is no command, and no file (did you mean verify?)\n"
+    assert outcome.err == "error: no such file or command: verfy (did you mean verify?)\n"
     assert "did you mean check-consumer?" in run("chek-consumer", MODEL).err
     assert "did you mean check-consumer?" in run("check", MODEL).err
     (here / "verfy").write_bytes((here / MODEL).read_bytes())

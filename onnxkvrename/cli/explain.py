@@ -1,0 +1,36 @@
+"""The command ``explain``: what a finding means and how to fix it."""
+
+from __future__ import annotations
+
+import click
+
+from onnxkvrename.cli.options import CONTEXT_SETTINGS, add_version_option
+from onnxkvrename.cli.output import print_lines
+from onnxkvrename.findings import CODES, decide_exit_code
+from onnxkvrename.report.finding_pages import describe_finding
+from onnxkvrename.report.formats import Line
+
+
+def complete_code(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the codes that a shell may complete."""
+    return [code for code in CODES if code.startswith(incomplete.upper())]
+
+
+@click.command(
+    "explain",
+    context_settings=CONTEXT_SETTINGS,
+    epilog="Exit codes: 0 done; 2 there is no such code; 130 interrupted.",
+)
+@click.argument("codes", nargs=-1, metavar="[CODE]...", shell_complete=complete_code)
+@add_version_option()
+def command(codes: tuple[str, ...]) -> int:
+    """Explain findings: what they mean, why they matter, how to fix them.
+
+    CODE is the code of a finding, such as KV402. Without one, all codes are listed.
+    """
+    lines = [f"{code}  {severity:7}  {meaning}" for code, (severity, meaning) in CODES.items()]
+    if codes:
+        passages = [describe_finding(code) for code in codes]
+        lines = [line for passage in passages for line in (*passage, "")][:-1]
+    print_lines(Line(line) for line in lines)
+    return decide_exit_code()

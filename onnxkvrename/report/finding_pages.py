@@ -1,0 +1,52 @@
+"""What docs/findings.md says about each finding, as text for a terminal."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+from onnxkvrename.errors import KvRenameError
+from onnxkvrename.findings import CODES, suggest_similar
+from onnxkvrename.storage.read import is_occupied, read_text_file
+
+_PAGE = "findings.md"
+_PLACES = (
+    Path(__file__).parent / _PAGE,  # in a wheel
+    Path(__file__).parent.parent.parent / "docs" / _PAGE,  # in a clone
+)
+
+
+def describe_finding(code: str, width: int = 80) -> list[str]:
+    """Return the passage about a code as lines.
+
+    Args:
+        code: A code such as ``KV402``, in any case.
+        width: Characters in a line.
+
+    Raises:
+        KvRenameError: There is no such code.
+        ModelError: The page cannot be read.
+    """
+    name = code.upper()
+    if name not in CODES:
+        hint = suggest_similar(name, CODES) or "codes are KV001 to KV623"
+        raise KvRenameError(f"no finding has the code {code}", hint=hint)
+    page = next((path for path in _PLACES if is_occupied(path)), _PLACES[0])
+    text = read_text_file(page).partition(f"### {name}\n")[2]
+    passage = re.split(r"^#", text, maxsplit=1, flags=re.MULTILINE)[0]
+    lines = [name]
+    for paragraph in passage.strip().split("\n\n"):
+        lines += ["", *_wrap(_strip_markup(paragraph), width)]
+    return lines
+
+
+def _wrap(paragraph: str, width: int) -> list[str]:
+    if paragraph.startswith("```"):
+        return [f"  {line}" for line in paragraph.splitlines()[1:-1]]
+    return textwrap.wrap(paragraph, width, break_long_words=False, break_on_hyphens=False)
+
+
+def _strip_markup(text: str) -> str:
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    return re.sub(r"\*\*|(?<!\w)\*(?=\w)|(?<=[\w:])\*(?!\w)", "", text)

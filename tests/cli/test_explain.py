@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from onnxkvrename.findings import CODES
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_code_is_explained(code: str, run: Any) -> None:
+    outcome = run("explain", code.lower())
+    lines = outcome.out.splitlines()
+    severity, meaning = CODES[code]
+    assert (outcome.code, lines[0]) == (0, code)
+    assert f"{severity}: {meaning}".startswith(lines[2])
+    assert any(line.startswith("Fix: ") for line in lines)
+    assert all(len(line) <= 80 and "](" not in line for line in lines)
+
+
+def test_several_codes_follow_each_other(run: Any) -> None:
+    assert run("explain", "KV101", "KV102").out.split("\n\nKV102\n")[0].startswith("KV101\n")
+
+
+def test_without_a_code_all_are_listed(run: Any) -> None:
+    assert [line.split()[0] for line in run("explain").out.splitlines()] == list(CODES)
+
+
+def test_an_unknown_code_is_an_error(run: Any) -> None:
+    outcome = run("explain", "KV999")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("error: no finding has the code KV999 (")

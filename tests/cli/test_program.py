@@ -1,0 +1,80 @@
+"""The program as a whole: its help, its commands, what a shell completes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onnxkvrename.cli.main import COMMANDS, load_command
+
+
+def test_help_lists_the_commands_before_the_options_of_rename(run: Any) -> None:
+    text = run("--help").out
+    places = [text.index(f"\n  {name} ") for name in COMMANDS]
+    assert places == sorted(places)
+    assert places[-1] < text.index("--prefix, --token TOKEN")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_its_own_help_and_tells_the_version(name: str, run: Any) -> None:
+    assert run(name, "-h").out.startswith(f"Usage: onnxkvrename {name} ")
+    assert run(name, "--version") == run("--version")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_called_like_its_module(name: str) -> None:
+    assert load_command(name).command.name == name
+
+
+def test_token_is_another_name_of_prefix(decoder: Path, run: Any) -> None:
+    assert (
+        run(decoder, "--token", "VLLM", "--check").out
+        == run(decoder, "--prefix", "VLLM", "--check").out
+    )
+
+
+def test_a_misspelled_command_is_not_taken_for_a_model(run: Any) -> None:
+    assert run("verfy").err == "error: no such file or command: verfy (did you mean verify?)\n"
+
+
+COMPLETED = [
+    ("onnxkvrename ver", ["verify"]),
+    ("onnxkvrename --pre", ["--prefix"]),
+    ("onnxkvrename model.onnx --targ", ["--target"]),
+    ("onnxkvrename model.onnx --target vl", ["vllm-qaic"]),
+    ("onnxkvrename verify --profile whi", ["whisper"]),
+    ("onnxkvrename verify --renamed", ["--renamed-from"]),
+    ("onnxkvrename explain KV50", ["KV501", "KV502", "KV503", "KV504"]),
+]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.parametrize(("line", "expected"), COMPLETED)
+def test_bash_completes(line: str, expected: list[str], tmp_path: Path) -> None:
+    command = tmp_path / "onnxkvrename"
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m onnxkvrename "$@"\n')
+    command.chmod(0o755)
+    script = f"""
+        eval "$(_ONNXKVRENAME_COMPLETE=bash_source onnxkvrename)"
+        compopt() {{ :; }}  # it works only while a user types
+        COMP_WORDS=({line}); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
+        _onnxkvrename_completion onnxkvrename "${{COMP_WORDS[COMP_CWORD]}}" ""
+        printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    root = Path(__file__).resolve().parents[2]
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PYTHONPATH": str(root),
+    }
+    done = subprocess.run(
+        ["bash", "-c", script], env=environment, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert [each for each in done.stdout.split() if each in expected] == expected, done.stderr
