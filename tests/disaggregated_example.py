@@ -8,13 +8,15 @@ from pathlib import Path
 
 from conftest import FIXTURES
 
-EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "disaggregated"
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+EXAMPLE = EXAMPLES / "disaggregated"
 SERVING = FIXTURES / "plain" / "serving"
-sys.path.append(str(EXAMPLE))  # for this process, and those that it spawns
+sys.path += [str(EXAMPLES / "shared"), str(EXAMPLE)]  # for this process, and those that it spawns
 
 import decode  # noqa: E402
 import kvbuffers  # noqa: E402
 import prefill  # noqa: E402
+import prompts  # noqa: E402
 import serving  # noqa: E402
 import workers  # noqa: E402
 from device import Device  # noqa: E402
@@ -22,6 +24,7 @@ from messages import HandOff, Prompt  # noqa: E402
 
 __all__ = [
     "EXAMPLE",
+    "EXAMPLES",
     "SERVING",
     "Device",
     "HandOff",
@@ -31,6 +34,7 @@ __all__ = [
     "kvbuffers",
     "prefill",
     "prompt",
+    "prompts",
     "serving",
     "undivided",
     "workers",
@@ -40,13 +44,12 @@ __all__ = [
 @lru_cache
 def device(model: Path, role: str) -> Device:
     """A model in a session that is kept; what it did last is still in its buffers."""
-    return Device(str(model), serving.SIZES)
+    return Device(str(model), prompts.SIZES)
 
 
 def prompt(model: Path, length: int) -> tuple[list[int], dict]:
     """Tokens for a model, and the features of an image if it takes one."""
-    features = serving.draw_features(device(model, "undivided"))
-    return serving.draw_prompt(length, image=bool(features)), features
+    return prompts.draw(device(model, "undivided"), length)
 
 
 def undivided(model: Path, length: int, piece: int | None = None) -> list[int]:
@@ -58,4 +61,4 @@ def undivided(model: Path, length: int, piece: int | None = None) -> list[int]:
     step = piece or length
     for start in range(0, length, step):
         first = session.run(tokens[start : start + step], start)
-    return session.generate(first, length, serving.COUNT)
+    return session.generate(first, length, prompts.COUNT)

@@ -23,6 +23,7 @@ import pytest
 from ci_machine import ROOT
 from disaggregated_example import (
     EXAMPLE,
+    EXAMPLES,
     SERVING,
     Device,
     Prompt,
@@ -31,6 +32,7 @@ from disaggregated_example import (
     kvbuffers,
     prefill,
     prompt,
+    prompts,
     serving,
     undivided,
     workers,
@@ -73,7 +75,7 @@ def handed(
         decode.take(device(second, "decode"), sent.result, whole)
     finally:
         serving.release(name)
-    return device(second, "decode").generate(sent.result.first_token, length, serving.COUNT)
+    return device(second, "decode").generate(sent.result.first_token, length, prompts.COUNT)
 
 
 def gone(name: str) -> bool:
@@ -132,7 +134,7 @@ def test_two_workers_give_the_tokens_of_the_undivided_model(
     models: Path, model: str, whole: bool
 ) -> None:
     path = models / f"{model}.onnx"
-    for served in serving.serve(serving.Setting(path, path, serving.SIZES, whole), LENGTHS):
+    for served in serving.serve(serving.Setting(path, path, prompts.SIZES, whole), LENGTHS):
         assert served.tokens == undivided(SERVING / path.name, len(served.prompt))
         assert len(set(served.tokens)) > 1
     assert multiprocessing.active_children() == []
@@ -145,7 +147,7 @@ def test_a_wrong_bit_in_any_buffer_changes_the_tokens(
     path = models / f"{model}.onnx"
     tokens = undivided(path, 8)
     assert handed(path, path, 8, whole) == tokens
-    for at, slot in enumerate(kvbuffers.slots(Device(str(path), serving.SIZES).buffers, 8, whole)):
+    for at, slot in enumerate(kvbuffers.slots(Device(str(path), prompts.SIZES).buffers, 8, whole)):
         elements = [slot.offset + 4 * n for n in np.flatnonzero(_written(slot, 8))]
         changed = [handed(path, path, 8, whole, _flip(e)) != tokens for e in elements[::5]]
         assert sum(changed) > len(changed) / 4, (at, slot.name)
@@ -180,8 +182,8 @@ def test_buffers_in_another_order_change_the_tokens(models: Path, swapped: tuple
 
 def test_vision_stays_with_prefill(models: Path) -> None:
     path = models / "vlm.onnx"
-    (served,) = serving.serve(serving.Setting(path, path, serving.SIZES), [9])
-    assert serving.IMAGE_TOKEN in served.prompt
+    (served,) = serving.serve(serving.Setting(path, path, prompts.SIZES), [9])
+    assert prompts.IMAGE_TOKEN in served.prompt
     named = [slot.name for slot in (*served.sent.slots, *served.taken.slots)]
     assert len(named) == 8
     assert all(kvbuffers.PATTERN in name for name in named)
@@ -191,8 +193,8 @@ def test_vision_stays_with_prefill(models: Path) -> None:
 def test_the_image_is_in_what_the_kv_buffers_hold(models: Path) -> None:
     path = models / "vlm.onnx"
     tokens, _ = prompt(path, 9)
-    unseeing = Device(str(path), serving.SIZES)
-    blind = unseeing.generate(unseeing.run(tokens, 0), 9, serving.COUNT)
+    unseeing = Device(str(path), prompts.SIZES)
+    blind = unseeing.generate(unseeing.run(tokens, 0), 9, prompts.COUNT)
     assert handed(path, path, 9) == undivided(path, 9) != blind
 
 
@@ -201,7 +203,7 @@ def test_without_the_token_nothing_is_selected_and_decode_starts_empty(model: st
     path = SERVING / f"{model}.onnx"
     assert kvbuffers.slots(device(path, "decode").buffers, 9, whole=True) == []
     tokens = handed(path, path, 9)
-    assert tokens == Device(str(path), serving.SIZES).generate(tokens[0], 9, serving.COUNT)
+    assert tokens == Device(str(path), prompts.SIZES).generate(tokens[0], 9, prompts.COUNT)
     assert tokens != undivided(path, 9)
 
 
@@ -229,7 +231,7 @@ def test_what_compare_foretells_is_what_happens(
     models: Path, first: str, second: str, whole: bool, run
 ) -> None:
     paths = [models / f"{name}.onnx" for name in (first, second)]
-    dims = [f"--dim={symbol}={serving.SIZES[symbol]}" for symbol in ("ctx_len", "sliding_window")]
+    dims = [f"--dim={symbol}={prompts.SIZES[symbol]}" for symbol in ("ctx_len", "sliding_window")]
     if first == second:
         dims = dims[: 1 + ("whole" not in first)]
     full = ["--full-transfer"] if whole else []
@@ -262,7 +264,7 @@ def name(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_shared_memory_is_given_back(models: Path, name: str) -> None:
     path = models / "decoder.onnx"
-    serving.serve(serving.Setting(path, path, serving.SIZES), [9, 3])
+    serving.serve(serving.Setting(path, path, prompts.SIZES), [9, 3])
     assert gone(name)
 
 
@@ -272,7 +274,7 @@ def test_a_worker_that_dies_is_told_and_leaves_nothing_behind(
     monkeypatch.setattr(prefill, "work", failing_workers.die_after_taking_memory)
     path = models / "decoder.onnx"
     with pytest.raises(workers.WorkerError, match=r"prefill died \(exit code 3\)"):
-        serving.serve(serving.Setting(path, path, serving.SIZES), [9])
+        serving.serve(serving.Setting(path, path, prompts.SIZES), [9])
     assert gone(name)
     assert multiprocessing.active_children() == []
 
@@ -289,7 +291,7 @@ def test_a_worker_that_does_not_answer_is_stopped(monkeypatch: pytest.MonkeyPatc
 def test_decode_that_finds_too_little_refuses_and_leaves_nothing_behind(
     models: Path, name: str
 ) -> None:
-    setting = serving.Setting(models / "window.onnx", models / "window_whole.onnx", serving.SIZES)
+    setting = serving.Setting(models / "window.onnx", models / "window_whole.onnx", prompts.SIZES)
     with pytest.raises(workers.WorkerError, match="decode refuses: the memory has 1664 bytes"):
         serving.serve(setting, [9])
     assert gone(name)
@@ -323,7 +325,7 @@ def test_memory_that_is_made_too_late_is_given_back(
     monkeypatch.setattr(prefill, "work", failing_workers.take_memory_too_late)
     path = models / "decoder.onnx"
     with pytest.raises(workers.WorkerError, match="prefill refuses: not now"):
-        serving.serve(serving.Setting(path, path, serving.SIZES), [9])
+        serving.serve(serving.Setting(path, path, prompts.SIZES), [9])
     assert gone(name)
 
 
@@ -487,8 +489,8 @@ def test_options_without_a_model_are_refused() -> None:
 # The example is a witness of its own, and the page tells what it does.
 
 
-def test_the_example_imports_nothing_from_onnxkvrename() -> None:
-    for path in EXAMPLE.glob("*.py"):
+def test_the_examples_import_nothing_from_onnxkvrename() -> None:
+    for path in EXAMPLES.glob("*/*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = [alias.name for alias in node.names]
@@ -519,7 +521,7 @@ def says(machine: ci_machine.Machine, name: str) -> str:
 def test_the_story_is_as_the_page_tells_it(machine: ci_machine.Machine) -> None:
     said = says(machine, "run")
     parts = re.split(
-        r"^== (.*)\n\n", said.removesuffix("\nAll of it is as foretold.\n"), flags=re.M
+        r"^== (.*)\n\n", said.removesuffix("\nAll parts end as predicted.\n"), flags=re.M
     )
     assert parts.pop(0) == "\n"
     titles, texts = parts[::2], [text.rstrip("\n") + "\n" for text in parts[1::2]]
@@ -552,13 +554,17 @@ def test_the_picture_is_what_its_script_draws() -> None:
     assert subprocess.run(command).returncode == 0
 
 
-@pytest.mark.parametrize("path", [ROOT / "docs" / "disaggregated.md", EXAMPLE / "README.md"])
+@pytest.mark.parametrize("path", [ROOT / "docs" / "disaggregated.md", EXAMPLES / "README.md"])
 def test_every_link_leads_somewhere(path: Path) -> None:
     links = re.findall(r"\]\(([^)]+)\)", path.read_text("utf-8"))
     assert links
     assert [link for link in links if not os.path.exists(path.parent / link)] == []
 
 
-def test_the_readme_of_the_example_knows_every_file() -> None:
-    listed = re.findall(r"^\| `(\w+\.py)` \|", (EXAMPLE / "README.md").read_text("utf-8"), re.M)
-    assert sorted(listed) == sorted(path.name for path in EXAMPLE.glob("*.py"))
+def test_the_readme_of_the_examples_knows_every_file() -> None:
+    listed = re.findall(
+        r"^\| `(\w+/\w+\.py)` \|", (EXAMPLES / "README.md").read_text("utf-8"), re.M
+    )
+    assert sorted(listed) == sorted(
+        path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.glob("*/*.py")
+    )

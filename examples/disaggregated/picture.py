@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
+
 from device import Device
 from kvbuffers import PATTERN, Slot, slots, total
-from serving import SIZES
+from prompts import SIZES
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "fixtures" / "plain" / "serving"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import argparse
 import secrets
 from collections.abc import Sequence
 from multiprocessing.shared_memory import SharedMemory
@@ -10,26 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import decode
-import numpy as np
 import prefill
 from device import Device
 from kvbuffers import Slot, total
 from messages import Answer, Prompt
+from prompts import COUNT, draw, format_tokens, generate_undivided
 from workers import Worker
-
-SIZES = {
-    "batch_size": 1,
-    "ctx_len": 24,
-    "sliding_window": 8,
-    "vision_batch_size": 1,
-    "vision_size": 4,
-}
-"""Of the symbolic dimensions, as a specializations.json would give them."""
-COUNT = 12
-"""Tokens to generate."""
-VOCABULARY = 24
-IMAGE_TOKEN = 24
-VISION = ("vision_embeds", "deepstack_features")
 
 
 class Setting(NamedTuple):
@@ -72,15 +58,19 @@ def serve(setting: Setting, lengths: Sequence[int]) -> list[Served]:
 
 
 def _served(first: Worker, second: Worker, undivided: Device, memory: str, length: int) -> Served:
-    undivided.reset()
-    features = draw_features(undivided)
-    tokens = draw_prompt(length, image=bool(features))
-    sent = first.ask(Prompt(tokens, features, memory))
+    prompt = draw(undivided, length)
+    sent = first.ask(Prompt(prompt.tokens, prompt.features, memory))
     taken = second.ask(sent.result)
-    undivided.buffers.update(features)
-    begun = undivided.run(tokens, 0)
-    expected = undivided.generate(begun, length, COUNT)
-    return Served(tokens, taken.result, expected, sent, taken)
+    expected = generate_undivided(undivided, prompt)
+    return Served(prompt.tokens, taken.result, expected, sent, taken)
+
+
+def serve_models(args: argparse.Namespace, sizes: dict[str, int]) -> int:
+    """Hand over once between the models that the arguments name; the exit code."""
+    setting = Setting(args.prefill, args.decode, sizes, args.full_transfer)
+    (served,) = serve(setting, [args.prompt_length])
+    say(served)
+    return 0 if served.right else 1
 
 
 def release(name: str) -> None:
@@ -91,27 +81,6 @@ def release(name: str) -> None:
         return
     memory.close()
     memory.unlink()
-
-
-def draw_prompt(length: int, image: bool) -> list[int]:
-    """Tokens; the second and third are an image's, where there is one."""
-    drawn = random.Random(8)
-    tokens = [drawn.randrange(VOCABULARY) for _ in range(length)]
-    if image:
-        tokens[1:3] = [IMAGE_TOKEN] * len(tokens[1:3])
-    return tokens
-
-
-def draw_features(device: Device) -> dict[str, np.ndarray]:
-    """Draw image embeddings for the inputs that take them."""
-    drawn = random.Random(4)
-    return {
-        name: np.array([drawn.uniform(-1, 1) for _ in range(buffer.size)], buffer.dtype).reshape(
-            buffer.shape
-        )
-        for name, buffer in device.buffers.items()
-        if name in VISION
-    }
 
 
 def say(served: Served) -> None:
@@ -125,9 +94,7 @@ def say(served: Served) -> None:
     lines.append(f"  handed over: {total(sent.slots):,} bytes and three words: {_words(sent)}")
     if _layout(sent.slots) != _layout(taken.slots):
         lines += ["  decode takes them for", *_table(taken.slots)]
-    for who, tokens in (("tokens", served.tokens), ("undivided", served.undivided)):
-        lines.append(f"  {who:10} " + " ".join(f"{token:2}" for token in tokens))
-    lines.append("  the same" if served.right else "  NOT the same")
+    lines += format_tokens(served.tokens, served.undivided)
     print("\n".join(lines), flush=True)
 
 
