@@ -269,11 +269,13 @@ def _list_buffers(
 ) -> Iterator[InspectedBuffer]:
     """Yield the buffers by layer, with those that a layer lacks between those that it has."""
     siblings = group_by_layer(plan.pairs)
-    layers: dict[tuple[int, str], dict[str, list[KvPair]]] = {}
+    layers: dict[tuple[int, int, str], dict[str, list[KvPair]]] = {}
     for pair in plan.pairs:
-        layers.setdefault((pair.layer, pair.kind), {}).setdefault(pair.buffer, []).append(pair)
-    for (layer, kind), pairs_by_part in layers.items():
-        for part in plan.buffers_by_kind[kind]:
+        parts = layers.setdefault((pair.layer, pair.rule, pair.kind), {})
+        parts.setdefault(pair.buffer, []).append(pair)
+    for (layer, rule, kind), pairs_by_part in layers.items():
+        parts_here = {*plan.required_parts[rule, kind], *pairs_by_part}
+        for part in (name for name in plan.part_order if name in parts_here):
             if part not in pairs_by_part:
                 first = next(iter(pairs_by_part.values()))[0]
                 cache_kind = infer_buffer_kind(first, siblings[first.scope, layer, kind]).kind

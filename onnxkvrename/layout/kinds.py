@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -111,6 +111,8 @@ _WINDOW_HINT = "sliding"
 """What other exporters' symbols of a sliding window contain."""
 _STATE_HINTS = ("recurrent", "conv", "ssm", "state", "linear", "mamba")
 """Words in names of states."""
+_CONTEXT_WORDS = ("sequence", "window", "encoder", "")
+"""A profile's words for axes that hold tokens; the empty one is for an axis without a word."""
 _DERIVED_MARKER = "_dim_"
 """The part of a symbol that torch.onnx makes up for a size it cannot determine."""
 
@@ -155,8 +157,9 @@ def infer_buffer_kind(
 ) -> InferredKind:
     """Return the kind of a buffer: what its profile says, else what its shape suggests.
 
-    The profile's own kind settles it: a name of `KINDS`, ``linear``, ``mla`` or ``cross``. With
-    ``attention``, and two kinds of MLA, the symbol of its axis says whether it is a window.
+    The profile's own kind settles it, or the one that the profile says it is: a name of `KINDS`,
+    ``linear``, ``mla`` or ``cross``. With ``attention``, and two kinds of MLA, the symbol of its
+    axis says whether it is a window, by its name or by the profile's word for it.
 
     Where the profile leaves it to the shape, a context axis is any symbol after the batch:
     axis 2 of ``[batch, heads, context, size]``, axis 1 where heads and size share one axis. A
@@ -171,8 +174,10 @@ def infer_buffer_kind(
         kinds: The rows to choose from, by default `KINDS`.
     """
     rows = KINDS if kinds is None else kinds
-    context = _list_context_symbols(find_pair_shape(pair))
+    context = _list_context_symbols(find_pair_shape(pair), pair.axes)
     window, is_similar = _find_window(context, rows)
+    if "window" in pair.axes:
+        window, is_similar = _WINDOW_SYMBOL, False
     family = _find_settled_kinds(pair, rows)
     if family:
         is_guess = is_similar and any(row.window_symbol for row in family.values())
@@ -205,8 +210,9 @@ def _find_window(context: Iterable[str], rows: Kinds) -> tuple[str | None, bool]
 
 def _find_settled_kinds(pair: KvPair, rows: Kinds) -> Kinds:
     """Return the kinds of which the profile's kind is one; none if the profile leaves it open."""
-    family = {name: row for name, row in rows.items() if pair.kind in (name, row.profile_kind)}
-    if family or pair.kind != "attention" or pair.has_open_kind:
+    kind = pair.cache or pair.kind
+    family = {name: row for name, row in rows.items() if kind in (name, row.profile_kind)}
+    if family or kind != "attention" or pair.has_open_kind:
         return family
     return _select_attention_rows(rows)
 
@@ -223,9 +229,19 @@ def _is_state_name(pair: KvPair) -> bool:
     return any(hint in f"{pair.kind} {pair.buffer}".lower() for hint in _STATE_HINTS)
 
 
-def find_context_axis(shape: tuple[Dim, ...] | None) -> int | None:
-    """Return the axis after the batch that grows with the context, ``None`` without one."""
-    symbols = _list_context_symbols(shape)[:1]
+def find_context_axis(shape: tuple[Dim, ...] | None, axes: Sequence[str] = ()) -> int | None:
+    """Return the axis that grows with the context, ``None`` without one.
+
+    Args:
+        shape: The shape of a buffer.
+        axes: The profile's words for its axes. Without one for the context it is the first
+            axis after the batch that has a symbol, and no word of another meaning.
+    """
+    if shape is not None and len(axes) == len(shape):
+        for word in ("sequence", "window", "encoder"):
+            if word in axes:
+                return axes.index(word)
+    symbols = _list_context_symbols(shape, axes)[:1]
     return 1 + (shape or ())[1:].index(symbols[0]) if symbols else None
 
 
@@ -253,9 +269,17 @@ def _choose_by_window(family: Kinds, window: str | None) -> BufferKind:
     return next((name for name, row in family.items() if row.window_symbol == window), "unknown")
 
 
-def _list_context_symbols(shape: tuple[Dim, ...] | None) -> tuple[str, ...]:
+def _list_context_symbols(
+    shape: tuple[Dim, ...] | None, axes: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return the symbols that may be the context's, as far as the words for axes say."""
     dims = (shape or ())[1:]
-    return tuple(dim for dim in dims if isinstance(dim, str) and _DERIVED_MARKER not in dim)
+    words = axes[1:] if shape is not None and len(axes) == len(shape) else [""] * len(dims)
+    return tuple(
+        dim
+        for dim, word in zip(dims, words, strict=True)
+        if isinstance(dim, str) and _DERIVED_MARKER not in dim and word in _CONTEXT_WORDS
+    )
 
 
 def _is_same_layer(first: KvPair, second: KvPair) -> bool:

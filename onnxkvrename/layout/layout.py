@@ -56,6 +56,10 @@ class KvBuffer(NamedTuple):
         token: The token in its names, empty for none, ``None`` if the names disagree.
         is_kind_guessed: True if only its shape or its name suggests its kind.
         update: How its output is made from its input.
+        axes: The profile's word for each axis, empty for one that it does not know; none at all
+            if it knows none.
+        beside: The part of its layer that it moves with, such as the key of a scale; empty for
+            a cache by itself.
     """
 
     layer: int
@@ -73,6 +77,8 @@ class KvBuffer(NamedTuple):
     token: str | None = ""
     is_kind_guessed: bool = False
     update: BufferUpdate = UNKNOWN_UPDATE
+    axes: tuple[str, ...] = ()
+    beside: str = ""
 
     @property
     def traits(self) -> KindTraits:
@@ -107,17 +113,25 @@ class KvBuffer(NamedTuple):
 
     @property
     def sequence_shape(self) -> Shape | None:
-        """The shape of one sequence: all axes but the batch, which comes first."""
-        return None if self.shape is None else self.shape[1:]
+        """The shape of one sequence: all axes but the batch, which mostly comes first."""
+        return self._drop_axes(self.batch_axis)
+
+    @property
+    def batch_axis(self) -> int:
+        """The axis of the sequences: the first, unless the profile says another one."""
+        return self.axes.index("batch") if "batch" in self.axes else 0
 
     @property
     def token_shape(self) -> Shape | None:
         """The shape that one token adds, ``None`` for a state."""
-        if self.shape is None or self.sequence_axis is None:
+        if self.sequence_axis is None:
             return None
-        return tuple(
-            dim for axis, dim in enumerate(self.shape) if axis not in (0, self.sequence_axis)
-        )
+        return self._drop_axes(self.batch_axis, self.sequence_axis)
+
+    def _drop_axes(self, *axes: int) -> Shape | None:
+        if self.shape is None:
+            return None
+        return tuple(dim for axis, dim in enumerate(self.shape) if axis not in axes)
 
 
 class Layout(NamedTuple):
@@ -193,9 +207,8 @@ def build_layout(sources: Sequence[KvModel]) -> Layout:
     buffers: dict[tuple[int, str], KvBuffer] = {}
     part_order: dict[str, int] = {}
     for source in sources:
-        for part_names in source.plan.buffers_by_kind.values():
-            for name in part_names:
-                part_order.setdefault(name, len(part_order))
+        for name in source.plan.part_order:
+            part_order.setdefault(name, len(part_order))
         for buffer in _build_buffers(source):
             first = buffers.setdefault((buffer.layer, buffer.part), buffer)
             if first is not buffer:
@@ -210,17 +223,20 @@ def build_layout(sources: Sequence[KvModel]) -> Layout:
     )
 
 
-def find_axis_and_window(kind: BufferKind, shape: Shape | None) -> tuple[int | None, Dim]:
+def find_axis_and_window(
+    kind: BufferKind, shape: Shape | None, axes: Sequence[str] = ()
+) -> tuple[int | None, Dim]:
     """Return the axis that grows with the context, and the symbol of its window.
 
     Args:
         kind: The kind of the buffer.
         shape: Its shape.
+        axes: The profile's words for its axes.
 
     Returns:
         ``None`` for the axis of a state, and for the window of a buffer without one.
     """
-    axis = None if get_kind_traits(kind).is_state else find_context_axis(shape)
+    axis = None if get_kind_traits(kind).is_state else find_context_axis(shape, axes)
     dim = None if shape is None or axis is None else shape[axis]
     has_window = is_window_symbol(dim) or get_kind_traits(kind).is_windowed
     return axis, dim if has_window else None
@@ -306,7 +322,7 @@ def _build_buffers(source: KvModel) -> Iterator[KvBuffer]:
 
 def _build_buffer(pair: KvPair, layer: Sequence[KvPair], model: str) -> KvBuffer:
     (kind, is_guess), shape = infer_buffer_kind(pair, layer), find_pair_shape(pair)
-    axis, window = find_axis_and_window(kind, shape)
+    axis, window = find_axis_and_window(kind, shape, pair.axes)
     tokens = {side.token for side in pair.sides}
     return KvBuffer(
         layer=pair.layer,
@@ -323,7 +339,15 @@ def _build_buffer(pair: KvPair, layer: Sequence[KvPair], model: str) -> KvBuffer
         model=model,
         token=tokens.pop() if len(tokens) == 1 else None,
         is_kind_guessed=is_guess,
+        axes=pair.axes,
+        beside=_name_part_beside(pair, layer),
     )
+
+
+def _name_part_beside(pair: KvPair, layer: Sequence[KvPair]) -> str:
+    """Return the part that a buffer moves with, as its layout calls it; empty for none."""
+    main = next((each for each in layer if pair.beside and each.buffer == pair.beside), None)
+    return pair.beside if main is None else main.role or pair.beside
 
 
 def _name_part(pair: KvPair, kind: BufferKind, layer: Sequence[KvPair]) -> str:
@@ -332,6 +356,8 @@ def _name_part(pair: KvPair, kind: BufferKind, layer: Sequence[KvPair]) -> str:
     The states of a linear layer may have the names of attention. Their ranks tell which is
     which; where the ranks are equal, the names stay.
     """
+    if pair.role:
+        return pair.role
     part = pair.buffer.removeprefix("past_")
     if not get_kind_traits(kind).is_state or part not in ("key", "value"):
         return part

@@ -175,6 +175,8 @@ def _serialize_buffer(layout: Layout, buffer: KvBuffer) -> dict[str, Any]:
         "dtype": buffer.dtype,
         "shape": _serialize_shape(shape),
         "sized_shape": None if shape is None else _serialize_shape(layout.resolve_shape(shape)),
+        "axes": list(buffer.axes),
+        "beside": buffer.beside,
         "sequence_axis": buffer.sequence_axis,
         "window": window,
         "window_size": size,
@@ -298,7 +300,10 @@ def _parse_value(entry: ObjectReader) -> Value:
 def _parse_buffer(entry: ObjectReader) -> KvBuffer:
     kind, shape = entry.read_choice("kind", list_kinds()), _parse_shape(entry)
     axis, window = entry.read_integer_or_null("sequence_axis"), entry.read_string_or_null("window")
-    if (axis, window) != find_axis_and_window(kind, shape):
+    axes = tuple(entry.read_strings("axes", default=[]))
+    if axes and len(axes) != len(shape or axes):
+        raise entry.build_error("axes", "has not one word for each size of the shape")
+    if (axis, window) != find_axis_and_window(kind, shape, axes):
         raise UnreadableTextError(
             "a buffer has a sequence_axis or a window that is not its shape's"
         )
@@ -318,6 +323,8 @@ def _parse_buffer(entry: ObjectReader) -> KvBuffer:
         token=entry.read_string_or_null("token"),
         is_kind_guessed=entry.read_boolean("kind_guessed", default=False),
         update=_parse_update(entry),
+        axes=axes,
+        beside=entry.read_string("beside", default=""),
     )
 
 

@@ -33,6 +33,7 @@ from onnxkvrename.rules.profile import (
 from onnxkvrename.storage.read import read_text_file
 
 if TYPE_CHECKING:
+    from onnxkvrename.rules.language.kinds import KindTable
     from onnxkvrename.rules.plugins import Plugin
 
 PROFILES_DIRECTORY = Path(__file__).parent / "profiles"
@@ -201,19 +202,46 @@ def _parse_rules(document: ObjectReader, name: str) -> Rules:
         raise document.build_error("kv", "there is no [[kv]] rule")
     kinds = {kind for rule in kv_rules for kind in rule.buffers_by_kind}
     document.read_string("description", default="")
+    has_retained = "retained" in document.values
     suffixes = _read_table(document, "suffixes")
     rules = Rules(
         name=name,
         kv_rules=kv_rules,
         keep_rules=tuple(map(_parse_keep_rule, _read_tables(document, "keep"))),
-        retained_pattern=_read_pattern(document, "retained"),
+        retained_pattern=_read_pattern(document, "retained") if has_retained else None,
         normal_suffixes={suffix: suffixes.read_string(suffix) for suffix in suffixes.values},
         feed_back_rules=tuple(map(_parse_feed_back_rule, _read_tables(document, "feed_back"))),
         set_rule=_parse_set_rule(_read_table(document, "set"), kinds),
         update=_read_update(document, "update"),
     )
+    if {"dims", "branch"} & document.values.keys():
+        rules = _parse_dims_and_branches(document, rules)
+    _check_updates(document, rules)
     document.reject_unread_keys()
     return rules
+
+
+def _parse_dims_and_branches(document: ObjectReader, rules: Rules) -> Rules:
+    from onnxkvrename.rules.language.dims import parse_dims  # many profiles have neither
+    from onnxkvrename.rules.language.kinds import parse_branch
+
+    return rules._replace(
+        dims=parse_dims(_read_table(document, "dims")),
+        branches=tuple(map(parse_branch, _read_tables(document, "branch"))),
+    )
+
+
+def _check_updates(document: ObjectReader, rules: Rules) -> None:
+    """Raise for a kind of two rules that is not updated in the same way."""
+    updates: dict[str, str] = {}
+    for index, rule in enumerate(rules.kv_rules):
+        own_updates = dict(rule.updates)
+        for kind in rule.buffers_by_kind:
+            update = own_updates.get(kind, rules.update)
+            if updates.setdefault(kind, update) != update:
+                problem = f"is {update or 'not said'} here and {updates[kind] or 'not said'} in "
+                hint = "another rule: call one of them otherwise, with kind = to say what it is"
+                raise document.build_error(f"kv[{index}].kinds.{kind}.update", problem + hint)
 
 
 def _parse_keep_rule(table: ObjectReader) -> KeepRule:
@@ -232,10 +260,17 @@ def _parse_feed_back_rule(table: ObjectReader) -> FeedBackRule:
 
 def _parse_kv_rule(table: ObjectReader) -> KvRule:
     kinds = table.read_object("kinds", "a table of lists of buffer names")
-    buffers_by_kind = {kind: tuple(kinds.read_strings(kind)) for kind in kinds.values}
-    if not any(buffers_by_kind.values()):
+    tables = _parse_kind_tables(kinds)
+    buffers_by_kind = {
+        kind: tables[kind].parts if kind in tables else tuple(kinds.read_strings(kind))
+        for kind in kinds.values
+    }
+    beside = {part: kind for kind in tables for part in tables[kind].rule.beside}
+    part_count = sum(map(len, buffers_by_kind.values())) + len(beside)
+    if not part_count:
         raise table.build_error("kinds", "names no buffer")
-    patterns = {side: _read_pattern(table, side, {"buffer", "layer"}) for side in SIDES}
+    needed_groups = {"layer"} if part_count == 1 else {"buffer", "layer"}
+    patterns = {side: _read_pattern(table, side, needed_groups) for side in SIDES}
     templates = {
         side: _read_template(table, f"{side}_name", {"token", *patterns[side].groups})
         for side in SIDES
@@ -245,14 +280,36 @@ def _parse_kv_rule(table: ObjectReader) -> KvRule:
     for key, names in (("update", set(updates.values)), ("by_shape", open_kinds)):
         if names - set(buffers_by_kind):
             raise table.build_error(key, f"{min(names - set(buffers_by_kind))} is not in kinds")
-    updates_by_kind = tuple((kind, _read_update(updates, kind)) for kind in updates.values)
+    updates_by_kind = {kind: _read_update(updates, kind) for kind in updates.values}
+    for kind, kind_table in tables.items():
+        if kind_table.update and kind in updates_by_kind:
+            raise table.build_error("update", f"{kind} has an update in kinds, too: leave out one")
+        updates_by_kind |= {kind: kind_table.update} if kind_table.update else {}
     table.reject_unread_keys()
     kinds_by_buffer = {
         name: kind for kind, names in reversed(buffers_by_kind.items()) for name in names
     }
     return KvRule(
-        patterns, templates, buffers_by_kind, kinds_by_buffer, updates_by_kind, open_kinds
+        patterns,
+        templates,
+        buffers_by_kind,
+        kinds_by_buffer | beside,
+        tuple(updates_by_kind.items()),
+        open_kinds,
+        {kind: kind_table.rule for kind, kind_table in tables.items()},
     )
+
+
+def _parse_kind_tables(kinds: ObjectReader) -> dict[str, KindTable]:
+    """Return the kinds that are tables rather than lists of parts."""
+    names = [name for name, value in kinds.values.items() if isinstance(value, dict)]
+    if not names:
+        return {}
+    from onnxkvrename.rules.language.kinds import parse_kind  # in many profiles kinds are lists
+
+    return {
+        name: parse_kind(kinds.read_object(name, "a list of parts or a table")) for name in names
+    }
 
 
 def _read_update(table: ObjectReader, key: str) -> str:

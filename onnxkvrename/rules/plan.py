@@ -16,6 +16,7 @@ REASON_UNKNOWN = "unknown"
 """The reason for keeping a retained output that matches no rule."""
 REASON_NOT_RETAINED = "not retained"
 """The reason for keeping an output that is not a retained state."""
+_NO_DIMS: Mapping[str, str] = {}
 _STATE_KINDS = ("linear", "mamba")
 """Kinds of which some models have only one part, such as the convolution's."""
 
@@ -79,6 +80,14 @@ class KvPair(NamedTuple):
         input: The input; ``None`` if it is missing.
         output: The retained output; ``None`` if it is missing.
         has_open_kind: True if the rules leave it to the shape what kind of cache it is.
+        rule: The number of the rule whose parts its layer is counted by: that which knows its
+            names, or the first with this kind as a list, since those add up.
+        cache: The kind that settles what vLLM calls it; empty for `kind`.
+        role: What is in it, such as ``key``; empty if the rules do not say.
+        axes: A word for each axis, empty for one that the rules do not know; none at all if they
+            know none.
+        beside: The part that it moves with, if it is no layer's cache by itself.
+        may_be_alone: True if the other side belongs to another model, or to none.
     """
 
     kind: str
@@ -88,6 +97,12 @@ class KvPair(NamedTuple):
     input: PairSide | None
     output: PairSide | None
     has_open_kind: bool = False
+    rule: int = 0
+    cache: str = ""
+    role: str = ""
+    axes: tuple[str, ...] = ()
+    beside: str = ""
+    may_be_alone: bool = False
 
     @property
     def sides(self) -> tuple[PairSide, ...]:
@@ -149,25 +164,29 @@ class RenamePlan(NamedTuple):
         pairs: The KV buffers, by layer.
         duplicates: Names that claim a side which another name has.
         unchanged_names: Names that a rule leaves alone, and other outputs.
-        buffers_by_kind: The parts that a layer of each kind must have in this model.
+        part_order: The parts that the rules know, in their order.
+        required_parts: The parts that a layer must have in this model, by rule and kind.
         old_names: The names of all sides, as they are in the file.
         name_map: Old to new, of all names that change; applied at once.
         output_name_map: The same, of outputs only.
         updates_by_kind: How buffers of each kind are meant to be updated, empty where the rules
             do not say.
         feeds: Outputs that fill KV inputs of another model, and are renamed like those.
+        dims: What symbols of sizes mean, as the rules say it.
     """
 
     token_change: TokenChange
     pairs: tuple[KvPair, ...]
     duplicates: tuple[Duplicate, ...]
     unchanged_names: tuple[UnchangedName, ...]
-    buffers_by_kind: Mapping[str, tuple[str, ...]]
+    part_order: tuple[str, ...]
+    required_parts: Mapping[tuple[int, str], tuple[str, ...]]
     old_names: frozenset[str]
     name_map: Mapping[str, str]
     output_name_map: Mapping[str, str]
     updates_by_kind: Mapping[str, str]
     feeds: tuple[KvFeed, ...] = ()
+    dims: Mapping[str, str] = _NO_DIMS
 
     @property
     def token_counts(self) -> Counter[str]:
@@ -215,19 +234,15 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
                     f"has more than {MAX_BUFFERS:,} KV buffers (the last is {value.name[:80]})",
                     hint="no exporter makes so many; if one does, please report it",
                 )
-    buffers_by_kind = rules.buffers_by_kind
-    order = {name: index for index, name in enumerate(_flatten(buffers_by_kind.values()))}
-    pairs = [
-        KvPair(
-            match.kind,
-            *key,
-            sides[key].get("input"),
-            sides[key].get("output"),
-            match.kind in match.rule.open_kinds,
-        )
-        for key, match in matches.items()
-    ]
+    part_order = rules.part_order
+    order = {name: index for index, name in enumerate(part_order)}
+    numbers = _number_rules(rules)
+    pairs = [_build_pair(match, sides[key], rules, numbers) for key, match in matches.items()]
     pairs.sort(key=lambda pair: (pair.layer, order[pair.buffer], pair.scope))
+    if any(rule.kind_rules for rule in rules.kv_rules):
+        from onnxkvrename.rules.language.lone_sides import mark_lone_sides  # for few profiles
+
+        pairs = list(mark_lone_sides(pairs, rules))
     feeds = tuple(_find_feeds(signature, unchanged, sides, rules, change))
     feed_names = {feed.side.old_name for feed in feeds}
     return RenamePlan(
@@ -235,7 +250,8 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
         tuple(pairs),
         tuple(duplicates),
         tuple(item for item in unchanged.values() if item.name not in feed_names),
-        _drop_optional_buffers(buffers_by_kind, pairs),
+        part_order,
+        _find_required_parts(pairs, rules, numbers),
         old_names=frozenset(side.value.name for pair in pairs for side in pair.sides),
         name_map=build_name_map(pairs) | _map_changed_names(feed.side for feed in feeds),
         output_name_map=_map_changed_names(
@@ -243,6 +259,7 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
         ),
         updates_by_kind=rules.updates_by_kind,
         feeds=feeds,
+        dims=dict(rules.dims),
     )
 
 
@@ -362,16 +379,58 @@ def _explain_unchanged(side: str, name: str, rules: Rules) -> str | None:
     return reason
 
 
-def _drop_optional_buffers(
-    buffers_by_kind: Mapping[str, tuple[str, ...]], pairs: Iterable[KvPair]
-) -> dict[str, tuple[str, ...]]:
-    """Return the parts of each kind, of states without those that no layer of the model has."""
-    used = {pair.buffer for pair in pairs}
-    return {
-        kind: tuple(name for name in buffers if name in used or kind not in _STATE_KINDS)
-        for kind, buffers in buffers_by_kind.items()
-    }
+def _number_rules(rules: Rules) -> dict[tuple[int, str], int]:
+    """Return the number of the rule that the parts of each rule and kind are counted by."""
+    numbers: dict[tuple[int, str], int] = {}
+    first_numbers: dict[str, int] = {}
+    for number, rule in enumerate(rules.kv_rules):
+        for kind in rule.buffers_by_kind:
+            first = number if kind in rule.kind_rules else first_numbers.setdefault(kind, number)
+            numbers[id(rule), kind] = first
+    return numbers
 
 
-def _flatten(groups: Iterable[Iterable[str]]) -> Iterable[str]:
-    return (name for group in groups for name in group)
+def _build_pair(
+    match: NameMatch,
+    sides: Mapping[str, PairSide],
+    rules: Rules,
+    numbers: Mapping[tuple[int, str], int],
+) -> KvPair:
+    rule = match.rule.get_kind_rule(match.kind)
+    pair = KvPair(
+        match.kind,
+        *match.pair_key,
+        sides.get("input"),
+        sides.get("output"),
+        match.kind in match.rule.open_kinds,
+        numbers[id(match.rule), match.kind],
+        rule.cache,
+        rule.roles.get(match.buffer, ""),
+        beside=rule.beside.get(match.buffer, ""),
+    )
+    if not (rules.dims or rule.axes):
+        return pair
+    from onnxkvrename.rules.language.dims import name_axes  # most rules leave axes to the shape
+
+    shape = next((side.value.shape for side in pair.sides if side.value.shape is not None), None)
+    return pair._replace(axes=name_axes(shape, rule.axes.get(match.buffer, ()), rules.dims))
+
+
+def _find_required_parts(
+    pairs: Iterable[KvPair], rules: Rules, numbers: Mapping[tuple[int, str], int]
+) -> dict[tuple[int, str], tuple[str, ...]]:
+    """Return the parts that a layer must have, of states without those that no layer has."""
+    used = {(pair.rule, pair.buffer) for pair in pairs}
+    required: dict[tuple[int, str], tuple[str, ...]] = {}
+    for rule in rules.kv_rules:
+        for kind, buffers in rule.buffers_by_kind.items():
+            number, kind_rule = numbers[id(rule), kind], rule.get_kind_rule(kind)
+            is_state = (kind_rule.cache or kind) in _STATE_KINDS
+            needed = (
+                name
+                for name in buffers
+                if name not in kind_rule.optional and ((number, name) in used or not is_state)
+            )
+            known = required.get((number, kind), ())
+            required[number, kind] = tuple(dict.fromkeys((*known, *needed)))
+    return required

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from onnxkvrename.errors import RulesError
 from onnxkvrename.model.protobuf import MAX_NAME_SIZE
 from onnxkvrename.patterns.pattern import Pattern
 
 _LAYER_PATTERN = re.compile("[0-9]{1,9}")
+_NOTHING: Mapping[str, Any] = {}  # rules travel between processes, which a mapping proxy cannot
 SIDES = ("input", "output")
 PLACEHOLDER = re.compile(r"\{([a-z]+)\}|([{}\[\]])")
 OPTIONAL_PART = re.compile(r"\[([^\[\]]*)\]")
@@ -24,6 +25,48 @@ WINDOW, PREFIXED, MERGED = STAGES = ("window", "prefixed", "merged")
 """The stages of a set's parts: as exported, prepared for the merge, merged."""
 UPDATES = ("inplace", "append", "delta", "once")
 """What a profile may say of how buffers are updated; see `layout.updates`."""
+AXES = ("batch", "heads", "sequence", "window", "head", "encoder", "blocks", "block", "state")
+"""Words for the axes of a buffer: ``head`` is the size of one, ``sequence`` the context."""
+DIM_WORDS = (*AXES, "new")
+"""Words for symbols of sizes: those of axes, and ``new`` for the positions of one step."""
+
+
+ROLES = (
+    *("key", "value", "key_value", "key_scale", "value_scale"),
+    *("latent", "rope", "conv", "recurrent"),
+)
+"""What can be in a part of a kind, whatever an exporter calls it."""
+CACHE_KINDS = (
+    *("attention", "mla", "linear", "cross"),
+    *("full_attention", "sliding_window", "chunked_local_attention", "mla_attention"),
+    *("sliding_window_mla", "cross_attention", "mamba"),
+)
+"""The kinds that settle what vLLM calls a buffer; see `layout.kinds`."""
+
+
+class KindRule(NamedTuple):
+    """What a profile says of one kind of buffer beyond the names of its parts.
+
+    Attributes:
+        cache: The kind that settles what vLLM calls it; empty for the kind's own name.
+        roles: For each part what is in it, such as ``key``.
+        axes: For some parts the words for their axes, some of `AXES`.
+        optional: The parts that a layer may lack.
+        beside: Parts that move with another one and are no layer's cache by themselves, such as
+            the scales of a quantized cache, each with that other part.
+        alone: The sides that may be there without the other one, if it is so for all buffers of
+            the kind in a model: an encoder's outputs, or the inputs that those fill.
+    """
+
+    cache: str = ""
+    roles: Mapping[str, str] = _NOTHING
+    axes: Mapping[str, tuple[str, ...]] = _NOTHING
+    optional: frozenset[str] = frozenset()
+    beside: Mapping[str, str] = _NOTHING
+    alone: tuple[str, ...] = ()
+
+
+_PLAIN_KIND = KindRule()
 
 
 class NameMatch(NamedTuple):
@@ -65,6 +108,7 @@ class KvRule(NamedTuple):
         kinds_by_buffer: For each buffer the first kind that has it.
         updates: Some kinds, each with how its buffers are meant to be updated.
         open_kinds: Kinds whose buffers may also be of other kinds, as their shapes say.
+        kind_rules: What is said of some kinds beyond that.
     """
 
     patterns: Mapping[str, Pattern]
@@ -73,13 +117,20 @@ class KvRule(NamedTuple):
     kinds_by_buffer: Mapping[str, str]
     updates: tuple[tuple[str, str], ...] = ()
     open_kinds: frozenset[str] = frozenset()
+    kind_rules: Mapping[str, KindRule] = _NOTHING
+
+    def get_kind_rule(self, kind: str) -> KindRule:
+        """Return what is said of a kind beyond the names of its parts."""
+        return self.kind_rules.get(kind, _PLAIN_KIND)
 
     def match(self, side: str, name: str) -> NameMatch | None:
         """Split a name, or return ``None`` if this rule does not match it."""
         parts = self.patterns[side].match_groups(name)
         if parts is None:
             return None
-        buffer, token = parts["buffer"], parts.get("token", "")
+        # Without such a group the rule is about one part.
+        buffer = parts["buffer"] if "buffer" in parts else next(iter(self.kinds_by_buffer))
+        token = parts.get("token", "")
         kind = self.kinds_by_buffer.get(buffer)
         if (
             kind is None
@@ -103,6 +154,18 @@ class FeedBackRule(NamedTuple):
 
     input_pattern: Pattern
     call_template: str
+
+
+class BranchRule(NamedTuple):
+    """An input that chooses a branch: one for the first step, which has no cache yet, or not.
+
+    Attributes:
+        input_name: The name of the input, a truth value.
+        first: What it is in the first step; later it is the opposite.
+    """
+
+    input_name: str
+    first: bool
 
 
 class PartName(NamedTuple):
@@ -198,36 +261,40 @@ class Rules(NamedTuple):
         name: What messages call the profile.
         kv_rules: The names of KV buffers; the first rule that matches counts.
         keep_rules: Names that are not renamed.
-        retained_pattern: The outputs that hold a state, KV or not.
+        retained_pattern: The outputs that hold a state, KV or not; ``None`` for those that the
+            output pattern of a KV rule matches.
         normal_suffixes: For suffixes that consumers do not pair, those that they do.
         feed_back_rules: How to give the model back; the first that matches counts.
         set_rule: The files that are parts of one model.
         update: How buffers are meant to be updated, one of `UPDATES`; empty if it does not say.
+        dims: What symbols of sizes mean: a word of `DIM_WORDS`, or a sum of symbols.
+        branches: Inputs that choose a branch of the graph by the step.
     """
 
     name: str
     kv_rules: tuple[KvRule, ...]
     keep_rules: tuple[KeepRule, ...]
-    retained_pattern: Pattern
+    retained_pattern: Pattern | None
     normal_suffixes: Mapping[str, str]
     feed_back_rules: tuple[FeedBackRule, ...]
     set_rule: SetRule = SetRule()
     update: str = ""
+    dims: Mapping[str, str] = _NOTHING
+    branches: tuple[BranchRule, ...] = ()
 
     @property
     def updates_by_kind(self) -> dict[str, str]:
         """For each kind, of all rules together, how its buffers are meant to be updated."""
-        updates = dict.fromkeys(self.buffers_by_kind, self.update)
+        kinds = (kind for rule in self.kv_rules for kind in rule.buffers_by_kind)
+        updates = dict.fromkeys(kinds, self.update)
         return updates | {kind: update for rule in self.kv_rules for kind, update in rule.updates}
 
     @property
-    def buffers_by_kind(self) -> dict[str, tuple[str, ...]]:
-        """For each kind, of all rules together, the buffers that a layer of it must have."""
-        parts: dict[str, tuple[str, ...]] = {}
-        for rule in self.kv_rules:
-            for kind, names in rule.buffers_by_kind.items():
-                parts[kind] = tuple(dict.fromkeys((*parts.get(kind, ()), *names)))
-        return parts
+    def part_order(self) -> tuple[str, ...]:
+        """The parts that the rules know, in the order of rules and kinds."""
+        groups = [each for rule in self.kv_rules for each in rule.buffers_by_kind.values()]
+        groups += [tuple(rule.kinds_by_buffer) for rule in self.kv_rules]  # those beside others
+        return tuple(dict.fromkeys(name for group in groups for name in group))
 
     def match(self, side: str, name: str) -> NameMatch | None:
         """Split the name of a graph ``input`` or ``output`` by the first rule that matches it.
@@ -244,6 +311,8 @@ class Rules(NamedTuple):
 
     def is_retained_name(self, name: str) -> bool:
         """Return whether an output has the name of a retained state, KV or not."""
+        if self.retained_pattern is None:
+            return any(rule.patterns["output"].matches(name) for rule in self.kv_rules)
         return self.retained_pattern.matches(name)
 
     def format_feed_back_call(self, inputs: Iterable[str], path: str, token: str) -> str | None:

@@ -139,9 +139,10 @@ def _resolve_token_bytes(attention: Iterable[KvCacheSpec]) -> int:
 
 
 def _group_buffers(buffers: Iterable[KvBuffer]) -> dict[tuple[int, BufferKind], list[KvBuffer]]:
-    """Group buffers by layer and kind; cross attention follows the layer's own attention."""
+    """Group caches by layer and kind; cross attention follows the layer's own attention."""
     groups: dict[tuple[int, BufferKind], list[KvBuffer]] = {}
-    for buffer in sorted(buffers, key=lambda b: (b.layer, get_vllm_kind(b.kind) in ENCODER_KINDS)):
+    caches = (buffer for buffer in buffers if not buffer.beside)
+    for buffer in sorted(caches, key=lambda b: (b.layer, get_vllm_kind(b.kind) in ENCODER_KINDS)):
         groups.setdefault((buffer.layer, buffer.kind), []).append(buffer)
     return groups
 

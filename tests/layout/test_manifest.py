@@ -165,6 +165,8 @@ def test_a_buffer_says_all_there_is_to_know() -> None:
         "dtype": "FLOAT",
         "shape": ["batch_size", 2, "sliding_window", 4],
         "sized_shape": ["batch_size", 2, 16, 4],
+        "axes": [],
+        "beside": "",
         "sequence_axis": 2,
         "window": "sliding_window",
         "window_size": 16,

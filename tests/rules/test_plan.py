@@ -140,4 +140,4 @@ def test_two_rules_may_share_a_kind() -> None:
     handed_on = tuple(Value(f"{value.name}_out", "FLOAT", None) for value in given)
     found = build_rename_plan(Signature(given, handed_on), rules, TokenChange("T"))
     assert [pair.buffer for pair in found.pairs] == ["k", "v"]
-    assert found.buffers_by_kind["attention"] == ("k", "v")
+    assert found.required_parts[0, "attention"] == ("k", "v")

@@ -203,7 +203,6 @@ def test_a_template_that_does_not_lead_back_is_refused(template: str) -> None:
         ('description = "for the tests"', "description = 1", "description: must be text"),
         ('description = "for the tests"', "colour = 1", "colour: is not known here"),
         ('description = "for the tests"', "kv = 1\n[other]", "not TOML"),
-        ("retained = '.*_out'", "", "retained: is missing"),
         ("retained = '.*_out'", "retained = '('", "retained: is no RE2 pattern: missing )"),
         ("retained = '.*_out'", "retained = '(?=x)'", "retained: is no RE2 pattern"),
         ("retained = '.*_out'", "retained = true", "retained: must be text"),
@@ -275,6 +274,12 @@ def test_rules_that_are_not_there_are_an_error_of_the_rules(tmp_path: Path) -> N
     with pytest.raises(RulesError) as caught:
         load_rules("nobody")
     assert f"called nobody (there are: {', '.join(list_profiles())})" in str(caught.value)
+
+
+def test_without_retained_the_outputs_of_the_rules_count() -> None:
+    rules = parse_rules(RULES.replace("retained = '.*_out'", ""), "mine")
+    assert rules.is_retained_name("k1_out")
+    assert not rules.is_retained_name("other_out")
 
 
 @pytest.mark.parametrize("text", ["", "kv = []\nretained = 'x'", "retained = 'x'"])

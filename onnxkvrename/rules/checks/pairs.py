@@ -114,6 +114,8 @@ def _check_both_sides(pair: KvPair, inputs: set[str], fed_layers: set[int]) -> I
             "is a graph input and a retained output at once: the cache is never updated",
             "export without the token, then rename",
         )
+    elif pair.may_be_alone:
+        return
     elif pair.output is not None and pair.input is None:
         yield build_finding(
             "KV101",
@@ -203,12 +205,16 @@ def _check_tokens(plan: RenamePlan) -> Iterator[Finding]:
 
 
 def _check_layers(plan: RenamePlan) -> Iterator[Finding]:
-    names_by_layer: dict[tuple[int, str], dict[str, str]] = {}
+    names_by_layer: dict[tuple[int, int, str], dict[str, str]] = {}
+    mains_by_layer: dict[tuple[int, int, str], set[str]] = {}
     for pair in plan.pairs:
-        names = names_by_layer.setdefault((pair.layer, pair.kind), {})
-        names[pair.buffer] = pair.sides[0].old_name
-    for (layer, kind), names in sorted(names_by_layer.items()):
-        for buffer in plan.buffers_by_kind[kind]:
+        key = pair.layer, pair.rule, pair.kind
+        names_by_layer.setdefault(key, {})[pair.buffer] = pair.sides[0].old_name
+        mains_by_layer.setdefault(key, set()).update({pair.beside} - {""})
+    for (layer, rule, kind), names in sorted(names_by_layer.items()):
+        required = plan.required_parts[rule, kind]
+        mains = mains_by_layer[layer, rule, kind]
+        for buffer in dict.fromkeys((*required, *sorted(mains))):
             if buffer not in names:
                 yield build_finding(
                     "KV108",
