@@ -61,7 +61,7 @@ FlowVerdict = Literal["updated", "passed through", "not from its input", "untrac
 _INPLACE = BufferUpdate("inplace")
 _SHIFT = BufferUpdate("shift")
 _ONCE = BufferUpdate("once")
-_PROVED_VERDICTS = ("updated", "passed through")
+PROVED_VERDICTS = ("updated", "passed through")
 _VERDICTS_WORST_FIRST: tuple[FlowVerdict, ...] = (
     "not from its input",
     "untraced",
@@ -115,22 +115,26 @@ def trace_buffer_flows(model: ModelProto, pairs: Iterable[KvPair]) -> tuple[Buff
     ]
     outputs = [output for _, _, output in complete]
 
-    def decide_flows(origins: Iterable[Origin]) -> tuple[BufferFlow, ...]:
-        return tuple(
-            _decide_flow(pair, origin, own_number, sources)
+    def decide_flows(origins: Sequence[Origin]) -> tuple[BufferFlow, ...]:
+        flows = [
+            decide_flow(pair, origin, own_number, sources)
             for (pair, own_number, _), origin in zip(complete, origins, strict=True)
-        )
+        ]
+        numbers = [own_number for _, own_number, _ in complete]
+        return tuple(_excuse_sums(flows, origins, numbers))
 
     origins = trace_origins(model, sources, outputs)
     flows = decide_flows(origins)
-    if all(flow.verdict in _PROVED_VERDICTS for flow in flows):
+    if all(flow.verdict in PROVED_VERDICTS for flow in flows):
         return flows
     # Only a buffer that is not proved needs to know what else it depends on: that takes a walk
     # through the whole graph.
     dependencies = trace_dependencies(model, sources, outputs)
     return decide_flows(
-        Origin(origin.outcomes, origin.dependency_bits | bits)
-        for origin, bits in zip(origins, dependencies, strict=True)
+        [
+            Origin(origin.outcomes, origin.dependency_bits | bits)
+            for origin, bits in zip(origins, dependencies, strict=True)
+        ]
     )
 
 
@@ -200,10 +204,17 @@ def _check_flow(flow: BufferFlow) -> Iterator[Finding]:
         )
 
 
-def _decide_flow(
+def decide_flow(
     pair: KvPair, origin: Origin, own_number: int, sources: Sequence[str]
 ) -> BufferFlow:
-    """Return the worst verdict, and the worst update, over the outcomes that branches may have."""
+    """Return the worst verdict, and the worst update, over the outcomes that branches may have.
+
+    Args:
+        pair: A pair with both sides.
+        origin: The origin of its output.
+        own_number: The number of its input among the sources.
+        sources: The names of all sources.
+    """
     depends_on_own = bool(origin.dependency_bits >> own_number & 1)
     if not origin.outcomes:
         update = _decide_update_without_input(_compare_sides(pair), is_read=depends_on_own)
@@ -219,6 +230,36 @@ def _decide_flow(
     ]
     worst = min(flows, key=lambda flow: _VERDICTS_WORST_FIRST.index(flow.verdict))
     return worst._replace(update=choose_worst_update([flow.update for flow in flows]))
+
+
+def _excuse_sums(
+    flows: Sequence[BufferFlow], origins: Sequence[Origin], own_numbers: Sequence[int]
+) -> Iterator[BufferFlow]:
+    """Yield the flows; what is added up of its own input and other states is not called wrong.
+
+    That holds where each of those has a later state of its own: so nothing was swapped.
+    """
+    sound = {
+        flow.pair.input.old_name
+        for flow in flows
+        if flow.verdict in PROVED_VERDICTS and flow.pair.input is not None
+    }
+    for flow, origin, own_number in zip(flows, origins, own_numbers, strict=True):
+        is_wrong = flow.verdict == "not from its input" and flow.other_inputs
+        if is_wrong and sound.issuperset(flow.other_inputs) and _is_summand(origin, own_number):
+            others = format_list(list(flow.other_inputs))
+            reason = f"it is made of {others}, and of its own in more steps"
+            flow = flow._replace(verdict="untraced", reason=reason)
+        yield flow
+
+
+def _is_summand(origin: Origin, number: int) -> bool:
+    """Return whether a source is in each outcome, and not as what is written over another."""
+    return all(
+        (number, True) in paths
+        and paths[number, True].cost[0] == min(path.cost[0] for path in paths.values())
+        for paths in origin.outcomes
+    )
 
 
 def _compare_sides(pair: KvPair) -> tuple[DimChange, ...] | None:

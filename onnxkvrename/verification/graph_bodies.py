@@ -232,6 +232,12 @@ def sort_operations(
         raise UntraceableError("its nodes feed each other in a circle") from None
 
 
+def read_operations(body: Body) -> Iterator[Operation]:
+    """Yield all nodes of a body, in the order of the file."""
+    for number, node in enumerate(body.nodes):
+        yield _build_operation(number, node)
+
+
 def _map_producers(body: Body) -> dict[str, int]:
     """Return for each value the number of the node that produces it."""
     producers: dict[str, int] = {}

@@ -179,7 +179,12 @@ _STATEFUL_OPS: Mapping[tuple[str, str], Mapping[int, tuple[OperandFlow, ...]]] =
     ("com.microsoft", "GroupQueryAttention"): {1: _fit(3), 2: _fit(4)},
     ("com.microsoft", "LinearAttention"): {1: (_LINEAR_STATE,)},
     ("com.microsoft", "MultiHeadAttention"): {1: _fit(6, 8), 2: _fit(7, 8)},
-    ("com.microsoft", "PagedAttention"): {1: (OperandFlow(3),), 2: (OperandFlow(4),)},
+    ("com.microsoft", "PagedAttention"): {
+        1: (OperandFlow(3),),
+        2: (OperandFlow(4),),
+        3: (OperandFlow(17),),
+        4: (OperandFlow(18),),
+    },
     ("com.microsoft", "SparseAttention"): {1: (OperandFlow(3),), 2: (OperandFlow(4),)},
 }
 """Operators with a state of their own: the flows into each output that carries a state."""

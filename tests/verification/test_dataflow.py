@@ -213,6 +213,14 @@ def test_what_cannot_be_told_is_never_counted_as_proved(nodes: str, why: str) ->
     assert trace_flows(f"{nodes} {SOUND_V}")[0].startswith(f"untraced: {why}")
 
 
+def test_a_sum_of_its_own_state_and_of_another_sound_one_is_not_called_wrong() -> None:
+    nodes = "a = Mul(k, w) b = Mul(a, w) k_out = Add(b, v)"
+    why = "untraced: it is made of v, and of its own in more steps"
+    assert trace_flows(f"{nodes} {SOUND_V}") == [why, "updated by ScatterElements"]
+    swapped = f"{nodes} v_out = {SCATTER}(k, i, x)"  # v has no later state of its own
+    assert trace_flows(swapped) == ["made of v", "made of k"]
+
+
 def test_buffers_that_are_stacked_and_taken_apart_again_are_not_called_wrong() -> None:
     names = [f"k{n}" for n in range(40)]
     slices = " ".join(f"{name}_out = Slice(both, n, n)" for name in names)

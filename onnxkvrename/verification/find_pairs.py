@@ -1,0 +1,321 @@
+"""Find the states of a model by dataflow: which output is a later state of which input.
+
+No name and no rule counts. An input is a state if it is a float, or eight bits or fewer as a
+quantized cache is, and one output alone
+
+- is a later state of it, as :mod:`dataflow` defines that, on every branch that carries anything;
+- or holds the new positions that the graph itself joins to it (`delta`);
+- or holds, in the branch of an If that has no cache yet, the value that the other branch reads
+  from this input in the very same place (`once`).
+
+An input with which the model computes needs more: the hidden state that a residual network
+takes and returns is added to as a recurrent state is. So such an input has a fixed size on
+each axis but the first, is not laid out like another input, and is not both what all other
+states are computed from and computed from all of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from onnx import ModelProto
+
+from onnxkvrename.errors import ModelError
+from onnxkvrename.layout.updates import BufferUpdate, compare_dims
+from onnxkvrename.model.signature import Signature, Value
+from onnxkvrename.rules.plan import KvPair, PairSide
+from onnxkvrename.verification.dataflow import PROVED_VERDICTS, decide_flow
+from onnxkvrename.verification.provenance import Origin, select_cheapest_paths
+from onnxkvrename.verification.tracing import trace_dependencies, trace_origins
+from onnxkvrename.verification.value_uses import find_branch_states, find_joined_outputs
+
+MAX_CANDIDATES = 1 << 12
+"""Inputs that may be states; as many as a model may have buffers."""
+_QUANTIZED_DTYPES = frozenset({"UINT8", "INT8", "UINT4", "INT4", "UINT2", "INT2"})
+
+
+class StatePair(NamedTuple):
+    """An input, and the output that is a later state of it.
+
+    Attributes:
+        input: The graph input.
+        output: The graph output.
+        update: How the output is made from the input.
+    """
+
+    input: Value
+    output: Value
+    update: BufferUpdate
+
+
+class _Match(NamedTuple):
+    """An output that may be the later state of an input.
+
+    Attributes:
+        number: The number of the input among the candidates.
+        pair: Both, with the update.
+        is_computed: Whether the model computes with the state on the way.
+    """
+
+    number: int
+    pair: StatePair
+    is_computed: bool
+
+
+def find_state_pairs(model: ModelProto, signature: Signature) -> tuple[StatePair, ...]:
+    """Return each input that an output is a later state of, with that output.
+
+    Args:
+        model: A parsed model; weights are not needed.
+        signature: Its graph inputs and outputs.
+
+    Returns:
+        The pairs in the order of the inputs. An input or an output is in one pair at most; what
+        cannot be proved is in none.
+
+    Raises:
+        ModelError: More than `MAX_CANDIDATES` inputs may be states.
+    """
+    candidates = _list_candidates(model, signature)
+    dtypes = {value.dtype for value in candidates}
+    input_names = {value.name for value in signature.inputs}
+    outputs = [
+        value
+        for value in _select_unique(signature.outputs)
+        if value.dtype in dtypes and value.name not in input_names
+    ]
+    if not candidates or not outputs:
+        return ()
+    candidates, origins = _trace_outputs(model, candidates, outputs)
+    matches = [
+        match
+        for output, origin in zip(outputs, origins, strict=True)
+        if (match := _match_output(output, origin, candidates)) is not None
+    ]
+    matches = _select_only(matches)
+    pairs = [match.pair for match in _drop_activations(matches, model, signature)]
+    paired = {match.pair.input.name for match in matches}
+    free_inputs = [value for value in candidates if value.name not in paired]
+    free_outputs = [
+        output for output, origin in zip(outputs, origins, strict=True) if not origin.outcomes
+    ]
+    pairs += _find_indirect_pairs(model, free_inputs, free_outputs)
+    order = {value.name: number for number, value in enumerate(signature.inputs)}
+    return tuple(sorted(pairs, key=lambda pair: order[pair.input.name]))
+
+
+def _list_candidates(model: ModelProto, signature: Signature) -> list[Value]:
+    """Return the inputs that may be states: floats and quantized values without a default."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    weights.update(sparse.values.name for sparse in model.graph.sparse_initializer)
+    candidates = [
+        value
+        for value in _select_unique(signature.inputs)
+        if value.name not in weights and may_be_state(value.dtype)
+    ]
+    if len(candidates) > MAX_CANDIDATES:
+        raise ModelError(
+            f"has more than {MAX_CANDIDATES:,} inputs that may be states",
+            hint="no exporter makes so many; if one does, please report it",
+        )
+    return candidates
+
+
+def may_be_state(dtype: str) -> bool:
+    """Return whether values of a dtype may be states: a float, or eight bits or fewer."""
+    return dtype.startswith(("FLOAT", "BFLOAT", "DOUBLE")) or dtype in _QUANTIZED_DTYPES
+
+
+def _select_unique(values: Sequence[Value]) -> list[Value]:
+    """Return the values whose name no other one has."""
+    counts = Counter(value.name for value in values)
+    return [value for value in values if counts[value.name] == 1]
+
+
+def _trace_outputs(
+    model: ModelProto, candidates: list[Value], outputs: Sequence[Value]
+) -> tuple[list[Value], tuple[Origin, ...]]:
+    """Return the origins of the outputs, and the inputs that are their sources.
+
+    An input of which as much is in several outputs as of another one is new to each of them,
+    as the positions that are joined to all caches: it is no source.
+    """
+    names = [value.name for value in outputs]
+    origins = trace_origins(model, [value.name for value in candidates], names)
+    tied = Counter(number for origin in origins for number in _find_tied(origin))
+    new = {number for number, count in tied.items() if count > 1}
+    if new:
+        candidates = [value for number, value in enumerate(candidates) if number not in new]
+        origins = trace_origins(model, [value.name for value in candidates], names)
+    return candidates, origins
+
+
+def _find_tied(origin: Origin) -> set[int]:
+    """Return the sources of which an output has as much as of another one."""
+    tied: set[int] = set()
+    for paths in map(select_cheapest_paths, origin.outcomes):
+        if len(paths) > 1:
+            tied |= {number for number, is_certain in paths if is_certain}
+    return tied
+
+
+def _match_output(output: Value, origin: Origin, candidates: Sequence[Value]) -> _Match | None:
+    """Return the one input that an output is a later state of, whatever branch is taken."""
+    nearest = [select_cheapest_paths(paths) for paths in origin.outcomes]
+    numbers = {number for paths in nearest for number, is_certain in paths if is_certain}
+    if len(numbers) != 1:
+        return None
+    number = numbers.pop()
+    source = candidates[number]
+    if source.dtype != output.dtype or not _has_same_rank(source, output):
+        return None
+    names = [value.name for value in candidates]
+    flow = decide_flow(_build_pair(source, output), origin, number, names)
+    if flow.verdict not in PROVED_VERDICTS:
+        return None
+    costs = [path.cost for paths in nearest for path in paths.values()]
+    is_written_over = any(overwritten for overwritten, _ in costs)
+    is_computed = any(computed for _, computed in costs)
+    changes = compare_dims(source.shape, output.shape)
+    if (is_written_over or is_computed) and (changes is None or "shrinks" in changes):
+        return None
+    if flow.update.kind in ("append", "shift"):  # nothing is joined to a hidden state
+        is_computed = False
+    return _Match(number, StatePair(source, output, flow.update), is_computed)
+
+
+def _has_same_rank(first: Value, second: Value) -> bool:
+    """Return whether two values may have the same number of axes."""
+    return first.shape is None or second.shape is None or len(first.shape) == len(second.shape)
+
+
+def _build_pair(source: Value, output: Value) -> KvPair:
+    sides = [PairSide(value, "", value.name) for value in (source, output)]
+    return KvPair("", "", "", 0, sides[0], sides[1])
+
+
+def _select_only(matches: Iterable[_Match]) -> list[_Match]:
+    """Return the matches of inputs that have one output alone, computed with as little as can be.
+
+    What is computed from a state, such as a copy in another scale, does not take it away from
+    the output that carries it on.
+    """
+    by_input: dict[int, list[_Match]] = {}
+    for match in matches:
+        by_input.setdefault(match.number, []).append(match)
+    selected = []
+    for same_input in by_input.values():
+        lowest = min(match.is_computed for match in same_input)
+        best = [match for match in same_input if match.is_computed == lowest]
+        if len(best) > 1:
+            kept = [match for match in best if match.pair.update.kind != "unknown"]
+            best = kept if len(kept) == 1 else best
+        if len(best) == 1:
+            selected.append(best[0])
+    return selected
+
+
+# States that are computed with, and hidden states that look like them
+
+
+def _drop_activations(
+    matches: Sequence[_Match], model: ModelProto, signature: Signature
+) -> list[_Match]:
+    """Return the matches without what comes in, is added to, and goes out again."""
+    if not any(match.is_computed for match in matches):
+        return list(matches)
+    states = {match.pair.input.name for match in matches}
+    others = [value for value in signature.inputs if value.name not in states]
+    kept = [
+        match
+        for match in matches
+        if not match.is_computed
+        or (_has_state_shape(match.pair) and not _is_laid_out_like(match.pair.input, others))
+    ]
+    hubs = _find_hubs(kept, model)
+    return [match for match in kept if not match.is_computed or match.number not in hubs]
+
+
+def _has_state_shape(pair: StatePair) -> bool:
+    """Return whether each axis but the first has a fixed size: none is of positions."""
+    shape = pair.input.shape
+    return shape is not None and all(isinstance(dim, int) for dim in shape[1:])
+
+
+def _is_laid_out_like(value: Value, others: Iterable[Value]) -> bool:
+    """Return whether another input has the same batch and positions, as embeddings have.
+
+    The axes of a state after the batch are heads or channels. Of an input of integers the last
+    two axes count, since position ids may have one in front.
+    """
+    leading = (value.shape or ())[:2]
+    if len(leading) < 2:
+        return False
+    for other in others:
+        if other.name == value.name or other.shape is None or len(other.shape) < 2:
+            continue
+        is_integer = other.dtype.startswith(("INT", "UINT"))
+        if leading in ((other.shape[-2:],) if is_integer else (other.shape[:2],)):
+            return True
+    return False
+
+
+def _find_hubs(matches: Sequence[_Match], model: ModelProto) -> frozenset[int]:
+    """Return what all other states are computed from, and which is computed from all of them."""
+    computed = [match for match in matches if match.is_computed]
+    if not computed or len(matches) < 2:
+        return frozenset()
+    names = [match.pair.input.name for match in matches]
+    outputs = [match.pair.output.name for match in matches]
+    dependencies = trace_dependencies(model, names, outputs)
+    all_bits = (1 << len(names)) - 1
+    read_by_all = all_bits
+    for bits in dependencies:
+        read_by_all &= bits
+    return frozenset(
+        match.number
+        for position, match in enumerate(matches)
+        if match.is_computed and read_by_all >> position & 1 and dependencies[position] == all_bits
+    )
+
+
+# States that no output carries on
+
+
+def _find_indirect_pairs(
+    model: ModelProto, inputs: Sequence[Value], outputs: Sequence[Value]
+) -> Iterator[StatePair]:
+    """Yield the pairs of what is joined to an input, and of what stands for it in a branch."""
+    if not inputs or not outputs:
+        return
+    values = {value.name: value for value in (*inputs, *outputs)}
+    joined = find_joined_outputs(
+        model, [value.name for value in inputs], [value.name for value in outputs]
+    )
+    for found, update in (
+        (joined, None),
+        (
+            find_branch_states(
+                model, [v.name for v in inputs], [v.name for v in outputs if v.name not in joined]
+            ),
+            BufferUpdate("once"),
+        ),
+    ):
+        for output_name, input_name in found.items():
+            source, output = values[input_name], values[output_name]
+            if source.dtype == output.dtype and _has_same_rank(source, output):
+                yield StatePair(source, output, update or _build_delta(source, output))
+
+
+def _build_delta(source: Value, output: Value) -> BufferUpdate:
+    """Return the update of an output that has the new positions only."""
+    changes: Sequence[str] = compare_dims(source.shape, output.shape) or ()
+    different = [axis for axis, change in enumerate(changes) if change != "same"]
+    return BufferUpdate("delta", different[0] if len(different) == 1 else None)
+
+
+def map_pairs(pairs: Iterable[StatePair]) -> Mapping[str, str]:
+    """Return the names of pairs, input to output."""
+    return {pair.input.name: pair.output.name for pair in pairs}

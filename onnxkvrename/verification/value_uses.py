@@ -1,0 +1,297 @@
+"""Find outputs that belong to an input by how both are used, though nothing is carried on.
+
+Some exports return only the new positions of a cache, which the graph joins to the old ones
+for its own attention. And in a decoder of two branches the one with a cache has nothing to
+return for the encoder's keys and values, which do not change: it returns a dummy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from onnx import ModelProto
+
+from onnxkvrename.verification.graph_bodies import (
+    Body,
+    Operation,
+    UntraceableError,
+    build_graph_body,
+    list_captured_names,
+    read_operations,
+)
+from onnxkvrename.verification.operators import OperandFlow, SizeChange, find_operand_flows
+
+_MAX_ROOTS = 256
+"""Values that an output may be joined from."""
+_MAX_DISTANCE = 8
+"""Operators between a value and the weights that tell where it is used."""
+_STEPS_PER_NODE = 16
+"""Steps for each node of a body that may be taken in it; more prove nothing."""
+_DUMMY_OPS = ("Constant", "ConstantOfShape")
+
+
+def find_joined_outputs(
+    model: ModelProto, inputs: Sequence[str], outputs: Sequence[str]
+) -> dict[str, str]:
+    """Return the outputs that the graph itself joins to an input, with that input.
+
+    Args:
+        model: A parsed model; weights are not needed.
+        inputs: Inputs that no output carries on.
+        outputs: Outputs that carry on no input.
+
+    Returns:
+        Input by output; only where each has no other choice.
+    """
+    try:
+        uses = _ValueUses(build_graph_body(model.graph))
+    except UntraceableError:
+        return {}
+    outputs_by_root: dict[str, set[str]] = {}
+    for output in outputs:
+        for root in uses.find_roots(output, through_joins=True):
+            outputs_by_root.setdefault(root, set()).add(output)
+    if not outputs_by_root:
+        return {}
+    joined = {
+        name: {
+            output
+            for partner in uses.find_partners(name)
+            for root in uses.find_roots(partner)
+            for output in outputs_by_root.get(root, ())
+        }
+        for name in inputs
+    }
+    return _select_one_to_one(joined)
+
+
+def find_branch_states(
+    model: ModelProto, inputs: Sequence[str], outputs: Sequence[str]
+) -> dict[str, str]:
+    """Return the outputs that one branch of an If makes where the other reads an input.
+
+    In the branch that reads the input the output is a constant. Both branches use the same
+    weights after it: what tells the place is which of them a value meets, at which distance
+    and as which operand.
+
+    Args:
+        model: A parsed model; weights are not needed.
+        inputs: Inputs that no output carries on.
+        outputs: Outputs that carry on no input.
+
+    Returns:
+        Input by output; only where each has no other choice.
+    """
+    body = build_graph_body(model.graph)
+    wanted, sources = set(outputs), set(inputs)
+    matches: dict[str, set[str]] = {name: set() for name in inputs}
+    for operation in read_operations(body):
+        if operation.op_type != "If" or operation.domain or not wanted & {*operation.outputs}:
+            continue
+        branches = list(body.subgraphs.get(operation.number, {}).values())
+        if len(branches) != 2:
+            continue
+        for with_cache, without_cache in (branches, branches[::-1]):
+            read = [name for name in list_captured_names(with_cache) if name in sources]
+            made = {
+                output: without_cache.outputs[position]
+                for position, output in enumerate(operation.outputs)
+                if output in wanted
+                and position < min(len(with_cache.outputs), len(without_cache.outputs))
+                and _is_dummy(with_cache, with_cache.outputs[position])
+            }
+            if read and made:
+                weights = frozenset(body.constants)
+                for name, output in _match_places(with_cache, read, without_cache, made, weights):
+                    matches[name].add(output)
+    return _select_one_to_one(matches)
+
+
+def _is_dummy(branch: Body, name: str) -> bool:
+    """Return whether a value of a branch is a constant."""
+    if name in branch.constants:
+        return True
+    makers = (node for node in branch.nodes if name in node.output)
+    return all(node.op_type in _DUMMY_OPS and not node.domain for node in makers)
+
+
+def _match_places(
+    with_cache: Body,
+    inputs: Iterable[str],
+    without_cache: Body,
+    made: Mapping[str, str],
+    weights: frozenset[str],
+) -> Iterator[tuple[str, str]]:
+    """Yield inputs with the outputs whose values the other branch reads in the same place."""
+    try:
+        reading, making = _ValueUses(with_cache), _ValueUses(without_cache)
+    except UntraceableError:
+        return
+    captured = map(list_captured_names, (with_cache, without_cache))
+    shared = weights.intersection(*captured)
+    outputs_by_place: dict[frozenset[_Place], list[str]] = {}
+    for output, value in made.items():
+        place = making.find_places(making.find_roots(value), shared)
+        outputs_by_place.setdefault(place, []).append(output)
+    for name in inputs:
+        place = reading.find_places([name], shared)
+        for output in outputs_by_place.get(place, ()) if place else ():
+            yield name, output
+
+
+def _select_one_to_one(outputs_by_input: Mapping[str, set[str]]) -> dict[str, str]:
+    """Return the input of each output, where neither has a second choice."""
+    counts: dict[str, int] = {}
+    for outputs in outputs_by_input.values():
+        for output in outputs:
+            counts[output] = counts.get(output, 0) + 1
+    return {
+        output: name
+        for name, outputs in outputs_by_input.items()
+        if len(outputs) == 1
+        for output in outputs
+        if counts[output] == 1
+    }
+
+
+class _Place(NamedTuple):
+    """A meeting of a value with a weight: how far away, by which operator, as which operand."""
+
+    weight: str
+    op_type: str
+    position: int
+    own_position: int
+    distance: int
+
+
+class _ValueUses:
+    """The producers and consumers of the values of one body.
+
+    Raises:
+        UntraceableError: Two nodes make the same value.
+    """
+
+    def __init__(self, body: Body) -> None:
+        self._operations = tuple(read_operations(body))
+        self._producers: dict[str, tuple[Operation, int]] = {}
+        self._consumers: dict[str, list[tuple[Operation, int]]] = {}
+        for operation in self._operations:
+            for position, name in enumerate(operation.outputs):
+                if name and self._producers.setdefault(name, (operation, position))[0].number != (
+                    operation.number
+                ):
+                    raise UntraceableError(f"two nodes make {name}")
+            for position, name in enumerate(operation.inputs):
+                if name:
+                    self._consumers.setdefault(name, []).append((operation, position))
+        self._steps_left = _STEPS_PER_NODE * (len(self._operations) + 64)
+
+    def _take_step(self) -> bool:
+        """Count a step; false if too many were taken."""
+        self._steps_left -= 1
+        return self._steps_left > 0
+
+    def find_roots(self, name: str, *, through_joins: bool = False) -> tuple[str, ...]:
+        """Return the values that one is moved from, all of each, and all that are joined to it.
+
+        Args:
+            name: The value.
+            through_joins: Whether what a Concat joins counts, too.
+        """
+        roots: dict[str, None] = {}
+        pending = [name]
+        seen = {name}
+        while pending:
+            value = pending.pop()
+            if not self._take_step() or len(roots) > _MAX_ROOTS:
+                return ()
+            operation, position = self._producers.get(value, (None, 0))
+            flows = () if operation is None else _list_flows(operation, position)
+            is_moved = len(flows) == 1 and _is_whole_move(flows[0])
+            is_joined = through_joins and operation is not None and operation.op_type == "Concat"
+            if operation is None or not (is_moved or (is_joined and flows)):
+                roots[value] = None
+                continue
+            sources = [_get_operand(operation, flow) for flow in flows]
+            pending += [source for source in sources if source and source not in seen]
+            seen.update(sources)
+        return tuple(roots)
+
+    def find_partners(self, name: str) -> Iterator[str]:
+        """Yield what is joined to a value, or written into it, wherever it was moved to before."""
+        pending, seen = [name], {name}
+        while pending:
+            value = pending.pop()
+            for operation, operand in self._consumers.get(value, ()):
+                if not self._take_step():
+                    return
+                for position, output in enumerate(operation.outputs):
+                    flows = _list_flows(operation, position)
+                    own = [flow for flow in flows if _is_operand(flow, operand, operation)]
+                    if not own or own[0].overwrites or own[0].is_computed:
+                        continue
+                    if len(flows) > 1:
+                        yield from (_get_operand(operation, f) for f in flows if f not in own)
+                    elif not own[0].makes_new_state and output not in seen:
+                        seen.add(output)
+                        pending.append(output)
+
+    def find_places(self, names: Iterable[str], weights: frozenset[str]) -> frozenset[_Place]:
+        """Return where values meet weights; empty if it takes too many steps to tell.
+
+        Operators that move a value, which exporters fuse and reorder, are no distance.
+        """
+        places: set[_Place] = set()
+        distances = dict.fromkeys(names, 0)
+        pending = deque(distances)
+        while pending:
+            value = pending.popleft()
+            distance = distances[value]
+            for operation, operand in self._consumers.get(value, ()):
+                if not self._take_step():
+                    return frozenset()
+                is_moved = _is_move_only(operation, operand)
+                next_distance = distance if is_moved else distance + 1
+                if next_distance > _MAX_DISTANCE or operation.op_type in ("Shape", "Size"):
+                    continue
+                for position, other in enumerate(() if is_moved else operation.inputs):
+                    if position != operand:
+                        places.update(
+                            _Place(root, operation.op_type, position, operand, next_distance)
+                            for root in self.find_roots(other)
+                            if root in weights
+                        )
+                for output in operation.outputs:
+                    if output and next_distance < distances.get(output, _MAX_DISTANCE + 1):
+                        distances[output] = next_distance
+                        (pending.appendleft if is_moved else pending.append)(output)
+        return frozenset(places)
+
+
+def _list_flows(operation: Operation, output: int) -> tuple[OperandFlow, ...]:
+    """Return which operands an operator carries into an output; none if that is not known."""
+    count = len(operation.inputs)
+    return find_operand_flows(operation.domain, operation.op_type, output, count) or ()
+
+
+def _is_whole_move(flow: OperandFlow) -> bool:
+    """Return whether an operator only moves all of an operand."""
+    resized = flow.size_change & ~SizeChange.MOVES_AXES
+    return not (flow.makes_new_state or flow.overwrites or flow.is_computed or resized)
+
+
+def _is_move_only(operation: Operation, operand: int) -> bool:
+    flows = _list_flows(operation, 0)
+    return len(flows) == 1 and flows[0].operand == operand and _is_whole_move(flows[0])
+
+
+def _is_operand(flow: OperandFlow, operand: int, operation: Operation) -> bool:
+    return flow.operand % max(len(operation.inputs), 1) == operand
+
+
+def _get_operand(operation: Operation, flow: OperandFlow) -> str:
+    """Return the name of the operand of a flow; empty if the node does not have it."""
+    count = len(operation.inputs)
+    return operation.inputs[flow.operand] if -count <= flow.operand < count else ""

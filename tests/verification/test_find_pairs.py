@@ -1,0 +1,200 @@
+"""Pairs are found by the dataflow alone: on real exports, and on graphs made to mislead."""
+
+from __future__ import annotations
+
+import onnx.parser
+import pytest
+from expected_pairs import find_expected_pairs, list_exports
+from onnx import ModelProto, TensorProto
+
+from onnxkvrename.errors import ModelError
+from onnxkvrename.model.file import open_model
+from onnxkvrename.model.proto_reader import read_signature
+from onnxkvrename.model.protobuf import ByteSource
+from onnxkvrename.verification import find_pairs
+from onnxkvrename.verification.find_pairs import find_state_pairs, map_pairs
+from onnxkvrename.verification.strip_weights import read_model_without_weights
+
+EXPORTS = list_exports()
+
+
+@pytest.mark.skipif(not EXPORTS, reason="the real exports are not there")
+@pytest.mark.parametrize("number", range(len(EXPORTS) or 1))
+def test_each_buffer_of_a_real_export_is_found_and_nothing_else(number: int) -> None:
+    path = EXPORTS[number]
+    with open_model(path) as opened:
+        model = read_model_without_weights(opened.source)
+        found = map_pairs(find_state_pairs(model, opened.signature))
+    expected = find_expected_pairs(path)
+    if "dynamo_subfn/VLLM" in path.as_posix():  # its outputs are inputs, which no node updates
+        expected = {}
+    assert found == expected
+
+
+@pytest.mark.skipif(not EXPORTS, reason="the real exports are not there")
+def test_the_real_exports_have_many_buffers_of_all_kinds() -> None:
+    counts = [len(find_expected_pairs(path)) for path in EXPORTS]
+    assert sum(counts) > 230
+    assert counts.count(0) < 15
+
+
+def build_model(inputs: str, outputs: str, nodes: str, weights: str = "") -> ModelProto:
+    """A model in ONNX text."""
+    return onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 18, "com.microsoft": 1, "far": 1]>
+        main ({inputs}) => ({outputs}) <float[4,4] w = {{0}} {weights}> {{ {nodes} }}
+    """)
+
+
+def find(model: ModelProto) -> dict[str, str]:
+    """The pairs of a model, each with its update."""
+    signature = read_signature(ByteSource.from_bytes(model.SerializeToString()))
+    return {
+        f"{pair.input.name} {pair.output.name}": str(pair.update)
+        for pair in find_state_pairs(model, signature)
+    }
+
+
+ATTENTION = """
+    keys = MatMul(x, w) values = MatMul(keys, w)
+    b = Concat<axis = 1>(k, keys) a = Concat<axis = 1>(v, values)
+    scores = MatMul(x, b) soft = Softmax(scores) y = MatMul(soft, a)
+"""
+
+
+def test_names_and_orders_say_nothing() -> None:
+    model = build_model(
+        "float[n,s,4] x, float[n,p,4] v, float[n,p,4] k",
+        "float[n,s,4] y, float[n,t,4] a, float[n,t,4] b",
+        ATTENTION,
+    )
+    assert find(model) == {"v a": "append along axis 1", "k b": "append along axis 1"}
+
+
+# What comes in, is added to, and goes out again, is a state or a hidden state
+
+RESIDUAL = """
+    q = MatMul(x, w) scores = MatMul(q, k) soft = Softmax(scores) mixed = MatMul(soft, k)
+    y = Add(x, mixed) new = Concat<axis = 1>(k, q)
+"""
+
+
+@pytest.mark.parametrize(
+    "hidden", ["float[n,s,4]", "float[1,1,4]", "float[1,7,4]", "float[n,7,4]", "float"]
+)
+def test_a_hidden_state_is_not_taken_for_a_state(hidden: str) -> None:
+    shape = "1,7" if "7" in hidden else "1,1" if "1" in hidden else "n,s"
+    model = build_model(
+        f"{hidden} x, float[1,8,4] k, int64[{shape}] ids",
+        f"{hidden} y, float[1,9,4] new, int64[{shape}] same",
+        f"{RESIDUAL} same = Identity(ids)",
+    )
+    assert find(model) == {"k new": "append along axis 1"}
+
+
+def test_a_hidden_state_is_known_by_what_it_feeds_where_shapes_are_numbers() -> None:
+    model = build_model(
+        "float[1,7,4] x, float[1,8,4] k", "float[1,7,4] y, float[1,15,4] new", RESIDUAL
+    )
+    assert find(model) == {"k new": "append along axis 1"}
+
+
+def test_recurrent_states_are_found_layer_by_layer() -> None:
+    layer = """
+        k{0} = MatMul(x{0}, w) decayed{0} = Mul(s{0}, g) t{0} = Add(decayed{0}, k{0})
+        read{0} = MatMul(k{0}, t{0}) x{1} = Add(x{0}, read{0})
+    """
+    model = build_model(
+        "int64[n,s] ids, float[n,2,4,4] s0, float[n,2,4,4] s1",
+        "float x2, float[n,2,4,4] t0, float[n,2,4,4] t1",
+        f"x0 = Gather(w, ids) {layer.format(0, 1)} {layer.format(1, 2)}",
+        ", float[1] g = {0.5}",
+    )
+    assert find(model) == {"s0 t0": "inplace", "s1 t1": "inplace"}
+
+
+# What is not proved is not said
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "y = MatMul(k, w)",
+        "y = far.Update(k, x)",
+        "y = Add(k, v)",
+        "both = Concat<axis = 0>(k, v) y = Neg(both)",
+        "y = Identity(w)",
+        "y = Neg(k) z = Abs(k)",
+    ],
+)
+def test_what_cannot_be_told_is_no_pair(nodes: str) -> None:
+    outputs = "float[a,4] y" + ", float[a,4] z" * ("z =" in nodes)
+    model = build_model("float[a,4] k, float[a,4] v, float[b,4] x", outputs, nodes)
+    assert find(model) == {}
+
+
+def test_of_several_outputs_of_an_input_the_one_that_moves_it_is_its_state() -> None:
+    model = build_model(
+        "float[a,4] k, float[b,4] x",
+        "float[a,4] scaled, float[c,4] new",
+        "scaled = Mul(k, w) y = MatMul(x, w) new = Concat<axis = 0>(k, y)",
+    )
+    assert find(model) == {"k new": "append along axis 0"}
+
+
+def test_what_is_joined_to_several_caches_is_new_to_each() -> None:
+    outputs = "float[c,4] k2, float[c,4] v2"
+    nodes = "k2 = Concat<axis = 0>(k, x) v2 = Concat<axis = 0>(x, v)"
+    model = build_model("float[b,4] x, float[a,4] v, float[a,4] k", outputs, nodes)
+    assert find(model) == {"v v2": "append along axis 0", "k k2": "append along axis 0"}
+    one = build_model("float[b,4] x, float[a,4] k", "float[c,4] k2", nodes.split(" v2")[0])
+    assert find(one) == {}  # either may be the cache
+
+
+def test_integers_weights_and_other_dtypes_and_ranks_are_no_states() -> None:
+    nodes = "io = Neg(i) wo = Neg(w2) co = Cast<to = 10>(c) ro = Unsqueeze(r, axes)"
+    model = build_model(
+        "int64[4] i, float[4,4] w2, float[4] c, float[4] r",
+        "int64[4] io, float[4,4] wo, float16[4] co, float[1,4] ro",
+        nodes,
+        ", float[4,4] w2 = {0}, int64[1] axes = {0}",
+    )
+    assert find(model) == {}
+
+
+def test_quantized_caches_and_their_scales_are_states() -> None:
+    node = onnx.helper.make_node(
+        "PagedAttention",
+        ["x", "", "", "k", "v", "n", "n", "n", *[""] * 9, "ks", "vs"],
+        ["y", "ko", "vo", "kso", "vso"],
+        domain="com.microsoft",
+    )
+    model = build_model(
+        "float[t,8] x, int8[b,4] k, int8[b,4] v, int32[1] n, float[b,1] ks, float[b,1] vs",
+        "float[t,8] y, int8[b,4] ko, int8[b,4] vo, float[b,1] kso, float[b,1] vso",
+        "",
+    )
+    model.graph.node.append(node)
+    assert find(model) == dict.fromkeys(("k ko", "v vo", "ks kso", "vs vso"), "inplace")
+
+
+def test_two_values_of_one_name_are_no_pair() -> None:
+    model = build_model("float[a,4] k", "float[a,4] y, float[a,4] y", "y = Neg(k)")
+    assert find(model) == {}
+
+
+def test_more_inputs_than_a_model_may_have_buffers_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(find_pairs, "MAX_CANDIDATES", 1)
+    model = build_model("float[a,4] k, float[a,4] v", "float[a,4] y", "y = Neg(k)")
+    with pytest.raises(ModelError, match="more than 1 inputs that may be states"):
+        find(model)
+
+
+def test_a_dtype_is_a_float_by_its_name() -> None:
+    names = set(TensorProto.DataType.keys())
+    floats = {name for name in names if "FLOAT" in name or name == "DOUBLE"}
+    assert floats == {name for name in names if find_pairs.may_be_state(name)} - {
+        *("INT8", "UINT8", "INT4", "UINT4", "INT2", "UINT2")
+    }
