@@ -5,18 +5,30 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import click
 
-from onnxkvrename.cli.options import CONTEXT_SETTINGS, NonEmptyPath, add_version_option
-from onnxkvrename.cli.output import print_lines
-from onnxkvrename.errors import ModelError
+from onnxkvrename.cli.options import (
+    CONTEXT_SETTINGS,
+    NonEmptyPath,
+    add_format_option,
+    add_version_option,
+)
+from onnxkvrename.cli.output import print_answer
+from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import decide_exit_code
-from onnxkvrename.report.formats import Line
+from onnxkvrename.report.documents.recover_json import Recovery, recovery_to_json
+from onnxkvrename.report.formats import Answer, FileResult, Line, Note, Screen
 from onnxkvrename.report.formats.text import build_error_line
-from onnxkvrename.storage.recover import HalfDoneRun, end_run, find_half_done_runs
-from onnxkvrename.storage.temp_file import resolve_moved_path
+from onnxkvrename.storage.recover import (
+    TargetState,
+    end_run,
+    find_half_done_runs,
+    list_target_states,
+)
 
 _STATES = {
     "new": "new",
@@ -42,7 +54,8 @@ _STATES = {
 @click.option("--undo", is_flag=True, help="Restore the old files.")
 @click.option("--finish", is_flag=True, help="Put the new files in place.")
 @add_version_option()
-def command(paths: tuple[Path, ...], undo: bool, finish: bool) -> int:
+@add_format_option()
+def command(paths: tuple[Path, ...], undo: bool, finish: bool, output_format: str) -> int:
     """List the files of a run that stopped half way, restore the old or place the new ones.
 
     A run that is killed, or whose disk fails, may leave some files new and others
@@ -54,38 +67,62 @@ def command(paths: tuple[Path, ...], undo: bool, finish: bool) -> int:
         raise click.UsageError("--undo and --finish cannot both be")
     try:
         skipped = list[ModelError]()
-        runs = find_half_done_runs(paths, skipped.append)
-        lines = [line for run in runs for line in _describe_run(run)]
-        lines += map(build_error_line, skipped)
-        for run in runs if undo or finish else ():
+        runs = [
+            (run, list_target_states(run)) for run in find_half_done_runs(paths, skipped.append)
+        ]
+        for run, _ in runs if undo or finish else ():
             end_run(run, undo=undo)
     except OSError as error:
         path = None if error.filename is None else os.fsdecode(error.filename)
         raise ModelError(f"cannot be read: {error.strerror}", path=path) from None
-    if not runs and not skipped:
-        lines.append(Line("no run stopped half way here", err=True))
-    elif runs and (undo or finish):
-        done = "the old files are restored" if undo else "the new files are in place"
-        lines.append(Line(done, err=True))
-    elif runs:
-        lines += _describe_choices(paths)
-    print_lines(lines)
-    return decide_exit_code(failed=bool(skipped) or (bool(runs) and not (undo or finish)))
+    recovery = Recovery("undo" if undo else "finish" if finish else "list", runs, skipped)
+    code = decide_exit_code(failed=bool(skipped) or (bool(runs) and not (undo or finish)))
+    return print_answer(_build_answer(recovery, code, paths), output_format)
 
 
-def _describe_run(run: HalfDoneRun) -> Iterator[Line]:
-    """Yield a line for each target: its state, and where its other content is."""
-    moves = run.record.find_moves()
-    for move in run.record.directories:
-        yield Line(f"{move.target}: {_STATES[move.find_state()]}")
-    for file in run.record.files:
-        path, state = resolve_moved_path(file.target, moves), file.find_state(moves)
-        other, kept = ("old", file.backup) if state == "new" else ("new", file.ready)
-        note = f" (the {other} one is {kept.name})" if kept and state != "changed" else ""
-        yield Line(f"{path}: {_STATES[state]}{note}")
+def render_failure(code: int, error: KvRenameError) -> str:
+    """Return the JSON document of a job that could not be done."""
+    return recovery_to_json(None, code, error)
 
 
-def _describe_choices(paths: Sequence[Path]) -> Iterator[Line]:
-    command = shlex.join(["onnxkvrename", "recover", *map(str, paths)])
-    yield Line(f"{command} --undo restores the old files", err=True)
-    yield Line(f"{command} --finish puts the new files in place", err=True)
+def _build_answer(recovery: Recovery, code: int, paths: Sequence[Path]) -> Answer:
+    level: Literal["error", "notice"] = "error" if recovery.action == "list" else "notice"
+    notes = (
+        Note("recover", _describe_state(target), str(target.path), level)
+        for _, targets in recovery.runs
+        for target in targets
+    )
+    return Answer(
+        "recover",
+        code,
+        render_json=partial(recovery_to_json, recovery, code),
+        render_text=partial(_render_text, recovery, paths),
+        files=tuple(FileResult(error.path or "", error=error) for error in recovery.skipped),
+        notes=(*notes, *(Note("recover", outcome) for outcome in _describe_outcome(recovery))),
+    )
+
+
+def _render_text(recovery: Recovery, paths: Sequence[Path], screen: Screen) -> Iterator[Line]:
+    for _, targets in recovery.runs:
+        yield from (Line(f"{target.path}: {_describe_state(target)}") for target in targets)
+    yield from map(build_error_line, recovery.skipped)
+    yield from (Line(outcome, err=True) for outcome in _describe_outcome(recovery))
+    if recovery.runs and recovery.action == "list":
+        shown = shlex.join(["onnxkvrename", "recover", *map(str, paths)])
+        yield Line(f"{shown} --undo restores the old files", err=True)
+        yield Line(f"{shown} --finish puts the new files in place", err=True)
+
+
+def _describe_state(target: TargetState) -> str:
+    other = "old" if target.state == "new" else "new"
+    note = "" if target.kept is None else f" (the {other} one is {target.kept.name})"
+    return _STATES[target.state] + note
+
+
+def _describe_outcome(recovery: Recovery) -> Iterator[str]:
+    if not recovery.runs and not recovery.skipped:
+        yield "no run stopped half way here"
+    elif recovery.runs and recovery.action == "undo":
+        yield "the old files are restored"
+    elif recovery.runs and recovery.action == "finish":
+        yield "the new files are in place"

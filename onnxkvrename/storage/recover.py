@@ -22,6 +22,7 @@ from onnxkvrename.storage.record import (
     FileChange,
     Identity,
     Record,
+    State,
     find_record_fault,
     read_record,
 )
@@ -47,6 +48,37 @@ class HalfDoneRun(NamedTuple):
 
     path: Path
     record: Record
+
+
+class TargetState(NamedTuple):
+    """The state of a target of a half done run.
+
+    Attributes:
+        path: The file or directory, by its present name.
+        state: Whether it is new, old, or was changed since.
+        kept: The other file: the old one of a new target, the new one of an old target;
+            ``None`` for a directory, for what was changed, and where there was no old file.
+    """
+
+    path: Path
+    state: State
+    kept: Path | None
+
+
+def list_target_states(run: HalfDoneRun) -> list[TargetState]:
+    """Return the targets of a run as they are now.
+
+    Raises:
+        OSError: The state of one cannot be told.
+    """
+    moves = run.record.find_moves()
+    targets = [TargetState(move.target, move.find_state(), None) for move in run.record.directories]
+    for file in run.record.files:
+        state = file.find_state(moves)
+        kept = {"new": file.backup, "old": file.ready, "changed": None}[state]
+        path = resolve_moved_path(file.target, moves)
+        targets.append(TargetState(path, state, kept and resolve_moved_path(kept, moves)))
+    return targets
 
 
 def find_half_done_runs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,12 +12,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import models
 import onnx
 import pytest
 import qefficient_exports
 from kill_commands import needs_fork, read_directory, run_and_kill
 from models import saved
+from schemas import load_schema
 
 from onnxkvrename.cli.main import main
 from onnxkvrename.storage.temp_file import (
@@ -179,6 +182,89 @@ def test_a_disk_that_refuses_every_rename_from_some_point_on(
         if not reached:
             break
     assert mixed > 0
+
+
+@pytest.fixture
+def half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with three models, of which only some are renamed."""
+    trial = Trial(build_set, tmp_path / "trial")
+    for nth in count(1):
+        trial.args = trial.start()
+        with monkeypatch.context() as patch:
+            refuse_from(nth, ("replace", "rename"), patch)
+            trial.run()
+        if trial.judge(str(nth)):
+            return trial.root
+    raise AssertionError
+
+
+def read_answer(capsys: pytest.CaptureFixture[str], *args: object) -> dict[str, Any]:
+    """The JSON document of ``recover``, and nothing else is said."""
+    capsys.readouterr()
+    code = main(["recover", *map(str, args), "--format", "json"])
+    out, err = capsys.readouterr()
+    document: dict[str, Any] = json.loads(out)
+    jsonschema.validate(document, load_schema("recover-1.json"))
+    assert document["exit_code"] == code
+    assert err == "" or code == 2
+    return document
+
+
+def test_json_says_which_files_are_new_and_where_the_others_are_kept(
+    half_done: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = read_answer(capsys, half_done)
+    assert (found["action"], found["exit_code"], found["skipped"]) == ("list", 1, [])
+    (run,) = found["runs"]
+    assert Path(run["record"]).exists()
+    assert {target["state"] for target in run["targets"]} == {"new", "old"}
+    replaced = {
+        Path(target["path"]): Path(target["kept"]).read_bytes()
+        for target in run["targets"]
+        if target["state"] == "new"
+    }
+    for path, old in replaced.items():
+        assert path.read_bytes() != old
+
+    undone = read_answer(capsys, half_done, "--undo")
+    assert (undone["action"], undone["exit_code"]) == ("undo", 0)
+    assert undone["runs"] == found["runs"]  # as they were found
+    assert {path: path.read_bytes() for path in replaced} == replaced
+    nothing = read_answer(capsys, half_done)
+    assert (nothing["runs"], nothing["exit_code"]) == ([], 0)
+
+
+def test_json_after_the_new_files_were_put_in_place(
+    half_done: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run,) = read_answer(capsys, half_done)["runs"]
+    old = [target for target in run["targets"] if target["state"] == "old"]
+    expected = {target["path"]: Path(target["kept"]).read_bytes() for target in old}
+    assert read_answer(capsys, half_done, "--finish")["action"] == "finish"
+    assert {path: Path(path).read_bytes() for path in expected} == expected
+
+
+def test_json_of_a_record_that_is_skipped_and_of_a_path_that_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planted = tmp_path / f"{TEMP_PREFIX}00000000-{'0' * 24}{RECORD_SUFFIX}"
+    planted.write_text("{")
+    skipped = read_answer(capsys, tmp_path)
+    assert skipped["exit_code"] == 1
+    assert [fault["path"] for fault in skipped["skipped"]] == [str(planted)]
+    missing = read_answer(capsys, tmp_path / "missing")
+    assert (missing["exit_code"], missing["action"]) == (2, None)
+    assert missing["error"]["path"] == str(tmp_path / "missing")
+
+
+def test_every_file_of_a_half_done_run_is_annotated_for_github(
+    half_done: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    count = len(read_answer(capsys, half_done)["runs"][0]["targets"])
+    assert main(["recover", str(half_done), "--format", "github"]) == 1
+    assert capsys.readouterr().out.count("::error file=") == count
+    assert main(["recover", str(half_done), "--format", "github", "--undo"]) == 0
+    assert capsys.readouterr().out.count("::notice file=") == count
 
 
 @needs_fork
