@@ -2,14 +2,18 @@
 
     python tests/soak/mutate.py --sample 300 --seed 1 --log mutants.jsonl
 
-Every mutant is tried in a copy of the repository. A log that exists is continued: what was
-tried on the same text of the module is not tried again. The answer is the share of mutants
-that a test fails for, and a list of the survivors.
+First every test file runs once without a mistake, and the lines of the package that it runs are
+recorded. Then every mutant is tried in a copy of the repository, by the test files that run its
+line: first the module's own, then the quickest, until a test fails. So a mutant survives only
+after all of them have passed. A log that exists is continued: what was tried on the same text of
+the module is not tried again. The answer is the share of mutants that a test fails for, and a
+list of the survivors.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import hashlib
 import importlib
@@ -17,69 +21,66 @@ import json
 import os
 import random
 import resource
+import runpy
 import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from soak.mutants import Mutant, list_mutants
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-FAULTS = "tests/faults/test_rename_faults.py"
-FIDELITY = ("tests/test_fidelity.py", "tests/test_properties.py")
-RUNS = ("tests/renaming", "tests/test_api.py", "tests/test_sets.py")
-TESTS: dict[str, tuple[str, ...]] = {
-    "rules/plan.py": ("tests/rules/test_profile.py", "tests/renaming/test_run.py", *FIDELITY),
-    "rules/checks/pairs.py": ("tests/rules", "tests/renaming/test_run.py"),
-    "rules/windows.py": ("tests/rules/test_window_diff.py", "tests/test_sets.py"),
-    "model/occurrences.py": FIDELITY,
-    "model/protobuf.py": ("tests/model", *FIDELITY),
-    "model/proto_reader.py": ("tests/model", *FIDELITY),
-    "model/file.py": ("tests/model", *FIDELITY, "tests/renaming/test_run.py"),
-    "model/external_data.py": ("tests/renaming", "tests/layout/test_inspect.py"),
-    "model/metadata.py": ("tests/cli/test_manifest.py", *FIDELITY),
-    **{
-        f"storage/{name}.py": ("tests/storage", "tests/renaming", *more, FAULTS)
-        for name, more in {
-            "attributes": (),
-            "clean_up": ("tests/qefficient/test_seed_cache.py",),
-            "copy": (),
-            "directories": ("tests/qefficient/test_seed_cache.py",),
-            "intent": ("tests/qefficient/test_seed_cache.py",),
-            "lock": (),
-            "open_beneath": ("tests/model/test_external_data.py",),
-            "read": ("tests/model/test_file.py",),
-            "read_status": ("tests/rules/test_find_models.py",),
-            "record": ("tests/cli/test_recover.py",),
-            "recover": ("tests/cli/test_recover.py",),
-            "temp_file": (),
-            "transaction": ("tests/cli/test_recover.py", "tests/qefficient/test_seed_cache.py"),
-            "write_file": ("tests/cli/test_manifest.py", "tests/cli/test_custom_io.py"),
-        }.items()
-    },
-    "renaming/place.py": (*RUNS, FAULTS),
-    "renaming/write.py": (*RUNS, FAULTS),
-    "renaming/output_path.py": ("tests/renaming", "tests/rules/test_find_models.py"),
-    "renaming/prepare.py": (*RUNS, "tests/model/test_metadata.py", *FIDELITY),
-    "renaming/batch_checks.py": RUNS,
-    "renaming/run.py": RUNS,
-    "cli/output.py": ("tests/cli", "tests/report", "tests/faults/test_inert_output.py"),
-    "cli/main.py": ("tests/cli", "tests/test_api.py"),
-    "report/inert.py": ("tests/report", "tests/faults/test_inert_output.py"),
-    "report/rename_text.py": ("tests/report", "tests/renaming", "tests/cli"),
-}
-"""Modules that plan, check, splice, save and print, each with the tests that apply beside its
-mirror, ``tests/<package>/test_<module>.py``. A path that is not there is left out."""
-CPU_LIMIT = 400
-"""Seconds of processor time until a mutant counts as noticed: it runs without end."""
-WALL_LIMIT = 1800
+RECORDER = Path("tests/soak/record_lines")
+MODULES = (
+    "rules/plan.py",
+    "rules/checks/pairs.py",
+    "rules/windows.py",
+    "model/occurrences.py",
+    "model/protobuf.py",
+    "model/proto_reader.py",
+    "model/file.py",
+    "model/external_data.py",
+    "model/metadata.py",
+    "storage/attributes.py",
+    "storage/clean_up.py",
+    "storage/copy.py",
+    "storage/directories.py",
+    "storage/intent.py",
+    "storage/lock.py",
+    "storage/open_beneath.py",
+    "storage/read.py",
+    "storage/record.py",
+    "storage/recover.py",
+    "storage/temp_file.py",
+    "storage/transaction.py",
+    "storage/write_file.py",
+    "renaming/place.py",
+    "renaming/write.py",
+    "renaming/output_path.py",
+    "renaming/prepare.py",
+    "renaming/batch_checks.py",
+    "renaming/run.py",
+    "cli/output.py",
+    "cli/main.py",
+    "report/inert.py",
+    "report/rename_text.py",
+)
+"""Modules that plan, check, splice, save and print."""
+FAULTS = ("tests/faults/test_rename_faults.py", "tests/faults/test_writing_commands.py")
+"""Minutes of faults at every call, only for the packages that write files."""
+WRITING = ("storage", "renaming")
+LEFT_OUT = ("tests/test_house.py", "tests/test_ci.py")
+"""Test files that judge texts, those of the mutants among them."""
+FIRST_BATCH = 10
+"""Seconds of the tests that are started together; each further batch takes twice as long."""
+MEMORY_LIMIT = 8 << 30
 PRELOADED = (
     "onnx",
     "onnx.helper",
@@ -97,42 +98,231 @@ PRELOADED = (
 )
 
 
-def list_tests(module: str, root: Path) -> list[str]:
-    """Return the test files that apply to a module, its mirror first."""
-    package, _, name = module.rpartition("/")
-    mirror = f"tests/{package}/test_{name}"
-    paths = dict.fromkeys([mirror, *TESTS[module]])
-    return [path for path in paths if (root / path).exists()]
+class TestFile(NamedTuple):
+    """What a test file does without a mutant.
+
+    Attributes:
+        path: Relative to the repository.
+        digest: SHA-256 of the package and of the tests that it was recorded with.
+        seconds: How long it takes.
+        verdict: ``survived`` if it passes.
+        lines: Numbers of the lines that it runs, by module.
+        used: Modules of which it runs a function.
+    """
+
+    path: str
+    digest: str
+    seconds: float
+    verdict: str
+    lines: dict[str, list[int]]
+    used: list[str]
 
 
 def copy_repository(directory: Path) -> Path:
-    """Copy what the tests need, compiled, and return the copy's root."""
+    """Copy what the tests need, and return the copy's root."""
     copy = directory / "repository"
     ignored = shutil.ignore_patterns(".git", ".venv", "build", "*.pyc", ".hypothesis", ".*_cache")
     shutil.copytree(ROOT, copy, ignore=ignored, symlinks=True)
     return copy
 
 
-def try_mutant(root: Path, module: str, mutant: Mutant | None, tests: list[str]) -> dict[str, Any]:
+def share_work(roots: list[Path], count: int, work: Callable[[Path, int], None]) -> None:
+    """Call `work` with each number below `count`, in as many processes as there are roots."""
+    source, sink = os.pipe()
+    os.write(sink, b"".join(number.to_bytes(4, "big") for number in range(count)))
+    os.close(sink)
+    workers = []
+    for root in roots:
+        worker = os.fork()
+        if worker == 0:
+            code = 1
+            try:
+                while number := os.read(source, 4):
+                    work(root, int.from_bytes(number, "big"))
+                code = 0
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        workers.append(worker)
+    os.close(source)
+    if any(os.waitpid(worker, 0)[1] for worker in workers):
+        raise SystemExit("a worker failed")
+
+
+def append_entry(log: Path, entry: dict[str, Any]) -> None:
+    """Add a line to a log, whole, whoever else does."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.write(descriptor, json.dumps(entry).encode() + b"\n")
+    os.close(descriptor)
+
+
+def record_tests(roots: list[Path], log: Path) -> list[TestFile]:
+    """Run all test files without a mutant, and return those that pass; `log` is continued."""
+    root = roots[0]
+    digest = _hash_files(sorted([*(root / "onnxkvrename").rglob("*.py"), *root.glob("tests/*.py")]))
+    digests = {
+        name: f"{digest}-{_hash_files([root / name])}"
+        for path in sorted(root.glob("tests/**/test_*.py"))
+        if (name := path.relative_to(root).as_posix()) not in LEFT_OUT
+    }
+    known = _read_recorded(log)
+    missing = [name for name in digests if (name, digests[name]) not in known]
+
+    def record(root: Path, number: int) -> None:
+        test = _record_test(root, missing[number], digests[missing[number]])
+        append_entry(log, test._asdict())
+        print(f"{test.verdict:9} {test.seconds:6} s {test.path}", flush=True)
+
+    share_work(roots, len(missing), record)
+    known = _read_recorded(log)
+    tests = [known[name, digest] for name, digest in digests.items()]
+    for test in tests:
+        if test.verdict != "survived":
+            print(f"left out, as it fails without a mutant: {test.path}", flush=True)
+    return [test for test in tests if test.verdict == "survived"]
+
+
+def _read_recorded(log: Path) -> dict[tuple[str, str], TestFile]:
+    lines = log.read_text("utf-8").splitlines() if log.exists() else []
+    tests = [TestFile(**json.loads(line)) for line in lines]
+    return {(test.path, test.digest): test for test in tests}
+
+
+def _record_test(root: Path, name: str, digest: str) -> TestFile:
+    started = time.monotonic()
+    with tempfile.NamedTemporaryFile() as file:
+        verdict, tail = run_tests(root, [name], 600, file.name)
+        recorded = Path(file.name).read_text("utf-8").splitlines()
+    seconds = round(time.monotonic() - started, 1)
+    if verdict != "survived":  # a limit of the test may be too tight for a recorded run
+        verdict, tail = run_tests(root, [name], 600)
+    if verdict != "survived":
+        print(tail, flush=True)
+    lines: dict[str, set[int]] = {}
+    used = set()
+    for module, number, inside in (entry.split(":") for entry in recorded):
+        lines.setdefault(module, set()).add(int(number))
+        used |= {module} if inside else set()
+    return TestFile(
+        name,
+        digest,
+        seconds,
+        verdict,
+        {module: sorted(numbers) for module, numbers in lines.items() if module in MODULES},
+        sorted(used.intersection(MODULES)),
+    )
+
+
+def _hash_files(paths: list[Path]) -> str:
+    hasher = hashlib.sha256()
+    for path in paths:
+        hasher.update(path.read_bytes())
+    return hasher.hexdigest()[:16]
+
+
+def choose_tests(source: bytes, module: str, line: int, tests: list[TestFile]) -> list[TestFile]:
+    """Return the test files that run the statement on a line, the module's own first.
+
+    What runs when the module is imported, as a constant does, is tried by all tests that run a
+    function of the module.
+    """
+    package, name = module.split("/")[0], Path(module).stem
+    statement, on_import = _find_statement(ast.parse(source), line)
+    chosen = [
+        test
+        for test in tests
+        if (
+            module in test.used
+            if on_import
+            else not statement.isdisjoint(test.lines.get(module, ()))
+        )
+        and (test.path not in FAULTS or package in WRITING)
+    ]
+
+    def rank(test: TestFile) -> tuple[bool, float]:
+        own = test.path.startswith(f"tests/{package}/") and test.path.endswith(f"/test_{name}.py")
+        return (not own, test.seconds)
+
+    return sorted(chosen, key=rank)
+
+
+def _find_statement(tree: ast.Module, line: int) -> tuple[set[int], bool]:
+    """Return the lines of the innermost statement on a line, and whether an import runs it.
+
+    Of a compound statement these are the lines before its body.
+    """
+    found, on_import = {line}, True
+
+    def visit(node: ast.AST, in_function: bool) -> None:
+        nonlocal found, on_import
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.stmt):
+                body = getattr(child, "body", None)
+                end = body[0].lineno - 1 if body else child.end_lineno or child.lineno
+                if child.lineno <= line <= max(end, child.lineno):
+                    found, on_import = (
+                        set(range(child.lineno, max(end, child.lineno) + 1)),
+                        (not in_function),
+                    )
+            visit(child, in_function or isinstance(node, ast.FunctionDef))
+
+    visit(tree, in_function=False)
+    return found, on_import
+
+
+def split_into_batches(tests: list[TestFile]) -> Iterator[list[TestFile]]:
+    """Yield the test files in their order, each batch about twice as long as the one before."""
+    batch: list[TestFile] = []
+    limit: float = FIRST_BATCH
+    for test in tests:
+        if batch and sum(other.seconds for other in batch) + test.seconds > limit:
+            yield batch
+            batch, limit = [], 2 * limit
+        batch.append(test)
+    if batch:
+        yield batch
+
+
+def try_mutant(root: Path, module: str, mutant: Mutant, tests: list[TestFile]) -> dict[str, Any]:
     """Run the tests with one mutant in place, and return what came of it."""
     path = root / "onnxkvrename" / module
     source = path.read_bytes()
+    chosen = choose_tests(source, module, mutant.line, tests)
     started = time.monotonic()
+    verdict, tail = "survived", "no test runs this line"
     try:
-        if mutant is not None:
-            path.write_bytes(mutant.apply(source))
-        verdict, tail = _run_tests(root, tests)
+        path.write_bytes(mutant.apply(source))
+        for batch in split_into_batches(chosen):
+            seconds = 60 + 4 * sum(test.seconds for test in batch)
+            verdict, tail = run_tests(root, [test.path for test in batch], seconds)
+            if verdict != "survived":
+                break
     finally:
         path.write_bytes(source)
-    return {"verdict": verdict, "seconds": round(time.monotonic() - started, 1), "tail": tail}
+    took = round(time.monotonic() - started, 1)
+    return {"verdict": verdict, "seconds": took, "tests": len(chosen), "tail": tail}
 
 
-def _run_tests(root: Path, tests: list[str]) -> tuple[str, str]:
+def run_tests(
+    root: Path, paths: list[str], seconds: float, recorded: str | None = None
+) -> tuple[str, str]:
+    """Run test files in a process until one fails.
+
+    Args:
+        root: The repository's copy.
+        paths: The test files, in their order.
+        seconds: CPU time until the mutant counts as noticed: it runs without end.
+        recorded: A file for the lines that run.
+
+    Returns:
+        The verdict, and the end of what pytest printed.
+    """
     with tempfile.TemporaryFile() as output:
         child = os.fork()
         if child == 0:
-            _run_tests_in_child(root, tests, output.fileno())
-        deadline = time.monotonic() + WALL_LIMIT
+            _run_tests_in_child(root, paths, int(seconds), recorded, output.fileno())
+        deadline = time.monotonic() + 10 * seconds  # other processes may keep the machine busy
         while True:
             pid, status = os.waitpid(child, os.WNOHANG)
             if pid:
@@ -149,36 +339,35 @@ def _run_tests(root: Path, tests: list[str]) -> tuple[str, str]:
     return {0: "survived", 1: "caught", 2: "caught"}.get(os.WEXITSTATUS(status), "broken"), tail
 
 
-def _run_tests_in_child(root: Path, tests: list[str], output: int) -> None:
+def _run_tests_in_child(
+    root: Path, paths: list[str], seconds: int, recorded: str | None, output: int
+) -> None:
     """Replace this process by a run of the tests; never returns."""
     code = 99
     try:
         os.setpgid(0, 0)
-        resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT, CPU_LIMIT))
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT, MEMORY_LIMIT))
         os.dup2(output, 1)
         os.dup2(output, 2)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
         os.chdir(root)
         sys.dont_write_bytecode = True
-        os.environ |= {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+        search = [str(root)]
+        if recorded:
+            search.append(str(root / RECORDER))
+            package = str(root / "onnxkvrename")
+            os.environ |= {"RECORDED_PACKAGE": package, "RECORDED_LINES": recorded}
+            runpy.run_path(str(root / RECORDER / "sitecustomize.py"))
+        environment = {"PYTHONPATH": os.pathsep.join(search), "PYTHONDONTWRITEBYTECODE": "1"}
+        os.environ |= environment
         sys.path[:0] = [str(root)]
-        for name in [
-            name for name in sys.modules if name.split(".")[0] in ("soak", "onnxkvrename")
-        ]:
+        for name in [name for name in sys.modules if name.split(".")[0] == "soak"]:
             del sys.modules[name]
         import pytest
 
-        options = [
-            "-x",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:xdist",
-            "--no-header",
-            "--tb=line",
-        ]
-        code = int(pytest.main([*options, "-p", "no:randomly", *tests]))
+        options = "-x -q -p no:cacheprovider -p no:xdist -p no:randomly --no-header --tb=line"
+        code = int(pytest.main([*options.split(), *paths]))
         sys.stdout.flush()
     finally:
         os._exit(code)
@@ -199,15 +388,12 @@ def choose_mutants(
 ) -> list[tuple[str, str, Mutant]]:
     """Return a random sample of the mutants of all modules, in a random order."""
     everything = []
-    for module in TESTS:
-        path = root / "onnxkvrename" / module
-        if path.exists() and (not only or module in only):
-            source = path.read_bytes()
-            digest = hashlib.sha256(source).hexdigest()[:16]
-            everything += [(module, digest, mutant) for mutant in list_mutants(source)]
-    print(f"{len(everything)} mutants of {len({module for module, *_ in everything})} modules")
-    chooser = random.Random(seed)
-    chooser.shuffle(everything)
+    for module in only or MODULES:
+        source = (root / "onnxkvrename" / module).read_bytes()
+        digest = hashlib.sha256(source).hexdigest()[:16]
+        everything += [(module, digest, mutant) for mutant in list_mutants(source)]
+    print(f"{len(everything)} mutants of {len(only or MODULES)} modules")
+    random.Random(seed).shuffle(everything)
     return everything[:sample]
 
 
@@ -244,8 +430,9 @@ def main() -> None:
     parser.add_argument("--log", type=Path, default=Path("mutants.jsonl"))
     parser.add_argument("--module", action="append", default=[], help="as rules/plan.py")
     parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--again", action="store_true", help="try survivors in the log again")
     parser.add_argument("--report", action="store_true", help="only print what the log says")
-    parser.add_argument("--unchecked", action="store_true", help="the tests pass without a mutant")
     arguments = parser.parse_args()
     if arguments.report:
         report(list(read_log(arguments.log).values()))
@@ -254,44 +441,31 @@ def main() -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
-        root = copy_repository(Path(directory))
-        chosen = choose_mutants(arguments.sample, arguments.seed, arguments.module, root)
-        if not arguments.unchecked:
-            check_unchanged(root, {module for module, *_ in chosen})
-        report(try_mutants(root, chosen, arguments.log, 60 * arguments.minutes))
+        roots = [copy_repository(Path(directory) / str(job)) for job in range(arguments.jobs)]
+        tests = record_tests(roots, arguments.log.with_suffix(".tests.jsonl"))
+        chosen = choose_mutants(arguments.sample, arguments.seed, arguments.module, roots[0])
+        known = read_log(arguments.log)
+        if arguments.again:
+            known = {key: entry for key, entry in known.items() if entry["verdict"] != "survived"}
+        missing = [item for item in chosen if (*item[:2], item[2].key) not in known]
+        deadline = time.monotonic() + 60 * arguments.minutes
 
+        def work(root: Path, number: int) -> None:
+            if time.monotonic() < deadline:
+                module, digest, mutant = missing[number]
+                names = {"module": module, "digest": digest, "key": mutant.key}
+                outcome = try_mutant(root, module, mutant, tests)
+                append_entry(arguments.log, {**names, **mutant._asdict(), **outcome})
+                print(
+                    f"{outcome['verdict']:9} {outcome['seconds']:6} s {module}:{mutant.line} "
+                    f"{mutant.operator}: {mutant.before[:60]!r} -> {mutant.after[:60]!r}",
+                    flush=True,
+                )
 
-def check_unchanged(root: Path, modules: Iterable[str]) -> None:
-    """Stop if a test fails without a mutant, too."""
-    tests = dict.fromkeys(test for module in modules for test in list_tests(module, root))
-    outcome = try_mutant(root, next(iter(TESTS)), None, list(tests))
-    print(f"without a mutant: {outcome['verdict']}, {outcome['seconds']} s", flush=True)
-    if outcome["verdict"] != "survived":
-        raise SystemExit(outcome["tail"])
-
-
-def try_mutants(
-    root: Path, chosen: list[tuple[str, str, Mutant]], log_path: Path, seconds: float
-) -> list[dict[str, Any]]:
-    """Try mutants that the log does not have, and return what came of all."""
-    log, deadline, results = read_log(log_path), time.monotonic() + seconds, []
-    for module, digest, mutant in chosen:
-        entry = log.get((module, digest, mutant.key))
-        if entry is None:
-            if time.monotonic() > deadline:
-                break
-            outcome = try_mutant(root, module, mutant, list_tests(module, root))
-            names = {"module": module, "digest": digest, "key": mutant.key}
-            entry = {**names, **mutant._asdict(), **outcome}
-            with log_path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
-            print(
-                f"{entry['verdict']:9} {entry['seconds']:6} s {module}:{mutant.line} "
-                f"{mutant.operator}",
-                flush=True,
-            )
-        results.append(entry)
-    return results
+        share_work(roots, len(missing), work)
+        tried = read_log(arguments.log)
+        keys = [(*item[:2], item[2].key) for item in chosen]
+        report([tried[key] for key in keys if key in tried])
 
 
 if __name__ == "__main__":
