@@ -46,13 +46,15 @@ def test_the_example_is_what_the_program_prints(
     assert (outcome.code, outcome.out + outcome.err) == (0, printed)
 
 
-def test_the_example_has_the_published_figures() -> None:
+def test_the_example_has_the_published_stride_and_prompts_that_add_up() -> None:
     assert EXAMPLE is not None
-    (packed,) = [line for line in EXAMPLE[2].splitlines() if re.match(r"  packed +17,664 ", line)]
-    assert packed.split()[2:4] == ["1", "279"]
-    assert packed.endswith("(438,829,056 bytes)")
+    rows = [line.split() for line in EXAMPLE[2].splitlines() if re.match(r"  packed +\d", line)]
+    prompts = {row[1]: int(row[3]) for row in rows}
+    assert prompts == {"320": 8, "384": 9}
+    assert 18 * prompts["320"] + 15 * prompts["384"] == 279
     assert EXAMPLE[2].count("(131,072 bytes)") == 2
     assert "(1,572,864 bytes)" in EXAMPLE[2]
+    assert 279 * 1_572_864 == 438_829_056
 
 
 def test_the_default_layout_is_documented() -> None:

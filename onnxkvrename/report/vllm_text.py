@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from onnxkvrename.report.inert import escape_text
@@ -9,13 +10,14 @@ from onnxkvrename.report.manifest_text import format_bytes
 from onnxkvrename.report.tables import format_columns
 from onnxkvrename.rules.layer_ranges import format_layer_numbers, format_layers
 from onnxkvrename.vllm.groups import Grouping
-from onnxkvrename.vllm.memory import Allocation
+from onnxkvrename.vllm.memory import Allocation, CanonicalKvCacheRef
 from onnxkvrename.vllm.projection import Projection
 from onnxkvrename.vllm.specs import KvCacheGroup, Refusal, find_open_conditions
 
 _GROUP_COLUMNS = ("GROUP", "KIND", "LAYERS", "BLOCK", "PAGE")
 _ALLOCATION_COLUMNS = ("ALLOCATION", "POSSIBLE", "A BLOCK OF ALL", "PADDING")
-_TRANSFER_COLUMNS = ("ALLOCATION", "PROMPT", "REGIONS", "DESCRIPTORS", "BYTES")
+_TRANSFER_COLUMNS = ("ALLOCATION", "PROMPT", "REGIONS", "DESCRIPTORS POSTED", "BYTES")
+_VIEW_COLUMNS = ("CanonicalKVCaches", "TENSORS (int8)", "GROUP", "GROUP_DATA_REFS")
 _STATE_TEXTS = {"met": "yes", "not met": "no", "requires": "depends"}
 
 
@@ -82,7 +84,7 @@ def _format_group_row(index: int, group: KvCacheGroup) -> tuple[str, ...]:
 
 
 def _render_allocations(allocations: tuple[Allocation, ...]) -> Iterator[str]:
-    """Yield the allocations, what each transfers, and what each one depends on."""
+    """Yield the allocations, what NIXL and offloading see of each, and what each depends on."""
     if allocations:
         rows = _merge_rows((_format_name(a), _format_allocation_row(a)) for a in allocations)
         yield from format_columns([_ALLOCATION_COLUMNS, *rows])
@@ -91,6 +93,9 @@ def _render_allocations(allocations: tuple[Allocation, ...]) -> Iterator[str]:
     )
     if rows:
         yield from format_columns([_TRANSFER_COLUMNS, *rows])
+    rows = _merge_rows((_format_name(a), row) for a in allocations for row in _list_view_rows(a))
+    if rows:
+        yield from format_columns([_VIEW_COLUMNS, *rows])
     yield from format_columns(
         _merge_rows((_format_name(a), point) for a in allocations for point in _list_open_points(a))
     )
@@ -125,6 +130,32 @@ def _list_transfer_rows(allocation: Allocation) -> Iterator[tuple[str, ...]]:
             _format_count(transfer.descriptors),
             format_bytes(transfer.bytes),
         )
+
+
+def _list_view_rows(allocation: Allocation) -> Iterator[tuple[str, ...]]:
+    """Yield a row for all groups whose data lie alike in the CanonicalKVCaches."""
+    view = allocation.canonical
+    if view is None:
+        if allocation.is_possible:
+            yield "not known", "-", "-"
+        return
+    counts = Counter(view.tensors)
+    tensors = ", ".join(f"{count} of (num_blocks, {size:,})" for size, count in counts.items())
+    groups: dict[tuple[CanonicalKvCacheRef, ...], list[int]] = {}
+    for index, references in enumerate(view.references):
+        groups.setdefault(references, []).append(index)
+    for references, indexes in groups.items():
+        yield tensors, format_layer_numbers(indexes), _format_references(references)
+
+
+def _format_references(references: Iterable[CanonicalKvCacheRef]) -> str:
+    tensors_by_size: dict[int, list[int]] = {}
+    for reference in references:
+        tensors_by_size.setdefault(reference.page_size, []).append(reference.tensor)
+    return "; ".join(
+        f"tensor{'s'[: len(tensors) > 1]} {format_layer_numbers(sorted(tensors))}: {size:,} bytes"
+        for size, tensors in tensors_by_size.items()
+    )
 
 
 def _format_count(count: int | None) -> str:

@@ -58,8 +58,11 @@ def build_specs(layout: Layout, request: ProjectionRequest) -> ModelSpecs:
     The parts of a layer that are of one kind make one spec. A layer may have two specs, such as
     self and cross attention.
     """
-    specs, refusals = list[KvCacheSpec](), list[Refusal]()
+    specs, refusals = list[KvCacheSpec](), list(_refuse_joint_caches(layout.buffers))
+    refused_layers = {layer for refusal in refusals for layer in refusal.layers}
     for buffers in _group_buffers(layout.buffers).values():
+        if buffers[0].layer in refused_layers:
+            continue
         try:
             specs.append(_build_spec(buffers, layout, request))
         except RefusalError as error:
@@ -145,6 +148,22 @@ def _group_buffers(buffers: Iterable[KvBuffer]) -> dict[tuple[int, BufferKind], 
     for buffer in sorted(caches, key=lambda b: (b.layer, get_vllm_kind(b.kind) in ENCODER_KINDS)):
         groups.setdefault((buffer.layer, buffer.kind), []).append(buffer)
     return groups
+
+
+def _refuse_joint_caches(buffers: Iterable[KvBuffer]) -> Iterator[Refusal]:
+    """Yield a refusal of the layers that keep keys and values in one tensor, unless they are MLA.
+
+    DeepSeek-V4 does, and compresses them along the context. vLLM has rows of 584 bytes in UINT8
+    for these, pages aligned to 576 bytes, and caches for indexers and compressors whose blocks and
+    windows its model class chooses: ``models/deepseek_v4``.
+    """
+    joint = [b for b in buffers if b.part.endswith("kv") and get_vllm_kind(b.kind) not in MLA_KINDS]
+    if joint:
+        layers = tuple(sorted({buffer.layer for buffer in joint}))
+        part = joint[0].part
+        reason = f"{part} holds key and value in one, which vLLM keeps in a format of its own"
+        hint = "no option helps; docs/vllm.md derives DeepSeek-V4's figures"
+        yield Refusal(layers, "KV622", reason, hint)
 
 
 def _merge_refusals(refusals: Iterable[Refusal]) -> Iterator[Refusal]:

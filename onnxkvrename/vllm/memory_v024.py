@@ -5,7 +5,8 @@ This follows 0.24.0, ``v1/core/kv_cache_utils.py`` (``get_kv_cache_config_from_g
 ``v1/worker/kv_connector_model_runner_mixin.py`` (``use_uniform_kv_cache``),
 ``prefer_cross_layer_blocks`` of the NIXL and the offloading connector,
 ``distributed/kv_transfer/kv_connector/v1/offloading/worker.py`` (``register_kv_caches``); and
-vllm-project/vllm#37885, which 0.24.0 does not have.
+vllm-project/vllm#37885 in its last state, which 0.24.0 does not have. That is tried before
+``use_uniform_kv_cache``, takes a single group too, and each group may have its own kernel blocks.
 
 The l-th layers of all groups are in slot l. They share memory, since a block belongs to one group
 at a time.
@@ -32,6 +33,15 @@ from onnxkvrename.vllm.specs import (
     KvCacheGroup,
     build_requirement,
     decide_condition,
+)
+
+_V1_RUNNER_REASON = (
+    "V1, as V2 has no such path; VLLM_USE_V2_MODEL_RUNNER=0 for Llama, Qwen3, Mistral, Qwen2-MoE, "
+    "GraniteMoE and DeepSeek-V2, whose default is V2"
+)
+"""The architectures are ``DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES`` in ``config/vllm.py``."""
+_CANONICAL_VERSION_REASON = (
+    "a vLLM with vllm-project/vllm#37885, which takes it before cross_layers: 0.24.0 is without"
 )
 
 
@@ -111,6 +121,7 @@ def _build_cross_layers_allocation(grouping: Grouping, prompt_lengths: Sequence[
             why_not="vLLM 0.24 takes one group with one spec only",
         ),
         _check_attention(groups, why_not="there are states"),
+        build_requirement("model runner", _V1_RUNNER_REASON),
         build_requirement("connector", f"it prefers cross-layer blocks: {connectors}"),
         build_requirement("block stride indexing", "the backend's indexes_kv_by_block_stride"),
     )
@@ -132,8 +143,7 @@ def _build_canonical_allocation(grouping: Grouping) -> Allocation:
         group.has_per_layer_specs for group in groups
     )
     conditions = (
-        build_requirement("version", "a vLLM with vllm-project/vllm#37885: 0.24.0 is without"),
-        _check_several_groups(groups),
+        build_requirement("version", _CANONICAL_VERSION_REASON),
         _check_attention(groups, why_not="there are states"),
         decide_condition(
             "one page size",

@@ -45,6 +45,31 @@ def test_allocations_with_equal_figures_share_a_row() -> None:
     assert removed.split()[:2] == ["canonical,", "packed"]
 
 
+def list_view_rows(lines: list[str]) -> list[str]:
+    """The rows of the table of CanonicalKVCaches, without their columns' spaces."""
+    start = next(i for i, line in enumerate(lines) if line.startswith("  CanonicalKVCaches"))
+    names = ("unpacked", "cross_layers", "canonical", "L", "B")
+    rows = (" ".join(line.split()) for line in lines[start + 1 :])
+    return [row for row in rows if row.startswith(names) and "requires" not in row]
+
+
+def test_the_canonical_view_is_shown_beside_the_canonical_allocation() -> None:
+    lines = render("hybrid.onnx", ProjectionRequest(16, 1, "0.24"), sliding_window=128)
+    # Attention and its window share tensor 0 with the states, whose pages are padded.
+    assert list_view_rows(lines)[:2] == [
+        "unpacked (default) 1 of (num_blocks, 1,024) 0, 2 tensor 0: 1,024 bytes",
+        "unpacked (default) 1 of (num_blocks, 1,024) 1 tensor 0: 224 bytes",
+    ]
+    # The allocation of that name is another thing, and not for states.
+    assert any("canonical" in line and "attention: there are states" in line for line in lines)
+    assert not [row for row in list_view_rows(lines) if row.startswith("canonical")]
+
+
+def test_a_canonical_view_that_is_not_known_is_said_to_be() -> None:
+    rows = list_view_rows(render("decoder.onnx", ProjectionRequest(16, 1, "0.33")))
+    assert "LHBNC not known - -" in rows
+
+
 def test_only_requested_prompts_have_transfers() -> None:
     prompts = render("decoder.onnx", ProjectionRequest(16, 1, "0.24", (100,)))
     assert [line for line in prompts if " 100 " in line]

@@ -265,3 +265,20 @@ def test_attention_of_two_sizes_in_a_hybrid_is_refused() -> None:
     ).specs
     with pytest.raises(RefusalError, match="attention layers of several sizes beside states"):
         align_blocks(specs, request)
+
+
+def test_keys_and_values_in_one_tensor_are_refused_as_a_whole_layer() -> None:
+    # DeepSeek-V4 as QEfficient exports it: the compressor's buffers have fixed sizes.
+    latent = ("batch_size", 1, "ctx_len", 512)
+    plain = (build_buffer(0, "sliding_window_kv", "full_attention", latent),)
+    compressed = (
+        build_buffer(1, "sliding_window_kv", "full_attention", latent),
+        build_buffer(1, "compressor_kv_buffer", "unknown", (1, 1, 128, 512)),
+        build_buffer(
+            1, "actual_compressed_kv", "full_attention", ("batch_size", 1, "compressed", 512)
+        ),
+    )
+    refusal = refuse(plain, compressed)
+    assert refusal.layers == (0, 1)
+    assert refusal.reason.startswith("sliding_window_kv holds key and value in one, which vLLM")
+    assert "docs/vllm.md" in refusal.hint

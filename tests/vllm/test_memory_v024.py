@@ -34,23 +34,35 @@ def condition_states(allocation: Allocation) -> dict[str, str]:
     return {condition.name: condition.state for condition in allocation.conditions}
 
 
+def find_reason(allocation: Allocation, name: str) -> str:
+    (reason,) = [condition.why for condition in allocation.conditions if condition.name == name]
+    return reason
+
+
 def test_packed_gpt_oss_moves_the_published_bytes() -> None:
-    # vllm#46252: blocks of 64 tokens. A window of 128 takes 128 / 64 + 1 = 3 blocks, so
-    # the 279 published are 3 and 276, which are 17,601 to 17,664 tokens.
-    allocation = allocate(build_gpt_oss(), "packed", 17_600, 17_601, 17_664, block_size=64)
+    # vllm#46252 says "33 transfers, 279 descriptors, 438,829,056 bytes" of 32 requests: totals.
+    # Only the stride is exact, 438,829,056 / 279. That blocks have 64 tokens is derived; then a
+    # window of 128 takes 128 / 64 + 1 = 3 blocks, and 33 prompts of 257 to 384 tokens add up.
+    published_bytes, published_descriptors = 438_829_056, 279
+    allocation = allocate(build_gpt_oss(), "packed", 257, 320, 321, 384, block_size=64)
+    assert published_bytes == published_descriptors * 1_572_864
     assert allocation.bytes_per_block == 1_572_864 == 12 * 131_072
     assert allocation.padding_share == 0
-    assert [(t.blocks, t.regions, t.descriptors, t.bytes) for t in allocation.transfers] == [
-        ((3, 275), 1, 278, 437_256_192),
-        ((3, 276), 1, 279, 438_829_056),
-        ((3, 276), 1, 279, 438_829_056),
+    assert [(t.blocks, t.regions, t.descriptors) for t in allocation.transfers] == [
+        ((3, 5), 1, 8),
+        ((3, 5), 1, 8),
+        ((3, 6), 1, 9),
+        ((3, 6), 1, 9),
     ]
+    shorter, longer = allocation.transfers[0], allocation.transfers[-1]
+    assert 18 * (shorter.descriptors or 0) + 15 * (longer.descriptors or 0) == 279
+    assert 18 * (shorter.bytes or 0) + 15 * (longer.bytes or 0) == published_bytes
 
 
 def test_unpacked_gpt_oss_moves_key_and_value_of_each_slot_apart() -> None:
-    (transfer,) = allocate(build_gpt_oss(), "unpacked", 17_664, block_size=64).transfers
-    assert (transfer.regions, transfer.descriptors) == (24, 24 * 279)
-    assert transfer.bytes == 438_829_056
+    (transfer,) = allocate(build_gpt_oss(), "unpacked", 384, block_size=64).transfers
+    assert (transfer.regions, transfer.descriptors) == (24, 24 * 9)
+    assert transfer.bytes == 9 * 1_572_864
 
 
 def test_canonical_gpt_oss_has_one_block_for_all_slots() -> None:
@@ -58,7 +70,6 @@ def test_canonical_gpt_oss_has_one_block_for_all_slots() -> None:
     assert (allocation.state, allocation.bytes_per_block) == ("requires", 1_572_864)
     assert condition_states(allocation) == {
         "version": "requires",
-        "several groups": "met",
         "attention": "met",
         "one page size": "met",
         "equal tensors": "met",
@@ -102,7 +113,7 @@ def test_pages_of_several_sizes_have_tensors_of_their_own() -> None:
     assert allocation.transfers[0].descriptors is None
 
 
-def test_only_cross_layers_has_one_block_for_one_group() -> None:
+def test_cross_layers_has_one_block_for_one_group() -> None:
     plain = build_layers(*(build_attention(layer) for layer in range(4)))
     allocation = allocate(plain, "cross_layers", 33)
     assert (allocation.state, allocation.bytes_per_block) == ("requires", 4 * 32768)
@@ -113,11 +124,30 @@ def test_only_cross_layers_has_one_block_for_one_group() -> None:
     assert [(t.regions, t.descriptors, t.bytes) for t in allocation.transfers] == [
         (1, 3, 3 * 4 * 32768)
     ]
-    for name in ("canonical", "packed"):
-        assert condition_states(allocate(plain, name))["several groups"] == "not met"
+    assert condition_states(allocate(plain, "packed"))["several groups"] == "not met"
     assert allocate(build_gpt_oss(), "cross_layers").state == "not met"
     uneven = build_layers(build_attention(0), build_attention(1, heads=2))
     assert condition_states(allocate(uneven, "cross_layers"))["one group"] == "not met"
+
+
+def test_the_canonical_allocation_takes_one_group_too() -> None:
+    # vllm#37885 asked for several groups at first; its last state does not.
+    plain = build_layers(*(build_attention(layer) for layer in range(4)))
+    allocation = allocate(plain, "canonical")
+    assert (allocation.state, allocation.bytes_per_block) == ("requires", 4 * 32768)
+    assert [place.offset for place in allocation.placements] == [0, 32768, 65536, 98304]
+    assert "before cross_layers" in find_reason(allocation, "version")
+    uneven = build_layers(build_attention(0), build_attention(1, heads=2))
+    states = condition_states(allocate(uneven, "canonical"))
+    assert (states["one page size"], states["equal tensors"]) == ("not met", "not met")
+
+
+def test_cross_layers_requires_model_runner_v1() -> None:
+    plain = build_layers(build_attention(0), build_attention(1))
+    allocation = allocate(plain, "cross_layers")
+    assert condition_states(allocation)["model runner"] == "requires"
+    assert "VLLM_USE_V2_MODEL_RUNNER=0" in find_reason(allocation, "model runner")
+    assert "model runner" not in condition_states(allocate(build_gpt_oss(), "packed"))
 
 
 def test_unpacked_requires_that_no_connector_prefers_cross_layer_blocks() -> None:
@@ -140,9 +170,7 @@ def test_cross_layer_blocks_of_mla_are_not_for_nixl() -> None:
         2 * 18432,
         (),
     )
-    (connector,) = [
-        condition.why for condition in allocation.conditions if condition.name == "connector"
-    ]
+    connector = find_reason(allocation, "connector")
     assert connector.startswith("it prefers cross-layer blocks: offloading, but not NIXL")
 
 
