@@ -23,6 +23,7 @@ from onnxkvrename.cli.options import (
     add_verbose_option,
     add_version_option,
     parse_dim_sizes,
+    parse_memory_size,
 )
 from onnxkvrename.cli.output import print_answer, print_lines
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
@@ -56,7 +57,12 @@ from onnxkvrename.vllm.projection import (
     project_layout,
     projection_to_json,
 )
-from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
+from onnxkvrename.vllm.specs import (
+    KV_CACHE_DTYPES,
+    MAX_GPU_MEMORY,
+    VLLM_VERSIONS,
+    ProjectionRequest,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -71,6 +77,9 @@ class _Arguments(NamedTuple):
     custom_io: Path | None
     block_size: int | None
     tp: int | None
+    pp: int | None
+    kv_cache_dtype: str | None
+    gpu_memory: str | None
     vllm_version: str | None
     tokens: tuple[int, ...]
     output: Path | None
@@ -116,6 +125,25 @@ class _ManifestResult(NamedTuple):
     metavar="N",
     type=click.IntRange(1),
     help="With --block-size: over how many ranks the heads are divided.  [default: 1]",
+)
+@click.option(
+    "--pp",
+    metavar="N",
+    type=click.IntRange(1),
+    help="With --block-size: over how many pipeline stages the layers are divided.  [default: 1]",
+)
+@click.option(
+    "--kv-cache-dtype",
+    metavar="DTYPE",
+    type=click.Choice(tuple(KV_CACHE_DTYPES)),
+    help=f"With --block-size: vLLM's --kv-cache-dtype ({', '.join(KV_CACHE_DTYPES)}), by default "
+    "the graph's own.",
+)
+@click.option(
+    "--gpu-memory",
+    metavar="SIZE",
+    help="With --block-size: the memory that each GPU has left for KV caches, e.g. 20G; says how "
+    "many blocks fit.",
 )
 @click.option(
     "--vllm",
@@ -205,6 +233,9 @@ def _check_projection_options(arguments: _Arguments) -> None:
         return
     options = {
         "--tp": arguments.tp,
+        "--pp": arguments.pp,
+        "--kv-cache-dtype": arguments.kv_cache_dtype,
+        "--gpu-memory": arguments.gpu_memory is not None,
         "--vllm": arguments.vllm_version,
         "--tokens": arguments.tokens,
     }
@@ -260,8 +291,16 @@ def _build_projection(layout: Layout, arguments: _Arguments) -> Projection | Non
     """Project the layout onto vLLM, if that was asked for."""
     if arguments.block_size is None:
         return None
-    version, ranks = arguments.vllm_version or VLLM_VERSIONS[-1], arguments.tp or 1
-    request = ProjectionRequest(arguments.block_size, ranks, version, arguments.tokens)
+    memory = arguments.gpu_memory
+    request = ProjectionRequest(
+        arguments.block_size,
+        arguments.tp or 1,
+        arguments.vllm_version or VLLM_VERSIONS[-1],
+        arguments.tokens,
+        arguments.kv_cache_dtype,
+        arguments.pp or 1,
+        None if memory is None else parse_memory_size("--gpu-memory", memory, MAX_GPU_MEMORY),
+    )
     return project_layout(layout, request)
 
 

@@ -219,6 +219,24 @@ def _parse_dim_size(text: str) -> tuple[str, int]:
     return symbol, int(size)
 
 
+def parse_memory_size(option: str, text: str, limit: int) -> int:
+    """Return the bytes of a size such as ``512M``; its units are powers of 1024.
+
+    Args:
+        option: The option that the text is given to.
+        text: A number, with or without a unit.
+        limit: The most bytes that the option takes.
+
+    Raises:
+        click.UsageError: The text is no such size, or of nothing, or of more than `limit`.
+    """
+    match = re.fullmatch("([0-9]{1,19})([KMGT]?)(?:i?B)?", text.strip(), re.ASCII | re.IGNORECASE)
+    size = int(match[1]) << 10 * " KMGT".index(match[2].upper() or " ") if match else 0
+    if not 0 < size <= limit:
+        raise click.UsageError(f"{option} {text!r}: say a size such as 512M or 8G")
+    return size
+
+
 def add_compile_options() -> Decorator:
     """Add ``--dim``, ``--specializations`` and ``--custom-io``: what is known of a compile."""
     options = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from onnxkvrename.cli.options import (
     add_verbose_option,
     add_version_option,
     parse_dim_sizes,
+    parse_memory_size,
 )
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError
@@ -196,20 +196,13 @@ def _build_request(arguments: _Arguments) -> VerifyRequest:
         dims=parse_dim_sizes(arguments.dims),
         limits=RunLimits(
             arguments.run_timeout or DEFAULT_SECONDS,
-            None if arguments.run_memory is None else _parse_memory(arguments.run_memory),
+            None
+            if arguments.run_memory is None
+            else parse_memory_size("--run-memory", arguments.run_memory, MAX_MEMORY_BYTES),
         ),
         strict=arguments.strict,
         group_windows=not arguments.no_set,
     )
-
-
-def _parse_memory(text: str) -> int:
-    """Return the bytes of a size such as ``512M``; its units are powers of 1024."""
-    match = re.fullmatch("([0-9]{1,12})([KMGT]?)(?:i?B)?", text.strip(), re.ASCII | re.IGNORECASE)
-    size = int(match[1]) << 10 * " KMGT".index(match[2].upper() or " ") if match else 0
-    if not 0 < size <= MAX_MEMORY_BYTES:
-        raise click.UsageError(f"--run-memory {text!r}: say a size such as 512M or 8G")
-    return size
 
 
 def _parse_select(text: str) -> Pattern:

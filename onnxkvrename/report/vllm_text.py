@@ -12,17 +12,24 @@ from onnxkvrename.rules.layer_ranges import format_layer_numbers, format_layers
 from onnxkvrename.vllm.groups import Grouping
 from onnxkvrename.vllm.memory import Allocation, CanonicalKvCacheRef
 from onnxkvrename.vllm.projection import Projection
-from onnxkvrename.vllm.specs import KvCacheGroup, Refusal, find_open_conditions
+from onnxkvrename.vllm.specs import (
+    KvCacheGroup,
+    ProjectionRequest,
+    Refusal,
+    find_open_conditions,
+)
+from onnxkvrename.vllm.stages import count_gpu_blocks
 
 _GROUP_COLUMNS = ("GROUP", "KIND", "LAYERS", "BLOCK", "PAGE")
 _ALLOCATION_COLUMNS = ("ALLOCATION", "POSSIBLE", "A BLOCK OF ALL", "PADDING")
+_STAGE_COLUMNS = ("ALLOCATION", "STAGE", "LAYERS", "A BLOCK OF ALL")
 _TRANSFER_COLUMNS = ("ALLOCATION", "PROMPT", "REGIONS", "DESCRIPTORS POSTED", "BYTES")
 _VIEW_COLUMNS = ("CanonicalKVCaches", "TENSORS (int8)", "GROUP", "GROUP_DATA_REFS")
 _STATE_TEXTS = {"met": "yes", "not met": "no", "requires": "depends"}
 
 
 def render_projection(projection: Projection | None) -> Iterator[str]:
-    """Yield a projection as lines: groups, allocations, transfers, then what they depend on.
+    """Yield a projection as lines: groups, allocations, stages, then what they depend on.
 
     Without a projection there are no lines.
     """
@@ -32,15 +39,27 @@ def render_projection(projection: Projection | None) -> Iterator[str]:
 
 def _render_lines(projection: Projection) -> Iterator[str]:
     request = projection.request
-    yield (
-        f"vLLM {request.vllm_version}, blocks of {request.block_size}, "
-        f"tensor parallelism {request.tensor_parallel_size}"
-    )
+    yield ", ".join(_list_settings(request))
     yield from map(_format_refusal, projection.refusals)
     yield from _render_groupings(projection.groupings)
-    yield from _render_allocations(projection.allocations)
+    yield from _render_allocations(projection.allocations, request.gpu_memory)
+    if len(projection.stages) > 1:
+        yield from _render_stages(projection)
+    yield from _render_open_points(projection.allocations)
     for condition in find_open_conditions(projection.conditions):
         yield f"  {condition.state}  {condition.name}: {condition.why}"
+
+
+def _list_settings(request: ProjectionRequest) -> Iterator[str]:
+    yield f"vLLM {request.vllm_version}"
+    yield f"blocks of {request.block_size}"
+    yield f"tensor parallelism {request.tensor_parallel_size}"
+    if request.pipeline_parallel_size > 1:
+        yield f"pipeline parallelism {request.pipeline_parallel_size}"
+    if request.kv_cache_dtype is not None:
+        yield f"KV cache dtype {request.kv_cache_dtype}"
+    if request.gpu_memory is not None:
+        yield f"{format_bytes(request.gpu_memory)} of a GPU for KV caches"
 
 
 def _format_refusal(refusal: Refusal) -> str:
@@ -83,11 +102,16 @@ def _format_group_row(index: int, group: KvCacheGroup) -> tuple[str, ...]:
     )
 
 
-def _render_allocations(allocations: tuple[Allocation, ...]) -> Iterator[str]:
-    """Yield the allocations, what NIXL and offloading see of each, and what each depends on."""
+def _render_allocations(
+    allocations: tuple[Allocation, ...], gpu_memory: int | None
+) -> Iterator[str]:
+    """Yield the allocations, and what NIXL and the offloading connector see of each."""
     if allocations:
-        rows = _merge_rows((_format_name(a), _format_allocation_row(a)) for a in allocations)
-        yield from format_columns([_ALLOCATION_COLUMNS, *rows])
+        rows = _merge_rows(
+            (_format_name(a), _format_allocation_row(a, gpu_memory)) for a in allocations
+        )
+        heads = _ALLOCATION_COLUMNS if gpu_memory is None else (*_ALLOCATION_COLUMNS, "NUM_BLOCKS")
+        yield from format_columns([heads, *rows])
     rows = _merge_rows(
         (_format_name(a), row) for a in allocations for row in _list_transfer_rows(a)
     )
@@ -96,9 +120,6 @@ def _render_allocations(allocations: tuple[Allocation, ...]) -> Iterator[str]:
     rows = _merge_rows((_format_name(a), row) for a in allocations for row in _list_view_rows(a))
     if rows:
         yield from format_columns([_VIEW_COLUMNS, *rows])
-    yield from format_columns(
-        _merge_rows((_format_name(a), point) for a in allocations for point in _list_open_points(a))
-    )
 
 
 def _merge_rows(rows: Iterable[tuple[str, tuple[str, ...]]]) -> list[tuple[str, ...]]:
@@ -113,13 +134,31 @@ def _format_name(allocation: Allocation) -> str:
     return f"{allocation.name} (default)" if allocation.is_default else allocation.name
 
 
-def _format_allocation_row(allocation: Allocation) -> tuple[str, ...]:
+def _format_allocation_row(allocation: Allocation, gpu_memory: int | None) -> tuple[str, ...]:
     block_bytes, share = allocation.bytes_per_block, allocation.padding_share
-    return (
+    block_count = count_gpu_blocks(block_bytes, gpu_memory)
+    cells = (
         _STATE_TEXTS[allocation.state],
         "-" if block_bytes is None else format_bytes(block_bytes),
         "-" if share is None else f"{share:.1%}",
     )
+    if gpu_memory is None:
+        return cells
+    return (*cells, "-" if block_count is None else f"{block_count:,}")
+
+
+def _render_stages(projection: Projection) -> Iterator[str]:
+    """Yield a row for each stage and each size of its blocks."""
+    rows = _merge_rows(
+        (_format_name(allocation), (str(number), format_layer_numbers(stage.layers), size))
+        for number, stage in enumerate(projection.stages)
+        for allocation, block_bytes in zip(
+            projection.allocations, stage.bytes_per_block, strict=True
+        )
+        for size in ([] if block_bytes is None else [format_bytes(block_bytes)])
+    )
+    if rows:
+        yield from format_columns([_STAGE_COLUMNS, *rows])
 
 
 def _list_transfer_rows(allocation: Allocation) -> Iterator[tuple[str, ...]]:
@@ -136,7 +175,7 @@ def _list_view_rows(allocation: Allocation) -> Iterator[tuple[str, ...]]:
     """Yield a row for all groups whose data lie alike in the CanonicalKVCaches."""
     view = allocation.canonical
     if view is None:
-        if allocation.is_possible:
+        if allocation.is_possible and allocation.placements:
             yield "not known", "-", "-"
         return
     counts = Counter(view.tensors)
@@ -160,6 +199,13 @@ def _format_references(references: Iterable[CanonicalKvCacheRef]) -> str:
 
 def _format_count(count: int | None) -> str:
     return "not known" if count is None else f"{count:,}"
+
+
+def _render_open_points(allocations: Iterable[Allocation]) -> Iterator[str]:
+    """Yield what each allocation depends on."""
+    yield from format_columns(
+        _merge_rows((_format_name(a), point) for a in allocations for point in _list_open_points(a))
+    )
 
 
 def _list_open_points(allocation: Allocation) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,10 @@ from onnxkvrename.model.signature import Dim
 from onnxkvrename.vllm.specs import (
     ATTENTION_ITEMSIZES,
     CHUNKED_KINDS,
+    DS_MLA_HEAD_SIZE,
+    DS_MLA_ROW_BYTES,
     ENCODER_KINDS,
+    KV_CACHE_DTYPES,
     MLA_KINDS,
     STATE_ITEMSIZES,
     STATE_KINDS,
@@ -92,6 +95,12 @@ def align_blocks(
     attention = [spec for spec in specs if not spec.is_state]
     if not states or not attention:
         return tuple(specs)
+    if request.kv_cache_dtype == "fp8_ds_mla":
+        raise RefusalError(
+            [spec.layer for spec in attention],
+            "fp8_ds_mla beside states: vLLM aligns blocks to other rows than it stores",
+            "choose --kv-cache-dtype fp8",
+        )
     token_bytes = _resolve_token_bytes(attention)
     state_bytes = max(spec.unpadded_page_size for spec in states)
     alignment = request.block_size
@@ -188,20 +197,40 @@ def _build_spec(
         )
     if kind in STATE_KINDS:
         return _build_state_spec(buffers, layout, request)
-    dtypes = sorted({buffer.dtype for buffer in buffers})
-    if len(dtypes) > 1:
-        parts = " and ".join(dtypes)
-        raise RefusalError(
-            [layer], f"its parts are {parts}: a page of vLLM has one dtype", "give one"
-        )
-    dtype = _check_dtype(layer, dtypes[0], ATTENTION_ITEMSIZES)
+    dtype = _choose_dtype(buffers, request)
     tokens = [_resolve_token_shape(buffer, layout) for buffer in buffers]
     window = _resolve_window(buffers, layout) if kind in WINDOWED_KINDS else None
     if kind in MLA_KINDS:
         heads, size, size_v = 1, _sum_latent_sizes(layer, tokens), 0
     else:
         heads, size, size_v = _resolve_heads(buffers, tokens, request.tensor_parallel_size)
-    return KvCacheSpec(layer, kind, request.block_size, heads, size, size_v, window, (), (dtype,))
+    spec = KvCacheSpec(layer, kind, request.block_size, heads, size, size_v, window, (), (dtype,))
+    return _pack_rows(spec) if request.kv_cache_dtype == "fp8_ds_mla" else spec
+
+
+def _choose_dtype(buffers: Sequence[KvBuffer], request: ProjectionRequest) -> str:
+    """Return the dtype that is asked for, or the one of all buffers."""
+    if request.kv_cache_dtype is not None:
+        return KV_CACHE_DTYPES[request.kv_cache_dtype]
+    layer = buffers[0].layer
+    dtypes = sorted({buffer.dtype for buffer in buffers})
+    if len(dtypes) > 1:
+        parts = " and ".join(dtypes)
+        raise RefusalError(
+            [layer], f"its parts are {parts}: a page of vLLM has one dtype", "give one"
+        )
+    return _check_dtype(layer, dtypes[0], ATTENTION_ITEMSIZES)
+
+
+def _pack_rows(spec: KvCacheSpec) -> KvCacheSpec:
+    """Return the spec with the rows of ``fp8_ds_mla``, as in DeepSeek-V3.2's layers."""
+    if spec.kind != "mla_attention" or spec.head_size != DS_MLA_HEAD_SIZE:
+        raise RefusalError(
+            [spec.layer],
+            f"fp8_ds_mla holds a latent and a rope of {DS_MLA_HEAD_SIZE} elements, without window",
+            "choose --kv-cache-dtype fp8",
+        )
+    return spec._replace(row_bytes=DS_MLA_ROW_BYTES)
 
 
 def _build_state_spec(
@@ -337,15 +366,12 @@ def _list_conditions(
 ) -> Iterator[Condition]:
     """Yield what the specs depend on and the graph does not show."""
     kinds = {spec.kind for spec in specs}
-    dtypes = sorted({dtype for spec in specs if not spec.is_state for dtype in spec.dtypes})
-    if dtypes:
-        why = f"--kv-cache-dtype, or the model's dtype, is {' and '.join(dtypes)}"
-        yield build_requirement("kv_cache_dtype", why)
+    if not kinds <= STATE_KINDS:
+        yield from _list_dtype_conditions(specs, request)
         why = "the attention backend takes blocks undivided"
         yield build_requirement("kernel block size", why)
     yield build_requirement("layer order", "vLLM's layers register in the order of their numbers")
-    why = "one pipeline stage, no context parallelism, no draft model"
-    yield build_requirement("parallelism", why)
+    yield from _list_parallelism_conditions(layout, request)
     if len(kinds) > 1:
         why = "it is on: the connector supports hybrids"
         yield build_requirement("hybrid KV cache manager", why)
@@ -359,6 +385,35 @@ def _list_conditions(
         yield build_requirement("sliding_window_mla", why)
     if not kinds.isdisjoint(STATE_KINDS):
         yield from _list_state_conditions(request)
+
+
+def _list_dtype_conditions(
+    specs: Iterable[KvCacheSpec], request: ProjectionRequest
+) -> Iterator[Condition]:
+    asked = request.kv_cache_dtype
+    if asked is None:
+        dtypes = sorted({dtype for spec in specs if not spec.is_state for dtype in spec.dtypes})
+        why = f"--kv-cache-dtype, or the model's dtype, is {' and '.join(dtypes)}"
+    else:
+        why = f"--kv-cache-dtype is {asked}, and no --kv-cache-dtype-skip-layers"
+    yield build_requirement("kv_cache_dtype", why)
+    if asked == "fp8_ds_mla":
+        why = "a sparse MLA backend with such rows; the cache of its indexer is not counted"
+        yield build_requirement("attention backend", why)
+
+
+def _list_parallelism_conditions(layout: Layout, request: ProjectionRequest) -> Iterator[Condition]:
+    stages, others = request.pipeline_parallel_size, "no context parallelism, no draft model"
+    if stages == 1:
+        yield build_requirement("parallelism", f"one pipeline stage, {others}")
+    else:
+        yield build_requirement("parallelism", others)
+        count = max(layout.layers, default=0) + 1
+        why = f"the model has {count} layers, and VLLM_PP_LAYER_PARTITION is not set"
+        yield build_requirement("pipeline stages", why)
+    if request.gpu_memory is not None:
+        why = f"each GPU has {request.gpu_memory:,} bytes left for them: --kv-cache-memory-bytes"
+        yield build_requirement("memory of KV caches", why)
 
 
 def _has_merged_heads(buffer: KvBuffer) -> bool:

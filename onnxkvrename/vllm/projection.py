@@ -26,6 +26,12 @@ from onnxkvrename.vllm.specs import (
     RefusalError,
     check_request,
 )
+from onnxkvrename.vllm.stages import (
+    PipelineStage,
+    apply_stages,
+    build_stages,
+    count_gpu_blocks,
+)
 
 
 class Projection(NamedTuple):
@@ -38,6 +44,8 @@ class Projection(NamedTuple):
         refusals: The layers that vLLM cannot have; if there are any, nothing is grouped.
         groupings: One; in 0.33 a second one for block-outermost layouts.
         allocations: The ways in which vLLM can allocate the groups.
+        stages: The stages of the pipeline, one without pipeline parallelism; none if there are
+            no allocations.
     """
 
     request: ProjectionRequest
@@ -46,6 +54,7 @@ class Projection(NamedTuple):
     refusals: tuple[Refusal, ...] = ()
     groupings: tuple[Grouping, ...] = ()
     allocations: tuple[Allocation, ...] = ()
+    stages: tuple[PipelineStage, ...] = ()
 
 
 def project_layout(layout: Layout, request: ProjectionRequest) -> Projection:
@@ -54,7 +63,7 @@ def project_layout(layout: Layout, request: ProjectionRequest) -> Projection:
     Layers that vLLM cannot have become refusals in the result, never exceptions.
 
     Raises:
-        KvRenameError: The version of vLLM is not known, or a size is below 1, or 2^31 or more.
+        KvRenameError: The request has a version, a dtype or a size that cannot be.
     """
     check_request(request)
     model = build_specs(layout, request)
@@ -74,7 +83,12 @@ def project_layout(layout: Layout, request: ProjectionRequest) -> Projection:
         block_outermost = group_layers(specs, version, block_outermost=True)
         groupings = (grouping, block_outermost)
         allocations = build_allocations_v033(specs, grouping, block_outermost, lengths)
-    return Projection(request, specs, conditions, (), groupings, allocations)
+    try:
+        stages = build_stages(groupings, allocations, request) if allocations else ()
+    except RefusalError as error:
+        return Projection(request, specs, conditions, (error.refusal,))
+    allocations = tuple(apply_stages(allocations, stages, request))
+    return Projection(request, specs, conditions, (), groupings, allocations, stages)
 
 
 def check_projection(projection: Projection) -> Iterator[Finding]:
@@ -101,11 +115,15 @@ def projection_to_json(projection: Projection) -> dict[str, Any]:
         "vllm": request.vllm_version,
         "block_size": request.block_size,
         "tp": request.tensor_parallel_size,
+        "pp": request.pipeline_parallel_size,
+        "kv_cache_dtype": request.kv_cache_dtype,
+        "gpu_memory": request.gpu_memory,
         "layers": [_spec_to_json(spec) for spec in projection.specs],
         "conditions": _value_to_json(projection.conditions),
         "refusals": _value_to_json(projection.refusals),
         "groupings": [_grouping_to_json(grouping) for grouping in projection.groupings],
-        "arrangements": [_allocation_to_json(a) for a in projection.allocations],
+        "arrangements": [_allocation_to_json(a, request) for a in projection.allocations],
+        "stages": _value_to_json(projection.stages),
     }
 
 
@@ -150,13 +168,14 @@ def _group_to_json(group: KvCacheGroup) -> dict[str, Any]:
     }
 
 
-def _allocation_to_json(allocation: Allocation) -> dict[str, Any]:
+def _allocation_to_json(allocation: Allocation, request: ProjectionRequest) -> dict[str, Any]:
     return {
         "name": allocation.name,
         "state": allocation.state,
         "conditions": _value_to_json(allocation.conditions),
         "grouping": allocation.grouping_index,
         "bytes_per_block": allocation.bytes_per_block,
+        "num_blocks": count_gpu_blocks(allocation.bytes_per_block, request.gpu_memory),
         "padding_share": allocation.padding_share,
         "placements": _value_to_json(allocation.placements),
         "canonical": _value_to_json(allocation.canonical),

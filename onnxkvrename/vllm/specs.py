@@ -30,6 +30,24 @@ STATE_ITEMSIZES = {"FLOAT16": 2, "BFLOAT16": 2, "FLOAT": 4}
 """Bytes of an element of a state, by ONNX dtype; vLLM keeps states in no other dtype."""
 ATTENTION_ITEMSIZES = {**STATE_ITEMSIZES, "FLOAT8E4M3FN": 1, "FLOAT8E5M2": 1}
 """Bytes of an element of attention's cache, by ONNX dtype."""
+KV_CACHE_DTYPES = {
+    "float16": "FLOAT16",
+    "bfloat16": "BFLOAT16",
+    "fp8": "FLOAT8E4M3FN",
+    "fp8_e4m3": "FLOAT8E4M3FN",
+    "fp8_e5m2": "FLOAT8E5M2",
+    "fp8_ds_mla": "UINT8",
+}
+"""The values of vLLM's ``--kv-cache-dtype`` that are known here, with ONNX dtypes.
+
+``fp8_ds_mla`` has rows of its own format.
+"""
+DS_MLA_ROW_BYTES = 656
+"""Bytes of a token in a cache of ``fp8_ds_mla`` that is not DeepSeek-V4's."""
+DS_MLA_HEAD_SIZE = 576
+"""Elements of the latent and the rope that such a row holds."""
+MAX_GPU_MEMORY = (1 << 62) - 1
+"""The most memory of a GPU that a projection takes, in bytes."""
 
 _FULL_KINDS = frozenset[BufferKind]({"full_attention", "mla_attention"})
 _SIZE_LIMIT = 1 << 31
@@ -43,37 +61,53 @@ class ProjectionRequest(NamedTuple):
         tensor_parallel_size: vLLM's ``--tensor-parallel-size``, in ranks.
         vllm_version: One of `VLLM_VERSIONS`.
         prompt_lengths: Lengths in tokens of the prompts whose transfer is counted.
+        kv_cache_dtype: vLLM's ``--kv-cache-dtype``, one of `KV_CACHE_DTYPES`; ``None`` for the
+            graph's own dtypes.
+        pipeline_parallel_size: vLLM's ``--pipeline-parallel-size``, in stages.
+        gpu_memory: Bytes that each GPU has left for KV caches, vLLM's
+            ``--kv-cache-memory-bytes``; ``None`` if that is not known.
     """
 
     block_size: int
     tensor_parallel_size: int = 1
     vllm_version: str = VLLM_VERSIONS[-1]
     prompt_lengths: tuple[int, ...] = ()
+    kv_cache_dtype: str | None = None
+    pipeline_parallel_size: int = 1
+    gpu_memory: int | None = None
 
 
 def check_request(request: ProjectionRequest) -> None:
-    """Check the version of vLLM and the sizes that a projection is asked for.
+    """Check the version of vLLM, its dtype and the sizes that a projection is asked for.
 
     Raises:
-        KvRenameError: The version is not known, or a size is below 1, or 2^31 or more.
+        KvRenameError: The version or the dtype is not known, or a size is below 1, or 2^31 or more
+            (a memory 2^62 or more).
     """
     if request.vllm_version not in VLLM_VERSIONS:
         raise KvRenameError(
             f"vLLM {request.vllm_version} is not known here",
             hint=f"there are: {', '.join(VLLM_VERSIONS)}",
         )
-    sizes = [
-        ("block size", request.block_size),
-        ("tensor parallelism", request.tensor_parallel_size),
-        *(("prompt", length) for length in request.prompt_lengths),
-    ]
-    for name, size in sizes:
-        if size < 1:
-            raise KvRenameError(f"a {name} of {size} is too small", hint="give 1 or more")
-        if size >= _SIZE_LIMIT:
-            raise KvRenameError(
-                f"a {name} of {size} is too large", hint=f"give less than {_SIZE_LIMIT}"
-            )
+    if request.kv_cache_dtype is not None and request.kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise KvRenameError(
+            f"a KV cache dtype of {request.kv_cache_dtype} is not known here",
+            hint=f"there are: {', '.join(KV_CACHE_DTYPES)}",
+        )
+    _check_size("block size", request.block_size)
+    _check_size("tensor parallelism", request.tensor_parallel_size)
+    _check_size("pipeline parallelism", request.pipeline_parallel_size)
+    for length in request.prompt_lengths:
+        _check_size("prompt", length)
+    if request.gpu_memory is not None:
+        _check_size("GPU memory", request.gpu_memory, MAX_GPU_MEMORY + 1)
+
+
+def _check_size(name: str, size: int, limit: int = _SIZE_LIMIT) -> None:
+    if size < 1:
+        raise KvRenameError(f"a {name} of {size} is too small", hint="give 1 or more")
+    if size >= limit:
+        raise KvRenameError(f"a {name} of {size} is too large", hint=f"give less than {limit}")
 
 
 ConditionState = Literal["met", "not met", "requires"]
@@ -158,6 +192,8 @@ class KvCacheSpec(NamedTuple):
         state_shapes: The shape of each state on this rank, without the batch.
         dtypes: ONNX dtypes: one for attention, one for each state.
         page_size_padded: Bytes that vLLM pads a page to; ``None`` without padding.
+        row_bytes: Bytes of a token of one head where these do not follow from the dtype: vLLM's
+            ``state_content_bytes``.
     """
 
     layer: int
@@ -170,12 +206,15 @@ class KvCacheSpec(NamedTuple):
     state_shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     page_size_padded: int | None = None
+    row_bytes: int | None = None
 
     @property
     def token_bytes(self) -> int:
         """Bytes that one token adds; 0 for states."""
         if self.is_state:
             return 0
+        if self.row_bytes is not None:
+            return self.kv_heads * self.row_bytes
         itemsize = ATTENTION_ITEMSIZES[self.dtypes[0]]
         return self.kv_heads * (self.head_size + self.head_size_v) * itemsize
 

@@ -129,6 +129,11 @@ def test_unless_asked_for_in_json_it_is_said_on_stderr_alone(
         ((MODEL, "--tp", "2"), "--tp is for a projection: say --block-size N, too"),
         ((MODEL, "--vllm", "0.24"), "--vllm is for a projection: say --block-size N, too"),
         ((MODEL, "--tokens", "9"), "--tokens is for a projection: say --block-size N, too"),
+        ((MODEL, "--pp", "2"), "--pp is for a projection: say --block-size N, too"),
+        ((MODEL, "--kv-cache-dtype", "fp8"), "--kv-cache-dtype is for a projection"),
+        ((MODEL, "--gpu-memory", "8G"), "--gpu-memory is for a projection"),
+        ((MODEL, "--block-size", "16", "--gpu-memory", "8 apples"), "say a size such as 512M"),
+        ((MODEL, "--block-size", "16", "--kv-cache-dtype", "int3"), "'int3' is not one of"),
         ((MODEL, "--block-size", "0"), "'--block-size': 0 is not in the range x>=1"),
         ((MODEL, "--block-size", "16", "--vllm", "9"), "'9' is not one of '0.24', '0.33'"),
         ((MODEL, "--format", "xml"), "'xml' is not one of"),
@@ -312,6 +317,20 @@ def test_the_projection_is_of_the_vllm_that_is_asked_for(here: Path, run) -> Non
     assert (vllm["vllm"], vllm["tp"]) == ("0.24", 2)
     (unpacked,) = [way for way in vllm["arrangements"] if way["name"] == "unpacked"]
     assert [moved["tokens"] for moved in unpacked["transfers"]] == [8, 9]
+
+
+def test_a_projection_counts_the_blocks_that_fit_into_a_gpu(here: Path, run) -> None:
+    args = ("--block-size", "16", "--vllm", "0.24", "--kv-cache-dtype", "fp8", "--pp", "2")
+    outcome = run("manifest", MODEL, *args, "--gpu-memory", "1M")
+    projection = document(outcome.out)["vllm"]
+    assert (outcome.code, projection["gpu_memory"], projection["pp"]) == (0, 1 << 20, 2)
+    assert projection["kv_cache_dtype"] == "fp8"
+    unpacked = projection["arrangements"][0]
+    assert unpacked["num_blocks"] == (1 << 20) // unpacked["bytes_per_block"]
+    assert [stage["layers"] for stage in projection["stages"]] == [[0], [1]]
+    assert {stage["bytes_per_block"][0] for stage in projection["stages"]} == {
+        unpacked["bytes_per_block"]
+    }
 
 
 def test_heads_that_do_not_divide_are_a_finding(here: Path, run) -> None:

@@ -282,3 +282,45 @@ def test_keys_and_values_in_one_tensor_are_refused_as_a_whole_layer() -> None:
     assert refusal.layers == (0, 1)
     assert refusal.reason.startswith("sliding_window_kv holds key and value in one, which vLLM")
     assert "docs/vllm.md" in refusal.hint
+
+
+def build_with_dtype(kv_cache_dtype: str, *layers: tuple[KvBuffer, ...]) -> ModelSpecs:
+    return build_specs(build_layers(*layers), ProjectionRequest(16, kv_cache_dtype=kv_cache_dtype))
+
+
+def test_a_kv_cache_dtype_replaces_the_graphs_own_but_for_states() -> None:
+    attention, states = build_attention(0, heads=8, size=64), build_linear(1)
+    model = build_with_dtype("fp8", attention, states)
+    assert [spec.dtypes for spec in model.specs] == [("FLOAT8E4M3FN",), ("FLOAT16", "FLOAT16")]
+    assert model.specs[0].page_size == 16 * 8 * 128
+    (wide,) = build_with_dtype("bfloat16", build_attention(0, dtype="MXINT8")).specs
+    assert wide.page_size == 16 * 8 * 128 * 2
+    reasons = {condition.name: condition.why for condition in model.conditions}
+    assert reasons["kv_cache_dtype"] == (
+        "--kv-cache-dtype is fp8, and no --kv-cache-dtype-skip-layers"
+    )
+
+
+def test_a_row_of_fp8_ds_mla_has_656_bytes() -> None:
+    model = build_with_dtype("fp8_ds_mla", build_mla(0), build_mla(1))
+    assert [spec.page_size for spec in model.specs] == [16 * 656] * 2
+    reasons = {condition.name: condition.why for condition in model.conditions}
+    assert "indexer is not counted" in reasons["attention backend"]
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [build_attention(0), build_mla(0, rank=256), build_mla(0, window=128)],
+    ids=["attention", "another latent", "a window"],
+)
+def test_fp8_ds_mla_is_for_its_own_latent_only(layer: tuple[KvBuffer, ...]) -> None:
+    (refusal,) = build_with_dtype("fp8_ds_mla", layer).refusals
+    assert refusal.reason.startswith("fp8_ds_mla holds a latent and a rope of 576 elements")
+    assert refusal.hint == "choose --kv-cache-dtype fp8"
+
+
+def test_fp8_ds_mla_beside_states_is_refused() -> None:
+    request = ProjectionRequest(16, kv_cache_dtype="fp8_ds_mla")
+    specs = build_with_dtype("fp8_ds_mla", build_mla(0), build_linear(1)).specs
+    with pytest.raises(RefusalError, match="aligns blocks to other rows than it stores"):
+        align_blocks(specs, request)

@@ -7,6 +7,7 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.layout.layout import KvBuffer
 from onnxkvrename.vllm.layer_specs import build_specs
 from onnxkvrename.vllm.specs import (
+    MAX_GPU_MEMORY,
     VLLM_VERSIONS,
     Condition,
     ConditionState,
@@ -130,6 +131,9 @@ def test_a_decided_condition_has_the_reason_that_applies() -> None:
         (ProjectionRequest(16, tensor_parallel_size=0), "a tensor parallelism of 0 is too small"),
         (ProjectionRequest(16, prompt_lengths=(1, 0)), "a prompt of 0 is too small"),
         (ProjectionRequest(1 << 31), "a block size of 2147483648 is too large"),
+        (ProjectionRequest(16, pipeline_parallel_size=0), "a pipeline parallelism of 0 is too"),
+        (ProjectionRequest(16, gpu_memory=0), "a GPU memory of 0 is too small"),
+        (ProjectionRequest(16, kv_cache_dtype="nvfp4"), "a KV cache dtype of nvfp4 is not known"),
     ],
 )
 def test_a_request_with_impossible_settings_raises(
@@ -142,3 +146,4 @@ def test_a_request_with_impossible_settings_raises(
 def test_a_request_with_the_largest_sizes_passes() -> None:
     largest = (1 << 31) - 1
     check_request(ProjectionRequest(largest, largest, prompt_lengths=(largest,)))
+    check_request(ProjectionRequest(16, gpu_memory=MAX_GPU_MEMORY))

@@ -1,0 +1,174 @@
+"""Pipeline stages, the bytes of a block on each, and the blocks that fit into a GPU's memory.
+
+This follows ``get_pp_indices`` in ``distributed/utils.py`` and ``get_kv_cache_configs``: of vLLM
+0.24.0 in ``v1/core/kv_cache_utils.py``, of 0.33.0 in ``v1/core/kv_cache_planning.py``. Groups are
+formed of all layers; a stage then has its own layers of each group. Every GPU gets as many blocks
+as the one with the fewest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from onnxkvrename.vllm.groups import Grouping
+from onnxkvrename.vllm.memory import Allocation
+from onnxkvrename.vllm.specs import (
+    KvCacheGroup,
+    KvCacheSpec,
+    ProjectionRequest,
+    RefusalError,
+    decide_condition,
+)
+
+_UNKNOWN_TRANSFERS = {
+    "0.24": "what NIXL moves of pipeline stages: vLLM 0.24 pairs tensor parallel ranks only",
+    "0.33": (
+        "what NIXL moves of pipeline stages: vLLM 0.33 takes them for prefill only, without "
+        "states, and several groups by NixlPushConnector only"
+    ),
+}
+"""After ``nixl/base_worker.py`` of each version."""
+
+
+class PipelineStage(NamedTuple):
+    """The part of a model that one rank of a pipeline has.
+
+    Attributes:
+        layers: The numbers of its layers that have a KV cache, each once.
+        bytes_per_block: Bytes of one block on a GPU of this stage, for each allocation of the
+            projection; ``None`` where that is not possible.
+    """
+
+    layers: tuple[int, ...]
+    bytes_per_block: tuple[int | None, ...]
+
+
+def build_stages(
+    groupings: Sequence[Grouping], allocations: Sequence[Allocation], request: ProjectionRequest
+) -> tuple[PipelineStage, ...]:
+    """Return the stages of a model.
+
+    Args:
+        groupings: The groupings of the whole model.
+        allocations: The allocations of the whole model.
+        request: The settings of vLLM.
+
+    Raises:
+        RefusalError: A stage has no layer with a KV cache.
+    """
+    specs = [spec for group in groupings[-1].groups or groupings[0].groups for spec in group.specs]
+    return tuple(
+        PipelineStage(
+            tuple(sorted({spec.layer for spec in specs if spec.layer in layers})),
+            tuple(
+                None
+                if allocation.bytes_per_block is None
+                else _measure_block(
+                    groupings[allocation.grouping_index].groups, layers, request.vllm_version
+                )
+                for allocation in allocations
+            ),
+        )
+        for layers in _split_layers(specs, request.pipeline_parallel_size)
+    )
+
+
+def apply_stages(
+    allocations: Iterable[Allocation], stages: Sequence[PipelineStage], request: ProjectionRequest
+) -> Iterator[Allocation]:
+    """Yield the allocations with the largest stage's bytes, and the blocks that fit into memory.
+
+    With several stages no worker has all places, so these are left out.
+    """
+    for index, allocation in enumerate(allocations):
+        block_bytes = [stage.bytes_per_block[index] for stage in stages]
+        most = max((size for size in block_bytes if size is not None), default=None)
+        if most is None:
+            yield allocation
+            continue
+        if len(stages) > 1:
+            allocation = allocation._replace(
+                bytes_per_block=most,
+                padding_share=None,
+                placements=(),
+                canonical=None,
+                transfers=tuple(
+                    transfer._replace(
+                        regions=None,
+                        descriptors=None,
+                        bytes=None,
+                        unknown=_UNKNOWN_TRANSFERS[request.vllm_version],
+                    )
+                    for transfer in allocation.transfers
+                ),
+            )
+        yield _fill_memory(allocation, most, request.gpu_memory)
+
+
+def count_gpu_blocks(bytes_per_block: int | None, gpu_memory: int | None) -> int | None:
+    """Return vLLM's ``num_blocks``; ``None`` where the block or the memory is not known.
+
+    Args:
+        bytes_per_block: Bytes of one block on the GPU with the largest ones.
+        gpu_memory: Bytes that each GPU has left for KV caches.
+    """
+    if bytes_per_block is None or gpu_memory is None:
+        return None
+    return gpu_memory // bytes_per_block
+
+
+def _fill_memory(
+    allocation: Allocation, bytes_per_block: int, gpu_memory: int | None
+) -> Allocation:
+    """Add the conditions of a memory that is given."""
+    block_count = count_gpu_blocks(bytes_per_block, gpu_memory)
+    if block_count is None:
+        return allocation
+    condition = decide_condition(
+        "memory",
+        block_count > 1,
+        f"{block_count} blocks fit",
+        why_not=f"{block_count} of its blocks fit, and one is vLLM's null block",
+    )
+    return allocation._replace(conditions=(*allocation.conditions, condition))
+
+
+def _split_layers(specs: Iterable[KvCacheSpec], stage_count: int) -> list[range]:
+    """Return the layers of each stage (``get_pp_indices``).
+
+    The layers that remain go to the stages before the last, one to each, from behind.
+    """
+    layers = sorted({spec.layer for spec in specs})
+    layer_count = layers[-1] + 1
+    sizes = [layer_count // stage_count] * stage_count
+    for index in range(2, layer_count % stage_count + 2):
+        sizes[-index] += 1
+    ranges = list[range]()
+    for size in sizes:
+        start = ranges[-1].stop if ranges else 0
+        ranges.append(range(start, start + size))
+        if not any(layer in ranges[-1] for layer in layers):
+            raise RefusalError(
+                layers,
+                f"{stage_count} pipeline stages: one has no layer with a KV cache",
+                f"choose at most {len(layers)} stages",
+            )
+    return ranges
+
+
+def _measure_block(
+    groups: Iterable[KvCacheGroup], layers: Collection[int], vllm_version: str
+) -> int:
+    """Return the bytes of a block of some layers.
+
+    In 0.24 groups share places of each page size, in 0.33 they share the block as a whole.
+    """
+    counts = [Counter(s.page_size for s in group.specs if s.layer in layers) for group in groups]
+    if vllm_version == "0.33":
+        return max(sum(size * count for size, count in sizes.items()) for sizes in counts)
+    most = Counter[int]()
+    for sizes in counts:
+        most |= sizes
+    return sum(size * count for size, count in most.items())
