@@ -15,8 +15,11 @@ from onnxkvrename.renaming.batch_checks import set_failed
 from onnxkvrename.rules.plan import KvPair, build_minimal_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import Options, RenameJob, SidecarSearch
-from onnxkvrename.sidecars.rewrite import ModelNames, RewrittenSidecar, rewrite_sidecar
-from onnxkvrename.sidecars.search import FoundSidecar, read_neighbour_names
+from onnxkvrename.sidecars.bindings import BoundModels
+from onnxkvrename.sidecars.format import SidecarFormat
+from onnxkvrename.sidecars.model_names import ModelNames
+from onnxkvrename.sidecars.rewrite import RewrittenSidecar, rewrite_sidecar
+from onnxkvrename.sidecars.search import LEAVE_HINT, FoundSidecar, read_neighbour_names
 from onnxkvrename.sidecars.stale import STALE_CODE, find_stale_sidecars
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ def rewrite_found_sidecar(
     data: bytes,
     found: FoundSidecar,
     names: ModelNames,
+    models: BoundModels,
     jobs: Sequence[RenameJob],
     search: SidecarSearch,
 ) -> RewrittenSidecar:
@@ -40,6 +44,7 @@ def rewrite_found_sidecar(
         data: Its content.
         found: The sidecar.
         names: The names of its models.
+        models: The same models one by one.
         jobs: Its models.
         search: What the user wants of sidecars.
 
@@ -48,32 +53,36 @@ def rewrite_found_sidecar(
     """
     path, is_left = str(found.path), search.policy == "leave"
     try:
-        result = rewrite_sidecar(data, path, found.format, names)
+        result = rewrite_sidecar(data, path, found.format, names, models)
     except ModelError:
         if found.has_known_name and not is_left:
             raise
         return RewrittenSidecar(data, stays=True)
-    old_names = {old for old, _ in result.renamed}
     holders: list[Path] = []
-    if old_names or result.findings:
+    if result.shared_names or (result.findings and not found.format.is_binding):
         known = {path for job in jobs for path in (job.model, job.output)}
         neighbours = read_neighbour_names(found.directory, known)
+        old_names = result.shared_names
         holders = [model for model, values in neighbours if not old_names.isdisjoint(values)]
         others = frozenset[str]().union(*(values for _, values in neighbours))
         if others:
             names = names._replace(neighbour_names=others)
-            result = rewrite_sidecar(data, path, found.format, names)
+            result = rewrite_sidecar(data, path, found.format, names, models)
     job = jobs[0]
-    if job.same_directory and old_names:
+    refusals = [finding for finding in result.findings if finding.code == STALE_CODE]
+    if job.same_directory and (result.renamed or refusals):
+        effect = found.format.effect
         if not job.in_place:
-            return _leave(data, path, result, _explain_copy(job))
+            return _leave(data, path, result, effect, _explain_copy(job, found.format))
         if is_left:
-            return _leave(data, path, result, ("", f"--sidecar {shlex.quote(path)} renames them"))
+            hint = "" if refusals else f"--sidecar {shlex.quote(path)} renames them"
+            return _leave(data, path, result, effect, ("", hint or refusals[0].hint))
         if holders:
-            return _leave(data, path, result, _explain_shared(path, holders[0]))
-    findings = tuple(_restore_severity(finding) for finding in result.findings)
+            return _leave(data, path, result, effect, _explain_shared(path, holders[0]))
+    findings = tuple(map(_adapt_finding, result.findings))
     stays = is_left or not result.matched_names
-    return result._replace(findings=() if is_left else findings, stays=stays)
+    is_strange = found.format.is_binding and stays and not refusals
+    return result._replace(findings=() if is_left or is_strange else findings, stays=stays)
 
 
 def check_sidecars_there(
@@ -104,8 +113,9 @@ def check_sidecars_there(
     checked = list(models)
     for directory, index in first.items():
         model = models[index]
+        others = [other.job.output for other in models if other.job.output.parent == directory]
         findings = find_stale_sidecars(
-            model.job.output, pairs[directory], rules, replaced_paths=replaced
+            model.job.output, pairs[directory], rules, replaced_paths=replaced, others=others
         )
         found = tuple(promote_to_errors(findings) if options.strict else findings)
         report = model.report._replace(findings=(*model.report.findings, *found))
@@ -114,23 +124,30 @@ def check_sidecars_there(
 
 
 def _leave(
-    data: bytes, path: str, result: RewrittenSidecar, explanation: tuple[str, str]
+    data: bytes, path: str, result: RewrittenSidecar, effect: str, explanation: tuple[str, str]
 ) -> RewrittenSidecar:
     """Return an unchanged sidecar with KV406; the explanation is a clause and the hint."""
     clause, hint = explanation
-    old, new = result.renamed[0]
-    message = (
-        f"keeps {len(result.renamed)} names from before (first: {shorten_name(old)}, which is "
-        f"{shorten_name(new)} in the result){clause}; a compile of the result ignores these entries"
+    names = "its names"
+    if result.renamed:
+        old, new = result.renamed[0]
+        names = (
+            f"{len(result.renamed)} names from before (first: {shorten_name(old)}, which is "
+            f"{shorten_name(new)} in the result)"
+        )
+    finding = build_finding(
+        STALE_CODE, path, f"keeps {names}{clause}; with the result {effect}", hint
     )
-    finding = build_finding(STALE_CODE, path, message, hint)
     return RewrittenSidecar(data, findings=(finding,), stays=True)
 
 
-def _explain_copy(job: RenameJob) -> tuple[str, str]:
-    output = shlex.quote(str(job.output))
-    hint = f"-d DIR takes both along; onnxkvrename custom-io {output} --precision NAME -o FILE"
-    return f" because {job.model} keeps them", f"{hint} writes another one"
+def _explain_copy(job: RenameJob, sidecar_format: SidecarFormat) -> tuple[str, str]:
+    hint = "-d DIR takes both along"
+    if sidecar_format.requires_pairs:
+        output = shlex.quote(str(job.output))
+        command = f"onnxkvrename custom-io {output} --precision NAME -o FILE"
+        hint += f"; {command} writes another one"
+    return f" because {job.model} keeps them", hint
 
 
 def _explain_shared(path: str, holder: Path) -> tuple[str, str]:
@@ -140,6 +157,11 @@ def _explain_shared(path: str, holder: Path) -> tuple[str, str]:
     return f" because {holder} has them, too", hint
 
 
-def _restore_severity(finding: Finding) -> Finding:
-    """Return the finding as a warning: a file of another model may lie beside this one."""
+def _adapt_finding(finding: Finding) -> Finding:
+    """Return the finding as a warning: a file of another model may lie beside this one.
+
+    One that cannot follow its own model stays an error.
+    """
+    if finding.code == STALE_CODE:
+        return finding._replace(hint=f"{finding.hint}; {LEAVE_HINT}")
     return finding._replace(severity=CODES[finding.code][0])

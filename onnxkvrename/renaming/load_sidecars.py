@@ -15,17 +15,16 @@ from onnxkvrename.rules.find_models import COMPILE_DIRECTORY, find_possible_side
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, RenameJob, SidecarSearch
+from onnxkvrename.sidecars.bindings import BoundModels
 from onnxkvrename.sidecars.format import SidecarFormat
+from onnxkvrename.sidecars.model_names import ModelNames, OneModel
 from onnxkvrename.sidecars.registry import load_sidecar_formats
-from onnxkvrename.sidecars.rewrite import (
-    ModelNames,
-    RewrittenSidecar,
-    rewrite_sidecar,
-)
+from onnxkvrename.sidecars.rewrite import RewrittenSidecar, rewrite_sidecar
 from onnxkvrename.sidecars.search import (
     FoundSidecar,
     detect_sidecars,
     read_sidecar_head,
+    read_value_names,
 )
 from onnxkvrename.storage.read import resolve_path
 
@@ -67,9 +66,10 @@ def load_sidecars(
     """
     run = _Run(jobs, change, rules, search)
     is_strict = search.policy == "require"
-    formats = load_sidecar_formats(plug_ins=is_strict or bool(search.files))
+    formats = load_sidecar_formats(rules, plug_ins=is_strict or bool(search.files))
     if is_strict:
-        candidates = find_possible_sidecars(search.list_directories(jobs), formats.may_be_sidecar)
+        found = find_possible_sidecars(search.list_directories(jobs), formats.may_be_sidecar)
+        candidates = tuple(dict.fromkeys((*found, *candidates)))
     distinct: dict[str, Sidecar] = {}
     for path in search.files:
         detected = formats.detect(path.name, read_sidecar_head(path))
@@ -79,12 +79,12 @@ def load_sidecars(
         distinct.setdefault(resolve_path(path), _build_named_sidecar(path, detected, run))
     # Those that stay may be anything.
     with suppress(ModelError) if search.policy == "leave" else nullcontext():
-        for found in detect_sidecars(candidates, formats, strict=is_strict):
+        for item in detect_sidecars(candidates, formats, strict=is_strict):
             if is_strict:
-                sidecar = _build_named_sidecar(found.path, found.format, run, found.directory)
+                sidecar = _build_named_sidecar(item.path, item.format, run, item.directory)
             else:
-                sidecar = _build_found_sidecar(found, run)
-            distinct.setdefault(resolve_path(found.path), sidecar)
+                sidecar = _build_found_sidecar(item, run)
+            distinct.setdefault(resolve_path(item.path), sidecar)
     sidecars = tuple(distinct.values())
     if search.policy == "leave":
         sidecars = tuple(item for item in sidecars if not item.is_found or _is_readable(item.path))
@@ -120,7 +120,8 @@ def _build_named_sidecar(
     read_names = _prepare_names(jobs_beside or run.jobs, run)
 
     def rewrite(data: bytes, models: Sequence[ModelReport]) -> RewrittenSidecar:
-        return rewrite_sidecar(data, str(path), sidecar_format, read_names(models))
+        bound = _bind_models(path.parent, models, run)
+        return rewrite_sidecar(data, str(path), sidecar_format, read_names(models), bound)
 
     job = (jobs_beside or run.jobs)[0]
     if jobs_beside and job.same_directory and not job.in_place:
@@ -143,8 +144,8 @@ def _build_found_sidecar(found: FoundSidecar, run: _Run) -> Sidecar:
     read_names = _prepare_names(own_jobs, run)
 
     def rewrite(data: bytes, models: Sequence[ModelReport]) -> RewrittenSidecar:
-        names = read_names(models)
-        return rewrite_found_sidecar(data, found, names, own_jobs, run.search)
+        bound = _bind_models(found.path.parent, models, run)
+        return rewrite_found_sidecar(data, found, read_names(models), bound, own_jobs, run.search)
 
     job = own_jobs[0]
     output = found.path if job.same_directory else _resolve_output(found.path, job)
@@ -159,10 +160,45 @@ def _prepare_names(
     paths = {str(job.model) for job in jobs}
 
     def read_names(models: Sequence[ModelReport]) -> ModelNames:
-        own_models = [(m.pairs, m.value_names) for m in models if m.path in paths]
+        own_models = [_describe_model(report) for report in models if report.path in paths]
         return ModelNames.from_models(own_models, run.change, run.rules)
 
     return read_names
+
+
+def _describe_model(report: ModelReport) -> OneModel:
+    return OneModel(report.pairs, report.value_names, report.name_map)
+
+
+def _bind_models(directory: Path, reports: Sequence[ModelReport], run: _Run) -> BoundModels:
+    """Return the models that a configuration in a directory may speak of, one by one."""
+    known: dict[str, OneModel | None] = {
+        resolve_path(report.path): _describe_model(report) for report in reports
+    }
+    real_directory = resolve_path(directory)
+    beside = [
+        known[resolve_path(report.path)]
+        for report in reports
+        if resolve_path(Path(report.path).parent) == real_directory
+    ]
+
+    def find(location: str) -> OneModel | None:
+        if "\0" in location or os.path.isabs(location) or os.pardir in location.split("/"):
+            return None
+        try:
+            path = resolve_path(directory / location)
+        except ModelError:
+            return None
+        if path not in known:
+            names = read_value_names(directory / location)
+            known[path] = None if names is None else OneModel(graph_values=tuple(names))
+        return known[path]
+
+    return BoundModels(
+        find,
+        tuple(model for model in beside if model is not None),
+        lambda models: ModelNames.from_models(models, run.change, run.rules),
+    )
 
 
 def _list_jobs_beside(directory: Path, jobs: Sequence[RenameJob]) -> list[RenameJob]:

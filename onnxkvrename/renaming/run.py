@@ -26,7 +26,7 @@ from onnxkvrename.renaming.prepare import (
     prepare_stamp,
 )
 from onnxkvrename.renaming.write import SidecarPlan, WriteTask
-from onnxkvrename.rules.find_models import find_possible_sidecars
+from onnxkvrename.rules.find_models import find_candidates
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules, find_token_error
 from onnxkvrename.rules.results import (
@@ -98,7 +98,7 @@ def rename_batch(
         models = add_sidecar_findings(models, prepared_sidecars, options)
     if directories := [job.output.parent for job in jobs if not job.same_directory]:
         with suppress(ModelError):  # a directory that takes files, but cannot be listed
-            if find_possible_sidecars(directories):
+            if find_candidates(directories, rules):
                 from onnxkvrename.renaming.found_sidecars import check_sidecars_there
 
                 models = check_sidecars_there(models, prepared_sidecars, rules, options)
@@ -135,7 +135,7 @@ def find_sidecars(
     """
     candidates: tuple[tuple[Path, Path], ...] = ()
     try:
-        candidates = find_possible_sidecars(search.list_directories(jobs))
+        candidates = find_candidates(search.list_directories(jobs), rules)
     except ModelError:
         if search.policy != "leave":
             raise

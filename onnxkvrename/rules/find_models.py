@@ -11,14 +11,26 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.findings import find_similar
+from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import RenameJob
-from onnxkvrename.storage.read import is_directory, is_link, read_status, resolve_path
+from onnxkvrename.storage.read import (
+    is_directory,
+    is_link,
+    is_occupied,
+    read_status,
+    resolve_path,
+)
 from onnxkvrename.storage.temp_file import TEMP_PREFIX
 
 COMPILE_DIRECTORY = re.compile(r"qpc-[0-9A-Za-z]+")
 """The names of directories below an export in which QEfficient keeps a compile of it."""
-_SIDECAR_NAMES = re.compile(r"[^.].*\.ya?ml|hashed_compile_params\.json|aic_batch_io.*\.json")
+_SIDECAR_NAMES = re.compile(
+    r"[^.].*\.ya?ml|hashed_compile_params\.json|aic_batch_io.*\.json"
+    r"|genai_config\.json|metadata\.json"
+)
 """The names that files of the built-in formats of sidecars can have."""
+_PACKAGE_NAMES = ("genai_config.json", "inference_metadata.yaml")
+"""The files of those formats that may be in the directory above that of a model."""
 
 
 def find_jobs(
@@ -131,6 +143,39 @@ def find_possible_sidecars(
         for directory in dict.fromkeys(directories)
         for name in sorted(_list_candidates(directory, is_candidate))
     )
+
+
+def find_candidates(directories: Iterable[Path], rules: Rules) -> tuple[tuple[Path, Path], ...]:
+    """Return the files that may be sidecars of the models in some directories.
+
+    Args:
+        directories: The directories of models.
+        rules: Rules that may name further files.
+
+    Returns:
+        As :func:`find_possible_sidecars`; also configurations one directory up, each with that
+        directory.
+
+    Raises:
+        ModelError: A directory cannot be listed, or it cannot be told what is there.
+    """
+    patterns = [rule.file_pattern for rule in rules.sidecar_rules]
+
+    def is_candidate(name: str) -> bool:
+        return may_be_sidecar(name) or any(pattern.matches(name) for pattern in patterns)
+
+    directories = dict.fromkeys(directories)
+    above = dict.fromkeys(
+        directory.parent if directory.name not in ("", os.pardir) else directory / os.pardir
+        for directory in directories
+    )
+    packages = (
+        (directory / name, directory)
+        for directory in above
+        for name in _PACKAGE_NAMES
+        if directory not in directories and is_occupied(directory / name)
+    )
+    return (*find_possible_sidecars(directories, is_candidate), *packages)
 
 
 class _FoundModels(NamedTuple):

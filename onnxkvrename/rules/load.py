@@ -29,6 +29,7 @@ from onnxkvrename.rules.profile import (
     PartRule,
     Rules,
     SetRule,
+    SidecarRule,
 )
 from onnxkvrename.storage.read import read_text_file
 
@@ -192,6 +193,7 @@ def _list_patterns(rules: Rules) -> list[Pattern]:
         *(pattern for rule in rules.kv_rules for pattern in rule.patterns.values()),
         *(rule.pattern for rule in rules.keep_rules),
         *(rule.input_pattern for rule in rules.feed_back_rules),
+        *(rule.file_pattern for rule in rules.sidecar_rules),
         *(pattern for part in parts for pattern in part if pattern is not None),
     ]
 
@@ -213,6 +215,7 @@ def _parse_rules(document: ObjectReader, name: str) -> Rules:
         feed_back_rules=tuple(map(_parse_feed_back_rule, _read_tables(document, "feed_back"))),
         set_rule=_parse_set_rule(_read_table(document, "set"), kinds),
         update=_read_update(document, "update"),
+        sidecar_rules=tuple(map(_parse_sidecar_rule, _read_tables(document, "sidecar"))),
     )
     if {"dims", "branch"} & document.values.keys():
         rules = _parse_dims_and_branches(document, rules)
@@ -246,6 +249,12 @@ def _check_updates(document: ObjectReader, rules: Rules) -> None:
 
 def _parse_keep_rule(table: ObjectReader) -> KeepRule:
     rule = KeepRule(table.read_string("reason"), _read_pattern(table, "pattern"))
+    table.reject_unread_keys()
+    return rule
+
+
+def _parse_sidecar_rule(table: ObjectReader) -> SidecarRule:
+    rule = SidecarRule(_read_pattern(table, "file"), table.read_string("reader", "its reader"))
     table.reject_unread_keys()
     return rule
 

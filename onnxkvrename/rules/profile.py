@@ -149,6 +149,18 @@ class KeepRule(NamedTuple):
     pattern: Pattern
 
 
+class SidecarRule(NamedTuple):
+    """Text files beside a model that repeat its names, one by one or by template.
+
+    Attributes:
+        file_pattern: The names of the files.
+        reader: What reads them, for messages.
+    """
+
+    file_pattern: Pattern
+    reader: str
+
+
 class FeedBackRule(NamedTuple):
     """The call that gives a renamed model back to its exporter, for models with some input."""
 
@@ -269,6 +281,7 @@ class Rules(NamedTuple):
         update: How buffers are meant to be updated, one of `UPDATES`; empty if it does not say.
         dims: What symbols of sizes mean: a word of `DIM_WORDS`, or a sum of symbols.
         branches: Inputs that choose a branch of the graph by the step.
+        sidecar_rules: Files that repeat the names, in addition to those of known formats.
     """
 
     name: str
@@ -281,6 +294,7 @@ class Rules(NamedTuple):
     update: str = ""
     dims: Mapping[str, str] = _NOTHING
     branches: tuple[BranchRule, ...] = ()
+    sidecar_rules: tuple[SidecarRule, ...] = ()
 
     @property
     def updates_by_kind(self) -> dict[str, str]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from onnxkvrename.patterns.pattern import Pattern
 from onnxkvrename.sidecars.tree import Node, ScalarNode
 
 FindNames = Callable[[Node], Iterator[ScalarNode]]
@@ -38,6 +39,13 @@ class SidecarFormat:
             is worth a look. By default `file_name_pattern`.
         only_graph_values: True if every name is an input or output of the graph.
         requires_pairs: True if both sides of each buffer must be named.
+        effect: What becomes of names from before a rename, for messages.
+        is_binding: True for a configuration by which a runtime binds inputs and outputs: any
+            text in it may be a name or, with ``%d``, a template (:mod:`.bindings`).
+        is_package: True if the runtime loads the whole folder that the file is in.
+        reader: What reads the file, for messages.
+        default_names: Keys that may be left out, each with the template that counts then.
+        max_name_bytes: The longest name that a template may make; ``None`` for any.
     """
 
     caption: str
@@ -45,25 +53,26 @@ class SidecarFormat:
     expected_form: str
     parse: Callable[[str], Node | None]
     find_names: FindNames | None
-    file_name_pattern: re.Pattern[str] | None = None
+    file_name_pattern: re.Pattern[str] | Pattern | None = None
     markers: tuple[bytes, ...] = ()
     search_pattern: re.Pattern[str] | None = None
     only_graph_values: bool = False
     requires_pairs: bool = False
+    effect: str = "a compile ignores these entries"
+    is_binding: bool = False
+    is_package: bool = False
+    reader: str = "its reader"
+    default_names: tuple[tuple[str, str], ...] = ()
+    max_name_bytes: int | None = None
 
     def matches_file_name(self, file_name: str) -> bool:
         """Return whether a file of this name has this format, whatever its content."""
-        pattern = self.file_name_pattern
-        return pattern is not None and pattern.fullmatch(file_name) is not None
+        return _matches(self.file_name_pattern, file_name)
 
     def may_have_format(self, file_name: str) -> bool:
         """Return whether the content of a file beside a model is worth a look."""
         pattern = self.search_pattern or self.file_name_pattern
-        return (
-            self.find_names is not None
-            and pattern is not None
-            and pattern.fullmatch(file_name) is not None
-        )
+        return self.find_names is not None and _matches(pattern, file_name)
 
     def has_marker(self, data: bytes) -> bool:
         """Return whether the content of a file shows this format."""
@@ -106,6 +115,12 @@ class SidecarFormats:
         """Return the form of every format that has names, for a message."""
         formats = (*self.built_in, *self.plug_ins)
         return "; ".join(f"{f.caption}: {f.expected_form}" for f in formats if f.find_names)
+
+
+def _matches(pattern: re.Pattern[str] | Pattern | None, file_name: str) -> bool:
+    if isinstance(pattern, re.Pattern):
+        return pattern.fullmatch(file_name) is not None
+    return pattern is not None and pattern.matches(file_name)
 
 
 def _detect_format(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pkgutil import iter_modules
@@ -11,9 +12,13 @@ from typing import TypeVar
 from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.rules.plugins import Plugin, find_plugins
+from onnxkvrename.rules.profile import Rules, SidecarRule
 from onnxkvrename.sidecars import formats
 from onnxkvrename.sidecars.format import FindNames, SidecarFormat, SidecarFormats
+from onnxkvrename.sidecars.json_tree import parse_json_tree
+from onnxkvrename.sidecars.sections import find_texts
 from onnxkvrename.sidecars.tree import Node, ScalarNode
+from onnxkvrename.sidecars.yaml_tree import parse_yaml_tree
 
 PLUGIN_GROUP = "onnxkvrename.sidecars"
 """The group in which a plug-in's package names its `SidecarFormat` objects."""
@@ -21,10 +26,11 @@ PLUGIN_GROUP = "onnxkvrename.sidecars"
 T = TypeVar("T")
 
 
-def load_sidecar_formats(*, plug_ins: bool = True) -> SidecarFormats:
+def load_sidecar_formats(rules: Rules | None = None, *, plug_ins: bool = True) -> SidecarFormats:
     """Return all formats, sorted by priority and then by name.
 
     Args:
+        rules: Rules that may name further files; they are tried after the built-in formats.
         plug_ins: Whether formats of plug-ins are among them; those are slow to look for.
 
     Raises:
@@ -35,12 +41,36 @@ def load_sidecar_formats(*, plug_ins: bool = True) -> SidecarFormats:
         module.name: import_module(f"{formats.__name__}.{module.name}").FORMAT
         for module in iter_modules(formats.__path__)
     }
+    ordered = _sort_formats(built_in.items())
+    ordered += tuple(map(_build_rule_format, rules.sidecar_rules if rules is not None else ()))
     if not plug_ins:
-        return SidecarFormats(_sort_formats(built_in.items()))
+        return SidecarFormats(ordered)
     plugins = {
         name: _load_plugin(plugin) for name, plugin in find_plugins(PLUGIN_GROUP, built_in).items()
     }
-    return SidecarFormats(_sort_formats(built_in.items()), _sort_formats(plugins.items()))
+    return SidecarFormats(ordered, _sort_formats(plugins.items()))
+
+
+def _build_rule_format(rule: SidecarRule) -> SidecarFormat:
+    return SidecarFormat(
+        caption="a file that the rules name",
+        priority=0,
+        expected_form="JSON or YAML with names of inputs and outputs, or templates with %d",
+        parse=_parse_json_or_yaml,
+        find_names=find_texts,
+        file_name_pattern=rule.file_pattern,
+        effect=f"{rule.reader} does not find these inputs and outputs",
+        is_binding=True,
+        reader=rule.reader,
+    )
+
+
+def _parse_json_or_yaml(text: str) -> Node | None:
+    """Return the tree of a text; one that begins like JSON, but is YAML, is parsed as that."""
+    if text.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
+        with suppress(UnreadableTextError):
+            return parse_json_tree(text)
+    return parse_yaml_tree(text)
 
 
 def _sort_formats(named: Iterable[tuple[str, SidecarFormat]]) -> tuple[SidecarFormat, ...]:

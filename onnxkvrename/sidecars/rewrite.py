@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from onnxkvrename.documents import UnreadableTextError, shorten_name
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, format_list
-from onnxkvrename.rules.plan import KvPair, TokenChange, build_name_map
-from onnxkvrename.rules.profile import Rules
+from onnxkvrename.sidecars.bindings import (
+    BindingPlan,
+    BoundModels,
+    list_bound_names,
+    plan_bindings,
+)
 from onnxkvrename.sidecars.format import SidecarFormat
 from onnxkvrename.sidecars.json_tree import MAX_JSON_CHARS
+from onnxkvrename.sidecars.model_names import ModelNames
+from onnxkvrename.sidecars.stale import STALE_CODE
 from onnxkvrename.sidecars.text_edit import splice_values
 from onnxkvrename.sidecars.tree import Node, ScalarNode, flatten_tree
 
@@ -30,6 +36,7 @@ class RewrittenSidecar(NamedTuple):
         renamed: Old and new name of every name that changes, in the order of the file.
         findings: Problems with the names in the sidecar.
         matched_names: The names in the sidecar that the models have or had.
+        shared_names: Old names that other models beside the sidecar may have, too.
         stays: True if the file is left where and as it is, whatever becomes of the models.
     """
 
@@ -37,101 +44,16 @@ class RewrittenSidecar(NamedTuple):
     renamed: tuple[tuple[str, str], ...] = ()
     findings: tuple[Finding, ...] = ()
     matched_names: frozenset[str] = frozenset()
+    shared_names: frozenset[str] = frozenset()
     stays: bool = False
 
 
-class ModelNames(NamedTuple):
-    """The names of a model, or of all models that a sidecar belongs to.
-
-    Attributes:
-        name_map: The new name of each name that changes.
-        graph_values: The current names of all inputs and outputs of the graphs.
-        tokens: The tokens that the buffers carry now.
-        kv_names: The names of all KV inputs and outputs after the rename.
-        pairs: The names of both sides of each buffer after the rename.
-        token_change: The tokens to add and to remove.
-        rules: The rules that recognise KV names.
-        neighbour_names: Inputs and outputs of other models that the sidecar may be of.
-    """
-
-    name_map: Mapping[str, str]
-    graph_values: frozenset[str]
-    tokens: frozenset[str]
-    kv_names: frozenset[str]
-    pairs: tuple[tuple[str, str], ...]
-    token_change: TokenChange
-    rules: Rules
-    neighbour_names: frozenset[str] = frozenset()
-
-    @classmethod
-    def from_models(
-        cls,
-        models: Iterable[tuple[Iterable[KvPair], Iterable[str]]],
-        change: TokenChange,
-        rules: Rules,
-    ) -> ModelNames:
-        """Collect the names of models, including models that were renamed before.
-
-        Args:
-            models: The pairs of each model, and the names of all its inputs and outputs.
-            change: The tokens to add and to remove.
-            rules: The rules that recognise KV names.
-        """
-        pairs: list[KvPair] = []
-        graph_values: set[str] = set()
-        for model_pairs, value_names in models:
-            pairs += model_pairs
-            graph_values |= set(value_names)
-        return cls(
-            build_name_map(pairs),
-            frozenset(graph_values),
-            frozenset(side.token for pair in pairs for side in pair.sides),
-            frozenset(side.new_name for pair in pairs for side in pair.sides),
-            tuple((p.input.new_name, p.output.new_name) for p in pairs if p.input and p.output),
-            change,
-            rules,
-        )
-
-    def find_new_name(self, name: str, *, is_graph_value: bool) -> str | None:
-        """Return the new name of a name in a sidecar; ``None`` if it matches nothing.
-
-        The sidecar of a model that was renamed before may still contain the old names; their
-        new names follow from the rules.
-
-        Args:
-            name: The name in the sidecar.
-            is_graph_value: Whether the name must be an input or output of the graph, so that its
-                suffix may be normalised too.
-        """
-        if any("\ud800" <= char <= "\udfff" for char in name):
-            return None  # only an escape in the file makes such a character
-        if name in self.name_map:
-            return self.name_map[name]
-        if name in self.graph_values:
-            return name
-        for side in ("input", "output"):
-            match = self.rules.match(side, name)
-            if match is not None and self._may_have_carried(match.token):
-                normalize = self.token_change.normalize and is_graph_value
-                new_name = self.rules.rewrite_name(
-                    match, self.token_change.final_token, normalize=normalize
-                )
-                if new_name in self.kv_names:
-                    return new_name
-        return None
-
-    def _may_have_carried(self, token: str) -> bool:
-        """Return whether the model may have carried a token before.
-
-        If the model changes in this run, only its current tokens are possible.
-        """
-        if not self.token_change.can_replace(token):
-            return False
-        return not self.name_map or token in {"", self.token_change.final_token, *self.tokens}
-
-
 def rewrite_sidecar(
-    data: bytes, path: str, sidecar_format: SidecarFormat, names: ModelNames
+    data: bytes,
+    path: str,
+    sidecar_format: SidecarFormat,
+    names: ModelNames,
+    models: BoundModels | None = None,
 ) -> RewrittenSidecar:
     """Replace the names in a sidecar and keep all other bytes.
 
@@ -142,6 +64,7 @@ def rewrite_sidecar(
         path: Its path, for messages.
         sidecar_format: Its format.
         names: The names of the models that it belongs to.
+        models: The same models one by one, for a format that binds names.
 
     Raises:
         ModelError: The content cannot be read in this format, or a name in it cannot be
@@ -152,6 +75,17 @@ def rewrite_sidecar(
     try:
         text = _decode_text(data)
         tree, scalars = _parse_names(text, sidecar_format)
+        if sidecar_format.is_binding and models is not None and tree is not None:
+            plan = plan_bindings(tree, sidecar_format, models)
+            encoded = _splice_names(text, tree, plan.changes, sidecar_format, data)
+            renamed = tuple(dict.fromkeys((s.value, new) for s, new in plan.changes.items()))
+            return RewrittenSidecar(
+                encoded,
+                renamed,
+                matched_names=plan.matched_names,
+                shared_names=plan.shared_names,
+                findings=tuple(_build_binding_findings(path, plan)),
+            )
         is_graph_value = sidecar_format.only_graph_values
         new_names = {
             scalar.value: names.find_new_name(scalar.value, is_graph_value=is_graph_value)
@@ -159,28 +93,39 @@ def rewrite_sidecar(
         }
         changes = {old: new for old, new in new_names.items() if new is not None and new != old}
         _check_distinct(new_names)
-        result = _splice_names(text, tree, scalars, changes, sidecar_format) if changes else text
-        encoded = _encode_text(result) if changes else data
+        scalar_changes = {s: changes[s.value] for s in scalars if s.value in changes}
+        encoded = _splice_names(text, tree, scalar_changes, sidecar_format, data)
     except UnreadableTextError as error:
         raise _build_form_error(error, path, sidecar_format) from None
     findings = tuple(_check_names(path, new_names, sidecar_format, names))
     matched = frozenset(old for old, new in new_names.items() if new is not None)
-    return RewrittenSidecar(encoded, tuple(changes.items()), findings, matched)
+    renamed = tuple(changes.items())
+    return RewrittenSidecar(encoded, renamed, findings, matched, frozenset(changes))
 
 
-def list_names(data: bytes, path: str, sidecar_format: SidecarFormat) -> tuple[str, ...]:
-    """Return the names in a sidecar, each once, in the order of the file.
+def list_names(
+    data: bytes,
+    path: str,
+    sidecar_format: SidecarFormat,
+    locations: frozenset[str],
+    names: ModelNames,
+) -> tuple[str, ...]:
+    """Return the names in a sidecar that may be of some models, each once, as in the file.
 
     Args:
         data: The content of the sidecar.
         path: Its path, for messages.
         sidecar_format: Its format.
+        locations: The paths of the models relative to the sidecar's directory.
+        names: The names of the models.
 
     Raises:
         ModelError: The content cannot be read in this format.
     """
     try:
-        _, scalars = _parse_names(_decode_text(data), sidecar_format)
+        tree, scalars = _parse_names(_decode_text(data), sidecar_format)
+        if sidecar_format.is_binding and tree is not None:
+            return tuple(dict.fromkeys(list_bound_names(tree, locations, names)))
     except UnreadableTextError as error:
         raise _build_form_error(error, path, sidecar_format) from None
     return tuple(dict.fromkeys(scalar.value for scalar in scalars))
@@ -238,23 +183,24 @@ def _check_distinct(new_names: _NewNames) -> None:
 def _splice_names(
     text: str,
     tree: Node | None,
-    scalars: tuple[ScalarNode, ...],
-    changes: Mapping[str, str],
+    changes: Mapping[ScalarNode, str],
     sidecar_format: SidecarFormat,
-) -> str:
+    data: bytes,
+) -> bytes:
     """Replace the names, and parse the result again to prove that nothing else changed."""
-    result = splice_values(text, scalars, changes)
-    expected = {scalar: changes.get(scalar.value, scalar.value) for scalar in scalars}
+    if not changes:
+        return data
+    result = splice_values(text, changes)
     try:
         result_tree = sidecar_format.parse(result)
-        is_proved = list(flatten_tree(result_tree, {})) == list(flatten_tree(tree, expected))
+        is_proved = list(flatten_tree(result_tree, {})) == list(flatten_tree(tree, changes))
     except UnreadableTextError:
         is_proved = False
     if not is_proved:
         raise UnreadableTextError(
             "cannot hold the new names where the old ones stand", "put the old ones in quotes"
         )
-    return result
+    return _encode_text(result)
 
 
 def _check_names(
@@ -281,11 +227,19 @@ def _check_names(
         yield from _check_both_sides(path, new_names, names)
 
 
+def _build_binding_findings(path: str, plan: BindingPlan) -> Iterator[Finding]:
+    """Yield KV406 as an error where the file cannot get the new names of the models."""
+    for problem, hint in plan.refusals:
+        finding = build_finding(STALE_CODE, path, f"cannot follow: {problem}", hint)
+        yield finding._replace(severity="error")
+    if not (plan.refusals or plan.matched_names):
+        yield _build_wrong_model_finding(path, [])
+
+
 def _build_wrong_model_finding(path: str, unmatched: list[str]) -> Finding:
     """Return KV404 as an error: the file would not change, and the compile would be wrong."""
-    message = (
-        f"is of another model: it names no KV buffer of this one, but {format_list(unmatched)}"
-    )
+    message = "is of another model: it names no KV buffer of this one"
+    message += f", but {format_list(unmatched)}" if unmatched else ""
     hint = "give the file that belongs to this model"
     return build_finding("KV404", path, message, hint)._replace(severity="error")
 

@@ -117,13 +117,15 @@ def read_neighbour_names(
     found = find_possible_sidecars([directory], lambda name: name.endswith(".onnx"))
     others = [path for path, _ in found if path.parent == directory]
     others = [path for path in others if resolve_path(path) not in known]
-    neighbours = []
-    for path in others[:_MAX_NEIGHBOURS]:
-        try:
-            with open_model(path) as opened:
-                signature = opened.signature
-        except ModelError:
-            continue
-        values = (*signature.inputs, *signature.outputs)
-        neighbours.append((path, frozenset(value.name for value in values)))
-    return tuple(neighbours)
+    names = ((path, read_value_names(path)) for path in others[:_MAX_NEIGHBOURS])
+    return tuple((path, values) for path, values in names if values is not None)
+
+
+def read_value_names(model: Path) -> frozenset[str] | None:
+    """Return the names of a model's inputs and outputs; ``None`` if it cannot be read."""
+    try:
+        with open_model(model) as opened:
+            signature = opened.signature
+    except ModelError:
+        return None
+    return frozenset(value.name for value in (*signature.inputs, *signature.outputs))

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING
 from onnxkvrename.documents import shorten_name
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding
-from onnxkvrename.rules.find_models import find_possible_sidecars
-from onnxkvrename.rules.plan import KvPair
+from onnxkvrename.rules.find_models import find_candidates
+from onnxkvrename.rules.plan import KvPair, TokenChange
 from onnxkvrename.rules.profile import Rules
 
 if TYPE_CHECKING:
     from onnxkvrename.sidecars.search import FoundSidecar
 
+MODEL_SUFFIX = ".onnx"
+"""How the name of a model ends in a configuration that speaks of it."""
 STALE_CODE = "KV406"
+"""The code of a sidecar with names from before a rename, or that cannot get the new ones."""
 
 
 def find_stale_sidecars(
@@ -29,6 +32,7 @@ def find_stale_sidecars(
     *,
     is_error: bool = False,
     replaced_paths: Collection[str] = (),
+    others: Iterable[Path] = (),
 ) -> Iterator[Finding]:
     """Yield KV406 for each sidecar that names a buffer of a model as it is not called now.
 
@@ -42,47 +46,66 @@ def find_stale_sidecars(
         is_error: Whether a stale sidecar beside the model is an error. One of a compile never
             is, as that was made before the rename.
         replaced_paths: Sidecars that do not matter, by their absolute paths.
+        others: Other models in the directory, whose buffers are among those given.
 
     Raises:
         ModelError: The directory cannot be listed.
         RulesError: A template of the rules makes names that could not be undone.
     """
-    candidates = find_possible_sidecars([model.parent]) if pairs else ()
+    candidates = find_candidates([model.parent], rules) if pairs else ()
     if not candidates:
         return
     # Most models have no sidecar.
-    from onnxkvrename.sidecars.registry import load_sidecar_formats
+    from onnxkvrename.sidecars.model_names import ModelNames, OneModel
     from onnxkvrename.sidecars.rewrite import list_names
-    from onnxkvrename.sidecars.search import (
-        detect_sidecars,
-        read_neighbour_names,
-        read_sidecar_head,
-    )
+    from onnxkvrename.sidecars.search import read_neighbour_names, read_sidecar_head
 
     neighbour_names: frozenset[str] | None = None
-    sidecars: list[FoundSidecar] = []
-    with suppress(ModelError):  # more than a rename takes: the first ones are looked at
-        for found in detect_sidecars(candidates, load_sidecar_formats(plug_ins=False)):
-            if os.path.abspath(found.path) not in replaced_paths:
-                sidecars.append(found)
-    for found in sidecars:
+    own_names = ModelNames.from_models([OneModel(tuple(pairs))], TokenChange(None), rules)
+    for found in _detect_sidecars(candidates, rules, replaced_paths):
         path = str(found.path)
+        locations = _locate_from(found.path.parent, (model, *others))
         try:
-            names = list_names(read_sidecar_head(found.path), path, found.format)
+            data = read_sidecar_head(found.path)
+            names = list_names(data, path, found.format, locations, own_names)
         except ModelError as error:
             if found.has_known_name:
                 yield _build_unreadable_finding(path, error)
             continue
         stale = _find_stale_names(names, pairs, rules)
-        if stale and neighbour_names is None:
-            neighbours = read_neighbour_names(model.parent, [model])
-            neighbour_names = frozenset().union(*(values for _, values in neighbours))
-        stale = [(old, new) for old, new in stale if old not in (neighbour_names or ())]
+        names_model = found.format.is_binding and MODEL_SUFFIX.encode() in data
+        if stale and not names_model:
+            if neighbour_names is None:
+                neighbours = read_neighbour_names(model.parent, [model])
+                neighbour_names = frozenset().union(*(values for _, values in neighbours))
+            stale = [(old, new) for old, new in stale if old not in neighbour_names]
         if stale:
-            finding = _build_stale_finding(path, stale, _format_command(model, pairs, stale, rules))
-            is_beside = found.path.parent == model.parent
+            command = _format_command(model, pairs, stale, rules)
+            finding = _build_stale_finding(path, stale, found.format.effect, command)
+            is_beside = found.directory == found.path.parent
             severity = "error" if is_error and is_beside else finding.severity
             yield finding._replace(severity=severity)
+
+
+def _detect_sidecars(
+    candidates: Sequence[tuple[Path, Path]], rules: Rules, replaced_paths: Collection[str]
+) -> list[FoundSidecar]:
+    from onnxkvrename.sidecars.registry import load_sidecar_formats
+    from onnxkvrename.sidecars.search import detect_sidecars
+
+    sidecars: list[FoundSidecar] = []
+    with suppress(ModelError):  # more than a rename takes: the first ones are looked at
+        for found in detect_sidecars(candidates, load_sidecar_formats(rules, plug_ins=False)):
+            if os.path.abspath(found.path) not in replaced_paths:
+                sidecars.append(found)
+    return sidecars
+
+
+def _locate_from(directory: Path, models: Iterable[Path]) -> frozenset[str]:
+    """Return the paths of models relative to a directory, with ``/`` between names."""
+    start = os.path.abspath(directory)
+    paths = (os.path.relpath(os.path.abspath(model), start) for model in models)
+    return frozenset(Path(path).as_posix() for path in paths)
 
 
 def _find_stale_names(
@@ -111,13 +134,15 @@ def _find_stale_names(
     return stale
 
 
-def _build_stale_finding(path: str, stale: Sequence[tuple[str, str]], command: str) -> Finding:
+def _build_stale_finding(
+    path: str, stale: Sequence[tuple[str, str]], effect: str, command: str
+) -> Finding:
     old, new = stale[0]
     return build_finding(
         STALE_CODE,
         path,
         f"has {len(stale)} names from before a rename (first: {shorten_name(old)}, now "
-        f"{shorten_name(new)}); a compile ignores these entries",
+        f"{shorten_name(new)}); {effect}",
         command,
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from onnxkvrename.documents import UnreadableTextError, shorten_name
 from onnxkvrename.sidecars.tree import ScalarNode
@@ -26,25 +26,23 @@ _SHORT_ESCAPES = {"\\b": "\b", "\\f": "\f", "\\n": "\n", "\\r": "\r", "\\t": "\t
 _CODE_POINT_ESCAPE = re.compile(r"\\[xuU]([0-9a-fA-F]{2,8})")
 
 
-def splice_values(text: str, scalars: Iterable[ScalarNode], changes: Mapping[str, str]) -> str:
+def splice_values(text: str, changes: Mapping[ScalarNode, str]) -> str:
     """Return the text with changed values, each in its old notation.
 
     Args:
         text: The whole text.
-        scalars: The scalars of the text that may change.
-        changes: Old to new values.
+        changes: The new value of each scalar of the text that changes.
 
     Raises:
         UnreadableTextError: A value that changes is a block, has an anchor or a tag, or is
             written over several lines or with unusual escapes.
     """
     parts, copied_to = [], 0
-    for scalar in sorted(scalars, key=lambda scalar: scalar.start):
-        new = changes.get(scalar.value, scalar.value)
-        if new != scalar.value:
-            inner = _replace_changed_chars(_extract_inner_text(text, scalar), scalar, new)
-            parts += [text[copied_to : scalar.start], scalar.quote, inner, scalar.quote]
-            copied_to = scalar.end
+    for scalar in sorted(changes, key=lambda scalar: scalar.start):
+        new = changes[scalar]
+        inner = _replace_changed_chars(_extract_inner_text(text, scalar), scalar, new)
+        parts += [text[copied_to : scalar.start], scalar.quote, inner, scalar.quote]
+        copied_to = scalar.end
     return "".join([*parts, text[copied_to:]])
 
 

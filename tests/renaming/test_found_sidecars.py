@@ -351,7 +351,7 @@ def test_without_a_candidate_a_rename_lists_once_and_opens_nothing_more(
         monkeypatch.undo()
         counts.append(listed.count(str(here)))
     listed.clear()
-    monkeypatch.setattr("onnxkvrename.renaming.run.find_possible_sidecars", lambda dirs: ())
+    monkeypatch.setattr("onnxkvrename.renaming.run.find_candidates", lambda *_: ())
     monkeypatch.setattr(os, "scandir", scandir)
     run(*RENAME, "--dry-run")
     assert counts[0] == listed.count(str(here)) + 1

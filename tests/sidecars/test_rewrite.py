@@ -18,19 +18,15 @@ from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.rules.find_models import may_be_sidecar
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.sidecars.format import SidecarFormat
+from onnxkvrename.sidecars.model_names import ModelNames, OneModel
 from onnxkvrename.sidecars.registry import load_sidecar_formats
-from onnxkvrename.sidecars.rewrite import (
-    MAX_SIDECAR_BYTES,
-    ModelNames,
-    RewrittenSidecar,
-    rewrite_sidecar,
-)
+from onnxkvrename.sidecars.rewrite import MAX_SIDECAR_BYTES, RewrittenSidecar, rewrite_sidecar
 
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports" / "llama2l"
 QEFF = load_rules()
 VLLM, STRIP = TokenChange("VLLM"), TokenChange(None, strip=True)
 FORMATS = load_sidecar_formats()
-CUSTOM, COMPILE, BATCH, PRECISION, STILL = FORMATS.built_in
+CUSTOM, COMPILE, BATCH, PRECISION, STILL = FORMATS.built_in[:5]
 BUFFERS = "past_key.0 past_value.0 past_key.1 past_value.1"
 ENTRIES = """\
 # past_key.0 comes first
@@ -50,9 +46,14 @@ def names(
     inputs = ("input_ids", *buffers.split())
     outputs = ("logits", *(buffer + suffix for buffer in buffers.split()))
     signature = Signature(*(tuple(Value(n, "FLOAT16", None) for n in s) for s in (inputs, outputs)))
-    return ModelNames.from_models(
-        [(build_rename_plan(signature, QEFF, wish).pairs, inputs + outputs)], wish, QEFF
-    )
+    return ModelNames.from_models([describe(signature, wish)], wish, QEFF)
+
+
+def describe(signature: Signature, wish: TokenChange) -> OneModel:
+    """A model as the plan of a rename describes it."""
+    plan = build_rename_plan(signature, QEFF, wish)
+    values = (*signature.inputs, *signature.outputs)
+    return OneModel(plan.pairs, tuple(value.name for value in values), plan.name_map)
 
 
 def custom(*listed: str, line: str = "- IOName: {}\n  Precision: mxint8\n") -> str:
@@ -224,7 +225,7 @@ def test_of_a_model_that_changes_its_own_token_is_known_and_no_other_gives_way()
 
 def test_a_file_for_several_models_follows_all_of_them() -> None:
     windows = [Signature((Value(f"k_pe.{layer}", "F", None),), ()) for layer in (0, 1)]
-    models = [(build_rename_plan(window, QEFF, VLLM).pairs, ()) for window in windows]
+    models = [describe(window, VLLM) for window in windows]
     text = custom("k_pe.0", "k_pe.1")
     assert done(text, ModelNames.from_models(models, VLLM, QEFF)) == custom(
         "k_pe.0_VLLM", "k_pe.1_VLLM"
@@ -465,7 +466,9 @@ def test_a_sidecar_is_told_by_its_name_or_by_what_is_in_it(
 def test_among_the_files_beside_a_model_few_may_be_sidecars() -> None:
     there = ["npi.yaml", "custom_io_int8.yml", "m.onnx", "config.json", ".hidden.yaml"]
     there += ["aic_batch_io_1.json", "hashed_compile_params.json", "a.yaml.bak", "qconfig.json"]
+    there += ["genai_config.json", "generation_config.json", "inference_metadata.yaml"]
     few = ["npi.yaml", "custom_io_int8.yml", "aic_batch_io_1.json", "hashed_compile_params.json"]
+    few += ["genai_config.json", "inference_metadata.yaml"]
     assert [name for name in there if FORMATS.may_be_sidecar(name)] == few
     # A plain rename asks a shorter question, with the same answer, and loads no format for it.
     assert [name for name in there if may_be_sidecar(name)] == few
@@ -499,7 +502,4 @@ def exported(kind: str, wish: TokenChange) -> ModelNames:
     (model,) = EXPORTS.glob(f"{kind}-*/*.onnx")
     with open_model(model) as file:
         signature = file.signature
-    values = [value.name for value in (*signature.inputs, *signature.outputs)]
-    return ModelNames.from_models(
-        [(build_rename_plan(signature, QEFF, wish).pairs, values)], wish, QEFF
-    )
+    return ModelNames.from_models([describe(signature, wish)], wish, QEFF)

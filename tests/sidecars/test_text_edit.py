@@ -15,6 +15,11 @@ from onnxkvrename.sidecars.tree import ScalarNode
 TOKEN = {"past_key.0": "past_key.0_VLLM"}
 
 
+def splice(text: str, scalar: ScalarNode, changes: dict[str, str]) -> str:
+    """The text with the value of one scalar changed, if it is one of those that change."""
+    return splice_values(text, {scalar: changes[scalar.value]} if scalar.value in changes else {})
+
+
 def alone(raw: str, value: str = "past_key.0", quote: str = "") -> tuple[str, ScalarNode]:
     """A text in which one scalar stands between two words."""
     return f"before {raw} after", ScalarNode(value, 7, 7 + len(raw), quote)
@@ -32,10 +37,10 @@ def alone(raw: str, value: str = "past_key.0", quote: str = "") -> tuple[str, Sc
 )
 def test_only_the_token_comes_in_and_goes(raw: str, quote: str, expected: str) -> None:
     text, scalar = alone(raw, quote=quote)
-    renamed = splice_values(text, [scalar], TOKEN)
+    renamed = splice(text, scalar, TOKEN)
     assert renamed == f"before {expected} after"
     back = ScalarNode("past_key.0_VLLM", 7, 7 + len(expected), quote)
-    assert splice_values(renamed, [back], {"past_key.0_VLLM": "past_key.0"}) == text
+    assert splice(renamed, back, {"past_key.0_VLLM": "past_key.0"}) == text
 
 
 @pytest.mark.parametrize(
@@ -51,12 +56,12 @@ def test_escapes_stay_as_they_are_and_new_letters_get_theirs(
     raw: str, value: str, new: str, expected: str
 ) -> None:
     text, scalar = alone(raw, value, '"')
-    assert splice_values(text, [scalar], {value: new}) == f"before {expected} after"
+    assert splice(text, scalar, {value: new}) == f"before {expected} after"
 
 
 def test_a_quote_within_single_quotes_is_doubled() -> None:
     text, scalar = alone("'it''s'", "it's", "'")
-    assert splice_values(text, [scalar], {"it's": "it's 'so'"}) == "before 'it''s ''so''' after"
+    assert splice(text, scalar, {"it's": "it's 'so'"}) == "before 'it''s ''so''' after"
 
 
 @pytest.mark.parametrize(
@@ -71,21 +76,21 @@ def test_a_quote_within_single_quotes_is_doubled() -> None:
 def test_what_is_not_written_on_one_line_is_refused(raw: str, quote: str, simple: bool) -> None:
     text, scalar = alone(raw, quote=quote)
     with pytest.raises(UnreadableTextError, match=r"has past_key\.0 written ") as caught:
-        splice_values(text, [scalar._replace(is_simple=simple)], TOKEN)
+        splice(text, scalar._replace(is_simple=simple), TOKEN)
     assert caught.value.hint == "write this name plainly, on one line"
 
 
 def test_what_does_not_change_may_be_written_in_any_way() -> None:
     text, scalar = alone("|\n  other", "other")
-    assert splice_values(text, [scalar._replace(is_simple=False)], TOKEN) == text
+    assert splice(text, scalar._replace(is_simple=False), TOKEN) == text
 
 
 @given(st.lists(st.sampled_from("abc_."), min_size=1), st.text(), st.text())
 def test_any_change_can_be_taken_back(old: list[str], new: str, more: str) -> None:
     name, longer = "".join(old), new + "".join(old) + more
     text, scalar = alone(f'"{name}"', name, '"')
-    there = splice_values(text, [scalar], {name: longer})
+    there = splice(text, scalar, {name: longer})
     raw = there[7:-6]
     assert json.loads(raw) == longer
     back = ScalarNode(longer, 7, 7 + len(raw), '"')
-    assert splice_values(there, [back], {longer: name}) == text
+    assert splice(there, back, {longer: name}) == text

@@ -1,0 +1,267 @@
+"""Plan the new names in a configuration by which a runtime binds the inputs and outputs.
+
+Any text in it may be a name or a template, of the models that its section speaks of. It follows
+completely or not at all: a template changes only if all names that it generates change alike, and
+no name may change that the runtime would make itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from onnxkvrename.documents import UnreadableTextError, shorten_name
+from onnxkvrename.sidecars.format import SidecarFormat
+from onnxkvrename.sidecars.model_names import ModelNames, OneModel
+from onnxkvrename.sidecars.sections import list_sections
+from onnxkvrename.sidecars.templates import (
+    abstract_number,
+    derive_template,
+    fill_template,
+    find_generated_names,
+    is_template,
+)
+from onnxkvrename.sidecars.tree import Node, ScalarNode
+
+_MAX_TEMPLATES = 64
+"""Distinct templates of a file; to fill each takes as long as the model has names."""
+
+
+class BoundModels(NamedTuple):
+    """The models that a configuration may speak of.
+
+    Attributes:
+        find: Returns the model at a location beside the configuration, as it is written there;
+            ``None`` if there is none that can be read.
+        beside: The models that it speaks of where it names none.
+        build_names: Collects the names of some models.
+    """
+
+    find: Callable[[str], OneModel | None]
+    beside: tuple[OneModel, ...]
+    build_names: Callable[[Iterable[OneModel]], ModelNames]
+
+
+class Refusal(NamedTuple):
+    """Why a configuration cannot follow its models, and what to do about it."""
+
+    problem: str
+    hint: str
+
+
+class BindingPlan(NamedTuple):
+    """What becomes of the names in a configuration.
+
+    Attributes:
+        changes: The new text of each scalar that changes.
+        matched_names: The texts that are names of the models, or templates of such.
+        shared_names: Old names of a section that names no model: another may have them, too.
+        refusals: Why it cannot follow, if so.
+    """
+
+    changes: Mapping[ScalarNode, str]
+    matched_names: frozenset[str]
+    shared_names: frozenset[str]
+    refusals: tuple[Refusal, ...]
+
+
+def plan_bindings(tree: Node, sidecar_format: SidecarFormat, models: BoundModels) -> BindingPlan:
+    """Plan the new text of each name and template in a configuration.
+
+    Args:
+        tree: The configuration.
+        sidecar_format: Its format.
+        models: The models that it may speak of.
+
+    Raises:
+        UnreadableTextError: It has too many templates, or names too many models.
+    """
+    sections = list_sections(tree)
+    locations = frozenset[str]().union(*(section.files for section in sections))
+    found = {location: models.find(location) for location in sorted(locations)}
+    planner = _Planner(sidecar_format)
+    for section in sections:
+        own = [model for name in sorted(section.files) if (model := found[name]) is not None]
+        if not section.files and not locations:
+            own = list(models.beside)
+        if any(model.pairs or model.name_map for model in own):
+            names = models.build_names(own)
+            planner.plan_section(section.scalars, names, own, is_shared=not section.files)
+    governed = [model for model in found.values() if model is not None]
+    planner.check_cover(governed if locations else models.beside)
+    return BindingPlan(
+        planner.changes,
+        frozenset(planner.matched),
+        frozenset(planner.shared),
+        tuple(planner.refusals),
+    )
+
+
+class _Planner:
+    """Collects the plan, section by section."""
+
+    def __init__(self, sidecar_format: SidecarFormat) -> None:
+        self.format = sidecar_format
+        self.changes: dict[ScalarNode, str] = {}
+        self.matched: set[str] = set()
+        self.shared: set[str] = set()
+        self.refusals: list[Refusal] = []
+        self.templates: set[str] = set()
+        self.covered: dict[int, set[str]] = {}
+        """The names that are written in the file, old and new, by the id of their model."""
+
+    def plan_section(
+        self,
+        scalars: Iterable[ScalarNode],
+        names: ModelNames,
+        models: Iterable[OneModel],
+        *,
+        is_shared: bool,
+    ) -> None:
+        new_texts: dict[str, str | None] = {}
+        covered: set[str] = set()
+        for scalar in scalars:
+            text = scalar.value
+            if text not in new_texts:
+                new_by_old = self._find_names(text, names)
+                new_texts[text] = self._plan_text(text, new_by_old, names)
+                covered.update(new_by_old, new_by_old.values())
+                if is_shared:
+                    self.shared.update(old for old, new in new_by_old.items() if old != new)
+            new = new_texts[text]
+            if new is not None:
+                self.matched.add(text)
+                if new != text:
+                    self.changes[scalar] = new
+        _check_distinct(new_texts)
+        for model in models:
+            self.covered.setdefault(id(model), set()).update(covered)
+
+    def _find_names(self, text: str, names: ModelNames) -> dict[str, str]:
+        """Return old and new of the names that a text stands for; none if it is no name."""
+        if not is_template(text):
+            new = names.find_new_name(text, is_graph_value=True)
+            return {} if new is None else {text: new}
+        self.templates.add(text)
+        if len(self.templates) > _MAX_TEMPLATES:
+            raise UnreadableTextError(f"has more than {_MAX_TEMPLATES} templates")
+        generated = find_generated_names(text, names.graph_values).values()
+        if generated:
+            return {name: names.name_map.get(name, name) for name in generated}
+        # The names of a model that was renamed before.
+        layer = names.find_layer(fill_template(text, 0))
+        old = None if layer is None else fill_template(text, layer)
+        new = None if old is None else names.find_new_name(old, is_graph_value=True)
+        return {} if old is None or new is None else {old: new}
+
+    def _plan_text(self, text: str, new_by_old: Mapping[str, str], names: ModelNames) -> str | None:
+        """Return the new text; the old one if it may not change, ``None`` if it is no name."""
+        if not new_by_old:
+            return None
+        if all(old == new for old, new in new_by_old.items()):
+            return text
+        kept = [old for old in new_by_old if old in names.staying_values]
+        if kept:
+            self._refuse_partial(text, new_by_old, kept[0])
+            return text
+        if not is_template(text):
+            return new_by_old[text]
+        numbers = {name: number for number, name in find_generated_names(text, new_by_old).items()}
+        template = derive_template(text, {numbers[old]: new for old, new in new_by_old.items()})
+        if template is None:
+            first, second = list(new_by_old.items())[:2] if len(new_by_old) > 1 else [("", "")] * 2
+            self._refuse(
+                f"{shorten_name(text)} cannot stand for its names any more: {first[0]} becomes "
+                f"{first[1]}, but {second[0]} becomes {second[1]}",
+                "use rules that rename all layers alike",
+            )
+            return text
+        self._check_length(text, new_by_old.values())
+        return template
+
+    def _refuse_partial(self, text: str, new_by_old: Mapping[str, str], kept: str) -> None:
+        if is_template(text):
+            problem = f"{shorten_name(text)} stands for {len(new_by_old)} names, and"
+        else:
+            problem = f"{shorten_name(text)} changes in one model, and in another"
+        self._refuse(
+            f"{problem} {shorten_name(kept)} stays",
+            "rename all of them: give all models of the folder, and rules for all layers",
+        )
+
+    def _check_length(self, text: str, names: Iterable[str]) -> None:
+        limit = self.format.max_name_bytes
+        longest = max(names, key=lambda name: len(name.encode("utf-8", "surrogateescape")))
+        if limit is not None and len(longest.encode("utf-8", "surrogateescape")) > limit:
+            self._refuse(
+                f"{shorten_name(text)} would make {shorten_name(longest)}, longer than the "
+                f"{limit} bytes that {self.format.reader} takes",
+                "choose a shorter token",
+            )
+
+    def check_cover(self, models: Iterable[OneModel]) -> None:
+        """Refuse a change of names that the file does not have: its reader makes them itself."""
+        for model in models:
+            covered = self.covered.get(id(model), set())
+            if not covered and not self.format.default_names:
+                continue
+            missing = [
+                old
+                for old, new in model.name_map.items()
+                if old not in covered and new not in covered and self._find_default(new) is None
+            ]
+            if missing:
+                self._refuse_uncovered(missing)
+                return
+
+    def _refuse_uncovered(self, missing: list[str]) -> None:
+        first = missing[0]
+        key, template = self._find_default(first) or ("", abstract_number(first))
+        entry = f'"{key}": "{template}"' if key else template
+        self._refuse(
+            f"{len(missing)} names that change are not in it (first: {shorten_name(first)}): "
+            f"{self.format.reader} would go on to look for them under these names",
+            f"write their templates into it, such as {entry}, and try again",
+        )
+
+    def _find_default(self, name: str) -> tuple[str, str] | None:
+        """Return key and template of the default that generates a name, if one does."""
+        for key, template in self.format.default_names:
+            if find_generated_names(template, [name]):
+                return key, template
+        return None
+
+    def _refuse(self, problem: str, hint: str) -> None:
+        self.refusals.append(Refusal(problem, hint))
+
+
+def _check_distinct(new_texts: Mapping[str, str | None]) -> None:
+    """Raise if two texts of a section get the same new text: the change could not be undone."""
+    sources: dict[str, str] = {}
+    for old, new in new_texts.items():
+        if new is not None and sources.setdefault(new, old) != old:
+            raise UnreadableTextError(
+                f"names both {shorten_name(sources[new])} and {shorten_name(old)}, "
+                "which are one buffer",
+                "leave one of the two",
+            )
+
+
+def list_bound_names(tree: Node, locations: frozenset[str], names: ModelNames) -> Iterator[str]:
+    """Yield the names in a configuration that may be of models; a template as its first name.
+
+    Args:
+        tree: The configuration.
+        locations: The paths of the models relative to the configuration's directory.
+        names: Their names.
+    """
+    sections = list_sections(tree)
+    has_files = any(section.files for section in sections)
+    is_beside = any("/" not in location for location in locations)
+    for section in sections:
+        if (is_beside and not has_files) or not locations.isdisjoint(section.files):
+            for text in dict.fromkeys(scalar.value for scalar in section.scalars):
+                if not is_template(text):
+                    yield text
+                elif (layer := names.find_layer(fill_template(text, 0))) is not None:
+                    yield fill_template(text, layer)

@@ -1,0 +1,63 @@
+"""Names by template: one text with ``%d`` stands for the names of all layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+PLACEHOLDER = "%d"
+"""Where a template has the number of a layer, as printf writes it."""
+
+_MAX_TEMPLATE_CHARS = 512
+_NUMBER = re.compile("0|[1-9][0-9]{0,8}")
+
+
+def is_template(text: str) -> bool:
+    """Return whether a text has one ``%d``, and nothing else that printf would replace."""
+    return text.count("%") == 1 and PLACEHOLDER in text and len(text) <= _MAX_TEMPLATE_CHARS
+
+
+def fill_template(template: str, number: int | str) -> str:
+    """Return the name that a template has for the layer with a number."""
+    return template.replace(PLACEHOLDER, str(number))
+
+
+def find_generated_names(template: str, names: Iterable[str]) -> dict[str, str]:
+    """Return the names that a template generates, each by the number of its layer."""
+    head, _, tail = template.partition(PLACEHOLDER)
+    return {
+        number: name
+        for name in names
+        if name.startswith(head)
+        and name.endswith(tail)
+        and _NUMBER.fullmatch(number := name[len(head) : len(name) - len(tail)])
+    }
+
+
+def derive_template(template: str, new_names: Mapping[str, str]) -> str | None:
+    """Return the template that generates new names; ``None`` if there is none.
+
+    Args:
+        template: The template of the old names.
+        new_names: The new name of each layer, by the number of the layer; at least one.
+    """
+    number, name = next(iter(new_names.items()))
+    candidates = []
+    if "%" not in name and len(name) <= 2 * _MAX_TEMPLATE_CHARS:
+        starts = (match.start() for match in re.finditer(f"(?={number})", name))
+        candidates = [f"{name[:at]}{PLACEHOLDER}{name[at + len(number) :]}" for at in starts]
+    fitting = [
+        candidate
+        for candidate in candidates
+        if all(fill_template(candidate, layer) == new for layer, new in new_names.items())
+    ]
+    head = template.partition(PLACEHOLDER)[0]
+    # Where a token has the layer's number, too: the one that stands where it stood.
+    return max(
+        fitting, key=lambda candidate: candidate.startswith(head + PLACEHOLDER), default=None
+    )
+
+
+def abstract_number(name: str) -> str:
+    """Return the template that a name most likely comes from: its first number is the layer."""
+    return re.sub("[0-9]+", PLACEHOLDER, name, count=1)
