@@ -75,6 +75,19 @@ def test_the_workflow_with_the_action(machine: Machine, state: str, code: int) -
 
 
 @STATES
+def test_the_hook_for_pre_commit(machine: Machine, state: str, code: int) -> None:
+    """pre-commit calls a hook's entry with its arguments."""
+    exported(machine, state)
+    installed(machine)
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
+    ((used,),) = [repo["hooks"] for repo in yaml.safe_load(block("pre-commit-hook"))["repos"]]
+    assert used["id"] == hook["id"]
+    assert not hook["pass_filenames"]
+    script = shlex.join([hook["entry"], *used["args"]])
+    assert machine.run_script(script, shell="bash -e").returncode == code
+
+
+@STATES
 def test_the_workflow_by_hand(machine: Machine, state: str, code: int) -> None:
     exported(machine, state)
     (job,) = yaml.safe_load(block("github"))["jobs"].values()
