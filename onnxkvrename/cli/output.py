@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, groupby, islice
 from typing import Any
@@ -14,7 +14,7 @@ import click
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.report.formats import Answer, Line, Screen, load_format
-from onnxkvrename.report.inert import escape_line
+from onnxkvrename.report.inert import escape_line, is_inert
 
 _MAX_LINES_AT_ONCE = 1000
 
@@ -53,14 +53,14 @@ def print_lines(lines: Iterable[Line]) -> None:
         raise failure
 
 
-def _print_on_stdout(lines: Iterable[Line]) -> None:
+def _print_on_stdout(lines: Sequence[Line]) -> None:
     if sys.stdout is None:
         raise _build_lost_answer_error("stdout is closed")
     with stdout_guard():
         _echo(lines, sys.stdout, is_color_enabled(sys.stdout))
 
 
-def _print_on_stderr(lines: Iterable[Line]) -> None:
+def _print_on_stderr(lines: Sequence[Line]) -> None:
     if sys.stderr is None:
         return
     try:
@@ -69,14 +69,20 @@ def _print_on_stderr(lines: Iterable[Line]) -> None:
         drop_stream(2)
 
 
-def _echo(lines: Iterable[Line], stream: Any, color: bool) -> None:
+def _echo(lines: Sequence[Line], stream: Any, color: bool) -> None:
     """Write lines; characters that the encoding of the stream lacks are escaped."""
-    text = "\n".join(_render_line(line, color) for line in lines)
+    text = "\n".join(_render_lines(lines, color))
     try:
         click.echo(text, file=stream, color=True)
     except UnicodeEncodeError as error:
         escaped = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
         click.echo(escaped, file=stream, color=True)
+
+
+def _render_lines(lines: Sequence[Line], color: bool) -> Iterable[str]:
+    if not color and is_inert("".join(line.text for line in lines)):  # nearly all of large answers
+        return (line.text for line in lines)
+    return (_render_line(line, color) for line in lines)
 
 
 def _render_line(line: Line, color: bool) -> str:

@@ -13,6 +13,7 @@ from models import saved
 from onnxkvrename import KvRenameError
 from onnxkvrename.cli import output as console
 from onnxkvrename.cli.output import is_color_enabled, is_terminal, print_lines, stdout_guard
+from onnxkvrename.report import inert
 from onnxkvrename.report.formats import Line, Span, build_line
 
 RENAME = "$K decoder.onnx --prefix VLLM -n"
@@ -61,6 +62,40 @@ def test_whatever_is_printed_is_one_line_that_commands_nothing(
         "\\x3a:error::a\\x0a::error::b\n::error title=a::b\\x0d#\\x23[c\n",
         " \\x3a:x#\\x23[y\n",
     )
+
+
+@pytest.mark.parametrize("color", ["", "1"])
+def test_one_line_that_needs_escapes_is_escaped_among_many_that_do_not(
+    color: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", color)
+    lines = [Line(f"past_key.{layer} -> past_key.{layer}_VLLM") for layer in range(3000)]
+    for hostile, shown in {
+        "::error::x": "\\x3a:error::x",
+        "a\nb": "a\\x0ab",
+        "é\x9b": "é\\x9b",
+    }.items():
+        print_lines([*lines[:1500], Line(hostile), *lines[1500:]])
+        expected = [*(line.text for line in lines[:1500]), shown]
+        expected += [line.text for line in lines[1500:]]
+        assert capsys.readouterr().out.split("\n") == [*expected, ""]
+
+
+def test_plain_lines_are_not_looked_at_character_by_character(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched = []
+
+    def search(text: str) -> list[tuple[int, str]]:
+        searched.append(text)
+        return []
+
+    monkeypatch.setattr(inert, "_find_unsafe", search)
+    print_lines(Line(f'  "name": "past_key.{number}", # [1]') for number in range(10_000))
+    assert not searched
+    print_lines([Line("plain"), Line("cl\u00e9")])
+    assert searched == ["cl\u00e9"]
 
 
 @pytest.mark.parametrize(

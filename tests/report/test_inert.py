@@ -10,6 +10,7 @@ from onnxkvrename.report.inert import (
     escape_json,
     escape_line,
     escape_text,
+    is_inert,
     shorten_parts,
     shorten_text,
 )
@@ -67,6 +68,14 @@ def test_no_line_begins_with_a_command(text: str, shown: str) -> None:
 def test_a_command_over_the_edge_of_two_parts_of_a_line_is_found() -> None:
     assert escape_line("#" + "#[x" + "\n", (1, 4)) == ["#", "\\x23[x", "\\x0a"]
     assert escape_line(" " + ":" + ":x::", (1, 2)) == [" ", "\\x3a", ":x::"]
+
+
+def test_a_text_is_inert_if_nothing_in_it_needs_an_escape_wherever_lines_begin() -> None:
+    for text in map(chr, range(sys.maxunicode + 1)):
+        assert not is_inert(text) or escape_line(text) == [text]
+    for text in ("##[error]", "a::b", " ::x", "a\nb", "\u202e"):
+        assert not is_inert(text)
+    assert is_inert('past_key.0 -> "key:0" # [1] \\ ~')
 
 
 def test_json_keeps_its_value() -> None:
