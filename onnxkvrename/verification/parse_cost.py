@@ -55,10 +55,14 @@ def _exceeds(data: bytes, limit: int) -> bool:
     while pending:
         position, end, fields = pending.pop()
         while position < end:
-            tag, position = _read_varint(data, position)
+            tag, position = data[position], position + 1
+            if tag > 0x7F:
+                tag, position = _read_varint(data, position - 1)
             wire_type = tag & 7
             if wire_type == LENGTH:
-                size, position = _read_varint(data, position)
+                size, position = data[position], position + 1
+                if size > 0x7F:
+                    size, position = _read_varint(data, position - 1)
                 if tag >> 3 in fields:
                     kind = fields[tag >> 3]
                     total += 1 if kind is None else kind.weight
@@ -77,8 +81,6 @@ def _exceeds(data: bytes, limit: int) -> bool:
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     byte = data[position]
-    if byte < 0x80:
-        return byte, position + 1
     value, shift = byte & 0x7F, 7
     while byte >= 0x80:
         position += 1

@@ -137,9 +137,8 @@ def _find_edits(source: ByteSource) -> Iterator[tuple[Record, bytes]]:
     while pending:
         message, kind = pending.pop()
         large_fields, part_count, part_bytes = [], 0, 0
-        for record in read_fields(source, message):
-            if record.number not in _LARGE_FIELDS[kind]:
-                continue
+        numbers = frozenset(_LARGE_FIELDS[kind])
+        for record in read_fields(source, message, stems=(), always=numbers):
             part_count, part_bytes = part_count + 1, part_bytes + record.end - record.start
             if part_count > MAX_PARTS + part_bytes // BYTES_PER_PART:
                 raise _build_parts_error(source)
@@ -170,48 +169,48 @@ def _is_large(record: Record) -> bool:
 
 def _strip_values(source: ByteSource, attribute: Record) -> bytes | None:
     """Return an attribute's message with one value for many; `None` if it has few."""
-    kept_fields, value_fields, value_size = [], set(), 0
-    for record in read_fields(source, attribute):
-        if record.number in _ATTRIBUTE_PLACEHOLDERS:
-            value_fields.add(record.number)
-            value_size += record.end - record.start
-        else:
-            kept_fields.append(_read_field(source, record))
-    if value_size <= MAX_KEPT_BYTES:
+    kept, values = _split_fields(source, attribute, frozenset(_ATTRIBUTE_PLACEHOLDERS))
+    if sum(size for _, size in values) <= MAX_KEPT_BYTES:
         return None
     placeholders = [
-        _encode_field(number, _ATTRIBUTE_PLACEHOLDERS[number]) for number in sorted(value_fields)
+        _encode_field(number, _ATTRIBUTE_PLACEHOLDERS[number])
+        for number in sorted({number for number, _ in values})
     ]
-    return b"".join([*kept_fields, *placeholders])
+    return b"".join([*(source.read(*span) for span in kept), *placeholders])
 
 
 def _strip_data(source: ByteSource, tensor: Record) -> bytes | None:
     """Return a tensor's message without its data, and marked; `None` if it holds little data."""
-    kept_fields, sizes, data_size = [], dict.fromkeys(_DATA_FIELDS, 0), 0
-    for record in read_fields(source, tensor):
-        number, size = record.number, record.end - record.start
-        if number not in _DATA_FIELDS:
-            kept_fields.append(_read_field(source, record))
-            continue
-        data_size += size
+    kept, data = _split_fields(source, tensor, frozenset(_DATA_FIELDS))
+    if sum(size for _, size in data) <= MAX_KEPT_BYTES:
+        return None
+    sizes = dict.fromkeys(_DATA_FIELDS, 0)
+    for number, size in data:
         if number == _RAW_DATA:
             # The last one counts, as for every singular field.
             sizes[number] = size
         else:
             sizes[number] += 1 if number == _STRING_DATA else size
-    if data_size <= MAX_KEPT_BYTES:
-        return None
     removed = {number: size for number, size in sizes.items() if size}
     mark = " ".join(f"{_DATA_FIELDS[number]}:{size}" for number, size in removed.items())
     entry = _encode_field(1, _REMOVED_DATA_KEY) + _encode_field(2, mark.encode())
     placeholders = [_encode_field(number, _DATA_PLACEHOLDERS[number]) for number in removed]
-    return b"".join([*kept_fields, *placeholders, _encode_field(_METADATA_PROPS, entry)])
+    added = [*placeholders, _encode_field(_METADATA_PROPS, entry)]
+    return b"".join([*(source.read(*span) for span in kept), *added])
 
 
-def _read_field(source: ByteSource, record: Record) -> bytes:
-    """Return a field as it is in the source, with its tag."""
-    tag = encode_varint(record.number << 3 | record.wire_type)
-    return tag + source.read(record.length_start, record.end - record.length_start)
+def _split_fields(
+    source: ByteSource, message: Record, numbers: frozenset[int]
+) -> tuple[list[Span], list[tuple[int, int]]]:
+    """Return what is between the fields with some numbers, and the number and size of each."""
+    kept, fields, position = list[Span](), list[tuple[int, int]](), message.start
+    for record in read_fields(source, message, stems=(), always=numbers):
+        if record.tag_start > position:
+            kept.append(Span(position, record.tag_start - position))
+        fields.append((record.number, record.end - record.start))
+        position = record.end
+    kept.append(Span(position, message.end - position))
+    return kept, fields
 
 
 def _encode_field(number: int, payload: bytes) -> bytes:

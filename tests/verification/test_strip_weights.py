@@ -119,6 +119,23 @@ def test_large_values_of_attributes_are_shortened(values: dict[str, object]) -> 
     assert sum(attribute.ByteSize() for attribute in attributes) < 100
 
 
+def test_many_small_fields_beside_the_data_are_read_in_a_few_pieces() -> None:
+    model = decoder()
+    model.graph.initializer.append(weight("large"))
+    sizes = field(1, 1) * 5000  # each one a field of its own
+    tensors = field(5, weight("larger").SerializeToString() + sizes) * 4
+    data = model.SerializeToString() + field(7, tensors)
+    reads = []
+
+    def read(offset: int, size: int) -> bytes:
+        reads.append(size)
+        return data[offset : offset + size]
+
+    stripped = read_model_without_weights(ByteSource(read, len(data)))
+    assert sum(len(tensor.dims) for tensor in stripped.graph.initializer) > 4 * 5000
+    assert len(reads) < 100
+
+
 def test_of_a_huge_model_a_few_blocks_are_read() -> None:
     head = field(8, b"\x70\x01")  # raw_data of 1.5 GB in one tensor, a hole in the middle
     size = 1_500_000_000
