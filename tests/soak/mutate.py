@@ -18,6 +18,7 @@ import contextlib
 import hashlib
 import importlib
 import json
+import math
 import os
 import random
 import resource
@@ -28,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,7 +80,10 @@ WRITING = ("storage", "renaming")
 LEFT_OUT = ("tests/test_house.py", "tests/test_ci.py")
 """Test files that judge texts, those of the mutants among them."""
 FIRST_BATCH = 10
-"""Seconds of the tests that are started together; each further batch takes twice as long."""
+"""Seconds of CPU time of the tests that start together; each further batch takes twice as long."""
+STUCK = 600
+"""Seconds without any CPU time until tests count as stuck, however busy the machine is."""
+NOTICED = ("caught", "timeout")
 MEMORY_LIMIT = 8 << 30
 PRELOADED = (
     "onnx",
@@ -104,7 +108,7 @@ class TestFile(NamedTuple):
     Attributes:
         path: Relative to the repository.
         digest: SHA-256 of the package and of the tests that it was recorded with.
-        seconds: How long it takes.
+        seconds: The CPU time that it takes.
         verdict: ``survived`` if it passes.
         lines: Numbers of the lines that it runs, by module.
         used: Modules of which it runs a function.
@@ -157,14 +161,21 @@ def append_entry(log: Path, entry: dict[str, Any]) -> None:
     os.close(descriptor)
 
 
-def record_tests(roots: list[Path], log: Path) -> list[TestFile]:
-    """Run all test files without a mutant, and return those that pass; `log` is continued."""
+def record_tests(roots: list[Path], log: Path, wanted: Sequence[str]) -> list[TestFile]:
+    """Run test files without a mutant, and return those that pass.
+
+    Args:
+        roots: Copies of the repository.
+        log: What was recorded before; it is continued.
+        wanted: The test files or their directories, by what their paths begin with.
+    """
     root = roots[0]
     digest = _hash_files(sorted([*(root / "onnxkvrename").rglob("*.py"), *root.glob("tests/*.py")]))
     digests = {
         name: f"{digest}-{_hash_files([root / name])}"
         for path in sorted(root.glob("tests/**/test_*.py"))
         if (name := path.relative_to(root).as_posix()) not in LEFT_OUT
+        and name.startswith(tuple(wanted))
     }
     known = _read_recorded(log)
     missing = [name for name in digests if (name, digests[name]) not in known]
@@ -190,11 +201,11 @@ def _read_recorded(log: Path) -> dict[tuple[str, str], TestFile]:
 
 
 def _record_test(root: Path, name: str, digest: str) -> TestFile:
-    started = time.monotonic()
+    before = _read_cpu_time()
     with tempfile.NamedTemporaryFile() as file:
         verdict, tail = run_tests(root, [name], 600, file.name)
         recorded = Path(file.name).read_text("utf-8").splitlines()
-    seconds = round(time.monotonic() - started, 1)
+    seconds = round(_read_cpu_time() - before, 1)
     if verdict != "survived":  # a limit of the test may be too tight for a recorded run
         verdict, tail = run_tests(root, [name], 600)
     if verdict != "survived":
@@ -212,6 +223,12 @@ def _record_test(root: Path, name: str, digest: str) -> TestFile:
         {module: sorted(numbers) for module, numbers in lines.items() if module in MODULES},
         sorted(used.intersection(MODULES)),
     )
+
+
+def _read_cpu_time() -> float:
+    """Return the seconds of CPU of all processes that ended; other work changes it little."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def _hash_files(paths: list[Path]) -> str:
@@ -284,8 +301,18 @@ def split_into_batches(tests: list[TestFile]) -> Iterator[list[TestFile]]:
         yield batch
 
 
-def try_mutant(root: Path, module: str, mutant: Mutant, tests: list[TestFile]) -> dict[str, Any]:
-    """Run the tests with one mutant in place, and return what came of it."""
+def try_mutant(
+    root: Path, module: str, mutant: Mutant, tests: list[TestFile], limit: float
+) -> dict[str, Any]:
+    """Run the tests with one mutant in place, and return what came of it.
+
+    Args:
+        root: The repository's copy.
+        module: The module.
+        mutant: The mutant.
+        tests: What the test files do without it.
+        limit: Seconds of CPU time of tests after which no further batch is started.
+    """
     path = root / "onnxkvrename" / module
     source = path.read_bytes()
     chosen = choose_tests(source, module, mutant.line, tests)
@@ -294,6 +321,10 @@ def try_mutant(root: Path, module: str, mutant: Mutant, tests: list[TestFile]) -
     try:
         path.write_bytes(mutant.apply(source))
         for batch in split_into_batches(chosen):
+            if limit <= 0:
+                verdict = "undecided"
+                break
+            limit -= sum(test.seconds for test in batch)
             seconds = 60 + 4 * sum(test.seconds for test in batch)
             verdict, tail = run_tests(root, [test.path for test in batch], seconds)
             if verdict != "survived":
@@ -322,12 +353,14 @@ def run_tests(
         child = os.fork()
         if child == 0:
             _run_tests_in_child(root, paths, int(seconds), recorded, output.fileno())
-        deadline = time.monotonic() + 10 * seconds  # other processes may keep the machine busy
+        used, since = 0, time.monotonic()
         while True:
             pid, status = os.waitpid(child, os.WNOHANG)
             if pid:
                 break
-            if time.monotonic() > deadline:
+            if used != (used := _read_ticks(child)):
+                since = time.monotonic()
+            elif time.monotonic() > since + STUCK:
                 os.killpg(child, signal.SIGKILL)
             time.sleep(0.05)
         with contextlib.suppress(OSError):  # what the tests started and left
@@ -339,6 +372,12 @@ def run_tests(
     return {0: "survived", 1: "caught", 2: "caught"}.get(os.WEXITSTATUS(status), "broken"), tail
 
 
+def _read_ticks(child: int) -> int:
+    """Return the CPU time of a process and those of its own that ended, in ticks."""
+    fields = Path(f"/proc/{child}/stat").read_text("utf-8").rpartition(")")[2].split()
+    return sum(map(int, fields[11:15]))
+
+
 def _run_tests_in_child(
     root: Path, paths: list[str], seconds: int, recorded: str | None, output: int
 ) -> None:
@@ -346,6 +385,7 @@ def _run_tests_in_child(
     code = 99
     try:
         os.setpgid(0, 0)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job ignores it
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT, MEMORY_LIMIT))
         os.dup2(output, 1)
@@ -408,7 +448,7 @@ def report(entries: list[dict[str, Any]]) -> None:
         print(f"{module:28} {_score(verdicts)}")
     print(f"{'all':28} {_score(total)}")
     for entry in entries:
-        if entry["verdict"] in ("survived", "broken"):
+        if entry["verdict"] not in NOTICED:
             before, after = (" ".join(entry[key].split())[:90] for key in ("before", "after"))
             where = f"{entry['module']}:{entry['line']}"
             print(f"{entry['verdict']}: {where} {entry['operator']}: {before} -> {after}")
@@ -416,7 +456,7 @@ def report(entries: list[dict[str, Any]]) -> None:
 
 def _score(verdicts: Counter[str]) -> str:
     number = sum(verdicts.values())
-    noticed = verdicts["caught"] + verdicts["timeout"]
+    noticed = sum(verdicts[verdict] for verdict in NOTICED)
     return f"{noticed:4} of {number:4} noticed, {100 * noticed / max(number, 1):5.1f} %"
 
 
@@ -429,9 +469,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log", type=Path, default=Path("mutants.jsonl"))
     parser.add_argument("--module", action="append", default=[], help="as rules/plan.py")
+    parser.add_argument("--tests", action="append", default=[], help="as tests/rules; or all")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--again", action="store_true", help="try survivors in the log again")
+    parser.add_argument("--quick", type=float, default=math.inf, help="seconds for each mutant")
+    parser.add_argument("--again", action="store_true", help="try again what was not noticed")
     parser.add_argument("--report", action="store_true", help="only print what the log says")
     arguments = parser.parse_args()
     if arguments.report:
@@ -442,11 +484,12 @@ def main() -> None:
             importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         roots = [copy_repository(Path(directory) / str(job)) for job in range(arguments.jobs)]
-        tests = record_tests(roots, arguments.log.with_suffix(".tests.jsonl"))
+        recorded = arguments.log.with_suffix(".tests.jsonl")
+        tests = record_tests(roots, recorded, arguments.tests or ["tests/"])
         chosen = choose_mutants(arguments.sample, arguments.seed, arguments.module, roots[0])
         known = read_log(arguments.log)
         if arguments.again:
-            known = {key: entry for key, entry in known.items() if entry["verdict"] != "survived"}
+            known = {key: entry for key, entry in known.items() if entry["verdict"] in NOTICED}
         missing = [item for item in chosen if (*item[:2], item[2].key) not in known]
         deadline = time.monotonic() + 60 * arguments.minutes
 
@@ -454,7 +497,7 @@ def main() -> None:
             if time.monotonic() < deadline:
                 module, digest, mutant = missing[number]
                 names = {"module": module, "digest": digest, "key": mutant.key}
-                outcome = try_mutant(root, module, mutant, tests)
+                outcome = try_mutant(root, module, mutant, tests, arguments.quick)
                 append_entry(arguments.log, {**names, **mutant._asdict(), **outcome})
                 print(
                     f"{outcome['verdict']:9} {outcome['seconds']:6} s {module}:{mutant.line} "
