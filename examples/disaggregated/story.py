@@ -6,9 +6,10 @@ import textwrap
 from pathlib import Path
 
 import storytelling
+from calling import ROOT
 from prompts import SIZES
 from serving import Setting, say, serve
-from storytelling import PLAIN, ROOT, BrokenStory, expect, rename, run, say_title
+from storytelling import PLAIN, BrokenStory, expect, rename, run, say_title
 
 HYBRID = "hybrid"
 FULL = "--full-transfer"

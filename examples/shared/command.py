@@ -59,7 +59,7 @@ def run_example(
         code = tell() if args.prefill is None else serve(args, _check_sizes(args))
         print(end="", flush=True)
         return code
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         return _fail(f"{error}: {install}")
     except (Refused, WorkerError) as error:
         return _fail(str(error))

@@ -11,10 +11,10 @@ import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from calling import call
 from prompts import SIZES
 from workers import WorkerError
 
-ROOT = Path(__file__).resolve().parents[2]
 PLAIN = Path("fixtures", "plain", "serving")
 
 
@@ -72,9 +72,7 @@ def run(command: str, shown: bool = True) -> subprocess.CompletedProcess[str]:
     """Call onnxkvrename, and show the command."""
     if shown:
         print(f"$ onnxkvrename {command}", flush=True)
-    words = [os.path.expandvars(word) for word in command.split()]
-    called = [sys.executable, "-m", "onnxkvrename", *words]
-    return subprocess.run(called, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return call([os.path.expandvars(word) for word in command.split()])
 
 
 def expect(right: bool, outcome: bool) -> None:

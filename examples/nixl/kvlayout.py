@@ -1,0 +1,250 @@
+"""The KV buffers of a model in blocks: groups, pages and regions, from a manifest.
+
+``onnxkvrename manifest MODEL --vllm 0.33 --block-size N`` says which layers form a group, where
+the page of each layer stands in a block, and which buffers the graph has. What NIXL registers
+and posts is derived here, by the rules of vLLM 0.33's NIXL connector, in a few lines of our own:
+so that the manifest's own figures can be compared with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+LAYOUTS = ("LBHNC", "LBNHC", "BLHNC", "BLNHC")
+"""Orders of layer, block, head, token and content in which a page is one piece of memory.
+
+NIXL asks for the first one.
+"""
+_ITEMSIZES = {"FLOAT": 4, "FLOAT16": 2, "BFLOAT16": 2}
+_PIECES_OF_A_CONVOLUTION = 3
+"""vLLM moves the three projections of a convolution's state one by one: ranks divide each."""
+
+Blocks = tuple[tuple[int, ...], ...]
+"""For each group the numbers of the blocks that hold the end of a prompt, in order."""
+Descriptor = tuple[int, int]
+"""A piece of the pool: where it starts, and its size, in bytes."""
+
+
+class Buffer(NamedTuple):
+    """A buffer of the graph.
+
+    Attributes:
+        name: The graph's input.
+        shape: Of one sequence: heads, slots, content; any shape for a state.
+        itemsize: Bytes of an element.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    itemsize: int
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return math.prod(self.shape) * self.itemsize
+
+
+class Layer(NamedTuple):
+    """The pages of a layer: that of block b starts at ``start + b * stride``."""
+
+    number: int
+    buffers: tuple[Buffer, ...]
+    start: int
+    stride: int
+    page_size: int
+
+
+class Group(NamedTuple):
+    """Layers with one block table; ``block_size`` is in tokens, ``None`` for states."""
+
+    kind: str
+    layers: tuple[Layer, ...]
+    block_size: int | None
+    window: int | None
+
+    def count_blocks(self, tokens: int) -> int:
+        """Return how many blocks of a prompt are handed over.
+
+        A window takes one block more than it fills, as it may begin within a block.
+        """
+        if self.block_size is None:
+            return 1
+        blocks = -(-tokens // self.block_size)
+        if self.window is None:
+            return blocks
+        return min(blocks, -(-self.window // self.block_size) + 1)
+
+
+class Region(NamedTuple):
+    """Memory with one descriptor for each block: block b starts at ``start + b * stride``."""
+
+    start: int
+    size: int
+    stride: int
+    groups: frozenset[int]
+
+
+class KvLayout(NamedTuple):
+    """All of it, for a pool of so many blocks; ``size`` is the pool's, in bytes."""
+
+    name: str
+    blocks: int
+    size: int
+    groups: tuple[Group, ...]
+    regions: tuple[Region, ...]
+
+    def list_buffers(self) -> list[Buffer]:
+        """Return the buffers of all layers."""
+        layers = [layer for group in self.groups for layer in group.layers]
+        return [buffer for layer in layers for buffer in layer.buffers]
+
+    def list_descriptors(self, blocks: Blocks) -> list[Descriptor]:
+        """Return what NIXL posts for these blocks, in an order that is the same on both sides."""
+        return [
+            descriptor
+            for region in self.regions
+            for index in sorted(region.groups)
+            for block in blocks[index]
+            for descriptor in self._list_pieces(region, self.groups[index], block)
+        ]
+
+    def _list_pieces(self, region: Region, group: Group, block: int) -> Iterator[Descriptor]:
+        start = region.start + block * region.stride
+        if group.block_size is not None:
+            yield start, region.size
+            return
+        convolution, recurrent = group.layers[0].buffers
+        for size in _split(convolution):
+            yield start, size
+            start += size
+        yield start, recurrent.size
+
+
+def count_runs(remote: Sequence[Descriptor], local: Sequence[Descriptor]) -> int:
+    """Return how many descriptors NIXL makes of these: it merges neighbours of one size."""
+    runs = 0
+    awaited = (-1, -1, -1)
+    for (far, size), (near, _) in zip(remote, local, strict=True):
+        runs += (far, near, size) != awaited
+        awaited = (far + size, near + size, size)
+    return runs
+
+
+class Figure(NamedTuple):
+    """What the manifest says of a prompt; ``None`` where it does not know."""
+
+    blocks: tuple[int, ...]
+    regions: int | None
+    descriptors: int | None
+    size: int | None
+
+
+def read_layout(manifest: Mapping[str, Any], name: str, blocks: int) -> KvLayout:
+    """Return the layout of a pool with so many blocks; raises `ValueError`."""
+    arrangement = _find_arrangement(manifest, name)
+    found = manifest["vllm"]["groupings"][arrangement["grouping"]]["groups"]
+    buffers = _read_buffers(manifest)
+    layers: list[list[Layer]] = [[] for _ in found]
+    for placement in arrangement["placements"]:
+        scale = blocks if placement["per_block"] else 1
+        for place, member in enumerate(placement["members"]):
+            start = (placement["offset"] + place * placement["layer_stride"]) * scale
+            own = buffers[member["layer"]]
+            layers[member["group"]].append(
+                Layer(
+                    member["layer"], own, start, placement["block_stride"], placement["page_size"]
+                )
+            )
+    groups = tuple(_read_group(group, own) for group, own in zip(found, layers, strict=True))
+    block_size = arrangement["bytes_per_block"]
+    regions = _find_regions(name, groups, block_size)
+    return KvLayout(name, blocks, blocks * block_size, groups, regions)
+
+
+def read_figure(manifest: Mapping[str, Any], name: str, tokens: int) -> Figure:
+    """Return what the manifest says of a prompt of so many tokens."""
+    transfers = _find_arrangement(manifest, name)["transfers"]
+    (found,) = [each for each in transfers if each["tokens"] == tokens]
+    return Figure(tuple(found["blocks"]), found["regions"], found["descriptors"], found["bytes"])
+
+
+def _find_arrangement(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
+    vllm = manifest["vllm"]
+    for refusal in vllm["refusals"]:
+        raise ValueError(f"vLLM cannot have it: {refusal['reason']}")
+    found = next((each for each in vllm["arrangements"] if each["name"] == name), None)
+    if found is None:
+        raise ValueError("vLLM groups no layers of it")
+    for condition in found["conditions"]:
+        if condition["state"] == "not met":
+            raise ValueError(f"vLLM has no {name} for it: {condition['why']}")
+    return dict(found)
+
+
+def _read_buffers(manifest: Mapping[str, Any]) -> dict[int, tuple[Buffer, ...]]:
+    buffers: dict[int, tuple[Buffer, ...]] = {}
+    for each in manifest["buffers"]:
+        shape = tuple(each["sized_shape"][1:])
+        is_state = each["sequence_axis"] is None
+        if each["dtype"] not in _ITEMSIZES or not (
+            is_state or (len(shape), each["sequence_axis"]) == (3, 2)
+        ):
+            raise ValueError(f"{each['input']} is not served here: {each['dtype']} {each['shape']}")
+        buffer = Buffer(each["input"], shape, _ITEMSIZES[each["dtype"]])
+        buffers[each["layer"]] = (*buffers.get(each["layer"], ()), buffer)
+    return buffers
+
+
+def _read_group(group: Mapping[str, Any], layers: Sequence[Layer]) -> Group:
+    kind = group["kind"]
+    if kind != "mamba" and group["page_sizes"] != group["unpadded_page_sizes"]:
+        raise ValueError("its pages are padded")
+    window = group["window"] if kind.startswith("sliding_window") else None
+    return Group(kind, tuple(layers), group["block_size"], window)
+
+
+def _find_regions(name: str, groups: Sequence[Group], bytes_per_block: int) -> tuple[Region, ...]:
+    """Return what NIXL registers: a region for each place that holds pages.
+
+    If several groups have pages there, vLLM reads the blocks of all groups from it. Where blocks
+    are outermost, a whole block is one descriptor for MLA, and wherever the heads of a page are
+    not one after the other.
+    """
+    everything = frozenset(range(len(groups)))
+    states = {index for index, group in enumerate(groups) if group.block_size is None}
+    if name[0] == "B" and states:
+        raise ValueError(f"states are not served in {name}: take a layout with L first")
+    is_split = any(
+        layer.buffers[0].shape[0] > 1 and group.block_size != 1
+        for group in groups
+        for layer in group.layers
+    )
+    has_mla = any("mla" in group.kind for group in groups)
+    if name[0] == "B" and (has_mla or (name == "BLNHC" and is_split)):
+        return (Region(0, bytes_per_block, bytes_per_block, everything),)
+    places: dict[tuple[int, int, int], set[int]] = {}
+    for index, group in enumerate(groups):
+        for layer in group.layers:
+            places.setdefault((layer.start, layer.page_size, layer.stride), set()).add(index)
+    if len({start for start, *_ in places}) < len(places):
+        raise ValueError("pages of several sizes have one address")
+    return tuple(
+        Region(*place, _find_readers(owners, everything, states))
+        for place, owners in places.items()
+    )
+
+
+def _find_readers(owners: set[int], everything: frozenset[int], states: set[int]) -> frozenset[int]:
+    if len(owners) == 1 and not states:
+        return frozenset(owners)
+    return (everything - states) | (owners & states)
+
+
+def _split(convolution: Buffer) -> list[int]:
+    """Return the sizes of a convolution state's three parts, in whole rows."""
+    rows = convolution.shape[0]
+    row = convolution.size // rows
+    share, rest = divmod(rows, _PIECES_OF_A_CONVOLUTION)
+    return [(share + (part < rest)) * row for part in range(_PIECES_OF_A_CONVOLUTION)]

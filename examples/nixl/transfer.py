@@ -1,0 +1,195 @@
+"""One hand-off after the other: manifests, digests, both workers, and the undivided model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import processes
+from calling import call
+from command import Refused
+from device import Device
+from kvlayout import LAYOUTS, Figure, KvLayout, read_figure, read_layout
+from prompts import draw, format_tokens, generate_undivided
+from records import HandOff, Setup, Taken
+from workers import Worker
+
+BLOCKS = 64
+"""Blocks of a pool, or more if two prompts need them."""
+Call = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
+
+
+class Setting(NamedTuple):
+    """Two models, and how they are served.
+
+    Attributes:
+        prefill: The model that runs prompts.
+        decode: The model that goes on.
+        sizes: Sizes of the symbolic dimensions.
+        block_size: Tokens of a block.
+        layout: vLLM's name of the memory layout.
+        scattered: Whether the free blocks of both pools are in any order.
+        forced: Whether two KV layouts that differ are served all the same, by decode's manifest.
+    """
+
+    prefill: Path
+    decode: Path
+    sizes: dict[str, int]
+    block_size: int = 4
+    layout: str = LAYOUTS[0]
+    scattered: bool = False
+    forced: bool = False
+
+
+class Served(NamedTuple):
+    """The result of a prompt."""
+
+    prompt: list[int]
+    undivided: list[int]
+    handed: HandOff
+    taken: Taken
+    regions: int
+    figure: Figure
+
+    @property
+    def has_same_tokens(self) -> bool:
+        """True if the tokens are those of the undivided model."""
+        return self.taken.tokens == self.undivided
+
+    @property
+    def is_as_counted(self) -> bool:
+        """True if NIXL moved what the manifest says, as far as it knows, in as few pieces."""
+        moved, figure = self.taken.moved, self.figure
+        pairs = zip((self.regions, moved.posted, moved.size), figure[1:], strict=True)
+        return moved.merged == self.taken.runs and all(says in (None, is_) for is_, says in pairs)
+
+
+def serve(
+    setting: Setting, lengths: Sequence[int], manifests: Sequence[dict[str, Any]]
+) -> list[Served]:
+    """Run prompts of these lengths on both workers.
+
+    ``manifests`` are prefill's and decode's. Raises :class:`command.Refused` before any worker
+    starts, and :class:`workers.WorkerError`.
+    """
+    if not setting.forced:
+        _check_digests(setting, manifests)
+    _, manifest = manifests
+    try:
+        layout = _size_pool(manifest, setting.layout, lengths)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    seeds = (1, 2) if setting.scattered else (None, None)
+    models = (setting.prefill, setting.decode)
+    setups = [
+        Setup(str(model), setting.sizes, layout, seed)
+        for model, seed in zip(models, seeds, strict=True)
+    ]
+    with (
+        Worker("prefill", processes.prefill, setups[0]) as first,
+        Worker("decode", processes.decode, setups[1]) as second,
+    ):
+        second.ask(first.ask("who are you?"))
+        undivided = Device(str(setting.decode), setting.sizes)
+        served = []
+        for length in lengths:
+            prompt = draw(undivided, length)
+            handed = first.ask(prompt)
+            taken = second.ask(handed)
+            expected = generate_undivided(undivided, prompt)
+            figure = read_figure(manifest, setting.layout, length)
+            served.append(
+                Served(prompt.tokens, expected, handed, taken, len(layout.regions), figure)
+            )
+        return served
+
+
+def _size_pool(manifest: dict[str, Any], name: str, lengths: Sequence[int]) -> KvLayout:
+    """Return the layout of a pool that has enough blocks for two prompts."""
+    layout = read_layout(manifest, name, BLOCKS)
+    needed = max(sum(group.count_blocks(length) for group in layout.groups) for length in lengths)
+    return read_layout(manifest, name, max(BLOCKS, 1 + 2 * needed))
+
+
+def serve_models(args: argparse.Namespace, sizes: dict[str, int]) -> int:
+    """Hand over once between the models that the arguments name; the exit code."""
+    setting = Setting(
+        args.prefill, args.decode, sizes, args.block_size, args.layout, args.scattered, args.force
+    )
+    lengths = [args.prompt_length]
+    with tempfile.TemporaryDirectory() as directory:
+        file = str(write_specializations(sizes, Path(directory)))
+        manifests = {
+            model: describe(str(model.resolve()), file, args.block_size, lengths, call)
+            for model in {setting.prefill, setting.decode}
+        }
+    pair = [manifests[model] for model in (setting.prefill, setting.decode)]
+    (served,) = serve(setting, lengths, pair)
+    say(served)
+    return 0 if served.has_same_tokens and served.is_as_counted else 1
+
+
+def write_specializations(sizes: dict[str, int], directory: Path) -> Path:
+    """Write sizes down as QEfficient does for its compiler."""
+    path = directory / "specializations.json"
+    values = {symbol: str(size) for symbol, size in sizes.items()}
+    path.write_text(json.dumps({"specializations": [values]}), "utf-8")
+    return path
+
+
+def describe(
+    model: str, specializations: str, block_size: int, lengths: Sequence[int], call: Call
+) -> dict[str, Any]:
+    """Return a model's manifest; raises :class:`command.Refused`."""
+    words = ["manifest", model, "--vllm", "0.33", "--block-size", str(block_size)]
+    words += ["--specializations", specializations]
+    words += [word for length in lengths for word in ("--tokens", str(length))]
+    done = call(words)
+    if done.returncode:
+        raise Refused(f"{model} has no manifest: {done.stderr}")
+    return dict(json.loads(done.stdout))
+
+
+def say(served: Served) -> None:
+    """Print what was handed over, what NIXL counted, and the tokens on both sides."""
+    handed, taken, figure = served.handed, served.taken, served.figure
+    lines = [f"a prompt of {len(served.prompt)} tokens"]
+    for index, (far, near) in enumerate(zip(handed.blocks, taken.blocks, strict=True)):
+        lines.append(
+            f"  group {index}   blocks {_format(far)} of prefill, {_format(near)} of decode"
+        )
+    moved = taken.moved
+    lines += [
+        f"  posted    {_count(moved.posted, served.regions, moved.size)}",
+        f"  manifest  {_count(figure.descriptors, figure.regions, figure.size)}",
+        f"  merged    {moved.merged}, says NIXL's telemetry",
+    ]
+    lines += format_tokens(taken.tokens, served.undivided)
+    print("\n".join(lines), flush=True)
+
+
+def _format(blocks: Sequence[int]) -> str:
+    return " ".join(map(str, blocks))
+
+
+def _count(descriptors: int | None, regions: int | None, size: int | None) -> str:
+    if descriptors is None or size is None:
+        return "not known"
+    return f"{descriptors} descriptors in {regions} regions, {size:,} bytes"
+
+
+def _check_digests(setting: Setting, manifests: Sequence[dict[str, Any]]) -> None:
+    """Compare the two KV layouts, before anything is started."""
+    digests = [manifest["kv_layout_sha256"] for manifest in manifests]
+    if digests[0] != digests[1]:
+        short = [str(digest)[:12] for digest in digests]
+        raise Refused(
+            f"{setting.prefill} and {setting.decode} keep different KV buffers: kv_layout_sha256 "
+            f"is {short[0]} in one manifest and {short[1]} in the other (onnxkvrename compare "
+            "says what differs; --force hands over all the same)"
+        )

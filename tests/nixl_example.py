@@ -1,0 +1,24 @@
+"""The modules of examples/nixl. NIXL itself is loaded only by processes that they start."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+from disaggregated_example import EXAMPLES
+
+EXAMPLE = EXAMPLES / "nixl"
+INSTALL = "pip install --no-deps nixl nixl-cu12"
+sys.path.append(str(EXAMPLE))  # for this process, and those that it spawns
+
+import kvlayout  # noqa: E402
+import paging  # noqa: E402
+import records  # noqa: E402
+import transfer  # noqa: E402
+
+with_nixl = pytest.mark.skipif(
+    importlib.util.find_spec("nixl") is None, reason=f"NIXL is not installed: {INSTALL}"
+)
+
+__all__ = ["EXAMPLE", "INSTALL", "kvlayout", "paging", "records", "transfer", "with_nixl"]

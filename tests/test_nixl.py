@@ -1,0 +1,264 @@
+"""The hand-off of examples/nixl. tests/test_disaggregated.py runs the page that tells of it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import nixl_workers
+import numpy as np
+import pytest
+from conftest import FIXTURES
+from disaggregated_example import SERVING, device, prompt, prompts, undivided, workers
+from nixl_example import EXAMPLE, INSTALL, kvlayout, paging, records, transfer, with_nixl
+
+from onnxkvrename import rename
+from onnxkvrename.cli.main import main
+
+LENGTHS = (1, 3, 8, 9, 12)
+Manifest = Callable[..., dict[str, Any]]
+ALL_LAYOUTS = pytest.mark.parametrize("name", kvlayout.LAYOUTS)
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    """A model's manifest, by the command, for prompts of 1 to 24 tokens."""
+    there = tmp_path_factory.mktemp("manifests")
+    sizes = transfer.write_specializations({**prompts.SIZES, "chunk_ctx_len": 8}, there)
+
+    @functools.cache
+    def make(model: Path, block_size: int = 4) -> dict[str, Any]:
+        file = there / f"{model.stem} {block_size}.json"
+        words = [f"--block-size={block_size}", "--specializations", sizes, "--force", "-o", file]
+        lengths = [f"--tokens={length}" for length in range(1, 25)]
+        assert main(["manifest", str(model), *map(str, words), *lengths]) == 0
+        return json.loads(file.read_text("utf-8"))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The models that serve, with the token that ``compare`` asks for."""
+    there = tmp_path_factory.mktemp("models")
+    for path in SERVING.iterdir():
+        rename(path, "vllmKvCache", output=there / path.name)
+    return there
+
+
+class Copied(NamedTuple):
+    """The result of a hand-off: tokens, and decode's buffers before the first of them."""
+
+    tokens: list[int]
+    buffers: dict[str, np.ndarray]
+
+
+def copied(first: Path, second: Path, layout: kvlayout.KvLayout, length: int) -> Copied:
+    """Hand over with the descriptors copied from pool to pool, without NIXL."""
+    pools = [paging.Pool(layout, seed) for seed in (1, 2)]
+    for pool, noise in zip(pools, (0x5A, 0xA5), strict=True):
+        pool.memory[:] = noise
+    blocks = [pool.take(length) for pool in pools]
+    prefill, decode = device(first, "prefill"), device(second, "decode")
+    tokens, features = prompt(first, length)
+    prefill.reset()
+    prefill.buffers.update(features)
+    token = prefill.run(tokens, 0)
+    pools[0].write(prefill.buffers, length, blocks[0])
+    pieces = map(layout.list_descriptors, blocks)
+    for (far, size), (near, _) in zip(*pieces, strict=True):
+        pools[1].memory[near : near + size] = pools[0].memory[far : far + size]
+    decode.reset()
+    pools[1].read(decode.buffers, length, blocks[1])
+    given = dict(decode.buffers)
+    return Copied(decode.generate(token, length, prompts.COUNT), given)
+
+
+def undivided_buffers(model: Path, length: int) -> dict[str, np.ndarray]:
+    """The buffers of one session after the prompt."""
+    session = device(model, "undivided")
+    session.reset()
+    tokens, _ = prompt(model, length)
+    session.run(tokens, 0)
+    return session.buffers
+
+
+# What the manifest says, and what follows from vLLM's rules.
+
+
+@ALL_LAYOUTS
+@pytest.mark.parametrize("block_size", [1, 2, 4, 16])
+@pytest.mark.parametrize(
+    "model", ["serving/decoder", "serving/window", "serving/window_whole", "mla", "mla_window"]
+)
+def test_the_manifest_counts_what_is_posted(
+    manifest: Manifest, model: str, block_size: int, name: str
+) -> None:
+    said = manifest(FIXTURES / "plain" / f"{model}.onnx", block_size)
+    layout = kvlayout.read_layout(said, name, 64)
+    for length in range(1, 25):
+        figure = kvlayout.read_figure(said, name, length)
+        counts = tuple(group.count_blocks(length) for group in layout.groups)
+        posted = layout.list_descriptors(tuple(tuple(range(count)) for count in counts))
+        assert counts == figure.blocks
+        assert len(layout.regions) == figure.regions
+        assert len(posted) == figure.descriptors
+        assert sum(size for _, size in posted) == figure.size
+
+
+@pytest.mark.parametrize(
+    ("pieces", "runs"),
+    [
+        ([(0, 8), (8, 8), (16, 8)], 1),
+        ([(0, 8), (16, 8), (32, 8)], 3),
+        ([(16, 8), (8, 8), (0, 8)], 3),
+        ([(0, 8), (8, 8), (16, 4), (20, 4), (24, 2)], 3),
+    ],
+)
+def test_neighbours_of_one_size_are_merged(pieces: list[kvlayout.Descriptor], runs: int) -> None:
+    assert kvlayout.count_runs(pieces, pieces) == runs
+    apart = [(3 * start, size) for start, size in pieces]
+    assert kvlayout.count_runs(pieces, apart) == kvlayout.count_runs(apart, pieces) == len(pieces)
+
+
+# Pages.
+
+
+@ALL_LAYOUTS
+@pytest.mark.parametrize("model", ["decoder", "window", "window_whole", "vlm", "hybrid"])
+def test_blocks_hold_all_that_decode_needs(manifest: Manifest, model: str, name: str) -> None:
+    path = SERVING / f"{model}.onnx"
+    if model == "hybrid" and name[0] == "B":
+        pytest.skip("states are not served where blocks are outermost")
+    for block_size in (1, 4, 16):
+        layout = kvlayout.read_layout(manifest(path, block_size), name, 64)
+        for length in LENGTHS:
+            assert copied(path, path, layout, length).tokens == undivided(path, length)
+
+
+def test_blocks_that_are_not_free_are_not_taken(manifest: Manifest) -> None:
+    pool = paging.Pool(kvlayout.read_layout(manifest(SERVING / "decoder.onnx"), "LBHNC", 8))
+    taken = [pool.take(9), pool.take(12)]
+    assert taken == [((1, 2, 3),), ((4, 5, 6),)]
+    with pytest.raises(ValueError, match="a prompt of 5 tokens needs more than 1 blocks"):
+        pool.take(5)
+    pool.give_back(taken[0])
+    assert pool.take(9) == ((7, 1, 2),)
+
+
+# A mismatch.
+
+
+def test_different_kv_layouts_are_stopped_before_anything_starts(
+    models: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "Worker", None)
+    paths = [models / "window_whole.onnx", models / "window.onnx"]
+    setting = transfer.Setting(*paths, prompts.SIZES)
+    digests = [manifest(path)["kv_layout_sha256"][:12] for path in paths]
+    with pytest.raises(transfer.Refused, match=f"is {digests[0]} .* and {digests[1]} in the other"):
+        transfer.serve(setting, [9], [manifest(path) for path in paths])
+
+
+@pytest.mark.parametrize("first", ["window_whole", "window"])
+@pytest.mark.parametrize("second", ["window_whole", "window"])
+def test_what_compare_predicts_is_what_happens_when_it_is_forced(
+    models: Path, manifest: Manifest, first: str, second: str, run
+) -> None:
+    paths = [models / f"{name}.onnx" for name in (first, second)]
+    symbols = ["ctx_len"] + ["sliding_window"] * ("window" in (first, second))
+    dims = [f"--dim={symbol}={prompts.SIZES[symbol]}" for symbol in symbols]
+    verdict = json.loads(run("compare", *paths, *dims, "--format", "json").out)["verdict"]
+    layout = kvlayout.read_layout(manifest(paths[1]), "LBHNC", 64)
+    for length in range(1, 13):
+        if _within(verdict["refused"], length):
+            with pytest.raises(ValueError, match="it keeps 8 tokens"):
+                copied(*paths, layout, length)
+        else:
+            given = copied(*paths, layout, length)
+            expected = undivided_buffers(paths[1], length)
+            right = all(np.allclose(given.buffers[name], expected[name]) for name in expected)
+            assert right != _within(verdict["corrupt"], length), length
+            # A wrong buffer may still give the right tokens.
+            if right or length == verdict["first_wrong"]:
+                assert (given.tokens == undivided(paths[1], length)) == right
+
+
+def _within(ranges: list[dict[str, int]], length: int) -> bool:
+    return any(found["first"] <= length <= found["last"] for found in ranges)
+
+
+# NIXL.
+
+
+@with_nixl
+@pytest.mark.parametrize(
+    ("model", "setting"),
+    [
+        ("decoder", {"layout": "BLHNC", "block_size": 2}),
+        ("hybrid", {"layout": "LBNHC", "scattered": True}),
+        ("window", {"scattered": True, "block_size": 2}),
+    ],
+)
+def test_two_processes_give_the_tokens_of_the_undivided_model(
+    manifest: Manifest, model: str, setting: dict[str, Any]
+) -> None:
+    path = SERVING / f"{model}.onnx"
+    said = manifest(path, setting.get("block_size", 4))
+    setup = transfer.Setting(path, path, prompts.SIZES, **setting)
+    # More prompts than the pool has blocks for: those that were read are free again.
+    for served in transfer.serve(setup, LENGTHS * 3, [said, said]):
+        assert served.taken.tokens == undivided(path, len(served.prompt))
+        assert served.is_as_counted
+        assert (served.taken.moved.posted, served.taken.moved.size) != (0, 0)
+
+
+@pytest.fixture(scope="module")
+def watched(manifest: Manifest):
+    """A process that hands over by NIXL within itself, and the layout."""
+    path = SERVING / "window.onnx"
+    layout = kvlayout.read_layout(manifest(path, 2), "LBHNC", 64)
+    with workers.Worker(
+        "watched", nixl_workers.watch, records.Setup(str(path), prompts.SIZES, layout, seed=3)
+    ) as worker:
+        yield worker, layout
+
+
+@with_nixl
+@pytest.mark.parametrize("length", LENGTHS)
+def test_exactly_the_selected_blocks_are_read(watched, length: int) -> None:
+    worker, layout = watched
+    seen = worker.ask(length)
+    expected = seen.before.copy()
+    pieces = map(layout.list_descriptors, (seen.remote_blocks, seen.local_blocks))
+    for (far, size), (near, _) in zip(*pieces, strict=True):
+        expected[near : near + size] = seen.remote[far : far + size]
+    assert (seen.after == expected).all()
+    assert not (seen.before == expected).all()
+    assert seen.tokens == undivided(SERVING / "window.onnx", length)
+
+
+@with_nixl
+def test_nixl_listens_on_loopback_only(watched) -> None:
+    worker, _ = watched
+    addresses = worker.ask(None)
+    loopback = int.from_bytes(bytes([127, 0, 0, 1]), sys.byteorder)
+    assert set(addresses) == {f"{loopback:08X}"}
+
+
+def test_without_nixl_one_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "No module named 'nixl'"
+    (tmp_path / "nixl.py").write_text(f'raise ModuleNotFoundError("{said}", name="nixl")', "utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLE / "serve.py"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr == f"serve.py: {said}: pip install '.[run]' and {INSTALL}\n"
