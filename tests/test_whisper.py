@@ -62,10 +62,15 @@ def test_a_layer_with_one_of_the_two_is_not_whole(model: Path, run) -> None:
 
 
 def test_other_profiles_leave_it_alone_and_say_so(model: Path, run) -> None:
-    outcome = run(model, "--prefix", "VLLM", "--check")
+    outcome = run(model, "--prefix", "VLLM", "--check", "--profile", "qeff")
     assert outcome.code == 1
     assert "warning KV111: past_key_self.0_RetainedState is a retained state" in outcome.err
     assert "--profile whisper knows these names" in outcome.err
+
+
+def test_without_a_profile_its_own_is_picked(model: Path, run) -> None:
+    outcome = run(model, "--prefix", "VLLM", "--check")
+    assert outcome.err.startswith("profile whisper knows these names\n")
 
 
 def test_what_a_layer_holds_of_the_encoder_is_cross_attention(model: Path, run) -> None:

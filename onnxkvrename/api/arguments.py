@@ -13,7 +13,9 @@ from onnxkvrename.storage.read import read_status
 
 PathLike = str | os.PathLike[str]
 RulesLike = Rules | str | os.PathLike[str] | None
-"""Rules, the name of a profile, or the path of a rules file; ``None`` for the profile qeff."""
+"""Rules, the name of a profile, or the path of a rules file; ``"auto"`` for the profile that knows
+the models' names, ``None`` for the profile qeff, or the one that knows the names if qeff does not.
+"""
 
 
 def load_rules(rules: RulesLike = None) -> Rules:
@@ -35,6 +37,25 @@ def load_rules(rules: RulesLike = None) -> Rules:
     for path in list_rules_files(rules):
         return load(path=path)
     return load() if rules is None else load(str(rules))
+
+
+def load_rules_for(rules: RulesLike, paths: Iterable[Path]) -> Rules:
+    """Return the rules for some models: those that were given, or those that know the names.
+
+    Args:
+        rules: As for :func:`load_rules`, or ``"auto"``.
+        paths: The models.
+
+    Raises:
+        RulesError: They cannot be used, or several profiles know the names equally well.
+        ModelError: A path does not exist or cannot be listed.
+        TypeError: The argument has the wrong type.
+    """
+    from onnxkvrename.rules.pick import pick_rules
+
+    if rules is None or rules == "auto":
+        return pick_rules(list(paths), rules, None)
+    return load_rules(rules)
 
 
 def list_rules_files(rules: RulesLike) -> tuple[Path, ...]:

@@ -14,7 +14,7 @@ from onnxkvrename.api.arguments import (
     as_path,
     as_paths,
     list_rules_files,
-    load_rules,
+    load_rules_for,
 )
 from onnxkvrename.qefficient.find_export import check_cache_reuse
 from onnxkvrename.renaming.run import find_sidecars, rename_batch
@@ -85,7 +85,7 @@ def rename(
         checks=(check_cache_reuse,),
         read_files=list_rules_files(rules),
     )
-    loaded_rules = load_rules(rules)
+    loaded_rules = load_rules_for(rules, [job.model])
     found = find_sidecars([job], change, loaded_rules, _build_search(sidecars))
     (report,) = rename_batch([job], change, loaded_rules, options, sidecars=found).models
     if report.error is not None:
@@ -152,10 +152,11 @@ def rename_all(
         checks=(check_cache_reuse,),
         read_files=list_rules_files(rules),
     )
-    loaded_rules = load_rules(rules)
+    loaded_rules = load_rules_for(rules, paths)
     directories = tuple(path for path in paths if is_directory(path))
     found = find_sidecars(jobs, change, loaded_rules, _build_search(sidecars, directories))
-    return rename_batch(jobs, change, loaded_rules, options, executor=executor, sidecars=found)
+    report = rename_batch(jobs, change, loaded_rules, options, executor=executor, sidecars=found)
+    return report._replace(profile=loaded_rules.profile_choice)
 
 
 def _build_search(follow: bool, directories: tuple[Path, ...] = ()) -> SidecarSearch:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from onnxkvrename.api.arguments import PathLike, RulesLike, as_lengths, as_path, as_text, load_rules
+from onnxkvrename.api.arguments import (
+    PathLike,
+    RulesLike,
+    as_lengths,
+    as_path,
+    as_text,
+    load_rules_for,
+)
 from onnxkvrename.api.layouts import load_layout
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff import consumer_checks
@@ -73,7 +80,9 @@ def compare(
         ModelError: A model cannot be read.
         RulesError: The rules cannot be used.
     """
-    loaded_consumer, loaded_rules = _load_consumer(consumer), load_rules(rules)
+    loaded_consumer = _load_consumer(consumer)
+    sides = [side for side in (prefill, decode) if not isinstance(side, (Layout, LoadedLayout))]
+    loaded_rules = load_rules_for(rules, [as_path(side, "layout") for side in sides])
     return compare_sides(
         _build_side("prefill", prefill, loaded_consumer, loaded_rules),
         _build_side("decode", decode, loaded_consumer, loaded_rules),

@@ -11,7 +11,7 @@ from onnxkvrename.api.arguments import (
     as_path,
     as_paths,
     as_sizes,
-    load_rules,
+    load_rules_for,
 )
 from onnxkvrename.layout.inspect import ModelSummary, inspect_model
 from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_model_or_manifest
@@ -31,7 +31,8 @@ def inspect(model: PathLike, *, rules: RulesLike = None) -> ModelSummary:
         RulesError: The rules cannot be used.
         TypeError: An argument has the wrong type.
     """
-    summary = inspect_model(as_path(model, "model"), load_rules(rules), trace_buffer_updates)
+    path = as_path(model, "model")
+    summary = inspect_model(path, load_rules_for(rules, [path]), trace_buffer_updates)
     if summary.error is not None:
         raise summary.error
     return summary
@@ -67,7 +68,8 @@ def load_layout(
         specializations_path=as_optional_path(specializations, "specializations"),
         custom_io_path=as_optional_path(custom_io, "custom_io"),
     )
-    loaded_rules, models = load_rules(rules), as_paths(paths)
+    models = as_paths(paths)
+    loaded_rules = load_rules_for(rules, models)
     if len(models) == 1:
         return load_model_or_manifest(
             models[0],

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from onnxkvrename.api.arguments import RulesLike, as_change, load_rules, suggest_function
+from onnxkvrename.findings import CheckError
 from onnxkvrename.renaming.in_memory import rename_in_memory
+from onnxkvrename.rules.load import AUTO_PROFILE
+from onnxkvrename.rules.pick import pick_rules_for_bytes
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -40,7 +43,18 @@ def rename_bytes(
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise TypeError(f"data must be bytes, not {type(data).__name__}{suggest_function(data)}")
     change = as_change(token, strip=strip, replace=replace, normalize=normalize)
-    return rename_in_memory(bytes(data), change, load_rules(rules))
+    data = bytes(data)
+    if rules == AUTO_PROFILE:
+        return rename_in_memory(data, change, pick_rules_for_bytes(data))
+    try:
+        return rename_in_memory(data, change, load_rules(rules))
+    except CheckError as error:
+        if rules is not None or all(finding.code != "KV001" for finding in error.findings):
+            raise
+        picked = pick_rules_for_bytes(data)
+        if picked.choice is None:
+            raise
+    return rename_in_memory(data, change, picked)
 
 
 def rename_model(

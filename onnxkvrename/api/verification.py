@@ -12,7 +12,7 @@ from onnxkvrename.api.arguments import (
     as_path,
     as_sizes,
     as_text,
-    load_rules,
+    load_rules_for,
 )
 from onnxkvrename.errors import RulesError
 from onnxkvrename.patterns.pattern import Pattern, compile_pattern
@@ -94,8 +94,9 @@ def verify(
         limits=_build_limits(run, run_timeout, run_memory),
         strict=strict,
     )
-    loaded_rules = load_rules(rules)
-    verified = verify_model(as_path(model, "model"), loaded_rules, request)
+    path = as_path(model, "model")
+    loaded_rules = load_rules_for(rules, [path])
+    verified = verify_model(path, loaded_rules, request)
     (verified,) = verify_window_sets([verified], loaded_rules, request)
     if verified.report.error is not None:
         raise verified.report.error

@@ -22,6 +22,7 @@ from onnxkvrename.cli.options import (
     add_verbose_option,
     add_version_option,
     parse_dim_sizes,
+    pick_profile,
 )
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError
@@ -32,7 +33,6 @@ from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import CompileInfo, load_layout
 from onnxkvrename.layout.selectors import build_selectors
 from onnxkvrename.report.check_consumer_text import ConsumerCheck, build_consumer_answer
-from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.sidecars.stale import find_stale_sidecars
@@ -53,7 +53,7 @@ class _Arguments(NamedTuple):
     custom_io: Path | None
     no_set: bool
     strict: bool
-    profile: str
+    profile: str | None
     rules: Path | None
     output_format: str
     quiet: bool
@@ -111,7 +111,8 @@ def render_failure(code: int, error: KvRenameError) -> str:
 
 def _check_models(arguments: _Arguments) -> ConsumerCheck:
     consumer = load_consumer(arguments.target)
-    rules = load_rules(arguments.profile, arguments.rules)
+    is_quiet = arguments.quiet or arguments.output_format != "text"
+    rules = pick_profile(arguments.models, arguments.profile, arguments.rules, is_quiet=is_quiet)
     compile_info = CompileInfo(
         parse_dim_sizes(arguments.dims),
         arguments.specializations,
@@ -128,12 +129,13 @@ def _check_models(arguments: _Arguments) -> ConsumerCheck:
     layout = loaded.layout
     reports = tuple(_check_sidecars(report, rules, arguments) for report in loaded.reports)
     if arguments.emit == "selectors":
-        return ConsumerCheck(consumer, layout, reports, build_selectors(layout))
+        selectors = build_selectors(layout)
+        return ConsumerCheck(consumer, layout, reports, selectors, rules.profile_choice)
     findings = tuple(check_consumer(layout, consumer, full_transfer=arguments.full_transfer))
     if arguments.strict:
         findings = promote_to_errors(findings)
     reports = tuple(_add_findings(report, layout, findings) for report in reports)
-    return ConsumerCheck(consumer, layout, reports)
+    return ConsumerCheck(consumer, layout, reports, profile=rules.profile_choice)
 
 
 def _check_sidecars(report: ModelReport, rules: Rules, arguments: _Arguments) -> ModelReport:

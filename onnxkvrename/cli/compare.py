@@ -24,6 +24,7 @@ from onnxkvrename.cli.options import (
     add_verbose_option,
     add_version_option,
     parse_dim_sizes,
+    pick_profile,
 )
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError
@@ -60,8 +61,7 @@ from onnxkvrename.report.formats import (
     build_line,
 )
 from onnxkvrename.report.formats.text import BOLD, GREEN, RED, render_finding_lines
-from onnxkvrename.rules.load import load_rules
-from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.profile import ProfileChoice, Rules
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.verification import trace_buffer_updates
 
@@ -81,7 +81,7 @@ class _Arguments(NamedTuple):
     tp: str | None
     tokens: tuple[int, ...]
     no_set: bool
-    profile: str
+    profile: str | None
     rules: Path | None
     output_format: str
     quiet: bool
@@ -129,7 +129,9 @@ def command(**values: Any) -> int:
     """
     arguments = _Arguments(**values)
     consumer = load_consumer(arguments.target)
-    rules = load_rules(arguments.profile, arguments.rules)
+    is_quiet = arguments.quiet or arguments.output_format != "text"
+    sides = (arguments.prefill, arguments.decode)
+    rules = pick_profile(sides, arguments.profile, arguments.rules, is_quiet=is_quiet)
     ranks = _parse_ranks(arguments.tp)
     prefill, decode = _load_sides(arguments, rules)
     handoff = compare_sides(
@@ -140,7 +142,7 @@ def command(**values: Any) -> int:
         full_transfer=arguments.full_transfer,
         tokens=arguments.tokens,
     )
-    answer = _build_answer(handoff, prefill, decode, arguments)
+    answer = _build_answer(handoff, prefill, decode, arguments, rules.profile_choice)
     return print_answer(answer, arguments.output_format)
 
 
@@ -192,7 +194,11 @@ def _apply_sizes(
 
 
 def _build_answer(
-    handoff: Handoff, prefill: LoadedLayout, decode: LoadedLayout, arguments: _Arguments
+    handoff: Handoff,
+    prefill: LoadedLayout,
+    decode: LoadedLayout,
+    arguments: _Arguments,
+    profile: ProfileChoice,
 ) -> Answer:
     code = decide_exit_code(failed=handoff.failed or prefill.failed or decode.failed)
     failed_models = _list_failed_models(prefill, decode)
@@ -202,7 +208,11 @@ def _build_answer(
         "compare",
         code,
         render_json=partial(
-            handoff_to_json, handoff, code, reports=(prefill.reports, decode.reports)
+            handoff_to_json,
+            handoff,
+            code,
+            reports=(prefill.reports, decode.reports),
+            profile=profile,
         ),
         render_text=partial(_render_text, handoff, failed_models, arguments),
         files=tuple(map(build_file_result, (*failed_models, report))),

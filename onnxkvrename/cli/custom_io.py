@@ -14,13 +14,13 @@ from onnxkvrename.cli.options import (
     add_profile_option,
     add_rules_option,
     add_version_option,
+    pick_profile,
 )
 from onnxkvrename.cli.output import print_lines
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import decide_exit_code, format_list
 from onnxkvrename.report.formats import Line
 from onnxkvrename.rules.kv_model import KvModel, read_kv_model
-from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.sidecars.formats.custom_io import PRECISIONS, render_custom_io
 from onnxkvrename.storage.run_files import RunFiles
@@ -39,7 +39,7 @@ class _Arguments(NamedTuple):
     vision: str | None
     output: Path | None
     force: bool
-    profile: str
+    profile: str | None
     rules: Path | None
 
 
@@ -76,7 +76,8 @@ def command(**values: Any) -> int:
     """Write a fresh custom_io.yaml: the precision of every KV input and output of MODEL."""
     arguments = _Arguments(**values)
     precision = arguments.precision
-    rules = load_rules(arguments.profile, arguments.rules)
+    paths = (arguments.model,)
+    rules = pick_profile(paths, arguments.profile, arguments.rules, is_quiet=False)
     model = read_kv_model(arguments.model, rules, check_data=False)
     names = _list_kv_names(model)
     vision_names = _list_vision_names(model, rules)

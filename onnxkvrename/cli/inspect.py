@@ -18,6 +18,7 @@ from onnxkvrename.cli.options import (
     add_profile_option,
     add_rules_option,
     add_version_option,
+    pick_profile,
 )
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError, UndoError, WriteError
@@ -28,7 +29,7 @@ from onnxkvrename.report.formats import Answer, FileResult, Line, Screen
 from onnxkvrename.report.formats.text import build_error_line
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.kv_model import locate_data
-from onnxkvrename.rules.load import load_rules
+from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.storage.read import is_directory, open_file, read_status
 from onnxkvrename.storage.write_file import write_files
 from onnxkvrename.verification import trace_buffer_updates
@@ -41,7 +42,7 @@ class _Arguments(NamedTuple):
     svg: Path | None
     html: Path | None
     force: bool
-    profile: str
+    profile: str | None
     rules: Path | None
     output_format: str
 
@@ -73,12 +74,12 @@ def command(**values: Any) -> int:
     arguments = _Arguments(**values)
     if not arguments.models:
         raise click.UsageError("no MODEL given: onnxkvrename inspect MODEL...")
-    rules = load_rules(arguments.profile, arguments.rules)
-    summaries = tuple(
-        inspect_model(job.model, rules, trace_buffer_updates) for job in find_jobs(arguments.models)
-    )
+    jobs = find_jobs(arguments.models)
+    is_quiet = arguments.output_format != "text"
+    rules = pick_profile(arguments.models, arguments.profile, arguments.rules, is_quiet=is_quiet)
+    summaries = tuple(inspect_model(job.model, rules, trace_buffer_updates) for job in jobs)
     _write_pictures(summaries, arguments)
-    return print_answer(_build_answer(summaries), arguments.output_format)
+    return print_answer(_build_answer(summaries, rules.profile_choice), arguments.output_format)
 
 
 def render_failure(code: int, error: KvRenameError) -> str:
@@ -86,7 +87,7 @@ def render_failure(code: int, error: KvRenameError) -> str:
     return summaries_to_json((), code, error)
 
 
-def _build_answer(summaries: Sequence[ModelSummary]) -> Answer:
+def _build_answer(summaries: Sequence[ModelSummary], profile: ProfileChoice) -> Answer:
     code = decide_exit_code(
         failed=any(summary.failed for summary in summaries),
         not_done=any(summary.error is not None for summary in summaries),
@@ -94,7 +95,7 @@ def _build_answer(summaries: Sequence[ModelSummary]) -> Answer:
     return Answer(
         "inspect",
         code,
-        render_json=partial(summaries_to_json, summaries, code),
+        render_json=partial(summaries_to_json, summaries, code, profile=profile),
         render_text=partial(_render_text, summaries),
         files=tuple(
             FileResult(summary.path, summary.findings, summary.error) for summary in summaries

@@ -24,6 +24,7 @@ from onnxkvrename.cli.options import (
     add_version_option,
     parse_dim_sizes,
     parse_memory_size,
+    pick_profile,
 )
 from onnxkvrename.cli.output import print_answer, print_lines
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
@@ -45,8 +46,7 @@ from onnxkvrename.report.manifest_text import (
 )
 from onnxkvrename.report.vllm_text import render_projection
 from onnxkvrename.rules.find_models import build_job, find_jobs
-from onnxkvrename.rules.load import load_rules
-from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.profile import ProfileChoice, Rules
 from onnxkvrename.rules.results import ModelReport, Options
 from onnxkvrename.storage.run_files import RunFiles
 from onnxkvrename.storage.write_file import needs_write, write_files
@@ -87,7 +87,7 @@ class _Arguments(NamedTuple):
     force: bool
     no_set: bool
     strict: bool
-    profile: str
+    profile: str | None
     rules: Path | None
     output_format: str
     quiet: bool
@@ -100,10 +100,11 @@ class _Arguments(NamedTuple):
 
 
 class _ManifestResult(NamedTuple):
-    """The buffers that were loaded, and what vLLM makes of them if that was asked for."""
+    """The buffers that were loaded, what vLLM makes of them if asked for, and the profile."""
 
     loaded: LoadedLayout
     projection: Projection | None
+    profile: ProfileChoice
 
 
 @click.command(
@@ -197,7 +198,8 @@ def command(**values: Any) -> int:
         raise click.UsageError("no MODEL given: onnxkvrename manifest MODEL...")
     _check_projection_options(arguments)
     compile_info = _build_compile_info(arguments)
-    rules = load_rules(arguments.profile, arguments.rules)
+    is_quiet = arguments.quiet or arguments.output_format != "text"
+    rules = pick_profile(arguments.models, arguments.profile, arguments.rules, is_quiet=is_quiet)
     if arguments.stamp:
         remove_links_of_killed_runs(find_jobs(arguments.models))
     loaded = load_layout(
@@ -214,7 +216,7 @@ def command(**values: Any) -> int:
     projection = _build_projection(loaded.layout, arguments)
     if projection is not None:
         loaded = loaded.add_findings(check_projection(projection))
-    answer = _build_answer(_ManifestResult(loaded, projection))
+    answer = _build_answer(_ManifestResult(loaded, projection, rules.profile_choice))
     files = {} if arguments.output_path is None else _render_file(answer, arguments)
     inputs = _check_outputs(loaded, arguments, files)
     if stamped is not None:
@@ -393,9 +395,11 @@ def _print_answer(answer: Answer, loaded: LoadedLayout, arguments: _Arguments) -
 
 
 def _render_json(result: _ManifestResult, code: int) -> str:
-    loaded, projection = result
+    loaded, projection, profile = result
     vllm = None if projection is None else projection_to_json(projection)
-    return manifest_to_json(loaded.layout, loaded.reports, code, stamp=loaded.stamp, vllm=vllm)
+    return manifest_to_json(
+        loaded.layout, loaded.reports, code, stamp=loaded.stamp, vllm=vllm, profile=profile
+    )
 
 
 def _render_text(result: _ManifestResult, screen: Screen) -> Iterator[Line]:

@@ -11,7 +11,9 @@ from typing import Any
 import click
 
 from onnxkvrename import __version__
-from onnxkvrename.report.formats import list_formats
+from onnxkvrename.cli.output import print_lines
+from onnxkvrename.report.formats import Line, list_formats
+from onnxkvrename.rules.profile import Rules
 
 _MAX_JOBS = 10_000
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -111,11 +113,33 @@ def add_profile_option() -> Decorator:
     return click.option(
         "--profile",
         metavar="NAME",
-        default="qeff",
-        show_default=True,
         shell_complete=complete_profile,
-        help="Built-in rules for the names of buffers.",
+        help="Rules for the names of buffers, or auto: those that know the names. By default "
+        "qeff, or those that know the names if qeff does not.",
     )
+
+
+def pick_profile(
+    paths: Sequence[Path], profile: str | None, rules: Path | None, *, is_quiet: bool
+) -> Rules:
+    """Return the rules for some models, and name a profile that nobody asked for on stderr.
+
+    Args:
+        paths: The models.
+        profile: What ``--profile`` says.
+        rules: What ``--rules`` says.
+        is_quiet: Whether to name nothing.
+
+    Raises:
+        RulesError: They cannot be used, or several profiles know the names.
+        ModelError: A path does not exist or cannot be listed.
+    """
+    from onnxkvrename.rules.pick import pick_rules  # a rename needs it only where qeff fails
+
+    picked = pick_rules(paths, profile, rules)
+    if picked.choice is not None and not is_quiet:
+        print_lines([Line(picked.choice.describe(), err=True)])
+    return picked
 
 
 def add_rules_option() -> Decorator:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +28,7 @@ from onnxkvrename.cli.options import (
     add_verbose_option,
     add_version_option,
     complete_consumer,
+    pick_profile,
 )
 from onnxkvrename.cli.output import is_terminal, print_answer
 from onnxkvrename.errors import KvRenameError
@@ -37,7 +38,7 @@ from onnxkvrename.renaming.place import Progress
 from onnxkvrename.renaming.run import check_token_change, find_sidecars, rename_batch
 from onnxkvrename.report.rename_text import RenameView, build_rename_answer
 from onnxkvrename.rules.find_models import build_job, find_jobs
-from onnxkvrename.rules.load import load_rules
+from onnxkvrename.rules.load import AUTO_PROFILE, load_rules
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import (
@@ -90,7 +91,7 @@ class _Arguments(NamedTuple):
     verify: bool
     strict: bool
     force: bool
-    profile: str
+    profile: str | None
     rules: Path | None
     jobs: int | None
     dask: str | None
@@ -238,7 +239,7 @@ def _rename_models(arguments: _Arguments, view: RenameView) -> Report:
         token, strip=arguments.strip, replace=arguments.replace, normalize=arguments.normalize
     )
     options = _build_options(arguments, view)
-    rules = load_rules(arguments.profile, arguments.rules)
+    rules = _load_rules(arguments)
     check_token_change(change)
     if change.strip and change.replace:
         raise click.UsageError("--strip and --replace cannot both be")
@@ -252,7 +253,25 @@ def _rename_models(arguments: _Arguments, view: RenameView) -> Report:
     jobs = find_jobs(models, arguments.output, arguments.directory)
     if arguments.seed_cache:
         return _rename_in_cache(jobs, change, rules, options, arguments)
-    return _run_jobs(jobs, change, rules, options, arguments)
+    report = _run_jobs(jobs, change, rules, options, arguments)
+    if report.has_no_buffers and arguments.profile is None and arguments.rules is None:
+        rules = _pick_rules([job.model for job in jobs], arguments)
+        if rules.choice is not None:
+            report = _run_jobs(jobs, change, rules, options, arguments)
+    return report._replace(profile=rules.profile_choice)
+
+
+def _load_rules(arguments: _Arguments) -> Rules:
+    """Return the rules that were asked for; by default those of the default profile."""
+    if arguments.profile == AUTO_PROFILE and arguments.rules is None:
+        return _pick_rules(arguments.models, arguments)
+    return load_rules(arguments.profile, arguments.rules)
+
+
+def _pick_rules(models: Sequence[Path], arguments: _Arguments) -> Rules:
+    """Return the rules of the profile that knows the models' names, and name it on stderr."""
+    is_quiet = arguments.quiet or arguments.output_format != "text"
+    return pick_profile(models, arguments.profile, None, is_quiet=is_quiet)
 
 
 def _rename_in_cache(

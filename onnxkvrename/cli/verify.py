@@ -24,6 +24,7 @@ from onnxkvrename.cli.options import (
     add_version_option,
     parse_dim_sizes,
     parse_memory_size,
+    pick_profile,
 )
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError
@@ -32,8 +33,8 @@ from onnxkvrename.renaming.parallel import count_useful_processes, map_ordered, 
 from onnxkvrename.renaming.run import check_token_change
 from onnxkvrename.report.verify_text import build_verify_answer, verified_to_json
 from onnxkvrename.rules.find_models import find_jobs
-from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.verification.running.isolated_run import (
     DEFAULT_SECONDS,
     MAX_MEMORY_BYTES,
@@ -64,7 +65,7 @@ class _Arguments(NamedTuple):
     run_memory: str | None
     no_set: bool
     strict: bool
-    profile: str
+    profile: str | None
     rules: Path | None
     jobs: int | None
     output_format: str
@@ -150,8 +151,8 @@ def command(**values: Any) -> int:
     arguments = _Arguments(**values)
     if not arguments.models:
         raise click.UsageError("no MODEL given: onnxkvrename verify MODEL...")
-    models = _verify_models(arguments)
-    answer = build_verify_answer(models, quiet=arguments.quiet, verbose=arguments.verbose)
+    models, profile = _verify_models(arguments)
+    answer = build_verify_answer(models, profile, quiet=arguments.quiet, verbose=arguments.verbose)
     return print_answer(answer, arguments.output_format)
 
 
@@ -160,20 +161,21 @@ def render_failure(code: int, error: KvRenameError) -> str:
     return verified_to_json((), code, error)
 
 
-def _verify_models(arguments: _Arguments) -> tuple[VerifiedModel, ...]:
-    """Verify each model, then the windows of a set together."""
-    rules = load_rules(arguments.profile, arguments.rules)
+def _verify_models(arguments: _Arguments) -> tuple[tuple[VerifiedModel, ...], ProfileChoice]:
+    """Verify each model, then the windows of a set together, by the profile that is named."""
     request = _build_request(arguments)
     paths = [job.model for job in find_jobs(arguments.models)]
     if request.reference is not None and len(paths) > 1:
         raise click.UsageError(f"--reference is for one model, not {len(paths)}")
     if request.renamed_from is not None and len(paths) > 1:
         raise click.UsageError(f"--renamed-from is for one model, not {len(paths)}")
+    is_quiet = arguments.quiet or arguments.output_format != "text"
+    rules = pick_profile(paths, arguments.profile, arguments.rules, is_quiet=is_quiet)
     verify = partial(verify_model, rules=rules, request=request)
     with open_process_pool(arguments.jobs or count_useful_processes(len(paths))) as executor:
         models = tuple(map_ordered(verify, paths, executor, is_read_only=True))
     _check_dims(models, request)
-    return verify_window_sets(models, rules, request)
+    return verify_window_sets(models, rules, request), rules.profile_choice
 
 
 def _build_request(arguments: _Arguments) -> VerifyRequest:

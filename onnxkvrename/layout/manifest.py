@@ -19,6 +19,7 @@ from onnxkvrename.layout.updates import UNKNOWN_UPDATE, UPDATE_KINDS, BufferUpda
 from onnxkvrename.model.signature import Value
 from onnxkvrename.model.weights import Weight
 from onnxkvrename.rules.plan import UnchangedName
+from onnxkvrename.rules.profile import ProfileChoice, serialize_choice
 from onnxkvrename.rules.results import ModelReport
 
 SCHEMA = "onnxkvrename.manifest/1"
@@ -104,6 +105,7 @@ def manifest_to_json(
     *,
     stamp: str | None = None,
     vllm: Mapping[str, Any] | None = None,
+    profile: ProfileChoice | None = None,
 ) -> str:
     """Return the document, which the tests validate against ``schemas/manifest-1.json``.
 
@@ -114,8 +116,10 @@ def manifest_to_json(
         fault: Why the command failed, ``None`` if it did not.
         stamp: The digest in the metadata of the models.
         vllm: A projection, as JSON.
+        profile: The profile that told KV names.
     """
     content = {
+        "profile": serialize_choice(profile),
         "models": list(layout.models),
         "kv_layout_sha256": compute_kv_layout_sha256(layout),
         "stamp": stamp,

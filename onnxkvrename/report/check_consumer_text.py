@@ -15,6 +15,7 @@ from onnxkvrename.report.formats.text import render_finding_lines
 from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.manifest_text import format_model_paths
 from onnxkvrename.rules.layer_ranges import format_layer_ranges
+from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.rules.results import ModelReport
 
 
@@ -26,12 +27,14 @@ class ConsumerCheck(NamedTuple):
         layout: The KV buffers of the models.
         reports: The models with their findings.
         selectors: Proved expressions in place of a verdict; ``None`` for a verdict.
+        profile: The profile that tells KV names.
     """
 
     consumer: Consumer
     layout: Layout
     reports: tuple[ModelReport, ...]
     selectors: tuple[Selector, ...] | None = None
+    profile: ProfileChoice | None = None
 
     @property
     def selection(self) -> Selection:

@@ -24,6 +24,7 @@ from onnxkvrename.report.formats.text import GREEN, RED, render_finding_lines
 from onnxkvrename.report.inert import escape_text
 from onnxkvrename.rules.layer_ranges import format_layer_ranges
 from onnxkvrename.rules.plan import KvPair
+from onnxkvrename.rules.profile import ProfileChoice, serialize_choice
 from onnxkvrename.rules.results import Report
 from onnxkvrename.verification.dataflow import BufferFlow
 from onnxkvrename.verification.renamed_from import RenameProof
@@ -34,11 +35,14 @@ SCHEMA = "onnxkvrename.verify/1"
 """The name of the JSON document, described by `schemas/verify-1.json`."""
 
 
-def build_verify_answer(models: Sequence[VerifiedModel], *, quiet: bool, verbose: bool) -> Answer:
+def build_verify_answer(
+    models: Sequence[VerifiedModel], profile: ProfileChoice, *, quiet: bool, verbose: bool
+) -> Answer:
     """Return the answer of a verification.
 
     Args:
         models: The models with what was proved.
+        profile: The profile that tells KV names.
         quiet: Show findings only.
         verbose: Show every finding, and each buffer.
     """
@@ -46,7 +50,7 @@ def build_verify_answer(models: Sequence[VerifiedModel], *, quiet: bool, verbose
     return Answer(
         "verify",
         code,
-        render_json=partial(verified_to_json, models, code),
+        render_json=partial(verified_to_json, models, code, profile=profile),
         render_text=partial(_render_text, models, quiet, verbose),
         files=tuple(_build_file(model, quiet=quiet) for model in models),
     )
@@ -165,7 +169,10 @@ def _format_flow_verdict(flow: BufferFlow) -> str:
 
 
 def verified_to_json(
-    models: Iterable[VerifiedModel], exit_code: int, error: KvRenameError | None = None
+    models: Iterable[VerifiedModel],
+    exit_code: int,
+    error: KvRenameError | None = None,
+    profile: ProfileChoice | None = None,
 ) -> str:
     """Return the JSON document of a run of `verify`.
 
@@ -173,9 +180,13 @@ def verified_to_json(
         models: The verified models.
         exit_code: The exit code of the command.
         error: What kept the whole command from being done, if anything.
+        profile: The profile that tells KV names.
     """
     documents = [_model_to_json(verified) for verified in models]
-    return render_json_document(SCHEMA, "verify", exit_code, error, models=documents)
+    choice = serialize_choice(profile)
+    return render_json_document(
+        SCHEMA, "verify", exit_code, error, profile=choice, models=documents
+    )
 
 
 def _model_to_json(verified: VerifiedModel) -> dict[str, Any]:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 PROFILES_DIRECTORY = Path(__file__).parent / "profiles"
 DEFAULT_PROFILE = "qeff"
 """The profile of exports by QEfficient."""
+AUTO_PROFILE = "auto"
+"""What stands for the profile that knows the names of the models; see `rules.pick`."""
 PLUGIN_GROUP = "onnxkvrename.profiles"
 MAX_RULES_LENGTH = 1 << 16
 """Characters in the text of a profile."""
@@ -47,12 +49,12 @@ MAX_TEMPLATE_LENGTH = 4096
 """Characters in a template."""
 
 
-def load_rules(profile: str = DEFAULT_PROFILE, path: Path | None = None) -> Rules:
+def load_rules(profile: str | None = None, path: Path | None = None) -> Rules:
     """Load a profile, or the rules in a file.
 
     Args:
-        profile: The name of a profile. A built-in one always goes before one with the
-            same name in another distribution.
+        profile: The name of a profile, by default that of exports by QEfficient. A built-in one
+            always goes before one with the same name in another distribution.
         path: A TOML file with rules, to be used instead of a profile.
 
     Raises:
@@ -61,6 +63,7 @@ def load_rules(profile: str = DEFAULT_PROFILE, path: Path | None = None) -> Rule
     """
     if path is not None:
         return parse_rules(_read_rules_file(path), str(path))
+    profile = profile or DEFAULT_PROFILE
     if profile in _list_builtin_profiles():
         return parse_rules(_read_rules_file(PROFILES_DIRECTORY / f"{profile}.toml"), profile)
     plugin = _find_plugins().get(profile)

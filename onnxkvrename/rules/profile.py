@@ -266,6 +266,25 @@ class SetRule(NamedTuple):
         return part is not None and part.name.stage != MERGED
 
 
+class ProfileChoice(NamedTuple):
+    """Which profile a command uses, and why.
+
+    Attributes:
+        name: The profile, or the file of rules.
+        is_picked: True if nobody asked for it: it knows the names of the models.
+        also: Other profiles that know some of the names.
+    """
+
+    name: str
+    is_picked: bool = False
+    also: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """Return the choice as a line of text."""
+        also = "".join(f"; --profile {name} knows some, too" for name in self.also)
+        return f"profile {self.name} knows these names{also}"
+
+
 class Rules(NamedTuple):
     """A profile, ready for use.
 
@@ -282,6 +301,7 @@ class Rules(NamedTuple):
         dims: What symbols of sizes mean: a word of `DIM_WORDS`, or a sum of symbols.
         branches: Inputs that choose a branch of the graph by the step.
         sidecar_rules: Files that repeat the names, in addition to those of known formats.
+        choice: How the profile was picked; ``None`` if the user or the default names it.
     """
 
     name: str
@@ -295,6 +315,12 @@ class Rules(NamedTuple):
     dims: Mapping[str, str] = _NOTHING
     branches: tuple[BranchRule, ...] = ()
     sidecar_rules: tuple[SidecarRule, ...] = ()
+    choice: ProfileChoice | None = None
+
+    @property
+    def profile_choice(self) -> ProfileChoice:
+        """Which profile this is, and how it was picked."""
+        return self.choice or ProfileChoice(self.name)
 
     @property
     def updates_by_kind(self) -> dict[str, str]:
@@ -380,6 +406,13 @@ class Rules(NamedTuple):
                 hint=hint,
             )
         return name
+
+
+def serialize_choice(choice: ProfileChoice | None) -> dict[str, object] | None:
+    """Return the JSON form of a choice."""
+    if choice is None:
+        return None
+    return {"name": choice.name, "picked": choice.is_picked, "also": list(choice.also)}
 
 
 def find_token_error(token: str) -> str | None:

@@ -10,7 +10,7 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, decide_exit_code
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import KvPair, TokenChange, UnchangedName
-from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.profile import ProfileChoice, Rules
 
 _NO_NAMES: Mapping[str, str] = {}
 
@@ -164,15 +164,30 @@ class SidecarReport(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The outcomes for all models of a command, in the order of the arguments, and the sidecars."""
+    """The outcomes for all models of a command.
+
+    Attributes:
+        models: The models, in the order of the arguments.
+        sidecars: The sidecars.
+        profile: The profile that tells KV names.
+    """
 
     models: tuple[ModelReport, ...]
     sidecars: tuple[SidecarReport, ...] = ()
+    profile: ProfileChoice | None = None
 
     @property
     def failed(self) -> bool:
         """True if a model has an error or a finding of severity error; then nothing changed."""
         return any(model.failed for model in self.models)
+
+    @property
+    def has_no_buffers(self) -> bool:
+        """True if all models could be read, and none has a buffer that the rules know."""
+        return bool(self.models) and all(
+            model.error is None and any(finding.code == "KV001" for finding in model.findings)
+            for model in self.models
+        )
 
     @property
     def findings(self) -> tuple[Finding, ...]:

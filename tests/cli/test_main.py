@@ -436,7 +436,11 @@ def test_a_warning_of_a_library_is_one_line(
         ((MODEL, *V), "rename.rename_batch", "-v shows where"),
         (("verify", MODEL), "verify.verify_model", "-v shows where"),
         (("inspect", MODEL), "inspect.inspect_model", "test_main.py, line "),
-        (("custom-io", MODEL, "--precision", "float16"), "custom_io.load_rules", "test_main.py, "),
+        (
+            ("custom-io", MODEL, "--precision", "float16"),
+            "custom_io.pick_profile",
+            "test_main.py, ",
+        ),
     ],
 )
 def test_the_hint_on_a_bug_names_an_option_that_the_command_has(

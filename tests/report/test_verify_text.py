@@ -19,6 +19,7 @@ from onnxkvrename.report.verify_text import (
     summarize_verdict,
     verified_to_json,
 )
+from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.verification.dataflow import BufferFlow
 from onnxkvrename.verification.provenance import NodeLocation
 from onnxkvrename.verification.running.retention_loop import RetentionRun
@@ -146,7 +147,8 @@ def test_hostile_text_is_shown_escaped(sound: VerifiedModel) -> None:
 
 def annotated(*models: VerifiedModel, quiet: bool = False) -> list[str]:
     """Return what GitHub gets."""
-    answer = build_verify_answer(models, quiet=quiet, verbose=False)
+    profile = ProfileChoice("qeff")
+    answer = build_verify_answer(models, profile, quiet=quiet, verbose=False)
     return [line.text for line in load_format("github").render(answer, Screen())]
 
 

@@ -11,9 +11,11 @@ from onnxkvrename.handoff.selection import find_distinct_types
 from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.model.signature import Value
 from onnxkvrename.report.check_consumer_text import ConsumerCheck
+from onnxkvrename.rules.profile import serialize_choice
 
 SCHEMA = "onnxkvrename.check-consumer/1"
 _EMPTY_CONTENT: dict[str, Any] = {
+    "profile": None,
     "target": None,
     "models": [],
     "ordered": False,
@@ -40,6 +42,7 @@ def consumer_check_to_json(
 def _build_content(check: ConsumerCheck) -> dict[str, Any]:
     selection = check.selection
     return {
+        "profile": serialize_choice(check.profile),
         "target": check.consumer.name,
         "models": [
             {"path": report.path, "findings": list(map(serialize_finding, report.findings))}

@@ -17,6 +17,7 @@ from onnxkvrename.report.compare_text import (
     list_sides_without_token,
     resolve_outcome,
 )
+from onnxkvrename.rules.profile import ProfileChoice, serialize_choice
 from onnxkvrename.rules.results import ModelReport
 
 SCHEMA = "onnxkvrename.compare/1"
@@ -28,6 +29,7 @@ def handoff_to_json(
     code: int,
     fault: KvRenameError | None = None,
     reports: tuple[ModelReports, ModelReports] = ((), ()),
+    profile: ProfileChoice | None = None,
 ) -> str:
     """Return the JSON document of the command, as in ``schemas/compare-1.json``.
 
@@ -36,9 +38,12 @@ def handoff_to_json(
         code: The exit code.
         fault: Why the job could not be done.
         reports: The reports on the models of prefill, and of decode.
+        profile: The profile that tells KV names.
     """
     content = _build_empty_content() if handoff is None else _build_content(handoff, reports)
-    return render_json_document(SCHEMA, "compare", code, fault, **content)
+    return render_json_document(
+        SCHEMA, "compare", code, fault, profile=serialize_choice(profile), **content
+    )
 
 
 def _build_empty_content() -> dict[str, Any]:

@@ -9,12 +9,16 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import render_json_document, serialize_error
 from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary
 from onnxkvrename.model.signature import ExportInfo
+from onnxkvrename.rules.profile import ProfileChoice, serialize_choice
 
 SCHEMA = "onnxkvrename.inspect/1"
 
 
 def summaries_to_json(
-    summaries: Iterable[ModelSummary], code: int, error: KvRenameError | None = None
+    summaries: Iterable[ModelSummary],
+    code: int,
+    error: KvRenameError | None = None,
+    profile: ProfileChoice | None = None,
 ) -> str:
     """Return one JSON document; its schema is ``schemas/inspect-1.json``.
 
@@ -22,9 +26,11 @@ def summaries_to_json(
         summaries: The models, in the order given.
         code: The exit code of the command.
         error: What kept the command as a whole from its work.
+        profile: The profile that tells KV names.
     """
     models = [serialize_summary(summary) for summary in summaries]
-    return render_json_document(SCHEMA, "inspect", code, error, models=models)
+    choice = serialize_choice(profile)
+    return render_json_document(SCHEMA, "inspect", code, error, profile=choice, models=models)
 
 
 def serialize_summary(summary: ModelSummary) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import render_json_document, serialize_error, serialize_finding
 from onnxkvrename.rules.plan import KvPair, PairSide
+from onnxkvrename.rules.profile import serialize_choice
 from onnxkvrename.rules.results import ModelReport, Report
 
 SCHEMA = "onnxkvrename.report/1"
@@ -29,7 +30,14 @@ def report_to_json(
     models = [_model_to_json(model) for model in report.models]
     sidecars = [sidecar._asdict() for sidecar in report.sidecars]
     return render_json_document(
-        SCHEMA, command, code, error, models=models, texts=sidecars, summary=counts
+        SCHEMA,
+        command,
+        code,
+        error,
+        profile=serialize_choice(report.profile),
+        models=models,
+        texts=sidecars,
+        summary=counts,
     )
 
 

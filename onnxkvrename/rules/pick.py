@@ -1,0 +1,130 @@
+"""Pick the profile that knows the names of some models, where the user names none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from onnxkvrename.errors import ModelError, RulesError
+from onnxkvrename.findings import format_list
+from onnxkvrename.model.file import open_model, read_model_signature
+from onnxkvrename.model.protobuf import ByteSource
+from onnxkvrename.model.signature import Signature
+from onnxkvrename.rules.find_models import find_jobs
+from onnxkvrename.rules.load import AUTO_PROFILE, list_profiles, load_rules
+from onnxkvrename.rules.plan import REASON_UNKNOWN, TokenChange, build_rename_plan
+from onnxkvrename.rules.profile import ProfileChoice, Rules
+
+
+class _Fit(NamedTuple):
+    """How well a profile knows some models.
+
+    Attributes:
+        rules: The profile.
+        whole: The buffers that have the sides that they should have.
+        broken: What is wrong: sides that are missing or do not fit, states that it does not know.
+    """
+
+    rules: Rules
+    whole: int
+    broken: int
+
+    @property
+    def rank(self) -> tuple[bool, int, int]:
+        """What is better comes later."""
+        return not self.broken, self.whole, -self.broken
+
+
+def pick_rules(paths: Sequence[Path], profile: str | None, rules_path: Path | None) -> Rules:
+    """Return the rules that a command should use for some models.
+
+    Args:
+        paths: Models, directories with models, and other files, which do not count.
+        profile: The profile that the user asks for; ``None`` for the default one, or another
+            one if only that knows the names; ``auto`` for whichever knows them best.
+        rules_path: A file with rules, to be used instead of a profile.
+
+    Raises:
+        RulesError: The profile or the file cannot be used, or several profiles know the names
+            equally well.
+        ModelError: A path does not exist or cannot be listed.
+    """
+    if rules_path is not None or profile not in (None, AUTO_PROFILE):
+        return load_rules(profile, rules_path)
+    default = load_rules()
+    signatures = []
+    for signature in _read_signatures(paths):
+        if profile is None and _knows_names(default, signature):
+            return default
+        signatures.append(signature)
+    return choose_rules(signatures, default)
+
+
+def pick_rules_for_bytes(data: bytes) -> Rules:
+    """Return the rules of the profile that knows the names of a serialized model best.
+
+    Raises:
+        RulesError: Several profiles know the names equally well.
+        ModelError: The bytes are not a readable model.
+    """
+    return choose_rules([read_model_signature(ByteSource.from_bytes(data))], load_rules())
+
+
+def choose_rules(signatures: Sequence[Signature], default: Rules) -> Rules:
+    """Return the rules of the profile that knows the names of some models best.
+
+    A profile of another distribution that cannot be loaded is left out.
+
+    Args:
+        signatures: The inputs and outputs of the models.
+        default: The rules where no profile knows any name.
+
+    Raises:
+        RulesError: Several profiles know the names equally well.
+    """
+    fits = [fit for name in list_profiles() if (fit := _rate_profile(name, signatures)) is not None]
+    if not fits:
+        return default
+    best = max(fits, key=lambda fit: fit.rank)
+    rivals = [fit.rules.name for fit in fits if fit.rank == best.rank]
+    if len(rivals) > 1:
+        raise RulesError(
+            f"{len(rivals)} profiles know the names of KV buffers here: {format_list(rivals)}",
+            hint=f"choose one: {' or '.join(f'--profile {name}' for name in rivals[:3])}",
+        )
+    also = tuple(fit.rules.name for fit in fits if fit is not best)
+    return best.rules._replace(choice=ProfileChoice(best.rules.name, True, also))
+
+
+def _read_signatures(paths: Sequence[Path]) -> Iterator[Signature]:
+    """Yield what can be read of the models; the command itself reports what cannot."""
+    for job in find_jobs(paths):
+        try:
+            with open_model(job.model) as opened:
+                yield opened.signature
+        except ModelError:
+            continue
+
+
+def _knows_names(rules: Rules, signature: Signature) -> bool:
+    return any(
+        rules.match(side, value.name) is not None
+        for side, values in (("output", signature.outputs), ("input", signature.inputs))
+        for value in values
+    )
+
+
+def _rate_profile(name: str, signatures: Iterable[Signature]) -> _Fit | None:
+    """Return how well a profile fits; ``None`` if it knows no name, or cannot be used."""
+    try:
+        rules = load_rules(name)
+        plans = [build_rename_plan(each, rules, TokenChange(None)) for each in signatures]
+    except (RulesError, ModelError):
+        return None
+    pairs = [pair for plan in plans for pair in plan.pairs]
+    whole = sum(len(pair.sides) == 2 or pair.may_be_alone for pair in pairs)
+    unknown = sum(item.reason == REASON_UNKNOWN for plan in plans for item in plan.unchanged_names)
+    duplicates = sum(len(plan.duplicates) for plan in plans)
+    broken = len(pairs) - whole + unknown + duplicates
+    return _Fit(rules, whole, broken) if pairs else None
