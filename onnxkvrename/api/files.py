@@ -154,7 +154,8 @@ def rename_all(
     )
     loaded_rules = load_rules_for(rules, paths)
     directories = tuple(path for path in paths if is_directory(path))
-    found = find_sidecars(jobs, change, loaded_rules, _build_search(sidecars, directories))
+    search = _build_search(sidecars, directories)._replace(takes_folders=directory is not None)
+    found = find_sidecars(jobs, change, loaded_rules, search)
     report = rename_batch(jobs, change, loaded_rules, options, executor=executor, sidecars=found)
     return report._replace(profile=loaded_rules.profile_choice)
 

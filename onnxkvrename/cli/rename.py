@@ -313,7 +313,12 @@ def _run_jobs(
             build_job(job.model.absolute(), job.output.absolute(), job.root) for job in jobs
         )
         paths = tuple(path.absolute() for path in paths)
-    search = SidecarSearch(paths, _choose_policy(arguments), _list_directories(arguments))
+    search = SidecarSearch(
+        paths,
+        _choose_policy(arguments),
+        _list_directories(arguments),
+        takes_folders=arguments.directory is not None,
+    )
     sidecars += find_sidecars(jobs, change, rules, search)
     with _open_executor(arguments, len(jobs)) as executor, _show_progress(arguments) as progress:
         return rename_batch(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, WriteError
+from onnxkvrename.findings import build_finding
 from onnxkvrename.renaming.found_sidecars import rewrite_found_sidecar
 from onnxkvrename.renaming.prepare_sidecars import Sidecar
 from onnxkvrename.rules.find_models import COMPILE_DIRECTORY, find_possible_sidecars
@@ -26,6 +28,7 @@ from onnxkvrename.sidecars.search import (
     read_sidecar_head,
     read_value_names,
 )
+from onnxkvrename.sidecars.stale import STALE_CODE
 from onnxkvrename.storage.read import resolve_path
 
 
@@ -120,8 +123,9 @@ def _build_named_sidecar(
     read_names = _prepare_names(jobs_beside or run.jobs, run)
 
     def rewrite(data: bytes, models: Sequence[ModelReport]) -> RewrittenSidecar:
-        bound = _bind_models(path.parent, models, run)
-        return rewrite_sidecar(data, str(path), sidecar_format, read_names(models), bound)
+        bound, places = _bind_models(path.parent, models, run)
+        result = rewrite_sidecar(data, str(path), sidecar_format, read_names(models), bound)
+        return _add_place_findings(result, path, output, places, run.jobs)
 
     job = (jobs_beside or run.jobs)[0]
     if jobs_beside and job.same_directory and not job.in_place:
@@ -134,7 +138,9 @@ def _build_named_sidecar(
         output = path
     else:
         output = _resolve_output(path, job) if jobs_beside else job.output.parent / path.name
-    return Sidecar(path, output, rewrite, directory, root=_find_root(output, job))
+    is_package = run.search.takes_folders and sidecar_format.is_package
+    root = _find_root(output, job)
+    return Sidecar(path, output, rewrite, directory, root=root, is_package=is_package)
 
 
 def _build_found_sidecar(found: FoundSidecar, run: _Run) -> Sidecar:
@@ -144,13 +150,16 @@ def _build_found_sidecar(found: FoundSidecar, run: _Run) -> Sidecar:
     read_names = _prepare_names(own_jobs, run)
 
     def rewrite(data: bytes, models: Sequence[ModelReport]) -> RewrittenSidecar:
-        bound = _bind_models(found.path.parent, models, run)
-        return rewrite_found_sidecar(data, found, read_names(models), bound, own_jobs, run.search)
+        bound, places = _bind_models(found.path.parent, models, run)
+        names = read_names(models)
+        result = rewrite_found_sidecar(data, found, names, bound, own_jobs, run.search)
+        return _add_place_findings(result, found.path, output, places, run.jobs)
 
     job = own_jobs[0]
     output = found.path if job.same_directory else _resolve_output(found.path, job)
     root = _find_root(output, job)
-    return Sidecar(found.path, output, rewrite, found.directory, is_found=True, root=root)
+    is_package = run.search.takes_folders and found.format.is_package
+    return Sidecar(found.path, output, rewrite, found.directory, True, root, is_package)
 
 
 def _prepare_names(
@@ -170,8 +179,14 @@ def _describe_model(report: ModelReport) -> OneModel:
     return OneModel(report.pairs, report.value_names, report.name_map)
 
 
-def _bind_models(directory: Path, reports: Sequence[ModelReport], run: _Run) -> BoundModels:
-    """Return the models that a configuration in a directory may speak of, one by one."""
+def _bind_models(
+    directory: Path, reports: Sequence[ModelReport], run: _Run
+) -> tuple[BoundModels, dict[str, str]]:
+    """Return the models that a configuration in a directory may speak of, one by one.
+
+    Also the path, links resolved, of each model that it turns out to name, by its location.
+    """
+    places: dict[str, str] = {}
     known: dict[str, OneModel | None] = {
         resolve_path(report.path): _describe_model(report) for report in reports
     }
@@ -189,16 +204,39 @@ def _bind_models(directory: Path, reports: Sequence[ModelReport], run: _Run) -> 
             path = resolve_path(directory / location)
         except ModelError:
             return None
+        places[location] = path
         if path not in known:
             names = read_value_names(directory / location)
             known[path] = None if names is None else OneModel(graph_values=tuple(names))
         return known[path]
 
-    return BoundModels(
+    bound = BoundModels(
         find,
         tuple(model for model in beside if model is not None),
         lambda models: ModelNames.from_models(models, run.change, run.rules),
     )
+    return bound, places
+
+
+def _add_place_findings(
+    result: RewrittenSidecar,
+    path: Path,
+    output: Path,
+    places: Mapping[str, str],
+    jobs: Iterable[RenameJob],
+) -> RewrittenSidecar:
+    """Add KV406 for a model whose result is not where its configuration looks for it."""
+    job_by_path = {resolve_path(job.model): job for job in jobs}
+    for location, real_path in places.items():
+        job = job_by_path.get(real_path)
+        if job is None or job.in_place or job.same_directory or result.stays:
+            continue
+        if resolve_path(output.parent / location) != resolve_path(job.output):
+            message = f"names {location}, but the result is {job.output}"
+            hint = f"rename the folder: onnxkvrename {shlex.quote(str(path.parent))} -d DIR"
+            finding = build_finding(STALE_CODE, str(path), message, hint)
+            return result._replace(findings=(*result.findings, finding))
+    return result
 
 
 def _list_jobs_beside(directory: Path, jobs: Sequence[RenameJob]) -> list[RenameJob]:

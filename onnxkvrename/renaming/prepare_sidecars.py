@@ -38,6 +38,7 @@ class Sidecar(NamedTuple):
         directory: The directory whose models it goes with; ``None`` for its own.
         is_found: True if the user did not name it, and may want it left as it is.
         root: The directory that the user gave for results, if the output is below it.
+        is_package: True if all files of its directory go where the output goes.
     """
 
     path: Path
@@ -46,6 +47,7 @@ class Sidecar(NamedTuple):
     directory: Path | None = None
     is_found: bool = False
     root: Path | None = None
+    is_package: bool = False
 
     @property
     def job(self) -> RenameJob:
@@ -72,6 +74,11 @@ class PreparedSidecar(NamedTuple):
     plan: SidecarPlan | None = None
     findings: tuple[Finding, ...] = ()
     error: KvRenameError | None = None
+
+    @property
+    def takes_folder(self) -> bool:
+        """True if the other files of its directory are to be copied as well."""
+        return self.sidecar.is_package and not self.sidecar.job.in_place and self.error is None
 
 
 def prepare_sidecars(

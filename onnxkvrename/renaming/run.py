@@ -96,6 +96,10 @@ def rename_batch(
 
         prepared_sidecars = tuple(prepare_sidecars(sidecars, _list_reports(models), options))
         models = add_sidecar_findings(models, prepared_sidecars, options)
+        if options.check_destination and any(item.takes_folder for item in prepared_sidecars):
+            from onnxkvrename.renaming.package_files import add_package_files  # only with -d
+
+            models, prepared_sidecars = add_package_files(models, prepared_sidecars, options)
     if directories := [job.output.parent for job in jobs if not job.same_directory]:
         with suppress(ModelError):  # a directory that takes files, but cannot be listed
             if find_candidates(directories, rules):

@@ -163,14 +163,18 @@ def render_sidecar_states(report: Report) -> Iterator[str]:
     if any(model.failed for model in report.models):
         return
     for sidecar in report.sidecars:
-        if sidecar.status in ("renamed", "would-rename"):
+        if sidecar.status in ("renamed", "would-rename") or sidecar.copied:
             state = f"{_format_sidecar_state(sidecar)}{_format_destination(sidecar)}"
             yield f"{escape_text(sidecar.path)}: {state}"
 
 
 def _format_sidecar_state(sidecar: SidecarReport) -> str:
-    verb = "would change" if sidecar.status == "would-rename" else "changed"
-    return f"{sidecar.changed} names {verb}"
+    would = "would " if sidecar.status == "would-rename" else ""
+    state = f"{sidecar.changed} names {would}change{'' if would else 'd'}"
+    if sidecar.copied:
+        verb = "would be copied" if would else "copied"
+        state += f", {sidecar.copied} other files of its folder {verb}"
+    return state
 
 
 def _format_destination(item: ModelReport | SidecarReport) -> str:

@@ -50,11 +50,14 @@ class SidecarSearch(NamedTuple):
         files: Those that the user named; each must fit.
         policy: What becomes of those that are found.
         directories: Directories to search in addition to those of the models.
+        takes_folders: Whether a folder that a runtime loads as a whole goes along with its
+            configuration.
     """
 
     files: tuple[Path, ...] = ()
     policy: SidecarPolicy = "follow"
     directories: tuple[Path, ...] = ()
+    takes_folders: bool = False
 
     def list_directories(self, jobs: Iterable[RenameJob]) -> tuple[Path, ...]:
         """Return the directories to search, each once."""
@@ -155,12 +158,14 @@ class SidecarReport(NamedTuple):
         output: Where its result goes; the file itself for in place.
         status: What was done.
         changed: How many names in it change.
+        copied: How many other files of its directory are copied along with it.
     """
 
     path: str
     output: str
     status: Status
     changed: int
+    copied: int = 0
 
 
 class Report(NamedTuple):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from onnxkvrename.errors import WriteError
+from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.storage.read import (
     OPEN_FLAGS,
     OpenFile,
@@ -24,6 +24,7 @@ from onnxkvrename.storage.read import (
     is_link,
     open_descriptor,
     open_file,
+    read_status,
     resolve_path,
     translate_read_errors,
 )
@@ -31,6 +32,8 @@ from onnxkvrename.storage.read import (
 _MAX_LINKS = 40
 """The symbolic links that Linux follows in one path."""
 _MAX_STEPS = 256
+MAX_LISTED_FILES = 1 << 10
+"""The files that a folder may have which is copied as a whole."""
 _LINK_ERRNOS = (errno.ELOOP, errno.EMLINK, errno.ENOTDIR)
 """Errors of opening a symbolic link without following it, on Linux, BSD and macOS."""
 _CAN_WALK = {os.open, os.readlink, os.stat} <= os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
@@ -126,6 +129,55 @@ _DIRECTORY_FLAGS = (
     | getattr(os, "O_DIRECTORY", 0)
     | getattr(os, "O_CLOEXEC", 0)
 )
+
+
+def list_files(directory: Path, left_out: Path | None = None) -> Iterator[str]:
+    """Yield the files of a directory and of those below it, sorted, links to files included.
+
+    Names that begin with a dot are left out; directories that are links are not entered.
+
+    Args:
+        directory: The directory.
+        left_out: A directory below it that is not entered, which need not be there.
+
+    Yields:
+        Paths relative to the directory.
+
+    Raises:
+        ModelError: A directory cannot be listed, or there are more than `MAX_LISTED_FILES`.
+    """
+    skipped = read_status(left_out) if left_out is not None else None
+    pending, count = [""], 0
+    while pending:
+        folder = pending.pop()
+        with translate_read_errors(directory / folder):
+            with os.scandir(directory / folder) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+            for entry in entries:
+                location = os.path.join(folder, entry.name)
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    status = os.lstat(entry.path)
+                    if skipped is None or not os.path.samestat(status, skipped):
+                        pending.append(location)
+                elif not _leads_to_directory(entry):
+                    count += 1
+                    if count > MAX_LISTED_FILES:
+                        raise ModelError(
+                            f"has more than {MAX_LISTED_FILES:,} files, which all would be copied",
+                            path=str(directory),
+                            hint="--no-sidecars copies none of them",
+                        )
+                    yield location
+
+
+def _leads_to_directory(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a link to a directory; raises OSError if that cannot be told."""
+    try:
+        return entry.is_symlink() and entry.is_dir()
+    except FileNotFoundError:
+        return False
 
 
 def check_no_link(path: Path, root: Path) -> None:

@@ -1,0 +1,108 @@
+"""Take along the other files of a folder that a runtime loads as a whole.
+
+A result of ``-d`` would not run without them: tokenizers, further configurations, models without
+KV buffers. They are copied as external data are, byte for byte and only from within the folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from onnxkvrename.errors import KvRenameError
+from onnxkvrename.findings import Finding, build_finding, promote_to_errors
+from onnxkvrename.model.external_data import DataFile, plan_data_copies
+from onnxkvrename.renaming.batch_checks import set_failed
+from onnxkvrename.renaming.output_path import check_output_place, find_writable_directory
+from onnxkvrename.renaming.prepare import PreparedModel
+from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar
+from onnxkvrename.rules.results import Options
+from onnxkvrename.storage.copy import measure_data
+from onnxkvrename.storage.open_beneath import list_files, open_directory
+from onnxkvrename.storage.read import OutsideError, resolve_path, translate_read_errors
+from onnxkvrename.storage.temp_file import check_free_space
+
+
+def add_package_files(
+    models: Sequence[PreparedModel], sidecars: Sequence[PreparedSidecar], options: Options
+) -> tuple[tuple[PreparedModel, ...], tuple[PreparedSidecar, ...]]:
+    """Plan the copies of what is in the folders of configurations that go elsewhere.
+
+    Models and sidecars of the run and their data are left out, and so are hidden files, and
+    directories that are links.
+
+    Args:
+        models: The models in the order of the command.
+        sidecars: The sidecars of the run, each prepared.
+        options: With ``force``, files in the way are replaced.
+
+    Returns:
+        The models, each with the copies of the folders of its sidecars, and with an error if one
+        is not possible; and the sidecars with the number of files that are copied.
+    """
+    planned, counted = list(models), list(sidecars)
+    known = {resolve_path(item.sidecar.path) for item in sidecars}
+    known |= {resolve_path(model.job.model) for model in models}
+    known |= {str(data.path) for model in models for data in model.data_files}
+    for index, item in enumerate(sidecars):
+        model = planned[item.model_index]
+        if not item.takes_folder or model.report.failed:
+            continue
+        try:
+            planned[item.model_index], count = _add_files(model, item, known, options)
+        except KvRenameError as error:
+            report = set_failed(model.report._replace(error=error))
+            planned[item.model_index] = model._replace(report=report)
+        else:
+            counted[index] = item._replace(report=item.report._replace(copied=count))
+    return tuple(planned), tuple(counted)
+
+
+def _add_files(
+    model: PreparedModel, item: PreparedSidecar, known: Collection[str], options: Options
+) -> tuple[PreparedModel, int]:
+    """Return a model with the copies of a folder, and their number."""
+    folder, target = item.sidecar.path.parent, item.sidecar.output.parent
+    files, findings = _find_files(folder, known, model.job.root)
+    places = [target / file.location for file in files]
+    check_output_place(item.sidecar.job, *places)
+    copies = []
+    for file, place, finding in plan_data_copies(files, target, force=options.force):
+        copies.append((file, place))
+        findings += [] if finding is None else [finding]
+    needed = sum(file.needed_size for file, _ in (*copies, *model.data_copies))
+    check_free_space(find_writable_directory(model.job), needed, item.sidecar.output)
+    found = promote_to_errors(findings) if options.strict else tuple(findings)
+    report = model.report._replace(findings=(*model.report.findings, *found))
+    model = model._replace(
+        report=set_failed(report),
+        data_files=(*model.data_files, *files),
+        data_copies=(*model.data_copies, *copies),
+        data_paths=(*model.data_paths, *places),
+    )
+    return model, len(copies)
+
+
+def _find_files(
+    folder: Path, known: Collection[str], results: Path | None
+) -> tuple[list[DataFile], list[Finding]]:
+    """Return the files of a folder that are not known, and findings on those left out."""
+    files: list[DataFile] = []
+    findings: list[Finding] = []
+    with open_directory(folder) as directory:
+        for location in list_files(folder, results):
+            try:
+                with directory.open_file(location) as file:
+                    if str(file.path) in known or resolve_path(folder / location) in known:
+                        continue
+                    with translate_read_errors(file.path):
+                        size = measure_data(file.descriptor, file.size)
+                    files.append(DataFile(location, file.path, file.identity, directory.path, size))
+            except OutsideError as error:
+                path = os.path.join(folder, location)
+                finding = build_finding(
+                    "KV501", path, f"{error.message}, and is left out", "put a copy in its place"
+                )
+                findings.append(finding._replace(severity="warning"))
+    return files, findings

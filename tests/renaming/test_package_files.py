@@ -1,0 +1,164 @@
+"""With `-d`, a folder that a runtime loads as a whole goes along with its configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import models as builders
+import pytest
+from genai_folders import RULES, build_decoder, build_folder, render_config
+from kill_commands import read_directory
+from models import saved
+from onnx import TensorProto
+
+from onnxkvrename import rename_all
+from onnxkvrename.storage.open_beneath import MAX_LISTED_FILES
+
+CONFIG = "genai_config.json"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with rules and a folder of onnxruntime-genai."""
+    (tmp_path / "rules.toml").write_text(RULES)
+    monkeypatch.chdir(tmp_path)
+    build_folder(tmp_path / "genai")
+    return tmp_path
+
+
+@pytest.fixture
+def go(run):
+    """Run a rename with the rules."""
+    return lambda *args: run(*args, "--prefix", "VLLM", "--rules", "rules.toml")
+
+
+def list_names(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_result_is_a_folder_that_runs(here: Path, go) -> None:
+    folder = here / "genai"
+    (folder / "lora").mkdir()
+    (folder / "lora" / "adapter.bin").write_bytes(b"\0weights")
+    outcome = go("genai", "-d", "out")
+    assert outcome.code == 0
+    line = f"genai/{CONFIG}: 4 names changed, 2 other files of its folder copied -> out/{CONFIG}"
+    assert line in outcome.err.splitlines()
+    assert list_names(here / "out") == list_names(folder)
+    assert (here / "out" / "lora" / "adapter.bin").read_bytes() == b"\0weights"
+    assert (here / "out" / CONFIG).read_text().count("_VLLM") == 4
+    again = go("genai", "-d", "out")
+    assert (again.code, "copied" in again.err) == (0, False)
+
+
+def test_a_dry_run_says_what_would_be_copied(here: Path, go) -> None:
+    outcome = go("genai", "-d", "out", "-n", "--format", "json")
+    (text,) = json.loads(outcome.out)["texts"]
+    assert (text["copied"], text["changed"], (here / "out").exists()) == (1, 4, False)
+    assert "1 other files of its folder would be copied" in go("genai", "-d", "out", "-n").err
+
+
+def test_python_does_the_same(here: Path) -> None:
+    report = rename_all("genai", "VLLM", rules="rules.toml", directory="out")
+    assert [(text.changed, text.copied) for text in report.sidecars] == [(4, 1)]
+    assert list_names(here / "out") == list_names(here / "genai")
+
+
+def test_external_data_come_once_and_other_models_as_they_are(here: Path, go) -> None:
+    folder = here / "genai"
+    weights = builders.tensor("w", *range(8))
+    weights.data_location = TensorProto.EXTERNAL
+    weights.ClearField("float_data")
+    weights.external_data.add(key="location", value="model.onnx.data")
+    model = build_decoder()
+    model.graph.initializer.append(weights)
+    saved(model, folder / "model.onnx")
+    (folder / "model.onnx.data").write_bytes(bytes(32))
+    saved(build_decoder(()), folder / "vision.onnx")
+    outcome = go("genai/model.onnx", "-d", "out")
+    assert outcome.code == 0
+    assert "2 other files of its folder copied" in outcome.err  # the tokenizer and vision.onnx
+    before, after = read_directory(folder), read_directory(here / "out")
+    assert before.keys() == after.keys()
+    assert {name for name in before if before[name] != after[name]} == {"model.onnx", CONFIG}
+
+
+def test_hidden_files_and_results_below_the_folder_stay_behind(here: Path, go) -> None:
+    folder = here / "genai"
+    (folder / ".git").mkdir()
+    (folder / ".git" / "config").write_text("")
+    (folder / ".env").write_text("secret")
+    for _ in range(2):
+        assert go("genai", "-d", "genai/out").code == 0
+    assert list_names(folder / "out") == {"model.onnx", CONFIG, "tokenizer.json"}
+
+
+def test_a_link_out_of_the_folder_is_left_out_and_said(here: Path, go) -> None:
+    (here / "secret").write_text("secret")
+    (here / "elsewhere").mkdir()
+    (here / "elsewhere" / "file").write_text("secret")
+    (here / "genai" / "merges.txt").symlink_to("../secret")
+    (here / "genai" / "assets").symlink_to("../elsewhere")
+    (here / "genai" / "vocab.json").symlink_to("tokenizer.json")
+    outcome = go("genai", "-d", "out")
+    assert outcome.code == 0
+    assert "warning KV501: genai/merges.txt leads out of the model's directory" in outcome.err
+    names = {"model.onnx", CONFIG, "tokenizer.json", "vocab.json"}
+    assert list_names(here / "out") == names
+    assert not any((here / "out" / name).is_symlink() for name in names)
+    assert go("genai", "-d", "new", "--strict").code == 1
+    assert not (here / "new").exists()
+
+
+def test_a_file_in_the_way_stops_the_run(here: Path, go) -> None:
+    (here / "out").mkdir()
+    (here / "out" / "tokenizer.json").write_text("mine")
+    outcome = go("genai", "-d", "out")
+    assert (outcome.code, "KV504: out/tokenizer.json" in outcome.err) == (1, True)
+    assert list_names(here / "out") == {"tokenizer.json"}
+    assert go("genai", "-d", "out", "--force").code == 0
+    assert (here / "out" / "tokenizer.json").read_text() == "{}"
+
+
+def test_a_pipe_in_the_folder_does_not_hang_it(here: Path, go) -> None:
+    os.mkfifo(here / "genai" / "pipe")
+    outcome = go("genai", "-d", "out")
+    assert (outcome.code, "is no regular file" in outcome.err) == (2, True)
+
+
+def test_a_folder_with_too_many_files_is_refused(here: Path, go) -> None:
+    for number in range(MAX_LISTED_FILES):
+        (here / "genai" / f"{number}").touch()
+    outcome = go("genai", "-d", "out")
+    assert (outcome.code, "has more than 1,024 files" in outcome.err) == (2, True)
+    assert go("genai", "-d", "out", "--no-sidecars").code == 0
+    assert list_names(here / "out") == {"model.onnx"}
+
+
+def test_without_d_and_without_a_package_nothing_else_is_copied(here: Path, go) -> None:
+    (here / "new").mkdir()
+    assert go("genai/model.onnx", "-o", "new/model.onnx").code == 0
+    assert list_names(here / "new") == {"model.onnx", CONFIG}
+    (here / "plain").mkdir()
+    saved(build_decoder(), here / "plain" / "model.onnx")
+    (here / "plain" / "config.json").write_text("{}")
+    assert go("plain", "-d", "out").code == 0
+    assert list_names(here / "out") == {"model.onnx"}
+
+
+def test_a_part_of_a_folder_says_that_the_folder_is_needed(here: Path, go) -> None:
+    folder = build_folder(
+        here / "parts", render_config({"filename": "decoder/model.onnx"}), embed=build_decoder(())
+    )
+    (folder / "decoder").mkdir()
+    saved(build_decoder(), folder / "decoder" / "model.onnx")
+    outcome = go("parts/decoder/model.onnx", "-d", "out")
+    assert outcome.code == 0
+    message = f"KV406: parts/{CONFIG} names decoder/model.onnx, but the result is out/model.onnx"
+    assert message in outcome.err
+    assert "rename the folder: onnxkvrename parts -d DIR" in outcome.err
+    whole = go("parts", "-d", "whole")
+    assert (whole.code, "KV4" in whole.err) == (0, False)
+    assert list_names(here / "whole") == list_names(folder)
