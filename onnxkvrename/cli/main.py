@@ -83,8 +83,9 @@ class Program(click.Group):
         default: click.Command = load_command(DEFAULT_COMMAND).command
         context = click.Context(default, info_name=DEFAULT_COMMAND, parent=ctx)
         items = [] if incomplete.startswith("-") else super().shell_complete(ctx, incomplete)
-        items += default.shell_complete(context, incomplete)
-        if not incomplete.startswith("-"):
+        if incomplete.startswith("-"):
+            items += default.shell_complete(context, incomplete)
+        if not items:  # bash forgets all other items for a file
             items.append(CompletionItem(incomplete, type="file"))
         return items
 

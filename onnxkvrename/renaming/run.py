@@ -92,14 +92,7 @@ def rename_batch(
     models = check_batch(models, change, rules, options)
     prepared_sidecars: tuple[PreparedSidecar, ...] = ()
     if sidecars:
-        from onnxkvrename.renaming.prepare_sidecars import add_sidecar_findings, prepare_sidecars
-
-        prepared_sidecars = tuple(prepare_sidecars(sidecars, _list_reports(models), options))
-        models = add_sidecar_findings(models, prepared_sidecars, options)
-        if options.check_destination and any(item.takes_folder for item in prepared_sidecars):
-            from onnxkvrename.renaming.package_files import add_package_files  # only with -d
-
-            models, prepared_sidecars = add_package_files(models, prepared_sidecars, options)
+        models, prepared_sidecars = _prepare_sidecars(models, sidecars, options)
     if directories := [job.output.parent for job in jobs if not job.same_directory]:
         with suppress(ModelError):  # a directory that takes files, but cannot be listed
             if find_candidates(directories, rules):
@@ -119,6 +112,21 @@ def rename_batch(
     if keeps_files and not report.failed:
         _remove_kept_files(targets, models, directory_map or {}, inputs)
     return report
+
+
+def _prepare_sidecars(
+    models: tuple[PreparedModel, ...], sidecars: Sequence[Sidecar], options: Options
+) -> tuple[tuple[PreparedModel, ...], tuple[PreparedSidecar, ...]]:
+    """Prepare the text files, and return the models with what is wrong with them."""
+    from onnxkvrename.renaming.prepare_sidecars import add_sidecar_findings, prepare_sidecars
+
+    prepared = tuple(prepare_sidecars(sidecars, _list_reports(models), options))
+    models = add_sidecar_findings(models, prepared, options)
+    if options.check_destination and any(item.takes_folder for item in prepared):
+        from onnxkvrename.renaming.package_files import add_package_files  # only with -d
+
+        models, prepared = add_package_files(models, prepared, options)
+    return models, prepared
 
 
 def find_sidecars(
