@@ -101,6 +101,22 @@ def nested_graphs(size: int, depth: int = 30) -> bytes:
     return model(body)
 
 
+def below_parts_limit(record: bytes, messages: int) -> Build:
+    """Models with nearly as many parts as verification lets a parser have, and a long text.
+
+    Args:
+        record: A field of the graph.
+        messages: The messages in it; two count as a part.
+    """
+
+    def build(size: int) -> bytes:
+        most = int(1.9 * (16_384 + size // 16)) // messages
+        records = record * min(size // 2 // len(record), most)
+        return model(records + field(6, b"x" * (size - len(records))))
+
+    return build
+
+
 def stamped(size: int) -> bytes:
     """Many stamps and many names, so that a cut falls between any two edits."""
     stamp = field(14, field(1, STAMP_KEY) + field(2, "0" * 64))
@@ -198,6 +214,10 @@ MODELS: dict[str, Build] = {
     "initializers of a buffer": in_graph(field(5, field(8, KEY))),
     "sparse initializers": in_graph(field(15, field(1, field(8, KEY)))),
     "value_info": in_graph(field(13, b"")),
+    "value_info below the limit": below_parts_limit(field(13, b""), 1),
+    "types below the limit": below_parts_limit(
+        field(13, field(2, field(1, field(2, field(1, b""))))), 5
+    ),
     "value_info of a buffer": in_graph(field(13, value_info(KEY, 1))),
     "annotations": in_graph(field(14, b"")),
     "annotations of a buffer": in_graph(field(14, field(1, KEY))),

@@ -29,7 +29,7 @@ EMPTY = {
 @pytest.mark.parametrize("records", EMPTY.values(), ids=EMPTY)
 def test_records_that_would_cost_far_more_than_their_bytes_are_refused(records: bytes) -> None:
     data = field(GRAPH, records)
-    with pytest.raises(ModelError, match="more than 16,384 parts and one for each 12 bytes"):
+    with pytest.raises(ModelError, match="more than 16,384 parts and one for each 16 bytes"):
         read_model_without_weights(ByteSource.from_bytes(data))
 
 
@@ -43,6 +43,18 @@ def test_what_exporters_write_stays_far_below_the_limit() -> None:
     assert len(data) > MAX_PARTS * BYTES_PER_PART
     assert not has_too_many_parts(data)
     assert read_model_without_weights(ByteSource.from_bytes(data)) == model
+
+
+def test_a_large_graph_with_numbers_for_names_stays_below_the_limit() -> None:
+    nodes = (
+        field(
+            NODE, field(1, str(i)) + field(1, str(i + 1)) + field(2, str(i + 2)) + field(4, "Add")
+        )
+        for i in range(10_000, 90_000)
+    )
+    data = field(GRAPH, b"".join(nodes))
+    assert not has_too_many_parts(data)
+    assert len(read_model_without_weights(ByteSource.from_bytes(data)).graph.node) == 80_000
 
 
 def test_large_weights_and_texts_count_little() -> None:
