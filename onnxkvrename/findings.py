@@ -91,7 +91,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV619": ("error", "heads or states that do not divide by tensor parallelism"),
     "KV620": ("error", "layers of a draft model on one side only"),
     "KV621": ("error", "the layout's stamp in a model is not that of its graph"),
-    "KV622": ("error", "a layer that vLLM would refuse, or has no cache for"),
+    "KV622": ("error", "a layer or a pair of workers that vLLM would refuse"),
     "KV623": ("error", "prefill and decode are not of one model: their weights differ"),
 }
 """Severity and meaning of every code; `docs/findings.md` explains each."""

@@ -64,6 +64,8 @@ from onnxkvrename.report.formats.text import BOLD, GREEN, RED, render_finding_li
 from onnxkvrename.rules.profile import ProfileChoice, Rules
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.verification import trace_buffer_updates
+from onnxkvrename.vllm.handshake import Handshake, check_handshake
+from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
 
 
 class _Arguments(NamedTuple):
@@ -79,6 +81,8 @@ class _Arguments(NamedTuple):
     decode_dim: tuple[str, ...]
     full_transfer: bool
     tp: str | None
+    block_size: str | None
+    vllm_version: str | None
     tokens: tuple[int, ...]
     no_set: bool
     profile: str | None
@@ -107,6 +111,19 @@ class _Arguments(NamedTuple):
     "--tp", metavar="P:D", help="Also: heads divide among P ranks of prefill and D of decode."
 )
 @click.option(
+    "--block-size",
+    metavar="P:D",
+    help="Also: whether vLLM's NIXL connector takes blocks of P tokens in prefill and D in decode, "
+    "with the ranks of --tp.",
+)
+@click.option(
+    "--vllm",
+    "vllm_version",
+    type=click.Choice(VLLM_VERSIONS),
+    help="With --block-size: the vLLM that is meant, by default the newest known, "
+    f"{VLLM_VERSIONS[-1]}.",
+)
+@click.option(
     "--tokens",
     metavar="N",
     type=click.IntRange(1),
@@ -133,7 +150,11 @@ def command(**values: Any) -> int:
     sides = (arguments.prefill, arguments.decode)
     rules = pick_profile(sides, arguments.profile, arguments.rules, is_quiet=is_quiet)
     ranks = _parse_ranks(arguments.tp)
+    requests = _build_requests(arguments, ranks)
     prefill, decode = _load_sides(arguments, rules)
+    handshake = (
+        check_handshake((prefill.layout, decode.layout), requests) if requests else Handshake()
+    )
     handoff = compare_sides(
         build_loaded_side("prefill", arguments.prefill, prefill, consumer, rules),
         build_loaded_side("decode", arguments.decode, decode, consumer, rules),
@@ -141,6 +162,8 @@ def command(**values: Any) -> int:
         ranks=ranks,
         full_transfer=arguments.full_transfer,
         tokens=arguments.tokens,
+        more_findings=handshake.findings,
+        more_notes=handshake.notes,
     )
     answer = _build_answer(handoff, prefill, decode, arguments, rules.profile_choice)
     return print_answer(answer, arguments.output_format)
@@ -152,12 +175,32 @@ def render_failure(code: int, error: KvRenameError) -> str:
 
 
 def _parse_ranks(text: str | None) -> TensorParallelSizes | None:
-    if text is None:
-        return None
+    return None if text is None else TensorParallelSizes(*_parse_pair("--tp", text, "2:4"))
+
+
+def _parse_pair(option: str, text: str, example: str) -> tuple[int, int]:
+    """Return the numbers of prefill and decode."""
     sizes = re.fullmatch("([1-9][0-9]{0,4}):([1-9][0-9]{0,4})", text)
     if sizes is None:
-        raise click.UsageError(f"--tp {text!r}: say P:D, for example 2:4")
-    return TensorParallelSizes(int(sizes[1]), int(sizes[2]))
+        raise click.UsageError(f"{option} {text!r}: say P:D, for example {example}")
+    return int(sizes[1]), int(sizes[2])
+
+
+def _build_requests(
+    arguments: _Arguments, ranks: TensorParallelSizes | None
+) -> tuple[ProjectionRequest, ProjectionRequest] | None:
+    """Return vLLM's settings of both sides, if its handshake is asked for."""
+    if arguments.block_size is None:
+        if arguments.vllm_version is not None:
+            raise click.UsageError("--vllm is for a handshake: say --block-size P:D, too")
+        return None
+    sizes = _parse_pair("--block-size", arguments.block_size, "64:128")
+    version = arguments.vllm_version or VLLM_VERSIONS[-1]
+    prefill, decode = (
+        ProjectionRequest(size, count, version)
+        for size, count in zip(sizes, ranks or (1, 1), strict=True)
+    )
+    return prefill, decode
 
 
 def _load_sides(arguments: _Arguments, rules: Rules) -> tuple[LoadedLayout, LoadedLayout]:

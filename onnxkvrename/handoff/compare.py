@@ -122,6 +122,8 @@ def compare_sides(
     ranks: TensorParallelSizes | None = None,
     full_transfer: bool = False,
     tokens: Sequence[int] = (),
+    more_findings: Sequence[Finding] = (),
+    more_notes: Sequence[str] = (),
 ) -> Handoff:
     """Compare two sides, and simulate the hand-off between them for every prompt length.
 
@@ -133,6 +135,8 @@ def compare_sides(
         full_transfer: Whether the consumer moves all of each buffer, whatever the prompt.
         tokens: Prompt lengths to simulate, in addition to those at which something changes.
             Lengths beyond the context of a side are not simulated.
+        more_findings: What else is wrong with the two sides together.
+        more_notes: What else is worth knowing of them.
     """
     comparison = build_comparison(prefill, decode, consumer, full_transfer)
     root_causes = find_root_causes(comparison)
@@ -140,6 +144,8 @@ def compare_sides(
     if ranks is not None:
         findings += check_tensor_parallelism(prefill.layout, decode.layout, ranks)
         notes += list_sharding_notes(prefill.layout, decode.layout, ranks)
+    findings += more_findings
+    notes += more_notes
     model_finding = (prefill.model_finding or decode.model_finding) if comparison.pairs else None
     return Handoff(
         consumer_name=consumer.name,

@@ -31,7 +31,7 @@ from onnxkvrename.layout.layout import Layout
 from onnxkvrename.model.signature import format_shape
 from onnxkvrename.model.weights import Weight
 
-STARTUP_FAILURE_CODES = ("KV001", "KV120", "KV603", "KV604", "KV610", "KV619")
+STARTUP_FAILURE_CODES = ("KV001", "KV120", "KV603", "KV604", "KV610", "KV619", "KV622")
 """Findings that stop a side before any hand-off: it cannot be compiled or started."""
 _SIDE_CODES = ("KV120", "KV602", "KV609", "KV610")
 """Findings of one side that count in a hand-off as they are.

@@ -442,3 +442,25 @@ def test_a_real_export_that_is_broken_is_named_as_the_cause(run) -> None:
     verdict, _, row = outcome.out.splitlines()
     assert "renamed, it would corrupt every prompt: one name is both input" in verdict
     assert row.endswith("wrong for every prompt (KV106)")
+
+
+def test_blocks_that_vllm_does_not_pair_stop_the_hand_off(run) -> None:
+    model = FIXTURES / "plain" / "decoder.onnx"
+    text = run("compare", model, model, "--block-size", "64:16").err
+    assert "error KV622: blocks of 64 tokens in prefill and 16 in decode" in text
+    outcome = run("compare", model, model, "--block-size", "16:64", "--vllm", "0.24")
+    assert "note: vLLM 0.24, NIXL: 4 blocks of prefill make one of decode" in outcome.out
+    assert "KV622" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--block-size", "64"), "--block-size '64': say P:D, for example 64:128"),
+        (("--vllm", "0.24"), "--vllm is for a handshake: say --block-size P:D, too"),
+    ],
+)
+def test_settings_of_a_handshake_are_checked(args: tuple[str, ...], message: str, run) -> None:
+    model = FIXTURES / "plain" / "decoder.onnx"
+    outcome = run("compare", model, model, *args)
+    assert (outcome.code, message in outcome.err) == (2, True)

@@ -1,0 +1,211 @@
+"""Prefill and decode of different tensor parallelism or block size: what NIXL's handshake takes.
+
+This follows ``add_remote_agent`` and ``_validate_remote_agent_handshake`` in
+``distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py`` of vLLM 0.24.0 and 0.33.0, and
+``TransferTopology`` in ``kv_connector/utils.py``, for ``NixlConnector``, where decode reads. It
+supposes that the attention backends take blocks undivided, and that both sides have one model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.layout.layout import Layout
+from onnxkvrename.vllm.projection import Projection, check_projection, project_layout
+from onnxkvrename.vllm.specs import MLA_KINDS, KvCacheGroup, ProjectionRequest
+
+_FULL_KINDS = frozenset({"full_attention", "mla_attention"})
+_MAX_BLOCK_SPLIT = 128
+"""The most pieces of a block that 0.33 pairs for MLA beside states."""
+_HEAD_LAYOUTS = {"0.24": "HND", "0.33": "LBHNC or BLHNC"}
+"""The layouts in which the heads of a block are apart, so that ranks can share it."""
+
+
+class Handshake(NamedTuple):
+    """What vLLM makes of two workers that meet.
+
+    Attributes:
+        findings: KV619 and KV622 where it refuses.
+        notes: What else it requires, and what is not known.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class _Side(NamedTuple):
+    """One worker's cache.
+
+    Attributes:
+        ranks: Its tensor parallel size.
+        block_size: The tokens in a block that NIXL counts in.
+        uses_mla: Whether all its attention is MLA.
+        has_states: Whether it has layers of states.
+        is_hybrid: Whether it has other layers than full attention (``_is_hma_required``).
+    """
+
+    ranks: int
+    block_size: int
+    uses_mla: bool
+    has_states: bool
+    is_hybrid: bool
+
+
+def check_handshake(
+    layouts: tuple[Layout, Layout], requests: tuple[ProjectionRequest, ProjectionRequest]
+) -> Handshake:
+    """Return what vLLM's NIXL connector makes of prefill and decode.
+
+    Args:
+        layouts: The buffers of prefill, and of decode.
+        requests: The settings of each, of one version of vLLM.
+
+    Raises:
+        KvRenameError: A request has a version, a dtype or a size that cannot be.
+    """
+    projections = [
+        project_layout(layout, request) for layout, request in zip(layouts, requests, strict=True)
+    ]
+    refusals = [
+        finding._replace(message=f"{name}: {finding.message}")
+        for name, projection in zip(("prefill", "decode"), projections, strict=True)
+        for finding in check_projection(projection)
+        if finding.code == "KV622"
+    ]
+    sides = [_build_side(projection) for projection in projections]
+    if refusals or None in sides or max(_list_ranks(requests)) % min(_list_ranks(requests)):
+        return Handshake(tuple(refusals), ())
+    attention = {
+        spec.kind in MLA_KINDS
+        for projection in projections
+        for spec in projection.specs
+        if not spec.is_state
+    }
+    if len(attention) > 1:
+        return Handshake((), ("vLLM: not known where only some layers are MLA",))
+    prefill, decode = (side for side in sides if side is not None)
+    version = requests[0].vllm_version
+    heads = _find_head_count(layouts[0], requests[0])
+    findings = tuple(_check_sides(prefill, decode, heads, version))
+    notes = () if findings else tuple(_list_notes(prefill, decode, heads, version))
+    return Handshake(findings, notes)
+
+
+def _list_ranks(requests: tuple[ProjectionRequest, ProjectionRequest]) -> list[int]:
+    return [request.tensor_parallel_size for request in requests]
+
+
+def _build_side(projection: Projection) -> _Side | None:
+    """Return a side; ``None`` where vLLM forms no groups."""
+    groups = next((g.groups for g in projection.groupings if g.groups), ())
+    if not groups:
+        return None
+    request = projection.request
+    attention = [spec for spec in projection.specs if not spec.is_state]
+    if request.vllm_version == "0.24":
+        block_sizes = [spec.block_size or 1 for spec in attention[:1]]
+    else:
+        first_specs = [group.first_spec for group in groups]
+        block_sizes = [spec.block_size or 1 for spec in first_specs if not spec.is_state]
+    return _Side(
+        request.tensor_parallel_size,
+        math.lcm(*block_sizes) if block_sizes else request.block_size,
+        bool(attention) and all(spec.kind in MLA_KINDS for spec in attention),
+        len(attention) < len(projection.specs),
+        any(_is_hybrid_group(group, request.vllm_version) for group in groups),
+    )
+
+
+def _is_hybrid_group(group: KvCacheGroup, vllm_version: str) -> bool:
+    """Return whether a group is not full attention; in 0.24 pages of several sizes are not."""
+    if vllm_version == "0.24" and group.has_per_layer_specs:
+        return True
+    return any(spec.kind not in _FULL_KINDS for spec in group.specs)
+
+
+def _find_head_count(layout: Layout, request: ProjectionRequest) -> int | None:
+    """Return the KV heads of all ranks; ``None`` where layers differ in them."""
+    whole = project_layout(layout, request._replace(tensor_parallel_size=1))
+    counts = {spec.kv_heads for spec in whole.specs if not spec.is_state}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _check_sides(
+    prefill: _Side, decode: _Side, heads: int | None, version: str
+) -> Iterator[Finding]:
+    """Yield what vLLM refuses."""
+    has_more_ranks = prefill.ranks > decode.ranks
+    is_replicated = heads is not None and prefill.ranks > heads
+    if has_more_ranks and is_replicated and not (prefill.uses_mla or prefill.has_states):
+        yield build_finding(
+            "KV619",
+            "",
+            f"{prefill.ranks} ranks of prefill hold {heads} KV heads more than once, which vLLM "
+            f"{version} does not read from {decode.ranks} ranks of decode",
+            f"choose at most {heads} ranks of prefill, or no more than decode has",
+        )
+    written, read = prefill.block_size, decode.block_size
+    if read % written and not _can_split_blocks(prefill, decode, version):
+        yield build_finding(
+            "KV622",
+            "",
+            f"blocks of {written:,} tokens in prefill and {read:,} in decode: vLLM {version} "
+            "wants decode's to be a multiple of prefill's",
+            "choose block sizes that divide: --block-size P:D",
+        )
+    elif read != written and version == "0.24" and decode.is_hybrid:
+        yield build_finding(
+            "KV622",
+            "",
+            f"blocks of {written:,} tokens in prefill and {read:,} in decode: vLLM 0.24 wants "
+            "equal ones where not all layers are full attention of one size",
+            "choose block sizes and tensor parallelism that give equal blocks: manifest shows them",
+        )
+    elif (
+        read != written
+        and has_more_ranks
+        and not (prefill.uses_mla or is_replicated or prefill.has_states)
+    ):
+        yield build_finding(
+            "KV622",
+            "",
+            f"blocks of {written:,} tokens in prefill and {read:,} in decode: vLLM {version} "
+            "wants equal ones where prefill has more ranks",
+            "choose one block size for both sides",
+        )
+
+
+def _can_split_blocks(prefill: _Side, decode: _Side, version: str) -> bool:
+    """Return whether vLLM pairs blocks that do not divide by pieces (``_split_remote_blocks``)."""
+    if version == "0.24" or not (decode.has_states and decode.uses_mla):
+        return False
+    unit = math.gcd(prefill.block_size, decode.block_size)
+    return max(prefill.block_size, decode.block_size) // unit <= _MAX_BLOCK_SPLIT
+
+
+def _list_notes(prefill: _Side, decode: _Side, heads: int | None, version: str) -> Iterator[str]:
+    """Yield what vLLM requires where it refuses nothing, and what is not known."""
+    start = f"vLLM {version}, NIXL"
+    if decode.block_size % prefill.block_size:
+        yield f"{start}: blocks are paired in pieces, if prefill's pages have no padding"
+    elif decode.block_size != prefill.block_size:
+        yield (
+            f"{start}: {decode.block_size // prefill.block_size} blocks of prefill make one of "
+            "decode, if the attention backends take blocks undivided"
+        )
+    if version == "0.33" and (prefill.block_size, prefill.ranks) != (
+        decode.block_size,
+        decode.ranks,
+    ):
+        yield f"{start}: in a block-outermost layout both sides must pack their blocks alike"
+    if prefill.ranks == decode.ranks or prefill.uses_mla:
+        return
+    if heads is None:
+        yield f"{start}: not known for layers that differ in their KV heads"
+    elif prefill.ranks <= heads:
+        yield f"{start}: both sides need a layout with the heads apart: {_HEAD_LAYOUTS[version]}"
+    if prefill.has_states:
+        yield f"{start}: no prefix caching where kernel blocks are smaller than blocks"

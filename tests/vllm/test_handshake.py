@@ -1,0 +1,95 @@
+"""Two workers of different ranks and blocks; what is refused, and what is noted."""
+
+from __future__ import annotations
+
+import pytest
+from build_layouts import (
+    build_attention,
+    build_gpt_oss,
+    build_layers,
+    build_linear,
+    build_mla,
+)
+
+from onnxkvrename.layout.layout import Layout
+from onnxkvrename.vllm.handshake import Handshake, check_handshake
+from onnxkvrename.vllm.specs import ProjectionRequest
+
+PLAIN = build_layers(build_attention(0), build_attention(1))
+MLA = build_layers(build_mla(0), build_mla(1))
+HYBRID = build_layers(build_attention(0, heads=2, size=256), build_linear(1))
+
+
+def meet(
+    model: Layout, blocks: tuple[int, int], ranks: tuple[int, int] = (1, 1), version: str = "0.33"
+) -> Handshake:
+    prefill, decode = (
+        ProjectionRequest(size, count, version) for size, count in zip(blocks, ranks, strict=True)
+    )
+    return check_handshake((model, model), (prefill, decode))
+
+
+def list_codes(handshake: Handshake) -> list[str]:
+    return [finding.code for finding in handshake.findings]
+
+
+@pytest.mark.parametrize("version", ["0.24", "0.33"])
+def test_equal_workers_meet_without_a_word(version: str) -> None:
+    for model in (PLAIN, MLA, HYBRID):
+        assert meet(model, (64, 64), version=version) == Handshake((), ())
+
+
+@pytest.mark.parametrize("version", ["0.24", "0.33"])
+def test_blocks_of_decode_are_a_multiple_of_prefills(version: str) -> None:
+    assert not meet(PLAIN, (16, 64), version=version).findings
+    (finding,) = meet(PLAIN, (64, 16), version=version).findings
+    assert (finding.code, finding.message) == (
+        "KV622",
+        f"blocks of 64 tokens in prefill and 16 in decode: vLLM {version} wants decode's to be a "
+        "multiple of prefill's",
+    )
+
+
+def test_blocks_of_windows_are_equal_in_0_24() -> None:
+    (finding,) = meet(build_gpt_oss(), (16, 64), version="0.24").findings
+    assert "not all layers are full attention" in finding.message
+    assert not meet(build_gpt_oss(), (16, 64)).findings
+
+
+def test_more_ranks_in_prefill_want_equal_blocks_unless_mla() -> None:
+    assert list_codes(meet(PLAIN, (16, 32), (4, 2))) == ["KV622"]
+    assert not meet(PLAIN, (16, 16), (4, 2)).findings
+    assert not meet(MLA, (16, 32), (4, 2)).findings
+
+
+def test_prefill_does_not_replicate_heads_that_fewer_ranks_read() -> None:
+    (finding,) = meet(PLAIN, (16, 16), (16, 8)).findings
+    assert finding.code == "KV619"
+    assert finding.message.startswith("16 ranks of prefill hold 8 KV heads more than once")
+    assert not meet(PLAIN, (16, 16), (16, 16)).findings
+    assert not meet(PLAIN, (16, 16), (8, 16)).findings
+
+
+def test_tensor_parallelism_changes_the_blocks_of_a_hybrid() -> None:
+    # Two ranks share both heads and states; on four, a head is replicated and states are not.
+    assert not meet(HYBRID, (16, 16), (1, 2), "0.24").findings
+    (finding,) = meet(HYBRID, (16, 16), (2, 4), "0.24").findings
+    assert "equal ones" in finding.message or "multiple" in finding.message
+
+
+def test_different_ranks_need_the_heads_apart() -> None:
+    notes = meet(PLAIN, (16, 16), (1, 2), "0.24").notes
+    assert notes == ("vLLM 0.24, NIXL: both sides need a layout with the heads apart: HND",)
+    assert not meet(MLA, (16, 16), (1, 2), "0.24").notes
+
+
+def test_layers_that_differ_in_their_heads_are_not_known() -> None:
+    uneven = build_layers(build_attention(0), build_attention(1, heads=2))
+    notes = meet(uneven, (16, 16), (1, 2)).notes
+    assert any("not known for layers that differ in their KV heads" in note for note in notes)
+
+
+def test_a_side_that_vllm_refuses_is_named() -> None:
+    model = build_layers(build_attention(0, dtype="MXINT8"))
+    findings = meet(model, (16, 16)).findings
+    assert [finding.message.partition(":")[0] for finding in findings] == ["prefill", "decode"]
