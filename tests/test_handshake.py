@@ -19,7 +19,7 @@ from onnxkvrename.vllm.handshake import check_handshake
 from onnxkvrename.vllm.projection import project_layout
 from onnxkvrename.vllm.specs import ProjectionRequest
 
-SEEDS = range(600)
+SEEDS = range(1000)
 LAYOUTS = {"0.24": "HND", "0.33": "LBHNC"}
 REFUSALS = (AssertionError, NotImplementedError, RuntimeError)
 
@@ -47,9 +47,11 @@ class Worker:
         self.witness = Witness(f"{version}.0")
         self.rules = load_topology_rules(version)
 
-    def accepts(self, prefill: Architecture, decode: Architecture) -> bool | None:
+    def accepts(
+        self, prefill: Architecture, decode: Architecture, kernel_block: int | None
+    ) -> bool | None:
         """Whether vLLM takes the two; ``None`` where one side has no plan."""
-        sides = [self._describe(architecture) for architecture in (prefill, decode)]
+        sides = [self._describe(architecture, kernel_block) for architecture in (prefill, decode)]
         if None in sides:
             return None
         remote, local = (side for side in sides if side is not None)
@@ -69,7 +71,7 @@ class Worker:
         meta = SimpleNamespace(
             engine_id="prefill",
             block_size=remote.block_size,
-            physical_blocks_per_logical_kv_block=1,
+            physical_blocks_per_logical_kv_block=remote.kernel_blocks,
             kv_cache_layout=layout,
             attn_backend_name="FLASH_ATTN",
             block_lens=remote.block_lens,
@@ -98,7 +100,7 @@ class Worker:
             region_group_ids=None,
             _has_mamba=local.has_states,
             _is_hma_required=local.is_hybrid,
-            _physical_blocks_per_logical_kv_block=1,
+            _physical_blocks_per_logical_kv_block=local.kernel_blocks,
             _is_region_replicated=lambda _: False,
             _head_sharded_draft_regions={},
             _head_sharded_draft_kv_heads=None,
@@ -116,7 +118,9 @@ class Worker:
                 return False
         return True
 
-    def _describe(self, architecture: Architecture) -> SimpleNamespace | None:
+    def _describe(
+        self, architecture: Architecture, kernel_block: int | None
+    ) -> SimpleNamespace | None:
         interface = self.witness.interface
         settings = {}
         if self.version == "0.33":
@@ -141,9 +145,14 @@ class Worker:
             spec.block_size for spec in first_specs if not isinstance(spec, interface.MambaSpec)
         ]
         aligned, _ = self.witness._align_blocks(architecture)
+        block_size = math.lcm(*block_sizes) if self.version == "0.33" else aligned
+        if kernel_block and (set(block_sizes) != {block_size} or block_size % kernel_block):
+            return None
+        kernel_blocks = block_size // (kernel_block or block_size)
         return SimpleNamespace(
-            block_size=math.lcm(*block_sizes) if self.version == "0.33" else aligned,
-            block_lens=[spec.page_size_bytes for spec in specs],
+            block_size=block_size // kernel_blocks,
+            kernel_blocks=kernel_blocks,
+            block_lens=[spec.page_size_bytes // kernel_blocks for spec in specs],
             has_states=any(isinstance(spec, interface.MambaSpec) for spec in specs),
             is_hybrid=any(not isinstance(spec, interface.FullAttentionSpec) for spec in judged),
         )
@@ -166,10 +175,13 @@ def test_vllm_refuses_the_same_pairs(version: str) -> None:
         layout = build_layout(drawn)
         if any(project_layout(layout, request).refusals for request in requests):
             continue
-        accepted = worker.accepts(prefill, decode)
+        kernel_block = rng.choice([None, None, 8, 16])
+        accepted = worker.accepts(prefill, decode, kernel_block)
         if accepted is None:
             continue
-        findings = check_handshake((layout, layout), (requests[0], requests[1])).findings
+        findings = check_handshake(
+            (layout, layout), (requests[0], requests[1]), kernel_block
+        ).findings
         assert accepted == (not findings), (prefill, decode, findings)
         seen[findings[0].code if findings else "accepted"] += 1
     assert min(seen[key] for key in ("accepted", "KV619", "KV622")) > 3, seen

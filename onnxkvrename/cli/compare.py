@@ -82,6 +82,7 @@ class _Arguments(NamedTuple):
     full_transfer: bool
     tp: str | None
     block_size: str | None
+    kernel_block_size: int | None
     vllm_version: str | None
     tokens: tuple[int, ...]
     no_set: bool
@@ -115,6 +116,13 @@ class _Arguments(NamedTuple):
     metavar="P:D",
     help="Also: whether vLLM's NIXL connector takes blocks of P tokens in prefill and D in decode, "
     "with the ranks of --tp.",
+)
+@click.option(
+    "--kernel-block-size",
+    metavar="N",
+    type=click.IntRange(1, 1 << 20),
+    help="With --block-size: tokens in a block of the attention backends, where these divide "
+    "vLLM's.",
 )
 @click.option(
     "--vllm",
@@ -152,9 +160,10 @@ def command(**values: Any) -> int:
     ranks = _parse_ranks(arguments.tp)
     requests = _build_requests(arguments, ranks)
     prefill, decode = _load_sides(arguments, rules)
-    handshake = (
-        check_handshake((prefill.layout, decode.layout), requests) if requests else Handshake()
-    )
+    handshake = Handshake()
+    if requests is not None:
+        layouts = (prefill.layout, decode.layout)
+        handshake = check_handshake(layouts, requests, arguments.kernel_block_size)
     handoff = compare_sides(
         build_loaded_side("prefill", arguments.prefill, prefill, consumer, rules),
         build_loaded_side("decode", arguments.decode, decode, consumer, rules),
@@ -191,8 +200,12 @@ def _build_requests(
 ) -> tuple[ProjectionRequest, ProjectionRequest] | None:
     """Return vLLM's settings of both sides, if its handshake is asked for."""
     if arguments.block_size is None:
-        if arguments.vllm_version is not None:
-            raise click.UsageError("--vllm is for a handshake: say --block-size P:D, too")
+        for option, value in (
+            ("--vllm", arguments.vllm_version),
+            ("--kernel-block-size", arguments.kernel_block_size),
+        ):
+            if value is not None:
+                raise click.UsageError(f"{option} is for a handshake: say --block-size P:D, too")
         return None
     sizes = _parse_pair("--block-size", arguments.block_size, "64:128")
     version = arguments.vllm_version or VLLM_VERSIONS[-1]

@@ -3,7 +3,8 @@
 This follows ``add_remote_agent`` and ``_validate_remote_agent_handshake`` in
 ``distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py`` of vLLM 0.24.0 and 0.33.0, and
 ``TransferTopology`` in ``kv_connector/utils.py``, for ``NixlConnector``, where decode reads. It
-supposes that the attention backends take blocks undivided, and that both sides have one model.
+supposes that both sides have one model. Attention backends that do not take a whole block divide it
+into kernel blocks (``_sync_block_size_with_kernel``), which then count.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.projection import Projection, check_projection, project_layout
 from onnxkvrename.vllm.specs import MLA_KINDS, KvCacheGroup, ProjectionRequest
 
 _FULL_KINDS = frozenset({"full_attention", "mla_attention"})
+_KERNEL_HINT = "or --kernel-block-size N, if the attention backends divide blocks"
 _MAX_BLOCK_SPLIT = 128
 """The most pieces of a block that 0.33 pairs for MLA beside states."""
 _HEAD_LAYOUTS = {"0.24": "HND", "0.33": "LBHNC or BLHNC"}
@@ -41,7 +44,8 @@ class _Side(NamedTuple):
 
     Attributes:
         ranks: Its tensor parallel size.
-        block_size: The tokens in a block that NIXL counts in.
+        block_size: The tokens in a block that NIXL counts in, the kernel's.
+        kernel_blocks: The kernel's blocks in one of vLLM's.
         uses_mla: Whether all its attention is MLA.
         has_states: Whether it has layers of states.
         is_hybrid: Whether it has other layers than full attention (``_is_hma_required``).
@@ -49,22 +53,28 @@ class _Side(NamedTuple):
 
     ranks: int
     block_size: int
+    kernel_blocks: int
     uses_mla: bool
     has_states: bool
     is_hybrid: bool
 
 
 def check_handshake(
-    layouts: tuple[Layout, Layout], requests: tuple[ProjectionRequest, ProjectionRequest]
+    layouts: tuple[Layout, Layout],
+    requests: tuple[ProjectionRequest, ProjectionRequest],
+    kernel_block_size: int | None = None,
 ) -> Handshake:
     """Return what vLLM's NIXL connector makes of prefill and decode.
 
     Args:
         layouts: The buffers of prefill, and of decode.
         requests: The settings of each, of one version of vLLM.
+        kernel_block_size: Tokens in a block of the attention backends; ``None`` where these take
+            vLLM's blocks undivided.
 
     Raises:
-        KvRenameError: A request has a version, a dtype or a size that cannot be.
+        KvRenameError: A request has a version, a dtype or a size that cannot be, or the kernel's
+            blocks do not divide vLLM's.
     """
     projections = [
         project_layout(layout, request) for layout, request in zip(layouts, requests, strict=True)
@@ -75,7 +85,7 @@ def check_handshake(
         for finding in check_projection(projection)
         if finding.code == "KV622"
     ]
-    sides = [_build_side(projection) for projection in projections]
+    sides = [_build_side(projection, kernel_block_size) for projection in projections]
     if refusals or None in sides or max(_list_ranks(requests)) % min(_list_ranks(requests)):
         return Handshake(tuple(refusals), ())
     attention = {
@@ -98,7 +108,7 @@ def _list_ranks(requests: tuple[ProjectionRequest, ProjectionRequest]) -> list[i
     return [request.tensor_parallel_size for request in requests]
 
 
-def _build_side(projection: Projection) -> _Side | None:
+def _build_side(projection: Projection, kernel_block_size: int | None) -> _Side | None:
     """Return a side; ``None`` where vLLM forms no groups."""
     groups = next((g.groups for g in projection.groupings if g.groups), ())
     if not groups:
@@ -110,9 +120,17 @@ def _build_side(projection: Projection) -> _Side | None:
     else:
         first_specs = [group.first_spec for group in groups]
         block_sizes = [spec.block_size or 1 for spec in first_specs if not spec.is_state]
+    block_size = math.lcm(*block_sizes) if block_sizes else request.block_size
+    kernel_block = kernel_block_size or block_size
+    if block_size % kernel_block:
+        raise KvRenameError(
+            f"a kernel's block of {kernel_block} tokens does not divide vLLM's of {block_size}",
+            hint="choose --kernel-block-size as the attention backend does: it divides both",
+        )
     return _Side(
         request.tensor_parallel_size,
-        math.lcm(*block_sizes) if block_sizes else request.block_size,
+        kernel_block,
+        block_size // kernel_block,
         bool(attention) and all(spec.kind in MLA_KINDS for spec in attention),
         len(attention) < len(projection.specs),
         any(_is_hybrid_group(group, request.vllm_version) for group in groups),
@@ -154,7 +172,7 @@ def _check_sides(
             "",
             f"blocks of {written:,} tokens in prefill and {read:,} in decode: vLLM {version} "
             "wants decode's to be a multiple of prefill's",
-            "choose block sizes that divide: --block-size P:D",
+            f"choose block sizes that divide: --block-size P:D; {_KERNEL_HINT}",
         )
     elif read != written and version == "0.24" and decode.is_hybrid:
         yield build_finding(
@@ -162,7 +180,7 @@ def _check_sides(
             "",
             f"blocks of {written:,} tokens in prefill and {read:,} in decode: vLLM 0.24 wants "
             "equal ones where not all layers are full attention of one size",
-            "choose block sizes and tensor parallelism that give equal blocks: manifest shows them",
+            f"choose settings that give equal blocks: manifest shows them; {_KERNEL_HINT}",
         )
     elif (
         read != written
@@ -174,7 +192,7 @@ def _check_sides(
             "",
             f"blocks of {written:,} tokens in prefill and {read:,} in decode: vLLM {version} "
             "wants equal ones where prefill has more ranks",
-            "choose one block size for both sides",
+            f"choose one block size for both sides; {_KERNEL_HINT}",
         )
 
 
@@ -192,20 +210,18 @@ def _list_notes(prefill: _Side, decode: _Side, heads: int | None, version: str) 
     if decode.block_size % prefill.block_size:
         yield f"{start}: blocks are paired in pieces, if prefill's pages have no padding"
     elif decode.block_size != prefill.block_size:
-        yield (
-            f"{start}: {decode.block_size // prefill.block_size} blocks of prefill make one of "
-            "decode, if the attention backends take blocks undivided"
-        )
+        count = decode.block_size // prefill.block_size
+        yield f"{start}: {count} blocks of prefill make one of decode"
     if version == "0.33" and (prefill.block_size, prefill.ranks) != (
         decode.block_size,
         decode.ranks,
     ):
         yield f"{start}: in a block-outermost layout both sides must pack their blocks alike"
+    if decode.has_states and prefill.kernel_blocks != decode.kernel_blocks:
+        yield f"{start}: prefix caching must be off: blocks have unequally many of the kernel's"
     if prefill.ranks == decode.ranks or prefill.uses_mla:
         return
     if heads is None:
         yield f"{start}: not known for layers that differ in their KV heads"
     elif prefill.ranks <= heads:
         yield f"{start}: both sides need a layout with the heads apart: {_HEAD_LAYOUTS[version]}"
-    if prefill.has_states:
-        yield f"{start}: no prefix caching where kernel blocks are smaller than blocks"

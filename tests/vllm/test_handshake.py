@@ -11,6 +11,7 @@ from build_layouts import (
     build_mla,
 )
 
+from onnxkvrename.errors import KvRenameError
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.handshake import Handshake, check_handshake
 from onnxkvrename.vllm.specs import ProjectionRequest
@@ -21,12 +22,16 @@ HYBRID = build_layers(build_attention(0, heads=2, size=256), build_linear(1))
 
 
 def meet(
-    model: Layout, blocks: tuple[int, int], ranks: tuple[int, int] = (1, 1), version: str = "0.33"
+    model: Layout,
+    blocks: tuple[int, int],
+    ranks: tuple[int, int] = (1, 1),
+    version: str = "0.33",
+    kernel: int | None = None,
 ) -> Handshake:
     prefill, decode = (
         ProjectionRequest(size, count, version) for size, count in zip(blocks, ranks, strict=True)
     )
-    return check_handshake((model, model), (prefill, decode))
+    return check_handshake((model, model), (prefill, decode), kernel)
 
 
 def list_codes(handshake: Handshake) -> list[str]:
@@ -93,3 +98,13 @@ def test_a_side_that_vllm_refuses_is_named() -> None:
     model = build_layers(build_attention(0, dtype="MXINT8"))
     findings = meet(model, (16, 16)).findings
     assert [finding.message.partition(":")[0] for finding in findings] == ["prefill", "decode"]
+
+
+def test_kernel_blocks_count_where_backends_divide_blocks() -> None:
+    assert not meet(PLAIN, (64, 16), kernel=16).findings
+    # The two blocks of the hybrid differ, but both are made of 16 tokens.
+    handshake = meet(HYBRID, (16, 16), (2, 4), "0.24", kernel=16)
+    assert handshake.findings == ()
+    assert any("prefix caching must be off" in note for note in handshake.notes)
+    with pytest.raises(KvRenameError, match="a kernel's block of 24 tokens does not divide vLLM's"):
+        meet(PLAIN, (64, 16), kernel=24)
