@@ -1,4 +1,4 @@
-"""The hand-off of examples/disaggregated, and the blocks of docs/disaggregated.md."""
+"""The hand-off of examples/disaggregated, and docs/disaggregated.md with all its blocks."""
 
 from __future__ import annotations
 
@@ -37,12 +37,15 @@ from disaggregated_example import (
     undivided,
     workers,
 )
+from nixl_example import INSTALL, with_nixl
 
 from onnxkvrename import rename
 
 PAGE = (ROOT / "docs" / "disaggregated.md").read_text("utf-8")
 BLOCKS = dict(re.findall(r"<!-- (\w+) -->\n```sh\n(.*?)```\n<!-- /\1 -->", PAGE, re.DOTALL))
-TOLD = re.findall(r"<!-- told (.*?) -->\n```console\n(.*?)```\n<!-- /told -->", PAGE, re.DOTALL)
+TOLD = re.findall(
+    r"<!-- told (\w+): (.*?) -->\n```console\n(.*?)```\n<!-- /told -->", PAGE, re.DOTALL
+)
 LENGTHS = (1, 3, 8, 9, 12)
 FAITHFUL = pytest.mark.parametrize(
     ("model", "whole"), [("decoder", False), ("hybrid", True), ("vlm", False)]
@@ -518,20 +521,38 @@ def says(machine: ci_machine.Machine, name: str) -> str:
     return done.stdout
 
 
-def test_the_story_is_as_the_page_tells_it(machine: ci_machine.Machine) -> None:
-    said = says(machine, "run")
+def check_story(said: str, example: str) -> None:
+    """A story must say what the page says, part by part."""
     parts = re.split(
         r"^== (.*)\n\n", said.removesuffix("\nAll parts end as predicted.\n"), flags=re.M
     )
     assert parts.pop(0) == "\n"
     titles, texts = parts[::2], [text.rstrip("\n") + "\n" for text in parts[1::2]]
-    assert TOLD
-    assert list(zip(titles, texts, strict=True)) == TOLD
+    told = [(title, text) for name, title, text in TOLD if name == example]
+    assert told
+    assert list(zip(titles, texts, strict=True)) == told
+
+
+def test_the_story_is_as_the_page_tells_it(machine: ci_machine.Machine) -> None:
+    check_story(says(machine, "run"), "disaggregated")
+
+
+@with_nixl
+def test_the_story_of_nixl_is_as_the_page_tells_it(machine: ci_machine.Machine) -> None:
+    check_story(says(machine, "nixl"), "nixl")
 
 
 def test_models_of_ones_own(machine: ci_machine.Machine) -> None:
     said = says(machine, "own")
     assert "1x2x28x4  past_key.0_vllmKvCache" in said
+    assert said.endswith("  the same\n")
+
+
+@with_nixl
+def test_models_of_ones_own_by_nixl(machine: ci_machine.Machine) -> None:
+    said = says(machine, "nixl_own")
+    assert "posted    17 descriptors in 1 region, 2,176 bytes\n" in said
+    assert "manifest  17 descriptors in 1 region, 2,176 bytes\n" in said
     assert said.endswith("  the same\n")
 
 
@@ -545,8 +566,14 @@ def test_the_exit_code_tells(models: Path, model: str, code: int) -> None:
 
 def test_every_block_is_run_here() -> None:
     own = Path(__file__).read_text("utf-8")
-    assert set(re.findall(r'says\(\w+, "(\w+)"', own)) == BLOCKS.keys()
+    run_here = set(re.findall(r'says\(\w+, "(\w+)"', own))
+    assert run_here | {"install_nixl"} == BLOCKS.keys()  # .ci/run runs that one
     assert PAGE.count("```") == 2 * (len(BLOCKS) + len(TOLD))
+
+
+def test_nixl_is_installed_as_the_page_says() -> None:
+    assert BLOCKS["install_nixl"] == f"{INSTALL}\n"
+    assert "docs/disaggregated.md install_nixl" in (ROOT / ".ci" / "run").read_text("utf-8")
 
 
 def test_the_picture_is_what_its_script_draws() -> None:
@@ -556,7 +583,7 @@ def test_the_picture_is_what_its_script_draws() -> None:
 
 @pytest.mark.parametrize("path", [ROOT / "docs" / "disaggregated.md", EXAMPLES / "README.md"])
 def test_every_link_leads_somewhere(path: Path) -> None:
-    links = re.findall(r"\]\((?!https:)([^)]+)\)", path.read_text("utf-8"))
+    links = re.findall(r"\]\((?!https:)([^)#]+)(?:#[\w-]+)?\)", path.read_text("utf-8"))
     assert links
     assert [link for link in links if not os.path.exists(path.parent / link)] == []
 

@@ -24,7 +24,7 @@ def tell() -> int:
     return storytelling.tell(
         [
             partial(_faithful, "Two layers of attention, in blocks of 4 tokens", "decoder"),
-            partial(_faithful, "A pool that has served for a while", "decoder", scattered=True),
+            partial(_faithful, "Blocks that are scattered", "decoder", scattered=True),
             partial(_faithful, "A block that holds all layers", "decoder", layout="BLNHC"),
             partial(_faithful, "A linear layer, and a sliding window of 8", "hybrid"),
             _window,
@@ -41,7 +41,7 @@ def _faithful(title: str, model: str, layout: str = LAYOUTS[0], scattered: bool 
 
 def _window() -> None:
     """A window takes fewer blocks than the context once it is full."""
-    say_title("A longer prompt, in blocks of 2 tokens: what has left the window stays")
+    say_title("A longer prompt, in blocks of 2 tokens: what has left the window is not read")
     for served in _serve(f"{PLAIN / 'window'}.onnx", [12], block_size=2):
         _expect(True, served)
 

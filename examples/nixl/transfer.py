@@ -6,7 +6,7 @@ import argparse
 import json
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ class Served(NamedTuple):
     undivided: list[int]
     handed: HandOff
     taken: Taken
-    regions: int
+    layout: KvLayout
     figure: Figure
 
     @property
@@ -65,7 +65,8 @@ class Served(NamedTuple):
     def is_as_counted(self) -> bool:
         """True if NIXL moved what the manifest says, as far as it knows, in as few pieces."""
         moved, figure = self.taken.moved, self.figure
-        pairs = zip((self.regions, moved.posted, moved.size), figure[1:], strict=True)
+        counted = (len(self.layout.regions), moved.posted, moved.size)
+        pairs = zip(counted, figure[1:], strict=True)
         return moved.merged == self.taken.runs and all(says in (None, is_) for is_, says in pairs)
 
 
@@ -103,9 +104,7 @@ def serve(
             taken = second.ask(handed)
             expected = generate_undivided(undivided, prompt)
             figure = read_figure(manifest, setting.layout, length)
-            served.append(
-                Served(prompt.tokens, expected, handed, taken, len(layout.regions), figure)
-            )
+            served.append(Served(prompt.tokens, expected, handed, taken, layout, figure))
         return served
 
 
@@ -157,30 +156,30 @@ def describe(
 
 def say(served: Served) -> None:
     """Print what was handed over, what NIXL counted, and the tokens on both sides."""
-    handed, taken, figure = served.handed, served.taken, served.figure
-    lines = [f"a prompt of {len(served.prompt)} tokens"]
-    for index, (far, near) in enumerate(zip(handed.blocks, taken.blocks, strict=True)):
-        lines.append(
-            f"  group {index}   blocks {_format(far)} of prefill, {_format(near)} of decode"
-        )
-    moved = taken.moved
+    layout, figure, moved = served.layout, served.figure, served.taken.moved
+    lines = [f"a prompt of {len(served.prompt)} tokens, in {layout.name}"]
+    blocks = zip(layout.groups, served.handed.blocks, served.taken.blocks, strict=True)
+    for group, far, near in blocks:
+        layers = _format(layer.number for layer in group.layers)
+        lines.append(f"  blocks    {_format(far)} to {_format(near)} ({group.kind}: {layers})")
     lines += [
-        f"  posted    {_count(moved.posted, served.regions, moved.size)}",
+        f"  posted    {_count(moved.posted, len(layout.regions), moved.size)}",
         f"  manifest  {_count(figure.descriptors, figure.regions, figure.size)}",
-        f"  merged    {moved.merged}, says NIXL's telemetry",
+        f"  merged    to {moved.merged}, says NIXL's telemetry",
     ]
-    lines += format_tokens(taken.tokens, served.undivided)
+    lines += format_tokens(served.taken.tokens, served.undivided)
     print("\n".join(lines), flush=True)
 
 
-def _format(blocks: Sequence[int]) -> str:
-    return " ".join(map(str, blocks))
+def _format(numbers: Iterable[int]) -> str:
+    return " ".join(map(str, numbers))
 
 
 def _count(descriptors: int | None, regions: int | None, size: int | None) -> str:
     if descriptors is None or size is None:
         return "not known"
-    return f"{descriptors} descriptors in {regions} regions, {size:,} bytes"
+    where = "1 region" if regions == 1 else f"{regions} regions"
+    return f"{descriptors} descriptors in {where}, {size:,} bytes"
 
 
 def _check_digests(setting: Setting, manifests: Sequence[dict[str, Any]]) -> None:
