@@ -7,7 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy
 from models import info, node
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import (
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+)
 
 HEADS, HEAD = 2, 4
 HUGGING_FACE = ("past_key_values.{layer}.{part}", "present.{layer}.{part}")
@@ -120,6 +128,86 @@ def list_caches(
 def build_decoder(names: tuple[str, str] = HUGGING_FACE) -> ModelProto:
     """A decoder of two layers, as Optimum exports one."""
     return build_model(list_caches(names))
+
+
+def build_merged_decoder() -> ModelProto:
+    """An encoder-decoder's decoder of one layer, the first step's model and the others' in one.
+
+    As Optimum merges them: the branches' outputs have the names of the outer ones, and the
+    cache branch has dummies for what the first step made of the encoder's output.
+    """
+    past = ("batch_size", HEADS, "past_decoder_sequence_length", HEAD)
+    grown = (*past[:2], "past_decoder_sequence_length + decoder_sequence_length", HEAD)
+    cross = ("batch_size", HEADS, "encoder_sequence_length", HEAD)
+    own = list_caches(
+        ("past_key_values.{layer}.decoder.{part}", "present.{layer}.decoder.{part}"),
+        [0],
+        shape=past,
+        grown=grown,
+    )
+    other = list_caches(
+        ("past_key_values.{layer}.encoder.{part}", "present.{layer}.encoder.{part}"),
+        [0],
+        shape=cross,
+        update="once",
+    )
+    model = build_model([], new="decoder_sequence_length")
+    graph = model.graph
+    hidden = ("batch_size", "encoder_sequence_length", HEAD)
+    graph.input.append(info("encoder_hidden_states", *hidden))
+    for cache in (*own, *other):
+        graph.input.append(info(str(cache.input), *cache.shape))
+        graph.output.append(info(str(cache.output), *(cache.grown or cache.shape)))
+    graph.input.append(info("use_cache_branch", 1, dtype=TensorProto.BOOL))
+    spread = numpy_helper.from_array(numpy.array([1, HEADS, 1, 1], dtype=numpy.int64), "spread_1")
+    graph.initializer.append(spread)
+    graph.node[-1].output[0] = "first_logits"
+    names = ["logits", *(str(cache.output) for cache in (*own, *other))]
+    graph.node.append(
+        node(
+            "If",
+            ["use_cache_branch"],
+            names,
+            then_branch=_build_cache_branch(own, other),
+            else_branch=_build_first_branch(own, other),
+        )
+    )
+    return model
+
+
+def _build_cache_branch(own: Sequence[Cache], other: Sequence[Cache]) -> GraphProto:
+    nodes, terms = list[NodeProto](), ["first_logits"]
+    for number, cache in enumerate((*own, *other)):
+        nodes += _read(str(cache.input), f"then_{number}", TensorProto.FLOAT)
+        terms.append(f"then_{number}")
+    for cache in own:
+        nodes.append(node("Concat", [str(cache.input), "x"], [str(cache.output)], axis=2))
+    dummy = helper.make_tensor("dummy", TensorProto.FLOAT, (0, HEADS, 1, HEAD), [])
+    nodes += (node("Constant", [], [str(cache.output)], value=dummy) for cache in other)
+    nodes.append(node("Sum", terms, ["logits"]))
+    return _build_branch("then", nodes, own, other)
+
+
+def _build_first_branch(own: Sequence[Cache], other: Sequence[Cache]) -> GraphProto:
+    nodes = [
+        node("Unsqueeze", ["encoder_hidden_states", "axis_1"], ["hidden_with_heads"]),
+        node("Expand", ["hidden_with_heads", "spread_1"], ["encoder_heads"]),
+        node("Identity", ["first_logits"], ["logits"]),
+    ]
+    nodes += (node("Identity", ["x"], [str(cache.output)]) for cache in own)
+    nodes += (node("Identity", ["encoder_heads"], [str(cache.output)]) for cache in other)
+    return _build_branch("else", nodes, own, other)
+
+
+def _build_branch(
+    name: str, nodes: Sequence[NodeProto], own: Sequence[Cache], other: Sequence[Cache]
+) -> GraphProto:
+    outputs = [info("logits", "batch_size", "decoder_sequence_length", HEAD)]
+    outputs += (info(str(cache.output), *(cache.grown or cache.shape)) for cache in (*own, *other))
+    for value in outputs:  # a dummy has other sizes
+        for dim in value.type.tensor_type.shape.dim:
+            dim.Clear()
+    return helper.make_graph(nodes, name, [], outputs)
 
 
 def build_qnn_decoder(window_layers: Iterable[int] = ()) -> ModelProto:

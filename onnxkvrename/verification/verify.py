@@ -286,8 +286,8 @@ def _run_retention(
             )
             expected = scanned.model, opened.file.size
     try:
-        reference = None if expected is None else build_runnable_model(*expected)
-        runnable = build_runnable_model(model, model_size)
+        reference = None if expected is None else build_runnable_model(*expected, rules)
+        runnable = build_runnable_model(model, model_size, rules)
         return check_retention(runnable, reference, dims=request.dims, limits=request.limits)
     except ModelError as error:
         where = f" ({error.path})" if error.path not in (None, model.path) else ""
@@ -296,12 +296,15 @@ def _run_retention(
         return None, (build_finding("KV119", "", message, hint),)
 
 
-def build_runnable_model(model: KvModel, model_size: int) -> RunnableModel:
+def build_runnable_model(
+    model: KvModel, model_size: int, rules: Rules | None = None
+) -> RunnableModel:
     """Return what a run needs of a model.
 
     Args:
         model: The model.
         model_size: Bytes of its file.
+        rules: The rules that say what symbols mean, and which inputs choose a branch.
 
     Raises:
         ModelError: Not all of its external data can be used: onnxruntime must not open it.
@@ -315,8 +318,11 @@ def build_runnable_model(model: KvModel, model_size: int) -> RunnableModel:
             (pair.scope, pair.buffer, str(pair.layer)),
             pair.input.old_name if pair.input is not None else None,
             pair.output.old_name if pair.output is not None else None,
+            model.plan.updates_by_kind.get(pair.kind, ""),
         )
         for pair in model.pairs
     ]
     data_size = sum(file.size for file in model.data_files)
-    return RunnableModel(Path(model.path), pairs, model_size + data_size)
+    branches = {} if rules is None else {rule.input_name: rule.first for rule in rules.branches}
+    meanings = model.plan.dims
+    return RunnableModel(Path(model.path), pairs, model_size + data_size, meanings, branches)

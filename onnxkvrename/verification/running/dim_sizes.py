@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxkvrename.errors import ModelError
+from onnxkvrename.rules.language.dims import find_terms
 from onnxkvrename.sidecars.specializations import parse_specializations
 from onnxkvrename.storage.read import read_text_file
 
@@ -25,9 +26,15 @@ _COMPILE_PREFIX = "qpc-"
 """How the names of QEfficient's compiles begin, which are folders of the export."""
 _MAX_PARSED_CHARS = 2000
 
+_NO_MEANINGS: Mapping[str, str] = {}
+_TIED_WORDS = {"batch": 1, "new": 2, "sequence": 4, "window": 8, "encoder": 6}
+"""Words for symbols that have one size in a model, whatever they are called, and that size."""
+
 _PAIR_PATTERNS = (
     r"\b(\d{1,9}) by (\d{1,9})\b",
     r"Got: (\d{1,9}) Expected: (\d{1,9})",
+    r"\bgot (\d{1,9}) expected (\d{1,9})",
+    r"\((\d{1,9})\) must be at least \w+ \((\d{1,9})\)",
     r"dimensions of (\d{1,9}) and (\d{1,9})",
 )
 """How onnxruntime writes two sizes that should be one."""
@@ -58,24 +65,88 @@ def read_specialized_sizes(model: Path) -> dict[str, int]:
     return {}
 
 
-def resolve_dim_sizes(shapes: Iterable[Sequence[Any]], dims: Mapping[str, int]) -> dict[str, int]:
+def resolve_dim_sizes(
+    shapes: Iterable[Sequence[Any]],
+    dims: Mapping[str, int],
+    meanings: Mapping[str, str] = _NO_MEANINGS,
+) -> dict[str, int]:
     """Return a size for every symbol: from `dims`, or a guess that is small enough for any machine.
 
     A sliding window gets the size of the context, so that it holds every position; one token
-    has logits, which no chunk of a prompt is too short for.
+    has logits, which no chunk of a prompt is too short for. A sum of symbols is their sum.
+
+    Args:
+        shapes: The shapes with the symbols.
+        dims: Sizes that are known.
+        meanings: What rules say of symbols; those with one word have one size.
     """
+    symbols = sorted({dim for shape in shapes for dim in shape if isinstance(dim, str)})
+    guesser = _SizeGuesser(dims, meanings)
+    return {symbol: guesser.resolve(symbol) for symbol in symbols}
+
+
+def advance_sizes(
+    sizes: Mapping[str, int], measured: Mapping[str, int], meanings: Mapping[str, str]
+) -> dict[str, int]:
+    """Return the sizes of the next step: those that outputs turned out to have, and their sums.
+
+    Args:
+        sizes: The sizes of this step.
+        measured: The sizes of some symbols that what is fed back has.
+        meanings: What rules say of symbols.
+    """
+    by_word = {meanings[symbol]: size for symbol, size in measured.items() if symbol in meanings}
+    advanced = dict(sizes)
+    for symbol in sizes:
+        word = meanings.get(symbol, "")
+        if symbol in measured:
+            advanced[symbol] = measured[symbol]
+        elif word in _TIED_WORDS and word in by_word:
+            advanced[symbol] = by_word[word]
+    before, after = _SizeGuesser(sizes, meanings), _SizeGuesser({**advanced, **measured}, meanings)
+    for symbol in sizes.keys() - measured.keys():
+        for term in find_terms(symbol, meanings):
+            advanced[symbol] += after.resolve(term) - before.resolve(term)
+    return advanced
+
+
+class _SizeGuesser:
+    """Sizes of symbols, those of one word alike.
+
+    Args:
+        dims: Sizes that are known.
+        meanings: What rules say of symbols.
+    """
+
+    def __init__(self, dims: Mapping[str, int], meanings: Mapping[str, str]) -> None:
+        self._dims = dims
+        self._meanings = meanings
+        by_word = {meanings[symbol]: dims[symbol] for symbol in dims if symbol in meanings}
+        self._by_word = {word: by_word.get(word, size) for word, size in _TIED_WORDS.items()}
+
+    def resolve(self, symbol: str) -> int:
+        """Return the size of a symbol or of a sum."""
+        if symbol in self._dims:
+            return self._dims[symbol]
+        terms = find_terms(symbol, self._meanings)
+        if terms:
+            return sum(map(self._resolve_symbol, terms))
+        return self._resolve_symbol(symbol)
+
+    def _resolve_symbol(self, symbol: str) -> int:
+        word = self._meanings.get(symbol, "")
+        if symbol not in self._dims and word in self._by_word:
+            return self._by_word[word]
+        return self._dims.get(symbol, _guess_size(symbol, self._dims))
+
+
+def _guess_size(symbol: str, dims: Mapping[str, int]) -> int:
     batch, context = dims.get("batch_size", 1), dims.get("ctx_len", 32)
     guesses = (
         *(("num_logits", 1), ("batch", batch), ("seq", 2), ("ctx", context)),
         ("window", context),
     )
-    symbols = {dim for shape in shapes for dim in shape if isinstance(dim, str)}
-    return {
-        symbol: dims.get(
-            symbol, next((size for part, size in guesses if part in symbol), DEFAULT_DIM_SIZE)
-        )
-        for symbol in sorted(symbols)
-    }
+    return next((size for part, size in guesses if part in symbol), DEFAULT_DIM_SIZE)
 
 
 def list_corrections(

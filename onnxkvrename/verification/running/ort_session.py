@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
@@ -126,12 +127,22 @@ class SessionValue(NamedTuple):
         key: Its identity, whatever token the name has.
         dtype: The dtype as onnxruntime writes it, such as `tensor(float16)`.
         shape: The sizes of its dimensions, symbols replaced by sizes.
+        dims: Its dimensions as the model has them: sizes, symbols and ``None``.
     """
 
     name: str
     key: ValueKey
     dtype: str
     shape: tuple[int, ...]
+    dims: tuple[int | str | None, ...] = ()
+
+    def resize(self, sizes: Mapping[str, int]) -> SessionValue:
+        """Return the value with other sizes for its symbols."""
+        shape = (
+            dim if isinstance(dim, int) else sizes.get(dim or "", DEFAULT_DIM_SIZE)
+            for dim in self.dims
+        )
+        return self._replace(shape=tuple(shape))
 
     @property
     def byte_size(self) -> int:
@@ -160,13 +171,19 @@ class OrtSession(NamedTuple):
     outputs: tuple[SessionValue, ...]
 
 
-def load_session(path: Path, keys: Mapping[str, ValueKey], dims: Mapping[str, int]) -> OrtSession:
+def load_session(
+    path: Path,
+    keys: Mapping[str, ValueKey],
+    dims: Mapping[str, int],
+    meanings: Mapping[str, str] = MappingProxyType({}),
+) -> OrtSession:
     """Load a model with onnxruntime.
 
     Args:
         path: The model.
         keys: Keys for some of its inputs and outputs, by name.
         dims: Sizes for symbolic dimensions; others are guessed.
+        meanings: What rules say of symbols.
 
     Raises:
         ModelError: onnxruntime refuses the model, it cannot be fed, or its feeds
@@ -187,13 +204,13 @@ def load_session(path: Path, keys: Mapping[str, ValueKey], dims: Mapping[str, in
         session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         # Reading a name that is not UTF-8 fails, too.
         inputs, outputs = (
-            [SessionValue(arg.name, (), arg.type, arg.shape) for arg in node_args]
+            [SessionValue(arg.name, (), arg.type, (), tuple(arg.shape)) for arg in node_args]
             for node_args in (session.get_inputs(), session.get_outputs())
         )
     except Exception as error:  # onnxruntime's own have no common base
         problem = "onnxruntime cannot load it as it is: "
         raise build_ort_error(problem, error, str(path)) from None
-    sizes = resolve_dim_sizes([value.shape for value in inputs], dims)
+    sizes = resolve_dim_sizes([value.dims for value in inputs], dims, meanings)
     loaded = OrtSession(
         ort,
         session,
@@ -235,6 +252,8 @@ def build_feed(
         array = numpy.arange(math.prod(value.shape)).reshape(value.shape)
     elif base_name == "image_idx":
         array = numpy.zeros(value.shape)
+    elif base_name == "attention_mask" and value.dtype in ("tensor(int64)", "tensor(int32)"):
+        array = numpy.ones(value.shape)  # some models count the ones to know how long a cache is
     else:
         entropy = repr((seed, step, value.key)).encode("utf-8", "surrogateescape")
         random = numpy.random.default_rng(list(hashlib.sha256(entropy).digest()))
@@ -248,6 +267,37 @@ def build_feed(
         array = bits.view(feed_type.view_dtype or feed_type.bits_dtype)
     array = numpy.array(array, dtype=feed_type.view_dtype or feed_type.bits_dtype, order="C")
     return session.ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def build_flag(session: OrtSession, value: SessionValue, *, is_true: bool) -> Any:
+    """Return an `OrtValue` for an input that chooses a branch."""
+    numpy = _import_module("numpy")
+    array = numpy.full(value.shape, is_true, dtype=_FEED_TYPES[value.dtype].bits_dtype)
+    return session.ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def join_positions(session: OrtSession, cache: Any, added: Any, axis: int) -> Any:
+    """Return a cache that new positions were appended to, and the oldest ones taken from.
+
+    Args:
+        session: The loaded model.
+        cache: An `OrtValue` of the cache's size.
+        added: The new positions, of the same size but for `axis`.
+        axis: The axis of the positions.
+    """
+    numpy = _import_module("numpy")
+    feed_type = _FEED_TYPES[cache.data_type()]
+    bits = [numpy.frombuffer(_read_bytes(each), feed_type.bits_dtype) for each in (cache, added)]
+    arrays = [array.reshape(v.shape()) for array, v in zip(bits, (cache, added), strict=True)]
+    joined = numpy.concatenate(arrays, axis=axis)
+    length = cache.shape()[axis]
+    joined = numpy.take(joined, range(joined.shape[axis] - length, joined.shape[axis]), axis)
+    joined = numpy.ascontiguousarray(joined)
+    if feed_type.onnx_type:
+        return session.ort.OrtValue.ortvalue_from_numpy_with_onnx_type(joined, feed_type.onnx_type)
+    return session.ort.OrtValue.ortvalue_from_numpy(
+        joined.view(feed_type.view_dtype or joined.dtype)
+    )
 
 
 def run_step(session: OrtSession, feeds: Mapping[str, Any], step: int) -> dict[str, Any]:
@@ -279,9 +329,12 @@ def digest_value(value: Any) -> OutputResult:
     The bytes are read in place: numpy does not have all of the dtypes.
     """
     dtype, shape = value.data_type(), tuple(value.shape())
-    size = math.prod(shape) * _FEED_TYPES[dtype].element_size
-    data = (ctypes.c_char * size).from_address(value.data_ptr()) if size else b""
-    return OutputResult(dtype, shape, hashlib.sha256(data).hexdigest())
+    return OutputResult(dtype, shape, hashlib.sha256(_read_bytes(value)).hexdigest())
+
+
+def _read_bytes(value: Any) -> Any:
+    size = math.prod(value.shape()) * _FEED_TYPES[value.data_type()].element_size
+    return (ctypes.c_char * size).from_address(value.data_ptr()) if size else b""
 
 
 def _import_module(name: str) -> Any:
@@ -299,10 +352,7 @@ def _resolve_value(
     value: SessionValue, keys: Mapping[str, ValueKey], sizes: Mapping[str, int]
 ) -> SessionValue:
     """Give a value its key, and sizes for the symbols in its shape."""
-    shape = tuple(
-        dim if isinstance(dim, int) else sizes.get(dim, DEFAULT_DIM_SIZE) for dim in value.shape
-    )
-    return value._replace(key=keys.get(value.name, (value.name,)), shape=shape)
+    return value.resize(sizes)._replace(key=keys.get(value.name, (value.name,)))
 
 
 def _check_session(session: OrtSession) -> None:

@@ -11,11 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.verification.running.dim_sizes import list_corrections
+from onnxkvrename.verification.running.feedback import (
+    Feedback,
+    feed_back,
+    format_dtype_and_shape,
+)
 from onnxkvrename.verification.running.ort_session import (
     MemoryLimitError,
     OrtSession,
@@ -23,6 +28,7 @@ from onnxkvrename.verification.running.ort_session import (
     SessionValue,
     ValueKey,
     build_feed,
+    build_flag,
     digest_value,
     load_session,
     run_step,
@@ -41,11 +47,13 @@ class RunnablePair(NamedTuple):
         key: Identifies the buffer, whatever token its names have.
         input: The name of its input, if it has one.
         output: The name of its retained output, if it has one.
+        update: How the rules mean it to be updated, empty if they do not say.
     """
 
     key: ValueKey
     input: str | None
     output: str | None
+    update: str = ""
 
 
 class RunnableModel(NamedTuple):
@@ -55,11 +63,15 @@ class RunnableModel(NamedTuple):
         path: The file of the model.
         pairs: Its KV pairs.
         byte_size: The bytes of the model and of its external data.
+        meanings: What the rules say of symbols.
+        branches: Inputs that choose a branch by the step, each with its value in the first one.
     """
 
     path: Path
     pairs: Sequence[RunnablePair]
     byte_size: int = 0
+    meanings: Mapping[str, str] = MappingProxyType({})
+    branches: Mapping[str, bool] = MappingProxyType({})
 
 
 class RetentionRun(NamedTuple):
@@ -116,8 +128,9 @@ def run_retention_loop(
         sizes = pending.pop(0)
         session = None
         try:
-            session = load_session(model.path, _build_keys(model.pairs), {**sizes, **dims})
-            return _run_steps(session, model.pairs, steps, seed)
+            keys, dims_here = _build_keys(model.pairs), {**sizes, **dims}
+            session = load_session(model.path, keys, dims_here, model.meanings)
+            return _run_steps(session, model, steps, seed)
         except MemoryLimitError:
             if not pending:
                 raise
@@ -129,38 +142,37 @@ def run_retention_loop(
             for symbol, size in list_corrections(message, session.dims, corrected_symbols):
                 if symbol not in corrected_symbols:
                     corrected_symbols.add(symbol)
-                    pending.insert(0, {**session.dims, symbol: size})
+                    pending.insert(0, {**sizes, symbol: size})
     assert first_error is not None
     raise first_error
 
 
-def _run_steps(
-    session: OrtSession, pairs: Sequence[RunnablePair], steps: int, seed: int
-) -> RetentionRun:
-    retained_inputs = _match_retained_outputs(session, pairs)
-    cache_length = _find_cache_length(session, pairs)
-    # Feeds are numpy's memory, and an output may share it: keep the first feeds alive.
-    first_feeds = {
-        value.name: build_feed(session, value, 0, seed=seed, cache_length=cache_length)
-        for value in session.inputs
-    }
-    initial_results = {
-        output: digest_value(first_feeds[input_name])
-        for output, input_name in retained_inputs.items()
-    }
-    feeds, results, findings = dict(first_feeds), list[dict[str, OutputResult]](), list[Finding]()
+def _run_steps(session: OrtSession, model: RunnableModel, steps: int, seed: int) -> RetentionRun:
+    feedback = _match_retained_outputs(session, model.pairs)
+    # Feeds are numpy's memory, and an output may share it: keep those of all steps alive.
+    feeds = [_build_feeds(session, model, session.dims, 0, seed)]
+    initial_results = {each.output: digest_value(feeds[0][each.input]) for each in feedback}
+    results, findings, sizes = list[dict[str, OutputResult]](), list[Finding](), session.dims
+    has_branch = any(value.name in model.branches for value in session.inputs)
     for step in range(steps):
-        outputs = run_step(session, feeds, step)
+        outputs = run_step(session, feeds[-1], step)
         results.append({name: digest_value(value) for name, value in outputs.items()})
-        findings += _check_feedback(session, retained_inputs, results[-1])
+        branch = step == 0 if has_branch else None
+        fed_back = feed_back(
+            session,
+            feedback,
+            feeds[-1],
+            outputs,
+            results[-1],
+            sizes=sizes,
+            meanings=model.meanings,
+            branch=branch,
+        )
+        findings += (build_feedback_finding(*fault) for fault in fed_back.faults)
         if findings:
             break
-        feeds = {input_name: outputs[output] for output, input_name in retained_inputs.items()}
-        feeds |= {
-            value.name: build_feed(session, value, step + 1, seed=seed, cache_length=cache_length)
-            for value in session.inputs
-            if value.name not in feeds
-        }
+        sizes = fed_back.sizes
+        feeds.append({**_build_feeds(session, model, sizes, step + 1, seed), **fed_back.feeds})
     output_names = {value.key: value.name for value in session.outputs}
     step_results = tuple(
         {key: step[name] for key, name in output_names.items()} for step in results
@@ -172,12 +184,26 @@ def _run_steps(
     )
     return RetentionRun(
         session.dims,
-        retained_inputs,
+        {each.output: each.input for each in feedback},
         output_names,
         step_results,
         unchanged_outputs,
         tuple(findings),
     )
+
+
+def _build_feeds(
+    session: OrtSession, model: RunnableModel, sizes: Mapping[str, int], step: int, seed: int
+) -> dict[str, Any]:
+    """Return a value for each input at a step."""
+    values = [value.resize(sizes) for value in session.inputs]
+    cache_length = _find_cache_length(values, model.pairs, session.dims)
+    return {
+        value.name: build_flag(session, value, is_true=model.branches[value.name] == (step == 0))
+        if value.name in model.branches and value.dtype == "tensor(bool)"
+        else build_feed(session, value, step, seed=seed, cache_length=cache_length)
+        for value in values
+    }
 
 
 def compare_runs(run: RetentionRun, expected: RetentionRun) -> Iterator[Finding]:
@@ -227,33 +253,30 @@ def _describe_difference(result: OutputResult, expected: OutputResult) -> str:
     if (result.dtype, result.shape) == (expected.dtype, expected.shape):
         return "holds other values than with the reference"
     return (
-        f"is {_format_dtype_and_shape(result)}, "
-        f"and not {_format_dtype_and_shape(expected)} as with the reference"
+        f"is {format_dtype_and_shape(result)}, "
+        f"and not {format_dtype_and_shape(expected)} as with the reference"
     )
-
-
-def _format_dtype_and_shape(value: OutputResult | SessionValue) -> str:
-    return f"{value.dtype} {list(value.shape)}"
 
 
 def _build_keys(pairs: Sequence[RunnablePair]) -> dict[str, ValueKey]:
     return {name: pair.key for pair in pairs for name in (pair.input, pair.output) if name}
 
 
-def _match_retained_outputs(session: OrtSession, pairs: Sequence[RunnablePair]) -> dict[str, str]:
-    """Return the input of each output that is fed back: by the pairs, else by its suffix."""
+def _match_retained_outputs(session: OrtSession, pairs: Sequence[RunnablePair]) -> list[Feedback]:
+    """Return the outputs that are fed back: by the pairs, else by their suffixes."""
     inputs = {value.name: value for value in session.inputs}
-    matches = {pair.output: pair.input for pair in pairs if pair.input and pair.output}
+    matches = {
+        pair.output: Feedback(pair.output, pair.input, pair.update)
+        for pair in pairs
+        if pair.input and pair.output
+    }
     for output in session.outputs:
         for suffix in _RETAINED_SUFFIXES:
             candidate = inputs.get(output.name.removesuffix(suffix))
             if candidate and output.name not in matches and _can_be_pair(candidate, output):
-                matches[output.name] = candidate.name
-    return {
-        output.name: matches[output.name]
-        for output in session.outputs
-        if matches.get(output.name) in inputs
-    }
+                matches[output.name] = Feedback(output.name, candidate.name)
+    found = (matches.get(output.name) for output in session.outputs)
+    return [each for each in found if each is not None and each.input in inputs]
 
 
 def _can_be_pair(candidate: SessionValue, output: SessionValue) -> bool:
@@ -264,27 +287,14 @@ def _can_be_pair(candidate: SessionValue, output: SessionValue) -> bool:
     )
 
 
-def _find_cache_length(session: OrtSession, pairs: Sequence[RunnablePair]) -> int:
+def _find_cache_length(
+    inputs: Sequence[SessionValue], pairs: Sequence[RunnablePair], dims: Mapping[str, int]
+) -> int:
     """Return the size of the context, or without that symbol the longest axis 2 of a buffer.
 
     Where an encoder writes buffers, too, the context is that of the decoder.
     """
     buffers = {pair.input for pair in pairs}
-    shapes = [value.shape for value in session.inputs if value.name in buffers]
+    shapes = [value.shape for value in inputs if value.name in buffers]
     longest = max((shape[2] for shape in shapes if len(shape) == 4), default=1)
-    return session.dims.get("ctx_len", session.dims.get("decoder_ctx_len", longest))
-
-
-def _check_feedback(
-    session: OrtSession, retained_inputs: Mapping[str, str], results: Mapping[str, OutputResult]
-) -> Iterator[Finding]:
-    """Yield KV118 for outputs that do not fit the inputs they are fed back to."""
-    inputs = {value.name: value for value in session.inputs}
-    for name, input_name in retained_inputs.items():
-        result, value = results[name], inputs[input_name]
-        if (result.dtype, result.shape) != (value.dtype, value.shape):
-            yield build_feedback_finding(
-                name,
-                f"comes out as {_format_dtype_and_shape(result)}, "
-                f"and cannot go back into {input_name}, {_format_dtype_and_shape(value)}",
-            )
+    return dims.get("ctx_len", dims.get("decoder_ctx_len", longest))

@@ -54,7 +54,8 @@ def serve_request(request: Mapping[str, Any]) -> None:
 
 def _run_loop(request: Mapping[str, Any]) -> RetentionRun:
     pairs = [RunnablePair(tuple(key), *names) for key, *names in request["pairs"]]
-    model = RunnableModel(Path(request["path"]), pairs)
+    meanings, branches = request["meanings"], request["branches"]
+    model = RunnableModel(Path(request["path"]), pairs, 0, meanings, branches)
     return run_retention_loop(
         model,
         dims=request["dims"],

@@ -1,0 +1,139 @@
+"""Decide what a step's outputs become in the next step, by how each buffer is meant to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from onnxkvrename.verification.running.dim_sizes import advance_sizes
+from onnxkvrename.verification.running.ort_session import (
+    OrtSession,
+    OutputResult,
+    SessionValue,
+    join_positions,
+)
+
+_FIXED_UPDATES = ("inplace", "once")
+"""What a buffer must be meant to do for its size never to change."""
+
+
+class Feedback(NamedTuple):
+    """A retained output and the input that it goes back into.
+
+    Attributes:
+        output: The name of the output.
+        input: The name of the input.
+        update: How the rules mean it to be made: one of `rules.profile.UPDATES`, or empty.
+    """
+
+    output: str
+    input: str
+    update: str = "inplace"
+
+
+class FedBack(NamedTuple):
+    """What goes from one step to the next.
+
+    Attributes:
+        feeds: The values of inputs, by name.
+        sizes: The sizes of the next step's symbols.
+        faults: Outputs that cannot go back, each with the reason.
+    """
+
+    feeds: Mapping[str, Any]
+    sizes: Mapping[str, int]
+    faults: tuple[tuple[str, str], ...]
+
+
+class _Step(NamedTuple):
+    """One step: what was fed, what came out, and whether it was the first of two branches."""
+
+    session: OrtSession
+    feeds: Mapping[str, Any]
+    outputs: Mapping[str, Any]
+    results: Mapping[str, OutputResult]
+    sizes: Mapping[str, int]
+    fills_caches: bool
+    keeps_caches: bool
+
+
+def feed_back(
+    session: OrtSession,
+    feedback: Sequence[Feedback],
+    feeds: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    results: Mapping[str, OutputResult],
+    *,
+    sizes: Mapping[str, int],
+    meanings: Mapping[str, str],
+    branch: bool | None = None,
+) -> FedBack:
+    """Return what a step's outputs become in the next step.
+
+    An output that is longer by the new positions goes back as it is, and the sizes of symbols
+    follow it. New positions alone are joined to what was fed. What is written once is kept.
+
+    Args:
+        session: The loaded model.
+        feedback: The outputs that go back.
+        feeds: What the step was fed.
+        outputs: What came out, by name.
+        results: The same, as types and shapes.
+        sizes: The sizes of this step's symbols.
+        meanings: What rules say of symbols.
+        branch: For a model with a branch of its own for the first step, whether this was it.
+    """
+    step = _Step(session, feeds, outputs, results, sizes, branch is True, branch is False)
+    values = {value.name: value.resize(sizes) for value in session.inputs}
+    next_feeds: dict[str, Any] = {}
+    measured: dict[str, int] = {}
+    faults = []
+    for each in feedback:
+        value = values[each.input]
+        fed, grown = _choose_feed(each, value, step)
+        if fed is None or any(measured.get(name, size) != size for name, size in grown.items()):
+            faults.append((each.output, _describe_fault(results[each.output], value)))
+            continue
+        next_feeds[each.input] = fed
+        measured |= grown
+    return FedBack(next_feeds, advance_sizes(sizes, measured, meanings), tuple(faults))
+
+
+def _choose_feed(
+    feedback: Feedback, value: SessionValue, step: _Step
+) -> tuple[Any, dict[str, int]]:
+    """Return what an input gets next, and the symbols whose sizes that settles."""
+    result, output = step.results[feedback.output], step.outputs[feedback.output]
+    fed = step.feeds[feedback.input]
+    if feedback.update == "once" and step.keeps_caches:
+        return fed, {}
+    if result.dtype != value.dtype or len(result.shape) != len(value.shape):
+        return None, {}
+    changed = [axis for axis, size in enumerate(result.shape) if size != value.shape[axis]]
+    if feedback.update == "delta" and len(changed) == 1:
+        (axis,) = changed
+        if result.shape[axis] < value.shape[axis]:
+            return join_positions(step.session, fed, output, axis), {}
+    is_fixed = feedback.update in _FIXED_UPDATES and not step.fills_caches
+    sizes = dict(_list_symbol_sizes(value, result))
+    if changed and (is_fixed or not all(isinstance(value.dims[axis], str) for axis in changed)):
+        return None, {}
+    return output, sizes
+
+
+def _list_symbol_sizes(value: SessionValue, result: OutputResult) -> Iterator[tuple[str, int]]:
+    for dim, size in zip(value.dims, result.shape, strict=True):
+        if isinstance(dim, str):
+            yield dim, size
+
+
+def _describe_fault(result: OutputResult, value: SessionValue) -> str:
+    return (
+        f"comes out as {format_dtype_and_shape(result)}, "
+        f"and cannot go back into {value.name}, {format_dtype_and_shape(value)}"
+    )
+
+
+def format_dtype_and_shape(value: OutputResult | SessionValue) -> str:
+    """Return the dtype and the sizes of a value."""
+    return f"{value.dtype} {list(value.shape)}"
