@@ -82,7 +82,7 @@ def resolve_dim_sizes(
     """
     symbols = sorted({dim for shape in shapes for dim in shape if isinstance(dim, str)})
     guesser = _SizeGuesser(dims, meanings)
-    return {symbol: guesser.resolve(symbol) for symbol in symbols}
+    return {symbol: guesser.choose_size(symbol) for symbol in symbols}
 
 
 def advance_sizes(
@@ -106,7 +106,7 @@ def advance_sizes(
     before, after = _SizeGuesser(sizes, meanings), _SizeGuesser({**advanced, **measured}, meanings)
     for symbol in sizes.keys() - measured.keys():
         for term in find_terms(symbol, meanings):
-            advanced[symbol] += after.resolve(term) - before.resolve(term)
+            advanced[symbol] += after.choose_size(term) - before.choose_size(term)
     return advanced
 
 
@@ -124,16 +124,16 @@ class _SizeGuesser:
         by_word = {meanings[symbol]: dims[symbol] for symbol in dims if symbol in meanings}
         self._by_word = {word: by_word.get(word, size) for word, size in _TIED_WORDS.items()}
 
-    def resolve(self, symbol: str) -> int:
+    def choose_size(self, symbol: str) -> int:
         """Return the size of a symbol or of a sum."""
         if symbol in self._dims:
             return self._dims[symbol]
         terms = find_terms(symbol, self._meanings)
         if terms:
-            return sum(map(self._resolve_symbol, terms))
-        return self._resolve_symbol(symbol)
+            return sum(map(self._choose_symbol_size, terms))
+        return self._choose_symbol_size(symbol)
 
-    def _resolve_symbol(self, symbol: str) -> int:
+    def _choose_symbol_size(self, symbol: str) -> int:
         word = self._meanings.get(symbol, "")
         if symbol not in self._dims and word in self._by_word:
             return self._by_word[word]
