@@ -15,6 +15,7 @@ from onnxkvrename.cli.options import (
     add_full_transfer_option,
     add_models_argument,
     add_no_set_option,
+    add_pairs_option,
     add_profile_option,
     add_quiet_option,
     add_rules_option,
@@ -55,6 +56,7 @@ class _Arguments(NamedTuple):
     strict: bool
     profile: str | None
     rules: Path | None
+    pairs: str | None
     output_format: str
     quiet: bool
     verbose: bool
@@ -80,6 +82,7 @@ class _Arguments(NamedTuple):
 @add_strict_option()
 @add_profile_option()
 @add_rules_option()
+@add_pairs_option()
 @add_format_option()
 @add_quiet_option()
 @add_verbose_option("Show what is selected, in its order.")
@@ -112,7 +115,14 @@ def render_failure(code: int, error: KvRenameError) -> str:
 def _check_models(arguments: _Arguments) -> ConsumerCheck:
     consumer = load_consumer(arguments.target)
     is_quiet = arguments.quiet or arguments.output_format != "text"
-    rules = pick_profile(arguments.models, arguments.profile, arguments.rules, is_quiet=is_quiet)
+    rules = pick_profile(
+        arguments.models,
+        arguments.profile,
+        arguments.rules,
+        is_quiet=is_quiet,
+        pairs=arguments.pairs,
+        token=consumer.token,
+    )
     compile_info = CompileInfo(
         parse_dim_sizes(arguments.dims),
         arguments.specializations,

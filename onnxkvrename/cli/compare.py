@@ -18,6 +18,7 @@ from onnxkvrename.cli.options import (
     add_format_option,
     add_full_transfer_option,
     add_no_set_option,
+    add_pairs_option,
     add_profile_option,
     add_quiet_option,
     add_rules_option,
@@ -88,6 +89,7 @@ class _Arguments(NamedTuple):
     no_set: bool
     profile: str | None
     rules: Path | None
+    pairs: str | None
     output_format: str
     quiet: bool
     verbose: bool
@@ -141,6 +143,7 @@ class _Arguments(NamedTuple):
 @add_no_set_option()
 @add_profile_option()
 @add_rules_option()
+@add_pairs_option()
 @add_format_option()
 @add_quiet_option()
 @add_verbose_option("Show every finding.")
@@ -156,7 +159,14 @@ def command(**values: Any) -> int:
     consumer = load_consumer(arguments.target)
     is_quiet = arguments.quiet or arguments.output_format != "text"
     sides = (arguments.prefill, arguments.decode)
-    rules = pick_profile(sides, arguments.profile, arguments.rules, is_quiet=is_quiet)
+    rules = pick_profile(
+        sides,
+        arguments.profile,
+        arguments.rules,
+        is_quiet=is_quiet,
+        pairs=arguments.pairs,
+        token=consumer.token,
+    )
     ranks = _parse_ranks(arguments.tp)
     requests = _build_requests(arguments, ranks)
     prefill, decode = _load_sides(arguments, rules)

@@ -15,6 +15,7 @@ from onnxkvrename.cli.options import (
     OutputFile,
     add_format_option,
     add_models_argument,
+    add_pairs_option,
     add_profile_option,
     add_rules_option,
     add_version_option,
@@ -44,6 +45,7 @@ class _Arguments(NamedTuple):
     force: bool
     profile: str | None
     rules: Path | None
+    pairs: str | None
     output_format: str
 
 
@@ -63,6 +65,7 @@ class _Arguments(NamedTuple):
 @click.option("--force", is_flag=True, help="Replace files that are not earlier pictures or pages.")
 @add_profile_option()
 @add_rules_option()
+@add_pairs_option()
 @add_format_option()
 @add_version_option()
 def command(**values: Any) -> int:
@@ -76,7 +79,13 @@ def command(**values: Any) -> int:
         raise click.UsageError("no MODEL given: onnxkvrename inspect MODEL...")
     jobs = find_jobs(arguments.models)
     is_quiet = arguments.output_format != "text"
-    rules = pick_profile(arguments.models, arguments.profile, arguments.rules, is_quiet=is_quiet)
+    rules = pick_profile(
+        arguments.models,
+        arguments.profile,
+        arguments.rules,
+        is_quiet=is_quiet,
+        pairs=arguments.pairs,
+    )
     summaries = tuple(inspect_model(job.model, rules, trace_buffer_updates) for job in jobs)
     _write_pictures(summaries, arguments)
     return print_answer(_build_answer(summaries, rules.profile_choice), arguments.output_format)

@@ -16,6 +16,7 @@ from onnxkvrename.cli.options import (
     add_format_option,
     add_models_argument,
     add_no_set_option,
+    add_pairs_option,
     add_profile_option,
     add_quiet_option,
     add_rules_option,
@@ -89,6 +90,7 @@ class _Arguments(NamedTuple):
     strict: bool
     profile: str | None
     rules: Path | None
+    pairs: str | None
     output_format: str
     quiet: bool
     verbose: bool
@@ -182,6 +184,7 @@ class _ManifestResult(NamedTuple):
 @add_strict_option()
 @add_profile_option()
 @add_rules_option()
+@add_pairs_option()
 @add_format_option(default="json")
 @add_quiet_option()
 @add_verbose_option("Show every finding.")
@@ -199,7 +202,13 @@ def command(**values: Any) -> int:
     _check_projection_options(arguments)
     compile_info = _build_compile_info(arguments)
     is_quiet = arguments.quiet or arguments.output_format != "text"
-    rules = pick_profile(arguments.models, arguments.profile, arguments.rules, is_quiet=is_quiet)
+    rules = pick_profile(
+        arguments.models,
+        arguments.profile,
+        arguments.rules,
+        is_quiet=is_quiet,
+        pairs=arguments.pairs,
+    )
     if arguments.stamp:
         remove_links_of_killed_runs(find_jobs(arguments.models))
     loaded = load_layout(

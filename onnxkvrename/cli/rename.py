@@ -21,6 +21,7 @@ from onnxkvrename.cli.options import (
     add_jobs_option,
     add_models_argument,
     add_no_set_option,
+    add_pairs_option,
     add_profile_option,
     add_quiet_option,
     add_rules_option,
@@ -28,6 +29,7 @@ from onnxkvrename.cli.options import (
     add_verbose_option,
     add_version_option,
     complete_consumer,
+    find_rules_by_dataflow,
     pick_profile,
 )
 from onnxkvrename.cli.output import is_terminal, print_answer
@@ -61,7 +63,7 @@ _SECTIONS = {
     "Result": ("output", "directory", "force", "check", "diff", "dry_run"),
     "Files that repeat the names": ("sidecar", "sidecars", "no_sidecars"),
     "QEfficient's export cache": ("seed_cache", "in_place"),
-    "Checks and rules": ("verify", "strict", "no_set", "profile", "rules"),
+    "Checks and rules": ("verify", "strict", "no_set", "profile", "rules", "pairs"),
     "Workers": ("jobs", "dask"),
     "Output": ("output_format", "quiet", "verbose"),
 }
@@ -93,6 +95,7 @@ class _Arguments(NamedTuple):
     force: bool
     profile: str | None
     rules: Path | None
+    pairs: str | None
     jobs: int | None
     dask: str | None
     output_format: str
@@ -188,6 +191,7 @@ class _Arguments(NamedTuple):
 )
 @add_profile_option()
 @add_rules_option()
+@add_pairs_option()
 @add_jobs_option()
 @click.option(
     "--dask",
@@ -254,7 +258,8 @@ def _rename_models(arguments: _Arguments, view: RenameView) -> Report:
     if arguments.seed_cache:
         return _rename_in_cache(jobs, change, rules, options, arguments)
     report = _run_jobs(jobs, change, rules, options, arguments)
-    if report.has_no_buffers and arguments.profile is None and arguments.rules is None:
+    is_default = arguments.profile is None and arguments.rules is None and arguments.pairs is None
+    if report.has_no_buffers and is_default:
         rules = _pick_rules([job.model for job in jobs], arguments)
         if rules.choice is not None:
             report = _run_jobs(jobs, change, rules, options, arguments)
@@ -263,9 +268,24 @@ def _rename_models(arguments: _Arguments, view: RenameView) -> Report:
 
 def _load_rules(arguments: _Arguments) -> Rules:
     """Return the rules that were asked for; by default those of the default profile."""
+    if arguments.pairs is not None:
+        return _find_rules(arguments)
     if arguments.profile == AUTO_PROFILE and arguments.rules is None:
         return _pick_rules(arguments.models, arguments)
     return load_rules(arguments.profile, arguments.rules)
+
+
+def _find_rules(arguments: _Arguments) -> Rules:
+    """Return rules for the pairs of the dataflow."""
+    if arguments.seed_cache:
+        raise click.UsageError("--pairs and --seed-cache cannot both be: the cache goes by names")
+    if arguments.replace:
+        raise click.UsageError("--pairs and --replace cannot both be: --strip the old token first")
+    token = _resolve_token(arguments)
+    if token is None:
+        raise click.UsageError("--pairs needs --prefix: no rule tells a token from a name")
+    check_token_change(TokenChange(token))
+    return find_rules_by_dataflow(arguments.models, arguments.profile, arguments.rules, token)
 
 
 def _pick_rules(models: Sequence[Path], arguments: _Arguments) -> Rules:

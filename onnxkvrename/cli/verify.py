@@ -16,6 +16,7 @@ from onnxkvrename.cli.options import (
     add_jobs_option,
     add_models_argument,
     add_no_set_option,
+    add_pairs_option,
     add_profile_option,
     add_quiet_option,
     add_rules_option,
@@ -67,6 +68,7 @@ class _Arguments(NamedTuple):
     strict: bool
     profile: str | None
     rules: Path | None
+    pairs: str | None
     jobs: int | None
     output_format: str
     quiet: bool
@@ -136,6 +138,7 @@ class _Arguments(NamedTuple):
 @add_strict_option()
 @add_profile_option()
 @add_rules_option()
+@add_pairs_option()
 @add_jobs_option()
 @add_format_option()
 @add_quiet_option()
@@ -170,7 +173,14 @@ def _verify_models(arguments: _Arguments) -> tuple[tuple[VerifiedModel, ...], Pr
     if request.renamed_from is not None and len(paths) > 1:
         raise click.UsageError(f"--renamed-from is for one model, not {len(paths)}")
     is_quiet = arguments.quiet or arguments.output_format != "text"
-    rules = pick_profile(paths, arguments.profile, arguments.rules, is_quiet=is_quiet)
+    rules = pick_profile(
+        paths,
+        arguments.profile,
+        arguments.rules,
+        is_quiet=is_quiet,
+        pairs=arguments.pairs,
+        token=arguments.prefix,
+    )
     verify = partial(verify_model, rules=rules, request=request)
     with open_process_pool(arguments.jobs or count_useful_processes(len(paths))) as executor:
         models = tuple(map_ordered(verify, paths, executor, is_read_only=True))

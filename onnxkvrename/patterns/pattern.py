@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from onnxkvrename.patterns.matcher import LinearMatcher
@@ -55,7 +55,53 @@ class Re2Matcher(NamedTuple):
         }
 
 
-Pattern = LinearMatcher | Re2Matcher
+class NameTable(NamedTuple):
+    """A table of names that is asked like a pattern.
+
+    A name may carry a token after an underscore, before the suffix.
+
+    Attributes:
+        entries: The part and the layer of each name; names are without token and suffix.
+        suffix: What all names end with, mostly nothing.
+    """
+
+    entries: Mapping[str, tuple[str, int]]
+    suffix: str = ""
+
+    @property
+    def cost(self) -> int:
+        """What the table takes to build, on the scale of patterns."""
+        return len(self.entries)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The named groups."""
+        return "name", "buffer", "layer", "token", "suffix"
+
+    def matches(self, name: str) -> bool:
+        """Return whether a name is in the table, with or without a token."""
+        return self.match_groups(name) is not None
+
+    def match_groups(self, name: str) -> dict[str, str] | None:
+        """Return the text of each group, or `None` if the name is not in the table."""
+        if not name.endswith(self.suffix):
+            return None
+        core, token = name[: len(name) - len(self.suffix)], ""
+        if core not in self.entries:
+            core, _, token = core.rpartition("_")
+        if core not in self.entries or (not token and core + self.suffix != name):
+            return None
+        buffer, layer = self.entries[core]
+        return {
+            "name": core,
+            "buffer": buffer,
+            "layer": str(layer),
+            "token": token,
+            "suffix": self.suffix,
+        }
+
+
+Pattern = LinearMatcher | Re2Matcher | NameTable
 """A pattern for whole names, which can be pickled.
 
 ``groups`` are the names of its groups, ``cost`` is what it takes to build, and

@@ -281,12 +281,12 @@ def _parse_kv_rule(table: ObjectReader) -> KvRule:
     part_count = sum(map(len, buffers_by_kind.values())) + len(beside)
     if not part_count:
         raise table.build_error("kinds", "names no buffer")
-    needed_groups = {"layer"} if part_count == 1 else {"buffer", "layer"}
-    patterns = {side: _read_pattern(table, side, needed_groups) for side in SIDES}
-    templates = {
-        side: _read_template(table, f"{side}_name", {"token", *patterns[side].groups})
-        for side in SIDES
-    }
+    if "names" in table.values:
+        from onnxkvrename.rules.language.name_lists import parse_names  # most rules have patterns
+
+        patterns, templates = parse_names(table)
+    else:
+        patterns, templates = _parse_patterns(table, is_one_part=part_count == 1)
     updates = table.read_object("update", "a table of kinds", default={})
     open_kinds = frozenset(table.read_strings("by_shape", default=[]))
     for key, names in (("update", set(updates.values)), ("by_shape", open_kinds)):
@@ -310,6 +310,19 @@ def _parse_kv_rule(table: ObjectReader) -> KvRule:
         open_kinds,
         {kind: kind_table.rule for kind, kind_table in tables.items()},
     )
+
+
+def _parse_patterns(
+    table: ObjectReader, *, is_one_part: bool
+) -> tuple[dict[str, Pattern], dict[str, str]]:
+    """Return the pattern and the template of each side; one part alone needs no group."""
+    needed_groups = {"layer"} if is_one_part else {"buffer", "layer"}
+    patterns = {side: _read_pattern(table, side, needed_groups) for side in SIDES}
+    templates = {
+        side: _read_template(table, f"{side}_name", {"token", *patterns[side].groups})
+        for side in SIDES
+    }
+    return patterns, templates
 
 
 def _parse_kind_tables(kinds: ObjectReader) -> dict[str, KindTable]:

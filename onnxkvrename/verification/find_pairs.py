@@ -43,11 +43,14 @@ class StatePair(NamedTuple):
         input: The graph input.
         output: The graph output.
         update: How the output is made from the input.
+        is_computed: Whether the model computes with the state on the way, as it decays a
+            recurrent state.
     """
 
     input: Value
     output: Value
     update: BufferUpdate
+    is_computed: bool = False
 
 
 class _Match(NamedTuple):
@@ -56,12 +59,15 @@ class _Match(NamedTuple):
     Attributes:
         number: The number of the input among the candidates.
         pair: Both, with the update.
-        is_computed: Whether the model computes with the state on the way.
     """
 
     number: int
     pair: StatePair
-    is_computed: bool
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the model computes with the state on the way."""
+        return self.pair.is_computed
 
 
 def find_state_pairs(model: ModelProto, signature: Signature) -> tuple[StatePair, ...]:
@@ -183,7 +189,7 @@ def _match_output(output: Value, origin: Origin, candidates: Sequence[Value]) ->
         return None
     if flow.update.kind in ("append", "shift"):  # nothing is joined to a hidden state
         is_computed = False
-    return _Match(number, StatePair(source, output, flow.update), is_computed)
+    return _Match(number, StatePair(source, output, flow.update, is_computed))
 
 
 def _has_same_rank(first: Value, second: Value) -> bool:

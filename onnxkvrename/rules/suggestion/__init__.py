@@ -1,0 +1,1 @@
+"""Rules that recognise pairs which are known already, such as those of the dataflow."""

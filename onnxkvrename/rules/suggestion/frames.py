@@ -1,0 +1,251 @@
+"""Find what the names of pairs have in common: the layer's number, and the part of the layer.
+
+Of ``past_key_values.0.key`` and ``present.0.key`` the number is the layer, since it counts
+along on both sides, and ``key`` is the part, since it stands beside the layer on both. What is
+left is the *frame* of the two names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+from typing import NamedTuple
+
+_NUMBER = re.compile("(?<![0-9])(0|[1-9][0-9]{0,5})(?![0-9])")
+_WORD_CHARACTER = re.compile("[0-9A-Za-z]")
+_UNFIT_FOR_TEMPLATES = re.compile(r"[{}\[\]]")
+
+
+class StateNames(NamedTuple):
+    """The names of a pair.
+
+    Attributes:
+        input: The name of the input, without a token.
+        output: The name of the output, without a token and without `suffix`.
+        suffix: What follows a token in the name of the output.
+        kind: The kind of buffer, such as ``attention``.
+        update: How it is updated; empty if that is not known.
+    """
+
+    input: str
+    output: str
+    suffix: str
+    kind: str
+    update: str
+
+
+class Frame(NamedTuple):
+    """What the names of several parts of a layer have in common.
+
+    Attributes:
+        before: For the input and the output what comes first.
+        between: What is between layer and part.
+        after: For the input and the output what comes last, before a token.
+        suffix: What follows a token in the name of an output.
+        is_part_first: Whether the part comes before the layer.
+    """
+
+    before: tuple[str, str]
+    between: str
+    after: tuple[str, str]
+    suffix: str
+    is_part_first: bool
+
+
+class FramedState(NamedTuple):
+    """A pair with its place in a frame."""
+
+    names: StateNames
+    frame: Frame
+    part: str
+    layer: int
+
+
+class ListedState(NamedTuple):
+    """A pair whose names are only listed, with a part and a layer made up for it."""
+
+    names: StateNames
+    part: str
+    layer: int
+
+
+def split_token(input_name: str, output_name: str, token: str) -> tuple[str, str, str]:
+    """Return the names of a pair without a token, and the suffix of the output.
+
+    A token is at the end of the input, after an underscore. In the output it follows what the
+    two names have in common if the output begins with the input; else it is at the end, too.
+
+    Args:
+        input_name: The name of the input.
+        output_name: The name of the output.
+        token: The token that they may carry; empty if they carry none.
+
+    Returns:
+        The input, the output without its suffix, and the suffix.
+    """
+    ending = f"_{token}" if token else ""
+    core = input_name.removesuffix(ending)
+    if output_name.startswith(core) and output_name != core:
+        suffix = output_name[len(core) :]
+        if ending and suffix.startswith(ending) and not _is_word_at(suffix, len(ending)):
+            suffix = suffix[len(ending) :]
+        if not suffix:
+            return core, core, ""
+        if not _is_word_at(suffix, 0):
+            return core, core, suffix
+    return core, output_name.removesuffix(ending), ""
+
+
+def _is_word_at(text: str, position: int) -> bool:
+    """Return whether a letter or digit is at a position."""
+    return _WORD_CHARACTER.match(text, position) is not None
+
+
+def frame_states(states: Sequence[StateNames]) -> tuple[list[FramedState], list[ListedState]]:
+    """Return the states whose names have a common frame, and those that can only be listed.
+
+    Args:
+        states: The names of all pairs.
+    """
+    framed: list[FramedState] = []
+    unframed: list[StateNames] = []
+    for alike in _group_by_skeleton(states):
+        found = [each for group in _choose_numbers(alike) for each in _frame_group(group)]
+        if len(found) == len(alike) and len({each.frame for each in found}) == 1:
+            framed += found
+        else:
+            unframed += alike
+    known: set[tuple[str, int]] = set()
+    kept = []
+    for state in framed:
+        # Two rules must not read their names as one buffer.
+        if (state.part, state.layer) in known:
+            unframed.append(state.names)
+        else:
+            known.add((state.part, state.layer))
+            kept.append(state)
+    return kept, list(_list_states(unframed, known))
+
+
+class _Numbered(NamedTuple):
+    """A pair, and which of the numbers in its names is the layer's."""
+
+    names: StateNames
+    input_parts: tuple[str, ...]
+    output_parts: tuple[str, ...]
+    input_number: int
+    output_number: int
+
+
+def _group_by_skeleton(states: Iterable[StateNames]) -> Iterator[list[StateNames]]:
+    """Yield the states whose inputs differ in numbers only."""
+    groups: dict[str, list[StateNames]] = {}
+    for state in states:
+        groups.setdefault(_NUMBER.sub("0", state.input), []).append(state)
+    yield from groups.values()
+
+
+def _choose_numbers(states: Sequence[StateNames]) -> Iterator[list[_Numbered]]:
+    """Yield the states by their other numbers, with the number that is the layer's.
+
+    It is the one that takes most values, of several the first, and that is the same on both
+    sides of each pair.
+    """
+    inputs = [tuple(_NUMBER.split(state.input)) for state in states]
+    outputs = [tuple(_NUMBER.split(state.output)) for state in states]
+    if len({_NUMBER.sub("0", f"{s.output}\0{s.suffix}") for s in states}) > 1:
+        return
+    choices = [
+        (len({parts[i] for parts in inputs}), -i, -j)
+        for i, j in product(range(1, len(inputs[0]), 2), range(1, len(outputs[0]), 2))
+        if all(into[i] == out[j] for into, out in zip(inputs, outputs, strict=True))
+    ]
+    if not choices:
+        return
+    _, i, j = max(choices)
+    groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[_Numbered]] = {}
+    for state, into, out in zip(states, inputs, outputs, strict=True):
+        key = into[:-i] + into[-i + 1 :], out[:-j] + out[-j + 1 :]
+        groups.setdefault(key, []).append(_Numbered(state, into, out, -i, -j))
+    yield from groups.values()
+
+
+def _frame_group(states: Sequence[_Numbered]) -> Iterator[FramedState]:
+    """Yield states that differ in the layer only, with their frame; none if there is no part."""
+    first = states[0]
+    before_in, after_in = _join_around(first.input_parts, first.input_number)
+    before_out, after_out = _join_around(first.output_parts, first.output_number)
+    ending, beginning = (
+        _find_common_words((before_in[::-1], before_out[::-1]))[::-1],
+        _find_common_words((after_in, after_out)),
+    )
+    is_part_first = len(_strip_marks(ending)) > len(_strip_marks(beginning))
+    common = ending if is_part_first else beginning
+    part = _strip_marks(common)
+    if not part:
+        return
+    lead, _, trail = common.partition(part)
+    if is_part_first:
+        befores = tuple(text[: len(text) - len(common)] + lead for text in (before_in, before_out))
+        frame = Frame(
+            (befores[0], befores[1]), trail, (after_in, after_out), first.names.suffix, True
+        )
+    else:
+        afters = tuple(trail + text[len(common) :] for text in (after_in, after_out))
+        frame = Frame(
+            (before_in, before_out), lead, (afters[0], afters[1]), first.names.suffix, False
+        )
+    texts = (*frame.before, frame.between, *frame.after, frame.suffix, part)
+    if any(_UNFIT_FOR_TEMPLATES.search(text) for text in texts):
+        return
+    for state in states:
+        yield FramedState(state.names, frame, part, int(state.input_parts[state.input_number]))
+
+
+def _join_around(parts: Sequence[str], number: int) -> tuple[str, str]:
+    """Return what is before and after the number at a position."""
+    return "".join(parts[:number]), "".join(parts[number + 1 :])
+
+
+def _find_common_words(texts: Sequence[str]) -> str:
+    """Return what texts begin with in common, up to a place where words end on both."""
+    first, last = min(texts), max(texts)
+    length = next(
+        (at for at, pair in enumerate(zip(first, last, strict=False)) if len({*pair}) > 1),
+        len(first),
+    )
+    common = first[:length]
+    while common and any(_is_word_split(text, len(common)) for text in texts):
+        common = common[:-1]
+    return common
+
+
+def _is_word_split(text: str, position: int) -> bool:
+    return _is_word_at(text, position) and _is_word_at(text, position - 1)
+
+
+def _strip_marks(text: str) -> str:
+    """Return a text from its first letter or digit to its last."""
+    return re.sub("^[^0-9A-Za-z]+|[^0-9A-Za-z]+$", "", text)
+
+
+def _list_states(
+    states: Iterable[StateNames], known: set[tuple[str, int]]
+) -> Iterator[ListedState]:
+    """Yield states with a part and a layer of their own, made of the names of their inputs."""
+    for alike in _group_by_skeleton(states):
+        inputs = [_NUMBER.split(state.input) for state in alike]
+        numbers = range(1, len(inputs[0]), 2)
+        layer_at = max(numbers, key=lambda i: (len({p[i] for p in inputs}), -i), default=None)
+        for state, parts in zip(alike, inputs, strict=True):
+            layer = 0 if layer_at is None else int(parts[layer_at])
+            words = [text for at, text in enumerate(parts) if at != layer_at]
+            part = re.sub("[^0-9A-Za-z]+", "_", "_".join(words)).strip("_") or "state"
+            count = 1
+            unique = part
+            while (unique, layer) in known:
+                count += 1
+                unique = f"{part}_{count}"
+            known.add((unique, layer))
+            yield ListedState(state, unique, layer)

@@ -1,0 +1,199 @@
+"""Write rules that recognise given pairs, as a file in the language of profiles."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from onnxkvrename import __version__
+from onnxkvrename.errors import RulesError
+from onnxkvrename.rules.profile import UPDATES
+from onnxkvrename.rules.suggestion.frames import (
+    Frame,
+    FramedState,
+    ListedState,
+    StateNames,
+    frame_states,
+)
+
+_LAYER = "(?P<layer>0|[1-9][0-9]{0,5})"
+_SPECIAL = re.compile(r"[\\.^$*+?{}\[\]|()]")
+
+
+class SuggestedRules(NamedTuple):
+    """Rules that recognise given pairs.
+
+    Attributes:
+        text: The rules, in TOML.
+        framed_count: The pairs that patterns recognise, in other models of that kind, too.
+        listed: The pairs whose names are only listed.
+    """
+
+    text: str
+    framed_count: int
+    listed: tuple[StateNames, ...]
+
+
+def write_rules(
+    states: Sequence[StateNames], title: str, token: str = "", kept_names: Iterable[str] = ()
+) -> SuggestedRules:
+    """Write rules for the names of pairs.
+
+    Args:
+        states: The names, without a token.
+        title: What the first line says they are of.
+        token: The only token that the rules recognise; empty for any.
+        kept_names: Names that the rules must leave alone though a pattern would match them.
+
+    Raises:
+        RulesError: A name cannot be written in TOML.
+    """
+    framed, listed = frame_states(states)
+    kinds = _name_kinds([*framed, *listed])
+    lines = [
+        f"# {_clean_comment(title)}, found by dataflow with onnxkvrename {__version__}.",
+        "#",
+        "# To rename them: onnxkvrename MODEL --prefix TOKEN --rules THIS_FILE",
+    ]
+    if listed:
+        lines += ["#", f"# {len(listed)} pairs are listed by name: they are of this export only."]
+    frames: dict[Frame, list[FramedState]] = {}
+    for state in framed:
+        frames.setdefault(state.frame, []).append(state)
+    lines += ["", f"retained = {_quote(_write_retained(frames))}"]
+    token_pattern = _escape(token) if token else "[A-Za-z0-9]+"
+    for frame, members in frames.items():
+        lines += ["", *_write_frame(frame, members, kinds, token_pattern)]
+    suffixes: dict[str, list[ListedState]] = {}
+    for item in listed:
+        suffixes.setdefault(item.names.suffix, []).append(item)
+    for suffix, items in suffixes.items():
+        lines += ["", *_write_list(suffix, items, kinds)]
+    for name in dict.fromkeys(kept_names):
+        lines += ["", "[[keep]]", 'reason = "no state"', f"pattern = {_quote(_escape(name))}"]
+    return SuggestedRules("\n".join(lines) + "\n", len(framed), tuple(i.names for i in listed))
+
+
+def _clean_comment(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _name_kinds(states: Iterable[FramedState | ListedState]) -> dict[str, str]:
+    """Return the kind of each part: those in the same layers with the same update are one kind."""
+    layers: dict[str, set[int]] = {}
+    natures: dict[str, set[tuple[str, str]]] = {}
+    for state in states:
+        layers.setdefault(state.part, set()).add(state.layer)
+        natures.setdefault(state.part, set()).add((state.names.kind, state.names.update))
+    names: dict[tuple[object, ...], str] = {}
+    counts: dict[str, int] = {}
+    kinds = {}
+    for part, own in natures.items():
+        kind, update = next(iter(own)) if len(own) == 1 else (min(own)[0], "")
+        key = kind, update, frozenset(layers[part])
+        if key not in names:
+            counts[kind] = counts.get(kind, 0) + 1
+            names[key] = kind if counts[kind] == 1 else f"{kind}_{counts[kind]}"
+        kinds[part] = names[key]
+    return kinds
+
+
+def _write_frame(
+    frame: Frame, states: Sequence[FramedState], kinds: Mapping[str, str], token_pattern: str
+) -> Iterator[str]:
+    """Yield a [[kv]] rule of patterns."""
+    parts = tuple(dict.fromkeys(state.part for state in states))
+    first = states[0].names
+    yield "[[kv]]"
+    yield f"# {_clean_comment(first.input)} -> {_clean_comment(first.output + first.suffix)}"
+    token = f"(?:_(?P<token>{token_pattern}))?"
+    choice = "|".join(_escape(part) for part in sorted(parts, key=len, reverse=True))
+    for side, name in enumerate(("input", "output")):
+        pattern = _fill_frame(frame, side, f"(?P<buffer>{choice})", _LAYER, is_pattern=True)
+        suffix = _escape(frame.suffix) if side else ""
+        yield f"{name} = {_quote(f'{pattern}{token}{suffix}')}"
+    for side, name in enumerate(("input", "output")):
+        template = _fill_frame(frame, side, "{buffer}", "{layer}", is_pattern=False)
+        suffix = frame.suffix if side else ""
+        yield f"{name}_name = {_quote(f'{template}[_{{token}}]{suffix}')}"
+    yield from _write_kinds([(state.part, state.names) for state in states], kinds)
+
+
+def _fill_frame(frame: Frame, side: int, part: str, layer: str, *, is_pattern: bool) -> str:
+    """Return the names of one side, as a pattern or as a template."""
+    quote = _escape if is_pattern else str
+    first, second = (part, layer) if frame.is_part_first else (layer, part)
+    before, between, after = map(quote, (frame.before[side], frame.between, frame.after[side]))
+    return f"{before}{first}{between}{second}{after}"
+
+
+def _write_list(
+    suffix: str, items: Sequence[ListedState], kinds: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield a [[kv]] rule that lists names."""
+    yield "[[kv]]"
+    if suffix:
+        yield f"suffix = {_quote(suffix)}"
+    yield "names = ["
+    for item in items:
+        yield (
+            f"  {{ layer = {item.layer}, buffer = {_quote(item.part)}, "
+            f"input = {_quote(item.names.input)}, output = {_quote(item.names.output)} }},"
+        )
+    yield "]"
+    yield from _write_kinds([(item.part, item.names) for item in items], kinds)
+
+
+def _write_kinds(
+    states: Iterable[tuple[str, StateNames]], kinds: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield the kinds of parts, and how they are updated."""
+    parts_by_kind: dict[str, dict[str, None]] = {}
+    updates: dict[str, set[str]] = {}
+    for part, names in states:
+        parts_by_kind.setdefault(kinds[part], {})[part] = None
+        updates.setdefault(kinds[part], set()).add(names.update)
+    known = {kind: min(each) for kind, each in updates.items() if len(each) == 1}
+    stated = [f'{kind} = "{update}"' for kind, update in known.items() if update in UPDATES]
+    if stated:
+        yield f"update = {{ {', '.join(stated)} }}"
+    yield "[kv.kinds]"
+    for kind, parts in parts_by_kind.items():
+        yield f"{kind} = [{', '.join(map(_quote, parts))}]"
+
+
+def _write_retained(frames: Mapping[Frame, Sequence[FramedState]]) -> str:
+    """Return the pattern of the outputs that may be states."""
+    patterns = []
+    for frame, states in frames.items():
+        parts = dict.fromkeys(state.part for state in states)
+        choice = "|".join(_escape(part) for part in sorted(parts, key=len, reverse=True))
+        output = _fill_frame(frame, 1, f"(?:{choice})", "[0-9]+", is_pattern=True)
+        patterns.append(f"{output}(?:_[A-Za-z0-9]+)?{_escape(frame.suffix)}")
+    return "|".join(patterns) or "$."  # which matches nothing
+
+
+def _escape(text: str) -> str:
+    """Return a pattern that matches a text."""
+    return _SPECIAL.sub(r"\\\g<0>", text)
+
+
+def _quote(text: str) -> str:
+    """Return a text as a value of TOML."""
+    if text.isprintable() and "'" not in text:
+        return f"'{text}'" if "\\" in text or '"' in text else f'"{text}"'
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise RulesError(
+            f"the name {text[:60]!r} is not Unicode, so no rules can be written for it",
+            hint="export the model again, with other names",
+        ) from None
+    escaped = "".join(
+        character
+        if character.isprintable() and character not in '"\\'
+        else f"\\U{ord(character):08X}"
+        for character in text
+    )
+    return f'"{escaped}"'
