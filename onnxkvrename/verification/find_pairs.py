@@ -45,12 +45,15 @@ class StatePair(NamedTuple):
         update: How the output is made from the input.
         is_computed: Whether the model computes with the state on the way, as it decays a
             recurrent state.
+        feeds_back: Whether the output is all of the next state in every step, so that it can go
+            back into the input as it is.
     """
 
     input: Value
     output: Value
     update: BufferUpdate
     is_computed: bool = False
+    feeds_back: bool = True
 
 
 class _Match(NamedTuple):
@@ -312,7 +315,8 @@ def _find_indirect_pairs(
         for output_name, input_name in found.items():
             source, output = values[input_name], values[output_name]
             if source.dtype == output.dtype and _has_same_rank(source, output):
-                yield StatePair(source, output, update or _build_delta(source, output))
+                update_found = update or _build_delta(source, output)
+                yield StatePair(source, output, update_found, feeds_back=False)
 
 
 def _build_delta(source: Value, output: Value) -> BufferUpdate:

@@ -87,20 +87,32 @@ def infer_rules(models: Sequence[TracedModel], token: str = "") -> InferredRules
         )
     ordered = list(states.values())
     suggestion = write_rules(ordered, title, token)
-    rules = parse_rules(suggestion.text, _RULES_NAME)
-    extra = _list_extra_names(models, rules)
-    if extra:
-        suggestion = write_rules(ordered, title, token, extra)
+    try:
         rules = parse_rules(suggestion.text, _RULES_NAME)
+        extra = _list_extra_names(models, rules)
+        if extra:
+            suggestion = write_rules(ordered, title, token, extra)
+            rules = parse_rules(suggestion.text, _RULES_NAME)
+    except RulesError as error:
+        raise _build_misfit_error(f"their file would not be valid: {error.message}") from None
     for model in models:
         _check_exact(model, rules)
     return InferredRules(rules, suggestion)
 
 
+def _build_misfit_error(reason: str, path: str | None = None) -> RulesError:
+    return RulesError(
+        f"no rules fit the dataflow of all models: {reason}",
+        path=path,
+        hint="name the models one by one",
+    )
+
+
 def _name_state(pair: StatePair, token: str) -> StateNames:
     core, output, suffix = split_token(pair.input.name, pair.output.name, token)
     update = "inplace" if pair.update.kind == "shift" else pair.update.kind
-    return StateNames(core, output, suffix, _choose_kind(pair), update)
+    is_quantized = "INT" in pair.input.dtype
+    return StateNames(core, output, suffix, _choose_kind(pair), update, is_quantized)
 
 
 def _choose_kind(pair: StatePair) -> str:
@@ -151,9 +163,5 @@ def _check_exact(model: TracedModel, rules: Rules) -> None:
     if not wrong and _map_planned_pairs(plan) != expected:
         wrong = sorted(names)
     if wrong:
-        raise RulesError(
-            f"no rules fit the dataflow of all models: {wrong[0]} is a state in one of them, and "
-            "not here, or not with the same output",
-            path=str(model.path),
-            hint="name the models one by one",
-        )
+        reason = f"{wrong[0]} is a state in one of them, and not here or with another output"
+        raise _build_misfit_error(reason, str(model.path))

@@ -26,6 +26,7 @@ class StateNames(NamedTuple):
         suffix: What follows a token in the name of the output.
         kind: The kind of buffer, such as ``attention``.
         update: How it is updated; empty if that is not known.
+        is_quantized: Whether it holds integers, which scales belong to.
     """
 
     input: str
@@ -33,6 +34,7 @@ class StateNames(NamedTuple):
     suffix: str
     kind: str
     update: str
+    is_quantized: bool = False
 
 
 class Frame(NamedTuple):
@@ -44,6 +46,8 @@ class Frame(NamedTuple):
         after: For the input and the output what comes last, before a token.
         suffix: What follows a token in the name of an output.
         is_part_first: Whether the part comes before the layer.
+        own_part: The name of the only part, where both sides have no word for it in common;
+            else empty.
     """
 
     before: tuple[str, str]
@@ -51,6 +55,7 @@ class Frame(NamedTuple):
     after: tuple[str, str]
     suffix: str
     is_part_first: bool
+    own_part: str = ""
 
 
 class FramedState(NamedTuple):
@@ -116,16 +121,41 @@ def frame_states(states: Sequence[StateNames]) -> tuple[list[FramedState], list[
             framed += found
         else:
             unframed += alike
+    framed = list(_separate_parts(framed))
     known: set[tuple[str, int]] = set()
     kept = []
     for state in framed:
-        # Two rules must not read their names as one buffer.
         if (state.part, state.layer) in known:
             unframed.append(state.names)
         else:
             known.add((state.part, state.layer))
             kept.append(state)
     return kept, list(_list_states(unframed, known))
+
+
+def _separate_parts(states: Iterable[FramedState]) -> Iterator[FramedState]:
+    """Yield the states; a part that an earlier frame has too gets a name and a frame of its own.
+
+    Two rules must not read their names as one buffer.
+    """
+    frames: dict[str, Frame] = {}
+    for state in states:
+        if frames.setdefault(state.part, state.frame) != state.frame:
+            frame = _build_own_frame(state.frame, state.part)
+            state = state._replace(frame=frame, part=frame.own_part)
+        yield state
+
+
+def _build_own_frame(frame: Frame, part: str) -> Frame:
+    """Return the frame of one part alone, whose word is no group any more."""
+    if frame.is_part_first:
+        starts = [f"{text}{part}{frame.between}" for text in frame.before]
+        ends = list(frame.after)
+    else:
+        starts = list(frame.before)
+        ends = [f"{frame.between}{part}{text}" for text in frame.after]
+    name = frame.own_part or _make_part_name([starts[0], ends[0]])
+    return Frame((starts[0], starts[1]), "", (ends[0], ends[1]), frame.suffix, False, name)
 
 
 class _Numbered(NamedTuple):
@@ -172,7 +202,10 @@ def _choose_numbers(states: Sequence[StateNames]) -> Iterator[list[_Numbered]]:
 
 
 def _frame_group(states: Sequence[_Numbered]) -> Iterator[FramedState]:
-    """Yield states that differ in the layer only, with their frame; none if there is no part."""
+    """Yield states that differ in the layer only, with their frame; none if it cannot be written.
+
+    A part without a word that both sides have in common gets a frame of its own.
+    """
     first = states[0]
     before_in, after_in = _join_around(first.input_parts, first.input_number)
     before_out, after_out = _join_around(first.output_parts, first.output_number)
@@ -183,24 +216,32 @@ def _frame_group(states: Sequence[_Numbered]) -> Iterator[FramedState]:
     is_part_first = len(_strip_marks(ending)) > len(_strip_marks(beginning))
     common = ending if is_part_first else beginning
     part = _strip_marks(common)
+    befores, afters, suffix = (before_in, before_out), (after_in, after_out), first.names.suffix
     if not part:
-        return
-    lead, _, trail = common.partition(part)
-    if is_part_first:
-        befores = tuple(text[: len(text) - len(common)] + lead for text in (before_in, before_out))
-        frame = Frame(
-            (befores[0], befores[1]), trail, (after_in, after_out), first.names.suffix, True
-        )
+        part = _make_part_name([before_in, after_in])
+        frame = Frame(befores, "", afters, suffix, False, part)
     else:
-        afters = tuple(trail + text[len(common) :] for text in (after_in, after_out))
-        frame = Frame(
-            (before_in, before_out), lead, (afters[0], afters[1]), first.names.suffix, False
-        )
+        lead, _, trail = common.partition(part)
+        if is_part_first:
+            befores = (_cut_end(before_in, common) + lead, _cut_end(before_out, common) + lead)
+            frame = Frame(befores, trail, afters, suffix, True)
+        else:
+            afters = (trail + after_in[len(common) :], trail + after_out[len(common) :])
+            frame = Frame(befores, lead, afters, suffix, False)
     texts = (*frame.before, frame.between, *frame.after, frame.suffix, part)
     if any(_UNFIT_FOR_TEMPLATES.search(text) for text in texts):
         return
     for state in states:
         yield FramedState(state.names, frame, part, int(state.input_parts[state.input_number]))
+
+
+def _make_part_name(words: Sequence[str]) -> str:
+    """Return a name for a part, of what stands around the layer."""
+    return re.sub("[^0-9A-Za-z]+", "_", "_".join(words)).strip("_") or "state"
+
+
+def _cut_end(text: str, end: str) -> str:
+    return text[: len(text) - len(end)]
 
 
 def _join_around(parts: Sequence[str], number: int) -> tuple[str, str]:
@@ -241,7 +282,7 @@ def _list_states(
         for state, parts in zip(alike, inputs, strict=True):
             layer = 0 if layer_at is None else int(parts[layer_at])
             words = [text for at, text in enumerate(parts) if at != layer_at]
-            part = re.sub("[^0-9A-Za-z]+", "_", "_".join(words)).strip("_") or "state"
+            part = _make_part_name(words)
             count = 1
             unique = part
             while (unique, layer) in known:

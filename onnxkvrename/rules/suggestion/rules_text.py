@@ -61,7 +61,6 @@ def write_rules(
     frames: dict[Frame, list[FramedState]] = {}
     for state in framed:
         frames.setdefault(state.frame, []).append(state)
-    lines += ["", f"retained = {_quote(_write_retained(frames))}"]
     token_pattern = _escape(token) if token else "[A-Za-z0-9]+"
     for frame, members in frames.items():
         lines += ["", *_write_frame(frame, members, kinds, token_pattern)]
@@ -109,12 +108,13 @@ def _write_frame(
     yield f"# {_clean_comment(first.input)} -> {_clean_comment(first.output + first.suffix)}"
     token = f"(?:_(?P<token>{token_pattern}))?"
     choice = "|".join(_escape(part) for part in sorted(parts, key=len, reverse=True))
+    group, place = ("", "") if frame.own_part else (f"(?P<buffer>{choice})", "{buffer}")
     for side, name in enumerate(("input", "output")):
-        pattern = _fill_frame(frame, side, f"(?P<buffer>{choice})", _LAYER, is_pattern=True)
+        pattern = _fill_frame(frame, side, group, _LAYER, is_pattern=True)
         suffix = _escape(frame.suffix) if side else ""
         yield f"{name} = {_quote(f'{pattern}{token}{suffix}')}"
     for side, name in enumerate(("input", "output")):
-        template = _fill_frame(frame, side, "{buffer}", "{layer}", is_pattern=False)
+        template = _fill_frame(frame, side, place, "{layer}", is_pattern=False)
         suffix = frame.suffix if side else ""
         yield f"{name}_name = {_quote(f'{template}[_{{token}}]{suffix}')}"
     yield from _write_kinds([(state.part, state.names) for state in states], kinds)
@@ -149,29 +149,28 @@ def _write_kinds(
     states: Iterable[tuple[str, StateNames]], kinds: Mapping[str, str]
 ) -> Iterator[str]:
     """Yield the kinds of parts, and how they are updated."""
-    parts_by_kind: dict[str, dict[str, None]] = {}
-    updates: dict[str, set[str]] = {}
+    states_by_kind: dict[str, list[tuple[str, StateNames]]] = {}
     for part, names in states:
-        parts_by_kind.setdefault(kinds[part], {})[part] = None
-        updates.setdefault(kinds[part], set()).add(names.update)
-    known = {kind: min(each) for kind, each in updates.items() if len(each) == 1}
-    stated = [f'{kind} = "{update}"' for kind, update in known.items() if update in UPDATES]
-    if stated:
-        yield f"update = {{ {', '.join(stated)} }}"
-    yield "[kv.kinds]"
-    for kind, parts in parts_by_kind.items():
-        yield f"{kind} = [{', '.join(map(_quote, parts))}]"
-
-
-def _write_retained(frames: Mapping[Frame, Sequence[FramedState]]) -> str:
-    """Return the pattern of the outputs that may be states."""
-    patterns = []
-    for frame, states in frames.items():
-        parts = dict.fromkeys(state.part for state in states)
-        choice = "|".join(_escape(part) for part in sorted(parts, key=len, reverse=True))
-        output = _fill_frame(frame, 1, f"(?:{choice})", "[0-9]+", is_pattern=True)
-        patterns.append(f"{output}(?:_[A-Za-z0-9]+)?{_escape(frame.suffix)}")
-    return "|".join(patterns) or "$."  # which matches nothing
+        states_by_kind.setdefault(kinds[part], []).append((part, names))
+    for kind, members in states_by_kind.items():
+        parts = tuple(dict.fromkeys(part for part, _ in members))
+        updates = {names.update for _, names in members}
+        yield f"[kv.kinds.{kind}]"
+        yield f"parts = [{', '.join(map(_quote, parts))}]"
+        base = members[0][1].kind
+        if kind != base:
+            yield f'kind = "{base}"'
+        if len(updates) == 1 and updates <= {*UPDATES}:
+            yield f'update = "{min(updates)}"'
+        quantized = tuple(dict.fromkeys(part for part, names in members if names.is_quantized))
+        scales = [
+            f"{_quote(part)} = {_quote(main)}"
+            for part in parts
+            for main in quantized
+            if part not in quantized and part.startswith(main)
+        ]
+        if scales:
+            yield f"beside = {{ {', '.join(scales)} }}"
 
 
 def _escape(text: str) -> str:

@@ -1,0 +1,1 @@
+"""Commands that know a model's buffers by its dataflow, without rules."""

@@ -1,0 +1,143 @@
+"""The command ``pairs``: the states of models, by dataflow alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import click
+
+from onnxkvrename.cli.options import (
+    CONTEXT_SETTINGS,
+    add_format_option,
+    add_models_argument,
+    add_version_option,
+)
+from onnxkvrename.cli.output import print_answer
+from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.findings import decide_exit_code, format_list
+from onnxkvrename.model.signature import format_shape
+from onnxkvrename.report.documents.pairs_json import (
+    build_io_bindings,
+    build_stateful_map,
+    pairs_to_json,
+    render_value,
+)
+from onnxkvrename.report.formats import Answer, FileResult, Line, Screen
+from onnxkvrename.report.formats.text import build_error_line
+from onnxkvrename.report.inert import escape_json, escape_text
+from onnxkvrename.report.tables import format_columns
+from onnxkvrename.rules.find_models import find_jobs
+from onnxkvrename.verification.find_pairs import StatePair
+from onnxkvrename.verification.infer_rules import TracedModel, infer_rules, trace_model
+
+_FORMS = ("openvino", "io-binding", "rules")
+_HEADINGS = ("input", "output", "update", "dtype", "shape")
+
+
+@click.command(
+    "pairs",
+    context_settings=CONTEXT_SETTINGS,
+    epilog="Exit codes: 0 done; 2 the job could not be done; 130 interrupted.",
+)
+@add_models_argument()
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(_FORMS),
+    help="Print the pairs of one model for another program: the map for OpenVINO's MakeStateful, "
+    "a list for an IO binding of onnxruntime, or a rules file.",
+)
+@add_format_option()
+@add_version_option()
+def command(models: tuple[Path, ...], form: str | None, output_format: str) -> int:
+    """Show each input that an output is a later state of: the caches and states of MODEL.
+
+    The graph alone decides, whatever the names are; no rules are needed. What
+    cannot be proved is not shown. Weights are not read.
+    """
+    if not models:
+        raise click.UsageError("no MODEL given: onnxkvrename pairs MODEL...")
+    paths = [job.model for job in find_jobs(models)]
+    if form is not None and len(paths) > 1:
+        raise click.UsageError(f"--as is for one model, not {len(paths)}")
+    if form is not None and output_format != "text":
+        raise click.UsageError("--as and --format cannot both be")
+    results = [_trace(path) for path in paths]
+    answer = _build_answer(results)
+    if form is not None and isinstance(results[0], TracedModel):
+        answer = answer._replace(render_text=partial(_render_form, results[0], form))
+    return print_answer(answer, output_format)
+
+
+def render_failure(code: int, error: KvRenameError) -> str:
+    """Return the JSON document of a job that could not be done."""
+    return pairs_to_json((), code, error)
+
+
+def _trace(path: Path) -> TracedModel | ModelError:
+    """Return a model with its pairs, or why it has none."""
+    try:
+        return trace_model(path)
+    except ModelError as error:
+        return error
+
+
+def _build_answer(results: Sequence[TracedModel | ModelError]) -> Answer:
+    code = decide_exit_code(not_done=any(isinstance(each, ModelError) for each in results))
+    return Answer(
+        "pairs",
+        code,
+        render_json=partial(pairs_to_json, results, code),
+        render_text=partial(_render_tables, results),
+        files=tuple(
+            FileResult(each.path or "", error=each)
+            if isinstance(each, ModelError)
+            else FileResult(str(each.path))
+            for each in results
+        ),
+    )
+
+
+def _render_tables(results: Iterable[TracedModel | ModelError], screen: Screen) -> Iterator[Line]:
+    for result in results:
+        if isinstance(result, ModelError):
+            yield build_error_line(result)
+            continue
+        path = escape_text(str(result.path))
+        if not result.pairs:
+            yield Line(f"{path}: no output is a later state of an input")
+            continue
+        count = len(result.pairs)
+        yield Line(f"{path}: {count} {'pair' if count == 1 else 'pairs'}")
+        rows = [_HEADINGS, *(_build_row(pair) for pair in result.pairs)]
+        yield from map(Line, format_columns(rows))
+
+
+def _build_row(pair: StatePair) -> tuple[str, ...]:
+    shape = pair.input.shape
+    return (
+        escape_text(pair.input.name),
+        escape_text(pair.output.name),
+        pair.update.label or "unknown",
+        pair.input.dtype,
+        "" if shape is None else escape_text(format_shape(shape)),
+    )
+
+
+def _render_form(model: TracedModel, form: str, screen: Screen) -> Iterator[Line]:
+    """Yield the pairs of a model as another program reads them."""
+    if form == "rules":
+        text = infer_rules([model]).suggestion.text.rstrip("\n")
+    elif form == "openvino":
+        text = escape_json(render_value(build_stateful_map(model.pairs)))
+        left_out = [pair.input.name for pair in model.pairs if not pair.feeds_back]
+        if left_out:
+            yield Line(
+                f"left out, as the output is not all of the next state: {format_list(left_out)}",
+                err=True,
+            )
+    else:
+        text = escape_json(render_value(build_io_bindings(model.pairs)))
+    yield from map(Line, text.split("\n"))

@@ -1,0 +1,129 @@
+"""The command ``pairs`` shows the states of a model, and writes them for other programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import onnx
+import onnx.parser
+import pytest
+from conftest import FIXTURES
+from models import saved
+from schemas import load_schema
+
+from onnxkvrename.rules.load import parse_rules
+
+DELTA = """
+    <ir_version: 8, opset_import: ["": 17]>
+    main (float[1,8,4] k_in, float[1,8,4] h, int64[1,1] ids)
+    => (float[1,1,4] k_out, float[1,9,4] h2)
+    <float[4,4] w = {0}> {
+        x = Gather(w, ids) k_out = MatMul(x, w) keys = Concat<axis = 1>(k_in, k_out)
+        row = MatMul(k_out, w) h2 = Concat<axis = 1>(h, row)
+    }
+"""
+
+
+@pytest.fixture
+def delta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model with one output of new positions only, and one that goes back as it is."""
+    monkeypatch.chdir(tmp_path)
+    saved(onnx.parser.parse_model(DELTA), tmp_path / "delta.onnx")
+    return "delta.onnx"
+
+
+def test_each_pair_is_a_row(delta: str, run) -> None:
+    outcome = run("pairs", delta)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.splitlines() == [
+        "delta.onnx: 2 pairs",
+        "  input  output  update                           dtype  shape",
+        "  k_in   k_out   new positions only along axis 1  FLOAT  [1, 8, 4]",
+        "  h      h2      grows along axis 1               FLOAT  [1, 8, 4]",
+    ]
+
+
+def test_a_model_without_states_says_so(tmp_path: Path, run) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]>'
+        "main (float[a] x) => (float[a] y) {y = MatMul(x, x)}"
+    )
+    path = saved(model, tmp_path / "m.onnx")
+    outcome = run("pairs", path)
+    assert (outcome.code, outcome.out) == (0, f"{path}: no output is a later state of an input\n")
+
+
+def test_the_json_document_has_its_schema(delta: str, run) -> None:
+    saved(b"no model", Path("text.onnx"))
+    outcome = run("pairs", "--format", "json", delta, "text.onnx")
+    assert outcome.code == 2
+    document = json.loads(outcome.out)
+    jsonschema.validate(document, load_schema("pairs-1.json"))
+    good, bad = document["models"]
+    assert [(pair["update"], pair["feeds_back"]) for pair in good["pairs"]] == [
+        ("delta", False),
+        ("append", True),
+    ]
+    assert bad["error"]["path"] == "text.onnx"
+
+
+def test_a_job_that_cannot_be_done_is_a_document_too(run) -> None:
+    outcome = run("pairs", "--format", "json", "missing.onnx")
+    assert outcome.code == 2
+    document = json.loads(outcome.out)
+    jsonschema.validate(document, load_schema("pairs-1.json"))
+    assert document["error"]["path"] == "missing.onnx"
+
+
+def test_the_map_for_openvino_has_what_goes_back_as_it_is(delta: str, run) -> None:
+    outcome = run("pairs", "--as", "openvino", delta)
+    assert json.loads(outcome.out) == {"h": "h2"}
+    assert outcome.err == "left out, as the output is not all of the next state: k_in\n"
+
+
+def test_the_list_for_an_io_binding_says_what_the_next_input_is(delta: str, run) -> None:
+    outcome = run("pairs", "--as", "io-binding", delta)
+    assert [
+        (item["input"], item["next_input"], item["axis"], item["same_size"])
+        for item in json.loads(outcome.out)
+    ] == [("k_in", "join", 1, False), ("h", "output", 1, False)]
+
+
+def test_buffers_of_one_size_can_be_bound_to_one_memory(run) -> None:
+    outcome = run("pairs", "--as", "io-binding", FIXTURES / "plain" / "decoder.onnx")
+    items = json.loads(outcome.out)
+    assert [item["next_input"] for item in items] == ["output"] * len(items)
+    assert {item["same_size"] for item in items} == {True}
+
+
+def test_the_rules_are_those_of_the_command_rules(delta: str, run) -> None:
+    outcome = run("pairs", "--as", "rules", delta)
+    parse_rules(outcome.out, "test")
+    assert outcome.out == run("rules", "--suggest", delta).out
+
+
+def test_one_model_is_written_for_another_program_and_no_set(delta: str, run) -> None:
+    saved(onnx.parser.parse_model(DELTA), Path("other.onnx"))
+    outcome = run("pairs", "--as", "openvino", delta, "other.onnx")
+    assert (outcome.code, outcome.err.splitlines()[0]) == (
+        2,
+        "error: --as is for one model, not 2 (--help lists all options)",
+    )
+    assert (
+        "--as and --format cannot both be"
+        in run("pairs", "--as", "openvino", "--format", "json", delta).err
+    )
+    assert run("pairs", "--as", "openvino", "missing.onnx").code == 2
+    saved(b"no model", Path("text.onnx"))
+    assert run("pairs", "--as", "openvino", "text.onnx").code == 2
+
+
+def test_names_stay_on_their_line(tmp_path: Path, run) -> None:
+    model = onnx.parser.parse_model(DELTA)
+    model.graph.input[0].name = model.graph.node[2].input[0] = "k\n::error::x"
+    path = saved(model, tmp_path / "m.onnx")
+    assert len(run("pairs", path).out.splitlines()) == 4
+    bound = json.loads(run("pairs", "--as", "io-binding", path).out)
+    assert bound[0]["input"] == "k\n::error::x"

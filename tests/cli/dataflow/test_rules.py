@@ -1,0 +1,135 @@
+"""The command ``rules`` writes a file that renames exactly the pairs of the dataflow."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import onnx.parser
+import pytest
+from conftest import FIXTURES
+from expected_pairs import find_expected_pairs, list_exports
+from models import saved
+
+EXPORTS = list_exports()
+
+
+def test_a_suggested_file_renames_as_the_profile_does(decoder: Path, renamed: bytes, run) -> None:
+    rules = decoder.parent / "mine.toml"
+    rules.write_text(run("rules", "--suggest", decoder).out, "utf-8")
+    assert run(decoder, "--prefix", "VLLM", "--rules", rules).code == 0
+    assert decoder.read_bytes() == renamed
+
+
+def test_a_token_that_is_there_is_no_part_of_a_name(decoder: Path, run) -> None:
+    plain = run("rules", "--suggest", decoder).out
+    run(decoder, "--prefix", "VLLM")
+    assert "_VLLM" in run("rules", "--suggest", decoder).out
+    known = run("rules", "--suggest", decoder, "--prefix", "VLLM").out
+    assert known == plain.replace("[A-Za-z0-9]+", "VLLM")
+    assert run("rules", "--suggest", decoder, "--prefix", "a_b").code == 2
+
+
+def test_names_that_are_only_listed_are_said(tmp_path: Path, run) -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        main (float[a,4] h_0) => (float[a,4] neg) {neg = Identity(h_0)}
+    """)
+    outcome = run("rules", "--suggest", saved(model, tmp_path / "m.onnx"))
+    assert outcome.code == 0
+    assert outcome.err.startswith("1 pair is only listed (first: h_0 -> neg)")
+
+
+@pytest.mark.parametrize("name", ["missing.onnx", "text.onnx"])
+def test_what_is_no_model_is_one_error(name: str, tmp_path: Path, run) -> None:
+    saved(b"text", tmp_path / "text.onnx")
+    outcome = run("rules", "--suggest", tmp_path / name)
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+
+
+# --pairs dataflow
+
+
+def test_a_rename_by_the_dataflow_is_that_of_the_profile_and_can_be_undone(
+    decoder: Path, renamed: bytes, run
+) -> None:
+    before = decoder.read_bytes()
+    assert run(decoder, "--prefix", "VLLM", "--pairs", "dataflow").code == 0
+    assert decoder.read_bytes() == renamed
+    again = run(decoder, "--prefix", "VLLM", "--pairs", "dataflow")
+    assert (again.code, decoder.read_bytes()) == (0, renamed)
+    assert run("verify", decoder, "--prefix", "VLLM", "--pairs", "dataflow").code == 0
+    assert run(decoder, "--strip", "--prefix", "VLLM", "--pairs", "dataflow").code == 0
+    assert decoder.read_bytes() == before
+
+
+@pytest.mark.parametrize("command", ["inspect", "manifest", "check-consumer", "verify"])
+def test_commands_read_the_pairs_of_the_dataflow(command: str, decoder: Path, run) -> None:
+    target = ("vllmKvCache",) if command == "check-consumer" else ()
+    for token in target:
+        run(decoder, "--prefix", token)
+    by_profile = run(command, decoder)
+    by_dataflow = run(command, decoder, "--pairs", "dataflow")
+    assert by_dataflow.code == by_profile.code
+    assert by_dataflow.out.count("past_key") == by_profile.out.count("past_key")
+
+
+def test_two_sides_are_compared_by_their_dataflow(decoder: Path, run) -> None:
+    run(decoder, "--prefix", "vllmKvCache")
+    other = shutil.copyfile(decoder, decoder.parent / "other.onnx")
+    by_profile = run("compare", decoder, other, "--dim", "ctx_len=8")
+    by_dataflow = run("compare", decoder, other, "--pairs", "dataflow", "--dim", "ctx_len=8")
+    assert (by_dataflow.code, by_dataflow.out) == (by_profile.code, by_profile.out)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--strip"], "--pairs needs --prefix"),
+        (["--prefix", "V", "--replace"], "--pairs and --replace cannot both be"),
+        (["--prefix", "V", "--rules", "r.toml"], "--pairs and --rules cannot both be"),
+        (["--prefix", "V", "--seed-cache"], "--pairs and --seed-cache cannot both be"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    options: list[str], message: str, decoder: Path, run
+) -> None:
+    before = decoder.read_bytes()
+    outcome = run(decoder, "--pairs", "dataflow", *options)
+    assert outcome.code == 2
+    assert message in outcome.err
+    assert decoder.read_bytes() == before
+
+
+def test_models_of_different_names_are_renamed_together(tmp_path: Path, run) -> None:
+    shutil.copyfile(FIXTURES / "plain" / "decoder.onnx", tmp_path / "1.onnx")
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        main (float[a,4] h_0) => (float[a,4] neg) {neg = Identity(h_0)}
+    """)
+    saved(model, tmp_path / "2.onnx")
+    outcome = run(tmp_path, "--prefix", "V", "--pairs", "dataflow")
+    assert outcome.code == 0
+    assert "h_0 -> h_0_V" in outcome.out
+    assert "past_key.0 -> past_key.0_V" in outcome.out
+
+
+@pytest.mark.skipif(not EXPORTS, reason="the real exports are not there")
+@pytest.mark.parametrize("number", range(len(EXPORTS) or 1))
+def test_each_real_export_is_renamed_verified_and_given_back(
+    number: int, tmp_path: Path, run
+) -> None:
+    path = EXPORTS[number]
+    options = ("--prefix", "Tok", "--pairs", "dataflow", "--no-sidecars")
+    result, back = tmp_path / "renamed" / path.name, tmp_path / "back" / path.name
+    pairs = find_expected_pairs(path)
+    if not pairs or "dynamo_subfn/VLLM" in path.as_posix():
+        outcome = run(path, *options, "-o", result)
+        assert (outcome.code, result.exists()) == (2, False)
+        assert "the dataflow shows no state" in outcome.err
+        return
+    outcome = run(path, *options, "-o", result, "--verify")
+    assert outcome.code == 0, outcome.err
+    assert len(outcome.out.splitlines()) == 2 * len(pairs)
+    assert run(result, *options, "--strip", "-o", back).code == 0
+    assert back.read_bytes() == path.read_bytes()

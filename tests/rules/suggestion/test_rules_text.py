@@ -1,0 +1,145 @@
+"""Rules that are written for pairs recognise those pairs, and give each name its token."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxkvrename.errors import RulesError
+from onnxkvrename.model.signature import Signature, Value
+from onnxkvrename.rules.load import parse_rules
+from onnxkvrename.rules.plan import TokenChange, build_rename_plan
+from onnxkvrename.rules.suggestion.frames import StateNames, split_token
+from onnxkvrename.rules.suggestion.rules_text import write_rules
+
+
+def write(*pairs: str, kind: str = "attention", update: str = "append", **options: str) -> str:
+    """Return the rules for pairs of names."""
+    states = [
+        StateNames(*split_token(*pair.split(), ""), kind=kind, update=update) for pair in pairs
+    ]
+    return write_rules(states, "m.onnx", **options).text
+
+
+def rename(text: str, pairs: dict[str, str], token: str = "T") -> dict[str, str]:
+    """Return the new names of a model's inputs and outputs."""
+    signature = Signature(
+        tuple(Value(name, "FLOAT", None) for name in pairs),
+        tuple(Value(name, "FLOAT", None) for name in pairs.values()),
+    )
+    plan = build_rename_plan(signature, parse_rules(text, "test"), TokenChange(token))
+    assert all(pair.input and pair.output for pair in plan.pairs)
+    return dict(plan.name_map)
+
+
+def test_a_pattern_holds_for_layers_that_the_model_does_not_have() -> None:
+    text = write("past.0.key present.0.key", "past.0.value present.0.value")
+    assert "names = [" not in text
+    assert rename(text, {"past.41.value": "present.41.value"}) == {
+        "past.41.value": "past.41.value_T",
+        "present.41.value": "present.41.value_T",
+    }
+
+
+def test_names_that_no_pattern_joins_are_listed() -> None:
+    text = write("past_0_0 cat_7", "past_1_0 cat_11")
+    assert '{ layer = 1, buffer = "past_0", input = "past_1_0", output = "cat_11" }' in text
+    assert "2 pairs are listed by name" in text
+    assert rename(text, {"past_0_0": "cat_7", "past_1_0_T": "cat_11"}) == {
+        "past_0_0": "past_0_0_T",
+        "cat_7": "cat_7_T",
+        "cat_11": "cat_11_T",
+    }
+    assert rename(text, {"past_9_0": "cat_9"}) == {}
+
+
+def test_the_token_comes_before_what_the_output_has_more() -> None:
+    text = write("h h_RetainedState", "past.0 past.0_out")
+    assert 'suffix = "_RetainedState"' in text
+    pairs = {"h": "h_RetainedState", "past.3": "past.3_out"}
+    assert set(rename(text, pairs).values()) == {
+        *("h_T", "h_T_RetainedState"),
+        *("past.3_T", "past.3_T_out"),
+    }
+
+
+def test_parts_of_other_layers_or_updates_are_other_kinds() -> None:
+    states = [
+        StateNames("k.0", "n.k.0", "", "attention", "append"),
+        StateNames("v.0", "n.v.0", "", "attention", "append"),
+        StateNames("k.2", "n.k.2", "", "attention", "append"),
+        StateNames("v.2", "n.v.2", "", "attention", "append"),
+        StateNames("w.1", "n.w.1", "", "attention", "append"),
+        StateNames("x.0", "n.x.0", "", "cross", "once"),
+        StateNames("s.0", "n.s.0", "", "linear", "unknown"),
+    ]
+    text = write_rules(states, "m.onnx").text
+    tables = re.findall(r"\[kv\.kinds\.(\w+)\]\n((?:\w.*\n)+)", text)
+    assert [(kind, lines.splitlines()) for kind, lines in tables] == [
+        ("attention", ['parts = ["k", "v"]', 'update = "append"']),
+        ("attention_2", ['parts = ["w"]', 'kind = "attention"', 'update = "append"']),
+        ("cross", ['parts = ["x"]', 'update = "once"']),
+        ("linear", ['parts = ["s"]']),
+    ]
+    parse_rules(text, "test")
+
+
+def test_scales_are_beside_their_cache() -> None:
+    states = [
+        StateNames("p.0.key", "q.0.key", "", "attention", "inplace", is_quantized=True),
+        StateNames("p.0.key_scale", "q.0.key_scale", "", "attention", "inplace"),
+    ]
+    text = write_rules(states, "m.onnx").text
+    assert 'beside = { "key_scale" = "key" }' in text
+    (rule,) = parse_rules(text, "test").kv_rules
+    assert rule.kind_rules["attention"].beside == {"key_scale": "key"}
+
+
+def test_only_one_token_may_be_recognised() -> None:
+    text = write("past.0.key present.0.key", token="VLLM")
+    rules = parse_rules(text, "test")
+    assert rules.match("input", "past.0.key_VLLM") is not None
+    assert rules.match("input", "past.0.key_scale") is None
+
+
+def test_names_are_left_alone() -> None:
+    text = write_rules(
+        [StateNames("past.0", "present.0", "", "attention", "append")], "m", kept_names=["past.1"]
+    ).text
+    assert rename(text, {"past.0": "present.0"}) == {
+        "past.0": "past.0_T",
+        "present.0": "present.0_T",
+    }
+    assert parse_rules(text, "test").find_reason_to_keep("past.1") == "no state"
+
+
+def test_a_title_stays_one_line() -> None:
+    text = write_rules([StateNames("a.0", "b.0", "", "x", "")], "m\nevil = 1\x85").text
+    assert text.splitlines()[0].startswith("# m?evil = 1?, found")
+
+
+def test_what_is_no_unicode_cannot_be_written() -> None:
+    with pytest.raises(RulesError, match="is not Unicode"):
+        write("a\udcff b")
+
+
+NAMES = st.text(st.characters(exclude_categories=["Cs", "Z"]), min_size=1, max_size=8)
+
+
+@given(st.dictionaries(NAMES, NAMES, min_size=1, max_size=4))
+def test_rules_can_be_written_for_any_names(pairs: dict[str, str]) -> None:
+    outputs = {name: f"out:{number}:{made}" for number, (name, made) in enumerate(pairs.items())}
+    states = [
+        StateNames(*split_token(*pair, ""), kind="attention", update="append")
+        for pair in outputs.items()
+    ]
+    rules = parse_rules(write_rules(states, "m").text, "test")
+    for name, output in outputs.items():
+        into, out = rules.match("input", name), rules.match("output", output)
+        assert into is not None
+        assert out is not None
+        assert into.pair_key == out.pair_key
+        assert rules.rewrite_name(into, "T") != name

@@ -1,0 +1,134 @@
+"""Rules are made from the dataflow of models, and hold for exactly its pairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx.parser
+import pytest
+from models import saved
+
+from onnxkvrename.errors import RulesError
+from onnxkvrename.rules.plan import TokenChange, build_rename_plan
+from onnxkvrename.verification.infer_rules import InferredRules, TracedModel, infer_rules
+from onnxkvrename.verification.infer_rules import trace_model as trace_path
+
+
+def trace(folder: Path, *pairs: str, extra: str = "", name: str = "m.onnx") -> TracedModel:
+    """A model that appends to each cache; a pair is ``input output``."""
+    inputs = ", ".join(f"float[p,4] {quote(pair.split()[0])}" for pair in pairs)
+    outputs = ", ".join(f"float[t,4] {quote(pair.split()[1])}" for pair in pairs)
+    nodes = " ".join(
+        f"x{number} = MatMul(x, w) {quote(pair.split()[1])} = "
+        f"Concat<axis = 0>({quote(pair.split()[0])}, x{number})"
+        for number, pair in enumerate(pairs)
+    )
+    both = f"{inputs}, " if inputs else ""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 18]>
+        main ({both}float[s,4] x{extra}) => ({outputs or "float[s,4] y"})
+        <float[4,4] w = {{0}}> {{ {nodes or "y = MatMul(x, w)"} }}
+    """)
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = unquote(value.name)
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [unquote(name) for name in names]
+    return trace_path(saved(model, folder / name))
+
+
+def quote(name: str) -> str:
+    return name.replace(".", "__dot__")
+
+
+def unquote(name: str) -> str:
+    return name.replace("__dot__", ".")
+
+
+def rename(inferred: InferredRules, model: TracedModel, token: str = "T") -> dict[str, str]:
+    plan = build_rename_plan(model.signature, inferred.rules, TokenChange(token))
+    return dict(plan.name_map)
+
+
+def test_rules_rename_the_pairs_of_a_model(tmp_path: Path) -> None:
+    model = trace(tmp_path, "past.0.k present.0.k", "h cat_3")
+    assert rename(infer_rules([model]), model) == {
+        "past.0.k": "past.0.k_T",
+        "present.0.k": "present.0.k_T",
+        "h": "h_T",
+        "cat_3": "cat_3_T",
+    }
+
+
+def test_a_name_that_only_looks_like_a_state_is_left_alone(tmp_path: Path) -> None:
+    model = trace(
+        tmp_path, "past.0.k present.0.k", extra=", float past.1.k".replace(".", "__dot__")
+    )
+    inferred = infer_rules([model])
+    assert "past.1.k" not in rename(inferred, model)
+    assert inferred.rules.find_reason_to_keep("past.1.k") == "no state"
+
+
+def test_rules_with_a_token_know_that_token_alone(tmp_path: Path) -> None:
+    model = trace(tmp_path, "past.0.k_VLLM present.0.k_VLLM", "past.0.v_x present.0.v_x")
+    assert rename(infer_rules([model], "VLLM"), model, "VLLM") == {
+        "past.0.v_x": "past.0.v_x_VLLM",
+        "present.0.v_x": "present.0.v_x_VLLM",
+    }
+
+
+def test_rules_for_several_models_fit_each_of_them(tmp_path: Path) -> None:
+    models = [
+        trace(tmp_path, "a cat_1", name="1.onnx"),
+        trace(tmp_path, "past.0.k present.0.k", name="2.onnx"),
+        trace(tmp_path, name="3.onnx"),
+    ]
+    inferred = infer_rules(models)
+    assert [len(rename(inferred, model)) for model in models] == [2, 2, 0]
+
+
+def test_models_that_need_different_rules_are_refused(tmp_path: Path) -> None:
+    models = [
+        trace(tmp_path, "a cat_1", name="1.onnx"),
+        trace(tmp_path, "b cat_1", name="2.onnx"),
+    ]
+    with pytest.raises(RulesError) as raised:
+        infer_rules(models)
+    assert raised.value.hint == "name the models one by one"
+
+
+def test_a_model_without_states_has_no_rules(tmp_path: Path) -> None:
+    with pytest.raises(RulesError, match="the dataflow shows no state") as raised:
+        infer_rules([trace(tmp_path)])
+    assert raised.value.path == str(tmp_path / "m.onnx")
+
+
+def test_kinds_follow_the_update_and_not_the_names(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 10, opset_import: ["": 18]>
+        main (float[n,4,8] s.0, float[n,8,3] c.0, float[n,6,8] x.0, float[n,p,8] k.0,
+              float[n,8,1] e)
+        => (float[n,4,8] s.0.out, float[n,8,3] c.0.out, float[n,6,8] x.0.out, float[n,t,8] k.0.out)
+        <float[8,8] w = {0}, float[1] g = {1}, int64[1] from = {1}, int64[1] to = {9},
+         int64[1] axis = {2}> {
+            new = MatMul(w, e) d = Mul(s.0, g) s.0.out = Add(d, new)
+            old = Slice(c.0, from, to, axis) c.0.out = Concat<axis = 2>(old, new)
+            x.0.out = Identity(x.0)
+            row = MatMul(new, new) k.0.out = Concat<axis = 1>(k.0, row)
+        }
+    """.replace(".0", "__dot__0").replace(".out", "__dot__out")
+    )
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = unquote(value.name)
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [unquote(name) for name in names]
+    traced = trace_path(saved(model, tmp_path / "m.onnx"))
+    (rule, *_) = infer_rules([traced]).rules.kv_rules
+    assert rule.kinds_by_buffer == {
+        "s": "linear",
+        "c": "linear",
+        "x": "cross",
+        "k": "attention",
+    }
