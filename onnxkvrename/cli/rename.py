@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -384,7 +385,22 @@ def _build_options(arguments: _Arguments, view: RenameView) -> Options:
         consumer=arguments.target,
         full_transfer=arguments.full_transfer,
         read_files=() if arguments.rules is None else (arguments.rules,),
+        command=_format_command(arguments),
     )
+
+
+def _format_command(arguments: _Arguments) -> str:
+    """Return the command line without where results go, to be completed by a hint."""
+    words = ["onnxkvrename", *map(str, arguments.models)]
+    for option, value in (
+        ("--prefix", arguments.prefix),
+        ("--target", arguments.target),
+        ("--rules", arguments.rules),
+        ("--profile", arguments.profile),
+    ):
+        words += [] if value is None else [option, str(value)]
+    flags = ("strip", "replace", "normalize")
+    return shlex.join(words + [f"--{flag}" for flag in flags if getattr(arguments, flag)])
 
 
 def _resolve_token(arguments: _Arguments) -> str | None:

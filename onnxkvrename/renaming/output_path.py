@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,8 @@ from onnxkvrename.storage.read import (
 from onnxkvrename.storage.temp_file import find_stale_temp_files
 
 _ELSEWHERE_HINT = "write elsewhere with -o or -d"
+_MAX_HINT_CHARS = 320
+"""What a line holds of a path and a command in full; a longer one would lose its middle."""
 
 
 def check_result_size(size: int, path: str | None = None) -> None:
@@ -105,18 +108,25 @@ def is_up_to_date(
         raise
 
 
-def check_in_place_write(path: Path, status: os.stat_result, *, has_choice: bool = True) -> None:
+def check_in_place_write(
+    path: Path, status: os.stat_result, options: Options, *, has_choice: bool = True
+) -> None:
     """Check that a file is neither protected nor shared under another name.
 
     Args:
         path: The file to replace.
         status: Its status.
+        options: With ``force``, only a file of a Hugging Face cache is protected.
         has_choice: Whether the result could be written elsewhere; the hint depends on it.
 
     Raises:
-        WriteError: It is a symbolic link, has several hard links, or is read-only.
+        WriteError: It is a symbolic link, has several hard links, is read-only, or is in a
+            Hugging Face cache.
         ModelError: It cannot be told what is at the path.
     """
+    _check_not_cached(path, options, has_choice=has_choice)
+    if options.force:
+        return
     if is_link(path):
         fault = f"is a symbolic link to {resolve_path(path)}"
     elif (links := status.st_nlink - _count_backup_links(path, status)) > 1:
@@ -126,6 +136,27 @@ def check_in_place_write(path: Path, status: os.stat_result, *, has_choice: bool
     else:
         return
     hint = f"{_ELSEWHERE_HINT}, or use --force" if has_choice else "--force writes it all the same"
+    raise WriteError(fault, path=str(path), hint=hint)
+
+
+def _check_not_cached(path: Path, options: Options, *, has_choice: bool) -> None:
+    """Raise for a blob of a Hugging Face cache: its name says what is in it, for all revisions."""
+    real_path = Path(resolve_path(path))
+    if real_path.parent.name != "blobs":
+        return
+    from onnxkvrename.storage.open_beneath import find_repository  # most models are no blobs
+
+    repository = find_repository(real_path, "blobs")
+    if repository is None:
+        return
+    target = shlex.quote(f"./{repository.name.rpartition('--')[2]}")
+    if not has_choice:
+        hint = f"copy it out of the cache: cp -L {shlex.quote(str(path))} {target}"
+    else:
+        hint = f"{options.command} -d {target}" if options.command else _ELSEWHERE_HINT
+        if len(hint) + len(str(path)) > _MAX_HINT_CHARS:
+            hint = f"give the same command with -d {target}"
+    fault = "is in a Hugging Face cache, where no file may change"
     raise WriteError(fault, path=str(path), hint=hint)
 
 

@@ -7,10 +7,10 @@ KV buffers. They are copied as external data are, byte for byte and only from wi
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from onnxkvrename.errors import KvRenameError
+from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, build_finding, promote_to_errors
 from onnxkvrename.model.external_data import DataFile, plan_data_copies
 from onnxkvrename.renaming.batch_checks import set_failed
@@ -19,9 +19,17 @@ from onnxkvrename.renaming.prepare import PreparedModel
 from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar
 from onnxkvrename.rules.results import Options
 from onnxkvrename.storage.copy import measure_data
-from onnxkvrename.storage.open_beneath import list_files, open_directory
-from onnxkvrename.storage.read import OutsideError, resolve_path, translate_read_errors
+from onnxkvrename.storage.open_beneath import open_directory
+from onnxkvrename.storage.read import (
+    OutsideError,
+    read_status,
+    resolve_path,
+    translate_read_errors,
+)
 from onnxkvrename.storage.temp_file import check_free_space
+
+MAX_FILES = 1 << 10
+"""The files that a folder may have which is copied as a whole."""
 
 
 def add_package_files(
@@ -91,7 +99,7 @@ def _find_files(
     files: list[DataFile] = []
     findings: list[Finding] = []
     with open_directory(folder) as directory:
-        for location in list_files(folder, results):
+        for location in _list_files(folder, results):
             try:
                 with directory.open_file(location) as file:
                     if str(file.path) in known or resolve_path(folder / location) in known:
@@ -106,3 +114,52 @@ def _find_files(
                 )
                 findings.append(finding._replace(severity="warning"))
     return files, findings
+
+
+def _list_files(directory: Path, left_out: Path | None = None) -> Iterator[str]:
+    """Yield the files of a directory and of those below it, sorted, links to files included.
+
+    Names that begin with a dot are left out; directories that are links are not entered.
+
+    Args:
+        directory: The directory.
+        left_out: A directory below it that is not entered, which need not be there.
+
+    Yields:
+        Paths relative to the directory.
+
+    Raises:
+        ModelError: A directory cannot be listed, or there are more than `MAX_FILES`.
+    """
+    skipped = read_status(left_out) if left_out is not None else None
+    pending, count = [""], 0
+    while pending:
+        folder = pending.pop()
+        with translate_read_errors(directory / folder):
+            with os.scandir(directory / folder) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+            for entry in entries:
+                location = os.path.join(folder, entry.name)
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    status = os.lstat(entry.path)
+                    if skipped is None or not os.path.samestat(status, skipped):
+                        pending.append(location)
+                elif not _leads_to_directory(entry):
+                    count += 1
+                    if count > MAX_FILES:
+                        raise ModelError(
+                            f"has more than {MAX_FILES:,} files, which all would be copied",
+                            path=str(directory),
+                            hint="--no-sidecars copies none of them",
+                        )
+                    yield location
+
+
+def _leads_to_directory(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a link to a directory; raises OSError if that cannot be told."""
+    try:
+        return entry.is_symlink() and entry.is_dir()
+    except FileNotFoundError:
+        return False

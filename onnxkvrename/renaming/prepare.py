@@ -189,9 +189,10 @@ def _check_output(
     try:
         check_result_size(plan.size, str(job.model))
         if job.in_place:
-            if report.has_changes and not options.force:
+            if report.has_changes:
                 has_choice = not report.stamp  # only a rename can be written elsewhere
-                check_in_place_write(job.model, opened.file.status, has_choice=has_choice)
+                status = opened.file.status
+                check_in_place_write(job.model, status, options, has_choice=has_choice)
         else:
             places = [] if job.same_directory else [job.output.parent / d.location for d in data]
             check_output_place(job, *places)

@@ -150,8 +150,8 @@ def _prepare_sidecar(
         is_up_to_date = job.in_place and content == old_content
     else:
         is_up_to_date = has_content(output, len(content), [content])
-    if options.check_destination and job.in_place and not (is_up_to_date or options.force):
-        check_in_place_write(path, status)
+    if options.check_destination and job.in_place and not is_up_to_date:
+        check_in_place_write(path, status, options)
     findings = rewritten.findings
     if options.check_destination:
         blocking = find_blocking_file(job, is_up_to_date, options)

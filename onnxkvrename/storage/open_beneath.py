@@ -3,18 +3,23 @@
 Each part of a path is opened relative to the directory before it, and links are not followed
 by the system but read and walked in the same way. That is what openat2(2) does with
 RESOLVE_BENEATH, which Python does not offer. What is written goes through no link at all.
+
+One kind of link leads out: a file in a snapshot of a Hugging Face cache,
+``models--NAME/snapshots/REVISION/...``, is a link to ``models--NAME/blobs/HASH``.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
-from onnxkvrename.errors import ModelError, WriteError
+from onnxkvrename.errors import WriteError
 from onnxkvrename.storage.read import (
     OPEN_FLAGS,
     OpenFile,
@@ -24,7 +29,6 @@ from onnxkvrename.storage.read import (
     is_link,
     open_descriptor,
     open_file,
-    read_status,
     resolve_path,
     translate_read_errors,
 )
@@ -32,10 +36,11 @@ from onnxkvrename.storage.read import (
 _MAX_LINKS = 40
 """The symbolic links that Linux follows in one path."""
 _MAX_STEPS = 256
-MAX_LISTED_FILES = 1 << 10
-"""The files that a folder may have which is copied as a whole."""
 _LINK_ERRNOS = (errno.ELOOP, errno.EMLINK, errno.ENOTDIR)
 """Errors of opening a symbolic link without following it, on Linux, BSD and macOS."""
+_REPOSITORY_PREFIX = "models--"
+_BLOB = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+"""The name of a blob: the SHA-1 of git, or the SHA-256 of a large file."""
 _CAN_WALK = {os.open, os.readlink, os.stat} <= os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
 
 
@@ -86,7 +91,8 @@ class OpenDirectory:
         with translate_read_errors(self.path / location):
             walk = _Walk(self.path, self.descriptor, location)
             descriptor = walk.open()
-        with open_descriptor(self.path.joinpath(*walk.done), descriptor) as file:
+        path = walk.blob.path if walk.blob is not None else self.path.joinpath(*walk.done)
+        with open_descriptor(path, descriptor) as file:
             yield file
 
     @contextmanager
@@ -94,7 +100,7 @@ class OpenDirectory:
         """Open a file by its path, and check afterwards that the path is still the same."""
         link = self.path / location
         path = resolve_path(link)
-        if _find_path_below(path, self.path) is None:
+        if _find_path_below(path, self.path) is None and not _is_blob_of(Path(path), self.path):
             raise _build_outside_error(self.path, path)
         with open_file(Path(path)) as file:
             with translate_read_errors(link):
@@ -131,53 +137,98 @@ _DIRECTORY_FLAGS = (
 )
 
 
-def list_files(directory: Path, left_out: Path | None = None) -> Iterator[str]:
-    """Yield the files of a directory and of those below it, sorted, links to files included.
+class _Blob(NamedTuple):
+    """What a link of a Hugging Face cache leads to.
 
-    Names that begin with a dot are left out; directories that are links are not entered.
+    Attributes:
+        repository: The directory ``models--NAME``.
+        below: The way from there to the directory in the snapshot that files are opened in.
+        name: The name in ``blobs``.
+    """
+
+    repository: Path
+    below: tuple[str, ...]
+    name: str
+
+    @property
+    def path(self) -> Path:
+        """The path of the blob."""
+        return self.repository / "blobs" / self.name
+
+    @classmethod
+    def from_link(cls, root: Path, done: Sequence[str], text: str) -> _Blob | None:
+        """Return the blob that a link leads to; ``None`` if the link is not one of a cache.
+
+        Args:
+            root: The directory that files are opened in.
+            done: The directories below it that lead to the link.
+            text: The text of the link.
+        """
+        steps, _, name = text.rpartition("blobs/")
+        repository = find_repository(root)
+        if repository is None or not _BLOB.fullmatch(name):
+            return None
+        below = root.relative_to(repository).parts
+        if steps != "../" * (len(below) + len(done)):
+            return None
+        return cls(repository, below, name)
+
+    def open(self, root: int) -> int:
+        """Return a descriptor of the blob, reached without links.
+
+        Args:
+            root: The descriptor of the directory in the snapshot, which must be where the
+                repository says that it is.
+
+        Raises:
+            OutsideError: Something on the way is a link, or the directory is another one.
+            OSError: The blob is missing or cannot be opened.
+        """
+        with ExitStack() as stack:
+
+            def step(name: str | Path, directory: int | None, flags: int) -> int:
+                try:
+                    return os.open(name, flags | os.O_NOFOLLOW, dir_fd=directory)
+                except OSError as error:
+                    if error.errno in _LINK_ERRNOS:
+                        raise _build_outside_error(self.repository, str(self.path)) from None
+                    raise
+
+            repository = directory = step(self.repository, None, _DIRECTORY_FLAGS)
+            stack.callback(close_quietly, repository)
+            for name in self.below:
+                directory = step(name, directory, _DIRECTORY_FLAGS)
+                stack.callback(close_quietly, directory)
+            if not os.path.samestat(os.fstat(directory), os.fstat(root)):
+                raise _build_outside_error(self.repository, str(self.path))
+            blobs = step("blobs", repository, _DIRECTORY_FLAGS)
+            stack.callback(close_quietly, blobs)
+            return step(self.name, blobs, OPEN_FLAGS)
+
+
+def find_repository(path: Path, part: str = "snapshots") -> Path | None:
+    """Return the directory ``models--NAME`` of a Hugging Face cache that a path is in.
 
     Args:
-        directory: The directory.
-        left_out: A directory below it that is not entered, which need not be there.
-
-    Yields:
-        Paths relative to the directory.
-
-    Raises:
-        ModelError: A directory cannot be listed, or there are more than `MAX_LISTED_FILES`.
+        path: A directory in a snapshot, or a blob, without links.
+        part: The directory of the repository that it is in, ``snapshots`` or ``blobs``.
     """
-    skipped = read_status(left_out) if left_out is not None else None
-    pending, count = [""], 0
-    while pending:
-        folder = pending.pop()
-        with translate_read_errors(directory / folder):
-            with os.scandir(directory / folder) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
-            for entry in entries:
-                location = os.path.join(folder, entry.name)
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    status = os.lstat(entry.path)
-                    if skipped is None or not os.path.samestat(status, skipped):
-                        pending.append(location)
-                elif not _leads_to_directory(entry):
-                    count += 1
-                    if count > MAX_LISTED_FILES:
-                        raise ModelError(
-                            f"has more than {MAX_LISTED_FILES:,} files, which all would be copied",
-                            path=str(directory),
-                            hint="--no-sidecars copies none of them",
-                        )
-                    yield location
+    for directory in path.parents:
+        if directory.name.startswith(_REPOSITORY_PREFIX):
+            below = path.relative_to(directory).parts
+            if len(below) >= 2 and below[0] == part:
+                return directory
+    return None
 
 
-def _leads_to_directory(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a link to a directory; raises OSError if that cannot be told."""
-    try:
-        return entry.is_symlink() and entry.is_dir()
-    except FileNotFoundError:
-        return False
+def _is_blob_of(path: Path, directory: Path) -> bool:
+    """Return whether a path is that of a blob of the repository that a directory is in."""
+    repository = find_repository(directory)
+    return (
+        repository is not None
+        and path.parent == repository / "blobs"
+        and _BLOB.fullmatch(path.name) is not None
+    )
 
 
 def check_no_link(path: Path, root: Path) -> None:
@@ -263,6 +314,8 @@ class _Walk:
         self.pending = _split(location)
         """The parts that come next, the last of them first."""
         self.links = 0
+        self.blob: _Blob | None = None
+        """Where the way leaves the directory, if it may."""
 
     def open(self) -> int:
         """Return a descriptor of what is at the end of the way.
@@ -286,6 +339,8 @@ class _Walk:
                     if error.errno not in _LINK_ERRNOS:
                         raise
                     self._follow_link(name, error)
+                    if self.blob is not None:
+                        return self.blob.open(self.root_descriptor)
                     continue
                 self.done.append(name)
                 if not self.pending:
@@ -327,6 +382,10 @@ class _Walk:
         self.links += 1
         if self.links > _MAX_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        if not self.pending:
+            self.blob = _Blob.from_link(self.root, self.done, text)
+        if self.blob is not None:
+            return
         if text.startswith(os.sep):
             self._go_to_absolute(os.path.join(text, *reversed(self.pending)))
         else:

@@ -14,7 +14,7 @@ from models import saved
 from onnx import TensorProto
 
 from onnxkvrename import rename_all
-from onnxkvrename.storage.open_beneath import MAX_LISTED_FILES
+from onnxkvrename.renaming.package_files import MAX_FILES
 
 CONFIG = "genai_config.json"
 
@@ -129,7 +129,7 @@ def test_a_pipe_in_the_folder_does_not_hang_it(here: Path, go) -> None:
 
 
 def test_a_folder_with_too_many_files_is_refused(here: Path, go) -> None:
-    for number in range(MAX_LISTED_FILES):
+    for number in range(MAX_FILES):
         (here / "genai" / f"{number}").touch()
     outcome = go("genai", "-d", "out")
     assert (outcome.code, "has more than 1,024 files" in outcome.err) == (2, True)

@@ -1,0 +1,111 @@
+"""A model in a Hugging Face cache: read through its links, never changed where it is."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import models as builders
+import pytest
+from genai_folders import RULES, build_decoder, build_folder
+from hub_cache import store_in_cache
+from kill_commands import read_directory
+from models import saved
+from onnx import ModelProto, TensorProto
+
+DATA = "model.onnx_data"
+
+
+def build_model() -> ModelProto:
+    """A decoder with external data."""
+    weights = builders.tensor("w", *range(8))
+    weights.data_location = TensorProto.EXTERNAL
+    weights.ClearField("float_data")
+    weights.external_data.add(key="location", value=DATA)
+    model = build_decoder()
+    model.graph.initializer.append(weights)
+    return model
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The snapshot of a repository with a model in `onnx`, as transformers.js has it."""
+    (tmp_path / "rules.toml").write_text(RULES)
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "folder"
+    (folder / "onnx").mkdir(parents=True)
+    saved(build_model(), folder / "onnx" / "model.onnx")
+    (folder / "onnx" / DATA).write_bytes(bytes(range(32)))
+    (folder / "config.json").write_text("{}")
+    return store_in_cache(tmp_path / "hub", folder)
+
+
+@pytest.fixture
+def go(run):
+    """Run a rename with the rules."""
+    return lambda *args: run(*args, "--prefix", "VLLM", "--rules", "rules.toml")
+
+
+def test_a_result_elsewhere_has_the_data_as_files(snapshot: Path, go, run) -> None:
+    before = {path: os.readlink(path) for path in snapshot.rglob("*") if path.is_symlink()}
+    model = snapshot / "onnx" / "model.onnx"
+    for options in (("-d", "out"), ("-o", "new/model.onnx")):
+        outcome = go(model, *options)
+        assert (outcome.code, "KV5" in outcome.err) == (0, False)
+    for folder in ("out", "new"):
+        assert Path(folder, DATA).read_bytes() == bytes(range(32))
+        assert not any(path.is_symlink() for path in Path(folder).iterdir())
+        assert run("verify", f"{folder}/model.onnx", "--rules", "rules.toml").code == 0
+    assert {path: os.readlink(path) for path in before} == before
+    assert run("out/model.onnx", "--strip", "--rules", "rules.toml").code == 0
+    assert Path("out/model.onnx").read_bytes() == model.read_bytes()
+
+
+def test_a_whole_snapshot_and_the_whole_repository_go_elsewhere(snapshot: Path, go) -> None:
+    assert go(snapshot, "-d", "out").code == 0
+    assert read_directory(Path("out/onnx")).keys() == {"model.onnx", DATA}
+    assert go(snapshot.parents[1], "-d", "all").code == 0
+    assert len(list(Path("all").rglob(DATA))) == 1
+
+
+@pytest.mark.parametrize("more", [(), ("--force",)])
+def test_in_place_is_refused_with_the_command_that_works(
+    more: tuple[str, ...], snapshot: Path, go, run
+) -> None:
+    model = (snapshot / "onnx" / "model.onnx").relative_to(Path.cwd())
+    before = read_directory(snapshot / "onnx")
+    outcome = go(model, *more)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "is in a Hugging Face cache, where no file may change" in outcome.err
+    command = outcome.err.rpartition("(")[2].rstrip(")\n")
+    assert command.endswith(" -d ./tiny-ONNX")
+    assert read_directory(snapshot / "onnx") == before
+    assert run(*shlex.split(command)[1:]).code == 0
+    assert read_directory(Path("tiny-ONNX")).keys() == {"model.onnx", DATA}
+
+
+def test_a_command_that_is_too_long_for_a_line_is_not_cut(snapshot: Path, go) -> None:
+    model = Path(snapshot, "onnx", *[".."] * 40, "..", *snapshot.parts[1:], "onnx", "model.onnx")
+    outcome = go(model)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert outcome.err.endswith("(give the same command with -d ./tiny-ONNX)\n")
+
+
+def test_the_file_behind_the_link_is_protected_too(snapshot: Path, go, run) -> None:
+    blob = Path(os.path.realpath(snapshot / "onnx" / "model.onnx"))
+    assert go(blob, "--force").code == 2
+    assert run("manifest", blob, "--stamp", "--rules", "rules.toml").code == 2
+
+
+def test_a_folder_of_onnxruntime_genai_comes_out_whole(snapshot: Path, go) -> None:
+    folder = build_folder(Path("folder2"))
+    stored = store_in_cache(Path("hub").absolute(), folder, "models--me--genai")
+    assert go(stored, "-d", "out").code == 0
+    assert read_directory(Path("out")).keys() == {
+        "model.onnx",
+        "genai_config.json",
+        "tokenizer.json",
+    }
+    assert Path("out/genai_config.json").read_text().count("_VLLM") == 4
+    assert not any(path.is_symlink() for path in Path("out").iterdir())
