@@ -22,35 +22,6 @@ EXPORTS = Path(__file__).resolve().parents[2] / "shared" / "exports-other"
 FOLDERS = sorted(
     path.parent.relative_to(EXPORTS).as_posix() for path in EXPORTS.glob("*/*/genai_config.json")
 )
-NUMBER, TOKEN = "(?P<layer>0|[1-9][0-9]*)", "(?:_(?P<token>[A-Z]+))?"
-
-
-def render_rule(into: str, out: str, kinds: str) -> str:
-    """One table of rules; `~` stands for the layer's number, `@` for the token."""
-    patterns = (text.replace("~", NUMBER).replace("@", TOKEN) for text in (into, out))
-    return "[[kv]]\ninput = '{}'\noutput = '{}'\n".format(*patterns) + kinds
-
-
-RULES = "retained = 'present.*'\n" + "".join(
-    render_rule(
-        rf"past(?P<stem>_key_values)?[.]~[.](?P<buffer>{parts})@",
-        rf"present[.]~[.](?P<buffer>{parts})@",
-        'input_name = "past{stem}.{layer}.{buffer}[_{token}]"\n'
-        f'output_name = "present.{{layer}}.{{buffer}}[_{{token}}]"\nkinds = {kinds}\n',
-    )
-    for parts, kinds in (
-        ("conv|recurrent", '{ a = ["conv"], b = ["recurrent"] }'),
-        ("conv_state|recurrent_state", '{ c = ["conv_state", "recurrent_state"] }'),
-        ("key|value", '{ attention = ["key", "value"] }'),
-    )
-)
-RULES += render_rule(
-    "past_(?P<buffer>key|value)_self_~@",
-    "present_(?P<buffer>key|value)_self_~@",
-    'input_name = "past_{buffer}_self_{layer}[_{token}]"\n'
-    'output_name = "present_{buffer}_self_{layer}[_{token}]"\n'
-    'kinds = { self = ["key", "value"] }\n',
-)
 GENERATE = """
 import json, sys
 import numpy, onnxruntime_genai as genai
@@ -87,13 +58,6 @@ needs_genai = pytest.mark.skipif(
     importlib.util.find_spec("onnxruntime_genai") is None,
     reason="needs onnxruntime-genai: pip install 'onnxkvrename[genai]'",
 )
-
-
-@pytest.fixture
-def rules(tmp_path: Path) -> Path:
-    path = tmp_path / "rules.toml"
-    path.write_text(RULES)
-    return path
 
 
 def build_counting_decoder() -> ModelProto:
@@ -165,27 +129,27 @@ CONFIG = {
 
 
 @needs_genai
-def test_a_folder_of_ours_gives_the_same_tokens(tmp_path: Path, rules: Path, run) -> None:
+def test_a_folder_of_ours_gives_the_same_tokens(tmp_path: Path, run) -> None:
     folder = build_folder(tmp_path / "folder", json.dumps(CONFIG), model=build_counting_decoder())
     before = generate(folder)
     assert isinstance(before, list), before
     out = tmp_path / "out"
-    assert run(folder, "-d", out, "--prefix", "VLLM", "--rules", rules).code == 0
+    assert run(folder, "-d", out, "--prefix", "VLLM").code == 0
     assert generate(out) == before
-    assert run(folder, "--prefix", "VLLM", "--rules", rules, "--no-sidecars").code == 0
+    assert run(folder, "--prefix", "VLLM", "--no-sidecars").code == 0
     assert "past_key_values.0.key" in str(generate(folder))  # what a stale configuration does
 
 
 @needs_genai
 @pytest.mark.skipif(not FOLDERS, reason=f"there are no real exports in {EXPORTS}")
 @pytest.mark.parametrize("name", FOLDERS)
-def test_a_real_export_gives_the_same_tokens(name: str, tmp_path: Path, rules: Path, run) -> None:
+def test_a_real_export_gives_the_same_tokens(name: str, tmp_path: Path, run) -> None:
     before = generate(EXPORTS / name)
     if not isinstance(before, list):
         pytest.skip(f"onnxruntime-genai does not run the export itself: {before[-200:]}")
     out = tmp_path / "out"
-    assert run(EXPORTS / name, "-d", out, "--prefix", "VLLM", "--rules", rules).code == 0
+    assert run(EXPORTS / name, "-d", out, "--prefix", "VLLM").code == 0
     assert read_directory(out).keys() == read_directory(EXPORTS / name).keys()
     assert generate(out) == before
-    assert run(out, "--strip", "--rules", rules, "--force").code == 0  # exports are read-only
+    assert run(out, "--strip", "--force").code == 0  # exports are read-only
     assert read_directory(out) == read_directory(EXPORTS / name)
