@@ -1,7 +1,8 @@
 """Skip many small fields that nobody asked for, which a hostile file may be full of.
 
 One by one they take a microsecond each, and some are only two bytes long. Small is a field with
-a tag of one byte and a number, or with a tag of two bytes and a number or few bytes of payload.
+a tag of one byte and a number, or with a tag of two bytes and a number or few bytes of payload,
+whose length may be written longer than needed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from onnxkvrename.model.protobuf import FIXED32, FIXED64, LENGTH, VARINT
+from onnxkvrename.model.protobuf import FIXED32, FIXED64, LENGTH, MAX_PREFIX_SIZE, VARINT
 
 _MAX_SIZE = 16
 """Bytes of such a payload."""
@@ -51,7 +52,11 @@ def _build_pattern(excluded: frozenset[int]) -> re.Pattern[bytes]:
         if number > 15
     )
     no_reserved = b"(?!%b)" % reserved if reserved else b""
-    short = b"|".join(re.escape(bytes([size])) + b".{%d}" % size for size in range(_MAX_SIZE + 1))
+    short = b"|".join(
+        b"(?:%b|%b\x80{0,%d}\\x00).{%d}"
+        % (re.escape(bytes([size])), re.escape(bytes([size | 0x80])), MAX_PREFIX_SIZE - 2, size)
+        for size in range(_MAX_SIZE + 1)
+    )
     for wire_type, payload in (
         (VARINT, varint),
         (FIXED64, b".{8}"),

@@ -203,7 +203,9 @@ def test_stamps_are_cut_in_one_pass_wherever_they_are():
     assert size == sum(piece.size for piece in split if isinstance(piece, Span))
 
 
-@pytest.mark.parametrize("name", ["graph texts", "graph fields", "fields with long tags"])
+@pytest.mark.parametrize(
+    "name", ["graph texts", "graph fields", "fields with long tags", "spare bytes"]
+)
 def test_fields_that_nobody_needs_are_skipped_many_at_a_time(name: str):
     data = MODELS[name](1 << 16)
     source = ByteSource.from_bytes(data)

@@ -276,6 +276,26 @@ def test_offset_and_length_are_plain_numbers(key: str, text: str):
     assert key in reference((key, text)).problem
 
 
+@pytest.mark.parametrize(
+    ("entries", "more", "problem"),
+    [
+        ([("location", "")], {}, "has no location"),
+        ([], {"dims": (-1, 4)}, "has a negative dimension"),
+        (
+            [],
+            {"dims": (1 << 62, 4)},
+            "needs 9,223,372,036,854,775,808 bytes or more, by its dimensions",
+        ),
+        ([("offset", "+1")], {}, "has the offset '+1', which is no plain number"),
+        ([("length", "31")], {}, "has the length 31 but needs 32 bytes"),
+    ],
+)
+def test_data_with_a_fault_end_nowhere(entries: list[tuple[str, str]], more, problem: str):
+    found = reference(*entries, **more)
+    assert (found.end_offset, found.tensor_name) == (0, "w")
+    assert found.problem == problem
+
+
 def test_six_bits_are_packed_too():
     float6e2m3 = 27  # onnx 1.22 has no name for it
     assert reference(data_type=float6e2m3, dims=(8,)).end_offset == 6

@@ -296,6 +296,44 @@ def test_a_record_that_could_not_be_read_again_is_not_written(tmp_path: Path) ->
     assert os.listdir(deep.parent) == ["m"]
 
 
+def test_a_record_that_is_too_long_to_be_read_again_is_not_written(
+    changes: list[FileChange], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = list_texts(changes[0].target.parent)
+    monkeypatch.setattr("onnxkvrename.storage.record._MAX_RECORD_BYTES", 400)
+    with pytest.raises(KvRenameError) as caught:
+        write_record(changes, [])
+    assert caught.value.path == str(changes[0].target)
+    assert caught.value.message == (
+        "cannot be written together with so many files, or with paths that long"
+    )
+    assert caught.value.hint == "rename fewer models at once"
+    assert list_texts(changes[0].target.parent) == before
+
+
+@pytest.mark.parametrize("undo", [True, False])
+def test_what_was_kept_is_put_in_place_only_if_it_is_a_file(
+    undo: bool, changes: list[FileChange], tmp_path: Path
+) -> None:
+    """A record may name a link with the very identity that it has."""
+    (tmp_path / "foreign").write_bytes(b"foreign")
+    kept = changes[0].backup if undo else changes[1].ready
+    assert kept is not None
+    kept.unlink()
+    kept.symlink_to(tmp_path / "foreign")
+    if undo:
+        changes[0] = changes[0]._replace(old=read_identity(kept))
+    else:
+        changes[1] = changes[1]._replace(new=read_identity(kept))
+    write_record(changes, [])
+    (run,) = find_half_done_runs([kept.parent])
+    with pytest.raises(KvRenameError) as caught:
+        end_run(run, undo=undo)
+    assert caught.value.path == str(changes[0 if undo else 1].target)
+    assert caught.value.message == "was no regular file"
+    assert [change.target.read_bytes() for change in changes] == [b"new one", b"old"]
+
+
 # What is cleared away without a record.
 
 

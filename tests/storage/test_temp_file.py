@@ -21,6 +21,7 @@ from onnxkvrename.storage.temp_file import (
     build_temp_prefix,
     check_free_space,
     find_stale_temp_files,
+    translate_write_errors,
 )
 
 
@@ -166,6 +167,43 @@ def test_errors_call_the_target_what_the_user_calls_it(tmp_path: Path) -> None:
     with pytest.raises(WriteError) as caught:
         ready_file.move_into_place()
     assert caught.value.path == "out/target.onnx"
+
+
+@pytest.mark.parametrize(
+    ("number", "hint", "in_place_hint"),
+    [
+        (errno.ENOSPC, "free some space, or write elsewhere with -o", "free some space"),
+        (errno.EDQUOT, "free some space, or write elsewhere with -o", "free some space"),
+        (
+            errno.EFBIG,
+            "raise the file size limit (ulimit -f), or write elsewhere",
+            "raise the file size limit (ulimit -f)",
+        ),
+        (errno.EROFS, "write elsewhere with -o or -d", ""),
+        (
+            errno.EACCES,
+            "its directory must be writable; or write elsewhere with -o or -d",
+            "its directory must be writable",
+        ),
+        (
+            errno.EPERM,
+            "its directory must be writable; or write elsewhere with -o or -d",
+            "its directory must be writable",
+        ),
+        (errno.EEXIST, *["it was not there before; --force replaces it"] * 2),
+        (errno.ENOENT, *["make its directory first"] * 2),
+        (errno.ENOTDIR, *["make its directory first"] * 2),
+        (errno.EIO, None, None),
+    ],
+)
+def test_an_error_of_the_system_says_how_to_fix_it_in_place_and_elsewhere(
+    number: int, hint: str | None, in_place_hint: str | None
+) -> None:
+    with pytest.raises(WriteError) as caught, translate_write_errors(Path("m.onnx")):
+        raise OSError(number, os.strerror(number))
+    error = caught.value
+    assert (error.path, error.message) == ("m.onnx", f"cannot be written: {os.strerror(number)}")
+    assert (error.hint, error.in_place_hint or None) == (hint, in_place_hint or None)
 
 
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT])
