@@ -90,6 +90,120 @@ def test_a_fault_is_found_alone_and_by_name(inputs: str, outputs: str, expected:
     assert found(inputs, outputs) == [expected]
 
 
+def tell(
+    inputs: str, outputs: str, uses: NameUses | None = None, **wish: bool
+) -> dict[str, tuple[str, str]]:
+    """The message and the hint of the last finding of each code."""
+    signature = Signature(*(tuple(map(value, text.split())) for text in (inputs, outputs)))
+    plan = build_rename_plan(signature, QEFF, TokenChange("VLLM", **wish))
+    if uses is None:
+        names = {item.name for side in signature for item in side}
+        uses = NameUses(dict.fromkeys(names, "Concat"), frozenset(names))
+    return {item.code: (item.message, item.hint) for item in check_pairs(signature, plan, uses)}
+
+
+def test_findings_say_what_is_wrong_and_how_to_fix_it() -> None:
+    again = "export the model again"
+    memory = f"both sides of a buffer share one piece of memory; {again}"
+    sound = "past_key.0~ past_value.0~"
+    assert tell("past_value.0", sound) == {
+        "KV101": (
+            "has no input to carry past_key of layer 0 into the next step",
+            "the compiler refuses this model; export it again",
+        )
+    }
+    assert tell("past_key.0 past_value.0", "past_key.0~") == {
+        "KV102": (
+            "is a KV input, but no retained output hands past_value of layer 0 on",
+            f"what is written to this buffer is lost; {again}",
+        )
+    }
+    assert tell("past_key.0:F[1,2] past_value.0:I", "past_key.0~:F[1,3] past_value.0~:F") == {
+        "KV103": ("is F, but its input past_value.0 is I", memory),
+        "KV104": ("is [1, 3], but its input past_key.0 is [1, 2]", memory),
+    }
+    assert tell("past_key.0 past_value.0", sound, NameUses()) == {
+        "KV105": ("is produced by no node: the buffer is never updated", again),
+        "KV107": (
+            "is read by nothing: what the last step retained is not used",
+            "check the export; harmless only if this layer shares another one's cache",
+        ),
+    }
+    assert tell("past_key.0 past_value.0", f"past_key.0~ {sound}") == {
+        "KV106": ("stands 2 times as graph output", again)
+    }
+    assert tell("past_key.0 past_value.0 past_key.0", sound) == {
+        "KV106": ("stands 2 times as graph input", again)
+    }
+    assert tell("past_key.0_OLD past_key.0_VLLM past_value.0", sound)["KV106"] == (
+        "claims the same buffer as past_key.0_OLD",
+        "leave one of the two",
+    )
+    both = "past_key.0_VLLM~ past_value.0_VLLM~"
+    assert tell(both, both, NameUses()) == {
+        "KV105": (
+            "is produced by no node: the buffer is never updated",
+            "export without the token, then rename",
+        ),
+        "KV106": (
+            "is a graph input and a retained output at once: the cache is never updated",
+            "export without the token, then rename",
+        ),
+    }
+    assert tell("past_key.0", "past_key.0~") == {
+        "KV108": (
+            "stands alone: layer 0 has no past_value",
+            "check the export: the parts of a layer move together",
+        )
+    }
+    layers = [f"{part}.{n}" for n in (0, 2, 5) for part in ("past_key", "past_value")]
+    assert tell(" ".join(layers), " ".join(f"{name}~" for name in layers)) == {
+        "KV109": (
+            "layers 0 to 5, but without 1, 3 to 4",
+            "check the export, unless these layers keep no cache",
+        )
+    }
+    assert tell("past_key.0 past_value.0", f"{sound} x~") == {
+        "KV111": (
+            "is a retained state that no rule knows, and is left alone",
+            "if it is KV, name it in a rules file (--rules FILE)",
+        )
+    }
+    assert tell("past_key.0 past_value.0", "past_key.0_InternalRetainedState past_value.0~") == {
+        "KV112": (
+            "has a suffix that consumers do not pair with its input",
+            "--normalize makes it _RetainedState",
+        )
+    }
+    old = "past_key.0_OLD past_value.0_OLD"
+    assert tell(old, old.replace("OLD", "OLD~")) == {
+        "KV202": (
+            "carries another token already, one of 4 such names: OLD",
+            "--replace puts the new token in its place, --strip takes it out",
+        )
+    }
+
+
+def test_a_new_name_that_is_taken_is_said_with_its_use() -> None:
+    names = ("past_key.0 past_value.0", "past_key.0~ past_value.0~")
+    ends = " ".join(names).replace("~", "_RetainedState").split()
+    plain = NameUses(dict.fromkeys(ends, "Concat"), frozenset(ends))
+    another = "choose another token, or rename that value first"
+    taken = plain._replace(taken_names={"past_key.0_VLLM": "a value"})
+    assert tell(*names, taken) == {"KV201": ("is already a value", another)}
+    hidden = plain._replace(hidden_names={"past_key.0_VLLM": "a value in a subgraph"})
+    assert tell(*names, hidden) == {
+        "KV201": ("is already a value in a subgraph, which onnx and onnxruntime refuse", another)
+    }
+    symbols = (f"Concatpast_key.0{token}_RetainedState_dim_2" for token in ("", "_VLLM"))
+    assert tell(*names, plain._replace(symbols=frozenset(symbols))) == {
+        "KV201": (
+            "is already a dimension, and would pass for one made of an output's new name",
+            "choose another token, or rename that dimension first",
+        )
+    }
+
+
 @pytest.mark.parametrize(
     ("inputs", "outputs"),
     [
@@ -192,7 +306,8 @@ def test_templates_may_not_give_two_values_one_name() -> None:
     uses = NameUses({"k0_out": "Add"}, frozenset({"k0"}))
     (clash,) = check_pairs(signature, build_rename_plan(signature, rules, TokenChange("T")), uses)
     assert (clash.code, clash.name) == ("KV201", "k0_T")
-    assert "k0, k0_out" in clash.message
+    assert clash.message == "would be the new name of k0, k0_out"
+    assert clash.hint == "mend the templates"
 
 
 AMBIGUOUS_RULES = r"""
@@ -233,7 +348,9 @@ def test_a_name_that_passes_for_another_with_a_token_is_told_with_the_rule_that_
 def test_no_buffers_lists_a_few_of_the_outputs() -> None:
     message = build_no_buffers_finding([f"o{n}" for n in range(7)]).message
     assert message.endswith("o0, o1, o2, o3, o4 and 2 more")
-    assert build_no_buffers_finding([]).message == "no KV buffer here"
+    nothing = build_no_buffers_finding([])
+    assert nothing.message == "no KV buffer here"
+    assert nothing.hint == "choose the profile that knows these names, or give --rules FILE"
 
 
 # The same checks at work on whole models.

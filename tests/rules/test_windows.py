@@ -22,6 +22,24 @@ MERGED = ExportInfo(10, "QEfficient", "1.21", EXPORT.opsets)
 ROOT = "R/onnx_layerwise_tmp"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports" / "lw_qwen3moe"
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "plain" / "windows"
+HINTS = {
+    "KV301": ("leave one of the two out",),
+    "KV302": ("give all windows of the model, or --no-set for some of them",),
+    "KV303": (
+        "rename all of them, together; a run that was stopped is ended by the same command",
+        "--replace puts the new token into all of them",
+    ),
+    "KV304": (
+        "give it back the name that it was exported with",
+        "export these layers again; --no-set if some of them keep no cache",
+        "export again, layer by layer with layerwise_window_size=1: QEfficient gives larger "
+        "windows the inputs of their first layer only",
+    ),
+    "KV305": ("export all of them again, together",),
+    "KV306": ("export all of them again, together; --no-set if the model really varies by layer",),
+    "KV307": ("give all windows that were merged, or merge them again",),
+}
+"""What each finding may say on how to fix it."""
 
 
 def value(text: str) -> Value:
@@ -116,7 +134,7 @@ def said(*parts: KvModel, judge: bool = True, wish: TokenChange = VLLM) -> str:
     """Return the message of the only finding."""
     ((_, finding),) = check_parts(parts, QEFF, wish, check_current_tokens=judge)
     assert finding.severity == "error"
-    assert finding.hint
+    assert finding.hint in HINTS[finding.code]
     return f"{finding.name} {finding.message}".strip()
 
 

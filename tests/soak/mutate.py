@@ -325,7 +325,7 @@ def try_mutant(
                 verdict = "undecided"
                 break
             limit -= sum(test.seconds for test in batch)
-            seconds = 60 + 4 * sum(test.seconds for test in batch)
+            seconds = 20 + 2 * sum(test.seconds for test in batch)
             verdict, tail = run_tests(root, [test.path for test in batch], seconds)
             if verdict != "survived":
                 break
