@@ -103,6 +103,33 @@ def test_data_must_be_a_file_that_lies_with_the_model(
     assert found.startswith(expected)
 
 
+@pytest.mark.parametrize(
+    ("reference", "hint"),
+    [
+        (
+            ExternalReference("../w.bin", 1, "w"),
+            "put the data beside the model, and only its file name into the location",
+        ),
+        (ExternalReference("without", 1, "w"), "put a copy in the place of the link"),
+        (ExternalReference("twin.onnx", 1, "w"), "export the model again"),
+        (ExternalReference("none", 1, "w"), "put it beside the model, in {directory}"),
+        (ExternalReference("pipe", 1, "w"), "make it a regular file that can be read"),
+        (
+            ExternalReference("w.bin", 11, "w"),
+            "the file was cut off, or is of another model: copy it again",
+        ),
+        (ExternalReference("", 0, "w", "has no location"), "export the model again"),
+    ],
+)
+def test_a_finding_on_data_says_how_to_fix_it(
+    reference: ExternalReference, hint: str, model: Path
+) -> None:
+    with open_file(model) as file:
+        (found,) = find_data_files([reference], file)
+    assert isinstance(found, Finding)
+    assert found.hint == hint.format(directory=model.parent)
+
+
 def test_data_must_be_long_enough(model: Path) -> None:
     assert located(model, ExternalReference("w.bin", 11, "w")) == [
         "KV503 has 10 bytes, but w ends at 11"
@@ -236,6 +263,9 @@ def test_other_data_there_are_replaced_only_with_force(
         there.write_bytes(b"other")
     report = rename(external, "VLLM", output=output)
     assert [(found.code, found.name) for found in report.findings] == [("KV504", str(there))]
+    difference = "leads nowhere" if link else f"differs from {DATA} beside the source"
+    assert report.findings[0].message == f"is there already, and {difference}"
+    assert report.findings[0].hint == "choose an empty directory, or --force to replace it"
     assert there.is_symlink() or there.read_bytes() == b"other"
     assert not output.exists()
     assert rename(external, "VLLM", output=output, force=True).status == "renamed"
@@ -245,7 +275,9 @@ def test_other_data_there_are_replaced_only_with_force(
 def test_a_directory_there_is_not_replaced_even_with_force(external: Path, tmp_path: Path) -> None:
     (tmp_path / DATA).mkdir()
     report = rename(external, "VLLM", output=tmp_path / "m.onnx")
-    assert [found.code for found in report.findings] == ["KV504"]
+    assert [(found.code, found.message) for found in report.findings] == [
+        ("KV504", "is there already, and is a directory")
+    ]
     with pytest.raises(WriteError, match="Is a directory"):
         rename(external, "VLLM", output=tmp_path / "m.onnx", force=True)
     assert not (tmp_path / "m.onnx").exists()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -434,22 +435,40 @@ def say_exists(*_: object, **__: object) -> None:
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
 
 
+def say_there_and_gone() -> Any:
+    """Return a query that finds a file every other time."""
+    real, calls = os.lstat, count()
+
+    def query(path: Any, **how: Any) -> os.stat_result:
+        if next(calls) % 2:
+            say_not_found()
+        return real(path, **how)
+
+    return query
+
+
 @pytest.mark.parametrize(
     ("there", "name", "answer", "told"),
     [
-        (True, "open", say_not_found, "found to exist, and then could not be opened"),
+        (True, "open", say_not_found, "found to exist, and then could not be opened: not found"),
         (False, "open", say_exists, "found not to exist, and then to exist"),
         (False, "lstat", say_not_found, "found not to exist, and then to exist"),
+        (True, "lstat", say_there_and_gone(), "gone again each time"),
     ],
 )
 def test_a_file_system_that_contradicts_itself_is_not_asked_for_ever(
     there: bool, name: str, answer: Any, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    lock = find_lock_path(tmp_path / "m.onnx")
     if there:
-        find_lock_path(tmp_path / "m.onnx").touch()
-    monkeypatch.setattr(os, name, answer)
-    with pytest.raises(WriteError, match=f"was tried 100 times; it was {told}"):
-        hold_locks([tmp_path / "m.onnx"]).__enter__()
+        lock.touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, answer)
+        with pytest.raises(WriteError) as caught:
+            hold_locks([tmp_path / "m.onnx"]).__enter__()
+    assert caught.value.message == (f"cannot be locked: {lock} was tried 100 times; it was {told}")
+    hint = "the file system contradicts itself: check it"
+    assert (caught.value.hint, caught.value.in_place_hint) == (f"{hint}, or write elsewhere", hint)
 
 
 @pytest.mark.parametrize("has_descriptors", [True, False])
