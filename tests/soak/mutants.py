@@ -59,13 +59,21 @@ class Mutant(NamedTuple):
         """A name that stays the same as long as the module does."""
         return f"{self.start}:{self.end}:{self.operator}:{self.after}"
 
+    def is_python(self, source: bytes) -> bool:
+        """Return whether the module's text with this change can be compiled."""
+        try:
+            compile(self.apply(source), "mutant", "exec")
+        except SyntaxError:
+            return False
+        return True
+
     def apply(self, source: bytes) -> bytes:
         """Return the module's text with this change."""
         return source[: self.start] + self.after.encode() + source[self.end :]
 
 
 def list_mutants(source: bytes) -> list[Mutant]:
-    """Return all mutants of a module, in the order of their places."""
+    """Return all mutants of a module, in the order of their places; some may be no Python."""
     starts = [0]
     for line in source.split(b"\n"):
         starts.append(starts[-1] + len(line) + 1)
@@ -75,12 +83,7 @@ def list_mutants(source: bytes) -> list[Mutant]:
         end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
         before = source[start:end].decode()
         text = f"({after})" if isinstance(node, ast.expr) and operator != "constant" else after
-        mutant = Mutant(node.lineno, operator, before, text, start, end)
-        try:
-            compile(mutant.apply(source), "mutant", "exec")
-        except SyntaxError:
-            continue
-        mutants.append(mutant)
+        mutants.append(Mutant(node.lineno, operator, before, text, start, end))
     return sorted(set(mutants), key=lambda mutant: (mutant.start, mutant.end, mutant.after))
 
 

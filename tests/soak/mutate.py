@@ -30,6 +30,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,7 +80,7 @@ FAULTS = ("tests/faults/test_rename_faults.py", "tests/faults/test_writing_comma
 WRITING = ("storage", "renaming")
 LEFT_OUT = ("tests/test_house.py", "tests/test_ci.py")
 """Test files that judge texts, those of the mutants among them."""
-FIRST_BATCH = 10
+FIRST_BATCH = 2
 """Seconds of CPU time of the tests that start together; each further batch takes twice as long."""
 STUCK = 600
 """Seconds without any CPU time until tests count as stuck, however busy the machine is."""
@@ -427,14 +428,13 @@ def choose_mutants(
     sample: int, seed: int, only: list[str], root: Path
 ) -> list[tuple[str, str, Mutant]]:
     """Return a random sample of the mutants of all modules, in a random order."""
-    everything = []
-    for module in only or MODULES:
-        source = (root / "onnxkvrename" / module).read_bytes()
-        digest = hashlib.sha256(source).hexdigest()[:16]
-        everything += [(module, digest, mutant) for mutant in list_mutants(source)]
-    print(f"{len(everything)} mutants of {len(only or MODULES)} modules")
+    sources = {name: (root / "onnxkvrename" / name).read_bytes() for name in only or MODULES}
+    digests = {name: hashlib.sha256(source).hexdigest()[:16] for name, source in sources.items()}
+    everything = [(name, mutant) for name in sources for mutant in list_mutants(sources[name])]
+    print(f"{len(everything)} mutants of {len(sources)} modules", flush=True)
     random.Random(seed).shuffle(everything)
-    return everything[:sample]
+    valid = ((name, mutant) for name, mutant in everything if mutant.is_python(sources[name]))
+    return [(name, digests[name], mutant) for name, mutant in islice(valid, sample)]
 
 
 def report(entries: list[dict[str, Any]]) -> None:
