@@ -369,7 +369,7 @@ def test_a_result_that_is_wrong_is_a_bug_and_changes_nothing(
     outcome = run(big, "--prefix", "VLLM")
     assert outcome.code == 2
     assert "did not read back as planned" in outcome.err
-    assert "this is a bug in onnxkvrename" in outcome.err
+    assert "nothing was changed (this is a bug in onnxkvrename: please report it)" in outcome.err
     assert contents(big.parent) == {"m.onnx": before}
 
 

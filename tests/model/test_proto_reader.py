@@ -321,6 +321,19 @@ def test_packed_dimensions_count_as_others_do():
     assert found == ExternalReference("w.bin", 32, "w")
 
 
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_a_tensor_has_256_dimensions_at_most(is_packed: bool):
+    def find(count: int) -> tuple[ExternalReference, ...]:
+        dims = field(1, varint(1) * count) if is_packed else field(1, 1) * count
+        entry = field(13, field(1, "location") + field(2, "w.bin"))
+        raw = field(5, dims + field(2, 1) + field(8, "w") + field(14, 1) + entry)
+        return find_occurrences(ByteSource.from_bytes(field(7, raw)), ["past_key.0"]).references
+
+    assert find(256) == (ExternalReference("w.bin", 4, "w"),)
+    with pytest.raises(ModelError, match="has more than 256 dimensions in a tensor, at byte "):
+        find(257)
+
+
 def test_data_in_the_model_are_no_reference():
     model = decoder()
     inline = external(("location", "stale.bin"))

@@ -132,7 +132,7 @@ def test_a_hard_link_to_the_model_is_no_place_for_its_result(
 def test_a_directory_is_no_place_for_a_model(decoder: Path, tmp_path: Path) -> None:
     (tmp_path / "directory").mkdir()
     for force in (False, True):
-        with pytest.raises(WriteError, match=r"is a directory.*-d"):
+        with pytest.raises(WriteError, match=r"is a directory \(-d puts models into one\)$"):
             attempt(decoder, tmp_path / "directory", force=force)
 
 

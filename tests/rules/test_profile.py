@@ -52,13 +52,15 @@ def test_a_token_is_letters_and_digits(token: str) -> None:
 )
 def test_any_other_token_is_refused_with_the_reason(token: str, fault: str) -> None:
     assert fault in str(find_token_error(token))
-    with pytest.raises(RulesError, match=fault):
+    with pytest.raises(RulesError, match=fault) as caught:
         check_token_change(TokenChange(token))
+    assert caught.value.hint == "for example VLLM"
 
 
 def test_to_ask_for_no_token_and_no_strip_is_refused() -> None:
-    with pytest.raises(RulesError, match="no token to put in"):
+    with pytest.raises(RulesError, match="no token to put in") as caught:
         check_token_change(TokenChange(None))
+    assert caught.value.hint == "give a prefix, or ask to strip"
     check_token_change(TokenChange(None, strip=True))
 
 

@@ -158,24 +158,48 @@ def test_a_link_that_is_named_like_a_record_is_not_followed(record: Path, tmp_pa
     assert find_protected_names(record.parent, None) == set()
 
 
+@pytest.mark.parametrize(
+    ("undo", "fault"),
+    [(True, "has no copy of its old content"), (False, "has lost its new content")],
+)
 def test_a_file_that_is_not_the_one_of_the_record_is_not_put_in_place(
-    changes: list[FileChange], record: Path
+    undo: bool, fault: str, changes: list[FileChange], record: Path
 ) -> None:
-    backup = changes[0].backup
-    assert backup is not None
-    backup.unlink()
-    backup.write_bytes(b"evil")
+    kept = changes[0].backup if undo else changes[1].ready
+    assert kept is not None
+    kept.unlink()
+    kept.write_bytes(b"evil")
     (run,) = find_half_done_runs([record.parent])
     before = list_texts(record.parent)
-    with pytest.raises(KvRenameError, match="has no copy of its old content"):
-        end_run(run, undo=True)
+    with pytest.raises(KvRenameError) as caught:
+        end_run(run, undo=undo)
+    assert caught.value.path == str(changes[0 if undo else 1].target)
+    assert caught.value.message == fault
+    assert caught.value.hint == "the command that was stopped finishes the work, too"
     assert list_texts(record.parent) == before
+
+
+def test_a_run_with_a_file_elsewhere_is_ended_if_both_directories_are_given(
+    changes: list[FileChange], tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    mine = tmp_path / "mine" / "m"
+    mine.write_bytes(b"mine")
+    write_record(
+        [FileChange(mine, None, read_identity(mine), None, build_temp_path(mine)), *changes], []
+    )
+    assert find_skipped(tmp_path / "in") == [
+        f"skipped: names a file in {mine.parent}, too; give this directory as well"
+    ]
+    (run,) = find_half_done_runs([tmp_path / "in", tmp_path / "mine"])
+    end_run(run, undo=False)
+    assert sorted(list_texts(tmp_path)) == ["a", "b", "m"]
 
 
 def find_skipped(directory: Path) -> list[str]:
     skipped = list[KvRenameError]()
     assert find_half_done_runs([directory], skipped.append) == []
-    return [error.message for error in skipped]
+    return [f"{error.message}; {error.hint}" if error.hint else error.message for error in skipped]
 
 
 needs_root = pytest.mark.skipif(
@@ -190,7 +214,7 @@ def test_a_record_of_another_user_is_skipped_and_keeps_nothing(
     os.chown(record, 12345, -1)
     before = list_texts(record.parent)
     assert find_skipped(record.parent) == [
-        "skipped: is a record of another user (user ID 12345)",
+        "skipped: is a record of another user (user ID 12345); recover as this user",
     ]
     assert list_texts(record.parent) == before
     assert not remove_stale_temp_files(find_stale_temp_files(file.target for file in changes))
