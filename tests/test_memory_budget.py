@@ -115,7 +115,7 @@ def compare_blocks(planner: Planner, name: str, **settings: Any) -> Counter[str]
             continue
         ((index, allocation),) = found
         assert allocation.bytes_per_block is not None
-        memory = int(allocation.bytes_per_block * rng.uniform(40, 90))
+        memory = int(allocation.bytes_per_block * rng.uniform(80, 160))
         projection = project(architecture, planner.version, stages, memory)
         configs = planner.plan(architecture, stages, memory, **settings)
         assert configs is not None, architecture
@@ -148,6 +148,28 @@ def test_the_blocks_of_0_33_are_vllms(name: str) -> None:
         layout = planner.witness.interface.KVCacheLayout[name]
     seen = compare_blocks(planner, name, layout=layout)
     assert min(seen["one stage"], seen["several stages"]) > 0.05 * len(SEEDS), seen
+
+
+def test_the_memory_that_0_33_refuses_is_not_enough() -> None:
+    planner, seen = Planner("0.33"), Counter[bool]()
+    with planner.witness.modules.importable():
+        layout = planner.witness.interface.KVCacheLayout["BLHNC"]
+    for seed in SEEDS:
+        architecture = draw_architecture(seed)
+        if any(layer.kind == "cross_attention" for layer in architecture.layers):
+            continue  # takes as many blocks as the encoder has tokens
+        for allocation in project(architecture, "0.33", 1).allocations:
+            if allocation.name != "BLHNC" or allocation.bytes_per_block is None:
+                continue
+            memory = allocation.bytes_per_block * random.Random(seed).choice([1, 2, 3, 4, 5, 9])
+            found = project(architecture, "0.33", 1, memory).allocations
+            (condition,) = [
+                c for a in found if a.name == "BLHNC" for c in a.conditions if c.name == "memory"
+            ]
+            accepted = planner.plan(architecture, 1, memory, layout=layout) is not None
+            assert accepted == (condition.state == "met"), architecture
+            seen[accepted] += 1
+    assert min(seen[True], seen[False]) > 0.1 * len(SEEDS), seen
 
 
 @pytest.mark.parametrize("version", ["0.24.0", "0.33.0"])

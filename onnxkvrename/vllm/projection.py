@@ -87,7 +87,7 @@ def project_layout(layout: Layout, request: ProjectionRequest) -> Projection:
         stages = build_stages(groupings, allocations, request) if allocations else ()
     except RefusalError as error:
         return Projection(request, specs, conditions, (error.refusal,))
-    allocations = tuple(apply_stages(allocations, stages, request))
+    allocations = tuple(apply_stages(groupings, allocations, stages, request))
     return Projection(request, specs, conditions, (), groupings, allocations, stages)
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from onnxkvrename.vllm.groups import Grouping
 from onnxkvrename.vllm.memory import Allocation
 from onnxkvrename.vllm.specs import (
+    SLIDING_KINDS,
     KvCacheGroup,
     KvCacheSpec,
     ProjectionRequest,
@@ -76,11 +77,20 @@ def build_stages(
 
 
 def apply_stages(
-    allocations: Iterable[Allocation], stages: Sequence[PipelineStage], request: ProjectionRequest
+    groupings: Sequence[Grouping],
+    allocations: Iterable[Allocation],
+    stages: Sequence[PipelineStage],
+    request: ProjectionRequest,
 ) -> Iterator[Allocation]:
     """Yield the allocations with the largest stage's bytes, and the blocks that fit into memory.
 
     With several stages no worker has all places, so these are left out.
+
+    Args:
+        groupings: The groupings of the whole model.
+        allocations: The allocations of the whole model.
+        stages: What each stage has of them, from `build_stages`.
+        request: The settings of vLLM.
     """
     for index, allocation in enumerate(allocations):
         block_bytes = [stage.bytes_per_block[index] for stage in stages]
@@ -104,7 +114,8 @@ def apply_stages(
                     for transfer in allocation.transfers
                 ),
             )
-        yield _fill_memory(allocation, most, request.gpu_memory)
+        groups = groupings[allocation.grouping_index].groups
+        yield _add_memory_condition(allocation, groups, request.gpu_memory)
 
 
 def count_gpu_blocks(bytes_per_block: int | None, gpu_memory: int | None) -> int | None:
@@ -119,18 +130,25 @@ def count_gpu_blocks(bytes_per_block: int | None, gpu_memory: int | None) -> int
     return gpu_memory // bytes_per_block
 
 
-def _fill_memory(
-    allocation: Allocation, bytes_per_block: int, gpu_memory: int | None
+def _add_memory_condition(
+    allocation: Allocation, groups: Iterable[KvCacheGroup], gpu_memory: int | None
 ) -> Allocation:
-    """Add the conditions of a memory that is given."""
-    block_count = count_gpu_blocks(bytes_per_block, gpu_memory)
+    """Add the condition that a request of one token fits (``_check_enough_kv_cache_memory``).
+
+    A window may start within a block, so vLLM reserves two blocks for it.
+    """
+    block_count = count_gpu_blocks(allocation.bytes_per_block, gpu_memory)
     if block_count is None:
         return allocation
+    fewest = sum(2 if group.first_spec.kind in SLIDING_KINDS else 1 for group in groups)
     condition = decide_condition(
         "memory",
-        block_count > 1,
-        f"{block_count} blocks fit",
-        why_not=f"{block_count} of its blocks fit, and one is vLLM's null block",
+        block_count > fewest,
+        f"{block_count:,} blocks fit",
+        why_not=(
+            f"{block_count:,} blocks fit; a request takes {fewest:,} or more, and one is vLLM's "
+            "null block"
+        ),
     )
     return allocation._replace(conditions=(*allocation.conditions, condition))
 

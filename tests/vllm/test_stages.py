@@ -80,7 +80,15 @@ def test_memory_for_a_single_block_is_not_enough(blocks: int, possible: bool) ->
     allocation = find_allocation(project(plain, gpu_memory=memory), "unpacked")
     assert allocation.is_possible == possible
     (condition,) = [c for c in allocation.conditions if c.name == "memory"]
-    assert condition.why.startswith(f"{blocks} ")
+    assert condition.why.startswith(f"{blocks} blocks fit")
+
+
+def test_a_request_takes_a_block_of_each_group_and_two_of_a_window() -> None:
+    for blocks, possible in ((3, False), (4, True)):
+        memory = blocks * 12 * PAGE
+        allocation = find_allocation(project(build_gpt_oss(), gpu_memory=memory), "unpacked")
+        assert allocation.bytes_per_block == 12 * PAGE
+        assert allocation.is_possible == possible
 
 
 def test_without_memory_nothing_is_said_of_blocks() -> None:
