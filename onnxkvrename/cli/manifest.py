@@ -18,6 +18,7 @@ from onnxkvrename.cli.options import (
     add_no_set_option,
     add_pairs_option,
     add_profile_option,
+    add_projection_options,
     add_quiet_option,
     add_rules_option,
     add_strict_option,
@@ -32,7 +33,13 @@ from onnxkvrename.errors import KvRenameError, ModelError, WriteError
 from onnxkvrename.findings import decide_exit_code, format_list
 from onnxkvrename.layout.digest import compute_layout_digest
 from onnxkvrename.layout.layout import Layout
-from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_layout
+from onnxkvrename.layout.load import (
+    CompileInfo,
+    LoadedLayout,
+    apply_compile_info,
+    load_layout,
+    load_model_or_manifest,
+)
 from onnxkvrename.layout.manifest import manifest_to_json
 from onnxkvrename.renaming.run import remove_links_of_killed_runs, stamp_models
 from onnxkvrename.report.formats import Answer, Line, Screen, build_file_result, load_format
@@ -59,7 +66,6 @@ from onnxkvrename.vllm.projection import (
     projection_to_json,
 )
 from onnxkvrename.vllm.specs import (
-    KV_CACHE_DTYPES,
     MAX_GPU_MEMORY,
     VLLM_VERSIONS,
     ProjectionRequest,
@@ -81,6 +87,7 @@ class _Arguments(NamedTuple):
     pp: int | None
     kv_cache_dtype: str | None
     gpu_memory: str | None
+    draft: Path | None
     vllm_version: str | None
     tokens: tuple[int, ...]
     output: Path | None
@@ -117,51 +124,7 @@ class _ManifestResult(NamedTuple):
 )
 @add_models_argument()
 @add_compile_options()
-@click.option(
-    "--block-size",
-    metavar="N",
-    type=click.IntRange(1),
-    help="Also: what vLLM makes of it, with blocks of N tokens.",
-)
-@click.option(
-    "--tp",
-    metavar="N",
-    type=click.IntRange(1),
-    help="With --block-size: over how many ranks the heads are divided.  [default: 1]",
-)
-@click.option(
-    "--pp",
-    metavar="N",
-    type=click.IntRange(1),
-    help="With --block-size: over how many pipeline stages the layers are divided.  [default: 1]",
-)
-@click.option(
-    "--kv-cache-dtype",
-    metavar="DTYPE",
-    type=click.Choice(tuple(KV_CACHE_DTYPES)),
-    help=f"With --block-size: vLLM's --kv-cache-dtype ({', '.join(KV_CACHE_DTYPES)}), by default "
-    "the graph's own.",
-)
-@click.option(
-    "--gpu-memory",
-    metavar="SIZE",
-    help="With --block-size: the memory that each GPU has left for KV caches, e.g. 20G; says how "
-    "many blocks fit.",
-)
-@click.option(
-    "--vllm",
-    "vllm_version",
-    type=click.Choice(VLLM_VERSIONS),
-    help="With --block-size: the vLLM that is meant, by default the newest known, "
-    f"{VLLM_VERSIONS[-1]}.",
-)
-@click.option(
-    "--tokens",
-    metavar="N",
-    type=click.IntRange(1),
-    multiple=True,
-    help="With --block-size: the length of a prompt that is handed over. May be repeated.",
-)
+@add_projection_options()
 @click.option(
     "-o",
     "--output",
@@ -222,7 +185,7 @@ def command(**values: Any) -> int:
     if arguments.stamp:
         loaded = _plan_stamp(loaded, rules)
     stamped = loaded if arguments.stamp and not loaded.failed else None
-    projection = _build_projection(loaded.layout, arguments)
+    projection = _build_projection(loaded.layout, arguments, rules)
     if projection is not None:
         loaded = loaded.add_findings(check_projection(projection))
     answer = _build_answer(_ManifestResult(loaded, projection, rules.profile_choice))
@@ -247,6 +210,7 @@ def _check_projection_options(arguments: _Arguments) -> None:
         "--pp": arguments.pp,
         "--kv-cache-dtype": arguments.kv_cache_dtype,
         "--gpu-memory": arguments.gpu_memory is not None,
+        "--draft": arguments.draft is not None,
         "--vllm": arguments.vllm_version,
         "--tokens": arguments.tokens,
     }
@@ -298,7 +262,7 @@ def _check_outputs(
     return files.list_inputs()
 
 
-def _build_projection(layout: Layout, arguments: _Arguments) -> Projection | None:
+def _build_projection(layout: Layout, arguments: _Arguments, rules: Rules) -> Projection | None:
     """Project the layout onto vLLM, if that was asked for."""
     if arguments.block_size is None:
         return None
@@ -312,7 +276,27 @@ def _build_projection(layout: Layout, arguments: _Arguments) -> Projection | Non
         arguments.pp or 1,
         None if memory is None else parse_memory_size("--gpu-memory", memory, MAX_GPU_MEMORY),
     )
-    return project_layout(layout, request)
+    return project_layout(layout, request, _load_draft(arguments, rules))
+
+
+def _load_draft(arguments: _Arguments, rules: Rules) -> Layout | None:
+    """Return the buffers of the draft model, with those of the sizes given that it has.
+
+    Raises:
+        KvRenameError: It cannot be read, or has an error or no KV buffers.
+    """
+    if arguments.draft is None:
+        return None
+    loaded = load_model_or_manifest(arguments.draft, rules)
+    if loaded.failed or not loaded.layout.buffers:
+        raise KvRenameError(
+            "this draft model has errors or no KV buffers",
+            path=str(arguments.draft),
+            hint="onnxkvrename verify MODEL says what is wrong",
+        )
+    sizes = parse_dim_sizes(arguments.dims)
+    known = {symbol: size for symbol, size in sizes.items() if symbol in loaded.layout.symbols}
+    return apply_compile_info(loaded.layout, CompileInfo(known))
 
 
 def _plan_stamp(loaded: LoadedLayout, rules: Rules) -> LoadedLayout:

@@ -56,6 +56,8 @@ def _list_settings(request: ProjectionRequest) -> Iterator[str]:
     yield f"tensor parallelism {request.tensor_parallel_size}"
     if request.pipeline_parallel_size > 1:
         yield f"pipeline parallelism {request.pipeline_parallel_size}"
+    if request.draft_start is not None:
+        yield f"draft model from layer {request.draft_start} on"
     if request.kv_cache_dtype is not None:
         yield f"KV cache dtype {request.kv_cache_dtype}"
     if request.gpu_memory is not None:

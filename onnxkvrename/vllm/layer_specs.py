@@ -101,7 +101,10 @@ def align_blocks(
             "fp8_ds_mla beside states: vLLM aligns blocks to other rows than it stores",
             "choose --kv-cache-dtype fp8",
         )
-    token_bytes = _resolve_token_bytes(attention)
+    # A draft model takes the blocks of the model that it drafts for.
+    start = request.draft_start
+    own = [spec for spec in attention if start is None or spec.layer < start]
+    token_bytes = _resolve_token_bytes(own or attention)
     state_bytes = max(spec.unpadded_page_size for spec in states)
     alignment = request.block_size
     if request.vllm_version == "0.33" and any(spec.kind in MLA_KINDS for spec in attention):
@@ -403,7 +406,10 @@ def _list_dtype_conditions(
 
 
 def _list_parallelism_conditions(layout: Layout, request: ProjectionRequest) -> Iterator[Condition]:
-    stages, others = request.pipeline_parallel_size, "no context parallelism, no draft model"
+    stages = request.pipeline_parallel_size
+    others = "no context parallelism, no draft model"
+    if request.draft_start is not None:
+        others = "no context parallelism, and the draft model has as many ranks"
     if stages == 1:
         yield build_requirement("parallelism", f"one pipeline stage, {others}")
     else:

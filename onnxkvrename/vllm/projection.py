@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.rules.layer_ranges import format_layers
@@ -57,15 +58,31 @@ class Projection(NamedTuple):
     stages: tuple[PipelineStage, ...] = ()
 
 
-def project_layout(layout: Layout, request: ProjectionRequest) -> Projection:
+def project_layout(
+    layout: Layout, request: ProjectionRequest, draft: Layout | None = None
+) -> Projection:
     """Return the projection of a layout.
 
     Layers that vLLM cannot have become refusals in the result, never exceptions.
 
+    Args:
+        layout: The buffers of a model.
+        request: The settings of vLLM.
+        draft: The buffers of the model that drafts for it. vLLM groups its layers with the
+            others, and counts them on.
+
     Raises:
-        KvRenameError: The request has a version, a dtype or a size that cannot be.
+        KvRenameError: The request has a version, a dtype or a size that cannot be, or a draft
+            model and pipeline stages, of which not all is known.
     """
     check_request(request)
+    if draft is not None:
+        if request.pipeline_parallel_size > 1:
+            raise KvRenameError(
+                "a draft model in pipeline stages is not known here", hint="give --pp 1"
+            )
+        request = request._replace(draft_start=max(layout.layers, default=-1) + 1)
+        layout = _append_draft(layout, draft)
     model = build_specs(layout, request)
     if model.refusals or not model.specs:
         return Projection(request, model.specs, model.conditions, model.refusals)
@@ -89,6 +106,20 @@ def project_layout(layout: Layout, request: ProjectionRequest) -> Projection:
         return Projection(request, specs, conditions, (error.refusal,))
     allocations = tuple(apply_stages(groupings, allocations, stages, request))
     return Projection(request, specs, conditions, (), groupings, allocations, stages)
+
+
+def _append_draft(layout: Layout, draft: Layout) -> Layout:
+    """Return the layout with the layers of a draft model behind its own."""
+    start = max(layout.layers, default=-1) + 1
+    buffers = tuple(
+        buffer._replace(
+            layer=start + buffer.layer - min(draft.layers),
+            shape=None if buffer.shape is None else draft.resolve_shape(buffer.shape),
+            window=draft.resolve_shape((buffer.window,))[0],
+        )
+        for buffer in draft.buffers
+    )
+    return layout._replace(buffers=(*layout.buffers, *buffers))
 
 
 def check_projection(projection: Projection) -> Iterator[Finding]:
@@ -118,6 +149,7 @@ def projection_to_json(projection: Projection) -> dict[str, Any]:
         "pp": request.pipeline_parallel_size,
         "kv_cache_dtype": request.kv_cache_dtype,
         "gpu_memory": request.gpu_memory,
+        "draft_start": request.draft_start,
         "layers": [_spec_to_json(spec) for spec in projection.specs],
         "conditions": _value_to_json(projection.conditions),
         "refusals": _value_to_json(projection.refusals),

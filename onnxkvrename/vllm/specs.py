@@ -66,6 +66,8 @@ class ProjectionRequest(NamedTuple):
         pipeline_parallel_size: vLLM's ``--pipeline-parallel-size``, in stages.
         gpu_memory: Bytes that each GPU has left for KV caches, vLLM's
             ``--kv-cache-memory-bytes``; ``None`` if that is not known.
+        draft_start: The number of a draft model's first layer, behind those of the model itself;
+            ``None`` without one.
     """
 
     block_size: int
@@ -75,6 +77,7 @@ class ProjectionRequest(NamedTuple):
     kv_cache_dtype: str | None = None
     pipeline_parallel_size: int = 1
     gpu_memory: int | None = None
+    draft_start: int | None = None
 
 
 def check_request(request: ProjectionRequest) -> None:

@@ -132,6 +132,7 @@ def test_unless_asked_for_in_json_it_is_said_on_stderr_alone(
         ((MODEL, "--pp", "2"), "--pp is for a projection: say --block-size N, too"),
         ((MODEL, "--kv-cache-dtype", "fp8"), "--kv-cache-dtype is for a projection"),
         ((MODEL, "--gpu-memory", "8G"), "--gpu-memory is for a projection"),
+        ((MODEL, "--draft", MODEL), "--draft is for a projection: say --block-size N, too"),
         ((MODEL, "--block-size", "16", "--gpu-memory", "8 apples"), "say a size such as 512M"),
         ((MODEL, "--block-size", "16", "--kv-cache-dtype", "int3"), "'int3' is not one of"),
         ((MODEL, "--block-size", "0"), "'--block-size': 0 is not in the range x>=1"),
@@ -339,6 +340,15 @@ def test_heads_that_do_not_divide_are_a_finding(here: Path, run) -> None:
     assert (outcome.code, said["exit_code"]) == (1, 1)
     assert [(found["code"], found["model"]) for found in said["findings"]] == [("KV619", MODEL)]
     assert run("manifest", MODEL, "--block-size", "16", "--tp", "4").code == 0
+
+
+def test_a_draft_model_counts_in_the_projection(here: Path, run) -> None:
+    outcome = run("manifest", MODEL, "--block-size", "16", "--draft", MODEL)
+    vllm = document(outcome.out)["vllm"]
+    assert (outcome.code, vllm["draft_start"]) == (0, 2)
+    assert [layer["layer"] for layer in vllm["layers"]] == [0, 1, 2, 3]
+    missing = run("manifest", MODEL, "--block-size", "16", "--draft", "none.onnx")
+    assert (missing.code, "none.onnx" in missing.err) == (2, True)
 
 
 def test_the_projection_is_told_as_text(here: Path, run) -> None:

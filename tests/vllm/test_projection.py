@@ -154,3 +154,41 @@ def test_an_unknown_version_raises() -> None:
     with pytest.raises(KvRenameError) as caught:
         project_layout(build_gpt_oss(), ProjectionRequest(16, vllm_version="1.0"))
     assert caught.value.hint == "there are: 0.24, 0.33"
+
+
+def test_the_layers_of_a_draft_model_are_grouped_with_the_others() -> None:
+    # vLLM's own example: gpt-oss-20b with EAGLE has 12 windows and 13 whole layers, padded to 13.
+    draft = build_layers(build_attention(0))
+    projection = project_layout(build_gpt_oss(), ProjectionRequest(64), draft)
+    (windows, whole) = projection.groupings[0].groups
+    assert (len(windows.layers), len(whole.layers), whole.layers[-1]) == (12, 13, 24)
+    assert projection.groupings[0].padding_layers == 1
+    assert projection.request.draft_start == 24
+    reasons = {condition.name: condition.why for condition in projection.conditions}
+    assert reasons["parallelism"].endswith("and the draft model has as many ranks")
+
+
+def test_a_draft_model_takes_the_blocks_of_its_model() -> None:
+    hybrid = build_layers(build_attention(0, heads=2, size=256), build_linear(1))
+    alone = project_layout(hybrid, ProjectionRequest(16, vllm_version="0.24"))
+    both = project_layout(
+        hybrid,
+        ProjectionRequest(16, vllm_version="0.24"),
+        build_layers(build_attention(0, heads=8, size=64)),
+    )
+    assert both.refusals == ()
+    assert both.specs[2].layer == 2
+    assert both.specs[2].block_size == alone.specs[0].block_size == both.specs[0].block_size
+
+
+def test_sizes_of_a_draft_model_are_its_own() -> None:
+    draft = build_layers(build_attention(3, heads="heads"), sizes={"heads": 2})
+    projection = project_layout(build_gpt_oss(), ProjectionRequest(64), draft)
+    assert (projection.specs[-1].layer, projection.specs[-1].kv_heads) == (24, 2)
+
+
+def test_a_draft_model_in_stages_is_not_known() -> None:
+    with pytest.raises(KvRenameError, match="draft model in pipeline stages"):
+        project_layout(
+            build_gpt_oss(), ProjectionRequest(16, pipeline_parallel_size=2), build_gpt_oss()
+        )
