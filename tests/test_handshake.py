@@ -46,6 +46,10 @@ class Worker:
         self.version = version
         self.witness = Witness(f"{version}.0")
         self.rules = load_topology_rules(version)
+        with self.witness.modules.importable():
+            import vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker as nixl
+
+            self.worker = nixl.NixlBaseConnectorWorker
 
     def accepts(
         self, prefill: Architecture, decode: Architecture, kernel_block: int | None
@@ -110,10 +114,10 @@ class Worker:
         with self.witness.modules.importable():
             try:
                 if self.version == "0.33" and local.has_states and uses_mla:
-                    self.witness.worker._split_remote_blocks(worker, meta)
+                    self.worker._split_remote_blocks(worker, meta)
                     if meta.block_lens != remote.block_lens:
                         return None  # lengths of kernel blocks are another matter
-                self.witness.worker._validate_remote_agent_handshake(worker, meta, prefill.tp)
+                self.worker._validate_remote_agent_handshake(worker, meta, prefill.tp)
             except REFUSALS:
                 return False
         return True
