@@ -14,6 +14,7 @@ sys.path.append(str(EXAMPLE))  # for this process, and those that it spawns
 
 import kvlayout  # noqa: E402
 import paging  # noqa: E402
+import processes  # noqa: E402
 import records  # noqa: E402
 import transfer  # noqa: E402
 
@@ -21,4 +22,13 @@ with_nixl = pytest.mark.skipif(
     importlib.util.find_spec("nixl") is None, reason=f"NIXL is not installed: {INSTALL}"
 )
 
-__all__ = ["EXAMPLE", "INSTALL", "kvlayout", "paging", "records", "transfer", "with_nixl"]
+__all__ = [
+    "EXAMPLE",
+    "INSTALL",
+    "kvlayout",
+    "paging",
+    "processes",
+    "records",
+    "transfer",
+    "with_nixl",
+]

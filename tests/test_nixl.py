@@ -15,7 +15,16 @@ import numpy as np
 import pytest
 from conftest import FIXTURES
 from disaggregated_example import SERVING, device, prompt, prompts, undivided, workers
-from nixl_example import EXAMPLE, INSTALL, kvlayout, paging, records, transfer, with_nixl
+from nixl_example import (
+    EXAMPLE,
+    INSTALL,
+    kvlayout,
+    paging,
+    processes,
+    records,
+    transfer,
+    with_nixl,
+)
 
 from onnxkvrename import rename
 from onnxkvrename.cli.main import main
@@ -249,6 +258,23 @@ def test_nixl_listens_on_loopback_only(watched) -> None:
     addresses = worker.ask(None)
     loopback = int.from_bytes(bytes([127, 0, 0, 1]), sys.byteorder)
     assert set(addresses) == {f"{loopback:08X}"}
+
+
+@with_nixl
+def test_decode_says_that_prefill_is_gone(manifest: Manifest) -> None:
+    path = SERVING / "decoder.onnx"
+    layout = kvlayout.read_layout(manifest(path), "LBHNC", 64)
+    setup = records.Setup(str(path), prompts.SIZES, layout)
+    with (
+        workers.Worker("prefill", processes.prefill, setup) as first,
+        workers.Worker("decode", processes.decode, setup) as second,
+    ):
+        second.ask(first.ask("who are you?"))
+        handed = first.ask(prompts.Drawn(*prompt(path, 9)))
+        first.process.kill()
+        first.process.join()
+        with pytest.raises(workers.WorkerError, match="decode refuses: NIXL_ERR_REMOTE_DISCONN"):
+            second.ask(handed)
 
 
 def test_without_nixl_one_line_says_what_to_install(

@@ -13,7 +13,7 @@ from records import Moved, Peer
 os.environ.setdefault("UCX_TLS", "tcp")
 os.environ.setdefault("UCX_NET_DEVICES", "lo")
 os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
-os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")  # it logs to stdout
+os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # it raises what it logs
 from nixl._api import nixl_agent, nixl_agent_config
 
 _PATIENCE = 20
