@@ -18,9 +18,10 @@ import processes  # noqa: E402
 import records  # noqa: E402
 import transfer  # noqa: E402
 
-with_nixl = pytest.mark.skipif(
-    importlib.util.find_spec("nixl") is None, reason=f"NIXL is not installed: {INSTALL}"
+_HAS_NIXL = importlib.util.find_spec("nixl") is not None and any(
+    importlib.util.find_spec(f"nixl_{backend}") is not None for backend in ("cu12", "cu13", "rocm")
 )
+with_nixl = pytest.mark.skipif(not _HAS_NIXL, reason=f"NIXL is not installed: {INSTALL}")
 
 __all__ = [
     "EXAMPLE",

@@ -16,7 +16,7 @@ os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
 os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # it raises what it logs
 from nixl._api import nixl_agent, nixl_agent_config
 
-_PATIENCE = 20
+_PATIENCE = 30
 """Seconds to wait for a transfer or a notification."""
 
 

@@ -12,7 +12,7 @@ from paging import Pool
 from prompts import COUNT, Drawn
 from records import HandOff, Peer, Setup, Taken
 
-_PATIENCE = 20
+_PATIENCE = 30
 """Seconds to wait for blocks."""
 
 
