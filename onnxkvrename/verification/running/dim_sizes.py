@@ -123,6 +123,9 @@ class _SizeGuesser:
         self._meanings = meanings
         by_word = {meanings[symbol]: dims[symbol] for symbol in dims if symbol in meanings}
         self._by_word = {word: by_word.get(word, size) for word, size in _TIED_WORDS.items()}
+        if "sequence" not in by_word:  # what a window has room for but no position is undefined
+            window = by_word.get("window", 0)
+            self._by_word["sequence"] = max(self._by_word["sequence"], window)
 
     def choose_size(self, symbol: str) -> int:
         """Return the size of a symbol or of a sum."""

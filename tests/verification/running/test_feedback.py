@@ -154,6 +154,18 @@ def test_symbols_of_one_word_have_one_size_and_sums_are_sums(
     assert {symbol: sizes[symbol] for symbol in expected} == expected
 
 
+def test_a_context_fills_a_window_whose_size_is_known() -> None:
+    """What a ring buffer has room for, and no position, is not defined."""
+    meanings = {**MEANINGS, "slid": "window"}
+    symbols = ("past", "total", "slid")
+    assert resolve_dim_sizes([symbols], {"slid": 16}, meanings) == {
+        "past": 16,
+        "total": 18,
+        "slid": 16,
+    }
+    assert resolve_dim_sizes([symbols], {"slid": 16, "past": 5}, meanings)["past"] == 5
+
+
 def test_sums_grow_with_what_they_are_sums_of() -> None:
     sizes = {"past": 4, "other_past": 4, "new": 2, "total": 9, "past + new": 6, "x": 3}
     assert advance_sizes(sizes, {"past": 6}, MEANINGS) == {
