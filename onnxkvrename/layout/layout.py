@@ -356,8 +356,9 @@ def _name_part(pair: KvPair, kind: BufferKind, layer: Sequence[KvPair]) -> str:
     The states of a linear layer may have the names of attention. Their ranks tell which is
     which; where the ranks are equal, the names stay.
     """
-    if pair.role:
-        return pair.role
+    if pair.role:  # a layer of a decoder may have a cache of its own and one of the encoder's
+        is_cross = get_kind_traits(kind).grows_with == "encoder"
+        return f"{pair.role}_cross" if is_cross else pair.role
     part = pair.buffer.removeprefix("past_")
     if not get_kind_traits(kind).is_state or part not in ("key", "value"):
         return part

@@ -108,12 +108,19 @@ def _describe_retention(verified: VerifiedModel) -> str:
     if not report.pairs:
         return "no KV buffer in it"
     updated = [flow for flow in verified.flows if flow.verdict == "updated"]
-    resized = [flow for flow in updated if flow.update.is_resized]
+    faults = {finding.name for finding in report.findings if finding.code == "KV120"}
+    resized = [flow for flow in verified.flows if flow.update.is_resized]
+    meant = [flow for flow in resized if flow.pair.sides[-1].old_name not in faults]
+    resized = [flow for flow in updated if flow in resized and flow not in meant]
     unsized = [flow for flow in updated if flow.update.kind == "unknown"]
     layers = format_layer_ranges(sorted({pair.layer for pair in report.pairs}))
-    verdict = (
-        f"{len(updated) - len(resized) - len(unsized)} of {len(report.pairs)} buffers retained"
-    )
+    retained = len([flow for flow in updated if not flow.update.is_resized]) - len(unsized)
+    verdict = f"{retained} of {len(report.pairs)} buffers retained"
+    if meant:
+        updates = ", ".join(dict.fromkeys(flow.update.label for flow in meant))
+        verdict += f", {len(meant)} as the rules say ({updates})"
+    if lone := sum(pair.may_be_alone for pair in report.pairs):
+        verdict += f", {lone} with one side, as the rules say"
     if resized:
         updates = ", ".join(dict.fromkeys(flow.update.label for flow in resized))
         verdict += f", {len(resized)} cannot go back into their inputs ({updates})"
