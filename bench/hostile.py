@@ -53,6 +53,11 @@ MODEL_COMMANDS: dict[str, Command] = {
     "verify": lambda model, file: ["verify", str(file)],
     "inspect": lambda model, file: ["inspect", str(file)],
     "inspect --format json": lambda model, file: ["inspect", "--format", "json", str(file)],
+    "pairs": lambda model, file: ["pairs", str(file)],
+    "rules": lambda model, file: ["rules", "--suggest", str(file)],
+    "rename --pairs": lambda model, file: [
+        *("--prefix", "VLLM", "--check", "--pairs", "dataflow", str(file)),
+    ],
     "manifest": lambda model, file: ["manifest", str(file)],
     "manifest --stamp": lambda model, file: ["manifest", "--stamp", str(file)],
     "check-consumer": lambda model, file: ["check-consumer", str(file)],

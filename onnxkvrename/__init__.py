@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from onnxkvrename.api.arguments import load_rules
+    from onnxkvrename.api.dataflow import find_pairs, suggest_rules
     from onnxkvrename.api.files import rename, rename_all
     from onnxkvrename.api.handoffs import check_consumer, compare
     from onnxkvrename.api.layouts import inspect, load_layout
@@ -33,10 +34,12 @@ if TYPE_CHECKING:
     from onnxkvrename.rules.plan import KvPair, UnchangedName
     from onnxkvrename.rules.profile import Rules
     from onnxkvrename.rules.results import ModelReport, Report
+    from onnxkvrename.verification.find_pairs import StatePair
     from onnxkvrename.verification.verify import VerifiedModel
 
 _MODULES = {
     "api.arguments": ("load_rules",),
+    "api.dataflow": ("find_pairs", "suggest_rules"),
     "api.files": ("rename", "rename_all"),
     "api.memory": ("rename_bytes", "rename_model"),
     "api.handoffs": ("check_consumer", "compare"),
@@ -51,6 +54,7 @@ _MODULES = {
     "rules.plan": ("KvPair", "UnchangedName"),
     "rules.profile": ("Rules",),
     "rules.results": ("ModelReport", "Report"),
+    "verification.find_pairs": ("StatePair",),
     "verification.verify": ("VerifiedModel",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
@@ -69,12 +73,14 @@ __all__ = [
     "Report",
     "Rules",
     "RulesError",
+    "StatePair",
     "UnchangedName",
     "VerifiedModel",
     "WriteError",
     "__version__",
     "check_consumer",
     "compare",
+    "find_pairs",
     "inspect",
     "load_layout",
     "load_rules",
@@ -82,6 +88,7 @@ __all__ = [
     "rename_all",
     "rename_bytes",
     "rename_model",
+    "suggest_rules",
     "verify",
 ]
 

@@ -24,7 +24,7 @@ from onnx import ModelProto
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.layout.updates import BufferUpdate, compare_dims
-from onnxkvrename.model.signature import Signature, Value
+from onnxkvrename.model.signature import Dim, Signature, Value
 from onnxkvrename.rules.plan import KvPair, PairSide
 from onnxkvrename.verification.dataflow import PROVED_VERDICTS, decide_flow
 from onnxkvrename.verification.provenance import Origin, select_cheapest_paths
@@ -98,10 +98,11 @@ def find_state_pairs(model: ModelProto, signature: Signature) -> tuple[StatePair
     if not candidates or not outputs:
         return ()
     candidates, origins = _trace_outputs(model, candidates, outputs)
+    names = [value.name for value in candidates]
     matches = [
         match
         for output, origin in zip(outputs, origins, strict=True)
-        if (match := _match_output(output, origin, candidates)) is not None
+        if (match := _match_output(output, origin, candidates, names)) is not None
     ]
     matches = _select_only(matches)
     pairs = [match.pair for match in _drop_activations(matches, model, signature)]
@@ -170,7 +171,9 @@ def _find_tied(origin: Origin) -> set[int]:
     return tied
 
 
-def _match_output(output: Value, origin: Origin, candidates: Sequence[Value]) -> _Match | None:
+def _match_output(
+    output: Value, origin: Origin, candidates: Sequence[Value], names: Sequence[str]
+) -> _Match | None:
     """Return the one input that an output is a later state of, whatever branch is taken."""
     nearest = [select_cheapest_paths(paths) for paths in origin.outcomes]
     numbers = {number for paths in nearest for number, is_certain in paths if is_certain}
@@ -180,7 +183,6 @@ def _match_output(output: Value, origin: Origin, candidates: Sequence[Value]) ->
     source = candidates[number]
     if source.dtype != output.dtype or not _has_same_rank(source, output):
         return None
-    names = [value.name for value in candidates]
     flow = decide_flow(_build_pair(source, output), origin, number, names)
     if flow.verdict not in PROVED_VERDICTS:
         return None
@@ -236,12 +238,12 @@ def _drop_activations(
     if not any(match.is_computed for match in matches):
         return list(matches)
     states = {match.pair.input.name for match in matches}
-    others = [value for value in signature.inputs if value.name not in states]
+    layouts = set(_list_layouts(value for value in signature.inputs if value.name not in states))
     kept = [
         match
         for match in matches
         if not match.is_computed
-        or (_has_state_shape(match.pair) and not _is_laid_out_like(match.pair.input, others))
+        or (_has_state_shape(match.pair) and (match.pair.input.shape or ())[:2] not in layouts)
     ]
     hubs = _find_hubs(kept, model)
     return [match for match in kept if not match.is_computed or match.number not in hubs]
@@ -253,22 +255,16 @@ def _has_state_shape(pair: StatePair) -> bool:
     return shape is not None and all(isinstance(dim, int) for dim in shape[1:])
 
 
-def _is_laid_out_like(value: Value, others: Iterable[Value]) -> bool:
-    """Return whether another input has the same batch and positions, as embeddings have.
+def _list_layouts(values: Iterable[Value]) -> Iterator[tuple[Dim, ...]]:
+    """Yield the batch and the positions of inputs that are no states, which embeddings share.
 
     The axes of a state after the batch are heads or channels. Of an input of integers the last
     two axes count, since position ids may have one in front.
     """
-    leading = (value.shape or ())[:2]
-    if len(leading) < 2:
-        return False
-    for other in others:
-        if other.name == value.name or other.shape is None or len(other.shape) < 2:
-            continue
-        is_integer = other.dtype.startswith(("INT", "UINT"))
-        if leading in ((other.shape[-2:],) if is_integer else (other.shape[:2],)):
-            return True
-    return False
+    for value in values:
+        shape = value.shape or ()
+        if len(shape) >= 2:
+            yield shape[-2:] if value.dtype.startswith(("INT", "UINT")) else shape[:2]
 
 
 def _find_hubs(matches: Sequence[_Match], model: ModelProto) -> frozenset[int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxkvrename.errors import RulesError
+from onnxkvrename.errors import ModelError, RulesError
 from onnxkvrename.findings import format_list
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.signature import Signature
@@ -59,7 +59,11 @@ def trace_model(path: Path) -> TracedModel:
     """
     with open_model(path) as opened:
         model = read_model_without_weights(opened.source)
-        return TracedModel(path, opened.signature, find_state_pairs(model, opened.signature))
+        try:
+            pairs = find_state_pairs(model, opened.signature)
+        except ModelError as error:
+            raise opened.source.build_error(error.message, hint=error.hint) from None
+        return TracedModel(path, opened.signature, pairs)
 
 
 def infer_rules(models: Sequence[TracedModel], token: str = "") -> InferredRules:

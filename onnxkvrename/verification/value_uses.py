@@ -94,13 +94,14 @@ def find_branch_states(
         if len(branches) != 2:
             continue
         for with_cache, without_cache in (branches, branches[::-1]):
+            computed = _list_computed(with_cache)
             read = [name for name in list_captured_names(with_cache) if name in sources]
             made = {
                 output: without_cache.outputs[position]
                 for position, output in enumerate(operation.outputs)
                 if output in wanted
                 and position < min(len(with_cache.outputs), len(without_cache.outputs))
-                and _is_dummy(with_cache, with_cache.outputs[position])
+                and with_cache.outputs[position] not in computed
             }
             if read and made:
                 weights = frozenset(body.constants)
@@ -109,12 +110,15 @@ def find_branch_states(
     return _select_one_to_one(matches)
 
 
-def _is_dummy(branch: Body, name: str) -> bool:
-    """Return whether a value of a branch is a constant."""
-    if name in branch.constants:
-        return True
-    makers = (node for node in branch.nodes if name in node.output)
-    return all(node.op_type in _DUMMY_OPS and not node.domain for node in makers)
+def _list_computed(branch: Body) -> frozenset[str]:
+    """Return the values of a branch that are no constants, and those that it captures."""
+    computed = {
+        name
+        for operation in read_operations(branch)
+        if operation.domain or operation.op_type not in _DUMMY_OPS
+        for name in operation.outputs
+    }
+    return frozenset((*computed, *list_captured_names(branch)))
 
 
 def _match_places(

@@ -32,6 +32,12 @@ def node(inputs: Iterable[str], outputs: Iterable[str], more: bytes = b"") -> by
     return b"".join(names) + field(4, "Add") + more
 
 
+def operator(op_type: str, inputs: Iterable[str], outputs: Iterable[str]) -> bytes:
+    """A node of an operator."""
+    names = [field(1, name) for name in inputs] + [field(2, name) for name in outputs]
+    return field(1, b"".join(names) + field(4, op_type))
+
+
 BUFFERS = b"".join(
     field(11, value_info(name, 1, 2, 8, 4))
     + field(12, value_info(f"{name}_RetainedState", 1, 2, 8, 4))
@@ -89,6 +95,44 @@ def pair(name: str, *dims: int | str) -> bytes:
         field(11, value_info(name, *dims))
         + field(12, value_info(output, *dims))
         + field(1, node([name], [output]))
+    )
+
+
+def joined_state(number: int) -> bytes:
+    """An input that one value of a long chain is joined to, and that value as an output."""
+    value, before = f"c{number + 1}", f"c{number}"
+    return (
+        field(11, value_info(f"k{number}", 1, 4))
+        + field(12, value_info(value, 1, 4))
+        + operator("Identity" if number else "MatMul", [before], [value])
+        + operator("Concat", [f"k{number}", value], [f"j{number}"])
+    )
+
+
+def branch_states(size: int) -> bytes:
+    """An If whose branches read and make many values in the same place."""
+    numbers = range(size // 160)
+    reads = b"".join(
+        operator("Constant", [], [f"d{n}"])
+        + operator("Add", [f"i{n}", "w"], ["" if n else "r"])
+        + operator("MatMul", [f"i{n}", "w"], [f"r{n}"])
+        for n in numbers
+    )
+    makes = b"".join(
+        operator("MatMul", ["w", f"m{n - 1}"], [f"m{n}"]) + operator("MatMul", [f"m{n}", "w"], [])
+        for n in numbers
+    )
+    outputs = [b"".join(field(12, value_info(f"{name}{n}")) for n in numbers) for name in "dm"]
+    branches = [
+        field(5, field(1, name) + field(6, body) + number(20, 5))
+        for name, body in (("then_branch", reads + outputs[0]), ("else_branch", makes + outputs[1]))
+    ]
+    names = b"".join(field(2, f"o{n}") for n in numbers)
+    ends = b"".join(
+        field(11, value_info(f"i{n}", 1)) + field(12, value_info(f"o{n}", 1)) for n in numbers
+    )
+    return model(
+        ends + field(5, field(8, "w")) + field(1, names + field(4, "If") + b"".join(branches))
     )
 
 
@@ -231,6 +275,22 @@ MODELS: dict[str, Build] = {
     "layers without shapes": each(lambda n: field(11, field(1, f"past_key.{n + 1}"))),
     "outputs only": each(lambda n: field(12, field(1, f"past_key.{n + 1}_RetainedState"))),
     "scopes of one layer": each(lambda n: pair(f"{n}/past_key.0", 1, 2, 8, 4)),
+    "joined states": each(joined_state),
+    "states of branches": branch_states,
+    "numbers in names of states": each(
+        lambda n: (
+            field(11, value_info("0/" * 3_000 + f"s{n}", 1, 4))
+            + field(12, value_info("0/" * 3_000 + f"t{n}", 1, 4))
+            + operator("Identity", ["0/" * 3_000 + f"s{n}"], ["0/" * 3_000 + f"t{n}"])
+        )
+    ),
+    "computed states": each(
+        lambda n: (
+            field(11, value_info(f"k{n}", 1, n % 999 + 1))
+            + field(12, value_info(f"o{n}", 1, n % 999 + 1))
+            + operator("Neg", [f"k{n}"], [f"o{n}"])
+        )
+    ),
     "unlike scopes": each(lambda n: pair(f"{n}/past_key.0", 1, 2, n + 1, 4)),
     "far layers": each(lambda n: pair(f"past_key.{(n * 7919) % 999_983}", 1, "ctx", 4)),
     "tokens": each(lambda n: pair(f"past_key.{n + 1}_T{n}", 1)),

@@ -13,6 +13,8 @@ from itertools import product
 from typing import NamedTuple
 
 _NUMBER = re.compile("(?<![0-9])(0|[1-9][0-9]{0,5})(?![0-9])")
+_MAX_PIECES = 33
+"""Pieces of a name between its numbers; no exporter has names with so many numbers."""
 _WORD_CHARACTER = re.compile("[0-9A-Za-z]")
 _UNFIT_FOR_TEMPLATES = re.compile(r"[{}\[\]]")
 
@@ -184,7 +186,8 @@ def _choose_numbers(states: Sequence[StateNames]) -> Iterator[list[_Numbered]]:
     """
     inputs = [tuple(_NUMBER.split(state.input)) for state in states]
     outputs = [tuple(_NUMBER.split(state.output)) for state in states]
-    if len({_NUMBER.sub("0", f"{s.output}\0{s.suffix}") for s in states}) > 1:
+    is_alike = len({_NUMBER.sub("0", f"{s.output}\0{s.suffix}") for s in states}) == 1
+    if not is_alike or max(len(inputs[0]), len(outputs[0])) > _MAX_PIECES:
         return
     choices = [
         (len({parts[i] for parts in inputs}), -i, -j)
@@ -256,10 +259,9 @@ def _find_common_words(texts: Sequence[str]) -> str:
         (at for at, pair in enumerate(zip(first, last, strict=False)) if len({*pair}) > 1),
         len(first),
     )
-    common = first[:length]
-    while common and any(_is_word_split(text, len(common)) for text in texts):
-        common = common[:-1]
-    return common
+    while length and any(_is_word_split(text, length) for text in texts):
+        length -= 1
+    return first[:length]
 
 
 def _is_word_split(text: str, position: int) -> bool:
@@ -268,7 +270,12 @@ def _is_word_split(text: str, position: int) -> bool:
 
 def _strip_marks(text: str) -> str:
     """Return a text from its first letter or digit to its last."""
-    return re.sub("^[^0-9A-Za-z]+|[^0-9A-Za-z]+$", "", text)
+    start, end = 0, len(text)
+    while start < end and not _is_word_at(text, start):
+        start += 1
+    while start < end and not _is_word_at(text, end - 1):
+        end -= 1
+    return text[start:end]
 
 
 def _list_states(

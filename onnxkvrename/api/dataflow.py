@@ -1,0 +1,45 @@
+"""Functions that know a model's buffers by its dataflow, whatever their names are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from onnxkvrename.api.arguments import PathLike, as_change, as_path, as_paths
+from onnxkvrename.renaming.run import check_token_change
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.verification.find_pairs import StatePair
+from onnxkvrename.verification.infer_rules import infer_rules, trace_model
+
+
+def find_pairs(model: PathLike) -> tuple[StatePair, ...]:
+    """Return each input of a model that an output is a later state of, with that output.
+
+    Args:
+        model: The model's path.
+
+    Returns:
+        The pairs in the order of the inputs; what cannot be proved is in none.
+
+    Raises:
+        ModelError: The model cannot be read.
+        TypeError: The argument has the wrong type.
+    """
+    return trace_model(as_path(model, "model")).pairs
+
+
+def suggest_rules(models: PathLike | Iterable[PathLike], *, token: str | None = None) -> Rules:
+    """Return rules for exactly the pairs that the graphs of some models show, for ``rules=``.
+
+    Args:
+        models: The path of a model, or several.
+        token: The token that names carry already or are going to get, the only one that the
+            rules then recognise; ``None`` for any, in models without one.
+
+    Raises:
+        RulesError: No model has states, no rules fit all of them, or the token cannot be used.
+        ModelError: A model cannot be read.
+        TypeError: An argument has the wrong type.
+    """
+    if token is not None:
+        check_token_change(as_change(token, strip=False, replace=False, normalize=False))
+    return infer_rules([trace_model(model) for model in as_paths(models)], token or "").rules
