@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 from pathlib import Path
 
 import models as builders
@@ -51,6 +53,18 @@ def test_the_result_is_a_folder_that_runs(here: Path, go) -> None:
     assert (here / "out" / CONFIG).read_text().count("_VLLM") == 4
     again = go("genai", "-d", "out")
     assert (again.code, "copied" in again.err) == (0, False)
+
+
+def test_the_page_shows_what_happens(here: Path, run) -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "sidecars.md"
+    block = re.search(r"```console\n\$ onnxkvrename (.*?)\n(.*?)```", page.read_text(), re.DOTALL)
+    assert block is not None
+    build_folder(here / "llama-genai", model=build_decoder([0]))
+    outcome = run(*shlex.split(block[1]))
+    assert (outcome.code, outcome.out + outcome.err) == (0, block[2])
+    before, after = ((here / name / CONFIG).read_text() for name in ("llama-genai", "renamed"))
+    for sign, text in (("-", before), ("+", after)):
+        assert re.search(rf"^{re.escape(sign)}(.*),$", page.read_text(), re.M)[1] in text
 
 
 def test_a_dry_run_says_what_would_be_copied(here: Path, go) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from genai_folders import DECODER, RULES, build_decoder, build_folder, render_config
 from kill_commands import read_directory
 from models import saved
+from onnx import load
 
 from onnxkvrename import inspect
 
-CONFIG = "genai_config.json"
+CONFIG, YAML = "genai_config.json", "inference_metadata.yaml"
 KEYS = ("past_key_values.%d.key", "past_key_values.%d.value", "present.%d.key", "present.%d.value")
 
 
@@ -387,3 +389,38 @@ def test_a_wrong_table_is_an_error_with_its_key(table: str, fault: str, here: Pa
     saved(build_decoder(), here / "model.onnx")
     outcome = go("model.onnx", "--prefix", "VLLM")
     assert (outcome.code, fault in outcome.err) == (2, True)
+
+
+# Real exports
+
+
+EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports-other"
+REAL = sorted(path.parent for name in (CONFIG, YAML) for path in EXPORTS.glob(f"*/*/{name}"))
+
+
+@pytest.mark.skipif(not REAL, reason=f"there are no real exports in {EXPORTS}")
+@pytest.mark.parametrize("folder", REAL, ids=lambda path: path.name)
+def test_a_real_configuration_names_what_its_models_have(folder: Path, tmp_path: Path, run) -> None:
+    out = tmp_path / "out"
+    outcome = run(folder, "-d", out, "--prefix", "VLLM")
+    if outcome.code == 1:  # a hybrid whose states the file does not name
+        assert "onnxruntime-genai would go on to look for them" in outcome.err
+        assert not out.exists()
+        return
+    assert outcome.code == 0
+    values = {
+        value.name
+        for path in out.rglob("*.onnx")
+        for graph in [load(path, load_external_data=False).graph]
+        for value in (*graph.input, *graph.output)
+    }
+    (config,) = (out / path.name for path in folder.iterdir() if path.name in (CONFIG, YAML))
+    names = re.findall(r"[\w.%]*_VLLM", config.read_text())
+    assert names
+    layer = {name: [name.replace("%d", str(number)) for number in range(8)] for name in names}
+    assert all(values.intersection(generated) for generated in layer.values())
+    written = {generated for name in names for generated in layer[name]}
+    assert {value for value in values if "VLLM" in value} <= written
+    assert run(out, "--strip", "--force").code == 0
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        assert (out / path.relative_to(folder)).read_bytes() == path.read_bytes()
