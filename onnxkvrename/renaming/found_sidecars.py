@@ -55,7 +55,7 @@ def rewrite_found_sidecar(
     try:
         result = rewrite_sidecar(data, path, found.format, names, models)
     except ModelError:
-        if found.has_known_name and not is_left:
+        if found.has_known_name and not is_left and names.kv_names:
             raise
         return RewrittenSidecar(data, stays=True)
     holders: list[Path] = []

@@ -251,6 +251,14 @@ def test_one_that_cannot_be_read_is_refused(genai: Path, go) -> None:
     assert (genai / "model.onnx").read_bytes() == before
 
 
+def test_one_that_cannot_be_read_does_not_hide_the_profile_that_fits(genai: Path, run) -> None:
+    """The default profile knows no name of the model, so its sidecars do not matter to it."""
+    (genai / CONFIG).write_text("{")
+    outcome = run("genai", "--prefix", "VLLM")
+    assert (outcome.code, "is not JSON" in outcome.err, "KV001" in outcome.err) == (2, True, False)
+    assert "profile huggingface knows these names" in outcome.err
+
+
 # A stale one is said, by every command that judges a model.
 
 
