@@ -67,7 +67,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV502": ("error", "external data missing, or no plain file"),
     "KV503": ("error", "external data shorter than the model says, or a malformed entry"),
     "KV504": ("error", "another file stands where one would be written"),
-    "KV601": ("error", "a KV buffer without the consumer's token: not selected"),
+    "KV601": ("error", "a KV buffer that the consumer does not select, as without its token"),
     "KV602": ("error", "an output that the consumer selects, but never pairs"),
     "KV603": ("error", "a layer that the consumer cannot read in a name, or reads as another"),
     "KV604": ("error", "too few or too many outputs that start with log, which prefill counts"),
@@ -76,7 +76,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV607": ("warning", "buffers that the consumer declares as full attention, and are not"),
     "KV608": (
         "error",
-        "the consumer's token on what is no KV buffer; a warning if it does no harm",
+        "what is no KV buffer, but is selected like one; a warning if it does no harm",
     ),
     "KV609": ("error", "inputs and outputs that the consumer pairs otherwise than the graph"),
     "KV610": ("error", "a dtype or a shape that the consumer cannot move"),
@@ -93,6 +93,11 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV621": ("error", "the layout's stamp in a model is not that of its graph"),
     "KV622": ("error", "a layer or a pair of workers that vLLM would refuse"),
     "KV623": ("error", "prefill and decode are not of one model: their weights differ"),
+    "KV624": (
+        "error",
+        "other numbers of inputs and outputs selected: prefill counts them, and stops",
+    ),
+    "KV625": ("warning", "the consumer's configuration is not beside the model: defaults assumed"),
 }
 """Severity and meaning of every code; `docs/findings.md` explains each."""
 

@@ -19,6 +19,7 @@ from onnxkvrename.handoff.find_consumers import load_consumer
 from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
 from onnxkvrename.handoff.worker import HandoffSide, build_handoff_side
 from onnxkvrename.layout.layout import Layout, apply_sizes, build_layout
+from onnxkvrename.layout.updates import BufferUpdate
 from onnxkvrename.model.signature import Dim, Signature, Value
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import build_minimal_plan
@@ -43,7 +44,8 @@ def build_side_layout(*texts: str, token: str = TOKEN, **sizes: int) -> Layout:
     signature = Signature(inputs, (Value("logits", "FLOAT", ("batch_size", 1, 8)), *outputs))
     plan = build_minimal_plan(signature, QEFF)
     layout = build_layout([KvModel("model.onnx", signature, plan)])
-    return apply_sizes(layout, sizes)
+    buffers = tuple(b._replace(update=BufferUpdate("inplace")) for b in layout.buffers)
+    return apply_sizes(layout._replace(buffers=buffers), sizes)
 
 
 def describe_attention(

@@ -18,7 +18,11 @@ from onnxkvrename.findings import Finding
 from onnxkvrename.handoff import consumer_checks
 from onnxkvrename.handoff.compare import Handoff, compare_sides
 from onnxkvrename.handoff.consumer import Consumer
-from onnxkvrename.handoff.find_consumers import DEFAULT_CONSUMER, load_consumer
+from onnxkvrename.handoff.find_consumers import (
+    DEFAULT_CONSUMER,
+    configure_consumer,
+    load_consumer,
+)
 from onnxkvrename.handoff.worker import HandoffSide, build_loaded_side
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import LoadedLayout
@@ -42,14 +46,13 @@ def check_consumer(
         Findings KV601 to KV610; none if the consumer can take all buffers.
 
     Raises:
-        KvRenameError: There is no consumer of this name.
+        KvRenameError: There is no consumer of this name, or its configuration beside the
+            model cannot be used.
         ModelError: The model cannot be read.
     """
-    return tuple(
-        consumer_checks.check_consumer(
-            _as_loaded(layout).layout, _load_consumer(consumer), full_transfer=full_transfer
-        )
-    )
+    buffers = _as_loaded(layout).layout
+    configured = configure_consumer(_load_consumer(consumer), buffers)
+    return tuple(consumer_checks.check_consumer(buffers, configured, full_transfer=full_transfer))
 
 
 def compare(

@@ -28,10 +28,16 @@ from onnxkvrename.cli.options import (
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, decide_exit_code, promote_to_errors
+from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.consumer_checks import check_consumer, find_owning_model
-from onnxkvrename.handoff.find_consumers import load_consumer
+from onnxkvrename.handoff.find_consumers import configure_consumer, load_consumer
 from onnxkvrename.layout.layout import Layout
-from onnxkvrename.layout.load import CompileInfo, load_layout
+from onnxkvrename.layout.load import (
+    CompileInfo,
+    LoadedLayout,
+    load_layout,
+    load_model_or_manifest,
+)
 from onnxkvrename.layout.selectors import build_selectors
 from onnxkvrename.report.check_consumer_text import ConsumerCheck, build_consumer_answer
 from onnxkvrename.rules.profile import Rules
@@ -90,9 +96,9 @@ class _Arguments(NamedTuple):
 def command(**values: Any) -> int:
     """Can this consumer take the KV buffers of MODEL? Say what would go wrong on the device.
 
-    MODEL is one model, or the windows of one. A consumer selects buffers by their
-    names, orders them by what it reads there, and moves what it takes for their
-    contents. Nothing is written.
+    MODEL is one model, the windows of one, or a manifest. A consumer selects buffers
+    by their names, orders them by what it reads there, and moves what it takes for
+    their contents. Nothing is written.
     """
     arguments = _Arguments(**values)
     if not arguments.models:
@@ -121,31 +127,57 @@ def _check_models(arguments: _Arguments) -> ConsumerCheck:
         arguments.rules,
         is_quiet=is_quiet,
         pairs=arguments.pairs,
-        token=consumer.token,
+        token=consumer.token or None,
     )
+    loaded = _load_layout(arguments, rules)
+    layout = loaded.layout
+    reports = tuple(_check_sidecars(report, rules, arguments) for report in loaded.reports)
+    if arguments.emit == "selectors":
+        selectors = build_selectors(layout)
+        return ConsumerCheck(consumer, layout, reports, selectors, rules.profile_choice)
+    consumer = configure_consumer(consumer, layout)
+    findings = tuple(check_consumer(layout, consumer, full_transfer=arguments.full_transfer))
+    if arguments.strict:
+        findings = promote_to_errors(findings)
+    reports = tuple(_add_findings(report, loaded, findings) for report in reports)
+    alternative = _find_alternative(consumer, layout, arguments) if findings else None
+    return ConsumerCheck(
+        consumer, layout, reports, profile=rules.profile_choice, alternative=alternative
+    )
+
+
+def _load_layout(arguments: _Arguments, rules: Rules) -> LoadedLayout:
+    """Load one model, the windows of one, or a manifest in its place."""
     compile_info = CompileInfo(
         parse_dim_sizes(arguments.dims),
         arguments.specializations,
         arguments.custom_io,
         group_windows=not arguments.no_set,
     )
-    loaded = load_layout(
+    if len(arguments.models) == 1:
+        return load_model_or_manifest(
+            arguments.models[0],
+            rules,
+            compile_info,
+            strict=arguments.strict,
+            trace_updates=trace_buffer_updates,
+        )
+    return load_layout(
         arguments.models,
         rules,
         compile_info,
         strict=arguments.strict,
         trace_updates=trace_buffer_updates,
     )
-    layout = loaded.layout
-    reports = tuple(_check_sidecars(report, rules, arguments) for report in loaded.reports)
-    if arguments.emit == "selectors":
-        selectors = build_selectors(layout)
-        return ConsumerCheck(consumer, layout, reports, selectors, rules.profile_choice)
-    findings = tuple(check_consumer(layout, consumer, full_transfer=arguments.full_transfer))
-    if arguments.strict:
-        findings = promote_to_errors(findings)
-    reports = tuple(_add_findings(report, layout, findings) for report in reports)
-    return ConsumerCheck(consumer, layout, reports, profile=rules.profile_choice)
+
+
+def _find_alternative(consumer: Consumer, layout: Layout, arguments: _Arguments) -> Consumer | None:
+    """Return the same program with another setting, if it can take what `consumer` cannot."""
+    if not consumer.alternative:
+        return None
+    alternative = load_consumer(consumer.alternative)
+    findings = check_consumer(layout, alternative, full_transfer=arguments.full_transfer)
+    return None if any(finding.severity == "error" for finding in findings) else alternative
 
 
 def _check_sidecars(report: ModelReport, rules: Rules, arguments: _Arguments) -> ModelReport:
@@ -158,11 +190,14 @@ def _check_sidecars(report: ModelReport, rules: Rules, arguments: _Arguments) ->
 
 
 def _add_findings(
-    report: ModelReport, layout: Layout, findings: tuple[Finding, ...]
+    report: ModelReport, loaded: LoadedLayout, findings: tuple[Finding, ...]
 ) -> ModelReport:
-    """Return a report with those findings that are about its model."""
+    """Return a report with those findings that are about its model: all, if it is the only one."""
+    is_single = len(loaded.reports) == 1
     own = (
-        finding for finding in findings if find_owning_model(layout, finding.name) == report.path
+        finding
+        for finding in findings
+        if is_single or find_owning_model(loaded.layout, finding.name) == report.path
     )
     report = report._replace(findings=(*report.findings, *own))
     return report._replace(status="failed" if report.failed else report.status)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, build_finding
-from onnxkvrename.handoff.buffer_diff import BufferPair
-from onnxkvrename.handoff.comparison import Comparison, build_comparison
-from onnxkvrename.handoff.consumer import Consumer
+from onnxkvrename.handoff.comparison import BufferPair, Comparison, build_comparison
+from onnxkvrename.handoff.consumer import Consumer, MemoryKind
 from onnxkvrename.handoff.root_causes import RootCause, find_root_causes
 from onnxkvrename.handoff.selection import BufferId
 from onnxkvrename.handoff.side_checks import (
@@ -30,7 +30,12 @@ from onnxkvrename.handoff.tensor_parallel import (
     check_tensor_parallelism,
     list_sharding_notes,
 )
-from onnxkvrename.handoff.verdict import DIFFERENT_MODELS, HandoffVerdict, build_verdict
+from onnxkvrename.handoff.verdict import (
+    DIFFERENT_MODELS,
+    REFUSALS,
+    HandoffVerdict,
+    build_verdict,
+)
 from onnxkvrename.handoff.worker import (
     UNKNOWN_SIZE,
     UNLIMITED_LENGTH,
@@ -80,6 +85,8 @@ class Handoff(NamedTuple):
 
     Attributes:
         consumer_name: The consumer on both sides.
+        memory: Where it puts what it hands over.
+        has_token: Whether it selects buffers by a token, which a rename can give.
         full_transfer: Whether all of each buffer is moved, whatever the prompt.
         ranks: The tensor parallel sizes that were asked for.
         prefill: The side that writes.
@@ -95,6 +102,8 @@ class Handoff(NamedTuple):
     """
 
     consumer_name: str
+    memory: MemoryKind
+    has_token: bool
     full_transfer: bool
     ranks: TensorParallelSizes | None
     prefill: HandoffSide
@@ -137,7 +146,16 @@ def compare_sides(
             Lengths beyond the context of a side are not simulated.
         more_findings: What else is wrong with the two sides together.
         more_notes: What else is worth knowing of them.
+
+    Raises:
+        KvRenameError: The consumer hands nothing from one model to another.
     """
+    if consumer.memory == "none":
+        raise KvRenameError(
+            f"{consumer.name} hands nothing from one model to another: it runs prefill and decode "
+            "with one",
+            hint=f"onnxkvrename check-consumer MODEL --target {consumer.name} checks that model",
+        )
     comparison = build_comparison(prefill, decode, consumer, full_transfer)
     root_causes = find_root_causes(comparison)
     findings, notes = _collect_findings(prefill, decode, comparison, root_causes)
@@ -149,6 +167,8 @@ def compare_sides(
     model_finding = (prefill.model_finding or decode.model_finding) if comparison.pairs else None
     return Handoff(
         consumer_name=consumer.name,
+        memory=consumer.memory,
+        has_token=bool(consumer.token),
         full_transfer=full_transfer,
         ranks=ranks,
         prefill=prefill,
@@ -157,7 +177,7 @@ def compare_sides(
             comparison,
             root_causes,
             model_finding,
-            all_wrong=next((f.code for f in findings if f.code == DIFFERENT_MODELS), None),
+            {finding.code for finding in findings},
         ),
         simulated_prompts=_simulate_prompts(prefill, decode, comparison, tokens),
         findings=tuple(findings),
@@ -198,6 +218,11 @@ def _collect_findings(
     if not order_findings:
         findings += _check_shifted_buffers(comparison, root_causes)
     notes = list_order_notes(prefill, decode, setup.consumer)
+    if setup.consumer.memory == "separate" and comparison.differences:
+        notes.append(
+            f"what the runtime of {setup.consumer.name} does with an array of another size is not "
+            "documented: it may also refuse it"
+        )
     if {finding.code for finding in findings} <= {"KV616"}:  # it works, once renamed
         notes += list_model_notes(writer, reader)
     return findings, [*notes, *list_update_notes(writer, reader)]
@@ -207,9 +232,17 @@ def _build_pair_results(
     comparison: Comparison,
     root_causes: Sequence[RootCause],
     model_finding: Finding | None,
-    all_wrong: str | None,
+    reported: Collection[str],
 ) -> tuple[PairResult, ...]:
-    """Return the result for each pair; those that are right themselves get the code `all_wrong`."""
+    """Return the result for each pair.
+
+    Args:
+        comparison: Both sides, and the simulated hand-off.
+        root_causes: The causes that are in the graphs.
+        model_finding: An error of a model itself.
+        reported: The codes of all findings.
+    """
+    all_wrong = DIFFERENT_MODELS if DIFFERENT_MODELS in reported else None
     setup, simulation = comparison.setup, comparison.simulation
     wrong_ranges = simulation.wrong_ranges if simulation is not None else {}
     codes = {
@@ -217,7 +250,9 @@ def _build_pair_results(
         for root in reversed(root_causes)
         for buffer_id in root.buffer_ids
     }
-    lost_code = "KV616" if model_finding is None else model_finding.code
+    lost_code = "KV624" if "KV624" in reported else "KV616"
+    if model_finding is not None:
+        lost_code = model_finding.code
     undecided = {each for root in root_causes if root.is_undecided for each in root.buffer_ids}
     positions = [each.buffer_id for each in setup.decode_inputs]
     first = next((i for i, each in enumerate(positions) if each in undecided), len(positions))
@@ -291,9 +326,11 @@ def _check_shifted_buffers(
         names.get(buffer_id, buffer_id[1]),
         f"is looked for {_format_offsets(buffer_id, comparison, tokens)}"
         f"{_format_later_count(len(shifted) - 1)}; "
-        + ("decode finds its memory too small" if is_refused else "decode does not notice"),
+        + (REFUSALS[setup.consumer.memory] if is_refused else "decode does not notice"),
         f"{'mend what stands above' if root_ids else 'compile both for the same context'}: "
-        "each side counts offsets from its own shapes",
+        "each side counts offsets from its own shapes"
+        if setup.consumer.memory == "shared"
+        else "name both sides alike: buffers are handed over by their positions",
     )
     return [finding]
 
@@ -301,6 +338,8 @@ def _check_shifted_buffers(
 def _format_offsets(buffer_id: BufferId, comparison: Comparison, tokens: int) -> str:
     """Return where decode looks for a buffer, and where prefill wrote it."""
     setup, placeholder = comparison.setup, comparison.window_placeholder
+    if setup.consumer.memory == "separate":
+        return "in another array than prefill wrote it to"
     written = zip(setup.prefill_outputs, setup.build_prefill_slots(tokens), strict=False)
     written_at = next(slot.offset for output, slot in written if output.buffer_id == buffer_id)
     decode_slots = setup.build_decode_slots(tokens)

@@ -1,17 +1,17 @@
-"""Pair and simulate two sides: the facts from which findings and the verdict follow."""
+"""Pair the buffers of two sides, compare the two of each pair, and simulate the hand-off.
+
+These are the facts from which findings and the verdict follow.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from onnxkvrename.handoff.buffer_diff import (
-    BufferPair,
-    Difference,
-    find_differences,
-    pair_buffers,
-)
 from onnxkvrename.handoff.consumer import Consumer
+from onnxkvrename.handoff.selection import BufferId
 from onnxkvrename.handoff.simulate import (
     SimulationResult,
     TransferSetup,
@@ -20,9 +20,193 @@ from onnxkvrename.handoff.simulate import (
 )
 from onnxkvrename.handoff.slots import find_clipped_axes
 from onnxkvrename.handoff.worker import HandoffSide, fill_missing_sizes, find_longest_prompt
+from onnxkvrename.layout.layout import KvBuffer, Layout
+from onnxkvrename.model.signature import Dim, format_shape
 
 _LONGEST_WINDOW_PLACEHOLDER = 1 << 30
 """Stands for a window of unknown size, and is shorter than the longest prompt."""
+
+
+class BufferPair(NamedTuple):
+    """A buffer as prefill has it and as decode has it; `None` for a side that lacks it."""
+
+    prefill: KvBuffer | None
+    decode: KvBuffer | None
+
+    @property
+    def present_buffer(self) -> KvBuffer:
+        """Prefill's buffer, or decode's if prefill lacks it."""
+        buffer = self.prefill or self.decode
+        assert buffer is not None
+        return buffer
+
+    @property
+    def buffer_id(self) -> BufferId:
+        """The layer and the part."""
+        return self.present_buffer.layer, self.present_buffer.part
+
+    @property
+    def name(self) -> str:
+        """The name on prefill, or on decode if prefill lacks it."""
+        return self.present_buffer.names[0]
+
+
+class Difference(NamedTuple):
+    """A difference between the two buffers of a pair.
+
+    Attributes:
+        code: The code of the finding for it.
+        prefill: The dtype, or the dtype and the shape, on prefill.
+        decode: The same on decode.
+        is_certain: Whether the two differ whatever the prompt.
+        needed_symbols: The symbols without a size that the answer depends on.
+        size_option: The option that gives them a size.
+        window_sizes: The windows of prefill and decode in tokens, if both have one of known size.
+    """
+
+    code: str
+    prefill: str
+    decode: str
+    is_certain: bool = True
+    needed_symbols: tuple[str, ...] = ()
+    size_option: str = "--dim"
+    window_sizes: tuple[int, int] | None = None
+
+    @property
+    def is_undecided(self) -> bool:
+        """True if the two may be equal, depending on sizes that are not known."""
+        return bool(self.needed_symbols) and not self.is_certain
+
+    @property
+    def size_arguments(self) -> str:
+        """The arguments that would decide: ``--dim sliding_window=SIZE``."""
+        option = "--dim" if self.is_certain else self.size_option
+        return " ".join(f"{option} {dim}=SIZE" for dim in self.needed_symbols if dim != "?")
+
+
+def pair_buffers(prefill: Layout, decode: Layout) -> tuple[BufferPair, ...]:
+    """Return every buffer of the two sides, sorted by layer."""
+    prefill_buffers, decode_buffers = (
+        {(buffer.layer, buffer.part): buffer for buffer in layout.buffers}
+        for layout in (prefill, decode)
+    )
+    buffer_ids = dict.fromkeys((*prefill_buffers, *decode_buffers))
+    pairs = (BufferPair(prefill_buffers.get(i), decode_buffers.get(i)) for i in buffer_ids)
+    return tuple(sorted(pairs, key=lambda pair: pair.present_buffer.layer))
+
+
+def format_buffer_type(layout: Layout, buffer: KvBuffer) -> str:
+    """Return dtype and shape of one sequence of a buffer: ``FLOAT16 [8, ctx_len=4096, 64]``."""
+    if buffer.sequence_shape is None:
+        return buffer.dtype
+    sizes = layout.resolve_shape(buffer.sequence_shape)
+    dims: list[Dim] = [
+        dim if dim == size else f"{dim}={size}"
+        for dim, size in zip(buffer.sequence_shape, sizes, strict=True)
+    ]
+    return f"{buffer.dtype} {format_shape(tuple(dims))}"
+
+
+def find_differences(
+    pair: BufferPair, prefill: Layout, decode: Layout, clipped_axes: frozenset[int]
+) -> Iterator[Difference]:
+    """Yield how the two buffers of a pair differ.
+
+    Args:
+        pair: A pair; a side that lacks the buffer is not a difference here.
+        prefill: The layout of prefill's buffer, for the sizes of symbols.
+        decode: The layout of decode's.
+        clipped_axes: The axes that are moved only up to the prompt's length.
+    """
+    if pair.prefill is None or pair.decode is None:
+        return
+    if pair.prefill.dtype != pair.decode.dtype:
+        yield Difference("KV612", pair.prefill.dtype, pair.decode.dtype)
+    if pair.prefill.sequence_shape is None or pair.decode.sequence_shape is None:
+        return
+    prefill_shape = prefill.resolve_shape(pair.prefill.sequence_shape)
+    decode_shape = decode.resolve_shape(pair.decode.sequence_shape)
+    types = (
+        format_buffer_type(prefill, pair.prefill),
+        format_buffer_type(decode, pair.decode),
+    )
+    if len(prefill_shape) != len(decode_shape):
+        yield Difference("KV613", *types)
+        return
+    comparison = _ShapeComparison(
+        pair.prefill, pair.decode, prefill_shape, decode_shape, clipped_axes
+    )
+    if comparison.has_permuted_axes():
+        yield Difference("KV615", *types)
+        return
+    axes = sorted(comparison.compare_axes(), key=lambda each: (not each.is_certain, each.code))
+    for gravest in axes[:1]:
+        yield gravest._replace(prefill=types[0], decode=types[1])
+
+
+class _ShapeComparison(NamedTuple):
+    """Two buffers, and the resolved shapes of one sequence of each, of the same rank."""
+
+    prefill: KvBuffer
+    decode: KvBuffer
+    prefill_shape: Sequence[Dim]
+    decode_shape: Sequence[Dim]
+    clipped_axes: frozenset[int]
+
+    def has_permuted_axes(self) -> bool:
+        """Return whether the same sizes come in another order, whatever the context."""
+        if self.prefill_shape == self.decode_shape:
+            return False
+        prefill_dims, decode_dims = (
+            [dim for axis, dim in enumerate(shape, 1) if axis != buffer.prompt_axis]
+            for buffer, shape in (
+                (self.prefill, self.prefill_shape),
+                (self.decode, self.decode_shape),
+            )
+        )
+        if Counter(map(str, prefill_dims)) != Counter(map(str, decode_dims)):
+            return False
+        return prefill_dims != decode_dims or self.prefill.prompt_axis != self.decode.prompt_axis
+
+    def compare_axes(self) -> Iterator[Difference]:
+        """Yield a difference for each axis that has one, without the text of the types."""
+        dims = zip(self.prefill_shape, self.decode_shape, strict=True)
+        for axis, (prefill_dim, decode_dim) in enumerate(dims, 1):
+            if prefill_dim != decode_dim:
+                yield self._compare_axis(axis, prefill_dim, decode_dim)
+
+    def _compare_axis(self, axis: int, prefill_dim: Dim, decode_dim: Dim) -> Difference:
+        symbols = tuple(dim for dim in (prefill_dim, decode_dim) if isinstance(dim, str))
+        both_known = isinstance(prefill_dim, int) and isinstance(decode_dim, int)
+        option = _choose_size_option(prefill_dim, decode_dim)
+        if not all(_can_grow(buffer, axis) for buffer in (self.prefill, self.decode)):
+            code = "KV613" if both_known else "KV618"
+            return Difference(code, "", "", both_known, symbols, option)
+        windows = [b.window for b in (self.prefill, self.decode) if b.window is not None]
+        if not windows and axis in self.clipped_axes:
+            return Difference("KV614", "", "", is_certain=False)
+        if not windows:
+            return Difference("KV618", "", "", both_known, symbols, option)
+        needed = tuple(dict.fromkeys(str(window) for window in windows if window in symbols))
+        is_clipped = axis in self.clipped_axes
+        is_one_sided = len(windows) == 1 and (bool(needed) or not is_clipped)
+        sizes = None
+        if isinstance(prefill_dim, int) and isinstance(decode_dim, int) and len(windows) == 2:
+            sizes = (prefill_dim, decode_dim)
+        is_certain = is_one_sided or (both_known and not is_clipped)
+        return Difference("KV614", "", "", is_certain, needed, option, sizes)
+
+
+def _choose_size_option(prefill_dim: Dim, decode_dim: Dim) -> str:
+    """Return the option for a missing size: one side's if the other has a size already."""
+    if isinstance(prefill_dim, int):
+        return "--decode-dim"
+    return "--prefill-dim" if isinstance(decode_dim, int) else "--dim"
+
+
+def _can_grow(buffer: KvBuffer, axis: int) -> bool:
+    """Return whether a buffer may grow along an axis: one of unknown kind may along any."""
+    return buffer.prompt_axis == axis or buffer.kind == "unknown"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,21 @@ is a module of `consumers/` with a `CONSUMER` in it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from functools import partial
+from typing import Literal, NamedTuple
 
 from onnxkvrename.findings import Finding
 from onnxkvrename.layout.dims import Shape
 from onnxkvrename.layout.layout import Layout
+from onnxkvrename.model.proto_reader import get_dtype_bits
+
+MemoryKind = Literal["shared", "separate", "none"]
+"""Where a consumer puts the buffers that it hands from prefill to decode.
+
+``shared``: one after the other into one piece of memory, so that the size of each decides where
+the next one lies; ``separate``: each into an array of its own, by position; ``none``: it runs
+prefill and decode with one model, and hands nothing over.
+"""
 
 
 class Consumer(NamedTuple):
@@ -23,7 +33,8 @@ class Consumer(NamedTuple):
     Attributes:
         name: The name for `--target`; the same as its module's, with ``-`` for ``_``, or as its
             entry point's.
-        token: The text that a rename puts into names so that the consumer selects them.
+        token: The text that a rename puts into names so that the consumer selects them; empty
+            for a consumer that selects names without one.
         selects_input: Returns whether the consumer takes a graph input of this name for a
             buffer.
         selects_output: Returns whether the consumer takes a graph output of this name for a
@@ -33,7 +44,8 @@ class Consumer(NamedTuple):
             nothing from it (KV602).
         sort_key: Returns the layer and the name that the consumer sorts by, of an input name.
             Raises `ValueError` where the consumer itself cannot read a layer and stops
-            (KV603).
+            (KV603). It then pairs inputs and outputs by position. `None` for a consumer that
+            finds the output of each input by its name, whatever the order.
         transferred_shape: Returns the shape that the consumer hands over of a buffer. The first
             argument is the buffer's full shape, batch first, numbers only; the second the
             prompt's length in tokens, or `None` for all of each buffer.
@@ -46,6 +58,20 @@ class Consumer(NamedTuple):
             `None` if that is not known, which makes it a warning.
         checks: Further checks of this consumer alone. Each takes a layout and whether all of each
             buffer is moved, and yields findings.
+        selected_inputs: What names of selected inputs look like, for messages: ``past_key* or
+            past_value*``. Only for a consumer without a token.
+        selected_outputs: The same for outputs; empty if they look like inputs.
+        unselected_hint: What to do about such a name, where no token makes the consumer select
+            it.
+        memory: Where it puts what it hands over.
+        configure: Returns the consumer as it is configured beside the models of a layout. Raises
+            `KvRenameError` for a configuration that cannot be used. `None` for a consumer without
+            one.
+        refusal: Why no token may go into the names of its models; empty if one may.
+        setting: The setting of its program that makes it this consumer, empty for the default:
+            ``VLLM_QAIC_USE_LEGACY_SLICING_SPEC=1``.
+        alternative: The name of the same program with another setting, which `check-consumer`
+            mentions where that one can take what this one cannot; empty for none.
     """
 
     name: str
@@ -53,9 +79,51 @@ class Consumer(NamedTuple):
     selects_input: Callable[[str], bool]
     selects_output: Callable[[str], bool]
     input_name_of: Callable[[str], str]
-    sort_key: Callable[[str], tuple[int, str]]
+    sort_key: Callable[[str], tuple[int, str]] | None
     transferred_shape: Callable[[Shape, int | None], Shape]
     itemsize_of: Callable[[str], int | None]
     is_appended_output: Callable[[str], bool] | None = None
     needs_in_place: bool | None = None
     checks: tuple[Callable[[Layout, bool], Iterator[Finding]], ...] = ()
+    selected_inputs: str = ""
+    selected_outputs: str = ""
+    unselected_hint: str = ""
+    memory: MemoryKind = "shared"
+    configure: Callable[[Layout], Consumer] | None = None
+    refusal: str = ""
+    setting: str = ""
+    alternative: str = ""
+
+    @property
+    def pairs_by_name(self) -> bool:
+        """True if it finds the output of an input by its name, not by its position."""
+        return self.sort_key is None
+
+    @property
+    def selecting_trait(self) -> str:
+        """Why it selects a name: ``carries vllmKvCache``, ``is named past_key*``."""
+        return f"carries {self.token}" if self.token else f"is named {self.selected_inputs}"
+
+
+ConsumerCheck = Callable[[Consumer, Layout, bool], Iterator[Finding]]
+"""A check of `Consumer.checks` that also takes the consumer."""
+
+
+def add_checks(consumer: Consumer, *checks: ConsumerCheck) -> Consumer:
+    """Return a consumer with checks that several consumers have.
+
+    Args:
+        consumer: The consumer, which each check gets as its first argument.
+        checks: The checks, in the order of their findings.
+    """
+    return consumer._replace(checks=tuple(partial(check, consumer) for check in checks))
+
+
+def keep_whole_shape(shape: Shape, tokens: int | None) -> Shape:
+    """Return the shape itself, for a consumer that moves nothing or all of each buffer."""
+    return shape
+
+
+def compute_itemsize(dtype: str) -> int | None:
+    """Return the bytes of one element of any dtype; `None` where they vary, as of strings."""
+    return (get_dtype_bits(dtype) + 7) // 8 or None

@@ -19,6 +19,7 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, suggest_similar
 from onnxkvrename.handoff import consumers
 from onnxkvrename.handoff.consumer import Consumer
+from onnxkvrename.layout.layout import Layout
 
 if TYPE_CHECKING:
     from onnxkvrename.rules.plugins import Plugin
@@ -51,6 +52,15 @@ def load_consumer(name: str) -> Consumer:
     raise KvRenameError(f"no target is called {name}", hint=hint)
 
 
+def configure_consumer(consumer: Consumer, layout: Layout) -> Consumer:
+    """Return the consumer as it is configured beside the models of a layout.
+
+    Raises:
+        KvRenameError: The configuration cannot be read or used.
+    """
+    return consumer if consumer.configure is None else consumer.configure(layout)
+
+
 def _list_builtin() -> frozenset[str]:
     return frozenset(module.name.replace("_", "-") for module in iter_modules(consumers.__path__))
 
@@ -79,14 +89,20 @@ def _guard_functions(consumer: Consumer, plugin: Plugin) -> Consumer:
     def guard_check(check: Callable[..., Iterator[Finding]]) -> Callable[..., Iterator[Finding]]:
         return lambda *arguments: iter(plugin.call(lambda: tuple(check(*arguments))))
 
-    is_appended = consumer.is_appended_output
+    def guard_configure(configure: Callable[[Layout], Consumer]) -> Callable[[Layout], Consumer]:
+        guarded = guard(configure, (KvRenameError,))
+        return lambda layout: _guard_functions(guarded(layout), plugin)
+
+    is_appended, sort_key = consumer.is_appended_output, consumer.sort_key
+    configure = consumer.configure
     return consumer._replace(
         selects_input=guard(consumer.selects_input),
         selects_output=guard(consumer.selects_output),
         input_name_of=guard(consumer.input_name_of),
-        sort_key=guard(consumer.sort_key, (ValueError,)),
+        sort_key=None if sort_key is None else guard(sort_key, (ValueError,)),
         transferred_shape=guard(consumer.transferred_shape),
         itemsize_of=guard(consumer.itemsize_of),
         is_appended_output=None if is_appended is None else guard(is_appended),
         checks=tuple(map(guard_check, consumer.checks)),
+        configure=None if configure is None else guard_configure(configure),
     )

@@ -9,8 +9,13 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from onnxkvrename.findings import CODES, Finding, build_finding, format_list
-from onnxkvrename.handoff.buffer_diff import BufferPair, Difference, format_buffer_type
-from onnxkvrename.handoff.comparison import Comparison, try_simulation
+from onnxkvrename.handoff.comparison import (
+    BufferPair,
+    Comparison,
+    Difference,
+    format_buffer_type,
+    try_simulation,
+)
 from onnxkvrename.handoff.consumer_checks import describe_content
 from onnxkvrename.handoff.selection import BufferId
 from onnxkvrename.handoff.slots import format_token_count

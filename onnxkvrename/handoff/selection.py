@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from onnxkvrename.handoff.consumer import Consumer
@@ -44,18 +45,21 @@ class SelectedValue(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """The inputs and outputs that a consumer selects; it pairs the two by position.
+    """The inputs and outputs that a consumer selects.
 
     Attributes:
-        inputs: The selected inputs in the consumer's order, or in the graph's if it cannot sort.
+        inputs: The selected inputs in the consumer's order, or in the graph's if it cannot sort;
+            for a consumer without an order of its own, sorted by layer.
         outputs: The selected outputs, likewise.
         unreadable: Those in whose names the consumer cannot read a layer. If there are any, it
             cannot sort.
+        pairs_by_name: Whether the consumer pairs the two by name, not by position.
     """
 
     inputs: tuple[SelectedValue, ...]
     outputs: tuple[SelectedValue, ...]
-    unreadable: tuple[SelectedValue, ...]
+    unreadable: tuple[SelectedValue, ...] = ()
+    pairs_by_name: bool = False
 
     @property
     def is_ordered(self) -> bool:
@@ -64,19 +68,29 @@ class Selection(NamedTuple):
 
     @property
     def is_paired(self) -> bool:
-        """True if each output is at the position of its own input."""
-        return [each.value.name for each in self.inputs] == [
-            each.graph_input_name for each in self.outputs
-        ]
+        """True if the consumer pairs each output with its own input."""
+        return all(
+            first is not None and second is not None and second.graph_input_name == first.value.name
+            for first, second in self._pair_sides()
+        )
 
     @property
-    def positional_pairs(self) -> tuple[tuple[Value | None, Value | None], ...]:
+    def value_pairs(self) -> tuple[tuple[Value | None, Value | None], ...]:
         """Inputs and outputs as the consumer pairs them; `None` where one side has no more."""
-        count = max(len(self.inputs), len(self.outputs))
-        padding = (None,) * count
-        inputs = (*(each.value for each in self.inputs), *padding)[:count]
-        outputs = (*(each.value for each in self.outputs), *padding)[:count]
-        return tuple(zip(inputs, outputs, strict=True))
+        return tuple(
+            (None if first is None else first.value, None if second is None else second.value)
+            for first, second in self._pair_sides()
+        )
+
+    def _pair_sides(self) -> list[tuple[SelectedValue | None, SelectedValue | None]]:
+        if not self.pairs_by_name:
+            return list(zip_longest(self.inputs, self.outputs))
+        outputs = {each.input_name: each for each in reversed(self.outputs)}
+        pairs: list[tuple[SelectedValue | None, SelectedValue | None]] = [
+            (each, outputs.pop(each.input_name, None)) for each in self.inputs
+        ]
+        paired = {second.value.name for _, second in pairs if second is not None}
+        return [*pairs, *((None, each) for each in self.outputs if each.value.name not in paired)]
 
 
 def select_values(layout: Layout, consumer: Consumer) -> Selection:
@@ -93,7 +107,12 @@ def select_values(layout: Layout, consumer: Consumer) -> Selection:
         for value in layout.outputs
         if consumer.selects_output(value.name)
     ]
-    keys = _read_sort_keys((*inputs, *outputs), consumer)
+    if consumer.sort_key is None:
+        ranks = {b.input: rank for rank, b in enumerate(layout.buffers) if b.input is not None}
+        for values in (inputs, outputs):
+            values.sort(key=lambda each: ranks.get(each.graph_input_name, len(ranks)))
+        return Selection(tuple(inputs), tuple(outputs), pairs_by_name=True)
+    keys = _read_sort_keys((*inputs, *outputs), consumer.sort_key)
     unreadable = tuple(each for each in (*inputs, *outputs) if each.input_name not in keys)
     if not unreadable:
         inputs.sort(key=lambda each: keys[each.input_name])
@@ -102,13 +121,13 @@ def select_values(layout: Layout, consumer: Consumer) -> Selection:
 
 
 def _read_sort_keys(
-    values: Iterable[SelectedValue], consumer: Consumer
+    values: Iterable[SelectedValue], sort_key: Callable[[str], tuple[int, str]]
 ) -> Mapping[str, tuple[int, str]]:
     """Return the sort key of each input name in which the consumer can read a layer."""
     keys: dict[str, tuple[int, str]] = {}
     for each in values:
         try:
-            keys[each.input_name] = consumer.sort_key(each.input_name)
+            keys[each.input_name] = sort_key(each.input_name)
         except ValueError:
             continue
     return keys

@@ -16,7 +16,11 @@ from onnxkvrename.handoff.consumer_checks import (
     StartupCause,
     count_appended_outputs,
     find_problems,
+)
+from onnxkvrename.handoff.name_checks import (
+    RULES_HINT,
     format_rename_command,
+    format_renaming_hint,
     format_similar_count,
 )
 from onnxkvrename.handoff.selection import (
@@ -31,7 +35,16 @@ from onnxkvrename.layout.layout import Layout
 from onnxkvrename.model.signature import format_shape
 from onnxkvrename.model.weights import Weight
 
-STARTUP_FAILURE_CODES = ("KV001", "KV120", "KV603", "KV604", "KV610", "KV619", "KV622")
+STARTUP_FAILURE_CODES = (
+    "KV001",
+    "KV120",
+    "KV603",
+    "KV604",
+    "KV610",
+    "KV619",
+    "KV622",
+    "KV624",
+)
 """Findings that stop a side before any hand-off: it cannot be compiled or started."""
 _SIDE_CODES = ("KV120", "KV602", "KV609", "KV610")
 """Findings of one side that count in a hand-off as they are.
@@ -92,6 +105,13 @@ def check_side_tokens(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Fin
 
 def _build_token_finding(label: str, checked: CheckedSide) -> Finding:
     side, consumer = checked.side, checked.consumer
+    if not consumer.token:
+        return build_finding(
+            "KV616",
+            "",
+            f"{label}: no name is {consumer.selected_inputs}: {consumer.name} selects none",
+            consumer.unselected_hint,
+        )
     tokens = format_list(side.tokens) if side.tokens else "no token"
     options = ("--replace",) if side.tokens else ()
     if label == side.label:
@@ -115,15 +135,25 @@ def _check_partial_token(checked: CheckedSide) -> Iterator[Finding]:
     if side.label == "prefill":
         unwritten = find_unselected_buffers(selection.outputs, side.layout.buffers)
         buffers = tuple(dict.fromkeys((*buffers, *unwritten)))
-    if buffers:
-        is_single = len(buffers) == 1
+    lacking = [b for b in buffers if any(consumer.token not in name for name in b.names)]
+    if not consumer.token:
+        lacking = list(buffers)
+    if lacking:
+        is_single = len(lacking) == 1
+        names = f"{'its' if is_single else 'their'} names"
         yield build_finding(
             "KV616",
-            buffers[0].names[0],
-            f"is {'a buffer' if is_single else f'one of {len(buffers)} buffers'} of {side.label} "
-            f"that {consumer.name} does not select: {consumer.token} is not on all of "
-            f"{'its' if is_single else 'their'} names",
-            format_rename_command(side.original_layout, consumer, "--replace"),
+            lacking[0].names[0],
+            f"is {'a buffer' if is_single else f'one of {len(lacking)} buffers'} of {side.label} "
+            f"that {consumer.name} does not select: "
+            + (
+                f"{consumer.token} is not on all of {names}"
+                if consumer.token
+                else f"it selects {consumer.selected_inputs}"
+            ),
+            format_rename_command(side.original_layout, consumer, "--replace")
+            if consumer.token
+            else consumer.unselected_hint,
         )
 
 
@@ -139,8 +169,10 @@ def check_startup(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Finding
             ]
             if values:
                 yield _build_startup_finding(cause, values, checked)
-    if any(problem.startup_cause == "output_count" for problem in prefill.problems):
-        yield _build_output_count_finding(prefill)
+    for checked in (prefill, decode):
+        is_counted = checked is prefill or checked.consumer.memory == "separate"
+        if is_counted and any(each.startup_cause == "output_count" for each in checked.problems):
+            yield _build_output_count_finding(checked)
 
 
 def _build_startup_finding(
@@ -174,23 +206,38 @@ def _build_startup_finding(
     )
 
 
-def _build_output_count_finding(prefill: CheckedSide) -> Finding:
-    """Return KV604 where the appended outputs are too few or too many, otherwise KV610."""
-    inputs, outputs = len(prefill.selection.inputs), len(prefill.selection.outputs)
+def _build_output_count_finding(checked: CheckedSide) -> Finding:
+    """Return KV604 where the appended outputs are too few or too many, otherwise KV624."""
+    inputs, outputs = len(checked.selection.inputs), len(checked.selection.outputs)
+    label = checked.side.label
     if outputs - inputs in (0, 1):
-        appended = count_appended_outputs(prefill.side.layout, prefill.consumer)
+        appended = count_appended_outputs(checked.side.layout, checked.consumer)
         return build_finding(
             "KV604",
             "",
-            f"prefill has {appended or 'no'} outputs that start with log, of which it takes one "
+            f"{label} has {appended or 'no'} outputs that start with log, of which it takes one "
             "off: its buffers are not as many as it counts, and it stops at the first prompt",
-            "export prefill with logits, without sampling on the device",
+            f"export {label} with logits, without sampling on the device",
         )
+    consumer, buffers = checked.consumer, checked.side.layout.buffers
+    unselected = [
+        buffer.output
+        for buffer in find_unselected_buffers(checked.selection.outputs, buffers)
+        if buffer.output is not None
+    ]
+    counts = (
+        f"{label} selects {inputs} inputs, but {outputs} outputs, and stops at the first prompt"
+    )
+    if not unselected:
+        hint = "onnxkvrename verify MODEL says which pairs are broken"
+        return build_finding("KV624", "", counts, hint)
+    names = consumer.selected_outputs or consumer.selected_inputs
+    required = f", which takes {names}" if names else ""
     return build_finding(
-        "KV610",
-        "",
-        f"prefill selects {inputs} inputs, but {outputs} outputs: it stops at the first prompt",
-        "onnxkvrename verify MODEL says which pairs are broken",
+        "KV624",
+        unselected[0],
+        f"is not selected by {consumer.name}{required}{format_similar_count(unselected)}: {counts}",
+        RULES_HINT,
     )
 
 
@@ -225,13 +272,13 @@ def check_unmatched_non_kv(prefill: CheckedSide, decode: CheckedSide) -> Iterato
         unmatched = (v for v in values if v.buffer is None and v.buffer_id not in other_ids)
         names = list(dict.fromkeys(each.input_name for each in unmatched))
         if names:
-            token = checked.consumer.token
+            consumer = checked.consumer
             yield build_finding(
                 "KV608",
                 names[0],
-                f"is no KV buffer{format_similar_count(names)}, but carries {token}, and has a "
-                f"place among the buffers of {checked.side.label} only",
-                f"take {token} out of that name where the model is exported",
+                f"is no KV buffer{format_similar_count(names)}, but {consumer.selecting_trait}, "
+                f"and has a place among the buffers of {checked.side.label} only",
+                format_renaming_hint(consumer),
             )
 
 
@@ -334,13 +381,16 @@ def _find_vocabulary(layout: Layout) -> int | None:
 
 
 def list_update_notes(prefill: CheckedSide, decode: CheckedSide) -> list[str]:
-    """Return a note on a side whose buffers grow, where nothing says that the consumer minds."""
+    """Return a note on a side whose buffers grow, where nothing says that the consumer minds.
+
+    Where it is not known whether they do, that is a note as well.
+    """
     return [
         f"{checked.side.label}: {finding.name} {finding.message} ({finding.code})"
         for checked in (prefill, decode)
         for problem in checked.problems
         for finding in problem.findings
-        if finding.code == "KV120" and finding.severity != "error"
+        if finding.code in ("KV113", "KV120") and finding.severity != "error"
     ]
 
 

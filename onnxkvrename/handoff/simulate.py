@@ -11,7 +11,12 @@ from typing import NamedTuple
 
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import BufferId, SelectedValue, select_values
-from onnxkvrename.handoff.slots import MemorySlot, build_slots, find_clipped_axes
+from onnxkvrename.handoff.slots import (
+    MemorySlot,
+    build_slots,
+    compute_memory_size,
+    find_clipped_axes,
+)
 from onnxkvrename.layout.dims import Shape
 from onnxkvrename.layout.layout import KvBuffer, Layout
 
@@ -85,13 +90,13 @@ class _PromptState(NamedTuple):
         offset_shifts: Decode's offset of each buffer minus prefill's, in bytes.
         differing: The buffers whose shape, dtype or byte order differs.
         truncated: The buffers of which only a part is moved.
-        excess_bytes: The size of decode's memory minus prefill's.
+        excess: By how much decode wants more than prefill writes: bytes, or arrays.
     """
 
     offset_shifts: Mapping[BufferId, int]
     differing: frozenset[BufferId]
     truncated: frozenset[BufferId]
-    excess_bytes: int
+    excess: int
 
 
 class _SlotContent(NamedTuple):
@@ -114,6 +119,8 @@ def build_transfer_setup(
 ) -> TransferSetup:
     """Return both sides in the consumer's order, without outputs that have no slot.
 
+    With separate memory, decode makes the slots.
+
     Args:
         prefill: Prefill's layout.
         decode: Decode's layout.
@@ -122,11 +129,12 @@ def build_transfer_setup(
         longest_prompt: The longest prompt in tokens.
     """
     selection = select_values(prefill, consumer)
+    slot_count = len(selection.inputs) if consumer.memory == "shared" else None
     return TransferSetup(
         prefill,
         decode,
         selection.inputs,
-        selection.outputs[: len(selection.inputs)],
+        selection.outputs[:slot_count],
         select_values(decode, consumer).inputs,
         consumer,
         full_transfer,
@@ -151,7 +159,7 @@ def simulate_transfer(setup: TransferSetup) -> SimulationResult:
     refused: list[tuple[int, int]] = []
     for first, last in _find_linear_segments(setup):
         start, end = _simulate_prompt(setup, first), _simulate_prompt(setup, last)
-        refused += _find_positive_ranges(first, last, start.excess_bytes, end.excess_bytes)
+        refused += _find_positive_ranges(first, last, start.excess, end.excess)
         for each in buffer_ids:
             if each in start.differing:
                 differing[each].append((first, last))
@@ -249,6 +257,8 @@ def _simulate_prompt(setup: TransferSetup, tokens: int) -> _PromptState:
         reader = _SlotContent(slot, decode_input.buffer, setup.decode)
         shifts[buffer_id] = slot.offset - source.slot.offset
         fits = _has_same_type(source.slot, own_slots.get(buffer_id, source.slot))
+        if setup.consumer.memory == "separate":
+            fits = fits and _has_same_type(source.slot, slot)
         if not fits or not _has_matching_bytes(source, reader, tokens):
             differing.add(buffer_id)
         if any(_is_truncated(content, tokens) for content in (source, reader)):
@@ -257,7 +267,7 @@ def _simulate_prompt(setup: TransferSetup, tokens: int) -> _PromptState:
         shifts,
         frozenset(differing),
         frozenset(truncated),
-        _compute_memory_size(decode_slots) - _compute_memory_size(prefill_slots),
+        _count_excess(setup, prefill_slots, decode_slots),
     )
 
 
@@ -335,8 +345,17 @@ def _is_truncated(content: _SlotContent, tokens: int) -> bool:
     )
 
 
-def _compute_memory_size(slots: Sequence[MemorySlot]) -> int:
-    return slots[-1].offset + slots[-1].nbytes if slots else 0
+def _count_excess(
+    setup: TransferSetup, prefill_slots: Sequence[MemorySlot], decode_slots: Sequence[MemorySlot]
+) -> int:
+    """Return by how much decode wants more than prefill writes; above 0 it is refused.
+
+    With separate memory arrays count, not bytes: prefill must write each of decode's, and may have
+    one more.
+    """
+    if setup.consumer.memory == "shared":
+        return compute_memory_size(decode_slots) - compute_memory_size(prefill_slots)
+    return int(len(setup.prefill_outputs) - len(decode_slots) not in (0, 1))
 
 
 def _find_nonzero_ranges(first: int, last: int, start: int, end: int) -> Iterator[tuple[int, int]]:

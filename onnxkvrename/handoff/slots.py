@@ -1,9 +1,10 @@
 """Lay out the memory that a consumer hands over: one slot for each selected input.
 
-Source: quic/vllm-qaic, files ``model_loader/qaic_session_np.py`` (selection and order) and
+Source: qualcomm/vllm-qaic, files ``model_loader/qaic_session_np.py`` (selection and order) and
 ``kv_connector/v1/qaic_connector.py`` (class ``ShmBuffer``). Each side lays out the memory by its
 own *inputs*. Prefill writes its *outputs*, sorted by their input names, to these slots one by
-one.
+one. With separate memory, as in QEfficient's session, each slot is an array of its own, and its
+offset is its position.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class MemorySlot(NamedTuple):
         shape: The shape of the part that is moved; numbers only.
         dtype: The input's dtype.
         nbytes: The size in bytes.
-        offset: The first byte, counted from the beginning of the memory.
+        offset: The first byte, counted from the beginning of the memory; with separate memory
+            the position among the arrays.
     """
 
     name: str
@@ -43,7 +45,7 @@ class MemorySlot(NamedTuple):
 def build_slots(
     values: Sequence[SelectedValue], layout: Layout, consumer: Consumer, tokens: int | None
 ) -> tuple[MemorySlot, ...]:
-    """Return the slots of selected inputs, one directly after the other.
+    """Return the slots of selected inputs, in shared memory one directly after the other.
 
     Args:
         values: The inputs, in the consumer's order.
@@ -60,11 +62,16 @@ def build_slots(
         * _resolve_itemsize(each.value.dtype, consumer)
         for each, shape in zip(values, shapes, strict=True)
     ]
-    offsets = (0, *accumulate(sizes))
+    offsets = tuple(range(len(sizes))) if consumer.memory == "separate" else (0, *accumulate(sizes))
     return tuple(
         MemorySlot(each.value.name, each.buffer_id, shape, each.value.dtype, size, offset)
         for each, shape, size, offset in zip(values, shapes, sizes, offsets, strict=False)
     )
+
+
+def compute_memory_size(slots: Sequence[MemorySlot]) -> int:
+    """Return the bytes of all slots together."""
+    return sum(slot.nbytes for slot in slots)
 
 
 def find_clipped_axes(consumer: Consumer, rank: int, full_transfer: bool) -> frozenset[int]:

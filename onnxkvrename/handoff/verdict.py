@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from onnxkvrename.findings import CODES, Finding
 from onnxkvrename.handoff.comparison import Comparison
+from onnxkvrename.handoff.consumer import MemoryKind
 from onnxkvrename.handoff.root_causes import RootCause, build_root_cause
 from onnxkvrename.handoff.side_checks import STARTUP_FAILURE_CODES
 from onnxkvrename.handoff.simulate import (
@@ -20,6 +22,13 @@ from onnxkvrename.handoff.worker import UNLIMITED_LENGTH
 
 Outcome = Literal["works", "corrupts", "fails", "loses", "unknown"]
 
+REFUSALS: Mapping[MemoryKind, str] = MappingProxyType(
+    {
+        "shared": "decode finds its memory too small",
+        "separate": "prefill writes another number of buffers than decode has",
+    }
+)
+"""Why a hand-off is refused, by the memory that it goes through."""
 DIFFERENT_MODELS = "KV623"
 """The finding after which every prompt is corrupted, wherever its bytes are."""
 _MISPLACING_CODES = ("KV608", "KV609", "KV617")

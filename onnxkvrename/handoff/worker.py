@@ -32,8 +32,8 @@ class HandoffSide(NamedTuple):
         label: ``prefill`` or ``decode``.
         original_layout: The layout with the names of the graphs.
         layout: The layout with the names that the consumer would see.
-        lacks_token: Whether no buffer has the consumer's token; `layout` then has the names
-            after a rename.
+        lacks_token: Whether the consumer selects no buffer; `layout` then has the names after a
+            rename, if the consumer has a token.
         tokens: The infix tokens of the original names, in alphabetical order.
         order: How the graph itself lists its buffers.
         path: The model, directory or manifest that was given for this side.
@@ -84,11 +84,12 @@ def build_handoff_side(label: str, layout: Layout, consumer: Consumer, rules: Ru
     names = [buffer.input for buffer in layout.buffers if buffer.input is not None]
     lacks_token = not any(map(consumer.selects_input, names))
     signature = Signature(layout.inputs, layout.outputs)
-    plan = build_rename_plan(signature, rules, TokenChange(consumer.token, replace=True))
+    change = TokenChange(consumer.token, replace=True) if consumer.token else TokenChange(None)
+    plan = build_rename_plan(signature, rules, change)
     return HandoffSide(
         label,
         layout,
-        _rename_layout(layout, plan.name_map) if lacks_token else layout,
+        _rename_layout(layout, plan.name_map) if lacks_token and consumer.token else layout,
         lacks_token,
         tuple(sorted(plan.token_counts)),
         _detect_order(layout),

@@ -25,7 +25,7 @@ from onnxkvrename.layout.kinds import (
     infer_buffer_kind,
     is_window_symbol,
 )
-from onnxkvrename.layout.updates import UNKNOWN_UPDATE, BufferUpdate
+from onnxkvrename.layout.updates import UNTRACED_UPDATE, BufferUpdate
 from onnxkvrename.model.signature import Dim, Value
 from onnxkvrename.model.weights import Weight
 from onnxkvrename.rules.kv_model import KvModel
@@ -76,7 +76,7 @@ class KvBuffer(NamedTuple):
     model: str
     token: str | None = ""
     is_kind_guessed: bool = False
-    update: BufferUpdate = UNKNOWN_UPDATE
+    update: BufferUpdate = UNTRACED_UPDATE
     axes: tuple[str, ...] = ()
     beside: str = ""
 

@@ -184,6 +184,7 @@ def load_model_or_manifest(
     rules: Rules,
     compile_info: CompileInfo | None = None,
     *,
+    strict: bool = False,
     trace_updates: UpdateTracer | None = None,
     with_weights: bool = False,
 ) -> LoadedLayout:
@@ -196,6 +197,7 @@ def load_model_or_manifest(
         path: The model, directory or manifest.
         rules: The rules that tell KV names and the parts of sets.
         compile_info: Sizes and dtypes of the compile.
+        strict: Whether every warning is an error.
         trace_updates: As for :func:`load_layout`; a manifest says itself what was found.
         with_weights: Likewise.
 
@@ -207,10 +209,16 @@ def load_model_or_manifest(
     """
     if not _is_json_file(path):
         return load_layout(
-            [path], rules, compile_info, trace_updates=trace_updates, with_weights=with_weights
+            [path],
+            rules,
+            compile_info,
+            strict=strict,
+            trace_updates=trace_updates,
+            with_weights=with_weights,
         )
     manifest = parse_manifest(read_text_file(path, _MAX_MANIFEST_BYTES), str(path))
-    report = ModelReport(str(path), str(path), "unchanged", findings=manifest.findings)
+    findings = promote_to_errors(manifest.findings) if strict else manifest.findings
+    report = ModelReport(str(path), str(path), "unchanged", findings=findings)
     layout = apply_compile_info(manifest.layout, compile_info or CompileInfo())
     return LoadedLayout(layout, (_set_status(report),), manifest.stamp)
 

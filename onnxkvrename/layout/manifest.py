@@ -15,7 +15,7 @@ from onnxkvrename.layout.digest import compute_layout_digest
 from onnxkvrename.layout.dims import Shape
 from onnxkvrename.layout.kinds import list_kinds
 from onnxkvrename.layout.layout import KvBuffer, Layout, find_axis_and_window
-from onnxkvrename.layout.updates import UNKNOWN_UPDATE, UPDATE_KINDS, BufferUpdate
+from onnxkvrename.layout.updates import UNTRACED_UPDATE, UPDATE_KINDS, BufferUpdate
 from onnxkvrename.model.signature import Value
 from onnxkvrename.model.weights import Weight
 from onnxkvrename.rules.plan import UnchangedName
@@ -333,9 +333,9 @@ def _parse_buffer(entry: ObjectReader) -> KvBuffer:
 
 
 def _parse_update(entry: ObjectReader) -> BufferUpdate:
-    """Return how a buffer is updated; unknown in a manifest that does not say it."""
+    """Return how a buffer is updated; a manifest that does not say it was written untraced."""
     if "update" not in entry.values:
-        return UNKNOWN_UPDATE
+        return UNTRACED_UPDATE
     axis = entry.read_integer_or_null("update_axis")
     if axis is not None and axis < 0:
         raise entry.build_error("update_axis", "is less than 0")

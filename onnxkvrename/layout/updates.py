@@ -10,12 +10,13 @@ from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Dim
 from onnxkvrename.rules.plan import KvPair
 
-UpdateKind = Literal["inplace", "shift", "append", "delta", "once", "unknown"]
+UpdateKind = Literal["inplace", "shift", "append", "delta", "once", "unknown", "untraced"]
 """The ways to update a buffer.
 
 ``inplace``: written into at some positions; ``shift``: the oldest positions make room for the
 new ones, in a buffer of one size; ``append``: longer by the new positions; ``delta``: the output
 has the new positions only; ``once``: passed through, or written in full without the input.
+``unknown``: the graph was read, and does not show it; ``untraced``: the graph was not read.
 """
 UPDATE_KINDS: tuple[UpdateKind, ...] = get_args(UpdateKind)
 
@@ -23,6 +24,7 @@ _KINDS_WORST_FIRST: tuple[UpdateKind, ...] = (
     "append",
     "delta",
     "unknown",
+    "untraced",
     "shift",
     "inplace",
     "once",
@@ -34,6 +36,7 @@ _LABELS: dict[UpdateKind, str] = {
     "delta": "new positions only",
     "once": "written once",
     "unknown": "",
+    "untraced": "",
 }
 _RESIZING_KINDS: tuple[UpdateKind, ...] = ("append", "delta")
 _MAX_SYMBOL = 1000
@@ -60,6 +63,11 @@ class BufferUpdate(NamedTuple):
         return self.kind in _RESIZING_KINDS
 
     @property
+    def is_known(self) -> bool:
+        """True if the graph shows how the output is made."""
+        return self.kind not in ("unknown", "untraced")
+
+    @property
     def label(self) -> str:
         """The update in words; empty if it is not known."""
         axis = "" if self.axis is None else f" along axis {self.axis}"
@@ -72,6 +80,7 @@ class BufferUpdate(NamedTuple):
 
 
 UNKNOWN_UPDATE = BufferUpdate()
+UNTRACED_UPDATE = BufferUpdate("untraced")
 
 UpdateTracer = Callable[[ByteSource, Sequence[KvPair]], Mapping[str, BufferUpdate]]
 """Takes a model and its buffers; returns their updates by the names of retained outputs.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 _FORMATS_BY_MAGIC = (
     (b"version https://git-lfs", "a Git LFS pointer", "fetch the file itself: git lfs pull"),
     (b"<", "an HTML or XML page", "the download went wrong"),
@@ -12,6 +14,10 @@ _FORMATS_BY_MAGIC = (
     (b"\x80\x03", "a pickle", "export the model to ONNX first"),
     (b"\x80\x04", "a pickle", "export the model to ONNX first"),
 )
+
+
+_MANIFEST_TEXT = re.compile(rb"^  KIND +PARTS +LAYERS +DTYPE +SHAPE", re.MULTILINE)
+"""The headings of ``onnxkvrename manifest --format text``."""
 
 
 def detect_other_format(head: bytes) -> tuple[str, str] | None:
@@ -36,7 +42,10 @@ def detect_other_format(head: bytes) -> tuple[str, str] | None:
     if not head.strip(b"\0"):
         return "nothing but zeros", "the copy or download went wrong"
     if stripped.startswith(b"{") and b"onnxkvrename.manifest/" in head:
-        return "a manifest", "onnxkvrename compare takes it in the place of its model"
+        return "a manifest", "compare and check-consumer take it in the place of its model"
+    if _MANIFEST_TEXT.search(head):
+        hint = "onnxkvrename manifest MODEL -o FILE writes one that stands for its model"
+        return "a manifest as text for people", hint
     if _is_text(head):
         return "a text file", "give the .onnx file itself"
     return None

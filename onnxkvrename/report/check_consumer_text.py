@@ -28,6 +28,8 @@ class ConsumerCheck(NamedTuple):
         reports: The models with their findings.
         selectors: Proved expressions in place of a verdict; ``None`` for a verdict.
         profile: The profile that tells KV names.
+        alternative: The same program with another setting, which can take what the consumer
+            cannot; ``None`` if there is none.
     """
 
     consumer: Consumer
@@ -35,6 +37,7 @@ class ConsumerCheck(NamedTuple):
     reports: tuple[ModelReport, ...]
     selectors: tuple[Selector, ...] | None = None
     profile: ProfileChoice | None = None
+    alternative: Consumer | None = None
 
     @property
     def selection(self) -> Selection:
@@ -107,14 +110,22 @@ def _format_verdict(check: ConsumerCheck) -> str:
     if not layout.buffers:
         return "no KV buffer in it"
     if check.failed:
-        return f"{check.consumer.name} cannot take it"
+        return f"{check.consumer.name} cannot take it{_format_alternative(check.alternative)}"
     count = len(find_distinct_types(layout, selection.inputs))
     types = f"hybrid: {count} shapes or dtypes" if count > 1 else "all alike"
     layers = format_layer_ranges(layout.layers)
     return f"{check.consumer.name} takes {len(selection.inputs)} buffers, {layers}, {types}"
 
 
+def _format_alternative(consumer: Consumer | None) -> str:
+    """Return which setting helps; nothing if none does."""
+    if consumer is None:
+        return ""
+    setting = f"with {consumer.setting}" if consumer.setting else "without its setting"
+    return f"; {setting} it can (--target {consumer.name})"
+
+
 def _format_slots(check: ConsumerCheck) -> Iterator[str]:
-    for number, pair in enumerate(check.selection.positional_pairs):
+    for number, pair in enumerate(check.selection.value_pairs):
         source, result = (escape_text(side.name) if side else "nothing" for side in pair)
         yield f"  {number}: {source} <- {result}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from onnxkvrename.handoff.buffer_diff import BufferPair, format_buffer_type
 from onnxkvrename.handoff.compare import Handoff, PairResult
+from onnxkvrename.handoff.comparison import BufferPair, format_buffer_type
+from onnxkvrename.handoff.consumer import MemoryKind
 from onnxkvrename.handoff.root_causes import RootCause
 from onnxkvrename.handoff.side_checks import STARTUP_FAILURE_CODES
 from onnxkvrename.handoff.simulate import PromptRanges, is_in_ranges, subtract_ranges
@@ -26,7 +27,10 @@ from onnxkvrename.rules.layer_ranges import format_layer_numbers, format_layers
 from onnxkvrename.rules.results import ModelReport
 
 _SOME_PROMPTS = "prompts, from a length on that depends on sizes"
-_TOO_SMALL = "decode would find its memory too small"
+_REFUSALS: dict[MemoryKind, str] = {
+    "shared": "decode would find its memory too small",
+    "separate": "prefill would write another number of buffers than decode has",
+}
 
 
 def resolve_outcome(handoff: Handoff) -> Outcome:
@@ -42,9 +46,10 @@ def format_handoff_verdict(handoff: Handoff) -> str:
     if not sides:
         return f"hand-off {_format_outcome(handoff)}"
     result = "fail" if handoff.prefill.lacks_token else "corrupt every prompt"
+    renamed = f"; renamed, it {_format_outcome(handoff)}" if handoff.has_token else ""
     return (
         f"hand-off would {result}: {handoff.consumer_name} selects nothing on "
-        f"{' and '.join(sides)} (KV616); renamed, it {_format_outcome(handoff)}"
+        f"{' and '.join(sides)} (KV616){renamed}"
     )
 
 
@@ -74,9 +79,10 @@ def _format_outcome(handoff: Handoff) -> str:
         return f"would fail at start-up{cause}"
     if len(verdict.affected_ranges) > 1:
         ranges = _format_each_range(verdict.affected_ranges, verdict)
-        return f"would fail, as {_TOO_SMALL}, for {ranges}"
+        return f"would fail, as {_REFUSALS[handoff.memory]}, for {ranges}"
     prompts = format_prompt_ranges(verdict.refused_ranges, verdict)
-    return f"would fail for {prompts}: {_TOO_SMALL}{_format_causes(verdict.affected_ranges[0])}"
+    causes = _format_causes(verdict.affected_ranges[0])
+    return f"would fail for {prompts}: {_REFUSALS[handoff.memory]}{causes}"
 
 
 def _is_of_two_models(handoff: Handoff) -> bool:
@@ -220,7 +226,8 @@ def choose_state_color(state: str) -> str:
 
 def list_table_headings(handoff: Handoff) -> tuple[str, ...]:
     """Return the headings of the columns."""
-    last = "ONCE RENAMED" if list_sides_without_token(handoff) else "HAND-OFF"
+    is_renamed = handoff.has_token and list_sides_without_token(handoff)
+    last = "ONCE RENAMED" if is_renamed else "HAND-OFF"
     return "LAYERS", "PARTS", "PREFILL", "DECODE", last
 
 
@@ -270,7 +277,8 @@ def _format_state(result: PairResult, verdict: HandoffVerdict) -> str:
 
 def render_prompt_lines(handoff: Handoff) -> Iterator[str]:
     """Yield a line for each prompt length that was asked for."""
-    condition = ", once renamed" if list_sides_without_token(handoff) else ""
+    is_renamed = handoff.has_token and list_sides_without_token(handoff)
+    condition = ", once renamed" if is_renamed else ""
     for tokens in handoff.requested_lengths:
         outcome = _format_prompt_outcome(handoff, tokens)
         yield f"a prompt of {format_token_count(tokens)}{condition}: {outcome}"
@@ -299,7 +307,7 @@ def _format_prompt_outcome(handoff: Handoff, tokens: int) -> str:
     affected = [each for each in verdict.affected_ranges if is_in_ranges(tokens, each.ranges)]
     codes = f" ({', '.join(_list_codes(affected[0]))})" if affected and affected[0].causes else ""
     if prompt.is_refused:
-        return f"refused, {_TOO_SMALL}{codes}"
+        return f"refused, {_REFUSALS[handoff.memory]}{codes}"
     count = len(handoff.pair_results)
     if affected:
         wrong_ids = prompt.wrong_buffer_ids

@@ -14,6 +14,7 @@ import onnx
 import pytest
 
 import onnxkvrename
+from onnxkvrename.layout.manifest import compute_document_digest
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "fixtures"
@@ -68,7 +69,8 @@ def test_verbose_shows_the_slots(taken: Path, run) -> None:
 
 def test_a_plain_model_cannot_be_taken_and_is_told_how(decoder: Path, run) -> None:
     outcome = run("check-consumer", decoder)
-    assert (outcome.code, outcome.out) == (1, f"{decoder}: vllm-qaic cannot take it\n")
+    assert outcome.code == 1
+    assert outcome.out.startswith(f"{decoder}: vllm-qaic cannot take it")
     assert outcome.err.startswith(f"{decoder}: error KV601: past_key.0 does not carry")
     hint = outcome.err[outcome.err.rindex("(") + 1 : outcome.err.rindex(")")]
     assert run(*shlex.split(hint)[1:], "-q").code == 0
@@ -199,6 +201,77 @@ def test_an_encoder_alone_has_nothing_to_take(run) -> None:
     assert outcome.code == 1
     assert outcome.out.endswith("encoder.onnx: no KV buffer in it\n")
     assert "error KV001" in outcome.err
+
+
+def test_a_manifest_stands_for_its_model(taken: Path, tmp_path: Path, run) -> None:
+    manifest = tmp_path / "m.json"
+    assert run("manifest", taken, "--dim", "ctx_len=16", "-o", manifest).code == 0
+    model = document(run("check-consumer", taken, "--dim", "ctx_len=16", "--format", "json"))
+    taken.unlink()
+    outcome = run("check-consumer", manifest, "--format", "json")
+    assert document(outcome)["slots"] == model["slots"]
+    assert run("check-consumer", manifest).out == (
+        f"{taken}: vllm-qaic takes 4 buffers, layers 0-1, all alike\n"
+    )
+    assert run("check-consumer", manifest, "--emit", "selectors").code == 0
+
+
+def test_what_is_wrong_is_told_of_the_manifest(tmp_path: Path, run) -> None:
+    manifest = tmp_path / "m.json"
+    assert run("manifest", FIXTURES / "VLLM" / "sampler.onnx", "-o", manifest).code == 0
+    outcome = run("check-consumer", manifest)
+    assert outcome.code == 1
+    assert outcome.err.startswith(f"{manifest}: error KV601: past_key.0_VLLM carries another token")
+    internal = tmp_path / "internal.json"
+    assert run("manifest", FIXTURES / "plain" / "internal_suffix.onnx", "-o", internal).code == 0
+    assert "warning KV112" in run("check-consumer", internal).err
+    assert "error KV112" in run("check-consumer", internal, "--strict").err
+
+
+def test_a_manifest_as_text_is_told_from_one(decoder: Path, tmp_path: Path, run) -> None:
+    text = tmp_path / "m.txt"
+    text.write_text(run("manifest", decoder, "--format", "text").out, "utf-8")
+    for command in (("check-consumer", text), ("compare", text, text)):
+        outcome = run(*command)
+        assert (outcome.code, outcome.out) == (2, "")
+        assert outcome.err == (
+            f"error: {text}: is a manifest as text for people, not an ONNX model "
+            "(onnxkvrename manifest MODEL -o FILE writes one that stands for its model)\n"
+        )
+
+
+def test_an_update_that_the_graph_does_not_show_is_told(tmp_path: Path, run) -> None:
+    path = tmp_path / "derived.onnx"
+    shutil.copyfile(FIXTURES / "plain" / "derived_symbols.onnx", path)
+    found = document(run("check-consumer", path, "--target", "qefficient", "--format", "json"))
+    assert codes(found) == {"KV113"}
+    (finding,) = found["models"][0]["findings"]
+    assert finding["message"] == (
+        "is not shown to have the size and the content of its input, like 1 more: whether it goes "
+        "back into past_key.0 as it is, as qefficient needs it, is not known"
+    )
+    assert run("check-consumer", path, "--target", "qefficient", "--strict").code == 1
+
+
+def test_an_update_that_was_not_traced_is_told_from_that(taken: Path, tmp_path: Path, run) -> None:
+    """As of a manifest that an earlier version wrote."""
+    manifest = tmp_path / "m.json"
+    assert run("manifest", taken, "-o", manifest).code == 0
+    said = json.loads(manifest.read_text("utf-8"))
+    for buffer in said["buffers"]:
+        del buffer["update"], buffer["update_axis"]
+    del said["sha256"]
+    said["sha256"] = compute_document_digest(said)
+    manifest.write_text(json.dumps(said), "utf-8")
+    outcome = run("check-consumer", manifest)
+    assert outcome.code == 0
+    assert f"{manifest}: warning KV113: past_key.0_vllmKvCache_RetainedState was not traced" in (
+        outcome.err
+    )
+    compared = run("compare", manifest, taken)
+    assert compared.code == 0
+    assert "note: prefill: past_key.0_vllmKvCache_RetainedState was not traced" in compared.out
+    assert "note: decode" not in compared.out
 
 
 def test_no_model_is_a_usage_error(run) -> None:

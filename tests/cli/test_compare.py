@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import onnx
 import pytest
+from hugging_face import save_decoder
 
 import onnxkvrename
 from onnxkvrename import rename
@@ -464,3 +465,30 @@ def test_settings_of_a_handshake_are_checked(args: tuple[str, ...], message: str
     model = FIXTURES / "plain" / "decoder.onnx"
     outcome = run("compare", model, model, *args)
     assert (outcome.code, message in outcome.err) == (2, True)
+
+
+def test_names_of_another_exporter_are_not_blamed_on_a_dtype(tmp_path: Path, run) -> None:
+    """A token makes the inputs known, but the outputs still end in nothing that is selected."""
+    model, rules = save_decoder(tmp_path)
+    outcome = run("compare", model, model, "--rules", rules)
+    assert outcome.code == 1
+    assert "renamed, it would fail at start-up: other numbers of inputs and outputs" in outcome.out
+    assert "KV610" not in outcome.out + outcome.err
+    assert (
+        "error KV624: present.0.key_vllmKvCache is not selected by vllm-qaic, which takes "
+        "*vllmKvCache*RetainedState, like 3 more: prefill selects 4 inputs, but 0 outputs"
+    ) in outcome.err
+    assert "error KV120: present.0.key_vllmKvCache is longer than" in outcome.err
+
+
+def test_names_that_are_renamed_already_are_not_said_to_lack_the_token(tmp_path: Path, run) -> None:
+    model, rules = save_decoder(tmp_path)
+    assert run(model, "--rules", rules, "--prefix", "vllmKvCache", "-q").code == 0
+    outcome = run("compare", model, model, "--rules", rules)
+    assert "KV616" not in outcome.out + outcome.err
+    assert "error KV624: present.0.key_vllmKvCache" in outcome.err
+    checked = run("check-consumer", model, "--rules", rules)
+    assert (
+        "KV601: present.0.key_vllmKvCache carries the token, but not the end that is selected "
+        "(*vllmKvCache*RetainedState), on its output only"
+    ) in checked.err

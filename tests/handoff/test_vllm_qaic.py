@@ -40,6 +40,7 @@ WINDOW: tuple[Dim, ...] = ("batch_size", 2, "sliding_window", 4)
 CONV: tuple[Dim, ...] = ("batch_size", 8, 3)
 RECURRENT: tuple[Dim, ...] = ("batch_size", 2, 16, 4)
 END = "_vllmKvCache"
+INPLACE = BufferUpdate("inplace")
 OUT = "_RetainedState"
 
 
@@ -64,7 +65,12 @@ def read(inputs: Sequence[Value], outputs: Sequence[Value]) -> Layout:
     """A model with these inputs and outputs, as the built-in rules read them."""
     signature = Signature(tuple(inputs), tuple(outputs))
     plan = build_minimal_plan(signature, load_rules())
-    return build_layout([KvModel("m.onnx", signature, plan)])
+    return write_in_place(build_layout([KvModel("m.onnx", signature, plan)]))
+
+
+def write_in_place(layout: Layout) -> Layout:
+    """The same layout, with buffers that are known to be written in place."""
+    return layout._replace(buffers=tuple(b._replace(update=INPLACE) for b in layout.buffers))
 
 
 def decoder(
@@ -92,6 +98,7 @@ def called(
             sequence_axis=2,
             window=None,
             model="m.onnx",
+            update=INPLACE,
         )
         for at, (into, out, layer) in enumerate(names)
     )
@@ -159,7 +166,7 @@ def test_slots_are_those_of_the_consumer_whatever_the_order_of_the_graph(
     chance.shuffle(inputs)
     chance.shuffle(outputs)
     built = built._replace(inputs=tuple(inputs), outputs=tuple(outputs))
-    slots = select_values(built, CONSUMER).positional_pairs
+    slots = select_values(built, CONSUMER).value_pairs
     assert [(into.name, out.name) for into, out in slots if into and out] == consumer(
         [value.name for value in inputs], [value.name for value in outputs]
     )

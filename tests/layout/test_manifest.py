@@ -155,7 +155,7 @@ def test_a_buffer_says_all_there_is_to_know() -> None:
         "part": "key",
         "kind": "sliding_window",
         "kind_guessed": False,
-        "update": "unknown",
+        "update": "untraced",
         "update_axis": None,
         "buffer": "past_key",
         "scope": "",
@@ -475,7 +475,7 @@ def test_a_manifest_without_updates_and_guesses_is_still_one() -> None:
             del buffer[key]
     jsonschema.validate(said, SCHEMA)
     layout = manifest.parse_manifest(sealed(said), "m.json").layout
-    assert {buffer.update.kind for buffer in layout.buffers} == {"unknown"}
+    assert {buffer.update.kind for buffer in layout.buffers} == {"untraced"}
     assert not any(buffer.is_kind_guessed for buffer in layout.buffers)
     assert layout.weights is None
 

@@ -61,7 +61,14 @@ def zipped() -> bytes:
         (b"\xef\xbb\xbf\r\n <html>", "an HTML or XML page"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "git lfs pull"),
         (b'<ir_version: 8, opset_import: ["": 17]> g () => () {}', "is ONNX text"),
-        (b'{\n  "schema": "onnxkvrename.manifest/1",', "is a manifest.*compare takes it"),
+        (
+            b'{\n  "schema": "onnxkvrename.manifest/1",',
+            "is a manifest.*compare and check-consumer take it",
+        ),
+        (
+            b"m.onnx: 4 buffers, layers 0-1\n  KIND   PARTS  LAYERS  DTYPE  SHAPE  UPDATE\n",
+            "is a manifest as text for people.*onnxkvrename manifest MODEL -o FILE writes one",
+        ),
         (zipped(), "a zip archive"),
         (gzip.compress(b"x", mtime=0), "a gzip file"),
         (pickle.dumps([1], protocol=4), "a pickle"),

@@ -35,7 +35,7 @@ def test_equal_layers_and_parts_share_a_row() -> None:
     (row,) = build_buffer_rows(load("decoder.onnx"))
     assert row == (
         *("full_attention", "key, value", "0-1", "FLOAT", "[batch_size, 2, ctx_len, 4]"),
-        "unknown",
+        "untraced",
         "32 a token",
     )
 

@@ -1,6 +1,6 @@
 """Describe vllm-qaic, which moves buffers through shared memory, by position.
 
-Source: qualcomm/vllm-qaic at 10d331f, files ``model_loader/qaic_session_np.py`` (selection,
+Source: qualcomm/vllm-qaic at dc7351f, files ``model_loader/qaic_session_np.py`` (selection,
 order, and the slices on the device), ``worker/model_runner.py`` (the declared cache, and
 the one that LMCache refuses) and
 ``distributed/kv_transfer/kv_connector/v1/qaic_connector.py`` (the transfer). None of
@@ -13,11 +13,14 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from onnxkvrename.findings import Finding, build_finding, format_list
-from onnxkvrename.handoff.consumer import Consumer
+from onnxkvrename.handoff.consumer import Consumer, add_checks
 from onnxkvrename.handoff.consumer_checks import (
     describe_content,
-    format_similar_count,
     has_wrong_output_count,
+)
+from onnxkvrename.handoff.name_checks import (
+    format_renaming_hint,
+    format_similar_count,
 )
 from onnxkvrename.handoff.selection import (
     Selection,
@@ -34,6 +37,7 @@ from onnxkvrename.model.signature import format_shape
 TOKEN = "vllmKvCache"
 SUFFIX = "_RetainedState"
 _CONTEXT_AXIS = 2
+_MEMORY_HINT = "do not size memory by vLLM's numbers for this model"
 _ITEMSIZES = {
     **dict.fromkeys(("INT8", "UINT8", "MXINT8"), 1),
     "FLOAT16": 2,
@@ -90,14 +94,14 @@ def is_logits_output(name: str) -> bool:
     return name.startswith("log")
 
 
-def check_logits(layout: Layout, full_transfer: bool) -> Iterator[Finding]:
+def check_logits(consumer: Consumer, layout: Layout, full_transfer: bool) -> Iterator[Finding]:
     """Yield KV604 for too few or too many outputs that start with ``log``.
 
     Prefill appends these outputs to the KV buffers and drops the last entry. The remaining list
     may be one longer than the buffers, but not shorter: so there may be one or two.
     """
     names = [value.name for value in layout.outputs if is_logits_output(value.name)]
-    selection = select_values(layout, CONSUMER)
+    selection = select_values(layout, consumer)
     if len(selection.outputs) - len(selection.inputs) + len(names) - 1 in (0, 1):
         return
     if not names:
@@ -107,7 +111,7 @@ def check_logits(layout: Layout, full_transfer: bool) -> Iterator[Finding]:
             "no output starts with log: in its place the last KV buffer is taken off, and "
             'prefill stops with "buffer count mismatch"',
             "export with logits, without sampling on the device; a model for decode alone needs "
-            f"none, and --prefix {TOKEN} renames it",
+            f"none{f', and --prefix {consumer.token} renames it' if consumer.token else ''}",
         )
     elif len(names) > 1:
         yield build_finding(
@@ -119,7 +123,9 @@ def check_logits(layout: Layout, full_transfer: bool) -> Iterator[Finding]:
         )
 
 
-def check_truncated_buffers(layout: Layout, full_transfer: bool) -> Iterator[Finding]:
+def check_truncated_buffers(
+    consumer: Consumer, layout: Layout, full_transfer: bool
+) -> Iterator[Finding]:
     """Yield KV605 for buffers whose third axis is not the context, but is cut to the prompt.
 
     The connector cuts all buffers of four axes or more, unless it moves all of each.
@@ -127,7 +133,7 @@ def check_truncated_buffers(layout: Layout, full_transfer: bool) -> Iterator[Fin
     if full_transfer:
         return
     groups: dict[tuple[str, Shape], list[str]] = {}
-    for buffer in find_selected_buffers(layout, CONSUMER):
+    for buffer in find_selected_buffers(layout, consumer):
         if buffer.shape is not None and _is_truncated(buffer):
             shape = layout.resolve_shape(buffer.shape)
             if shape[_CONTEXT_AXIS] != 1:  # every prompt has a first token, so nothing is lost
@@ -149,9 +155,11 @@ def _is_truncated(buffer: KvBuffer) -> bool:
     return buffer.has_no_prompt_axis or buffer.prompt_axis not in (None, _CONTEXT_AXIS)
 
 
-def check_uniform_types(layout: Layout, full_transfer: bool) -> Iterator[Finding]:
+def check_uniform_types(
+    consumer: Consumer, layout: Layout, full_transfer: bool
+) -> Iterator[Finding]:
     """Yield KV606 for different shapes or dtypes, which the LMCache connector refuses at start."""
-    count = len(find_distinct_types(layout, select_values(layout, CONSUMER).inputs))
+    count = len(find_distinct_types(layout, select_values(layout, consumer).inputs))
     if count > 1:
         yield build_finding(
             "KV606",
@@ -162,13 +170,16 @@ def check_uniform_types(layout: Layout, full_transfer: bool) -> Iterator[Finding
         )
 
 
-def check_declared_attention(layout: Layout, full_transfer: bool) -> Iterator[Finding]:
+def check_declared_attention(
+    consumer: Consumer, layout: Layout, full_transfer: bool
+) -> Iterator[Finding]:
     """Yield KV607 for layers that are not full attention, and for different numbers of heads.
 
-    The model runner declares every layer as full attention with the same heads.
+    The model runner declares every layer as full attention with the same heads. The open pull
+    request qualcomm/vllm-qaic#88 declares sliding windows as well.
     """
     buffers = [
-        buffer for buffer in find_selected_buffers(layout, CONSUMER) if buffer.kind != "unknown"
+        buffer for buffer in find_selected_buffers(layout, consumer) if buffer.kind != "unknown"
     ]
     non_full = [buffer for buffer in buffers if buffer.kind != "full_attention"]
     if non_full:
@@ -178,7 +189,9 @@ def check_declared_attention(layout: Layout, full_transfer: bool) -> Iterator[Fi
             non_full[0].names[0],
             f"is {non_full[0].kind}, one of {len(non_full)} such buffers ({kinds}): every layer is "
             "declared as full_attention, and vLLM counts blocks and bytes accordingly",
-            "do not size memory by vLLM's numbers for this model",
+            f"{_MEMORY_HINT}, unless qualcomm/vllm-qaic#88 is in it"
+            if kinds == "sliding_window"
+            else _MEMORY_HINT,
         )
     heads = {
         buffer.shape[1]: buffer
@@ -191,36 +204,38 @@ def check_declared_attention(layout: Layout, full_transfer: bool) -> Iterator[Fi
             "KV607",
             [*heads.values()][-1].names[0],
             f"has other heads than most: there are {counts}, and every layer is declared alike",
-            "do not size memory by vLLM's numbers for this model",
+            _MEMORY_HINT,
         )
 
 
-def check_non_kv_selected(layout: Layout, full_transfer: bool) -> Iterator[Finding]:
+def check_non_kv_selected(
+    consumer: Consumer, layout: Layout, full_transfer: bool
+) -> Iterator[Finding]:
     """Yield KV608 for selected values that are not KV buffers, with the effect on the buffers.
 
     Where all buffers pair and are handed over all the same, it is a warning.
     """
-    selection = select_values(layout, CONSUMER)
+    selection = select_values(layout, consumer)
     names = [each.value.name for each in find_non_kv_selected(layout, selection)]
     if not names:
         return
-    harm = _explain_non_kv_harm(layout, selection)
+    harm = _explain_non_kv_harm(layout, selection, consumer)
     finding = build_finding(
         "KV608",
         names[0],
-        f"carries {TOKEN}, and is no KV buffer{format_similar_count(names)}: "
+        f"{consumer.selecting_trait}, and is no KV buffer{format_similar_count(names)}: "
         f"{harm or _explain_non_kv_effect(layout, selection)}",
-        f"take {TOKEN} out of that name where the model is exported",
+        format_renaming_hint(consumer),
     )
     yield finding if harm else finding._replace(severity="warning")
 
 
-def _explain_non_kv_harm(layout: Layout, selection: Selection) -> str:
+def _explain_non_kv_harm(layout: Layout, selection: Selection, consumer: Consumer) -> str:
     """Return what goes wrong with the buffers, empty if nothing does."""
     inputs, outputs = selection.inputs, selection.outputs
     if not selection.is_ordered:
         return "no layer can be read in one of the names, and it cannot start"
-    if len(outputs) < len(inputs) or has_wrong_output_count(layout, selection, CONSUMER):
+    if len(outputs) < len(inputs) or has_wrong_output_count(layout, selection, consumer):
         counts = f"{len(inputs)} inputs and {len(outputs)} outputs"
         return f'with it {counts} are selected, and prefill stops with "buffer count mismatch"'
     for selected_input, output in zip(inputs, outputs, strict=False):
@@ -243,15 +258,15 @@ def _explain_non_kv_effect(layout: Layout, selection: Selection) -> str:
     return "it is handed over with every prompt, as if it were a buffer"
 
 
-def check_slice_ranks(layout: Layout, full_transfer: bool) -> Iterator[Finding]:
+def check_slice_ranks(consumer: Consumer, layout: Layout, full_transfer: bool) -> Iterator[Finding]:
     """Yield KV610 for a rank that the slices on the device do not have.
 
     They have four axes, with hybrid buffers also three. No document says what the device's
     runtime makes of another rank.
     """
-    hybrid = is_hybrid(layout, CONSUMER)
+    hybrid = is_hybrid(layout, consumer)
     ranks = (3, 4) if hybrid else (4,)
-    for buffer in find_selected_buffers(layout, CONSUMER):
+    for buffer in find_selected_buffers(layout, consumer):
         if buffer.shape and len(buffer.shape) not in ranks:
             yield build_finding(
                 "KV610",
@@ -262,21 +277,21 @@ def check_slice_ranks(layout: Layout, full_transfer: bool) -> Iterator[Finding]:
             )
             return
     if hybrid:
-        yield from _check_overlapping_slices(layout)
+        yield from _check_overlapping_slices(layout, consumer)
 
 
 def _format_axis_count(count: int) -> str:
     return "1 axis" if count == 1 else f"{count} axes"
 
 
-def _check_overlapping_slices(layout: Layout) -> Iterator[Finding]:
+def _check_overlapping_slices(layout: Layout, consumer: Consumer) -> Iterator[Finding]:
     """Yield KV610 for outputs that match the slices of another one, which are ``NAME.*``."""
-    outputs = (value for value in layout.outputs if selects_output(value.name))
+    outputs = (value for value in layout.outputs if consumer.selects_output(value.name))
     bases = sorted(
         ((derive_input_name(value.name), value) for value in outputs), key=lambda pair: pair[0]
     )
     for (base, value), (longer_base, longer) in pairwise(bases):
-        types = {(len(v.shape or ()), CONSUMER.itemsize_of(v.dtype)) for v in (value, longer)}
+        types = {(len(v.shape or ()), consumer.itemsize_of(v.dtype)) for v in (value, longer)}
         if longer_base.startswith(base) and len(types) > 1:
             yield build_finding(
                 "KV610",
@@ -287,23 +302,28 @@ def _check_overlapping_slices(layout: Layout) -> Iterator[Finding]:
             )
 
 
-CONSUMER = Consumer(
-    name="vllm-qaic",
-    token=TOKEN,
-    selects_input=selects_input,
-    selects_output=selects_output,
-    input_name_of=derive_input_name,
-    sort_key=parse_sort_key,
-    transferred_shape=compute_transferred_shape,
-    is_appended_output=is_logits_output,
-    itemsize_of=_ITEMSIZES.get,
-    needs_in_place=True,
-    checks=(
-        check_logits,
-        check_truncated_buffers,
-        check_uniform_types,
-        check_declared_attention,
-        check_non_kv_selected,
-        check_slice_ranks,
+CHECKS = (
+    check_logits,
+    check_truncated_buffers,
+    check_uniform_types,
+    check_declared_attention,
+    check_non_kv_selected,
+    check_slice_ranks,
+)
+CONSUMER = add_checks(
+    Consumer(
+        name="vllm-qaic",
+        token=TOKEN,
+        selects_input=selects_input,
+        selects_output=selects_output,
+        input_name_of=derive_input_name,
+        sort_key=parse_sort_key,
+        transferred_shape=compute_transferred_shape,
+        is_appended_output=is_logits_output,
+        itemsize_of=_ITEMSIZES.get,
+        needs_in_place=True,
+        selected_outputs=f"*{TOKEN}*RetainedState",
+        alternative="vllm-qaic-legacy",
     ),
+    *CHECKS,
 )

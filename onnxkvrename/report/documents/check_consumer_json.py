@@ -59,7 +59,7 @@ def _build_content(check: ConsumerCheck) -> dict[str, Any]:
 
 def _list_slots(check: ConsumerCheck) -> Iterator[dict[str, Any]]:
     buffers = {name: buffer for buffer in check.layout.buffers for name in buffer.names}
-    for number, (source, result) in enumerate(check.selection.positional_pairs):
+    for number, (source, result) in enumerate(check.selection.value_pairs):
         value = source or result
         assert value is not None
         yield {

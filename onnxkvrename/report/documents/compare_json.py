@@ -8,8 +8,9 @@ from typing import Any
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import render_json_document, serialize_finding
 from onnxkvrename.handoff.compare import Handoff, PairResult, SimulatedPrompt
+from onnxkvrename.handoff.consumer import MemoryKind
 from onnxkvrename.handoff.simulate import PromptRanges, merge_ranges
-from onnxkvrename.handoff.slots import MemorySlot
+from onnxkvrename.handoff.slots import MemorySlot, compute_memory_size
 from onnxkvrename.handoff.worker import UNKNOWN_SIZE, UNLIMITED_LENGTH, HandoffSide
 from onnxkvrename.layout.layout import KvBuffer
 from onnxkvrename.report.compare_text import (
@@ -61,7 +62,7 @@ def _build_content(handoff: Handoff, reports: tuple[ModelReports, ModelReports])
         "decode": _side_to_json(handoff.decode, reports[1]),
         "verdict": _verdict_to_json(handoff),
         "pairs": [_pair_to_json(handoff, result) for result in handoff.pair_results],
-        "transfers": [_prompt_to_json(prompt) for prompt in handoff.simulated_prompts],
+        "transfers": [_prompt_to_json(each, handoff.memory) for each in handoff.simulated_prompts],
         "findings": [serialize_finding(finding) for finding in handoff.findings],
         "notes": list(handoff.notes),
     }
@@ -133,21 +134,20 @@ def _buffer_to_json(side: HandoffSide, buffer: KvBuffer | None) -> dict[str, Any
     }
 
 
-def _prompt_to_json(prompt: SimulatedPrompt) -> dict[str, Any]:
+def _prompt_to_json(prompt: SimulatedPrompt, memory: MemoryKind) -> dict[str, Any]:
     names = {slot.buffer_id: slot.name for slot in prompt.decode_slots}
     return {
         "tokens": prompt.tokens,
         "refused": prompt.is_refused,
         "wrong": [names[each] for each in prompt.wrong_buffer_ids if each in names],
-        "prefill": _slots_to_json(prompt.prefill_slots),
-        "decode": _slots_to_json(prompt.decode_slots),
+        "prefill": _slots_to_json(prompt.prefill_slots, memory),
+        "decode": _slots_to_json(prompt.decode_slots, memory),
     }
 
 
-def _slots_to_json(slots: Sequence[MemorySlot]) -> dict[str, Any]:
-    total = slots[-1].offset + slots[-1].nbytes if slots else 0
+def _slots_to_json(slots: Sequence[MemorySlot], memory: MemoryKind) -> dict[str, Any]:
     return {
-        "bytes": _mask_unknown(total),
+        "bytes": _mask_unknown(compute_memory_size(slots)),
         "slots": [
             {
                 "position": position,
@@ -157,7 +157,7 @@ def _slots_to_json(slots: Sequence[MemorySlot]) -> dict[str, Any]:
                 "dtype": slot.dtype,
                 "shape": [_mask_unknown(dim) for dim in slot.shape],
                 "bytes": _mask_unknown(slot.nbytes),
-                "offset": _mask_unknown(slot.offset),
+                "offset": _mask_unknown(slot.offset) if memory == "shared" else None,
             }
             for position, slot in enumerate(slots)
         ],

@@ -1,0 +1,293 @@
+"""Describe onnxruntime-genai, which composes names from the templates of genai_config.json.
+
+Source: microsoft/onnxruntime-genai at a0c04eb, files ``src/config.h`` (the default templates),
+``src/models/kv_cache.cpp`` (``DefaultKeyValueCache``, ``CombinedKeyValueCache``, ``LFM2Cache``,
+``CrossCache``, ``ComposeKeyValueName``) and ``src/models/recurrent_state.cpp`` (names of linear
+states, derived from the template of keys). It finds the layers by the template of keys among the
+inputs, composes the other names of each layer, and runs prefill and decode with one model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_json
+from onnxkvrename.errors import KvRenameError
+from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.handoff.consumer import (
+    Consumer,
+    add_checks,
+    compute_itemsize,
+    keep_whole_shape,
+)
+from onnxkvrename.handoff.name_checks import format_similar_count
+from onnxkvrename.handoff.selection import find_selected_buffers
+from onnxkvrename.layout.layout import Layout
+from onnxkvrename.storage.read import read_status, read_text_file
+
+CONFIG_NAME = "genai_config.json"
+_NUMBER = "%d"
+_MAX_NAME_LENGTH = 63
+_KEYS, _VALUES = "past_key_names", "past_value_names"
+_DEFAULTS = {
+    _KEYS: "past_key_values.%d.key",
+    _VALUES: "past_key_values.%d.value",
+    "present_key_names": "present.%d.key",
+    "present_value_names": "present.%d.value",
+    "past_conv_names": "past_conv.%d",
+    "present_conv_names": "present_conv.%d",
+}
+_STATES = ("conv_state", "recurrent_state")
+
+
+class NameTemplates(NamedTuple):
+    """The names of one part of a cache, with ``%d`` for the layer.
+
+    Attributes:
+        setting: What the template is called in the configuration.
+        past: The name of an input.
+        present: The name of an output; empty for a cache that another model writes.
+    """
+
+    setting: str
+    past: str
+    present: str
+
+
+def read_layer(template: str, name: str) -> str | None:
+    """Return what stands at the place of the layer, `None` for a name that does not fit."""
+    start, _, end = template.partition(_NUMBER)
+    is_longer = len(name) > len(start) + len(end)
+    if not (template and is_longer and name.startswith(start) and name.endswith(end)):
+        return None
+    return name[len(start) : len(name) - len(end)]
+
+
+def compose_name(template: str, layer: str) -> str:
+    """Return the name of a layer's part."""
+    return template.replace(_NUMBER, layer, 1)
+
+
+def list_templates(settings: Mapping[str, str]) -> tuple[NameTemplates, ...]:
+    """Return the templates of all parts, those of linear states derived from that of keys.
+
+    Args:
+        settings: Templates by their names in the configuration, over the defaults.
+    """
+    merged = {**_DEFAULTS, **settings}
+    if settings.get("past_names"):
+        merged = {key: name for key, name in merged.items() if key not in _DEFAULTS}
+    templates = [
+        NameTemplates(key, past, merged.get(key.replace("past_", "present_", 1), ""))
+        for key, past in merged.items()
+        if "past_" in key and past.count(_NUMBER) == 1
+    ]
+    past, present = merged.get(_KEYS, ""), merged.get("present_key_names", "")
+    if "." in past and "." in present:
+        starts = past.rpartition(".")[0], present.rpartition(".")[0]
+        derived = (
+            NameTemplates(_KEYS, *(f"{start}.{state}" for start in starts)) for state in _STATES
+        )
+        templates += [each for each in derived if _NUMBER in each.past and _NUMBER in each.present]
+    return tuple(templates)
+
+
+def build_consumer(templates: tuple[NameTemplates, ...], path: Path | None) -> Consumer:
+    """Return the consumer with its templates.
+
+    Args:
+        templates: The templates of all parts.
+        path: The configuration that they are from, `None` for the defaults.
+    """
+
+    def derive_input_name(name: str) -> str:
+        for each in templates:
+            layer = read_layer(each.present, name)
+            if layer is not None:
+                return compose_name(each.past, layer)
+        return name
+
+    where = CONFIG_NAME if path is None else str(path)
+    settings = ", ".join(dict.fromkeys(each.setting for each in templates))
+    return add_checks(
+        CONSUMER._replace(
+            selects_input=lambda name: any(read_layer(each.past, name) for each in templates),
+            selects_output=lambda name: any(read_layer(each.present, name) for each in templates),
+            input_name_of=derive_input_name,
+            selected_inputs=_join(each.past for each in templates),
+            selected_outputs=_join(each.present for each in templates if each.present),
+            unselected_hint=f"write the names of the model into {where}: {settings}",
+        ),
+        partial(_check_config, path=path),
+        partial(_check_composed_names, templates=templates),
+        _check_dtypes,
+        partial(_check_ranks, templates=templates),
+    )
+
+
+def configure(layout: Layout) -> Consumer:
+    """Return the consumer with the templates of the configuration beside a model.
+
+    Raises:
+        KvRenameError: The configuration cannot be read, or does not have the right form.
+    """
+    model = Path(layout.models[0]) if layout.models else Path()
+    for folder in (model.parent, model.parent.parent):
+        path = folder / CONFIG_NAME
+        if read_status(path) is not None:
+            settings = _read_settings(path)
+            return build_consumer(list_templates(settings), path)
+    return build_consumer(list_templates({}), None)
+
+
+def _read_settings(path: Path) -> dict[str, str]:
+    """Return all settings of names, of decoder and encoder."""
+    try:
+        document = parse_json(read_text_file(path))
+        if not isinstance(document, dict):
+            raise UnreadableTextError("is not an object")
+        model = ObjectReader(document).read_object("model")
+        sides = [
+            model.read_object("decoder").read_object("inputs", default={}),
+            model.read_object("decoder").read_object("outputs", default={}),
+            model.read_object("encoder", default={}).read_object("outputs", default={}),
+        ]
+        return {
+            key: side.read_string(key)
+            for side in sides
+            for key in side.values
+            if key.endswith("_names")
+        }
+    except UnreadableTextError as error:
+        raise KvRenameError(str(error), path=str(path)) from None
+
+
+def _join(names: Iterable[str]) -> str:
+    """Return the first two names, those of keys and values, and how many there are besides."""
+    unique = list(dict.fromkeys(names))
+    others = len(unique) - 2
+    return ", ".join(unique[:2]) + (f" or one of {others} other templates" if others > 0 else "")
+
+
+def _check_config(
+    consumer: Consumer, layout: Layout, full_transfer: bool, path: Path | None
+) -> Iterator[Finding]:
+    """Yield KV625 where no configuration is beside the model."""
+    if path is None:
+        yield build_finding(
+            "KV625",
+            "",
+            f"there is no {CONFIG_NAME} beside the model: its default names are assumed, and "
+            f"{consumer.name} does not load the folder without it",
+            f"put the model beside its {CONFIG_NAME}",
+        )
+
+
+def _check_composed_names(
+    consumer: Consumer, layout: Layout, full_transfer: bool, templates: tuple[NameTemplates, ...]
+) -> Iterator[Finding]:
+    """Yield KV603 for layers that are no number, KV609 for parts of a layer that are missing."""
+    names = {value.name for value in layout.inputs}
+    for template in templates:
+        layers = {name: read_layer(template.past, name) for name in sorted(names)}
+        for name, layer in layers.items():
+            if layer is not None and str(int(layer) if layer.isdecimal() else "") != layer:
+                yield build_finding(
+                    "KV603",
+                    name,
+                    f"has no number where {consumer.name} reads the layer ({template.past}): it "
+                    "cannot start",
+                    "say in your rules where the layer is (--rules FILE)",
+                )
+    for first, second in _list_siblings(templates):
+        for name in sorted(names):
+            layer = read_layer(first.past, name)
+            sibling = compose_name(second.past, layer) if layer else name
+            if sibling not in names:
+                yield build_finding(
+                    "KV609",
+                    name,
+                    f"has no {sibling} beside it, a name that {consumer.name} composes for each "
+                    f"layer ({second.setting})",
+                    "export the model again: a layer needs both",
+                )
+    long = [name for name in names if len(name) > _MAX_NAME_LENGTH and consumer.selects_input(name)]
+    if long:
+        yield build_finding(
+            "KV601",
+            min(long),
+            f"has {len(min(long))} characters{format_similar_count(long)}: {consumer.name} "
+            f"composes names of at most {_MAX_NAME_LENGTH}",
+            "use a shorter token",
+        )
+
+
+def _list_siblings(
+    templates: tuple[NameTemplates, ...],
+) -> Iterator[tuple[NameTemplates, NameTemplates]]:
+    """Yield keys and values, and the two states of a linear layer, each with the other."""
+    by_setting = {each.setting: each for each in reversed(templates)}
+    if _KEYS in by_setting and _VALUES in by_setting:
+        yield by_setting[_KEYS], by_setting[_VALUES]
+    states = [each for each in templates if each.past.endswith(_STATES)]
+    if len(states) == len(_STATES):
+        yield states[0], states[1]
+        yield states[1], states[0]
+
+
+def _check_dtypes(consumer: Consumer, layout: Layout, full_transfer: bool) -> Iterator[Finding]:
+    """Yield KV610 for keys and values of another dtype than the first ones."""
+    buffers = [
+        buffer
+        for buffer in find_selected_buffers(layout, consumer)
+        if buffer.part in ("key", "value") and not buffer.is_state
+    ]
+    others = [buffer for buffer in buffers if buffer.dtype != buffers[0].dtype]
+    if others:
+        names = [buffer.names[0] for buffer in others]
+        yield build_finding(
+            "KV610",
+            names[0],
+            f"is {others[0].dtype}{format_similar_count(names)}: {consumer.name} gives all keys "
+            f"and values the dtype of the first, {buffers[0].dtype}",
+            "export all of them with one precision",
+        )
+
+
+def _check_ranks(
+    consumer: Consumer, layout: Layout, full_transfer: bool, templates: tuple[NameTemplates, ...]
+) -> Iterator[Finding]:
+    """Yield KV610 for keys and values that do not have four axes."""
+    keys = [each.past for each in templates if each.setting in (_KEYS, _VALUES)][:2]
+    names = [
+        buffer.names[0]
+        for buffer in find_selected_buffers(layout, consumer)
+        if buffer.shape and len(buffer.shape) != 4
+        if any(read_layer(template, buffer.names[0]) for template in keys)
+    ]
+    if names:
+        yield build_finding(
+            "KV610",
+            names[0],
+            f"does not have four axes{format_similar_count(names)}: {consumer.name} makes keys and "
+            "values as [batch, heads, tokens, head size]",
+            "export the model with a cache of this form",
+        )
+
+
+CONSUMER = Consumer(
+    name="onnxruntime-genai",
+    token="",
+    selects_input=lambda name: False,
+    selects_output=lambda name: False,
+    input_name_of=lambda name: name,
+    sort_key=None,
+    transferred_shape=keep_whole_shape,
+    itemsize_of=compute_itemsize,
+    needs_in_place=False,
+    memory="none",
+    configure=configure,
+)

@@ -1,0 +1,98 @@
+"""Describe NPUW, OpenVINO's NPU plugin for language models, which pairs names by replacement.
+
+Source: openvinotoolkit/openvino, directory ``src/plugins/intel_npu/src/plugin/npuw``, files
+``llm_infer_request.cpp`` at 002caac (``init_past_name_lists``, ``copy_kvcache``,
+``copy_lincache``), ``infer_request_utils.cpp`` at 0da08e8 (``copy_by_planes``). From one model it
+makes one for prefill and one to generate. It looks for the output of each input by replacing
+``past_key_values`` with ``present`` (in names of linear states, ``past`` with ``present``), and
+copies it to that input of the other model. A missing output is an exception.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.handoff.consumer import (
+    Consumer,
+    add_checks,
+    compute_itemsize,
+    keep_whole_shape,
+)
+from onnxkvrename.handoff.name_checks import format_similar_count
+from onnxkvrename.handoff.selection import select_values
+from onnxkvrename.layout.layout import Layout
+
+_PAST, _PRESENT = "past_key_values", "present"
+_LINEAR_PAST = re.compile(r"cache_params\.past\.(?:conv|ssm)\.[0-9]+")
+_LINEAR_PRESENT = re.compile(r"cache_params\.present\.(?:conv|ssm)\.[0-9]+")
+_RANK = 4
+
+
+def selects_input(name: str) -> bool:
+    """Return whether an input begins with ``past_key_values`` or is called like a linear state."""
+    return name.startswith(_PAST) or _LINEAR_PAST.match(name) is not None
+
+
+def selects_output(name: str) -> bool:
+    """Return whether an output can be that of such an input."""
+    return name.startswith(_PRESENT) or _LINEAR_PRESENT.match(name) is not None
+
+
+def derive_input_name(name: str) -> str:
+    """Return the input whose output it is."""
+    if _LINEAR_PRESENT.match(name):
+        return name.replace(_PRESENT, "past")
+    return name.replace(_PRESENT, _PAST)
+
+
+def check_copied_axes(consumer: Consumer, layout: Layout, full_transfer: bool) -> Iterator[Finding]:
+    """Yield KV610 for what does not have the four axes that are copied, KV605 for states that do.
+
+    Whatever begins with ``past_key_values`` is copied as keys and values are.
+    """
+    inputs = [
+        each for each in select_values(layout, consumer).inputs if each.value.name.startswith(_PAST)
+    ]
+    names = [each.value.name for each in inputs if len(each.value.shape or ()) not in (0, _RANK)]
+    if names:
+        yield build_finding(
+            "KV610",
+            names[0],
+            f"does not have four axes{format_similar_count(names)}: {consumer.name} copies what "
+            f"begins with {_PAST} as [1, heads, tokens, head size]",
+            "export keys and values with these axes, and states with other names",
+        )
+    states = [
+        each.value.name
+        for each in inputs
+        if each.buffer is not None and each.buffer.is_state and each.value.name not in names
+    ]
+    if states:
+        yield build_finding(
+            "KV605",
+            states[0],
+            f"is a state{format_similar_count(states)}: {consumer.name} copies as many rows of "
+            "axis 2 as there are tokens, and the rest is lost",
+            "export states with other names",
+        )
+
+
+CONSUMER = add_checks(
+    Consumer(
+        name="openvino-npuw",
+        token="",
+        selects_input=selects_input,
+        selects_output=selects_output,
+        input_name_of=derive_input_name,
+        sort_key=None,
+        transferred_shape=keep_whole_shape,
+        itemsize_of=compute_itemsize,
+        needs_in_place=False,
+        selected_inputs=f"{_PAST}* or cache_params.past.*",
+        selected_outputs=f"{_PRESENT}* or cache_params.present.*",
+        memory="none",
+    ),
+    check_copied_axes,
+)

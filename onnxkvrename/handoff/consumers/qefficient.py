@@ -1,0 +1,130 @@
+"""Describe QEfficient's own session with ``kv_dma_share=True``, which selects names by prefixes.
+
+Source: quic/efficient-transformers, file ``QEfficient/generation/cloud_infer.py``:
+``is_retained_state_name`` at ebf55e8, and the hand-off (``_init_kv_handoff``,
+``set_data_for_kv_handoff``) in pull request 1150 at 3354081. The host makes an array for each KV
+input of decode. Prefill's device writes its retained outputs into these arrays by position, as
+slices of the whole buffer. None of this was tested on a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.handoff.consumer import Consumer, add_checks
+from onnxkvrename.handoff.consumers import vllm_qaic
+from onnxkvrename.handoff.name_checks import format_similar_count
+from onnxkvrename.handoff.selection import SelectedValue, is_hybrid, select_values
+from onnxkvrename.layout.dims import Shape
+from onnxkvrename.layout.layout import Layout
+
+_PREFIXES = ("past_", "conv_state.", "recurrent_state.", "compressed_", "k_pe")
+_LINEAR_PREFIXES = ("conv_state.", "recurrent_state.")
+_SUFFIX = "_RetainedState"
+_NAMES = "past_*, conv_state.*, recurrent_state.*, compressed_* or k_pe*"
+_ITEMSIZES = {
+    **dict.fromkeys(("INT8", "UINT8", "MXINT8"), 1),
+    **dict.fromkeys(("FLOAT16", "BFLOAT16", "INT16"), 2),
+    **dict.fromkeys(("FLOAT", "INT32"), 4),
+    "INT64": 8,
+}
+
+
+def selects_input(name: str) -> bool:
+    """Return whether an input begins like a buffer; what stands before a slash counts as well."""
+    return name.startswith(_PREFIXES)
+
+
+def selects_output(name: str) -> bool:
+    """Return whether an output begins like a buffer and ends in ``_RetainedState``."""
+    return name.startswith(_PREFIXES) and name.endswith(_SUFFIX)
+
+
+def derive_input_name(name: str) -> str:
+    """Return an output's name without ``_RetainedState``."""
+    return name.replace(_SUFFIX, "")
+
+
+def compute_transferred_shape(shape: Shape, tokens: int | None) -> Shape:
+    """Return one sequence of a shape, whatever the prompt's length."""
+    return (1, *shape[1:])
+
+
+def check_slice_ranks(consumer: Consumer, layout: Layout, full_transfer: bool) -> Iterator[Finding]:
+    """Yield KV610 for ranks that the slices do not have, also of what is no KV buffer.
+
+    Slices have four axes; where buffers differ, three for every other rank. No document says
+    what the device's runtime makes of another rank.
+    """
+    slice_rank = 3 if is_hybrid(layout, consumer) else 4
+    groups: dict[int, list[str]] = {}
+    for each in select_values(layout, consumer).inputs:
+        rank = len(each.value.shape or ())
+        if rank not in (0, 4, slice_rank):
+            groups.setdefault(rank, []).append(each.value.name)
+    for rank, names in groups.items():
+        yield build_finding(
+            "KV610",
+            names[0],
+            f"has {rank} {'axis' if rank == 1 else 'axes'}, and is sliced as if it had "
+            f"{slice_rank}{format_similar_count(names)}",
+            "no option of QEfficient changes this",
+        )
+
+
+def check_non_kv_selected(
+    consumer: Consumer, layout: Layout, full_transfer: bool
+) -> Iterator[Finding]:
+    """Yield KV608 for values that are not KV buffers, with the numbers of both."""
+    inputs = select_values(layout, consumer).inputs
+    count = sum(each.buffer is not None for each in inputs)
+    for finding in vllm_qaic.check_non_kv_selected(consumer, layout, full_transfer):
+        if len(inputs) > count:
+            message = f"{finding.message}: {len(inputs)} buffers instead of {count}"
+            finding = finding._replace(message=message)
+        yield finding
+
+
+def check_uniform_states(
+    consumer: Consumer, layout: Layout, full_transfer: bool
+) -> Iterator[Finding]:
+    """Yield KV610 for linear states where all buffers are alike: prefill leaves them out."""
+    selection = select_values(layout, consumer)
+    states = [each for each in selection.outputs if each.input_name.startswith(_LINEAR_PREFIXES)]
+    if states and not is_hybrid(layout, consumer):
+        yield build_finding(
+            "KV610",
+            states[0].value.name,
+            f"is left out{format_similar_count(_list_names(states))}: where all buffers have one "
+            "shape and dtype, prefill hands over no linear states, and stops with "
+            '"KV buffer count mismatch"',
+            "no option of QEfficient changes this",
+        )
+
+
+def _list_names(values: list[SelectedValue]) -> list[str]:
+    return [each.value.name for each in values]
+
+
+CONSUMER = add_checks(
+    Consumer(
+        name="qefficient",
+        token="",
+        selects_input=selects_input,
+        selects_output=selects_output,
+        input_name_of=derive_input_name,
+        sort_key=vllm_qaic.parse_sort_key,
+        transferred_shape=compute_transferred_shape,
+        itemsize_of=_ITEMSIZES.get,
+        needs_in_place=True,
+        selected_inputs=_NAMES,
+        selected_outputs=f"{_NAMES}, with {_SUFFIX} at the end",
+        unselected_hint="the prefixes are fixed in QEfficient: give the buffer such a name where "
+        "the model is exported",
+        memory="separate",
+    ),
+    check_non_kv_selected,
+    check_uniform_states,
+    check_slice_ranks,
+)

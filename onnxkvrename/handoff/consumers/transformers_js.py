@@ -1,0 +1,55 @@
+"""Describe transformers.js, which computes the names of all buffers in its own code.
+
+Source: huggingface/transformers.js, files ``packages/transformers/src/configs.js``
+(``getCacheShapes``) and ``packages/transformers/src/models/modeling_utils.js``. It makes the caches
+of the first step by names that it composes from the configuration of the model, and derives those
+of later steps from the outputs: ``present`` becomes ``past_key_values``, and ``present_conv``,
+``present_ssm``, ``present_recurrent`` become ``past_conv``, ``past_ssm``, ``past_recurrent``.
+"""
+
+from __future__ import annotations
+
+import re
+
+from onnxkvrename.handoff.consumer import Consumer, compute_itemsize, keep_whole_shape
+
+_STATES = ("conv", "ssm", "recurrent")
+_STATE = rf"(?:{'|'.join(_STATES)})\.[0-9]+"
+_PART = r"[0-9]+\.(?:(?:decoder|encoder)\.)?(?:key|value)"
+_INPUT = re.compile(rf"past_key_values\.{_PART}|past_{_STATE}")
+_OUTPUT = re.compile(rf"present\.{_PART}|present_{_STATE}")
+
+
+def selects_input(name: str) -> bool:
+    """Return whether an input has a name that is computed."""
+    return _INPUT.fullmatch(name) is not None
+
+
+def selects_output(name: str) -> bool:
+    """Return whether an output has a name that belongs to such an input."""
+    return _OUTPUT.fullmatch(name) is not None
+
+
+def derive_input_name(name: str) -> str:
+    """Return the input that takes an output in the next step."""
+    for state in _STATES:
+        name = name.replace(f"present_{state}", f"past_{state}")
+    return name.replace("present", "past_key_values")
+
+
+CONSUMER = Consumer(
+    name="transformers-js",
+    token="",
+    selects_input=selects_input,
+    selects_output=selects_output,
+    input_name_of=derive_input_name,
+    sort_key=None,
+    transferred_shape=keep_whole_shape,
+    itemsize_of=compute_itemsize,
+    needs_in_place=False,
+    selected_inputs="past_key_values.N.key, past_key_values.N.value or past_conv.N",
+    selected_outputs="present.N.key, present.N.value or present_conv.N",
+    unselected_hint="onnxkvrename MODEL --strip takes a token out again",
+    memory="none",
+    refusal="it computes the names of KV buffers in its own code, and does not find others",
+)

@@ -1,0 +1,41 @@
+"""Describe vllm-qaic with VLLM_QAIC_USE_LEGACY_SLICING_SPEC=1, which selects names without a token.
+
+Source: qualcomm/vllm-qaic at dc7351f, file ``model_loader/qaic_session_np.py``
+(``_is_kv_cache_name``, ``get_json_for_kv_cache_slicing``). Only the selection differs; order,
+transfer and everything else are those of `vllm_qaic`. Buffers with other names, such as those
+of MLA and linear attention, are not handed over.
+"""
+
+from __future__ import annotations
+
+from onnxkvrename.handoff.consumer import add_checks
+from onnxkvrename.handoff.consumers import vllm_qaic
+
+_PREFIXES = ("past_key", "past_value")
+
+
+def selects_input(name: str) -> bool:
+    """Return whether an input begins with ``past_key`` or ``past_value``."""
+    return name.startswith(_PREFIXES)
+
+
+def selects_output(name: str) -> bool:
+    """Return whether an output begins so and has a retained suffix, an internal one included."""
+    return name.startswith(_PREFIXES) and name.endswith("RetainedState")
+
+
+CONSUMER = add_checks(
+    vllm_qaic.CONSUMER._replace(
+        name="vllm-qaic-legacy",
+        token="",
+        selects_input=selects_input,
+        selects_output=selects_output,
+        selected_inputs="past_key* or past_value*",
+        selected_outputs="past_key*RetainedState or past_value*RetainedState",
+        setting="VLLM_QAIC_USE_LEGACY_SLICING_SPEC=1",
+        alternative=vllm_qaic.CONSUMER.name,
+        unselected_hint="leave VLLM_QAIC_USE_LEGACY_SLICING_SPEC unset, and rename with "
+        "--target vllm-qaic",
+    ),
+    *vllm_qaic.CHECKS,
+)

@@ -1,0 +1,101 @@
+"""vllm-qaic with its legacy slicing spec: a plain export hands over, and nothing else differs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from handoff_sides import build_side_layout, describe_attention, list_codes, predict_handoff
+
+from onnxkvrename.handoff.consumer_checks import check_consumer
+from onnxkvrename.handoff.find_consumers import load_consumer
+from onnxkvrename.handoff.selection import select_values
+from onnxkvrename.model.signature import Value
+
+LEGACY = load_consumer("vllm-qaic-legacy")
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+
+
+def test_a_plain_export_hands_over(run) -> None:
+    path = FIXTURES / "plain" / "decoder.onnx"
+    outcome = run("check-consumer", path, "--target", "vllm-qaic-legacy")
+    said = f"{path}: vllm-qaic-legacy takes 4 buffers, layers 0-1, all alike\n"
+    assert outcome == (0, said, "")
+    compared = run("compare", path, path, "--target", "vllm-qaic-legacy")
+    assert compared.code == 0
+    assert compared.out.startswith("hand-off works: 4 buffers of layers 0-1")
+
+
+def test_the_default_says_which_setting_takes_a_plain_export(run) -> None:
+    path = FIXTURES / "plain" / "decoder.onnx"
+    outcome = run("check-consumer", path)
+    assert outcome.code == 1
+    assert outcome.out == (
+        f"{path}: vllm-qaic cannot take it; with VLLM_QAIC_USE_LEGACY_SLICING_SPEC=1 it can "
+        "(--target vllm-qaic-legacy)\n"
+    )
+
+
+def test_what_neither_takes_is_not_promised(run) -> None:
+    outcome = run("check-consumer", FIXTURES / "plain" / "mla.onnx")
+    assert outcome.code == 1
+    assert outcome.out.endswith("vllm-qaic cannot take it\n")
+
+
+@pytest.mark.parametrize("token", ["", "VLLM", "vllmKvCache"])
+def test_a_token_after_the_prefix_does_no_harm(token: str) -> None:
+    layout = build_side_layout(*describe_attention(0, 1), token=token)
+    assert list(check_consumer(layout, LEGACY)) == []
+    assert len(select_values(layout, LEGACY).inputs) == 4
+
+
+def test_other_names_are_not_handed_over(run) -> None:
+    path = FIXTURES / "plain" / "mla.onnx"
+    outcome = run("check-consumer", path, "--target", "vllm-qaic-legacy")
+    assert outcome.code == 1
+    assert "error KV601: compressed_kv.0 is not named past_key* or past_value*" in outcome.err
+    assert "vllm-qaic-legacy does not select it, and nothing of it is handed over" in outcome.err
+    assert "leave VLLM_QAIC_USE_LEGACY_SLICING_SPEC unset" in outcome.err
+    assert "warning KV607" not in outcome.err
+
+
+def test_a_scope_before_the_name_hides_it() -> None:
+    layout = build_side_layout("layer_0/past_key.0:2,ctx_len,4", token="")
+    assert select_values(layout, LEGACY).inputs == ()
+
+
+def test_its_transfer_is_that_of_vllm_qaic() -> None:
+    """A window on one side shifts what follows it, and a missing logits output stops prefill."""
+    whole = build_side_layout(*describe_attention(0, 1), token="", ctx_len=64)
+    window = build_side_layout(
+        *describe_attention(0, shape="2,sliding_window,4"),
+        *describe_attention(1),
+        token="",
+        ctx_len=64,
+        sliding_window=8,
+    )
+    found = predict_handoff(whole, window, consumer=LEGACY)
+    assert list_codes(found) == ["KV614", "KV618"]
+    assert found.verdict.corrupt_ranges == ((9, 64),)
+    silent = whole._replace(outputs=tuple(v for v in whole.outputs if v.name != "logits"))
+    assert [each.code for each in check_consumer(silent, LEGACY)] == ["KV604"]
+
+
+def test_what_begins_like_a_key_and_is_none_is_told() -> None:
+    layout = build_side_layout(*describe_attention(0), token="")
+    stranger = Value("past_key_padding", "FLOAT16", ("batch_size", 8))
+    layout = layout._replace(inputs=(*layout.inputs, stranger))
+    (finding,) = [each for each in check_consumer(layout, LEGACY) if each.code == "KV608"]
+    assert finding.message.startswith("is named past_key* or past_value*, and is no KV buffer: ")
+    assert finding.hint == "give it another name where the model is exported"
+
+
+def test_a_rename_with_it_needs_a_token(decoder: Path, run) -> None:
+    before = decoder.read_bytes()
+    refused = run(decoder, "--target", "vllm-qaic-legacy")
+    assert (refused.code, decoder.read_bytes()) == (2, before)
+    assert "it selects names without a token; say --prefix TOKEN" in refused.err
+    assert "onnxkvrename check-consumer MODEL --target vllm-qaic-legacy" in refused.err
+    assert run(decoder, "--target", "vllm-qaic-legacy", "--prefix", "VLLM").code == 0
+    assert run(decoder, "--target", "vllm-qaic-legacy", "--strip").code == 0
+    assert decoder.read_bytes() == before
