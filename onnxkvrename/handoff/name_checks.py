@@ -208,21 +208,22 @@ def check_order(
 def _check_names_pair(
     names: Sequence[BufferName], selection: Selection, consumer: Consumer
 ) -> Iterator[Finding]:
-    """Yield KV609 for the buffers of which a consumer that pairs by name finds one side only."""
+    """Yield KV609 for inputs of which a consumer that pairs by name finds no output.
+
+    It does not look for the input of an output: the outputs of an encoder have none.
+    """
     selected = {each.name for each in names if each.is_selected}
     alone = [
-        value.name
-        for pair in selection.value_pairs
-        if None in pair
-        for value in pair
-        if value is not None and value.name in selected
+        source.name
+        for source, result in selection.value_pairs
+        if source is not None and result is None and source.name in selected
     ]
     if alone:
         yield build_finding(
             "KV609",
             alone[0],
-            f"stands alone{format_similar_count(alone)}: {consumer.name} pairs by name, and "
-            "nothing has the name that belongs to it",
+            f"stands alone{format_similar_count(alone)}: {consumer.name} pairs by name, and no "
+            "output has the name that belongs to it",
             "export the model again: a buffer needs both sides",
         )
 
