@@ -150,7 +150,7 @@ def test_keys_and_values_have_four_axes(tmp_path: Path) -> None:
     assert (finding.code, "four axes" in finding.message) == ("KV610", True)
 
 
-def test_names_have_at_most_63_characters(tmp_path: Path) -> None:
+def test_names_have_at_most_63_bytes(tmp_path: Path) -> None:
     token = "T" * 50
     write_config(tmp_path, f"_{token}")
     (finding,) = find(build_decoder(tmp_path, token=token))

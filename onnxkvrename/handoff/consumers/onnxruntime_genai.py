@@ -30,7 +30,7 @@ from onnxkvrename.storage.read import read_status, read_text_file
 
 CONFIG_NAME = "genai_config.json"
 _NUMBER = "%d"
-_MAX_NAME_LENGTH = 63
+_MAX_NAME_BYTES = 63
 _KEYS, _VALUES = "past_key_names", "past_value_names"
 _DEFAULTS = {
     _KEYS: "past_key_values.%d.key",
@@ -190,39 +190,50 @@ def _check_composed_names(
     consumer: Consumer, layout: Layout, full_transfer: bool, templates: tuple[NameTemplates, ...]
 ) -> Iterator[Finding]:
     """Yield KV603 for layers that are no number, KV609 for parts of a layer that are missing."""
-    names = {value.name for value in layout.inputs}
+    names = sorted(value.name for value in layout.inputs)
     for template in templates:
-        layers = {name: read_layer(template.past, name) for name in sorted(names)}
-        for name, layer in layers.items():
-            if layer is not None and str(int(layer) if layer.isdecimal() else "") != layer:
-                yield build_finding(
-                    "KV603",
-                    name,
-                    f"has no number where {consumer.name} reads the layer ({template.past}): it "
-                    "cannot start",
-                    "say in your rules where the layer is (--rules FILE)",
-                )
+        layers = {name: read_layer(template.past, name) for name in names}
+        unreadable = [name for name, layer in layers.items() if layer and not _is_number(layer)]
+        if unreadable:
+            yield build_finding(
+                "KV603",
+                unreadable[0],
+                f"has no number where {consumer.name} reads the layer ({template.past})"
+                f"{format_similar_count(unreadable)}: it cannot start",
+                "say in your rules where the layer is (--rules FILE)",
+            )
     for first, second in _list_siblings(templates):
-        for name in sorted(names):
-            layer = read_layer(first.past, name)
-            sibling = compose_name(second.past, layer) if layer else name
-            if sibling not in names:
-                yield build_finding(
-                    "KV609",
-                    name,
-                    f"has no {sibling} beside it, a name that {consumer.name} composes for each "
-                    f"layer ({second.setting})",
-                    "export the model again: a layer needs both",
-                )
-    long = [name for name in names if len(name) > _MAX_NAME_LENGTH and consumer.selects_input(name)]
+        layers = {name: read_layer(first.past, name) for name in names}
+        siblings = {
+            name: compose_name(second.past, layer) for name, layer in layers.items() if layer
+        }
+        alone = [name for name, sibling in siblings.items() if sibling not in names]
+        if alone:
+            yield build_finding(
+                "KV609",
+                alone[0],
+                f"has no {siblings[alone[0]]} beside it, a name that {consumer.name} composes for "
+                f"each layer ({second.setting}){format_similar_count(alone)}",
+                "export the model again: a layer needs both",
+            )
+    long = [
+        name
+        for name in names
+        if len(name.encode()) > _MAX_NAME_BYTES and consumer.selects_input(name)
+    ]
     if long:
         yield build_finding(
             "KV601",
-            min(long),
-            f"has {len(min(long))} characters{format_similar_count(long)}: {consumer.name} "
-            f"composes names of at most {_MAX_NAME_LENGTH}",
+            long[0],
+            f"has {len(long[0].encode())} bytes{format_similar_count(long)}: {consumer.name} "
+            f"composes names of at most {_MAX_NAME_BYTES}",
             "use a shorter token",
         )
+
+
+def _is_number(text: str) -> bool:
+    """Return whether a text is a number as it is composed, without zeros before it."""
+    return text.isascii() and text.isdigit() and str(int(text[:20])) == text
 
 
 def _list_siblings(
