@@ -40,7 +40,7 @@ def test_the_same_token_may_be_given_as_well(decoder: Path, run) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--target", "vllm-qaic", "--prefix", "VLLM"], "vllm-qaic looks for vllmKvCache"),
+        (["--target", "vllm-qaic", "--prefix", "VLLM"], "vllm-qaic requires vllmKvCache"),
         (["--target", "vllm-qaic", "--strip"], "--strip and --target cannot both be"),
         (["--target", "vllm"], "no target is called vllm (did you mean vllm-qaic?)"),
         (["--prefix", "VLLM", "--full-transfer"], "--full-transfer is for --target"),

@@ -56,7 +56,6 @@ from onnxkvrename.storage.read import is_directory
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from onnxkvrename.handoff.consumer import Consumer
     from onnxkvrename.renaming.prepare_sidecars import Sidecar
 
 
@@ -409,48 +408,13 @@ def _resolve_token(arguments: _Arguments) -> str | None:
     if not arguments.models:
         raise click.UsageError("no MODEL given: onnxkvrename MODEL... --prefix TOKEN")
     if arguments.target is not None:
-        return _find_consumer_token(arguments.target, arguments)
+        from onnxkvrename.cli.consumer_token import find_consumer_token  # only for --target
+
+        return find_consumer_token(arguments.target, arguments.prefix, strip=arguments.strip)
     if arguments.full_transfer:
         raise click.UsageError("--full-transfer is for --target")
     if arguments.prefix is None and not arguments.strip:
         raise click.UsageError("no --prefix given: the token to put in, for example --prefix VLLM")
-    return arguments.prefix
-
-
-def _find_consumer_token(target: str, arguments: _Arguments) -> str | None:
-    """Return the consumer's token, or the one of ``--prefix`` where it has none of its own."""
-    from onnxkvrename.handoff.find_consumers import load_consumer  # only for --target
-
-    consumer = load_consumer(target)
-    if not consumer.token:
-        return _check_prefix_for(consumer, arguments)
-    if arguments.strip:
-        raise click.UsageError("--strip and --target cannot both be: a consumer wants its token")
-    if arguments.prefix not in (None, consumer.token):
-        raise click.UsageError(
-            f"--prefix {arguments.prefix}: {target} looks for {consumer.token}; leave out --prefix"
-        )
-    return consumer.token
-
-
-def _check_prefix_for(consumer: Consumer, arguments: _Arguments) -> str | None:
-    """Return the token of ``--prefix`` for a consumer that has none of its own."""
-    check = f"onnxkvrename check-consumer MODEL --target {consumer.name}"
-    if consumer.refusal and not arguments.strip:
-        raise KvRenameError(
-            f"{consumer.name} takes no renamed model: {consumer.refusal}",
-            hint=f"leave the names as they are; {check}",
-        )
-    if consumer.configure is not None:
-        raise click.UsageError(
-            f"--target {consumer.name}: it reads names from a file that a rename changes, too; "
-            f"rename without --target, then {check}"
-        )
-    if arguments.prefix is None and not arguments.strip:
-        raise click.UsageError(
-            f"--target {consumer.name}: it selects names without a token; say --prefix TOKEN, or "
-            f"for the names as they are {check}"
-        )
     return arguments.prefix
 
 

@@ -413,8 +413,8 @@ class _GraphWalker:
         """Walk the two graphs of a training, which see the main graph, and their bindings."""
         scopes: dict[int, int | None] = {}
         for number in (1, 2):
-            fields = read_fields(self.source, training, stems=(), always=frozenset({number}))
-            graph = find_message(self.source, fields, number, "training graph")
+            graphs = read_fields(self.source, training, stems=(), always=frozenset({number}))
+            graph = find_message(self.source, graphs, number, "training graph")
             scopes[number] = main if graph is None else self.walk_graph(graph, main)
         for binding in read_fields(self.source, training):
             if binding.number in (3, 4) and binding.wire_type == LENGTH:
