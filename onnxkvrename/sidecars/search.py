@@ -16,6 +16,8 @@ from onnxkvrename.storage.read import open_file, read_status, resolve_path
 
 _MAX_CONTENT_BYTES = 1 << 20
 """The largest file whose content is asked for a format; YAML that is longer is never parsed."""
+_YAML_COST = 8
+"""How many bytes of other sidecars a byte of YAML counts as, which takes far longer to parse."""
 _MAX_NEIGHBOURS = 64
 """The models beside a sidecar that are read to tell whether it is theirs."""
 
@@ -55,7 +57,7 @@ def detect_sidecars(
 
     Raises:
         ModelError: With `strict`, a candidate cannot be read; without it, all together have
-            more bytes than one sidecar may have.
+            more bytes than one sidecar may have, or an eighth of that in YAML.
     """
     total_size = 0
     for path, directory in candidates:
@@ -70,11 +72,12 @@ def detect_sidecars(
                     raise
         if detected is not None and detected.find_names is not None:
             status = None if strict else read_status(path)
-            total_size += status.st_size if status is not None else 0
+            cost = _YAML_COST if path.suffix in (".yaml", ".yml") else 1
+            total_size += cost * status.st_size if status is not None else 0
             if total_size > MAX_SIDECAR_BYTES:
                 raise ModelError(
                     f"is beyond what is looked at: all sidecars here have more than "
-                    f"{MAX_SIDECAR_BYTES:,} bytes",
+                    f"{MAX_SIDECAR_BYTES:,} bytes, or {MAX_SIDECAR_BYTES // _YAML_COST:,} of YAML",
                     path=str(path),
                     hint=LEAVE_HINT,
                 )

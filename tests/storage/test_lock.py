@@ -108,6 +108,19 @@ def test_a_second_run_is_told_who_holds_it_where_and_since_when(tmp_path: Path) 
     assert re.fullmatch(message, caught.value.message)
 
 
+def test_a_host_without_uname_goes_by_the_name_that_windows_gives_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "uname", raising=False)
+    for name, shown in (("BOX", "BOX"), (None, "here")):
+        monkeypatch.delenv("COMPUTERNAME", raising=False)
+        if name is not None:
+            monkeypatch.setenv("COMPUTERNAME", name)
+        with hold_locks([tmp_path / "m.onnx"]):
+            text = find_lock_path(tmp_path / "m.onnx").read_text()
+        assert text.startswith(f"process {os.getpid()} on {shown} since ")
+
+
 def test_so_is_a_second_thread_of_this_process(tmp_path: Path) -> None:
     with hold_locks([tmp_path / "m.onnx"]):
         with pytest.raises(WriteError, match=f"process {os.getpid()} "):

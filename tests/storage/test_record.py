@@ -13,6 +13,7 @@ import pytest
 from onnxkvrename import KvRenameError
 from onnxkvrename.storage.clean_up import find_protected_names, remove_stale_temp_files
 from onnxkvrename.storage.record import (
+    DirectoryMove,
     FileChange,
     Identity,
     Record,
@@ -318,6 +319,28 @@ def test_a_record_that_could_not_be_read_again_is_not_written(tmp_path: Path) ->
     with pytest.raises(KvRenameError, match="paths that long"):
         write_record([FileChange(deep, identity, identity, None, build_temp_path(deep))], [])
     assert os.listdir(deep.parent) == ["m"]
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_of_an_ended_run_a_staged_directory_goes_but_no_other_of_its_name(
+    is_ours: bool, changes: list[FileChange], tmp_path: Path
+) -> None:
+    target = tmp_path / "in" / "new"
+    staged = build_temp_path(target)
+    staged.mkdir()
+    write_record(changes, [DirectoryMove(staged, target, os.lstat(staged).st_ino)])
+    end_by_hand(changes)
+    if is_ours:
+        target.mkdir()  # by someone else: there is no place any more
+    else:
+        os.rename(staged, target)
+        staged.mkdir()
+    (staged / "c").write_bytes(b"content")
+    remove_ended_runs([tmp_path / "in"])
+    assert staged.exists() is not is_ours
+    assert sorted(os.listdir(tmp_path / "in")) == sorted(
+        ["a", "b", "new", *([] if is_ours else [staged.name])]
+    )
 
 
 def test_a_record_that_is_too_long_to_be_read_again_is_not_written(
