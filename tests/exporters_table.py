@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from real_exports import EXPORTS
 
-from onnxkvrename import ModelReport, Report, rename_all, verify
+from onnxkvrename import ModelReport, Report, VerifiedModel, rename, rename_all, verify
 from onnxkvrename.findings import Finding
+from onnxkvrename.verification.infer_rules import infer_rules, trace_model
 
 OTHERS = EXPORTS.with_name("exports-other")
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "exporters.md"
@@ -62,12 +63,27 @@ def check_folder(name: str, work: Path, *, with_run: bool) -> Iterator[Row]:
     source, renamed, back = OTHERS / name, work / "renamed", work / "back"
     report = rename_all([source], "VLLM", directory=renamed)
     refusals = {model.path: list_errors(model) for model in report.models if model.failed}
+    if report.has_no_buffers:
+        for model in report.models:
+            yield check_pairs_of_dataflow(model.path, work, with_run=with_run)
+        return
     if refusals:
         report = rename_all([source], "VLLM", directory=renamed, sidecars=False)
     if all(model.status in ("renamed", "unchanged") for model in report.models):
         rename_all([renamed], strip=True, directory=back, sidecars=not refusals)
     for model in report.models:
         yield check_model(model, report, refusals, source, back, with_run=with_run)
+
+
+def check_pairs_of_dataflow(model: str, work: Path, *, with_run: bool) -> Row:
+    """Return the row of a model whose names no profile knows: the graph tells the pairs."""
+    path = Path(model)
+    rules = infer_rules([trace_model(path)], "VLLM").rules
+    renamed, back = work / "renamed" / path.name, work / "back" / path.name
+    report = rename(path, "VLLM", output=renamed, rules=rules)
+    rename(renamed, strip=True, output=back, rules=rules)
+    verified = verify(renamed, rules=rules, run=with_run, reference=path if with_run else None)
+    return build_row(path, "`--pairs dataflow`", str(len(report.name_map)), back, verified)
 
 
 def check_model(
@@ -84,27 +100,26 @@ def check_model(
     export = path.relative_to(OTHERS).as_posix()
     profile = report.profile.name if report.profile is not None else ""
     if not model.pairs:
-        codes = {finding.code for finding in list_errors(model)}
-        reason = "no cache in it" if model.status == "unchanged" else "refused: no profile knows it"
-        return Row(export, "" if codes else profile, reason, "", "", "")
+        return Row(export, "", "no cache in it", "", "", "")
     names = str(len(model.name_map))
     if path.as_posix() in refusals:
         (first, *_) = refusals[model.path] or [None]
         names += f", with `--no-sidecars`{'' if first is None else f' ({first.code})'}"
-    stripped = back / path.relative_to(source)
-    is_same = stripped.exists() and stripped.read_bytes() == path.read_bytes()
     verified = verify(model.output, run=with_run, reference=path if with_run else None)
+    return build_row(path, profile, names, back / path.relative_to(source), verified)
+
+
+def build_row(path: Path, profile: str, names: str, stripped: Path, verified: VerifiedModel) -> Row:
+    """Return the row of a model that was renamed, verified and stripped again."""
+    is_same = stripped.exists() and stripped.read_bytes() == path.read_bytes()
     errors = sorted({finding.code for finding in list_errors(verified.report)})
-    run = ""
-    if with_run:
-        run = describe_run(verified.run is not None, verified.report.findings)
     return Row(
-        export,
+        path.relative_to(OTHERS).as_posix(),
         profile,
         names,
         "holds" if not errors else " ".join(errors),
         "same bytes" if is_same else "differs",
-        run,
+        describe_run(verified.run is not None, verified.report.findings),
     )
 
 

@@ -38,11 +38,14 @@ class FedBack(NamedTuple):
         feeds: The values of inputs, by name.
         sizes: The sizes of the next step's symbols.
         faults: Outputs that cannot go back, each with the reason.
+        is_last: True if there is no next step: a cache that may grow has no room in an input of
+            a fixed size.
     """
 
     feeds: Mapping[str, Any]
     sizes: Mapping[str, int]
     faults: tuple[tuple[str, str], ...]
+    is_last: bool = False
 
 
 class _Step(NamedTuple):
@@ -87,16 +90,28 @@ def feed_back(
     values = {value.name: value.resize(sizes) for value in session.inputs}
     next_feeds: dict[str, Any] = {}
     measured: dict[str, int] = {}
-    faults = []
+    faults, is_last = [], False
     for each in feedback:
         value = values[each.input]
+        if each.update == "append" and _has_outgrown(value, results[each.output]):
+            is_last = True
+            continue
         fed, grown = _choose_feed(each, value, step)
         if fed is None or any(measured.get(name, size) != size for name, size in grown.items()):
             faults.append((each.output, _describe_fault(results[each.output], value)))
             continue
         next_feeds[each.input] = fed
         measured |= grown
-    return FedBack(next_feeds, advance_sizes(sizes, measured, meanings), tuple(faults))
+    next_sizes = advance_sizes(sizes, measured, meanings)
+    return FedBack(next_feeds, next_sizes, tuple(faults), is_last)
+
+
+def _has_outgrown(value: SessionValue, result: OutputResult) -> bool:
+    """Return whether an output is longer along an axis where its input has a fixed size."""
+    if result.dtype != value.dtype or len(result.shape) != len(value.shape):
+        return False
+    axes = [axis for axis, dim in enumerate(value.dims) if isinstance(dim, int)]
+    return any(result.shape[axis] > value.shape[axis] for axis in axes)
 
 
 def _choose_feed(

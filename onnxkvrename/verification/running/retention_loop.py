@@ -169,7 +169,7 @@ def _run_steps(session: OrtSession, model: RunnableModel, steps: int, seed: int)
             branch=branch,
         )
         findings += (build_feedback_finding(*fault) for fault in fed_back.faults)
-        if findings:
+        if findings or fed_back.is_last:
             break
         sizes = fed_back.sizes
         feeds.append({**_build_feeds(session, model, sizes, step + 1, seed), **fed_back.feeds})

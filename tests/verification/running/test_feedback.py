@@ -105,6 +105,12 @@ def test_a_buffer_that_should_stay_in_place_and_grows_is_still_an_error(
     assert "error KV118: past_key.0_RetainedState comes out as tensor(float)" in outcome.err
 
 
+def test_a_cache_that_grows_out_of_a_fixed_size_is_run_once(tmp_path: Path) -> None:
+    shape, grown = (1, HEADS, 4, HEAD), (1, HEADS, 6, HEAD)
+    model = build_model(list_caches(HUGGING_FACE, [0], shape=shape, grown=grown))
+    assert list_shapes(verify_run(model, tmp_path / "m.onnx"), "key") == [grown]
+
+
 def test_caches_of_one_length_must_grow_alike(tmp_path: Path, run) -> None:
     key, value = list_caches(HUGGING_FACE, [0])
     model = build_model([key, value._replace(output="grown_once")])
