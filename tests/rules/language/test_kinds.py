@@ -218,3 +218,18 @@ def test_every_built_in_profile_can_be_loaded_and_sent_to_a_worker() -> None:
     for name in list_profiles():
         rules = load_rules(name)
         assert pickle.loads(pickle.dumps(rules)).updates_by_kind == rules.updates_by_kind
+
+
+def test_the_examples_of_the_page_are_rules() -> None:
+    import re
+
+    page = Path(__file__).parents[3] / "docs" / "rules.md"
+    examples = re.findall(r"```toml\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    first, second = (parse_rules(text, "rules.md") for text in examples)
+    assert first.updates_by_kind == {"attention": "append"}
+    match = second.match("input", "past.3.k_scale_VLLM")
+    assert match is not None
+    rule = match.rule.get_kind_rule(match.kind)
+    assert (rule.roles["k"], rule.beside, rule.alone) == ("key", {"k_scale": "k"}, ("output",))
+    assert second.rewrite_name(match, "") == "past.3.k_scale"
+    assert (second.dims["total"], second.branches[0].first) == ("past + new", False)
