@@ -8,10 +8,7 @@ quantized cache is, and one output alone
 - or holds, in the branch of an If that has no cache yet, the value that the other branch reads
   from this input in the very same place (`once`).
 
-An input with which the model computes needs more: the hidden state that a residual network
-takes and returns is added to as a recurrent state is. So such an input has a fixed size on
-each axis but the first, is not laid out like another input, and is not both what all other
-states are computed from and computed from all of them.
+An input with which the model computes needs more (:mod:`hidden_states`).
 """
 
 from __future__ import annotations
@@ -24,36 +21,17 @@ from onnx import ModelProto
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.layout.updates import BufferUpdate, compare_dims
-from onnxkvrename.model.signature import Dim, Signature, Value
+from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.rules.plan import KvPair, PairSide
 from onnxkvrename.verification.dataflow import PROVED_VERDICTS, decide_flow
+from onnxkvrename.verification.hidden_states import StatePair, drop_hidden_states
 from onnxkvrename.verification.provenance import Origin, select_cheapest_paths
-from onnxkvrename.verification.tracing import trace_dependencies, trace_origins
+from onnxkvrename.verification.tracing import trace_origins
 from onnxkvrename.verification.value_uses import find_branch_states, find_joined_outputs
 
 MAX_CANDIDATES = 1 << 12
 """Inputs that may be states; as many as a model may have buffers."""
 _QUANTIZED_DTYPES = frozenset({"UINT8", "INT8", "UINT4", "INT4", "UINT2", "INT2"})
-
-
-class StatePair(NamedTuple):
-    """An input, and the output that is a later state of it.
-
-    Attributes:
-        input: The graph input.
-        output: The graph output.
-        update: How the output is made from the input.
-        is_computed: Whether the model computes with the state on the way, as it decays a
-            recurrent state.
-        feeds_back: Whether the output is all of the next state in every step, so that it can go
-            back into the input as it is.
-    """
-
-    input: Value
-    output: Value
-    update: BufferUpdate
-    is_computed: bool = False
-    feeds_back: bool = True
 
 
 class _Match(NamedTuple):
@@ -104,9 +82,9 @@ def find_state_pairs(model: ModelProto, signature: Signature) -> tuple[StatePair
         for output, origin in zip(outputs, origins, strict=True)
         if (match := _match_output(output, origin, candidates, names)) is not None
     ]
-    matches = _select_only(matches)
-    pairs = [match.pair for match in _drop_activations(matches, model, signature)]
-    paired = {match.pair.input.name for match in matches}
+    matched = _select_only(matches)
+    pairs = drop_hidden_states(matched, model, signature)
+    paired = {pair.input.name for pair in matched}
     free_inputs = [value for value in candidates if value.name not in paired]
     free_outputs = [
         output for output, origin in zip(outputs, origins, strict=True) if not origin.outcomes
@@ -207,8 +185,8 @@ def _build_pair(source: Value, output: Value) -> KvPair:
     return KvPair("", "", "", 0, sides[0], sides[1])
 
 
-def _select_only(matches: Iterable[_Match]) -> list[_Match]:
-    """Return the matches of inputs that have one output alone, computed with as little as can be.
+def _select_only(matches: Iterable[_Match]) -> list[StatePair]:
+    """Return the pairs of inputs that have one output alone, computed with as little as can be.
 
     What is computed from a state, such as a copy in another scale, does not take it away from
     the output that carries it on.
@@ -224,66 +202,8 @@ def _select_only(matches: Iterable[_Match]) -> list[_Match]:
             kept = [match for match in best if match.pair.update.kind != "unknown"]
             best = kept if len(kept) == 1 else best
         if len(best) == 1:
-            selected.append(best[0])
+            selected.append(best[0].pair)
     return selected
-
-
-# States that are computed with, and hidden states that look like them
-
-
-def _drop_activations(
-    matches: Sequence[_Match], model: ModelProto, signature: Signature
-) -> list[_Match]:
-    """Return the matches without what comes in, is added to, and goes out again."""
-    if not any(match.is_computed for match in matches):
-        return list(matches)
-    states = {match.pair.input.name for match in matches}
-    layouts = set(_list_layouts(value for value in signature.inputs if value.name not in states))
-    kept = [
-        match
-        for match in matches
-        if not match.is_computed
-        or (_has_state_shape(match.pair) and (match.pair.input.shape or ())[:2] not in layouts)
-    ]
-    hubs = _find_hubs(kept, model)
-    return [match for match in kept if not match.is_computed or match.number not in hubs]
-
-
-def _has_state_shape(pair: StatePair) -> bool:
-    """Return whether each axis but the first has a fixed size: none is of positions."""
-    shape = pair.input.shape
-    return shape is not None and all(isinstance(dim, int) for dim in shape[1:])
-
-
-def _list_layouts(values: Iterable[Value]) -> Iterator[tuple[Dim, ...]]:
-    """Yield the batch and the positions of inputs that are no states, which embeddings share.
-
-    The axes of a state after the batch are heads or channels. Of an input of integers the last
-    two axes count, since position ids may have one in front.
-    """
-    for value in values:
-        shape = value.shape or ()
-        if len(shape) >= 2:
-            yield shape[-2:] if value.dtype.startswith(("INT", "UINT")) else shape[:2]
-
-
-def _find_hubs(matches: Sequence[_Match], model: ModelProto) -> frozenset[int]:
-    """Return what all other states are computed from, and which is computed from all of them."""
-    computed = [match for match in matches if match.is_computed]
-    if not computed or len(matches) < 2:
-        return frozenset()
-    names = [match.pair.input.name for match in matches]
-    outputs = [match.pair.output.name for match in matches]
-    dependencies = trace_dependencies(model, names, outputs)
-    all_bits = (1 << len(names)) - 1
-    read_by_all = all_bits
-    for bits in dependencies:
-        read_by_all &= bits
-    return frozenset(
-        match.number
-        for position, match in enumerate(matches)
-        if match.is_computed and read_by_all >> position & 1 and dependencies[position] == all_bits
-    )
 
 
 # States that no output carries on

@@ -160,7 +160,7 @@ def list_captured_names(subgraph: Body) -> tuple[str, ...]:
     for number, node in enumerate(subgraph.nodes):
         own_names.update(map(_decode_name, node.output))
         used_names.update(dict.fromkeys(map(_decode_name, node.input)))
-        used_names.update(dict.fromkeys(_list_names_captured_at(subgraph, number)))
+        used_names.update(dict.fromkeys(list_names_captured_at(subgraph, number)))
     used_names.update(dict.fromkeys(subgraph.outputs))
     return tuple(name for name in used_names if name not in own_names)
 
@@ -209,7 +209,7 @@ def sort_operations(
     operations = _find_upstream_operations(body, producers, names, select_operands)
 
     def find_dependencies(operation: Operation) -> set[int]:
-        read_names = (*operation.inputs, *_list_names_captured_at(body, operation.number))
+        read_names = (*operation.inputs, *list_names_captured_at(body, operation.number))
         return {
             producers[name]
             for name in read_names
@@ -265,7 +265,7 @@ def _find_upstream_operations(
         operation = operations[number] = _build_operation(number, body.nodes[number])
         operands = operation.inputs
         if number in body.subgraphs:
-            followed: Iterable[str] = (*operands, *_list_names_captured_at(body, number))
+            followed: Iterable[str] = (*operands, *list_names_captured_at(body, number))
         else:
             positions = select_operands(operation.function_key, len(operands))
             followed = [operands[position] for position in positions]
@@ -283,7 +283,7 @@ def _build_operation(number: int, node: NodeProto) -> Operation:
     )
 
 
-def _list_names_captured_at(body: Body, number: int) -> tuple[str, ...]:
+def list_names_captured_at(body: Body, number: int) -> tuple[str, ...]:
     """Return what the subgraphs of a node read of the values around it."""
     subgraphs = body.subgraphs.get(number)
     if subgraphs is None:

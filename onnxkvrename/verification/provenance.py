@@ -7,7 +7,7 @@ KV inputs in a main graph, formal inputs in the body of a function or a branch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, reduce
 from itertools import product
 from operator import or_
@@ -264,14 +264,23 @@ def apply_summary(summary: Origin, arguments: Sequence[Origin], call: NodeLocati
         )
         for paths in summary.outcomes
     ]
-    dependencies = [
-        argument
-        for position, argument in enumerate(arguments)
-        if summary.dependency_bits >> position & 1
-    ]
+    dependencies = (
+        arguments[position]
+        for position in _list_positions(summary.dependency_bits)
+        if position < len(arguments)
+    )
     return Origin(
         combine_alternatives(outcomes).outcomes, mix_origins(dependencies).dependency_bits
     )
+
+
+def _list_positions(bits: int) -> Iterator[int]:
+    """Yield the positions of the bits that are set, of many that are not quickly."""
+    text = f"{bits:b}"[::-1]
+    position = text.find("1")
+    while position >= 0:
+        yield position
+        position = text.find("1", position + 1)
 
 
 def _compose_origin(

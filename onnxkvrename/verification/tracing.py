@@ -335,13 +335,12 @@ class _SubgraphNode(NamedTuple):
 
 def _trace_if(node: _SubgraphNode) -> list[Origin] | None:
     """Return the outputs of either branch; the condition chooses, but carries nothing."""
-    branches = [
-        [
-            apply_summary(output, node.list_captured_origins(summary), node.location)
-            for output in summary.outputs
-        ]
-        for summary in node.summaries.values()
-    ]
+    branches = []
+    for summary in node.summaries.values():
+        captured = node.list_captured_origins(summary)
+        branches.append(
+            [apply_summary(output, captured, node.location) for output in summary.outputs]
+        )
     if len(branches) != 2 or len(branches[0]) != len(branches[1]):
         return None
     return [combine_alternatives(alternatives) for alternatives in zip(*branches, strict=True)]

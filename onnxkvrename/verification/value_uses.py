@@ -85,56 +85,62 @@ def find_branch_states(
         Input by output; only where each has no other choice.
     """
     body = build_graph_body(model.graph)
-    wanted, sources = set(outputs), set(inputs)
+    wanted, sources, weights = set(outputs), set(inputs), frozenset(body.constants)
     matches: dict[str, set[str]] = {name: set() for name in inputs}
     for operation in read_operations(body):
         if operation.op_type != "If" or operation.domain or not wanted & {*operation.outputs}:
             continue
-        branches = list(body.subgraphs.get(operation.number, {}).values())
+        branches = [
+            _Branch(branch, frozenset(list_captured_names(branch)))
+            for branch in body.subgraphs.get(operation.number, {}).values()
+        ]
         if len(branches) != 2:
             continue
         for with_cache, without_cache in (branches, branches[::-1]):
-            computed = _list_computed(with_cache)
-            read = [name for name in list_captured_names(with_cache) if name in sources]
-            made = {
-                output: without_cache.outputs[position]
-                for position, output in enumerate(operation.outputs)
-                if output in wanted
-                and position < min(len(with_cache.outputs), len(without_cache.outputs))
-                and with_cache.outputs[position] not in computed
-            }
+            made = dict(_list_made_values(operation, with_cache, without_cache, wanted))
+            read = sources & with_cache.captured
             if read and made:
-                weights = frozenset(body.constants)
                 for name, output in _match_places(with_cache, read, without_cache, made, weights):
                     matches[name].add(output)
     return _select_one_to_one(matches)
 
 
-def _list_computed(branch: Body) -> frozenset[str]:
-    """Return the values of a branch that are no constants, and those that it captures."""
+class _Branch(NamedTuple):
+    """A branch of an If, and the values around it that it reads."""
+
+    body: Body
+    captured: frozenset[str]
+
+
+def _list_made_values(
+    operation: Operation, with_cache: _Branch, without_cache: _Branch, wanted: set[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield outputs that are constants in one branch, with their values in the other one."""
     computed = {
         name
-        for operation in read_operations(branch)
-        if operation.domain or operation.op_type not in _DUMMY_OPS
-        for name in operation.outputs
+        for inner in read_operations(with_cache.body)
+        if inner.domain or inner.op_type not in _DUMMY_OPS
+        for name in inner.outputs
     }
-    return frozenset((*computed, *list_captured_names(branch)))
+    ends = zip(with_cache.body.outputs, without_cache.body.outputs, strict=False)
+    for output, (dummy, value) in zip(operation.outputs, ends, strict=False):
+        if output in wanted and dummy not in computed and dummy not in with_cache.captured:
+            yield output, value
 
 
 def _match_places(
-    with_cache: Body,
+    with_cache: _Branch,
     inputs: Iterable[str],
-    without_cache: Body,
+    without_cache: _Branch,
     made: Mapping[str, str],
     weights: frozenset[str],
 ) -> Iterator[tuple[str, str]]:
     """Yield inputs with the outputs whose values the other branch reads in the same place."""
     try:
-        reading, making = _ValueUses(with_cache), _ValueUses(without_cache)
+        reading, making = _ValueUses(with_cache.body), _ValueUses(without_cache.body)
     except UntraceableError:
         return
-    captured = map(list_captured_names, (with_cache, without_cache))
-    shared = weights.intersection(*captured)
+    shared = weights & with_cache.captured & without_cache.captured
     outputs_by_place: dict[frozenset[_Place], list[str]] = {}
     for output, value in made.items():
         place = making.find_places(making.find_roots(value), shared)

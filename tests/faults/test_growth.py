@@ -32,6 +32,9 @@ from onnxkvrename.rules.load import load_rules as load_profile
 from onnxkvrename.rules.load import parse_rules
 from onnxkvrename.sidecars.json_tree import parse_json_tree
 from onnxkvrename.sidecars.specializations import parse_specializations
+from onnxkvrename.verification.find_pairs import find_state_pairs
+from onnxkvrename.verification.infer_rules import TracedModel, infer_rules
+from onnxkvrename.verification.strip_weights import read_model_without_weights
 
 QEFF = load_rules()
 NOISE = 0.02
@@ -42,6 +45,13 @@ SIZE = 1 << 12
 
 def read_model(data: bytes) -> None:
     rename_bytes(data, "VLLM", rules=QEFF)
+
+
+def read_pairs(data: bytes) -> None:
+    source = ByteSource.from_bytes(data)
+    model = read_model_without_weights(source)
+    signature = read_signature(source)
+    infer_rules([TracedModel(Path("m.onnx"), signature, find_state_pairs(model, signature))])
 
 
 def read_rules(data: bytes) -> None:
@@ -62,6 +72,7 @@ def read_specializations(data: bytes) -> None:
 
 READERS: tuple[tuple[str, Callable[[bytes], None], dict[str, Build]], ...] = (
     ("model", read_model, MODELS),
+    ("pairs", read_pairs, MODELS),
     ("rules", read_rules, RULES),
     ("json", read_sidecar, JSON_SIDECARS),
     ("manifest", read_manifest, MANIFESTS),

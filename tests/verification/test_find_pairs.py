@@ -198,3 +198,35 @@ def test_a_dtype_is_a_float_by_its_name() -> None:
     assert floats == {name for name in names if find_pairs.may_be_state(name)} - {
         *("INT8", "UINT8", "INT4", "UINT4", "INT2", "UINT2")
     }
+
+
+def test_a_cache_that_is_written_by_a_mask_is_a_state() -> None:
+    """Exports for devices without scatters keep or replace each position by multiplying."""
+    model = build_model(
+        "int64[n,s] ids, float[n,1,c,1] mask, float[n,2,c,4] k, float[n,2,c,4] v",
+        "float y, float[n,2,c,4] k2, float[n,2,c,4] v2",
+        """
+        x = Gather(w, ids) keys = MatMul(x, w) values = MatMul(keys, w)
+        keep = Sub(one, mask)
+        ko = Mul(k, keep) kn = Mul(keys, mask) k2 = Add(ko, kn)
+        vo = Mul(v, keep) vn = Mul(values, mask) v2 = Add(vo, vn)
+        scores = MatMul(x, k2) soft = Softmax(scores) y = MatMul(soft, v2)
+        """,
+        ", float[1] one = {1}",
+    )
+    assert find(model) == {"k k2": "inplace", "v v2": "inplace"}
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "y = Div(x, t)",  # logits and a temperature
+        "a = Sub(x, m) y = Div(a, m)",  # pictures, and constants for all of them
+        "d = MatMul(x, w) a = Add(d, t) y = Add(x, a)",  # a block of a residual network
+    ],
+)
+def test_values_of_one_step_are_no_states(nodes: str) -> None:
+    model = build_model(
+        "float[n,s,4] x, float[n,1,1] t", "float[n,s,4] y", nodes, ", float[1] m = {1}"
+    )
+    assert find(model) == {}

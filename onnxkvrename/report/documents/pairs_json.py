@@ -9,7 +9,7 @@ from typing import Any
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import render_json_document, serialize_error
 from onnxkvrename.layout.updates import compare_dims
-from onnxkvrename.verification.find_pairs import StatePair
+from onnxkvrename.verification.hidden_states import StatePair
 from onnxkvrename.verification.infer_rules import TracedModel
 
 SCHEMA = "onnxkvrename.pairs/1"

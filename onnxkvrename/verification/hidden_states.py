@@ -1,0 +1,199 @@
+"""Tell the states that a model computes with from the hidden states that look like them.
+
+A linear state is decayed and added to. So is the hidden state that a window of a residual
+network takes and returns. What is combined with a state may be computed without that state,
+which what a residual block adds never is: then it is a state. Else its shape has to tell, and
+what it is computed from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from onnx import ModelProto
+
+from onnxkvrename.layout.updates import BufferUpdate
+from onnxkvrename.model.signature import Dim, Signature, Value
+from onnxkvrename.verification.graph_bodies import (
+    Body,
+    Operation,
+    UntraceableError,
+    build_function_bodies,
+    build_graph_body,
+    list_names_captured_at,
+    sort_operations,
+)
+from onnxkvrename.verification.operators import is_shape_only
+from onnxkvrename.verification.tracing import trace_dependencies
+
+_COMBINING_OPS = frozenset(("Add", "Sub", "Sum", "Max", "Min", "Where", "ScatterND"))
+_STEPS_PER_NODE = 16
+"""Steps for each node of a graph that may be taken in it; more prove nothing."""
+
+
+class StatePair(NamedTuple):
+    """An input, and the output that is a later state of it.
+
+    Attributes:
+        input: The graph input.
+        output: The graph output.
+        update: How the output is made from the input.
+        is_computed: Whether the model computes with the state on the way, as it decays a
+            recurrent state.
+        feeds_back: Whether the output is all of the next state in every step, so that it can go
+            back into the input as it is.
+    """
+
+    input: Value
+    output: Value
+    update: BufferUpdate
+    is_computed: bool = False
+    feeds_back: bool = True
+
+
+def drop_hidden_states(
+    pairs: Sequence[StatePair], model: ModelProto, signature: Signature
+) -> list[StatePair]:
+    """Return the pairs without what comes in, is added to, and goes out again.
+
+    A pair that is computed with stays if what it is combined with is computed without it, and
+    is new in each step. Else the input must have a fixed size on each axis but the first, must
+    not be laid out like another input, and must not be both what all other states are computed
+    from and computed from all of them.
+
+    Args:
+        pairs: An input and an output each, of which the output is a later state.
+        model: The parsed model; weights are not needed.
+        signature: Its graph inputs and outputs.
+    """
+    computed = [pair for pair in pairs if pair.is_computed]
+    if not computed:
+        return list(pairs)
+    states = {pair.input.name for pair in pairs}
+    others = [value for value in signature.inputs if value.name not in states]
+    affine = _find_affine_states(computed, others, build_graph_body(model.graph), model)
+    layouts = set(_list_layouts(others))
+    kept = [
+        pair
+        for pair in pairs
+        if not pair.is_computed
+        or pair.input.name in affine
+        or (_has_state_shape(pair) and (pair.input.shape or ())[:2] not in layouts)
+    ]
+    unclear = {pair.input.name for pair in kept if pair.is_computed} - affine
+    hubs = _find_hubs(kept, model) if unclear else frozenset()
+    return [pair for pair in kept if pair.input.name not in unclear & hubs]
+
+
+def _has_state_shape(pair: StatePair) -> bool:
+    """Return whether each axis but the first has a fixed size: none is of positions."""
+    shape = pair.input.shape
+    return shape is not None and all(isinstance(dim, int) for dim in shape[1:])
+
+
+def _list_layouts(values: Iterable[Value]) -> Iterator[tuple[Dim, ...]]:
+    """Yield the batch and the positions of inputs that are no states, which embeddings share.
+
+    The axes of a state after the batch are heads or channels. Of an input of integers the last
+    two axes count, since position ids may have one in front.
+    """
+    for value in values:
+        shape = value.shape or ()
+        if len(shape) >= 2:
+            yield shape[-2:] if value.dtype.startswith(("INT", "UINT")) else shape[:2]
+
+
+def _find_hubs(pairs: Sequence[StatePair], model: ModelProto) -> frozenset[str]:
+    """Return the inputs that all states are computed from, with outputs made of all of them."""
+    if len(pairs) < 2:
+        return frozenset()
+    names = [pair.input.name for pair in pairs]
+    dependencies = trace_dependencies(model, names, [pair.output.name for pair in pairs])
+    all_bits = (1 << len(names)) - 1
+    read_by_all = all_bits
+    for bits in dependencies:
+        read_by_all &= bits
+    return frozenset(
+        name
+        for position, name in enumerate(names)
+        if read_by_all >> position & 1 and dependencies[position] == all_bits
+    )
+
+
+# What a state is combined with
+
+
+def _find_affine_states(
+    pairs: Sequence[StatePair], others: Iterable[Value], body: Body, model: ModelProto
+) -> frozenset[str]:
+    """Return the inputs with which nothing is combined that is computed from them.
+
+    Something new has to be among it, that a later step gets again.
+    """
+    names = [pair.output.name for pair in pairs]
+    functions = build_function_bodies(model)
+    try:
+        operations = list(
+            sort_operations(body, names, lambda _, operand_count: range(operand_count))
+        )
+    except UntraceableError:
+        return frozenset()
+    sources = {pair.input.name: number for number, pair in enumerate(pairs)}
+    bits = {name: 1 << number for name, number in sources.items()}
+    bits.update((value.name, 1 << len(pairs)) for value in others)
+    producers: dict[str, Operation] = {}
+    for operation in operations:
+        producers.update(dict.fromkeys(operation.outputs, operation))
+        is_opaque = operation.function_key in functions or operation.number in body.subgraphs
+        if is_shape_only(operation.domain, operation.op_type) and not is_opaque:
+            continue
+        own = 0
+        for name in (*operation.inputs, *list_names_captured_at(body, operation.number)):
+            own |= bits.get(name, 0)
+        bits.update(dict.fromkeys(operation.outputs, own))
+        if is_opaque:
+            for name in operation.outputs:
+                producers.pop(name, None)
+    steps_left = _STEPS_PER_NODE * (len(operations) + 64)
+    affine = set()
+    for number, pair in enumerate(pairs):
+        length = _follow_alone(pair, number, len(pairs), producers, bits, steps_left)
+        steps_left -= abs(length)
+        if length > 0:
+            affine.add(pair.input.name)
+    return frozenset(affine)
+
+
+def _follow_alone(
+    pair: StatePair,
+    number: int,
+    new_bit: int,
+    producers: Mapping[str, Operation],
+    bits: Mapping[str, int],
+    most_steps: int,
+) -> int:
+    """Return the steps from an output back to its input; negative if that is not so alone.
+
+    Args:
+        pair: The input and its output.
+        number: The bit of the input.
+        new_bit: The bit of all that is new in each step.
+        producers: The operators that can be looked into, by the values that they make.
+        bits: What each value depends on.
+        most_steps: The steps to give up after.
+    """
+    value, steps, is_new = pair.output.name, 0, False
+    while value != pair.input.name:
+        steps += 1
+        operation = producers.get(value)
+        if operation is None or steps > most_steps:
+            return -steps
+        own = [name for name in operation.inputs if bits.get(name, 0) >> number & 1]
+        if len(own) != 1:
+            return -steps
+        if operation.op_type in _COMBINING_OPS:
+            joined = (bits.get(name, 0) for name in operation.inputs if name not in own)
+            is_new = is_new or any(each >> new_bit & 1 for each in joined)
+        value = own[0]
+    return steps if is_new else -steps
