@@ -65,8 +65,8 @@ def build_no_buffers_finding(outputs: Iterable[str], profile: str = "") -> Findi
         else "no KV buffer here",
         f"--profile {others[0]} knows these names"
         if others
-        else "an encoder has no KV cache: pass the decoder; `onnxkvrename pairs` shows caches under "
-        "names that no profile knows",
+        else "an encoder has no KV cache: pass the decoder; `onnxkvrename pairs` shows caches "
+        "under names that no profile knows",
     )
 
 
