@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from onnxkvrename.documents import UnreadableTextError, shorten_name
+from onnxkvrename.findings import format_list
 from onnxkvrename.sidecars.format import SidecarFormat
 from onnxkvrename.sidecars.model_names import ModelNames, OneModel
 from onnxkvrename.sidecars.sections import list_sections
@@ -215,14 +216,17 @@ class _Planner:
                 return
 
     def _refuse_uncovered(self, missing: list[str]) -> None:
-        first = missing[0]
-        key, template = self._find_default(first) or ("", abstract_number(first))
-        entry = f'"{key}": "{template}"' if key else template
+        entries = dict.fromkeys(map(self._describe_entry, missing))
         self._refuse(
-            f"{len(missing)} names that change are not in it (first: {shorten_name(first)}): "
-            f"{self.format.reader} would go on to look for them under these names",
-            f"write their templates into it, such as {entry}, and try again",
+            f"{len(missing)} names that change are not in it (first: {shorten_name(missing[0])}), "
+            f"so {self.format.reader} would go on to look for the old ones",
+            f"first write into it {format_list(list(entries), limit=4)}",
         )
+
+    def _describe_entry(self, name: str) -> str:
+        """Return what would have to be in the file for a name, with its key if that is known."""
+        key, template = self._find_default(name) or ("", abstract_number(name))
+        return f'"{key}": "{template}"' if key else template
 
     def _find_default(self, name: str) -> tuple[str, str] | None:
         """Return key and template of the default that generates a name, if one does."""

@@ -201,7 +201,7 @@ def test_a_name_that_the_runtime_makes_itself_is_refused(
     assert refused(
         outcome, f"genai/{CONFIG} cannot follow: {count} names that change are not in it"
     )
-    assert f'such as "{key}": "past_key_values.%d.{part}"' in outcome.err
+    assert f'first write into it "{key}": "past_key_values.%d.{part}", "' in outcome.err
     assert read_directory(folder) == before
     # Back to the names that the runtime makes is right again.
     assert go("genai", "--prefix", "VLLM", "--no-sidecars").code == 0
@@ -412,7 +412,7 @@ def test_a_real_configuration_names_what_its_models_have(folder: Path, tmp_path:
     out = tmp_path / "out"
     outcome = run(folder, "-d", out, "--prefix", "VLLM")
     if outcome.code == 1:  # a hybrid whose states the file does not name
-        assert "onnxruntime-genai would go on to look for them" in outcome.err
+        assert "onnxruntime-genai would go on to look for the old ones" in outcome.err
         assert not out.exists()
         return
     assert outcome.code == 0
