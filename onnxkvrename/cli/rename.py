@@ -408,9 +408,9 @@ def _resolve_token(arguments: _Arguments) -> str | None:
     if not arguments.models:
         raise click.UsageError("no MODEL given: onnxkvrename MODEL... --prefix TOKEN")
     if arguments.target is not None:
-        from onnxkvrename.cli.consumer_token import find_consumer_token  # only for --target
+        from onnxkvrename.handoff.find_consumers import choose_token  # only for --target
 
-        return find_consumer_token(arguments.target, arguments.prefix, strip=arguments.strip)
+        return choose_token(arguments.target, arguments.prefix, strip=arguments.strip)
     if arguments.full_transfer:
         raise click.UsageError("--full-transfer is for --target")
     if arguments.prefix is None and not arguments.strip:

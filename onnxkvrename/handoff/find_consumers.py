@@ -61,6 +61,53 @@ def configure_consumer(consumer: Consumer, layout: Layout) -> Consumer:
     return consumer if consumer.configure is None else consumer.configure(layout)
 
 
+def choose_token(name: str, prefix: str | None, *, strip: bool) -> str | None:
+    """Return the token for a rename whose results a consumer takes.
+
+    Args:
+        name: The consumer's name.
+        prefix: The token that was asked for, `None` for none.
+        strip: Whether the rename takes a token out.
+
+    Returns:
+        The consumer's token, or `prefix` where it has none of its own.
+
+    Raises:
+        KvRenameError: There is no such consumer; it wants another token, or takes no renamed
+            model; or the token is missing.
+    """
+    consumer = load_consumer(name)
+    if not consumer.token:
+        return _choose_free_token(consumer, prefix, strip)
+    if strip:
+        raise KvRenameError("--strip and --target cannot both be: a consumer wants its token")
+    if prefix not in (None, consumer.token):
+        raise KvRenameError(
+            f"--prefix {prefix}: {name} looks for {consumer.token}", hint="leave out --prefix"
+        )
+    return consumer.token
+
+
+def _choose_free_token(consumer: Consumer, prefix: str | None, strip: bool) -> str | None:
+    check = f"onnxkvrename check-consumer MODEL --target {consumer.name}"
+    if consumer.refusal and not strip:
+        raise KvRenameError(
+            f"{consumer.name} takes no renamed model: {consumer.refusal}",
+            hint=f"leave the names as they are; {check}",
+        )
+    if consumer.configure is not None:
+        raise KvRenameError(
+            f"--target {consumer.name}: it reads names from a file that a rename changes, too",
+            hint=f"rename without --target, then {check}",
+        )
+    if prefix is None and not strip:
+        raise KvRenameError(
+            f"--target {consumer.name}: it selects names without a token",
+            hint=f"say --prefix TOKEN, or for the names as they are {check}",
+        )
+    return prefix
+
+
 def _list_builtin() -> frozenset[str]:
     return frozenset(module.name.replace("_", "-") for module in iter_modules(consumers.__path__))
 

@@ -94,7 +94,7 @@ def test_a_rename_with_it_needs_a_token(decoder: Path, run) -> None:
     before = decoder.read_bytes()
     refused = run(decoder, "--target", "vllm-qaic-legacy")
     assert (refused.code, decoder.read_bytes()) == (2, before)
-    assert "it selects names without a token; say --prefix TOKEN" in refused.err
+    assert "it selects names without a token (say --prefix TOKEN" in refused.err
     assert "onnxkvrename check-consumer MODEL --target vllm-qaic-legacy" in refused.err
     assert run(decoder, "--target", "vllm-qaic-legacy", "--prefix", "VLLM").code == 0
     assert run(decoder, "--target", "vllm-qaic-legacy", "--strip").code == 0
