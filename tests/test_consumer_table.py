@@ -52,6 +52,18 @@ OTHERS = {
         *(NONE, "8/0 KV601", "9/0 KV601 KV608 KV610"),
         *("8/8 KV610", "8/8", "4/4 KV601"),
     ),
+    "genai/whisper-fp32-t5/decoder.onnx": (
+        *("0/0 KV120 KV601", "8/0 KV120 KV601 KV603 KV605", "8/0 KV120 KV601 KV603"),
+        *("0/4 KV601", "8/4", "0/0 KV601"),
+    ),
+    "optimum/t5/decoder_model_merged.onnx": (
+        *("0/0 KV120 KV601", "8/0 KV120 KV601 KV605", "8/0 KV120 KV601"),
+        *("8/8", "8/8 KV603", "8/8"),
+    ),
+    "optimum/t5/decoder_with_past_model.onnx": (
+        *("0/0 KV120 KV601", "8/0 KV120 KV601 KV605", "8/0 KV120 KV601"),
+        *("8/4 KV609", "8/4 KV603 KV609", "8/4 KV609"),
+    ),
     "mobius/llama-ort-genai": (*GROWS, "4/4", "4/4", "4/4"),
     "mobius/llama-static": (NONE,) * 6,
     "mobius/qwen3_5-ort-genai/decoder": (
@@ -88,4 +100,5 @@ def test_exports_of_qefficient(pattern: str) -> None:
 )
 @pytest.mark.parametrize("folder", OTHERS)
 def test_exports_of_others(folder: str) -> None:
-    assert build_cells(OTHER_EXPORTS / folder / "model.onnx") == OTHERS[folder]
+    path = OTHER_EXPORTS / folder
+    assert build_cells(path if path.suffix else path / "model.onnx") == OTHERS[folder]

@@ -63,6 +63,8 @@ class Consumer(NamedTuple):
         selected_outputs: The same for outputs; empty if they look like inputs.
         unselected_hint: What to do about such a name, where no token makes the consumer select
             it.
+        is_written_elsewhere: Returns whether another model writes an input of this name, as an
+            encoder does, so that it needs no output. `None` if every input needs one.
         memory: Where it puts what it hands over.
         configure: Returns the consumer as it is configured beside the models of a layout. Raises
             `KvRenameError` for a configuration that cannot be used. `None` for a consumer without
@@ -88,6 +90,7 @@ class Consumer(NamedTuple):
     selected_inputs: str = ""
     selected_outputs: str = ""
     unselected_hint: str = ""
+    is_written_elsewhere: Callable[[str], bool] | None = None
     memory: MemoryKind = "shared"
     configure: Callable[[Layout], Consumer] | None = None
     refusal: str = ""

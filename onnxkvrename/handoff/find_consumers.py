@@ -141,6 +141,7 @@ def _guard_functions(consumer: Consumer, plugin: Plugin) -> Consumer:
         return lambda layout: _guard_functions(guarded(layout), plugin)
 
     is_appended, sort_key = consumer.is_appended_output, consumer.sort_key
+    is_elsewhere = consumer.is_written_elsewhere
     configure = consumer.configure
     return consumer._replace(
         selects_input=guard(consumer.selects_input),
@@ -151,5 +152,6 @@ def _guard_functions(consumer: Consumer, plugin: Plugin) -> Consumer:
         itemsize_of=guard(consumer.itemsize_of),
         is_appended_output=None if is_appended is None else guard(is_appended),
         checks=tuple(map(guard_check, consumer.checks)),
+        is_written_elsewhere=None if is_elsewhere is None else guard(is_elsewhere),
         configure=None if configure is None else guard_configure(configure),
     )

@@ -213,10 +213,12 @@ def _check_names_pair(
     It does not look for the input of an output: the outputs of an encoder have none.
     """
     selected = {each.name for each in names if each.is_selected}
+    is_elsewhere = consumer.is_written_elsewhere or (lambda name: False)
     alone = [
         source.name
         for source, result in selection.value_pairs
         if source is not None and result is None and source.name in selected
+        if not is_elsewhere(source.name)
     ]
     if alone:
         yield build_finding(

@@ -25,7 +25,7 @@ from onnxkvrename.layout.kinds import (
     infer_buffer_kind,
     is_window_symbol,
 )
-from onnxkvrename.layout.updates import UNTRACED_UPDATE, BufferUpdate
+from onnxkvrename.layout.updates import UNKNOWN_UPDATE, UNTRACED_UPDATE, BufferUpdate
 from onnxkvrename.model.signature import Dim, Value
 from onnxkvrename.model.weights import Weight
 from onnxkvrename.rules.kv_model import KvModel
@@ -256,12 +256,14 @@ def apply_updates(
         layout: The layout.
         updates_by_model: For each model's path the updates by the names of retained outputs.
     """
-    buffers = (
-        buffer._replace(
-            update=updates_by_model.get(buffer.model, {}).get(buffer.output or "", buffer.update)
-        )
-        for buffer in layout.buffers
-    )
+
+    def find_update(buffer: KvBuffer) -> BufferUpdate:
+        updates = updates_by_model.get(buffer.model)
+        if not updates:
+            return buffer.update
+        return updates.get(buffer.output or "", UNKNOWN_UPDATE)
+
+    buffers = (buffer._replace(update=find_update(buffer)) for buffer in layout.buffers)
     return layout._replace(buffers=tuple(buffers))
 
 

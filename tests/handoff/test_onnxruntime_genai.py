@@ -186,3 +186,36 @@ def test_a_rename_cannot_check_what_it_changes_itself(tmp_path: Path, run) -> No
     outcome = run(model, "--rules", rules, "--prefix", "X", "--target", "onnxruntime-genai")
     assert (outcome.code, model.read_bytes()) == (2, before)
     assert "it reads names from a file that a rename changes, too" in outcome.err
+
+
+def test_what_an_encoder_writes_needs_no_output(tmp_path: Path) -> None:
+    """Whisper's decoder reads the cross caches that the encoder's model has as outputs."""
+    templates = {each: f"past_{each}_cross_%d" for each in ("key", "value")}
+    document = {
+        "model": {
+            "decoder": {
+                "inputs": {
+                    **NAMES,
+                    **{f"cross_past_{key}_names": name for key, name in templates.items()},
+                },
+                "outputs": OUTPUTS,
+            },
+            "encoder": {
+                "outputs": {
+                    f"cross_present_{key}_names": name.replace("past", "present")
+                    for key, name in templates.items()
+                }
+            },
+        }
+    }
+    (tmp_path / CONFIG_NAME).write_text(json.dumps(document), "utf-8")
+    layout = build_decoder(tmp_path)
+    cross = layout.buffers[0]._replace(
+        layer=0, part="key_cross", input="past_key_cross_0", output=None
+    )
+    layout = layout._replace(
+        inputs=(*layout.inputs, Value("past_key_cross_0", "FLOAT", cross.shape)),
+        buffers=(*layout.buffers, cross),
+    )
+    assert find(layout) == []
+    assert len(select_values(layout, configure_consumer(CONSUMER, layout)).inputs) == 5

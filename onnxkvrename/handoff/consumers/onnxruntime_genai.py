@@ -117,6 +117,9 @@ def build_consumer(templates: tuple[NameTemplates, ...], path: Path | None) -> C
             selects_input=lambda name: any(read_layer(each.past, name) for each in templates),
             selects_output=lambda name: any(read_layer(each.present, name) for each in templates),
             input_name_of=derive_input_name,
+            is_written_elsewhere=lambda name: any(
+                read_layer(each.past, name) for each in templates if "cross_" in each.setting
+            ),
             selected_inputs=_join(each.past for each in templates),
             selected_outputs=_join(each.present for each in templates if each.present),
             unselected_hint=f"write the names of the model into {where}: {settings}",
