@@ -83,7 +83,7 @@ def choose_token(name: str, prefix: str | None, *, strip: bool) -> str | None:
         raise KvRenameError("--strip and --target cannot both be: a consumer wants its token")
     if prefix not in (None, consumer.token):
         raise KvRenameError(
-            f"--prefix {prefix}: {name} looks for {consumer.token}", hint="leave out --prefix"
+            f"--prefix {prefix}: {name} requires {consumer.token}", hint="leave out --prefix"
         )
     return consumer.token
 
