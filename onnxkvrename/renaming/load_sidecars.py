@@ -13,7 +13,11 @@ from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.findings import build_finding
 from onnxkvrename.renaming.found_sidecars import rewrite_found_sidecar
 from onnxkvrename.renaming.prepare_sidecars import Sidecar
-from onnxkvrename.rules.find_models import COMPILE_DIRECTORY, find_possible_sidecars
+from onnxkvrename.rules.find_models import (
+    COMPILE_DIRECTORY,
+    find_possible_sidecars,
+    identify_path,
+)
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, RenameJob, SidecarSearch
@@ -79,7 +83,7 @@ def load_sidecars(
         if detected is None:
             forms = formats.describe_forms()
             raise ModelError("is no sidecar of a known kind", path=str(path), hint=forms)
-        distinct.setdefault(resolve_path(path), _build_named_sidecar(path, detected, run))
+        distinct.setdefault(identify_path(path), _build_named_sidecar(path, detected, run))
     # Those that stay may be anything.
     with suppress(ModelError) if search.policy == "leave" else nullcontext():
         for item in detect_sidecars(candidates, formats, strict=is_strict):
@@ -87,7 +91,7 @@ def load_sidecars(
                 sidecar = _build_named_sidecar(item.path, item.format, run, item.directory)
             else:
                 sidecar = _build_found_sidecar(item, run)
-            distinct.setdefault(resolve_path(item.path), sidecar)
+            distinct.setdefault(identify_path(item.path), sidecar)
     sidecars = tuple(distinct.values())
     if search.policy == "leave":
         sidecars = tuple(item for item in sidecars if not item.is_found or _is_readable(item.path))
@@ -188,11 +192,11 @@ def _bind_models(
     """
     places: dict[str, str] = {}
     known: dict[str, OneModel | None] = {
-        resolve_path(report.path): _describe_model(report) for report in reports
+        identify_path(report.path): _describe_model(report) for report in reports
     }
     real_directory = resolve_path(directory)
     beside = [
-        known[resolve_path(report.path)]
+        known[identify_path(report.path)]
         for report in reports
         if resolve_path(Path(report.path).parent) == real_directory
     ]
@@ -201,7 +205,7 @@ def _bind_models(
         if "\0" in location or os.path.isabs(location) or os.pardir in location.split("/"):
             return None
         try:
-            path = resolve_path(directory / location)
+            path = identify_path(directory / location)
         except ModelError:
             return None
         places[location] = path
@@ -226,7 +230,7 @@ def _add_place_findings(
     jobs: Iterable[RenameJob],
 ) -> RewrittenSidecar:
     """Add KV406 for a model whose result is not where its configuration looks for it."""
-    job_by_path = {resolve_path(job.model): job for job in jobs}
+    job_by_path = {identify_path(job.model): job for job in jobs}
     for location, real_path in places.items():
         job = job_by_path.get(real_path)
         if job is None or job.in_place or job.same_directory or result.stays:

@@ -17,13 +17,13 @@ from onnxkvrename.renaming.batch_checks import set_failed
 from onnxkvrename.renaming.output_path import check_output_place, find_writable_directory
 from onnxkvrename.renaming.prepare import PreparedModel
 from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar
+from onnxkvrename.rules.find_models import identify_path
 from onnxkvrename.rules.results import Options
 from onnxkvrename.storage.copy import measure_data
 from onnxkvrename.storage.open_beneath import open_directory
 from onnxkvrename.storage.read import (
     OutsideError,
     read_status,
-    resolve_path,
     translate_read_errors,
 )
 from onnxkvrename.storage.temp_file import check_free_space
@@ -50,9 +50,10 @@ def add_package_files(
         is not possible; and the sidecars with the number of files that are copied.
     """
     planned, counted = list(models), list(sidecars)
-    known = {resolve_path(item.sidecar.path) for item in sidecars}
-    known |= {resolve_path(model.job.model) for model in models}
-    known |= {str(data.path) for model in models for data in model.data_files}
+    known = {identify_path(item.sidecar.path) for item in sidecars}
+    known |= {identify_path(model.job.model) for model in models}
+    data_files = [data for model in models for data in model.data_files]
+    known |= {identify_path(data.directory / data.location) for data in data_files}
     for index, item in enumerate(sidecars):
         model = planned[item.model_index]
         if not item.takes_folder or model.report.failed:
@@ -102,7 +103,7 @@ def _find_files(
         for location in _list_files(folder, results):
             try:
                 with directory.open_file(location) as file:
-                    if str(file.path) in known or resolve_path(folder / location) in known:
+                    if identify_path(folder / location) in known:
                         continue
                     with translate_read_errors(file.path):
                         size = measure_data(file.descriptor, file.size)

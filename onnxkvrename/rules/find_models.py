@@ -62,7 +62,7 @@ def find_jobs(
     found = [_find_models(path, results) for path in models]
     models_by_real_path: dict[str, Path] = {}
     for model in (model for paths in found for model in paths.models):
-        real_path = resolve_path(model)
+        real_path = identify_path(model)
         previous_path = models_by_real_path.get(real_path)
         if previous_path is None or is_link(previous_path):
             models_by_real_path[real_path] = model
@@ -113,6 +113,21 @@ def build_job(model: Path, output: Path | None = None, root: Path | None = None)
         same_directory=resolve_path(output.parent) == resolve_path(model.parent),
         root=None if in_place else Path(os.path.abspath(root or output.parent)),
     )
+
+
+def identify_path(path: str | Path) -> str:
+    """Return a path that all names of one file share: the one without links.
+
+    A Hugging Face cache keeps equal files once, in ``blobs``. There each name is a file of its
+    own, whose directory is the one without links.
+
+    Raises:
+        ModelError: It cannot be told where the path leads.
+    """
+    real_path = resolve_path(path)
+    directory, name = os.path.split(os.path.abspath(path))
+    is_blob = os.path.basename(os.path.dirname(real_path)) == "blobs"
+    return os.path.join(resolve_path(directory), name) if is_blob else real_path
 
 
 def may_be_sidecar(file_name: str) -> bool:

@@ -69,6 +69,15 @@ def test_a_whole_snapshot_and_the_whole_repository_go_elsewhere(snapshot: Path, 
     assert len(list(Path("all").rglob(DATA))) == 1
 
 
+def test_equal_models_that_share_a_blob_both_come_out(snapshot: Path, go) -> None:
+    link = snapshot / "onnx" / "model_quantized.onnx"
+    link.symlink_to(os.readlink(snapshot / "onnx" / "model.onnx"))
+    assert go(snapshot, "-d", "out").code == 0
+    results = read_directory(Path("out/onnx"))
+    assert results.keys() == {"model.onnx", link.name, DATA}
+    assert results["model.onnx"] == results[link.name]
+
+
 @pytest.mark.parametrize("more", [(), ("--force",)])
 def test_in_place_is_refused_with_the_command_that_works(
     more: tuple[str, ...], snapshot: Path, go, run
@@ -109,3 +118,22 @@ def test_a_folder_of_onnxruntime_genai_comes_out_whole(snapshot: Path, go) -> No
     }
     assert Path("out/genai_config.json").read_text().count("_VLLM") == 4
     assert not any(path.is_symlink() for path in Path("out").iterdir())
+
+
+def test_equal_folders_of_a_repository_share_blobs_and_both_come_out(
+    tmp_path: Path, go, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal configurations, models and tokenizers are one blob each."""
+    monkeypatch.chdir(tmp_path)
+    Path("rules.toml").write_text(RULES)
+    for name in ("cpu", "gpu"):
+        folder = build_folder(Path("both", name))
+        (folder / "added_tokens.json").write_text("{}")  # as the tokenizer
+    stored = store_in_cache(Path("hub").absolute(), Path("both").absolute())
+    outcome = go(stored, "-d", "out")
+    assert (outcome.code, "KV4" in outcome.err) == (0, False)
+    for name in ("cpu", "gpu"):
+        results = read_directory(Path("out", name))
+        names = {"model.onnx", "genai_config.json", "tokenizer.json", "added_tokens.json"}
+        assert results.keys() == names
+        assert results["genai_config.json"].count(b"_VLLM") == 4
