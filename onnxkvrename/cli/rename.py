@@ -136,7 +136,8 @@ class _Arguments(NamedTuple):
     "--directory",
     metavar="DIR",
     type=NonEmptyPath(path_type=Path),
-    help="Write the results below this directory, in the same layout.",
+    help="Write the results below this directory, in the same layout; a folder with "
+    "a genai_config.json goes along whole.",
 )
 @click.option(
     "--seed-cache",
@@ -154,8 +155,8 @@ class _Arguments(NamedTuple):
     metavar="FILE",
     multiple=True,
     type=NonEmptyPath(path_type=Path),
-    help="Also rename in this text file, which must belong to the model: custom_io.yaml, compile "
-    "parameters, node precisions. May be repeated.",
+    help="Also rename in this text file, which must belong to the model: custom_io.yaml, "
+    "genai_config.json, compile parameters, node precisions. May be repeated.",
 )
 @click.option(
     "--sidecars",

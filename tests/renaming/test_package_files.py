@@ -126,6 +126,16 @@ def test_a_link_out_of_the_folder_is_left_out_and_said(here: Path, go) -> None:
     assert not (here / "new").exists()
 
 
+def test_no_link_leads_a_copy_out_of_the_results(here: Path, go) -> None:
+    for folder in ("genai/lora", "out", "elsewhere"):
+        (here / folder).mkdir()
+    (here / "genai" / "lora" / "adapter.bin").write_text("weights")
+    (here / "out" / "lora").symlink_to("../elsewhere")
+    outcome = go("genai", "-d", "out", "--force")
+    assert (outcome.code, "through which the result would leave" in outcome.err) == (2, True)
+    assert list_names(here / "elsewhere") | list_names(here / "out") == set()
+
+
 def test_a_file_in_the_way_stops_the_run(here: Path, go) -> None:
     (here / "out").mkdir()
     (here / "out" / "tokenizer.json").write_text("mine")
