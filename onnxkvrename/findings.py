@@ -57,7 +57,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV405": ("warning", "a sidecar names only one half of a pair"),
     "KV406": (
         "warning",
-        "a sidecar has names from before a rename (an error in verify, beside the model)",
+        "a sidecar has names from before a rename (an error where it cannot follow, and in verify)",
     ),
     "KV407": (
         "warning",
