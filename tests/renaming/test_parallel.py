@@ -209,6 +209,23 @@ def test_any_executor_renames_a_set(tmp_path: Path) -> None:
     assert contents(one) == contents(other)
 
 
+class Forgetful(ThreadPoolExecutor):
+    """An executor that loses the first answer to each item, as if its worker had died."""
+
+    def submit(self, *args: Any, **how: Any) -> Future[Any]:
+        super().submit(*args, **how).result()
+        return super().submit(*args, **how)
+
+
+def test_what_a_lost_worker_wrote_is_removed(tmp_path: Path) -> None:
+    root = window_sets.write_windows(tmp_path, 3)
+    before = sorted(root.rglob("*"))
+    with Forgetful(1) as executor:
+        report = renamed(root, executor)
+    assert {model.status for model in report.models} == {"renamed"}
+    assert sorted(root.rglob("*")) == before
+
+
 class Broken(Executor):
     """An executor that takes nothing."""
 
