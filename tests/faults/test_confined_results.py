@@ -67,6 +67,11 @@ def test_no_data_leave_the_directory_through_a_link_in_it(external: Path, tree: 
     assert os.listdir(tree / "out") == ["sub"]
 
 
+def test_a_dry_run_says_so_too(tree: Path, run) -> None:
+    outcome = run(tree / "in", "--prefix", "VLLM", "-d", tree / "out", "--dry-run")
+    assert (outcome.code, "is a symbolic link" in outcome.err) == (2, True)
+
+
 def test_the_directory_itself_may_be_a_link(tree: Path, run) -> None:
     """The user has named it."""
     (tree / "alias").symlink_to("outside")

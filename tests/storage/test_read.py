@@ -141,6 +141,11 @@ def test_text_must_be_short_and_utf8(content: bytes, message: str, tmp_path: Pat
         read_text_file(path, limit=10)
 
 
+def test_text_may_have_as_many_bytes_as_the_limit_says(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"x" * 10)
+    assert read_text_file(tmp_path / "x", limit=10) == "x" * 10
+
+
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"\xef\xbb\xbfa")
     assert read_text_file(tmp_path / "x") == "a"

@@ -249,6 +249,23 @@ def test_what_is_no_record_is_skipped_with_a_line(content: bytes, record: Path) 
     assert find_skipped(record.parent) == ["skipped: is no record of a run"]
 
 
+def test_only_what_is_named_like_a_record_is_opened(
+    record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else lies there may be large, or not be readable."""
+    (record.parent / f"notes{RECORD_SUFFIX}").write_bytes(record.read_bytes())
+    build_temp_path(record.parent / "c").write_bytes(record.read_bytes())
+    opened = []
+
+    def read_and_note(path: Path, status: os.stat_result) -> Record | None:
+        opened.append(path)
+        return read_record(path, status)
+
+    monkeypatch.setattr("onnxkvrename.storage.record.read_record", read_and_note)
+    assert record.name in find_protected_names(record.parent, None)
+    assert opened == [record]
+
+
 def test_one_that_is_skipped_does_not_hide_the_others(record: Path) -> None:
     bad = record.with_name(record.name.replace(record.name[14:22], "0" * 8)[:23] + "0" * 24)
     bad = bad.with_name(bad.name + RECORD_SUFFIX)
