@@ -338,6 +338,19 @@ def test_a_record_that_could_not_be_read_again_is_not_written(tmp_path: Path) ->
     assert os.listdir(deep.parent) == ["m"]
 
 
+@pytest.mark.parametrize("undo", [True, False])
+def test_a_renamed_directory_is_ended_with_its_intent(
+    undo: bool, changes: list[FileChange], tmp_path: Path
+) -> None:
+    source, target = tmp_path / "in" / "export", tmp_path / "in" / "renamed"
+    source.mkdir()
+    build_temp_path(source).symlink_to("export/renamed")  # what the run was about to do
+    write_record(changes, [DirectoryMove(source, target, os.lstat(source).st_ino)])
+    (run,) = find_half_done_runs([tmp_path / "in"])
+    end_run(run, undo=undo)
+    assert sorted(os.listdir(tmp_path / "in")) == ["a", "b", "export" if undo else "renamed"]
+
+
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_of_an_ended_run_a_staged_directory_goes_but_no_other_of_its_name(
     is_ours: bool, changes: list[FileChange], tmp_path: Path
