@@ -10,6 +10,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 from architectures import Architecture, build_layout, draw_architecture
 from vllmwheel import find_wheel
@@ -49,7 +50,10 @@ class Worker:
         with self.witness.modules.importable():
             import vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker as nixl
 
-            self.worker = nixl.NixlBaseConnectorWorker
+            self.worker, self.compute_tp_mapping = (
+                nixl.NixlBaseConnectorWorker,
+                nixl.compute_tp_mapping,
+            )
 
     def accepts(
         self, prefill: Architecture, decode: Architecture, kernel_block: int | None
@@ -59,6 +63,7 @@ class Worker:
         if None in sides:
             return None
         remote, local = (side for side in sides if side is not None)
+        self.remote_block_size = remote.block_size
         heads = next(layer.heads for layer in decode.layers if layer.kind != "mamba")
         uses_mla = "mla" in next(layer.kind for layer in decode.layers if layer.kind != "mamba")
         topology = SimpleNamespace(
@@ -118,9 +123,25 @@ class Worker:
                     if meta.block_lens != remote.block_lens:
                         return None  # lengths of kernel blocks are another matter
                 self.worker._validate_remote_agent_handshake(worker, meta, prefill.tp)
+                if self.version == "0.33" and prefill.tp > decode.tp and not uses_mla:
+                    self._split_regions(worker, topology, prefill.tp, local.spec_types)
             except REFUSALS:
                 return False
         return True
+
+    def _split_regions(
+        self, worker: SimpleNamespace, topology: Any, ranks: int, spec_types: tuple[type, ...]
+    ) -> None:
+        """Split one region of attention among the ranks of prefill, as vLLM 0.33 does."""
+        topology.is_mla, topology.tp_rank = False, 0
+        topology.dcp_consumer_count = lambda *_: 1
+        plan = self.compute_tp_mapping(topology, ranks, spec_types)
+        ratio = worker.transfer_topo.block_size_ratio(self.remote_block_size)
+        worker._group_spec_types, worker._ple_region_index = spec_types, None
+        worker._strided_desc_starts = lambda descriptors: descriptors[:, 0]
+        worker._fa_desc_replicated = lambda starts, *_: starts != 0
+        region = numpy.array([[0, 64, 0, 0, 1]])
+        next(self.worker._build_local_splits_from_plan(worker, plan, region, 1, ratio))
 
     def _describe(
         self, architecture: Architecture, kernel_block: int | None
@@ -158,6 +179,7 @@ class Worker:
             kernel_blocks=kernel_blocks,
             block_lens=[spec.page_size_bytes // kernel_blocks for spec in specs],
             has_states=any(isinstance(spec, interface.MambaSpec) for spec in specs),
+            spec_types=tuple(map(type, first_specs)),
             is_hybrid=any(not isinstance(spec, interface.FullAttentionSpec) for spec in judged),
         )
 

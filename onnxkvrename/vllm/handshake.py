@@ -182,11 +182,7 @@ def _check_sides(
             "equal ones where not all layers are full attention of one size",
             f"choose settings that give equal blocks: manifest shows them; {_KERNEL_HINT}",
         )
-    elif (
-        read != written
-        and has_more_ranks
-        and not (prefill.uses_mla or is_replicated or prefill.has_states)
-    ):
+    elif read != written and has_more_ranks and _reads_several_slices(prefill, decode, heads):
         yield build_finding(
             "KV622",
             "",
@@ -194,6 +190,17 @@ def _check_sides(
             "wants equal ones where prefill has more ranks",
             f"choose one block size for both sides; {_KERNEL_HINT}",
         )
+
+
+def _reads_several_slices(prefill: _Side, decode: _Side, heads: int | None) -> bool:
+    """Return whether a rank of decode reads heads of several ranks of prefill.
+
+    States let heads be replicated (``_build_local_splits_from_plan`` of 0.33), so that several
+    ranks may hold the same ones.
+    """
+    if prefill.uses_mla or heads is None:
+        return False
+    return heads > decode.ranks if prefill.has_states else heads >= prefill.ranks
 
 
 def _can_split_blocks(prefill: _Side, decode: _Side, version: str) -> bool:

@@ -108,3 +108,14 @@ def test_kernel_blocks_count_where_backends_divide_blocks() -> None:
     assert any("prefix caching must be off" in note for note in handshake.notes)
     with pytest.raises(KvRenameError, match="a kernel's block of 24 tokens does not divide vLLM's"):
         meet(PLAIN, (64, 16), kernel=24)
+
+
+def test_beside_states_decode_may_read_larger_blocks_of_one_slice() -> None:
+    model = build_layers(
+        build_attention(0, heads=2, size=256), build_linear(1, (512, 3), (8, 64, 64))
+    )
+    # Two ranks of prefill have a head each, and one rank of decode reads both.
+    (finding,) = meet(model, (48, 96), (2, 1)).findings
+    assert "wants equal ones where prefill has more ranks" in finding.message
+    # Four have two heads twice, and each of two ranks reads one.
+    assert not meet(model, (48, 96), (4, 2)).findings
