@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy
 import pytest
-from architectures import Architecture, build_layout, draw_architecture
+from architectures import Architecture, LayerShape, build_layout, draw_architecture
 from vllmwheel import find_wheel
 from witness import Witness
 
@@ -211,3 +211,23 @@ def test_vllm_refuses_the_same_pairs(version: str) -> None:
         assert accepted == (not findings), (prefill, decode, findings)
         seen[findings[0].code if findings else "accepted"] += 1
     assert min(seen[key] for key in ("accepted", "KV619", "KV622")) > 3, seen
+
+
+@pytest.mark.parametrize("version", ["0.24", "0.33"])
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 1), (4, 2), (1, 2)])
+def test_vllm_refuses_the_same_blocks_beside_states(version: str, ranks: tuple[int, int]) -> None:
+    layers = (
+        LayerShape("full_attention", 2, 256, 256, None, (), "FLOAT16"),
+        LayerShape("mamba", 0, 0, 0, None, ((512, 3), (8, 64, 64)), "FLOAT16"),
+    )
+    prefill, decode = (
+        Architecture(layers, size, count) for size, count in zip((48, 96), ranks, strict=True)
+    )
+    requests = (
+        ProjectionRequest(48, ranks[0], version),
+        ProjectionRequest(96, ranks[1], version),
+    )
+    layout = build_layout(decode)
+    findings = check_handshake((layout, layout), requests).findings
+    assert Worker(version).accepts(prefill, decode, None) == (not findings)
+    assert bool(findings) == (version == "0.24" or ranks == (2, 1))
