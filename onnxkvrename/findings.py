@@ -42,6 +42,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV124": ("warning", "a local function defined more than once, byte for byte the same"),
     "KV201": ("error", "a new name is already in use"),
     "KV202": ("error", "buffers already carry another token"),
+    "KV203": ("error", "a buffer that is not what the names of the profile of --to say"),
     "KV301": ("error", "a layer in two windows"),
     "KV302": ("error", "a layer in no window"),
     "KV303": ("error", "windows with different tokens, or only some with one"),

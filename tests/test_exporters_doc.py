@@ -90,12 +90,18 @@ def make_qnn(root: Path) -> None:
     saved(model, root / "qnn" / "model.onnx")
 
 
+def make_both(root: Path) -> None:
+    make_t5(root)
+    make_optimum(root)
+
+
 MAKERS: dict[str, Callable[[Path], None]] = {
     "optimum": make_optimum,
     "t5": make_t5,
     "genai": make_genai,
     "whisper": make_whisper,
     "qnn": make_qnn,
+    "convert": make_both,
 }
 
 

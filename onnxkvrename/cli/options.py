@@ -187,6 +187,19 @@ def pick_profile(
     return picked
 
 
+def add_target(rules: Rules, profile: str | None) -> Rules:
+    """Return rules that give buffers the names of another profile, if one is named.
+
+    Raises:
+        RulesError: There is no such profile, or it cannot be used.
+    """
+    if profile is None:
+        return rules
+    from onnxkvrename.rules.load import load_rules
+
+    return rules._replace(target=load_rules(profile))
+
+
 def add_rules_option() -> Decorator:
     """Add ``--rules``, a file with rules of the user's own."""
     return click.option(

@@ -27,6 +27,7 @@ from onnxkvrename.cli.options import (
     add_quiet_option,
     add_rules_option,
     add_strict_option,
+    add_target,
     add_verbose_option,
     add_version_option,
     complete_consumer,
@@ -95,6 +96,7 @@ class _Arguments(NamedTuple):
     strict: bool
     force: bool
     profile: str | None
+    to: str | None
     rules: Path | None
     pairs: str | None
     jobs: int | None
@@ -192,6 +194,12 @@ class _Arguments(NamedTuple):
     help="Overwrite existing and read-only files; write through symbolic and hard links.",
 )
 @add_profile_option()
+@click.option(
+    "--to",
+    metavar="NAME",
+    help="Give the buffers the names of this profile, if they are made and laid out as it says. "
+    "They keep their token, unless --prefix or --strip is given.",
+)
 @add_rules_option()
 @add_pairs_option()
 @add_jobs_option()
@@ -242,10 +250,14 @@ def _rename_models(arguments: _Arguments, view: RenameView) -> Report:
     token = _resolve_token(arguments)
     _check_destination_options(arguments)
     change = TokenChange(
-        token, strip=arguments.strip, replace=arguments.replace, normalize=arguments.normalize
+        token,
+        strip=arguments.strip,
+        replace=arguments.replace,
+        normalize=arguments.normalize,
+        keeps_tokens=arguments.to is not None and token is None and not arguments.strip,
     )
     options = _build_options(arguments, view)
-    rules = _load_rules(arguments)
+    rules = add_target(_load_rules(arguments), arguments.to)
     check_token_change(change)
     if change.strip and change.replace:
         raise click.UsageError("--strip and --replace cannot both be")
@@ -264,6 +276,7 @@ def _rename_models(arguments: _Arguments, view: RenameView) -> Report:
     if report.has_no_buffers and is_default:
         rules = _pick_rules([job.model for job in jobs], arguments)
         if rules.choice is not None:
+            rules = add_target(rules, arguments.to)
             report = _run_jobs(jobs, change, rules, options, arguments)
     return report._replace(profile=rules.profile_choice)
 
@@ -414,7 +427,7 @@ def _resolve_token(arguments: _Arguments) -> str | None:
         return choose_token(arguments.target, arguments.prefix, strip=arguments.strip)
     if arguments.full_transfer:
         raise click.UsageError("--full-transfer is for --target")
-    if arguments.prefix is None and not arguments.strip:
+    if arguments.prefix is None and not (arguments.strip or arguments.to):
         raise click.UsageError("no --prefix given: the token to put in, for example --prefix VLLM")
     return arguments.prefix
 

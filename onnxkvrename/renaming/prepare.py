@@ -120,6 +120,10 @@ def _prepare_open_model(
     findings = list(model.findings)
     if has_new_names:
         findings += (f for check in options.checks for f in check(job, rules, change))
+    if rules.target is not None and has_new_names:
+        from onnxkvrename.verification.conversion import check_conversion  # only for --to
+
+        findings += check_conversion(opened.source, model.plan, rules)
     if options.verify:
         result = build_spliced_source(opened.source, splice_plan.pieces)
         findings += _verify_result(result, splice_plan.expected_signature, change, rules)
@@ -176,6 +180,8 @@ def _verify_result(
     """Return a finding for each property that cannot be proved of the unwritten result."""
     from onnxkvrename.verification.verify import prove_retention
 
+    if rules.target is not None:
+        rules, change = rules.target, TokenChange(None)
     plan = build_rename_plan(signature, rules, change)
     return prove_retention(result, plan.pairs, plan.updates_by_kind, rules.name)[1]
 
@@ -217,7 +223,7 @@ def _check_output(
 def _build_feed_back_call(rules: Rules, model: KvModel, job: RenameJob) -> str | None:
     """Return the call that hands the result back to its exporter, if the profile knows one."""
     token = model.plan.token_change.final_token
-    if not model.pairs or not token:
+    if not model.pairs or not token or rules.target is not None:
         return None
     names = [value.name for value in model.signature.inputs]
     return rules.format_feed_back_call(names, str(job.output), token)

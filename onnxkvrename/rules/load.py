@@ -293,6 +293,10 @@ def _parse_kv_rule(table: ObjectReader) -> KvRule:
         if names - set(buffers_by_kind):
             raise table.build_error(key, f"{min(names - set(buffers_by_kind))} is not in kinds")
     updates_by_kind = {kind: _read_update(updates, kind) for kind in updates.values}
+    defaults = table.read_object("defaults", "a table of groups", default={})
+    for group in defaults.values:
+        if not any(group in pattern.groups for pattern in patterns.values()):
+            raise table.build_error("defaults", f"{group} is no group of a pattern")
     for kind, kind_table in tables.items():
         if kind_table.update and kind in updates_by_kind:
             raise table.build_error("update", f"{kind} has an update in kinds, too: leave out one")
@@ -309,6 +313,7 @@ def _parse_kv_rule(table: ObjectReader) -> KvRule:
         tuple(updates_by_kind.items()),
         open_kinds,
         {kind: kind_table.rule for kind, kind_table in tables.items()},
+        {group: defaults.read_string(group) for group in defaults.values},
     )
 
 

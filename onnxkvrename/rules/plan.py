@@ -29,12 +29,14 @@ class TokenChange(NamedTuple):
         strip: Whether to take the token out instead of putting one in.
         replace: Whether a different token in a name may be replaced.
         normalize: Whether outputs get the suffix that consumers pair with an input.
+        keeps_tokens: Whether names keep the token that they have, if they change otherwise.
     """
 
     token: str | None
     strip: bool = False
     replace: bool = False
     normalize: bool = False
+    keeps_tokens: bool = False
 
     @property
     def final_token(self) -> str:
@@ -43,7 +45,7 @@ class TokenChange(NamedTuple):
 
     def can_replace(self, token: str) -> bool:
         """Return whether a name that carries ``token``, or none if empty, may be renamed."""
-        if token in ("", self.final_token) or self.replace:
+        if token in ("", self.final_token) or self.replace or self.keeps_tokens:
             return True
         return self.strip and self.token in (None, token)
 
@@ -345,7 +347,8 @@ def _map_changed_names(sides: Iterable[PairSide | None]) -> dict[str, str]:
 
 
 def _build_pair_side(value: Value, match: NameMatch, rules: Rules, change: TokenChange) -> PairSide:
-    renamed = rules.rewrite_name(match, change.final_token, normalize=change.normalize)
+    token = match.token if change.keeps_tokens else change.final_token
+    renamed = rules.rewrite_name(match, token, normalize=change.normalize)
     return PairSide(
         value,
         match.token,

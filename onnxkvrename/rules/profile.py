@@ -109,6 +109,7 @@ class KvRule(NamedTuple):
         updates: Some kinds, each with how its buffers are meant to be updated.
         open_kinds: Kinds whose buffers may also be of other kinds, as their shapes say.
         kind_rules: What is said of some kinds beyond that.
+        defaults: What groups of the patterns are in a name that another profile's becomes.
     """
 
     patterns: Mapping[str, Pattern]
@@ -118,6 +119,7 @@ class KvRule(NamedTuple):
     updates: tuple[tuple[str, str], ...] = ()
     open_kinds: frozenset[str] = frozenset()
     kind_rules: Mapping[str, KindRule] = _NOTHING
+    defaults: Mapping[str, str] = _NOTHING
 
     def get_kind_rule(self, kind: str) -> KindRule:
         """Return what is said of a kind beyond the names of its parts."""
@@ -302,6 +304,7 @@ class Rules(NamedTuple):
         branches: Inputs that choose a branch of the graph by the step.
         sidecar_rules: Files that repeat the names, in addition to those of known formats.
         choice: How the profile was picked; ``None`` if the user or the default names it.
+        target: The profile whose names the buffers get; ``None`` for this one's.
     """
 
     name: str
@@ -316,6 +319,7 @@ class Rules(NamedTuple):
     branches: tuple[BranchRule, ...] = ()
     sidecar_rules: tuple[SidecarRule, ...] = ()
     choice: ProfileChoice | None = None
+    target: Rules | None = None
 
     @property
     def profile_choice(self) -> ProfileChoice:
@@ -370,7 +374,7 @@ class Rules(NamedTuple):
         for rule in self.feed_back_rules:
             if any(rule.input_pattern.matches(name) for name in names):
                 quoted = path.replace("\\", "\\\\").replace('"', '\\"')
-                return _fill_template(rule.call_template, {"path": quoted, "token": token}, token)
+                return fill_template(rule.call_template, {"path": quoted, "token": token}, token)
         return None
 
     def normalize_suffix(self, match: NameMatch) -> str:
@@ -390,10 +394,14 @@ class Rules(NamedTuple):
             RulesError: The new name does not lead back to the same buffer, layer and
                 token, so the rename could not be undone.
         """
+        if self.target is not None:
+            from onnxkvrename.rules.language.conversion import convert_name  # only for --to
+
+            return convert_name(match, token, self, self.target)
         parts = {**match.groups, "token": token}
         if normalize and "suffix" in parts:
             parts["suffix"] = self.normalize_suffix(match)
-        name = _fill_template(match.rule.templates[match.side], parts, token)
+        name = fill_template(match.rule.templates[match.side], parts, token)
         hint = f"mend the {match.side}_name template in profile {self.name}"
         if len(name) > MAX_NAME_SIZE:
             problem = f"makes a name of more than {MAX_NAME_SIZE:,} characters"
@@ -432,6 +440,7 @@ def find_token_error(token: str) -> str | None:
     return None
 
 
-def _fill_template(template: str, parts: Mapping[str, str], token: str) -> str:
+def fill_template(template: str, parts: Mapping[str, str], token: str) -> str:
+    """Return the text that a template writes; what is in brackets only with a token."""
     text = OPTIONAL_PART.sub(lambda part: part[1] if token else "", template)
     return PLACEHOLDER.sub(lambda placeholder: parts[placeholder[1]], text)

@@ -14,9 +14,9 @@ from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Signature
 from onnxkvrename.patterns.pattern import Pattern
-from onnxkvrename.rules.kv_model import KvModel, check_models_together, scan_model
+from onnxkvrename.rules.kv_model import KvModel, check_models_together, read_kv_model, scan_model
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange
-from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.profile import SIDES, Rules
 from onnxkvrename.rules.results import ModelReport, report_model
 from onnxkvrename.sidecars.stale import find_stale_sidecars
 from onnxkvrename.verification.dataflow import BufferFlow, check_buffer_flows, trace_buffer_flows
@@ -277,17 +277,21 @@ def _run_retention(
     model: KvModel, model_size: int, rules: Rules, request: VerifyRequest
 ) -> tuple[RetentionRun | None, tuple[Finding, ...]]:
     """Run the retention loop; return KV119 if it could not be run."""
-    expected = None
+    expected, is_converted = None, False
     if request.reference is not None:
+        own_rules = _choose_reference_rules(request.reference, rules, model)
+        is_converted = own_rules.name != rules.name
         with open_model(request.reference) as opened:
             source, signature = opened.source, opened.signature
             scanned = scan_model(
-                source, signature, request.reference, rules, data_beside=opened.file
+                source, signature, request.reference, own_rules, data_beside=opened.file
             )
-            expected = scanned.model, opened.file.size
+            expected = scanned.model, opened.file.size, own_rules
     try:
-        reference = None if expected is None else build_runnable_model(*expected, rules)
-        runnable = build_runnable_model(model, model_size, rules)
+        reference = None
+        if expected is not None:
+            reference = build_runnable_model(*expected, by_role=is_converted)
+        runnable = build_runnable_model(model, model_size, rules, by_role=is_converted)
         return check_retention(runnable, reference, dims=request.dims, limits=request.limits)
     except ModelError as error:
         where = f" ({error.path})" if error.path not in (None, model.path) else ""
@@ -296,8 +300,19 @@ def _run_retention(
         return None, (build_finding("KV119", "", message, hint),)
 
 
+def _choose_reference_rules(reference: Path, rules: Rules, model: KvModel) -> Rules:
+    """Return the rules of a reference, whose names another profile may know: a conversion."""
+    signature = read_kv_model(reference, rules, check_data=False).signature
+    names = {value.name for value in (*signature.inputs, *signature.outputs)}
+    if not model.pairs or any(rules.match(side, n) for n in names for side in SIDES):
+        return rules
+    from onnxkvrename.rules.pick import pick_rules  # only after a conversion
+
+    return pick_rules([reference], None, None)
+
+
 def build_runnable_model(
-    model: KvModel, model_size: int, rules: Rules | None = None
+    model: KvModel, model_size: int, rules: Rules | None = None, *, by_role: bool = False
 ) -> RunnableModel:
     """Return what a run needs of a model.
 
@@ -305,6 +320,7 @@ def build_runnable_model(
         model: The model.
         model_size: Bytes of its file.
         rules: The rules that say what symbols mean, and which inputs choose a branch.
+        by_role: Whether buffers are identified by what is in them, as in another profile.
 
     Raises:
         ModelError: Not all of its external data can be used: onnxruntime must not open it.
@@ -315,7 +331,7 @@ def build_runnable_model(
         raise ModelError(message, path=model.path)
     pairs = [
         RunnablePair(
-            (pair.scope, pair.buffer, str(pair.layer)),
+            (pair.scope, _identify_part(pair, by_role=by_role), str(pair.layer)),
             pair.input.old_name if pair.input is not None else None,
             pair.output.old_name if pair.output is not None else None,
             model.plan.updates_by_kind.get(pair.kind, ""),
@@ -326,3 +342,11 @@ def build_runnable_model(
     branches = {} if rules is None else {rule.input_name: rule.first for rule in rules.branches}
     meanings = model.plan.dims
     return RunnableModel(Path(model.path), pairs, model_size + data_size, meanings, branches)
+
+
+def _identify_part(pair: KvPair, *, by_role: bool) -> str:
+    if not by_role:
+        return pair.buffer
+    from onnxkvrename.rules.language.conversion import describe_part
+
+    return describe_part(pair.cache or pair.kind, pair.buffer, pair.role)

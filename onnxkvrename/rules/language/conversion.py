@@ -1,0 +1,134 @@
+"""Names of one profile as another one writes them, by what is in a buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from onnxkvrename.errors import RulesError
+from onnxkvrename.rules.profile import KvRule, NameMatch, Rules, fill_template
+
+_ROLES_BY_PART = {
+    **{f"{role}{end}": role for role in ("key", "value") for end in ("", "_self", "_cross")},
+    "compressed_kv": "latent",
+    "k_pe": "rope",
+    "conv_state": "conv",
+    "recurrent_state": "recurrent",
+}
+"""The roles of parts in profiles that list them, without the ``past_`` before them."""
+_FAMILIES = {
+    "full_attention": "attention",
+    "sliding_window": "attention",
+    "chunked_local_attention": "attention",
+    "mla_attention": "mla",
+    "sliding_window_mla": "mla",
+    "cross_attention": "cross",
+    "mamba": "linear",
+}
+"""The words for kinds that differ in how much of the context they hold, or not at all."""
+
+
+def describe_part(kind: str, buffer: str, role: str) -> str:
+    """Return what a buffer is, in words that all profiles share.
+
+    Args:
+        kind: The kind that settles what vLLM calls it.
+        buffer: The part of its layer.
+        role: What is in it; empty if its profile does not say.
+    """
+    plain = buffer.removeprefix("past_")
+    return f"{_FAMILIES.get(kind, kind)} {role or _ROLES_BY_PART.get(plain, plain)}"
+
+
+class PartOfKind(NamedTuple):
+    """A part of a kind in some rules.
+
+    Attributes:
+        rule: The rule.
+        kind: The kind.
+        part: The part.
+    """
+
+    rule: KvRule
+    kind: str
+    part: str
+
+    @property
+    def role(self) -> str:
+        """What is in it; the part's own name if nothing says it."""
+        known = self.rule.get_kind_rule(self.kind).roles.get(self.part)
+        plain = self.part.removeprefix("past_")
+        return known or _ROLES_BY_PART.get(plain, plain)
+
+    @property
+    def cache(self) -> str:
+        """The kind that settles what vLLM calls it."""
+        return self.rule.get_kind_rule(self.kind).cache or self.kind
+
+    @property
+    def family(self) -> str:
+        """The kind without what it says of windows."""
+        return _FAMILIES.get(self.cache, self.cache)
+
+
+def convert_name(match: NameMatch, token: str, source: Rules, target: Rules) -> str:
+    """Return the name that another profile gives a buffer.
+
+    Args:
+        match: The name in its own profile.
+        token: The token to write; empty for none.
+        source: Its profile.
+        target: The other one.
+
+    Raises:
+        RulesError: The other profile has no name for such a buffer, or its name would not lead
+            back to this one.
+    """
+    part = find_counterpart(match, target)
+    if part is None:
+        own = PartOfKind(match.rule, match.kind, match.buffer)
+        raise RulesError(
+            f"profile {target.name} has no name for {own.role} of {own.family}, such as "
+            f"{match.buffer} of layer {match.layer}",
+            hint="a profile that has all kinds of buffers of this model",
+        )
+    name = _write_name(match, token, part)
+    reread = target.match(match.side, name)
+    back = None
+    if reread is not None and (reread.buffer, reread.layer) == (part.part, match.layer):
+        own = PartOfKind(match.rule, match.kind, match.buffer)
+        back = _write_name(reread, match.token, own)
+    original = fill_template(match.rule.templates[match.side], match.groups, match.token)
+    if back != original:
+        raise RulesError(
+            f"{original!r} would be {name!r} in profile {target.name}, which leads back to "
+            f"{back!r}: the names of that profile say less",
+            hint="it can only be renamed within its own profile",
+        )
+    return name
+
+
+def find_counterpart(match: NameMatch, target: Rules) -> PartOfKind | None:
+    """Return the part of another profile that is what a name's buffer is; ``None`` for none.
+
+    Of several, the one whose kind has the same name, or the same word, comes first.
+    """
+    own = PartOfKind(match.rule, match.kind, match.buffer)
+    found = [p for p in _list_parts(target) if (p.role, p.family) == (own.role, own.family)]
+    found.sort(key=lambda part: (part.kind != own.kind, part.cache != own.cache))
+    return next(iter(found), None)
+
+
+def _list_parts(rules: Rules) -> Iterator[PartOfKind]:
+    for rule in rules.kv_rules:
+        for part, kind in rule.kinds_by_buffer.items():
+            yield PartOfKind(rule, kind, part)
+
+
+def _write_name(match: NameMatch, token: str, part: PartOfKind) -> str:
+    pattern = part.rule.patterns[match.side]
+    parts = dict.fromkeys(pattern.groups, "") | dict(part.rule.defaults)
+    parts |= {"buffer": part.part, "layer": match.groups["layer"], "token": token}
+    if match.scope and "scope" in parts:
+        parts["scope"] = match.scope
+    return fill_template(part.rule.templates[match.side], parts, token)

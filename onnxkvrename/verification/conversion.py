@@ -1,0 +1,93 @@
+"""Check that buffers are made and laid out as the profile says whose names they are to get."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.layout.updates import UNKNOWN_UPDATE, BufferUpdate
+from onnxkvrename.model.protobuf import ByteSource
+from onnxkvrename.model.signature import format_shape
+from onnxkvrename.rules.language.conversion import find_counterpart
+from onnxkvrename.rules.plan import KvPair, RenamePlan
+from onnxkvrename.rules.profile import NameMatch, Rules
+from onnxkvrename.verification import trace_buffer_updates
+
+_KEEPING_UPDATES = ("inplace", "shift", "once")
+"""The ways to update a buffer that leave it where it is."""
+_USUAL_AXES = {"attention": ("batch", "heads", "sequence", "head")}
+"""The axes of buffers whose profile does not name them."""
+_TOKEN_AXES = {"sequence", "window", "encoder"}
+
+
+def check_conversion(source: ByteSource, plan: RenamePlan, rules: Rules) -> Iterator[Finding]:
+    """Yield KV203 for buffers that are not what the names of another profile say.
+
+    Args:
+        source: The bytes of the model.
+        plan: Its pairs.
+        rules: The profile of their names, with the other one as its target.
+
+    Raises:
+        ReadError: The file of the model cannot be read.
+    """
+    updates = trace_buffer_updates(source, plan.pairs)
+    reasons: dict[str, list[str]] = {}
+    for pair in plan.pairs:
+        side = "input" if pair.input is not None else "output"
+        match = rules.match(side, pair.sides[0].old_name)
+        if match is None or rules.target is None:
+            continue
+        name = pair.sides[-1].old_name
+        update = updates.get(name, UNKNOWN_UPDATE)
+        meant = plan.updates_by_kind.get(pair.kind, "")
+        for reason in _list_reasons(pair, match, update, meant, rules.target):
+            reasons.setdefault(reason, []).append(name)
+    for reason, names in reasons.items():
+        more = f", like {len(names) - 1} more" if len(names) > 1 else ""
+        hint = "convert to a profile that fits, or export the model with another kind of cache"
+        yield build_finding("KV203", names[0], f"{reason}{more}", hint)
+
+
+def _list_reasons(
+    pair: KvPair, match: NameMatch, update: BufferUpdate, meant: str, target: Rules
+) -> Iterator[str]:
+    counterpart = find_counterpart(match, target)
+    if counterpart is None:
+        return
+    rule, family = counterpart.rule.get_kind_rule(counterpart.kind), counterpart.family
+    expected = target.updates_by_kind.get(counterpart.kind, "")
+    says = f"names of profile {target.name} say"
+    if len(pair.sides) == 2 and not _is_update(update, meant, expected):
+        done = update.label or meant or "not known"
+        needed = BufferUpdate(expected).label  # type: ignore[arg-type]
+        yield f"has another update than {says}: {done}, not {needed}"
+    if len(pair.sides) == 1 and not {"input" if pair.input else "output"} <= set(rule.alone):
+        yield f"has one side only, other than {says}"
+    axes = rule.axes.get(counterpart.part, _USUAL_AXES.get(family, ()))
+    shape = next((side.value.shape for side in pair.sides if side.value.shape), ())
+    if axes and shape and not _are_axes(pair.axes or ("",) * len(shape), axes):
+        words = ", ".join(word or "?" for word in pair.axes)
+        known = f" ({words})" if words else ""
+        yield f"has other axes than {says}: {format_shape(shape)}{known}, not {', '.join(axes)}"
+
+
+def _is_update(update: BufferUpdate, meant: str, expected: str) -> bool:
+    """Return whether a buffer is updated as expected; where the graph is not clear, as meant.
+
+    What stays in place can be fed back like what grows, but not the other way round.
+    """
+    if not expected or update.kind == expected:
+        return True
+    if update.kind == "unknown":
+        return meant == expected
+    return update.kind in _KEEPING_UPDATES and expected in (*_KEEPING_UPDATES, "append")
+
+
+def _are_axes(axes: Sequence[str], expected: Sequence[str]) -> bool:
+    if len(axes) != len(expected):
+        return False
+    return all(
+        not word or word == other or {word, other} <= _TOKEN_AXES
+        for word, other in zip(axes, expected, strict=True)
+    )

@@ -1,0 +1,142 @@
+"""--to gives buffers the names of another profile, where they are what those names say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+from conftest import FIXTURES
+from exporter_models import (
+    HEAD,
+    HEADS,
+    HUGGING_FACE,
+    build_decoder,
+    build_merged_decoder,
+    build_model,
+    build_qnn_decoder,
+    list_caches,
+)
+from models import saved
+from onnx import ModelProto
+
+STATIC = ("batch_size", HEADS, 16, HEAD)
+
+
+def build_static_decoder() -> ModelProto:
+    """A decoder with Hugging Face's names that writes in place."""
+    return build_model(list_caches(HUGGING_FACE, shape=STATIC, update="inplace"))
+
+
+def list_names(path: Path) -> set[str]:
+    graph = onnx.load(path).graph
+    return {value.name for value in (*graph.input, *graph.output)}
+
+
+@pytest.mark.parametrize(
+    ("build", "own", "other", "example"),
+    [
+        (build_merged_decoder, "huggingface", "ort-encdec", "present_key_self_0"),
+        (build_merged_decoder, "huggingface", "ort-encdec", "past_value_cross_0"),
+        (build_static_decoder, "huggingface", "qeff", "past_key.1_RetainedState"),
+    ],
+)
+def test_a_model_gets_the_names_and_comes_back(
+    build, own: str, other: str, example: str, tmp_path: Path, run
+) -> None:
+    source, there, back = (tmp_path / f"{name}.onnx" for name in ("m", "there", "back"))
+    saved(build(), source)
+    assert run(source, "--to", other, "--verify", "-q", "-o", there).code == 0
+    assert example in list_names(there)
+    assert run(there, "--to", own, "-q", "-o", back).code == 0
+    assert back.read_bytes() == source.read_bytes()
+
+
+def test_the_converted_model_computes_the_same(tmp_path: Path, run) -> None:
+    pytest.importorskip("onnxruntime")
+    source, there = saved(build_merged_decoder(), tmp_path / "m.onnx"), tmp_path / "there.onnx"
+    run(source, "--to", "ort-encdec", "-q", "-o", there)
+    outcome = run("verify", there, "--run", "--reference", source, "--format", "json")
+    (found,) = json.loads(outcome.out)["models"]
+    assert (outcome.code, found["run"]["same_as"]) == (0, str(source))
+
+
+def test_the_token_stays_unless_another_is_asked_for(tmp_path: Path, run) -> None:
+    model = saved(build_static_decoder(), tmp_path / "m.onnx")
+    run(model, "--prefix", "VLLM", "-q")
+    for more, example in (
+        ((), "past_key.0_VLLM_RetainedState"),
+        (("--strip",), "past_key.0_RetainedState"),
+        (("--prefix", "NEW", "--replace"), "past_key.0_NEW_RetainedState"),
+    ):
+        result = tmp_path / "to.onnx"
+        assert run(model, "--to", "qeff", *more, "-q", "-o", result, "--force").code == 0
+        assert example in list_names(result)
+
+
+@pytest.mark.parametrize(
+    ("build", "target", "reason"),
+    [
+        (
+            build_decoder,
+            "qeff",
+            "present.0.key has another update than names of profile qeff say: grows along axis 2, "
+            "not written in place, like 3 more",
+        ),
+        (
+            build_qnn_decoder,
+            "huggingface",
+            "past_key_0_out has another update than names of profile huggingface say: new "
+            "positions only along axis 3, not grows, like 1 more",
+        ),
+        (
+            build_decoder,
+            "qnn",
+            "present.0.key has other axes than names of profile qnn say: [batch_size, 2, "
+            "past_sequence_length, 4] (batch, ?, sequence, ?), not heads, batch, head, sequence",
+        ),
+        (
+            lambda: build_model(list_caches(HUGGING_FACE, shape=STATIC[1:], update="inplace")),
+            "qeff",
+            "present.0.key has other axes than names of profile qeff say: [2, 16, 4]",
+        ),
+        (
+            lambda: build_model(
+                [cache._replace(input=None) for cache in list_caches(HUGGING_FACE)]
+            ),
+            "qeff",
+            "present.0.key has one side only, other than names of profile qeff say",
+        ),
+    ],
+)
+def test_what_the_names_would_belie_is_refused(
+    build, target: str, reason: str, tmp_path: Path, run
+) -> None:
+    model = saved(build(), tmp_path / "m.onnx")
+    before = model.read_bytes()
+    outcome = run(model, "--to", target)
+    assert outcome.code == 1
+    assert f"error KV203: {reason}" in outcome.err
+    assert model.read_bytes() == before
+
+
+def test_a_buffer_without_a_name_there_is_refused(tmp_path: Path, run) -> None:
+    scale = ("batch_size", HEADS, 16)
+    caches = list_caches(HUGGING_FACE, shape=STATIC, update="inplace")
+    scales = list_caches(HUGGING_FACE, parts=["key_scale"], shape=scale, update="inplace")
+    model = saved(build_model([*caches, *scales]), tmp_path / "m.onnx")
+    outcome = run(model, "--to", "qeff")
+    assert outcome.code == 2
+    assert "profile qeff has no name for key_scale of attention" in outcome.err
+
+
+def test_a_name_that_would_not_come_back_is_refused(run) -> None:
+    outcome = run(FIXTURES / "plain" / "internal_suffix.onnx", "--to", "whisper", "-n")
+    assert outcome.code == 2
+    assert "the names of that profile say less" in outcome.err
+
+
+def test_a_profile_must_be_there(decoder: Path, run) -> None:
+    outcome = run(decoder, "--to", "nobody")
+    assert (outcome.code, "no profile is called nobody" in outcome.err) == (2, True)
