@@ -21,6 +21,8 @@ from exporter_models import (
 from models import saved
 from onnx import ModelProto
 
+import onnxkvrename
+
 STATIC = ("batch_size", HEADS, 16, HEAD)
 
 
@@ -135,6 +137,23 @@ def test_a_name_that_would_not_come_back_is_refused(run) -> None:
     outcome = run(FIXTURES / "plain" / "internal_suffix.onnx", "--to", "whisper", "-n")
     assert outcome.code == 2
     assert "the names of that profile say less" in outcome.err
+
+
+def test_the_library_converts_too(tmp_path: Path) -> None:
+    model, there = saved(build_static_decoder(), tmp_path / "m.onnx"), tmp_path / "there.onnx"
+    report = onnxkvrename.rename(model, to="qeff", output=there)
+    assert report.name_map["present.0.key"] == "past_key.0_RetainedState"
+    assert onnxkvrename.rename_all(there, "VLLM", to="huggingface").models[0].status == "renamed"
+    assert "present.0.key_VLLM" in list_names(there)
+    with pytest.raises(TypeError):
+        onnxkvrename.rename(model, to=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("more", [("--seed-cache",), ("--target", "vllm-qaic")])
+def test_what_does_not_go_with_it_is_said(more: tuple[str, ...], decoder: Path, run) -> None:
+    outcome = run(decoder, "--to", "whisper", *more)
+    assert outcome.code == 2
+    assert "--to goes with neither --seed-cache nor --target" in outcome.err
 
 
 def test_a_profile_must_be_there(decoder: Path, run) -> None:

@@ -39,12 +39,13 @@ def load_rules(rules: RulesLike = None) -> Rules:
     return load() if rules is None else load(str(rules))
 
 
-def load_rules_for(rules: RulesLike, paths: Iterable[Path]) -> Rules:
+def load_rules_for(rules: RulesLike, paths: Iterable[Path], to: str | None = None) -> Rules:
     """Return the rules for some models: those that were given, or those that know the names.
 
     Args:
         rules: As for :func:`load_rules`, or ``"auto"``.
         paths: The models.
+        to: The profile whose names the buffers get; ``None`` for their own.
 
     Raises:
         RulesError: They cannot be used, or several profiles know the names equally well.
@@ -54,8 +55,10 @@ def load_rules_for(rules: RulesLike, paths: Iterable[Path]) -> Rules:
     from onnxkvrename.rules.pick import pick_rules
 
     if rules is None or rules == "auto":
-        return pick_rules(list(paths), rules, None)
-    return load_rules(rules)
+        loaded = pick_rules(list(paths), None if rules is None else "auto", None)
+    else:
+        loaded = load_rules(rules)
+    return loaded if to is None else loaded._replace(target=load_rules(as_text(to, "to")))
 
 
 def list_rules_files(rules: RulesLike) -> tuple[Path, ...]:
@@ -111,11 +114,14 @@ def as_paths(values: PathLike | Iterable[PathLike]) -> list[Path]:
     return paths
 
 
-def as_change(token: str | None, *, strip: bool, replace: bool, normalize: bool) -> TokenChange:
+def as_change(
+    token: str | None, *, strip: bool, replace: bool, normalize: bool, to: str | None = None
+) -> TokenChange:
     """Return the change that the arguments ask for, or raise :class:`TypeError`."""
     if token is not None and not isinstance(token, str):
         raise TypeError(f"token must be a str or None, not {type(token).__name__}")
-    return TokenChange(token, strip=strip, replace=replace, normalize=normalize)
+    keeps_tokens = to is not None and token is None and not strip
+    return TokenChange(token, strip, replace, normalize, keeps_tokens)
 
 
 def as_text(value: str, name: str) -> str:

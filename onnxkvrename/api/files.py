@@ -35,6 +35,7 @@ def rename(
     replace: bool = False,
     normalize: bool = False,
     rules: RulesLike = None,
+    to: str | None = None,
     verify: bool = False,
     consumer: str | None = None,
     strict: bool = False,
@@ -53,6 +54,7 @@ def rename(
         replace: Replace a different token.
         normalize: Give outputs the suffix that consumers pair with an input.
         rules: Rules, a profile's name or the path of a rules file.
+        to: The profile whose names the buffers get, if they are what those names say.
         verify: Prove dataflow and validity of the result before it is written.
         consumer: Check that this consumer, such as ``vllm-qaic``, can take the result.
         strict: Treat every warning as an error.
@@ -75,7 +77,7 @@ def rename(
         After any of them, all files are as they were.
     """
     job = build_job(as_path(model, "model"), None if output is None else as_path(output, "output"))
-    change = as_change(token, strip=strip, replace=replace, normalize=normalize)
+    change = as_change(token, strip=strip, replace=replace, normalize=normalize, to=to)
     options = Options(
         write=not dry_run,
         strict=strict,
@@ -85,7 +87,7 @@ def rename(
         checks=(check_cache_reuse,),
         read_files=list_rules_files(rules),
     )
-    loaded_rules = load_rules_for(rules, [job.model])
+    loaded_rules = load_rules_for(rules, [job.model], to)
     found = find_sidecars([job], change, loaded_rules, _build_search(sidecars))
     (report,) = rename_batch([job], change, loaded_rules, options, sidecars=found).models
     if report.error is not None:
@@ -102,6 +104,7 @@ def rename_all(
     replace: bool = False,
     normalize: bool = False,
     rules: RulesLike = None,
+    to: str | None = None,
     verify: bool = False,
     consumer: str | None = None,
     group_windows: bool = True,
@@ -118,9 +121,8 @@ def rename_all(
         token: As for :func:`rename`.
         directory: Where the results go, laid out like the models. By default each result
             replaces its model.
-        strip, replace, normalize, rules, verify, consumer, strict, force, sidecars, dry_run: As
-            for
-            :func:`rename`.
+        strip, replace, normalize, rules, to, verify, consumer, strict, force, sidecars, dry_run:
+            As for :func:`rename`.
         group_windows: Check the windows of one model against each other.
         executor: What reads and writes the models, such as a ``ProcessPoolExecutor`` or a
             Dask client's; this process puts the results in place.
@@ -141,7 +143,7 @@ def rename_all(
             f"executor must be a concurrent.futures.Executor, not {type(executor).__name__}"
         )
     jobs = find_jobs(paths, None, None if directory is None else as_path(directory, "directory"))
-    change = as_change(token, strip=strip, replace=replace, normalize=normalize)
+    change = as_change(token, strip=strip, replace=replace, normalize=normalize, to=to)
     options = Options(
         write=not dry_run,
         strict=strict,
@@ -152,7 +154,7 @@ def rename_all(
         checks=(check_cache_reuse,),
         read_files=list_rules_files(rules),
     )
-    loaded_rules = load_rules_for(rules, paths)
+    loaded_rules = load_rules_for(rules, paths, to)
     directories = tuple(path for path in paths if is_directory(path))
     search = _build_search(sidecars, directories)._replace(takes_folders=directory is not None)
     found = find_sidecars(jobs, change, loaded_rules, search)

@@ -385,6 +385,8 @@ def _check_destination_options(arguments: _Arguments) -> None:
         raise click.UsageError("--in-place is for --seed-cache: else it is the default")
     if arguments.seed_cache and (arguments.output or arguments.directory):
         raise click.UsageError("--seed-cache says where results go: leave out -o and -d")
+    if arguments.to and (arguments.seed_cache or arguments.target):
+        raise click.UsageError("--to goes with neither --seed-cache nor --target: convert first")
 
 
 def _build_options(arguments: _Arguments, view: RenameView) -> Options:
