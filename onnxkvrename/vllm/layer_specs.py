@@ -277,7 +277,7 @@ def _resolve_sizes(buffer: KvBuffer, layout: Layout, context_axis: int = 0) -> t
         raise RefusalError(layer, f"the shape of {part} is not known", "export it with shapes")
     sizes = list[int]()
     for axis, dim in enumerate(layout.resolve_shape(buffer.shape)):
-        size = 1 if axis in (0, context_axis) else dim
+        size = 1 if axis in (buffer.batch_axis, context_axis) else dim
         if not isinstance(size, int) or size < 1:
             hint = f"--dim {size}=SIZE says it" if isinstance(size, str) else "export it with sizes"
             raise RefusalError(layer, f"a size of {part} is not known: {size}", hint)
@@ -301,7 +301,7 @@ def _resolve_token_shape(buffer: KvBuffer, layout: Layout) -> tuple[int, ...]:
             [buffer.layer], f"{buffer.part} has no known context axis", "export it with shapes"
         )
     sizes = _resolve_sizes(buffer, layout, axis)
-    return tuple(size for index, size in enumerate(sizes) if index not in (0, axis))
+    return tuple(size for index, size in enumerate(sizes) if index not in (buffer.batch_axis, axis))
 
 
 def _resolve_window(buffers: Sequence[KvBuffer], layout: Layout) -> Dim:

@@ -232,6 +232,14 @@ def test_a_manifest_knows_kinds_contexts_and_what_moves_beside(tmp_path: Path, r
     assert window["window"] == "past_sliding_length"
 
 
+def test_heads_and_their_size_are_read_by_the_axes(tmp_path: Path, run) -> None:
+    """QNN has the heads before the batch, and keys transposed."""
+    model = saved(build_qnn_decoder(), tmp_path / "model.onnx")
+    document = json.loads(run("manifest", model, "--block-size", 16).out)
+    found = {(layer["kv_heads"], layer["head_size"]) for layer in document["vllm"]["layers"]}
+    assert found == {(HEADS, HEAD)}
+
+
 def read_table() -> list[Row]:
     text = PAGE.read_text("utf-8").split(MARKS[0])[1].split(MARKS[1])[0]
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
