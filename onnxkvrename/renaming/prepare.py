@@ -113,6 +113,10 @@ def _prepare_open_model(
         opened.source, opened.signature, job.model, rules, change, data_beside=opened.file
     )
     model = scanned.model
+    if model.possible_needs:
+        from onnxkvrename.verification import trace_needs  # onnx, for a few vision models
+
+        model = trace_needs(opened.source, model)
     has_new_names = bool(model.plan.name_map)
     drops_stamp = model.stamp is not None and (has_new_names or change.strip)
     pieces, expected = splice_model(opened.source, scanned, drops_stamp=drops_stamp)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +29,9 @@ from onnxkvrename.rules.plan import (
 from onnxkvrename.rules.profile import MERGED, PartPath, Rules
 from onnxkvrename.storage.read import OpenFile
 
+_MOVE_OPS = frozenset(("Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"))
+"""Operators that may pass a buffer through, as an Identity does."""
+
 
 class KvModel(NamedTuple):
     """A model that was read, planned and checked; it may travel between processes.
@@ -44,6 +47,8 @@ class KvModel(NamedTuple):
         export: Who exported the model; read for parts of sets only.
         stamp: The layout digest in the model's metadata, if it carries one.
         needs: The inputs that nothing in this graph writes, so that another model must.
+        possible_needs: Inputs of which that has to be traced: what makes their outputs only
+            moves a value, which need not be the input.
         is_apart: True if it does not matter which other model fills its buffers.
     """
 
@@ -57,6 +62,7 @@ class KvModel(NamedTuple):
     export: ExportInfo | None = None
     stamp: str | None = None
     needs: tuple[str, ...] = ()
+    possible_needs: tuple[str, ...] = ()
     is_apart: bool = False
 
     @property
@@ -154,16 +160,22 @@ def scan_model(
         part=part,
         export=None if part is None else read_export_info(source),
         stamp=read_stamp(source),
-        needs=tuple(_find_needs(plan, uses)),
+        needs=tuple(_find_needs(plan, uses, {"Identity"})),
+        possible_needs=tuple(_find_needs(plan, uses, _MOVE_OPS)),
     )
     symbols = rename_symbols(uses.symbols, uses.producer_op_types, plan)
     return ScannedModel(model, occurrences, symbols)
 
 
-def _find_needs(plan: RenamePlan, uses: NameUses) -> Iterator[str]:
+def _find_needs(plan: RenamePlan, uses: NameUses, op_types: Set[str]) -> Iterator[str]:
     """Yield the inputs of attention that another model fills: their size has no symbol.
 
     Only in a model that names the context of other buffers is that no accident.
+
+    Args:
+        plan: The pairs of the model.
+        uses: What makes their outputs.
+        op_types: The operators of which one makes the output.
     """
     passed = [
         pair.input
@@ -171,7 +183,7 @@ def _find_needs(plan: RenamePlan, uses: NameUses) -> Iterator[str]:
         if pair.kind == "attention"
         and pair.input is not None
         and pair.output is not None
-        and uses.producer_op_types.get(pair.output.old_name) == "Identity"
+        and uses.producer_op_types.get(pair.output.old_name) in op_types
         and _is_context_fixed(pair.input.value.shape) is True
     ]
     if passed and any(_is_context_fixed(pair.sides[0].value.shape) is False for pair in plan.pairs):

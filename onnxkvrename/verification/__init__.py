@@ -7,7 +7,41 @@ from collections.abc import Sequence
 from onnxkvrename.errors import ModelError, ReadError
 from onnxkvrename.layout.updates import BufferUpdate
 from onnxkvrename.model.protobuf import ByteSource
+from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import KvPair
+
+
+def trace_needs(source: ByteSource, model: KvModel) -> KvModel:
+    """Return a model with all inputs that nothing in its graph writes among its needs.
+
+    Args:
+        source: The bytes of the model.
+        model: The model; only its possible needs are traced.
+
+    Returns:
+        The model as it is if protobuf refuses it; that is for other checks to say.
+
+    Raises:
+        ReadError: The file of the model cannot be read.
+    """
+    if not model.possible_needs:
+        return model
+    from onnxkvrename.verification.dataflow import trace_buffer_flows  # onnx, for few models
+    from onnxkvrename.verification.strip_weights import read_model_without_weights
+
+    try:
+        flows = trace_buffer_flows(read_model_without_weights(source), model.pairs)
+    except ReadError:
+        raise
+    except ModelError:
+        return model
+    passed = {
+        flow.pair.input.old_name
+        for flow in flows
+        if flow.verdict == "passed through" and flow.pair.input is not None
+    }
+    more = (name for name in model.possible_needs if name in passed)
+    return model._replace(needs=(*model.needs, *more), possible_needs=())
 
 
 def trace_buffer_updates(source: ByteSource, pairs: Sequence[KvPair]) -> dict[str, BufferUpdate]:

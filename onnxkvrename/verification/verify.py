@@ -19,6 +19,7 @@ from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange
 from onnxkvrename.rules.profile import SIDES, Rules
 from onnxkvrename.rules.results import ModelReport, report_model
 from onnxkvrename.sidecars.stale import find_stale_sidecars
+from onnxkvrename.verification import trace_needs
 from onnxkvrename.verification.dataflow import BufferFlow, check_buffer_flows, trace_buffer_flows
 from onnxkvrename.verification.onnx_checker import check_onnx_validity
 from onnxkvrename.verification.renamed_from import RenameProof, prove_renamed
@@ -176,6 +177,7 @@ def _finish_report(
 def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) -> VerifiedModel:
     path = opened.file.path
     model = scan_model(opened.source, opened.signature, path, rules, data_beside=opened.file).model
+    model = trace_needs(opened.source, model)
     flows, proofs = prove_retention(
         opened.source, model.pairs, model.plan.updates_by_kind, rules.name
     )

@@ -82,6 +82,43 @@ def test_one_without_the_other_is_refused(
     assert run(both[given], "--prefix", "VLLM", "--no-set").code == 0
 
 
+def move(model: ModelProto, first: str, last: str, value: str) -> ModelProto:
+    """The same model, where two operators hand a buffer on instead of one."""
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    for each in nodes:
+        if each.op_type == "Identity":
+            moved = f"{each.output[0]}_moved"
+            more = [value] if value else []
+            model.graph.node.append(node(first, [each.input[0], *more], [moved]))
+            model.graph.node.append(node(last, [moved, *more], each.output))
+        else:
+            model.graph.node.append(each)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "value"),
+    [("Transpose", "Transpose", ""), ("Reshape", "Reshape", "shape"), ("Identity", "Cast", "")],
+)
+def test_a_buffer_may_be_passed_through_by_what_only_moves_it(
+    first: str, last: str, value: str, tmp_path: Path, run
+) -> None:
+    path = saved(move(decoder(), first, last, value), tmp_path / "decoder.onnx")
+    outcome = run(path, "--prefix", "VLLM")
+    assert (outcome.code, "error KV308: past_key.1 is only passed" in outcome.err) == (1, True)
+    saved(encoder(), tmp_path / "encoder.onnx")
+    assert run(tmp_path, "--prefix", "VLLM").code == 0
+
+
+def test_a_buffer_that_is_written_before_it_is_moved_asks_for_no_encoder(
+    tmp_path: Path, run
+) -> None:
+    path = saved(move(decoder(), "Neg", "Transpose", ""), tmp_path / "decoder.onnx")
+    outcome = run(path, "--prefix", "VLLM")
+    assert (outcome.code, "KV308" in outcome.err) == (0, False)
+
+
 def test_another_token_on_the_encoder_is_not_replaced_unasked(both: tuple[Path, Path], run) -> None:
     saved(encoder("_OTHER"), both[0])
     outcome = run(*both, "--prefix", "VLLM")
