@@ -83,13 +83,13 @@ def find_state_pairs(model: ModelProto, signature: Signature) -> tuple[StatePair
         if (match := _match_output(output, origin, candidates, names)) is not None
     ]
     matched = _select_only(matches)
-    pairs = drop_hidden_states(matched, model, signature)
     paired = {pair.input.name for pair in matched}
     free_inputs = [value for value in candidates if value.name not in paired]
     free_outputs = [
         output for output, origin in zip(outputs, origins, strict=True) if not origin.outcomes
     ]
-    pairs += _find_indirect_pairs(model, free_inputs, free_outputs)
+    indirect = _find_indirect_pairs(model, free_inputs, free_outputs)
+    pairs = drop_hidden_states([*matched, *indirect], model, signature)
     order = {value.name: number for number, value in enumerate(signature.inputs)}
     return tuple(sorted(pairs, key=lambda pair: order[pair.input.name]))
 
