@@ -79,15 +79,18 @@ def compare(
         error of a model itself is in the verdict if the side is a path or a loaded layout.
 
     Raises:
-        KvRenameError: There is no consumer of this name.
+        KvRenameError: There is no consumer of this name, or it hands nothing from one model
+            to another.
         ModelError: A model cannot be read.
         RulesError: The rules cannot be used.
     """
     loaded_consumer = _load_consumer(consumer)
     sides = [side for side in (prefill, decode) if not isinstance(side, (Layout, LoadedLayout))]
     loaded_rules = load_rules_for(rules, [as_path(side, "layout") for side in sides])
+    first = _as_loaded(prefill, loaded_rules)
+    loaded_consumer = configure_consumer(loaded_consumer, first.layout)
     return compare_sides(
-        _build_side("prefill", prefill, loaded_consumer, loaded_rules),
+        _build_side("prefill", first, loaded_consumer, loaded_rules),
         _build_side("decode", decode, loaded_consumer, loaded_rules),
         loaded_consumer,
         ranks=None,

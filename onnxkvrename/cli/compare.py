@@ -31,7 +31,7 @@ from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.handoff.compare import Handoff, compare_sides
-from onnxkvrename.handoff.find_consumers import load_consumer
+from onnxkvrename.handoff.find_consumers import configure_consumer, load_consumer
 from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
 from onnxkvrename.handoff.worker import build_loaded_side
 from onnxkvrename.layout.load import (
@@ -174,6 +174,7 @@ def command(**values: Any) -> int:
     if requests is not None:
         layouts = (prefill.layout, decode.layout)
         handshake = check_handshake(layouts, requests, arguments.kernel_block_size)
+    consumer = configure_consumer(consumer, prefill.layout)
     handoff = compare_sides(
         build_loaded_side("prefill", arguments.prefill, prefill, consumer, rules),
         build_loaded_side("decode", arguments.decode, decode, consumer, rules),

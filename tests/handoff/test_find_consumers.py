@@ -253,3 +253,35 @@ def test_a_function_of_a_plugin_that_raises_is_the_plugin_s_error(
     assert failed.stderr.count("\n") == 1
     source = "the plug-in pigeon-post of pigeons (onnxkvrename.consumers)"
     assert f"{source} cannot be used: {problem}" in failed.stderr
+
+
+def test_a_plugin_may_read_its_token_from_a_file_beside_the_model(
+    decoder: Path, plugins: Path
+) -> None:
+    module = PIGEON.replace(
+        "\n)", "\n    configure=lambda layout: read(layout),\n)"
+    ) + textwrap.dedent(
+        """
+        from pathlib import Path
+
+        def read(layout):
+            token = Path(layout.models[0]).with_name("token.txt").read_text()
+            return CONSUMER._replace(
+                token=token,
+                selects_input=lambda name: name.endswith(token),
+                selects_output=lambda name: name.endswith(f"{token}_RetainedState"),
+            )
+        """
+    )
+    install_plugin(plugins, "pigeon-post = pigeons:CONSUMER", module)
+    call = ("check-consumer", decoder, "--target", "pigeon-post")
+    failed = run_command(*call, paths=(plugins,))
+    assert failed.returncode == 2
+    assert "the plug-in pigeon-post of pigeons" in failed.stderr
+    assert "FileNotFoundError" in failed.stderr
+    decoder.with_name("token.txt").write_text("owl")
+    assert run_command(decoder, "--prefix", "owl", "-q", paths=(plugins,)).returncode == 0
+    taken = run_command(*call, paths=(plugins,))
+    assert taken.stdout == f"{decoder}: pigeon-post takes 4 buffers, layers 0-1, all alike\n"
+    compared = run_command("compare", decoder, decoder, *call[2:], paths=(plugins,))
+    assert compared.stdout.startswith("hand-off works: 4 buffers of layers 0-1")

@@ -41,6 +41,13 @@ _DEFAULTS = {
     "present_conv_names": "present_conv.%d",
 }
 _STATES = ("conv_state", "recurrent_state")
+_PARTS = ("key", "value", "conv", "recurrent", "key_scale", "value_scale")
+_SETTINGS = frozenset(
+    f"{side}_{part}names"
+    for side in ("past", "present", "cross_past", "cross_present")
+    for part in ("", *(f"{part}_" for part in _PARTS))
+)
+"""The settings that are templates; whatever else the configuration has is not read."""
 
 
 class NameTemplates(NamedTuple):
@@ -147,7 +154,7 @@ def configure(layout: Layout) -> Consumer:
 
 
 def _read_settings(path: Path) -> dict[str, str]:
-    """Return all settings of names, of decoder and encoder."""
+    """Return the templates of decoder and encoder by their settings."""
     try:
         document = parse_json(read_text_file(path))
         if not isinstance(document, dict):
@@ -159,10 +166,7 @@ def _read_settings(path: Path) -> dict[str, str]:
             model.read_object("encoder", default={}).read_object("outputs", default={}),
         ]
         return {
-            key: side.read_string(key)
-            for side in sides
-            for key in side.values
-            if key.endswith("_names")
+            key: side.read_string(key) for side in sides for key in side.values if key in _SETTINGS
         }
     except UnreadableTextError as error:
         raise KvRenameError(str(error), path=str(path)) from None
@@ -193,7 +197,7 @@ def _check_composed_names(
     consumer: Consumer, layout: Layout, full_transfer: bool, templates: tuple[NameTemplates, ...]
 ) -> Iterator[Finding]:
     """Yield KV603 for layers that are no number, KV609 for parts of a layer that are missing."""
-    names = sorted(value.name for value in layout.inputs)
+    names = dict.fromkeys(sorted(value.name for value in layout.inputs))
     for template in templates:
         layers = {name: read_layer(template.past, name) for name in names}
         unreadable = [name for name, layer in layers.items() if layer and not _is_number(layer)]
