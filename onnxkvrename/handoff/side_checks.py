@@ -169,10 +169,10 @@ def check_startup(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Finding
             ]
             if values:
                 yield _build_startup_finding(cause, values, checked)
-    for checked in (prefill, decode):
-        is_counted = checked is prefill or checked.consumer.memory == "separate"
-        if is_counted and any(each.startup_cause == "output_count" for each in checked.problems):
-            yield _build_output_count_finding(checked)
+    # Shared memory is laid out by prefill's inputs; separate arrays are decode's inputs.
+    counting = prefill if prefill.consumer.memory == "shared" else decode
+    if any(each.startup_cause == "output_count" for each in counting.problems):
+        yield _build_output_count_finding(counting)
 
 
 def _build_startup_finding(
@@ -245,10 +245,13 @@ def check_each_side(
     prefill: CheckedSide, decode: CheckedSide, reported_codes: Collection[str]
 ) -> Iterator[Finding]:
     """Yield what each side gets wrong by itself, except the codes that are reported already."""
+    has_own_arrays = prefill.consumer.memory == "separate"
     for checked in (prefill, decode):
         for finding in (each for problem in checked.problems for each in problem.findings):
             if finding.code == "KV120" and finding.severity != "error":
                 continue  # a note: nothing says that it stops the consumer
+            if finding.code == "KV609" and checked is prefill and has_own_arrays:
+                continue  # decode's inputs are what prefill's outputs are paired with
             if finding.code in _SIDE_CODES and finding.code not in reported_codes:
                 yield finding._replace(message=f"{finding.message} ({checked.side.label})")
 

@@ -130,6 +130,8 @@ def _decide_outcome(
     )
     if not codes.isdisjoint(STARTUP_FAILURE_CODES):
         return "fails"
+    if refused and not corrupt and comparison.setup.consumer.memory == "separate":
+        return "fails"  # for every prompt, whatever the positions
     if corrupt or differs_unsimulated or not codes.isdisjoint(("KV609", "KV617", DIFFERENT_MODELS)):
         return "corrupts"
     if simulation is None:

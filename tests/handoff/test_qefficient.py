@@ -222,3 +222,14 @@ def test_a_side_that_selects_nothing_is_not_said_to_need_a_token() -> None:
     found = predict_handoff(layout, layout, consumer=CONSUMER)
     (finding,) = [each for each in found.findings if each.code == "KV616"]
     assert finding.message.startswith("prefill and decode: no name is past_*, conv_state.*")
+
+
+def test_prefill_need_not_have_as_many_inputs_as_outputs() -> None:
+    """Its outputs are counted against decode's arrays, not against its own inputs."""
+    layout = build(*describe_attention(0), ctx_len=8)
+    prefill = layout._replace(
+        inputs=layout.inputs[:-1],
+        buffers=(layout.buffers[0], layout.buffers[1]._replace(input=None)),
+    )
+    found = predict_handoff(prefill, layout, consumer=CONSUMER)
+    assert "KV624" not in list_codes(found)
