@@ -165,8 +165,12 @@ def _render_stages(projection: Projection) -> Iterator[str]:
 
 def _list_transfer_rows(allocation: Allocation) -> Iterator[tuple[str, ...]]:
     for transfer in allocation.transfers:
+        prompt = f"{transfer.tokens:,}"
+        if transfer.refused is not None:
+            yield prompt, "refused", "refused", "refused"
+            continue
         yield (
-            f"{transfer.tokens:,}",
+            prompt,
             _format_count(transfer.regions),
             _format_count(transfer.descriptors),
             format_bytes(transfer.bytes),
@@ -211,9 +215,22 @@ def _render_open_points(allocations: Iterable[Allocation]) -> Iterator[str]:
 
 
 def _list_open_points(allocation: Allocation) -> Iterator[tuple[str, str]]:
-    """Yield the conditions that decide, then the reasons why something is not known."""
+    """Yield the conditions that decide, then what is to be said of NIXL and its transfers."""
     for condition in find_open_conditions(allocation.conditions):
         yield condition.state, f"{condition.name}: {condition.why}"
+    registration = allocation.registration
+    if registration is not None and registration.refused is not None:
+        yield "refused", f"NIXL: {registration.refused}"
+    if registration is not None and registration.incomplete is not None:
+        yield "incomplete", f"NIXL: {registration.incomplete}"
     for reason in dict.fromkeys(transfer.unknown for transfer in allocation.transfers):
         if reason is not None:
             yield "not known", reason
+    fewer = [
+        f"{reads.descriptors:,} of a prompt of {transfer.tokens:,}"
+        for transfer in allocation.transfers
+        if (reads := transfer.decode_reads) is not None and reads.blocks != transfer.blocks
+    ]
+    if fewer:
+        why = "its next token does not see the other blocks"
+        yield "decode reads", f"descriptors: {', '.join(fewer)}; {why}"

@@ -434,6 +434,8 @@ def _list_state_conditions(request: ProjectionRequest) -> Iterator[Condition]:
     yield build_requirement("state dtype", why)
     why = "it is none: one block for a request, without align or all"
     yield build_requirement("mamba_cache_mode", why)
+    why = "for NIXL: states of Mamba or GDN, with VLLM_SSM_CONV_STATE_LAYOUT=DS"
+    yield build_requirement("state kind", why)
     if request.tensor_parallel_size > 1:
         why = "vLLM divides the first axis of each state, and its groups divide by the ranks too"
         yield build_requirement("state shards", why)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from onnxkvrename.vllm.nixl import NixlTransfer
+from onnxkvrename.vllm.nixl import NixlRegistration, NixlTransfer
 from onnxkvrename.vllm.specs import Condition, ConditionState, KvCacheGroup, combine_states
 
 
@@ -84,6 +84,7 @@ class Allocation(NamedTuple):
         padding_share: The part of one block of each group that holds no data, from 0 to 1.
         placements: The places of all pages.
         canonical: The canonical view; ``None`` if it is not known.
+        registration: What vLLM registers with NIXL; ``None`` if NIXL does not meet it.
         transfers: What NIXL moves, for each prompt length.
         is_default: Whether vLLM takes it unless something asks for another.
     """
@@ -95,6 +96,7 @@ class Allocation(NamedTuple):
     padding_share: float | None = None
     placements: tuple[Placement, ...] = ()
     canonical: CanonicalKvCaches | None = None
+    registration: NixlRegistration | None = None
     transfers: tuple[NixlTransfer, ...] = ()
     is_default: bool = False
 

@@ -26,11 +26,13 @@ from onnxkvrename.vllm.memory import (
     build_single_tensor_caches,
     compute_padding_share,
 )
-from onnxkvrename.vllm.nixl import count_blocks, transfer_v024
+from onnxkvrename.vllm.nixl import build_transfers
+from onnxkvrename.vllm.nixl_v024 import register_block, register_tensors
 from onnxkvrename.vllm.specs import (
     MLA_KINDS,
     Condition,
     KvCacheGroup,
+    KvCacheSpec,
     build_requirement,
     decide_condition,
 )
@@ -89,16 +91,16 @@ def _build_unpacked_allocation(grouping: Grouping, prompt_lengths: Sequence[int]
     if not allocation.is_possible:
         return allocation
     placements = _place_in_tensors(grouping)
-    groups, page_sizes = grouping.groups, [placement.page_size for placement in placements]
+    groups = grouping.groups
+    registration = register_tensors(groups, _list_sharing_specs(groups, placements))
+    bytes_per_block = sum(placement.page_size for placement in placements)
     return allocation._replace(
-        bytes_per_block=sum(page_sizes),
-        padding_share=compute_padding_share(groups, sum(page_sizes)),
+        bytes_per_block=bytes_per_block,
+        padding_share=compute_padding_share(groups, bytes_per_block),
         placements=placements,
         canonical=_build_canonical_caches(groups, placements),
-        transfers=tuple(
-            transfer_v024(length, count_blocks(groups, length), groups, page_sizes, None)
-            for length in prompt_lengths
-        ),
+        registration=registration,
+        transfers=build_transfers(groups, registration, prompt_lengths),
     )
 
 
@@ -132,8 +134,8 @@ def _build_cross_layers_allocation(grouping: Grouping, prompt_lengths: Sequence[
     page_size = group.first_spec.page_size
     members = tuple(GroupLayer(0, layer) for layer in group.layers)
     placement = Placement(members, page_size, 0, page_size, group.bytes_per_block)
-    moved_lengths = () if has_mla else prompt_lengths
-    return _fill_block_allocation(allocation, groups, (placement,), moved_lengths)
+    filled = _fill_block_allocation(allocation, groups, (placement,))
+    return filled if has_mla else _add_transfers(filled, groups, prompt_lengths)
 
 
 def _build_canonical_allocation(grouping: Grouping) -> Allocation:
@@ -163,7 +165,7 @@ def _build_canonical_allocation(grouping: Grouping) -> Allocation:
     allocation = Allocation("canonical", conditions)
     if not allocation.is_possible:
         return allocation
-    return _fill_block_allocation(allocation, groups, _place_in_block(groups), ())
+    return _fill_block_allocation(allocation, groups, _place_in_block(groups))
 
 
 def _build_packed_allocation(grouping: Grouping, prompt_lengths: Sequence[int]) -> Allocation:
@@ -179,14 +181,17 @@ def _build_packed_allocation(grouping: Grouping, prompt_lengths: Sequence[int]) 
         _check_several_groups(groups),
         flag,
         _check_attention(
-            groups, why_not="there are states: neither NIXL nor offloading takes them packed"
+            groups,
+            why_not="there are states: their views ignore where the block has them, so layers "
+            "overwrite each other; NIXL registers them all the same, offloading few",
         ),
         build_requirement("block stride indexing", "the backend reads pages at a stride"),
     )
     allocation = Allocation("packed", conditions)
     if not allocation.is_possible:
         return allocation
-    return _fill_block_allocation(allocation, groups, _place_in_block(groups), prompt_lengths)
+    filled = _fill_block_allocation(allocation, groups, _place_in_block(groups))
+    return _add_transfers(filled, groups, prompt_lengths)
 
 
 def _is_packed_always(grouping: Grouping) -> bool:
@@ -214,24 +219,48 @@ def _check_several_groups(groups: Sequence[KvCacheGroup]) -> Condition:
 
 
 def _fill_block_allocation(
-    allocation: Allocation,
-    groups: Sequence[KvCacheGroup],
-    placements: tuple[Placement, ...],
-    prompt_lengths: Sequence[int],
+    allocation: Allocation, groups: Sequence[KvCacheGroup], placements: tuple[Placement, ...]
 ) -> Allocation:
-    """Fill in the figures of an allocation with one block for all layers."""
+    """Fill in the memory of an allocation with one block for all layers."""
     block_stride = placements[0].block_stride
-    page_sizes = [placement.page_size for placement in placements]
     return allocation._replace(
         bytes_per_block=block_stride,
         padding_share=compute_padding_share(groups, block_stride),
         placements=placements,
         canonical=build_single_tensor_caches(groups, block_stride),
-        transfers=tuple(
-            transfer_v024(length, count_blocks(groups, length), groups, page_sizes, block_stride)
-            for length in prompt_lengths
-        ),
     )
+
+
+def _add_transfers(
+    allocation: Allocation, groups: Sequence[KvCacheGroup], prompt_lengths: Sequence[int]
+) -> Allocation:
+    """Fill in what NIXL moves of an allocation with one block for all layers.
+
+    vLLM takes a block for one of several layers if their places differ.
+    """
+    placements = allocation.placements
+    if len(groups) > 1 and len(placements) == 1:
+        registration = register_tensors(groups, _list_sharing_specs(groups, placements))
+    else:
+        registration = register_block(
+            groups, placements[0].block_stride, is_packed=allocation.name == "packed"
+        )
+    return allocation._replace(
+        registration=registration,
+        transfers=build_transfers(groups, registration, prompt_lengths),
+    )
+
+
+def _list_sharing_specs(
+    groups: Sequence[KvCacheGroup], placements: Iterable[Placement]
+) -> list[list[KvCacheSpec]]:
+    """Return the specs of the layers at each place."""
+    specs = {
+        GroupLayer(group_index, spec.layer): spec
+        for group_index, group in enumerate(groups)
+        for spec in group.specs
+    }
+    return [[specs[member] for member in placement.members] for placement in placements]
 
 
 def _place_in_tensors(grouping: Grouping) -> tuple[Placement, ...]:

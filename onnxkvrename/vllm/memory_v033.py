@@ -22,9 +22,9 @@ from onnxkvrename.vllm.memory import (
     build_single_tensor_caches,
     compute_padding_share,
 )
-from onnxkvrename.vllm.nixl import NixlRegion, count_blocks, explain_unknown_blocks, transfer_v033
+from onnxkvrename.vllm.nixl import build_transfers
+from onnxkvrename.vllm.nixl_v033 import locate_layers, register_layers
 from onnxkvrename.vllm.specs import (
-    MLA_KINDS,
     Condition,
     KvCacheGroup,
     KvCacheSpec,
@@ -99,20 +99,19 @@ def _build_allocation(
     groups = grouping.groups
     bytes_per_block = max(group.bytes_per_block for group in groups)
     placements = tuple(_place_groups(layout, groups, bytes_per_block))
-    unknown = _explain_unknown_regions(layout, groups)
-    regions = None
-    if unknown is None:
-        regions = _build_regions(layout, groups, placements, bytes_per_block)
-        unknown = explain_unknown_blocks(groups)
+    registration = register_layers(
+        locate_layers(layout, groups, placements),
+        groups,
+        bytes_per_block,
+        is_block_outermost=is_block_outermost(layout),
+    )
     return allocation._replace(
         bytes_per_block=bytes_per_block,
         padding_share=compute_padding_share(groups, bytes_per_block),
         placements=placements,
         canonical=_build_canonical_caches(layout, groups, placements),
-        transfers=tuple(
-            transfer_v033(length, count_blocks(groups, length), regions, unknown)
-            for length in prompt_lengths
-        ),
+        registration=registration,
+        transfers=build_transfers(groups, registration, prompt_lengths),
     )
 
 
@@ -227,52 +226,6 @@ def _locate_members(placements: Iterable[Placement]) -> Iterator[tuple[GroupLaye
     for placement in placements:
         for index, member in enumerate(placement.members):
             yield member, placement.offset + index * placement.layer_stride, placement.page_size
-
-
-def _build_regions(
-    layout: str,
-    groups: Sequence[KvCacheGroup],
-    placements: Sequence[Placement],
-    bytes_per_block: int,
-) -> tuple[NixlRegion, ...]:
-    """Build the regions that NIXL registers (``register_kv_caches``), where they are known."""
-    specs = [spec for group in groups for spec in group.specs]
-    has_mla = any(spec.kind in MLA_KINDS for spec in specs)
-    if is_block_outermost(layout) and (
-        has_mla or not all(_is_contiguous_page(layout, spec) for spec in specs)
-    ):
-        return (NixlRegion(bytes_per_block, frozenset(range(len(groups)))),)
-    multiplicity = _count_heads(specs[0]) if layout == "LHBNC" else 1
-    groups_by_place: dict[tuple[int, int], set[int]] = {}
-    for member, start, page_size in _locate_members(placements):
-        groups_by_place.setdefault((start, page_size), set()).add(member.group)
-    return tuple(
-        NixlRegion(page_size // multiplicity, frozenset(group_indexes), multiplicity)
-        for (_, page_size), group_indexes in groups_by_place.items()
-    )
-
-
-def _explain_unknown_regions(layout: str, groups: Iterable[KvCacheGroup]) -> str | None:
-    """Return why the regions that NIXL registers are not known; ``None`` where they are."""
-    specs = [spec for group in groups for spec in group.specs]
-    if any(spec.is_state for spec in specs):
-        return "which regions NIXL registers for states"
-    mla_flags = {spec.kind in MLA_KINDS for spec in specs}
-    if len(mla_flags) > 1:
-        return "which regions NIXL registers where only some layers are MLA"
-    contiguous_flags = {_is_contiguous_page(layout, spec) for spec in specs}
-    if is_block_outermost(layout) and True not in mla_flags and len(contiguous_flags) > 1:
-        return "which regions NIXL registers where only some pages are one piece of memory"
-    return None
-
-
-def _is_contiguous_page(layout: str, spec: KvCacheSpec) -> bool:
-    """Return whether a page is one piece of memory in its logical order, without padding."""
-    if spec.page_size_padded is not None:
-        return False
-    if layout == "BLHNC" or _count_heads(spec) == 1:
-        return True
-    return layout == "BLNHC" and _count_block_tokens(spec) == 1
 
 
 def _count_heads(spec: KvCacheSpec) -> int:

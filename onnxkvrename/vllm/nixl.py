@@ -2,8 +2,9 @@
 
 This follows ``distributed/kv_transfer/kv_connector/v1/nixl`` of vLLM 0.24.0 and 0.33.0:
 ``base_scheduler.py`` (``get_sw_clipped_blocks`` of 0.24, ``get_exchange_clipped_blocks`` of 0.33)
-and ``base_worker.py`` (``register_kv_caches``, ``_compute_desc_ids``). It supposes that the
-kernel's blocks are vLLM's, that nothing is cached, and that both sides have as many ranks.
+and, for what decode reads of them, ``pull_scheduler.py`` and ``allocate_slots`` of
+``v1/core/kv_cache_manager.py``. `nixl_v024` and `nixl_v033` follow the registration. It supposes
+that the kernel's blocks are vLLM's, that nothing is cached, and that both sides have as many ranks.
 """
 
 from __future__ import annotations
@@ -14,16 +15,25 @@ from typing import NamedTuple
 from onnxkvrename.vllm.specs import (
     CHUNKED_KINDS,
     ENCODER_KINDS,
-    MLA_KINDS,
     SLIDING_KINDS,
     KvCacheGroup,
     KvCacheSpec,
+    RefusalError,
 )
 
-_DESCRIPTORS_PER_STATE = 4
-"""In 0.24 three projections of a convolution state, and the recurrent state."""
-_UNCOUNTABLE_KINDS = ENCODER_KINDS | CHUNKED_KINDS
-"""Kinds whose blocks do not follow from the prompt alone."""
+
+class NixlAmounts(NamedTuple):
+    """An amount of blocks, and what is posted for them.
+
+    Attributes:
+        blocks: The number of blocks of each group.
+        descriptors: The number of descriptors.
+        bytes: Bytes of all descriptors.
+    """
+
+    blocks: tuple[int, ...]
+    descriptors: int
+    bytes: int
 
 
 class NixlTransfer(NamedTuple):
@@ -31,13 +41,16 @@ class NixlTransfer(NamedTuple):
 
     Attributes:
         tokens: The length of the prompt.
-        blocks: The number of blocks of each group.
+        blocks: The number of blocks of each group that prefill offers.
         regions: The number of regions as vLLM counts them: two for a tensor that keeps keys and
             values apart.
-        descriptors: The number of descriptors. NIXL merges neighbours, so what it posts may be
-            less.
+        descriptors: The number of descriptors that are posted for these blocks. NIXL merges
+            neighbours, so its telemetry counts fewer.
         bytes: Bytes of all descriptors.
         unknown: The reason why amounts are unknown; ``None`` if all are known.
+        refused: Why vLLM refuses to register the memory with NIXL; ``None`` if it does not.
+        incomplete: Why the descriptors do not cover all that the blocks hold; ``None`` if they do.
+        decode_reads: What decode asks for of these blocks; ``None`` if not known.
     """
 
     tokens: int
@@ -46,24 +59,90 @@ class NixlTransfer(NamedTuple):
     descriptors: int | None
     bytes: int | None
     unknown: str | None = None
+    refused: str | None = None
+    incomplete: str | None = None
+    decode_reads: NixlAmounts | None = None
 
 
-class NixlRegion(NamedTuple):
-    """A piece of memory that has one descriptor for each block.
+class BlockCost(NamedTuple):
+    """What one block of a group takes.
 
     Attributes:
-        size: Bytes of a block in it.
-        groups: The indexes of the groups whose blocks it holds.
-        multiplicity: The number of such regions.
+        descriptors: The number of descriptors.
+        bytes: Bytes of these descriptors.
     """
 
-    size: int
-    groups: frozenset[int]
-    multiplicity: int = 1
+    descriptors: int
+    bytes: int
+
+
+class NixlRegistration(NamedTuple):
+    """What vLLM registers with NIXL.
+
+    Attributes:
+        regions: The number of regions; ``None`` if vLLM refuses.
+        costs: What a block of each group takes; empty if vLLM refuses.
+        refused: Why vLLM refuses; ``None`` if it does not.
+        incomplete: Why the descriptors do not cover all that blocks hold; ``None`` if they do.
+    """
+
+    regions: int | None
+    costs: tuple[BlockCost, ...] = ()
+    refused: str | None = None
+    incomplete: str | None = None
+
+
+def build_transfers(
+    groups: Sequence[KvCacheGroup],
+    registration: NixlRegistration,
+    prompt_lengths: Iterable[int],
+) -> tuple[NixlTransfer, ...]:
+    """Return the transfer of each prompt.
+
+    Args:
+        groups: The groups.
+        registration: What vLLM registers of them.
+        prompt_lengths: Lengths of prompts in tokens.
+    """
+    return tuple(_build_transfer(groups, registration, length) for length in prompt_lengths)
+
+
+def _build_transfer(
+    groups: Sequence[KvCacheGroup], registration: NixlRegistration, length: int
+) -> NixlTransfer:
+    blocks = count_blocks(groups, length)
+    if registration.refused is not None:
+        return NixlTransfer(length, blocks, None, None, None, refused=registration.refused)
+    offered = _sum_costs(blocks, registration)
+    if offered is None:
+        unknown = explain_unknown_blocks(groups)
+        return NixlTransfer(length, blocks, registration.regions, None, None, unknown)
+    return NixlTransfer(
+        length,
+        blocks,
+        registration.regions,
+        offered.descriptors,
+        offered.bytes,
+        incomplete=registration.incomplete,
+        decode_reads=_sum_costs(count_read_blocks(groups, length), registration),
+    )
+
+
+def _sum_costs(blocks: Sequence[int | None], registration: NixlRegistration) -> NixlAmounts | None:
+    """Return what `blocks` take; ``None`` where the blocks of a group are not known."""
+    counts = tuple(count for count in blocks if count is not None)
+    if len(counts) < len(blocks):
+        return None
+    pairs = [*zip(counts, registration.costs, strict=True)]
+    return NixlAmounts(
+        counts,
+        sum(count * cost.descriptors for count, cost in pairs),
+        sum(count * cost.bytes for count, cost in pairs),
+    )
 
 
 def count_blocks(groups: Iterable[KvCacheGroup], prompt_length: int) -> tuple[int | None, ...]:
-    """Return the number of blocks of each group that NIXL transfers for a prompt.
+    """Return the number of blocks of each group that prefill offers for a prompt.
 
     Args:
         groups: The groups.
@@ -72,73 +151,20 @@ def count_blocks(groups: Iterable[KvCacheGroup], prompt_length: int) -> tuple[in
     return tuple(_count_spec_blocks(group.first_spec, prompt_length) for group in groups)
 
 
-def transfer_v024(
-    prompt_length: int,
-    blocks: tuple[int | None, ...],
-    groups: Sequence[KvCacheGroup],
-    page_sizes: Sequence[int],
-    block_stride: int | None,
-) -> NixlTransfer:
-    """Return what 0.24 transfers.
+def count_read_blocks(groups: Iterable[KvCacheGroup], prompt_length: int) -> tuple[int | None, ...]:
+    """Return the number of blocks of each group that decode reads.
+
+    Decode allocates no blocks that the next token does not see, and so does not read them. Beside
+    states it computes the prompt's last token again, and so does not read it either.
 
     Args:
-        prompt_length: The length of the prompt in tokens.
-        blocks: The number of blocks of each group, from `count_blocks`.
         groups: The groups.
-        page_sizes: Bytes of a page in each tensor.
-        block_stride: Bytes of a block that holds all layers, which is one descriptor; ``None``
-            where every block is transferred from every tensor.
-    """
-    known_blocks = [count for count in blocks if count is not None]
-    unknown = explain_unknown_blocks(groups)
-    if unknown is None and block_stride is not None:
-        descriptors = sum(known_blocks)
-        return NixlTransfer(prompt_length, blocks, 1, descriptors, descriptors * block_stride)
-    unknown = unknown or _explain_unknown_descriptors(groups, page_sizes)
-    if unknown is not None:
-        return NixlTransfer(prompt_length, blocks, None, None, None, unknown)
-    regions = _count_regions_per_tensor(groups) * len(page_sizes)
-    descriptors = size = 0
-    for group, block_count in zip(groups, known_blocks, strict=True):
-        if group.first_spec.is_state:
-            descriptors += block_count * _DESCRIPTORS_PER_STATE * len(page_sizes)
-            size += block_count * group.first_spec.unpadded_page_size * len(page_sizes)
-        else:
-            descriptors += block_count * regions
-            size += block_count * sum(page_sizes)
-    return NixlTransfer(prompt_length, blocks, regions, descriptors, size)
-
-
-def transfer_v033(
-    prompt_length: int,
-    blocks: tuple[int | None, ...],
-    regions: Sequence[NixlRegion] | None,
-    unknown: str | None = None,
-) -> NixlTransfer:
-    """Return what 0.33 transfers.
-
-    A region of one group transfers the blocks of that group, a region of several groups those
-    of all groups.
-
-    Args:
         prompt_length: The length of the prompt in tokens.
-        blocks: The number of blocks of each group, from `count_blocks`.
-        regions: The regions that NIXL registers; ``None`` where they are not known.
-        unknown: Why the regions or the blocks are not known.
     """
-    if regions is None:
-        return NixlTransfer(prompt_length, blocks, None, None, None, unknown)
-    region_count = sum(region.multiplicity for region in regions)
-    known_blocks = [count for count in blocks if count is not None]
-    if len(known_blocks) < len(blocks):
-        return NixlTransfer(prompt_length, blocks, region_count, None, None, unknown)
-    descriptors = size = 0
-    for region in regions:
-        indexes = region.groups if len(region.groups) == 1 else range(len(known_blocks))
-        count = sum(known_blocks[index] for index in indexes) * region.multiplicity
-        descriptors += count
-        size += count * region.size
-    return NixlTransfer(prompt_length, blocks, region_count, descriptors, size)
+    groups = tuple(groups)
+    has_states = any(spec.is_state for group in groups for spec in group.specs)
+    tokens = prompt_length - 1 if has_states and prompt_length > 1 else prompt_length
+    return tuple(_count_read_spec_blocks(group.first_spec, tokens) for group in groups)
 
 
 def explain_unknown_blocks(groups: Iterable[KvCacheGroup]) -> str | None:
@@ -156,11 +182,11 @@ def _count_spec_blocks(spec: KvCacheSpec, prompt_length: int) -> int | None:
     """Return the blocks of a prompt; ``None`` if not known.
 
     vLLM clips windows to ``blocks_per_sw``. A window may start within a block, and so takes one
-    block more than it fills.
+    block more than it fills. Chunks are not clipped.
     """
     if spec.is_state:
         return 1
-    if spec.kind in _UNCOUNTABLE_KINDS or spec.block_size is None:
+    if spec.kind in ENCODER_KINDS or spec.block_size is None:
         return None
     prompt_blocks = -(-prompt_length // spec.block_size)
     if spec.kind not in SLIDING_KINDS:
@@ -170,30 +196,77 @@ def _count_spec_blocks(spec: KvCacheSpec, prompt_length: int) -> int | None:
     return min(prompt_blocks, -(-spec.window // spec.block_size) + 1)
 
 
-def _explain_unknown_descriptors(
-    groups: Sequence[KvCacheGroup], page_sizes: Sequence[int]
-) -> str | None:
-    """Return why the descriptors of a block in 0.24 are not known; ``None`` where they are."""
-    specs = [spec for group in groups for spec in group.specs]
-    attention = [spec for spec in specs if not spec.is_state]
-    state_sizes = {spec.unpadded_page_size for spec in specs if spec.is_state}
-    mla_flags = {spec.kind in MLA_KINDS for spec in attention}
-    if not attention:
-        return "what NIXL moves of states that stand alone"
-    if len(mla_flags) > 1:
-        return "what NIXL moves where only some layers are MLA"
-    if len(state_sizes) > 1:
-        return "what NIXL moves of states that differ in size"
-    if True in mla_flags:
-        return "what NIXL moves of states beside MLA" if state_sizes else None
-    if any(spec.head_size != spec.head_size_v for spec in attention):
-        return "what NIXL moves where keys and values differ in size"
-    if len(set(page_sizes)) > 1:
-        return "NIXL refuses attention in tensors of several sizes"
-    return None
+def _count_read_spec_blocks(spec: KvCacheSpec, tokens: int) -> int | None:
+    """Return the blocks that hold what the next token sees (``get_num_skipped_tokens``)."""
+    offered = _count_spec_blocks(spec, tokens)
+    is_limited = spec.kind in SLIDING_KINDS | CHUNKED_KINDS
+    if offered is None or not is_limited or spec.block_size is None:
+        return offered
+    if not isinstance(spec.window, int):
+        return None
+    if spec.kind in CHUNKED_KINDS:
+        skipped = tokens // spec.window * spec.window
+    else:
+        skipped = max(0, tokens - spec.window + 1)
+    return min(offered, -(-tokens // spec.block_size) - skipped // spec.block_size)
 
 
-def _count_regions_per_tensor(groups: Sequence[KvCacheGroup]) -> int:
-    """Return 2 where a tensor keeps keys and values apart, 1 for MLA's latent."""
-    kinds = {spec.kind for group in groups for spec in group.specs}
-    return 1 if kinds & MLA_KINDS else 2
+class StateTransfer(NamedTuple):
+    """How NIXL transfers the states of a block: the same for all regions that hold states.
+
+    Attributes:
+        descriptors: The number of descriptors of a region.
+        bytes: Bytes of these descriptors.
+    """
+
+    descriptors: int
+    bytes: int
+
+
+def split_states(groups: Iterable[KvCacheGroup], vllm_version: str) -> StateTransfer | None:
+    """Return how NIXL splits states, by the first layer of states (``derive_mamba_conv_split``).
+
+    A convolution's state has as many descriptors as projections, the recurrent state has one.
+
+    Args:
+        groups: The groups.
+        vllm_version: One of `VLLM_VERSIONS`.
+
+    Returns:
+        The descriptors of a region; ``None`` without states.
+
+    Raises:
+        RefusalError: NIXL's connector does not take these states.
+    """
+    spec = next((spec for group in groups for spec in group.specs if spec.is_state), None)
+    if spec is None:
+        return None
+    shapes = spec.state_shapes
+    projections = _count_projections(shapes, vllm_version)
+    if projections is None:
+        kinds = "of Mamba 2 and GDN" if vllm_version == "0.24" else "of Mamba and GDN"
+        raise RefusalError(
+            [spec.layer],
+            f"NIXL's connector takes states {kinds} only, which {_format_shapes(shapes)} are not",
+            "choose another connector",
+        )
+    return StateTransfer(projections + 1, spec.unpadded_page_size)
+
+
+def _count_projections(shapes: Sequence[tuple[int, ...]], vllm_version: str) -> int | None:
+    """Return the projections in a convolution's state; ``None`` where vLLM finds none.
+
+    A recurrent state of three axes is taken for Mamba 2's or GDN's, whose convolution has three
+    projections whatever its size; one of two axes is Mamba 1's, whose convolution has one.
+    """
+    if len(shapes) != 2 or len(shapes[0]) != 2:
+        return None
+    convolution, recurrent = shapes
+    if len(recurrent) == 3:
+        return 3
+    is_mamba_1 = len(recurrent) == 2 and recurrent[0] == convolution[0]
+    return 1 if is_mamba_1 and vllm_version != "0.24" else None
+
+
+def _format_shapes(shapes: Iterable[tuple[int, ...]]) -> str:
+    return " and ".join(str(list(shape)) for shape in shapes)

@@ -18,6 +18,7 @@ from onnxkvrename.vllm.layer_specs import align_blocks, build_specs, list_alignm
 from onnxkvrename.vllm.memory import Allocation
 from onnxkvrename.vllm.memory_v024 import build_allocations_v024
 from onnxkvrename.vllm.memory_v033 import build_allocations_v033
+from onnxkvrename.vllm.nixl import NixlRegistration
 from onnxkvrename.vllm.specs import (
     Condition,
     KvCacheGroup,
@@ -211,8 +212,19 @@ def _allocation_to_json(allocation: Allocation, request: ProjectionRequest) -> d
         "padding_share": allocation.padding_share,
         "placements": _value_to_json(allocation.placements),
         "canonical": _value_to_json(allocation.canonical),
+        "nixl": _registration_to_json(allocation.registration),
         "transfers": _value_to_json(allocation.transfers),
         "default": allocation.is_default,
+    }
+
+
+def _registration_to_json(registration: NixlRegistration | None) -> dict[str, Any] | None:
+    if registration is None:
+        return None
+    return {
+        "regions": registration.regions,
+        "refused": registration.refused,
+        "incomplete": registration.incomplete,
     }
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from onnxkvrename.vllm.groups import Grouping
 from onnxkvrename.vllm.memory import Allocation
+from onnxkvrename.vllm.nixl import NixlTransfer
 from onnxkvrename.vllm.specs import (
     SLIDING_KINDS,
     KvCacheGroup,
@@ -104,11 +105,14 @@ def apply_stages(
                 padding_share=None,
                 placements=(),
                 canonical=None,
+                registration=None,
                 transfers=tuple(
-                    transfer._replace(
-                        regions=None,
-                        descriptors=None,
-                        bytes=None,
+                    NixlTransfer(
+                        transfer.tokens,
+                        transfer.blocks,
+                        None,
+                        None,
+                        None,
                         unknown=_UNKNOWN_TRANSFERS[request.vllm_version],
                     )
                     for transfer in allocation.transfers

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from build_layouts import build_attention, build_layers, build_sliding
 
 from onnxkvrename import load_rules
+from onnxkvrename.layout.layout import KvBuffer
 from onnxkvrename.layout.load import CompileInfo, load_layout
 from onnxkvrename.report.vllm_text import render_projection
 from onnxkvrename.vllm.projection import project_layout
@@ -106,11 +109,46 @@ def test_the_default_allocation_is_first_and_marked(version: str, name: str) -> 
 
 
 def test_unknown_figures_have_a_reason() -> None:
-    lines = render("hybrid.onnx", ProjectionRequest(16, 1, "0.33", (100,)))
-    (reason,) = [line for line in lines if "which regions NIXL registers for states" in line]
-    assert "  not known  " in reason
     lines = render("hybrid.onnx", ProjectionRequest(16, 1, "0.24", (100,)))
     assert any("the size of sliding_window (--dim sliding_window=SIZE)" in line for line in lines)
+
+
+def render_layers(*layers: Iterable[KvBuffer], version: str, lengths: tuple[int, ...]) -> list[str]:
+    request = ProjectionRequest(16, 1, version, lengths)
+    return list(render_projection(project_layout(build_layers(*layers), request)))
+
+
+def find_line(lines: list[str], *words: str) -> str:
+    (line,) = [line for line in lines if all(word in line for word in words)]
+    return line
+
+
+@pytest.mark.parametrize("lengths", [(), (128,)])
+def test_what_vllm_refuses_to_register_is_said_with_its_reason(lengths: tuple[int, ...]) -> None:
+    padded = [
+        build_sliding(layer, 2, 96, 128) if layer % 2 else build_attention(layer, 2, 64)
+        for layer in range(4)
+    ]
+    lines = render_layers(*padded, version="0.33", lengths=lengths)
+    assert "LBNHC (default), LBHNC  " in find_line(
+        lines, "  refused  ", "NIXL: KV cache view cannot be partitioned into NIXL regions: layer 0"
+    )
+    rows = [line for line in lines if "refused  refused" in line]
+    assert len(rows) == len(lengths)
+
+
+def test_what_does_not_cover_the_blocks_is_said_with_its_reason() -> None:
+    layers = [build_attention(0, 1, 64), build_sliding(1, 1, 128, 128)]
+    lines = render_layers(*layers, version="0.33", lengths=(128,))
+    assert find_line(lines, "  incomplete  ", "NIXL: too little is moved").startswith("  BLNHC")
+    assert "64 KiB (65,536 bytes)" in find_line(lines, "BLNHC", "  128 ", "  16 ")
+
+
+def test_what_decode_does_not_read_is_said() -> None:
+    layers = [build_sliding(0, window=40), build_attention(1)]
+    lines = render_layers(*layers, version="0.33", lengths=(64, 65, 71))
+    line = find_line(lines, "LBNHC (default)", "  decode reads  ")
+    assert "descriptors: 7 of a prompt of 64, 8 of a prompt of 71;" in line
 
 
 def test_a_window_of_unknown_size_is_shown_as_such() -> None:

@@ -208,6 +208,7 @@ def test_conditions_list_what_a_graph_cannot_decide() -> None:
         "conv state",
         "state dtype",
         "mamba_cache_mode",
+        "state kind",
     }
     assert condition_names(build(build_attention(0), build_linear(1), tp=2)) - hybrid == {
         "state shards"

@@ -177,24 +177,14 @@ def test_mla_that_cannot_be_padded_requires_blocks_outermost() -> None:
     assert allocate(mixed, "BLHNC").state == "requires"
 
 
-def test_regions_of_states_are_not_known() -> None:
+def test_the_canonical_view_of_states_leaves_padding_out() -> None:
     allocation = allocate(
         build_layers(build_attention(0, heads=2, size=256), build_linear(1)), "LBHNC", 600
     )
-    (transfer,) = allocation.transfers
-    assert transfer.blocks == (2, 1)
-    assert (transfer.regions, transfer.descriptors, transfer.bytes) == (None, None, None)
+    assert allocation.transfers[0].blocks == (2, 1)
     assert allocation.canonical == CanonicalKvCaches(
         (544 * 2048,), ((CanonicalKvCacheRef(0, 544 * 2048),), (CanonicalKvCacheRef(0, 1_097_728),))
     )
-
-
-def test_regions_are_not_known_if_only_some_pages_are_contiguous() -> None:
-    uneven = build_layers(
-        build_attention(0, heads=1, size=512), build_attention(1, heads=8, size=32)
-    )
-    assert allocate(uneven, "BLNHC", 100).transfers[0].regions is None
-    assert allocate(uneven, "BLHNC", 100).transfers[0].regions == 2
 
 
 def test_regions_of_very_many_heads_are_counted_without_listing_them() -> None:

@@ -1,0 +1,260 @@
+"""What vLLM 0.33 registers with NIXL.
+
+This follows ``register_kv_caches``, ``_build_mamba_local`` and ``_compute_desc_ids`` of
+``distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py``. It supposes that a model with a
+layer of MLA is one of MLA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from onnxkvrename.vllm.memory import GroupLayer, Placement
+from onnxkvrename.vllm.nixl import (
+    BlockCost,
+    NixlRegistration,
+    StateTransfer,
+    split_states,
+)
+from onnxkvrename.vllm.specs import MLA_KINDS, KvCacheGroup, KvCacheSpec, RefusalError
+
+_PARTITION_ERROR = "KV cache view cannot be partitioned into NIXL regions"
+
+
+class PlacedLayer(NamedTuple):
+    """A layer with the place of its pages.
+
+    Attributes:
+        spec: The layer's spec.
+        group: The index of its group.
+        start: Where its block 0 starts, in bytes; in layouts with layers outermost to be
+            multiplied by the number of blocks.
+        block_stride: Bytes from a block to the next one.
+        has_contiguous_pages: Whether a page is one piece of memory in its logical order, without
+            padding.
+    """
+
+    spec: KvCacheSpec
+    group: int
+    start: int
+    block_stride: int
+    has_contiguous_pages: bool
+
+
+class _Region(NamedTuple):
+    """Pieces of memory, one after the other, that have one descriptor each for each block."""
+
+    length: int
+    stride: int
+    groups: frozenset[int]
+    has_states: bool
+    multiplicity: int = 1
+
+
+def locate_layers(
+    layout: str, groups: Sequence[KvCacheGroup], placements: Iterable[Placement]
+) -> list[PlacedLayer]:
+    """Return all layers with the places of their pages, in the order of their numbers.
+
+    Args:
+        layout: The name of a memory layout.
+        groups: The groups.
+        placements: The places of all pages.
+    """
+    specs = {
+        GroupLayer(
+            group_index,
+            spec.layer,
+        ): spec
+        for group_index, group in enumerate(groups)
+        for spec in group.specs
+    }
+    layers = [
+        PlacedLayer(
+            specs[member],
+            member.group,
+            placement.offset + index * placement.layer_stride,
+            placement.block_stride,
+            _has_contiguous_pages(layout, specs[member]),
+        )
+        for placement in placements
+        for index, member in enumerate(placement.members)
+    ]
+    return sorted(layers, key=lambda layer: layer.spec.layer)
+
+
+def register_layers(
+    layers: Sequence[PlacedLayer],
+    groups: Sequence[KvCacheGroup],
+    bytes_per_block: int,
+    *,
+    is_block_outermost: bool,
+) -> NixlRegistration:
+    """Register the layers of one allocation.
+
+    Args:
+        layers: All layers, in the order of their numbers.
+        groups: Their groups.
+        bytes_per_block: Bytes that one block takes for all layers.
+        is_block_outermost: Whether one block holds all layers.
+    """
+    try:
+        states = split_states(groups, "0.33")
+        regions = _build_regions(layers, bytes_per_block, is_block_outermost, states is not None)
+    except RefusalError as error:
+        return NixlRegistration(None, refused=error.refusal.reason)
+    costs = tuple(_sum_cost(index, group, regions, states) for index, group in enumerate(groups))
+    incomplete = None
+    # With layers outermost a page of attention is a region, or is refused.
+    shared = layers if is_block_outermost else [layer for layer in layers if layer.spec.is_state]
+    if not _are_covered(shared, regions, states):
+        incomplete = _explain_gap(states)
+    region_count = sum(region.multiplicity for region in regions.values())
+    return NixlRegistration(region_count, costs, incomplete=incomplete)
+
+
+def _build_regions(
+    layers: Sequence[PlacedLayer],
+    bytes_per_block: int,
+    is_block_outermost: bool,
+    has_states: bool,
+) -> dict[int, _Region]:
+    """Return the regions by where they start. Of layers that start alike the first one decides.
+
+    Raises:
+        RefusalError: A page has padding, and is not a block of its own.
+    """
+    has_whole_rows = (
+        is_block_outermost
+        and not has_states
+        and any(layer.spec.kind in MLA_KINDS for layer in layers)
+    )
+    regions: dict[int, _Region] = {}
+    for layer in layers:
+        start, region = _build_region(layer, bytes_per_block, has_whole_rows)
+        known = regions.get(start)
+        if known is not None:
+            # MLA alone corrects the length that an earlier layer left.
+            kept = region if layer.spec.kind in MLA_KINDS else known
+            region = kept._replace(
+                groups=known.groups | region.groups,
+                has_states=known.has_states or region.has_states,
+            )
+        regions[start] = region
+    return regions
+
+
+def _build_region(
+    layer: PlacedLayer, bytes_per_block: int, has_whole_rows: bool
+) -> tuple[int, _Region]:
+    """Return where a layer's regions start, and the regions."""
+    spec, stride = layer.spec, layer.block_stride
+    groups = frozenset({layer.group})
+    if spec.is_state:
+        # vLLM steps by pages, whatever lies between them.
+        return layer.start, _Region(spec.page_size, spec.page_size, groups, True)
+    if bytes_per_block == stride:
+        if (has_whole_rows and spec.kind in MLA_KINDS) or not layer.has_contiguous_pages:
+            return 0, _Region(stride, stride, groups, False)
+        return layer.start, _Region(spec.page_size, stride, groups, False)
+    if spec.unpadded_page_size % stride:
+        raise RefusalError(
+            [spec.layer],
+            f"{_PARTITION_ERROR}: layer {spec.layer} has {spec.unpadded_page_size} bytes in pages "
+            f"of {spec.page_size}",
+            "choose a layout that is block-outermost",
+        )
+    # Heads outside of blocks have a region each.
+    count = spec.unpadded_page_size // stride
+    length = stride if count > 1 else spec.page_size
+    return layer.start, _Region(length, stride, groups, False, count)
+
+
+def _sum_cost(
+    group_index: int,
+    group: KvCacheGroup,
+    regions: dict[int, _Region],
+    states: StateTransfer | None,
+) -> BlockCost:
+    """Return what a block of a group takes.
+
+    Without states a region of one group holds blocks of that group, and a region of several
+    groups those of all. Beside states every region holds blocks of every group.
+    """
+    if states is not None and group.first_spec.is_state:
+        count = sum(region.has_states for region in regions.values())
+        return BlockCost(count * states.descriptors, count * states.bytes)
+    moved = [
+        region
+        for region in regions.values()
+        if states is not None or _holds_group(region, group_index)
+    ]
+    return BlockCost(
+        sum(region.multiplicity for region in moved),
+        sum(region.multiplicity * region.length for region in moved),
+    )
+
+
+def _holds_group(region: _Region, group_index: int) -> bool:
+    return len(region.groups) > 1 or group_index in region.groups
+
+
+def _are_covered(
+    layers: Sequence[PlacedLayer], regions: dict[int, _Region], states: StateTransfer | None
+) -> bool:
+    """Return whether the descriptors of the layers' blocks cover the data of their pages."""
+    layers_by_view: dict[tuple[int, bool, int], list[PlacedLayer]] = {}
+    for layer in layers:
+        view = (layer.group, layer.spec.is_state, layer.block_stride)
+        layers_by_view.setdefault(view, []).append(layer)
+    for (group_index, is_state, block_stride), alike in layers_by_view.items():
+        pieces = [
+            (start, states.bytes if is_state and states is not None else region.length)
+            for start, region in sorted(regions.items())
+            if region.stride == block_stride
+            and (region.has_states if is_state else states or _holds_group(region, group_index))
+        ]
+        if not _cover(pieces, [(layer.start, layer.spec.unpadded_page_size) for layer in alike]):
+            return False
+    return True
+
+
+def _cover(pieces: Sequence[tuple[int, int]], pages: Iterable[tuple[int, int]]) -> bool:
+    """Return whether pieces of memory cover pages; both are (start, length), pieces sorted."""
+    remaining = iter(pieces)
+    piece = next(remaining, None)
+    covered_from = covered_to = 0
+    for start, length in sorted(pages):
+        while piece is not None and piece[0] <= max(start, covered_to):
+            if piece[0] > covered_to:
+                covered_from = piece[0]
+            covered_to = max(covered_to, sum(piece))
+            piece = next(remaining, None)
+        # A page may reach over pieces that follow one another without a gap.
+        while piece is not None and piece[0] <= covered_to < start + length:
+            covered_to = max(covered_to, sum(piece))
+            piece = next(remaining, None)
+        if not covered_from <= start <= start + length <= covered_to:
+            return False
+    return True
+
+
+def _explain_gap(states: StateTransfer | None) -> str:
+    if states is None:
+        return (
+            "too little is moved: of layers whose pages start alike vLLM registers the first "
+            "one's block length only"
+        )
+    return (
+        "too little is moved: vLLM steps by a page, not by a block, where states lie, and takes "
+        "one size for all states"
+    )
+
+
+def _has_contiguous_pages(layout: str, spec: KvCacheSpec) -> bool:
+    if spec.page_size_padded is not None and spec.page_size_padded != spec.unpadded_page_size:
+        return False
+    if layout[-3:] == "HNC" or spec.is_state or spec.kv_heads == 1:
+        return True
+    return layout[-3:] == "NHC" and spec.block_size == 1
