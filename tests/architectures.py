@@ -86,12 +86,20 @@ def _draw_layer(
     is_windowed = kind in ("sliding_window", "sliding_window_mla", "chunked_local_attention")
     window = rng.choice([128, 512, 1000]) if is_windowed else None
     if kind == "mamba":
-        conv = (rng.choice([512, 1024]), 3)
-        recurrent = (rng.choice([8, 16, 32]), 64, rng.choice([64, 128]))
-        return LayerShape(kind, 0, 0, 0, None, (conv, recurrent), rng.choice(["FLOAT16", "FLOAT"]))
+        states = _draw_states(rng)
+        return LayerShape(kind, 0, 0, 0, None, states, rng.choice(["FLOAT16", "FLOAT"]))
     if "mla" in kind:
         heads, size, size_v = 1, rng.choice([256, 512]), rng.choice([32, 64])
     return LayerShape(kind, heads, size, size_v, window, (), dtype)
+
+
+def _draw_states(rng: random.Random) -> tuple[tuple[int, ...], ...]:
+    """Return a convolution's state and a recurrent one: Mamba 2's or GDN's, else Mamba 1's."""
+    heads, size, state_size = rng.choice([8, 16, 32]), 64, rng.choice([64, 128])
+    if rng.random() < 0.15:
+        return (heads * size, 3), (heads * size, 16)
+    projections = 2 * rng.choice([128, 256, 512])
+    return (heads * size + projections, 3), (heads, size, state_size)
 
 
 def build_layout(architecture: Architecture) -> Layout:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from architectures import Architecture, LayerShape
-from vllmwheel import DTYPES, WheelModules, find_wheel, make_config
+from vllmwheel import DTYPES, HAS_TORCH, WheelModules, find_wheel, make_config
 
 BLOCK_COUNT = 7
 """The number of blocks, a prime that nothing else is a multiple of."""
@@ -24,21 +23,31 @@ _SPEC_CLASSES = {
 
 
 class Witness:
-    """vLLM of one version; skips the test where its wheel is missing."""
+    """Planning by vLLM of one version; skips the test where its wheel is missing.
+
+    Args:
+        version: The version, ``0.24.0`` or ``0.33.0``.
+    """
+
+    can_allocate = False
+    """Whether tensors can be made of what is planned."""
 
     def __init__(self, version: str) -> None:
+        self.version = version
         wheel = find_wheel(version)
         if isinstance(wheel, str):
+            import pytest
+
             pytest.skip(wheel)
         self.is_v024 = version == "0.24.0"
         self.modules = WheelModules(wheel)
         with self.modules.importable():
             import torch
-            import vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler as scheduler
-            import vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker as worker
+            import vllm.platforms as current
             import vllm.platforms.interface as platforms
             import vllm.v1.kv_cache_interface as interface
 
+            current.current_platform = _Platform()
             if self.is_v024:
                 import vllm.v1.core.kv_cache_utils as planning
             else:
@@ -47,8 +56,6 @@ class Witness:
                 planning.get_hisparse_kv_cache_groups = lambda *_: None
             self.torch, self.interface, self.planning = torch, interface, planning
             self.platform = platforms.Platform
-            self.scheduler = scheduler.NixlBaseConnectorScheduler
-            self.worker = worker.NixlBaseConnectorWorker
 
     def make_specs(self, architecture: Architecture, *, indexed: bool = True) -> dict[str, Any]:
         """Return vLLM's spec of each layer, by layer number as text, with aligned blocks.
@@ -74,52 +81,20 @@ class Witness:
         has_all_layers = sum(len(group.layer_names) for group in groups) == len(specs)
         return groups if has_all_layers else None
 
-    def make_plan(self, architecture: Architecture, **settings: Any) -> Any:
-        """Return vLLM's groups and tensors for `BLOCK_COUNT` blocks, or ``None``."""
+    def make_plan(
+        self, architecture: Architecture, block_count: int = BLOCK_COUNT, **settings: Any
+    ) -> Any:
+        """Return vLLM's groups and tensors for `block_count` blocks, or ``None``."""
         groups = self.make_groups(architecture, **settings)
         if groups is None:
             return None
         config = make_config(**settings)
         with self.modules.importable():
             try:
-                memory = BLOCK_COUNT * int(self.planning._pool_bytes_per_block(config, groups))
+                memory = block_count * int(self.planning._pool_bytes_per_block(config, groups))
                 return self.planning.get_kv_cache_config_from_groups(config, groups, memory)
             except REFUSALS:
                 return None
-
-    def count_descriptors(
-        self, plan: Any, block_size: int, prompt_length: int, regions: int
-    ) -> list[int]:
-        """Return the blocks of each group that NIXL transfers, then all descriptors."""
-        config = make_config()
-        config.cache_config.block_size = block_size
-        config.parallel_config.data_parallel_index = _Port()
-        config.kv_transfer_config.kv_buffer_device = "cuda"
-        config.kv_transfer_config.get_from_extra_config = lambda _, default: default
-        groups = plan.kv_cache_groups
-        specs = [_get_first_spec(group) for group in groups]
-        cache_config = SimpleNamespace(
-            kv_cache_groups=[
-                SimpleNamespace(kv_cache_spec=spec, layer_names=group.layer_names)
-                for spec, group in zip(specs, groups, strict=True)
-            ]
-        )
-        with self.modules.importable():
-            scheduler = self.scheduler(config, "engine", cache_config)
-            state_flags = [hasattr(spec, "shapes") for spec in specs]
-            block_ids = tuple(
-                [*range(1 if is_state else -(-prompt_length // spec.block_size))]
-                for spec, is_state in zip(specs, state_flags, strict=True)
-            )
-            clipped = scheduler.get_sw_clipped_blocks(block_ids)
-            worker = SimpleNamespace(
-                num_regions=regions,
-                block_len_per_layer=[0] * len(plan.kv_cache_tensors),
-                _has_mamba=any(state_flags),
-                _group_spec_types=tuple(map(type, specs)),
-            )
-            descriptors = self.worker._compute_desc_ids(worker, clipped, 10**6, None, 1)
-        return [*map(len, clipped), len(descriptors)]
 
     def count_page_shapes(self, architecture: Architecture) -> int:
         """Return how many shapes of pages vLLM's resolution of the layout counts."""
@@ -131,14 +106,17 @@ class Witness:
         self, layer: LayerShape, tp: int, block_size: int, padded: int | None, indexed: bool = True
     ) -> Any:
         """Make the spec that the model's layer would give vLLM."""
-        dtype = getattr(self.torch, DTYPES[layer.dtype])
+        name = DTYPES[layer.dtype]
+        dtype = getattr(self.torch, "float8_e4m3fn" if HAS_TORCH and name == "fp8" else name)
         if layer.kind == "mamba":
             shapes = tuple((shape[0] // tp, *shape[1:]) for shape in layer.state_shapes)
+            kinds = self.interface.MambaAttentionBackendEnum
             return self.interface.MambaSpec(
                 block_size=4096,
                 shapes=shapes,
                 dtypes=(dtype,) * len(shapes),
                 page_size_padded=padded,
+                mamba_type=kinds.MAMBA1 if len(shapes[1]) == 2 else kinds.GDN_ATTN,
             )
         is_mla = "mla" in layer.kind
         fields: dict[str, Any] = {
@@ -202,13 +180,15 @@ class Witness:
         return cache.block_size, cache.mamba_page_size_padded
 
 
-class _Port(int):
-    """A number that a stand-in can be added to."""
+class _Platform(SimpleNamespace):
+    """What connectors ask of the device that they run on."""
 
-    def __radd__(self, other: Any) -> _Port:
-        return self
+    device_type = "cuda"
+    get_nixl_supported_devices = staticmethod(dict)
+    get_nixl_memory_type = staticmethod(lambda: "VRAM")
+    is_rocm = is_xpu = staticmethod(lambda: False)
 
-
-def _get_first_spec(group: Any) -> Any:
-    spec = group.kv_cache_spec
-    return next(iter(getattr(spec, "kv_cache_specs", {"": spec}).values()))
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_: name

@@ -1,0 +1,321 @@
+"""Compare projections of drawn architectures with vLLM's own code, and count agreement.
+
+python tests/judge_vllm.py [-n COUNT] [--first SEED] [-j JOBS] [-v VERSION] [--json]
+
+`make witness` installs what this needs, and runs it. Each architecture is planned, allocated and
+registered by vLLM, and projected by this program. A line for each thing that is compared says how
+often both agree. The exit code is 1 if they do not always.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+from architectures import Architecture, build_layout, draw_architecture  # noqa: E402
+from vllmwheel import HAS_TORCH, find_wheel  # noqa: E402
+from witness import BLOCK_COUNT, REFUSALS, Witness  # noqa: E402
+
+from onnxkvrename.vllm.groups import Grouping  # noqa: E402
+from onnxkvrename.vllm.memory import Allocation  # noqa: E402
+from onnxkvrename.vllm.memory_v033 import KV_CACHE_LAYOUTS  # noqa: E402
+from onnxkvrename.vllm.projection import Projection, project_layout  # noqa: E402
+from onnxkvrename.vllm.specs import ProjectionRequest  # noqa: E402
+
+VERSIONS = ("0.24.0", "0.33.0")
+_LENGTHS = (1, 127, 128, 129, 600, 1024, 1500)
+
+Verdict = tuple[str, bool, str]
+"""What is compared, whether both agree, and what each says."""
+
+
+def compare(witness: Witness, seed: int) -> Iterator[Verdict]:
+    """Yield what comes of one drawn architecture; only its planning if nothing can be allocated."""
+    architecture = draw_architecture(seed)
+    length = random.Random(seed).choice(_LENGTHS)
+    version = "0.24" if witness.is_v024 else "0.33"
+    request = ProjectionRequest(architecture.block_size, architecture.tp, version, (length,))
+    projection = project_layout(build_layout(architecture), request)
+    if projection.refusals:
+        return
+    if witness.is_v024:
+        yield from _compare_v024(witness, architecture, projection)
+    else:
+        yield from _compare_v033(witness, architecture, projection)
+
+
+def _compare_v024(
+    witness: Witness, architecture: Architecture, projection: Projection
+) -> Iterator[Verdict]:
+    (grouping,) = projection.groupings
+    plan = witness.make_plan(architecture)
+    yield _judge("refusals of groups", plan is None, not grouping.groups)
+    if plan is None or not grouping.groups:
+        return
+    yield _judge("groups and pages", _list_vllm_pages(plan.kv_cache_groups), _list_pages(grouping))
+    is_refused = witness.make_groups(architecture, indexed=False) is None
+    needs_indexing = "block stride indexing" in {c.name for c in grouping.conditions}
+    yield _judge("what needs block stride indexing", is_refused, needs_indexing)
+    for name in ("unpacked", "packed"):
+        allocation = _find_allocation(projection, name)
+        if allocation.is_possible:
+            settings = {"cross_layers": name == "packed"}
+            plan = witness.make_plan(architecture, **settings)
+            # Tensors that are not packed have no block stride in 0.24.
+            stride = allocation.bytes_per_block if name == "packed" else 0
+            slots = [
+                ([int(name) for name in t.shared_by], t.offset, t.block_stride, t.size)
+                for t in plan.kv_cache_tensors
+            ]
+            projected = [
+                (
+                    [member.layer for member in p.members],
+                    p.offset,
+                    stride,
+                    (stride or p.page_size) * BLOCK_COUNT,
+                )
+                for p in allocation.placements
+            ]
+            yield _judge("places, strides and sizes", slots, projected)
+            yield from _compare_memory(witness, architecture, allocation, settings)
+    allocation = _find_allocation(projection, "cross_layers")
+    if allocation.is_possible:
+        yield from _compare_cross_layers(witness, architecture, allocation)
+
+
+def _compare_v033(
+    witness: Witness, architecture: Architecture, projection: Projection
+) -> Iterator[Verdict]:
+    for name in KV_CACHE_LAYOUTS:
+        with witness.modules.importable():
+            layout = witness.interface.KVCacheLayout[name]
+        grouping = projection.groupings[int(layout.is_block_outermost)]
+        groups = witness.make_groups(architecture, layout=layout)
+        yield _judge("refusals of groups", groups is None, not grouping.groups)
+        if groups is None or not grouping.groups:
+            continue
+        yield _judge("groups and pages", _list_vllm_pages(groups), _list_pages(grouping))
+        allocation = _find_allocation(projection, name)
+        plan = witness.make_plan(architecture, layout=layout)
+        if witness.count_page_shapes(architecture) > 1 and not layout.is_block_compact:
+            plan = None
+        yield _judge("refusals of layouts", plan is None, not allocation.is_possible)
+        if plan is None or not allocation.is_possible:
+            continue
+        strides = [
+            ([int(name) for name in t.layers], t.offset, t.layer_stride, t.block_stride, t.size)
+            for t in plan.kv_cache_tensors
+        ]
+        yield _judge("places, strides and sizes", strides, _list_strides(allocation))
+        yield from _compare_memory(witness, architecture, allocation, {"layout": layout})
+
+
+def _compare_memory(
+    witness: Witness,
+    architecture: Architecture,
+    allocation: Allocation,
+    settings: dict[str, Any],
+) -> Iterator[Verdict]:
+    if not witness.can_allocate:
+        return
+    from witness_memory import Memory
+
+    (transfer,) = allocation.transfers
+    if None in transfer.blocks:
+        block_count, length = BLOCK_COUNT, 1
+    else:
+        length = transfer.tokens
+        offered = -(-length // architecture.block_size)
+        block_count = 3 + offered * len(transfer.blocks)
+    plan = witness.make_plan(architecture, block_count, **settings)
+    memory = Memory(witness, architecture, plan, **settings)
+    canonical = memory.build_canonical_view()
+    if allocation.canonical is not None:
+        tensors, references = allocation.canonical
+        projected = ([*tensors], [[tuple(ref) for ref in refs] for refs in references])
+        yield _judge("canonical view", canonical, projected)
+    elif not isinstance(canonical, str):
+        yield "canonical view, not known here", True, ""
+    try:
+        worker = memory.register()
+    except (*REFUSALS, AttributeError) as error:
+        yield _judge("refusals of NIXL", True, transfer.refused is not None, str(error))
+        return
+    yield _judge("refusals of NIXL", False, transfer.refused is not None, str(transfer.refused))
+    if transfer.refused is not None:
+        return
+    yield _judge("regions", worker.num_regions, transfer.regions)
+    if transfer.descriptors is None:
+        yield "descriptors and bytes, not known here", True, ""
+        return
+    offered_ids, read = memory.list_blocks(length)
+    yield _judge("blocks that prefill offers", [*map(len, offered_ids)], [*transfer.blocks])
+    posted = memory.post(worker, offered_ids)
+    yield _judge("descriptors", posted.descriptors, transfer.descriptors)
+    posted_share = 2 if allocation.name == "packed" and transfer.incomplete else 1
+    yield _judge("bytes", posted.size * posted_share, transfer.bytes)
+    reads = transfer.decode_reads
+    yield _judge("blocks that decode reads", read, reads and [*reads.blocks])
+    if posted.covers_pages is not None:
+        projected_complete = transfer.incomplete is None
+        yield _judge(
+            "whether descriptors cover the blocks", posted.covers_pages, projected_complete
+        )
+
+
+def _compare_cross_layers(
+    witness: Witness, architecture: Architecture, allocation: Allocation
+) -> Iterator[Verdict]:
+    if not witness.can_allocate:
+        return
+    from witness_memory import Memory
+
+    memory = Memory(witness, architecture, witness.make_plan(architecture), is_cross_layers=True)
+    canonical = memory.build_canonical_view()
+    if allocation.canonical is not None and not isinstance(canonical, str):
+        tensors, references = allocation.canonical
+        projected = ([*tensors], [[tuple(ref) for ref in refs] for refs in references])
+        yield _judge("canonical view", canonical, projected)
+    if allocation.transfers:
+        (transfer,) = allocation.transfers
+        try:
+            worker = memory.register()
+        except REFUSALS as error:
+            yield _judge("refusals of NIXL", True, transfer.refused is not None, str(error))
+            return
+        posted = memory.post(worker, tuple([1, 2] for _ in transfer.blocks))
+        yield _judge("regions", worker.num_regions, transfer.regions)
+        expected = (2 * len(transfer.blocks), 2 * (allocation.bytes_per_block or 0))
+        yield _judge("descriptors", (posted.descriptors, posted.size), expected)
+
+
+def _judge(subject: str, vllm: Any, projected: Any, detail: str = "") -> Verdict:
+    return subject, vllm == projected, f"vLLM: {vllm}; here: {projected} {detail}".strip()
+
+
+def _find_allocation(projection: Projection, name: str) -> Allocation:
+    return next(a for a in projection.allocations if a.name == name)
+
+
+def _list_vllm_pages(groups: Any) -> list[list[tuple[int, int, int, int]]]:
+    return [
+        [(int(name), *_measure_vllm_page(group, name)) for name in group.layer_names]
+        for group in groups
+    ]
+
+
+def _measure_vllm_page(group: Any, layer_name: str) -> tuple[int, int, int]:
+    """Return the block size, the page and the page without padding of a layer."""
+    spec = getattr(group.kv_cache_spec, "kv_cache_specs", {}).get(layer_name, group.kv_cache_spec)
+    if hasattr(spec, "shapes"):
+        states = zip(spec.shapes, spec.dtypes, strict=True)
+        unpadded = sum(math.prod(shape) * dtype.itemsize for shape, dtype in states)
+        return 0, spec.page_size_bytes, unpadded
+    return spec.block_size, spec.page_size_bytes, spec.real_page_size_bytes
+
+
+def _list_pages(grouping: Grouping) -> list[list[tuple[int, int, int, int]]]:
+    return [
+        [(s.layer, s.block_size or 0, s.page_size, s.unpadded_page_size) for s in group.specs]
+        for group in grouping.groups
+    ]
+
+
+def _list_strides(allocation: Allocation) -> list[tuple[list[int], int, int, int, int]]:
+    strides = []
+    size = BLOCK_COUNT * (allocation.bytes_per_block or 0)
+    for placement in allocation.placements:
+        factor = BLOCK_COUNT if placement.per_block else 1
+        layers = [member.layer for member in placement.members]
+        offset, layer_stride = placement.offset * factor, placement.layer_stride * factor
+        strides.append((layers, offset, layer_stride, placement.block_stride, size))
+    return strides
+
+
+@functools.cache
+def _load_witness(version: str) -> Witness:
+    import torch
+    from witness_memory import MemoryWitness
+
+    torch.set_num_threads(1)
+    return MemoryWitness(version)
+
+
+def judge_version(version: str, seeds: range) -> tuple[Counter[Any], list[str]]:
+    """Return how often (subject, agreement) came out of vLLM's memory, and the disagreements."""
+    return judge_seeds(_load_witness(version), seeds)
+
+
+def judge_seeds(witness: Witness, seeds: range) -> tuple[Counter[Any], list[str]]:
+    """Return how often (subject, agreement) came out, and the disagreements."""
+    counts, disagreements = Counter[Any](), list[str]()
+    with witness.modules.importable():
+        for seed in seeds:
+            for subject, agrees, detail in compare(witness, seed):
+                counts[subject, agrees] += 1
+                if not agrees:
+                    disagreements.append(f"{witness.version} seed {seed}: {subject}: {detail}")
+    return counts, disagreements
+
+
+def main() -> int:
+    """Print the figures; return 1 if anything disagrees, 2 if nothing can be compared."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-n", "--count", type=int, default=3000)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("-j", "--jobs", type=int, default=2)
+    parser.add_argument("-v", "--version", choices=VERSIONS, action="append")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    obstacles = [find_wheel(version) for version in options.version or VERSIONS]
+    if not HAS_TORCH:
+        obstacles.append("no torch to allocate KV caches with: make witness")
+    for obstacle in obstacles:
+        if isinstance(obstacle, str):
+            print(obstacle, file=sys.stderr)
+            return 2
+    figures: dict[str, dict[str, list[int]]] = {}
+    failed = False
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+        for version in options.version or VERSIONS:
+            end = options.first + options.count
+            chunks = [
+                range(start, end, 25)
+                for start in range(options.first, min(options.first + 25, end))
+            ]
+            results = pool.map(judge_version, [version] * len(chunks), chunks)
+            counts = Counter[Any]()
+            for chunk_counts, disagreements in results:
+                counts += chunk_counts
+                for line in disagreements:
+                    print(line, file=sys.stderr)
+            subjects = dict.fromkeys(subject for subject, _ in counts)
+            failed = failed or any(not agrees for _, agrees in counts)
+            figures[version] = {
+                subject: [counts[subject, True], counts[subject, True] + counts[subject, False]]
+                for subject in subjects
+            }
+    if options.json:
+        print(json.dumps(figures))
+    else:
+        for version, by_subject in figures.items():
+            print(f"vLLM {version}, {options.count:,} architectures")
+            for subject, (agreed, total) in by_subject.items():
+                print(f"  {subject:<40} {agreed:>8,} of {total:>8,}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
