@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from onnxkvrename.rules.plan import KvPair, UnchangedName
     from onnxkvrename.rules.profile import Rules
     from onnxkvrename.rules.results import ModelReport, Report
-    from onnxkvrename.verification.hidden_states import StatePair
+    from onnxkvrename.verification.pairs.hidden_states import StatePair
     from onnxkvrename.verification.verify import VerifiedModel
 
 _MODULES = {
@@ -54,7 +54,7 @@ _MODULES = {
     "rules.plan": ("KvPair", "UnchangedName"),
     "rules.profile": ("Rules",),
     "rules.results": ("ModelReport", "Report"),
-    "verification.hidden_states": ("StatePair",),
+    "verification.pairs.hidden_states": ("StatePair",),
     "verification.verify": ("VerifiedModel",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

@@ -16,7 +16,7 @@ from real_exports import EXPORTS
 
 from onnxkvrename import ModelReport, Report, VerifiedModel, rename, rename_all, verify
 from onnxkvrename.findings import Finding
-from onnxkvrename.verification.infer_rules import infer_rules, trace_model
+from onnxkvrename.verification.pairs.infer_rules import infer_rules, trace_model
 
 OTHERS = EXPORTS.with_name("exports-other")
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "exporters.md"

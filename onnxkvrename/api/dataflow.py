@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from onnxkvrename.api.arguments import PathLike, as_change, as_path, as_paths
 from onnxkvrename.renaming.run import check_token_change
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.verification.hidden_states import StatePair
-from onnxkvrename.verification.infer_rules import infer_rules, trace_model
+from onnxkvrename.verification.pairs.hidden_states import StatePair
+from onnxkvrename.verification.pairs.infer_rules import infer_rules, trace_model
 
 
 def find_pairs(model: PathLike) -> tuple[StatePair, ...]:

@@ -101,6 +101,12 @@ def add_version_option() -> Decorator:
     return click.version_option(__version__, "-V", "--version", message=message)
 
 
+def check_exclusive(option: str, is_given: object, other: str, other_is_given: object) -> None:
+    """Raise :class:`click.UsageError` if both options are given."""
+    if is_given and other_is_given:
+        raise click.UsageError(f"{option} and {other} cannot both be")
+
+
 def add_models_argument() -> Decorator:
     """Add the files and directories to work on."""
     return click.argument(
@@ -148,7 +154,7 @@ def find_rules_by_dataflow(
         if value is not None:
             raise click.UsageError(f"--pairs and {option} cannot both be")
     from onnxkvrename.rules.find_models import find_jobs
-    from onnxkvrename.verification.infer_rules import infer_rules, trace_model  # onnx
+    from onnxkvrename.verification.pairs.infer_rules import infer_rules, trace_model  # onnx
 
     models = [job.model for job in find_jobs(paths) if job.model.suffix != ".json"]
     return infer_rules([trace_model(model) for model in models], token).rules

@@ -16,6 +16,7 @@ from onnxkvrename.cli.options import (
     NonEmptyPath,
     add_format_option,
     add_version_option,
+    check_exclusive,
 )
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError, ModelError
@@ -63,8 +64,7 @@ def command(paths: tuple[Path, ...], undo: bool, finish: bool, output_format: st
     beside them. PATH is a directory, which is searched with all below it, or a
     file in one.
     """
-    if undo and finish:
-        raise click.UsageError("--undo and --finish cannot both be")
+    check_exclusive("--undo", undo, "--finish", finish)
     try:
         skipped = list[ModelError]()
         runs = [

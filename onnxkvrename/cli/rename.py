@@ -30,6 +30,7 @@ from onnxkvrename.cli.options import (
     add_target,
     add_verbose_option,
     add_version_option,
+    check_exclusive,
     complete_consumer,
     find_rules_by_dataflow,
     pick_profile,
@@ -259,10 +260,8 @@ def _rename_models(arguments: _Arguments, view: RenameView) -> Report:
     options = _build_options(arguments, view)
     rules = add_target(_load_rules(arguments), arguments.to)
     check_token_change(change)
-    if change.strip and change.replace:
-        raise click.UsageError("--strip and --replace cannot both be")
-    if arguments.dask is not None and arguments.jobs is not None:
-        raise click.UsageError("--jobs and --dask cannot both be")
+    check_exclusive("--strip", change.strip, "--replace", change.replace)
+    check_exclusive("--jobs", arguments.jobs, "--dask", arguments.dask is not None)
     models = arguments.models
     if arguments.in_place:
         from onnxkvrename.qefficient.seed_cache import find_moved_paths  # only for --seed-cache
@@ -362,8 +361,7 @@ def _run_jobs(
 
 
 def _choose_policy(arguments: _Arguments) -> SidecarPolicy:
-    if arguments.sidecars and arguments.no_sidecars:
-        raise click.UsageError("--sidecars and --no-sidecars cannot both be")
+    check_exclusive("--sidecars", arguments.sidecars, "--no-sidecars", arguments.no_sidecars)
     if arguments.sidecars:
         return "require"
     return "leave" if arguments.no_sidecars else "follow"

@@ -10,7 +10,7 @@ from onnx import ModelProto
 
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
-from onnxkvrename.verification.find_pairs import find_state_pairs, map_pairs
+from onnxkvrename.verification.pairs.find_pairs import find_state_pairs, map_pairs
 
 # Each layer reads `h`, has the states `a` and perhaps `b`, and makes what is added to `h`.
 # Sizes: n batch, s new positions, p old positions, t all of them, c context, 2 heads of 4.

@@ -29,8 +29,8 @@ from onnxkvrename.report.formats.text import build_error_line
 from onnxkvrename.report.inert import escape_json, escape_text
 from onnxkvrename.report.tables import format_columns
 from onnxkvrename.rules.find_models import find_jobs
-from onnxkvrename.verification.hidden_states import StatePair
-from onnxkvrename.verification.infer_rules import TracedModel, infer_rules, trace_model
+from onnxkvrename.verification.pairs.hidden_states import StatePair
+from onnxkvrename.verification.pairs.infer_rules import TracedModel, infer_rules, trace_model
 
 _FORMS = ("openvino", "io-binding", "rules")
 _HEADINGS = ("input", "output", "update", "dtype", "shape")

@@ -14,7 +14,7 @@ from onnxkvrename.renaming.run import check_token_change
 from onnxkvrename.report.formats import Line
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.suggestion.rules_text import SuggestedRules
-from onnxkvrename.verification.infer_rules import infer_rules, trace_model
+from onnxkvrename.verification.pairs.infer_rules import infer_rules, trace_model
 
 
 @click.command(

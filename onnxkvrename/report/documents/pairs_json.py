@@ -9,8 +9,8 @@ from typing import Any
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import render_json_document, serialize_error
 from onnxkvrename.layout.updates import compare_dims
-from onnxkvrename.verification.hidden_states import StatePair
-from onnxkvrename.verification.infer_rules import TracedModel
+from onnxkvrename.verification.pairs.hidden_states import StatePair
+from onnxkvrename.verification.pairs.infer_rules import TracedModel
 
 SCHEMA = "onnxkvrename.pairs/1"
 

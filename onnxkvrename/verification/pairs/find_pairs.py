@@ -24,10 +24,10 @@ from onnxkvrename.layout.updates import BufferUpdate, compare_dims
 from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.rules.plan import KvPair, PairSide
 from onnxkvrename.verification.dataflow import PROVED_VERDICTS, decide_flow
-from onnxkvrename.verification.hidden_states import StatePair, drop_hidden_states
+from onnxkvrename.verification.pairs.hidden_states import StatePair, drop_hidden_states
+from onnxkvrename.verification.pairs.value_uses import find_branch_states, find_joined_outputs
 from onnxkvrename.verification.provenance import Origin, select_cheapest_paths
 from onnxkvrename.verification.tracing import trace_origins
-from onnxkvrename.verification.value_uses import find_branch_states, find_joined_outputs
 
 MAX_CANDIDATES = 1 << 12
 """Inputs that may be states; as many as a model may have buffers."""

@@ -10,8 +10,8 @@ from models import saved
 
 from onnxkvrename.errors import RulesError
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
-from onnxkvrename.verification.infer_rules import InferredRules, TracedModel, infer_rules
-from onnxkvrename.verification.infer_rules import trace_model as trace_path
+from onnxkvrename.verification.pairs.infer_rules import InferredRules, TracedModel, infer_rules
+from onnxkvrename.verification.pairs.infer_rules import trace_model as trace_path
 
 
 def trace(folder: Path, *pairs: str, extra: str = "", name: str = "m.onnx") -> TracedModel:

@@ -15,8 +15,8 @@ from onnxkvrename.rules.plan import RenamePlan, TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.suggestion.frames import StateNames, split_token
 from onnxkvrename.rules.suggestion.rules_text import SuggestedRules, write_rules
-from onnxkvrename.verification.find_pairs import find_state_pairs
-from onnxkvrename.verification.hidden_states import StatePair
+from onnxkvrename.verification.pairs.find_pairs import find_state_pairs
+from onnxkvrename.verification.pairs.hidden_states import StatePair
 from onnxkvrename.verification.strip_weights import read_model_without_weights
 
 _RULES_NAME = "dataflow"

@@ -6,8 +6,8 @@ import onnx.parser
 import pytest
 from onnx import ModelProto
 
-from onnxkvrename.verification import value_uses
-from onnxkvrename.verification.value_uses import find_branch_states, find_joined_outputs
+from onnxkvrename.verification.pairs import value_uses
+from onnxkvrename.verification.pairs.value_uses import find_branch_states, find_joined_outputs
 
 
 def build_model(nodes: str, outputs: str = "k2 v2") -> ModelProto:

@@ -9,8 +9,8 @@ from onnx import ModelProto
 from onnxkvrename.layout.updates import BufferUpdate
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
-from onnxkvrename.verification import hidden_states
-from onnxkvrename.verification.hidden_states import StatePair, drop_hidden_states
+from onnxkvrename.verification.pairs import hidden_states
+from onnxkvrename.verification.pairs.hidden_states import StatePair, drop_hidden_states
 
 SYMBOLS = "float[n,2,c,4]"
 

@@ -11,8 +11,8 @@ from onnxkvrename.errors import ModelError
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
-from onnxkvrename.verification import find_pairs
-from onnxkvrename.verification.find_pairs import find_state_pairs, map_pairs
+from onnxkvrename.verification.pairs import find_pairs
+from onnxkvrename.verification.pairs.find_pairs import find_state_pairs, map_pairs
 from onnxkvrename.verification.strip_weights import read_model_without_weights
 
 EXPORTS = list_exports()
