@@ -14,8 +14,8 @@ sys.path.append(str(EXAMPLE))  # for this process, and those that it spawns
 
 import kvlayout  # noqa: E402
 import paging  # noqa: E402
-import processes  # noqa: E402
 import records  # noqa: E402
+import roles  # noqa: E402
 import transfer  # noqa: E402
 
 _HAS_NIXL = importlib.util.find_spec("nixl") is not None and any(
@@ -28,8 +28,8 @@ __all__ = [
     "INSTALL",
     "kvlayout",
     "paging",
-    "processes",
     "records",
+    "roles",
     "transfer",
     "with_nixl",
 ]

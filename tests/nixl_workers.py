@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 from disaggregated_example import prompts, workers
-from nixl_example import kvlayout, records
+from nixl_example import kvlayout, records, roles
 
 
 class Seen(NamedTuple):
@@ -25,10 +25,10 @@ class Seen(NamedTuple):
 
 def watch(questions: workers.Questions, setup: records.Setup) -> None:
     """Hand prompts of these lengths over between two pools that are full of noise."""
-    from roles import Decode, Prefill
+    from agent import Agent
 
-    owner = Prefill(setup)
-    reader = Decode(setup._replace(seed=5), owner.agent.peer)
+    owner = roles.Prefill(setup, Agent)
+    reader = roles.Decode(setup._replace(seed=5), Agent, owner.agent.peer)
     drawn = np.random.default_rng(4)
     for pool in (owner.pool, reader.pool):
         pool.memory[:] = drawn.integers(0, 256, pool.memory.size)
@@ -41,7 +41,7 @@ def watch(questions: workers.Questions, setup: records.Setup) -> None:
         taken = reader.run(handed)
         after = reader.pool.memory
         memory = (owner.pool.memory, before, after)
-        questions.answer(Seen(*memory, handed.blocks, taken.blocks, taken.tokens))
+        questions.answer(Seen(*memory, taken.read, taken.blocks, taken.tokens))
 
 
 def list_listening_addresses() -> list[str]:

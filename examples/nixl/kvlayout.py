@@ -18,8 +18,6 @@ LAYOUTS = ("LBHNC", "LBNHC", "BLHNC", "BLNHC")
 NIXL asks for the first one.
 """
 _ITEMSIZES = {"FLOAT": 4, "FLOAT16": 2, "BFLOAT16": 2}
-_PIECES_OF_A_CONVOLUTION = 3
-"""vLLM moves the three projections of a convolution's state one by one: ranks divide each."""
 
 Blocks = tuple[tuple[int, ...], ...]
 """For each group the numbers of the blocks that hold the end of a prompt, in order."""
@@ -64,8 +62,8 @@ class Group(NamedTuple):
     block_size: int | None
     window: int | None
 
-    def count_blocks(self, tokens: int) -> int:
-        """Return how many blocks of a prompt are handed over.
+    def count_offered_blocks(self, tokens: int) -> int:
+        """Return how many of the blocks of these tokens prefill offers.
 
         A window takes one block more than it fills, as it may begin within a block.
         """
@@ -75,6 +73,16 @@ class Group(NamedTuple):
         if self.window is None:
             return blocks
         return min(blocks, -(-self.window // self.block_size) + 1)
+
+    def count_read_blocks(self, tokens: int) -> int:
+        """Return how many of them decode reads: the last ones, as far as the next token sees."""
+        offered = self.count_offered_blocks(tokens)
+        if self.block_size is None or self.window is None:
+            return offered
+        unseen = max(0, tokens - self.window + 1)
+        if unseen == tokens:
+            return 0
+        return min(offered, -(-tokens // self.block_size) - unseen // self.block_size)
 
 
 class Region(NamedTuple):
@@ -94,6 +102,18 @@ class KvLayout(NamedTuple):
     size: int
     groups: tuple[Group, ...]
     regions: tuple[Region, ...]
+
+    @property
+    def has_states(self) -> bool:
+        """True if the layers of a group have states."""
+        return any(group.block_size is None for group in self.groups)
+
+    def count_held_tokens(self, tokens: int) -> int:
+        """Return how many tokens of a prompt are handed over.
+
+        Beside states decode runs the last token itself: a state cannot be taken back.
+        """
+        return tokens - 1 if self.has_states and tokens > 1 else tokens
 
     def list_buffers(self) -> list[Buffer]:
         """Return the buffers of all layers."""
@@ -116,7 +136,7 @@ class KvLayout(NamedTuple):
             yield start, region.size
             return
         convolution, recurrent = group.layers[0].buffers
-        for size in _split(convolution):
+        for size in _split(convolution, 3 if len(recurrent.shape) == 3 else 1):
             yield start, size
             start += size
         yield start, recurrent.size
@@ -133,12 +153,12 @@ def count_runs(remote: Sequence[Descriptor], local: Sequence[Descriptor]) -> int
 
 
 class Figure(NamedTuple):
-    """What the manifest says of a prompt; ``None`` where it does not know."""
+    """What decode reads of a prompt, by the manifest; ``None`` where it does not know."""
 
-    blocks: tuple[int, ...]
     regions: int | None
-    descriptors: int | None
-    size: int | None
+    blocks: tuple[int, ...] | None = None
+    descriptors: int | None = None
+    size: int | None = None
 
 
 def read_layout(manifest: Mapping[str, Any], name: str, blocks: int) -> KvLayout:
@@ -167,7 +187,10 @@ def read_figure(manifest: Mapping[str, Any], name: str, tokens: int) -> Figure:
     """Return what the manifest says of a prompt of so many tokens."""
     transfers = _find_arrangement(manifest, name)["transfers"]
     (found,) = [each for each in transfers if each["tokens"] == tokens]
-    return Figure(tuple(found["blocks"]), found["regions"], found["descriptors"], found["bytes"])
+    reads = found["decode_reads"]
+    if reads is None:
+        return Figure(found["regions"])
+    return Figure(found["regions"], tuple(reads["blocks"]), reads["descriptors"], reads["bytes"])
 
 
 def _find_arrangement(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -201,6 +224,8 @@ def _read_group(group: Mapping[str, Any], layers: Sequence[Layer]) -> Group:
     kind = group["kind"]
     if kind != "mamba" and group["page_sizes"] != group["unpadded_page_sizes"]:
         raise ValueError("its pages are padded")
+    if kind == "mamba" and any(len(layer.buffers) != 2 for layer in layers):
+        raise ValueError("a layer has other states than a convolution's and a recurrent one")
     window = group["window"] if kind.startswith("sliding_window") else None
     return Group(kind, tuple(layers), group["block_size"], window)
 
@@ -242,9 +267,13 @@ def _find_readers(owners: set[int], everything: frozenset[int], states: set[int]
     return (everything - states) | (owners & states)
 
 
-def _split(convolution: Buffer) -> list[int]:
-    """Return the sizes of a convolution state's three parts, in whole rows."""
+def _split(convolution: Buffer, parts: int) -> list[int]:
+    """Return the sizes of a convolution state's projections, in whole rows.
+
+    vLLM moves them one by one, as ranks divide each: three of Mamba 2 and gated delta nets, whose
+    recurrent state has three axes, and one of Mamba 1.
+    """
     rows = convolution.shape[0]
     row = convolution.size // rows
-    share, rest = divmod(rows, _PIECES_OF_A_CONVOLUTION)
-    return [(share + (part < rest)) * row for part in range(_PIECES_OF_A_CONVOLUTION)]
+    share, rest = divmod(rows, parts)
+    return [(share + (part < rest)) * row for part in range(parts)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from kvlayout import Blocks, Buffer, KvLayout, Layer
@@ -22,15 +22,11 @@ class Pool:
         if seed is not None:
             random.Random(seed).shuffle(self.free)
 
-    def can_take(self, tokens: int) -> bool:
-        """Return whether there are enough free blocks for a prompt."""
-        return sum(self._count(tokens)) <= len(self.free)
-
-    def take(self, tokens: int) -> Blocks:
-        """Take the blocks of a prompt; raises `ValueError`."""
-        if not self.can_take(tokens):
-            raise ValueError(f"a prompt of {tokens} tokens needs more than {len(self.free)} blocks")
-        return tuple(tuple(self.free.pop(0) for _ in range(count)) for count in self._count(tokens))
+    def take(self, counts: Sequence[int]) -> Blocks:
+        """Take so many blocks for each group; raises `ValueError`."""
+        if sum(counts) > len(self.free):
+            raise ValueError(f"{sum(counts)} blocks are needed, and {len(self.free)} are free")
+        return tuple(tuple(self.free.pop(0) for _ in range(count)) for count in counts)
 
     def give_back(self, blocks: Blocks) -> None:
         """Free the blocks of a prompt."""
@@ -46,9 +42,6 @@ class Pool:
         for page, buffer in self._pair(buffers, tokens, blocks):
             buffer[...] = page
 
-    def _count(self, tokens: int) -> list[int]:
-        return [group.count_blocks(tokens) for group in self.layout.groups]
-
     def _pair(
         self, buffers: Mapping[str, np.ndarray], tokens: int, blocks: Blocks
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -58,7 +51,7 @@ class Pool:
                 pages = [self._page(layer, block) for block in own]
                 if group.block_size is None:
                     yield from _pair_states(layer, pages[0], buffers)
-                else:
+                elif pages:
                     heads = layer.buffers[0].shape[0]
                     shaped = [self._shape(page, heads, group.block_size) for page in pages]
                     yield from _pair_tokens(layer, shaped, buffers, tokens)
@@ -98,7 +91,7 @@ def _pair_tokens(
         heads, slots, _ = buffer.shape
         width = buffer.size // (heads * slots)
         kept = _as_bytes(buffers[buffer.name])
-        for position in range(max(0, tokens - slots), tokens):
+        for position in range(max(start, tokens - slots), tokens):
             index, token = divmod(position - start, block_size)
             part = pages[index][:, token, content : content + width]
             yield part, _slot(kept, buffer, position)

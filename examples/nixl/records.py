@@ -24,11 +24,20 @@ class Peer(NamedTuple):
 
 
 class HandOff(NamedTuple):
-    """From prefill to decode: all that travels beside the blocks themselves."""
+    """From prefill to decode: all that travels beside the blocks themselves.
+
+    Attributes:
+        request: Comes back when the blocks have been read.
+        tokens: How many tokens the blocks hold.
+        token: The next one to run.
+        is_generated: Whether that one is generated, or the prompt's last.
+        blocks: The blocks that prefill offers.
+    """
 
     request: str
-    prompt_length: int
-    first_token: int
+    tokens: int
+    token: int
+    is_generated: bool
     blocks: Blocks
 
 
@@ -41,9 +50,18 @@ class Moved(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What decode makes of a hand-off; ``runs`` is what merging should leave."""
+    """What decode makes of a hand-off.
+
+    Attributes:
+        tokens: The tokens that it generates.
+        read: Prefill's blocks that were read.
+        blocks: Its own blocks.
+        moved: What NIXL says of it.
+        runs: The descriptors that merging should leave.
+    """
 
     tokens: list[int]
+    read: Blocks
     blocks: Blocks
     moved: Moved
     runs: int

@@ -4,73 +4,101 @@ from __future__ import annotations
 
 import itertools
 import time
+from typing import TYPE_CHECKING
 
-from agent import Agent
 from device import Device
 from kvlayout import Blocks, count_runs
 from paging import Pool
 from prompts import COUNT, Drawn
 from records import HandOff, Peer, Setup, Taken
+from workers import Questions
+
+if TYPE_CHECKING:
+    from agent import Agent
 
 _PATIENCE = 30
 """Seconds to wait for blocks."""
 
 
+def prefill(questions: Questions, setup: Setup) -> None:
+    """Say how to be reached, then answer prompts until nobody asks any more."""
+    from agent import Agent  # NIXL is loaded by the workers only
+
+    role = Prefill(setup, Agent)
+    for question in questions:
+        questions.answer(role.run(question) if isinstance(question, Drawn) else role.agent.peer)
+
+
+def decode(questions: Questions, setup: Setup) -> None:
+    """Take the peer, then answer hand-offs until nobody asks any more."""
+    from agent import Agent
+
+    role = Decode(setup, Agent, next(iter(questions)))
+    questions.answer("connected")
+    for handed in questions:
+        questions.answer(role.run(handed))
+
+
 class Prefill:
     """The owner of the blocks."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, agent: type[Agent]) -> None:
+        self.layout = setup.layout
         self.device = _load(setup)
         self.pool = Pool(setup.layout, setup.seed)
-        self.agent = Agent("prefill", self.pool.memory)
+        self.agent = agent("prefill", self.pool.memory)
         self._held: dict[str, Blocks] = {}
         self._numbers = itertools.count(1)
 
     def run(self, prompt: Drawn) -> HandOff:
         """Run a prompt in one piece, and put what the graph keeps into blocks."""
-        tokens = len(prompt.tokens)
-        self._wait_for_blocks(tokens)
+        tokens = self.layout.count_held_tokens(len(prompt.tokens))
+        blocks = self._take([group.count_offered_blocks(tokens) for group in self.layout.groups])
         self.device.reset()
         self.device.buffers.update(prompt.features)
-        first = self.device.run(prompt.tokens, 0)
-        blocks = self.pool.take(tokens)
+        generated = self.device.run(prompt.tokens[:tokens], 0)
         self.pool.write(self.device.buffers, tokens, blocks)
         request = f"request {next(self._numbers)}"
         self._held[request] = blocks
-        return HandOff(request, tokens, first, blocks)
+        is_generated = tokens == len(prompt.tokens)
+        token = generated if is_generated else prompt.tokens[-1]
+        return HandOff(request, tokens, token, is_generated, blocks)
 
-    def _wait_for_blocks(self, tokens: int) -> None:
+    def _take(self, counts: list[int]) -> Blocks:
         """Free the blocks that have been read, at least until there are enough."""
         end = time.monotonic() + _PATIENCE
         while True:
             for request in self.agent.hear():
                 self.pool.give_back(self._held.pop(request))
-            if self.pool.can_take(tokens) or not self._held or time.monotonic() > end:
-                return
+            if sum(counts) <= len(self.pool.free) or not self._held or time.monotonic() > end:
+                return self.pool.take(counts)
 
 
 class Decode:
     """The reader of the blocks."""
 
-    def __init__(self, setup: Setup, peer: Peer) -> None:
+    def __init__(self, setup: Setup, agent: type[Agent], peer: Peer) -> None:
+        self.layout = setup.layout
         self.device = _load(setup)
         self.pool = Pool(setup.layout, setup.seed)
-        self.agent = Agent("decode", self.pool.memory)
+        self.agent = agent("decode", self.pool.memory)
         self.agent.connect(peer)
 
     def run(self, handed: HandOff) -> Taken:
         """Read the blocks, fill the graph's buffers from them, and generate."""
-        tokens = handed.prompt_length
-        blocks = self.pool.take(tokens)
-        remote, local = (
-            self.pool.layout.list_descriptors(each) for each in (handed.blocks, blocks)
+        tokens = handed.tokens
+        blocks = self.pool.take([group.count_read_blocks(tokens) for group in self.layout.groups])
+        read = tuple(
+            far[len(far) - len(near) :] for far, near in zip(handed.blocks, blocks, strict=True)
         )
+        remote, local = map(self.layout.list_descriptors, (read, blocks))
         moved = self.agent.read(remote, local, handed.request)
         self.device.reset()
         self.pool.read(self.device.buffers, tokens, blocks)
         self.pool.give_back(blocks)
-        generated = self.device.generate(handed.first_token, tokens, COUNT)
-        return Taken(generated, blocks, moved, count_runs(remote, local))
+        count = COUNT if handed.is_generated else COUNT + 1
+        generated = self.device.generate(handed.token, tokens, count)[-COUNT:]
+        return Taken(generated, read, blocks, moved, count_runs(remote, local))
 
 
 def _load(setup: Setup) -> Device:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import processes
+import roles
 from calling import call
 from command import Refused
 from device import Device
 from kvlayout import LAYOUTS, Figure, KvLayout, read_figure, read_layout
 from prompts import draw, format_tokens, generate_undivided
-from records import HandOff, Setup, Taken
+from records import Setup, Taken
 from workers import Worker
 
 BLOCKS = 64
@@ -51,7 +51,6 @@ class Served(NamedTuple):
 
     prompt: list[int]
     undivided: list[int]
-    handed: HandOff
     taken: Taken
     layout: KvLayout
     figure: Figure
@@ -65,8 +64,9 @@ class Served(NamedTuple):
     def is_as_counted(self) -> bool:
         """True if NIXL moved what the manifest says, as far as it knows, in as few pieces."""
         moved, figure = self.taken.moved, self.figure
-        counted = (len(self.layout.regions), moved.posted, moved.size)
-        pairs = zip(counted, figure[1:], strict=True)
+        blocks = tuple(map(len, self.taken.blocks))
+        counted = (len(self.layout.regions), blocks, moved.posted, moved.size)
+        pairs = zip(counted, figure, strict=True)
         return moved.merged == self.taken.runs and all(says in (None, is_) for is_, says in pairs)
 
 
@@ -92,8 +92,8 @@ def serve(
         for model, seed in zip(models, seeds, strict=True)
     ]
     with (
-        Worker("prefill", processes.prefill, setups[0]) as first,
-        Worker("decode", processes.decode, setups[1]) as second,
+        Worker("prefill", roles.prefill, setups[0]) as first,
+        Worker("decode", roles.decode, setups[1]) as second,
     ):
         second.ask(first.ask("who are you?"))
         undivided = Device(str(setting.decode), setting.sizes)
@@ -104,14 +104,16 @@ def serve(
             taken = second.ask(handed)
             expected = generate_undivided(undivided, prompt)
             figure = read_figure(manifest, setting.layout, length)
-            served.append(Served(prompt.tokens, expected, handed, taken, layout, figure))
+            served.append(Served(prompt.tokens, expected, taken, layout, figure))
         return served
 
 
 def _size_pool(manifest: dict[str, Any], name: str, lengths: Sequence[int]) -> KvLayout:
     """Return the layout of a pool that has enough blocks for two prompts."""
     layout = read_layout(manifest, name, BLOCKS)
-    needed = max(sum(group.count_blocks(length) for group in layout.groups) for length in lengths)
+    needed = max(
+        sum(group.count_offered_blocks(length) for group in layout.groups) for length in lengths
+    )
     return read_layout(manifest, name, max(BLOCKS, 1 + 2 * needed))
 
 
@@ -158,7 +160,7 @@ def say(served: Served) -> None:
     """Print what was handed over, what NIXL counted, and the tokens on both sides."""
     layout, figure, moved = served.layout, served.figure, served.taken.moved
     lines = [f"a prompt of {len(served.prompt)} tokens, in {layout.name}"]
-    blocks = zip(layout.groups, served.handed.blocks, served.taken.blocks, strict=True)
+    blocks = zip(layout.groups, served.taken.read, served.taken.blocks, strict=True)
     for group, far, near in blocks:
         layers = _format(layer.number for layer in group.layers)
         lines.append(f"  blocks    {_format(far)} to {_format(near)} ({group.kind}: {layers})")
