@@ -119,7 +119,7 @@ def build_transfer_setup(
 ) -> TransferSetup:
     """Return both sides in the consumer's order, without outputs that have no slot.
 
-    With separate memory, decode makes the slots.
+    With separate memory decode makes the slots, and prefill fills one with each output.
 
     Args:
         prefill: Prefill's layout.
@@ -128,13 +128,17 @@ def build_transfer_setup(
         full_transfer: Whether each buffer is moved in full, even for a short prompt.
         longest_prompt: The longest prompt in tokens.
     """
-    selection = select_values(prefill, consumer)
-    slot_count = len(selection.inputs) if consumer.memory == "shared" else None
+    inputs, outputs = select_values(prefill, consumer)[:2]
+    if consumer.memory == "separate":
+        values = {value.name: value for value in prefill.inputs}
+        inputs = tuple(
+            each._replace(value=values.get(each.graph_input_name, each.value)) for each in outputs
+        )
     return TransferSetup(
         prefill,
         decode,
-        selection.inputs,
-        selection.outputs[:slot_count],
+        inputs,
+        outputs[: len(inputs)],
         select_values(decode, consumer).inputs,
         consumer,
         full_transfer,

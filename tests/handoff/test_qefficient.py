@@ -233,3 +233,4 @@ def test_prefill_need_not_have_as_many_inputs_as_outputs() -> None:
     )
     found = predict_handoff(prefill, layout, consumer=CONSUMER)
     assert "KV624" not in list_codes(found)
+    assert not any(each.wrong_ranges for each in found.pair_results)
