@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,23 @@ def test_a_seeded_export_stays_private(tmp_path: Path, run) -> None:
     assert run(plain, "--prefix", "VLLM", "--seed-cache").code == 0
     modes = {stat.S_IMODE(path.stat().st_mode) for path in plain.parent.iterdir()}
     assert (len(os.listdir(plain.parent)), modes) == (2, {0o700})
+
+
+def test_a_directory_in_the_place_of_one_with_an_access_list_is_its_owners_only(
+    tmp_path: Path, run
+) -> None:
+    """The list may keep out whom the permission bits let in, and is not copied."""
+    plain = qefficient_exports.write_export(tmp_path / "cache")
+    plain.chmod(0o755)
+    entries = ((1, 7, -1), (2, 0, 4321), (4, 5, -1), (16, 5, -1), (32, 5, -1))  # one is kept out
+    text = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+    try:
+        os.setxattr(plain, "system.posix_acl_access", text)
+    except (AttributeError, OSError) as error:
+        pytest.skip(f"this system sets no access control lists: {error}")
+    assert run(plain, "--prefix", "VLLM", "--seed-cache").code == 0
+    (seeded,) = set(plain.parent.iterdir()) - {plain}
+    assert stat.S_IMODE(seeded.stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("location", [".bashrc", ".git/hooks/post-checkout", "sub/.data"])
