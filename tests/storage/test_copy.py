@@ -58,6 +58,7 @@ def copy(source: Path, tmp_path: Path) -> Iterator[Copy]:
 )
 def test_a_part_is_appended_wherever_it_stands(offset: int, head: bytes, copy: Copy) -> None:
     assert copy(offset, 200_000, head) == head + CONTENT[offset : offset + 200_000]
+    assert copy(offset, 1, head) == head + CONTENT[offset : offset + 1]
     assert copy(offset, 0, head) == head
 
 

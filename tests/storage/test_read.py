@@ -14,6 +14,7 @@ from onnxkvrename.storage.read import (
     FileIdentity,
     has_content,
     is_file_unchanged,
+    list_attributes,
     open_file,
     read_chunks,
     read_text_file,
@@ -144,6 +145,13 @@ def test_text_must_be_short_and_utf8(content: bytes, message: str, tmp_path: Pat
 def test_text_may_have_as_many_bytes_as_the_limit_says(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"x" * 10)
     assert read_text_file(tmp_path / "x", limit=10) == "x" * 10
+
+
+def test_a_system_without_extended_attributes_has_none(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "listxattr", raising=False)
+    assert list_attributes(source) == []
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:

@@ -93,6 +93,27 @@ def test_files_take_their_places_together(three: list[Path]) -> None:
     assert {path.stat().st_nlink for path in three} == {1}
 
 
+def test_the_record_is_on_the_disk_before_anything_is_replaced(
+    three: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events, real = [], os.replace
+    monkeypatch.setattr(
+        changeset, "sync_directory", lambda directory: events.append(f"sync {directory.name}")
+    )
+
+    def replace(source: Path, target: Path, **how: Any) -> None:
+        events.append("replace")
+        real(source, target, **how)
+
+    ready_files = [make_ready_file(path) for path in three]
+    monkeypatch.setattr(os, "replace", replace)
+    with Transaction() as transaction:
+        transaction.write_record(ready_files, (), {})
+        assert events == [f"sync {three[0].parent.name}"]
+        transaction.place_files(ready_files, final=True)
+    assert events.count("replace") == 3
+
+
 def test_new_files_and_replaced_ones_may_be_one_change(three: list[Path]) -> None:
     fourth = three[0].with_name("d")
     with Transaction() as transaction:
