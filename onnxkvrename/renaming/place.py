@@ -262,9 +262,7 @@ def _read_overwritten(tasks: Iterable[WriteTask]) -> dict[Path, os.stat_result]:
         KvRenameError: One cannot be read, or is not the source that it should be.
     """
     overwritten = {}
-    for task in tasks:
-        if not (task.in_place or task.force):
-            continue
+    for task in (task for task in tasks if task.in_place or task.force):
         status = read_status(task.target, follow_links=False)
         if task.in_place and not (
             status and FileIdentity.from_stat(status).matches(task.source.identity)

@@ -128,6 +128,7 @@ def test_a_finding_on_data_says_how_to_fix_it(
         (found,) = find_data_files([reference], file)
     assert isinstance(found, Finding)
     assert found.hint == hint.format(directory=model.parent)
+    assert found.name == (reference.location or "w")
 
 
 def test_data_must_be_long_enough(model: Path) -> None:
