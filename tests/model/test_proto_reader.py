@@ -321,6 +321,23 @@ def test_packed_dimensions_count_as_others_do():
     assert found == ExternalReference("w.bin", 32, "w")
 
 
+def find_external(tensor: bytes, *, in_indices: bool = False) -> tuple[ExternalReference, ...]:
+    graph = field(15, field(2, tensor)) if in_indices else field(5, tensor)
+    return find_occurrences(ByteSource.from_bytes(field(7, graph)), ["past_key.0"]).references
+
+
+def test_an_entry_may_say_its_value_first():
+    entry = field(13, field(2, "w.bin") + field(1, "location"))
+    tensor = field(1, 4) + field(2, 1) + field(8, "w") + field(14, 1) + entry
+    assert find_external(tensor) == (ExternalReference("w.bin", 16, "w"),)
+
+
+def test_indices_of_a_sparse_tensor_may_be_external_too():
+    entry = field(13, field(1, "location") + field(2, "w.bin"))
+    tensor = field(1, 4) + field(2, 7) + field(14, 1) + entry
+    assert find_external(tensor, in_indices=True) == (ExternalReference("w.bin", 32, ""),)
+
+
 @pytest.mark.parametrize("is_packed", [True, False])
 def test_a_tensor_has_256_dimensions_at_most(is_packed: bool):
     def find(count: int) -> tuple[ExternalReference, ...]:

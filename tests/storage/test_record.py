@@ -150,6 +150,15 @@ def test_a_huge_record_is_none_and_not_read(record: Path) -> None:
     assert read(record) is None
 
 
+def test_a_record_that_can_be_none_is_skipped_with_the_reason(record: Path) -> None:
+    with record.open("r+b") as file:
+        file.truncate((1 << 23) + 1)
+    assert find_skipped(record.parent) == ["skipped: is no record of a run: it has 8,388,609 bytes"]
+    record.unlink()
+    record.mkdir()
+    assert find_skipped(record.parent) == ["skipped: is no regular file"]
+
+
 def test_a_link_that_is_named_like_a_record_is_not_followed(record: Path, tmp_path: Path) -> None:
     moved = tmp_path / "elsewhere.json"
     os.rename(record, moved)
