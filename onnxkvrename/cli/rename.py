@@ -291,10 +291,9 @@ def _load_rules(arguments: _Arguments) -> Rules:
 
 def _find_rules(arguments: _Arguments) -> Rules:
     """Return rules for the pairs of the dataflow."""
-    if arguments.seed_cache:
-        raise click.UsageError("--pairs and --seed-cache cannot both be: the cache goes by names")
-    if arguments.replace:
-        raise click.UsageError("--pairs and --replace cannot both be: --strip the old token first")
+    other = "--seed-cache" if arguments.seed_cache else "--replace" if arguments.replace else ""
+    if other:
+        raise click.UsageError(f"--pairs and {other} cannot both be: that needs rules for names")
     token = _resolve_token(arguments)
     if token is None:
         raise click.UsageError("--pairs needs --prefix: no rule tells a token from a name")

@@ -1,1 +1,1 @@
-"""The states of a model by its dataflow alone, whatever their names are."""
+"""Find the states of a model by its dataflow, and write rules for them."""
