@@ -454,6 +454,7 @@ def test_the_document_tells_of_the_parameters(
                 "output": str(target / PARAMS),
                 "status": status,
                 "changed": 4,
+                "copied": 0,
             }
         ]
         assert document["models"][0]["output"] == str(target / "decoder.onnx")
