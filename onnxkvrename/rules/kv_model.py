@@ -17,7 +17,7 @@ from onnxkvrename.model.proto_reader import read_export_info
 from onnxkvrename.model.protobuf import ByteSource, Piece
 from onnxkvrename.model.signature import Dim, ExportInfo, NameUses, Signature
 from onnxkvrename.rules.checks import check_model
-from onnxkvrename.rules.checks.pairs import build_no_buffers_finding
+from onnxkvrename.rules.checks.pairs import build_no_buffers_finding, check_other_profiles
 from onnxkvrename.rules.plan import (
     KvPair,
     RenamePlan,
@@ -265,6 +265,10 @@ def check_models_together(
     connected = [m for m in models if (m.plan.feeds or m.needs) and not m.is_apart]
     if not connected and not any(model.pairs or model.plan.name_map for model in models):
         findings = [[build_no_buffers_finding(model.output_names, rules.name)] for model in models]
+    else:
+        for index, model in enumerate(models):
+            if not (model.pairs or model.plan.name_map or model in connected):
+                findings[index] += check_other_profiles(model.output_names, rules)
     if connected:
         from onnxkvrename.rules.feeds import check_feeds  # most models stand alone
 

@@ -103,6 +103,11 @@ def find_profiles(outputs: Sequence[str]) -> Iterator[str]:
             yield profile
 
 
+def is_built_in(name: str) -> bool:
+    """Return whether a built-in profile has this name."""
+    return name in _list_builtin_profiles()
+
+
 def has_profile(name: str) -> bool:
     """Return whether a profile has this name; see :func:`list_profiles`."""
     return name in _list_builtin_profiles() or name in _find_plugins()

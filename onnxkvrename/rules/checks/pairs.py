@@ -10,6 +10,7 @@ from itertools import pairwise
 from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.model.signature import NameUses, Signature, format_shape, is_shape_compatible
 from onnxkvrename.rules.plan import REASON_UNKNOWN, KvPair, RenamePlan, find_conflicting_symbols
+from onnxkvrename.rules.profile import Rules
 
 WINDOW_SIZE_HINT = (
     "export again, layer by layer with layerwise_window_size=1: QEfficient gives larger windows "
@@ -68,6 +69,32 @@ def build_no_buffers_finding(outputs: Iterable[str], profile: str = "") -> Findi
         else "an encoder has no KV cache: pass the decoder; `onnxkvrename pairs` shows caches "
         "under names that no profile knows",
     )
+
+
+def check_other_profiles(outputs: Iterable[str], rules: Rules) -> Iterator[Finding]:
+    """Yield KV001 for a model without buffers, beside others, that another profile knows.
+
+    It is an error where the rules were picked for the user, who may not know that they leave
+    a model out, else a warning.
+
+    Args:
+        outputs: The names of its outputs.
+        rules: The rules; only a built-in profile is compared with the others.
+    """
+    from onnxkvrename.rules.load import find_profiles, is_built_in  # only without buffers
+
+    if not is_built_in(rules.name):
+        return
+    for name in find_profiles(list(outputs)):
+        finding = build_finding(
+            "KV001",
+            "",
+            f"profile {rules.name} knows no KV buffer here, but profile {name} does",
+            f"use a command of its own for this model, with --profile {name}",
+        )
+        is_picked = rules.choice is not None and rules.choice.is_picked
+        yield finding if is_picked else finding._replace(severity="warning")
+        return
 
 
 def _check_duplicates(signature: Signature, plan: RenamePlan) -> Iterator[Finding]:
