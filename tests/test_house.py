@@ -134,7 +134,7 @@ MAY_SWALLOW_ERRORS = {
     "storage.read": 2,  # os.path.realpath, on Windows; close
     "storage.record": 1,  # clean-up, which the next run does otherwise
     "storage.temp_file": 5,  # /proc and O_TMPFILE, else a named file; clean-up, as far as possible
-    "storage.transaction": 3,  # clean-up; the shorter of two ways to name a path
+    "storage.transaction": 2,  # clean-up; the shorter of two ways to name a path
     "verification.running.run_process": 3,  # limits that a system does not have
 }
 """How many such calls a module may have, each with its reason beside it."""

@@ -95,9 +95,11 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, *traceback: object
     ) -> None:
+        moves = dict[Path, Path]()
         if error is not None and not self._is_complete(error):
             self._undo_all(error)
-        moves = self._find_renamed_directories()
+        else:
+            moves = {item.previous_path: item.path for item in self.log if item.previous_path}
         for path in self.record_paths:
             _unlink_stale(resolve_moved_path(path, moves))
         for change in self.log:
@@ -266,17 +268,6 @@ class Transaction:
                     path=error.path,
                     hint="check the disk; after a power cut, run the same command again",
                 ) from None
-
-    def _find_renamed_directories(self) -> dict[Path, Path]:
-        """Return the directories that have been renamed, with their new paths."""
-        moves = {}
-        for change in self.log:
-            if change.previous_path is not None:
-                # Only for the clean-up, which the next run does otherwise.
-                with suppress(OSError):
-                    if change.is_applied():
-                        moves[change.previous_path] = change.path
-        return moves
 
     def _log_change(self, change: _Change, *, last: bool) -> None:
         self.log.append(change)

@@ -96,8 +96,8 @@ def convert_name(match: NameMatch, token: str, source: Rules, target: Rules) -> 
     reread = target.match(match.side, name)
     back = None
     if reread is not None and (reread.buffer, reread.layer) == (part.part, match.layer):
-        own = PartOfKind(match.rule, match.kind, match.buffer)
-        back = _write_name(reread, match.token, own)
+        back_part = find_counterpart(reread, source)
+        back = None if back_part is None else _write_name(reread, match.token, back_part)
     original = fill_template(match.rule.templates[match.side], match.groups, match.token)
     if back != original:
         raise RulesError(
