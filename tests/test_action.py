@@ -158,7 +158,9 @@ def test_a_target_decides_the_token(machine: Machine) -> None:
         assert b"past_key.0" not in path.read_bytes().replace(b"past_key.0_vllmKvCache", b"")
 
 
-@pytest.mark.parametrize(("name", "said"), [("paths", "no MODEL given"), ("prefix", "no --prefix")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("paths", "no MODEL given"), ("prefix", "no token given")]
+)
 def test_an_input_left_out_is_told(machine: Machine, name: str, said: str) -> None:
     outcome = ci_machine.run_action(machine, {**GIVEN, name: ""})
     assert (outcome.code, said in outcome.err) == (2, True)

@@ -55,6 +55,14 @@ def test_a_model_gets_the_names_and_comes_back(
     assert back.read_bytes() == source.read_bytes()
 
 
+def test_names_that_would_come_back_as_others_are_refused(tmp_path: Path, run) -> None:
+    """A decoder alone has `past_key_values.0.key`; from ort-encdec it would get `.decoder.key`."""
+    source = saved(build_decoder(), tmp_path / "m.onnx")
+    outcome = run(source, "--to", "ort-encdec", "-o", tmp_path / "there.onnx")
+    assert (outcome.code, (tmp_path / "there.onnx").exists()) == (2, False)
+    assert "which leads back to 'past_key_values.0.decoder.key'" in outcome.err
+
+
 def test_the_converted_model_computes_the_same(tmp_path: Path, run) -> None:
     pytest.importorskip("onnxruntime")
     source, there = saved(build_merged_decoder(), tmp_path / "m.onnx"), tmp_path / "there.onnx"

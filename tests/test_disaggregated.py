@@ -383,7 +383,7 @@ def shared() -> Iterator[None]:
 def begun() -> subprocess.Popen[str]:
     """The story, at its first words, in a group of processes of its own."""
     story = subprocess.Popen(
-        [sys.executable, "-W", "error", str(EXAMPLE / "serve.py")],
+        [sys.executable, str(EXAMPLE / "serve.py")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

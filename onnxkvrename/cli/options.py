@@ -38,7 +38,7 @@ class OutputFile(NonEmptyPath):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path; a usage error for one that ends like a directory's."""
         if isinstance(value, str) and value.endswith(("/", os.sep)):
-            self.fail(f"{value} is a directory: name a file", param, ctx)
+            self.fail(f"{value} names a directory, not a file", param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 
 _SECTIONS = {
-    "Names": ("prefix", "target", "full_transfer", "strip", "replace", "normalize"),
+    "Names": ("prefix", "target", "full_transfer", "strip", "replace", "normalize", "to"),
     "Result": ("output", "directory", "force", "check", "diff", "dry_run"),
     "Files that repeat the names": ("sidecar", "sidecars", "no_sidecars"),
     "QEfficient's export cache": ("seed_cache", "in_place"),
@@ -419,7 +419,7 @@ def _format_command(arguments: _Arguments) -> str:
 def _resolve_token(arguments: _Arguments) -> str | None:
     """Return the token of ``--prefix``, or of the consumer that ``--target`` names."""
     if not arguments.models:
-        raise click.UsageError("no MODEL given: onnxkvrename MODEL... --prefix TOKEN")
+        raise click.UsageError("no MODEL given: onnxkvrename MODEL... --target NAME")
     if arguments.target is not None:
         from onnxkvrename.handoff.find_consumers import choose_token  # only for --target
 
@@ -427,7 +427,9 @@ def _resolve_token(arguments: _Arguments) -> str | None:
     if arguments.full_transfer:
         raise click.UsageError("--full-transfer is for --target")
     if arguments.prefix is None and not (arguments.strip or arguments.to):
-        raise click.UsageError("no --prefix given: the token to put in, for example --prefix VLLM")
+        raise click.UsageError(
+            "no token given: pass --target, for example --target vllm-qaic, or --prefix TOKEN"
+        )
     return arguments.prefix
 
 

@@ -120,8 +120,8 @@ MISTAKES = pytest.mark.parametrize(
         ((MODEL, "--svg", "n" * 300), "cannot be read: File name too long"),
         ((MODEL, "--svg", "new", "--html", "new"), "new: is the page of --html"),
         ((MODEL, "--svg", "new", "--html", "./empty/../new"), "new: is the page of --html"),
-        ((MODEL, "--svg", "new.svg/"), "new.svg/ is a directory: name a file"),
-        ((MODEL, "--html", "empty/"), "empty/ is a directory: name a file"),
+        ((MODEL, "--svg", "new.svg/"), "new.svg/ names a directory, not a file"),
+        ((MODEL, "--html", "empty/"), "empty/ names a directory, not a file"),
         *(
             ((*given, option, path), f"{path}: is {role}")
             for option in ("--svg", "--html")

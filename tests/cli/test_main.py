@@ -50,7 +50,10 @@ MISTAKES = pytest.mark.parametrize(
     ("args", "said"),
     [
         ((), "no MODEL given"),
-        ((MODEL,), "no --prefix given: the token to put in, for example --prefix VLLM"),
+        (
+            (MODEL,),
+            "no token given: pass --target, for example --target vllm-qaic, or --prefix TOKEN",
+        ),
         (V, "no MODEL given"),
         ((MODEL, "--prefix"), "Option '--prefix' requires an argument"),
         ((MODEL, "--prefix", "a_b"), "the token 'a_b' may hold ASCII letters and digits only"),
@@ -503,7 +506,7 @@ def test_github_annotates_what_kept_the_job_from_being_done(here: Path, run) -> 
     assert outcome.code == 2
     assert outcome.out.startswith("::error file=lost.onnx,title=failed::lost.onnx: no such file")
     outcome = run("lost.onnx", "--format=github")
-    assert outcome.out.startswith("::error title=failed::no --prefix given")
+    assert outcome.out.startswith("::error title=failed::no token given")
 
 
 def test_github_annotates_the_models(here: Path, run) -> None:

@@ -101,8 +101,8 @@ def test_an_output_is_a_file_in_a_directory_that_is_there(
     for output, reason in {
         "deep": "is a directory",
         "alias": "is a directory",
-        "new/": "new/ is a directory: name a file",
-        "deep/": "deep/ is a directory: name a file",
+        "new/": "new/ names a directory, not a file",
+        "deep/": "deep/ names a directory, not a file",
         "none/new": "No such file or directory",
         "rules.toml/new": "Not a directory",
     }.items():

@@ -84,6 +84,27 @@ def test_models_of_one_command_share_a_profile(tmp_path: Path, run) -> None:
     assert outcome.err.count("profile huggingface") == 1
 
 
+def test_a_model_that_only_another_profile_knows_is_no_success(tmp_path: Path, run) -> None:
+    for name in ("a", "b"):
+        saved(build_decoder(), tmp_path / f"{name}.onnx")
+    other = saved(build_qnn_decoder(), tmp_path / "qnn.onnx")
+    before = other.read_bytes()
+    for words in ((tmp_path, "--prefix", "VLLM", "-q"), ("verify", tmp_path, "-q")):
+        outcome = run(*words)
+        assert outcome.code == 1
+        assert "KV001: profile huggingface knows no KV buffer here, but profile qnn does" in (
+            outcome.err
+        )
+    assert other.read_bytes() == before
+
+
+def test_beside_qefficients_a_model_of_another_exporter_is_a_warning(decoder: Path, run) -> None:
+    saved(build_decoder(), decoder.parent / "other.onnx")
+    outcome = run(decoder.parent, "--prefix", "VLLM", "--check", "-q")
+    assert "other.onnx: warning KV001: profile qeff knows no KV buffer here" in outcome.err
+    assert run(decoder.parent, "--prefix", "VLLM", "-q", "--strict").code == 1
+
+
 def test_two_that_know_the_names_equally_well_are_an_error(
     model: Path, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
