@@ -32,7 +32,7 @@ from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.kv_model import locate_data
 from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.storage.read import is_directory, open_file, read_status
-from onnxkvrename.storage.write_file import write_files
+from onnxkvrename.storage.write_file import check_not_cached, write_files
 from onnxkvrename.verification import trace_buffer_updates
 
 
@@ -163,6 +163,7 @@ def _check_picture_paths(
     pictures = ((arguments.svg, "the picture of --svg"), (arguments.html, "the page of --html"))
     outputs = [files.add_output(path, role) for path, role in pictures if path is not None]
     for output in outputs:
+        check_not_cached(output.path)
         files.check_output(output)
         if not (arguments.force or _may_be_replaced(output.path, mark)):
             raise WriteError(

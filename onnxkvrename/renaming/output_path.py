@@ -14,8 +14,10 @@ from onnxkvrename.model.file import read_pieces, sum_piece_sizes
 from onnxkvrename.model.protobuf import Piece
 from onnxkvrename.rules.results import Options, RenameJob
 from onnxkvrename.storage.read import (
+    CACHE_FAULT,
     MAX_MODEL_SIZE,
     OpenFile,
+    find_cache,
     has_content,
     is_directory,
     is_link,
@@ -46,24 +48,39 @@ def check_result_size(size: int, path: str | None = None) -> None:
         )
 
 
-def check_output_place(job: RenameJob, *others: Path) -> None:
-    """Check that no link leads results out of the directory that the user gave for them.
+def check_output_place(job: RenameJob, options: Options, *others: Path) -> None:
+    """Check that results that are not in place go to no cache, and through no link to elsewhere.
 
-    That is checked again, by what is opened, when they are written and put in place.
+    The links below the directory that the user gave are checked again, by what is opened, when
+    results are written and put in place.
 
     Args:
         job: The source and where its result goes.
+        options: Whose command is completed in a hint.
         others: What else is written for it, such as its data.
 
     Raises:
-        WriteError: A directory on the way is a symbolic link.
+        WriteError: A directory on the way is a symbolic link, or a result would be in a
+            Hugging Face cache.
         ModelError: It cannot be told what is there.
     """
+    if job.root is None:
+        return
     for path in (job.target, *(Path(os.path.abspath(path)) for path in others)):
-        if job.root is not None and path.parent != job.root:
+        if path.parent != job.root:
             from onnxkvrename.storage.open_beneath import check_no_link  # most results need none
 
             check_no_link(path, job.root)
+        repository = find_cache(path)
+        if repository is not None and not _is_copied_folder(repository, job.root):
+            named = job.output if path == job.target else path
+            raise _build_cache_error(named, repository, options)
+
+
+def _is_copied_folder(repository: Path, root: Path) -> bool:
+    """Return whether a folder has its name from a source that is a whole cache, and is none."""
+    real_root = Path(resolve_path(root))
+    return real_root in repository.parents and read_status(repository / "blobs") is None
 
 
 def check_output_file(job: RenameJob) -> None:
@@ -140,24 +157,25 @@ def check_in_place_write(
 
 
 def _check_not_cached(path: Path, options: Options, *, has_choice: bool) -> None:
-    """Raise for a blob of a Hugging Face cache: its name says what is in it, for all revisions."""
-    real_path = Path(resolve_path(path))
-    if real_path.parent.name != "blobs":
-        return
-    from onnxkvrename.storage.open_beneath import find_repository  # most models are no blobs
+    """Raise for a file of a Hugging Face cache, be it a blob or, without links, a real file."""
+    repository = find_cache(Path(resolve_path(path)))
+    if repository is not None:
+        raise _build_cache_error(path, repository, options, has_choice=has_choice)
 
-    repository = find_repository(real_path, "blobs")
-    if repository is None:
-        return
-    target = shlex.quote(f"./{repository.name.rpartition('--')[2]}")
+
+def _build_cache_error(
+    path: Path, repository: Path, options: Options, *, has_choice: bool = True
+) -> WriteError:
+    """Return an error for a file of a cache, with a command that writes elsewhere."""
+    elsewhere = "./" if find_cache(Path.cwd() / "result") is None else "~/"
+    target = elsewhere + shlex.quote(repository.name.rpartition("--")[2])
     if not has_choice:
         hint = f"copy it out of the cache: cp -L {shlex.quote(str(path))} {target}"
     else:
         hint = f"{options.command} -d {target}" if options.command else _ELSEWHERE_HINT
         if len(hint) + len(str(path)) > _MAX_HINT_CHARS:
             hint = f"give the same command with -d {target}"
-    fault = "is in a Hugging Face cache, where no file may change"
-    raise WriteError(fault, path=str(path), hint=hint)
+    return WriteError(CACHE_FAULT, path=str(path), hint=hint)
 
 
 def _count_backup_links(path: Path, status: os.stat_result) -> int:

@@ -75,7 +75,7 @@ def _add_files(
     folder, target = item.sidecar.path.parent, item.sidecar.output.parent
     files, findings = _find_files(folder, known, model.job.root)
     places = [target / file.location for file in files]
-    check_output_place(item.sidecar.job, *places)
+    check_output_place(item.sidecar.job, options, *places)
     copies = []
     for file, place, finding in plan_data_copies(files, target, force=options.force):
         copies.append((file, place))

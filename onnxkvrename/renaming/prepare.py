@@ -205,7 +205,7 @@ def _check_output(
                 check_in_place_write(job.model, status, options, has_choice=has_choice)
         else:
             places = [] if job.same_directory else [job.output.parent / d.location for d in data]
-            check_output_place(job, *places)
+            check_output_place(job, options, *places)
             check_output_file(job)
         up_to_date = not job.in_place and is_up_to_date(job, opened.file, plan.pieces, options)
         blocking = tuple(find_blocking_file(job, up_to_date, options))

@@ -145,7 +145,7 @@ def _prepare_sidecar(
         sidecar = item.sidecar._replace(output=path)
         return item._replace(sidecar=sidecar, report=report, findings=rewritten.findings)
     content = rewritten.data
-    check_output_place(job)
+    check_output_place(job, options)
     if job.in_place or not is_occupied(output):
         is_up_to_date = job.in_place and content == old_content
     else:

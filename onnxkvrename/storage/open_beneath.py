@@ -26,6 +26,7 @@ from onnxkvrename.storage.read import (
     OutsideError,
     build_changed_error,
     close_quietly,
+    find_repository,
     is_link,
     open_descriptor,
     open_file,
@@ -38,7 +39,6 @@ _MAX_LINKS = 40
 _MAX_STEPS = 256
 _LINK_ERRNOS = (errno.ELOOP, errno.EMLINK, errno.ENOTDIR)
 """Errors of opening a symbolic link without following it, on Linux, BSD and macOS."""
-_REPOSITORY_PREFIX = "models--"
 _BLOB = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 """The name of a blob: the SHA-1 of git, or the SHA-256 of a large file."""
 _CAN_WALK = {os.open, os.readlink, os.stat} <= os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
@@ -204,21 +204,6 @@ class _Blob(NamedTuple):
             blobs = step("blobs", repository, _DIRECTORY_FLAGS)
             stack.callback(close_quietly, blobs)
             return step(self.name, blobs, OPEN_FLAGS)
-
-
-def find_repository(path: Path, part: str = "snapshots") -> Path | None:
-    """Return the directory ``models--NAME`` of a Hugging Face cache that a path is in.
-
-    Args:
-        path: A directory in a snapshot, or a blob, without links.
-        part: The directory of the repository that it is in, ``snapshots`` or ``blobs``.
-    """
-    for directory in path.parents:
-        if directory.name.startswith(_REPOSITORY_PREFIX):
-            below = path.relative_to(directory).parts
-            if len(below) >= 2 and below[0] == part:
-                return directory
-    return None
 
 
 def _is_blob_of(path: Path, directory: Path) -> bool:

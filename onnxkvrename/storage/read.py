@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +23,8 @@ OPEN_FLAGS = (
     | getattr(os, "O_CLOEXEC", 0)
 )
 """Flags to open a file for reading without waiting, and without effects on what is no file."""
+
+_REPOSITORY_PREFIX = "models--"
 
 
 class OutsideError(ModelError):
@@ -396,3 +398,34 @@ def _read_link(path: str) -> str:
         return os.readlink(path)
     except OSError as error:
         raise ModelError(f"cannot be read: {error.strerror}", path=path) from None
+
+
+def find_repository(path: Path, parts: Collection[str] = ("snapshots",)) -> Path | None:
+    """Return the directory ``models--NAME`` of a Hugging Face cache that a path is in.
+
+    Args:
+        path: A path without links, in a snapshot or a blob; nothing need be there.
+        parts: The directories of the repository that it may be in, ``snapshots`` or ``blobs``.
+    """
+    for directory in path.parents:
+        if directory.name.startswith(_REPOSITORY_PREFIX):
+            below = path.relative_to(directory).parts
+            if len(below) >= 2 and below[0] in parts:
+                return directory
+    return None
+
+
+CACHE_FAULT = "is in a Hugging Face cache, where no file may change"
+
+
+def find_cache(path: Path) -> Path | None:
+    """Return the repository of a Hugging Face cache that a file is in, or would be.
+
+    Args:
+        path: The file. Links on the way to it are followed, but not one in its place.
+
+    Raises:
+        ModelError: It cannot be told where the path leads.
+    """
+    place = Path(resolve_path(path.parent), path.name)
+    return find_repository(place, ("blobs", "snapshots"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -11,7 +12,13 @@ from pathlib import Path
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.storage.clean_up import remove_stale_temp_files
 from onnxkvrename.storage.lock import hold_locks
-from onnxkvrename.storage.read import has_content, open_file, read_status
+from onnxkvrename.storage.read import (
+    CACHE_FAULT,
+    find_cache,
+    has_content,
+    open_file,
+    read_status,
+)
 from onnxkvrename.storage.temp_file import ReadyFile, TempFile, find_stale_temp_files
 from onnxkvrename.storage.transaction import Transaction
 
@@ -72,6 +79,15 @@ def _set_attributes(temp_file: TempFile, target: Path) -> None:
         temp_file.copy_attributes(replaced, owner=True, force=True)
 
 
+def check_not_cached(output: Path) -> None:
+    """Raise :class:`WriteError` for a file that would be in a Hugging Face cache."""
+    if find_cache(output) is not None:
+        elsewhere = "./" if find_cache(Path.cwd() / output.name) is None else "~/"
+        target = elsewhere + shlex.quote(output.name)
+        hint = f"give the same command with {target} in its place"
+        raise WriteError(CACHE_FAULT, path=str(output), hint=hint)
+
+
 def needs_write(output: Path, content: bytes, *, force: bool) -> bool:
     """Check that a file can be written, and return whether it must be.
 
@@ -84,10 +100,11 @@ def needs_write(output: Path, content: bytes, *, force: bool) -> bool:
         False if the file has that content already.
 
     Raises:
-        WriteError: The path is a directory, there is a file with another content, or the
-            directory of the file is missing or cannot be written to.
+        WriteError: The path is a directory or in a Hugging Face cache, there is a file with
+            another content, or the directory of the file is missing or cannot be written to.
         ModelError: It cannot be told what is there.
     """
+    check_not_cached(output)
     status = read_status(output)
     if status is not None and stat.S_ISDIR(status.st_mode):
         raise WriteError("is a directory", path=str(output), hint="name a file in it")

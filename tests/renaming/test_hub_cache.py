@@ -137,3 +137,109 @@ def test_equal_folders_of_a_repository_share_blobs_and_both_come_out(
         names = {"model.onnx", "genai_config.json", "tokenizer.json", "added_tokens.json"}
         assert results.keys() == names
         assert results["genai_config.json"].count(b"_VLLM") == 4
+
+
+@pytest.fixture
+def real_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A snapshot without links, as on a system that has none: the files are in it."""
+    monkeypatch.chdir(tmp_path)
+    Path("rules.toml").write_text(RULES)
+    repository = tmp_path / "hub" / "models--me--tiny-ONNX"
+    (repository / "blobs").mkdir(parents=True)
+    return build_folder(repository / "snapshots" / "0123")
+
+
+@pytest.mark.parametrize("more", [(), ("--force",)])
+def test_a_real_file_of_a_snapshot_is_not_changed_in_place(
+    more: tuple[str, ...], real_files: Path, go, run
+) -> None:
+    before = read_directory(real_files)
+    for source in (real_files.relative_to(Path.cwd()), real_files / "model.onnx"):
+        outcome = go(source, *more)
+        assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+        assert "is in a Hugging Face cache, where no file may change" in outcome.err
+    assert read_directory(real_files) == before
+    command = outcome.err.rpartition("(")[2].rstrip(")\n")
+    assert run(*shlex.split(command)[1:]).code == 0
+    assert Path("tiny-ONNX", "model.onnx").is_file()
+
+
+@pytest.mark.parametrize("more", [(), ("--force",)])
+@pytest.mark.parametrize(
+    "place",
+    [
+        ("-o", "snapshots/0123/other.onnx"),
+        ("-o", f"blobs/{'d' * 64}.onnx"),
+        ("-d", "snapshots/new"),
+        ("-d", "snapshots/0123/sub/dir"),
+        ("-d", "blobs"),
+    ],
+    ids=" ".join,
+)
+def test_no_result_goes_into_a_cache(
+    place: tuple[str, str], more: tuple[str, ...], real_files: Path, go, run
+) -> None:
+    """Neither by its own path nor through a link to the repository."""
+    repository = real_files.parents[1]
+    Path("link").symlink_to(repository)
+    before = sorted(repository.rglob("*"))
+    option, path = place
+    for parent in (repository.relative_to(Path.cwd()), Path("link")):
+        outcome = go(real_files / "model.onnx", option, parent / path, *more)
+        assert (outcome.code, outcome.err.count("error:")) == (2, 1)
+        assert "is in a Hugging Face cache, where no file may change" in outcome.err
+    assert sorted(repository.rglob("*")) == before
+    command = outcome.err.rpartition("(")[2].rstrip(")\n")
+    assert command.endswith(" -d ./tiny-ONNX")
+    assert run(*shlex.split(command)[1:]).code == 0
+
+
+def test_the_command_of_a_hint_leads_out_of_a_cache_one_is_in(
+    real_files: Path, go, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = Path("rules.toml").absolute()
+    monkeypatch.chdir(real_files)
+    (real_files / "rules.toml").write_bytes(rules.read_bytes())
+    assert go("model.onnx").err.endswith(" -d ~/tiny-ONNX)\n")
+
+
+def test_a_whole_cache_goes_elsewhere_with_its_folders_but_into_no_other_cache(
+    real_files: Path, go
+) -> None:
+    assert go(real_files.parents[2], "-d", "out").code == 0
+    assert Path("out", "models--me--tiny-ONNX", "snapshots", "0123", "model.onnx").is_file()
+    Path("other", "models--me--tiny-ONNX", "blobs").mkdir(parents=True)
+    outcome = go(real_files.parents[2], "-d", "other")
+    assert outcome.code == 2
+    assert "is in a Hugging Face cache" in outcome.err
+    assert not list(Path("other").rglob("*.onnx"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("manifest", "--force", "-o"),
+        ("custom-io", "--precision", "float16", "--force", "-o"),
+        ("inspect", "--svg"),
+        ("inspect", "--html"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("place", ["snapshots/0123/config.json", "snapshots/0123/x", "blobs/x"])
+def test_no_other_file_is_written_into_a_cache(
+    command: tuple[str, ...], place: str, real_files: Path, run
+) -> None:
+    repository = real_files.parents[1]
+    (real_files / "config.json").write_text("{}")
+    before = read_directory(real_files)
+    name, *options = command
+    rules = ("--rules", "rules.toml")
+    output = repository / place
+    outcome = run(name, real_files / "model.onnx", *rules, *options, output)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert f"{output}: is in a Hugging Face cache, where no file may change" in outcome.err
+    elsewhere = f"./{output.name}"
+    assert f"(give the same command with {elsewhere} in its place)" in outcome.err
+    assert read_directory(real_files) == before
+    assert not list((repository / "blobs").iterdir())
+    assert run(name, real_files / "model.onnx", *rules, *options, elsewhere).code == 0
