@@ -201,6 +201,9 @@ def _bind_models(
         if resolve_path(Path(report.path).parent) == real_directory
     ]
 
+    prefix = os.path.join(real_directory, "")
+    near = [known[path] for path in known if path.startswith(prefix)]
+
     def find(location: str) -> OneModel | None:
         if "\0" in location or os.path.isabs(location) or os.pardir in location.split("/"):
             return None
@@ -218,6 +221,7 @@ def _bind_models(
         find,
         tuple(model for model in beside if model is not None),
         lambda models: ModelNames.from_models(models, run.change, run.rules),
+        tuple(model for model in near if model is not None),
     )
     return bound, places
 

@@ -7,19 +7,21 @@ no name may change that the runtime would make itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.documents import UnreadableTextError, shorten_name
 from onnxkvrename.findings import format_list
 from onnxkvrename.sidecars.format import SidecarFormat
 from onnxkvrename.sidecars.model_names import ModelNames, OneModel
-from onnxkvrename.sidecars.sections import list_sections
+from onnxkvrename.sidecars.sections import Section, list_sections
 from onnxkvrename.sidecars.templates import (
     abstract_number,
     derive_template,
     fill_template,
     find_generated_names,
+    find_printed_names,
     is_template,
 )
 from onnxkvrename.sidecars.tree import Node, ScalarNode
@@ -36,11 +38,13 @@ class BoundModels(NamedTuple):
             ``None`` if there is none that can be read.
         beside: The models that it speaks of where it names none.
         build_names: Collects the names of some models.
+        near: All models of the run beside it and below it, whatever it names.
     """
 
     find: Callable[[str], OneModel | None]
     beside: tuple[OneModel, ...]
     build_names: Callable[[Iterable[OneModel]], ModelNames]
+    near: tuple[OneModel, ...] = ()
 
 
 class Refusal(NamedTuple):
@@ -90,6 +94,10 @@ def plan_bindings(tree: Node, sidecar_format: SidecarFormat, models: BoundModels
             planner.plan_section(section.scalars, names, own, is_shared=not section.files)
     governed = [model for model in found.values() if model is not None]
     planner.check_cover(governed if locations else models.beside)
+    if not planner.refusals:
+        planner.check_rest(sections, found, (*governed, *models.beside, *models.near))
+    if locations:
+        planner.check_shared_nodes()
     return BindingPlan(
         planner.changes,
         frozenset(planner.matched),
@@ -110,6 +118,8 @@ class _Planner:
         self.templates: set[str] = set()
         self.covered: dict[int, set[str]] = {}
         """The names that are written in the file, old and new, by the id of their model."""
+        self.texts: dict[int, set[str]] = {}
+        """All texts of the sections of a model, by its id."""
 
     def plan_section(
         self,
@@ -127,6 +137,8 @@ class _Planner:
                 new_by_old = self._find_names(text, names)
                 new_texts[text] = self._plan_text(text, new_by_old, names)
                 covered.update(new_by_old, new_by_old.values())
+                if (now := new_texts[text]) is not None and is_template(now):
+                    covered.update(find_generated_names(now, names.name_map.values()).values())
                 if is_shared:
                     self.shared.update(old for old, new in new_by_old.items() if old != new)
             new = new_texts[text]
@@ -137,6 +149,7 @@ class _Planner:
         _check_distinct(new_texts)
         for model in models:
             self.covered.setdefault(id(model), set()).update(covered)
+            self.texts.setdefault(id(model), set()).update(new_texts)
 
     def _find_names(self, text: str, names: ModelNames) -> dict[str, str]:
         """Return old and new of the names that a text stands for; none if it is no name."""
@@ -204,16 +217,68 @@ class _Planner:
         """Refuse a change of names that the file does not have: its reader makes them itself."""
         for model in models:
             covered = self.covered.get(id(model), set())
+            texts = self.texts.get(id(model), set())
             if not covered and not self.format.default_names:
                 continue
             missing = [
                 old
                 for old, new in model.name_map.items()
-                if old not in covered and new not in covered and self._find_default(new) is None
+                if old not in covered and new not in covered and not self._is_default(new, texts)
             ]
             if missing:
                 self._refuse_uncovered(missing)
                 return
+
+    def check_rest(
+        self,
+        sections: Iterable[Section],
+        found: Mapping[str, OneModel | None],
+        models: Iterable[OneModel],
+    ) -> None:
+        """Refuse a text that stays although it is, or makes, a name that a model gives up.
+
+        It is right only where a model of its own section has that name after the rename.
+        """
+        given_up = sorted({name for m in models for name, new in m.name_map.items() if name != new})
+        if not given_up:
+            return
+        stale_by_text: dict[str, frozenset[str]] = {}
+        for section in sections:
+            own = [model for name in section.files if (model := found[name]) is not None]
+            for scalar in section.scalars:
+                if scalar in self.changes:
+                    continue
+                text = scalar.value
+                if text not in stale_by_text:
+                    stale_by_text[text] = self._find_printed(text, given_up)
+                if stale_by_text[text] and (left := stale_by_text[text] - _list_kept(own)):
+                    self._refuse_rest(text, min(left))
+                    return
+
+    def _find_printed(self, text: str, sorted_names: Sequence[str]) -> frozenset[str]:
+        """Return those of some names that a text is or makes."""
+        at = bisect_left(sorted_names, text)
+        if at < len(sorted_names) and sorted_names[at] == text:
+            return frozenset((text,))
+        return find_printed_names(text, sorted_names)
+
+    def _refuse_rest(self, text: str, name: str) -> None:
+        has = "is" if text == name else f"makes {shorten_name(name)},"
+        self._refuse(
+            f"{shorten_name(text)} {has} a name that changes in a model here, but it stands where "
+            "it would not change",
+            "let its filename lead to that model, and write templates with %d",
+        )
+
+    def check_shared_nodes(self) -> None:
+        """Refuse a change where an alias takes it to another place of the file."""
+        shared = next((scalar for scalar in self.changes if scalar.is_shared), None)
+        if shared is not None:
+            self._refuse(
+                f"{shorten_name(shared.value)} stands below an anchor, and its alias may speak of "
+                "another model",
+                "write out what the alias stands for",
+            )
 
     def _refuse_uncovered(self, missing: list[str]) -> None:
         entries = dict.fromkeys(map(self._describe_entry, missing))
@@ -235,8 +300,20 @@ class _Planner:
                 return key, template
         return None
 
+    def _is_default(self, name: str, texts: Collection[str]) -> bool:
+        """Return whether the reader makes a name itself, as its key is not among some texts."""
+        return any(
+            key not in texts and find_generated_names(template, [name])
+            for key, template in self.format.default_names
+        )
+
     def _refuse(self, problem: str, hint: str) -> None:
         self.refusals.append(Refusal(problem, hint))
+
+
+def _list_kept(models: Iterable[OneModel]) -> set[str]:
+    """Return the names of the inputs and outputs of some models after the rename."""
+    return {m.name_map.get(name, name) for m in models for name in m.graph_values}
 
 
 def _check_distinct(new_texts: Mapping[str, str | None]) -> None:

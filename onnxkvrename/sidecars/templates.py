@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice, takewhile
 
 PLACEHOLDER = "%d"
 """Where a template has the number of a layer, as printf writes it."""
 
 _MAX_TEMPLATE_CHARS = 512
+_PRINTED = re.compile(r"%[-+ #0]*[0-9]*(?:hh?|ll?|z)?[dius]|\{[A-Za-z_]*\}")
+_MAX_PRINTED = 2
+"""Places in a text that a program prints into; the time to match it grows with their power."""
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 
 
@@ -32,6 +37,29 @@ def find_generated_names(template: str, names: Iterable[str]) -> dict[str, str]:
         and name.endswith(tail)
         and _NUMBER.fullmatch(number := name[len(head) : len(name) - len(tail)])
     }
+
+
+def find_printed_names(text: str, sorted_names: Sequence[str]) -> frozenset[str]:
+    """Return the names that a text makes if a program prints numbers or words into it.
+
+    Args:
+        text: Any text; one without a place for a number makes nothing.
+        sorted_names: The names, in order.
+    """
+    places = list(_PRINTED.finditer(text[: _MAX_TEMPLATE_CHARS + 1]))
+    is_short = len(text) <= _MAX_TEMPLATE_CHARS
+    if not is_short or not 1 <= len(places) <= _MAX_PRINTED or places[0].start() == 0:
+        return frozenset()
+    head = text[: places[0].start()]
+    first = bisect_left(sorted_names, head)
+    pattern, end = "", 0
+    for place in places:
+        printed = "[A-Za-z_]+" if place[0].endswith("s") else "[0-9]+"
+        pattern += re.escape(text[end : place.start()]) + printed
+        end = place.end()
+    name_pattern = re.compile(pattern + re.escape(text[end:]))
+    similar = takewhile(lambda name: name.startswith(head), islice(sorted_names, first, None))
+    return frozenset(name for name in similar if name_pattern.fullmatch(name))
 
 
 def derive_template(template: str, new_names: Mapping[str, str]) -> str | None:

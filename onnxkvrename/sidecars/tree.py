@@ -23,6 +23,7 @@ class ScalarNode(NamedTuple):
         quote: The quote around it, empty for a plain scalar.
         is_simple: False for a block, and for a scalar with an anchor or a tag; such a scalar
             can be read, but not rewritten.
+        is_shared: True below a list or mapping that an alias repeats elsewhere.
     """
 
     value: str
@@ -30,6 +31,7 @@ class ScalarNode(NamedTuple):
     end: int
     quote: str
     is_simple: bool = True
+    is_shared: bool = False
 
 
 class SequenceNode(NamedTuple):

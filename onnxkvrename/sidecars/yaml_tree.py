@@ -27,10 +27,22 @@ def parse_yaml_tree(text: str) -> Node | None:
         UnreadableTextError: The text is too long, is not YAML, holds several documents, is
             nested too deeply, or has a key twice. The message has one line.
     """
+    from ruamel.yaml import events  # slow to import, and JSON sidecars do not need it
+
     _check_parse_cost(text)
     builder = TreeBuilder()
-    for event in _parse_events(text):
-        _add_event(builder, event)
+    found = list(_parse_events(text))
+    aliases = {event.anchor for event in found if isinstance(event, events.AliasEvent)}
+    depth = shared_from = 0  # levels of open lists and mappings; the first one with an alias
+    for event in found:
+        if isinstance(event, events.CollectionStartEvent):
+            depth += 1
+            if not shared_from and event.anchor in aliases:
+                shared_from = depth
+        elif isinstance(event, events.CollectionEndEvent):
+            depth -= 1
+            shared_from = shared_from if depth >= shared_from else 0
+        _add_event(builder, event, is_shared=shared_from > 0)
     if len(builder.roots) > 1:
         raise UnreadableTextError("holds more than one document")
     return builder.roots[0] if builder.roots else None
@@ -50,7 +62,7 @@ def _check_parse_cost(text: str) -> None:
 
 
 def _parse_events(text: str) -> Iterator[Any]:
-    from ruamel.yaml import YAML  # slow to import, and JSON sidecars do not need it
+    from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError
 
     try:
@@ -63,7 +75,7 @@ def _parse_events(text: str) -> Iterator[Any]:
         raise UnreadableTextError(f"is no YAML: {_format_problem(error)}") from None
 
 
-def _add_event(builder: TreeBuilder, event: Any) -> None:
+def _add_event(builder: TreeBuilder, event: Any, *, is_shared: bool) -> None:
     from ruamel.yaml import events
 
     if isinstance(event, (events.SequenceStartEvent, events.MappingStartEvent)):
@@ -73,14 +85,14 @@ def _add_event(builder: TreeBuilder, event: Any) -> None:
     elif isinstance(event, events.AliasEvent):
         builder.add_node(OpaqueNode("an alias"))
     elif isinstance(event, events.ScalarEvent):
-        builder.add_node(_build_scalar(event))
+        builder.add_node(_build_scalar(event, is_shared=is_shared))
 
 
-def _build_scalar(event: Any) -> ScalarNode:
+def _build_scalar(event: Any, *, is_shared: bool) -> ScalarNode:
     quote = event.style or ""
     is_simple = event.anchor is None and event.tag is None and quote in ("", "'", '"')
     start, end = event.start_mark.index, event.end_mark.index
-    return ScalarNode(event.value, start, end, quote if is_simple else "", is_simple)
+    return ScalarNode(event.value, start, end, quote if is_simple else "", is_simple, is_shared)
 
 
 def _format_problem(problem: object) -> str:

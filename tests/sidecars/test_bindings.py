@@ -259,6 +259,71 @@ def test_one_that_cannot_be_read_does_not_hide_the_profile_that_fits(genai: Path
     assert "profile huggingface knows these names" in outcome.err
 
 
+def test_a_text_that_makes_old_names_and_stays_is_refused(here: Path, go) -> None:
+    """Each place in the file must follow: that another place does is not enough."""
+    for place in ("%i.key", "%2d.key", "%03u.key", "{layer}.key", "0.%s"):
+        note = {"filename": "other.onnx", "note": [f"past_key_values.{place}"]}
+        model, other = build_decoder(range(101, 102)), build_decoder(())
+        text = note["note"][0].replace("0.%s", "101.%s")
+        note["note"] = [text]
+        folder = build_folder(here / "x", render_config(o=note), model=model, other=other)
+        before = read_directory(folder)
+        outcome = go("x", "--prefix", "VLLM")
+        assert refused(outcome, f"x/{CONFIG} cannot follow: {text} makes past_key_values.101.")
+        assert read_directory(folder) == before
+
+
+def test_a_name_in_the_section_of_another_stage_is_refused(here: Path, go) -> None:
+    """A stage hands its output on under the name of the next stage's input."""
+    first, second = build_decoder([0], ["key"]), build_decoder([1], ["key"])
+    forwarder = {"present.0.key": "past_key_values.1.key"}
+    one = {"filename": "a.onnx", "names": ["past_key_values.0.key"], "forwarder": forwarder}
+    two = {"filename": "b.onnx", "names": ["past_key_values.1.key", "present.1.key"]}
+    text = json.dumps({"model": {"pipeline": [{"a": one, "b": two}]}})
+    folder = build_folder(here / "x", text, a=first, b=second)
+    before = read_directory(folder)
+    outcome = go("x", "--prefix", "VLLM")
+    assert refused(outcome, f"x/{CONFIG} cannot follow: past_key_values.1.key is a name that")
+    assert read_directory(folder) == before
+
+
+def test_a_default_counts_only_where_its_key_is_left_out(here: Path, go) -> None:
+    text = with_token(render_config()).replace("s.%d.key_", "s.%i.key_")
+    folder = build_folder(here / "x", render_config())
+    assert go("x", "--prefix", "VLLM").code == 0
+    (folder / CONFIG).write_text(text)
+    outcome = go("x", "--strip")
+    assert refused(outcome, f"x/{CONFIG} cannot follow: 2 names that change are not in it")
+
+
+def test_a_file_that_names_one_model_names_no_other_beside_it(here: Path, go) -> None:
+    entry = {name: {"shape": [1]} for name in ("past_key_values.0.key", "present.0.key")}
+    folder = build_folder(
+        here / "x", render_config(), model=build_decoder([0]), m2=build_decoder(())
+    )
+    (folder / CONFIG).unlink()
+    files = {"model.bin": {"inputs": entry}, "m2.onnx": {"inputs": {}}}
+    (folder / "metadata.json").write_text(json.dumps({"model_files": files}))
+    outcome = go("x", "--prefix", "VLLM")
+    assert refused(outcome, "x/metadata.json cannot follow: past_key_values.0.key is a name")
+
+
+def test_a_name_below_an_anchor_is_refused(here: Path, go) -> None:
+    """The alias takes it into the section of a model that keeps the old name."""
+    text = (
+        "a:\n  filename: model.onnx\n  io: &io\n    - [past_key_values.%d.key, "
+        "past_key_values.%d.value]\n    - [present.%d.key, present.%d.value]\n"
+        "b:\n  filename: draft.onnx\n  io: *io\n"
+    )
+    folder = build_folder(here / "x", model=build_decoder(), draft=build_decoder())
+    (folder / CONFIG).unlink()
+    (folder / YAML).write_text(text)
+    outcome = go("x/model.onnx", "--prefix", "VLLM")
+    assert refused(outcome, f"x/{YAML} cannot follow: past_key_values.%d.key stands below an anch")
+    (folder / YAML).write_text(text.replace("&io", "").replace("*io", "[]"))
+    assert go("x/model.onnx", "--prefix", "VLLM").code == 0
+
+
 # A stale one is said, by every command that judges a model.
 
 
@@ -293,6 +358,9 @@ def test_a_result_beside_the_model_warns(genai: Path, go) -> None:
 def test_one_of_another_model_that_is_named_is_refused(here: Path, genai: Path, go) -> None:
     saved(build_decoder(), here / "model.onnx")
     (here / "genai_config.json").write_text(render_config({"filename": "far.onnx"}))
+    outcome = go("model.onnx", "--prefix", "VLLM", "--sidecar", CONFIG)
+    assert (outcome.code, "it stands where it would not change" in outcome.err) == (1, True)
+    (here / "genai_config.json").write_text('{"model": {"decoder": {"filename": "far.onnx"}}}')
     outcome = go("model.onnx", "--prefix", "VLLM", "--sidecar", CONFIG)
     assert (outcome.code, "names no KV buffer of this one" in outcome.err) == (1, True)
 

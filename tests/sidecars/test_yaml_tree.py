@@ -42,9 +42,15 @@ def test_what_is_more_than_a_word_can_only_be_read(text: str) -> None:
 
 
 def test_an_alias_is_not_put_in_place() -> None:
+    shared = ScalarNode("x", 5, 6, "", is_shared=True)
     assert parse_yaml_tree("[&a [x], *a]") == SequenceNode(
-        (SequenceNode((ScalarNode("x", 5, 6, ""),)), OpaqueNode("an alias"))
+        (SequenceNode((shared,)), OpaqueNode("an alias"))
     )
+
+
+def test_what_stands_below_an_anchor_with_an_alias_is_shared() -> None:
+    found = scalars(parse_yaml_tree("[&a [x, [y]], &b [z], {k: &c {l: m}}, n, *a, *c]"))
+    assert {scalar.value for scalar in found if scalar.is_shared} == {"x", "y", "l", "m"}
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "\n\n", "\ufeff"])
