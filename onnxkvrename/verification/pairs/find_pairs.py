@@ -20,17 +20,24 @@ from typing import NamedTuple
 from onnx import ModelProto
 
 from onnxkvrename.errors import ModelError
-from onnxkvrename.layout.updates import BufferUpdate, compare_dims
+from onnxkvrename.layout.updates import BufferUpdate, DimChange, compare_dims
 from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.rules.plan import KvPair, PairSide
 from onnxkvrename.verification.dataflow import PROVED_VERDICTS, decide_flow
-from onnxkvrename.verification.pairs.hidden_states import StatePair, drop_hidden_states
+from onnxkvrename.verification.operators import SizeChange
+from onnxkvrename.verification.pairs.hidden_states import (
+    StatePair,
+    drop_hidden_states,
+    drop_unread_values,
+)
 from onnxkvrename.verification.pairs.value_uses import find_branch_states, find_joined_outputs
-from onnxkvrename.verification.provenance import Origin, select_cheapest_paths
+from onnxkvrename.verification.provenance import FlowPath, Origin, select_cheapest_paths
 from onnxkvrename.verification.tracing import trace_origins
 
 MAX_CANDIDATES = 1 << 12
 """Inputs that may be states; as many as a model may have buffers."""
+_RANK_WITH_HEADS = 4
+"""The axes of a cache that has one for its heads, which logits have not."""
 _QUANTIZED_DTYPES = frozenset({"UINT8", "INT8", "UINT4", "INT4", "UINT2", "INT2"})
 
 
@@ -89,7 +96,8 @@ def find_state_pairs(model: ModelProto, signature: Signature) -> tuple[StatePair
         output for output, origin in zip(outputs, origins, strict=True) if not origin.outcomes
     ]
     indirect = _find_indirect_pairs(model, free_inputs, free_outputs)
-    pairs = drop_hidden_states([*matched, *indirect], model, signature)
+    read = drop_unread_values(matched, model, signature)
+    pairs = drop_hidden_states([*read, *indirect], model, signature)
     order = {value.name: number for number, value in enumerate(signature.inputs)}
     return tuple(sorted(pairs, key=lambda pair: order[pair.input.name]))
 
@@ -164,15 +172,37 @@ def _match_output(
     flow = decide_flow(_build_pair(source, output), origin, number, names)
     if flow.verdict not in PROVED_VERDICTS:
         return None
-    costs = [path.cost for paths in nearest for path in paths.values()]
-    is_written_over = any(overwritten for overwritten, _ in costs)
-    is_computed = any(computed for _, computed in costs)
+    taken = [path for paths in nearest for path in paths.values()]
+    is_chosen = any(
+        path.updated_by is not None and path.updated_by.op_type == "Where" for path in taken
+    )
+    is_computed = any(path.cost != (0, 0) for path in taken)
+    is_joined = any(_is_joined(path) for path in taken)
     changes = compare_dims(source.shape, output.shape)
-    if (is_written_over or is_computed) and (changes is None or "shrinks" in changes):
+    if (is_computed or is_chosen) and not _is_size_known(changes, is_joined=is_joined):
         return None
-    if flow.update.kind in ("append", "shift"):  # nothing is joined to a hidden state
+    if is_chosen and len(source.shape or ()) < _RANK_WITH_HEADS:  # a mask of logits does that
+        is_computed = True
+    if is_joined and flow.update.kind in ("append", "shift"):  # as nothing is to a hidden state
         is_computed = False
     return _Match(number, StatePair(source, output, flow.update, is_computed))
+
+
+def _is_joined(path: FlowPath) -> bool:
+    """Return whether an operator joins something to what it carries."""
+    joins = SizeChange.APPENDS | SizeChange.FITS
+    return any(resizing.changes & joins for resizing in path.resizings)
+
+
+def _is_size_known(changes: Sequence[DimChange] | None, *, is_joined: bool) -> bool:
+    """Return whether a value that is computed with has the size that its operators give it.
+
+    Something else is larger than it was, though nothing was joined to it: it was broadcast, as a
+    temperature or a mask is, or written over another value.
+    """
+    if changes is None or "shrinks" in changes:
+        return False
+    return is_joined or all(change == "same" for change in changes)
 
 
 def _has_same_rank(first: Value, second: Value) -> bool:

@@ -8,7 +8,7 @@ what it is computed from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from onnx import ModelProto
@@ -28,6 +28,7 @@ from onnxkvrename.verification.operators import is_shape_only
 from onnxkvrename.verification.tracing import trace_dependencies
 
 _COMBINING_OPS = frozenset(("Add", "Sub", "Sum", "Max", "Min", "Where", "ScatterND"))
+_GATING_OPS = frozenset(("Mul", "Div", "Where", "ScatterND"))
 _STEPS_PER_NODE = 16
 """Steps for each node of a graph that may be taken in it; more prove nothing."""
 
@@ -52,13 +53,50 @@ class StatePair(NamedTuple):
     feeds_back: bool = True
 
 
+def drop_unread_values(
+    pairs: Sequence[StatePair], model: ModelProto, signature: Signature
+) -> list[StatePair]:
+    """Return the pairs without what is made into an output, and serves for nothing else.
+
+    Masks, biases and features of a picture are joined to something or computed with, and so is
+    a state. But another output is computed from a state, and what is joined to it or combined
+    with it is new in each step, not constants only. What is passed through needs neither.
+
+    Args:
+        pairs: An input and an output each, of which the output is a later state.
+        model: The parsed model; weights are not needed.
+        signature: Its graph inputs and outputs.
+    """
+    if all(pair.update.kind == "once" for pair in pairs):
+        return list(pairs)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = list(dict.fromkeys(v.name for v in signature.inputs if v.name not in weights))
+    outputs = [value.name for value in signature.outputs]
+    made_of = trace_dependencies(model, inputs, outputs)
+    in_any = in_several = 0
+    for bits in made_of:
+        in_several |= in_any & bits
+        in_any |= bits
+    by_output = dict(zip(outputs, made_of, strict=True))
+    numbers = {name: number for number, name in enumerate(inputs)}
+
+    def is_state(pair: StatePair) -> bool:
+        number = numbers[pair.input.name]
+        if by_output[pair.output.name] == 1 << number:  # at most constants are written to it
+            return not pair.is_computed and pair.update.kind in ("inplace", "once")
+        return pair.update.kind == "once" or bool(in_several >> number & 1)
+
+    return [pair for pair in pairs if is_state(pair)]
+
+
 def drop_hidden_states(
     pairs: Sequence[StatePair], model: ModelProto, signature: Signature
 ) -> list[StatePair]:
     """Return the pairs without what comes in, is added to, and goes out again.
 
-    A pair that is computed with stays if what it is combined with is computed without it, and
-    is new in each step. Else the input must have a fixed size on each axis but the first, must
+    A pair that is computed with stays if what it is combined with is computed without it and is
+    new in each step, if something scales or masks it, which a bias is not, and if it is not laid
+    out like token ids. Else the input must have a fixed size on each axis but the first, must
     not be laid out like another input, and must not be both what all other states are computed
     from and computed from all of them.
 
@@ -72,7 +110,9 @@ def drop_hidden_states(
         return list(pairs)
     states = {pair.input.name for pair in pairs}
     others = [value for value in signature.inputs if value.name not in states]
+    positions = set(_list_layouts(value for value in others if _is_integer(value)))
     affine = _find_affine_states(computed, others, build_graph_body(model.graph), model)
+    affine -= {pair.input.name for pair in computed if _has_positions(pair, positions)}
     layouts = set(_list_layouts(others))
     kept = [
         pair
@@ -92,6 +132,16 @@ def _has_state_shape(pair: StatePair) -> bool:
     return shape is not None and all(isinstance(dim, int) for dim in shape[1:])
 
 
+def _has_positions(pair: StatePair, layouts: Container[tuple[Dim, ...]]) -> bool:
+    """Return whether an input has one vector for each new position, as logits and masks have."""
+    shape = pair.input.shape or ()
+    return len(shape) > 1 and not isinstance(shape[1], int) and shape[:2] in layouts
+
+
+def _is_integer(value: Value) -> bool:
+    return value.dtype.startswith(("INT", "UINT"))
+
+
 def _list_layouts(values: Iterable[Value]) -> Iterator[tuple[Dim, ...]]:
     """Yield the batch and the positions of inputs that are no states, which embeddings share.
 
@@ -101,7 +151,7 @@ def _list_layouts(values: Iterable[Value]) -> Iterator[tuple[Dim, ...]]:
     for value in values:
         shape = value.shape or ()
         if len(shape) >= 2:
-            yield shape[-2:] if value.dtype.startswith(("INT", "UINT")) else shape[:2]
+            yield shape[-2:] if _is_integer(value) else shape[:2]
 
 
 def _find_hubs(pairs: Sequence[StatePair], model: ModelProto) -> frozenset[str]:
@@ -129,7 +179,8 @@ def _find_affine_states(
 ) -> frozenset[str]:
     """Return the inputs with which nothing is combined that is computed from them.
 
-    Something new has to be among it, that a later step gets again.
+    Something new has to be among it, that a later step gets again. And what was there has to
+    make room, scaled or chosen from by a value that is no constant.
     """
     names = [pair.output.name for pair in pairs]
     functions = build_function_bodies(model)
@@ -183,7 +234,7 @@ def _follow_alone(
         bits: What each value depends on.
         most_steps: The steps to give up after.
     """
-    value, steps, is_new = pair.output.name, 0, False
+    value, steps, is_new, is_gated = pair.output.name, 0, False, False
     while value != pair.input.name:
         steps += 1
         operation = producers.get(value)
@@ -192,8 +243,9 @@ def _follow_alone(
         own = [name for name in operation.inputs if bits.get(name, 0) >> number & 1]
         if len(own) != 1:
             return -steps
+        others = [bits.get(name, 0) for name in operation.inputs if name not in own]
         if operation.op_type in _COMBINING_OPS:
-            joined = (bits.get(name, 0) for name in operation.inputs if name not in own)
-            is_new = is_new or any(each >> new_bit & 1 for each in joined)
+            is_new = is_new or any(each >> new_bit & 1 for each in others)
+        is_gated = is_gated or (operation.op_type in _GATING_OPS and any(others))
         value = own[0]
-    return steps if is_new else -steps
+    return steps if is_new and is_gated else -steps

@@ -18,10 +18,11 @@ from onnxkvrename.rules.load import parse_rules
 DELTA = """
     <ir_version: 8, opset_import: ["": 17]>
     main (float[1,8,4] k_in, float[1,8,4] h, int64[1,1] ids)
-    => (float[1,1,4] k_out, float[1,9,4] h2)
+    => (float[1,1,4] k_out, float[1,9,4] h2, float y)
     <float[4,4] w = {0}> {
         x = Gather(w, ids) k_out = MatMul(x, w) keys = Concat<axis = 1>(k_in, k_out)
         row = MatMul(k_out, w) h2 = Concat<axis = 1>(h, row)
+        y = ReduceSum(h2)
     }
 """
 

@@ -143,11 +143,13 @@ def test_of_several_outputs_of_an_input_the_one_that_moves_it_is_its_state() -> 
 
 
 def test_what_is_joined_to_several_caches_is_new_to_each() -> None:
-    outputs = "float[c,4] k2, float[c,4] v2"
-    nodes = "k2 = Concat<axis = 0>(k, x) v2 = Concat<axis = 0>(x, v)"
+    outputs = "float[c,4] k2, float[c,4] v2, float y, float z"
+    nodes = "k2 = Concat<axis = 0>(k, x) y = MatMul(k2, w) v2 = Concat<axis = 0>(x, v)"
+    nodes += " z = MatMul(v2, w)"
     model = build_model("float[b,4] x, float[a,4] v, float[a,4] k", outputs, nodes)
     assert find(model) == {"v v2": "append along axis 0", "k k2": "append along axis 0"}
-    one = build_model("float[b,4] x, float[a,4] k", "float[c,4] k2", nodes.split(" v2")[0])
+    alone = nodes.split(" v2")[0]
+    one = build_model("float[b,4] x, float[a,4] k", "float[c,4] k2, float y", alone)
     assert find(one) == {}  # either may be the cache
 
 
@@ -230,3 +232,79 @@ def test_values_of_one_step_are_no_states(nodes: str) -> None:
         "float[n,s,4] x, float[n,1,1] t", "float[n,s,4] y", nodes, ", float[1] m = {1}"
     )
     assert find(model) == {}
+
+
+DECODER = """
+    h = Gather(w, ids) keys = MatMul(h, w) k2 = Concat<axis = 1>(k, keys)
+    scores = MatMul(h, k2) soft = Softmax(scores) l = MatMul(soft, k2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("extra", "nodes"),
+    [
+        ("float[n,1,1] temperature", "logits = Mul(l, temperature)"),
+        ("float[n,s,4] mask", "logits = Add(l, mask)"),
+        ("float[1,1,4] bias", "logits = Add(bias, l)"),
+        ("bool[n,1,4] keep, float[n,1,4] low", "logits = Where(keep, l, low)"),
+        ("bool[n,1,4] keep, float[n,s,4] low", "logits = Where(keep, l, low)"),
+        ("float[n,s,4] scale, float[n,s,4] bias", "a = Mul(l, scale) logits = Add(a, bias)"),
+    ],
+)
+@pytest.mark.parametrize("reader", ["", " next = ArgMax(logits)"])
+def test_what_logits_are_masked_and_scaled_with_is_no_state(
+    extra: str, nodes: str, reader: str
+) -> None:
+    shape = "float[1,1,4]" if "float[1,1,4]" in extra else "float[n,s,4]"
+    model = build_model(
+        f"int64[{shape[6:9]}] ids, float[n,p,4] k, {extra}",
+        f"float[n,t,4] k2, {shape} logits" + ", int64 next" * bool(reader),
+        DECODER + nodes + reader,
+    )
+    assert find(model) == {"k k2": "append along axis 1"}
+
+
+def test_a_bias_of_scores_that_are_shown_is_no_state() -> None:
+    model = build_model(
+        "float[n,2,s,4] q, float[n,2,4,s] k, float[n,2,s,s] bias",
+        "float[n,2,s,s] scores, float y",
+        "qk = MatMul(q, k) scores = Add(qk, bias) soft = Softmax(scores) y = MatMul(soft, q)",
+    )
+    assert find(model) == {}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "output", "nodes"),
+    [
+        ("float[1,3,4] picture", "float[1,3,4] y", "a = Mul(picture, c) y = Add(a, c)"),
+        ("float[1,3,4] patches", "float[1,4,4] y", "y = Concat<axis = 1>(first, patches)"),
+        (
+            "int64[n,3] at, float[n,f,4] features, float[n,s,4] text",
+            "float[n,s,4] y",
+            "h = MatMul(text, w) y = ScatterElements<axis = 1>(h, at, features)",
+        ),
+        (
+            "int64[n,s] ids, float[n,f,4] features",
+            "float[n,t,4] y",
+            "h = Gather(w, ids) y = Concat<axis = 1>(features, h)",
+        ),
+        (
+            "float[1,3,4] sample, float[1,3,4] condition",
+            "float[1,3,4] y",
+            "noise = MatMul(condition, w) y = Sub(sample, noise)",
+        ),
+    ],
+)
+def test_what_is_prepared_for_another_model_is_no_state(
+    inputs: str, output: str, nodes: str
+) -> None:
+    weights = ", float[1] c = {1}, float[1,1,4] first = {0}"
+    assert find(build_model(inputs, output, nodes, weights)) == {}
+    if "picture" in inputs or "patches" in inputs:  # nor if the rest of it follows
+        read = f"{nodes} z = MatMul(y, w)"
+        assert find(build_model(inputs, f"{output}, float z", read, weights)) == {}
+
+
+def test_a_loop_behind_what_is_joined_proves_nothing() -> None:
+    nodes = "a = Neg(b) b = Neg(a) k2 = Concat<axis = 0>(k, b) y = MatMul(k2, w)"
+    assert find(build_model("float[a,4] k", "float[c,4] k2, float y", nodes)) == {}

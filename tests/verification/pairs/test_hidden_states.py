@@ -48,7 +48,9 @@ IN_A_BRANCH = """c = Constant<value_int = 1>() t = If (c) <
         ("float[n,3,8,4]", DELTA, True),  # here none can be
         ("float[n,2,8,4]", DELTA, False),  # but this is laid out like x
         (SYMBOLS, "t = Mul(s, one)", False),  # nothing is new
-        (SYMBOLS, "size = Shape(s) new = Expand(x, size) t = Add(s, new)", True),  # a size only
+        (SYMBOLS, "old = Mul(s, m) size = Shape(s) e = Expand(x, size) t = Add(old, e)", True),
+        (SYMBOLS, "t = Add(s, x)", False),  # a bias, perhaps: nothing makes room
+        (SYMBOLS, "old = Mul(s, one) t = Add(old, x)", False),  # nor does a constant
         (SYMBOLS, IN_A_BRANCH, False),  # not looked into
     ],
 )

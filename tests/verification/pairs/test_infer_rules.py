@@ -17,10 +17,14 @@ from onnxkvrename.verification.pairs.infer_rules import trace_model as trace_pat
 def trace(folder: Path, *pairs: str, extra: str = "", name: str = "m.onnx") -> TracedModel:
     """A model that appends to each cache; a pair is ``input output``."""
     inputs = ", ".join(f"float[p,4] {quote(pair.split()[0])}" for pair in pairs)
-    outputs = ", ".join(f"float[t,4] {quote(pair.split()[1])}" for pair in pairs)
+    outputs = ", ".join(
+        f"float[t,4] {quote(pair.split()[1])}, float read{number}"
+        for number, pair in enumerate(pairs)
+    )
     nodes = " ".join(
         f"x{number} = MatMul(x, w) {quote(pair.split()[1])} = "
-        f"Concat<axis = 0>({quote(pair.split()[0])}, x{number})"
+        f"Concat<axis = 0>({quote(pair.split()[0])}, x{number}) "
+        f"read{number} = ReduceSum({quote(pair.split()[1])})"
         for number, pair in enumerate(pairs)
     )
     both = f"{inputs}, " if inputs else ""
@@ -109,13 +113,15 @@ def test_kinds_follow_the_update_and_not_the_names(tmp_path: Path) -> None:
         <ir_version: 10, opset_import: ["": 18]>
         main (float[n,4,8] s.0, float[n,8,3] c.0, float[n,6,8] x.0, float[n,p,8] k.0,
               float[n,8,1] e)
-        => (float[n,4,8] s.0.out, float[n,8,3] c.0.out, float[n,6,8] x.0.out, float[n,t,8] k.0.out)
+        => (float[n,4,8] s.0.out, float[n,8,3] c.0.out, float[n,6,8] x.0.out, float[n,t,8] k.0.out,
+            float y)
         <float[8,8] w = {0}, float[1] g = {1}, int64[1] from = {1}, int64[1] to = {9},
          int64[1] axis = {2}> {
             new = MatMul(w, e) d = Mul(s.0, g) s.0.out = Add(d, new)
             old = Slice(c.0, from, to, axis) c.0.out = Concat<axis = 2>(old, new)
             x.0.out = Identity(x.0)
             row = MatMul(new, new) k.0.out = Concat<axis = 1>(k.0, row)
+            y = Sum(s.0.out, c.0.out, k.0.out)
         }
     """.replace(".0", "__dot__0").replace(".out", "__dot__out")
     )
