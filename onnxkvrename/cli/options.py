@@ -16,6 +16,8 @@ from onnxkvrename.report.formats import Line, list_formats
 from onnxkvrename.rules.profile import Rules
 
 _MAX_JOBS = 10_000
+_MIN_BYTES_WITHOUT_UNIT = 1 << 20
+"""A smaller number without a unit was meant in another one, as 20 for 20G."""
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -312,16 +314,21 @@ def parse_memory_size(option: str, text: str, limit: int) -> int:
 
     Args:
         option: The option that the text is given to.
-        text: A number, with or without a unit.
+        text: A number, with or without a unit; without one it is bytes, and 1 MiB or more.
         limit: The most bytes that the option takes.
 
     Raises:
-        click.UsageError: The text is no such size, or of nothing, or of more than `limit`.
+        click.UsageError: The text is no such size, or of nothing, or of more than `limit`, or
+            it lacks a unit.
     """
     match = re.fullmatch("([0-9]{1,19})([KMGT]?)(?:i?B)?", text.strip(), re.ASCII | re.IGNORECASE)
     size = int(match[1]) << 10 * " KMGT".index(match[2].upper() or " ") if match else 0
     if not 0 < size <= limit:
         raise click.UsageError(f"{option} {text!r}: say a size such as 512M or 8G")
+    if size < _MIN_BYTES_WITHOUT_UNIT and text.strip().isdigit():
+        raise click.UsageError(
+            f"{option} {text!r}: a unit is missing: say {size}G or {size}M, or {size}B for bytes"
+        )
     return size
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import pytest
 
-from onnxkvrename.cli.options import parse_dim_sizes
+from onnxkvrename.cli.options import parse_dim_sizes, parse_memory_size
 
 
 def test_sizes_are_given_by_symbol() -> None:
@@ -38,3 +38,34 @@ def test_two_signs_before_a_size_are_no_bug(command: str, decoder: Path, run) ->
     assert outcome.code == 2
     assert "say SYMBOL=SIZE" in outcome.err
     assert "a bug in" not in outcome.err
+
+
+@pytest.mark.parametrize("text", ["1", "20", " 20 ", "1048575"])
+def test_a_small_size_without_a_unit_lacks_one(text: str) -> None:
+    """Nobody has 20 bytes of memory: 20G or 20M was meant."""
+    with pytest.raises(click.UsageError) as raised:
+        parse_memory_size("--gpu-memory", text, 1 << 60)
+    size = int(text)
+    assert raised.value.message == (
+        f"--gpu-memory {text!r}: a unit is missing: say {size}G or {size}M, or {size}B for bytes"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("20B", 20), ("20K", 20 << 10), ("1048576", 1 << 20), ("20g", 20 << 30)]
+)
+def test_a_size_with_a_unit_or_of_many_bytes_is_taken(text: str, size: int) -> None:
+    assert parse_memory_size("--gpu-memory", text, 1 << 60) == size
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("manifest", "--block-size", "16", "--gpu-memory"), ("verify", "--run", "--run-memory")],
+)
+def test_a_missing_unit_is_told_on_the_command_line(
+    command: tuple[str, ...], decoder: Path, run
+) -> None:
+    name, *options = command
+    outcome = run(name, decoder, *options, "20")
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert f"{options[-1]} '20': a unit is missing: say 20G or 20M" in outcome.err

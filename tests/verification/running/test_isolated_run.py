@@ -424,7 +424,14 @@ def test_a_limit_that_makes_no_sense_is_refused(args: tuple[str, ...], message: 
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("4096", 4096), ("512M", 512 << 20), ("8g", 8 << 30), ("2GiB", 2 << 30), ("1TB", 1 << 40)],
+    [
+        ("4096B", 4096),
+        ("2097152", 2 << 20),
+        ("512M", 512 << 20),
+        ("8g", 8 << 30),
+        ("2GiB", 2 << 30),
+        ("1TB", 1 << 40),
+    ],
 )
 def test_the_limits_reach_the_run(
     text: str, size: int, monkeypatch: pytest.MonkeyPatch, run
