@@ -139,8 +139,9 @@ def _check_models(arguments: _Arguments) -> ConsumerCheck:
     findings = tuple(check_consumer(layout, consumer, full_transfer=arguments.full_transfer))
     if arguments.strict:
         findings = promote_to_errors(findings)
+    is_sound = not any(report.failed for report in reports)  # else no consumer can take it
+    alternative = _find_alternative(consumer, layout, arguments) if findings and is_sound else None
     reports = tuple(_add_findings(report, loaded, findings) for report in reports)
-    alternative = _find_alternative(consumer, layout, arguments) if findings else None
     return ConsumerCheck(
         consumer, layout, reports, profile=rules.profile_choice, alternative=alternative
     )
@@ -176,7 +177,9 @@ def _find_alternative(consumer: Consumer, layout: Layout, arguments: _Arguments)
     if not consumer.alternative:
         return None
     alternative = load_consumer(consumer.alternative)
-    findings = check_consumer(layout, alternative, full_transfer=arguments.full_transfer)
+    findings = tuple(check_consumer(layout, alternative, full_transfer=arguments.full_transfer))
+    if arguments.strict:
+        findings = promote_to_errors(findings)
     return None if any(finding.severity == "error" for finding in findings) else alternative
 
 

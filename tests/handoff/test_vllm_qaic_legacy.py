@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
 from handoff_sides import build_side_layout, describe_attention, list_codes, predict_handoff
 
@@ -40,6 +41,28 @@ def test_what_neither_takes_is_not_promised(run) -> None:
     outcome = run("check-consumer", FIXTURES / "plain" / "mla.onnx")
     assert outcome.code == 1
     assert outcome.out.endswith("vllm-qaic cannot take it\n")
+
+
+def test_no_setting_is_promised_for_a_model_with_errors_of_its_own(decoder: Path, run) -> None:
+    """An output that no node computes is never updated, whoever takes it over."""
+    model = onnx.load(decoder)
+    for node in model.graph.node:
+        for at, name in enumerate(node.output):
+            if name.endswith("_RetainedState"):
+                node.output[at] = f"other{name}"
+    onnx.save(model, decoder)
+    outcome = run("check-consumer", decoder)
+    assert (outcome.code, outcome.out) == (1, f"{decoder}: vllm-qaic cannot take it\n")
+    assert "error KV105" in outcome.err
+    assert run("check-consumer", decoder, "--target", "vllm-qaic-legacy").code == 1
+
+
+def test_with_strict_no_setting_is_promised_that_brings_warnings(run) -> None:
+    path = FIXTURES / "plain" / "chunked.onnx"
+    legacy = run("check-consumer", path, "--target", "vllm-qaic-legacy", "--strict")
+    assert (legacy.code, "error KV606" in legacy.err) == (1, True)
+    assert "it can (--target vllm-qaic-legacy)" in run("check-consumer", path).out
+    assert run("check-consumer", path, "--strict").out == f"{path}: vllm-qaic cannot take it\n"
 
 
 @pytest.mark.parametrize("token", ["", "VLLM", "vllmKvCache"])
