@@ -167,7 +167,7 @@ def _build_cache_error(
     path: Path, repository: Path, options: Options, *, has_choice: bool = True
 ) -> WriteError:
     """Return an error for a file of a cache, with a command that writes elsewhere."""
-    elsewhere = "./" if find_cache(Path.cwd() / "result") is None else "~/"
+    elsewhere = "./" if find_cache(Path("result")) is None else "~/"
     target = elsewhere + shlex.quote(repository.name.rpartition("--")[2])
     if not has_choice:
         hint = f"copy it out of the cache: cp -L {shlex.quote(str(path))} {target}"

@@ -82,7 +82,7 @@ def _set_attributes(temp_file: TempFile, target: Path) -> None:
 def check_not_cached(output: Path) -> None:
     """Raise :class:`WriteError` for a file that would be in a Hugging Face cache."""
     if find_cache(output) is not None:
-        elsewhere = "./" if find_cache(Path.cwd() / output.name) is None else "~/"
+        elsewhere = "./" if find_cache(Path(output.name)) is None else "~/"
         target = elsewhere + shlex.quote(output.name)
         hint = f"give the same command with {target} in its place"
         raise WriteError(CACHE_FAULT, path=str(output), hint=hint)
