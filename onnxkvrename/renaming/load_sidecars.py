@@ -205,12 +205,15 @@ def _bind_models(
     near = [known[path] for path in known if path.startswith(prefix)]
 
     def find(location: str) -> OneModel | None:
-        if "\0" in location or os.path.isabs(location) or os.pardir in location.split("/"):
+        if "\0" in location:
             return None
         try:
             path = identify_path(directory / location)
         except ModelError:
             return None
+        leads_out = os.path.isabs(location) or os.pardir in location.split("/")
+        if leads_out and path not in known:
+            return None  # a file of elsewhere is opened only if the user gave it
         places[location] = path
         if path not in known:
             names = read_value_names(directory / location)

@@ -7,6 +7,7 @@ no name may change that the runtime would make itself.
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -328,21 +329,30 @@ def _check_distinct(new_texts: Mapping[str, str | None]) -> None:
             )
 
 
-def list_bound_names(tree: Node, locations: frozenset[str], names: ModelNames) -> Iterator[str]:
+def list_bound_names(
+    tree: Node, directory: str, locations: frozenset[str], names: ModelNames
+) -> Iterator[str]:
     """Yield the names in a configuration that may be of models; a template as its first name.
 
     Args:
         tree: The configuration.
-        locations: The paths of the models relative to the configuration's directory.
+        directory: Its directory.
+        locations: The paths of the models relative to that, with ``/`` between names.
         names: Their names.
     """
     sections = list_sections(tree)
     has_files = any(section.files for section in sections)
     is_beside = any("/" not in location for location in locations)
+    models = {_join(directory, location) for location in locations}
     for section in sections:
-        if (is_beside and not has_files) or not locations.isdisjoint(section.files):
+        files = {_join(directory, location) for location in section.files}
+        if (is_beside and not has_files) or not models.isdisjoint(files):
             for text in dict.fromkeys(scalar.value for scalar in section.scalars):
                 if not is_template(text):
                     yield text
                 elif (layer := names.find_layer(fill_template(text, 0))) is not None:
                     yield fill_template(text, layer)
+
+
+def _join(directory: str, location: str) -> str:
+    return os.path.abspath(os.path.join(directory, location))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -125,7 +126,8 @@ def list_names(
     try:
         tree, scalars = _parse_names(_decode_text(data), sidecar_format)
         if sidecar_format.is_binding and tree is not None:
-            return tuple(dict.fromkeys(list_bound_names(tree, locations, names)))
+            directory = os.path.dirname(path)
+            return tuple(dict.fromkeys(list_bound_names(tree, directory, locations, names)))
     except UnreadableTextError as error:
         raise _build_form_error(error, path, sidecar_format) from None
     return tuple(dict.fromkeys(scalar.value for scalar in scalars))

@@ -163,6 +163,33 @@ def test_the_configuration_may_be_one_directory_up(here: Path, go) -> None:
     assert "KV4" not in go("up/decoder/other.onnx", "--prefix", "VLLM").err
 
 
+@pytest.mark.parametrize("location", ["../genai/model.onnx", "{here}/genai/model.onnx"])
+def test_a_location_may_lead_out_of_the_folder_and_back(location: str, here: Path, go, run) -> None:
+    config = render_config({"filename": location.format(here=here)})
+    folder = build_folder(here / "genai", config)
+    assert go("genai", "--prefix", "VLLM").code == 0
+    assert (folder / CONFIG).read_text() == with_token(config)
+    assert go("genai", "--strip", "--no-sidecars").code == 0
+    outcome = run("verify", "genai/model.onnx", "--rules", "rules.toml")
+    assert f"error KV406: genai/{CONFIG} has 4 names from before a rename" in outcome.err
+
+
+@pytest.mark.parametrize("location", ["../far/model.onnx", "Model.onnx", "sub\\model.onnx", None])
+def test_old_names_of_a_model_that_is_not_found_are_refused(
+    location: str | None, here: Path, go
+) -> None:
+    """The runtime may find it all the same; a model of elsewhere is not opened."""
+    decoder = {"filename": location} if location else {"filename": ""}
+    text = render_config(decoder, vision={"filename": "vision.onnx"})
+    folder = build_folder(here / "genai", text)
+    (here / "far").mkdir()
+    saved(build_decoder(), here / "far" / "model.onnx")
+    before = read_directory(folder)
+    outcome = go("genai", "--prefix", "VLLM")
+    assert refused(outcome, f"genai/{CONFIG} cannot follow: past_key_values.%d.key makes ")
+    assert read_directory(folder) == before
+
+
 # What cannot follow is refused, and nothing is renamed.
 
 
