@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,15 @@ from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.results import ModelReport, Options, RenameJob, SidecarReport
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar
 from onnxkvrename.sidecars.search import LEAVE_HINT
-from onnxkvrename.storage.read import has_content, is_occupied, open_file, resolve_path
+from onnxkvrename.storage.open_beneath import open_directory
+from onnxkvrename.storage.read import (
+    OpenFile,
+    OutsideError,
+    has_content,
+    is_occupied,
+    open_file,
+    resolve_path,
+)
 
 MAX_READ_BYTES = 1 << 26
 """The largest sidecar that is read, in bytes; a format may have a lower limit."""
@@ -133,7 +142,7 @@ def _prepare_sidecar(
     item: PreparedSidecar, models: Sequence[ModelReport], options: Options
 ) -> PreparedSidecar:
     path, output, job = item.sidecar.path, item.sidecar.output, item.sidecar.job
-    with open_file(path) as file:
+    with _open_sidecar(item.sidecar) as file:
         if file.size > MAX_READ_BYTES:
             raise ModelError(
                 f"is {file.size:,} bytes, more than {MAX_READ_BYTES:,}", path=str(path)
@@ -163,6 +172,23 @@ def _prepare_sidecar(
     )
     plan = None if is_up_to_date else SidecarPlan(path, identity, content)
     return item._replace(report=report, plan=plan, findings=findings)
+
+
+@contextmanager
+def _open_sidecar(sidecar: Sidecar) -> Iterator[OpenFile]:
+    """Open a sidecar; one of a folder that is copied whole only from within that folder."""
+    if not sidecar.is_package or sidecar.job.in_place:
+        with open_file(sidecar.path) as file:
+            yield file
+        return
+    with open_directory(sidecar.path.parent) as directory:
+        try:
+            with directory.open_file(sidecar.path.name) as file:
+                yield file
+        except OutsideError as error:
+            raise ModelError(
+                error.message, path=str(sidecar.path), hint="put a copy in its place"
+            ) from None
 
 
 def _find_nearest_model(directory: Path, models: Sequence[ModelReport]) -> int:

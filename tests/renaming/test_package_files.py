@@ -126,6 +126,21 @@ def test_a_link_out_of_the_folder_is_left_out_and_said(here: Path, go) -> None:
     assert not (here / "new").exists()
 
 
+def test_a_configuration_through_a_link_out_of_the_folder_is_refused(here: Path, go) -> None:
+    """Its content would stand in the result, as that of any other file outside."""
+    folder = build_folder(here / "genai")
+    (folder / CONFIG).rename(here / "secret.json")
+    (folder / CONFIG).symlink_to("../secret.json")
+    outcome = go("genai", "-d", "out", "--prefix", "VLLM")
+    assert outcome.code == 2
+    assert f"error: genai/{CONFIG}: leads out of the model's directory" in outcome.err
+    assert not (here / "out").exists()
+    (here / "secret.json").rename(folder / "kept.json")
+    (folder / CONFIG).unlink()
+    (folder / CONFIG).symlink_to("kept.json")
+    assert go("genai", "-d", "out", "--prefix", "VLLM").code == 0
+
+
 def test_no_link_leads_a_copy_out_of_the_results(here: Path, go) -> None:
     for folder in ("genai/lora", "out", "elsewhere"):
         (here / folder).mkdir()
