@@ -30,6 +30,9 @@ from onnxkvrename.sidecars.tree import Node, ScalarNode
 _MAX_TEMPLATES = 64
 """Distinct templates of a file; to fill each takes as long as the model has names."""
 
+_MAX_GROUPS = 1 << 8
+"""Distinct groups of models that sections of a file speak of; each has its names collected."""
+
 
 class BoundModels(NamedTuple):
     """The models that a configuration may speak of.
@@ -86,17 +89,25 @@ def plan_bindings(tree: Node, sidecar_format: SidecarFormat, models: BoundModels
     locations = frozenset[str]().union(*(section.files for section in sections))
     found = {location: models.find(location) for location in sorted(locations)}
     planner = _Planner(sidecar_format)
+    owned: list[tuple[Section, list[OneModel]]] = []
+    groups: dict[tuple[int, ...], tuple[list[OneModel], list[ScalarNode]]] = {}
     for section in sections:
         own = [model for name in sorted(section.files) if (model := found[name]) is not None]
-        if not section.files and not locations:
+        if not locations:
             own = list(models.beside)
+        owned.append((section, own))
         if any(model.pairs or model.name_map for model in own):
-            names = models.build_names(own)
-            planner.plan_section(section.scalars, names, own, is_shared=not section.files)
+            key = tuple(sorted({id(model) for model in own}))
+            groups.setdefault(key, (own, []))[1].extend(section.scalars)
+    if len(groups) > _MAX_GROUPS:
+        raise UnreadableTextError(f"speaks of more than {_MAX_GROUPS} groups of models")
+    for own, scalars in groups.values():
+        planner.plan_section(scalars, models.build_names(own), own, is_shared=not locations)
     governed = [model for model in found.values() if model is not None]
     planner.check_cover(governed if locations else models.beside)
     if not planner.refusals:
-        planner.check_rest(sections, found, (*governed, *models.beside, *models.near))
+        rest = [*governed, *models.near] if locations else models.beside
+        planner.check_rest(owned, rest)
     if locations:
         planner.check_shared_nodes()
     return BindingPlan(
@@ -231,28 +242,25 @@ class _Planner:
                 return
 
     def check_rest(
-        self,
-        sections: Iterable[Section],
-        found: Mapping[str, OneModel | None],
-        models: Iterable[OneModel],
+        self, owned: Iterable[tuple[Section, list[OneModel]]], models: Iterable[OneModel]
     ) -> None:
         """Refuse a text that stays although it is, or makes, a name that a model gives up.
 
         It is right only where a model of its own section has that name after the rename.
         """
         given_up = sorted({name for m in models for name, new in m.name_map.items() if name != new})
-        if not given_up:
-            return
         stale_by_text: dict[str, frozenset[str]] = {}
-        for section in sections:
-            own = [model for name in section.files if (model := found[name]) is not None]
-            for scalar in section.scalars:
-                if scalar in self.changes:
-                    continue
-                text = scalar.value
+        kept: dict[int, set[str]] = {}
+        for section, own in owned if given_up else ():
+            for text in dict.fromkeys(s.value for s in section.scalars if s not in self.changes):
                 if text not in stale_by_text:
                     stale_by_text[text] = self._find_printed(text, given_up)
-                if stale_by_text[text] and (left := stale_by_text[text] - _list_kept(own)):
+                left = set(stale_by_text[text])
+                for model in own if left else ():
+                    if id(model) not in kept:
+                        kept[id(model)] = _list_kept(model)
+                    left = {name for name in left if name not in kept[id(model)]}
+                if left:
                     self._refuse_rest(text, min(left))
                     return
 
@@ -312,9 +320,9 @@ class _Planner:
         self.refusals.append(Refusal(problem, hint))
 
 
-def _list_kept(models: Iterable[OneModel]) -> set[str]:
-    """Return the names of the inputs and outputs of some models after the rename."""
-    return {m.name_map.get(name, name) for m in models for name in m.graph_values}
+def _list_kept(model: OneModel) -> set[str]:
+    """Return the names of the inputs and outputs of a model after the rename."""
+    return {model.name_map.get(name, name) for name in model.graph_values}
 
 
 def _check_distinct(new_texts: Mapping[str, str | None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,13 @@ from kill_commands import read_directory
 from models import saved
 from onnx import load
 
-from onnxkvrename import inspect
+from onnxkvrename import inspect, load_rules
+from onnxkvrename.documents import UnreadableTextError
+from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.sidecars.bindings import BindingPlan, BoundModels, plan_bindings
+from onnxkvrename.sidecars.formats.genai_config import FORMAT
+from onnxkvrename.sidecars.json_tree import parse_json_tree
+from onnxkvrename.sidecars.model_names import ModelNames, OneModel
 
 CONFIG, YAML = "genai_config.json", "inference_metadata.yaml"
 KEYS = ("past_key_values.%d.key", "past_key_values.%d.value", "present.%d.key", "present.%d.value")
@@ -188,6 +195,38 @@ def test_old_names_of_a_model_that_is_not_found_are_refused(
     outcome = go("genai", "--prefix", "VLLM")
     assert refused(outcome, f"genai/{CONFIG} cannot follow: past_key_values.%d.key makes ")
     assert read_directory(folder) == before
+
+
+def test_a_configuration_without_locations_is_of_the_models_beside_it(here: Path, go) -> None:
+    text = json.dumps({"names": KEYS})
+    folder = build_folder(here / "x", model=build_decoder())
+    (folder / CONFIG).write_text(text)
+    (folder / "sub").mkdir()
+    saved(build_decoder(), folder / "sub" / "model.onnx")
+    assert go("x/sub/model.onnx", "--prefix", "VLLM").code == 0
+    assert (folder / CONFIG).read_text() == text
+
+
+def test_sections_of_the_same_models_are_planned_at_once() -> None:
+    """To collect the names of a model takes long, and a file may have thousands of objects."""
+    counts = []
+    model = OneModel(graph_values=("a.0",), name_map={"a.0": "a.0_V"})
+    other = OneModel(graph_values=("b",))
+
+    def build_names(models: Iterable[OneModel]) -> ModelNames:
+        counts.append(1)
+        return ModelNames.from_models(models, TokenChange("V"), load_rules())
+
+    def plan(sections: list[list[str]], others: int) -> BindingPlan:
+        tree = parse_json_tree(json.dumps([{"f": files, "t": "a.%d"} for files in sections]))
+        there = {f"{number}.onnx": other._replace() for number in range(others)}
+        there["model.onnx"] = model
+        return plan_bindings(tree, FORMAT, BoundModels(there.get, (), build_names))
+
+    sections = [["model.onnx", f"{number}.onnx"] for number in range(300)]
+    assert (len(plan(sections, 0).changes), len(counts)) == (300, 1)
+    with pytest.raises(UnreadableTextError, match="more than 256 groups of models"):
+        plan(sections, 300)
 
 
 # What cannot follow is refused, and nothing is renamed.
