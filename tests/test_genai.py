@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy
 import pytest
-from genai_folders import build_folder
+from genai_folders import DECODER, build_folder
 from kill_commands import read_directory
 from models import node
 from onnx import ModelProto, TensorProto, helper, numpy_helper
@@ -112,16 +112,7 @@ CONFIG = {
             "num_attention_heads": 1,
             "num_hidden_layers": 1,
             "num_key_value_heads": 1,
-            "inputs": {
-                "input_ids": "input_ids",
-                "past_key_names": "past_key_values.%d.key",
-                "past_value_names": "past_key_values.%d.value",
-            },
-            "outputs": {
-                "logits": "logits",
-                "present_key_names": "present.%d.key",
-                "present_value_names": "present.%d.value",
-            },
+            **DECODER,
         },
     },
     "search": {"max_length": 24, "past_present_share_buffer": False},

@@ -23,9 +23,9 @@ from onnxkvrename.cli.options import (
     add_verbose_option,
     add_version_option,
     parse_dim_sizes,
-    pick_profile,
 )
 from onnxkvrename.cli.output import print_answer
+from onnxkvrename.cli.requested_rules import pick_requested_rules
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, decide_exit_code, promote_to_errors
 from onnxkvrename.handoff.consumer import Consumer
@@ -120,15 +120,7 @@ def render_failure(code: int, error: KvRenameError) -> str:
 
 def _check_models(arguments: _Arguments) -> ConsumerCheck:
     consumer = load_consumer(arguments.target)
-    is_quiet = arguments.quiet or arguments.output_format != "text"
-    rules = pick_profile(
-        arguments.models,
-        arguments.profile,
-        arguments.rules,
-        is_quiet=is_quiet,
-        pairs=arguments.pairs,
-        token=consumer.token or None,
-    )
+    rules = pick_requested_rules(arguments.models, arguments, consumer.token or None)
     loaded = _load_layout(arguments, rules)
     layout = loaded.layout
     reports = tuple(_check_sidecars(report, rules, arguments) for report in loaded.reports)

@@ -25,9 +25,9 @@ from onnxkvrename.cli.options import (
     add_verbose_option,
     add_version_option,
     parse_dim_sizes,
-    pick_profile,
 )
 from onnxkvrename.cli.output import print_answer
+from onnxkvrename.cli.requested_rules import pick_requested_rules
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.handoff.compare import Handoff, compare_sides
@@ -157,16 +157,8 @@ def command(**values: Any) -> int:
     """
     arguments = _Arguments(**values)
     consumer = load_consumer(arguments.target)
-    is_quiet = arguments.quiet or arguments.output_format != "text"
     sides = (arguments.prefill, arguments.decode)
-    rules = pick_profile(
-        sides,
-        arguments.profile,
-        arguments.rules,
-        is_quiet=is_quiet,
-        pairs=arguments.pairs,
-        token=consumer.token,
-    )
+    rules = pick_requested_rules(sides, arguments, consumer.token)
     ranks = _parse_ranks(arguments.tp)
     requests = _build_requests(arguments, ranks)
     prefill, decode = _load_sides(arguments, rules)

@@ -14,9 +14,9 @@ from onnxkvrename.cli.options import (
     add_profile_option,
     add_rules_option,
     add_version_option,
-    pick_profile,
 )
 from onnxkvrename.cli.output import print_lines
+from onnxkvrename.cli.requested_rules import pick_profile
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import decide_exit_code, format_list
 from onnxkvrename.report.formats import Line

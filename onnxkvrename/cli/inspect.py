@@ -19,9 +19,9 @@ from onnxkvrename.cli.options import (
     add_profile_option,
     add_rules_option,
     add_version_option,
-    pick_profile,
 )
 from onnxkvrename.cli.output import print_answer
+from onnxkvrename.cli.requested_rules import pick_requested_rules
 from onnxkvrename.errors import KvRenameError, UndoError, WriteError
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.layout.inspect import ModelSummary, inspect_model
@@ -47,6 +47,7 @@ class _Arguments(NamedTuple):
     rules: Path | None
     pairs: str | None
     output_format: str
+    quiet: bool = False  # no option of this command
 
 
 @click.command(
@@ -78,14 +79,7 @@ def command(**values: Any) -> int:
     if not arguments.models:
         raise click.UsageError("no MODEL given: onnxkvrename inspect MODEL...")
     jobs = find_jobs(arguments.models)
-    is_quiet = arguments.output_format != "text"
-    rules = pick_profile(
-        arguments.models,
-        arguments.profile,
-        arguments.rules,
-        is_quiet=is_quiet,
-        pairs=arguments.pairs,
-    )
+    rules = pick_requested_rules(arguments.models, arguments)
     summaries = tuple(inspect_model(job.model, rules, trace_buffer_updates) for job in jobs)
     _write_pictures(summaries, arguments)
     return print_answer(_build_answer(summaries, rules.profile_choice), arguments.output_format)

@@ -26,9 +26,9 @@ from onnxkvrename.cli.options import (
     add_version_option,
     parse_dim_sizes,
     parse_memory_size,
-    pick_profile,
 )
 from onnxkvrename.cli.output import print_answer, print_lines
+from onnxkvrename.cli.requested_rules import pick_requested_rules
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
 from onnxkvrename.findings import decide_exit_code, format_list
 from onnxkvrename.layout.digest import compute_layout_digest
@@ -164,14 +164,7 @@ def command(**values: Any) -> int:
         raise click.UsageError("no MODEL given: onnxkvrename manifest MODEL...")
     _check_projection_options(arguments)
     compile_info = _build_compile_info(arguments)
-    is_quiet = arguments.quiet or arguments.output_format != "text"
-    rules = pick_profile(
-        arguments.models,
-        arguments.profile,
-        arguments.rules,
-        is_quiet=is_quiet,
-        pairs=arguments.pairs,
-    )
+    rules = pick_requested_rules(arguments.models, arguments)
     if arguments.stamp:
         remove_links_of_killed_runs(find_jobs(arguments.models))
     loaded = load_layout(

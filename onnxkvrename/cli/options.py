@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 from onnxkvrename import __version__
-from onnxkvrename.cli.output import print_lines
-from onnxkvrename.report.formats import Line, list_formats
+from onnxkvrename.report.formats import list_formats
 from onnxkvrename.rules.profile import Rules
 
 _MAX_JOBS = 10_000
@@ -135,64 +134,6 @@ def add_pairs_option() -> Decorator:
         help="Find the buffers by the graph itself instead of by their names: each input that an "
         "output is a later state of.",
     )
-
-
-def find_rules_by_dataflow(
-    paths: Sequence[Path], profile: str | None, rules: Path | None, token: str
-) -> Rules:
-    """Return rules for exactly the pairs that the graphs of some models show.
-
-    Args:
-        paths: The models; manifests among them do not count.
-        profile: What ``--profile`` says, which must be nothing.
-        rules: What ``--rules`` says, which must be nothing.
-        token: The token that names may carry already.
-
-    Raises:
-        RulesError: No model has states, or no rules fit all of them.
-        ModelError: A model cannot be read.
-    """
-    for option, value in (("--profile", profile), ("--rules", rules)):
-        if value is not None:
-            raise click.UsageError(f"--pairs and {option} cannot both be")
-    from onnxkvrename.rules.find_models import find_jobs
-    from onnxkvrename.verification.pairs.infer_rules import infer_rules, trace_model  # onnx
-
-    models = [job.model for job in find_jobs(paths) if job.model.suffix != ".json"]
-    return infer_rules([trace_model(model) for model in models], token).rules
-
-
-def pick_profile(
-    paths: Sequence[Path],
-    profile: str | None,
-    rules: Path | None,
-    *,
-    is_quiet: bool,
-    pairs: str | None = None,
-    token: str | None = None,
-) -> Rules:
-    """Return the rules for some models, and name a profile that nobody asked for on stderr.
-
-    Args:
-        paths: The models.
-        profile: What ``--profile`` says.
-        rules: What ``--rules`` says.
-        is_quiet: Whether to name nothing.
-        pairs: What ``--pairs`` says.
-        token: With ``--pairs``: the token that names may carry already.
-
-    Raises:
-        RulesError: They cannot be used, or several profiles know the names.
-        ModelError: A path does not exist or cannot be listed.
-    """
-    if pairs is not None:
-        return find_rules_by_dataflow(paths, profile, rules, token or "")
-    from onnxkvrename.rules.pick import pick_rules  # a rename needs it only where qeff fails
-
-    picked = pick_rules(paths, profile, rules)
-    if picked.choice is not None and not is_quiet:
-        print_lines([Line(picked.choice.describe(), err=True)])
-    return picked
 
 
 def add_target(rules: Rules, profile: str | None) -> Rules:

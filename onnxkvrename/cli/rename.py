@@ -32,8 +32,6 @@ from onnxkvrename.cli.options import (
     add_version_option,
     check_exclusive,
     complete_consumer,
-    find_rules_by_dataflow,
-    pick_profile,
 )
 from onnxkvrename.cli.output import is_terminal, print_answer
 from onnxkvrename.errors import KvRenameError
@@ -298,13 +296,14 @@ def _find_rules(arguments: _Arguments) -> Rules:
     if token is None:
         raise click.UsageError("--pairs needs --prefix: no rule tells a token from a name")
     check_token_change(TokenChange(token))
-    return find_rules_by_dataflow(arguments.models, arguments.profile, arguments.rules, token)
+    return _pick_rules(arguments.models, arguments, token)
 
 
-def _pick_rules(models: Sequence[Path], arguments: _Arguments) -> Rules:
-    """Return the rules of the profile that knows the models' names, and name it on stderr."""
-    is_quiet = arguments.quiet or arguments.output_format != "text"
-    return pick_profile(models, arguments.profile, None, is_quiet=is_quiet)
+def _pick_rules(models: Sequence[Path], arguments: _Arguments, token: str | None = None) -> Rules:
+    """Return the rules that fit the models, by their names or with ``--pairs``."""
+    from onnxkvrename.cli.requested_rules import pick_requested_rules  # not where qeff fits
+
+    return pick_requested_rules(models, arguments, token)
 
 
 def _rename_in_cache(

@@ -25,9 +25,9 @@ from onnxkvrename.cli.options import (
     add_version_option,
     parse_dim_sizes,
     parse_memory_size,
-    pick_profile,
 )
 from onnxkvrename.cli.output import print_answer
+from onnxkvrename.cli.requested_rules import pick_requested_rules
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.patterns.pattern import Pattern, compile_pattern
 from onnxkvrename.renaming.parallel import count_useful_processes, map_ordered, open_process_pool
@@ -172,15 +172,7 @@ def _verify_models(arguments: _Arguments) -> tuple[tuple[VerifiedModel, ...], Pr
         raise click.UsageError(f"--reference is for one model, not {len(paths)}")
     if request.renamed_from is not None and len(paths) > 1:
         raise click.UsageError(f"--renamed-from is for one model, not {len(paths)}")
-    is_quiet = arguments.quiet or arguments.output_format != "text"
-    rules = pick_profile(
-        paths,
-        arguments.profile,
-        arguments.rules,
-        is_quiet=is_quiet,
-        pairs=arguments.pairs,
-        token=arguments.prefix,
-    )
+    rules = pick_requested_rules(paths, arguments, arguments.prefix)
     verify = partial(verify_model, rules=rules, request=request)
     with open_process_pool(arguments.jobs or count_useful_processes(len(paths))) as executor:
         models = tuple(map_ordered(verify, paths, executor, is_read_only=True))

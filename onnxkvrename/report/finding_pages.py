@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import CODES, suggest_similar
+from onnxkvrename.findings import CODES
 from onnxkvrename.storage.read import is_occupied, read_text_file
 
 _PAGE = "findings.md"
@@ -30,7 +30,7 @@ def describe_finding(code: str, width: int = 80) -> list[str]:
     """
     name = code.upper()
     if name not in CODES:
-        hint = suggest_similar(name, CODES) or "codes are KV001 to KV623"
+        hint = "onnxkvrename explain lists all codes"
         raise KvRenameError(f"no finding has the code {code}", hint=hint)
     page = next((path for path in _PLACES if is_occupied(path)), _PLACES[0])
     text = read_text_file(page).partition(f"### {name}\n")[2]

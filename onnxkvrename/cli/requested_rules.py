@@ -1,0 +1,113 @@
+"""The rules that a command was told to use, or that know the names of its models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import click
+
+from onnxkvrename.cli.output import print_lines
+from onnxkvrename.report.formats import Line
+from onnxkvrename.rules.profile import Rules
+
+
+def find_rules_by_dataflow(
+    paths: Sequence[Path], profile: str | None, rules: Path | None, token: str
+) -> Rules:
+    """Return rules for exactly the pairs that the graphs of some models show.
+
+    Args:
+        paths: The models; manifests among them do not count.
+        profile: What ``--profile`` says, which must be nothing.
+        rules: What ``--rules`` says, which must be nothing.
+        token: The token that names may carry already.
+
+    Raises:
+        RulesError: No model has states, or no rules fit all of them.
+        ModelError: A model cannot be read.
+    """
+    for option, value in (("--profile", profile), ("--rules", rules)):
+        if value is not None:
+            raise click.UsageError(f"--pairs and {option} cannot both be")
+    from onnxkvrename.rules.find_models import find_jobs
+    from onnxkvrename.verification.pairs.infer_rules import infer_rules, trace_model  # onnx
+
+    models = [job.model for job in find_jobs(paths) if job.model.suffix != ".json"]
+    return infer_rules([trace_model(model) for model in models], token).rules
+
+
+class RulesArguments(Protocol):
+    """The arguments of a command that can be told which rules to use."""
+
+    @property
+    def profile(self) -> str | None:
+        """What ``--profile`` says."""
+
+    @property
+    def rules(self) -> Path | None:
+        """What ``--rules`` says."""
+
+    @property
+    def pairs(self) -> str | None:
+        """What ``--pairs`` says."""
+
+    @property
+    def output_format(self) -> str:
+        """What ``--format`` says."""
+
+    @property
+    def quiet(self) -> bool:
+        """Whether ``--quiet`` is given."""
+
+
+def pick_requested_rules(
+    paths: Sequence[Path], arguments: RulesArguments, token: str | None = None
+) -> Rules:
+    """Return the rules that a command was told to use, or that know the names of its models.
+
+    A profile that nobody asked for is named on stderr, but for programs and under ``--quiet``.
+
+    Args:
+        paths: The models.
+        arguments: The arguments of the command.
+        token: With ``--pairs``: the token that names may carry already.
+
+    Raises:
+        RulesError: They cannot be used, or several profiles know the names.
+        ModelError: A path does not exist or cannot be listed.
+    """
+    profile, rules = arguments.profile, arguments.rules
+    if arguments.pairs is not None:
+        return find_rules_by_dataflow(paths, profile, rules, token or "")
+    return pick_profile(
+        paths, profile, rules, is_quiet=arguments.quiet or arguments.output_format != "text"
+    )
+
+
+def pick_profile(
+    paths: Sequence[Path],
+    profile: str | None,
+    rules: Path | None,
+    *,
+    is_quiet: bool,
+) -> Rules:
+    """Return the rules for some models, and name a profile that nobody asked for on stderr.
+
+    Args:
+        paths: The models.
+        profile: What ``--profile`` says.
+        rules: What ``--rules`` says.
+        is_quiet: Whether to name nothing.
+
+    Raises:
+        RulesError: They cannot be used, or several profiles know the names.
+        ModelError: A path does not exist or cannot be listed.
+    """
+    from onnxkvrename.rules.pick import pick_rules  # a rename needs it only where qeff fails
+
+    picked = pick_rules(paths, profile, rules)
+    if picked.choice is not None and not is_quiet:
+        print_lines([Line(picked.choice.describe(), err=True)])
+    return picked
