@@ -1,4 +1,4 @@
-"""Findings, the problems that a model can have: their codes and their JSON."""
+"""Findings: what can be wrong with a model, with codes and JSON."""
 
 from __future__ import annotations
 
@@ -12,91 +12,106 @@ Severity = Literal["error", "warning"]
 
 
 CODES: dict[str, tuple[Severity, str]] = {
-    "KV001": ("error", "no KV buffer in any model given"),
+    "KV001": ("error", "no KV buffer in any of the models"),
     "KV101": ("error", "retained output without its input"),
     "KV102": ("error", "KV input without its retained output"),
-    "KV103": ("error", "dtype differs between the two"),
-    "KV104": ("error", "rank or a static dimension differs between the two"),
+    "KV103": ("error", "dtype differs between input and retained output"),
+    "KV104": ("error", "rank or a static dimension differs between input and retained output"),
     "KV105": ("error", "retained output that no node produces"),
-    "KV106": ("error", "one name is both input and retained output, or stands twice"),
-    "KV107": ("warning", "KV input that nothing reads"),
+    "KV106": ("error", "one name is both input and retained output, or is declared twice"),
+    "KV107": ("warning", "KV input that no node reads"),
     "KV108": ("warning", "a layer with a part missing (a key without its value)"),
     "KV109": ("warning", "layers missing between the first and the last"),
     "KV110": ("error", "retained output not computed from its own input"),
-    "KV111": ("warning", "retained buffer that no rule knows: left alone, and named"),
-    "KV112": ("warning", "KV output with a suffix that consumers do not pair"),
+    "KV111": ("warning", "retained buffer that no rule matches: not renamed"),
+    "KV112": ("warning", "KV output with a suffix that consumers do not match with an input"),
     "KV113": ("warning", "retained output that could not be traced to its input: not proved"),
-    "KV114": ("warning", "buffer passes through unchanged: read, but never written"),
-    "KV115": ("error", "refused by onnx's checker"),
-    "KV116": ("error", "a KV buffer without the token, or the token on something else"),
-    "KV117": ("error", "an expression misses KV buffers, or takes others"),
-    "KV118": ("error", "retention loop breaks off, or gives other results than the reference"),
-    "KV119": ("warning", "retention loop that could not be run: not tried"),
+    "KV114": ("warning", "buffer that is read but never written: it passes through unchanged"),
+    "KV115": ("error", "onnx's checker rejects the model"),
+    "KV116": ("error", "a KV buffer without the token, or another value with it"),
+    "KV117": ("error", "an expression does not match all KV buffers, or matches other values"),
+    "KV118": ("error", "retention loop fails, or its results differ from the reference"),
+    "KV119": ("warning", "retention loop could not be run"),
     "KV120": (
         "warning",
-        "a cache that grows: its output cannot go back into its input (an error where it must)",
+        "a cache that grows: its output does not fit into its input (an error where it must)",
     ),
-    "KV121": ("error", "more than names of KV buffers differs from the source (--renamed-from)"),
-    "KV122": ("warning", "same content as the source, written in other bytes (--renamed-from)"),
+    "KV121": (
+        "error",
+        "the model differs from its source in more than names of KV buffers (--renamed-from)",
+    ),
+    "KV122": ("warning", "same content as the source, encoded in different bytes (--renamed-from)"),
     "KV123": ("warning", "operators that onnx does not define: their nodes were not checked"),
-    "KV124": ("warning", "a local function defined more than once, byte for byte the same"),
+    "KV124": ("warning", "a local function defined more than once, with the same bytes"),
     "KV201": ("error", "a new name is already in use"),
-    "KV202": ("error", "buffers already carry another token"),
-    "KV203": ("error", "a buffer that is not what the names of the profile of --to say"),
+    "KV202": ("error", "buffers already carry a different token"),
+    "KV203": ("error", "a buffer that does not fit the profile of --to"),
     "KV301": ("error", "a layer in two windows"),
     "KV302": ("error", "a layer in no window"),
-    "KV303": ("error", "windows with different tokens, or only some with one"),
-    "KV304": ("error", "the layers in a file differ from its name's range"),
-    "KV305": ("error", "windows that do not fit together at the seam"),
-    "KV306": ("error", "windows of different models or exports mixed"),
-    "KV307": ("error", "merged file and windows disagree"),
+    "KV303": ("error", "windows of one model with different tokens, or only some with a token"),
+    "KV304": ("error", "the layers in a file differ from those in its name"),
+    "KV305": (
+        "error",
+        "windows that do not fit together: a value is missing or has a different type",
+    ),
+    "KV306": ("error", "windows of different models or exports"),
+    "KV307": ("error", "a merged file differs from the windows"),
     "KV308": ("error", "an encoder without the decoder whose buffers it fills, or the reverse"),
-    "KV401": ("error", "export directory whose hash does not follow from its JSON"),
+    "KV401": ("error", "export directory whose hash does not match its JSON"),
     "KV402": ("warning", "renamed in place in an export cache: a later export would reuse it"),
     "KV403": ("error", "the directory of the seeded export already holds something else"),
-    "KV404": ("warning", "a sidecar's name matches nothing in the model; an error if none does"),
-    "KV405": ("warning", "a sidecar names only one half of a pair"),
+    "KV404": ("warning", "a name in a sidecar is not in the model (an error if none is)"),
+    "KV405": ("warning", "a sidecar names only one side of a pair"),
     "KV406": (
         "warning",
-        "a sidecar has names from before a rename (an error where it cannot follow, and in verify)",
+        "a sidecar has names from before a rename (an error in verify, or if it cannot be updated)",
     ),
     "KV407": (
         "warning",
-        "an export that QEfficient would not look for under its new names: left out",
+        "an export that QEfficient would not look for under its new names: skipped",
     ),
     "KV501": ("error", "external data outside the model's directory"),
-    "KV502": ("error", "external data missing, or no plain file"),
+    "KV502": ("error", "external data missing, or not a regular file"),
     "KV503": ("error", "external data shorter than the model says, or a malformed entry"),
-    "KV504": ("error", "another file stands where one would be written"),
-    "KV601": ("error", "a KV buffer that the consumer does not select, as without its token"),
-    "KV602": ("error", "an output that the consumer selects, but never pairs"),
-    "KV603": ("error", "a layer that the consumer cannot read in a name, or reads as another"),
+    "KV504": ("error", "another file is already where one would be written"),
+    "KV601": (
+        "error",
+        "a KV buffer that the consumer does not select, for example without its token",
+    ),
+    "KV602": ("error", "an output that the consumer selects, but does not match with an input"),
+    "KV603": ("error", "a name whose layer the consumer cannot read, or reads wrongly"),
     "KV604": ("error", "too few or too many outputs that start with log, which prefill counts"),
-    "KV605": ("error", "a buffer that the consumer cuts as if it were a context"),
-    "KV606": ("warning", "hybrid buffers, which the consumer's LMCache connector refuses"),
-    "KV607": ("warning", "buffers that the consumer declares as full attention, and are not"),
+    "KV605": ("error", "a buffer that the consumer slices as if it had a context axis"),
+    "KV606": (
+        "warning",
+        "layers with different cache shapes: the consumer's LMCache connector will not start",
+    ),
+    "KV607": ("warning", "buffers that the consumer declares as full attention, but that are not"),
     "KV608": (
         "error",
-        "what is no KV buffer, but is selected like one; a warning if it does no harm",
+        "a value that is not a KV buffer, but is selected as one (a warning if harmless)",
     ),
-    "KV609": ("error", "inputs and outputs that the consumer pairs otherwise than the graph"),
-    "KV610": ("error", "a dtype or a shape that the consumer cannot move"),
+    "KV609": ("error", "inputs and outputs that the consumer pairs differently from the graph"),
+    "KV610": ("error", "a dtype or a shape that the consumer cannot transfer"),
     "KV611": ("error", "a buffer on one side of a hand-off only"),
     "KV612": ("error", "dtype differs between prefill and decode"),
     "KV613": ("error", "rank or a fixed dimension differs between prefill and decode"),
-    "KV614": ("error", "a window on one side, another one or the whole context on the other"),
-    "KV615": ("error", "axes in another order on the other side"),
+    "KV614": (
+        "error",
+        "a window on one side, a different window or the whole context on the other",
+    ),
+    "KV615": ("error", "axes in a different order on the two sides"),
     "KV616": ("error", "tokens differ between prefill and decode, or nothing is selected"),
-    "KV617": ("error", "a buffer handed over into another one's place"),
-    "KV618": ("error", "bytes of a buffer at other offsets on the other side"),
-    "KV619": ("error", "heads or states that do not divide by tensor parallelism"),
+    "KV617": ("error", "a buffer that decode reads as a different one"),
+    "KV618": ("error", "a buffer whose bytes are at different offsets on the two sides"),
+    "KV619": ("error", "heads or states that tensor parallelism cannot divide evenly"),
     "KV620": ("error", "layers of a draft model on one side only"),
-    "KV621": ("error", "the layout's stamp in a model is not that of its graph"),
-    "KV622": ("error", "a layer or a pair of workers that vLLM would refuse"),
-    "KV623": ("error", "prefill and decode are not of one model: their weights differ"),
+    "KV621": ("error", "the layout stamp in a model does not match its graph"),
+    "KV622": ("error", "a layer or a pair of workers that vLLM rejects"),
+    "KV623": ("error", "prefill and decode are different models: their weights differ"),
     "KV624": (
         "error",
-        "other numbers of inputs and outputs selected: prefill counts them, and stops",
+        "the numbers of selected inputs and outputs differ: prefill counts them, and stops",
     ),
     "KV625": ("warning", "the consumer's configuration is not beside the model: defaults assumed"),
 }
@@ -112,8 +127,9 @@ class Finding(NamedTuple):
     Attributes:
         code: One of `CODES`.
         severity: That of the code, or ``error`` under ``--strict``.
-        name: The value or the file that it is about; empty for the model itself.
-        message: A sentence without its subject, which is `name`.
+        name: The value or the file that it is about; empty for the model itself, and for
+            several names, which the message counts.
+        message: A sentence; without its subject where that is `name`.
         hint: How to fix it.
     """
 
@@ -125,10 +141,10 @@ class Finding(NamedTuple):
 
 
 class CheckError(KvRenameError):
-    """A model in memory that a check refuses.
+    """Report that checks reject a model in memory.
 
     Attributes:
-        findings: Everything that was found, as :class:`Finding` values.
+        findings: All problems, as :class:`Finding` values.
     """
 
     def __init__(self, message: str, findings: tuple[Finding, ...], **where: str | None) -> None:
@@ -137,18 +153,18 @@ class CheckError(KvRenameError):
 
 
 def declare_code(code: str, severity: Severity, meaning: str) -> None:
-    """Add a code of a further check to `CODES`.
+    """Add the code of an additional check to `CODES`.
 
     Args:
-        code: ``KV`` and three digits, stable for good.
+        code: ``KV`` and three digits; its meaning must never change.
         severity: ``error`` or ``warning``.
         meaning: What is wrong, in a few words.
 
     Raises:
-        ValueError: The code means something else already.
+        ValueError: The code already has a different meaning.
     """
     if CODES.setdefault(code, (severity, meaning)) != (severity, meaning):
-        raise ValueError(f"{code} is taken: {CODES[code][1]}")
+        raise ValueError(f"{code} already means: {CODES[code][1]}")
 
 
 def build_finding(code: str, name: str, message: str, hint: str) -> Finding:
@@ -156,8 +172,24 @@ def build_finding(code: str, name: str, message: str, hint: str) -> Finding:
     return Finding(code, CODES[code][0], name, message, hint)
 
 
+def build_names_finding(
+    code: str, names: Sequence[str], messages: tuple[str, str], hint: str
+) -> Finding:
+    """Return a finding about one name, or about several, which its message counts.
+
+    Args:
+        code: One of `CODES`.
+        names: The names, at least one.
+        messages: What is wrong with one name (``carries``), and with several (``carry``).
+        hint: How to fix it.
+    """
+    if len(names) == 1:
+        return build_finding(code, names[0], messages[0], hint)
+    return build_finding(code, "", f"{len(names):,} names (first: {names[0]}) {messages[1]}", hint)
+
+
 def promote_to_errors(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the findings with severity ``error``, as ``--strict`` asks for."""
+    """Return the findings with severity ``error``, for ``--strict``."""
     return tuple(finding._replace(severity="error") for finding in findings)
 
 
@@ -167,13 +199,13 @@ def decide_exit_code(
     """Return the exit code of a command; the later argument wins.
 
     Args:
-        failed: Whether there is a finding of severity error, or what else the command
-            was asked to detect (a name that would change, a hand-off that breaks).
+        failed: Whether there is a finding of severity error, or something else that the command
+            should detect (a name that would change, a hand-off that breaks).
         not_done: Whether the job, or any part of it, could not be done.
         interrupted: Whether a signal ended the job.
 
     Returns:
-        0, 1, 2 or 130, in the order of no argument, `failed`, `not_done`, `interrupted`.
+        130 if `interrupted`, 2 if `not_done`, 1 if `failed`, else 0.
     """
     if interrupted:
         return 130
@@ -181,18 +213,18 @@ def decide_exit_code(
 
 
 def format_list(names: Sequence[str], separator: str = ", ", limit: int = _MAX_LISTED) -> str:
-    """Join the first `limit` names, and say how many more there are."""
+    """Join the first `limit` names, and count the rest."""
     suffix = f" and {len(names) - limit:,} more" if len(names) > limit else ""
     return separator.join(names[:limit]) + suffix
 
 
 def find_similar(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the candidate that is most like `name`.
+    """Return the candidate that is most similar to `name`.
 
     Args:
-        name: A name that is not known, such as a typing error.
+        name: An unknown name, such as a typing error.
         candidates: The names to choose from.
-        cutoff: How alike the two must be, from 0 (not at all) to 1 (equal).
+        cutoff: How similar the two must be, from 0 (not at all) to 1 (equal).
     """
     from difflib import get_close_matches  # only needed after a mistake
 
@@ -200,7 +232,7 @@ def find_similar(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
 
 
 def suggest_similar(name: str, candidates: Iterable[str]) -> str | None:
-    """Return the hint "did you mean X?" if a candidate is like `name`."""
+    """Return the hint "did you mean X?" if a candidate is similar to `name`."""
     similar = find_similar(name, candidates)
     return f"did you mean {similar}?" if similar else None
 
@@ -221,10 +253,10 @@ def build_json_document(
 
     Args:
         schema: Name and version of the document's schema.
-        command: The command that answers.
+        command: The command.
         code: Its exit code.
-        fault: Why the job could not be done, if so.
-        content: The command's own members, which come between the common ones.
+        fault: Why the job could not be done; ``None`` if it was done.
+        content: The command's own members; they come between the common ones.
     """
     head = {"schema": schema, "version": __version__, "command": command}
     tail = {"error": serialize_error(fault), "exit_code": code}

@@ -4,6 +4,7 @@ import pytest
 
 from onnxkvrename.findings import (
     build_finding,
+    build_names_finding,
     find_similar,
     format_list,
     promote_to_errors,
@@ -53,3 +54,11 @@ def test_a_finding_has_the_severity_of_its_code_unless_all_are_errors() -> None:
         "message": "is unknown",
         "hint": "name it",
     }
+
+
+def test_a_finding_about_several_names_counts_them_first() -> None:
+    wrong = "carries no token", "carry no token"
+    one = build_names_finding("KV116", ["a"], wrong, "rename it")
+    many = build_names_finding("KV116", ["a", "b"], wrong, "rename them")
+    assert (one.name, one.message) == ("a", "carries no token")
+    assert (many.name, many.message) == ("", "2 names (first: a) carry no token")

@@ -59,7 +59,7 @@ def test_without_it_there_is_none(decoder: Path, run) -> None:
 
 def test_a_code_that_is_taken_is_refused() -> None:
     declare_code("KV101", *CODES["KV101"])
-    with pytest.raises(ValueError, match="KV101 is taken"):
+    with pytest.raises(ValueError, match="KV101 already means"):
         declare_code("KV101", "warning", "something else")
 
 
