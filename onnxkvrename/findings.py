@@ -173,7 +173,7 @@ def build_finding(code: str, name: str, message: str, hint: str) -> Finding:
 
 
 def build_names_finding(
-    code: str, names: Sequence[str], messages: tuple[str, str], hint: str
+    code: str, names: Sequence[str], messages: tuple[str, str], hint: str, *, shown: int = 1
 ) -> Finding:
     """Return a finding about one name, or about several, which its message counts.
 
@@ -182,10 +182,12 @@ def build_names_finding(
         names: The names, at least one.
         messages: What is wrong with one name (``carries``), and with several (``carry``).
         hint: How to fix it.
+        shown: How many of several names the message shows.
     """
     if len(names) == 1:
         return build_finding(code, names[0], messages[0], hint)
-    return build_finding(code, "", f"{len(names):,} names (first: {names[0]}) {messages[1]}", hint)
+    listed = f"first: {names[0]}" if shown == 1 else format_list(names, limit=shown)
+    return build_finding(code, "", f"{len(names):,} names ({listed}) {messages[1]}", hint)
 
 
 def promote_to_errors(findings: Iterable[Finding]) -> tuple[Finding, ...]:

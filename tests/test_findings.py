@@ -62,3 +62,5 @@ def test_a_finding_about_several_names_counts_them_first() -> None:
     many = build_names_finding("KV116", ["a", "b"], wrong, "rename them")
     assert (one.name, one.message) == ("a", "carries no token")
     assert (many.name, many.message) == ("", "2 names (first: a) carry no token")
+    listed = build_names_finding("KV116", ["a", "b", "c"], wrong, "rename them", shown=2)
+    assert listed.message == "3 names (a, b and 1 more) carry no token"

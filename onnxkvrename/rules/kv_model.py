@@ -17,7 +17,6 @@ from onnxkvrename.model.proto_reader import read_export_info
 from onnxkvrename.model.protobuf import ByteSource, Piece
 from onnxkvrename.model.signature import Dim, ExportInfo, NameUses, Signature
 from onnxkvrename.rules.checks import check_model
-from onnxkvrename.rules.checks.pairs import build_no_buffers_finding, check_other_profiles
 from onnxkvrename.rules.plan import (
     KvPair,
     RenamePlan,
@@ -263,12 +262,23 @@ def check_models_together(
     """
     findings: list[list[Finding]] = [[] for _ in models]
     connected = [m for m in models if (m.plan.feeds or m.needs) and not m.is_apart]
-    if not connected and not any(model.pairs or model.plan.name_map for model in models):
-        findings = [[build_no_buffers_finding(model.output_names, rules.name)] for model in models]
-    else:
-        for index, model in enumerate(models):
-            if not (model.pairs or model.plan.name_map or model in connected):
-                findings[index] += check_other_profiles(model.output_names, rules)
+    without = [
+        index
+        for index, model in enumerate(models)
+        if not (model.pairs or model.plan.name_map or model in connected)
+    ]
+    if without:
+        from onnxkvrename.rules.no_buffers import (  # only for models without any
+            build_no_buffers_finding,
+            check_other_profiles,
+        )
+
+        for index in without:
+            outputs, path = models[index].output_names, Path(models[index].path)
+            if len(without) == len(models):
+                findings[index].append(build_no_buffers_finding(outputs, rules, path))
+            else:
+                findings[index] += check_other_profiles(outputs, rules)
     if connected:
         from onnxkvrename.rules.feeds import check_feeds  # most models stand alone
 

@@ -8,7 +8,13 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import Finding, build_finding, format_list, promote_to_errors
+from onnxkvrename.findings import (
+    Finding,
+    build_finding,
+    build_names_finding,
+    format_list,
+    promote_to_errors,
+)
 from onnxkvrename.layout.digest import check_stamp
 from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.protobuf import ByteSource
@@ -32,6 +38,7 @@ from onnxkvrename.verification.running.retention_loop import (
 from onnxkvrename.verification.strip_weights import read_model_without_weights
 
 _DATA_CODES = ("KV501", "KV502", "KV503")
+_MAX_SHOWN_NAMES = 5
 
 
 class VerifyRequest(NamedTuple):
@@ -233,26 +240,36 @@ def _check_stamp(model: KvModel) -> Iterator[Finding]:
 
 
 def _check_token(signature: Signature, plan: RenamePlan, token: str | None) -> Iterator[Finding]:
-    """Yield KV116: a consumer takes every name that contains the token, and no other."""
+    """Yield KV116: a consumer selects every name that contains the token, and no other."""
     sides = (*(s for pair in plan.pairs for s in pair.sides), *(f.side for f in plan.feeds))
     tokens = {side.old_name: side.token for side in sides}
     expected = plan.token_change.final_token if token is None else token
     missing = [name for name, carried in tokens.items() if carried != expected]
     if expected and missing:
-        yield build_finding(
+        different = sorted({tokens[name] for name in missing} - {""})
+        instead = f", but {format_list(different)}" if different else ""
+        ignored = f"; a consumer that selects {expected} ignores"
+        yield build_names_finding(
             "KV116",
-            missing[0],
-            f"does not carry {expected}, one of {len(missing)} such names of {len(tokens)}",
+            missing,
+            (
+                f"does not carry {expected}{instead}{ignored} this buffer",
+                f"of {len(tokens):,} do not carry {expected}{instead}{ignored} these buffers",
+            ),
             f"onnxkvrename MODEL --prefix {expected}",
         )
     names = {value.name for value in (*signature.inputs, *signature.outputs)}
     extra = sorted(name for name in names - tokens.keys() if expected and expected in name)
     if extra:
-        yield build_finding(
+        yield build_names_finding(
             "KV116",
-            extra[0],
-            f"holds {expected}, but is no KV buffer; a consumer would take {format_list(extra)}",
+            extra,
+            (
+                f"contains {expected}, but is not a KV buffer; a consumer would select it",
+                f"contain {expected}, but are not KV buffers; a consumer would select them",
+            ),
             "choose another token",
+            shown=_MAX_SHOWN_NAMES,
         )
 
 
@@ -261,17 +278,29 @@ def _check_selection(signature: Signature, plan: RenamePlan, select: Pattern) ->
     names = dict.fromkeys(value.name for value in (*signature.inputs, *signature.outputs))
     matched = {name for name in names if select.matches(name)}
     fed_names = {feed.side.old_name for feed in plan.feeds}
-    for wrong, fault in (
-        (plan.old_names - matched, "is missed by the expression"),
-        (matched - plan.old_names - fed_names, "is taken, but is no KV buffer"),
+    for wrong, messages in (
+        (
+            plan.old_names - matched,
+            (
+                "is a KV buffer, but the expression does not match it",
+                "are KV buffers, but the expression does not match them",
+            ),
+        ),
+        (
+            matched - plan.old_names - fed_names,
+            (
+                "is not a KV buffer, but the expression matches it",
+                "are not KV buffers, but the expression matches them",
+            ),
+        ),
     ):
         if wrong:
-            in_order = [name for name in names if name in wrong]
-            yield build_finding(
+            yield build_names_finding(
                 "KV117",
-                in_order[0],
-                f"{fault}; all such names: {format_list(in_order)}",
+                [name for name in names if name in wrong],
+                messages,
                 "an expression must match whole names, as in .*vllmKvCache.*",
+                shown=_MAX_SHOWN_NAMES,
             )
 
 

@@ -348,7 +348,7 @@ def test_names_that_are_no_text_do_not_upset_it(here: Path, run) -> None:
     path = saved(data.replace(b"past_key.0", b"\xffast_key.0"), here / "m.onnx")
     outcome = run("verify", path.name, "-v", "--prefix", "VLLM", "--select", "past_.*")
     assert outcome.code == 1
-    assert "error KV116: \\xfe\\xffVLLM holds VLLM, but is no KV buffer" in outcome.err
+    assert "error KV116: \\xfe\\xffVLLM contains VLLM, but is not a KV buffer" in outcome.err
     assert "KV117" not in outcome.err
     assert (outcome.out + outcome.err).isascii()
 
@@ -502,7 +502,7 @@ def test_the_broken_export_names_its_fault(name: str, run) -> None:
     assert outcome.code == 1
     codes = {part.partition(":")[0] for part in outcome.err.split(": error ")[1:]}
     assert codes == {"KV105", "KV106"}
-    assert outcome.err.count("is a graph input and a retained output at once") == 4
+    assert outcome.err.count("is both a graph input and a retained output") == 4
 
 
 @real

@@ -195,7 +195,7 @@ def test_an_unknown_state_is_named(tmp_path: Path, run) -> None:
     model = saved(build_model([*list_caches(HUGGING_FACE), *odd]), tmp_path / "model.onnx")
     outcome = run(model, "--prefix", "VLLM")
     assert outcome.code == 0
-    assert "warning KV111: present.0.odd is a retained state that no rule knows" in outcome.err
+    assert "warning KV111: present.0.odd is a retained state that no rule matches" in outcome.err
 
 
 def list_buffers(model: ModelProto, tmp_path: Path, run) -> dict[str, dict[str, object]]:

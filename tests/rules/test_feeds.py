@@ -168,7 +168,7 @@ def test_an_output_that_only_has_the_token_is_still_refused(both: tuple[Path, Pa
     saved(model, both[0])
     saved(decoder("_VLLM"), both[1])
     outcome = run("verify", *both)
-    assert (outcome.code, "KV116: pixels_VLLM holds VLLM" in outcome.err) == (1, True)
+    assert (outcome.code, "KV116: pixels_VLLM contains VLLM" in outcome.err) == (1, True)
 
 
 @pytest.mark.parametrize("renamed", [0, 1])

@@ -12,8 +12,9 @@ from onnx.helper import make_sparse_tensor, make_tensor
 from onnxkvrename import Finding, load_rules, rename
 from onnxkvrename.findings import CODES
 from onnxkvrename.model.signature import Dim, NameUses, Signature, Value
-from onnxkvrename.rules.checks.pairs import build_no_buffers_finding, check_pairs
+from onnxkvrename.rules.checks.pairs import check_pairs
 from onnxkvrename.rules.load import parse_rules
+from onnxkvrename.rules.no_buffers import build_no_buffers_finding
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 
 QEFF = load_rules()
@@ -108,14 +109,14 @@ def test_findings_say_what_is_wrong_and_how_to_fix_it() -> None:
     sound = "past_key.0~ past_value.0~"
     assert tell("past_value.0", sound) == {
         "KV101": (
-            "has no input to carry past_key of layer 0 into the next step",
-            "the compiler refuses this model; export it again",
+            "has no input, so the next step cannot read past_key of layer 0",
+            "the compiler rejects this model; export it again",
         )
     }
     assert tell("past_key.0 past_value.0", "past_key.0~") == {
         "KV102": (
-            "is a KV input, but no retained output hands past_value of layer 0 on",
-            f"what is written to this buffer is lost; {again}",
+            "has no retained output, so past_value of layer 0 is lost after a step",
+            again,
         )
     }
     assert tell("past_key.0:F[1,2] past_value.0:I", "past_key.0~:F[1,3] past_value.0~:F") == {
@@ -123,65 +124,110 @@ def test_findings_say_what_is_wrong_and_how_to_fix_it() -> None:
         "KV104": ("is [1, 3], but its input past_key.0 is [1, 2]", memory),
     }
     assert tell("past_key.0 past_value.0", sound, NameUses()) == {
-        "KV105": ("is produced by no node: the buffer is never updated", again),
+        "KV105": ("is not produced by any node, so the buffer is never updated", again),
         "KV107": (
-            "is read by nothing: what the last step retained is not used",
+            "is not read by any node: the model ignores what the previous step retained",
             "check the export; harmless only if this layer shares another one's cache",
         ),
     }
     assert tell("past_key.0 past_value.0", f"past_key.0~ {sound}") == {
-        "KV106": ("stands 2 times as graph output", again)
+        "KV106": ("is declared 2 times as a graph output", again)
     }
     assert tell("past_key.0 past_value.0 past_key.0", sound) == {
-        "KV106": ("stands 2 times as graph input", again)
+        "KV106": ("is declared 2 times as a graph input", again)
     }
     assert tell("past_key.0_OLD past_key.0_VLLM past_value.0", sound)["KV106"] == (
-        "claims the same buffer as past_key.0_OLD",
-        "leave one of the two",
+        "is the same buffer as past_key.0_OLD by the rules: same part, same layer",
+        "exclude one of the two in your rules: [[keep]] with a reason and a pattern",
     )
     both = "past_key.0_VLLM~ past_value.0_VLLM~"
     assert tell(both, both, NameUses()) == {
         "KV105": (
-            "is produced by no node: the buffer is never updated",
+            "is not produced by any node, so the buffer is never updated",
             "export without the token, then rename",
         ),
         "KV106": (
-            "is a graph input and a retained output at once: the cache is never updated",
+            "is both a graph input and a retained output, so the cache is never updated",
             "export without the token, then rename",
         ),
     }
     assert tell("past_key.0", "past_key.0~") == {
         "KV108": (
-            "stands alone: layer 0 has no past_value",
-            "check the export: the parts of a layer move together",
+            "is incomplete: layer 0 has no past_value",
+            "check the export: consumers need all parts of a layer",
         )
     }
     layers = [f"{part}.{n}" for n in (0, 2, 5) for part in ("past_key", "past_value")]
     assert tell(" ".join(layers), " ".join(f"{name}~" for name in layers)) == {
         "KV109": (
-            "layers 0 to 5, but without 1, 3 to 4",
-            "check the export, unless these layers keep no cache",
+            "the model has layers 0 to 5, but not 1, 3 to 4",
+            "check the export, unless these layers have no cache",
         )
     }
     assert tell("past_key.0 past_value.0", f"{sound} x~") == {
         "KV111": (
-            "is a retained state that no rule knows, and is left alone",
-            "if it is KV, name it in a rules file (--rules FILE)",
+            "is a retained state that no rule matches, so it is not renamed",
+            "if it is a KV buffer, add it to a rules file (--rules FILE)",
         )
     }
     assert tell("past_key.0 past_value.0", "past_key.0_InternalRetainedState past_value.0~") == {
         "KV112": (
-            "has a suffix that consumers do not pair with its input",
+            "has a suffix that consumers do not match with its input",
             "--normalize makes it _RetainedState",
         )
     }
     old = "past_key.0_OLD past_value.0_OLD"
     assert tell(old, old.replace("OLD", "OLD~")) == {
         "KV202": (
-            "carries another token already, one of 4 such names: OLD",
-            "--replace puts the new token in its place, --strip takes it out",
+            "4 names (first: past_key.0_OLD) already carry a different token than VLLM: OLD",
+            "--replace replaces it with the new token, --strip removes it",
         )
     }
+
+
+PATTERN_RULES = """
+[[kv]]
+input = 'in_(?P<layer>[0-9]+)_(?P<buffer>k|v)(?:_(?P<token>[A-Z]+))?'
+output = 'out_(?P<layer>[0-9]+)_(?P<buffer>k)(?:_(?P<token>[A-Z]+))?'
+input_name = "in_{layer}_{buffer}[_{token}]"
+output_name = "out_{layer}_{buffer}[_{token}]"
+kinds = { attention = ["k", "v"] }
+"""
+
+
+@pytest.mark.parametrize(
+    ("outputs", "hint"),
+    [
+        (
+            "out_0_k out_10_v out_0_v",
+            "if that is its output, correct the pattern `output` in your rules; "
+            "else export the model again",
+        ),
+        ("out_0_k out_10_v logits", "export the model again"),
+        ("out_0_k out_0_v:I", "export the model again"),
+        ("out_0_k out_0_v:F[1,2]", "export the model again"),
+    ],
+)
+def test_a_wrong_pattern_is_told_from_a_lost_output(outputs: str, hint: str) -> None:
+    rules = parse_rules(PATTERN_RULES, "mine.toml")
+    signature = Signature(*(tuple(map(value, text.split())) for text in ("in_0_k in_0_v", outputs)))
+    plan = build_rename_plan(signature, rules, TokenChange("VLLM"))
+    names = frozenset(item.name for side in signature for item in side)
+    uses = NameUses(dict.fromkeys(names, "Concat"), names)
+    (finding,) = [item for item in check_pairs(signature, plan, uses) if item.code == "KV102"]
+    assert (finding.name, finding.hint) == ("in_0_v", hint)
+    if "pattern" in hint:
+        assert finding.message == (
+            "has no output that the rules match; the output out_0_v has the same layer and dtype"
+        )
+
+
+def test_a_wrong_pattern_for_inputs_is_named_too() -> None:
+    message, hint = tell("past_key.0 past_value_0", "past_key.0~ past_value.0~")["KV101"]
+    assert message == (
+        "has no input that the rules match; the input past_value_0 has the same layer and dtype"
+    )
+    assert "correct the pattern `input`" in hint
 
 
 def test_a_new_name_that_is_taken_is_said_with_its_use() -> None:
@@ -193,12 +239,15 @@ def test_a_new_name_that_is_taken_is_said_with_its_use() -> None:
     assert tell(*names, taken) == {"KV201": ("is already a value", another)}
     hidden = plain._replace(hidden_names={"past_key.0_VLLM": "a value in a subgraph"})
     assert tell(*names, hidden) == {
-        "KV201": ("is already a value in a subgraph, which onnx and onnxruntime refuse", another)
+        "KV201": (
+            "is already a value in a subgraph; onnx and onnxruntime reject such a model",
+            another,
+        )
     }
     symbols = (f"Concatpast_key.0{token}_RetainedState_dim_2" for token in ("", "_VLLM"))
     assert tell(*names, plain._replace(symbols=frozenset(symbols))) == {
         "KV201": (
-            "is already a dimension, and would pass for one made of an output's new name",
+            "is already a dimension; it would look like one derived from an output's new name",
             "choose another token, or rename that dimension first",
         )
     }
@@ -255,15 +304,15 @@ def test_the_layers_missing_are_listed() -> None:
     values = [tuple(map(value, text.split())) for text in (inputs, outputs)]
     planned = build_rename_plan(Signature(*values), QEFF, TokenChange("VLLM"))
     messages = [f.message for f in check_pairs(Signature(*values), planned, NameUses())]
-    assert "layers 0 to 5, but without 1, 3 to 4" in messages
+    assert "the model has layers 0 to 5, but not 1, 3 to 4" in messages
 
 
 @pytest.mark.parametrize(
     ("wish", "codes"),
     [
-        ({}, ["KV202 past_key.0_OLD"]),
+        ({}, ["KV202"]),
         ({"replace": True}, []),
-        ({"strip": True}, ["KV202 past_key.0_OLD"]),
+        ({"strip": True}, ["KV202"]),
         ({"strip": True, "replace": True}, []),
     ],
 )
@@ -307,7 +356,7 @@ def test_templates_may_not_give_two_values_one_name() -> None:
     (clash,) = check_pairs(signature, build_rename_plan(signature, rules, TokenChange("T")), uses)
     assert (clash.code, clash.name) == ("KV201", "k0_T")
     assert clash.message == "would be the new name of k0, k0_out"
-    assert clash.hint == "mend the templates"
+    assert clash.hint == "correct the templates"
 
 
 AMBIGUOUS_RULES = r"""
@@ -349,8 +398,7 @@ def test_no_buffers_lists_a_few_of_the_outputs() -> None:
     message = build_no_buffers_finding([f"o{n}" for n in range(7)]).message
     assert message.endswith("o0, o1, o2, o3, o4 and 2 more")
     nothing = build_no_buffers_finding([])
-    assert nothing.message == "no KV buffer here"
-    assert nothing.hint.startswith("an encoder has no KV cache: pass the decoder; ")
+    assert nothing.message == "no KV buffer: the model has no outputs"
 
 
 # The same checks at work on whole models.
@@ -438,7 +486,7 @@ def in_subgraph_initializer(model: ModelProto) -> None:
     model.graph.node.append(branch(body))
 
 
-HIDDEN = " in a subgraph, which onnx and onnxruntime refuse"
+HIDDEN = " in a subgraph; onnx and onnxruntime reject such a model"
 
 
 @pytest.mark.parametrize(

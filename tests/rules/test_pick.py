@@ -92,8 +92,9 @@ def test_a_model_that_only_another_profile_knows_is_no_success(tmp_path: Path, r
     for words in ((tmp_path, "--prefix", "VLLM", "-q"), ("verify", tmp_path, "-q")):
         outcome = run(*words)
         assert outcome.code == 1
-        assert "KV001: profile huggingface knows no KV buffer here, but profile qnn does" in (
-            outcome.err
+        assert (
+            "KV001: profile huggingface matches no KV buffer of this model, but profile qnn does"
+            in (outcome.err)
         )
     assert other.read_bytes() == before
 
@@ -101,7 +102,7 @@ def test_a_model_that_only_another_profile_knows_is_no_success(tmp_path: Path, r
 def test_beside_qefficients_a_model_of_another_exporter_is_a_warning(decoder: Path, run) -> None:
     saved(build_decoder(), decoder.parent / "other.onnx")
     outcome = run(decoder.parent, "--prefix", "VLLM", "--check", "-q")
-    assert "other.onnx: warning KV001: profile qeff knows no KV buffer here" in outcome.err
+    assert "other.onnx: warning KV001: profile qeff matches no KV buffer" in outcome.err
     assert run(decoder.parent, "--prefix", "VLLM", "-q", "--strict").code == 1
 
 

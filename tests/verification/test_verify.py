@@ -48,7 +48,10 @@ def codes(*paths: Path, **aim: object) -> list[str]:
 def told(path: Path, **aim: object) -> list[str]:
     """The findings of one model, as they are worded."""
     (item,) = verify(path, **aim)
-    return [f"{found.code} {found.name} {found.message}" for found in item.report.findings]
+    return [
+        " ".join(filter(None, (found.code, found.name, found.message)))
+        for found in item.report.findings
+    ]
 
 
 def changed(tmp_path: Path, names: dict[str, str], model: ModelProto | None = None) -> Path:
@@ -202,23 +205,35 @@ def test_a_token_on_every_pair_and_nowhere_else_is_no_finding(
     assert codes(changed(tmp_path, names), token=token) == []
 
 
+IGNORED = "; a consumer that selects VLLM ignores these buffers"
+
+
 @pytest.mark.parametrize(
     ("names", "token", "said"),
     [
-        ({}, "VLLM", f"{KEY} does not carry VLLM, one of 4 such names of 4"),
-        (tokens("VLLM"), None, f"{KEY_OUT} does not carry VLLM, one of 2 such names of 4"),
-        (tokens("", "VLLM"), "VLLM", f"{KEY} does not carry VLLM, one of 2 such names of 4"),
-        (tokens("V", "V", KEY), None, f"{VALUE} does not carry V, one of 2 such names of 4"),
-        (tokens("V", "V"), "VLLM", f"{KEY}_V does not carry VLLM, one of 4 such names of 4"),
+        ({}, "VLLM", f"4 names (first: {KEY}) of 4 do not carry VLLM{IGNORED}"),
+        (tokens("VLLM"), None, f"2 names (first: {KEY_OUT}) of 4 do not carry VLLM{IGNORED}"),
+        (tokens("", "VLLM"), "VLLM", f"2 names (first: {KEY}) of 4 do not carry VLLM{IGNORED}"),
+        (
+            tokens("V", "V", KEY),
+            None,
+            f"2 names (first: {VALUE}) of 4 do not carry V{IGNORED.replace('VLLM', 'V')}",
+        ),
+        (
+            tokens("V", "V"),
+            "VLLM",
+            f"4 names (first: {KEY}_V) of 4 do not carry VLLM, but V{IGNORED}",
+        ),
         (
             tokens("VLLM", "VLLM") | {"logits": "VLLM_logits"},
             "VLLM",
-            "VLLM_logits holds VLLM, but is no KV buffer; a consumer would take VLLM_logits",
+            "VLLM_logits contains VLLM, but is not a KV buffer; a consumer would select it",
         ),
         (
             tokens("VLLM", "VLLM") | {"x": "my_VLLM", "logits": "aVLLMa"},
             None,
-            "aVLLMa holds VLLM, but is no KV buffer; a consumer would take aVLLMa, my_VLLM",
+            "2 names (aVLLMa, my_VLLM) contain VLLM, but are not KV buffers; "
+            "a consumer would select them",
         ),
     ],
     ids=[
@@ -241,8 +256,8 @@ def test_a_model_is_taken_to_mean_the_token_that_most_names_carry(tmp_path: Path
     model = onnx.load(FIXTURES / "VLLM" / "decoder.onnx")
     odd = {"past_value.1_VLLM": "past_value.1_X"}
     found = told(changed(tmp_path, odd, model))
-    assert found[0].startswith("KV202 past_value.1_X carries another token already, one of 1")
-    assert found[1] == "KV116 past_value.1_X does not carry VLLM, one of 1 such names of 8"
+    assert found[0] == "KV202 past_value.1_X already carries a different token than VLLM: X"
+    assert found[1].startswith("KV116 past_value.1_X does not carry VLLM, but X; ")
     assert len(found) == 2
 
 
@@ -257,17 +272,21 @@ def test_an_expression_for_all_buffers_and_no_others_is_no_finding(
     assert codes(path, select_pattern=compile_pattern(select)) == []
 
 
+MISSED = "are KV buffers, but the expression does not match them"
+TAKEN = "are not KV buffers, but the expression matches them"
+
+
 @pytest.mark.parametrize(
     ("select", "said"),
     [
-        (r".*Retained.*", [f"{KEY} is missed by the expression; all such names: {KEY}, {VALUE}"]),
-        (r".*", ["x is taken, but is no KV buffer; all such names: x, flag, logits"]),
+        (r".*Retained.*", [f"2 names ({KEY}, {VALUE}) {MISSED}"]),
+        (r".*", [f"3 names (x, flag, logits) {TAKEN}"]),
         (r".*past_key|past_value.*", [
-            f"{KEY} is missed by the expression; all such names: {KEY}, {KEY_OUT}"
+            f"2 names ({KEY}, {KEY_OUT}) {MISSED}"
         ]),
         (r"past_key.*|l.*", [
-            f"{VALUE} is missed by the expression; all such names: {VALUE}, {VALUE_OUT}",
-            "logits is taken, but is no KV buffer; all such names: logits",
+            f"2 names ({VALUE}, {VALUE_OUT}) {MISSED}",
+            "logits is not a KV buffer, but the expression matches it",
         ]),
     ],
 )  # fmt: skip
@@ -341,7 +360,7 @@ def test_a_reference_that_cannot_be_run_is_named(tmp_path: Path) -> None:
     reference = saved(model, tmp_path / "reference.onnx")
     path = saved(models.decoder(), tmp_path / "m.onnx")
     (found,) = told(path, run_in_onnxruntime=True, reference=reference)
-    assert f"KV119  the retention loop could not be run ({reference}): " in found
+    assert f"KV119 the retention loop could not be run ({reference}): " in found
 
 
 def test_a_reference_that_cannot_be_read_keeps_the_job_from_being_done(tmp_path: Path) -> None:
@@ -372,7 +391,7 @@ def encoder(path: Path) -> Path:
 def test_no_buffer_in_any_model_is_a_finding(tmp_path: Path) -> None:
     lone = encoder(tmp_path / "a.onnx")
     assert codes(lone) == ["KV001"]
-    assert "the outputs are vision_embeds" in told(lone)[0]
+    assert "it computes embeddings (vision_embeds" in told(lone)[0]
     assert codes(lone, encoder(tmp_path / "b.onnx")) == ["KV001", "KV001"]
     assert codes(lone, saved(models.decoder(), tmp_path / "c.onnx")) == []
     # Who knows what is in a model that could not be read?

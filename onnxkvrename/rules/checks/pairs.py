@@ -7,22 +7,41 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from onnxkvrename.findings import Finding, build_finding, format_list
-from onnxkvrename.model.signature import NameUses, Signature, format_shape, is_shape_compatible
-from onnxkvrename.rules.plan import REASON_UNKNOWN, KvPair, RenamePlan, find_conflicting_symbols
-from onnxkvrename.rules.profile import Rules
+from onnxkvrename.findings import (
+    Finding,
+    build_finding,
+    build_names_finding,
+    find_similar,
+    format_list,
+)
+from onnxkvrename.model.signature import (
+    NameUses,
+    Signature,
+    Value,
+    format_shape,
+    is_shape_compatible,
+)
+from onnxkvrename.rules.plan import (
+    REASON_NOT_RETAINED,
+    REASON_UNKNOWN,
+    KvPair,
+    RenamePlan,
+    find_conflicting_symbols,
+)
 
 WINDOW_SIZE_HINT = (
     "export again, layer by layer with layerwise_window_size=1: QEfficient gives larger windows "
     "the inputs of their first layer only"
 )
-"""How to export windows with all inputs; the same export again would lack them again."""
+"""How to export windows with all inputs; repeating the same export would not add them."""
 
 _RESIZING_UPDATES = ("append", "delta")
+_UNMATCHED_REASONS = (REASON_UNKNOWN, REASON_NOT_RETAINED)
+"""Why names are not renamed that no rule excludes."""
 
 
 def check_pairs(signature: Signature, plan: RenamePlan, uses: NameUses) -> Iterator[Finding]:
-    """Check the pairs of one model, as they are and as they will be after the rename.
+    """Check the pairs of one model, before and after the rename.
 
     Args:
         signature: The model's graph inputs and outputs.
@@ -36,7 +55,7 @@ def check_pairs(signature: Signature, plan: RenamePlan, uses: NameUses) -> Itera
     inputs = {value.name for value in signature.inputs}
     fed_layers = {pair.layer for pair in plan.pairs if pair.input is not None}
     for pair in plan.pairs:
-        yield from _check_both_sides(pair, inputs, fed_layers)
+        yield from _check_both_sides(pair, inputs, fed_layers, signature, plan)
         yield from _check_types(pair, plan.updates_by_kind.get(pair.kind, ""))
         yield from _check_usage(pair, inputs, uses)
         if not plan.token_change.normalize:
@@ -47,62 +66,15 @@ def check_pairs(signature: Signature, plan: RenamePlan, uses: NameUses) -> Itera
     yield from _check_collisions(plan, uses)
 
 
-def build_no_buffers_finding(outputs: Iterable[str], profile: str = "") -> Finding:
-    """Return finding KV001 for a model without buffers.
-
-    Args:
-        outputs: The names of its outputs.
-        profile: The profile that knows none of them, which the hint does not name.
-    """
-    from onnxkvrename.rules.load import find_profiles  # only after a mistake
-
-    names = list(outputs)
-    others = [name for name in find_profiles(names) if name != profile]
-    return build_finding(
-        "KV001",
-        "",
-        f"no KV buffer here: the outputs are {format_list(names)}"
-        if names
-        else "no KV buffer here",
-        f"--profile {others[0]} knows these names"
-        if others
-        else "an encoder has no KV cache: pass the decoder; `onnxkvrename pairs` shows caches "
-        "under names that no profile knows",
-    )
-
-
-def check_other_profiles(outputs: Iterable[str], rules: Rules) -> Iterator[Finding]:
-    """Yield KV001 for a model without buffers, beside others, that another profile knows.
-
-    It is an error where the rules were picked for the user, who may not know that they leave
-    a model out, else a warning.
-
-    Args:
-        outputs: The names of its outputs.
-        rules: The rules; only a built-in profile is compared with the others.
-    """
-    from onnxkvrename.rules.load import find_profiles, is_built_in  # only without buffers
-
-    if not is_built_in(rules.name):
-        return
-    for name in find_profiles(list(outputs)):
-        finding = build_finding(
-            "KV001",
-            "",
-            f"profile {rules.name} knows no KV buffer here, but profile {name} does",
-            f"use a command of its own for this model, with --profile {name}",
-        )
-        is_picked = rules.choice is not None and rules.choice.is_picked
-        yield finding if is_picked else finding._replace(severity="warning")
-        return
-
-
 def _check_duplicates(signature: Signature, plan: RenamePlan) -> Iterator[Finding]:
     for side, values in (("input", signature.inputs), ("output", signature.outputs)):
         for name, count in Counter(value.name for value in values).items():
             if count > 1 and name in plan.old_names:
                 yield build_finding(
-                    "KV106", name, f"stands {count} times as graph {side}", "export the model again"
+                    "KV106",
+                    name,
+                    f"is declared {count} times as a graph {side}",
+                    "export the model again",
                 )
     ambiguous = [item.name_with_token for item in plan.duplicates]
     keep_pattern = _build_keep_pattern(name for name in ambiguous if name is not None)
@@ -114,17 +86,17 @@ def _check_duplicates(signature: Signature, plan: RenamePlan) -> Iterator[Findin
             yield build_finding(
                 "KV106",
                 ambiguous_name,
-                f"is read as {next(iter(others))} with the token {token}, "
-                "and that is there without one",
-                "if it is something else, the rules have to leave it alone: "
+                f"matches the rules as {next(iter(others))} with the token {token}, "
+                "but that name exists without a token, too",
+                "if it is not a KV buffer, exclude it in your rules: "
                 f"[[keep]] with a reason and pattern = '{keep_pattern}'",
             )
         elif duplicate.name != duplicate.first_name:
             yield build_finding(
                 "KV106",
                 duplicate.name,
-                f"claims the same buffer as {duplicate.first_name}",
-                "leave one of the two",
+                f"is the same buffer as {duplicate.first_name} by the rules: same part, same layer",
+                "exclude one of the two in your rules: [[keep]] with a reason and a pattern",
             )
 
 
@@ -134,32 +106,68 @@ def _build_keep_pattern(names: Iterable[str]) -> str:
     return "|".join(parts)
 
 
-def _check_both_sides(pair: KvPair, inputs: set[str], fed_layers: set[int]) -> Iterator[Finding]:
+def _check_both_sides(
+    pair: KvPair, inputs: set[str], fed_layers: set[int], signature: Signature, plan: RenamePlan
+) -> Iterator[Finding]:
     if pair.output is not None and pair.output.old_name in inputs:
         yield build_finding(
             "KV106",
             pair.output.old_name,
-            "is a graph input and a retained output at once: the cache is never updated",
+            "is both a graph input and a retained output, so the cache is never updated",
             "export without the token, then rename",
         )
     elif pair.may_be_alone:
         return
     elif pair.output is not None and pair.input is None:
-        yield build_finding(
+        hint = "export it again" if pair.layer in fed_layers else WINDOW_SIZE_HINT
+        yield _find_unmatched_side(pair, "input", signature.inputs, plan) or build_finding(
             "KV101",
             pair.output.old_name,
-            f"has no input to carry {pair.buffer} of layer {pair.layer} into the next step",
-            "the compiler refuses this model; export it again"
-            if pair.layer in fed_layers
-            else f"the compiler refuses this model; {WINDOW_SIZE_HINT}",
+            f"has no input, so the next step cannot read {pair.buffer} of layer {pair.layer}",
+            f"the compiler rejects this model; {hint}",
         )
     elif pair.output is None and pair.input is not None:
-        yield build_finding(
+        yield _find_unmatched_side(pair, "output", signature.outputs, plan) or build_finding(
             "KV102",
             pair.input.old_name,
-            f"is a KV input, but no retained output hands {pair.buffer} of layer {pair.layer} on",
-            "what is written to this buffer is lost; export the model again",
+            f"has no retained output, so {pair.buffer} of layer {pair.layer} is lost after a step",
+            "export the model again",
         )
+
+
+def _find_unmatched_side(
+    pair: KvPair, side: str, values: Iterable[Value], plan: RenamePlan
+) -> Finding | None:
+    """Return KV101 or KV102 if the missing side is there, under a name that no rule matches.
+
+    Args:
+        pair: A pair with one side.
+        side: The side that it does not have.
+        values: The graph inputs or outputs among which that may be.
+        plan: All pairs, and the names that rules exclude.
+    """
+    own = pair.sides[0]
+    kept = {item.name for item in plan.unchanged_names if item.reason not in _UNMATCHED_REASONS}
+    layer = re.compile(f"(?<![0-9]){pair.layer}(?![0-9])")
+    similar = [
+        value.name
+        for value in values
+        if value.name not in plan.old_names
+        and value.name not in kept
+        and value.dtype == own.value.dtype
+        and len(value.shape or ()) == len(own.value.shape or ())
+        and layer.search(value.name)
+    ]
+    if not similar:
+        return None
+    name = find_similar(own.old_name, similar, cutoff=0) or similar[0]
+    return build_finding(
+        "KV102" if side == "output" else "KV101",
+        own.old_name,
+        f"has no {side} that the rules match; the {side} {name} has the same layer and dtype",
+        f"if that is its {side}, correct the pattern `{side}` in your rules; "
+        "else export the model again",
+    )
 
 
 def _check_types(pair: KvPair, update: str) -> Iterator[Finding]:
@@ -194,7 +202,7 @@ def _check_usage(pair: KvPair, inputs: set[str], uses: NameUses) -> Iterator[Fin
         yield build_finding(
             "KV105",
             pair.output.old_name,
-            "is produced by no node: the buffer is never updated",
+            "is not produced by any node, so the buffer is never updated",
             "export without the token, then rename"
             if pair.output.old_name in inputs
             else "export the model again",
@@ -203,7 +211,7 @@ def _check_usage(pair: KvPair, inputs: set[str], uses: NameUses) -> Iterator[Fin
         yield build_finding(
             "KV107",
             pair.input.old_name,
-            "is read by nothing: what the last step retained is not used",
+            "is not read by any node: the model ignores what the previous step retained",
             "check the export; harmless only if this layer shares another one's cache",
         )
 
@@ -213,7 +221,7 @@ def _check_suffix(pair: KvPair) -> Iterator[Finding]:
         yield build_finding(
             "KV112",
             pair.output.old_name,
-            "has a suffix that consumers do not pair with its input",
+            "has a suffix that consumers do not match with its input",
             "--normalize makes it _RetainedState",
         )
 
@@ -224,11 +232,13 @@ def _check_tokens(plan: RenamePlan) -> Iterator[Finding]:
     conflicting = [side for side in sides if not plan.token_change.can_replace(side.token)]
     if conflicting:
         tokens = format_list(sorted({side.token for side in conflicting}))
-        yield build_finding(
+        asked = plan.token_change.token
+        different = f"a different token{f' than {asked}' if asked else ''}: {tokens}"
+        yield build_names_finding(
             "KV202",
-            conflicting[0].old_name,
-            f"carries another token already, one of {len(conflicting)} such names: {tokens}",
-            "--replace puts the new token in its place, --strip takes it out",
+            [side.old_name for side in conflicting],
+            (f"already carries {different}", f"already carry {different}"),
+            "--replace replaces it with the new token, --strip removes it",
         )
 
 
@@ -247,8 +257,8 @@ def _check_layers(plan: RenamePlan) -> Iterator[Finding]:
                 yield build_finding(
                     "KV108",
                     next(iter(names.values())),
-                    f"stands alone: layer {layer} has no {buffer}",
-                    "check the export: the parts of a layer move together",
+                    f"is incomplete: layer {layer} has no {buffer}",
+                    "check the export: consumers need all parts of a layer",
                 )
     layers = sorted({pair.layer for pair in plan.pairs})
     gaps = [(low + 1, high - 1) for low, high in pairwise(layers) if high > low + 1]
@@ -257,8 +267,8 @@ def _check_layers(plan: RenamePlan) -> Iterator[Finding]:
         yield build_finding(
             "KV109",
             "",
-            f"layers {layers[0]} to {layers[-1]}, but without {format_list(missing)}",
-            "check the export, unless these layers keep no cache",
+            f"the model has layers {layers[0]} to {layers[-1]}, but not {format_list(missing)}",
+            "check the export, unless these layers have no cache",
         )
 
 
@@ -268,8 +278,8 @@ def _check_unknown_states(plan: RenamePlan) -> Iterator[Finding]:
             yield build_finding(
                 "KV111",
                 unchanged.name,
-                "is a retained state that no rule knows, and is left alone",
-                "if it is KV, name it in a rules file (--rules FILE)",
+                "is a retained state that no rule matches, so it is not renamed",
+                "if it is a KV buffer, add it to a rules file (--rules FILE)",
             )
 
 
@@ -281,7 +291,7 @@ def _check_collisions(plan: RenamePlan, uses: NameUses) -> Iterator[Finding]:
         if len(names) > 1:
             old_names = format_list(names)
             yield build_finding(
-                "KV201", new_name, f"would be the new name of {old_names}", "mend the templates"
+                "KV201", new_name, f"would be the new name of {old_names}", "correct the templates"
             )
     for new_name, use in uses.taken_names.items():
         yield build_finding(
@@ -296,15 +306,15 @@ def _check_collisions(plan: RenamePlan, uses: NameUses) -> Iterator[Finding]:
         finding = build_finding(
             "KV201",
             new_name,
-            f"is already {use}, which onnx and onnxruntime refuse",
+            f"is already {use}; onnx and onnxruntime reject such a model",
             "choose another token, or rename that value first",
         )
-        # Taking a token out may give back a model that was like this before.
+        # Removing a token may restore a model that was like this before.
         yield finding._replace(severity="warning") if plan.token_change.strip else finding
     for symbol in sorted(find_conflicting_symbols(uses.symbols, uses.producer_op_types, plan)):
         yield build_finding(
             "KV201",
             symbol,
-            "is already a dimension, and would pass for one made of an output's new name",
+            "is already a dimension; it would look like one derived from an output's new name",
             "choose another token, or rename that dimension first",
         )

@@ -104,7 +104,7 @@ def test_a_scale_without_its_cache_stands_alone(tmp_path: Path, run) -> None:
     rules = write_rules(tmp_path, SCALES, RULES.partition("roles")[0])
     caches = [*list_caches(NAMES, [0], "kv"), *list_caches(NAMES, [1], ["v", "ks"])]
     outcome = run(save_caches(tmp_path, *caches), "--rules", rules, "--prefix", "X", "-n")
-    assert "KV108: in_v1 stands alone: layer 1 has no k" in outcome.err
+    assert "KV108: in_v1 is incomplete: layer 1 has no k" in outcome.err
 
 
 def pair_sides(rules: str, inputs: str, outputs: str) -> list[bool]:
