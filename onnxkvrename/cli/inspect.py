@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,8 +30,7 @@ from onnxkvrename.report.formats.text import build_error_line
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.kv_model import locate_data
 from onnxkvrename.rules.profile import ProfileChoice
-from onnxkvrename.storage.read import is_directory, open_file, read_status
-from onnxkvrename.storage.write_file import check_not_cached, write_files
+from onnxkvrename.storage.write_file import check_not_cached, check_replaceable, write_files
 from onnxkvrename.verification import trace_buffer_updates
 
 
@@ -124,7 +122,7 @@ def _write_pictures(summaries: Sequence[ModelSummary], arguments: _Arguments) ->
         return
     from onnxkvrename.report.kv_map_image import MARK, render_html, render_svg  # rich
 
-    inputs = _check_picture_paths(summaries, arguments, MARK.encode("ascii"))
+    inputs = _check_picture_paths(summaries, arguments, MARK)
     if any(summary.error is not None for summary in summaries):
         return
     renderers = ((arguments.svg, render_svg), (arguments.html, render_html))
@@ -141,7 +139,7 @@ def _write_pictures(summaries: Sequence[ModelSummary], arguments: _Arguments) ->
 
 
 def _check_picture_paths(
-    summaries: Sequence[ModelSummary], arguments: _Arguments, mark: bytes
+    summaries: Sequence[ModelSummary], arguments: _Arguments, mark: str
 ) -> list[Path]:
     """Return what the run reads; raise for a picture over it, or over one without a mark."""
     from onnxkvrename.storage.run_files import RunFiles  # only for pictures
@@ -159,21 +157,6 @@ def _check_picture_paths(
     for output in outputs:
         check_not_cached(output.path)
         files.check_output(output)
-        if not (arguments.force or _may_be_replaced(output.path, mark)):
-            raise WriteError(
-                "is there already, and not made by onnxkvrename inspect",
-                path=str(output.path),
-                hint="choose another name, or --force replaces it",
-            )
+        if not arguments.force:
+            check_replaceable(output.path, mark)
     return files.list_inputs()
-
-
-def _may_be_replaced(path: Path, mark: bytes) -> bool:
-    """Return whether nothing is at a path, or a file with the mark of an earlier picture."""
-    status = read_status(path, follow_links=False)
-    if status is None:
-        return True
-    if not stat.S_ISREG(status.st_mode):
-        return is_directory(path)  # which is an error of its own
-    with open_file(path) as file:
-        return mark in file.read(0, 512)

@@ -16,6 +16,7 @@ from onnxkvrename.storage.read import (
     CACHE_FAULT,
     find_cache,
     has_content,
+    is_directory,
     open_file,
     read_status,
 )
@@ -86,6 +87,31 @@ def check_not_cached(output: Path) -> None:
         target = elsewhere + shlex.quote(output.name)
         hint = f"give the same command with {target} in its place"
         raise WriteError(CACHE_FAULT, path=str(output), hint=hint)
+
+
+def check_replaceable(output: Path, mark: str) -> None:
+    """Raise unless nothing is at a path, or a file that an earlier run of the command made.
+
+    Args:
+        output: The file to write, without ``--force``.
+        mark: What the first 512 bytes of such a file contain; it reads ``made by COMMAND``.
+
+    Raises:
+        WriteError: Another file is there.
+        ModelError: It cannot be told what is there.
+    """
+    status = read_status(output, follow_links=False)
+    if status is None or is_directory(output):  # which is an error of its own
+        return
+    if stat.S_ISREG(status.st_mode):
+        with open_file(output) as file:
+            if mark.encode("utf-8") in file.read(0, 512):
+                return
+    raise WriteError(
+        f"is there already, and not {mark}",
+        path=str(output),
+        hint="choose another name, or --force replaces it",
+    )
 
 
 def needs_write(output: Path, content: bytes, *, force: bool) -> bool:

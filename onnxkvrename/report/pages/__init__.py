@@ -1,0 +1,1 @@
+"""Pages and pictures for a browser: self-contained files, without a network."""
