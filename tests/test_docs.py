@@ -11,6 +11,8 @@ import click
 import pytest
 from commands_page import PAGE, find_help, render_help
 from conftest import FIXTURES
+from findings_page import PAGE as FINDINGS_PAGE
+from findings_page import list_passages, render_head, render_table, run_passage
 
 from onnxkvrename import findings
 from onnxkvrename.cli.main import COMMANDS, DEFAULT_COMMAND, load_command
@@ -48,6 +50,13 @@ def list_commands(text: str) -> list[str]:
 
 
 CALLS = sorted({call for text in TEXTS.values() for call in list_commands(text)})
+CALLS_ON_FIXTURES = sorted(
+    call
+    for page, text in TEXTS.items()
+    if page != FINDINGS_PAGE  # has a test of its own
+    for call in list_commands(text)
+    if " fixtures/" in call and "$" not in call
+)
 
 
 def test_the_pages_show_something() -> None:
@@ -76,9 +85,7 @@ def test_shown_commands_are_valid(call: str) -> None:
     load_command(name).command.make_context(name, words)
 
 
-@pytest.mark.parametrize(
-    "call", [call for call in CALLS if " fixtures/" in call and "$" not in call]
-)
+@pytest.mark.parametrize("call", CALLS_ON_FIXTURES)
 def test_commands_on_fixtures_can_be_run(
     call: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,9 +150,33 @@ def test_commands_page_has_the_help_of_every_command(name: str) -> None:
     assert shown[1] == render_help(name), "python tests/commands_page.py writes it"
 
 
-def test_every_finding_code_has_a_heading_with_its_severity_and_meaning() -> None:
-    page = TEXTS[ROOT / "docs" / "findings.md"]
-    rows = re.findall(r"^### (KV\d{3})\n\n\*\*(\w+): (.+)\*\*\n\n(.+)\n\n\*Fix:\* .+$", page, re.M)
-    assert [(code, severity, meaning) for code, severity, meaning, _ in rows] == [
-        (code, *meaning) for code, meaning in findings.CODES.items()
-    ]
+PASSAGES = {passage.code: passage for passage in list_passages(TEXTS[FINDINGS_PAGE])}
+HOW_TO_UPDATE = "python tests/findings_page.py writes it"
+
+
+def test_every_finding_code_has_a_row_and_a_passage() -> None:
+    page = TEXTS[FINDINGS_PAGE]
+    assert f"<!-- codes -->\n{render_table()}<!-- /codes -->" in page, HOW_TO_UPDATE
+    assert re.findall(r"^### (.+)$", page, re.MULTILINE) == list(findings.CODES)
+
+
+@pytest.mark.parametrize("code", findings.CODES)
+def test_a_passage_says_what_a_finding_means_and_how_to_fix_it(code: str) -> None:
+    heading, head, meaning, *_ = PASSAGES[code].text.split("\n\n")
+    assert (heading, head) == (f"### {code}", render_head(code)), HOW_TO_UPDATE
+    assert meaning.endswith(".")
+    assert PASSAGES[code].example
+    assert PASSAGES[code].fix
+
+
+@pytest.mark.parametrize("code", findings.CODES)
+def test_the_example_of_a_finding_produces_it_and_the_fix_removes_it(code: str) -> None:
+    if "--run" in PASSAGES[code].example:
+        pytest.importorskip("onnxruntime")
+    example, fix = run_passage(PASSAGES[code])
+    severity, _ = findings.CODES[code]
+    assert re.search(rf"\b{severity}\s+{code}\b|\berror\s+{code}\b", example.shown)
+    assert f"```console\n{example.shown}```" in PASSAGES[code].example, HOW_TO_UPDATE
+    if fix is not None:
+        assert (fix.code, code in fix.shown) == (0, False)
+        assert f"```console\n{fix.shown}```" in PASSAGES[code].fix, HOW_TO_UPDATE

@@ -15,6 +15,7 @@ _PLACES = (
     Path(__file__).parent / _PAGE,  # in a wheel
     Path(__file__).parent.parent.parent / "docs" / _PAGE,  # in a clone
 )
+_BLOCKS = re.compile(r"^```.*?^```$|^[^\n]+(?:\n[^\n]+)*", re.MULTILINE | re.DOTALL)
 
 
 def describe_finding(code: str, width: int = 80) -> list[str]:
@@ -34,17 +35,18 @@ def describe_finding(code: str, width: int = 80) -> list[str]:
         raise KvRenameError(f"no finding has the code {code}", hint=hint)
     page = next((path for path in _PLACES if is_occupied(path)), _PLACES[0])
     text = read_text_file(page).partition(f"### {name}\n")[2]
-    passage = re.split(r"^#", text, maxsplit=1, flags=re.MULTILINE)[0]
+    passage = re.split(r"^##", text, maxsplit=1, flags=re.MULTILINE)[0]
     lines = [name]
-    for paragraph in passage.strip().split("\n\n"):
-        lines += ["", *_wrap(_strip_markup(paragraph), width)]
+    for block in _BLOCKS.findall(passage):
+        lines += ["", *_render_block(block, width)]
     return lines
 
 
-def _wrap(paragraph: str, width: int) -> list[str]:
-    if paragraph.startswith("```"):
-        return [f"  {line}" for line in paragraph.splitlines()[1:-1]]
-    return textwrap.wrap(paragraph, width, break_long_words=False, break_on_hyphens=False)
+def _render_block(block: str, width: int) -> list[str]:
+    if block.startswith("```"):
+        return [f"  {line}".rstrip() for line in block.splitlines()[1:-1]]
+    text = _strip_markup(block)
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def _strip_markup(text: str) -> str:

@@ -15,7 +15,23 @@ def test_every_code_is_explained(code: str, run: Any) -> None:
     assert (outcome.code, lines[0]) == (0, code)
     assert f"{severity}: {meaning}".startswith(lines[2])
     assert any(line.startswith("Fix: ") for line in lines)
-    assert all(len(line) <= 80 and "](" not in line for line in lines)
+    prose = [line for line in lines if not line.startswith("  ")]
+    assert all(len(line) <= 80 and "](" not in line for line in prose)
+
+
+def test_an_example_is_shown_as_it_is_in_the_page(run: Any) -> None:
+    lines = run("explain", "KV101").out.splitlines()
+    start = lines.index("Example: the input `past_key.0` is removed.")
+    assert lines[start + 1 : start + 9] == [
+        "",
+        "  import onnx",
+        "",
+        '  model = onnx.load("fixtures/plain/decoder.onnx")',
+        "  del model.graph.input[2]  # past_key.0",
+        '  onnx.save(model, "model.onnx")',
+        "",
+        "  $ onnxkvrename model.onnx --prefix VLLM -q",
+    ]
 
 
 def test_several_codes_follow_each_other(run: Any) -> None:
