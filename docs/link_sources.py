@@ -1,6 +1,7 @@
-"""Hook for mkdocs: files of the repository that pages link to become part of the site.
+"""Hook for mkdocs: what pages of the site have that the same pages on GitHub cannot have.
 
-The same links work on GitHub, where pages lie in the repository.
+Files of the repository that pages link to become part of the site, and `<!-- api NAME -->`
+becomes what the docstring of NAME says.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = "sources"
+_DOCSTRING = re.compile(r"^<!-- api (\w+) -->$", re.MULTILINE)
 _LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(?=\))")
 
 
@@ -47,7 +49,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
-    """Let links lead to the files' places in the site."""
+    """Let links lead to the files' places in the site, and ask mkdocstrings for docstrings."""
     source = page.file.src_uri
 
     def translate(match: re.Match[str]) -> str:
@@ -55,4 +57,4 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
         relative = posixpath.relpath(place, posixpath.dirname(source) or ".")
         return f"{match[1]}{relative}{match[3] or ''}"
 
-    return _LINK.sub(translate, markdown)
+    return _DOCSTRING.sub(r"::: onnxkvrename.\1", _LINK.sub(translate, markdown))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import doctest
+import re
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from inspect import signature
 from pathlib import Path
+from types import FunctionType
 
 import onnx
 import pytest
@@ -239,6 +242,40 @@ def test_the_example_of_the_package_runs(decoder: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(decoder.parent)
     result = doctest.testmod(onnxkvrename)
     assert (result.failed, result.attempted) == (0, 3)
+
+
+FUNCTIONS = [
+    name for name in onnxkvrename.__all__ if isinstance(getattr(onnxkvrename, name), FunctionType)
+]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_docstring_says_all_and_its_example_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = getattr(onnxkvrename, name)
+    for section in ("Args", "Returns", "Raises", "Examples"):
+        assert f"\n    {section}:\n" in function.__doc__
+    arguments = re.findall(r"^        ([a-z_, ]+):", function.__doc__, re.MULTILINE)
+    assert set(signature(function).parameters) <= set(re.findall(r"\w+", " ".join(arguments)))
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(PLAIN.parent / "windows", "windows")
+    shutil.copyfile(PLAIN, "model.onnx")
+    for side in ("prefill.onnx", "decode.onnx"):
+        onnxkvrename.rename("model.onnx", "vllmKvCache", output=side)
+    names = {"onnxkvrename": onnxkvrename}
+    test = doctest.DocTestParser().get_doctest(function.__doc__, names, name, None, None)
+    assert test.examples
+    said: list[str] = []
+    doctest.DocTestRunner().run(test, out=said.append)
+    assert said == []
+
+
+def test_the_reference_has_every_name_that_the_package_offers() -> None:
+    page = (FIXTURES.parent / "docs" / "api.md").read_text("utf-8")
+    named = re.findall(r"^### (\w+)\n\n.+\n\n<!-- api (\w+) -->$", page, re.MULTILINE)
+    assert {heading for heading, _ in named} == set(onnxkvrename.__all__) - {"__version__"}
+    assert all(heading == name for heading, name in named)
 
 
 def test_importing_the_package_loads_nothing() -> None:

@@ -25,10 +25,18 @@ def load_rules(rules: RulesLike = None) -> Rules:
         rules: The name of a profile, the path of a rules file, or rules, which are returned
             as they are. ``None`` for the profile ``qeff``.
 
+    Returns:
+        The rules, for the argument ``rules`` of the other functions.
+
     Raises:
         RulesError: There is no such profile or file, or it cannot be used.
         ModelError: It cannot be told if there is such a file.
         TypeError: The argument has the wrong type.
+
+    Examples:
+        >>> rules = onnxkvrename.load_rules("huggingface")
+        >>> onnxkvrename.inspect("model.onnx", rules=rules).buffers
+        ()
     """
     from onnxkvrename.rules.load import load_rules as load
 

@@ -23,6 +23,10 @@ def find_pairs(model: PathLike) -> tuple[StatePair, ...]:
     Raises:
         ModelError: The model cannot be read.
         TypeError: The argument has the wrong type.
+
+    Examples:
+        >>> [pair.input.name for pair in onnxkvrename.find_pairs("model.onnx")]
+        ['past_key.0', 'past_value.0', 'past_key.1', 'past_value.1']
     """
     return trace_model(as_path(model, "model")).pairs
 
@@ -35,10 +39,18 @@ def suggest_rules(models: PathLike | Iterable[PathLike], *, token: str | None = 
         token: The token that names carry already or are going to get, the only one that the
             rules then recognise; ``None`` for any, in models without one.
 
+    Returns:
+        The rules.
+
     Raises:
         RulesError: No model has states, no rules fit all of them, or the token cannot be used.
         ModelError: A model cannot be read.
         TypeError: An argument has the wrong type.
+
+    Examples:
+        >>> rules = onnxkvrename.suggest_rules("model.onnx")
+        >>> onnxkvrename.rename("model.onnx", "VLLM", rules=rules, dry_run=True).status
+        'would-rename'
     """
     if token is not None:
         check_token_change(as_change(token, strip=False, replace=False, normalize=False))

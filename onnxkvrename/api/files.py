@@ -45,6 +45,8 @@ def rename(
 ) -> ModelReport:
     """Rename the KV buffers of one model: in place, or into ``output``.
 
+    After an exception, all files are as they were.
+
     Args:
         model: The model's path.
         token: The infix token to put in; with ``strip`` the one to take out, ``None`` for any.
@@ -73,19 +75,15 @@ def rename(
         WriteError: The result cannot be written.
         KvRenameError: There is no such consumer.
         TypeError: An argument has the wrong type.
-
-        After any of them, all files are as they were.
+    Examples:
+        >>> report = onnxkvrename.rename("model.onnx", "VLLM", output="renamed.onnx")
+        >>> report.status, report.failed, report.name_map["past_key.0"]
+        ('renamed', False, 'past_key.0_VLLM')
     """
     job = build_job(as_path(model, "model"), None if output is None else as_path(output, "output"))
     change = as_change(token, strip=strip, replace=replace, normalize=normalize, to=to)
-    options = Options(
-        write=not dry_run,
-        strict=strict,
-        force=force,
-        verify=verify,
-        consumer=as_optional_text(consumer, "consumer"),
-        checks=(check_cache_reuse,),
-        read_files=list_rules_files(rules),
+    options = _build_options(
+        rules, consumer, write=not dry_run, strict=strict, force=force, verify=verify
     )
     loaded_rules = load_rules_for(rules, [job.model], to)
     found = find_sidecars([job], change, loaded_rules, _build_search(sidecars))
@@ -116,14 +114,25 @@ def rename_all(
 ) -> Report:
     """Rename many models, all of them or none.
 
+    After an exception, all files are as they were.
+
     Args:
         models: Paths of models, and of directories: then every ``.onnx`` file below.
-        token: As for :func:`rename`.
+        token: As for `rename`.
         directory: Where the results go, laid out like the models. By default each result
             replaces its model.
-        strip, replace, normalize, rules, to, verify, consumer, strict, force, sidecars, dry_run:
-            As for :func:`rename`.
+        strip: As for `rename`.
+        replace: As for `rename`.
+        normalize: As for `rename`.
+        rules: As for `rename`.
+        to: As for `rename`.
+        verify: As for `rename`.
+        consumer: As for `rename`.
         group_windows: Check the windows of one model against each other.
+        strict: As for `rename`.
+        force: As for `rename`.
+        sidecars: As for `rename`.
+        dry_run: As for `rename`.
         executor: What reads and writes the models, such as a ``ProcessPoolExecutor`` or a
             Dask client's; this process puts the results in place.
 
@@ -135,32 +144,54 @@ def rename_all(
         RulesError: The token or the rules cannot be used.
         ModelError: A path leads to no model.
         WriteError: Two results have one path, or a result would replace another model.
+        KvRenameError: There is no such consumer.
         TypeError: An argument has the wrong type.
+    Examples:
+        >>> report = onnxkvrename.rename_all("windows", "VLLM", directory="renamed")
+        >>> [model.status for model in report.models]
+        ['renamed', 'renamed', 'renamed']
     """
     paths = as_paths(models)
-    if executor is not None and not hasattr(executor, "submit"):
-        raise TypeError(
-            f"executor must be a concurrent.futures.Executor, not {type(executor).__name__}"
-        )
+    _check_executor(executor)
     jobs = find_jobs(paths, None, None if directory is None else as_path(directory, "directory"))
     change = as_change(token, strip=strip, replace=replace, normalize=normalize, to=to)
-    options = Options(
-        write=not dry_run,
-        strict=strict,
-        force=force,
-        verify=verify,
-        consumer=as_optional_text(consumer, "consumer"),
-        group_windows=group_windows,
-        checks=(check_cache_reuse,),
-        read_files=list_rules_files(rules),
-    )
+    options = _build_options(
+        rules, consumer, write=not dry_run, strict=strict, force=force, verify=verify
+    )._replace(group_windows=group_windows)
     loaded_rules = load_rules_for(rules, paths, to)
-    directories = tuple(path for path in paths if is_directory(path))
-    search = _build_search(sidecars, directories)._replace(takes_folders=directory is not None)
+    search = _build_search(sidecars, paths)._replace(takes_folders=directory is not None)
     found = find_sidecars(jobs, change, loaded_rules, search)
     report = rename_batch(jobs, change, loaded_rules, options, executor=executor, sidecars=found)
     return report._replace(profile=loaded_rules.profile_choice)
 
 
-def _build_search(follow: bool, directories: tuple[Path, ...] = ()) -> SidecarSearch:
+def _build_search(follow: bool, paths: Iterable[Path] = ()) -> SidecarSearch:
+    directories = tuple(path for path in paths if is_directory(path))
     return SidecarSearch((), "follow" if follow else "leave", directories)
+
+
+def _build_options(
+    rules: RulesLike,
+    consumer: str | None,
+    *,
+    write: bool,
+    strict: bool,
+    force: bool,
+    verify: bool,
+) -> Options:
+    return Options(
+        write=write,
+        strict=strict,
+        force=force,
+        verify=verify,
+        consumer=as_optional_text(consumer, "consumer"),
+        checks=(check_cache_reuse,),
+        read_files=list_rules_files(rules),
+    )
+
+
+def _check_executor(executor: object) -> None:
+    if executor is not None and not hasattr(executor, "submit"):
+        raise TypeError(
+            f"executor must be a concurrent.futures.Executor, not {type(executor).__name__}"
+        )

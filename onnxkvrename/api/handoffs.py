@@ -49,6 +49,11 @@ def check_consumer(
         KvRenameError: There is no consumer of this name, or its configuration beside the
             model cannot be used.
         ModelError: The model cannot be read.
+        TypeError: An argument has the wrong type.
+
+    Examples:
+        >>> [finding.code for finding in onnxkvrename.check_consumer("model.onnx", "vllm-qaic")]
+        ['KV601']
     """
     buffers = _as_loaded(layout).layout
     configured = configure_consumer(_load_consumer(consumer), buffers)
@@ -83,6 +88,12 @@ def compare(
             to another.
         ModelError: A model cannot be read.
         RulesError: The rules cannot be used.
+        TypeError: An argument has the wrong type.
+
+    Examples:
+        >>> handoff = onnxkvrename.compare("prefill.onnx", "decode.onnx", "vllm-qaic")
+        >>> handoff.verdict.outcome, handoff.findings
+        ('works', ())
     """
     loaded_consumer = _load_consumer(consumer)
     sides = [side for side in (prefill, decode) if not isinstance(side, (Layout, LoadedLayout))]

@@ -26,10 +26,18 @@ def inspect(model: PathLike, *, rules: RulesLike = None) -> ModelSummary:
         model: The model's path.
         rules: Rules, a profile's name or the path of a rules file.
 
+    Returns:
+        The summary; what is wrong with the model is in its ``findings``.
+
     Raises:
         ModelError: The model cannot be read.
         RulesError: The rules cannot be used.
         TypeError: An argument has the wrong type.
+
+    Examples:
+        >>> summary = onnxkvrename.inspect("model.onnx")
+        >>> len(summary.buffers), summary.layers
+        (4, (0, 1))
     """
     path = as_path(model, "model")
     summary = inspect_model(path, load_rules_for(rules, [path]), trace_buffer_updates)
@@ -56,12 +64,20 @@ def load_layout(
         custom_io: A custom_io.yaml with the dtypes of a compile.
         rules: Rules, a profile's name or the path of a rules file.
 
+    Returns:
+        The layout, and what is wrong with the models.
+
     Raises:
         ModelError: A model cannot be read, or several paths are not one model.
-        KvRenameError: A size is of no symbol of the model.
+        KvRenameError: The model has no such symbol.
         ValueError: A size is less than 1, or there is no path.
         RulesError: The rules cannot be used.
         TypeError: An argument has the wrong type.
+
+    Examples:
+        >>> loaded = onnxkvrename.load_layout("windows", sizes={"ctx_len": 4096})
+        >>> [buffer.input for buffer in loaded.layout.buffers if buffer.layer == 2]
+        ['past_key.2', 'past_value.2']
     """
     compile_info = CompileInfo(
         sizes=as_sizes(sizes, "sizes"),

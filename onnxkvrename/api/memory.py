@@ -29,7 +29,11 @@ def rename_bytes(
 
     Args:
         data: A serialized ``ModelProto``.
-        token, strip, replace, normalize, rules: As for :func:`rename`.
+        token: The infix token to put in; with ``strip`` the one to take out, ``None`` for any.
+        strip: Take the token out again.
+        replace: Replace a different token.
+        normalize: Give outputs the suffix that consumers pair with an input.
+        rules: Rules, a profile's name or the path of a rules file.
 
     Returns:
         The renamed model; ``data`` itself if no name changes.
@@ -39,6 +43,13 @@ def rename_bytes(
         ModelError: The bytes are not a readable model.
         RulesError: The token or the rules cannot be used.
         TypeError: An argument has the wrong type.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> data = Path("model.onnx").read_bytes()
+        >>> renamed = onnxkvrename.rename_bytes(data, "VLLM")
+        >>> onnxkvrename.rename_bytes(renamed, strip=True) == data
+        True
     """
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise TypeError(f"data must be bytes, not {type(data).__name__}{suggest_function(data)}")
@@ -70,13 +81,26 @@ def rename_model(
 
     Args:
         model: The model; it stays as it is.
-        token, strip, replace, normalize, rules: As for :func:`rename`.
+        token: The infix token to put in; with ``strip`` the one to take out, ``None`` for any.
+        strip: Take the token out again.
+        replace: Replace a different token.
+        normalize: Give outputs the suffix that consumers pair with an input.
+        rules: Rules, a profile's name or the path of a rules file.
 
     Returns:
         A renamed copy.
 
     Raises:
-        CheckError, ModelError, RulesError, TypeError: As for :func:`rename_bytes`.
+        CheckError: A check refuses the model; ``findings`` of the error say why.
+        ModelError: The model cannot be read.
+        RulesError: The token or the rules cannot be used.
+        TypeError: An argument has the wrong type.
+
+    Examples:
+        >>> import onnx
+        >>> model = onnx.load("model.onnx")
+        >>> onnxkvrename.rename_model(model, "VLLM").graph.input[2].name
+        'past_key.0_VLLM'
     """
     if not hasattr(model, "SerializeToString") or not hasattr(model, "graph"):
         raise TypeError(

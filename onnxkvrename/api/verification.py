@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from onnxkvrename.api.arguments import (
     PathLike,
@@ -16,7 +17,7 @@ from onnxkvrename.api.arguments import (
 )
 from onnxkvrename.errors import RulesError
 from onnxkvrename.patterns.pattern import Pattern, compile_pattern
-from onnxkvrename.rules.profile import find_token_error
+from onnxkvrename.rules.profile import Rules, find_token_error
 from onnxkvrename.verification.running.isolated_run import (
     DEFAULT_SECONDS,
     MAX_MEMORY_BYTES,
@@ -75,9 +76,13 @@ def verify(
             ``up_to_order`` without ``renamed_from``; a limit that is not a positive number.
         ModelError: The model cannot be read.
         TypeError: An argument has the wrong type.
+
+    Examples:
+        >>> verified = onnxkvrename.verify("model.onnx")
+        >>> verified.report.failed, {flow.verdict for flow in verified.flows}
+        (False, {'updated'})
     """
-    if token is not None and (fault := find_token_error(as_text(token, "token"))):
-        raise RulesError(f"the token {token!r} {fault}", hint="for example VLLM")
+    _check_token(token)
     if not run and (reference is not None or dims):
         raise ValueError("reference and dims need run=True")
     if renamed_from is None and (compare_data or up_to_order):
@@ -95,9 +100,12 @@ def verify(
         strict=strict,
     )
     path = as_path(model, "model")
-    loaded_rules = load_rules_for(rules, [path])
-    verified = verify_model(path, loaded_rules, request)
-    (verified,) = verify_window_sets([verified], loaded_rules, request)
+    return _verify_model(path, load_rules_for(rules, [path]), request)
+
+
+def _verify_model(path: Path, rules: Rules, request: VerifyRequest) -> VerifiedModel:
+    verified = verify_model(path, rules, request)
+    (verified,) = verify_window_sets([verified], rules, request)
     if verified.report.error is not None:
         raise verified.report.error
     return verified
@@ -118,3 +126,8 @@ def _compile_select(pattern: str) -> Pattern:
         return compile_pattern(pattern)
     except ValueError as error:
         raise RulesError(f"select={pattern!r}: the expression {error}") from None
+
+
+def _check_token(token: str | None) -> None:
+    if token is not None and (fault := find_token_error(as_text(token, "token"))):
+        raise RulesError(f"the token {token!r} {fault}", hint="for example VLLM")
