@@ -24,6 +24,7 @@ from onnxkvrename.cli.requested_rules import pick_requested_rules
 from onnxkvrename.errors import KvRenameError, UndoError, WriteError
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.layout.inspect import ModelSummary, inspect_model
+from onnxkvrename.layout.window_sets import fold_windows
 from onnxkvrename.report.documents.inspect_json import summaries_to_json
 from onnxkvrename.report.formats import Answer, FileResult, Line, Screen
 from onnxkvrename.report.formats.text import build_error_line
@@ -56,10 +57,13 @@ class _Arguments(NamedTuple):
 )
 @add_models_argument()
 @click.option(
-    "--svg", metavar="FILE", type=OutputFile(path_type=Path), help="Also write it as a picture."
+    "--svg",
+    metavar="FILE",
+    type=OutputFile(path_type=Path),
+    help="Also write an SVG picture.",
 )
 @click.option(
-    "--html", metavar="FILE", type=OutputFile(path_type=Path), help="Also write it as a page."
+    "--html", metavar="FILE", type=OutputFile(path_type=Path), help="Also write an HTML page."
 )
 @click.option("--force", is_flag=True, help="Replace files that are not earlier pictures or pages.")
 @add_profile_option()
@@ -70,8 +74,9 @@ class _Arguments(NamedTuple):
 def command(**values: Any) -> int:
     """Show what is in a model: its KV buffers by layer, their kinds, token, weights, findings.
 
-    The kind of a buffer is what the profile says, else what its shape suggests. How
-    it is updated is traced through the graph. Weights are not read.
+    Windows of one model that are alike are shown as one. The kind of a buffer is what the
+    profile says, else what its shape suggests. How it is updated is traced through the graph.
+    Weights are not read.
     """
     arguments = _Arguments(**values)
     if not arguments.models:
@@ -105,10 +110,12 @@ def _build_answer(summaries: Sequence[ModelSummary], profile: ProfileChoice) -> 
 
 
 def _render_text(summaries: Sequence[ModelSummary], screen: Screen) -> Iterator[Line]:
-    from onnxkvrename.report.inspect_rich import render_model_summary  # rich, only for text
+    from onnxkvrename.report.inspection.summary_text import (
+        render_model_summary,
+    )  # rich, only for text
     from onnxkvrename.report.tables import render_lines
 
-    for summary in summaries:
+    for summary in fold_windows(summaries):
         if summary.error is None:
             yield from render_lines([render_model_summary(summary)], color=screen.color)
     for summary in summaries:
@@ -120,14 +127,17 @@ def _write_pictures(summaries: Sequence[ModelSummary], arguments: _Arguments) ->
     """Write the pictures that were asked for, all or none; none where a model cannot be read."""
     if arguments.svg is None and arguments.html is None:
         return
-    from onnxkvrename.report.kv_map_image import MARK, render_html, render_svg  # rich
+    from onnxkvrename.report.pages.frame import make_mark  # only for pictures
+    from onnxkvrename.report.pages.inspect_page import render_html
+    from onnxkvrename.report.pages.inspect_picture import render_svg
 
-    inputs = _check_picture_paths(summaries, arguments, MARK)
+    inputs = _check_picture_paths(summaries, arguments, make_mark("inspect"))
     if any(summary.error is not None for summary in summaries):
         return
     renderers = ((arguments.svg, render_svg), (arguments.html, render_html))
+    shown = fold_windows(summaries)
     pictures = {
-        path: render(summaries).encode("utf-8") for path, render in renderers if path is not None
+        path: render(shown).encode("utf-8") for path, render in renderers if path is not None
     }
     try:
         write_files(pictures, force=True, inputs=inputs)

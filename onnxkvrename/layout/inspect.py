@@ -25,7 +25,7 @@ from onnxkvrename.model.signature import Dim, ExportInfo
 from onnxkvrename.model.statistics import ModelStats, collect_model_stats
 from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.plan import KvPair, RenamePlan, UnchangedName
-from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.profile import PartPath, Rules
 from onnxkvrename.sidecars.stale import find_stale_sidecars
 
 NameStatus = Literal["plain", "token", "half", "missing", "broken"]
@@ -129,6 +129,9 @@ class ModelSummary(NamedTuple):
         findings: The problems of the model.
         error: What kept it from being read.
         stamp: The layout digest in its metadata, if it carries one.
+        part: What its path says about a set of windows; ``None`` outside of sets.
+        windows: For windows folded into one summary, each of them; then `path` is the directory
+            that they have in common, empty for the working directory.
     """
 
     path: str
@@ -143,6 +146,8 @@ class ModelSummary(NamedTuple):
     findings: tuple[Finding, ...] = ()
     error: KvRenameError | None = None
     stamp: StampStatus | None = None
+    part: PartPath | None = None
+    windows: tuple[ModelSummary, ...] = ()
 
     @property
     def external_bytes(self) -> int:
@@ -226,6 +231,7 @@ def summarize_model(
         kept=model.plan.unchanged_names,
         findings=findings,
         stamp=stamp,
+        part=model.part,
     )
 
 

@@ -13,11 +13,14 @@ import models
 import onnx
 import pytest
 from models import node, saved
+from window_sets import write_windows
 
 import onnxkvrename
 from onnxkvrename.layout.inspect import inspect_model
 from onnxkvrename.model.metadata import STAMP_KEY
-from onnxkvrename.report.kv_map_image import MARK, render_html, render_svg
+from onnxkvrename.report.pages.frame import make_mark
+from onnxkvrename.report.pages.inspect_page import render_html
+from onnxkvrename.report.pages.inspect_picture import render_svg
 from onnxkvrename.rules.load import list_profiles
 from onnxkvrename.verification import trace_buffer_updates
 
@@ -241,7 +244,7 @@ def test_hostile_names_are_only_shown(here: Path, run, monkeypatch: pytest.Monke
     assert "script" not in {
         item.tag.rpartition("}")[2] for item in ElementTree.fromstring(svg).iter()
     }
-    assert "<script>" not in (here / "x.html").read_text("utf-8")
+    assert (here / "x.html").read_text("utf-8").count("<script>") == 1  # its own
 
 
 # Pictures.
@@ -271,7 +274,7 @@ def test_one_picture_may_be_wanted_without_the_other(option: str, here: Path, ru
 
 def test_a_picture_takes_the_place_of_an_older_one(here: Path, run) -> None:
     assert run("inspect", MODEL, "--svg", "new.svg").code == 0
-    (here / "x.svg").write_text(f"<svg>\n<!-- {MARK} -->" + "older" * 10_000)
+    (here / "x.svg").write_text(f"<svg>\n<!-- {make_mark('inspect')} -->" + "older" * 10_000)
     assert run("inspect", MODEL, "--svg", "x.svg").code == 0
     assert (here / "x.svg").read_bytes() == (here / "new.svg").read_bytes()
 
@@ -286,7 +289,7 @@ def test_a_picture_may_be_read_by_those_who_may_read_a_new_file(here: Path, run)
 def test_of_two_pictures_both_are_replaced_or_none(
     here: Path, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = f"<svg>\n<!-- {MARK} -->"
+    old = f"<svg>\n<!-- {make_mark('inspect')} -->"
     for name in ("x.svg", "x.html"):
         (here / name).write_text(old)
     real = os.replace
@@ -425,3 +428,23 @@ def test_of_a_window_it_is_not_known_whether_its_stamp_holds(here: Path, run) ->
     outcome = run("inspect", window.name, "--format", "json")
     (model,) = json.loads(outcome.out)["models"]
     assert (outcome.code, model["stamp"]["holds"]) == (0, None)
+
+
+def test_the_picture_of_the_documentation_is_what_the_command_draws(
+    tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fixtures").symlink_to(FIXTURES)
+    monkeypatch.chdir(tmp_path)
+    assert run("inspect", "fixtures/VLLM/hybrid.onnx", "--svg", "x.svg").code == 0
+    shown = FIXTURES.parent / "docs" / "kvmap.svg"
+    assert Path("x.svg").read_text("utf-8") == shown.read_text("utf-8")
+
+
+def test_windows_of_a_set_are_shown_once_and_listed_one_by_one_in_json(here: Path, run) -> None:
+    write_windows(here / "set", 94)
+    outcome = run("inspect", "set", "--svg", "x.svg", "--html", "x.html")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith("94 windows of Tiny in set  57.8 kB\n")
+    assert outcome.out.count("\n  past_key ") == 2  # bands of one map
+    assert (here / "x.html").read_text("utf-8").count("<table") == 1
+    assert len(json.loads(run("inspect", "set", "--format", "json").out)["models"]) == 94

@@ -21,7 +21,7 @@ from kill_commands import (
 )
 from models import saved
 
-from onnxkvrename.report.kv_map_image import MARK
+from onnxkvrename.report.pages.frame import make_mark
 from onnxkvrename.rules.load import PROFILES_DIRECTORY
 from onnxkvrename.storage.temp_file import TEMP_PREFIX
 
@@ -147,7 +147,7 @@ def test_a_query_that_fails_is_an_error_with_its_reason(
     command: str, name: str, here: Path, run, snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each query of an output fails in its turn: no file is written over, or taken for absent."""
-    (here / "result.svg").write_text(f"<svg>\n<!-- {MARK} -->")
+    (here / "result.svg").write_text(f"<svg>\n<!-- {make_mark('inspect')} -->")
     before = snapshot(here)
     # The first stat is click's own, on which nothing depends.
     for nth in count(2 if name == "stat" else 1):

@@ -7,6 +7,7 @@ import hashlib
 import re
 
 import pytest
+from contrast import compute_contrast
 
 from onnxkvrename.report.pages.elements import build
 from onnxkvrename.report.pages.frame import COLORS, make_mark, write_page
@@ -64,23 +65,8 @@ def test_the_mark_of_the_command_is_where_a_later_run_looks_for_it() -> None:
     assert make_mark("inspect").encode() in page().encode()[:512]
 
 
-def luminance(color: str) -> float:
-    """The relative luminance of a color, as WCAG 2 defines it."""
-    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    red, green, blue = (
-        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-    )
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def contrast(first: str, second: str) -> float:
-    """The contrast of two colors, from 1 to 21."""
-    low, high = sorted(map(luminance, (first, second)))
-    return (high + 0.05) / (low + 0.05)
-
-
 @pytest.mark.parametrize("shade", [0, 1], ids=["light", "dark"])
 @pytest.mark.parametrize("name", sorted(COLORS.keys() - {"paper", "card", "line"}))
 def test_text_has_the_contrast_of_wcag_aa(name: str, shade: int) -> None:
     for background in ("paper", "card"):
-        assert contrast(COLORS[name][shade], COLORS[background][shade]) >= 4.5
+        assert compute_contrast(COLORS[name][shade], COLORS[background][shade]) >= 4.5

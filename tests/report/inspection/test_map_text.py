@@ -6,10 +6,8 @@ from draw_terminal import draw_plain
 
 from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary
 from onnxkvrename.layout.kinds import get_kind_traits, list_kinds
-from onnxkvrename.report.kv_map import (
-    NAME_STATUS_STYLES,
-    render_kv_map,
-)
+from onnxkvrename.report.inspection.grid import MAX_COLUMNS, STATUS_SYMBOLS
+from onnxkvrename.report.inspection.map_text import render_kv_map
 
 TOKEN = ("VLLM", "VLLM")
 
@@ -27,7 +25,7 @@ def test_two_layers_are_two_wide_cells(inspected) -> None:
         "past_key     f   w\n"
         "past_value   f   w\n"
         "\n"
-        "f full attention   w sliding window   abc without a token\n"
+        "f full attention   w sliding window   lower case: no token\n"
     )
 
 
@@ -37,14 +35,14 @@ def test_capital_letters_carry_the_token(inspected) -> None:
         "compressed_kv   M   M",
         "k_pe            M   M",
         "",
-        "M MLA   ABC with its token",
+        "M MLA   UPPER CASE: has the token",
     ]
 
 
 def test_no_sign_stands_for_a_kind_and_a_state() -> None:
     letters = {get_kind_traits(kind).symbol for kind in list_kinds()}
     signs = letters | {letter.upper() for letter in letters}
-    assert not signs & {look.symbol for look in NAME_STATUS_STYLES.values()}
+    assert not signs & set(STATUS_SYMBOLS.values())
 
 
 def test_a_map_of_all_there_can_be(inspected) -> None:
@@ -62,9 +60,9 @@ def test_a_map_of_all_there_can_be(inspected) -> None:
         "conv_state        .   .   .   S   .   ~   .   .\n"
         "recurrent_state   .   .   .   S   .   ~   .   .\n"
         "\n"
-        "F full attention   W sliding window   M MLA   S linear state\n"
-        "ABC with its token   - missing   ! broken   . no such buffer there\n"
-        "~ layers without buffers\n"
+        "F full attention   W sliding window   M MLA   S linear state   - missing\n"
+        "! broken   . no such buffer in this layer   ~ layer without buffers\n"
+        "UPPER CASE: has the token\n"
     )
 
 
@@ -77,15 +75,15 @@ def test_a_token_on_one_side_has_a_sign_of_its_own(inspected) -> None:
 def test_ninety_four_layers_fit_a_terminal_of_eighty_columns(inspected) -> None:
     ten = "F" * 10
     assert draw_plain(render_kv_map(inspected(("full",) * 94, tokens=TOKEN))) == (
-        "layer       0          10         20         30         40         50\n"
-        f"past_key    {' '.join([ten] * 6)}\n"
-        f"past_value  {' '.join([ten] * 6)}\n"
+        "layer       0          10         20         30         40       49\n"
+        f"past_key    {' '.join([ten] * 5)}\n"
+        f"past_value  {' '.join([ten] * 5)}\n"
         "\n"
-        "layer       60         70         80         90\n"
-        f"past_key    {ten} {ten} {ten} FFFF\n"
-        f"past_value  {ten} {ten} {ten} FFFF\n"
+        "layer       50         60         70         80         90 93\n"
+        f"past_key    {' '.join([ten] * 4)} FFFF\n"
+        f"past_value  {' '.join([ten] * 4)} FFFF\n"
         "\n"
-        "F full attention   ABC with its token\n"
+        "F full attention   UPPER CASE: has the token\n"
     )
 
 
@@ -114,7 +112,7 @@ def test_a_long_row_of_layers_without_buffers_is_one_mark() -> None:
     lines = draw_plain(render_kv_map(buffers(0, 1, 40, 41, 44))).splitlines()
     assert lines[0] == "layer      0   1      40  41  42  43  44"
     assert lines[1] == "past_key   f   f   ~   f   f   ~   ~   f"
-    assert lines[-1].endswith("~ layers without buffers")
+    assert lines[-1].endswith("~ layer without buffers   lower case: no token")
 
 
 def test_layers_far_apart_take_no_room() -> None:
@@ -125,7 +123,29 @@ def test_layers_far_apart_take_no_room() -> None:
 
 def test_behind_a_long_gap_the_layer_is_told_in_narrow_maps_too() -> None:
     lines = draw_plain(render_kv_map(buffers(0, *range(50, 62))), width=30).splitlines()
-    assert lines[:2] == ["layer     0 50", "past_key  f~ffffffff"]
+    assert lines[:2] == ["layer     0 50     57", "past_key  f~ffffffff"]
+
+
+def test_many_layers_that_are_alike_share_a_column() -> None:
+    shapes = {"shape": (1, 4)}
+    found = buffers(*range(50_000)).buffers + buffers(50_000, **shapes).buffers
+    text = draw_plain(render_kv_map(ModelSummary("m.onnx", buffers=found)))
+    assert text.splitlines() == [
+        "layer     0-49999",
+        "past_key   f   f",
+        "",
+        "f full attention   lower case: no token",
+    ]
+
+
+def test_a_map_has_an_end_and_says_what_it_leaves_out() -> None:
+    items = [buffers(layer, shape=(layer % 2,)).buffers[0] for layer in range(50_000)]
+    text = draw_plain(render_kv_map(ModelSummary("m.onnx", buffers=tuple(items))))
+    assert f"not shown: {50_000 - MAX_COLUMNS:,} more layers; --format json lists all\n" in text
+    parts = [buffers(0, buffer=f"part_{number}").buffers[0] for number in range(50_000)]
+    text = draw_plain(render_kv_map(ModelSummary("m.onnx", buffers=tuple(parts))))
+    assert "not shown: 49,960 more rows; --format json lists all\n" in text
+    assert len(text.splitlines()) < 60
 
 
 def test_layers_that_would_touch_are_left_out() -> None:

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import models
 import pytest
 from cache_models import HYBRID, build_cache_model
 from draw_terminal import draw_plain
+from window_sets import write_windows
 
-from onnxkvrename import KvRenameError
-from onnxkvrename.layout.inspect import ExternalFile, ModelSummary
-from onnxkvrename.report.inspect_rich import render_model_summary
+from onnxkvrename import KvRenameError, load_rules
+from onnxkvrename.layout.inspect import ExternalFile, ModelSummary, inspect_model
+from onnxkvrename.layout.window_sets import fold_windows
+from onnxkvrename.report.inspection.facts import format_bytes
+from onnxkvrename.report.inspection.summary_text import render_model_summary
 
 HOSTILE = "[red]\x1b[2J\u202e:smiley:[/red]\\é"
 SHOWN = "[red]\\x1b[2J\\u202e:smiley:[/red]\\é"
@@ -22,7 +27,7 @@ def test_a_summary_says_what_is_in_the_file(inspected) -> None:
         "m.onnx  1.0 kB",
         "  made by         tests 1; IR 10, opset 18",
         "  graph           5 nodes, local functions Layer",
-        "  weights         4 bytes inline in 1 tensors",
+        "  weights         4 bytes inline in 1 tensor",
         "  full attention  past_key, past_value of layer 0",
         "                  FLOAT16 [batch_size, 8, ctx_len, 64]",
         "  linear state    conv_state of layer 1",
@@ -39,8 +44,8 @@ def test_a_summary_says_what_is_in_the_file(inspected) -> None:
         "  conv_state        .   S",
         "  recurrent_state   .   S",
         "",
-        "  F full attention   S linear state   ABC with its token",
-        "  . no such buffer there",
+        "  F full attention   S linear state   . no such buffer in this layer",
+        "  UPPER CASE: has the token",
     ]
 
 
@@ -89,11 +94,8 @@ def test_of_each_code_a_few_findings_are_shown(inspected) -> None:
     assert "KV101" not in clean
 
 
-def test_a_path_is_never_broken_unless_to_fold() -> None:
-    found = ModelSummary("x" * 200)
-    assert "x" * 200 in draw_plain(render_model_summary(found))
-    assert "x" * 200 not in draw_plain(render_model_summary(found, fold=True))
-    assert draw_plain(render_model_summary(found, fold=True)).count("x") == 200
+def test_a_path_is_never_broken() -> None:
+    assert "x" * 200 in draw_plain(render_model_summary(ModelSummary("x" * 200)))
 
 
 @pytest.fixture
@@ -119,3 +121,47 @@ def test_hostile_names_are_shown_and_do_nothing(hostile: ModelSummary) -> None:
 def test_where_the_encoding_ends_names_are_escaped(hostile: ModelSummary) -> None:
     text = draw_plain(render_model_summary(hostile), width=300, encoding="ascii")
     assert f"{SHOWN[:-1]}\\xe9past_key     f\n" in text
+
+
+def test_windows_of_a_set_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = sorted(write_windows(Path("set"), 94).rglob("*.onnx"))
+    (folded,) = fold_windows(inspect_model(path, load_rules()) for path in paths)
+    lines = draw_plain(render_model_summary(folded)).splitlines()
+    assert lines[0].startswith("94 windows of Tiny in set  ")
+    assert "  full attention  past_key, past_value of layers 0-93" in lines
+    assert [line for line in lines if line.startswith("  layer ")] == [
+        "  layer       0          10         20         30         40       49",
+        "  layer       50         60         70         80         90 93",
+    ]
+    assert len(lines) == 18
+
+
+def test_a_finding_of_a_window_says_which_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_windows(Path("set"), 3)
+    path = Path("set/layer_1_2/Tiny_layer_tmp_1_2.onnx")
+    path.write_bytes(path.read_bytes().replace(b"past_key.1_Ret", b"past_oth.1_Ret"))
+    paths = sorted(Path("set").rglob("*.onnx"))
+    (folded,) = fold_windows(inspect_model(path, load_rules()) for path in paths)
+    text = draw_plain(render_model_summary(folded), width=300)
+    assert f"error KV102  {path}: past_key.1 " in text
+
+
+def test_the_bytes_of_a_buffer_are_a_product_with_its_symbols(inspected) -> None:
+    buffer = inspected(("full",)).buffers[0]
+    expected = {
+        ("FLOAT16", ("batch", 8, "ctx", 64)): "1,024 bytes \N{MULTIPLICATION SIGN} batch "
+        "\N{MULTIPLICATION SIGN} ctx",
+        ("FLOAT", (1, 2, 4)): "32 bytes",
+        ("INT8", (1,)): "1 byte",
+        ("INT4", (3,)): "2 bytes",  # the last one padded
+        ("INT4", ("ctx", 3)): "",  # how much is padded depends on ctx
+        ("STRING", (3,)): "",
+        ("FLOAT", (1, None)): "",
+        ("FLOAT", None): "",
+    }
+    for (dtype, shape), text in expected.items():
+        assert format_bytes(buffer._replace(dtype=dtype, shape=shape)) == text

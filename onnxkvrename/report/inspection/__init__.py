@@ -1,0 +1,1 @@
+"""What `inspect` shows of a model, for a terminal and for pages."""

@@ -1,0 +1,183 @@
+"""What is said about a model beside its map: a name, facts, findings; plain values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from rich.filesize import decimal
+
+from onnxkvrename.findings import format_list
+from onnxkvrename.layout.dims import compute_tensor_bytes
+from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary, group_buffers
+from onnxkvrename.layout.kinds import get_kind_traits
+from onnxkvrename.model.signature import format_shape
+from onnxkvrename.rules.layer_ranges import format_layer_run, group_layer_runs
+from onnxkvrename.rules.plan import REASON_NOT_RETAINED
+
+_STAMP_TEXTS = {
+    True: "holds for this graph",
+    False: "does not hold: this graph has another layout",
+    None: "is of a set: onnxkvrename manifest judges all its windows",
+}
+_FEW, _SOME = 3, 6
+"""Things of a sort that are listed: long ones, and short ones."""
+_MAX_GROUPS = 40
+"""Groups of alike buffers that are listed."""
+
+
+class Fact(NamedTuple):
+    """A fact with a label; the label is empty where the one before goes on."""
+
+    label: str
+    lines: tuple[str, ...]
+
+
+class FindingLine(NamedTuple):
+    """A finding, or how many more of its code there are.
+
+    Attributes:
+        severity: ``error`` or ``warning``.
+        code: Its code.
+        message: What it says, after the file and the name that it is about.
+        hint: How to fix it; empty if there is nothing to say.
+    """
+
+    severity: str
+    code: str
+    message: str
+    hint: str = ""
+
+
+def format_title(summary: ModelSummary) -> str:
+    """Return what a model is called: its path, or what its windows have in common."""
+    if not summary.windows:
+        return summary.path
+    name = "" if summary.part is None else summary.part.name.model_name
+    model = f" of {name}" if name else ""
+    place = f" in {summary.path}" if summary.path else ""
+    return f"{len(summary.windows):,} windows{model}{place}"
+
+
+def format_bytes(item: InspectedBuffer) -> str:
+    """Return the bytes of a buffer, times the symbols of its shape; empty if not known."""
+    if item.shape is None or None in item.shape:
+        return ""
+    fixed = tuple(dim for dim in item.shape if isinstance(dim, int))
+    symbols = [dim for dim in item.shape if isinstance(dim, str)]
+    count = compute_tensor_bytes(fixed, item.dtype)
+    if count is None or (symbols and compute_tensor_bytes((2, *fixed), item.dtype) != 2 * count):
+        return ""  # unknown, or with padding that the symbols decide about
+    return " \N{MULTIPLICATION SIGN} ".join([f"{count:,} byte{'s' * (count != 1)}", *symbols])
+
+
+def format_type(item: InspectedBuffer) -> str:
+    """Return the dtype and the shape of a buffer."""
+    shape = "of unknown rank" if item.shape is None else format_shape(item.shape)
+    return f"{item.dtype} {shape}"
+
+
+def describe_tokens(summary: ModelSummary) -> str:
+    """Return the tokens, with the number of names that have each."""
+    total = f"{summary.name_count:,} names"
+    tokens = (
+        f"{token} on {'all' if count == summary.name_count else f'{count:,} of'} {total}"
+        for token, count in summary.token_counts
+    )
+    return ", ".join(tokens) or "none"
+
+
+def list_finding_lines(summary: ModelSummary) -> Iterator[FindingLine]:
+    """Yield a line for each finding, of each code only the first few."""
+    found = [
+        (window.path if summary.windows else "", finding)
+        for window in summary.windows or (summary,)
+        for finding in window.findings
+    ]
+    counts = Counter(finding.code for _, finding in found)
+    seen: Counter[str] = Counter()
+    for path, finding in found:
+        code = finding.code
+        seen[code] += 1
+        if seen[code] <= _FEW:
+            message = f"{finding.name} {finding.message}".lstrip()
+            yield FindingLine(
+                finding.severity, code, f"{path}: {message}" if path else message, finding.hint
+            )
+        elif seen[code] == _FEW + 1:
+            more = f"and {counts[code] - _FEW:,} more like this"
+            yield FindingLine(finding.severity, code, more)
+
+
+def list_facts(summary: ModelSummary) -> Iterator[Fact]:
+    """Yield a label and the lines beside it for each fact."""
+    if summary.export is not None:
+        export = summary.export
+        opsets = ", ".join(f"{domain or 'opset'} {version}" for domain, version in export.opsets)
+        producer = f"{export.producer_name} {export.producer_version}".strip()
+        origin = f"{producer or 'an unnamed producer'}; IR {export.ir_version}"
+        yield Fact("made by", (f"{origin}, {opsets or 'no opset'}",))
+    functions = format_list(summary.weight.function_names, limit=_FEW)
+    nodes = f"{summary.weight.node_count:,} nodes"
+    yield Fact("graph", (nodes + (f", local functions {functions}" if functions else ""),))
+    yield Fact("weights", ("; ".join(_describe_weights(summary)) or "not there",))
+    yield from list_buffer_facts(summary)
+    if summary.buffers:
+        yield Fact("token", (describe_tokens(summary),))
+    if summary.stamp is not None:
+        meaning = _STAMP_TEXTS[summary.stamp.matches_graph]
+        yield Fact("stamp", (f"{summary.stamp.digest[:12]}… {meaning}",))
+    for reason in dict.fromkeys(item.reason for item in summary.kept):
+        names = [item.name for item in summary.kept if item.reason == reason]
+        text = format_list(names, limit=_SOME)
+        is_output = reason == REASON_NOT_RETAINED
+        yield Fact("outputs", (text,)) if is_output else Fact("kept", (f"{reason}: {text}",))
+
+
+def list_buffer_facts(summary: ModelSummary) -> Iterator[Fact]:
+    """Yield each group of alike buffers under its kind."""
+    if not summary.buffers:
+        yield Fact("buffers", ("no KV buffer in it",))
+        return
+    previous_kind = ""
+    groups = group_buffers(summary.buffers)
+    for group in groups[:_MAX_GROUPS]:
+        kind = get_kind_traits(group.kind).label + " (a guess)" * group.is_kind_guessed
+        shape = "of unknown rank" if group.shape is None else format_shape(group.shape)
+        buffers = f"{format_list(group.buffers, limit=_SOME)} of {_format_layers(group.layers)}"
+        update = f", {group.update.label}" if group.update.label else ""
+        label = "" if kind == previous_kind else kind
+        yield Fact(label, (buffers, f"{group.dtype} {shape}{update}"))
+        previous_kind = kind
+    if len(groups) > _MAX_GROUPS:
+        more = f"and {len(groups) - _MAX_GROUPS:,} more groups of buffers; --format json lists all"
+        yield Fact("", (more,))
+
+
+def _describe_weights(summary: ModelSummary) -> Iterator[str]:
+    weight = summary.weight
+    if not weight.inline_tensor_count and not weight.external_tensor_count:
+        yield "none"
+    if weight.inline_tensor_count:
+        tensors = f"{weight.inline_tensor_count:,} tensor{'s' * (weight.inline_tensor_count > 1)}"
+        yield f"{decimal(weight.inline_bytes)} inline in {tensors}"
+    usable = [file.location for file in summary.files if file.size is not None]
+    if usable:
+        files = "1 file" if len(usable) == 1 else f"{len(usable):,} files"
+        names = format_list(list(dict.fromkeys(usable)), limit=_FEW)
+        yield f"{decimal(summary.external_bytes)} external in {files}: {names}"
+    unusable = list(dict.fromkeys(f.location for f in summary.files if f.size is None))
+    if unusable:
+        yield f"not usable: {format_list(unusable, limit=_FEW)}"
+
+
+def _format_layers(layers: Sequence[int]) -> str:
+    """Return ``layers 0-5``, or the number of layers and the first few runs."""
+    count = len(set(layers))
+    runs = list(map(format_layer_run, group_layer_runs(sorted(set(layers)))))
+    if len(runs) == 1:
+        return f"layer {runs[0]}" if count == 1 else f"layers {runs[0]}"
+    if len(runs) > _FEW + 1:
+        runs[_FEW:] = [f"... {runs[-1]}"]
+    return f"{count} layers ({', '.join(runs)})"

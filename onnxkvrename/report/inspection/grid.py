@@ -1,0 +1,180 @@
+"""The KV map as rows and columns, however it is drawn: layers across, buffers down."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from itertools import groupby, pairwise
+from typing import NamedTuple
+
+from onnxkvrename.layout.inspect import InspectedBuffer, NameStatus
+from onnxkvrename.layout.kinds import get_kind_traits
+
+MAX_COLUMNS = 256
+"""Columns of the largest map. Above it, neighbors that are alike share one."""
+MAX_ROWS = 40
+"""Rows of the largest map."""
+_MAX_GAP = 10
+"""Layers in a row without buffers that are shown one by one; more share a column."""
+
+STATUS_SYMBOLS: Mapping[NameStatus, str] = {"half": "/", "missing": "-", "broken": "!"}
+"""The signs of buffers whose names are not simply without a token or with one."""
+STATUS_CAPTIONS: Mapping[NameStatus, str] = {
+    "plain": "no token",
+    "token": "has the token",
+    "half": "token on one side only",
+    "missing": "missing",
+    "broken": "broken",
+}
+NO_BUFFER, NO_BUFFER_CAPTION = ".", "no such buffer in this layer"
+NO_LAYER, NO_LAYER_CAPTION = "~", "layer without buffers"
+
+Cell = InspectedBuffer | None
+"""A buffer of a layer, or of the first of several layers that are alike; ``None`` without one."""
+
+
+class MapColumn(NamedTuple):
+    """A layer of the map, or several that are alike.
+
+    Attributes:
+        first: The first layer.
+        last: The last layer.
+        has_buffers: False for layers without any buffer.
+    """
+
+    first: int
+    last: int
+    has_buffers: bool = True
+
+    @property
+    def is_run(self) -> bool:
+        """True for more than one layer."""
+        return self.last > self.first
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}" if self.is_run else str(self.first)
+
+
+class MapRow(NamedTuple):
+    """A part of layers, such as ``past_key``, with one cell for each column."""
+
+    name: str
+    cells: tuple[Cell, ...]
+
+
+class KvGrid(NamedTuple):
+    """A map.
+
+    Attributes:
+        columns: Its columns, in the order of their layers.
+        rows: Its rows.
+        hidden_columns: The number of columns that it has no room for.
+        hidden_rows: The number of rows that it has no room for.
+    """
+
+    columns: tuple[MapColumn, ...]
+    rows: tuple[MapRow, ...]
+    hidden_columns: int = 0
+    hidden_rows: int = 0
+
+    @property
+    def cells(self) -> tuple[InspectedBuffer, ...]:
+        """All buffers in cells."""
+        return tuple(cell for row in self.rows for cell in row.cells if cell is not None)
+
+    @property
+    def hidden_text(self) -> str:
+        """What the map has no room for, in words; empty if it shows everything."""
+        counts = ((self.hidden_columns, "layers"), (self.hidden_rows, "rows"))
+        parts = [f"{count:,} more {what}" for count, what in counts if count]
+        return f"not shown: {' and '.join(parts)}; --format json lists all" if parts else ""
+
+
+def build_grid(buffers: Sequence[InspectedBuffer]) -> KvGrid:
+    """Return the map of some buffers. Scopes share a row unless two have the same buffer."""
+    counts = Counter((item.buffer, item.layer) for item in buffers)
+    is_shared = max(counts.values(), default=1) == 1
+    table: dict[str, dict[int, InspectedBuffer]] = {}
+    for item in buffers:
+        name = item.buffer if is_shared else item.scope + item.buffer
+        table.setdefault(name, {})[item.layer] = item
+    shown = dict(list(table.items())[:MAX_ROWS])
+    layers = sorted({item.layer for item in buffers})
+    columns = _list_columns(layers)
+    if len(columns) > MAX_COLUMNS:
+        columns = _fold_columns(columns, shown)
+    rows = tuple(
+        MapRow(name, tuple(row.get(column.first) for column in columns[:MAX_COLUMNS]))
+        for name, row in shown.items()
+    )
+    return KvGrid(
+        tuple(columns[:MAX_COLUMNS]),
+        rows,
+        sum(column.has_buffers for column in columns[MAX_COLUMNS:]),
+        len(table) - len(shown),
+    )
+
+
+def get_symbol(cell: Cell, column: MapColumn) -> str:
+    """Return the letter or sign of a cell: a capital where the names have the token."""
+    if cell is None:
+        return NO_BUFFER if column.has_buffers else NO_LAYER
+    symbol = STATUS_SYMBOLS.get(cell.state) or get_kind_traits(cell.kind).symbol
+    return symbol.upper() if cell.state == "token" else symbol
+
+
+def describe_case(states: Collection[NameStatus]) -> str:
+    """Return what lower and upper case mean in a map with these states; empty without letters."""
+    parts = [
+        text
+        for state, text in (
+            ("plain", "lower case: no token"),
+            ("token", "UPPER CASE: has the token"),
+        )
+        if state in states
+    ]
+    return "; ".join(parts)
+
+
+def list_empty_cells(grid: KvGrid) -> tuple[tuple[str, str], ...]:
+    """Return the signs of cells without a buffer that a map has, with their meaning."""
+    no_buffer = any(
+        cell is None and column.has_buffers
+        for row in grid.rows
+        for cell, column in zip(row.cells, grid.columns, strict=True)
+    )
+    no_layer = any(not column.has_buffers for column in grid.columns)
+    signs = ((no_buffer, NO_BUFFER, NO_BUFFER_CAPTION), (no_layer, NO_LAYER, NO_LAYER_CAPTION))
+    return tuple((symbol, caption) for is_there, symbol, caption in signs if is_there)
+
+
+def _list_columns(layers: Sequence[int]) -> list[MapColumn]:
+    """Return a column for each layer, also for those without buffers; one for many of these."""
+    columns = [MapColumn(layer, layer) for layer in layers[:1]]
+    for before, after in pairwise(layers):
+        if after - before > _MAX_GAP + 1:
+            columns.append(MapColumn(before + 1, after - 1, has_buffers=False))
+        else:
+            gap = range(before + 1, after)
+            columns += [MapColumn(layer, layer, has_buffers=False) for layer in gap]
+        columns.append(MapColumn(after, after))
+    return columns
+
+
+def _fold_columns(
+    columns: Sequence[MapColumn], table: Mapping[str, Mapping[int, InspectedBuffer]]
+) -> list[MapColumn]:
+    """Return the columns with neighbors that are alike as one."""
+
+    def find_traits(column: MapColumn) -> Hashable:
+        cells = (row.get(column.first) for row in table.values())
+        traits = tuple(
+            cell and (cell.kind, cell.state, cell.dtype, cell.shape, cell.update) for cell in cells
+        )
+        return column.has_buffers, traits
+
+    folded = []
+    for _, run in groupby(columns, find_traits):
+        alike = list(run)
+        folded.append(alike[0]._replace(last=alike[-1].last))
+    return folded

@@ -1,0 +1,154 @@
+"""The page of ``inspect --html`` in a real browser: nothing else knows what it looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cache_models import MIXED, build_cache_model
+from chromium import BINARY, SKIP_REASON, Chromium
+from models import saved
+
+from onnxkvrename import load_rules
+from onnxkvrename.layout.inspect import inspect_model
+from onnxkvrename.report.pages.frame import COLORS
+from onnxkvrename.report.pages.inspect_page import render_html
+
+pytestmark = pytest.mark.skipif(BINARY is None, reason=SKIP_REASON)
+
+SHOWN_TIPS = """[...document.querySelectorAll(".tip")]
+    .filter((tip) => tip.offsetWidth > 1 && getComputedStyle(tip).visibility === "visible")
+    .map((tip) => tip.textContent)"""
+OVERFLOWING = """[...document.querySelectorAll("body *")]
+    .filter((item) => !item.closest(".tip") && item.getClientRects().length)
+    .filter((item) => item.getBoundingClientRect().right > document.documentElement.clientWidth)
+    .map((item) => item.outerHTML.slice(0, 80))"""
+BOX = """(() => {
+    const box = document.querySelectorAll("td")[%d].getBoundingClientRect();
+    return [box.left, box.top, box.right, box.bottom];
+})()"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    with Chromium(tmp_path_factory.mktemp("chromium")) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a model of 94 layers and one of all kinds, with long and hostile names."""
+    here = tmp_path_factory.mktemp("page")
+    large = saved(build_cache_model(("full",) * 94), here / "large.onnx")
+    mixed = build_cache_model(MIXED, tokens=("VLLM", "VLLM"), without={"past_key.7_VLLM"})
+    long = saved(mixed, here / ("n" * 200 + "<img src=x onerror=alert(1)>.onnx"))
+    summaries = [inspect_model(path, load_rules()) for path in (large, long)]
+    output = here / "page.html"
+    output.write_text(render_html(summaries), "utf-8")
+    return output
+
+
+def list_complaints(browser: Chromium) -> list[object]:
+    """What the browser logged: errors of scripts, what the policy blocked, requests."""
+    names = ("Log.entryAdded", "Runtime.exceptionThrown", "Network.requestWillBeSent")
+    return [
+        event
+        for event in browser.events
+        if event.get("method") in names
+        and not event["params"].get("request", {}).get("url", "").endswith("page.html")
+    ]
+
+
+@pytest.mark.parametrize("width", [360, 640, 768, 1280, 1920])
+def test_nothing_overflows_at_any_width(browser: Chromium, page: Path, width: int) -> None:
+    browser.show(page, width)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    assert browser.evaluate(OVERFLOWING) == []
+    assert list_complaints(browser) == []
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_cells_are_in_bands_below_each_other(browser: Chromium, page: Path, width: int) -> None:
+    browser.show(page, width)
+    columns = {360: 10, 1280: 40}[width]
+    first, last, below = (browser.evaluate(BOX % cell) for cell in (0, columns - 1, columns))
+    assert first[1] == last[1]
+    assert first[0] == below[0]
+    assert below[1] > first[3]
+    assert first[2] - first[0] >= 24
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_pointing_at_a_cell_shows_its_text_inside_the_window(
+    browser: Chromium, page: Path, width: int
+) -> None:
+    browser.show(page, width)
+    columns = {360: 10, 1280: 40}[width]
+    assert browser.evaluate(SHOWN_TIPS) == []
+    left, top, *_ = browser.evaluate(BOX % (columns - 1))
+    browser.point_at(left + 3, top + 3)
+    (text,) = browser.evaluate(SHOWN_TIPS)
+    assert text.startswith(f"past_key, layer {columns - 1}. full attention, no token. FLOAT16 [")
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    tip = f"document.querySelectorAll('td')[{columns - 1}].querySelector('.tip')"
+    box = browser.evaluate(
+        f"(({{left, right, top}}) => [left, right, top])({tip}.getClientRects()[0])"
+    )
+    assert box[0] >= 0
+    assert box[1] <= width
+    assert box[2] >= 0
+    browser.press("Escape")
+    browser.point_at(1, 1)
+    assert browser.evaluate(SHOWN_TIPS) == []
+
+
+def test_the_keyboard_reaches_every_cell_and_shows_its_text(browser: Chromium, page: Path) -> None:
+    browser.show(page, 1280)
+    browser.point_at(1, 1)
+    for _ in range(3):  # two links to the models, then the map
+        browser.press("Tab")
+    assert browser.evaluate(SHOWN_TIPS)[0].startswith("past_key, layer 0.")
+    for key, layer in (("ArrowRight", 1), ("End", 93), ("ArrowLeft", 92), ("Home", 0)):
+        browser.press(key)
+        (text,) = browser.evaluate(SHOWN_TIPS)
+        assert text.startswith(f"past_key, layer {layer}.")
+    browser.press("ArrowDown")
+    assert browser.evaluate(SHOWN_TIPS)[0].startswith("past_value, layer 0.")
+    browser.press("ArrowDown")  # there is no further row
+    assert browser.evaluate(SHOWN_TIPS)[0].startswith("past_value, layer 0.")
+    browser.press("Escape")
+    assert browser.evaluate(SHOWN_TIPS) == []
+    browser.press("Tab")  # one stop for a map: the next one is the other model's
+    assert browser.evaluate(SHOWN_TIPS)[0].startswith("past_key, layer 0. full attention, has the")
+
+
+def test_a_screen_reader_finds_names_and_structure(browser: Chromium, page: Path) -> None:
+    browser.show(page, 1280)
+    found = browser.list_accessible()
+    roles = [role for role, _ in found]
+    for landmark in ("banner", "main", "contentinfo", "navigation"):
+        assert roles.count(landmark) == 1
+    assert ("heading", "KV caches of 2 models") in found
+    assert roles.count("grid") == 2
+    assert roles.count("gridcell") == 94 * 2 + 8 * 6
+    assert ("rowheader", "past_value") in found
+    assert ("columnheader", "93") in found
+    cells = [name for role, name in found if role == "gridcell"]
+    assert cells[0].startswith("past_key, layer 0. full attention, no token. FLOAT16")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_colors_are_those_of_the_readers_scheme(
+    browser: Chromium, page: Path, scheme: str
+) -> None:
+    browser.show(page, 1280, scheme=scheme)
+    colors = browser.evaluate(
+        "(({color, backgroundColor}) => [color, backgroundColor])(getComputedStyle(document.body))"
+    )
+    shade = ("light", "dark").index(scheme)
+    expected = [COLORS[name][shade].lstrip("#") for name in ("ink", "paper")]
+    assert colors == [
+        f"rgb({', '.join(str(int(color[at : at + 2], 16)) for at in (0, 2, 4))})"
+        for color in expected
+    ]

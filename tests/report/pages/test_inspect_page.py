@@ -1,0 +1,218 @@
+"""The page of ``inspect --html``: what a reader, a screen reader and a hostile name find in it."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import models
+import pytest
+from cache_models import MIXED, build_cache_model
+from contrast import compute_contrast
+from models import saved
+from window_sets import write_windows
+
+from onnxkvrename import load_rules
+from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary, inspect_model
+from onnxkvrename.layout.kinds import get_kind_traits, list_kinds
+from onnxkvrename.layout.window_sets import fold_windows
+from onnxkvrename.report.pages.frame import COLORS
+from onnxkvrename.report.pages.inspect_page import render_html
+from onnxkvrename.report.pages.map_table import KIND_COLORS
+
+HOSTILE = "</td></span><script>alert(1)</script>&amp;\"'{x}\x1b[2J\u202e\x00\udcff漢"
+SHOWN = "</td></span><script>alert(1)</script>&amp;\"'{x}\\x1b[2J\\u202e\\x00\\xff漢"
+VOID = {"meta"}
+
+
+class Page(HTMLParser):
+    """A page: its elements with attributes and text; whether each is closed where it should be."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.text = ""
+        self.found: list[tuple[str, dict[str, str], list[str]]] = []
+        self.open: list[tuple[str, list[str]]] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        texts: list[str] = []
+        self.found.append((tag, {name: value or "" for name, value in attrs}, texts))
+        if tag not in VOID:
+            self.open.append((tag, texts))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data: str) -> None:
+        if not any(tag in ("style", "script") for tag, _ in self.open):
+            self.text += data
+        for _, texts in self.open:
+            texts.append(data)
+
+    def find(self, tag: str, class_: str = "") -> list[str]:
+        """The texts of elements with a tag, and a class if one is given."""
+        return [
+            "".join(texts)
+            for name, attributes, texts in self.found
+            if name == tag and class_ in attributes.get("class", "")
+        ]
+
+    def attributes(self, tag: str) -> list[dict[str, str]]:
+        return [attributes for name, attributes, _ in self.found if name == tag]
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> ModelSummary:
+    """A model with buffers of every kind."""
+    model = build_cache_model(MIXED, tokens=("VLLM", "VLLM"), without={"past_key.7_VLLM"})
+    return inspect_model(saved(model, tmp_path / "mixed.onnx"), load_rules())._replace(
+        path="exports/llama/mixed.onnx"
+    )
+
+
+@pytest.fixture
+def hostile(mixed: ModelSummary) -> ModelSummary:
+    """A model with hostile names in every place."""
+    model = build_cache_model(("full",))
+    model.graph.output.append(models.info("hostile_RetainedState"))
+    buffers = tuple(
+        item._replace(
+            buffer=HOSTILE, input=HOSTILE, output=HOSTILE, shape=(HOSTILE, 2), dtype=HOSTILE
+        )
+        for item in mixed.buffers[:1]
+    )
+    findings = tuple(
+        item._replace(name=HOSTILE, message=HOSTILE, hint=HOSTILE) for item in mixed.findings
+    )
+    return mixed._replace(path=HOSTILE, buffers=buffers, findings=findings)
+
+
+def test_the_page_has_the_name_of_the_model(mixed: ModelSummary) -> None:
+    page = Page(render_html([mixed]))
+    assert page.find("title") == page.find("h1") == ["KV cache of llama/mixed.onnx"]
+    assert "exports/llama/mixed.onnx" in page.find("p", "path")
+    assert page.find("h2") == ["Map", "Findings", "Facts"]
+
+
+def test_of_several_models_each_has_a_section_and_a_link(mixed: ModelSummary) -> None:
+    page = Page(render_html([mixed, mixed._replace(path="b.onnx")]))
+    assert page.find("title") == ["KV caches of 2 models"]
+    assert page.find("h2") == ["exports/llama/mixed.onnx", "b.onnx"]
+    assert page.find("h3") == ["Map", "Findings", "Facts"] * 2
+    targets = [attributes["href"] for attributes in page.attributes("a")]
+    assert targets == [f"#{attributes['id']}" for attributes in page.attributes("section")]
+
+
+def test_the_map_is_one_table_with_a_header_for_each_layer_and_buffer(mixed: ModelSummary) -> None:
+    page = Page(render_html([mixed]))
+    headers = page.attributes("th")
+    assert [item["role"] for item in headers] == ["columnheader"] * 9 + ["rowheader"] * 6
+    assert page.find("th") == [
+        *("buffer", "0", "1", "2", "3", "4", "5", "6", "7"),
+        *("past_key", "past_value", "compressed_kv", "k_pe", "conv_state", "recurrent_state"),
+    ]
+    (table,) = page.attributes("table")
+    assert (table["role"], table["aria-label"]) == ("grid", "KV map of llama/mixed.onnx")
+    cells = page.attributes("td")
+    assert len(cells) == 8 * 6
+    assert {(cell["role"], cell["tabindex"]) for cell in cells} == {("gridcell", "0")}
+
+
+def test_a_cell_says_shape_dtype_bytes_and_both_names(mixed: ModelSummary) -> None:
+    first, *_ = Page(render_html([mixed])).find("span", "tip")
+    assert first.split("\n") == [
+        "past_key, layer 0. full attention, has the token. FLOAT16 [batch_size, 8, ctx_len, 64]. "
+        "1,024 bytes \N{MULTIPLICATION SIGN} batch_size \N{MULTIPLICATION SIGN} ctx_len. "
+        "past_key.0_VLLM \N{RIGHTWARDS ARROW} past_key.0_VLLM_RetainedState"
+    ]
+
+
+def test_a_cell_says_what_is_wrong_with_its_buffer(mixed: ModelSummary) -> None:
+    tips = Page(render_html([mixed])).find("span", "tip")
+    (broken,) = (tip for tip in tips if tip.startswith("past_key, layer 7."))
+    assert "full attention, broken. " in broken
+    assert broken.endswith("missing \N{RIGHTWARDS ARROW} past_key.7_VLLM_RetainedState")
+    assert "past_key, layer 2. no such buffer in this layer" in tips
+    assert "past_key, layer 5. layer without buffers" in tips
+
+
+def test_the_legend_is_in_words(mixed: ModelSummary) -> None:
+    page = Page(render_html([mixed]))
+    (legend,) = page.find("ul", "legend")
+    assert legend.split("\n") == [
+        *("Ffull attention", "Wsliding window", "MMLA", "Slinear state", "!broken"),
+        *(".no such buffer in this layer", "~layer without buffers", "UPPER CASE: has the token"),
+        "",
+    ]
+
+
+def test_hostile_names_are_text(hostile: ModelSummary) -> None:
+    html = render_html([hostile])
+    page = Page(html)
+    assert len(page.attributes("script")) == 1
+    assert "alert" not in page.find("script")[0]
+    assert page.text.count(SHOWN) >= 6
+    assert not set(html) & {"\x1b", "\u202e", "\x00", "\udcff"}
+    assert html.encode("utf-8")
+
+
+def test_no_name_is_in_a_style_or_a_script(mixed: ModelSummary) -> None:
+    renamed = tuple(
+        item._replace(buffer="zebra", input="zebra", output="zebra") for item in mixed.buffers[:1]
+    )
+    page = Page(render_html([mixed._replace(path="zebra", buffers=renamed)]))
+    assert not any("zebra" in text for tag in ("style", "script") for text in page.find(tag))
+
+
+def test_the_page_needs_nothing_from_elsewhere(mixed: ModelSummary) -> None:
+    html = render_html([mixed])
+    assert re.findall(r"\w+://[^\s\"']+", html) == []
+    assert not re.search(r"@import|@font-face|url\(|<link|src=", html)
+    assert not re.search(r"<[^>]+\s(style|on\w+)=", html)
+
+
+def test_a_page_is_the_same_wherever_it_is_made(
+    mixed: ModelSummary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = render_html([mixed])
+    for name, value in {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "20", "LANG": "C"}.items():
+        monkeypatch.setenv(name, value)
+    assert render_html([mixed]) == before
+
+
+def test_every_kind_has_a_color_that_can_be_read() -> None:
+    assert {get_kind_traits(kind).color for kind in list_kinds()} == KIND_COLORS.keys()
+    for color in KIND_COLORS.values():
+        for shade in (0, 1):
+            assert compute_contrast(color[shade], COLORS["paper"][shade]) >= 4.5
+
+
+def test_windows_of_a_set_are_one_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = sorted(write_windows(Path("set"), 94).rglob("*.onnx"))
+    page = Page(render_html(fold_windows(inspect_model(path, load_rules()) for path in paths)))
+    assert page.find("h1") == ["KV cache of 94 windows of Tiny in set"]
+    assert len(page.attributes("table")) == 1
+    assert len(page.attributes("td")) == 94 * 2
+
+
+def build_buffers(layers: int, parts: int) -> tuple[InspectedBuffer, ...]:
+    """Buffers of which no two neighbors are alike, with long names."""
+    one = InspectedBuffer(
+        0, "x", "", "full_attention", "plain", "FLOAT", (1,), "i" * 999, "o" * 999
+    )
+    return tuple(
+        one._replace(layer=layer, buffer=f"{part}{'b' * 999}", shape=(layer % 2,))
+        for layer in range(layers)
+        for part in range(parts)
+    )
+
+
+def test_a_page_of_a_hundred_thousand_buffers_stays_small() -> None:
+    html = render_html([ModelSummary("m.onnx", buffers=build_buffers(400, 250))])
+    assert len(html) < 10_000_000
+    assert "not shown: " in html
