@@ -7,6 +7,7 @@ sorted by layer, one piece of memory, axis 2 up to the length of the prompt.
 from __future__ import annotations
 
 import math
+import random
 from typing import NamedTuple
 from zlib import crc32
 
@@ -54,6 +55,68 @@ def describe_attention(
     """Describe key and value of some layers, for :func:`side_of`."""
     parts = ("past_key", "past_value")
     return tuple(f"{part}.{layer}:{shape}:{dtype}" for layer in layers for part in parts)
+
+
+def draw_sides(seed: int) -> tuple[Layout, Layout]:
+    """Draw two sides that are alike, or nearly."""
+    draw = random.Random(seed)
+    made = _draw_buffers(draw, draw.choice((1, 2, 3)))
+    known = _draw_sizes(draw)
+    other = known if draw.random() < 0.7 else _draw_sizes(draw)
+    return build_side_layout(*made, **known), build_side_layout(
+        *_change_buffers(draw, made), **other
+    )
+
+
+def _draw_buffers(draw: random.Random, count: int) -> list[str]:
+    """Describe some layers, each of some kind."""
+    made: list[str] = []
+    for layer in range(count):
+        kind = draw.choice(("attention", "attention", "attention", "linear", "mla"))
+        if kind == "attention":
+            axis = draw.choice(("ctx_len", "ctx_len", "sliding_window"))
+            dtype = draw.choice(("FLOAT16", "FLOAT16", "INT8"))
+            made += describe_attention(
+                layer, shape=f"{draw.choice((1, 2, 3))},{axis},4", dtype=dtype
+            )
+        elif kind == "linear":
+            made += [
+                f"conv_state.{layer}:6,3",
+                f"recurrent_state.{layer}:2,{draw.choice((2, 5))},4",
+            ]
+        else:
+            made += [f"compressed_kv.{layer}:1,ctx_len,6", f"k_pe.{layer}:1,ctx_len,2"]
+    return made
+
+
+def _change_buffers(draw: random.Random, made: list[str]) -> list[str]:
+    """Return buffers with something that goes wrong in practice, or with nothing changed."""
+    made = list(made)
+    for _ in range(draw.choice((0, 1, 1, 2))):
+        at = draw.randrange(len(made))
+        name, shape, dtype = (*made[at].split(":"), "FLOAT16")[:3]
+        dims = shape.split(",")
+        match draw.choice(("window", "window", "drop", "more", "heads", "dtype", "turn", "order")):
+            case "window":
+                other = {"ctx_len": "sliding_window", "sliding_window": "ctx_len"}
+                made[at] = f"{name}:{','.join(other.get(dim, dim) for dim in dims)}:{dtype}"
+            case "drop" if len(made) > 1:
+                del made[at]
+            case "more":
+                made += describe_attention(9)
+            case "heads":
+                made[at] = f"{name}:{','.join(['4', *dims[1:]])}:{dtype}"
+            case "dtype":
+                made[at] = f"{name}:{shape}:{'INT8' if dtype == 'FLOAT16' else 'FLOAT16'}"
+            case "turn" if len(dims) == 3 and "5" not in dims:
+                made[at] = f"{name}:{dims[1]},{dims[0]},{dims[2]}:{dtype}"
+            case "order":
+                draw.shuffle(made)
+    return made
+
+
+def _draw_sizes(draw: random.Random) -> dict[str, int]:
+    return {"ctx_len": draw.choice((9, 12)), "sliding_window": draw.choice((1, 3, 4, 7))}
 
 
 def build_side(label: str, layout: Layout, consumer: Consumer = CONSUMER) -> HandoffSide:

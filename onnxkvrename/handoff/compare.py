@@ -99,6 +99,7 @@ class Handoff(NamedTuple):
         requested_lengths: The prompt lengths that were asked for.
         shared_symbols: The symbols without a size that must be equal on both sides.
         root_causes: The findings that are wrong in the graphs themselves, with their buffers.
+        comparison: The facts that all this follows from.
     """
 
     consumer_name: str
@@ -113,6 +114,7 @@ class Handoff(NamedTuple):
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     verdict: HandoffVerdict
+    comparison: Comparison
     requested_lengths: tuple[int, ...] = ()
     shared_symbols: tuple[str, ...] = ()
     root_causes: tuple[RootCause, ...] = ()
@@ -183,6 +185,7 @@ def compare_sides(
         findings=tuple(findings),
         notes=tuple(notes),
         verdict=build_verdict(findings, root_causes, comparison, model_finding),
+        comparison=comparison,
         requested_lengths=tuple(dict.fromkeys(tokens)),
         shared_symbols=find_shared_symbols((prefill, decode), consumer, full_transfer),
         root_causes=root_causes,

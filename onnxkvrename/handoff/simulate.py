@@ -161,7 +161,7 @@ def simulate_transfer(setup: TransferSetup) -> SimulationResult:
     differing: dict[BufferId, list[tuple[int, int]]] = {each: [] for each in buffer_ids}
     truncated: dict[BufferId, list[tuple[int, int]]] = {each: [] for each in buffer_ids}
     refused: list[tuple[int, int]] = []
-    for first, last in _find_linear_segments(setup):
+    for first, last in find_linear_segments(setup):
         start, end = _simulate_prompt(setup, first), _simulate_prompt(setup, last)
         refused += _find_positive_ranges(first, last, start.excess, end.excess)
         for each in buffer_ids:
@@ -215,8 +215,12 @@ def _merge_each(
     return {buffer_id: merge_ranges(parts) for buffer_id, parts in ranges.items()}
 
 
-def _find_linear_segments(setup: TransferSetup) -> Iterator[tuple[int, int]]:
-    """Yield ranges of lengths within which no buffer becomes full, so that offsets are linear."""
+def find_linear_segments(setup: TransferSetup) -> Iterator[tuple[int, int]]:
+    """Yield ranges of lengths within which no buffer becomes full, so that offsets are linear.
+
+    Args:
+        setup: Both sides, with a size for every axis.
+    """
     sides = ((setup.prefill_inputs, setup.prefill), (setup.decode_inputs, setup.decode))
     sizes = {
         dim

@@ -63,7 +63,7 @@ def list_sides_without_token(handoff: Handoff) -> list[str]:
 
 def _format_outcome(handoff: Handoff) -> str:
     verdict = handoff.verdict
-    cause = "" if verdict.first_cause is None else f": {_format_cause(verdict.first_cause)}"
+    cause = "" if verdict.first_cause is None else f": {format_cause(verdict.first_cause)}"
     if verdict.outcome == "works":
         return f"works: {_format_transferred(handoff)}"
     if verdict.outcome == "corrupts":
@@ -75,7 +75,7 @@ def _format_outcome(handoff: Handoff) -> str:
         return f"would leave something behind{cause}"
     if verdict.outcome == "unknown":
         return f"cannot be foretold{_format_undecided(handoff) or cause}"
-    if not verdict.refused_ranges or _list_startup_codes(handoff):
+    if not verdict.refused_ranges or list_startup_codes(handoff):
         return f"would fail at start-up{cause}"
     if len(verdict.affected_ranges) > 1:
         ranges = _format_each_range(verdict.affected_ranges, verdict)
@@ -109,7 +109,7 @@ def _format_size_arguments(undecided: Sequence[RootCause]) -> str:
     return " ".join(map(escape_text, arguments))
 
 
-def _list_startup_codes(handoff: Handoff) -> list[str]:
+def list_startup_codes(handoff: Handoff) -> list[str]:
     """Return the codes of the findings that stop a side before any hand-off."""
     codes = [finding.code for finding in handoff.findings]
     return [code for code in codes if code in STARTUP_FAILURE_CODES]
@@ -137,7 +137,7 @@ def _format_each_range(affected: Sequence[AffectedRange], verdict: HandoffVerdic
 
 
 def _format_causes(affected: AffectedRange) -> str:
-    causes = dict.fromkeys(map(_format_cause, affected.causes))
+    causes = dict.fromkeys(map(format_cause, affected.causes))
     return f": {' and '.join(causes)}" if causes else ""
 
 
@@ -145,7 +145,8 @@ def _list_codes(affected: AffectedRange) -> tuple[str, ...]:
     return tuple(dict.fromkeys(cause.finding.code for cause in affected.causes))
 
 
-def _format_cause(cause: RootCause) -> str:
+def format_cause(cause: RootCause) -> str:
+    """Return a cause in few words, with the code of its finding."""
     return f"{escape_text(cause.summary)} ({cause.finding.code})"
 
 
@@ -238,8 +239,8 @@ def build_table_rows(handoff: Handoff) -> list[tuple[str, ...]]:
             escape_text(result.pair.present_buffer.part),
             result.pair.present_buffer.layer,
             (
-                *_format_pair_types(handoff, result.pair),
-                _format_state(result, handoff.verdict),
+                *format_pair_types(handoff, result.pair),
+                format_state(result, handoff.verdict),
             ),
         )
         for result in handoff.pair_results
@@ -249,7 +250,8 @@ def build_table_rows(handoff: Handoff) -> list[tuple[str, ...]]:
     ]
 
 
-def _format_pair_types(handoff: Handoff, pair: BufferPair) -> tuple[str, str]:
+def format_pair_types(handoff: Handoff, pair: BufferPair) -> tuple[str, str]:
+    """Return dtype and shape of a buffer on prefill and on decode, ``same`` if they are equal."""
     sides = ((handoff.prefill, pair.prefill), (handoff.decode, pair.decode))
     prefill, decode = (
         "-" if buffer is None else escape_text(format_buffer_type(side.layout, buffer))
@@ -258,7 +260,8 @@ def _format_pair_types(handoff: Handoff, pair: BufferPair) -> tuple[str, str]:
     return prefill, "same" if prefill == decode else decode
 
 
-def _format_state(result: PairResult, verdict: HandoffVerdict) -> str:
+def format_state(result: PairResult, verdict: HandoffVerdict) -> str:
+    """Return what becomes of a buffer for all prompts: ``ok``, ``wrong for every prompt``."""
     code = "" if result.code is None else f" ({result.code})"
     if result.pair.decode is None:
         return f"left behind{code}"
@@ -280,14 +283,14 @@ def render_prompt_lines(handoff: Handoff) -> Iterator[str]:
     is_renamed = handoff.has_token and list_sides_without_token(handoff)
     condition = ", once renamed" if is_renamed else ""
     for tokens in handoff.requested_lengths:
-        outcome = _format_prompt_outcome(handoff, tokens)
+        outcome = format_prompt_outcome(handoff, tokens)
         yield f"a prompt of {format_token_count(tokens)}{condition}: {outcome}"
 
 
-def _format_prompt_outcome(handoff: Handoff, tokens: int) -> str:
+def format_prompt_outcome(handoff: Handoff, tokens: int) -> str:
     """Return what becomes of a prompt, or the arguments that decide it."""
     verdict = handoff.verdict
-    startup_codes = _list_startup_codes(handoff)
+    startup_codes = list_startup_codes(handoff)
     if startup_codes:
         return f"never begins ({startup_codes[0]})"
     if verdict.longest_prompt is None and tokens >= UNLIMITED_LENGTH:

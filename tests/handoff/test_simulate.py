@@ -1,9 +1,13 @@
 from __future__ import annotations
 
-import random
-
 import pytest
-from handoff_sides import CONSUMER, build_side_layout, describe_attention, transfer_bytes
+from handoff_sides import (
+    CONSUMER,
+    build_side_layout,
+    describe_attention,
+    draw_sides,
+    transfer_bytes,
+)
 
 from onnxkvrename.handoff.simulate import (
     build_transfer_setup,
@@ -12,69 +16,6 @@ from onnxkvrename.handoff.simulate import (
     simulate_transfer,
     subtract_ranges,
 )
-from onnxkvrename.layout.layout import Layout
-
-PLAIN = ("2,ctx_len,4", "1,ctx_len,8", "2,sliding_window,4", "2,5,4", "ctx_len,2,4")
-
-
-def layers(draw: random.Random, count: int) -> list[str]:
-    """So many layers, each of some kind."""
-    made: list[str] = []
-    for layer in range(count):
-        kind = draw.choice(("attention", "attention", "attention", "linear", "mla"))
-        if kind == "attention":
-            axis = draw.choice(("ctx_len", "ctx_len", "sliding_window"))
-            dtype = draw.choice(("FLOAT16", "FLOAT16", "INT8"))
-            made += describe_attention(
-                layer, shape=f"{draw.choice((1, 2, 3))},{axis},4", dtype=dtype
-            )
-        elif kind == "linear":
-            made += [
-                f"conv_state.{layer}:6,3",
-                f"recurrent_state.{layer}:2,{draw.choice((2, 5))},4",
-            ]
-        else:
-            made += [f"compressed_kv.{layer}:1,ctx_len,6", f"k_pe.{layer}:1,ctx_len,2"]
-    return made
-
-
-def changed(draw: random.Random, made: list[str]) -> list[str]:
-    """The same, but for something that goes wrong in practice, or for nothing."""
-    made = list(made)
-    for _ in range(draw.choice((0, 1, 1, 2))):
-        at = draw.randrange(len(made))
-        name, shape, dtype = (*made[at].split(":"), "FLOAT16")[:3]
-        dims = shape.split(",")
-        match draw.choice(("window", "window", "drop", "more", "heads", "dtype", "turn", "order")):
-            case "window":
-                other = {"ctx_len": "sliding_window", "sliding_window": "ctx_len"}
-                made[at] = f"{name}:{','.join(other.get(dim, dim) for dim in dims)}:{dtype}"
-            case "drop" if len(made) > 1:
-                del made[at]
-            case "more":
-                made += describe_attention(9)
-            case "heads":
-                made[at] = f"{name}:{','.join(['4', *dims[1:]])}:{dtype}"
-            case "dtype":
-                made[at] = f"{name}:{shape}:{'INT8' if dtype == 'FLOAT16' else 'FLOAT16'}"
-            case "turn" if len(dims) == 3 and "5" not in dims:
-                made[at] = f"{name}:{dims[1]},{dims[0]},{dims[2]}:{dtype}"
-            case "order":
-                draw.shuffle(made)
-    return made
-
-
-def sizes(draw: random.Random) -> dict[str, int]:
-    return {"ctx_len": draw.choice((9, 12)), "sliding_window": draw.choice((1, 3, 4, 7))}
-
-
-def drawn(seed: int) -> tuple[Layout, Layout]:
-    """Two sides that are alike, or nearly."""
-    draw = random.Random(seed)
-    made = layers(draw, draw.choice((1, 2, 3)))
-    known = sizes(draw)
-    other = known if draw.random() < 0.7 else sizes(draw)
-    return build_side_layout(*made, **known), build_side_layout(*changed(draw, made), **other)
 
 
 @pytest.mark.parametrize("full_transfer", [False, True])
@@ -82,7 +23,7 @@ def drawn(seed: int) -> tuple[Layout, Layout]:
 def test_the_simulation_agrees_with_a_transfer_of_real_bytes(
     seed: int, full_transfer: bool
 ) -> None:
-    prefill, decode = drawn(seed)
+    prefill, decode = draw_sides(seed)
     longest = 9
     scene = build_transfer_setup(
         prefill, decode, CONSUMER, full_transfer=full_transfer, longest_prompt=longest
@@ -98,9 +39,12 @@ def test_the_simulation_agrees_with_a_transfer_of_real_bytes(
 
 
 def test_the_witness_sees_both_ways_to_go_wrong() -> None:
-    outcomes = {transfer_bytes(*drawn(seed), 5).refused for seed in range(40)}
-    wrong = [seed for seed in range(40) if transfer_bytes(*drawn(seed), 5).wrong]
-    right = [seed for seed in range(40) if transfer_bytes(*drawn(seed), 5) == (False, frozenset())]
+    transfers = [transfer_bytes(*draw_sides(seed), 5) for seed in range(40)]
+    outcomes = {each.refused for each in transfers}
+    wrong = [each for each in transfers if each.wrong]
+    right = [
+        seed for seed in range(40) if transfer_bytes(*draw_sides(seed), 5) == (False, frozenset())
+    ]
     assert outcomes == {True, False}
     assert len(wrong) > 5 < len(right)
 
