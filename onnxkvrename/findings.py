@@ -127,9 +127,10 @@ class Finding(NamedTuple):
     Attributes:
         code: One of `CODES`.
         severity: That of the code, or ``error`` under ``--strict``.
-        name: The value or the file that it is about; empty for the model itself, and for
-            several names, which the message counts.
-        message: A sentence; without its subject where that is `name`.
+        name: The value or the file that it is about, the first of several; empty for the model
+            itself.
+        message: A sentence without its subject, which is `name`. About several names it is a
+            whole sentence, which counts them.
         hint: How to fix it.
     """
 
@@ -138,6 +139,11 @@ class Finding(NamedTuple):
     name: str
     message: str
     hint: str
+
+    @property
+    def subject(self) -> str:
+        """The name to show before the message; empty if the message says it: ``(first: NAME)``."""
+        return "" if f"(first: {self.name})" in self.message else self.name
 
 
 class CheckError(KvRenameError):
@@ -184,10 +190,30 @@ def build_names_finding(
         hint: How to fix it.
         shown: How many of several names the message shows.
     """
-    if len(names) == 1:
-        return build_finding(code, names[0], messages[0], hint)
-    listed = f"first: {names[0]}" if shown == 1 else format_list(names, limit=shown)
+    if shown == 1 or len(names) == 1:
+        return build_finding(code, names[0], begin_message(names, *messages), hint)
+    listed = format_list(names, limit=shown)
     return build_finding(code, "", f"{len(names):,} names ({listed}) {messages[1]}", hint)
+
+
+def begin_message(names: Sequence[str], singular: str, plural: str, noun: str = "names") -> str:
+    """Return the beginning of a message about one name, the finding's own, or about several.
+
+    ``carries`` for one name, which goes before the message; ``8 names (first: past_key.0) carry``
+    for eight.
+
+    Args:
+        names: The names, that of the finding first.
+        singular: The verb for one name.
+        plural: The verb for several.
+        noun: What the names are, in the plural.
+    """
+    return singular if len(names) == 1 else f"{len(names):,} {noun} (first: {names[0]}) {plural}"
+
+
+def format_count(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun: ``1 buffer``, ``8 buffers``, ``1 axis``, ``2 axes``."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def promote_to_errors(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -3,9 +3,11 @@ from __future__ import annotations
 import pytest
 
 from onnxkvrename.findings import (
+    begin_message,
     build_finding,
     build_names_finding,
     find_similar,
+    format_count,
     format_list,
     promote_to_errors,
     serialize_finding,
@@ -61,6 +63,26 @@ def test_a_finding_about_several_names_counts_them_first() -> None:
     one = build_names_finding("KV116", ["a"], wrong, "rename it")
     many = build_names_finding("KV116", ["a", "b"], wrong, "rename them")
     assert (one.name, one.message) == ("a", "carries no token")
-    assert (many.name, many.message) == ("", "2 names (first: a) carry no token")
+    assert (many.name, many.message) == ("a", "2 names (first: a) carry no token")
     listed = build_names_finding("KV116", ["a", "b", "c"], wrong, "rename them", shown=2)
     assert listed.message == "3 names (a, b and 1 more) carry no token"
+
+
+def test_a_message_about_several_names_begins_with_their_number_and_the_first() -> None:
+    one, both = (
+        build_finding("KV601", names[0], f"{begin_message(names, 'is', 'are')} lost", "fix it")
+        for names in (["a"], ["a", "b"])
+    )
+    assert (one.subject, one.message) == ("a", "is lost")
+    assert (both.subject, both.message) == ("", "2 names (first: a) are lost")
+    assert both.name == "a"
+    assert begin_message("abc", "is", "are", "buffers") == "3 buffers (first: a) are"
+
+
+def test_a_number_goes_with_its_noun() -> None:
+    assert [format_count(count, "name") for count in (0, 1, 1000)] == [
+        "0 names",
+        "1 name",
+        "1,000 names",
+    ]
+    assert [format_count(count, "axis", "axes") for count in (1, 2)] == ["1 axis", "2 axes"]

@@ -87,7 +87,7 @@ def test_the_consumer_cannot_take_it(growing: Path, run) -> None:
     outcome = run("check-consumer", growing)
     assert "error KV120: past_key.0_vllmKvCache_RetainedState is longer" in outcome.err
     assert ", like 3 more, and cannot go back into it: vllm-qaic retains" in outcome.err
-    assert outcome.out.endswith("vllm-qaic cannot take it\n")
+    assert outcome.out.endswith("vllm-qaic cannot use it\n")
 
 
 def test_a_hand_off_does_not_work_whatever_the_context(growing: Path, tmp_path: Path, run) -> None:

@@ -41,8 +41,8 @@ def test_the_same_token_may_be_given_as_well(decoder: Path, run) -> None:
     ("options", "said"),
     [
         (["--target", "vllm-qaic", "--prefix", "VLLM"], "vllm-qaic requires vllmKvCache"),
-        (["--target", "vllm-qaic", "--strip"], "--strip and --target cannot both be"),
-        (["--target", "vllm"], "no target is called vllm (did you mean vllm-qaic?)"),
+        (["--target", "vllm-qaic", "--strip"], "--strip and --target vllm-qaic cannot be combined"),
+        (["--target", "vllm"], "no such target: vllm (did you mean vllm-qaic?)"),
         (["--prefix", "VLLM", "--full-transfer"], "--full-transfer is for --target"),
     ],
 )
@@ -62,7 +62,7 @@ def test_what_the_consumer_cannot_take_is_not_written(tmp_path: Path, run) -> No
     before = path.read_bytes()
     outcome = run(path, "--target", "vllm-qaic")
     assert outcome.code == 1
-    assert "error KV604: no output starts with log" in outcome.err
+    assert "error KV604: the model has no logits output" in outcome.err
     assert path.read_bytes() == before
     assert run(path, "--prefix", "vllmKvCache").code == 0
 
@@ -80,7 +80,10 @@ def test_names_are_judged_as_they_will_be(tmp_path: Path, run) -> None:
     shutil.copyfile(FIXTURES / "plain" / "internal_suffix.onnx", path)
     outcome = run(path, "--target", "vllm-qaic")
     assert outcome.code == 1
-    assert "error KV602: past_key.0_vllmKvCache_InternalRetainedState" in outcome.err
+    assert (
+        "error KV602: 4 outputs (first: past_key.0_vllmKvCache_InternalRetainedState)"
+        in outcome.err
+    )
     assert run(path, "--target", "vllm-qaic", "--normalize").code == 0
 
 

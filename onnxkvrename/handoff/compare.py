@@ -1,4 +1,4 @@
-"""Compare prefill and decode: whether a hand-off works, and what goes wrong for which prompts."""
+"""Compare prefill and decode: whether a hand-off works, and which prompts go wrong and why."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.findings import Finding, begin_message, build_finding
 from onnxkvrename.handoff.comparison import BufferPair, Comparison, build_comparison
 from onnxkvrename.handoff.consumer import Consumer, MemoryKind
 from onnxkvrename.handoff.root_causes import RootCause, find_root_causes
@@ -43,6 +43,14 @@ from onnxkvrename.handoff.worker import (
     find_longest_prompt,
     find_shared_symbols,
 )
+
+_SHIFTING_CAUSES = {
+    ("KV613", "KV614", "KV615", "KV618"): "shape mismatch",
+    ("KV612",): "dtype mismatch",
+    ("KV611", "KV620"): "missing buffers",
+    ("KV605",): "truncated buffers",
+}
+"""Codes of root causes that shift other buffers, with what to call each."""
 
 
 class PairResult(NamedTuple):
@@ -85,8 +93,8 @@ class Handoff(NamedTuple):
 
     Attributes:
         consumer_name: The consumer on both sides.
-        memory: Where it puts what it hands over.
-        has_token: Whether it selects buffers by a token, which a rename can give.
+        memory: Where it puts the buffers that it hands over.
+        has_token: Whether it selects buffers by a token, which a rename can add.
         full_transfer: Whether all of each buffer is moved, whatever the prompt.
         ranks: The tensor parallel sizes that were asked for.
         prefill: The side that writes.
@@ -95,7 +103,7 @@ class Handoff(NamedTuple):
         simulated_prompts: The simulated prompts, the shortest first.
         findings: All findings, causes before consequences.
         notes: Harmless differences that are worth knowing.
-        verdict: What becomes of the hand-off.
+        verdict: The overall result.
         requested_lengths: The prompt lengths that were asked for.
         shared_symbols: The symbols without a size that must be equal on both sides.
         root_causes: The findings that are wrong in the graphs themselves, with their buffers.
@@ -146,16 +154,15 @@ def compare_sides(
         full_transfer: Whether the consumer moves all of each buffer, whatever the prompt.
         tokens: Prompt lengths to simulate, in addition to those at which something changes.
             Lengths beyond the context of a side are not simulated.
-        more_findings: What else is wrong with the two sides together.
-        more_notes: What else is worth knowing of them.
+        more_findings: Further findings about the two sides together.
+        more_notes: Further notes about them.
 
     Raises:
         KvRenameError: The consumer hands nothing from one model to another.
     """
     if consumer.memory == "none":
         raise KvRenameError(
-            f"{consumer.name} hands nothing from one model to another: it runs prefill and decode "
-            "with one",
+            f"nothing to compare: {consumer.name} runs prefill and decode with one model",
             hint=f"onnxkvrename check-consumer MODEL --target {consumer.name} checks that model",
         )
     comparison = build_comparison(prefill, decode, consumer, full_transfer)
@@ -223,8 +230,8 @@ def _collect_findings(
     notes = list_order_notes(prefill, decode, setup.consumer)
     if setup.consumer.memory == "separate" and comparison.differences:
         notes.append(
-            f"what the runtime of {setup.consumer.name} does with an array of another size is not "
-            "documented: it may also refuse it"
+            f"it is not documented how the runtime of {setup.consumer.name} treats an array of "
+            "another size; it may refuse it"
         )
     if {finding.code for finding in findings} <= {"KV616"}:  # it works, once renamed
         notes += list_model_notes(writer, reader)
@@ -292,14 +299,17 @@ def _check_order(setup: TransferSetup) -> list[Finding]:
     ]
     if not misplaced:
         return []
-    output, place = misplaced[0]
-    more = f", one of {len(misplaced)} in the wrong place" if len(misplaced) > 1 else ""
+    _, place = misplaced[0]
+    names = [each.value.name for each, _ in misplaced]
+    where = f"where decode reads {place.value.name}"
+    if len(names) > 1:
+        where = f"where decode reads other buffers, the first one where it reads {place.value.name}"
     finding = build_finding(
         "KV617",
-        output.value.name,
-        f"would land in the place of {place.value.name}{more}: the order of prefill's "
-        f"outputs is not that of decode's inputs",
-        "name both sides alike: order is all that the consumer pairs by",
+        names[0],
+        f"{begin_message(names, 'is', 'are', 'outputs')} written {where}: prefill's outputs and "
+        "decode's inputs have different orders",
+        "use the same names on both sides: the consumer pairs by order only",
     )
     return [finding]
 
@@ -324,25 +334,32 @@ def _check_shifted_buffers(
     buffer_id = next(each for each, ranges in shifted.items() if is_in_ranges(tokens, ranges))
     names = {pair.buffer_id: pair.name for pair in comparison.pairs}
     is_refused = is_in_ranges(tokens, simulation.refused_ranges)
+    later = f"{_format_later_count(len(shifted) - 1)}, and " if len(shifted) > 1 else ""
+    effect = REFUSALS[setup.consumer.memory] if is_refused else "decode cannot detect it"
     finding = build_finding(
         "KV618",
         names.get(buffer_id, buffer_id[1]),
-        f"is looked for {_format_offsets(buffer_id, comparison, tokens)}"
-        f"{_format_later_count(len(shifted) - 1)}; "
-        + (REFUSALS[setup.consumer.memory] if is_refused else "decode does not notice"),
-        f"{'mend what stands above' if root_ids else 'compile both for the same context'}: "
-        "each side counts offsets from its own shapes"
-        if setup.consumer.memory == "shared"
-        else "name both sides alike: buffers are handed over by their positions",
+        f"is shifted: {_format_offsets(buffer_id, comparison, tokens)}; {later}{effect}",
+        _choose_shift_hint(comparison, root_causes),
     )
     return [finding]
 
 
+def _choose_shift_hint(comparison: Comparison, root_causes: Sequence[RootCause]) -> str:
+    """Return what to do about buffers that are shifted: mostly, to repair the root cause."""
+    if comparison.setup.consumer.memory == "separate":
+        return "use the same names on both sides: buffers are handed over by position"
+    for codes, cause in _SHIFTING_CAUSES.items():
+        if any(root.buffer_ids and root.finding.code in codes for root in root_causes):
+            return f"fix the {cause} above"
+    return "compile both for the same context: each side computes offsets from its own shapes"
+
+
 def _format_offsets(buffer_id: BufferId, comparison: Comparison, tokens: int) -> str:
-    """Return where decode looks for a buffer, and where prefill wrote it."""
+    """Return where decode reads a buffer, and where prefill wrote it."""
     setup, placeholder = comparison.setup, comparison.window_placeholder
     if setup.consumer.memory == "separate":
-        return "in another array than prefill wrote it to"
+        return "decode reads it from a different array than prefill wrote it to"
     written = zip(setup.prefill_outputs, setup.build_prefill_slots(tokens), strict=False)
     written_at = next(slot.offset for output, slot in written if output.buffer_id == buffer_id)
     decode_slots = setup.build_decode_slots(tokens)
@@ -351,15 +368,16 @@ def _format_offsets(buffer_id: BufferId, comparison: Comparison, tokens: int) ->
         setup.full_transfer or tokens > placeholder
     )
     if depends_on_placeholder or max(written_at, read_at) >= UNKNOWN_SIZE:
-        return "at another byte than prefill wrote it to"
+        return "decode reads it at a different byte than prefill wrote it to"
     prompt = format_token_count(tokens)
-    return f"at byte {read_at:,}, but was written to byte {written_at:,}, for a prompt of {prompt}"
+    return (
+        f"decode reads it at byte {read_at:,}, prefill wrote it at {written_at:,} (prompt of "
+        f"{prompt})"
+    )
 
 
 def _format_later_count(count: int) -> str:
-    if count == 0:
-        return ""
-    return ", and so is the one behind it" if count == 1 else f", and so are {count} behind it"
+    return "1 later buffer shifts too" if count == 1 else f"{count:,} later buffers shift too"
 
 
 def _simulate_prompts(

@@ -58,22 +58,24 @@ class Consumer(NamedTuple):
             `None` if that is not known, which makes it a warning.
         checks: Further checks of this consumer alone. Each takes a layout and whether all of each
             buffer is moved, and yields findings.
-        selected_inputs: What names of selected inputs look like, for messages: ``past_key* or
+        selected_inputs: The pattern of the names of selected inputs, for messages: ``past_key* or
             past_value*``. Only for a consumer without a token.
         selected_outputs: The same for outputs; empty if they look like inputs.
+        output_suffix: The suffix that an output needs so that the consumer derives its input's
+            name, for messages: ``_RetainedState``. Empty if it derives names in another way.
         unselected_hint: What to do about such a name, where no token makes the consumer select
             it.
         is_written_elsewhere: Returns whether another model writes an input of this name, as an
             encoder does, so that it needs no output. `None` if every input needs one.
-        memory: Where it puts what it hands over.
-        configure: Returns the consumer as it is configured beside the models of a layout. Raises
+        memory: Where it puts the buffers that it hands over.
+        configure: Returns the consumer with the configuration beside the models of a layout. Raises
             `KvRenameError` for a configuration that cannot be used. `None` for a consumer without
             one.
         refusal: Why no token may go into the names of its models; empty if one may.
-        setting: The setting of its program that makes it this consumer, empty for the default:
+        setting: The setting of its program that selects this consumer, empty for the default:
             ``VLLM_QAIC_USE_LEGACY_SLICING_SPEC=1``.
         alternative: The name of the same program with another setting, which `check-consumer`
-            mentions where that one can take what this one cannot; empty for none.
+            mentions where that one can take a model that this one cannot; empty for none.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Consumer(NamedTuple):
     checks: tuple[Callable[[Layout, bool], Iterator[Finding]], ...] = ()
     selected_inputs: str = ""
     selected_outputs: str = ""
+    output_suffix: str = ""
     unselected_hint: str = ""
     is_written_elsewhere: Callable[[str], bool] | None = None
     memory: MemoryKind = "shared"
@@ -104,8 +107,8 @@ class Consumer(NamedTuple):
 
     @property
     def selecting_trait(self) -> str:
-        """Why it selects a name: ``carries vllmKvCache``, ``is named past_key*``."""
-        return f"carries {self.token}" if self.token else f"is named {self.selected_inputs}"
+        """What it selects names by: ``the token vllmKvCache``, ``the pattern past_key*``."""
+        return f"the token {self.token}" if self.token else f"the pattern {self.selected_inputs}"
 
 
 ConsumerCheck = Callable[[Consumer, Layout, bool], Iterator[Finding]]

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.findings import Finding, begin_message, build_finding
 from onnxkvrename.handoff import name_checks
 from onnxkvrename.handoff.consumer import Consumer
-from onnxkvrename.handoff.name_checks import format_similar_count
 from onnxkvrename.handoff.selection import (
     SelectedValue,
     Selection,
@@ -35,16 +34,16 @@ inputs."""
 _UNKNOWN_UPDATES = (
     (
         "unknown",
-        "is not shown to have the size and the content of its input",
-        "onnxkvrename verify --run MODEL runs the model, and compares both",
+        "the graph does not show that",
+        "onnxkvrename verify --run MODEL runs the model and compares both",
     ),
     (
         "untraced",
-        "was not traced",
-        "give the model itself, or a manifest that onnxkvrename manifest MODEL -o FILE wrote anew",
+        "the graph was not traced to see whether",
+        "pass the model itself, or write the manifest again: onnxkvrename manifest MODEL -o FILE",
     ),
 )
-"""Kinds of updates that leave it open, the message for each, and what to do."""
+"""Kinds of updates that leave it open, the reason for each, and what to do."""
 
 
 class ConsumerProblem(NamedTuple):
@@ -152,14 +151,14 @@ def is_empty_shape(shape: Shape) -> bool:
 
 
 def describe_content(buffer: KvBuffer) -> str:
-    """Return why a cut to the prompt's length loses a part of a buffer: ``is a state``."""
+    """Return what a buffer contains that a cut to the prompt's length destroys: ``a state``."""
     if buffer.is_state:
-        return "is a state"
+        return "a state"
     if buffer.traits.grows_with == "encoder":
-        return "holds what the encoder wrote"
+        return "the encoder's output"
     if buffer.has_no_prompt_axis:
-        return "is written once, whatever the prompt"
-    return "has its context on another axis"
+        return "values written once, whatever the prompt"
+    return "the context is on another axis"
 
 
 def count_appended_outputs(layout: Layout, consumer: Consumer) -> int:
@@ -171,7 +170,7 @@ def count_appended_outputs(layout: Layout, consumer: Consumer) -> int:
 
 
 def has_wrong_output_count(layout: Layout, selection: Selection, consumer: Consumer) -> bool:
-    """Return whether prefill would stop as it has not as many outputs as inputs.
+    """Return whether prefill would stop because inputs and outputs differ in number.
 
     Where prefill appends outputs to those of buffers, it drops the last of all. The rest must be
     as many as the inputs, or one more. Only prefill counts them.
@@ -209,15 +208,16 @@ def _check_unknown_updates(layout: Layout, consumer: Consumer) -> Iterator[Findi
     """Yield KV113, once for all buffers of which nothing shows whether they go back."""
     if consumer.needs_in_place is False:
         return
-    for kind, message, hint in _UNKNOWN_UPDATES:
+    for kind, reason, hint in _UNKNOWN_UPDATES:
         buffers = [b for b in layout.buffers if b.update.kind == kind and len(b.names) == 2]
         if buffers:
             names = [buffer.output or "" for buffer in buffers]
             yield build_finding(
                 "KV113",
                 names[0],
-                f"{message}{format_similar_count(names)}: whether it goes back into "
-                f"{buffers[0].input} as it is, as {consumer.name} needs it, is not known",
+                f"{begin_message(names, 'is', 'are', 'outputs')} not proved to fit back into "
+                f"{f'its input {buffers[0].input}' if len(names) == 1 else 'their inputs'}, as "
+                f"{consumer.name} requires: {reason} size and order of the content stay the same",
                 hint,
             )
 
@@ -232,9 +232,9 @@ def _check_dtypes(layout: Layout, selection: Selection, consumer: Consumer) -> C
         build_finding(
             "KV610",
             names[0],
-            f"is {dtype}{format_similar_count(names)}, of which {consumer.name} does not know the "
-            "size",
-            "compile it to another precision, and check with its file: --custom-io FILE",
+            f"{begin_message(names, 'has', 'have', 'buffers')} the dtype {dtype}, for which "
+            f"{consumer.name} has no element size",
+            "compile with another precision, and check again with its file: --custom-io FILE",
         )
         for dtype, names in names_of.items()
     )
@@ -258,7 +258,8 @@ def _check_shapes(layout: Layout, selection: Selection, consumer: Consumer) -> C
         finding = build_finding(
             "KV610",
             names[0],
-            f"has no shape that tells its bytes{format_similar_count(names)}",
+            f"{begin_message(names, 'has', 'have', 'buffers')} no shape or an empty one; "
+            f"{consumer.name} cannot compute the bytes to move",
             "export the model again, with shapes",
         )
         findings = (finding,)

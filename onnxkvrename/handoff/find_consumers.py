@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from onnxkvrename.rules.plugins import Plugin
 
 DEFAULT_CONSUMER = "vllm-qaic"
-"""The consumer of a command that is given no ``--target``, however many there are."""
+"""The consumer of a command without ``--target``."""
 PLUGIN_GROUP = "onnxkvrename.consumers"
 
 
@@ -48,12 +48,12 @@ def load_consumer(name: str) -> Consumer:
     if plugin is not None:
         return _load_plugin(plugin)
     known = list_consumers()
-    hint = suggest_similar(name, known) or f"there are: {', '.join(known)}"
-    raise KvRenameError(f"no target is called {name}", hint=hint)
+    hint = suggest_similar(name, known) or f"targets: {', '.join(known)}"
+    raise KvRenameError(f"no such target: {name}", hint=hint)
 
 
 def configure_consumer(consumer: Consumer, layout: Layout) -> Consumer:
-    """Return the consumer as it is configured beside the models of a layout.
+    """Return the consumer with the configuration beside the models of a layout.
 
     Raises:
         KvRenameError: The configuration cannot be read or used.
@@ -73,14 +73,16 @@ def choose_token(name: str, prefix: str | None, *, strip: bool) -> str | None:
         The consumer's token, or `prefix` where it has none of its own.
 
     Raises:
-        KvRenameError: There is no such consumer; it wants another token, or takes no renamed
-            model; or the token is missing.
+        KvRenameError: There is no such consumer; it requires another token, or cannot take a
+            renamed model; or the token is missing.
     """
     consumer = load_consumer(name)
     if not consumer.token:
         return _choose_free_token(consumer, prefix, strip)
     if strip:
-        raise KvRenameError("--strip and --target cannot both be: a consumer wants its token")
+        raise KvRenameError(
+            f"--strip and --target {name} cannot be combined: {name} requires its token"
+        )
     if prefix not in (None, consumer.token):
         raise KvRenameError(
             f"--prefix {prefix}: {name} requires {consumer.token}", hint="leave out --prefix"
@@ -92,18 +94,19 @@ def _choose_free_token(consumer: Consumer, prefix: str | None, strip: bool) -> s
     check = f"onnxkvrename check-consumer MODEL --target {consumer.name}"
     if consumer.refusal and not strip:
         raise KvRenameError(
-            f"{consumer.name} takes no renamed model: {consumer.refusal}",
+            f"{consumer.name} cannot take a renamed model: {consumer.refusal}",
             hint=f"leave the names as they are; {check}",
         )
     if consumer.configure is not None:
         raise KvRenameError(
-            f"--target {consumer.name}: it reads names from a file that a rename changes, too",
+            f"--target {consumer.name} cannot check a rename: it reads names from a file that the "
+            "rename changes as well",
             hint=f"rename without --target, then {check}",
         )
     if prefix is None and not strip:
         raise KvRenameError(
-            f"--target {consumer.name}: it selects names without a token",
-            hint=f"say --prefix TOKEN, or for the names as they are {check}",
+            f"--target {consumer.name} has no token of its own: it selects names without one",
+            hint=f"pass --prefix TOKEN, or check the names as they are: {check}",
         )
     return prefix
 

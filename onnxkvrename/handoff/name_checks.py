@@ -9,17 +9,17 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.findings import Finding, begin_message, build_finding, format_count
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import Selection, find_non_kv_selected
 from onnxkvrename.layout.layout import KvBuffer, Layout
 
 _TEMPLATE_HINT = (
-    "mend the template in your rules (--rules FILE): the consumer expects another place"
+    "fix the template in your rules (--rules FILE): the consumer reads the layer at another place"
 )
 
 
-RULES_HINT = "say in your rules how names are made: input_name and output_name (--rules FILE)"
+RULES_HINT = "set input_name and output_name in your rules (--rules FILE)"
 """What to do where a name lacks what a consumer selects, and no token helps."""
 
 
@@ -39,15 +39,17 @@ def format_rename_command(layout: Layout, consumer: Consumer, *options: str) -> 
 
 
 def format_renaming_hint(consumer: Consumer) -> str:
-    """Return what to do about the name of a selected value that is no KV buffer."""
+    """Return what to do about the name of a selected value that is not a KV buffer."""
     if consumer.token:
-        return f"take {consumer.token} out of that name where the model is exported"
-    return "give it another name where the model is exported"
+        return f"export the model without {consumer.token} in that name"
+    return "export the model with another name for it"
 
 
-def format_similar_count(names: Sequence[str]) -> str:
-    """Return how many names there are besides the first: ``, like 7 more``, or nothing."""
-    return f", like {len(names) - 1} more" if len(names) > 1 else ""
+def describe_non_kv(names: Sequence[str], consumer: Consumer) -> str:
+    """Return that selected values are not KV buffers, with the reason why they are selected."""
+    beginning = begin_message(names, "is not a KV buffer", "are not KV buffers", "values")
+    them = "it" if len(names) == 1 else "them"
+    return f"{beginning}, but {consumer.name} selects {them} by {consumer.selecting_trait}"
 
 
 def list_buffer_names(layout: Layout, consumer: Consumer) -> Iterator[BufferName]:
@@ -66,47 +68,66 @@ def check_unselected_names(
 ) -> Iterator[Finding]:
     """Yield KV601, once for all names that are not selected for the same reason."""
     selected = {each.name for each in names if each.is_selected}
-    groups: dict[tuple[str, str, str], list[str]] = {}
+    groups: dict[tuple[_Reason, str, str], list[str]] = {}
     for each in names:
         if each.name not in selected:
             is_half = any(name in selected for name in each.buffer.names)
-            where = f"its {each.side} only" if is_half else "both sides"
             reason, hint = _explain_unselected(each, is_half, layout, consumer)
-            groups.setdefault((reason, where, hint), []).append(each.name)
-    for (reason, where, hint), unselected in groups.items():
-        lost = "is handed over" if where == "both sides" else "pairs"
+            groups.setdefault((reason, each.side if is_half else "", hint), []).append(each.name)
+    for (reason, side, hint), unselected in groups.items():
         yield build_finding(
             "KV601",
             unselected[0],
-            f"{reason}, on {where}{format_similar_count(unselected)}: {consumer.name} does not "
-            f"select it, and nothing of it {lost}",
+            f"{begin_message(unselected, reason.singular, reason.plural)} {reason.text}; "
+            f"{consumer.name} ignores {_describe_loss(side, len(unselected))}",
             hint,
         )
 
 
+class _Reason(NamedTuple):
+    """Why names are not selected: a verb for one name and for several, and the rest."""
+
+    singular: str
+    plural: str
+    text: str
+
+
+def _describe_loss(side: str, count: int) -> str:
+    """Return what is ignored: buffers, or one side of them (``input`` or ``output``)."""
+    if not side:
+        return "this buffer" if count == 1 else "these buffers"
+    other = "output" if side == "input" else "input"
+    if count == 1:
+        return f"this {side}, so its {other} has no pair"
+    return f"these {side}s, so their {other}s have no pair"
+
+
 def _explain_unselected(
     unselected: BufferName, is_half: bool, layout: Layout, consumer: Consumer
-) -> tuple[str, str]:
+) -> tuple[_Reason, str]:
     """Return why a name is not selected, and what helps."""
     name, token = unselected.name, consumer.token
     if not token:
         is_output = is_half and unselected.side == "output"
         if is_output and consumer.selected_outputs:
-            return f"is not named {consumer.selected_outputs}", RULES_HINT
-        return f"is not named {consumer.selected_inputs}", consumer.unselected_hint or RULES_HINT
-    if name.endswith(token):
-        selected = consumer.selected_outputs
-        required = f" ({selected})" if selected else ""
-        return f"carries the token, but not the end that is selected{required}", RULES_HINT
-    reason, option = f"does not carry {token}", ""
+            return _Reason("does", "do", f"not match {consumer.selected_outputs}"), RULES_HINT
+        reason = _Reason("does", "do", f"not match {consumer.selected_inputs}")
+        return reason, consumer.unselected_hint or RULES_HINT
     if token in name:
-        reason = "carries the token, but ends otherwise than what is selected"
-        option = "--normalize"
-    elif token.lower() in name.lower():
-        reason, option = f"carries {token} with other capitals", "--replace"
+        required = consumer.output_suffix or consumer.selected_outputs
+        text = f"the token but not the suffix that {consumer.name} requires"
+        reason = _Reason("has", "have", f"{text} ({required})" if required else text)
+        if name.endswith(token):
+            return reason, RULES_HINT
+        return reason, format_rename_command(layout, consumer, "--normalize")
+    if token.lower() in name.lower():
+        reason, options = _Reason("has", "have", f"{token} in different case"), ["--replace"]
     elif unselected.buffer.token != "":
-        reason, option = f"carries another token than {token}", "--replace"
-    return reason, format_rename_command(layout, consumer, *option.split())
+        reason = _Reason("carries", "carry", f"a different token than {token}")
+        options = ["--replace"]
+    else:
+        reason, options = _Reason("does", "do", f"not carry the token {token}"), []
+    return reason, format_rename_command(layout, consumer, *options)
 
 
 def check_output_suffixes(layout: Layout, consumer: Consumer) -> Iterator[Finding]:
@@ -119,11 +140,13 @@ def check_output_suffixes(layout: Layout, consumer: Consumer) -> Iterator[Findin
         and consumer.input_name_of(buffer.output) == buffer.output
     ]
     if names:
+        suffix = consumer.output_suffix or "the suffix that it removes"
         yield build_finding(
             "KV602",
             names[0],
-            f"is selected{format_similar_count(names)}, but its end is not what {consumer.name} "
-            "takes off, so that it never goes by its input's name",
+            f"{begin_message(names, 'does', 'do', 'outputs')} not end in {suffix}; "
+            f"{consumer.name} selects {'it' if len(names) == 1 else 'them'} but cannot derive the "
+            f"{'name of its input' if len(names) == 1 else 'names of their inputs'}",
             format_rename_command(layout, consumer, "--normalize"),
         )
 
@@ -138,8 +161,8 @@ def check_unreadable_layers(
         yield build_finding(
             "KV603",
             affected[0],
-            f"has no number where {consumer.name} reads the layer"
-            f"{format_similar_count(affected)}: it cannot start",
+            f"{begin_message(affected, 'has', 'have')} no number where {consumer.name} reads the "
+            f"layer; {consumer.name} cannot start",
             _TEMPLATE_HINT,
         )
 
@@ -160,12 +183,17 @@ def check_layer_numbers(
                 wrong.append((each, layer))
     if wrong:
         first, layer = wrong[0]
-        more = format_similar_count([each.name for each, _ in wrong])
+        beginning = begin_message([each.name for each, _ in wrong], "belongs", "belong")
+        layers = f"to layer {first.buffer.layer}, but {consumer.name} reads layer {layer}"
+        if len(wrong) > 1:
+            layers = (
+                f"to other layers than {consumer.name} reads: the first is of layer "
+                f"{first.buffer.layer}, read as {layer}"
+            )
         yield build_finding(
             "KV603",
             first.name,
-            f"is of layer {first.buffer.layer}, but {consumer.name} reads {layer}{more}: its order "
-            "is not that of the layers",
+            f"{beginning} {layers}; {consumer.name} then sorts the buffers in a wrong order",
             _TEMPLATE_HINT,
         )
 
@@ -185,22 +213,22 @@ def check_order(
         yield build_finding(
             "KV609",
             _find_unpaired_name(layout, selection),
-            f"stands alone: {consumer.name} selects {len(selection.inputs)} inputs and "
-            f"{len(selection.outputs)} outputs, and pairs them by position",
+            f"has no pair: {consumer.name} selects {format_count(len(selection.inputs), 'input')} "
+            f"and {format_count(len(selection.outputs), 'output')}, and pairs them by position",
             "export the model again: a buffer needs both sides",
         )
         return
     pairs = zip(selection.inputs, selection.outputs, strict=True)
-    for position, (selected_input, output) in enumerate(pairs):
+    for position, (selected_input, output) in enumerate(pairs, 1):
         # One name on both sides is a broken graph (KV106), which no order repairs.
         if selected_input.value.name not in (output.graph_input_name, output.value.name):
             yield build_finding(
                 "KV609",
                 output.value.name,
-                f"comes in place {position} of the outputs, where {selected_input.value.name} "
-                f"stands among the inputs: {consumer.name} would hand it to that one",
-                "both names of a buffer must sort alike: mend the templates in your rules "
-                "(--rules FILE)",
+                f"would be paired with {selected_input.value.name}: {consumer.name} pairs by "
+                f"position, and each is number {position} in its order",
+                "fix the templates in your rules so that both names of a buffer sort to the same "
+                "position (--rules FILE)",
             )
             return
 
@@ -224,8 +252,8 @@ def _check_names_pair(
         yield build_finding(
             "KV609",
             alone[0],
-            f"stands alone{format_similar_count(alone)}: {consumer.name} pairs by name, and no "
-            "output has the name that belongs to it",
+            f"{begin_message(alone, 'has', 'have', 'inputs')} no output: {consumer.name} pairs by "
+            "name, and no output has the matching name",
             "export the model again: a buffer needs both sides",
         )
 

@@ -1,6 +1,6 @@
 """Find the problems of a hand-off that are in the graphs themselves.
 
-A buffer that only has another offset because of another buffer is not a root cause.
+A buffer that is shifted by another buffer is not a root cause.
 """
 
 from __future__ import annotations
@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
-from onnxkvrename.findings import CODES, Finding, build_finding, format_list
+from onnxkvrename.findings import (
+    CODES,
+    Finding,
+    begin_message,
+    build_finding,
+    format_list,
+)
 from onnxkvrename.handoff.comparison import (
     BufferPair,
     Comparison,
@@ -23,10 +29,11 @@ from onnxkvrename.handoff.worker import UNLIMITED_LENGTH
 from onnxkvrename.rules.layer_ranges import format_layers
 
 _HINTS = {
-    "KV612": "compile both with the same precision, and give its --custom-io",
-    "KV613": "export both from the same model, in the same way",
-    "KV614": "export and compile both alike (enable_chunking, retain_full_kv, sliding_window)",
-    "KV615": "export both with the same release of the exporter",
+    "KV612": "compile both with the same precision, and pass its file: --custom-io FILE",
+    "KV613": "export both from the same model with the same settings",
+    "KV614": "export and compile both with the same settings: enable_chunking, retain_full_kv, "
+    "sliding_window",
+    "KV615": "export both with the same version of the exporter",
     "KV618": "compile both for the same context",
 }
 _MAX_DRAFT_LAYERS = 3
@@ -41,7 +48,7 @@ class RootCause:
         finding: The finding.
         buffer_ids: The buffers that are wrong themselves; empty where it is not about buffers.
         difference: The difference between the two sides of these buffers, if it is about one.
-        summary: The finding in few words, for a verdict of one line.
+        summary: The finding in a few words, for a verdict of one line.
     """
 
     finding: Finding
@@ -67,7 +74,7 @@ def build_root_cause(
         finding: The finding.
         pairs: The buffers that have it.
         difference: The difference between their sides, if it is about one.
-        summary: The finding in few words; by default the meaning of its code.
+        summary: The finding in a few words; by default the meaning of its code.
     """
     return RootCause(
         finding,
@@ -106,14 +113,20 @@ def _find_missing_buffers(
         if not group:
             continue
         summary = f"{_format_missing_layers(group, other_layers)} on {side} only"
-        text = f"{summary}: {_format_buffers(group)}"
+        text = _describe_missing_buffers(group, side)
         if is_otherwise_equal and group == incomplete and _can_be_draft_layers(group, other_layers):
-            text += f", right behind {other_side}'s last layer {max(other_layers)}"
-            hint = "give both sides the draft model's layers, or neither; or one is cut short"
+            text += f", directly after the last layer of {other_side} ({max(other_layers)})"
+            hint = (
+                "export both sides with the layers of the draft model, or both without; or check "
+                f"whether {other_side} is cut short"
+            )
             finding = build_finding("KV620", "", text, hint)
-            summary += ", perhaps layers of a draft model"
+            summary += ", perhaps those of a draft model"
         else:
-            hint = "one side may be another model, cut short, or without some of its windows"
+            hint = (
+                f"check whether {other_side} is another model, cut short, or passed without some "
+                "of its windows"
+            )
             finding = build_finding("KV611", "", text, hint)
         yield build_root_cause(finding, group, summary=summary)
 
@@ -133,10 +146,13 @@ def _format_missing_layers(group: Sequence[BufferPair], other_layers: Set[int]) 
     return f"{_format_parts(group)} of {text}"
 
 
-def _format_buffers(group: Sequence[BufferPair]) -> str:
-    if len(group) == 1:
-        return f"a buffer, {group[0].name}"
-    return f"{len(group)} buffers ({_format_parts(group)}), {group[0].name} the first"
+def _describe_missing_buffers(group: Sequence[BufferPair], side: str) -> str:
+    """Return the whole sentence: ``4 buffers (first: past_key.2) are on decode only: …``."""
+    beginning = begin_message(
+        [pair.name for pair in group], f"{group[0].name} is", "are", "buffers"
+    )
+    layers = format_layers(sorted({pair.present_buffer.layer for pair in group}))
+    return f"{beginning} on {side} only ({_format_parts(group)} of {layers})"
 
 
 def _format_parts(group: Sequence[BufferPair]) -> str:
@@ -177,24 +193,26 @@ def _build_difference_finding(
         pairs: The buffers that have it.
         last_equal: The longest prompt in tokens for which it does not show, `None` if not known.
     """
-    message = f"is {difference.prefill} on prefill and {difference.decode} on decode"
-    message += _format_other_buffers(pairs)
+    message = f"{_begin_difference(pairs)} {difference.prefill} on prefill and "
+    message += f"{difference.decode} on decode"
+    if len(pairs) > 1:
+        message += f" ({format_layers(sorted({pair.present_buffer.layer for pair in pairs}))})"
     if difference.window_sizes:
         message += f": {_summarize_windows(difference)}"
     if difference.code == "KV614" and last_equal:
-        message += ", which" if difference.window_sizes else ": they"
-        message += f" differ for prompts longer than {format_token_count(last_equal)}"
+        message += f"; prompts longer than {format_token_count(last_equal)} differ"
     elif difference.code == "KV614" and difference.is_certain and difference.needed_symbols:
         if last_equal is None:
             symbols = " or ".join(difference.needed_symbols)
-            message += f": they differ for prompts longer than {symbols}"
+            message += f"; prompts longer than {symbols} differ"
     elif difference.is_undecided:
-        message += ": whether they differ depends on the sizes"
+        symbols = " and ".join(difference.needed_symbols)
+        message += f"; whether the sides differ depends on {symbols}"
     hint = _HINTS[difference.code]
     if difference.needed_symbols and difference.is_certain:
-        hint = f"{difference.size_arguments} says from which prompt length on"
+        hint = f"pass {difference.size_arguments} to see from which prompt length on"
     elif difference.needed_symbols:
-        hint = f"give {difference.size_arguments}"
+        hint = f"pass {difference.size_arguments}"
     return build_finding(difference.code, pairs[0].name, message, hint)
 
 
@@ -205,13 +223,8 @@ def _summarize_windows(difference: Difference) -> str:
     return f"windows of {prefill_size} and {decode_size} tokens"
 
 
-def _format_other_buffers(pairs: Sequence[BufferPair]) -> str:
-    """Return how many buffers follow the first, and the layers of all."""
-    if len(pairs) == 1:
-        return ""
-    layers = format_layers(sorted({pair.present_buffer.layer for pair in pairs}))
-    count = "so is 1 more" if len(pairs) == 2 else f"so are {len(pairs) - 1} more"
-    return f", and {count} (of {layers})"
+def _begin_difference(pairs: Sequence[BufferPair]) -> str:
+    return begin_message([pair.name for pair in pairs], "is", "are", "buffers")
 
 
 def _find_truncated_buffers(comparison: Comparison) -> Iterator[RootCause]:
@@ -225,14 +238,17 @@ def _find_truncated_buffers(comparison: Comparison) -> Iterator[RootCause]:
             type_text = format_buffer_type(comparison.setup.decode, pair.decode)
             key = (describe_content(pair.decode), type_text, ranges[-1][1])
             groups.setdefault(key, []).append(pair)
-    for (reason, type_text, last), pairs in groups.items():
+    for (content, type_text, last), pairs in groups.items():
         is_limited = last < UNLIMITED_LENGTH
-        prompts = f"prompts of up to {format_token_count(last)}" if is_limited else "short prompts"
+        prompts = (
+            f"a prompt of up to {format_token_count(last)}" if is_limited else "a short prompt"
+        )
+        beginning = _begin_difference(pairs)
         finding = build_finding(
             "KV605",
             pairs[0].name,
-            f"{reason}, {type_text}{_format_other_buffers(pairs)}: {prompts} move a part of it "
-            "only",
-            "move all of each buffer: VLLM_QAIC_USE_FULL_KV_TRANSFER=1, here --full-transfer",
+            f"{beginning} {type_text} ({content}), and {prompts} moves only a part",
+            "set VLLM_QAIC_USE_FULL_KV_TRANSFER=1 on both sides to move all of each buffer, and "
+            "compare with --full-transfer",
         )
         yield build_root_cause(finding, pairs)

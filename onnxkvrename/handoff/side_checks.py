@@ -1,7 +1,7 @@
-"""Check each side of a hand-off by itself, and what its names are for.
+"""Check each side of a hand-off by itself, its token, and whether both sides are one model.
 
 All that concerns one side comes from the one check of a consumer, `find_problems`; this module
-says for which side it holds, and what it means for a hand-off.
+says which side it is about, and what it means for a hand-off.
 """
 
 from __future__ import annotations
@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from onnxkvrename.findings import Finding, build_finding, format_list
+from onnxkvrename.findings import (
+    Finding,
+    begin_message,
+    build_finding,
+    format_count,
+    format_list,
+)
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.consumer_checks import (
     ConsumerProblem,
@@ -19,9 +25,9 @@ from onnxkvrename.handoff.consumer_checks import (
 )
 from onnxkvrename.handoff.name_checks import (
     RULES_HINT,
+    describe_non_kv,
     format_rename_command,
     format_renaming_hint,
-    format_similar_count,
 )
 from onnxkvrename.handoff.selection import (
     BufferId,
@@ -49,8 +55,8 @@ STARTUP_FAILURE_CODES = (
 _SIDE_CODES = ("KV120", "KV602", "KV609", "KV610")
 """Findings of one side that count in a hand-off as they are.
 
-The others are either compared in more detail (KV601, KV603 to KV605, KV608), or about something
-that has no part in a hand-off (KV606, KV607).
+The others are either compared in more detail (KV601, KV603 to KV605, KV608), or do not concern a
+hand-off (KV606, KV607).
 """
 _VALUE_CAUSES: tuple[StartupCause, ...] = ("layer", "dtype", "shape")
 _ORDER_NAMES = {"numeric": "by layer", "lexical": "by name", "graph": "in an order of its own"}
@@ -87,9 +93,9 @@ def check_buffers_exist(prefill: HandoffSide, decode: HandoffSide) -> Iterator[F
     """Yield KV001 for a side without a buffer, which cannot take part in a hand-off."""
     for side in (prefill, decode):
         if not side.layout.buffers:
-            where = f"{side.label}: {side.path}" if side.path else side.label
-            hint = "give the model that has the cache; --profile and --rules know names"
-            yield build_finding("KV001", "", f"no KV buffer on {where}", hint)
+            where = f"{side.label} ({side.path})" if side.path else side.label
+            hint = "pass the model that has the cache; --profile or --rules sets which names it has"
+            yield build_finding("KV001", "", f"{where} has no KV buffer", hint)
 
 
 def check_side_tokens(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Finding]:
@@ -109,10 +115,12 @@ def _build_token_finding(label: str, checked: CheckedSide) -> Finding:
         return build_finding(
             "KV616",
             "",
-            f"{label}: no name is {consumer.selected_inputs}: {consumer.name} selects none",
+            f"no name of {label} matches {consumer.selected_inputs}; {consumer.name} selects no "
+            "buffer",
             consumer.unselected_hint,
         )
-    tokens = format_list(side.tokens) if side.tokens else "no token"
+    count = "token" if len(side.tokens) == 1 else "tokens"
+    tokens = f"the {count} {format_list(side.tokens)}" if side.tokens else "no token"
     options = ("--replace",) if side.tokens else ()
     if label == side.label:
         command = format_rename_command(side.original_layout, consumer, *options)
@@ -121,7 +129,8 @@ def _build_token_finding(label: str, checked: CheckedSide) -> Finding:
     return build_finding(
         "KV616",
         "",
-        f"{label}: the names carry {tokens}, not {consumer.token}: {consumer.name} selects none",
+        f"the names of {label} carry {tokens}; {consumer.name} requires {consumer.token} and "
+        "selects no buffer",
         command,
     )
 
@@ -139,18 +148,19 @@ def _check_partial_token(checked: CheckedSide) -> Iterator[Finding]:
     if not consumer.token:
         lacking = list(buffers)
     if lacking:
-        is_single = len(lacking) == 1
-        names = f"{'its' if is_single else 'their'} names"
+        names = [buffer.names[0] for buffer in lacking]
+        beginning = begin_message(names, "does", "do", f"buffers of {side.label}")
+        reason = (
+            f"carry {consumer.token} in every name"
+            if consumer.token
+            else f"match {consumer.selected_inputs}"
+        )
+        where = f" on {side.label}" if len(names) == 1 else ""
         yield build_finding(
             "KV616",
-            lacking[0].names[0],
-            f"is {'a buffer' if is_single else f'one of {len(lacking)} buffers'} of {side.label} "
-            f"that {consumer.name} does not select: "
-            + (
-                f"{consumer.token} is not on all of {names}"
-                if consumer.token
-                else f"it selects {consumer.selected_inputs}"
-            ),
+            names[0],
+            f"{beginning} not {reason}; {consumer.name} ignores "
+            f"{'this buffer' if len(names) == 1 else 'these buffers'}{where}",
             format_rename_command(side.original_layout, consumer, "--replace")
             if consumer.token
             else consumer.unselected_hint,
@@ -180,29 +190,31 @@ def _build_startup_finding(
 ) -> Finding:
     consumer, label = checked.consumer, checked.side.label
     names = [each.input_name for each in values]
-    more = format_similar_count(names)
+    beginning = begin_message(names, "has", "have")
+    end = f"{label} cannot start"
     if cause == "layer":
         return build_finding(
             "KV603",
             names[0],
-            f"has no layer where {consumer.name} reads one{more}: it stops at start-up ({label})",
-            "the layer stands behind the first dot, as in past_key.3_TOKEN",
+            f"{beginning} no number where {consumer.name} reads the layer; {end}",
+            "the layer must follow the first dot, as in past_key.3_TOKEN",
         )
     if cause == "dtype":
         dtypes = format_list(sorted({each.value.dtype for each in values}))
         return build_finding(
             "KV610",
             names[0],
-            f"is {dtypes}, which {consumer.name} cannot move{more}: it stops at start-up ({label})",
-            "compile with a precision that it knows, and give its --custom-io",
+            f"{beginning} the dtype {dtypes}, which {consumer.name} cannot move; {end}",
+            "compile with a precision that it can move, and pass its file: --custom-io FILE",
         )
     shape = values[0].value.shape
-    text = "no rank" if shape is None else format_shape(shape)
+    text = "no shape" if shape is None else f"the shape {format_shape(shape)}"
     return build_finding(
         "KV610",
         names[0],
-        f"has {text}{more}: what is moved of it cannot be told, or is nothing ({label})",
-        "export it with the names or sizes of its dimensions",
+        f"{beginning} {text} on {label}; {consumer.name} has nothing to move, or cannot compute "
+        "how much",
+        "export the model with a name or a size for each dimension",
     )
 
 
@@ -212,11 +224,17 @@ def _build_output_count_finding(checked: CheckedSide) -> Finding:
     label = checked.side.label
     if outputs - inputs in (0, 1):
         appended = count_appended_outputs(checked.side.layout, checked.consumer)
+        cause = (
+            f"has {appended} outputs that start with log; {checked.consumer.name} drops only 1 of "
+            "them, and"
+            if appended
+            else f"has no logits output; {checked.consumer.name} then drops the last KV buffer "
+            "instead, and"
+        )
         return build_finding(
             "KV604",
             "",
-            f"{label} has {appended or 'no'} outputs that start with log, of which it takes one "
-            "off: its buffers are not as many as it counts, and it stops at the first prompt",
+            f"{label} {cause} fails at the first prompt",
             f"export {label} with logits, without sampling on the device",
         )
     consumer, buffers = checked.consumer, checked.side.layout.buffers
@@ -225,18 +243,17 @@ def _build_output_count_finding(checked: CheckedSide) -> Finding:
         for buffer in find_unselected_buffers(checked.selection.outputs, buffers)
         if buffer.output is not None
     ]
-    counts = (
-        f"{label} selects {inputs} inputs, but {outputs} outputs, and stops at the first prompt"
-    )
+    selected = f"{format_count(inputs, 'input')} but {format_count(outputs, 'output')}"
+    counts = f"{label} selects {selected} and fails at the first prompt"
     if not unselected:
         hint = "onnxkvrename verify MODEL says which pairs are broken"
         return build_finding("KV624", "", counts, hint)
     names = consumer.selected_outputs or consumer.selected_inputs
-    required = f", which takes {names}" if names else ""
+    required = f"match {names}" if names else f"have a name that {consumer.name} selects"
     return build_finding(
         "KV624",
         unselected[0],
-        f"is not selected by {consumer.name}{required}{format_similar_count(unselected)}: {counts}",
+        f"{begin_message(unselected, 'does', 'do', 'outputs')} not {required}; {counts}",
         RULES_HINT,
     )
 
@@ -259,7 +276,7 @@ def check_each_side(
 def check_unmatched_non_kv(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Finding]:
     """Yield KV608 for values that are not KV buffers, and that only one side selects.
 
-    What only prefill has, after all that decode reads, has no place among the buffers.
+    Values that only prefill has, after all that decode reads, are not among the buffers.
     """
     inputs = prefill.selection.inputs
     outputs = prefill.selection.outputs[: len(inputs)]
@@ -276,11 +293,12 @@ def check_unmatched_non_kv(prefill: CheckedSide, decode: CheckedSide) -> Iterato
         names = list(dict.fromkeys(each.input_name for each in unmatched))
         if names:
             consumer = checked.consumer
+            place = "takes a place" if len(names) == 1 else "they take places"
             yield build_finding(
                 "KV608",
                 names[0],
-                f"is no KV buffer{format_similar_count(names)}, but {consumer.selecting_trait}, "
-                f"and has a place among the buffers of {checked.side.label} only",
+                f"{describe_non_kv(names, consumer)}; {place} among the buffers of "
+                f"{checked.side.label} only",
                 format_renaming_hint(consumer),
             )
 
@@ -294,29 +312,32 @@ def _drop_unread_tail(
 
 
 def check_same_model(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Finding]:
-    """Yield KV623 if the two sides are not of one model, as far as weights and logits show.
+    """Yield KV623 if weights or logits show that the two sides are different models.
 
-    Exports of one model may differ in their graphs, lengths and made-up names. What both call
-    by its name in the framework is one parameter; nothing follows from a name on one side only.
+    Exports of one model may differ in their graphs, lengths and made-up names. A name of the
+    framework on both sides means the same parameter; a name on one side only means nothing.
     """
     weights, differences = _compare_weights(prefill.side.layout, decode.side.layout)
     if not differences:
         return
     name, difference = differences[0]
-    more = f", like {len(differences) - 1} more" if len(differences) > 1 else ""
+    names = [each for each, _ in differences]
+    noun = f"of {weights} compared weights"
+    beginning = begin_message(names, f"{difference} (1 {noun})", "differ", noun)
+    first = f": the first {difference}" if len(names) > 1 else ""
     yield build_finding(
         "KV623",
         name,
-        f"{difference}{more}, of {weights} compared: prefill and decode are not of one model, "
-        "and decode reads what another one wrote",
+        f"{beginning}{first}; prefill and decode are different models, and decode reads what the "
+        "other model wrote",
         "export both from the same model, with the same weights",
     )
 
 
 def list_model_notes(prefill: CheckedSide, decode: CheckedSide) -> list[str]:
-    """Return a note if nothing says whether both sides are of one model.
+    """Return a note if nothing shows whether both sides are the same model.
 
-    That sizes are the same says little: two trainings of one architecture have the same.
+    Equal sizes show little: two trainings of one architecture have the same.
     """
     layouts = prefill.side.layout, decode.side.layout
     pairs = _pair_weights(*layouts)
@@ -325,13 +346,13 @@ def list_model_notes(prefill: CheckedSide, decode: CheckedSide) -> list[str]:
         return []
     silent = [each.side for each in (prefill, decode) if each.side.layout.weights is None]
     reason = (
-        f"nothing is known of the weights of {format_list([side.label for side in silent])}"
+        f"the weights of {' and '.join(side.label for side in silent)} are not known"
         if silent
-        else "of no weight could the values be compared, only sizes"
+        else "only the sizes of weights could be compared, not their values"
         if pairs
-        else "they call no weight by the same name"
+        else "no weight has the same name on both sides"
     )
-    return [f"whether both are of one model is not compared: {reason}"]
+    return [f"cannot tell whether both sides are the same model: {reason}"]
 
 
 def _compare_weights(prefill: Layout, decode: Layout) -> tuple[int, list[tuple[str, str]]]:
@@ -367,14 +388,14 @@ def _describe_weights(first: Weight, second: Weight) -> str:
         shapes = (format_shape(each.shape) for each in (first, second))
         return "is {} on prefill and {} on decode".format(*shapes)
     if _have_comparable_values(first, second) and first.sha256 != second.sha256:
-        return "has other values on decode"
+        return "has different values on decode"
     return ""
 
 
 def _find_vocabulary(layout: Layout) -> int | None:
-    """Return the number of logits for a token, ``None`` if the graph does not say it.
+    """Return the number of logits for a token, ``None`` if the graph does not show it.
 
-    Among windows, something else may have that name.
+    In windows, another value may have that name.
     """
     if len(layout.models) > 1:
         return None
@@ -384,12 +405,9 @@ def _find_vocabulary(layout: Layout) -> int | None:
 
 
 def list_update_notes(prefill: CheckedSide, decode: CheckedSide) -> list[str]:
-    """Return a note on a side whose buffers grow, where nothing says that the consumer minds.
-
-    Where it is not known whether they do, that is a note as well.
-    """
+    """Return a note on a side whose buffers grow, or may grow, where no consumer forbids it."""
     return [
-        f"{checked.side.label}: {finding.name} {finding.message} ({finding.code})"
+        f"{checked.side.label}: {f'{finding.subject} {finding.message}'.lstrip()} ({finding.code})"
         for checked in (prefill, decode)
         for problem in checked.problems
         for finding in problem.findings
@@ -403,5 +421,6 @@ def list_order_notes(prefill: HandoffSide, decode: HandoffSide, consumer: Consum
         return []
     return [
         f"the graphs list their buffers in different orders, prefill {_ORDER_NAMES[prefill.order]} "
-        f"and decode {_ORDER_NAMES[decode.order]}: {consumer.name} sorts them by itself"
+        f"and decode {_ORDER_NAMES[decode.order]}; {consumer.name} sorts them itself, so this is "
+        "harmless"
     ]

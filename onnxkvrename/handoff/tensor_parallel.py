@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.findings import Finding, begin_message, build_finding, format_count
 from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.rules.layer_ranges import format_layers
 
@@ -20,7 +20,8 @@ class TensorParallelSizes(NamedTuple):
 class _ShardedAxis(NamedTuple):
     """The axis of a buffer that is divided among ranks.
 
-    ``unit`` is what the axis counts; with ``can_replicate`` several ranks may hold the same one.
+    ``unit`` is one of the things that the axis counts; with ``can_replicate`` several ranks may
+    hold the same one.
     """
 
     unit: str
@@ -54,9 +55,9 @@ def check_tensor_parallelism(
         yield build_finding(
             "KV619",
             "",
-            f"{ranks.prefill} ranks of prefill and {ranks.decode} of decode: neither is a multiple "
-            "of the other",
-            "choose ranks of which one is a multiple of the other",
+            f"prefill has {format_count(ranks.prefill, 'rank')} and decode has {ranks.decode}: "
+            "neither is a multiple of the other",
+            "choose numbers of ranks so that one is a multiple of the other",
         )
 
 
@@ -71,11 +72,12 @@ def list_sharding_notes(
         axes = [axis for buffer in layout.buffers if (axis := _find_sharded_axis(layout, buffer))]
         fewest = min((axis.size for axis in axes if axis.can_replicate), default=count)
         if fewest < count and count % fewest == 0:
-            yield f"{side}: {fewest} heads on {count} ranks, each on {count // fewest} of them"
+            heads = format_count(fewest, "head")
+            yield f"{side}: {heads} on {count} ranks, each on {count // fewest} of them"
     if any(map(_is_convolution, prefill.buffers)) and ranks.prefill != ranks.decode:
         yield (
-            "convolution states are divided in segments (query, key, value), whose borders "
-            "the graph does not show: not checked"
+            "not checked: convolution states divide in segments (query, key, value), and the "
+            "graph does not show where these begin"
         )
 
 
@@ -89,11 +91,13 @@ def _check_divisible(side: str, layout: Layout, ranks: int) -> Iterator[Finding]
             groups.setdefault((axis.unit, axis.size), []).append(buffer)
     for (unit, size), buffers in groups.items():
         layers = format_layers(sorted({buffer.layer for buffer in buffers}))
+        names = [buffer.names[0] for buffer in buffers]
         yield build_finding(
             "KV619",
-            buffers[0].names[0],
-            f"has {size} {unit}, which {ranks} ranks of {side} cannot share ({layers})",
-            f"choose ranks that divide {size}",
+            names[0],
+            f"{begin_message(names, 'has', 'have', 'buffers')} {format_count(size, unit)}, which "
+            f"cannot be divided among {format_count(ranks, 'rank')} of {side} ({layers})",
+            f"choose a number of ranks that divides {size}",
         )
 
 
@@ -106,9 +110,9 @@ def _find_sharded_axis(layout: Layout, buffer: KvBuffer) -> _ShardedAxis | None:
     if not isinstance(size, int) or size < 1:
         return None
     if buffer.is_state:
-        unit = "channels" if _is_convolution(buffer) else "heads of a state"
+        unit = "channel" if _is_convolution(buffer) else "state head"
         return _ShardedAxis(unit, size, can_replicate=False)
-    return _ShardedAxis("heads", size, can_replicate=True) if len(shape) == 4 else None
+    return _ShardedAxis("head", size, can_replicate=True) if len(shape) == 4 else None
 
 
 def _is_convolution(buffer: KvBuffer) -> bool:

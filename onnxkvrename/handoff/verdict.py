@@ -1,4 +1,4 @@
-"""Decide what becomes of a hand-off, and which causes go with which prompt lengths."""
+"""Decide the result of a hand-off, and which causes go with which prompt lengths."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Outcome = Literal["works", "corrupts", "fails", "loses", "unknown"]
 
 REFUSALS: Mapping[MemoryKind, str] = MappingProxyType(
     {
-        "shared": "decode finds its memory too small",
-        "separate": "prefill writes another number of buffers than decode has",
+        "shared": "decode finds the shared memory too small and stops",
+        "separate": "prefill writes a different number of buffers than decode has",
     }
 )
 """Why a hand-off is refused, by the memory that it goes through."""
 DIFFERENT_MODELS = "KV623"
 """The finding after which every prompt is corrupted, wherever its bytes are."""
 _MISPLACING_CODES = ("KV608", "KV609", "KV617")
-"""Findings after which the positions of the two sides disagree, whatever the prompt."""
+"""Findings after which the positions of the two sides differ, whatever the prompt."""
 
 
 class AffectedRange(NamedTuple):
@@ -161,7 +161,7 @@ def _find_first_cause(
 
 
 def _summarize(finding: Finding) -> str:
-    """Return a finding in few words: a missing cache with its side, any other by its code."""
+    """Return a finding in a few words: a missing cache with its side, any other by its code."""
     return finding.message if finding.code == "KV001" else CODES[finding.code][1]
 
 

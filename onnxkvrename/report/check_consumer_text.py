@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
+from onnxkvrename.findings import format_count
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import Selection, find_distinct_types, select_values
 from onnxkvrename.layout.layout import Layout
@@ -26,10 +27,10 @@ class ConsumerCheck(NamedTuple):
         consumer: The consumer.
         layout: The KV buffers of the models.
         reports: The models with their findings.
-        selectors: Proved expressions in place of a verdict; ``None`` for a verdict.
-        profile: The profile that tells KV names.
-        alternative: The same program with another setting, which can take what the consumer
-            cannot; ``None`` if there is none.
+        selectors: Proved expressions instead of a verdict; ``None`` for a verdict.
+        profile: The profile that says which names are KV buffers.
+        alternative: The same program with another setting, which can use the buffers that the
+            consumer cannot; ``None`` if there is none.
     """
 
     consumer: Consumer
@@ -51,7 +52,7 @@ class ConsumerCheck(NamedTuple):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The models that the verdict is about: all, where none has a buffer."""
+        """The models that the verdict is about; all models if none has a buffer."""
         return self.layout.models or tuple(report.path for report in self.reports)
 
 
@@ -62,7 +63,7 @@ def build_consumer_answer(check: ConsumerCheck, code: int, *, quiet: bool, verbo
         check: The check.
         code: The exit code.
         quiet: Show findings only.
-        verbose: Show every finding, and what is selected.
+        verbose: Show every finding and the selected names.
     """
     return Answer(
         "check-consumer",
@@ -105,16 +106,22 @@ def _format_selector(selector: Selector) -> str:
 
 
 def _format_verdict(check: ConsumerCheck) -> str:
-    """Return in a few words whether the consumer can take the buffers."""
+    """Return in a few words whether the consumer can use the buffers."""
     layout, selection = check.layout, check.selection
     if not layout.buffers:
-        return "no KV buffer in it"
+        return "no KV buffer"
+    it = "it" if len(check.paths) == 1 else "them"
     if check.failed:
-        return f"{check.consumer.name} cannot take it{_format_alternative(check.alternative)}"
-    count = len(find_distinct_types(layout, selection.inputs))
-    types = f"hybrid: {count} shapes or dtypes" if count > 1 else "all alike"
-    layers = format_layer_ranges(layout.layers)
-    return f"{check.consumer.name} takes {len(selection.inputs)} buffers, {layers}, {types}"
+        alternative = _format_alternative(check.alternative)
+        return f"{check.consumer.name} cannot use {it}{alternative}"
+    types = len(find_distinct_types(layout, selection.inputs))
+    buffers = format_count(len(selection.inputs), "buffer")
+    details = [buffers, format_layer_ranges(layout.layers)]
+    if types > 1:
+        details.append(f"hybrid: {types} different shapes or dtypes")
+    elif len(selection.inputs) > 1:
+        details.append("all with the same shape and dtype")
+    return f"{check.consumer.name} can use {it}: {', '.join(details)}"
 
 
 def _format_alternative(consumer: Consumer | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from onnxkvrename.findings import format_count
 from onnxkvrename.handoff.compare import Handoff, PairResult
 from onnxkvrename.handoff.comparison import BufferPair, format_buffer_type
 from onnxkvrename.handoff.consumer import MemoryKind
@@ -26,10 +27,10 @@ from onnxkvrename.report.tables import format_columns
 from onnxkvrename.rules.layer_ranges import format_layer_numbers, format_layers
 from onnxkvrename.rules.results import ModelReport
 
-_SOME_PROMPTS = "prompts, from a length on that depends on sizes"
+_SOME_PROMPTS = "prompts from some length on, which depends on unknown sizes"
 _REFUSALS: dict[MemoryKind, str] = {
-    "shared": "decode would find its memory too small",
-    "separate": "prefill would write another number of buffers than decode has",
+    "shared": "the shared memory is too small for decode",
+    "separate": "prefill writes a different number of buffers than decode has",
 }
 
 
@@ -44,13 +45,17 @@ def format_handoff_verdict(handoff: Handoff) -> str:
     """Return the verdict in one line."""
     sides = list_sides_without_token(handoff)
     if not sides:
+        if handoff.verdict.outcome == "unknown":
+            return _format_undecided(handoff)
         return f"hand-off {_format_outcome(handoff)}"
     result = "fail" if handoff.prefill.lacks_token else "corrupt every prompt"
-    renamed = f"; renamed, it {_format_outcome(handoff)}" if handoff.has_token else ""
-    return (
-        f"hand-off would {result}: {handoff.consumer_name} selects nothing on "
-        f"{' and '.join(sides)} (KV616){renamed}"
-    )
+    text = f"hand-off would {result}: {handoff.consumer_name} selects no buffer on "
+    text += f"{' and '.join(sides)} (KV616)"
+    if not handoff.has_token:
+        return text
+    if handoff.verdict.outcome == "unknown":
+        return f"{text}; after a rename, {_format_undecided(handoff)}"
+    return f"{text}; after a rename, it {_format_outcome(handoff)}"
 
 
 def list_sides_without_token(handoff: Handoff) -> list[str]:
@@ -72,17 +77,15 @@ def _format_outcome(handoff: Handoff) -> str:
         prompts = "every prompt" if _is_of_two_models(handoff) else _SOME_PROMPTS
         return f"would corrupt {prompts}{cause}"
     if verdict.outcome == "loses":
-        return f"would leave something behind{cause}"
-    if verdict.outcome == "unknown":
-        return f"cannot be foretold{_format_undecided(handoff) or cause}"
+        return f"would lose data{cause}"
     if not verdict.refused_ranges or list_startup_codes(handoff):
         return f"would fail at start-up{cause}"
     if len(verdict.affected_ranges) > 1:
         ranges = _format_each_range(verdict.affected_ranges, verdict)
-        return f"would fail, as {_REFUSALS[handoff.memory]}, for {ranges}"
+        return f"would fail because {_REFUSALS[handoff.memory]}, for {ranges}"
     prompts = format_prompt_ranges(verdict.refused_ranges, verdict)
     causes = _format_causes(verdict.affected_ranges[0])
-    return f"would fail for {prompts}: {_REFUSALS[handoff.memory]}{causes}"
+    return f"would fail for {prompts} because {_REFUSALS[handoff.memory]}{causes}"
 
 
 def _is_of_two_models(handoff: Handoff) -> bool:
@@ -90,12 +93,20 @@ def _is_of_two_models(handoff: Handoff) -> bool:
 
 
 def _format_undecided(handoff: Handoff) -> str:
-    """Return what depends on sizes, and the arguments that decide; empty if nothing does."""
+    """Return why the result is not known: sizes, with the arguments that decide, or a cause."""
     undecided = _find_undecided(handoff)
+    cause = handoff.verdict.first_cause
     if not undecided:
-        return ""
+        return "cannot decide" if cause is None else f"cannot decide: {format_cause(cause)}"
     codes = ", ".join(dict.fromkeys(root.finding.code for root in undecided))
-    return f": it depends on sizes ({codes}), give {_format_size_arguments(undecided)}"
+    symbols = " and ".join(map(escape_text, _list_needed_symbols(undecided)))
+    arguments = _format_size_arguments(undecided)
+    return f"cannot decide: the result depends on {symbols} ({codes}); pass {arguments}"
+
+
+def _list_needed_symbols(undecided: Sequence[RootCause]) -> list[str]:
+    differences = (root.difference for root in undecided if root.difference is not None)
+    return list(dict.fromkeys(symbol for each in differences for symbol in each.needed_symbols))
 
 
 def _find_undecided(handoff: Handoff) -> list[RootCause]:
@@ -152,10 +163,10 @@ def format_cause(cause: RootCause) -> str:
 
 def _format_transferred(handoff: Handoff) -> str:
     layout, longest = handoff.decode.layout, handoff.verdict.longest_prompt
-    buffers = f"{len(layout.buffers)} buffers of {format_layers(layout.layers)}"
+    buffers = f"{format_count(len(layout.buffers), 'buffer')} of {format_layers(layout.layers)}"
     conditions = _format_conditions(handoff)
     if longest is not None:
-        return f"{buffers}, prompts of up to {longest} tokens{conditions}"
+        return f"{buffers}, prompts of up to {format_token_count(longest)}{conditions}"
     return f"{buffers}{conditions or ', prompts of any length'}"
 
 
@@ -166,8 +177,8 @@ def _format_conditions(handoff: Handoff) -> str:
     shared = ", ".join(map(escape_text, handoff.shared_symbols))
     text = ""
     if free and handoff.verdict.longest_prompt is None:
-        text = f", whatever {free} may be"
-    return text + (f", as long as both have the same {shared}" if shared else "")
+        text = f", for any {free}"
+    return text + (f", if both sides have the same {shared}" if shared else "")
 
 
 def _find_unresolved(handoff: Handoff) -> set[str]:
@@ -228,7 +239,7 @@ def choose_state_color(state: str) -> str:
 def list_table_headings(handoff: Handoff) -> tuple[str, ...]:
     """Return the headings of the columns."""
     is_renamed = handoff.has_token and list_sides_without_token(handoff)
-    last = "ONCE RENAMED" if is_renamed else "HAND-OFF"
+    last = "AFTER RENAME" if is_renamed else "HAND-OFF"
     return "LAYERS", "PARTS", "PREFILL", "DECODE", last
 
 
@@ -264,7 +275,7 @@ def format_state(result: PairResult, verdict: HandoffVerdict) -> str:
     """Return what becomes of a buffer for all prompts: ``ok``, ``wrong for every prompt``."""
     code = "" if result.code is None else f" ({result.code})"
     if result.pair.decode is None:
-        return f"left behind{code}"
+        return f"not read by decode{code}"
     if result.is_undecided:
         return f"depends on sizes{code}"
     corrupt = subtract_ranges(result.wrong_ranges, verdict.refused_ranges)
@@ -279,48 +290,48 @@ def format_state(result: PairResult, verdict: HandoffVerdict) -> str:
 
 
 def render_prompt_lines(handoff: Handoff) -> Iterator[str]:
-    """Yield a line for each prompt length that was asked for."""
+    """Yield a line for each requested prompt length."""
     is_renamed = handoff.has_token and list_sides_without_token(handoff)
-    condition = ", once renamed" if is_renamed else ""
+    condition = " after a rename" if is_renamed else ""
     for tokens in handoff.requested_lengths:
         outcome = format_prompt_outcome(handoff, tokens)
         yield f"a prompt of {format_token_count(tokens)}{condition}: {outcome}"
 
 
 def format_prompt_outcome(handoff: Handoff, tokens: int) -> str:
-    """Return what becomes of a prompt, or the arguments that decide it."""
+    """Return the result for one prompt, or the arguments that decide it."""
     verdict = handoff.verdict
     startup_codes = list_startup_codes(handoff)
     if startup_codes:
-        return f"never begins ({startup_codes[0]})"
+        return f"not started ({startup_codes[0]})"
     if verdict.longest_prompt is None and tokens >= UNLIMITED_LENGTH:
-        return "longer than any context can be"
+        return "longer than any context"
     if verdict.longest_prompt is not None and tokens > verdict.longest_prompt:
-        return f"longer than the context of {verdict.longest_prompt}"
+        return f"longer than the context of {format_token_count(verdict.longest_prompt)}"
     undecided = _find_undecided(handoff)
     if undecided:
-        return f"cannot be told, give {_format_size_arguments(undecided)}"
+        return f"cannot decide; pass {_format_size_arguments(undecided)}"
     prompt = next((each for each in handoff.simulated_prompts if each.tokens == tokens), None)
     if prompt is None or (verdict.window_placeholder is not None and tokens > 1):
         symbols = sorted(_find_unresolved(handoff))
         if verdict.window_symbol is not None:
             symbols = [verdict.window_symbol]
         arguments = " ".join(f"--dim {escape_text(symbol)}=SIZE" for symbol in symbols)
-        return f"cannot be told, give {arguments}" if arguments else "cannot be told"
+        return f"cannot decide; pass {arguments}" if arguments else "cannot decide"
     affected = [each for each in verdict.affected_ranges if is_in_ranges(tokens, each.ranges)]
     codes = f" ({', '.join(_list_codes(affected[0]))})" if affected and affected[0].causes else ""
     if prompt.is_refused:
-        return f"refused, {_REFUSALS[handoff.memory]}{codes}"
-    count = len(handoff.pair_results)
+        return f"refused: {_REFUSALS[handoff.memory]}{codes}"
+    count = format_count(len(handoff.pair_results), "buffer")
     if affected:
         wrong_ids = prompt.wrong_buffer_ids
         wrong = sum(result.pair.buffer_id in wrong_ids for result in handoff.pair_results)
-        return f"{f'{wrong} of {count} buffers' if wrong_ids else 'all of it'} wrong{codes}"
+        return f"{f'{wrong} of {count}' if wrong_ids else f'all of {count}'} wrong{codes}"
     left = sum(result.pair.decode is None for result in handoff.pair_results)
     if left:
-        return f"{left} of {count} buffers left behind"
+        return f"{left} of {count} not read by decode"
     if verdict.outcome == "unknown" and verdict.first_cause is not None:
-        return f"cannot be told ({verdict.first_cause.finding.code})"
+        return f"cannot decide ({verdict.first_cause.finding.code})"
     return f"ok{_format_conditions(handoff)}"
 
 

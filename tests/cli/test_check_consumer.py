@@ -49,7 +49,9 @@ def codes(found: dict[str, Any]) -> set[str]:
 
 def test_what_can_be_taken_is_told_in_one_line(taken: Path, run) -> None:
     outcome = run("check-consumer", taken)
-    said = f"{taken}: vllm-qaic takes 4 buffers, layers 0-1, all alike\n"
+    said = (
+        f"{taken}: vllm-qaic can use it: 4 buffers, layers 0-1, all with the same shape and dtype\n"
+    )
     assert outcome == (0, said, "")
     assert run("check-consumer", taken, "-q") == (0, "", "")
 
@@ -70,8 +72,10 @@ def test_verbose_shows_the_slots(taken: Path, run) -> None:
 def test_a_plain_model_cannot_be_taken_and_is_told_how(decoder: Path, run) -> None:
     outcome = run("check-consumer", decoder)
     assert outcome.code == 1
-    assert outcome.out.startswith(f"{decoder}: vllm-qaic cannot take it")
-    assert outcome.err.startswith(f"{decoder}: error KV601: past_key.0 does not carry")
+    assert outcome.out.startswith(f"{decoder}: vllm-qaic cannot use it")
+    assert outcome.err.startswith(
+        f"{decoder}: error KV601: 8 names (first: past_key.0) do not carry"
+    )
     hint = outcome.err[outcome.err.rindex("(") + 1 : outcome.err.rindex(")")]
     assert run(*shlex.split(hint)[1:], "-q").code == 0
     assert run("check-consumer", decoder).code == 0
@@ -143,11 +147,13 @@ def test_a_job_that_cannot_be_done_has_a_document_too(tmp_path: Path, run) -> No
 def test_findings_are_shown_beside_files(decoder: Path, taken: Path, run) -> None:
     found = run("check-consumer", decoder, "--format", "github")
     assert found.code == 1
-    assert found.out.startswith(f"::error file={decoder},title=KV601::past_key.0 does not carry")
+    assert found.out.startswith(
+        f"::error file={decoder},title=KV601::8 names (first: past_key.0) do not carry"
+    )
     good = run("check-consumer", taken, "--format", "github")
     assert good.out == (
         f"::notice file={taken},title=check-consumer::"
-        "vllm-qaic takes 4 buffers, layers 0-1, all alike\n"
+        "vllm-qaic can use it: 4 buffers, layers 0-1, all with the same shape and dtype\n"
     )
     assert run("check-consumer", taken, "--format", "github", "-q").out == ""
     emitted = run("check-consumer", taken, "--format", "github", "--emit", "selectors")
@@ -160,9 +166,9 @@ def test_states_need_the_full_transfer(tmp_path: Path, run) -> None:
     assert "error KV605" in run("check-consumer", path).err
     outcome = run("check-consumer", path, "--full-transfer")
     assert outcome.code == 0
-    assert (
-        outcome.out
-        == f"{path}: vllm-qaic takes 6 buffers, layers 0-2, hybrid: 4 shapes or dtypes\n"
+    assert outcome.out == (
+        f"{path}: vllm-qaic can use it: 6 buffers, layers 0-2, hybrid: 4 different shapes or "
+        "dtypes\n"
     )
     assert run("check-consumer", path, "--full-transfer", "--strict").code == 1
 
@@ -178,7 +184,7 @@ def test_sizes_and_precisions_of_a_compile_count(tmp_path: Path, taken: Path, ru
 def test_windows_are_one_model(tmp_path: Path, run) -> None:
     run(FIXTURES / "plain" / "windows", "--target", "vllm-qaic", "-d", tmp_path / "set")
     outcome = run("check-consumer", tmp_path / "set")
-    said = "vllm-qaic takes 6 buffers, layers 0-2, all alike"
+    said = "vllm-qaic can use them: 6 buffers, layers 0-2, all with the same shape and dtype"
     assert outcome == (0, f"{tmp_path / 'set'} (3 models): {said}\n", "")
     shutil.rmtree(tmp_path / "set" / "layer_1_2")
     assert "error KV302" in run("check-consumer", tmp_path / "set").err
@@ -199,7 +205,7 @@ def test_a_finding_is_told_of_the_window_that_it_is_about(tmp_path: Path, run) -
 def test_an_encoder_alone_has_nothing_to_take(run) -> None:
     outcome = run("check-consumer", FIXTURES / "plain" / "vlm_dual" / "encoder.onnx")
     assert outcome.code == 1
-    assert outcome.out.endswith("encoder.onnx: no KV buffer in it\n")
+    assert outcome.out.endswith("encoder.onnx: no KV buffer\n")
     assert "error KV001" in outcome.err
 
 
@@ -211,7 +217,7 @@ def test_a_manifest_stands_for_its_model(taken: Path, tmp_path: Path, run) -> No
     outcome = run("check-consumer", manifest, "--format", "json")
     assert document(outcome)["slots"] == model["slots"]
     assert run("check-consumer", manifest).out == (
-        f"{taken}: vllm-qaic takes 4 buffers, layers 0-1, all alike\n"
+        f"{taken}: vllm-qaic can use it: 4 buffers, layers 0-1, all with the same shape and dtype\n"
     )
     assert run("check-consumer", manifest, "--emit", "selectors").code == 0
 
@@ -221,7 +227,9 @@ def test_what_is_wrong_is_told_of_the_manifest(tmp_path: Path, run) -> None:
     assert run("manifest", FIXTURES / "VLLM" / "sampler.onnx", "-o", manifest).code == 0
     outcome = run("check-consumer", manifest)
     assert outcome.code == 1
-    assert outcome.err.startswith(f"{manifest}: error KV601: past_key.0_VLLM carries another token")
+    assert outcome.err.startswith(
+        f"{manifest}: error KV601: 8 names (first: past_key.0_VLLM) carry a different token than"
+    )
     internal = tmp_path / "internal.json"
     assert run("manifest", FIXTURES / "plain" / "internal_suffix.onnx", "-o", internal).code == 0
     assert "warning KV112" in run("check-consumer", internal).err
@@ -247,8 +255,9 @@ def test_an_update_that_the_graph_does_not_show_is_told(tmp_path: Path, run) -> 
     assert codes(found) == {"KV113"}
     (finding,) = found["models"][0]["findings"]
     assert finding["message"] == (
-        "is not shown to have the size and the content of its input, like 1 more: whether it goes "
-        "back into past_key.0 as it is, as qefficient needs it, is not known"
+        f"2 outputs (first: {finding['name']}) are not proved to fit back into their inputs, as "
+        "qefficient requires: the graph does not show that size and order of the content stay the "
+        "same"
     )
     assert run("check-consumer", path, "--target", "qefficient", "--strict").code == 1
 
@@ -265,12 +274,16 @@ def test_an_update_that_was_not_traced_is_told_from_that(taken: Path, tmp_path: 
     manifest.write_text(json.dumps(said), "utf-8")
     outcome = run("check-consumer", manifest)
     assert outcome.code == 0
-    assert f"{manifest}: warning KV113: past_key.0_vllmKvCache_RetainedState was not traced" in (
+    assert f"{manifest}: warning KV113: 4 outputs (first: past_key.0_vllmKvCache_Retained" in (
         outcome.err
     )
+    assert "the graph was not traced to see whether" in outcome.err
     compared = run("compare", manifest, taken)
     assert compared.code == 0
-    assert "note: prefill: past_key.0_vllmKvCache_RetainedState was not traced" in compared.out
+    assert (
+        "note: prefill: 4 outputs (first: past_key.0_vllmKvCache_RetainedState) are not proved"
+        in compared.out
+    )
     assert "note: decode" not in compared.out
 
 

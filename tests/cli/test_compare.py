@@ -122,8 +122,8 @@ def test_a_plain_model_is_told_and_compared_all_the_same(run, named) -> None:
     plain, model = FIXTURES / "plain" / "decoder.onnx", named("decoder.onnx")
     outcome = run("compare", plain, model)
     assert outcome.code == 1
-    assert outcome.out.startswith("hand-off would fail: vllm-qaic selects nothing on prefill")
-    assert "renamed, it works: 4 buffers" in outcome.out
+    assert outcome.out.startswith("hand-off would fail: vllm-qaic selects no buffer on prefill")
+    assert "after a rename, it works: 4 buffers" in outcome.out
     assert "--target vllm-qaic" in outcome.err
     found = document(run("compare", plain, model, "--format", "json").out)
     assert (found["verdict"]["outcome"], found["verdict"]["renamed"]) == ("fails", "works")
@@ -209,9 +209,9 @@ def test_a_side_without_kv_is_no_hand_off(run, named) -> None:
     outcome = run("compare", encoder, decoder, "--tokens", "4")
     assert outcome.code == 1
     assert outcome.out == (
-        f"hand-off would fail at start-up: no KV buffer on prefill: {encoder} (KV001)\n"
+        f"hand-off would fail at start-up: prefill ({encoder}) has no KV buffer (KV001)\n"
     )
-    assert outcome.err.startswith(f"{encoder} -> {decoder}: error KV001: no KV buffer on prefill: ")
+    assert outcome.err.startswith(f"{encoder} -> {decoder}: error KV001: prefill ({encoder}) has ")
     assert outcome.err.count("\n") == 1
     found = document(run("compare", decoder, encoder, "--format", "json").out)
     assert (codes(found), found["pairs"]) == (["KV001"], [])
@@ -235,7 +235,7 @@ def test_lengths_are_told_below_the_table(run, named) -> None:
     assert outcome.out.endswith("  ok\na prompt of 200 tokens: ok\n")
     plain = FIXTURES / "plain" / "decoder.onnx"
     assert (
-        "a prompt of 7 tokens, once renamed: ok, whatever ctx_len may be\n"
+        "a prompt of 7 tokens after a rename: ok, for any ctx_len\n"
         in run("compare", plain, model, "--tokens", "7").out
     )
 
@@ -245,7 +245,7 @@ def test_a_length_beyond_the_context_does_not_keep_the_others_from_being_told(ru
     outcome = run("compare", model, model, "--dim", "ctx_len=8", "--tokens", "9", "--tokens", "8")
     assert outcome.code == 0
     assert outcome.out.endswith(
-        "a prompt of 9 tokens: longer than the context of 8\na prompt of 8 tokens: ok\n"
+        "a prompt of 9 tokens: longer than the context of 8 tokens\na prompt of 8 tokens: ok\n"
     )
 
 
@@ -256,9 +256,12 @@ def test_a_manifest_with_sizes_and_a_model_without_differ_in_windows_only(
     sizes = ("--dim", "ctx_len=4096", "--dim", "sliding_window=128")
     assert run("manifest", model, *sizes, "-o", sized).code == 0
     outcome = run("compare", sized, model)
-    assert outcome.out.startswith("hand-off cannot be foretold: it depends on sizes (KV614)")
+    assert outcome.out.startswith(
+        "cannot decide: the result depends on sliding_window (KV614); pass --decode-dim "
+        "sliding_window=SIZE\n"
+    )
     assert outcome.err.count("error") == 1
-    assert "(give --decode-dim sliding_window=SIZE)" in outcome.err
+    assert "(pass --decode-dim sliding_window=SIZE)" in outcome.err
     decode = ("--decode-dim", "sliding_window=128")
     assert run("compare", sized, model, *decode).code == 0
 
@@ -279,7 +282,7 @@ def test_a_broken_model_is_the_cause_and_told_once(run, tmp_path: Path) -> None:
     path = broken(tmp_path / "broken.onnx", layers=2)
     outcome = run("compare", path, path)
     assert outcome.code == 1
-    assert re.search(r"renamed, it .*: [^:]*\(KV10[56]\)$", outcome.out.splitlines()[0])
+    assert re.search(r"after a rename, it .*: [^:]*\(KV10[56]\)$", outcome.out.splitlines()[0])
     assert "(KV616)" not in outcome.out.partition("\n")[2]
     said = re.findall(r"error (KV10\d): ", outcome.err)
     assert said == sorted(said, reverse=True)
@@ -441,7 +444,7 @@ def test_a_real_export_that_is_broken_is_named_as_the_cause(run) -> None:
     model = export(BROKEN, "VLLM-*/*.onnx")
     outcome = run("compare", model, model)
     verdict, _, row = outcome.out.splitlines()
-    assert "renamed, it would corrupt every prompt: one name is both input" in verdict
+    assert "after a rename, it would corrupt every prompt: one name is both input" in verdict
     assert row.endswith("wrong for every prompt (KV106)")
 
 
@@ -472,11 +475,11 @@ def test_names_of_another_exporter_are_not_blamed_on_a_dtype(tmp_path: Path, run
     model, rules = save_decoder(tmp_path)
     outcome = run("compare", model, model, "--rules", rules)
     assert outcome.code == 1
-    assert "renamed, it would fail at start-up: other numbers of inputs and outputs" in outcome.out
+    assert "after a rename, it would fail at start-up: " in outcome.out
     assert "KV610" not in outcome.out + outcome.err
     assert (
-        "error KV624: present.0.key_vllmKvCache is not selected by vllm-qaic, which takes "
-        "*vllmKvCache*RetainedState, like 3 more: prefill selects 4 inputs, but 0 outputs"
+        "error KV624: 4 outputs (first: present.0.key_vllmKvCache) do not match "
+        "*vllmKvCache*RetainedState; prefill selects 4 inputs but 0 outputs and fails at the first "
     ) in outcome.err
     assert "error KV120: present.0.key_vllmKvCache is longer than" in outcome.err
 
@@ -486,9 +489,9 @@ def test_names_that_are_renamed_already_are_not_said_to_lack_the_token(tmp_path:
     assert run(model, "--rules", rules, "--prefix", "vllmKvCache", "-q").code == 0
     outcome = run("compare", model, model, "--rules", rules)
     assert "KV616" not in outcome.out + outcome.err
-    assert "error KV624: present.0.key_vllmKvCache" in outcome.err
+    assert "error KV624: 4 outputs (first: present.0.key_vllmKvCache)" in outcome.err
     checked = run("check-consumer", model, "--rules", rules)
     assert (
-        "KV601: present.0.key_vllmKvCache carries the token, but not the end that is selected "
-        "(*vllmKvCache*RetainedState), on its output only"
+        "KV601: 4 names (first: present.0.key_vllmKvCache) have the token but not the suffix that "
+        "vllm-qaic requires (_RetainedState); "
     ) in checked.err

@@ -38,7 +38,8 @@ def laid_out(inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Layout:
 
 
 def message(found: Handoff, code: str) -> str:
-    return next(f"{one.name} {one.message}" for one in found.findings if one.code == code)
+    texts = (f"{one.subject} {one.message}" for one in found.findings if one.code == code)
+    return next(texts).lstrip()
 
 
 def test_two_sides_alike_work() -> None:
@@ -55,11 +56,11 @@ def test_sizes_that_are_missing_do_not_matter_between_sides_that_are_alike() -> 
     found = predict_handoff(side, side)
     assert list_codes(found) == []
     assert format_handoff_verdict(found) == (
-        "hand-off works: 4 buffers of layers 0-1, whatever ctx_len may be, as long as both have "
-        "the same sliding_window"
+        "hand-off works: 4 buffers of layers 0-1, for any ctx_len, if both sides have the same "
+        "sliding_window"
     )
     assert format_handoff_verdict(predict_handoff(side, side, full_transfer=True)).endswith(
-        "of layers 0-1, as long as both have the same ctx_len, sliding_window"
+        "of layers 0-1, if both sides have the same ctx_len, sliding_window"
     )
 
 
@@ -69,10 +70,10 @@ def test_a_known_context_does_not_hide_that_windows_must_agree() -> None:
     )
     found = predict_handoff(side, side, tokens=(9,))
     assert format_handoff_verdict(found).endswith(
-        "prompts of up to 32 tokens, as long as both have the same sliding_window"
+        "prompts of up to 32 tokens, if both sides have the same sliding_window"
     )
     assert list(render_prompt_lines(found)) == [
-        "a prompt of 9 tokens: ok, as long as both have the same sliding_window"
+        "a prompt of 9 tokens: ok, if both sides have the same sliding_window"
     ]
 
 
@@ -116,8 +117,9 @@ def test_69_of_93_layers_are_not_taken_for_all() -> None:
     decode = build_side_layout(*describe_attention(*some[:69], 92), ctx_len=32)
     found = predict_handoff(prefill, decode)
     assert list_codes(found) == ["KV611", "KV618"]
-    assert "18 more on prefill only: 46 buffers (key, value), past_key.3_" in message(
-        found, "KV611"
+    assert message(found, "KV611") == (
+        "46 buffers (first: past_key.3_vllmKvCache) are on prefill only (key, value of layers 3, "
+        "7, 11, 15, 19 and 18 more)"
     )
     assert "past_key.4" in message(found, "KV618")
     assert found.verdict.corrupt_ranges == ((1, 32),)
@@ -184,7 +186,7 @@ def test_layers_behind_others_that_differ_are_no_draft() -> None:
     assert list_codes(found) == ["KV611", "KV612"]
     found = predict_handoff(build_side_layout(*more[:-2]), build_side_layout(*more))
     assert format_handoff_verdict(found).endswith(
-        "layer 2 on decode only, perhaps layers of a draft model (KV620)"
+        "layer 2 on decode only, perhaps those of a draft model (KV620)"
     )
 
 
@@ -194,7 +196,9 @@ def test_a_part_that_is_missing_in_the_last_layer_is_no_draft() -> None:
         build_side_layout(*describe_attention(0, 1)[:3]),
     )
     assert (list_codes(found), found.verdict.outcome) == (["KV611"], "loses")
-    assert "value of layer 1 on prefill only: a buffer, past_value.1_" in message(found, "KV611")
+    assert message(found, "KV611") == (
+        "past_value.1_vllmKvCache is on prefill only (value of layer 1)"
+    )
 
 
 def test_a_first_layer_alone_is_no_draft() -> None:
@@ -237,9 +241,11 @@ def test_one_layer_in_another_dtype_shifts_those_behind_it() -> None:
     )
     found = predict_handoff(prefill, decode)
     assert list_codes(found) == ["KV612", "KV618"]
-    assert "past_key.2_vllmKvCache is looked for at byte 48, but was written to byte 64" in (
-        message(found, "KV618")
+    assert message(found, "KV618") == (
+        "past_key.2_vllmKvCache is shifted: decode reads it at byte 48, prefill wrote it at 64 "
+        "(prompt of 1 token); 1 later buffer shifts too, and decode cannot detect it"
     )
+    assert found.findings[1].hint == "fix the dtype mismatch above"
 
 
 def test_a_dtype_of_the_same_width_is_another_dtype_all_the_same() -> None:
@@ -333,8 +339,8 @@ def test_a_window_on_prefill_only_makes_decode_refuse_them() -> None:
     window, full = sides()
     found = predict_handoff(window, full)
     assert (found.verdict.outcome, found.verdict.refused_ranges) == ("fails", ((9, 32),))
-    assert "decode would find its memory too small" in format_handoff_verdict(found)
-    assert "does not notice" not in message(found, "KV618")
+    assert "because the shared memory is too small for decode" in format_handoff_verdict(found)
+    assert "cannot detect" not in message(found, "KV618")
 
 
 def test_without_sizes_the_window_is_named_and_asked_for() -> None:
@@ -353,8 +359,8 @@ def test_windows_of_two_sizes_differ_from_the_smaller_on() -> None:
     one, other = (apply_sizes(side, {"ctx_len": 32, "sliding_window": n}) for n in (8, 16))
     found = predict_handoff(other, one)
     assert found.verdict.corrupt_ranges == ((9, 32),)
-    assert "layer 1): windows of 16 and 8 tokens, which differ for prompts longer than 8" in (
-        message(found, "KV614")
+    assert message(found, "KV614").endswith(
+        "(layer 1): windows of 16 and 8 tokens; prompts longer than 8 tokens differ"
     )
     assert format_handoff_verdict(found) == (
         "hand-off would corrupt prompts longer than 8 tokens: windows of 16 and 8 tokens (KV614)"
@@ -375,12 +381,12 @@ def test_a_size_that_is_known_on_one_side_only_is_asked_for_where_it_matters() -
     found = predict_handoff(apply_sizes(side, {"sliding_window": 8}), side)
     assert (list_codes(found), found.verdict.outcome) == (["KV614"], "unknown")
     assert format_handoff_verdict(found) == (
-        "hand-off cannot be foretold: it depends on sizes (KV614), give --decode-dim "
+        "cannot decide: the result depends on sliding_window (KV614); pass --decode-dim "
         "sliding_window=SIZE"
     )
     assert format_handoff_verdict(
         predict_handoff(side, apply_sizes(side, {"sliding_window": 8}))
-    ).endswith("give --prefill-dim sliding_window=SIZE")
+    ).endswith("pass --prefill-dim sliding_window=SIZE")
     assert list_codes(predict_handoff(apply_sizes(side, {"ctx_len": 8}), side)) == []
 
 
@@ -397,8 +403,8 @@ def test_a_context_that_is_known_on_one_side_is_not_to_blame_for_a_window() -> N
         "depends on sizes",
     ]
     assert list(render_prompt_lines(found)) == [
-        "a prompt of 9 tokens: cannot be told, give --decode-dim sliding_window=SIZE",
-        "a prompt of 33 tokens: longer than the context of 32",
+        "a prompt of 9 tokens: cannot decide; pass --decode-dim sliding_window=SIZE",
+        "a prompt of 33 tokens: longer than the context of 32 tokens",
     ]
 
 
@@ -407,7 +413,7 @@ def test_a_context_that_is_moved_in_full_is_asked_for_as_the_window_is() -> None
     found = predict_handoff(apply_sizes(side, SIZES), side, full_transfer=True)
     assert list_codes(found) == ["KV618", "KV614"]
     assert format_handoff_verdict(found).endswith(
-        "give --decode-dim ctx_len=SIZE --decode-dim sliding_window=SIZE"
+        "pass --decode-dim ctx_len=SIZE --decode-dim sliding_window=SIZE"
     )
 
 
@@ -444,8 +450,8 @@ def test_a_plain_side_is_compared_as_if_it_were_renamed() -> None:
     found = predict_handoff(named, plain)
     assert list_codes(found) == ["KV616"]
     assert format_handoff_verdict(found) == (
-        "hand-off would corrupt every prompt: vllm-qaic selects nothing on decode (KV616); "
-        "renamed, it works: 2 buffers of layer 0, whatever ctx_len may be"
+        "hand-off would corrupt every prompt: vllm-qaic selects no buffer on decode (KV616); "
+        "after a rename, it works: 2 buffers of layer 0, for any ctx_len"
     )
     assert resolve_outcome(predict_handoff(plain, named)) == "fails"
 
@@ -454,7 +460,10 @@ def test_two_sides_with_another_token_are_told_once() -> None:
     side = build_side_layout(*describe_attention(0), token="VLLM")
     found = predict_handoff(side, side)
     assert list_codes(found) == ["KV616"]
-    assert "prefill and decode: the names carry VLLM, not vllmKvCache" in found.findings[0].message
+    assert found.findings[0].message == (
+        "the names of prefill and decode carry the token VLLM; vllm-qaic requires vllmKvCache and "
+        "selects no buffer"
+    )
 
 
 def test_a_half_renamed_side_is_told_with_what_is_missing() -> None:
@@ -468,7 +477,10 @@ def test_a_half_renamed_side_is_told_with_what_is_missing() -> None:
     )
     found = predict_handoff(half, half)
     assert list_codes(found) == ["KV616", "KV616"]
-    assert "is one of 2 buffers of prefill" in found.findings[0].message
+    assert found.findings[0].message == (
+        "2 buffers of prefill (first: past_key.1) do not carry vllmKvCache in every name; "
+        "vllm-qaic ignores these buffers"
+    )
     assert [(row.code, bool(row.wrong_ranges)) for row in found.pair_results] == [
         (None, False),
         (None, False),
@@ -498,7 +510,7 @@ def test_graphs_in_other_orders_are_sorted_by_this_consumer() -> None:
     assert list_codes(found) == []
     assert found.prefill.order == "numeric"
     assert found.decode.order == "graph"
-    assert "sorts them by itself" in found.notes[0]
+    assert "vllm-qaic sorts them itself" in found.notes[0]
 
 
 def test_a_consumer_that_goes_by_the_graph_puts_layer_10_in_the_place_of_layer_2() -> None:
@@ -510,8 +522,9 @@ def test_a_consumer_that_goes_by_the_graph_puts_layer_10_in_the_place_of_layer_2
     )
     assert "KV617" in list_codes(found)
     assert found.prefill.order == "lexical"
-    assert "past_key.10_vllmKvCache_RetainedState would land in the place of past_key.2_" in (
-        message(found, "KV617")
+    assert message(found, "KV617").startswith(
+        "4 outputs (first: past_key.10_vllmKvCache_RetainedState) are written where decode reads "
+        "other buffers, the first one where it reads past_key.2_vllmKvCache"
     )
     assert found.verdict.outcome == "corrupts"
 
@@ -529,7 +542,7 @@ def test_pairing_by_position_puts_a_value_in_the_place_of_a_key() -> None:
     turned = side._replace(outputs=side.outputs[::-1])
     found = predict_handoff(turned, side, consumer=target)
     assert list_codes(found) == ["KV617"]
-    assert "one of 4 in the wrong place" in message(found, "KV617")
+    assert "4 outputs (first: " in message(found, "KV617")
     assert all(row.wrong_ranges for row in found.pair_results)
 
 
@@ -658,7 +671,7 @@ def test_an_output_that_is_never_paired_leaves_it_open() -> None:
     )
     found = predict_handoff(side, other)
     assert (list_codes(found), found.verdict.outcome) == (["KV602"], "unknown")
-    assert message(found, "KV602").endswith("goes by its input's name (decode)")
+    assert message(found, "KV602").endswith("derive the names of their inputs (decode)")
     assert format_handoff_verdict(found).endswith("never pairs (KV602)")
 
 
@@ -731,7 +744,7 @@ def test_what_an_encoder_wrote_is_cut_to_the_prompt_and_lost(length: int | str) 
     side = cross_layout(length, ctx_len=448, **sizes)
     found = predict_handoff(side, side)
     assert list_codes(found) == ["KV605"]
-    assert "holds what the encoder wrote" in message(found, "KV605")
+    assert "(the encoder's output), and a prompt of" in message(found, "KV605")
     assert (found.verdict.outcome, found.verdict.longest_prompt) == ("corrupts", 448)
     assert found.verdict.corrupt_ranges == ((1, 448),)
     assert transfer_bytes(side, side, 4).wrong
@@ -834,7 +847,7 @@ def test_lengths_that_were_asked_for_are_told() -> None:
         "a prompt of 9 tokens: 4 of 6 buffers wrong (KV614)",
     ]
     assert list(render_prompt_lines(predict_handoff(window, full, tokens=(9,)))) == [
-        "a prompt of 9 tokens: refused, decode would find its memory too small (KV614)"
+        "a prompt of 9 tokens: refused: the shared memory is too small for decode (KV614)"
     ]
     assert list(render_prompt_lines(predict_handoff(full, window))) == []
 
@@ -842,10 +855,10 @@ def test_lengths_that_were_asked_for_are_told() -> None:
 def test_lengths_that_sizes_are_missing_for_are_asked_back() -> None:
     window, full = (side._replace(sizes={}) for side in sides())
     assert list(render_prompt_lines(predict_handoff(full, window, tokens=(200,)))) == [
-        "a prompt of 200 tokens: cannot be told, give --dim sliding_window=SIZE"
+        "a prompt of 200 tokens: cannot decide; pass --dim sliding_window=SIZE"
     ]
     assert list(render_prompt_lines(predict_handoff(full, full, tokens=(200,)))) == [
-        "a prompt of 200 tokens: ok, whatever ctx_len may be"
+        "a prompt of 200 tokens: ok, for any ctx_len"
     ]
 
 
@@ -857,21 +870,21 @@ def test_only_sizes_are_asked_back_where_a_dtype_differs_as_well() -> None:
     decode = decode._replace(buffers=tuple(one._replace(kind="mamba") for one in decode.buffers))
     assert list_codes(predict_handoff(prefill, decode)) == ["KV612", "KV618"]
     assert list(render_prompt_lines(predict_handoff(prefill, decode, tokens=(9,)))) == [
-        "a prompt of 9 tokens: cannot be told, give --prefill-dim ctx_len=SIZE"
+        "a prompt of 9 tokens: cannot decide; pass --prefill-dim ctx_len=SIZE"
     ]
 
 
-def test_what_is_left_behind_or_never_begins_is_not_ok() -> None:
+def test_a_buffer_that_is_not_read_or_a_side_that_does_not_start_is_not_ok() -> None:
     few, more = (
         build_side_layout(*describe_attention(0, 1), ctx_len=8),
         build_side_layout(*describe_attention(0, 1, 2), ctx_len=8),
     )
     assert list(render_prompt_lines(predict_handoff(more, few, tokens=(3,)))) == [
-        "a prompt of 3 tokens: 2 of 6 buffers left behind"
+        "a prompt of 3 tokens: 2 of 6 buffers not read by decode"
     ]
     silent = few._replace(outputs=few.outputs[1:])
     assert list(render_prompt_lines(predict_handoff(silent, few, tokens=(3,)))) == [
-        "a prompt of 3 tokens: never begins (KV604)"
+        "a prompt of 3 tokens: not started (KV604)"
     ]
 
 
@@ -896,7 +909,7 @@ def test_a_prompt_that_no_side_has_room_for_is_told_beside_the_others() -> None:
     found = predict_handoff(side, side, tokens=(33, 32))
     assert [one.tokens for one in found.simulated_prompts] == [1, 32]
     assert list(render_prompt_lines(found)) == [
-        "a prompt of 33 tokens: longer than the context of 32",
+        "a prompt of 33 tokens: longer than the context of 32 tokens",
         "a prompt of 32 tokens: ok",
     ]
 
@@ -906,8 +919,8 @@ def test_a_prompt_longer_than_sizes_can_be_is_told_without_a_limit() -> None:
     assert list(
         render_prompt_lines(predict_handoff(side, side, tokens=(1 << 31, (1 << 31) - 1)))
     ) == [
-        f"a prompt of {1 << 31} tokens: longer than any context can be",
-        f"a prompt of {(1 << 31) - 1} tokens: ok, whatever ctx_len may be",
+        f"a prompt of {1 << 31} tokens: longer than any context",
+        f"a prompt of {(1 << 31) - 1} tokens: ok, for any ctx_len",
     ]
 
 
@@ -915,7 +928,7 @@ def test_a_state_of_a_size_that_is_not_known_names_no_length() -> None:
     state = build_side_layout("recurrent_state.0:2,width,4")
     found = predict_handoff(state, state)
     assert list_codes(found) == ["KV605"]
-    assert "short prompts move a part of it only" in message(found, "KV605")
+    assert "a short prompt moves only a part" in message(found, "KV605")
     assert str(1 << 31) not in message(found, "KV605") + format_handoff_verdict(found)
 
 
@@ -935,8 +948,8 @@ def test_one_cause_is_told_once_however_many_layers_it_is_in() -> None:
     full = build_side_layout(*describe_attention(*range(40)), ctx_len=32)
     found = predict_handoff(full, window)
     assert list_codes(found) == ["KV614", "KV618"]
-    assert "so are 39 more" in found.findings[0].message
-    assert "so are 39 behind it" in found.findings[1].message
+    assert found.findings[0].message.startswith("40 buffers (first: past_key.0_vllmKvCache) are ")
+    assert "; 39 later buffers shift too" in found.findings[1].message
     assert len(build_table_rows(found)) == 2
 
 
@@ -956,7 +969,7 @@ def test_two_models_of_one_size_are_told_apart_by_their_weights() -> None:
     other = with_weights(side, EMBEDDING._replace(sha256="two"), path="other.onnx")
     found = predict_handoff(with_weights(side, EMBEDDING), other)
     assert list_codes(found) == ["KV623"]
-    assert "has other values on decode, of 2 compared" in message(found, "KV623")
+    assert "has different values on decode (1 of 2 compared weights)" in message(found, "KV623")
     assert (resolve_outcome(found), found.verdict.corrupt_ranges) == ("corrupts", ((1, 32),))
     assert "would corrupt every prompt" in format_handoff_verdict(found)
     assert "not of one model" in format_handoff_verdict(found)
@@ -991,8 +1004,8 @@ def test_a_weight_that_an_exporter_changed_says_nothing(changed: Weight) -> None
     found = predict_handoff(with_weights(side, EMBEDDING), other)
     assert (list_codes(found), found.verdict.outcome) == ([], "works")
     assert found.notes == (
-        "whether both are of one model is not compared: of no weight could the values be "
-        "compared, only sizes",
+        "cannot tell whether both sides are the same model: only the sizes of weights could be "
+        "compared, not their values",
     )
     norm = Weight("model.norm.weight", "FLOAT", (64,), "norm")
     other = with_weights(side, changed, norm, path="other.onnx")
@@ -1005,8 +1018,9 @@ def test_what_could_not_be_compared_is_said() -> None:
     found = predict_handoff(side, stranger)
     assert (list_codes(found), found.verdict.outcome) == ([], "works")
     assert found.notes == (
-        "whether both are of one model is not compared: they call no weight by the same name",
+        "cannot tell whether both sides are the same model: no weight has the same name on both "
+        "sides",
     )
     silent = stranger._replace(weights=None)
-    assert predict_handoff(side, silent).notes[0].endswith("of the weights of decode")
+    assert predict_handoff(side, silent).notes[0].endswith("the weights of decode are not known")
     assert predict_handoff(stranger, stranger).notes == ()

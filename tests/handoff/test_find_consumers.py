@@ -18,6 +18,7 @@ from onnxkvrename.handoff import consumers
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.find_consumers import list_consumers, load_consumer
 
+ALIKE = "all with the same shape and dtype"
 PACKAGE = Path(onnxkvrename.__file__).parent
 PIGEON = '''
 """A consumer that carries whole buffers by hand."""
@@ -38,7 +39,7 @@ CONSUMER = Consumer(
 
 
 CANNOT_TAKE = (
-    "{}: vllm-qaic cannot take it; with VLLM_QAIC_USE_LEGACY_SLICING_SPEC=1 it can "
+    "{}: vllm-qaic cannot use it; with VLLM_QAIC_USE_LEGACY_SLICING_SPEC=1 it can "
     "(--target vllm-qaic-legacy)\n"
 )
 
@@ -111,12 +112,12 @@ def test_every_target_is_called_like_its_module() -> None:
     ("name", "hint"),
     [
         ("vllm_qaic", "did you mean vllm-qaic?"),
-        ("x", f"there are: {', '.join(list_consumers())}"),
-        ("", "there are"),
+        ("x", f"targets: {', '.join(list_consumers())}"),
+        ("", "targets: "),
     ],
 )
 def test_a_name_that_is_none_is_refused(name: str, hint: str) -> None:
-    with pytest.raises(KvRenameError, match="no target is called") as raised:
+    with pytest.raises(KvRenameError, match="no such target: ") as raised:
         load_consumer(name)
     assert hint in str(raised.value)
 
@@ -127,7 +128,7 @@ def test_another_consumer_is_one_file(decoder: Path, program_with_pigeon: Path) 
     assert (renamed.returncode, renamed.stdout, renamed.stderr) == (0, "", "")
     checked = run_command("check-consumer", decoder, "--target", "pigeon-post", paths=paths)
     assert checked.stderr == ""
-    assert checked.stdout == f"{decoder}: pigeon-post takes 4 buffers, layers 0-1, all alike\n"
+    assert checked.stdout == f"{decoder}: pigeon-post can use it: 4 buffers, layers 0-1, {ALIKE}\n"
     compared = run_command("compare", decoder, decoder, "--target", "pigeon-post", paths=paths)
     assert compared.stdout.startswith("hand-off works: 4 buffers of layers 0-1")
 
@@ -137,7 +138,9 @@ def test_what_goes_for_all_consumers_goes_for_it(decoder: Path, program_with_pig
         "check-consumer", decoder, "--target", "pigeon-post", paths=(program_with_pigeon,)
     )
     assert outcome.returncode == 1
-    assert "error KV601: past_key.0 does not carry pigeon" in outcome.stderr
+    assert (
+        "error KV601: 8 names (first: past_key.0) do not carry the token pigeon" in outcome.stderr
+    )
     assert "KV604" not in outcome.stderr
 
 
@@ -159,14 +162,14 @@ def test_a_plugin_is_found_by_its_entry_point(decoder: Path, plugins: Path) -> N
     assert (renamed.returncode, renamed.stdout, renamed.stderr) == (0, "", "")
     checked = run_command("check-consumer", decoder, "--target", "pigeon-post", paths=(plugins,))
     assert checked.stderr == ""
-    assert checked.stdout == f"{decoder}: pigeon-post takes 4 buffers, layers 0-1, all alike\n"
+    assert checked.stdout == f"{decoder}: pigeon-post can use it: 4 buffers, layers 0-1, {ALIKE}\n"
 
 
 @pytest.mark.parametrize("name", ["vllm-qaic", "vllm_qaic"])
 def test_a_plugin_cannot_hide_a_built_in_consumer(name: str, decoder: Path, plugins: Path) -> None:
     install_plugin(plugins, f"{name} = pigeons:CONSUMER", PIGEON.replace("pigeon-post", name))
     checked = run_command("check-consumer", decoder, "--target", "vllm-qaic", paths=(plugins,))
-    assert "does not carry vllmKvCache" in checked.stderr
+    assert "do not carry the token vllmKvCache" in checked.stderr
     page = run_command("check-consumer", "--help", paths=(plugins,)).stdout
     assert read_choices(page) == list(list_consumers())
 
@@ -282,6 +285,6 @@ def test_a_plugin_may_read_its_token_from_a_file_beside_the_model(
     decoder.with_name("token.txt").write_text("owl")
     assert run_command(decoder, "--prefix", "owl", "-q", paths=(plugins,)).returncode == 0
     taken = run_command(*call, paths=(plugins,))
-    assert taken.stdout == f"{decoder}: pigeon-post takes 4 buffers, layers 0-1, all alike\n"
+    assert taken.stdout == f"{decoder}: pigeon-post can use it: 4 buffers, layers 0-1, {ALIKE}\n"
     compared = run_command("compare", decoder, decoder, *call[2:], paths=(plugins,))
     assert compared.stdout.startswith("hand-off works: 4 buffers of layers 0-1")

@@ -74,8 +74,8 @@ def test_a_folder_with_its_configuration_is_taken(tmp_path: Path, run) -> None:
     model, rules = save_decoder(tmp_path)
     write_config(tmp_path)
     outcome = run("check-consumer", model, "--rules", rules, "--target", "onnxruntime-genai")
-    said = f"{model}: onnxruntime-genai takes 4 buffers, layers 0-1, all alike\n"
-    assert outcome == (0, said, "")
+    said = "4 buffers, layers 0-1, all with the same shape and dtype"
+    assert outcome == (0, f"{model}: onnxruntime-genai can use it: {said}\n", "")
 
 
 def test_the_configuration_may_lie_one_folder_above(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_without_a_configuration_its_defaults_are_assumed(tmp_path: Path) -> Non
     layout = build_decoder(tmp_path)
     (finding,) = find(layout)
     assert (finding.code, finding.severity) == ("KV625", "warning")
-    assert finding.message.startswith("there is no genai_config.json beside the model")
+    assert finding.message.startswith("no genai_config.json beside the model: ")
     assert len(select_values(layout, configure_consumer(CONSUMER, layout)).inputs) == 4
 
 
@@ -99,7 +99,8 @@ def test_a_configuration_from_before_a_rename_finds_nothing(tmp_path: Path) -> N
     (finding,) = find(build_decoder(tmp_path, token="VLLM"))
     assert (finding.code, finding.name) == ("KV601", "past_key_values.0.key_VLLM")
     assert finding.message.startswith(
-        "is not named past_key_values.%d.key, past_key_values.%d.value"
+        "8 names (first: past_key_values.0.key_VLLM) do not match past_key_values.%d.key, "
+        "past_key_values.%d.value"
     )
     assert str(tmp_path / CONFIG_NAME) in finding.hint
     write_config(tmp_path, "_VLLM")
@@ -117,7 +118,7 @@ def test_a_layer_needs_keys_and_values(tmp_path: Path) -> None:
     )
     (finding,) = find(layout)
     assert (finding.code, finding.name) == ("KV609", "past_key_values.0.key")
-    assert finding.message.startswith("has no past_key_values.0.value beside it")
+    assert "no counterpart: onnxruntime-genai needs past_key_values.0.value" in finding.message
 
 
 def test_an_input_needs_the_output_of_its_template(tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ def test_all_keys_and_values_have_one_dtype(tmp_path: Path) -> None:
     write_config(tmp_path)
     (finding,) = find(build_decoder(tmp_path, dtypes=("FLOAT", "FLOAT16")))
     assert finding.code == "KV610"
-    assert "the dtype of the first, FLOAT" in finding.message
+    assert "uses the dtype of the first buffer, FLOAT," in finding.message
 
 
 def test_keys_and_values_have_four_axes(tmp_path: Path) -> None:
@@ -185,7 +186,7 @@ def test_a_rename_cannot_check_what_it_changes_itself(tmp_path: Path, run) -> No
     before = model.read_bytes()
     outcome = run(model, "--rules", rules, "--prefix", "X", "--target", "onnxruntime-genai")
     assert (outcome.code, model.read_bytes()) == (2, before)
-    assert "it reads names from a file that a rename changes, too" in outcome.err
+    assert "it reads names from a file that the rename changes as well" in outcome.err
 
 
 def test_what_an_encoder_writes_needs_no_output(tmp_path: Path) -> None:

@@ -92,32 +92,34 @@ def test_arrays_are_in_the_order_of_layers(
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("decoder.onnx", "takes 4 buffers, layers 0-1, all alike"),
-        ("mla.onnx", "takes 4 buffers, layers 0-1, hybrid: 2 shapes or dtypes"),
-        ("hybrid.onnx", "takes 6 buffers, layers 0-2, hybrid: 4 shapes or dtypes"),
+        ("decoder.onnx", "4 buffers, layers 0-1, all with the same shape and dtype"),
+        ("mla.onnx", "4 buffers, layers 0-1, hybrid: 2 different shapes or dtypes"),
+        ("hybrid.onnx", "6 buffers, layers 0-2, hybrid: 4 different shapes or dtypes"),
     ],
 )
 def test_exports_are_taken_with_a_token_and_without(
     name: str, said: str, tmp_path: Path, run
 ) -> None:
     path = FIXTURES / "plain" / name
-    assert (
-        run("check-consumer", path, "--target", "qefficient").out == f"{path}: qefficient {said}\n"
-    )
+    plain = run("check-consumer", path, "--target", "qefficient")
+    assert plain.out == f"{path}: qefficient can use it: {said}\n"
     renamed = tmp_path / name
     command = (path, "--prefix", "VLLM", "--target", "qefficient", "-q", "-o", renamed)
     assert run(*command) == (0, "", "")
     outcome = run("check-consumer", renamed, "--target", "qefficient")
-    assert outcome == (0, f"{renamed}: qefficient {said}\n", "")
+    assert outcome == (0, f"{renamed}: qefficient can use it: {said}\n", "")
 
 
 def test_penalty_buffers_are_taken_for_kv_and_make_the_model_hybrid(run) -> None:
     path = FIXTURES / "plain" / "sampler.onnx"
     outcome = run("check-consumer", path, "--target", "qefficient")
-    assert (outcome.code, outcome.out) == (1, f"{path}: qefficient cannot take it\n")
-    assert "warning KV608: past_presence_penalty_buffer" in outcome.err
-    assert "makes the buffers hybrid, which they are not: 6 buffers instead of 4" in outcome.err
-    assert "error KV610: past_presence_penalty_buffer has 2 axes, and is sliced" in outcome.err
+    assert (outcome.code, outcome.out) == (1, f"{path}: qefficient cannot use it\n")
+    assert "warning KV608: 4 values (first: past_presence_penalty_buffer) are not" in outcome.err
+    assert "count as hybrid, which it is not; it counts 6 buffers instead of 4" in outcome.err
+    assert (
+        "error KV610: 2 inputs (first: past_presence_penalty_buffer) have 2 axes, but qefficient "
+        "slices for 3"
+    ) in outcome.err
 
 
 def test_a_stranger_on_one_side_is_told_by_the_numbers() -> None:
@@ -125,12 +127,14 @@ def test_a_stranger_on_one_side_is_told_by_the_numbers() -> None:
     layout = layout._replace(inputs=(*layout.inputs, *PENALTY))
     finding = find(layout, "KV608")
     assert finding.severity == "error"
-    assert "4 inputs and 2 outputs are selected" in finding.message
+    assert "it then selects 4 inputs and 2 outputs" in finding.message
 
 
 def test_other_ranks_than_those_of_the_slices_are_refused() -> None:
     flat = build("past_key.0:ctx_len,4", "past_value.0:ctx_len,4")
-    assert find(flat, "KV610").message == "has 3 axes, and is sliced as if it had 4, like 1 more"
+    assert find(flat, "KV610").message == (
+        "2 inputs (first: past_key.0) have 3 axes, but qefficient slices for 4"
+    )
     hybrid = build(*describe_attention(0), "conv_state.1:8,3", "recurrent_state.1:2,4,4")
     assert list(check_consumer(hybrid, CONSUMER)) == []
 
@@ -138,7 +142,7 @@ def test_other_ranks_than_those_of_the_slices_are_refused() -> None:
 def test_states_that_are_all_alike_are_left_out() -> None:
     layout = build("conv_state.0:2,4,4", "recurrent_state.0:2,4,4")
     finding = find(layout, "KV610")
-    assert finding.message.startswith("is left out, like 1 more: where all buffers have one shape")
+    assert ") are left out: where all buffers have the same shape" in finding.message
 
 
 def test_a_name_without_a_number_stops_the_session() -> None:
@@ -191,7 +195,7 @@ def test_prefill_counts_the_arrays(missing: str) -> None:
     found = predict_handoff(sides["prefill"], sides["decode"], consumer=CONSUMER, tokens=(4,))
     assert list_codes(found) == ["KV611"]
     assert (found.verdict.outcome, found.verdict.refused_ranges) == ("fails", ((1, 8),))
-    assert "prefill would write another number of buffers" in format_handoff_verdict(found)
+    assert "because prefill writes a different number of buffers" in format_handoff_verdict(found)
 
 
 def test_one_buffer_more_on_prefill_shifts_those_behind_it() -> None:
@@ -201,7 +205,7 @@ def test_one_buffer_more_on_prefill_shifts_those_behind_it() -> None:
     assert found.verdict.outcome == "corrupts"
     assert "KV618" in list_codes(found)
     (shifted,) = [each for each in found.findings if each.code == "KV618"]
-    assert "in another array than prefill wrote it to" in shifted.message
+    assert "decode reads it from a different array than prefill wrote it to" in shifted.message
 
 
 def test_decode_counts_its_own_outputs_as_well() -> None:
@@ -212,8 +216,8 @@ def test_decode_counts_its_own_outputs_as_well() -> None:
     )
     found = predict_handoff(layout, broken, consumer=CONSUMER)
     assert "KV624" in list_codes(found)
-    (finding,) = [each for each in found.findings if "but 1 outputs" in each.message]
-    assert finding.message.startswith("decode selects 2 inputs, but 1 outputs")
+    (finding,) = [each for each in found.findings if "but 1 output" in each.message]
+    assert finding.message.startswith("decode selects 2 inputs but 1 output and fails")
     assert found.verdict.outcome == "fails"
 
 
@@ -221,7 +225,7 @@ def test_a_side_that_selects_nothing_is_not_said_to_need_a_token() -> None:
     layout = build("layer_0/past_key.0:2,8,4", "layer_0/past_value.0:2,8,4")
     found = predict_handoff(layout, layout, consumer=CONSUMER)
     (finding,) = [each for each in found.findings if each.code == "KV616"]
-    assert finding.message.startswith("prefill and decode: no name is past_*, conv_state.*")
+    assert finding.message.startswith("no name of prefill and decode matches past_*, conv_state.*")
 
 
 def test_prefill_need_not_have_as_many_inputs_as_outputs() -> None:

@@ -27,7 +27,7 @@ def test_what_has_no_layer_to_read_stops_the_consumer() -> None:
     found = startup_findings(side._replace(inputs=(*side.inputs, strange)))
     assert [(one.code, one.name) for one in found] == [("KV603", strange.name)]
     assert found[0].message == (
-        "has no layer where vllm-qaic reads one: it stops at start-up (decode)"
+        "has no number where vllm-qaic reads the layer; decode cannot start"
     )
     assert not startup_findings(side._replace(inputs=(*side.inputs, other)))
 
@@ -37,13 +37,14 @@ def test_what_has_no_bytes_for_it_stops_it_too() -> None:
     assert [(one.code, one.message) for one in found] == [
         (
             "KV610",
-            "is BFLOAT16, which vllm-qaic cannot move, like 1 more: it stops at start-up (decode)",
+            "2 names (first: past_key.0_vllmKvCache) have the dtype BFLOAT16, which vllm-qaic "
+            "cannot move; decode cannot start",
         )
     ]
     side = build_side_layout(*describe_attention(0))
     shapeless = side._replace(inputs=tuple(one._replace(shape=None) for one in side.inputs))
     assert [one.code for one in startup_findings(shapeless)] == ["KV610"]
-    assert "has no rank, like 1 more" in startup_findings(shapeless)[0].message
+    assert ") have no shape on decode;" in startup_findings(shapeless)[0].message
     empty = build_side_layout(*describe_attention(0, shape="0,ctx_len,4"))
     assert [one.code for one in startup_findings(empty)] == ["KV610"]
     assert not startup_findings(side)

@@ -26,7 +26,10 @@ def test_heads_that_divide_are_fine_on_any_number_of_ranks() -> None:
 
 def test_heads_that_do_not_divide_are_told_for_their_side() -> None:
     (found,) = said(heads(6), 2, 4)
-    assert found == "KV619 has 6 heads, which 4 ranks of decode cannot share (layers 0-1)"
+    assert found == (
+        "KV619 4 buffers (first: past_key.0_vllmKvCache) have 6 heads, which cannot be divided "
+        "among 4 ranks of decode (layers 0-1)"
+    )
 
 
 def test_fewer_heads_than_ranks_are_repeated() -> None:
@@ -44,7 +47,7 @@ def test_no_heads_at_all_are_not_divided() -> None:
 
 def test_ranks_must_be_multiples_of_each_other() -> None:
     (found,) = said(heads(12), 2, 3)
-    assert found.startswith("KV619 2 ranks of prefill and 3 of decode")
+    assert found.startswith("KV619 prefill has 2 ranks and decode has 3: neither")
 
 
 def test_mla_stands_whole_on_every_rank() -> None:
@@ -56,7 +59,7 @@ def test_states_divide_or_do_not_and_are_never_repeated() -> None:
     linear = build_side_layout("conv_state.0:12,3", "recurrent_state.0:2,4,4")
     assert said(linear, 1, 2) == []
     (found,) = said(linear, 1, 4)
-    assert "2 heads of a state, which 4 ranks of decode" in found
+    assert "2 state heads, which cannot be divided among 4 ranks of decode" in found
     assert len(said(linear, 1, 8)) == 2
     (note,) = list_sharding_notes(linear, linear, TensorParallelSizes(1, 2))
     assert "segments" in note

@@ -14,13 +14,14 @@ from onnxkvrename.handoff.selection import select_values
 from onnxkvrename.model.signature import Value
 
 LEGACY = load_consumer("vllm-qaic-legacy")
+ALIKE = "all with the same shape and dtype"
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 
 
 def test_a_plain_export_hands_over(run) -> None:
     path = FIXTURES / "plain" / "decoder.onnx"
     outcome = run("check-consumer", path, "--target", "vllm-qaic-legacy")
-    said = f"{path}: vllm-qaic-legacy takes 4 buffers, layers 0-1, all alike\n"
+    said = f"{path}: vllm-qaic-legacy can use it: 4 buffers, layers 0-1, {ALIKE}\n"
     assert outcome == (0, said, "")
     compared = run("compare", path, path, "--target", "vllm-qaic-legacy")
     assert compared.code == 0
@@ -32,7 +33,7 @@ def test_the_default_says_which_setting_takes_a_plain_export(run) -> None:
     outcome = run("check-consumer", path)
     assert outcome.code == 1
     assert outcome.out == (
-        f"{path}: vllm-qaic cannot take it; with VLLM_QAIC_USE_LEGACY_SLICING_SPEC=1 it can "
+        f"{path}: vllm-qaic cannot use it; with VLLM_QAIC_USE_LEGACY_SLICING_SPEC=1 it can "
         "(--target vllm-qaic-legacy)\n"
     )
 
@@ -40,7 +41,7 @@ def test_the_default_says_which_setting_takes_a_plain_export(run) -> None:
 def test_what_neither_takes_is_not_promised(run) -> None:
     outcome = run("check-consumer", FIXTURES / "plain" / "mla.onnx")
     assert outcome.code == 1
-    assert outcome.out.endswith("vllm-qaic cannot take it\n")
+    assert outcome.out.endswith("vllm-qaic cannot use it\n")
 
 
 def test_no_setting_is_promised_for_a_model_with_errors_of_its_own(decoder: Path, run) -> None:
@@ -52,7 +53,7 @@ def test_no_setting_is_promised_for_a_model_with_errors_of_its_own(decoder: Path
                 node.output[at] = f"other{name}"
     onnx.save(model, decoder)
     outcome = run("check-consumer", decoder)
-    assert (outcome.code, outcome.out) == (1, f"{decoder}: vllm-qaic cannot take it\n")
+    assert (outcome.code, outcome.out) == (1, f"{decoder}: vllm-qaic cannot use it\n")
     assert "error KV105" in outcome.err
     assert run("check-consumer", decoder, "--target", "vllm-qaic-legacy").code == 1
 
@@ -62,7 +63,7 @@ def test_with_strict_no_setting_is_promised_that_brings_warnings(run) -> None:
     legacy = run("check-consumer", path, "--target", "vllm-qaic-legacy", "--strict")
     assert (legacy.code, "error KV606" in legacy.err) == (1, True)
     assert "it can (--target vllm-qaic-legacy)" in run("check-consumer", path).out
-    assert run("check-consumer", path, "--strict").out == f"{path}: vllm-qaic cannot take it\n"
+    assert run("check-consumer", path, "--strict").out == f"{path}: vllm-qaic cannot use it\n"
 
 
 @pytest.mark.parametrize("token", ["", "VLLM", "vllmKvCache"])
@@ -76,9 +77,10 @@ def test_other_names_are_not_handed_over(run) -> None:
     path = FIXTURES / "plain" / "mla.onnx"
     outcome = run("check-consumer", path, "--target", "vllm-qaic-legacy")
     assert outcome.code == 1
-    assert "error KV601: compressed_kv.0 is not named past_key* or past_value*" in outcome.err
-    assert "vllm-qaic-legacy does not select it, and nothing of it is handed over" in outcome.err
-    assert "leave VLLM_QAIC_USE_LEGACY_SLICING_SPEC unset" in outcome.err
+    assert (
+        "error KV601: 8 names (first: compressed_kv.0) do not match past_key* or past_value*; "
+        "vllm-qaic-legacy ignores these buffers (unset VLLM_QAIC_USE_LEGACY_SLICING_SPEC, "
+    ) in outcome.err
     assert "warning KV607" not in outcome.err
 
 
@@ -109,15 +111,18 @@ def test_what_begins_like_a_key_and_is_none_is_told() -> None:
     stranger = Value("past_key_padding", "FLOAT16", ("batch_size", 8))
     layout = layout._replace(inputs=(*layout.inputs, stranger))
     (finding,) = [each for each in check_consumer(layout, LEGACY) if each.code == "KV608"]
-    assert finding.message.startswith("is named past_key* or past_value*, and is no KV buffer: ")
-    assert finding.hint == "give it another name where the model is exported"
+    assert finding.message.startswith(
+        "is not a KV buffer, but vllm-qaic-legacy selects it by the pattern past_key* or "
+        "past_value*; "
+    )
+    assert finding.hint == "export the model with another name for it"
 
 
 def test_a_rename_with_it_needs_a_token(decoder: Path, run) -> None:
     before = decoder.read_bytes()
     refused = run(decoder, "--target", "vllm-qaic-legacy")
     assert (refused.code, decoder.read_bytes()) == (2, before)
-    assert "it selects names without a token (say --prefix TOKEN" in refused.err
+    assert "it selects names without one (pass --prefix TOKEN" in refused.err
     assert "onnxkvrename check-consumer MODEL --target vllm-qaic-legacy" in refused.err
     assert run(decoder, "--target", "vllm-qaic-legacy", "--prefix", "VLLM").code == 0
     assert run(decoder, "--target", "vllm-qaic-legacy", "--strip").code == 0

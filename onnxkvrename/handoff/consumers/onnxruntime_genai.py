@@ -16,14 +16,13 @@ from typing import NamedTuple
 
 from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_json
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.findings import Finding, begin_message, build_finding, format_count, format_list
 from onnxkvrename.handoff.consumer import (
     Consumer,
     add_checks,
     compute_itemsize,
     keep_whole_shape,
 )
-from onnxkvrename.handoff.name_checks import format_similar_count
 from onnxkvrename.handoff.selection import find_selected_buffers
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.storage.read import read_status, read_text_file
@@ -47,14 +46,14 @@ _SETTINGS = frozenset(
     for side in ("past", "present", "cross_past", "cross_present")
     for part in ("", *(f"{part}_" for part in _PARTS))
 )
-"""The settings that are templates; whatever else the configuration has is not read."""
+"""The settings that are templates; no other setting of the configuration is read."""
 
 
 class NameTemplates(NamedTuple):
     """The names of one part of a cache, with ``%d`` for the layer.
 
     Attributes:
-        setting: What the template is called in the configuration.
+        setting: The key of the template in the configuration.
         past: The name of an input.
         present: The name of an output; empty for a cache that another model writes.
     """
@@ -65,7 +64,7 @@ class NameTemplates(NamedTuple):
 
 
 def read_layer(template: str, name: str) -> str | None:
-    """Return what stands at the place of the layer, `None` for a name that does not fit."""
+    """Return the text at the place of the layer, `None` for a name that does not match."""
     start, _, end = template.partition(_NUMBER)
     is_longer = len(name) > len(start) + len(end)
     if not (template and is_longer and name.startswith(start) and name.endswith(end)):
@@ -187,8 +186,8 @@ def _check_config(
         yield build_finding(
             "KV625",
             "",
-            f"there is no {CONFIG_NAME} beside the model: its default names are assumed, and "
-            f"{consumer.name} does not load the folder without it",
+            f"no {CONFIG_NAME} beside the model: {consumer.name} cannot load the folder without "
+            "it; the default names are assumed",
             f"put the model beside its {CONFIG_NAME}",
         )
 
@@ -196,7 +195,7 @@ def _check_config(
 def _check_composed_names(
     consumer: Consumer, layout: Layout, full_transfer: bool, templates: tuple[NameTemplates, ...]
 ) -> Iterator[Finding]:
-    """Yield KV603 for layers that are no number, KV609 for parts of a layer that are missing."""
+    """Yield KV603 for layers that are not a number, KV609 for missing parts of a layer."""
     names = dict.fromkeys(sorted(value.name for value in layout.inputs))
     for template in templates:
         layers = {name: read_layer(template.past, name) for name in names}
@@ -205,9 +204,9 @@ def _check_composed_names(
             yield build_finding(
                 "KV603",
                 unreadable[0],
-                f"has no number where {consumer.name} reads the layer ({template.past})"
-                f"{format_similar_count(unreadable)}: it cannot start",
-                "say in your rules where the layer is (--rules FILE)",
+                f"{begin_message(unreadable, 'has', 'have', 'inputs')} no number where "
+                f"{consumer.name} reads the layer ({template.past}); it cannot start",
+                "set the place of the layer in your rules (--rules FILE)",
             )
     for first, second in _list_siblings(templates):
         layers = {name: read_layer(first.past, name) for name in names}
@@ -219,8 +218,8 @@ def _check_composed_names(
             yield build_finding(
                 "KV609",
                 alone[0],
-                f"has no {siblings[alone[0]]} beside it, a name that {consumer.name} composes for "
-                f"each layer ({second.setting}){format_similar_count(alone)}",
+                f"{begin_message(alone, 'has', 'have', 'inputs')} no counterpart: {consumer.name} "
+                f"needs {siblings[alone[0]]} in the same layer ({second.setting})",
                 "export the model again: a layer needs both",
             )
     long = [
@@ -232,8 +231,9 @@ def _check_composed_names(
         yield build_finding(
             "KV601",
             long[0],
-            f"has {len(long[0].encode())} bytes{format_similar_count(long)}: {consumer.name} "
-            f"composes names of at most {_MAX_NAME_BYTES}",
+            f"{begin_message(long, 'has', 'have')} {format_count(len(long[0].encode()), 'byte')}"
+            f"{'' if len(long) == 1 else ' and more'}; {consumer.name} composes names of at most "
+            f"{_MAX_NAME_BYTES} bytes",
             "use a shorter token",
         )
 
@@ -266,12 +266,13 @@ def _check_dtypes(consumer: Consumer, layout: Layout, full_transfer: bool) -> It
     others = [buffer for buffer in buffers if buffer.dtype != buffers[0].dtype]
     if others:
         names = [buffer.names[0] for buffer in others]
+        dtypes = format_list(sorted({buffer.dtype for buffer in others}))
         yield build_finding(
             "KV610",
             names[0],
-            f"is {others[0].dtype}{format_similar_count(names)}: {consumer.name} gives all keys "
-            f"and values the dtype of the first, {buffers[0].dtype}",
-            "export all of them with one precision",
+            f"{begin_message(names, 'is', 'are', 'buffers')} {dtypes}; {consumer.name} uses the "
+            f"dtype of the first buffer, {buffers[0].dtype}, for all keys and values",
+            "export all of them with the same precision",
         )
 
 
@@ -290,8 +291,8 @@ def _check_ranks(
         yield build_finding(
             "KV610",
             names[0],
-            f"does not have four axes{format_similar_count(names)}: {consumer.name} makes keys and "
-            "values as [batch, heads, tokens, head size]",
+            f"{begin_message(names, 'does', 'do', 'buffers')} not have four axes; {consumer.name} "
+            "creates keys and values as [batch, heads, tokens, head size]",
             "export the model with a cache of this form",
         )
 

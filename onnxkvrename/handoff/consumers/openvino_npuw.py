@@ -13,14 +13,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.findings import Finding, begin_message, build_finding
 from onnxkvrename.handoff.consumer import (
     Consumer,
     add_checks,
     compute_itemsize,
     keep_whole_shape,
 )
-from onnxkvrename.handoff.name_checks import format_similar_count
 from onnxkvrename.handoff.selection import select_values
 from onnxkvrename.layout.layout import Layout
 
@@ -31,7 +30,7 @@ _RANK = 4
 
 
 def selects_input(name: str) -> bool:
-    """Return whether an input begins with ``past_key_values`` or is called like a linear state."""
+    """Return whether an input begins with ``past_key_values`` or has the name of a linear state."""
     return name.startswith(_PAST) or _LINEAR_PAST.match(name) is not None
 
 
@@ -48,9 +47,9 @@ def derive_input_name(name: str) -> str:
 
 
 def check_copied_axes(consumer: Consumer, layout: Layout, full_transfer: bool) -> Iterator[Finding]:
-    """Yield KV610 for what does not have the four axes that are copied, KV605 for states that do.
+    """Yield KV610 for inputs without the four axes that are copied, KV605 for states with them.
 
-    Whatever begins with ``past_key_values`` is copied as keys and values are.
+    Every input that begins with ``past_key_values`` is copied like keys and values.
     """
     inputs = [
         each for each in select_values(layout, consumer).inputs if each.value.name.startswith(_PAST)
@@ -60,8 +59,8 @@ def check_copied_axes(consumer: Consumer, layout: Layout, full_transfer: bool) -
         yield build_finding(
             "KV610",
             names[0],
-            f"does not have four axes{format_similar_count(names)}: {consumer.name} copies what "
-            f"begins with {_PAST} as [1, heads, tokens, head size]",
+            f"{begin_message(names, 'does', 'do', 'inputs')} not have four axes; {consumer.name} "
+            f"copies every input that begins with {_PAST} as [1, heads, tokens, head size]",
             "export keys and values with these axes, and states with other names",
         )
     states = [
@@ -73,8 +72,8 @@ def check_copied_axes(consumer: Consumer, layout: Layout, full_transfer: bool) -
         yield build_finding(
             "KV605",
             states[0],
-            f"is a state{format_similar_count(states)}: {consumer.name} copies as many rows of "
-            "axis 2 as there are tokens, and the rest is lost",
+            f"{begin_message(states, 'is a state', 'are states', 'inputs')}; {consumer.name} "
+            "copies only as many rows of axis 2 as there are tokens, and the rest is lost",
             "export states with other names",
         )
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.findings import Finding, begin_message, build_finding, format_count
 from onnxkvrename.handoff.consumer import Consumer, add_checks
 from onnxkvrename.handoff.consumers import vllm_qaic
-from onnxkvrename.handoff.name_checks import format_similar_count
 from onnxkvrename.handoff.selection import SelectedValue, is_hybrid, select_values
 from onnxkvrename.layout.dims import Shape
 from onnxkvrename.layout.layout import Layout
@@ -32,7 +31,7 @@ _ITEMSIZES = {
 
 
 def selects_input(name: str) -> bool:
-    """Return whether an input begins like a buffer; what stands before a slash counts as well."""
+    """Return whether an input begins like a buffer; a scope before a slash is not skipped."""
     return name.startswith(_PREFIXES)
 
 
@@ -52,10 +51,10 @@ def compute_transferred_shape(shape: Shape, tokens: int | None) -> Shape:
 
 
 def check_slice_ranks(consumer: Consumer, layout: Layout, full_transfer: bool) -> Iterator[Finding]:
-    """Yield KV610 for ranks that the slices do not have, also of what is no KV buffer.
+    """Yield KV610 for ranks that the slices do not have, also of values that are not KV buffers.
 
     Slices have four axes; where buffers differ, three for every other rank. No document says
-    what the device's runtime makes of another rank.
+    what the device's runtime does with another rank.
     """
     slice_rank = 3 if is_hybrid(layout, consumer) else 4
     groups: dict[int, list[str]] = {}
@@ -67,8 +66,8 @@ def check_slice_ranks(consumer: Consumer, layout: Layout, full_transfer: bool) -
         yield build_finding(
             "KV610",
             names[0],
-            f"has {rank} {'axis' if rank == 1 else 'axes'}, and is sliced as if it had "
-            f"{slice_rank}{format_similar_count(names)}",
+            f"{begin_message(names, 'has', 'have', 'inputs')} "
+            f"{format_count(rank, 'axis', 'axes')}, but {consumer.name} slices for {slice_rank}",
             "no option of QEfficient changes this",
         )
 
@@ -76,12 +75,13 @@ def check_slice_ranks(consumer: Consumer, layout: Layout, full_transfer: bool) -
 def check_non_kv_selected(
     consumer: Consumer, layout: Layout, full_transfer: bool
 ) -> Iterator[Finding]:
-    """Yield KV608 for values that are not KV buffers, with the numbers of both."""
+    """Yield KV608 for values that are not KV buffers, with the number of buffers it then counts."""
     inputs = select_values(layout, consumer).inputs
     count = sum(each.buffer is not None for each in inputs)
     for finding in vllm_qaic.check_non_kv_selected(consumer, layout, full_transfer):
         if len(inputs) > count:
-            message = f"{finding.message}: {len(inputs)} buffers instead of {count}"
+            buffers = format_count(len(inputs), "buffer")
+            message = f"{finding.message}; it counts {buffers} instead of {count}"
             finding = finding._replace(message=message)
         yield finding
 
@@ -89,16 +89,16 @@ def check_non_kv_selected(
 def check_uniform_states(
     consumer: Consumer, layout: Layout, full_transfer: bool
 ) -> Iterator[Finding]:
-    """Yield KV610 for linear states where all buffers are alike: prefill leaves them out."""
+    """Yield KV610 for linear states where all buffers have one type: prefill leaves them out."""
     selection = select_values(layout, consumer)
     states = [each for each in selection.outputs if each.input_name.startswith(_LINEAR_PREFIXES)]
     if states and not is_hybrid(layout, consumer):
         yield build_finding(
             "KV610",
             states[0].value.name,
-            f"is left out{format_similar_count(_list_names(states))}: where all buffers have one "
-            "shape and dtype, prefill hands over no linear states, and stops with "
-            '"KV buffer count mismatch"',
+            f"{begin_message(_list_names(states), 'is', 'are', 'outputs')} left out: where all "
+            "buffers have the same shape and dtype, prefill hands over no linear states and fails "
+            'with "KV buffer count mismatch"',
             "no option of QEfficient changes this",
         )
 
@@ -120,8 +120,8 @@ CONSUMER = add_checks(
         needs_in_place=True,
         selected_inputs=_NAMES,
         selected_outputs=f"{_NAMES}, with {_SUFFIX} at the end",
-        unselected_hint="the prefixes are fixed in QEfficient: give the buffer such a name where "
-        "the model is exported",
+        output_suffix=_SUFFIX,
+        unselected_hint="the prefixes are fixed in QEfficient: export the buffer with such a name",
         memory="separate",
     ),
     check_non_kv_selected,

@@ -12,16 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from onnxkvrename.findings import Finding, build_finding, format_list
+from onnxkvrename.findings import (
+    Finding,
+    begin_message,
+    build_finding,
+    format_count,
+    format_list,
+)
 from onnxkvrename.handoff.consumer import Consumer, add_checks
 from onnxkvrename.handoff.consumer_checks import (
     describe_content,
     has_wrong_output_count,
 )
-from onnxkvrename.handoff.name_checks import (
-    format_renaming_hint,
-    format_similar_count,
-)
+from onnxkvrename.handoff.name_checks import describe_non_kv, format_renaming_hint
 from onnxkvrename.handoff.selection import (
     Selection,
     find_distinct_types,
@@ -37,7 +40,7 @@ from onnxkvrename.model.signature import format_shape
 TOKEN = "vllmKvCache"
 SUFFIX = "_RetainedState"
 _CONTEXT_AXIS = 2
-_MEMORY_HINT = "do not size memory by vLLM's numbers for this model"
+_MEMORY_HINT = "do not use vLLM's numbers to size memory for this model"
 _ITEMSIZES = {
     **dict.fromkeys(("INT8", "UINT8", "MXINT8"), 1),
     "FLOAT16": 2,
@@ -76,7 +79,7 @@ def parse_sort_key(name: str) -> tuple[int, str]:
 def compute_transferred_shape(shape: Shape, tokens: int | None) -> Shape:
     """Return one sequence of a shape; with four axes or more, the third only up to the prompt.
 
-    The connector takes the third axis for the context, whatever it is.
+    The connector treats the third axis as the context, whatever it is.
 
     Args:
         shape: The full shape, batch first, with numbers only.
@@ -90,7 +93,7 @@ def compute_transferred_shape(shape: Shape, tokens: int | None) -> Shape:
 
 
 def is_logits_output(name: str) -> bool:
-    """Return whether the consumer takes an output for logits."""
+    """Return whether the consumer treats an output as logits."""
     return name.startswith("log")
 
 
@@ -108,18 +111,20 @@ def check_logits(consumer: Consumer, layout: Layout, full_transfer: bool) -> Ite
         yield build_finding(
             "KV604",
             "",
-            "no output starts with log: in its place the last KV buffer is taken off, and "
-            'prefill stops with "buffer count mismatch"',
-            "export with logits, without sampling on the device; a model for decode alone needs "
-            f"none{f', and --prefix {consumer.token} renames it' if consumer.token else ''}",
+            f"the model has no logits output; {consumer.name} then drops the last KV buffer "
+            'instead, and prefill fails with "buffer count mismatch"',
+            "export with logits, an output whose name starts with log, and without sampling on the "
+            "device; a model for decode alone needs none"
+            f"{f', and --prefix {consumer.token} renames it' if consumer.token else ''}",
         )
     elif len(names) > 1:
         yield build_finding(
             "KV604",
             names[1],
-            f"starts with log, as {names[0]} does: {len(names)} outputs stand behind the KV "
-            'buffers, one is taken off, and prefill stops with "buffer count mismatch"',
-            "rename or drop every such output but the logits",
+            f"starts with log, as {names[0]} does; {consumer.name} drops only 1 of the "
+            f'{len(names)} outputs after the KV buffers, and prefill fails with "buffer count '
+            'mismatch"',
+            "rename or remove every such output except the logits",
         )
 
 
@@ -138,13 +143,14 @@ def check_truncated_buffers(
             shape = layout.resolve_shape(buffer.shape)
             if shape[_CONTEXT_AXIS] != 1:  # every prompt has a first token, so nothing is lost
                 groups.setdefault((describe_content(buffer), shape), []).append(buffer.names[0])
-    for (reason, shape), names in groups.items():
+    for (content, shape), names in groups.items():
         yield build_finding(
             "KV605",
             names[0],
-            f"{reason}, {format_shape(shape)}{format_similar_count(names)}: of a prompt of n "
-            f"tokens only the first n along axis {_CONTEXT_AXIS} are moved, and the rest is lost "
-            f"where n is less than {shape[_CONTEXT_AXIS]}",
+            f"{begin_message(names, 'has', 'have', 'buffers')} the shape {format_shape(shape)}; "
+            f"{consumer.name} cuts axis {_CONTEXT_AXIS} to the prompt's length, but it is not the "
+            f"context ({content}): a prompt shorter than {shape[_CONTEXT_AXIS]} tokens loses the "
+            "rest",
             "set VLLM_QAIC_USE_FULL_KV_TRANSFER=1 on both sides, and check with --full-transfer",
         )
 
@@ -159,14 +165,15 @@ def check_uniform_types(
     consumer: Consumer, layout: Layout, full_transfer: bool
 ) -> Iterator[Finding]:
     """Yield KV606 for different shapes or dtypes, which the LMCache connector refuses at start."""
-    count = len(find_distinct_types(layout, select_values(layout, consumer).inputs))
-    if count > 1:
+    types = find_distinct_types(layout, select_values(layout, consumer).inputs)
+    if len(types) > 1:
+        shapes, dtypes = (len(set(values)) > 1 for values in zip(*types, strict=True))
+        different = "shapes and dtypes" if shapes and dtypes else "shapes" if shapes else "dtypes"
         yield build_finding(
             "KV606",
             "",
-            f"{count} different shapes or dtypes: hybrid, which QaicLMCacheConnectorV1 refuses "
-            "at start",
-            "hand over with QaicConnector",
+            f"layers have different cache {different}; QaicLMCacheConnectorV1 will not start",
+            "use QaicConnector",
         )
 
 
@@ -184,11 +191,12 @@ def check_declared_attention(
     non_full = [buffer for buffer in buffers if buffer.kind != "full_attention"]
     if non_full:
         kinds = format_list(sorted({buffer.kind for buffer in non_full}))
+        names = [buffer.names[0] for buffer in non_full]
         yield build_finding(
             "KV607",
-            non_full[0].names[0],
-            f"is {non_full[0].kind}, one of {len(non_full)} such buffers ({kinds}): every layer is "
-            "declared as full_attention, and vLLM counts blocks and bytes accordingly",
+            names[0],
+            f"{begin_message(names, 'is', 'are', 'buffers')} {kinds}, but {consumer.name} declares "
+            "every layer as full_attention, and vLLM counts blocks and bytes by that",
             f"{_MEMORY_HINT}, unless qualcomm/vllm-qaic#88 is in it"
             if kinds == "sliding_window"
             else _MEMORY_HINT,
@@ -199,11 +207,12 @@ def check_declared_attention(
         if not buffer.is_state and buffer.shape is not None and len(buffer.shape) == 4
     }
     if len(heads) > 1:
-        counts = format_list([str(count) for count in heads])
+        *others, last = heads
         yield build_finding(
             "KV607",
-            [*heads.values()][-1].names[0],
-            f"has other heads than most: there are {counts}, and every layer is declared alike",
+            heads[last].names[0],
+            f"has {last} KV heads, and other buffers have {format_list(list(map(str, others)))}; "
+            f"{consumer.name} declares the same number for every layer",
             _MEMORY_HINT,
         )
 
@@ -213,7 +222,7 @@ def check_non_kv_selected(
 ) -> Iterator[Finding]:
     """Yield KV608 for selected values that are not KV buffers, with the effect on the buffers.
 
-    Where all buffers pair and are handed over all the same, it is a warning.
+    Where all buffers still pair and are handed over, it is a warning.
     """
     selection = select_values(layout, consumer)
     names = [each.value.name for each in find_non_kv_selected(layout, selection)]
@@ -223,46 +232,43 @@ def check_non_kv_selected(
     finding = build_finding(
         "KV608",
         names[0],
-        f"{consumer.selecting_trait}, and is no KV buffer{format_similar_count(names)}: "
-        f"{harm or _explain_non_kv_effect(layout, selection)}",
+        f"{describe_non_kv(names, consumer)}; {harm or _explain_non_kv_effect(layout, selection)}",
         format_renaming_hint(consumer),
     )
     yield finding if harm else finding._replace(severity="warning")
 
 
 def _explain_non_kv_harm(layout: Layout, selection: Selection, consumer: Consumer) -> str:
-    """Return what goes wrong with the buffers, empty if nothing does."""
+    """Return how the buffers are harmed, empty if they are not."""
     inputs, outputs = selection.inputs, selection.outputs
     if not selection.is_ordered:
-        return "no layer can be read in one of the names, and it cannot start"
+        return f"a name has no number where it reads the layer, and {consumer.name} cannot start"
     if len(outputs) < len(inputs) or has_wrong_output_count(layout, selection, consumer):
-        counts = f"{len(inputs)} inputs and {len(outputs)} outputs"
-        return f'with it {counts} are selected, and prefill stops with "buffer count mismatch"'
+        counts = f"{format_count(len(inputs), 'input')} and {format_count(len(outputs), 'output')}"
+        return f'it then selects {counts}, and prefill fails with "buffer count mismatch"'
     for selected_input, output in zip(inputs, outputs, strict=False):
         input_name = selected_input.value.name
         if input_name != output.graph_input_name:
-            return (
-                f"it shifts the pairing by position, and {output.value.name} goes to {input_name}"
-            )
+            return f"the pairing by position shifts: it writes {output.value.name} to {input_name}"
     return ""
 
 
 def _explain_non_kv_effect(layout: Layout, selection: Selection) -> str:
-    """Return what becomes of values that do no harm to the buffers."""
+    """Return how values are treated that do no harm to the buffers."""
     inputs, outputs = selection.inputs, selection.outputs
     if len(outputs) > len(inputs):
-        return "it comes last among the outputs, and is left out: only its name keeps it there"
+        return "the last output in this order is left out, and only its name puts it last"
     kv_inputs = [each for each in inputs if each.buffer is not None]
     if len(find_distinct_types(layout, kv_inputs)) <= 1 < len(find_distinct_types(layout, inputs)):
-        return "its shape or dtype makes the buffers hybrid, which they are not"
-    return "it is handed over with every prompt, as if it were a buffer"
+        return "the different shape or dtype makes the model count as hybrid, which it is not"
+    return "every prompt then hands over more than the KV buffers"
 
 
 def check_slice_ranks(consumer: Consumer, layout: Layout, full_transfer: bool) -> Iterator[Finding]:
     """Yield KV610 for a rank that the slices on the device do not have.
 
-    They have four axes, with hybrid buffers also three. No document says what the device's
-    runtime makes of another rank.
+    Slices have four axes, with hybrid buffers also three. No document says what the device's
+    runtime does with another rank.
     """
     hybrid = is_hybrid(layout, consumer)
     ranks = (3, 4) if hybrid else (4,)
@@ -271,17 +277,13 @@ def check_slice_ranks(consumer: Consumer, layout: Layout, full_transfer: bool) -
             yield build_finding(
                 "KV610",
                 buffer.names[0],
-                f"has {_format_axis_count(len(buffer.shape))}, and is sliced as if it had "
-                f"{ranks[0]}",
-                "no option of vllm-qaic mends this",
+                f"has {format_count(len(buffer.shape), 'axis', 'axes')}, but {consumer.name} "
+                f"slices for {ranks[0]}",
+                "no option of vllm-qaic changes this",
             )
             return
     if hybrid:
         yield from _check_overlapping_slices(layout, consumer)
-
-
-def _format_axis_count(count: int) -> str:
-    return "1 axis" if count == 1 else f"{count} axes"
 
 
 def _check_overlapping_slices(layout: Layout, consumer: Consumer) -> Iterator[Finding]:
@@ -296,9 +298,10 @@ def _check_overlapping_slices(layout: Layout, consumer: Consumer) -> Iterator[Fi
             yield build_finding(
                 "KV610",
                 longer.name,
-                f"begins like {base}, whose slices go by {base}.*: two expressions fit it, of "
-                "different slices",
-                "mend the templates in your rules (--rules FILE), so that no name begins another",
+                f"also matches {base}.*, the expression for the slices of {base}, which have "
+                "another rank or element size",
+                "fix the templates in your rules so that no name begins with another one (--rules "
+                "FILE)",
             )
 
 
@@ -323,6 +326,7 @@ CONSUMER = add_checks(
         itemsize_of=_ITEMSIZES.get,
         needs_in_place=True,
         selected_outputs=f"*{TOKEN}*RetainedState",
+        output_suffix=SUFFIX,
         alternative="vllm-qaic-legacy",
     ),
     *CHECKS,

@@ -46,7 +46,7 @@ def _render_model_findings(model: ModelReport, *, verbose: bool) -> Iterator[Lin
     for finding in sorted(model.findings, key=lambda finding: order.index(finding.code)):
         seen[finding.code] += 1
         if verbose or seen[finding.code] <= _MAX_SHOWN_FINDINGS:
-            parts = (finding.name, finding.message, finding.hint)
+            parts = (finding.subject, finding.message, finding.hint)
         elif seen[finding.code] == _MAX_SHOWN_FINDINGS + 1:
             hidden = counts[finding.code] - _MAX_SHOWN_FINDINGS
             parts = ("", f"and {hidden} more like this", "-v shows all")
@@ -71,8 +71,8 @@ def format_error(error: KvRenameError) -> str:
 
 
 def format_finding(finding: Finding) -> str:
-    """Return the name, the message and the hint of a finding, short and safe to show."""
-    return _join_parts(*shorten_parts((finding.name, finding.message, finding.hint)))
+    """Return a finding as one sentence with its hint, short and safe to show."""
+    return _join_parts(*shorten_parts((finding.subject, finding.message, finding.hint)))
 
 
 def _join_parts(name: str, message: str, hint: str) -> str:
