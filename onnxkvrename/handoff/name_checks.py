@@ -15,11 +15,11 @@ from onnxkvrename.handoff.selection import Selection, find_non_kv_selected
 from onnxkvrename.layout.layout import KvBuffer, Layout
 
 _TEMPLATE_HINT = (
-    "fix the template in your rules (--rules FILE): the consumer reads the layer at another place"
+    "fix the template in your --rules FILE: the consumer reads the layer at another place"
 )
 
 
-RULES_HINT = "set input_name and output_name in your rules (--rules FILE)"
+RULES_HINT = "set input_name and output_name in your --rules FILE"
 """What to do where a name lacks what a consumer selects, and no token helps."""
 
 
@@ -227,8 +227,8 @@ def check_order(
                 output.value.name,
                 f"would be paired with {selected_input.value.name}: {consumer.name} pairs by "
                 f"position, and each is number {position} in its order",
-                "fix the templates in your rules so that both names of a buffer sort to the same "
-                "position (--rules FILE)",
+                "fix the templates in your --rules FILE so that both names of a buffer sort to the "
+                "same position",
             )
             return
 

@@ -49,7 +49,7 @@ def told(path: Path, **aim: object) -> list[str]:
     """The findings of one model, as they are worded."""
     (item,) = verify(path, **aim)
     return [
-        " ".join(filter(None, (found.code, found.name, found.message)))
+        " ".join(filter(None, (found.code, found.subject, found.message)))
         for found in item.report.findings
     ]
 

@@ -206,7 +206,7 @@ def _check_composed_names(
                 unreadable[0],
                 f"{begin_message(unreadable, 'has', 'have', 'inputs')} no number where "
                 f"{consumer.name} reads the layer ({template.past}); it cannot start",
-                "set the place of the layer in your rules (--rules FILE)",
+                "set the place of the layer in your --rules FILE",
             )
     for first, second in _list_siblings(templates):
         layers = {name: read_layer(first.past, name) for name in names}

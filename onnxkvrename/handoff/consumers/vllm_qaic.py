@@ -300,8 +300,7 @@ def _check_overlapping_slices(layout: Layout, consumer: Consumer) -> Iterator[Fi
                 longer.name,
                 f"also matches {base}.*, the expression for the slices of {base}, which have "
                 "another rank or element size",
-                "fix the templates in your rules so that no name begins with another one (--rules "
-                "FILE)",
+                "fix the templates in your --rules FILE so that no name begins with another one",
             )
 
 
