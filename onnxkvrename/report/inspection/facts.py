@@ -101,7 +101,7 @@ def list_finding_lines(summary: ModelSummary) -> Iterator[FindingLine]:
         code = finding.code
         seen[code] += 1
         if seen[code] <= _FEW:
-            message = f"{finding.name} {finding.message}".lstrip()
+            message = f"{finding.subject} {finding.message}".lstrip()
             yield FindingLine(
                 finding.severity, code, f"{path}: {message}" if path else message, finding.hint
             )
