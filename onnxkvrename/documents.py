@@ -167,7 +167,7 @@ class ObjectReader:
         """Return a text that is one of `choices`."""
         text, allowed = self.read_string(key), tuple(choices)
         if text not in allowed:
-            raise self.build_error(key, f"is none of {', '.join(allowed)}")
+            raise self.build_error(key, f"is not one of {', '.join(allowed)}")
         return text
 
     def read_strings(self, key: str, default: list[str] | None = None) -> list[str]:
@@ -211,7 +211,7 @@ class ObjectReader:
         """Raise `UnreadableTextError` for the first key that has not been read."""
         for key in self.values:
             if key not in self._read_keys:
-                raise self.build_error(key, "is not known here")
+                raise self.build_error(key, "is not a known key")
 
     def build_error(self, key: str, problem: str) -> UnreadableTextError:
         """Return the error for the value of a key; `problem` completes the sentence."""
@@ -257,7 +257,7 @@ def _parse_float(text: str) -> float:
 
 
 def _reject_constant(text: str) -> None:
-    raise UnreadableTextError(f"has {text}, which is no JSON")
+    raise UnreadableTextError(f"has {text}, which is not JSON")
 
 
 def _is_too_deep(value: Any) -> bool:

@@ -38,8 +38,8 @@ def test_json_is_read_in_the_order_of_its_keys() -> None:
         ("[]]", "is not JSON: Extra data"),
         ("\ufeff[]", "is not JSON: Unexpected UTF-8 BOM"),
         ('{"a": 1, "\\u0061": 1}', "has the key 'a' twice"),
-        ("NaN", "has NaN, which is no JSON"),
-        ("[-Infinity]", "has -Infinity, which is no JSON"),
+        ("NaN", "has NaN, which is not JSON"),
+        ("[-Infinity]", "has -Infinity, which is not JSON"),
         ("1e999", "has the number 1e999, which is too large"),
         ("9" * 5000, "has a number of 5,000 digits"),
         (nested(MAX_DEPTH + 1), "is nested more than 100 levels deep"),
@@ -104,7 +104,7 @@ def test_values_are_read_by_their_type() -> None:
         (lambda document: document.read_string_or_null("number"), "number must be text or null"),
         (lambda document: document.read_integer("truth"), "truth must be an integer"),
         (lambda document: document.read_integer("number", minimum=4), "number is less than 4"),
-        (lambda document: document.read_choice("text", ("b", "c")), "text is none of b, c"),
+        (lambda document: document.read_choice("text", ("b", "c")), "text is not one of b, c"),
         (lambda document: document.read_strings("text"), "text must be a list of text"),
         (lambda document: document.read_strings("items"), "items must be a list of text"),
         (lambda document: document.read_objects("items"), "items must be a list of objects"),
@@ -149,7 +149,7 @@ def test_a_caller_chooses_how_a_message_names_key_and_type() -> None:
 def test_a_key_that_nobody_reads_is_refused() -> None:
     document = ObjectReader({"a": "", "b": "", "c": ""})
     document.read_string("a")
-    with pytest.raises(UnreadableTextError, match=r"^b is not known here$"):
+    with pytest.raises(UnreadableTextError, match=r"^b is not a known key$"):
         document.reject_unread_keys()
     document.read_strings("d", default=[])
     document.read_string("b")

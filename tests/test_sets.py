@@ -162,7 +162,7 @@ def test_a_second_run_says_who_is_at_work_and_changes_nothing(
     first = half_way(root, "--prefix", "VLLM")
     assert run_quietly(root / part, "--prefix", "OTHER") == 2
     said = capsys.readouterr().err
-    assert f"is being worked on by process {first.pid} on {os.uname().nodename} since 20" in said
+    assert f"is being processed by process {first.pid} on {os.uname().nodename} since 20" in said
     assert "wait for it to end" in said
     now = read_directory(root)
     assert {name: now[name] for name in before} == before

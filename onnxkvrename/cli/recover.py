@@ -28,8 +28,10 @@ from onnxkvrename.storage.recover import (
     TargetState,
     end_run,
     find_half_done_runs,
+    find_leftovers,
     list_target_states,
 )
+from onnxkvrename.storage.temp_file import LOCK_SUFFIX
 
 _STATES = {
     "new": "new",
@@ -72,10 +74,13 @@ def command(paths: tuple[Path, ...], undo: bool, finish: bool, output_format: st
         ]
         for run, _ in runs if undo or finish else ():
             end_run(run, undo=undo)
+        leftovers = () if runs and not (undo or finish) else find_leftovers(paths)
     except OSError as error:
         path = None if error.filename is None else os.fsdecode(error.filename)
         raise ModelError(f"cannot be read: {error.strerror}", path=path) from None
-    recovery = Recovery("undo" if undo else "finish" if finish else "list", runs, skipped)
+    recovery = Recovery(
+        "undo" if undo else "finish" if finish else "list", runs, skipped, leftovers
+    )
     code = decide_exit_code(failed=bool(skipped) or (bool(runs) and not (undo or finish)))
     return print_answer(_build_answer(recovery, code, paths), output_format)
 
@@ -121,8 +126,19 @@ def _describe_state(target: TargetState) -> str:
 
 def _describe_outcome(recovery: Recovery) -> Iterator[str]:
     if not recovery.runs and not recovery.skipped:
-        yield "no run stopped half way here"
+        yield "no run to undo or to finish here"
     elif recovery.runs and recovery.action == "undo":
         yield "the old files are restored"
     elif recovery.runs and recovery.action == "finish":
         yield "the new files are in place"
+    if recovery.leftovers:
+        locks = sum(path.name.endswith(LOCK_SUFFIX) for path in recovery.leftovers)
+        others = len(recovery.leftovers) - locks
+        counts = (
+            f"{locks} lock{'s' * (locks != 1)} and {others} temporary file{'s' * (others != 1)}"
+        )
+        yield (
+            f"{counts} of runs that were killed or are still running (first: "
+            f"{recovery.leftovers[0]}); the next rename of the same models removes those of "
+            "killed runs"
+        )

@@ -130,7 +130,7 @@ def _check_data_file(
     if "\0" in location or windows.drive or windows.root or ".." in windows.parts:
         return OutsideError(
             "is not in the model's directory",
-            hint="put the data beside the model, and only its file name into the location",
+            hint="put the data beside the model, and write only its file name in the location",
         )
     try:
         with directory.open_file(location) as file:
@@ -149,7 +149,7 @@ def _judge_reference(
     """Return the data file of a reference, or a finding on it."""
     location = reference.location
     if isinstance(file, OutsideError):
-        hint = file.hint or "put a copy in the place of the link"
+        hint = file.hint or "replace the link with a copy"
         return build_finding("KV501", location, file.message, hint)
     if isinstance(file, KvRenameError):
         is_missing = file.message == "no such file"
@@ -159,7 +159,7 @@ def _judge_reference(
             f"holds {reference.tensor_name}, but {'is missing' if is_missing else file.message}",
             f"put it beside the model, in {directory}"
             if is_missing
-            else "make it a regular file that can be read",
+            else "replace it with a regular file that you can read",
         )
     if file.size < reference.end_offset:
         return build_finding(
@@ -167,7 +167,7 @@ def _judge_reference(
             location,
             f"has {file.size:,} bytes, "
             f"but {reference.tensor_name} ends at {reference.end_offset:,}",
-            "the file was cut off, or is of another model: copy it again",
+            "the file was truncated or belongs to another model: copy it again",
         )
     return file
 
@@ -220,7 +220,7 @@ def plan_data_copies(
                 conflict = build_finding(
                     "KV504",
                     str(target),
-                    f"is there already, and {difference}",
+                    f"already exists, and {difference}",
                     "choose an empty directory, or --force to replace it",
                 )
         yield data_file, target, conflict
@@ -261,5 +261,5 @@ def _describe_difference(data_file: DataFile, target: Path) -> str | None:
     except ModelError as error:
         if error.path != str(target):
             raise
-        return "leads nowhere" if error.message == "no such file" else error.message
+        return "is a broken link" if error.message == "no such file" else error.message
     return f"differs from {data_file.location} beside the source"

@@ -72,7 +72,7 @@ def read_model_signature(source: ByteSource) -> Signature:
         raise source.build_error("is empty")
     if source.size > MAX_MODEL_SIZE:
         raise source.build_error(
-            f"is {source.size:,} bytes, more than the {MAX_MODEL_SIZE:,} that an ONNX reader takes"
+            f"is {source.size:,} bytes, more than the {MAX_MODEL_SIZE:,} that ONNX readers accept"
         )
     try:
         return read_signature(source)
@@ -144,7 +144,7 @@ def _encode_length(source: ByteSource, record: Record, size: int) -> bytes:
         if (step == 1 and spare == 2) or width > MAX_PREFIX_SIZE:
             raise source.build_error(
                 f"the length at byte {record.length_start:,} is {spare} bytes longer than needed: "
-                "a new name there could not be taken out again",
+                "a new name there could not be removed again",
                 hint="load the model with onnx and save it again",
             )
         needed += step

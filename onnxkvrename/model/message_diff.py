@@ -181,7 +181,7 @@ class _Comparison:
             [record.number for record in records if record.number] for records in (expected, actual)
         ]
         if sorted(orders[0]) == sorted(orders[1]) != [] and orders[0] != orders[1]:
-            self.add("encoding", place, "its fields are in another order")
+            self.add("encoding", place, "its fields are in a different order")
         expected_groups, actual_groups = _group_by_number(expected), _group_by_number(actual)
         for number in numbers:
             ours, theirs = expected_groups.get(number, []), actual_groups.get(number, [])
@@ -238,7 +238,7 @@ class _Comparison:
         if common != [key for key in actual_by_key if key in expected_by_key]:
             ordered = f"{field.containing_type.name}.{field.name}" not in _UNORDERED_FIELDS
             kind: DifferenceKind = "content" if ordered else "order"
-            self.add(kind, place.enter(field.name), "they are in another order")
+            self.add(kind, place.enter(field.name), "they are in a different order")
 
     def _compare_singular(
         self,
@@ -289,7 +289,7 @@ class _Comparison:
                 self.add("content", place.enter(field.name, f"[{index}]"), text)
                 return
         if not self._have_equal_bytes(expected, actual):
-            self.add("encoding", place.enter(field.name), "is written otherwise")
+            self.add("encoding", place.enter(field.name), "is encoded differently")
 
     def _compare_field(
         self, schema: Descriptor, one: Record, other: Record, place: _Place, index: int
@@ -304,7 +304,7 @@ class _Comparison:
         inside = place.enter(field.name, self._label(field, one, index))
         if field.message_type is not None and one.wire_type == LENGTH:
             if _measure_spare_bytes(one) != _measure_spare_bytes(other):
-                self.add("encoding", inside, "its length is written otherwise")
+                self.add("encoding", inside, "its length is encoded differently")
             self.compare_messages(field.message_type, one, other, inside)
         elif is_repeated(field) and field.type not in BYTES_TYPES:
             self._compare_numbers(field, [one], [other], place, index or 0)
@@ -324,7 +324,7 @@ class _Comparison:
             offset = None if numbers[0] == numbers[1] else 0
         if offset is None:
             if not self._has_equal_bytes(one, other):
-                self.add("encoding", place, "is written otherwise")
+                self.add("encoding", place, "is encoded differently")
             return
         sizes = one.end - one.start, other.end - other.start
         if field.type == FieldDescriptor.TYPE_BYTES and max(sizes) > MAX_SHOWN_BYTES:

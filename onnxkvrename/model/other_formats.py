@@ -31,7 +31,7 @@ def detect_other_format(head: bytes) -> tuple[str, str] | None:
     """
     stripped = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if stripped.startswith(b"<") and b"ir_version" in stripped[:80]:
-        return "ONNX text", "onnx.parser makes a model of it"
+        return "ONNX text", "onnx.parser converts it to a model"
     for magic, name, hint in _FORMATS_BY_MAGIC:
         if stripped.startswith(magic):
             return name, hint
@@ -42,12 +42,12 @@ def detect_other_format(head: bytes) -> tuple[str, str] | None:
     if not head.strip(b"\0"):
         return "nothing but zeros", "the copy or download went wrong"
     if stripped.startswith(b"{") and b"onnxkvrename.manifest/" in head:
-        return "a manifest", "compare and check-consumer take it in the place of its model"
+        return "a manifest", "compare and check-consumer read a manifest directly"
     if _MANIFEST_TEXT.search(head):
-        hint = "onnxkvrename manifest MODEL -o FILE writes one that stands for its model"
-        return "a manifest as text for people", hint
+        hint = "onnxkvrename manifest MODEL -o FILE writes a manifest that other commands can read"
+        return "a manifest printed as text", hint
     if _is_text(head):
-        return "a text file", "give the .onnx file itself"
+        return "a text file", "pass the .onnx file itself"
     return None
 
 

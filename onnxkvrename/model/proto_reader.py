@@ -159,7 +159,7 @@ def find_graph(source: ByteSource) -> Record:
     if graph is None:
         raise source.build_error("has no graph in it: this is not an ONNX model")
     if _read_int32(source, fields, 1) >= 3 and not any(record.number == 8 for record in fields):
-        raise source.build_error("is cut short: there is no opset_import behind the graph")
+        raise source.build_error("is cut short: there is no opset_import after the graph")
     return graph
 
 
@@ -194,7 +194,7 @@ def find_single_record(
     for record in records:
         if single is not None:
             raise source.build_error(
-                f"a second {caption} at byte {record.start:,}, where there may be one"
+                f"a second {caption} at byte {record.start:,}, where only one is allowed"
             )
         single = record
     return single
@@ -438,7 +438,7 @@ def _parse_extent(entries: Mapping[str, str], size: int) -> tuple[int, str]:
         return 0, f"needs {_MAX_DATA_SIZE:,} bytes or more, by its dimensions"
     for key in ("offset", "length"):
         if not re.fullmatch("[0-9]{1,19}", entries.get(key, "0"), re.ASCII):
-            return 0, f"has the {key} {entries[key]!r}, which is no plain number"
+            return 0, f"has the {key} {entries[key]!r}, which is not a plain number"
     length = int(entries.get("length", size))
     if length < size:
         return 0, f"has the length {length:,} but needs {size:,} bytes"

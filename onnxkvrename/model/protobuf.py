@@ -121,7 +121,7 @@ class ByteSource:
 
     def build_limit_error(self, limit: str, record: Record) -> ModelError:
         """Return the error for a model that is refused since reading it would cost too much."""
-        hint = "no exporter writes so many; if one does, please report it"
+        hint = "no known exporter writes so many; if yours does, please report it"
         return self.build_error(f"has more than {limit}, at byte {record.start:,}", hint=hint)
 
     def read_block(self, pos: int) -> tuple[bytes, int]:
@@ -197,7 +197,7 @@ class ByteSource:
             pos = base + index
             if pos > record.end:
                 raise self.build_damage_error(
-                    f"a number at byte {record.start:,} ends past what holds it"
+                    f"a number at byte {record.start:,} runs past the end of its message"
                 )
             value &= (1 << 64) - 1
             yield value - (1 << 64) if value >> 63 else value
@@ -262,7 +262,7 @@ def _read_record(source: ByteSource, pos: int, parent: Record) -> Record:
         raise source.build_damage_error(f"wire type {wire_type} at byte {pos:,}")
     if end > parent.end:
         raise source.build_damage_error(
-            f"a field of {end - start:,} bytes at byte {pos:,} ends past what holds it"
+            f"a field of {end - start:,} bytes at byte {pos:,} runs past the end of its message"
         )
     return Record(number, wire_type, pos, length_start, start, end, parent, parent.depth + 1)
 

@@ -201,8 +201,8 @@ class LinearMatcher:
         self._steps_left -= count
         if self._steps_left < 0:
             raise RulesError(
-                f"the pattern {self._text[:_MAX_SHOWN_LENGTH]!r} takes more than {_MAX_STEPS:,} "
-                f"steps, and {_STEPS_PER_CHARACTER} for each character of the names",
+                f"the pattern {self._text[:_MAX_SHOWN_LENGTH]!r} needs more than {_MAX_STEPS:,} "
+                f"steps plus {_STEPS_PER_CHARACTER} for each character of the names",
                 hint="write it with fewer parts that match the same characters",
             )
 

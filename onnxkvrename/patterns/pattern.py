@@ -150,9 +150,10 @@ def _compile_with_re2(text: str, reason: PatternSyntaxError) -> Re2Matcher:
         import re2  # only for patterns that need it: it takes 9 ms to load
     except ImportError:
         if reason.is_malformed:
-            raise ValueError(f"is no RE2 pattern: {reason}") from None
+            raise ValueError(f"is not an RE2 pattern: {reason}") from None
         raise ValueError(
-            f"needs google-re2, as it contains {reason}: {RE2_INSTALL_COMMAND}, or write it without"
+            f"requires google-re2, because it contains {reason}: {RE2_INSTALL_COMMAND}, "
+            "or write it without"
         ) from None
     options = re2.Options()
     options.log_errors = False  # re2 would write them to stderr
@@ -161,7 +162,7 @@ def _compile_with_re2(text: str, reason: PatternSyntaxError) -> Re2Matcher:
     except re2.error as error:
         message = error.args[0] if error.args else ""
         message = message.decode("utf-8", "replace") if isinstance(message, bytes) else str(message)
-        raise ValueError(f"is no RE2 pattern: {message}") from None
+        raise ValueError(f"is not an RE2 pattern: {message}") from None
     return Re2Matcher(compiled, tuple(dict(compiled.groupindex).items()))
 
 

@@ -132,7 +132,7 @@ def parse_pattern(text: str) -> ParsedPattern:
     if parser.index < len(text):
         parser.refuse("unexpected )", is_malformed=True)
     if parser.groups and parser.repeats_empty:
-        parser.refuse("a repetition of what may be empty, in a pattern with named groups")
+        parser.refuse("a repetition of something that may be empty, in a pattern with named groups")
     if (positions := _count_positions(tree)) > MAX_POSITIONS:
         parser.refuse(f"more than {MAX_POSITIONS} characters and classes, repetitions unfolded")
     if (steps := _measure(tree).steps) > MAX_STEPS:
@@ -201,7 +201,7 @@ class _Parser:
         if character in "*+?":
             self.refuse(f"no argument for repetition operator: {character}", is_malformed=True)
         if character == "{":
-            self.refuse("a { that is not escaped")
+            self.refuse("an unescaped {")
         return Characters(((ord(character), ord(character)),))
 
     def parse_group(self, depth: int) -> Node | None:
@@ -266,7 +266,7 @@ class _Parser:
         least, comma, most = text.partition(",")
         numbers = [least, most] if most else [least]
         if not closed or any(not n.isascii() or not n.isdigit() or len(n) > 4 for n in numbers):
-            self.refuse("a { that is not escaped")
+            self.refuse("an unescaped {")
         self.index += len(text) + 1
         if max(map(int, numbers)) > _MAX_REPEAT or (most and int(most) < int(least)):
             self.refuse(f"invalid repetition size: {{{text}}}", is_malformed=True)
@@ -307,10 +307,10 @@ class _Parser:
             self.refuse("a class such as [:alpha:]")
         if self.text.startswith("-", self.index):
             if not first and not self.text.startswith("-]", self.index):
-                self.refuse("a - inside a class that is not escaped")
+                self.refuse("an unescaped - inside a class")
             self.index += 1
             if first and self.text.startswith("-", self.index):
-                self.refuse("a - inside a class that is not escaped")
+                self.refuse("an unescaped - inside a class")
             return ((0x2D, 0x2D),)
         low = self.parse_class_character()
         if not self.text.startswith("-", self.index) or self.text.startswith("-]", self.index):

@@ -44,7 +44,7 @@ _QEFFICIENT_KV_PATTERN = re.compile(
     r"(?:_[A-Za-z0-9]+)?_(?:Internal)?RetainedState"
 )
 _OUTPUT_DIRECTORY_HINT = (
-    "-d DIR writes the renamed model elsewhere, to be handed over by compile(onnx_path=…)"
+    "-d DIR writes the renamed model elsewhere, to be passed to compile(onnx_path=…)"
 )
 
 
@@ -93,7 +93,7 @@ def parse_export_params(text: str, path: str) -> ExportParams:
             raise UnreadableTextError("must hold an object")
         _check_types(ObjectReader(params))
     except UnreadableTextError as error:
-        hint = "export again: QEfficient writes this file"
+        hint = "export the model again: QEfficient writes this file"
         raise ModelError(str(error), path=path, hint=hint) from None
     return params
 
@@ -189,7 +189,10 @@ def explain_token_refusal(params: ExportParams, rules: Rules) -> str | None:
         models = model_class or (
             "PEFT models" if params.get("peft_config") else "models of no known class"
         )
-        return f"QEfficient takes no token for {models}, so it would not look for this export"
+        return (
+            f"QEfficient does not accept a token for {models}, so it would never look for this "
+            "export"
+        )
     different = [
         name
         for name in params["export_params"]["output_names"]
@@ -198,7 +201,7 @@ def explain_token_refusal(params: ExportParams, rules: Rules) -> str | None:
     ]
     if different:
         return (
-            "QEfficient has rules of its own for what is KV, and they differ on "
+            "QEfficient uses its own rules to decide what is KV, and they disagree on "
             f"{format_list(different)}"
         )
     return None
@@ -207,7 +210,7 @@ def explain_token_refusal(params: ExportParams, rules: Rules) -> str | None:
 def build_unrecognized_finding(directory: str, params: ExportParams) -> Finding:
     """Return KV401 for a directory whose name does not follow from its parameters."""
     if split_directory_name(directory) is None:
-        message = "is not called NAME-HASH like a directory of QEfficient's export cache"
+        message = "is not named NAME-HASH, as a directory of QEfficient's export cache is"
     else:
         message = f"does not have the hash that {PARAMS_FILE} gives, {compute_export_hash(params)}"
     return build_finding("KV401", directory, message, _OUTPUT_DIRECTORY_HINT)
@@ -239,11 +242,11 @@ def check_export_reuse(
     return build_finding(
         "KV402",
         model,
-        f"stands in QEfficient's cache as an export {kind}: a later one of that kind "
-        "would take the renamed model without exporting",
+        f"is in QEfficient's export cache, as an export {kind}; if you rename it here, the next "
+        "export of that kind silently reuses the renamed model",
         _OUTPUT_DIRECTORY_HINT
         if explain_token_refusal(params, rules)
-        else "--seed-cache puts it where QEfficient looks for it under its new names",
+        else "--seed-cache puts it where QEfficient will look for it",
     )
 
 
@@ -257,9 +260,9 @@ def build_occupied_finding(directory: str, *, same: bool = False) -> Finding:
     return build_finding(
         "KV403",
         directory,
-        "is where QEfficient looks for the renamed export, and holds "
-        + ("one already" if same else "something else"),
-        "move that directory away, or use what it holds",
+        "is where QEfficient will look for the renamed export, and already holds "
+        + ("one" if same else "something else"),
+        "move that directory away, or use its content",
     )
 
 
@@ -290,7 +293,7 @@ def _check_types(params: ObjectReader) -> None:
     export = params.read_object("export_params")
     names = export.read_strings("output_names")
     if any("\ud800" <= char <= "\udfff" for name in names for char in name):
-        raise export.build_error("output_names", "has a name that no ONNX file can hold")
+        raise export.build_error("output_names", "has a name that an ONNX file cannot hold")
     if not export.is_null("dynamic_axes"):
         export.read_object("dynamic_axes")
     for key in (_CLASS_KEY, _TOKEN_KEY):

@@ -304,9 +304,9 @@ def _require_export_directory(model: Path) -> Path:
     for directory in find_exports(model):
         return directory
     raise ModelError(
-        f"is in no export of QEfficient: there is no {PARAMS_FILE} beside or above it",
+        f"is not part of a QEfficient export: there is no {PARAMS_FILE} beside or above it",
         path=str(model),
-        hint="-d DIR writes it elsewhere",
+        hint="-d DIR writes it to another directory",
     )
 
 
@@ -317,7 +317,7 @@ def _plan_seed(directory: Path, rules: Rules, change: TokenChange, *, in_place: 
         entry = _find_interrupted_entry(directory, params, rules, change)
         if entry is not None and not in_place:
             raise ModelError(
-                f"is on its way to {entry.directory_name}: a run with --in-place was killed",
+                f"is half moved to {entry.directory_name}: a run with --in-place was killed",
                 path=str(directory),
                 hint="run that command again",
             )
@@ -384,9 +384,9 @@ def _check_complete(directory: Path, models: Sequence[Path]) -> None:
     for job in find_jobs([directory]):
         if resolve_path(job.model) not in given_models:
             raise ModelError(
-                "would not be renamed, though it is of the same export",
+                "would not be renamed, although it belongs to the same export",
                 path=str(job.model),
-                hint=f"give the whole of it: {directory}",
+                hint=f"pass the whole export: {directory}",
             )
 
 

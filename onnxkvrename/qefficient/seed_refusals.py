@@ -45,7 +45,7 @@ def report_refused_models(
             except ModelError as error:
                 raise opened.source.build_error(error.message, hint=error.hint) from None
         if plan.pairs or plan.feeds:
-            yield _build_report(model, plan, f"would be seeded in vain: {reason}")
+            yield _build_report(model, plan, f"cannot be seeded: {reason}")
 
 
 def report_unfed_models(models: Sequence[Path], rules: Rules) -> Iterator[ModelReport]:
@@ -65,14 +65,14 @@ def report_unfed_models(models: Sequence[Path], rules: Rules) -> Iterator[ModelR
         model = read_kv_model(path, rules, check_data=False)
         if model.needs:
             message = (
-                f"would be seeded in vain: QEfficient's vision encoder fills {model.needs[0]}, "
-                "and keeps that name with any token"
+                f"cannot be seeded: QEfficient's vision encoder fills {model.needs[0]}, "
+                "and that name never gets a token"
             )
             yield _build_report(path, model.plan, message)
 
 
 def _build_report(path: Path, plan: RenamePlan, message: str) -> ModelReport:
-    finding = build_finding("KV407", "", message, "-d DIR writes it elsewhere")
+    finding = build_finding("KV407", "", message, "-d DIR writes it to another directory")
     return ModelReport(str(path), str(path), "unchanged", pairs=plan.pairs, findings=(finding,))
 
 
@@ -87,6 +87,6 @@ def _explain_missing_merge(directory: Path, models: Sequence[Path], rules: Rules
             if folder in (directory, directory / _OLD_MERGE_FOLDER):
                 return None
     return (
-        "QEfficient looks for merged_0-N.onnx in the export's directory, and takes neither "
-        "windows nor pref_0.onnx from there"
+        "QEfficient reads only merged_0-N.onnx from the export's directory, not the windows or "
+        "pref_0.onnx"
     )

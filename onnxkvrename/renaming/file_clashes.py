@@ -115,5 +115,5 @@ def _find_different_data(models: Sequence[PreparedModel]) -> Iterator[tuple[int,
         for file, path in zip(model.data_files, model.data_paths, strict=False):
             first = first_files.setdefault(path, file)
             if first.path != file.path and not has_same_data(file, first.path):
-                message = "is the place of two different data files"
+                message = "would hold two different data files"
                 yield index, WriteError(message, path=str(path), hint="use one -d for each model")

@@ -132,11 +132,11 @@ def _leave(
     if result.renamed:
         old, new = result.renamed[0]
         names = (
-            f"{len(result.renamed)} names from before (first: {shorten_name(old)}, which is "
-            f"{shorten_name(new)} in the result)"
+            f"{len(result.renamed)} old names (first: {shorten_name(old)}, "
+            f"now {shorten_name(new)} in the result)"
         )
     finding = build_finding(
-        STALE_CODE, path, f"keeps {names}{clause}; with the result {effect}", hint
+        STALE_CODE, path, f"keeps {names}{clause}; with the result, {effect}", hint
     )
     return RewrittenSidecar(data, findings=(finding,), stays=True)
 
@@ -151,10 +151,8 @@ def _explain_copy(job: RenameJob, sidecar_format: SidecarFormat) -> tuple[str, s
 
 
 def _explain_shared(path: str, holder: Path) -> tuple[str, str]:
-    hint = (
-        f"rename both models together, or --sidecar {shlex.quote(path)} renames here all the same"
-    )
-    return f" because {holder} has them, too", hint
+    hint = f"rename both models together, or --sidecar {shlex.quote(path)} renames them here anyway"
+    return f" because {holder} also has them", hint
 
 
 def _adapt_finding(finding: Finding) -> Finding:

@@ -82,7 +82,7 @@ def load_sidecars(
         detected = formats.detect(path.name, read_sidecar_head(path))
         if detected is None:
             forms = formats.describe_forms()
-            raise ModelError("is no sidecar of a known kind", path=str(path), hint=forms)
+            raise ModelError("is not a sidecar of a known format", path=str(path), hint=forms)
         distinct.setdefault(identify_path(path), _build_named_sidecar(path, detected, run))
     # Those that stay may be anything.
     with suppress(ModelError) if search.policy == "leave" else nullcontext():
@@ -105,9 +105,9 @@ def _check_distinct_outputs(sidecars: Iterable[Sidecar]) -> None:
         first = by_output.setdefault(resolve_path(sidecar.output), sidecar)
         if first is not sidecar:
             raise WriteError(
-                f"is the place of both {first.path} and {sidecar.path}",
+                f"both {first.path} and {sidecar.path} would be written here",
                 path=str(sidecar.output),
-                hint="take one of them at a time",
+                hint="rename with one of them at a time",
             )
 
 
@@ -134,7 +134,7 @@ def _build_named_sidecar(
     job = (jobs_beside or run.jobs)[0]
     if jobs_beside and job.same_directory and not job.in_place:
         raise ModelError(
-            f"lies beside both {job.model} and {job.output}, and can follow one of them only",
+            f"is beside both {job.model} and {job.output}, and can match only one of them",
             path=str(path),
             hint="write the model into another directory",
         )

@@ -41,8 +41,7 @@ def check_result_size(size: int, path: str | None = None) -> None:
     """
     if size > MAX_MODEL_SIZE:
         raise ModelError(
-            f"would have {size:,} bytes, "
-            f"more than the {MAX_MODEL_SIZE:,} that an ONNX reader takes",
+            f"would have {size:,} bytes, more than the {MAX_MODEL_SIZE:,} that ONNX readers accept",
             path=path,
             hint="choose a shorter token, or move weights to external data",
         )
@@ -98,7 +97,7 @@ def check_output_file(job: RenameJob) -> None:
         return
     if stat.S_ISDIR(status.st_mode):
         raise WriteError("is a directory", path=str(job.output), hint="-d puts models into one")
-    raise WriteError("is no regular file", path=str(job.output), hint="choose another name")
+    raise WriteError("is not a regular file", path=str(job.output), hint="choose another name")
 
 
 def is_up_to_date(
@@ -152,7 +151,7 @@ def check_in_place_write(
         fault = "is read-only"
     else:
         return
-    hint = f"{_ELSEWHERE_HINT}, or use --force" if has_choice else "--force writes it all the same"
+    hint = f"{_ELSEWHERE_HINT}, or use --force" if has_choice else "--force writes it anyway"
     raise WriteError(fault, path=str(path), hint=hint)
 
 
@@ -216,7 +215,7 @@ def find_writable_directory(job: RenameJob) -> Path:
     directory = next(filter(is_occupied, (directory, *directory.parents)), Path(directory.anchor))
     fault = None
     if not is_directory(directory):
-        fault = "is no directory"
+        fault = "is not a directory"
     elif not os.access(directory, os.W_OK | os.X_OK):
         fault = "is not writable"
     if fault is not None:
@@ -242,5 +241,5 @@ def find_blocking_file(job: RenameJob, up_to_date: bool, options: Options) -> It
     """
     if not (job.in_place or up_to_date or options.force) and is_occupied(job.output):
         yield build_finding(
-            "KV504", str(job.output), "is there already, and differs", "--force replaces it"
+            "KV504", str(job.output), "already exists with different content", "--force replaces it"
         )

@@ -111,7 +111,7 @@ def _find_files(
             except OutsideError as error:
                 path = os.path.join(folder, location)
                 finding = build_finding(
-                    "KV501", path, f"{error.message}, and is left out", "put a copy in its place"
+                    "KV501", path, f"{error.message}, so it is not copied", "replace it with a copy"
                 )
                 findings.append(finding._replace(severity="warning"))
     return files, findings
@@ -151,7 +151,7 @@ def _list_files(directory: Path, left_out: Path | None = None) -> Iterator[str]:
                     count += 1
                     if count > MAX_FILES:
                         raise ModelError(
-                            f"has more than {MAX_FILES:,} files, which all would be copied",
+                            f"has more than {MAX_FILES:,} files, and all would be copied",
                             path=str(directory),
                             hint="--no-sidecars copies none of them",
                         )

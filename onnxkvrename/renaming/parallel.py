@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
+TRUST_HINT = (
+    f"nothing was changed; check that all workers are yours and run onnxkvrename {__version__}"
+)
 _CHUNK_SIZE = 16
 _MIN_ITEMS_PER_PROCESS = 8
 """Fewer items than this for each process, and starting it takes longer than it saves."""
@@ -68,8 +71,8 @@ def map_ordered(
                 expected = min(_CHUNK_SIZE, len(items) - number * _CHUNK_SIZE)
                 if type(results) is not list or len(results) != expected:
                     raise KvRenameError(
-                        "a worker sent back another number of results than of items",
-                        hint="nothing was changed; are all workers yours, and of this version?",
+                        f"a worker returned the wrong number of results for {expected} items",
+                        hint=TRUST_HINT,
                     )
             if on_progress is not None:
                 on_progress(len(results))
@@ -112,7 +115,7 @@ def _wrap_worker_errors() -> Iterator[None]:
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         if type(error).__name__ in ("CancelledError", "FutureCancelledError", "CommClosedError"):
-            reason = "its scheduler or its pool has ended"
+            reason = "the scheduler or the pool of processes has ended"
         raise KvRenameError(
             f"a worker failed: {reason[:300]}", hint="nothing was changed; try again, or --jobs 1"
         ) from error
@@ -201,7 +204,8 @@ def connect_dask(address: str) -> Iterator[Executor]:
         ) from None
     if not re.fullmatch(r"(?:[a-z]+://)?.+:[0-9]{1,5}|[a-z]+://.+", address):
         raise KvRenameError(
-            f"{address!r} is no address of a Dask scheduler", hint="for example tcp://10.0.0.1:8786"
+            f"{address!r} is not an address of a Dask scheduler",
+            hint="for example tcp://10.0.0.1:8786",
         )
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are reported on one line
     _check_encryption(address)
@@ -211,7 +215,7 @@ def connect_dask(address: str) -> Iterator[Executor]:
         reason = " ".join(str(error).split())
         raise KvRenameError(
             f"no Dask scheduler at {address}: {reason[:200]}",
-            hint="start one with `dask scheduler`, and give the address that it says",
+            hint="start one with `dask scheduler`, and use the address that it prints",
         ) from None
     with client:
         try:
@@ -240,19 +244,19 @@ def _check_encryption(address: str) -> None:
         settings = distributed.Security().get_connection_args("client")
     except (OSError, ValueError, TypeError) as error:
         raise KvRenameError(
-            f"Dask's configuration of TLS cannot be used: {' '.join(str(error).split())[:200]}",
-            hint="see distributed.comm.tls in its configuration",
+            f"the TLS settings of Dask do not work: {' '.join(str(error).split())[:200]}",
+            hint="check distributed.comm.tls in Dask's configuration",
         ) from None
     is_tls = address.startswith("tls:")
     if is_tls and settings.get("ssl_context") is None:
         raise KvRenameError(
-            f"{address} needs certificates, and Dask's configuration names none",
+            f"{address} requires certificates, but Dask's configuration names none",
             hint="set distributed.comm.tls.ca-file, .client.cert and .client.key",
         )
     if settings.get("require_encryption") and "://" in address and not is_tls:
         raise KvRenameError(
-            f"Dask's configuration requires encryption, which {address} has not",
-            hint="give the scheduler's tls:// address",
+            f"Dask's configuration requires encryption, but {address} is not encrypted",
+            hint="use the scheduler's tls:// address",
         )
 
 

@@ -187,7 +187,7 @@ def _open_sidecar(sidecar: Sidecar) -> Iterator[OpenFile]:
                 yield file
         except OutsideError as error:
             raise ModelError(
-                error.message, path=str(sidecar.path), hint="put a copy in its place"
+                error.message, path=str(sidecar.path), hint="replace it with a copy"
             ) from None
 
 

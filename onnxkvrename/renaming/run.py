@@ -213,7 +213,7 @@ def remove_links_of_killed_runs(jobs: Sequence[RenameJob]) -> None:
 def check_token_change(change: TokenChange) -> None:
     """Raise :class:`RulesError` for a missing token, or for one that no name may carry."""
     if change.token is None and not (change.strip or change.keeps_tokens):
-        raise RulesError("no token to put in", hint="give a prefix, or ask to strip")
+        raise RulesError("no token given", hint="pass a token, or ask to strip")
     if change.token is not None and (fault := find_token_error(change.token)):
         raise RulesError(f"the token {change.token!r} {fault}", hint="for example VLLM")
 

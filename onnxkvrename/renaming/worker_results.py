@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from onnxkvrename.errors import KvRenameError, ModelError, ReadError, RulesError, WriteError
 from onnxkvrename.findings import CODES
 from onnxkvrename.model.external_data import DataFile
+from onnxkvrename.renaming.parallel import TRUST_HINT
 from onnxkvrename.renaming.prepare import PreparedModel
 from onnxkvrename.renaming.write import SidecarPlan, WriteTask
 from onnxkvrename.rules.checks import load_codes
@@ -57,7 +58,7 @@ def check_prepared_model(job: RenameJob, result: object) -> PreparedModel:
         and set(prepared.data_paths) <= {directory / file.location for file in data_files}
     )
     if not is_expected:
-        raise _build_error(f"other paths than for {job.model}")
+        raise _build_error(f"a result whose paths do not belong to {job.model}")
     return prepared
 
 
@@ -78,16 +79,16 @@ def check_ready_file(task: WriteTask, result: object) -> ReadyFile | KvRenameErr
         file.temp_path, task.target, task.in_place or task.force, task.display_path, task.root
     )
     if file != expected or not is_temp_path_for(file.temp_path, task.target):
-        raise _build_error(f"another file than for {task.display_path}")
+        raise _build_error(f"a file that does not belong to {task.display_path}")
     try:
         status = os.lstat(file.temp_path)
     except OSError as error:
-        raise _build_error(f"a file that is not there: {error.strerror}") from None
+        raise _build_error(f"a file that does not exist here: {error.strerror}") from None
     is_expected = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
     source = task.source
     size = len(source.content) if isinstance(source, SidecarPlan) else source.size
     if not is_expected or status.st_size != size:
-        raise _build_error(f"a file of another kind or size than for {task.display_path}")
+        raise _build_error(f"a file whose type or size does not fit {task.display_path}")
     return file
 
 
@@ -104,14 +105,14 @@ def _is_inside_directory(file: DataFile) -> bool:
 
 def _check_type(value: object, expected: type[T]) -> T:
     if not _find_type_check(expected)(value):  # type: ignore[arg-type]
-        raise _build_error(f"a value that is no {expected.__name__}")
+        raise _build_error(f"a value of another type than {expected.__name__}")
     return value  # type: ignore[return-value]
 
 
 def _build_error(problem: str) -> KvRenameError:
     return KvRenameError(
-        f"a worker sent back {problem}",
-        hint="nothing was changed; are all workers yours, and of this version?",
+        f"a worker returned {problem}",
+        hint=TRUST_HINT,
     )
 
 

@@ -100,7 +100,7 @@ def plan_bindings(tree: Node, sidecar_format: SidecarFormat, models: BoundModels
             key = tuple(sorted({id(model) for model in own}))
             groups.setdefault(key, (own, []))[1].extend(section.scalars)
     if len(groups) > _MAX_GROUPS:
-        raise UnreadableTextError(f"speaks of more than {_MAX_GROUPS} groups of models")
+        raise UnreadableTextError(f"refers to more than {_MAX_GROUPS} groups of models")
     for own, scalars in groups.values():
         planner.plan_section(scalars, models.build_names(own), own, is_shared=not locations)
     governed = [model for model in found.values() if model is not None]
@@ -197,9 +197,9 @@ class _Planner:
         if template is None:
             first, second = list(new_by_old.items())[:2] if len(new_by_old) > 1 else [("", "")] * 2
             self._refuse(
-                f"{shorten_name(text)} cannot stand for its names any more: {first[0]} becomes "
+                f"{shorten_name(text)} can no longer match all of its names: {first[0]} becomes "
                 f"{first[1]}, but {second[0]} becomes {second[1]}",
-                "use rules that rename all layers alike",
+                "use rules that rename all layers in the same way",
             )
             return text
         self._check_length(text, new_by_old.values())
@@ -207,12 +207,12 @@ class _Planner:
 
     def _refuse_partial(self, text: str, new_by_old: Mapping[str, str], kept: str) -> None:
         if is_template(text):
-            problem = f"{shorten_name(text)} stands for {len(new_by_old)} names, and"
+            problem = f"{shorten_name(text)} matches {len(new_by_old)} names, and"
         else:
             problem = f"{shorten_name(text)} changes in one model, and in another"
         self._refuse(
             f"{problem} {shorten_name(kept)} stays",
-            "rename all of them: give all models of the folder, and rules for all layers",
+            "rename all of them: pass all models of the folder, with rules for all layers",
         )
 
     def _check_length(self, text: str, names: Iterable[str]) -> None:
@@ -221,7 +221,7 @@ class _Planner:
         if limit is not None and len(longest.encode("utf-8", "surrogateescape")) > limit:
             self._refuse(
                 f"{shorten_name(text)} would make {shorten_name(longest)}, longer than the "
-                f"{limit} bytes that {self.format.reader} takes",
+                f"{limit} bytes that {self.format.reader} accepts",
                 "choose a shorter token",
             )
 
@@ -274,9 +274,9 @@ class _Planner:
     def _refuse_rest(self, text: str, name: str) -> None:
         has = "is" if text == name else f"makes {shorten_name(name)},"
         self._refuse(
-            f"{shorten_name(text)} {has} a name that changes in a model here, but it stands where "
-            "it would not change",
-            "let its filename lead to that model, and write templates with %d",
+            f"{shorten_name(text)} {has} a name that changes in a model here, but this entry "
+            "would keep the old name",
+            "set its filename to that model, and write templates with %d",
         )
 
     def check_shared_nodes(self) -> None:
@@ -284,17 +284,17 @@ class _Planner:
         shared = next((scalar for scalar in self.changes if scalar.is_shared), None)
         if shared is not None:
             self._refuse(
-                f"{shorten_name(shared.value)} stands below an anchor, and its alias may speak of "
+                f"{shorten_name(shared.value)} is below a YAML anchor, and its alias may belong to "
                 "another model",
-                "write out what the alias stands for",
+                "replace the alias with the full text",
             )
 
     def _refuse_uncovered(self, missing: list[str]) -> None:
         entries = dict.fromkeys(map(self._describe_entry, missing))
         self._refuse(
             f"{len(missing)} names that change are not in it (first: {shorten_name(missing[0])}), "
-            f"so {self.format.reader} would go on to look for the old ones",
-            f"first write into it {format_list(list(entries), limit=4)}",
+            f"so {self.format.reader} would keep looking for the old ones",
+            f"first add {format_list(list(entries), limit=4)}",
         )
 
     def _describe_entry(self, name: str) -> str:
@@ -332,8 +332,8 @@ def _check_distinct(new_texts: Mapping[str, str | None]) -> None:
         if new is not None and sources.setdefault(new, old) != old:
             raise UnreadableTextError(
                 f"names both {shorten_name(sources[new])} and {shorten_name(old)}, "
-                "which are one buffer",
-                "leave one of the two",
+                "which are the same buffer",
+                "keep one of the two",
             )
 
 

@@ -146,9 +146,9 @@ def _parse_names(
 def _build_form_error(
     error: UnreadableTextError, path: str, sidecar_format: SidecarFormat
 ) -> ModelError:
-    hint = error.hint or f"its form: {sidecar_format.expected_form}"
+    hint = error.hint or f"expected: {sidecar_format.expected_form}"
     return ModelError(
-        f"cannot be taken as {sidecar_format.caption}: it {error}", path=path, hint=hint
+        f"cannot be read as {sidecar_format.caption}: it {error}", path=path, hint=hint
     )
 
 
@@ -158,7 +158,7 @@ def _decode_text(data: bytes) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        raise UnreadableTextError("is no UTF-8 text", "write it in UTF-8") from None
+        raise UnreadableTextError("is not UTF-8 text", "write it in UTF-8") from None
 
 
 def _encode_text(text: str) -> bytes:
@@ -177,8 +177,8 @@ def _check_distinct(new_names: _NewNames) -> None:
         if new is not None and sources.setdefault(new, old) != old:
             raise UnreadableTextError(
                 f"names both {shorten_name(sources[new])} and {shorten_name(old)}, "
-                "which are one buffer",
-                "leave one of the two",
+                "which are the same buffer",
+                "keep one of the two",
             )
 
 
@@ -200,7 +200,7 @@ def _splice_names(
         is_proved = False
     if not is_proved:
         raise UnreadableTextError(
-            "cannot hold the new names where the old ones stand", "put the old ones in quotes"
+            "cannot hold the new names as the old ones are written", "put the old ones in quotes"
         )
     return _encode_text(result)
 
@@ -223,7 +223,7 @@ def _check_names(
             "KV404",
             path,
             f"names {format_list(unmatched)}, which match nothing in the model",
-            "take these entries out, or mend their names",
+            "remove these entries, or correct their names",
         )
     if sidecar_format.requires_pairs:
         yield from _check_both_sides(path, new_names, names)
@@ -232,7 +232,7 @@ def _check_names(
 def _build_binding_findings(path: str, plan: BindingPlan) -> Iterator[Finding]:
     """Yield KV406 as an error where the file cannot get the new names of the models."""
     for problem, hint in plan.refusals:
-        finding = build_finding(STALE_CODE, path, f"cannot follow: {problem}", hint)
+        finding = build_finding(STALE_CODE, path, f"cannot be updated: {problem}", hint)
         yield finding._replace(severity="error")
     if not (plan.refusals or plan.matched_names):
         yield _build_wrong_model_finding(path, [])
@@ -240,9 +240,9 @@ def _build_binding_findings(path: str, plan: BindingPlan) -> Iterator[Finding]:
 
 def _build_wrong_model_finding(path: str, unmatched: list[str]) -> Finding:
     """Return KV404 as an error: the file would not change, and the compile would be wrong."""
-    message = "is of another model: it names no KV buffer of this one"
+    message = "belongs to another model: it names no KV buffer of this one"
     message += f", but {format_list(unmatched)}" if unmatched else ""
-    hint = "give the file that belongs to this model"
+    hint = "use the file that belongs to this model"
     return build_finding("KV404", path, message, hint)._replace(severity="error")
 
 

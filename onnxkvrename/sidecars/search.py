@@ -21,7 +21,7 @@ _YAML_COST = 8
 _MAX_NEIGHBOURS = 64
 """The models beside a sidecar that are read to tell whether it is theirs."""
 
-LEAVE_HINT = "--no-sidecars leaves it as it is"
+LEAVE_HINT = "--no-sidecars does not change it"
 """How a rename goes on without a sidecar that was found."""
 
 
@@ -76,7 +76,7 @@ def detect_sidecars(
             total_size += cost * status.st_size if status is not None else 0
             if total_size > MAX_SIDECAR_BYTES:
                 raise ModelError(
-                    f"is beyond what is looked at: all sidecars here have more than "
+                    f"was not checked: all sidecars here together have more than "
                     f"{MAX_SIDECAR_BYTES:,} bytes, or {MAX_SIDECAR_BYTES // _YAML_COST:,} of YAML",
                     path=str(path),
                     hint=LEAVE_HINT,

@@ -15,7 +15,7 @@ from onnxkvrename.documents import UnreadableTextError, parse_json, shorten_name
 from onnxkvrename.errors import ModelError
 
 _NON_SYMBOL_KEYS = {"name", "_graph_name"}
-_FORM_HINT = 'its form: {"specializations": [{"symbols": {"ctx_len": "4096"}}]}'
+_FORM_HINT = 'expected: {"specializations": [{"symbols": {"ctx_len": "4096"}}]}'
 
 
 class Specializations(NamedTuple):
@@ -68,6 +68,6 @@ def _find_symbol_tables(data: Any, path: str) -> Iterator[dict[str, Any]]:
 def _parse_size(symbol: str, size: Any, path: str) -> int:
     text = str(size)
     if isinstance(size, bool) or not (text.isascii() and text.isdigit()) or len(text) > 18:
-        problem = f"has {shorten_name(symbol)} as {shorten_name(text)}, which is no size"
+        problem = f"has {shorten_name(symbol)} as {shorten_name(text)}, which is not a size"
         raise ModelError(problem, path=path, hint=_FORM_HINT)
     return int(text)

@@ -141,7 +141,7 @@ def _build_stale_finding(
     return build_finding(
         STALE_CODE,
         path,
-        f"has {len(stale)} names from before a rename (first: {shorten_name(old)}, now "
+        f"has {len(stale)} old names from before a rename (first: {shorten_name(old)}, now "
         f"{shorten_name(new)}); {effect}",
         command,
     )
@@ -169,5 +169,5 @@ def _format_command(
 def _build_unreadable_finding(path: str, error: ModelError) -> Finding:
     hint = error.hint or "write a new one: onnxkvrename custom-io MODEL --precision NAME"
     return build_finding(
-        STALE_CODE, path, f"cannot be checked for names from before: {error.message}", hint
+        STALE_CODE, path, f"cannot be checked for old names: {error.message}", hint
     )

@@ -78,7 +78,7 @@ def describe_node(node: Node | None) -> str:
     """Return the kind of a node, for messages."""
     if isinstance(node, OpaqueNode):
         return node.description
-    kinds = {ScalarNode: "a text", SequenceNode: "a list", MappingNode: "a mapping"}
+    kinds = {ScalarNode: "a string", SequenceNode: "a list", MappingNode: "a mapping"}
     return kinds[type(node)] if node is not None else "nothing"
 
 

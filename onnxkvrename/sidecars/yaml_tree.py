@@ -44,7 +44,7 @@ def parse_yaml_tree(text: str) -> Node | None:
             shared_from = shared_from if depth >= shared_from else 0
         _add_event(builder, event, is_shared=shared_from > 0)
     if len(builder.roots) > 1:
-        raise UnreadableTextError("holds more than one document")
+        raise UnreadableTextError("contains more than one document")
     return builder.roots[0] if builder.roots else None
 
 
@@ -70,9 +70,9 @@ def _parse_events(text: str) -> Iterator[Any]:
     except MarkedYAMLError as error:
         mark = error.problem_mark
         where = f", line {mark.line + 1}" if mark is not None else ""
-        raise UnreadableTextError(f"is no YAML: {_format_problem(error.problem)}{where}") from None
+        raise UnreadableTextError(f"is not YAML: {_format_problem(error.problem)}{where}") from None
     except Exception as error:  # its reader and its conversions have no common base class
-        raise UnreadableTextError(f"is no YAML: {_format_problem(error)}") from None
+        raise UnreadableTextError(f"is not YAML: {_format_problem(error)}") from None
 
 
 def _add_event(builder: TreeBuilder, event: Any, *, is_shared: bool) -> None:

@@ -67,7 +67,7 @@ class _Locks:
         self.moves = moves
         self.paths: dict[Path, None] = {}
         self.descriptors: list[int] = []
-        self.answer = "it was gone again each time"
+        self.answer = "it disappeared each time"
 
     def acquire(self, target: Path) -> None:
         """Lock one more target, or raise."""
@@ -122,7 +122,7 @@ class _Locks:
         """Make the lock file and hold it; return false if there is one, or another run took it."""
         if _read_status(path) is not None:
             return False
-        self.answer = "it was found not to exist, and then to exist"
+        self.answer = "the file system said first that it does not exist, then that it exists"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
         try:
             descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o644)
@@ -152,12 +152,14 @@ class _Locks:
         if fault is None:
             with _open_lock(path, target) as descriptor:
                 if descriptor is None:
-                    self.answer = "it was found to exist, and then could not be opened: not found"
+                    self.answer = (
+                        "the file system said first that it exists, then that it does not exist"
+                    )
                     return False
                 fault = _find_content_fault(descriptor)
                 if fault is None and not _try_lock(descriptor):
                     raise WriteError(
-                        f"is being worked on by {_read_holder(descriptor)}",
+                        f"is being processed by {_read_holder(descriptor)}",
                         path=str(target),
                         hint="wait for it to end, then run this again",
                     )
@@ -285,7 +287,7 @@ def _find_content_fault(descriptor: int) -> str | None:
 
 def _find_owner_fault(status: os.stat_result) -> str | None:
     if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
-        return f"is left from a run of another user (user ID {status.st_uid})"
+        return f"was left by a run of another user (user ID {status.st_uid})"
     return None
 
 

@@ -112,7 +112,7 @@ class OpenFile:
 
 def build_changed_error(path: Path) -> ModelError:
     """Return the error of a file that has changed since it was opened to be checked."""
-    return ModelError("was changed by someone else just now", path=str(path))
+    return ModelError("was changed by another program during the run", path=str(path))
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def open_descriptor(path: Path, descriptor: int) -> Iterator[OpenFile]:
         with translate_read_errors(path):
             status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            kind = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
+            kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
             raise ModelError(f"is {kind}", path=str(path))
         yield OpenFile(path, descriptor, status)
     finally:
@@ -180,7 +180,7 @@ def read_text_file(path: Path, limit: int = 1 << 20) -> str:
         try:
             return file.read(0, file.size).decode("utf-8-sig")
         except UnicodeDecodeError:
-            raise ModelError("is no UTF-8 text", path=str(path)) from None
+            raise ModelError("is not UTF-8 text", path=str(path)) from None
 
 
 @contextmanager

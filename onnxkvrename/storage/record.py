@@ -240,9 +240,9 @@ def write_record(
     content = _serialize_record(record)
     if len(content) > _MAX_RECORD_BYTES or not _is_well_formed(record):
         raise WriteError(
-            "cannot be written together with so many files, or with paths that long",
+            "too many files, or too long paths, for one run",
             path=str(files[0].target),
-            hint="rename fewer models at once",
+            hint="rename fewer models at a time",
         )
     first, *others = record.paths
     try:
@@ -308,9 +308,9 @@ def read_record(path: Path, status: os.stat_result) -> Record | None:
 def find_record_fault(status: os.stat_result) -> str | None:
     """Return why a file can be no record of ours, whatever is in it."""
     if not stat.S_ISREG(status.st_mode):
-        return "is no regular file"
+        return "is not a regular file"
     if status.st_size > _MAX_RECORD_BYTES:
-        return f"is no record of a run: it has {status.st_size:,} bytes"
+        return f"is not a record of a run: it has {status.st_size:,} bytes"
     return None
 
 

@@ -28,6 +28,7 @@ from onnxkvrename.storage.record import (
 )
 from onnxkvrename.storage.temp_file import (
     RECORD_SUFFIX,
+    TEMP_NAME,
     TEMP_PREFIX,
     find_stale_temp_files,
     resolve_moved_path,
@@ -35,7 +36,7 @@ from onnxkvrename.storage.temp_file import (
 )
 from onnxkvrename.storage.transaction import sync_directory
 
-_FINISH_HINT = "the command that was stopped finishes the work, too"
+_FINISH_HINT = "to finish the work, run the stopped command again"
 
 
 class HalfDoneRun(NamedTuple):
@@ -98,7 +99,7 @@ def find_half_done_runs(
     """
     roots = [_find_root(path) for path in paths]
     runs: dict[str, tuple[int, HalfDoneRun]] = {}
-    for path in _find_record_paths(roots, report_skipped):
+    for path in _find_paths(roots, _list_record_paths, report_skipped):
         key = path.name.rpartition(RECORD_SUFFIX)[0].rpartition("-")[2]  # that of all its names
         if key in runs:
             continue
@@ -112,6 +113,22 @@ def find_half_done_runs(
         except ModelError as error:
             report_skipped(error)
     return [run for _, run in sorted(runs.values(), reverse=True)]
+
+
+def find_leftovers(paths: Iterable[Path]) -> list[Path]:
+    """Return what runs of this user have beside their files: temporary files, copies and locks.
+
+    A run that ends, or that fails, removes its own. So these are of runs that are still running
+    or were killed; what a half done run needs is among them.
+
+    Args:
+        paths: As for :func:`find_half_done_runs`.
+
+    Raises:
+        KvRenameError: There is nothing at a path, or it cannot be looked at.
+    """
+    roots = [_find_root(path) for path in paths]
+    return _find_paths(roots, _list_own_paths, lambda _: None)
 
 
 def remove_ended_runs(directories: Iterable[Path]) -> None:
@@ -281,25 +298,30 @@ def _check_kept_file(
     if path is not None and Identity.read(path) == identity:
         if stat.S_ISREG(os.lstat(path).st_mode):
             return
-        fault = "was no regular file"
+        fault = "was not a regular file"
     raise WriteError(fault, path=str(file.target), hint=_FINISH_HINT)
 
 
 def _find_root(path: Path) -> Path:
-    """Return the directory to search, without links.
+    """Return the directory to search for a path, without links.
 
     Raises:
         KvRenameError: There is nothing at the path, or it cannot be read.
     """
     with _translate_read_errors(path):
-        is_directory = stat.S_ISDIR(os.stat(path).st_mode)
+        try:
+            is_directory = stat.S_ISDIR(os.stat(path).st_mode)
+        except FileNotFoundError:
+            raise ModelError("no such file or directory", path=str(path)) from None
     return Path(resolve_path(path if is_directory else path.absolute().parent))
 
 
-def _find_record_paths(
-    roots: Iterable[Path], report_skipped: Callable[[ModelError], None]
+def _find_paths(
+    roots: Iterable[Path],
+    list_paths: Callable[[Path], list[Path]],
+    report_skipped: Callable[[ModelError], None],
 ) -> list[Path]:
-    """Return all that is named like a record in directories and below them, each once."""
+    """Return what `list_paths` lists in directories and in all below them, each once."""
     found: set[Path] = set()
     pending = list(dict.fromkeys(roots))
     while pending:
@@ -307,7 +329,7 @@ def _find_record_paths(
         try:
             with _translate_read_errors(current), os.scandir(current) as entries:
                 pending += [Path(entry.path) for entry in entries if _is_real_directory(entry)]
-            found.update(_list_record_paths(current))
+            found.update(list_paths(current))
         except ModelError as error:
             report_skipped(error)
     return sorted(found)
@@ -315,6 +337,12 @@ def _find_record_paths(
 
 def _is_real_directory(entry: os.DirEntry[str]) -> bool:
     return entry.is_dir(follow_symlinks=False)
+
+
+def _list_own_paths(directory: Path) -> list[Path]:
+    with _translate_read_errors(directory):
+        paths = [directory / name for name in os.listdir(directory) if TEMP_NAME.fullmatch(name)]
+        return [path for path in paths if _find_owner_fault(os.lstat(path)) is None]
 
 
 def _list_record_paths(directory: Path) -> list[Path]:
@@ -340,11 +368,11 @@ def _read_own_record(path: Path, status: os.stat_result) -> Record:
         ModelError: It belongs to another user, cannot be read, or is no record.
     """
     if (fault := _find_owner_fault(status)) is not None:
-        raise ModelError(f"skipped: {fault}", path=str(path), hint="recover as this user")
+        raise ModelError(f"skipped: {fault}", path=str(path), hint="run recover as this user")
     fault = find_record_fault(status)
     record = read_record(path, status)
     if record is None:
-        raise ModelError(f"skipped: {fault or 'is no record of a run'}", path=str(path))
+        raise ModelError(f"skipped: {fault or 'is not a record of a run'}", path=str(path))
     return record
 
 
@@ -355,9 +383,9 @@ def _check_inside(path: Path, record: Record, roots: Iterable[Path]) -> None:
             raise ModelError(f"skipped: leads through a link to {directory}", path=str(path))
         if not any(root == directory or root in directory.parents for root in roots):
             raise ModelError(
-                f"skipped: names a file in {directory}, too",
+                f"skipped: also names a file in {directory}",
                 path=str(path),
-                hint="give this directory as well",
+                hint="also pass this directory",
             )
 
 

@@ -110,14 +110,14 @@ class RunFiles:
             raise WriteError(f"is {other.role}", path=str(file.path), hint=hint)
         fault = None
         if (below := self._outputs_below.get(str(file.keys[0]))) is not None:
-            fault = f"must be a directory for {below.path}"
+            fault = f"must be a directory that holds {below.path}"
         for directory in file.parents:
             for above in self._outputs.get(directory, ()):
-                fault = f"goes below {above.path}"
+                fault = f"is below {above.path}"
         if fault is not None:
             if is_directory(file.path):
                 raise WriteError("is a directory", path=str(file.path), hint="name a file in it")
-            message = f"{fault}, which this run writes too"
+            message = f"{fault}, which this run also writes"
             raise WriteError(message, path=str(file.path), hint="choose another name")
 
     def _find_other(self, file: RunFile) -> RunFile | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import binascii
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -34,6 +35,8 @@ LOCK_SUFFIX = "lock"
 """End of the name of a lock."""
 RECORD_SUFFIX = "-record"
 """End of the name of a record of a run that changes several files."""
+TEMP_NAME = re.compile(r"\.onnxkvrename-[0-9a-f]{8}-(?:[0-9a-f]{24}(?:-record)?|lock)")
+"""Every name that this program gives to a temporary file, a copy, a record or a lock."""
 _TEMP_PREFIX_LENGTH = len(TEMP_PREFIX) + 9
 _NOT_KEPT_ERRNOS = (errno.EPERM, errno.EACCES, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of an owner or an access control list that the user or the file system cannot set."""
@@ -90,14 +93,9 @@ def find_stale_temp_files(targets: Iterable[Path]) -> Iterator[Path]:
         # What cannot be listed is not removed; no other conclusion is drawn from this.
         with suppress(OSError), os.scandir(directory) as entries:
             for entry in entries:
-                if (
-                    entry.name.startswith(TEMP_PREFIX)
-                    and entry.name[:_TEMP_PREFIX_LENGTH] in prefixes
-                ):
-                    ending = entry.name[_TEMP_PREFIX_LENGTH:]
-                    is_random = _is_random_ending(ending.removesuffix(RECORD_SUFFIX))
-                    if is_random or ending == LOCK_SUFFIX:
-                        yield Path(entry.path)
+                is_own = TEMP_NAME.fullmatch(entry.name) is not None
+                if is_own and entry.name[:_TEMP_PREFIX_LENGTH] in prefixes:
+                    yield Path(entry.path)
 
 
 def resolve_moved_path(path: Path, moves: Mapping[Path, Path]) -> Path:
@@ -437,9 +435,9 @@ def _build_write_error(target: Path, error: OSError, source: Path | None = None)
         errno.EROFS: ("write elsewhere with -o or -d", ""),
         errno.EACCES: _DIRECTORY_HINTS,
         errno.EPERM: _DIRECTORY_HINTS,
-        errno.EEXIST: ("it was not there before; --force replaces it",) * 2,
-        errno.ENOENT: ("make its directory first",) * 2,
-        errno.ENOTDIR: ("make its directory first",) * 2,
+        errno.EEXIST: ("a file appeared there during the run; --force replaces it",) * 2,
+        errno.ENOENT: ("create its directory first",) * 2,
+        errno.ENOTDIR: ("create its directory first",) * 2,
     }
     reason = error.strerror or str(error)
     if source is not None and error.errno not in (*_FULL_ERRNOS, errno.EROFS):

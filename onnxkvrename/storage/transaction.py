@@ -285,7 +285,7 @@ class Transaction:
             last = self.last_change.display_path
             raise self._build_undo_error(
                 error,
-                f"whether {last} is new cannot be told ({failure.strerror}), so nothing was "
+                f"cannot tell whether {last} is new ({failure.strerror}), so nothing was "
                 f"undone; the other {len(self.log) - 1:,} results are new",
                 self.log[:-1],
             ) from None
@@ -311,7 +311,7 @@ class Transaction:
         why = "" if first_reason and reasons[0] in first_reason else f" ({reasons[0]})"
         raise self._build_undo_error(
             error,
-            f"nor can it be undone{why}: {len(stuck):,} of "
+            f"the undo failed as well{why}: {len(stuck):,} of "
             f"{max(len(self.planned_targets), len(self.log)):,} results are new, "
             "the others as they were",
             stuck,
@@ -323,7 +323,7 @@ class Transaction:
         path, reason = None, "interrupted"
         if isinstance(error, KvRenameError):
             path, reason = error.path, error.message
-        message, hint = f"{reason}; {state}", "the same command finishes the work"
+        message, hint = f"{reason}; {state}", "to finish the work, run the same command again"
         if self.record_paths:
             directory = os.path.commonpath([path.parent for path in self.record_paths])
             command = shlex.join(["onnxkvrename", "recover", _shorten_path(directory)])
@@ -362,7 +362,7 @@ def _undo_change(change: _Change) -> None:
         try:
             os.replace(change.backup, change.path)
         except FileNotFoundError:
-            raise OSError(errno.EOPNOTSUPP, "no hard links here") from None
+            raise OSError(errno.EOPNOTSUPP, "this file system has no hard links") from None
 
 
 def _shorten_path(path: str) -> str:

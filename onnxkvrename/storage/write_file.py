@@ -142,9 +142,9 @@ def needs_write(output: Path, content: bytes, *, force: bool) -> bool:
             if not force:
                 raise
     if read_status(output, follow_links=False) is not None and not force:
-        raise WriteError("is there already", path=str(output), hint="--force replaces it")
+        raise WriteError("already exists", path=str(output), hint="--force replaces it")
     if status is not None and not stat.S_ISREG(status.st_mode):
-        raise WriteError("is there already, and no plain file", path=str(output))
+        raise WriteError("already exists and is not a regular file", path=str(output))
     with TempFile(Path(os.path.abspath(output)), output):
         pass  # it could be created
     return True

@@ -148,7 +148,7 @@ def test_a_file_that_is_there_stays_unless_forced(here: Path, run, snapshot) -> 
     before = snapshot(here)
     outcome = run("custom-io", MODEL, "--precision", "mxint8")
     assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err == f"error: {SIDECAR}: is there already (--force replaces it)\n"
+    assert outcome.err == f"error: {SIDECAR}: already exists (--force replaces it)\n"
     assert snapshot(here) == before
     assert run("custom-io", MODEL, "--precision", "mxint8", "--force").code == 0
     assert (here / SIDECAR).read_text() == WRITTEN
@@ -193,7 +193,7 @@ def test_another_precision_is_refused_with_what_may_be_meant(
 ) -> None:
     outcome = run("custom-io", MODEL, "--precision", precision)
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
-    assert f"no precision is called {precision} ({hint}" in outcome.err
+    assert f"unknown precision {precision} ({hint}" in outcome.err
     assert not (here / SIDECAR).exists()
 
 

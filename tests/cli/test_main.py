@@ -86,7 +86,7 @@ MISTAKES = pytest.mark.parametrize(
         ((MODEL, *V, "--in-place"), "--in-place is for --seed-cache"),
         ((MODEL, *V, "--seed-cache", "-o", "new.onnx"), "--seed-cache says where results go"),
         ((MODEL, *V, "--seed-cache", "-d", "new"), "--seed-cache says where results go"),
-        ((MODEL, *V, "--seed-cache"), "decoder.onnx: is in no export of QEfficient"),
+        ((MODEL, *V, "--seed-cache"), "decoder.onnx: is not part of a QEfficient export"),
         (("", *V), "an empty path: is a variable not set?"),
         ((MODEL, *V, "-d", ""), "an empty path: is a variable not set?"),
     ],
@@ -514,7 +514,7 @@ def test_github_annotates_the_models(here: Path, run) -> None:
     assert outcome.out.splitlines() == [
         "::notice file=decoder.onnx,title=would-rename::left alone: another model failed",
         "::error file=text.onnx,title=failed::text.onnx: is a text file, not an ONNX model "
-        "(give the .onnx file itself)",
+        "(pass the .onnx file itself)",
     ]
     outcome = run(MODEL, *V, "--check", "--format", "github")
     assert outcome.out == "::error file=decoder.onnx,title=names::8 names would change\n"
@@ -586,7 +586,7 @@ def test_a_command_misspelt_is_not_taken_for_a_model(here: Path, run) -> None:
 def test_what_is_no_regular_file_is_never_replaced(here: Path, run) -> None:
     os.mkfifo(here / "fifo")
     outcome = run(MODEL, *V, "-o", "fifo", "--force")
-    assert (outcome.code, "is no regular file" in outcome.err) == (2, True)
+    assert (outcome.code, "is not a regular file" in outcome.err) == (2, True)
     assert (here / "fifo").is_fifo()
 
 

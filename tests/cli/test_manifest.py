@@ -140,7 +140,7 @@ def test_unless_asked_for_in_json_it_is_said_on_stderr_alone(
         ((MODEL, "--format", "xml"), "'xml' is not one of"),
         ((MODEL, "--specializations", "none.json"), "none.json: no such file"),
         ((MODEL, "--specializations", "text.onnx"), "text.onnx: is not JSON"),
-        ((MODEL, "--custom-io", "text.onnx"), "text.onnx: cannot be taken as custom I/O"),
+        ((MODEL, "--custom-io", "text.onnx"), "text.onnx: cannot be read as custom I/O"),
         ((MODEL, "--custom-io", "none.yaml"), "none.yaml: no such file"),
         (("decodr.onnx",), "decodr.onnx: no such file (did you mean decoder.onnx?)"),
         ((".",), "text.onnx: is a text file"),
@@ -236,7 +236,7 @@ def test_a_file_that_is_there_stays_unless_forced(here: Path, run) -> None:
     (here / "kv.json").write_text("mine")
     outcome = run("manifest", MODEL, "-o", "kv.json")
     assert outcome.code == 2
-    assert outcome.err == "error: kv.json: is there already (--force replaces it)\n"
+    assert outcome.err == "error: kv.json: already exists (--force replaces it)\n"
     assert (here / "kv.json").read_text() == "mine"
     assert run("manifest", MODEL, "-o", "kv.json", "--force").code == 0
     document((here / "kv.json").read_text())
@@ -250,7 +250,7 @@ def test_a_file_that_is_there_stays_unless_forced(here: Path, run) -> None:
         ("link.onnx", f"is the model {MODEL}"),
         ("s.json", "is what the manifest is made from"),
         ("below", "is a directory"),
-        ("fifo", "is there already"),
+        ("fifo", "already exists"),
         ("nowhere/kv.json", "cannot be written: No such file or directory"),
     ],
 )
@@ -443,7 +443,7 @@ def test_where_a_model_cannot_be_written_it_is_said(decoder: Path, run) -> None:
     found = run("manifest", link, "--stamp")
     assert (found.code, decoder.read_bytes()) == (2, before)
     assert found.out == ""
-    assert found.err.endswith(f"is a symbolic link to {decoder} (--force writes it all the same)\n")
+    assert found.err.endswith(f"is a symbolic link to {decoder} (--force writes it anyway)\n")
     assert run("manifest", link, "--stamp", "--force").code == 0
     assert link.is_symlink()
     assert decoder.read_bytes() != before
@@ -452,7 +452,7 @@ def test_where_a_model_cannot_be_written_it_is_said(decoder: Path, run) -> None:
 def test_a_model_that_is_read_only_needs_force_for_its_stamp(decoder: Path, run) -> None:
     decoder.chmod(0o400)
     found = run("manifest", decoder, "--stamp")
-    assert found.err == f"error: {decoder}: is read-only (--force writes it all the same)\n"
+    assert found.err == f"error: {decoder}: is read-only (--force writes it anyway)\n"
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC])
@@ -498,7 +498,7 @@ def test_a_model_that_changes_meanwhile_does_not_get_the_stamp_of_what_was_read(
     monkeypatch.setattr("onnxkvrename.cli.manifest.load_layout", load_and_change)
     outcome = run("manifest", decoder, "--stamp", "-o", decoder.parent / "kv.json")
     assert outcome.code == 2
-    assert f"{decoder}: was changed by someone else" in outcome.err
+    assert f"{decoder}: was changed by another program" in outcome.err
     assert [decoder.read_bytes()] == read
     assert not (decoder.parent / "kv.json").exists()
 

@@ -22,6 +22,7 @@ from models import saved
 from schemas import load_schema
 
 from onnxkvrename.cli.main import main
+from onnxkvrename.storage.lock import find_lock_path
 from onnxkvrename.storage.temp_file import (
     RECORD_SUFFIX,
     TEMP_PREFIX,
@@ -294,7 +295,7 @@ def test_a_record_that_is_not_to_be_trusted_is_told_and_the_others_are_ended(
     planted = tmp_path / f"{TEMP_PREFIX}00000000-{'0' * 24}{RECORD_SUFFIX}"
     planted.write_text('{"files": [{"target": "/\\ud800"}]}')
     assert main(["recover", str(tmp_path), *way]) == 1
-    assert f"{planted}: skipped: is no record of a run" in capsys.readouterr().err
+    assert f"{planted}: skipped: is not a record of a run" in capsys.readouterr().err
     assert planted.exists()
 
 
@@ -344,3 +345,40 @@ def test_other_commands_that_write_leave_what_they_read(command: list[str], tmp_
     main([command[0], str(model), *command[1:], str(output)])
     assert output.exists()
     assert model.exists()
+
+
+# What other runs have left.
+
+
+def test_a_path_that_does_not_exist_is_named(tmp_path: Path, run) -> None:
+    outcome = run("recover", tmp_path / "none")
+    assert (outcome.code, outcome.err) == (
+        2,
+        f"error: {tmp_path / 'none'}: no such file or directory\n",
+    )
+
+
+def test_locks_and_temporary_files_of_other_runs_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run
+) -> None:
+    """A run that ends removes its own, so these are of one that was killed, or is at work."""
+    build_set(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert run("recover", ".").err == "no run to undo or to finish here\n"
+    lock = find_lock_path(tmp_path / "in" / "a.onnx")
+    lock.touch()
+    copy = build_temp_path(tmp_path / "in" / "sub" / "c.onnx")
+    copy.write_bytes(b"half a copy")
+    (tmp_path / "in" / f"{TEMP_PREFIX}of-someone-else").touch()
+    outcome = run("recover", "in")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert outcome.err.splitlines() == [
+        "no run to undo or to finish here",
+        "1 lock and 1 temporary file of runs that were killed or are still running (first: "
+        f"{lock}); the next rename of the same models removes those of killed runs",
+    ]
+    document = json.loads(run("recover", "in", "--format", "json").out)
+    jsonschema.validate(document, load_schema("recover-1.json"))
+    assert document["leftovers"] == [str(lock), str(copy)]
+    assert run("in", *RENAME).code == 0  # as the line says
+    assert run("recover", "in").err == "no run to undo or to finish here\n"

@@ -107,8 +107,8 @@ MISTAKES = pytest.mark.parametrize(
         ((MODEL, "--prefix"), "Option '--prefix' requires an argument"),
         ((MODEL, "--prefix", "a_b"), "the token 'a_b' may hold ASCII letters and digits only"),
         ((MODEL, "--prefix", ""), "the token '' is empty"),
-        ((MODEL, "--select", "("), "--select '(' is no RE2 pattern: missing )"),
-        ((MODEL, "--select", "\x1b[\n"), r"--select '\x1b[\n' is no RE2 pattern: missing ]"),
+        ((MODEL, "--select", "("), "--select '(' is not an RE2 pattern: missing )"),
+        ((MODEL, "--select", "\x1b[\n"), r"--select '\x1b[\n' is not an RE2 pattern: missing ]"),
         ((MODEL, "--dim", "ctx_len=3"), "--reference and --dim are for --run"),
         ((MODEL, "--reference", MODEL), "--reference and --dim are for --run"),
         *(
@@ -279,7 +279,7 @@ def test_github_annotates_the_models(here: Path, run) -> None:
         "again)",
         "::notice file=swapped.onnx,title=verify::does not verify",
         "::error file=text.onnx,title=failed::text.onnx: is a text file, not an ONNX model "
-        "(give the .onnx file itself)",
+        "(pass the .onnx file itself)",
     ]
     assert run("verify", MODEL, "--format", "github", "-q") == (0, "", "")
 

@@ -278,9 +278,9 @@ def test_dtypes_come_from_custom_io(decoder: Path) -> None:
     ("text", "reason"),
     [
         ("- IOName: elsewhere\n  Precision: float16\n", "nothing is called elsewhere (give the"),
-        ("- IOName: past_key.0\n", "cannot be taken as custom I/O: it has past_key.0 with nothing"),
-        ("a: b\n", "cannot be taken as custom I/O: it holds a mapping"),
-        ("\x00", "cannot be taken as custom I/O: it "),
+        ("- IOName: past_key.0\n", "cannot be read as custom I/O: it has past_key.0 with nothing"),
+        ("a: b\n", "cannot be read as custom I/O: it holds a mapping"),
+        ("\x00", "cannot be read as custom I/O: it "),
     ],
 )
 def test_a_custom_io_of_another_form_or_model_is_refused(
@@ -398,7 +398,7 @@ def test_a_manifest_that_was_changed_is_refused(tmp_path: Path) -> None:
     ("content", "reason"),
     [
         (b"[]", "is a text file, not an ONNX model"),
-        (b"{\xff", "is no UTF-8 text"),
+        (b"{\xff", "is not UTF-8 text"),
         (b"{", "is not JSON"),
         (b"{}", "is no manifest: it says no schema"),
     ],

@@ -368,7 +368,7 @@ def test_another_layout_of_the_same_document_is_no_change() -> None:
         (changed(buffers=[[]]), "is no whole manifest: buffers must be a list of objects"),
         (changed(buffers=[{}]), "is no whole manifest: buffers[0].kind is missing"),
         (changed(findings=[{"severity": "bad"}]), "is no whole manifest: findings[0].severity is"),
-        (with_buffer(kind="attention"), "is no whole manifest: buffers[0].kind is none of"),
+        (with_buffer(kind="attention"), "is no whole manifest: buffers[0].kind is not one of"),
         (with_buffer(layer=True), "is no whole manifest: buffers[0].layer must be an integer"),
         (with_buffer(layer="0"), "is no whole manifest: buffers[0].layer must be an integer"),
         (with_buffer(shape=[1.5]), "is no whole manifest: buffers[0].shape must be a list"),
@@ -491,7 +491,7 @@ def test_a_manifest_describes_the_weights_that_tell_models_apart() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "fault"),
     [
-        ("update", "grows", "update is none of"),
+        ("update", "grows", "update is not one of"),
         ("update", None, "update must be text"),
         ("update_axis", -1, "update_axis is less than 0"),
         ("update_axis", True, "update_axis must be an integer"),

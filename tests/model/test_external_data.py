@@ -93,7 +93,7 @@ def located(model: Path, *references: ExternalReference) -> list[str]:
         ("loop", "KV502"),
         (".", "KV502 holds w, but is a directory"),
         ("sub", "KV502 holds w, but is a directory"),
-        ("pipe", "KV502 holds w, but is no regular file"),
+        ("pipe", "KV502 holds w, but is not a regular file"),
     ],
 )
 def test_data_must_be_a_file_that_lies_with_the_model(
@@ -108,15 +108,15 @@ def test_data_must_be_a_file_that_lies_with_the_model(
     [
         (
             ExternalReference("../w.bin", 1, "w"),
-            "put the data beside the model, and only its file name into the location",
+            "put the data beside the model, and write only its file name in the location",
         ),
-        (ExternalReference("without", 1, "w"), "put a copy in the place of the link"),
+        (ExternalReference("without", 1, "w"), "replace the link with a copy"),
         (ExternalReference("twin.onnx", 1, "w"), "export the model again"),
         (ExternalReference("none", 1, "w"), "put it beside the model, in {directory}"),
-        (ExternalReference("pipe", 1, "w"), "make it a regular file that can be read"),
+        (ExternalReference("pipe", 1, "w"), "replace it with a regular file that you can read"),
         (
             ExternalReference("w.bin", 11, "w"),
-            "the file was cut off, or is of another model: copy it again",
+            "the file was truncated or belongs to another model: copy it again",
         ),
         (ExternalReference("", 0, "w", "has no location"), "export the model again"),
     ],
@@ -191,7 +191,7 @@ def test_data_is_looked_for_beside_the_model_that_is_open(model: Path, tmp_path:
     with open_file(model) as file:
         model.parent.rename(tmp_path / "gone")
         model.parent.symlink_to("elsewhere")
-        with pytest.raises(ModelError, match="was changed by someone else just now"):
+        with pytest.raises(ModelError, match="was changed by another program during the run"):
             list(find_data_files([ExternalReference("w.bin", 10, "w")], file))
 
 
@@ -264,8 +264,8 @@ def test_other_data_there_are_replaced_only_with_force(
         there.write_bytes(b"other")
     report = rename(external, "VLLM", output=output)
     assert [(found.code, found.name) for found in report.findings] == [("KV504", str(there))]
-    difference = "leads nowhere" if link else f"differs from {DATA} beside the source"
-    assert report.findings[0].message == f"is there already, and {difference}"
+    difference = "is a broken link" if link else f"differs from {DATA} beside the source"
+    assert report.findings[0].message == f"already exists, and {difference}"
     assert report.findings[0].hint == "choose an empty directory, or --force to replace it"
     assert there.is_symlink() or there.read_bytes() == b"other"
     assert not output.exists()
@@ -277,7 +277,7 @@ def test_a_directory_there_is_not_replaced_even_with_force(external: Path, tmp_p
     (tmp_path / DATA).mkdir()
     report = rename(external, "VLLM", output=tmp_path / "m.onnx")
     assert [(found.code, found.message) for found in report.findings] == [
-        ("KV504", "is there already, and is a directory")
+        ("KV504", "already exists, and is a directory")
     ]
     with pytest.raises(WriteError, match="Is a directory"):
         rename(external, "VLLM", output=tmp_path / "m.onnx", force=True)
@@ -299,7 +299,7 @@ def test_data_there_that_cannot_be_read_are_not_called_different(
     report = rename(external, "VLLM", output=tmp_path / "m.onnx")
     (finding,) = report.findings
     assert finding.code == "KV504"
-    assert finding.message == "is there already, and cannot be read: Input/output error"
+    assert finding.message == "already exists, and cannot be read: Input/output error"
     assert rename(external, "VLLM", output=tmp_path / "m.onnx", force=True).status == "renamed"
 
 

@@ -63,11 +63,11 @@ def zipped() -> bytes:
         (b'<ir_version: 8, opset_import: ["": 17]> g () => () {}', "is ONNX text"),
         (
             b'{\n  "schema": "onnxkvrename.manifest/1",',
-            "is a manifest.*compare and check-consumer take it",
+            "is a manifest.*compare and check-consumer read a manifest",
         ),
         (
             b"m.onnx: 4 buffers, layers 0-1\n  KIND   PARTS  LAYERS  DTYPE  SHAPE  UPDATE\n",
-            "is a manifest as text for people.*onnxkvrename manifest MODEL -o FILE writes one",
+            "is a manifest printed as text.*onnxkvrename manifest MODEL -o FILE writes a manifest",
         ),
         (zipped(), "a zip archive"),
         (gzip.compress(b"x", mtime=0), "a gzip file"),
@@ -76,7 +76,7 @@ def zipped() -> bytes:
         (b"\x20\0\0\0ORTM", "an ONNX Runtime model"),
         (b'\x10\0\0\0\0\0\0\0{"a":{"dtype"', "a safetensors file"),
         (models.tensor("w", 1.0).SerializeToString(), "not an ONNX model|ends past|in the middle"),
-        (models.decoder().SerializeToString()[:-1], "ends past what holds it"),
+        (models.decoder().SerializeToString()[:-1], "runs past the end of its message"),
         (models.decoder().SerializeToString() + b"\1", "wire type|field|number|in the middle"),
         (models.decoder().SerializeToString() * 2, "a second graph"),
     ],
@@ -105,7 +105,7 @@ def test_a_file_that_no_reader_takes_is_refused_unread(tmp_path: Path) -> None:
 def test_a_fault_further_in_names_the_file_too(tmp_path: Path) -> None:
     raw = models.decoder().SerializeToString() + field(20, b"\x0a\x7f")
     path = models.saved(raw, tmp_path / "x.onnx")
-    message = "ends past what holds it"
+    message = "runs past the end of its message"
     with pytest.raises(ModelError, match=message) as caught, open_model(path) as model:
         find_occurrences(model.source, [models.KEY])
     assert caught.value.path == str(path)
@@ -158,7 +158,7 @@ def test_a_model_in_memory_is_read_and_renamed_without_a_file() -> None:
     [
         (b"", "^is empty$"),
         (b"GGUF\3\0\0\0", "is a GGUF file, not an ONNX model"),
-        (models.decoder().SerializeToString()[:-1], "ends past what holds it"),
+        (models.decoder().SerializeToString()[:-1], "runs past the end of its message"),
     ],
 )
 def test_bytes_in_memory_that_are_no_model_have_no_path(content: bytes, message: str) -> None:

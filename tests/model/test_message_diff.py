@@ -128,7 +128,7 @@ CONTENT: dict[str, tuple[Change, str, str]] = {
     "the order of inputs": (
         lambda m: m.graph.input.reverse(),
         "graph.input",
-        "they are in another order",
+        "they are in a different order",
     ),
     "a size": (
         lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 3),

@@ -95,7 +95,7 @@ def test_what_re2_does_not_take_is_refused_with_its_reason(
 ) -> None:
     with pytest.raises(ValueError, match="RE2") as caught:
         compile_pattern(pattern)
-    assert str(caught.value).startswith(f"is no RE2 pattern: {reason}")
+    assert str(caught.value).startswith(f"is not an RE2 pattern: {reason}")
     assert capfd.readouterr() == ("", "")
 
 
@@ -110,7 +110,7 @@ def without_re2(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_re2_a_malformed_pattern_is_refused_all_the_same(pattern: str, reason: str) -> None:
     with pytest.raises(ValueError, match="RE2") as caught:
         compile_pattern(pattern)
-    assert str(caught.value).startswith(f"is no RE2 pattern: {reason}")
+    assert str(caught.value).startswith(f"is not an RE2 pattern: {reason}")
 
 
 def name_groups(count: int) -> str:
@@ -123,8 +123,8 @@ BEYOND = [
     (r"\C*", "the escape \\C"),
     (r"\pL+", "the escape \\p"),
     ("[[:alpha:]]+", "a class such as [:alpha:]"),
-    ("a{", "a { that is not escaped"),
-    ("(?P<a>(?:x?)*)", "a repetition of what may be empty"),
+    ("a{", "an unescaped {"),
+    ("(?P<a>(?:x?)*)", "a repetition of something that may be empty"),
     (f"(?:ab){{{MAX_POSITIONS // 2 + 1}}}", f"more than {MAX_POSITIONS} characters"),
     ("(?:){0,1000}" * 300, f"more than {MAX_POSITIONS} characters"),
     ("a" * (MAX_LENGTH + 1), f"more than {MAX_LENGTH} characters of text"),
@@ -142,15 +142,15 @@ def test_other_syntax_is_for_re2(pattern: str) -> None:
 @pytest.mark.usefixtures("without_re2")
 @pytest.mark.parametrize(("pattern", "reason"), BEYOND)
 def test_without_re2_other_syntax_is_refused_with_the_fix(pattern: str, reason: str) -> None:
-    with pytest.raises(ValueError, match="needs google-re2") as caught:
+    with pytest.raises(ValueError, match="requires google-re2") as caught:
         compile_pattern(pattern)
-    assert f"as it contains {reason}" in str(caught.value)
+    assert f"because it contains {reason}" in str(caught.value)
     assert "pip install 'onnxkvrename[re2]', or write it without" in str(caught.value)
 
 
 @pytest.mark.usefixtures("without_re2")
 def test_without_re2_rules_name_the_key_of_a_pattern_that_needs_it() -> None:
-    with pytest.raises(RulesError, match=r"^mine\.toml: retained: needs google-re2, .*\(\?i"):
+    with pytest.raises(RulesError, match=r"^mine\.toml: retained: requires google-re2, .*\(\?i"):
         parse_rules(
             "retained = '(?i)x'\n[[kv]]\n"
             "input = '(?P<buffer>k)(?P<layer>0)'\noutput = '(?P<buffer>k)(?P<layer>0)_out'\n"

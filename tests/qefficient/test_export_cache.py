@@ -146,8 +146,8 @@ def holding(more: str = "0", names: str = "[]", axes: str = "null") -> str:
         (f"{holding()} x", "is not JSON: Extra data"),
         (holding('{"a":1,"a":1}'), "has the key 'a' twice"),
         (holding('{"\\n":1,"\\n":2}'), "has the key '\\n' twice"),
-        (holding("NaN"), "has NaN, which is no JSON"),
-        (holding("-Infinity"), "has -Infinity, which is no JSON"),
+        (holding("NaN"), "has NaN, which is not JSON"),
+        (holding("-Infinity"), "has -Infinity, which is not JSON"),
         (holding("1e999"), "has the number 1e999, which is too large"),
         (holding("9" * 5000), "has a number of 5,000 digits"),
         (holding("[" * 99 + "]" * 99 + "x"), "is not JSON: "),
@@ -163,7 +163,7 @@ def holding(more: str = "0", names: str = "[]", axes: str = "null") -> str:
         ('{"export_params":{}}', "export_params.output_names is missing"),
         (holding(names='"past_key.0"'), "export_params.output_names must be a list of text"),
         (holding(names='["logits",0]'), "export_params.output_names must be a list of text"),
-        (holding(names='["\\ud800"]'), "has a name that no ONNX file can hold"),
+        (holding(names='["\\ud800"]'), "has a name that an ONNX file cannot hold"),
         (holding(axes="[]"), "export_params.dynamic_axes must be an object"),
         (holding('0,"qeff_auto_class":[]'), "qeff_auto_class must be text"),
         (holding('0,"kv_cache_prefix":7'), "kv_cache_prefix must be text"),
@@ -175,7 +175,7 @@ def test_what_qefficient_does_not_write_is_refused_in_one_line(text: str, messag
     told = str(refused.value)
     assert told.startswith("there.json: ")
     assert message in told
-    assert told.endswith("(export again: QEfficient writes this file)")
+    assert told.endswith("(export the model again: QEfficient writes this file)")
     assert "\n" not in told
 
 
@@ -250,7 +250,7 @@ def test_an_unknown_directory_is_told_with_what_its_hash_should_be() -> None:
     assert (found.code, found.severity, found.name) == ("KV401", "error", "Toy-0123456789abcdef")
     assert found.message == f"does not have the hash that {PARAMS_FILE} gives, {hash_of(params)}"
     assert found.hint.startswith("-d DIR")
-    assert build_unrecognized_finding("Toy", params).message.startswith("is not called NAME-HASH")
+    assert build_unrecognized_finding("Toy", params).message.startswith("is not named NAME-HASH")
 
 
 # Seeding
@@ -354,12 +354,15 @@ def test_decoders_take_a_token(owner: str) -> None:
 )
 def test_seeding_is_of_no_use_for_a_class_that_takes_no_token(owner: str) -> None:
     reason = explain_token_refusal(export(PLAIN, owner), QEFF)
-    assert reason == f"QEfficient takes no token for {owner}, so it would not look for this export"
+    assert (
+        reason
+        == f"QEfficient does not accept a token for {owner}, so it would never look for this export"
+    )
 
 
 def test_an_adapter_is_known_by_its_configuration() -> None:
     reason = explain_token_refusal(export(PLAIN, None, peft_config={"peft_type": "LORA"}), QEFF)
-    assert "takes no token for PEFT models" in str(reason)
+    assert "does not accept a token for PEFT models" in str(reason)
     assert "models of no known class" in str(explain_token_refusal(export(PLAIN, None), QEFF))
 
 
@@ -386,7 +389,7 @@ def test_rules_must_agree_with_qefficient_on_what_is_kv() -> None:
     for other in ("mine.0~", "past_value.0~"):
         name = other.replace("~", "_RetainedState")
         reason = explain_token_refusal(export(f"past_key.0~ {other}"), rules)
-        assert str(reason).endswith(f"they differ on {name}")
+        assert str(reason).endswith(f"they disagree on {name}")
 
 
 # Renaming in place
@@ -396,7 +399,7 @@ def test_a_model_renamed_in_place_would_be_taken_for_the_plain_export() -> None:
     found = check_export_reuse("Toy.onnx", "Toy-0123456789abcdef", export(), QEFF, VLLM)
     assert found is not None
     assert (found.code, found.severity, found.name) == ("KV402", "warning", "Toy.onnx")
-    assert "an export without a token: a later one of that kind" in found.message
+    assert "an export without a token; if you rename it here" in found.message
     assert found.hint.startswith("--seed-cache")
 
 
@@ -404,7 +407,7 @@ def test_a_model_stripped_in_place_would_be_taken_for_the_one_with_the_token() -
     params = export(PREFIXED, kv_cache_prefix="VLLM")
     found = check_export_reuse("Toy.onnx", "Toy-0123456789abcdef", params, QEFF, STRIP)
     assert found is not None
-    assert "an export with the token VLLM: a later one of that kind" in found.message
+    assert "an export with the token VLLM; if you rename it here" in found.message
 
 
 def test_where_seeding_is_of_no_use_another_directory_is_named_instead() -> None:

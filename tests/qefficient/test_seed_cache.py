@@ -247,7 +247,7 @@ def test_an_export_is_not_renamed_in_place_by_half(cache: Path, snapshot, run) -
     outcome = run(window, *IN_PLACE, "--no-set")
     assert outcome.code == 2
     assert "merged_0-3.onnx: would not be renamed" in outcome.err
-    assert f"(give the whole of it: {plain})" in outcome.err
+    assert f"(pass the whole export: {plain})" in outcome.err
     assert snapshot(cache) == before
 
 
@@ -265,7 +265,7 @@ def refused(run: Callable[..., object], *args: object) -> tuple[int, str]:
     ("name", "said"),
     [
         ("Tiny-0123456789abcdef", "KV401: Tiny-0123456789abcdef does not have the hash"),
-        ("Tiny", "KV401: Tiny is not called NAME-HASH"),
+        ("Tiny", "KV401: Tiny is not named NAME-HASH"),
     ],
 )
 def test_a_hash_that_does_not_follow_is_not_guessed_at(
@@ -296,8 +296,8 @@ def test_a_directory_that_holds_something_else_is_left_alone(
         (target / PARAMS).write_text("mine")
     before = snapshot(plain.parent)
     code, err = refused(run, plain, *SEED, *in_place)
-    assert (code, f"KV403: {target} is where QEfficient looks" in err) == (1, True)
-    assert "holds something else" in err
+    assert (code, f"KV403: {target} is where QEfficient will look" in err) == (1, True)
+    assert "already holds something else" in err
     assert snapshot(plain.parent) == before
 
 
@@ -307,7 +307,7 @@ def test_an_export_that_is_seeded_already_cannot_be_so_in_place(
     shutil.copytree(twin, cache / twin.name)
     before = snapshot(cache)
     code, err = refused(run, plain, *IN_PLACE)
-    assert (code, "KV403" in err, "holds one already" in err) == (1, True, True)
+    assert (code, "KV403" in err, "already holds one" in err) == (1, True, True)
     assert snapshot(cache) == before
     assert run_quietly(plain, *SEED) == 0
     assert snapshot(cache) == before
@@ -321,7 +321,7 @@ def test_an_export_with_the_token_that_is_another_one_gives_way_by_force_only(
     there.write_bytes(there.read_bytes() + b"\x12\x01x")
     before = snapshot(cache)
     code, err = refused(run, plain, *SEED)
-    assert (code, f"KV504: {there} is there already, and differs" in err) == (1, True)
+    assert (code, f"KV504: {there} already exists with different content" in err) == (1, True)
     assert snapshot(cache) == before
     assert run_quietly(plain, *SEED, "--force") == 0
     assert read_directory(cache) == below(plain, twin)
@@ -330,9 +330,12 @@ def test_an_export_with_the_token_that_is_another_one_gives_way_by_force_only(
 @pytest.mark.parametrize(
     ("owner", "said"),
     [
-        (SPEECH, f"QEfficient takes no token for {SPEECH}"),
-        ("QEffAutoLoraModelForCausalLM", "takes no token for QEffAutoLoraModelForCausalLM"),
-        (None, "takes no token for models of no known class"),
+        (SPEECH, f"QEfficient does not accept a token for {SPEECH}"),
+        (
+            "QEffAutoLoraModelForCausalLM",
+            "does not accept a token for QEffAutoLoraModelForCausalLM",
+        ),
+        (None, "does not accept a token for models of no known class"),
         (ENCODER, "QEfficient keeps one export of a vision encoder for all tokens"),
     ],
 )
@@ -343,7 +346,7 @@ def test_a_class_that_takes_no_token_is_not_seeded_in_vain(
     plain = qefficient_exports.write_export(cache, owner=owner)
     before = snapshot(cache)
     code, err = refused(run, plain, *SEED, *in_place)
-    assert (code, "would be seeded in vain: " in err, said in err) == (2, True, True)
+    assert (code, "cannot be seeded: " in err, said in err) == (2, True, True)
     assert snapshot(cache) == before
     assert run_quietly(plain, "--prefix", "VLLM", "-d", cache / "elsewhere") == 0
 
@@ -352,7 +355,7 @@ def test_a_model_in_no_export_is_refused(plain: Path, snapshot, run) -> None:
     (plain / PARAMS).unlink()
     before = snapshot(plain)
     code, err = refused(run, plain, *SEED)
-    assert (code, f"is in no export of QEfficient: there is no {PARAMS}" in err) == (2, True)
+    assert (code, f"is not part of a QEfficient export: there is no {PARAMS}" in err) == (2, True)
     assert snapshot(plain) == before
 
 
@@ -383,7 +386,7 @@ def test_a_finding_in_the_model_leaves_everything_as_it_was(
 def test_a_rename_in_place_within_the_cache_gets_a_warning(plain: Path, run) -> None:
     outcome = run(plain, "--prefix", "VLLM")
     assert outcome.code == 0
-    assert "warning KV402: decoder.onnx stands in QEfficient's cache" in outcome.err
+    assert "warning KV402: decoder.onnx is in QEfficient's export cache" in outcome.err
     assert "--seed-cache puts it where" in outcome.err
     assert "KV402" not in run(plain, "--prefix", "VLLM").err
 
@@ -561,7 +564,7 @@ def test_a_second_run_says_who_is_at_work_and_takes_nothing_back(
     before = read_directory(plain)
     with write_intent({plain: target}), hold_locks([held]):
         outcome = run(plain, *IN_PLACE)
-        assert (outcome.code, "is being worked on by process" in outcome.err) == (2, True)
+        assert (outcome.code, "is being processed by process" in outcome.err) == (2, True)
         (mark,) = find_intents(plain.parent)
         assert mark.move == (plain.name, target.name)
     assert read_directory(plain.parent) == below(plain)
@@ -746,7 +749,7 @@ def test_an_export_that_was_left_half_way_is_ended_in_place_only(
     stopped(plain, twin)
     before = snapshot(plain.parent)
     code, err = refused(run, plain, *SEED)
-    assert (code, f"is on its way to {twin.name}: a run with --in-place" in err) == (2, True)
+    assert (code, f"is half moved to {twin.name}: a run with --in-place" in err) == (2, True)
     assert snapshot(plain.parent) == before
     outcome = run(plain, *IN_PLACE, "--check")
     assert (outcome.code, "0 names would change" in outcome.err) == (1, True)

@@ -152,7 +152,10 @@ def test_a_result_is_not_a_directory_that_data_need(
     before = snapshot(here)
     outcome = run("in/m.onnx", "--prefix", "VLLM", "-o", "out/data", *force)
     assert outcome.code == 2
-    assert f"must be a directory for {Path('out/data/w.bin')}, which this run writes" in outcome.err
+    assert (
+        f"must be a directory that holds {Path('out/data/w.bin')}, which this run also writes"
+        in outcome.err
+    )
     assert snapshot(here) == before
 
 

@@ -189,7 +189,7 @@ def test_one_sidecar_cannot_follow_a_model_and_stay_with_another_beside_it(
 ) -> None:
     before = snapshot(here)
     outcome = run(MODEL, "--prefix", "VLLM", "-o", "new.onnx", "--sidecars")
-    assert refused(outcome, f"{SIDECAR}: lies beside both {MODEL} and new.onnx")
+    assert refused(outcome, f"{SIDECAR}: is beside both {MODEL} and new.onnx")
     assert snapshot(here) == before
 
 
@@ -200,7 +200,7 @@ def test_another_file_in_the_place_of_a_sidecar_stays_unless_forced(here: Path, 
     args = (MODEL, "--prefix", "VLLM", "--sidecars", "-d", "out")
     outcome = run(*args)
     assert outcome.code == 1
-    assert f"error KV504: out/{SIDECAR} is there already, and differs" in outcome.err
+    assert f"error KV504: out/{SIDECAR} already exists with different content" in outcome.err
     assert read_directory(here / "out") == {SIDECAR: b"mine"}
     assert run(*args, "--force").code == 0
     assert there.read_text() == VLLM
@@ -212,7 +212,9 @@ def test_two_sidecars_cannot_go_to_one_place(here: Path, run, snapshot) -> None:
     before = snapshot(here)
     given = ["--sidecar", SIDECAR, "--sidecar", f"other/{SIDECAR}"]
     outcome = run(MODEL, "--prefix", "VLLM", *given, "-d", "out", "--force")
-    assert refused(outcome, f"out/{SIDECAR}: is the place of both {SIDECAR} and other/{SIDECAR}")
+    assert refused(
+        outcome, f"out/{SIDECAR}: both {SIDECAR} and other/{SIDECAR} would be written here"
+    )
     assert snapshot(here) == before
     assert run(MODEL, "--prefix", "VLLM", *given).code == 0
 
@@ -225,7 +227,7 @@ def test_a_sidecar_of_another_model_is_refused(here: Path, run, snapshot) -> Non
     before = snapshot(here)
     outcome = run(MODEL, "--prefix", "VLLM", "--sidecars")
     assert outcome.code == 1
-    assert "error KV404: custom_io.yaml is of another model" in outcome.err
+    assert "error KV404: custom_io.yaml belongs to another model" in outcome.err
     assert snapshot(here) == before
 
 
@@ -270,13 +272,13 @@ def test_a_finding_in_the_model_leaves_the_sidecar_as_it_was(here: Path, run, sn
     ("name", "reason"),
     [
         ("nowhere.yaml", "no such file"),
-        ("notes.txt", "is no sidecar of a known kind (custom I/O: "),
-        (MODEL, "is no sidecar of a known kind"),
+        ("notes.txt", "is not a sidecar of a known format (custom I/O: "),
+        (MODEL, "is not a sidecar of a known format"),
         (".", "is a directory"),
         ("secret.yaml", "is not readable"),
         ("custom_io_large.yaml", "more than"),
-        ("custom_io_torn.yaml", "cannot be taken as custom I/O"),
-        ("pipe", "is no regular file"),
+        ("custom_io_torn.yaml", "cannot be read as custom I/O"),
+        ("pipe", "is not a regular file"),
     ],
 )
 def test_what_cannot_be_followed_ends_the_job_in_one_line(

@@ -164,7 +164,7 @@ def test_a_file_in_the_way_stops_the_run(here: Path, go) -> None:
 def test_a_pipe_in_the_folder_does_not_hang_it(here: Path, go) -> None:
     os.mkfifo(here / "genai" / "pipe")
     outcome = go("genai", "-d", "out")
-    assert (outcome.code, "is no regular file" in outcome.err) == (2, True)
+    assert (outcome.code, "is not a regular file" in outcome.err) == (2, True)
 
 
 def test_a_folder_with_too_many_files_is_refused(here: Path, go) -> None:

@@ -370,7 +370,7 @@ def test_what_is_no_address_is_told_at_once(address: str, tmp_path: Path, run) -
     pytest.importorskip("distributed", reason="the extra [dask] is not installed")
     outcome = run(window_sets.write_windows(tmp_path, 2), "--prefix", "VLLM", "--dask", address)
     assert outcome.code == 2
-    assert f"{address!r} is no address of a Dask scheduler (for example tcp://" in outcome.err
+    assert f"{address!r} is not an address of a Dask scheduler (for example tcp://" in outcome.err
 
 
 # TLS
@@ -413,7 +413,7 @@ def test_dask_s_own_configuration_sets_tls_up(
             assert outcome.code == 0, outcome.err
         outcome = run(root, "--strip", "--dask", "tcp://127.0.0.1:1")
     assert outcome.code == 2
-    assert "requires encryption, which tcp://127.0.0.1:1 has not (give the" in outcome.err
+    assert "requires encryption, but tcp://127.0.0.1:1 is not encrypted (use the" in outcome.err
 
 
 UNREADABLE = {
@@ -425,8 +425,11 @@ UNREADABLE = {
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "tls://127.0.0.1:1 needs certificates, and Dask's configuration names none (set"),
-        (UNREADABLE, "Dask's configuration of TLS cannot be used: [Errno 2] No such file"),
+        ({}, "tls://127.0.0.1:1 requires certificates, but Dask's configuration names none (set"),
+        (
+            UNREADABLE,
+            "the TLS settings of Dask do not work: [Errno 2] No such file",
+        ),
     ],
 )
 def test_tls_without_certificates_is_told_at_once(

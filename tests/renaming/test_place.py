@@ -38,7 +38,7 @@ def tasks(tmp_path: Path) -> list[WriteTask]:
 
 def fail_to_lock(path: Path) -> Callable[..., Any]:
     def hold_locks(targets: Sequence[Path], directory_map: object = None) -> None:
-        raise WriteError("is being worked on by someone", path=str(path))
+        raise WriteError("is being processed by someone", path=str(path))
 
     return hold_locks
 
@@ -174,7 +174,7 @@ def test_with_force_only_what_was_there_at_the_start_is_replaced(
     if is_there:
         output.write_bytes(b"old")
     meanwhile(lambda: save_theirs(output), monkeypatch, moment)
-    error = "was changed by someone else just now" if is_there else "File exists"
+    error = "was changed by another program during the run" if is_there else "File exists"
     with pytest.raises(KvRenameError, match=error) as caught:
         rename(model, "VLLM", output=output, force=True)
     assert caught.value.path == str(output)
@@ -193,7 +193,7 @@ def test_in_place_a_model_that_someone_saves_or_protects_at_the_last_moment_stay
     original = model.read_bytes()
     model.chmod(0o644)
     meanwhile(lambda: change(model), monkeypatch, "placing")
-    with pytest.raises(KvRenameError, match="was changed by someone else just now"):
+    with pytest.raises(KvRenameError, match="was changed by another program during the run"):
         rename(model, "VLLM")
     assert model.read_bytes() in (original, b"theirs")
     assert (model.stat().st_mode & 0o777 == 0o600) is (model.read_bytes() == original)

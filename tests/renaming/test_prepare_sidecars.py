@@ -126,7 +126,7 @@ def too_long(path: Path) -> None:
     [
         (Path.unlink, "no such file"),
         (lambda path: (path.unlink(), path.mkdir()), "is a directory"),
-        (lambda path: (path.unlink(), os.mkfifo(path)), "is no regular file"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "is not a regular file"),
         (too_long, f"is {MAX_READ_BYTES + 1:,} bytes, more than {MAX_READ_BYTES:,}"),
     ],
 )
@@ -228,7 +228,7 @@ def test_a_text_that_someone_changes_meanwhile_is_left_to_them(decoder: Path, te
         return shouted(data)
 
     report = renamed_with(decoder, text, follow)
-    assert "was changed by someone else just now" in str(report.models[0].error)
+    assert "was changed by another program during the run" in str(report.models[0].error)
     assert (decoder.read_bytes(), text.read_bytes()) == (before, b"theirs")
 
 

@@ -342,7 +342,9 @@ def test_a_model_that_is_changed_meanwhile_is_refused(
 
         with monkeypatch.context() as patch:
             patch.setattr(module, name, meddle)
-            with pytest.raises(KvRenameError, match="was changed by someone else just now"):
+            with pytest.raises(
+                KvRenameError, match="was changed by another program during the run"
+            ):
                 rename(decoder, "VLLM", output=place)
         assert decoder.read_bytes() == theirs
         assert os.listdir(decoder.parent) == ["decoder.onnx"]
@@ -394,7 +396,7 @@ def test_data_that_are_changed_meanwhile_are_refused(
         return real(*args, **how)
 
     monkeypatch.setattr("onnxkvrename.renaming.prepare.plan_data_copies", meddle)
-    with pytest.raises(ModelError, match="was changed by someone else just now"):
+    with pytest.raises(ModelError, match="was changed by another program during the run"):
         rename(external, "VLLM", output=tmp_path / "new" / "m.onnx")
     assert not (tmp_path / "new").exists()
 
@@ -478,7 +480,7 @@ def test_a_second_run_on_one_of_the_models_is_refused_and_changes_nothing(
         left.touch()
         report = together(*paths)
         assert statuses(report) == ["would-rename", "failed", "would-rename"]
-        assert f"is being worked on by process {os.getpid()}" in str(report.models[1].error)
+        assert f"is being processed by process {os.getpid()}" in str(report.models[1].error)
         assert left.exists()
         left.unlink()
     assert snapshot(tmp_path) == before

@@ -137,7 +137,7 @@ def test_a_prepared_model_with_other_types_or_paths_is_refused(lie: Lie, root: P
     before = list_files(root.parent)
     with Liar(PreparedModel, lie) as executor, pytest.raises(KvRenameError) as caught:
         rename(root, executor)
-    assert caught.value.message.startswith("a worker sent back ")
+    assert caught.value.message.startswith("a worker returned ")
     assert "\n" not in str(caught.value)
     assert list_files(root.parent) == before
 
@@ -201,7 +201,7 @@ def test_a_written_file_that_is_another_one_is_refused(lie: Lie, root: Path) -> 
     inputs = list_files(root)
     with Liar(ReadyFile, lie) as executor, pytest.raises(KvRenameError) as caught:
         rename(root, executor)
-    assert caught.value.message.startswith("a worker sent back ")
+    assert caught.value.message.startswith("a worker returned ")
     assert "\n" not in str(caught.value)
     assert list_files(root) == inputs
     assert (root.parent / "victim").read_bytes() == b"precious"
@@ -223,7 +223,7 @@ def test_another_number_of_results_is_refused(change: Lie, root: Path) -> None:
     before = list_files(root.parent)
     with (
         Miscounting(1) as executor,
-        pytest.raises(KvRenameError, match="another number of results than of items"),
+        pytest.raises(KvRenameError, match="the wrong number of results for"),
     ):
         rename(root, executor)
     assert list_files(root.parent) == before

@@ -66,7 +66,7 @@ def test_a_source_that_is_no_longer_what_was_read_is_left_alone(
     said = write_temp_file(task)
     assert isinstance(said, error)
     assert (said.message, said.path) == (
-        "was changed by someone else just now",
+        "was changed by another program during the run",
         str(task.source_path),
     )
     assert os.listdir(tmp_path / "out") == []
@@ -85,7 +85,7 @@ def test_a_source_that_changes_while_it_is_copied_is_no_result(
     monkeypatch.setattr(TempFile, "copy_attributes", change)
     said = write_temp_file(task)
     assert isinstance(said, error)
-    assert said.message == "was changed by someone else just now"
+    assert said.message == "was changed by another program during the run"
     assert os.listdir(tmp_path / "out") == []
 
 

@@ -58,9 +58,9 @@ def test_any_other_token_is_refused_with_the_reason(token: str, fault: str) -> N
 
 
 def test_to_ask_for_no_token_and_no_strip_is_refused() -> None:
-    with pytest.raises(RulesError, match="no token to put in") as caught:
+    with pytest.raises(RulesError, match="no token given") as caught:
         check_token_change(TokenChange(None))
-    assert caught.value.hint == "give a prefix, or ask to strip"
+    assert caught.value.hint == "pass a token, or ask to strip"
     check_token_change(TokenChange(None, strip=True))
 
 
@@ -203,10 +203,10 @@ def test_a_template_that_does_not_lead_back_is_refused(template: str) -> None:
         ('description = "for the tests"', "a = " + "[" * 50_000, "not TOML"),
         ('description = "for the tests"', "a = " + "9" * 5_000, "not TOML"),
         ('description = "for the tests"', "description = 1", "description: must be text"),
-        ('description = "for the tests"', "colour = 1", "colour: is not known here"),
+        ('description = "for the tests"', "colour = 1", "colour: is not a known key"),
         ('description = "for the tests"', "kv = 1\n[other]", "not TOML"),
-        ("retained = '.*_out'", "retained = '('", "retained: is no RE2 pattern: missing )"),
-        ("retained = '.*_out'", "retained = '(?=x)'", "retained: is no RE2 pattern"),
+        ("retained = '.*_out'", "retained = '('", "retained: is not an RE2 pattern: missing )"),
+        ("retained = '.*_out'", "retained = '(?=x)'", "retained: is not an RE2 pattern"),
         ("retained = '.*_out'", "retained = true", "retained: must be text"),
         ("(?P<buffer>k|v)", "(k|v)", "kv[0].input: has no group (?P<buffer>"),
         ("(?P<layer>[0-9]+)", "[0-9]+", "kv[0].input: has no group (?P<layer>"),
@@ -218,19 +218,23 @@ def test_a_template_that_does_not_lead_back_is_refused(template: str) -> None:
         ('input_name = "{buffer}', 'input_name = "{0.__class__}', "kv[0].input_name: has a {"),
         ('input_name = "{buffer}', 'input_name = "[[{buffer}]', "kv[0].input_name: has a ["),
         ('input_name = "{buffer}{layer}[_{token}]"', "", "kv[0].input_name: is missing"),
-        ("[kv.kinds]", "colour = 1\n[kv.kinds]", "kv[0].colour: is not known here"),
+        ("[kv.kinds]", "colour = 1\n[kv.kinds]", "kv[0].colour: is not a known key"),
         ('attention = ["k", "v"]', "", "kv[0].kinds: names no buffer"),
         ('attention = ["k", "v"]', 'attention = "k"', "kv[0].kinds.attention: must be a list of"),
         ('attention = ["k", "v"]', "attention = [1]", "kv[0].kinds.attention: must be a list of"),
         ("[kv.kinds]", "kinds = 1\n[kv.other]", "kv[0].kinds: must be a table of lists of buffer"),
         ("[kv.kinds]", "[kv.other]", "kv[0].kinds: is missing"),
         ('reason = "vision"', "", "keep[0].reason: is missing"),
-        ('reason = "vision"', 'reason = "vision"\ncolour = 1', "keep[0].colour: is not known here"),
+        (
+            'reason = "vision"',
+            'reason = "vision"\ncolour = 1',
+            "keep[0].colour: is not a known key",
+        ),
         ("[[keep]]", "[keep]", "keep: must be tables, written [[keep]]"),
         ("[[keep]]", "[suffixes]\na = 1\n[[keep]]", "suffixes.a: must be text"),
         ("[[keep]]", "[[feed_back]]\ninput = 'k'\n[[keep]]", "feed_back[0].call: is missing"),
         ("[[keep]]", "[[set]]\n[[keep]]", "set: must be a table, written [set]"),
-        ("[[keep]]", "[set]\ncolour = 1\n[[keep]]", "set.colour: is not known here"),
+        ("[[keep]]", "[set]\ncolour = 1\n[[keep]]", "set.colour: is not a known key"),
         ("[[keep]]", "[set]\nseam_input = 'x'\n[[keep]]", "set.seam_output: is missing"),
         ("[[keep]]", "[set]\nseam_output = 'x'\n[[keep]]", "set.seam_input: is missing"),
         ("[[keep]]", "[set]\nshared = 'x'\n[[keep]]", "set.shared: must be a list of text"),
@@ -252,12 +256,12 @@ def test_a_template_that_does_not_lead_back_is_refused(template: str) -> None:
         (
             "[[keep]]",
             part("stage = 'prefixed'\nfile = '(?P<first>0)'\nfolder = '('"),
-            "set.parts[0].folder: is no RE2 pattern",
+            "set.parts[0].folder: is not an RE2 pattern",
         ),
         (
             "[[keep]]",
             part("stage = 'prefixed'\nfile = '(?P<first>0)'\ncolour = 1"),
-            "set.parts[0].colour: is not known here",
+            "set.parts[0].colour: is not a known key",
         ),
     ],
 )

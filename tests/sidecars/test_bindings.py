@@ -127,7 +127,7 @@ def test_templates_of_a_pipeline_need_all_its_stages(here: Path, go) -> None:
     outcome = go("stages/first.onnx", "--prefix", "VLLM")
     assert outcome.code == 1
     assert (
-        f"KV406: stages/{CONFIG} cannot follow: past_key_values.%d.key stands for 2 names, and "
+        f"KV406: stages/{CONFIG} cannot be updated: past_key_values.%d.key matches 2 names, and "
         "past_key_values.1.key stays (rename all of them"
     ) in outcome.err
     assert read_directory(folder) == before
@@ -178,7 +178,7 @@ def test_a_location_may_lead_out_of_the_folder_and_back(location: str, here: Pat
     assert (folder / CONFIG).read_text() == with_token(config)
     assert go("genai", "--strip", "--no-sidecars").code == 0
     outcome = run("verify", "genai/model.onnx", "--rules", "rules.toml")
-    assert f"error KV406: genai/{CONFIG} has 4 names from before a rename" in outcome.err
+    assert f"error KV406: genai/{CONFIG} has 4 old names from before a rename" in outcome.err
 
 
 @pytest.mark.parametrize("location", ["../far/model.onnx", "Model.onnx", "sub\\model.onnx", None])
@@ -193,7 +193,7 @@ def test_old_names_of_a_model_that_is_not_found_are_refused(
     saved(build_decoder(), here / "far" / "model.onnx")
     before = read_directory(folder)
     outcome = go("genai", "--prefix", "VLLM")
-    assert refused(outcome, f"genai/{CONFIG} cannot follow: past_key_values.%d.key makes ")
+    assert refused(outcome, f"genai/{CONFIG} cannot be updated: past_key_values.%d.key makes ")
     assert read_directory(folder) == before
 
 
@@ -242,8 +242,8 @@ def test_a_template_of_names_that_do_not_all_change_is_refused(here: Path, go) -
     (here / "rules.toml").write_text(rules)
     before = read_directory(folder)
     outcome = go("genai", "--prefix", "VLLM")
-    problem = "past_key_values.%d.key stands for 2 names, and past_key_values.1.key stays"
-    assert refused(outcome, f"genai/{CONFIG} cannot follow: {problem}")
+    problem = "past_key_values.%d.key matches 2 names, and past_key_values.1.key stays"
+    assert refused(outcome, f"genai/{CONFIG} cannot be updated: {problem}")
     assert read_directory(folder) == before
     outcome = go("genai", "--prefix", "VLLM", "--no-sidecars")
     assert (outcome.code, outcome.err.count("warning KV406")) == (0, 1)
@@ -265,9 +265,9 @@ def test_a_name_that_the_runtime_makes_itself_is_refused(
     outcome = go("genai", "--prefix", "VLLM")
     count = 12 if part == "key" else 4
     assert refused(
-        outcome, f"genai/{CONFIG} cannot follow: {count} names that change are not in it"
+        outcome, f"genai/{CONFIG} cannot be updated: {count} names that change are not in it"
     )
-    assert f'first write into it "{key}": "past_key_values.%d.{part}", "' in outcome.err
+    assert f'first add "{key}": "past_key_values.%d.{part}", "' in outcome.err
     assert read_directory(folder) == before
     # Back to the names that the runtime makes is right again.
     assert go("genai", "--prefix", "VLLM", "--no-sidecars").code == 0
@@ -289,8 +289,10 @@ def test_with_the_templates_written_it_follows(here: Path, go) -> None:
 def test_a_name_too_long_for_the_runtime_is_refused(genai: Path, go) -> None:
     token = "V" * 40  # past_key_values.1.value_ has 24 characters, and 63 are possible
     outcome = go("genai", "--prefix", token)
-    assert refused(outcome, f"genai/{CONFIG} cannot follow: past_key_values.%d.value would make")
-    assert "longer than the 63 bytes that onnxruntime-genai takes" in outcome.err
+    assert refused(
+        outcome, f"genai/{CONFIG} cannot be updated: past_key_values.%d.value would make"
+    )
+    assert "longer than the 63 bytes that onnxruntime-genai accepts" in outcome.err
     assert go("genai", "--prefix", token[:-1]).code == 0
 
 
@@ -304,7 +306,7 @@ def test_a_stage_that_has_the_name_too_and_stays_is_refused(here: Path, go) -> N
     problem = (
         "past_key_values.0.key changes in one model, and in another past_key_values.0.key stays"
     )
-    assert refused(outcome, f"genai/{CONFIG} cannot follow: {problem}")
+    assert refused(outcome, f"genai/{CONFIG} cannot be updated: {problem}")
     assert go("genai", "--prefix", "VLLM").code == 0
     assert (folder / CONFIG).read_text().count("_VLLM") == 2
 
@@ -335,7 +337,7 @@ def test_a_text_that_makes_old_names_and_stays_is_refused(here: Path, go) -> Non
         folder = build_folder(here / "x", render_config(o=note), model=model, other=other)
         before = read_directory(folder)
         outcome = go("x", "--prefix", "VLLM")
-        assert refused(outcome, f"x/{CONFIG} cannot follow: {text} makes past_key_values.101.")
+        assert refused(outcome, f"x/{CONFIG} cannot be updated: {text} makes past_key_values.101.")
         assert read_directory(folder) == before
 
 
@@ -349,7 +351,7 @@ def test_a_name_in_the_section_of_another_stage_is_refused(here: Path, go) -> No
     folder = build_folder(here / "x", text, a=first, b=second)
     before = read_directory(folder)
     outcome = go("x", "--prefix", "VLLM")
-    assert refused(outcome, f"x/{CONFIG} cannot follow: past_key_values.1.key is a name that")
+    assert refused(outcome, f"x/{CONFIG} cannot be updated: past_key_values.1.key is a name that")
     assert read_directory(folder) == before
 
 
@@ -359,7 +361,7 @@ def test_a_default_counts_only_where_its_key_is_left_out(here: Path, go) -> None
     assert go("x", "--prefix", "VLLM").code == 0
     (folder / CONFIG).write_text(text)
     outcome = go("x", "--strip")
-    assert refused(outcome, f"x/{CONFIG} cannot follow: 2 names that change are not in it")
+    assert refused(outcome, f"x/{CONFIG} cannot be updated: 2 names that change are not in it")
 
 
 def test_a_file_that_names_one_model_names_no_other_beside_it(here: Path, go) -> None:
@@ -371,7 +373,7 @@ def test_a_file_that_names_one_model_names_no_other_beside_it(here: Path, go) ->
     files = {"model.bin": {"inputs": entry}, "m2.onnx": {"inputs": {}}}
     (folder / "metadata.json").write_text(json.dumps({"model_files": files}))
     outcome = go("x", "--prefix", "VLLM")
-    assert refused(outcome, "x/metadata.json cannot follow: past_key_values.0.key is a name")
+    assert refused(outcome, "x/metadata.json cannot be updated: past_key_values.0.key is a name")
 
 
 def test_a_name_below_an_anchor_is_refused(here: Path, go) -> None:
@@ -385,7 +387,7 @@ def test_a_name_below_an_anchor_is_refused(here: Path, go) -> None:
     (folder / CONFIG).unlink()
     (folder / YAML).write_text(text)
     outcome = go("x/model.onnx", "--prefix", "VLLM")
-    assert refused(outcome, f"x/{YAML} cannot follow: past_key_values.%d.key stands below an anch")
+    assert refused(outcome, f"x/{YAML} cannot be updated: past_key_values.%d.key is below a YAML")
     (folder / YAML).write_text(text.replace("&io", "").replace("*io", "[]"))
     assert go("x/model.onnx", "--prefix", "VLLM").code == 0
 
@@ -396,7 +398,7 @@ def test_a_name_below_an_anchor_is_refused(here: Path, go) -> None:
 def test_no_sidecars_leaves_it_and_says_what_fails(genai: Path, go) -> None:
     outcome = go("genai", "--prefix", "VLLM", "--no-sidecars")
     assert outcome.code == 0
-    assert f"warning KV406: genai/{CONFIG} keeps 4 names from before" in outcome.err
+    assert f"warning KV406: genai/{CONFIG} keeps 4 old names" in outcome.err
     assert "onnxruntime-genai fails at the first token" in outcome.err
     assert (genai / CONFIG).read_text() == render_config()
 
@@ -405,7 +407,7 @@ def test_a_stale_one_is_found_and_repaired_by_the_same_command(genai: Path, go, 
     go("genai", "--prefix", "VLLM", "--no-sidecars")
     saved(build_decoder(), genai / "other.onnx")  # has the old names, but is not what it speaks of
     outcome = run("verify", "genai/model.onnx", "--rules", "rules.toml")
-    assert f"error KV406: genai/{CONFIG} has 4 names from before a rename" in outcome.err
+    assert f"error KV406: genai/{CONFIG} has 4 old names from before a rename" in outcome.err
     (finding,) = [
         f for f in inspect("genai/model.onnx", rules="rules.toml").findings if f.code == "KV406"
     ]
@@ -425,7 +427,7 @@ def test_one_of_another_model_that_is_named_is_refused(here: Path, genai: Path, 
     saved(build_decoder(), here / "model.onnx")
     (here / "genai_config.json").write_text(render_config({"filename": "far.onnx"}))
     outcome = go("model.onnx", "--prefix", "VLLM", "--sidecar", CONFIG)
-    assert (outcome.code, "it stands where it would not change" in outcome.err) == (1, True)
+    assert (outcome.code, "this entry would keep the old name" in outcome.err) == (1, True)
     (here / "genai_config.json").write_text('{"model": {"decoder": {"filename": "far.onnx"}}}')
     outcome = go("model.onnx", "--prefix", "VLLM", "--sidecar", CONFIG)
     assert (outcome.code, "names no KV buffer of this one" in outcome.err) == (1, True)
@@ -510,7 +512,7 @@ def test_a_file_that_the_rules_name_follows(name: str, text: str, here: Path, go
     assert go("model.onnx", "--prefix", "VLLM").code == 0
     assert (here / name).read_text().count("_VLLM") == 4
     outcome = go("model.onnx", "--strip", "--no-sidecars")
-    assert f"{name} keeps 4 names from before" in outcome.err
+    assert f"{name} keeps 4 old names" in outcome.err
     assert "my runtime does not find these inputs and outputs" in outcome.err
     assert go("model.onnx", "--strip").code == 0
     assert (here / name).read_text() == text
@@ -520,8 +522,8 @@ def test_a_file_that_the_rules_name_follows(name: str, text: str, here: Path, go
     ("table", "fault"),
     [
         ("[[sidecar]]\nreader = 'x'\n", "sidecar[0].file: is missing"),
-        ("[[sidecar]]\nfile = '('\n", "sidecar[0].file: is no RE2 pattern"),
-        ("[[sidecar]]\nfile = 'a'\nnames = []\n", "sidecar[0].names: is not known here"),
+        ("[[sidecar]]\nfile = '('\n", "sidecar[0].file: is not an RE2 pattern"),
+        ("[[sidecar]]\nfile = 'a'\nnames = []\n", "sidecar[0].names: is not a known key"),
         ("[[sidecar]]\nfile = 'a'\nreader = 1\n", "sidecar[0].reader: must be text"),
         ("[sidecar]\nfile = 'a'\n", "sidecar: must be tables, written [[sidecar]]"),
     ],
@@ -546,7 +548,7 @@ def test_a_real_configuration_names_what_its_models_have(folder: Path, tmp_path:
     out = tmp_path / "out"
     outcome = run(folder, "-d", out, "--prefix", "VLLM")
     if outcome.code == 1:  # a hybrid whose states the file does not name
-        assert "onnxruntime-genai would go on to look for the old ones" in outcome.err
+        assert "onnxruntime-genai would keep looking for the old ones" in outcome.err
         assert not out.exists()
         return
     assert outcome.code == 0

@@ -94,10 +94,10 @@ def test_a_precision_in_capitals_is_onnxs_name(precision: str) -> None:
 
 @pytest.mark.parametrize(
     ("entry", "said"),
-    [("", "nothing"), ("\n  Precision: ''", "a text"), ("\n  Precision: []", "a list")],
+    [("", "nothing"), ("\n  Precision: ''", "a string"), ("\n  Precision: []", "a list")],
 )
 def test_an_entry_without_a_precision_is_refused(entry: str, said: str) -> None:
-    with pytest.raises(UnreadableTextError, match=f"has a with {said} for a Precision"):
+    with pytest.raises(UnreadableTextError, match=f"has a with {said} as a Precision"):
         dtypes_of(f"- IOName: a{entry}\n")
 
 
@@ -118,7 +118,7 @@ def test_precisions_of_the_compiler_are_known(precision: str) -> None:
 )
 def test_another_precision_is_refused_with_what_may_be_meant(precision: str, hint: str) -> None:
     for others in ([], [("x", precision)]):
-        with pytest.raises(KvRenameError, match="no precision is called") as caught:
+        with pytest.raises(KvRenameError, match="unknown precision") as caught:
             render_custom_io(pairs("k_pe.0"), "float16" if others else precision, others)
         assert caught.value.hint == hint
 
@@ -135,14 +135,14 @@ def test_only_the_name_must_be_written_out() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("IOName: a", "holds a mapping, where a list of entries belongs"),
-        ("- a", "has a text where an entry belongs"),
-        ("- - IOName: a", "has a list where an entry belongs"),
-        ("- Precision: a", "has an entry with nothing for an IOName"),
-        ("- IOName:", "has an entry with a text for an IOName"),
-        ("- IOName: [a]", "has an entry with a list for an IOName"),
-        ("- &e {IOName: a}\n- *e", "has an alias where an entry belongs"),
-        ("- IOName: &n a\n- IOName: *n", "has an entry with an alias for an IOName"),
+        ("IOName: a", "holds a mapping, but must hold a list of entries"),
+        ("- a", "has a string instead of an entry"),
+        ("- - IOName: a", "has a list instead of an entry"),
+        ("- Precision: a", "has an entry with nothing as an IOName"),
+        ("- IOName:", "has an entry with a string as an IOName"),
+        ("- IOName: [a]", "has an entry with a list as an IOName"),
+        ("- &e {IOName: a}\n- *e", "has an alias instead of an entry"),
+        ("- IOName: &n a\n- IOName: *n", "has an entry with an alias as an IOName"),
         ("- &e {IOName: a}\n- {<<: *e}", "has an entry that is merged with another"),
     ],
 )

@@ -93,7 +93,7 @@ def test_built_in_formats_are_tried_in_the_order_of_their_priority() -> None:
 def test_without_its_format_a_file_is_refused(decoder: Path, sidecar: Path) -> None:
     process = rename(decoder)
     assert process.returncode == 2
-    assert "kv_map.txt: is no sidecar of a known kind (custom I/O: " in process.stderr
+    assert "kv_map.txt: is not a sidecar of a known format (custom I/O: " in process.stderr
 
 
 def test_a_format_is_one_file_in_a_folder(decoder: Path, sidecar: Path, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_built_in_format_cannot_be_replaced(
 ) -> None:
     process = rename(decoder, plug_in(tmp_path / "site", name=name))
     assert process.returncode == 2
-    assert "kv_map.txt: is no sidecar of a known kind (custom I/O: " in process.stderr
+    assert "kv_map.txt: is not a sidecar of a known format (custom I/O: " in process.stderr
     assert "arrows" not in process.stderr
 
 

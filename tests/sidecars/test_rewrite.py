@@ -249,7 +249,7 @@ def test_inputs_and_outputs_that_are_no_kv_match() -> None:
 
 def test_a_file_of_another_model_is_an_error() -> None:
     assert found(custom("k_pe.0", "k_pe.0~", "logits")) == [
-        "KV404 error: is of another model: it names no KV buffer of this one, "
+        "KV404 error: belongs to another model: it names no KV buffer of this one, "
         "but k_pe.0, k_pe.0_RetainedState"
     ]
 
@@ -375,9 +375,9 @@ def test_a_suffix_made_normal_changes_within_the_graph_only() -> None:
 def test_another_form_is_refused_with_the_form_it_should_have(
     kind: SidecarFormat, text: str
 ) -> None:
-    with pytest.raises(ModelError, match=f"^dir/x: cannot be taken as {kind.caption}: it ") as got:
+    with pytest.raises(ModelError, match=f"^dir/x: cannot be read as {kind.caption}: it ") as got:
         rewrite_sidecar(text.encode(), "dir/x", kind, names())
-    assert got.value.hint == f"its form: {kind.expected_form}"
+    assert got.value.hint == f"expected: {kind.expected_form}"
 
 
 def test_files_of_nodes_and_symbols_never_change() -> None:
@@ -391,8 +391,8 @@ def test_files_of_nodes_and_symbols_never_change() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (PAIR.encode("utf-16"), "is no UTF-8 text"),
-        (b"# \xff\n" + PAIR.encode(), "is no UTF-8 text"),
+        (PAIR.encode("utf-16"), "is not UTF-8 text"),
+        (b"# \xff\n" + PAIR.encode(), "is not UTF-8 text"),
         (b" " * (MAX_SIDECAR_BYTES + 1), "is 8,388,609 bytes, more than 8,388,608"),
         (b"- " * 100_000, "is nested more than 100 levels deep"),
         (b"- IOName: a\n  IOName: past_key.0\n", "has the key IOName twice"),
@@ -405,7 +405,7 @@ def test_what_cannot_be_followed_is_refused_in_one_line(data: bytes, message: st
     with pytest.raises(ModelError) as caught:
         rewrite_sidecar(data, "dir/custom_io.yaml", CUSTOM, names())
     told = str(caught.value)
-    assert told.startswith(f"dir/custom_io.yaml: cannot be taken as custom I/O: it {message}")
+    assert told.startswith(f"dir/custom_io.yaml: cannot be read as custom I/O: it {message}")
     assert caught.value.hint is not None
     assert "\n" not in told
 
@@ -413,7 +413,7 @@ def test_what_cannot_be_followed_is_refused_in_one_line(data: bytes, message: st
 @pytest.mark.parametrize("new", ["a: b", "a #b", "- a", "a\nb", " a"])
 def test_a_new_name_that_needs_quotes_is_refused_without_them(new: str) -> None:
     model = names()._replace(name_map={"past_key.0": new})
-    with pytest.raises(ModelError, match="cannot hold the new names where the old ones stand"):
+    with pytest.raises(ModelError, match="cannot hold the new names as the old ones are written"):
         done(custom("past_key.0"), model)
     renamed = done('- IOName: "past_key.0"\n', model)
     assert yaml.safe_load(renamed) == [{"IOName": new}]

@@ -35,7 +35,7 @@ COMMANDS = (
     "in --strip",
     "manifest in/m.onnx --stamp --format text -q",
 )
-REASONS = ("is being worked on by", "was changed by someone else")
+REASONS = ("is being processed by", "was changed by another program")
 """What a writer may be refused for."""
 SET_FILES = {"in/m.onnx": BESIDE, "in/n.onnx": INSIDE, "in/sub/o.onnx": INSIDE, "in/w.bin": WEIGHTS}
 SECONDS = 10

@@ -104,7 +104,7 @@ def test_a_second_run_is_told_who_holds_it_where_and_since_when(tmp_path: Path) 
     assert caught.value.hint == "wait for it to end, then run this again"
     host = re.escape(os.uname().nodename)
     since = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}"
-    message = rf"is being worked on by process {process.pid} on {host} since {since}"
+    message = rf"is being processed by process {process.pid} on {host} since {since}"
     assert re.fullmatch(message, caught.value.message)
 
 
@@ -463,10 +463,25 @@ def say_there_and_gone() -> Any:
 @pytest.mark.parametrize(
     ("there", "name", "answer", "told"),
     [
-        (True, "open", say_not_found, "found to exist, and then could not be opened: not found"),
-        (False, "open", say_exists, "found not to exist, and then to exist"),
-        (False, "lstat", say_not_found, "found not to exist, and then to exist"),
-        (True, "lstat", say_there_and_gone(), "gone again each time"),
+        (
+            True,
+            "open",
+            say_not_found,
+            "the file system said first that it exists, then that it does not exist",
+        ),
+        (
+            False,
+            "open",
+            say_exists,
+            "the file system said first that it does not exist, then that it exists",
+        ),
+        (
+            False,
+            "lstat",
+            say_not_found,
+            "the file system said first that it does not exist, then that it exists",
+        ),
+        (True, "lstat", say_there_and_gone(), "it disappeared each time"),
     ],
 )
 def test_a_file_system_that_contradicts_itself_is_not_asked_for_ever(
@@ -479,7 +494,7 @@ def test_a_file_system_that_contradicts_itself_is_not_asked_for_ever(
         patch.setattr(os, name, answer)
         with pytest.raises(WriteError) as caught:
             hold_locks([tmp_path / "m.onnx"]).__enter__()
-    assert caught.value.message == (f"cannot be locked: {lock} was tried 100 times; it was {told}")
+    assert caught.value.message == (f"cannot be locked: {lock} was tried 100 times; {told}")
     hint = "the file system contradicts itself: check it"
     assert (caught.value.hint, caught.value.in_place_hint) == (f"{hint}, or write elsewhere", hint)
 

@@ -162,7 +162,7 @@ def test_the_number_of_steps_is_bounded(
 
 def test_a_pipe_is_not_waited_for(way: None, here: Path) -> None:
     os.mkfifo(here / "pipe")
-    with pytest.raises(ModelError, match="is no regular file"):
+    with pytest.raises(ModelError, match="is not a regular file"):
         read_beneath(here, "pipe")
 
 

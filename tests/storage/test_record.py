@@ -153,10 +153,12 @@ def test_a_huge_record_is_none_and_not_read(record: Path) -> None:
 def test_a_record_that_can_be_none_is_skipped_with_the_reason(record: Path) -> None:
     with record.open("r+b") as file:
         file.truncate((1 << 23) + 1)
-    assert find_skipped(record.parent) == ["skipped: is no record of a run: it has 8,388,609 bytes"]
+    assert find_skipped(record.parent) == [
+        "skipped: is not a record of a run: it has 8,388,609 bytes"
+    ]
     record.unlink()
     record.mkdir()
-    assert find_skipped(record.parent) == ["skipped: is no regular file"]
+    assert find_skipped(record.parent) == ["skipped: is not a regular file"]
 
 
 def test_a_link_that_is_named_like_a_record_is_not_followed(record: Path, tmp_path: Path) -> None:
@@ -185,7 +187,7 @@ def test_a_file_that_is_not_the_one_of_the_record_is_not_put_in_place(
         end_run(run, undo=undo)
     assert caught.value.path == str(changes[0 if undo else 1].target)
     assert caught.value.message == fault
-    assert caught.value.hint == "the command that was stopped finishes the work, too"
+    assert caught.value.hint == "to finish the work, run the stopped command again"
     assert list_texts(record.parent) == before
 
 
@@ -199,7 +201,7 @@ def test_a_run_with_a_file_elsewhere_is_ended_if_both_directories_are_given(
         [FileChange(mine, None, read_identity(mine), None, build_temp_path(mine)), *changes], []
     )
     assert find_skipped(tmp_path / "in") == [
-        f"skipped: names a file in {mine.parent}, too; give this directory as well"
+        f"skipped: also names a file in {mine.parent}; also pass this directory"
     ]
     (run,) = find_half_done_runs([tmp_path / "in", tmp_path / "mine"])
     end_run(run, undo=False)
@@ -224,7 +226,7 @@ def test_a_record_of_another_user_is_skipped_and_keeps_nothing(
     os.chown(record, 12345, -1)
     before = list_texts(record.parent)
     assert find_skipped(record.parent) == [
-        "skipped: is a record of another user (user ID 12345); recover as this user",
+        "skipped: is a record of another user (user ID 12345); run recover as this user",
     ]
     assert list_texts(record.parent) == before
     assert not remove_stale_temp_files(find_stale_temp_files(file.target for file in changes))
@@ -249,13 +251,13 @@ def test_a_path_that_can_be_none_makes_no_record(target: str, record: Path) -> N
     record.write_text(json.dumps(document), "utf-8")
     assert read(record) is None
     assert find_protected_names(record.parent, None) == set()
-    assert find_skipped(record.parent) == ["skipped: is no record of a run"]
+    assert find_skipped(record.parent) == ["skipped: is not a record of a run"]
 
 
 @pytest.mark.parametrize("content", [b"\xff", b"{", b""])
 def test_what_is_no_record_is_skipped_with_a_line(content: bytes, record: Path) -> None:
     record.write_bytes(content)
-    assert find_skipped(record.parent) == ["skipped: is no record of a run"]
+    assert find_skipped(record.parent) == ["skipped: is not a record of a run"]
 
 
 def test_only_what_is_named_like_a_record_is_opened(
@@ -342,7 +344,7 @@ def test_a_record_that_could_not_be_read_again_is_not_written(tmp_path: Path) ->
     deep.parent.mkdir(parents=True)
     deep.write_bytes(b"x")
     identity = read_identity(deep)
-    with pytest.raises(KvRenameError, match="paths that long"):
+    with pytest.raises(KvRenameError, match="too long paths"):
         write_record([FileChange(deep, identity, identity, None, build_temp_path(deep))], [])
     assert os.listdir(deep.parent) == ["m"]
 
@@ -390,10 +392,8 @@ def test_a_record_that_is_too_long_to_be_read_again_is_not_written(
     with pytest.raises(KvRenameError) as caught:
         write_record(changes, [])
     assert caught.value.path == str(changes[0].target)
-    assert caught.value.message == (
-        "cannot be written together with so many files, or with paths that long"
-    )
-    assert caught.value.hint == "rename fewer models at once"
+    assert caught.value.message == "too many files, or too long paths, for one run"
+    assert caught.value.hint == "rename fewer models at a time"
     assert list_texts(changes[0].target.parent) == before
 
 
@@ -416,7 +416,7 @@ def test_what_was_kept_is_put_in_place_only_if_it_is_a_file(
     with pytest.raises(KvRenameError) as caught:
         end_run(run, undo=undo)
     assert caught.value.path == str(changes[0 if undo else 1].target)
-    assert caught.value.message == "was no regular file"
+    assert caught.value.message == "was not a regular file"
     assert [change.target.read_bytes() for change in changes] == [b"new one", b"old"]
 
 

@@ -58,9 +58,11 @@ def test_two_outputs_are_two_files(first: str, second: str, here: Path) -> None:
 
 
 def test_no_output_goes_below_another_one(here: Path) -> None:
-    with pytest.raises(WriteError, match="goes below new, which this run writes too"):
+    with pytest.raises(WriteError, match="is below new, which this run also writes"):
         check("new/a/file", written="new")
-    with pytest.raises(WriteError, match="must be a directory for new/a/file, which this run"):
+    with pytest.raises(
+        WriteError, match="must be a directory that holds new/a/file, which this run"
+    ):
         check("new", written="new/a/file")
 
 

@@ -153,7 +153,7 @@ def test_the_bytes_are_on_the_disk_before_the_name_is(
 
 
 def test_a_draft_needs_a_directory_that_is_there(tmp_path: Path) -> None:
-    with pytest.raises(WriteError, match="make its directory first"):
+    with pytest.raises(WriteError, match="create its directory first"):
         TempFile(tmp_path / "none" / "target.onnx")
 
 
@@ -190,9 +190,9 @@ def test_errors_call_the_target_what_the_user_calls_it(tmp_path: Path) -> None:
             "its directory must be writable; or write elsewhere with -o or -d",
             "its directory must be writable",
         ),
-        (errno.EEXIST, *["it was not there before; --force replaces it"] * 2),
-        (errno.ENOENT, *["make its directory first"] * 2),
-        (errno.ENOTDIR, *["make its directory first"] * 2),
+        (errno.EEXIST, *["a file appeared there during the run; --force replaces it"] * 2),
+        (errno.ENOENT, *["create its directory first"] * 2),
+        (errno.ENOTDIR, *["create its directory first"] * 2),
         (errno.EIO, None, None),
     ],
 )

@@ -275,7 +275,7 @@ def test_what_someone_else_has_changed_is_not_replaced(
 
     real, seen = os.link, list[os.stat_result | None]()
     monkeypatch.setattr(os, "link", link_late)
-    with pytest.raises((ModelError, UndoError), match="was changed by someone else") as caught:
+    with pytest.raises((ModelError, UndoError), match="was changed by another program") as caught:
         place()
     assert isinstance(caught.value, UndoError) is (nth > 0 and not has_links)
     (status,) = seen
@@ -364,7 +364,7 @@ def test_what_cannot_be_undone_is_told_and_all_files_are_kept(
     assert caught.value.new_paths == tuple(three[: nth - 1])
     assert caught.value.path == str(three[nth - 1])
     assert caught.value.message == (
-        "cannot be written: Read-only file system; nor can it be undone: "
+        "cannot be written: Read-only file system; the undo failed as well: "
         f"{nth - 1} of 3 results are new, the others as they were; all old and new files are kept"
     )
     assert caught.value.hint is not None
@@ -442,7 +442,7 @@ def test_if_the_last_move_cannot_be_judged_nothing_is_undone(
         transaction.place_files(ready_files, final=True)
     monkeypatch.undo()
     assert {path.read_text() for path in three} == set(NEW.values())
-    assert f"whether {three[2]} is new cannot be told (Input/output error)" in str(caught.value)
+    assert f"cannot tell whether {three[2]} is new (Input/output error)" in str(caught.value)
     assert caught.value.new_paths == tuple(three[:2])
 
 
@@ -486,7 +486,7 @@ def test_what_has_appeared_in_its_place_meanwhile_stays(
 
 
 def test_a_directory_needs_one_to_stand_in(tmp_path: Path) -> None:
-    with pytest.raises(WriteError, match="make its directory first"):
+    with pytest.raises(WriteError, match="create its directory first"):
         StagedDirectory(tmp_path / "none" / "new").__enter__()
 
 

@@ -23,7 +23,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_all_files_are_written_or_none(here: Path) -> None:
     Path("two").write_bytes(b"mine")
-    with pytest.raises(WriteError, match=r"two: is there already \(--force replaces it\)"):
+    with pytest.raises(WriteError, match=r"two: already exists \(--force replaces it\)"):
         write_files({Path("one"): b"1", Path("two"): b"2"}, force=False)
     assert os.listdir(here) == ["two"]
     write_files({Path("one"): b"1", Path("two"): b"2"}, force=True)
@@ -69,7 +69,7 @@ def test_what_someone_else_saves_meanwhile_stays(
         Path("file").write_bytes(b"old")
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", save_theirs)
-        with pytest.raises(KvRenameError, match=r"changed by someone else|File exists"):
+        with pytest.raises(KvRenameError, match=r"changed by another program|File exists"):
             write_files({Path("file"): b"new"}, force=True)
     assert Path("file").read_bytes() == b"theirs"
     assert os.listdir(here) == ["file"]
@@ -118,7 +118,7 @@ def test_another_run_at_work_there_keeps_its_files(here: Path) -> None:
     with hold_locks([here / "file"]):
         left = build_temp_path(here / "file")
         left.touch()
-        with pytest.raises(WriteError, match="file: is being worked on by process"):
+        with pytest.raises(WriteError, match="file: is being processed by process"):
             write_files({Path("file"): b"content"}, force=True)
         assert left.exists()
 
@@ -131,7 +131,7 @@ def test_a_directory_is_no_file(force: bool, here: Path) -> None:
 
 def test_a_link_that_leads_nowhere_is_in_the_way(here: Path) -> None:
     Path("link").symlink_to("nowhere")
-    with pytest.raises(WriteError, match="link: is there already"):
+    with pytest.raises(WriteError, match="link: already exists"):
         needs_write(Path("link"), b"", force=False)
     assert needs_write(Path("link"), b"", force=True)
 

@@ -126,7 +126,7 @@ def test_a_decided_condition_has_the_reason_that_applies() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (ProjectionRequest(16, vllm_version="0.25"), "vLLM 0.25 is not known here"),
+        (ProjectionRequest(16, vllm_version="0.25"), "vLLM 0.25 is not a known key"),
         (ProjectionRequest(0), "a block size of 0 is too small"),
         (ProjectionRequest(16, tensor_parallel_size=0), "a tensor parallelism of 0 is too small"),
         (ProjectionRequest(16, prompt_lengths=(1, 0)), "a prompt of 0 is too small"),

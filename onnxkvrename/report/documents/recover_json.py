@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError
@@ -19,11 +20,13 @@ class Recovery(NamedTuple):
         action: What was asked for.
         runs: The half done runs, each with its targets as they were found.
         skipped: Why a directory was not searched, or a record not believed.
+        leftovers: Temporary files and locks that other runs have left, or are using.
     """
 
     action: Literal["list", "undo", "finish"]
     runs: Sequence[tuple[HalfDoneRun, Sequence[TargetState]]]
     skipped: Sequence[KvRenameError]
+    leftovers: Sequence[Path]
 
 
 def recovery_to_json(
@@ -36,7 +39,7 @@ def recovery_to_json(
         code: The exit code.
         error: What kept the job from being done.
     """
-    content: dict[str, Any] = {"action": None, "runs": [], "skipped": []}
+    content: dict[str, Any] = {"action": None, "runs": [], "skipped": [], "leftovers": []}
     if recovery is not None:
         content = {
             "action": recovery.action,
@@ -45,6 +48,7 @@ def recovery_to_json(
                 for run, targets in recovery.runs
             ],
             "skipped": list(map(serialize_error, recovery.skipped)),
+            "leftovers": list(map(str, recovery.leftovers)),
         }
     return render_json_document(SCHEMA, "recover", code, error, **content)
 

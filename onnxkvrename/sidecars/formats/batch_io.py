@@ -33,19 +33,19 @@ def find_batch_io_names(tree: Node) -> Iterator[ScalarNode]:
     """
     batches = tree.get("IO-files") if isinstance(tree, MappingNode) else None
     if not isinstance(batches, SequenceNode):
-        raise UnreadableTextError("holds no list of IO-files")
+        raise UnreadableTextError("has no list of IO-files")
     for batch in batches.items:
         for entry in batch.items if isinstance(batch, SequenceNode) else (batch,):
             if not isinstance(entry, MappingNode):
                 raise UnreadableTextError(
-                    f"lists {describe_node(entry)} in IO-files, where an entry belongs"
+                    f"lists {describe_node(entry)} in IO-files, which must hold entries"
                 )
             name = entry.get("map-to")
             if isinstance(name, ScalarNode):
                 yield name
             elif name is not None:
                 raise UnreadableTextError(
-                    f"has {describe_node(name)} for a map-to, where a name belongs"
+                    f"has {describe_node(name)} for a map-to, which must be a name"
                 )
 
 

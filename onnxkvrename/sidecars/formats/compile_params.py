@@ -30,13 +30,13 @@ def find_compile_params_names(tree: Node) -> Iterator[ScalarNode]:
         UnreadableTextError: The tree has another form.
     """
     if not isinstance(tree, MappingNode):
-        raise UnreadableTextError(f"holds {describe_node(tree)}, where an object belongs")
+        raise UnreadableTextError(f"holds {describe_node(tree)}, but must hold an object")
     buffers = tree.get("custom_io")
     if buffers is None or isinstance(buffers, OpaqueNode):
         return
     if not isinstance(buffers, MappingNode):
         raise UnreadableTextError(
-            f"has {describe_node(buffers)} as custom_io, where an object belongs"
+            f"has {describe_node(buffers)} as custom_io, which must be an object"
         )
     for name, _ in buffers.entries:
         if isinstance(name, ScalarNode):

@@ -72,9 +72,9 @@ def parse_custom_io_dtypes(text: str, path: str) -> Mapping[str, str]:
         return dict(find_custom_io_dtypes(tree)) if tree is not None else {}
     except UnreadableTextError as error:
         raise ModelError(
-            f"cannot be taken as {FORMAT.caption}: it {error}",
+            f"cannot be read as {FORMAT.caption}: it {error}",
             path=path,
-            hint=error.hint or f"its form: {FORMAT.expected_form}",
+            hint=error.hint or f"expected: {FORMAT.expected_form}",
         ) from None
 
 
@@ -88,22 +88,22 @@ def find_custom_io_dtypes(tree: Node) -> Iterator[tuple[str, str]]:
         precision = entry.get("Precision")
         if not isinstance(precision, ScalarNode) or not precision.value:
             raise UnreadableTextError(
-                f"has {shorten_name(name.value)} with {describe_node(precision)} for a Precision"
+                f"has {shorten_name(name.value)} with {describe_node(precision)} as a Precision"
             )
         yield name.value, precision.value.upper()
 
 
 def _find_entries(tree: Node) -> Iterator[tuple[ScalarNode, MappingNode]]:
     if not isinstance(tree, SequenceNode):
-        raise UnreadableTextError(f"holds {describe_node(tree)}, where a list of entries belongs")
+        raise UnreadableTextError(f"holds {describe_node(tree)}, but must hold a list of entries")
     for entry in tree.items:
         if not isinstance(entry, MappingNode):
-            raise UnreadableTextError(f"has {describe_node(entry)} where an entry belongs")
+            raise UnreadableTextError(f"has {describe_node(entry)} instead of an entry")
         if entry.get("<<") is not None:
             raise UnreadableTextError("has an entry that is merged with another (<<)")
         name = entry.get("IOName")
         if not isinstance(name, ScalarNode) or not name.value:
-            raise UnreadableTextError(f"has an entry with {describe_node(name)} for an IOName")
+            raise UnreadableTextError(f"has an entry with {describe_node(name)} as an IOName")
         yield name, entry
 
 
@@ -144,7 +144,7 @@ def check_precision(precision: str) -> str:
     else:
         similar = suggest_similar(precision.lower(), PRECISIONS)
         hint = similar or f"there are: {', '.join(PRECISIONS)}"
-    raise KvRenameError(f"no precision is called {shorten_name(precision)}", hint=hint)
+    raise KvRenameError(f"unknown precision {shorten_name(precision)}", hint=hint)
 
 
 def _format_name(name: str) -> str:
@@ -152,7 +152,7 @@ def _format_name(name: str) -> str:
         return name
     if any("\ud800" <= char <= "\udfff" for char in name):
         raise ModelError(
-            f"has a name that is not UTF-8, and YAML can hold no other: {shorten_name(name)}",
+            f"has a name that is not UTF-8, and YAML cannot hold any other: {shorten_name(name)}",
             hint="rename that value first",
         )
     return f'"{"".join(map(_escape_char, name))}"'

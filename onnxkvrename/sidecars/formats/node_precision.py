@@ -36,7 +36,7 @@ def find_node_precision_names(tree: Node) -> Iterator[ScalarNode]:
     """
     if not isinstance(tree, MappingNode):
         raise UnreadableTextError(
-            f"holds {describe_node(tree)}, where lists with their names belong"
+            f"holds {describe_node(tree)}, but must hold lists with their names"
         )
     if tree.get("<<") is not None:
         raise UnreadableTextError("is merged with another mapping (<<)")
@@ -49,10 +49,12 @@ def _find_listed_names(key: str, names: Node) -> Iterator[ScalarNode]:
     if isinstance(names, ScalarNode) and names.value in ("", "null", "~"):
         return
     if not isinstance(names, SequenceNode):
-        raise UnreadableTextError(f"has {describe_node(names)} as {key}, where a list belongs")
+        raise UnreadableTextError(f"has {describe_node(names)} as {key}, which must be a list")
     for name in names.items:
         if not isinstance(name, ScalarNode):
-            raise UnreadableTextError(f"lists {describe_node(name)} in {key}, where a name belongs")
+            raise UnreadableTextError(
+                f"lists {describe_node(name)} in {key}, which must hold names"
+            )
         yield name
 
 

@@ -153,7 +153,7 @@ def test_a_rule_about_one_part_needs_no_group_for_it() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("roles = {", "colour = 1\nroles = {", "own.colour: is not known here"),
+        ("roles = {", "colour = 1\nroles = {", "own.colour: is not a known key"),
         ('roles = { key = "k", value = "v" }', "", "own.roles: needs either roles, such as"),
         ("roles = {", 'parts = ["k"]\nroles = {', "own.roles: needs either roles, such as"),
         ("key =", "keys =", "own.roles.keys: is no role: there are key, value, key_value"),
@@ -201,7 +201,7 @@ def test_a_kind_of_two_rules_is_updated_in_one_way() -> None:
         ("first = false", "branch[0].input: is missing"),
         ("input = 'use_cache'", "branch[0].first: is missing: the value in the step without"),
         ("input = 'use_cache'\nfirst = 0", "branch[0].first: must be true or false"),
-        ("input = 'u'\nfirst = true\nthen = 1", "branch[0].then: is not known here"),
+        ("input = 'u'\nfirst = true\nthen = 1", "branch[0].then: is not a known key"),
     ],
 )
 def test_a_branch_that_cannot_be_used_says_why(table: str, said: str) -> None:

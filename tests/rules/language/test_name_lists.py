@@ -52,7 +52,7 @@ def test_a_token_comes_before_the_suffix_of_an_output() -> None:
         ),
         ([ROW.replace('"a"', '""')], "kv[0].names[0].input: is empty, or listed twice"),
         ([ROW.replace("3", "-1")], "kv[0].names[0].layer: is less than 0"),
-        ([f"{ROW}, more = 1"], "kv[0].names[0].more: is not known here"),
+        ([f"{ROW}, more = 1"], "kv[0].names[0].more: is not a known key"),
         ([ROW.replace("layer = 3, ", "")], "kv[0].names[0].layer: is missing"),
     ],
 )
@@ -63,7 +63,7 @@ def test_a_list_that_cannot_be_used_names_the_key(rows: list[str], problem: str)
 
 
 def test_names_and_patterns_do_not_mix() -> None:
-    with pytest.raises(RulesError, match="input: is not known here"):
+    with pytest.raises(RulesError, match="input: is not a known key"):
         build_rules(ROW, more="input = '(?P<buffer>k)(?P<layer>0)'")
 
 
