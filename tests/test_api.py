@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import inspect
 import re
 import shutil
 import subprocess
@@ -152,53 +153,186 @@ def test_layouts_consumers_and_two_sides(decoder: Path) -> None:
         onnxkvrename.check_consumer(loaded, "nobody")
 
 
+ABSENT = "none.onnx"
+"""No file: a type is judged before anything is read."""
+CALLS = {
+    "check_consumer": {"layout": ABSENT},
+    "compare": {"prefill": ABSENT, "decode": ABSENT},
+    "find_pairs": {"model": ABSENT},
+    "inspect": {"model": ABSENT},
+    "load_layout": {"paths": ABSENT},
+    "load_rules": {},
+    "rename": {"model": ABSENT, "token": "X"},
+    "rename_all": {"models": ABSENT, "token": "X"},
+    "rename_bytes": {"data": b"", "token": "X"},
+    "rename_model": {"model": onnx.ModelProto(), "token": "X"},
+    "suggest_rules": {"models": ABSENT},
+    "verify": {"model": ABSENT, "run": True, "renamed_from": ABSENT},
+}
+"""Right arguments for each function of the library."""
+VALUES = (7, 1.5, b"bytes", ["item"], {"key": "value"}, object(), onnx.ModelProto(), Path)
+"""Values of all kinds; each is wrong for nearly all arguments."""
+ACCEPTED = {
+    ("load_layout", "paths"): (list, dict),
+    ("rename_all", "models"): (list, dict),
+    ("suggest_rules", "models"): (list, dict),
+    ("rename_bytes", "data"): (bytes,),
+    ("rename_model", "model"): (onnx.ModelProto,),
+    ("verify", "run_timeout"): (int,),
+    ("verify", "run_memory"): (int,),
+}
+"""The types among them that an argument accepts."""
+ARGUMENTS = [
+    (function, argument, value)
+    for function in CALLS
+    for argument in inspect.signature(getattr(onnxkvrename, function)).parameters
+    for value in VALUES
+    if type(value) not in ACCEPTED.get((function, argument), ())
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "argument", "value"),
+    ARGUMENTS,
+    ids=lambda value: value if isinstance(value, str) else getattr(type(value), "__name__", ""),
+)
+def test_a_wrong_type_is_named_with_its_argument(
+    function: str, argument: str, value: object
+) -> None:
+    with pytest.raises(TypeError) as raised:
+        getattr(onnxkvrename, function)(**{**CALLS[function], argument: value})
+    message = str(raised.value)
+    subject, _, rest = message.partition(" must ")
+    assert re.fullmatch(rf"(?:each (?:key )?of )?{argument}(?:\[.*\])?", subject), message
+    types = {type(value).__name__, "the class Path"}
+    types |= {"str"} if isinstance(value, (list, dict)) else set()  # what is in it
+    assert any(rest.partition(";")[0].endswith(f" {name}") for name in types), message
+
+
+def test_the_table_has_all_functions() -> None:
+    functions = {
+        name for name in onnxkvrename.__all__ if inspect.isfunction(getattr(onnxkvrename, name))
+    }
+    assert set(CALLS) == functions
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: onnxkvrename.rename(onnx.ModelProto(), "X"), "rename_model renames a ModelProto"),
-        (lambda: onnxkvrename.rename(b"bytes", "X"), "rename_bytes renames a model in memory"),
-        (lambda: onnxkvrename.rename("m.onnx", 7), "token must be a str or None, not int"),
-        (lambda: onnxkvrename.rename("m.onnx", "X", output=7), "output must be a path"),
-        (lambda: onnxkvrename.rename("m.onnx", "X", rules=7), "rules must be Rules, the name of"),
-        (lambda: onnxkvrename.rename_all(b"bytes", "X"), "models must be a path or several"),
-        (lambda: onnxkvrename.rename_all([7], "X"), "each model must be a path"),
-        (lambda: onnxkvrename.rename_bytes("text", "X"), "data must be bytes, not str"),
-        (lambda: onnxkvrename.rename_bytes(onnx.ModelProto(), "X"), "rename_model renames"),
-        (lambda: onnxkvrename.rename_model(b"bytes", "X"), "rename_bytes renames a model"),
-        (lambda: onnxkvrename.verify(onnx.ModelProto()), "model must be a path"),
-        (lambda: onnxkvrename.load_layout(7), "models must be a path or several"),
-        (lambda: onnxkvrename.rename(PLAIN, "X", consumer=3), "consumer must be a str, not int"),
-        (lambda: onnxkvrename.rename_all([PLAIN], "X", executor=3), "executor must be a concurr"),
-        (lambda: onnxkvrename.verify(PLAIN, token=3), "token must be a str, not int"),
-        (lambda: onnxkvrename.verify(PLAIN, select=3), "select must be a str, not int"),
-        (lambda: onnxkvrename.verify(PLAIN, run=True, dims=3), "dims must map symbols to sizes"),
+        (
+            lambda: onnxkvrename.rename(onnx.ModelProto(), "X"),
+            "model must be a path (str or os.PathLike), not ModelProto; "
+            "rename_model renames a ModelProto",
+        ),
+        (
+            lambda: onnxkvrename.rename(b"bytes", "X"),
+            "model must be a path (str or os.PathLike), not bytes; "
+            "rename_bytes renames a serialized model",
+        ),
+        (
+            lambda: onnxkvrename.rename_all([onnx.ModelProto()], "X"),
+            "each of models must be a path (str or os.PathLike), not ModelProto; "
+            "rename_model renames a ModelProto",
+        ),
+        (
+            lambda: onnxkvrename.rename_bytes("m.onnx", "X"),
+            "data must be bytes, not str; rename renames a model in a file",
+        ),
+        (
+            lambda: onnxkvrename.rename_bytes(onnx.ModelProto(), "X"),
+            "data must be bytes, not ModelProto; rename_model renames a ModelProto",
+        ),
+        (
+            lambda: onnxkvrename.rename_model(b"bytes", "X"),
+            "model must be an onnx.ModelProto, not bytes; rename_bytes renames a serialized model",
+        ),
+        (
+            lambda: onnxkvrename.rename_model(Path("m.onnx"), "X"),
+            f"model must be an onnx.ModelProto, not {type(Path()).__name__}; "
+            "rename renames a model in a file",
+        ),
+        (
+            lambda: onnxkvrename.rename_model(onnx.GraphProto(), "X"),
+            "model must be an onnx.ModelProto, not GraphProto",
+        ),
+        (
+            lambda: onnxkvrename.verify(onnx.ModelProto()),
+            "model must be a path (str or os.PathLike), not ModelProto; "
+            "save it to a file first, with onnx.save",
+        ),
+        (
+            lambda: onnxkvrename.verify(b"bytes"),
+            "model must be a path (str or os.PathLike), not bytes; write the bytes to a file first",
+        ),
+        (
+            lambda: onnxkvrename.rename("m.onnx", "X", rules=123),
+            "rules must be Rules, the name of a profile or the path of a rules file, not int",
+        ),
+        (
+            lambda: onnxkvrename.compare(PLAIN, onnxkvrename.inspect(PLAIN)),
+            "decode must be a LoadedLayout, a Layout or a path (str or os.PathLike), "
+            "not ModelSummary",
+        ),
+        (
+            lambda: onnxkvrename.rename("m.onnx", "X", strip="yes"),
+            "strip must be True or False, not str",
+        ),
+        (
+            lambda: onnxkvrename.rename_all("m.onnx", "X", executor=ThreadPoolExecutor),
+            "executor must be a concurrent.futures.Executor or None, "
+            "not the class ThreadPoolExecutor",
+        ),
         (lambda: onnxkvrename.load_layout(PLAIN, sizes={3: 5}), "each key of sizes must be a str"),
-        (lambda: onnxkvrename.load_layout(PLAIN, sizes={"a": "x"}), "sizes.'a'. must be an int"),
-        (lambda: onnxkvrename.check_consumer(PLAIN, 3), "consumer must be a str, not int"),
-        (lambda: onnxkvrename.compare(PLAIN, PLAIN, prompts=3), "prompts must be several int"),
+        (lambda: onnxkvrename.load_layout(PLAIN, sizes={"a": "x"}), "sizes['a'] must be an int"),
         (lambda: onnxkvrename.compare(PLAIN, PLAIN, prompts=["a"]), "each of prompts must be an i"),
     ],
 )
-def test_a_wrong_type_is_named_with_those_that_are_right(call, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
+def test_a_wrong_type_names_the_right_function(call, message: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(message)):
         call()
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/m.onnx", "https://host/m.onnx", "file:///m.onnx"])
+def test_a_url_is_not_a_path(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (url, Path(url)):
+        with pytest.raises(ModelError, match="is a URL"):
+            onnxkvrename.rename(path, "X")
+        with pytest.raises(ModelError, match="is a URL"):
+            onnxkvrename.rename(PLAIN, "X", rules=path)
+        with pytest.raises(KvRenameError, match="is a URL"):
+            onnxkvrename.rename(PLAIN, "X", output=path)
+        with pytest.raises(KvRenameError, match="is a URL"):
+            onnxkvrename.rename_all(PLAIN, "X", directory=path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_path_of_a_directory_is_no_output(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="rename_all writes into a directory"):
+        onnxkvrename.rename(PLAIN, "X", output=f"{tmp_path}/new/")
+    assert list(tmp_path.iterdir()) == []
+    onnxkvrename.rename_all(PLAIN, "X", directory=f"{tmp_path}/new/")
+    assert (tmp_path / "new" / "decoder.onnx").exists()
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: onnxkvrename.rename_all([], "X"), "models must not be empty"),
-        (lambda: onnxkvrename.load_layout([]), "models must not be empty"),
+        (lambda: onnxkvrename.load_layout([]), "paths must not be empty"),
         (lambda: onnxkvrename.rename_all("", "X"), "models must not be an empty path"),
-        (lambda: onnxkvrename.rename_all([""], "X"), "each model must not be an empty path"),
+        (lambda: onnxkvrename.rename_all([""], "X"), "each of models must not be an empty path"),
         (lambda: onnxkvrename.rename("", "X"), "model must not be an empty path"),
         (lambda: onnxkvrename.rename(PLAIN, "X", output=""), "output must not be an empty path"),
         (lambda: onnxkvrename.load_layout(PLAIN, sizes={"ctx_len": 0}), "must be 1 or more, not 0"),
         (lambda: onnxkvrename.compare(PLAIN, PLAIN, prompts=[-4]), "must be 1 or more, not -4"),
-        (lambda: onnxkvrename.verify(PLAIN, reference=PLAIN), "reference and dims need run=True"),
+        (
+            lambda: onnxkvrename.verify(PLAIN, reference=PLAIN),
+            "reference and dims require run=True",
+        ),
         (
             lambda: onnxkvrename.verify(PLAIN, run_timeout=5),
-            "run_timeout and run_memory need run=True",
+            "run_timeout and run_memory require run=True",
         ),
         (
             lambda: onnxkvrename.verify(PLAIN, run=True, run_timeout=0),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+from onnxkvrename.rules.find_models import check_is_local
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.storage.read import read_status
@@ -73,61 +74,138 @@ def list_rules_files(rules: RulesLike) -> tuple[Path, ...]:
     """Return the file that :func:`load_rules` reads; none for built-in rules.
 
     Raises:
-        ModelError: It cannot be told if there is such a file.
+        ModelError: It cannot be told if there is such a file, or it is a URL.
         TypeError: The argument has the wrong type.
+        ValueError: It is empty.
     """
     from onnxkvrename.rules.load import has_profile
 
     if rules is None or isinstance(rules, Rules) or (isinstance(rules, str) and has_profile(rules)):
         return ()
-    if not isinstance(rules, (str, os.PathLike)):
+    text = _read_path(rules)
+    if text is None:
         raise TypeError(
             "rules must be Rules, the name of a profile or the path of a rules file, "
-            f"not {type(rules).__name__}"
+            f"not {describe_type(rules)}"
         )
-    path = Path(rules)
+    if not text:
+        raise ValueError("rules must not be an empty path")
+    check_is_local(text)
+    path = Path(text)
     is_name = isinstance(rules, str) and not path.suffix and read_status(path) is None
     return () if is_name else (path,)  # the error for an unknown name lists the profiles
 
 
-def as_path(value: PathLike, name: str) -> Path:
-    """Return the argument ``name`` as a path, or raise TypeError; ValueError if it is empty."""
-    if not isinstance(value, (str, os.PathLike)):
+def as_path(
+    value: PathLike,
+    name: str,
+    *,
+    expected: str = "a path (str or os.PathLike)",
+    is_output: bool = False,
+    renames: bool = False,
+) -> Path:
+    """Return the argument ``name`` as a path.
+
+    Args:
+        value: The argument.
+        name: Its name, for messages.
+        expected: The types that are accepted, for messages.
+        is_output: Whether it is to be written.
+        renames: Whether the function renames: others that do are suggested for a model in memory.
+
+    Raises:
+        TypeError: It is not a path.
+        ValueError: It is empty.
+        ModelError: It is a URL, and to be read.
+        WriteError: It is a URL, and to be written.
+    """
+    text = _read_path(value)
+    if text is None:
         raise TypeError(
-            f"{name} must be a path (str or os.PathLike), not {type(value).__name__}"
-            f"{suggest_function(value)}"
+            f"{name} must be {expected}, not {describe_type(value)}"
+            f"{_suggest_for_memory(value, renames=renames)}"
         )
-    if not os.fspath(value):  # it would mean the working directory
+    if not text:  # it would mean the working directory
         raise ValueError(f"{name} must not be an empty path")
-    return Path(value)
+    check_is_local(text, is_output=is_output)
+    return Path(text)
 
 
-def as_optional_path(value: PathLike | None, name: str) -> Path | None:
+def as_optional_path(value: PathLike | None, name: str, *, is_output: bool = False) -> Path | None:
     """Return the argument ``name`` as a path, or ``None`` if it was left out."""
-    return None if value is None else as_path(value, name)
+    return None if value is None else as_path(value, name, is_output=is_output)
 
 
-def as_paths(values: PathLike | Iterable[PathLike]) -> list[Path]:
-    """Return one path or several as a list, or raise :class:`TypeError`."""
-    if isinstance(values, (str, os.PathLike)):
-        return [as_path(values, "models")]
-    if isinstance(values, (bytes, bytearray)) or not isinstance(values, Iterable):
-        raise TypeError(
-            "models must be a path or several (str or os.PathLike), "
-            f"not {type(values).__name__}{suggest_function(values)}"
+def as_output_file(value: PathLike | None, name: str) -> Path | None:
+    """Return the argument ``name`` as the path of a file, or ``None`` if it was left out.
+
+    Raises:
+        TypeError, ValueError, WriteError: As for :func:`as_path`.
+        ValueError: It ends as the path of a directory does.
+    """
+    path = as_optional_path(value, name, is_output=True)
+    if path is None or value is None:
+        return None
+    if os.path.basename(os.fspath(value)) in ("", ".", ".."):
+        raise ValueError(
+            f"{name} must be the path of a file, not of a directory such as {os.fspath(value)!r}; "
+            "rename_all writes into a directory"
         )
-    paths = [as_path(value, "each model") for value in values]
+    return path
+
+
+def as_paths(
+    values: PathLike | Iterable[PathLike], name: str = "models", *, renames: bool = False
+) -> list[Path]:
+    """Return the argument ``name``, one path or several, as a list.
+
+    Args:
+        values: The argument.
+        name: Its name, for messages.
+        renames: As for :func:`as_path`.
+
+    Raises:
+        TypeError: It is neither, or one of them is not a path.
+        ValueError: There is none, or one of them is empty.
+        ModelError: One of them is a URL.
+    """
+    if isinstance(values, (str, os.PathLike)):
+        return [as_path(values, name, renames=renames)]
+    is_data = isinstance(values, (bytes, bytearray, memoryview)) or hasattr(values, "read")
+    if is_data or not isinstance(values, Iterable):
+        raise TypeError(
+            f"{name} must be a path or several (str or os.PathLike), not {describe_type(values)}"
+            f"{_suggest_for_memory(values, renames=renames)}"
+        )
+    paths = [as_path(value, f"each of {name}", renames=renames) for value in values]
     if not paths:
-        raise ValueError("models must not be empty")
+        raise ValueError(f"{name} must not be empty")
     return paths
+
+
+def check_flags(**flags: object) -> None:
+    """Raise :class:`TypeError` for an argument that must be true or false, and is neither."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, not {describe_type(value)}")
+
+
+def check_executor(executor: object) -> None:
+    """Raise :class:`TypeError` unless the argument is an executor or ``None``."""
+    if executor is not None and (isinstance(executor, type) or not hasattr(executor, "submit")):
+        raise TypeError(
+            f"executor must be a concurrent.futures.Executor or None, not {describe_type(executor)}"
+        )
 
 
 def as_change(
     token: str | None, *, strip: bool, replace: bool, normalize: bool, to: str | None = None
 ) -> TokenChange:
     """Return the change that the arguments ask for, or raise :class:`TypeError`."""
+    check_flags(strip=strip, replace=replace, normalize=normalize)
+    as_optional_text(to, "to")
     if token is not None and not isinstance(token, str):
-        raise TypeError(f"token must be a str or None, not {type(token).__name__}")
+        raise TypeError(f"token must be a str or None, not {describe_type(token)}")
     keeps_tokens = to is not None and token is None and not strip
     return TokenChange(token, strip, replace, normalize, keeps_tokens)
 
@@ -135,7 +213,7 @@ def as_change(
 def as_text(value: str, name: str) -> str:
     """Return the argument ``name``, or raise :class:`TypeError` unless it is text."""
     if not isinstance(value, str):
-        raise TypeError(f"{name} must be a str, not {type(value).__name__}")
+        raise TypeError(f"{name} must be a str, not {describe_type(value)}")
     return value
 
 
@@ -149,7 +227,7 @@ def as_sizes(sizes: Mapping[str, int] | None, name: str) -> Mapping[str, int]:
     if sizes is None:
         return MappingProxyType({})
     if not isinstance(sizes, Mapping):
-        raise TypeError(f"{name} must map symbols to sizes, not be {type(sizes).__name__}")
+        raise TypeError(f"{name} must map symbols to sizes, not be {describe_type(sizes)}")
     for symbol, size in sizes.items():
         _check_positive(size, f"{name}[{as_text(symbol, f'each key of {name}')!r}]")
     return MappingProxyType(dict(sizes))
@@ -167,7 +245,7 @@ def as_limit(limit: int | None, name: str, maximum: int) -> int | None:
 def as_lengths(lengths: Sequence[int], name: str) -> tuple[int, ...]:
     """Return lengths of prompts, or raise :class:`TypeError` or :class:`ValueError`."""
     if isinstance(lengths, (str, bytes)) or not isinstance(lengths, Iterable):
-        raise TypeError(f"{name} must be several int, not {type(lengths).__name__}")
+        raise TypeError(f"{name} must be several integers, not {describe_type(lengths)}")
     values = tuple(lengths)
     for value in values:
         _check_positive(value, f"each of {name}")
@@ -176,15 +254,47 @@ def as_lengths(lengths: Sequence[int], name: str) -> tuple[int, ...]:
 
 def _check_positive(value: object, name: str) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+        raise TypeError(f"{name} must be an int, not {describe_type(value)}")
     if value < 1:
         raise ValueError(f"{name} must be 1 or more, not {value}")
 
 
-def suggest_function(value: object) -> str:
-    """Return a hint for a model in memory that was given to a function for files."""
+def suggest_for_file(value: object) -> str:
+    """Return a hint for the path of a model that was passed to a function for models in memory."""
+    return "; rename renames a model in a file" if isinstance(value, (str, os.PathLike)) else ""
+
+
+def suggest_other_form(value: object) -> str:
+    """Return a hint for a model in another form in memory than the function takes."""
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return "; rename_bytes renames a model in memory"
-    if hasattr(value, "SerializeToString"):
-        return "; rename_model renames a ModelProto"
-    return ""
+        return "; rename_bytes renames a serialized model"
+    return "; rename_model renames a ModelProto" if _is_message(value) else ""
+
+
+def _suggest_for_memory(value: object, *, renames: bool) -> str:
+    """Return a hint for a model in memory that was passed to a function for files."""
+    if renames:
+        return suggest_other_form(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return "; write the bytes to a file first"
+    return "; save it to a file first, with onnx.save" if _is_message(value) else ""
+
+
+def _is_message(value: object) -> bool:
+    return hasattr(value, "SerializeToString")
+
+
+def describe_type(value: object) -> str:
+    """Return the type of a value, or which class it is."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def _read_path(value: object) -> str | None:
+    """Return a path as text, or ``None`` if it is not one; a path of bytes is not."""
+    if isinstance(value, type) or not isinstance(value, (str, os.PathLike)):
+        return None
+    try:
+        text = os.fspath(value)
+    except TypeError:
+        return None
+    return text if isinstance(text, str) else None

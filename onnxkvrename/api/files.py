@@ -10,9 +10,13 @@ from onnxkvrename.api.arguments import (
     PathLike,
     RulesLike,
     as_change,
+    as_optional_path,
     as_optional_text,
+    as_output_file,
     as_path,
     as_paths,
+    check_executor,
+    check_flags,
     list_rules_files,
     load_rules_for,
 )
@@ -50,8 +54,9 @@ def rename(
     Args:
         model: The model's path.
         token: The infix token to put in; with ``strip`` the one to take out, ``None`` for any.
-        output: Where the result goes, with a copy of the external data if that is another
-            directory. By default the result replaces the model.
+        output: The file for the result. Its directory is created if it is missing, and gets a copy
+            of the external data if it is not that of the model. By default the result replaces the
+            model.
         strip: Take the token out again.
         replace: Replace a different token.
         normalize: Give outputs the suffix that consumers pair with an input.
@@ -80,11 +85,13 @@ def rename(
         >>> report.status, report.failed, report.name_map["past_key.0"]
         ('renamed', False, 'past_key.0_VLLM')
     """
-    job = build_job(as_path(model, "model"), None if output is None else as_path(output, "output"))
+    path = as_path(model, "model", renames=True)
+    check_flags(sidecars=sidecars)
     change = as_change(token, strip=strip, replace=replace, normalize=normalize, to=to)
     options = _build_options(
-        rules, consumer, write=not dry_run, strict=strict, force=force, verify=verify
+        rules, consumer, dry_run=dry_run, strict=strict, force=force, verify=verify
     )
+    job = build_job(path, as_output_file(output, "output"))
     loaded_rules = load_rules_for(rules, [job.model], to)
     found = find_sidecars([job], change, loaded_rules, _build_search(sidecars))
     (report,) = rename_batch([job], change, loaded_rules, options, sidecars=found).models
@@ -119,8 +126,7 @@ def rename_all(
     Args:
         models: Paths of models, and of directories: then every ``.onnx`` file below.
         token: As for `rename`.
-        directory: Where the results go, laid out like the models. By default each result
-            replaces its model.
+        directory: Where the results go, laid out like the models; by default in place.
         strip: As for `rename`.
         replace: As for `rename`.
         normalize: As for `rename`.
@@ -151,13 +157,14 @@ def rename_all(
         >>> [model.status for model in report.models]
         ['renamed', 'renamed', 'renamed']
     """
-    paths = as_paths(models)
-    _check_executor(executor)
-    jobs = find_jobs(paths, None, None if directory is None else as_path(directory, "directory"))
+    paths = as_paths(models, renames=True)
+    check_flags(group_windows=group_windows, sidecars=sidecars)
+    check_executor(executor)
     change = as_change(token, strip=strip, replace=replace, normalize=normalize, to=to)
     options = _build_options(
-        rules, consumer, write=not dry_run, strict=strict, force=force, verify=verify
+        rules, consumer, dry_run=dry_run, strict=strict, force=force, verify=verify
     )._replace(group_windows=group_windows)
+    jobs = find_jobs(paths, None, as_optional_path(directory, "directory", is_output=True))
     loaded_rules = load_rules_for(rules, paths, to)
     search = _build_search(sidecars, paths)._replace(takes_folders=directory is not None)
     found = find_sidecars(jobs, change, loaded_rules, search)
@@ -174,13 +181,14 @@ def _build_options(
     rules: RulesLike,
     consumer: str | None,
     *,
-    write: bool,
+    dry_run: bool,
     strict: bool,
     force: bool,
     verify: bool,
 ) -> Options:
+    check_flags(dry_run=dry_run, strict=strict, force=force, verify=verify)
     return Options(
-        write=write,
+        write=not dry_run,
         strict=strict,
         force=force,
         verify=verify,
@@ -188,10 +196,3 @@ def _build_options(
         checks=(check_cache_reuse,),
         read_files=list_rules_files(rules),
     )
-
-
-def _check_executor(executor: object) -> None:
-    if executor is not None and not hasattr(executor, "submit"):
-        raise TypeError(
-            f"executor must be a concurrent.futures.Executor, not {type(executor).__name__}"
-        )

@@ -11,6 +11,7 @@ from onnxkvrename.api.arguments import (
     as_lengths,
     as_path,
     as_text,
+    check_flags,
     load_rules_for,
 )
 from onnxkvrename.api.layouts import load_layout
@@ -27,6 +28,8 @@ from onnxkvrename.handoff.worker import HandoffSide, build_loaded_side
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import LoadedLayout
 from onnxkvrename.rules.profile import Rules
+
+_LAYOUT_TYPES = "a LoadedLayout, a Layout or a path (str or os.PathLike)"
 
 
 def check_consumer(
@@ -55,7 +58,9 @@ def check_consumer(
         >>> [finding.code for finding in onnxkvrename.check_consumer("model.onnx", "vllm-qaic")]
         ['KV601']
     """
-    buffers = _as_loaded(layout).layout
+    check_flags(full_transfer=full_transfer)
+    as_text(consumer, "consumer")
+    buffers = _as_loaded(layout, "layout").layout
     configured = configure_consumer(_load_consumer(consumer), buffers)
     return tuple(consumer_checks.check_consumer(buffers, configured, full_transfer=full_transfer))
 
@@ -95,10 +100,17 @@ def compare(
         >>> handoff.verdict.outcome, handoff.findings
         ('works', ())
     """
+    check_flags(full_transfer=full_transfer)
+    tokens = as_lengths(prompts, "prompts")
+    sides = {"prefill": prefill, "decode": decode}
+    paths = [
+        as_path(side, name, expected=_LAYOUT_TYPES)
+        for name, side in sides.items()
+        if not isinstance(side, (Layout, LoadedLayout))
+    ]
     loaded_consumer = _load_consumer(consumer)
-    sides = [side for side in (prefill, decode) if not isinstance(side, (Layout, LoadedLayout))]
-    loaded_rules = load_rules_for(rules, [as_path(side, "layout") for side in sides])
-    first = _as_loaded(prefill, loaded_rules)
+    loaded_rules = load_rules_for(rules, paths)
+    first = _as_loaded(prefill, "prefill", loaded_rules)
     loaded_consumer = configure_consumer(loaded_consumer, first.layout)
     return compare_sides(
         _build_side("prefill", first, loaded_consumer, loaded_rules),
@@ -106,14 +118,14 @@ def compare(
         loaded_consumer,
         ranks=None,
         full_transfer=full_transfer,
-        tokens=as_lengths(prompts, "prompts"),
+        tokens=tokens,
     )
 
 
 def _build_side(
     label: str, value: LoadedLayout | Layout | PathLike, consumer: Consumer, rules: Rules
 ) -> HandoffSide:
-    loaded = _as_loaded(value, rules)
+    loaded = _as_loaded(value, label, rules)
     return build_loaded_side(label, Path(*loaded.layout.models[:1]), loaded, consumer, rules)
 
 
@@ -121,9 +133,11 @@ def _load_consumer(consumer: str) -> Consumer:
     return load_consumer(as_text(consumer, "consumer"))
 
 
-def _as_loaded(value: LoadedLayout | Layout | PathLike, rules: RulesLike = None) -> LoadedLayout:
+def _as_loaded(
+    value: LoadedLayout | Layout | PathLike, name: str, rules: RulesLike = None
+) -> LoadedLayout:
     if isinstance(value, LoadedLayout):
         return value
     if isinstance(value, Layout):
         return LoadedLayout(value, ())
-    return load_layout(as_path(value, "layout"), rules=rules)
+    return load_layout(as_path(value, name, expected=_LAYOUT_TYPES), rules=rules)

@@ -84,7 +84,7 @@ def load_layout(
         specializations_path=as_optional_path(specializations, "specializations"),
         custom_io_path=as_optional_path(custom_io, "custom_io"),
     )
-    models = as_paths(paths)
+    models = as_paths(paths, "paths")
     loaded_rules = load_rules_for(rules, models)
     if len(models) == 1:
         return load_model_or_manifest(

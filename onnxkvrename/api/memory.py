@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onnxkvrename.api.arguments import RulesLike, as_change, load_rules, suggest_function
+from onnxkvrename.api.arguments import (
+    RulesLike,
+    as_change,
+    describe_type,
+    load_rules,
+    suggest_for_file,
+    suggest_other_form,
+)
 from onnxkvrename.findings import CheckError
 from onnxkvrename.renaming.in_memory import rename_in_memory
 from onnxkvrename.rules.load import AUTO_PROFILE
@@ -52,7 +59,8 @@ def rename_bytes(
         True
     """
     if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise TypeError(f"data must be bytes, not {type(data).__name__}{suggest_function(data)}")
+        hint = suggest_other_form(data) or suggest_for_file(data)
+        raise TypeError(f"data must be bytes, not {describe_type(data)}{hint}")
     change = as_change(token, strip=strip, replace=replace, normalize=normalize)
     data = bytes(data)
     if rules == AUTO_PROFILE:
@@ -102,10 +110,11 @@ def rename_model(
         >>> onnxkvrename.rename_model(model, "VLLM").graph.input[2].name
         'past_key.0_VLLM'
     """
-    if not hasattr(model, "SerializeToString") or not hasattr(model, "graph"):
-        raise TypeError(
-            f"model must be an onnx.ModelProto, not {type(model).__name__}{suggest_function(model)}"
-        )
+    is_model = hasattr(model, "SerializeToString") and hasattr(model, "graph")
+    if isinstance(model, type) or not is_model:
+        is_bytes = isinstance(model, (bytes, bytearray, memoryview))
+        hint = suggest_other_form(model) if is_bytes else suggest_for_file(model)
+        raise TypeError(f"model must be an onnx.ModelProto, not {describe_type(model)}{hint}")
     data = rename_bytes(
         model.SerializeToString(),
         token,

@@ -13,6 +13,7 @@ from onnxkvrename.api.arguments import (
     as_path,
     as_sizes,
     as_text,
+    check_flags,
     load_rules_for,
 )
 from onnxkvrename.errors import RulesError
@@ -82,13 +83,14 @@ def verify(
         >>> verified.report.failed, {flow.verdict for flow in verified.flows}
         (False, {'updated'})
     """
-    _check_token(token)
+    path = as_path(model, "model")
+    check_flags(run=run, compare_data=compare_data, up_to_order=up_to_order, strict=strict)
     if not run and (reference is not None or dims):
-        raise ValueError("reference and dims need run=True")
+        raise ValueError("reference and dims require run=True")
     if renamed_from is None and (compare_data or up_to_order):
-        raise ValueError("compare_data and up_to_order need renamed_from")
+        raise ValueError("compare_data and up_to_order require renamed_from")
     request = VerifyRequest(
-        token=token,
+        token=_check_token(token),
         select_pattern=None if select is None else _compile_select(as_text(select, "select")),
         run_in_onnxruntime=run,
         reference=as_optional_path(reference, "reference"),
@@ -99,7 +101,6 @@ def verify(
         limits=_build_limits(run, run_timeout, run_memory),
         strict=strict,
     )
-    path = as_path(model, "model")
     return _verify_model(path, load_rules_for(rules, [path]), request)
 
 
@@ -111,9 +112,15 @@ def _verify_model(path: Path, rules: Rules, request: VerifyRequest) -> VerifiedM
     return verified
 
 
+def _check_token(token: str | None) -> str | None:
+    if token is not None and (fault := find_token_error(as_text(token, "token"))):
+        raise RulesError(f"the token {token!r} {fault}", hint="for example VLLM")
+    return token
+
+
 def _build_limits(run: bool, run_timeout: int | None, run_memory: int | None) -> RunLimits:
     if not run and (run_timeout is not None or run_memory is not None):
-        raise ValueError("run_timeout and run_memory need run=True")
+        raise ValueError("run_timeout and run_memory require run=True")
     seconds = as_limit(run_timeout, "run_timeout", MAX_SECONDS)
     return RunLimits(
         DEFAULT_SECONDS if seconds is None else seconds,
@@ -126,8 +133,3 @@ def _compile_select(pattern: str) -> Pattern:
         return compile_pattern(pattern)
     except ValueError as error:
         raise RulesError(f"select={pattern!r}: the expression {error}") from None
-
-
-def _check_token(token: str | None) -> None:
-    if token is not None and (fault := find_token_error(as_text(token, "token"))):
-        raise RulesError(f"the token {token!r} {fault}", hint="for example VLLM")

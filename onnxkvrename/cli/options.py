@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import click
 
 from onnxkvrename import __version__
 from onnxkvrename.report.formats import list_formats
+from onnxkvrename.rules.find_models import check_is_local
 from onnxkvrename.rules.profile import Rules
 
 _MAX_JOBS = 10_000
@@ -24,22 +26,44 @@ CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 
 
 
 class NonEmptyPath(click.Path):
-    """A path that is not empty, as from a variable that is not set: that would mean ``.``."""
+    """A local path. It is not empty, as from a variable that is not set: that would mean ``.``."""
+
+    is_output = False
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path; a usage error for an empty one."""
+        """Return the path; an error for an empty one and for a URL."""
         if value == "":
             self.fail("an empty path: is a variable not set?", param, ctx)
+        if isinstance(value, str):
+            check_is_local(value, is_output=self.is_output)
         return super().convert(value, param, ctx)
 
 
+class OutputDirectory(NonEmptyPath):
+    """A directory to write into, which need not exist."""
+
+    is_output = True
+
+
 class OutputFile(NonEmptyPath):
-    """A file to write; ``directory/`` is not one."""
+    """A file to write; ``directory/`` is not one.
+
+    Args:
+        directory_option: The option that writes into a directory, if the command has one.
+    """
+
+    is_output = True
+
+    def __init__(self, *args: Any, directory_option: str | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.directory_option = directory_option
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path; a usage error for one that ends like a directory's."""
-        if isinstance(value, str) and value.endswith(("/", os.sep)):
-            self.fail(f"{value} names a directory, not a file", param, ctx)
+        if value and isinstance(value, str) and os.path.basename(value) in ("", ".", ".."):
+            hint = f" ({self.directory_option} {shlex.quote(value)} writes into it)"
+            hint = hint if self.directory_option else ""
+            self.fail(f"{value} names a directory, not a file{hint}", param, ctx)
         return super().convert(value, param, ctx)
 
 

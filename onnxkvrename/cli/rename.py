@@ -15,6 +15,7 @@ import click
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     NonEmptyPath,
+    OutputDirectory,
     OutputFile,
     SectionedCommand,
     add_format_option,
@@ -129,14 +130,14 @@ class _Arguments(NamedTuple):
     "-o",
     "--output",
     metavar="FILE",
-    type=OutputFile(path_type=Path),
-    help="Write the result to this file instead of in place.",
+    type=OutputFile(path_type=Path, directory_option="-d"),
+    help="Write the result to this file, not in place; creates its directory if missing.",
 )
 @click.option(
     "-d",
     "--directory",
     metavar="DIR",
-    type=NonEmptyPath(path_type=Path),
+    type=OutputDirectory(path_type=Path),
     help="Write the results below this directory, in the same layout; a folder with "
     "a genai_config.json goes along whole.",
 )

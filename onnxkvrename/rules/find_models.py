@@ -31,6 +31,34 @@ _SIDECAR_NAMES = re.compile(
 """The names that files of the built-in formats of sidecars can have."""
 _PACKAGE_NAMES = ("genai_config.json", "inference_metadata.yaml")
 """The files of those formats that may be in the directory above that of a model."""
+_URL = re.compile(
+    r"[a-z][a-z0-9+.-]+://|(?:s3|gs|gcs|az|abfss?|wasbs?|hdfs|https?|ftp|file|hf):/", re.IGNORECASE
+)
+"""The start of a URL, also as it is left in a `Path`, which makes one slash of two."""
+
+
+def check_is_local(path: str, *, is_output: bool = False) -> None:
+    """Refuse a URL, which would be taken for a path below a directory such as ``s3:``.
+
+    Args:
+        path: The path as the user gave it. A path below such a directory can be given as
+            ``./s3:/…`` or as an absolute one.
+        is_output: Whether it is to be written.
+
+    Raises:
+        ModelError: It is a URL, and to be read.
+        WriteError: It is a URL, and to be written.
+    """
+    if _URL.match(path) is None:
+        return
+    message = "is a URL, but only local files can be read"
+    hint = "download the file first, then pass its local path"
+    if path[:5].lower() == "file:":
+        raise ModelError("is a URL, not a path", path=path, hint="pass the path without file://")
+    if not is_output:
+        raise ModelError(message, path=path, hint=hint)
+    message = "is a URL, but only local files can be written"
+    raise WriteError(message, path=path, hint="write a local file, then upload it")
 
 
 def find_jobs(
