@@ -1,7 +1,7 @@
-"""Hook for mkdocs: what pages of the site have that the same pages on GitHub cannot have.
+"""Hook for mkdocs: what pages have on the site, and not on GitHub.
 
-Files of the repository that pages link to become part of the site, and `<!-- api NAME -->`
-becomes what the docstring of NAME says.
+Files of the repository that pages link to become part of the site. A heading with
+`<!-- api NAME -->` below it becomes the signature and the docstring of NAME.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = "sources"
-_DOCSTRING = re.compile(r"^<!-- api (\w+) -->$", re.MULTILINE)
+_API = re.compile(r"^### (\w+)\n\n.+\n\n<!-- api \1 -->$", re.MULTILINE)
 _LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(?=\))")
 
 
@@ -57,4 +57,9 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
         relative = posixpath.relpath(place, posixpath.dirname(source) or ".")
         return f"{match[1]}{relative}{match[3] or ''}"
 
-    return _DOCSTRING.sub(r"::: onnxkvrename.\1", _LINK.sub(translate, markdown))
+    return _API.sub(_ask_for_docstring, _LINK.sub(translate, markdown))
+
+
+def _ask_for_docstring(match: re.Match[str]) -> str:
+    name = match[1]
+    return f'<a id="{name.lower()}"></a>\n\n::: onnxkvrename.{name}'

@@ -50,6 +50,8 @@ _FOLDERS = {"pairs": "dataflow.", "rules": "dataflow."}
 """The sub-packages of commands that are in one."""
 DEFAULT_COMMAND = next(iter(COMMANDS))
 _EAGER_OPTIONS = frozenset(("-h", "--help", "-V", "--version"))
+_COMPLETION_VARIABLE = "_ONNXKVRENAME_COMPLETE"
+"""Set by a shell that asks for what it can complete; click reads it."""
 
 
 class Program(click.Group):
@@ -123,6 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         traceback before it under ``--verbose``.
     """
     occupy_closed_streams()
+    if _COMPLETION_VARIABLE in os.environ:
+        _complete_values_after_equals_signs()
     args = list(sys.argv[1:] if argv is None else argv)
     is_named = bool(args) and args[0] in COMMANDS
     name = args[0] if is_named else DEFAULT_COMMAND
@@ -237,6 +241,43 @@ def _locate_bug(name: str, error: Exception) -> str:
 
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{os.path.basename(place.filename)}, line {place.lineno}"
+
+
+def _complete_values_after_equals_signs() -> None:
+    """Let shells complete ``--target=vl``, of which click does not know what they replace.
+
+    zsh and fish replace all of it. bash takes it for three words, and replaces the last one.
+    """
+    from click import shell_completion as shells
+
+    class Completion(shells.ShellComplete):
+        def get_completion_args(self) -> tuple[list[str], str]:
+            args, incomplete = super().get_completion_args()
+            words = [*args, incomplete]
+            while "=" in words[1:]:
+                at = words.index("=", 1)
+                words[at - 1 : at + 2] = ["".join(words[at - 1 : at + 2])]
+            self.prefix = "" if words[-1] != incomplete else _split_option(incomplete)
+            return words[:-1], words[-1]
+
+        def get_completions(
+            self, args: list[str], incomplete: str
+        ) -> list[shells.CompletionItem[str]]:
+            if _split_option(incomplete) and not args:
+                args = [DEFAULT_COMMAND]
+            items = super().get_completions(args, incomplete)
+            for item in items:
+                item.value = f"{self.prefix}{item.value}"
+            return items
+
+    for base in (shells.BashComplete, shells.ZshComplete, shells.FishComplete):
+        shells.add_completion_class(type(base.__name__, (Completion, base), {}))
+
+
+def _split_option(word: str) -> str:
+    """Return ``--target=`` of ``--target=vl``; nothing of another word."""
+    option, sign, _ = word.partition("=")
+    return f"{option}{sign}" if sign and option.startswith("--") else ""
 
 
 def _report_failure(name: str, args: Sequence[str], error: KvRenameError, code: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -49,6 +50,10 @@ COMPLETED = [
     ("onnxkvrename --pre", ["--prefix"]),
     ("onnxkvrename model.onnx --targ", ["--target"]),
     ("onnxkvrename model.onnx --target vl", ["vllm-qaic"]),
+    ("onnxkvrename model.onnx --target = vl", ["vllm-qaic"]),  # bash splits at =
+    ("onnxkvrename --target =", ["qefficient", "vllm-qaic"]),
+    ("onnxkvrename --profile = whi", ["whisper"]),
+    ("onnxkvrename --target = vllm-qaic --profile = whi", ["whisper"]),
     ("onnxkvrename verify --profile whi", ["whisper"]),
     ("onnxkvrename verify --renamed", ["--renamed-from"]),
     ("onnxkvrename explain KV50", ["KV501", "KV502", "KV503", "KV504"]),
@@ -78,3 +83,43 @@ def test_bash_completes(line: str, expected: list[str], tmp_path: Path) -> None:
         ["bash", "-c", script], env=environment, capture_output=True, text=True, cwd=tmp_path
     )
     assert [each for each in done.stdout.split() if each in expected] == expected, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("onnxkvrename model.onnx --target vl", "vllm-qaic"),
+        ("onnxkvrename model.onnx --target=vl", "--target=vllm-qaic"),
+        ("onnxkvrename --profile=whi", "--profile=whisper"),
+        ("onnxkvrename explain kv50", "KV501"),
+    ],
+)
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_zsh_and_fish_get_whole_words(shell: str, line: str, expected: str) -> None:
+    """They replace all of ``--target=vl``, so that is what they get."""
+    words = line.split()
+    current = words[-1] if shell == "fish" else str(len(words) - 1)
+    environment = {
+        **os.environ,
+        "_ONNXKVRENAME_COMPLETE": f"{shell}_complete",
+        "COMP_WORDS": line,
+        "COMP_CWORD": current,
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+    }
+    command = [sys.executable, "-m", "onnxkvrename"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert expected in re.split(r"[\n,\t]", done.stdout), done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_documented_lines_print_a_script(shell: str) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "commands.md").read_text("utf-8")
+    assert f"_ONNXKVRENAME_COMPLETE={shell}_source onnxkvrename" in page
+    environment = {
+        **os.environ,
+        "_ONNXKVRENAME_COMPLETE": f"{shell}_source",
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+    }
+    command = [sys.executable, "-m", "onnxkvrename"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, "_onnxkvrename_completion" in done.stdout) == (0, True)
