@@ -13,6 +13,7 @@ import click
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     NonEmptyPath,
+    OutputFile,
     add_compile_options,
     add_consumer_option,
     add_format_option,
@@ -90,6 +91,8 @@ class _Arguments(NamedTuple):
     profile: str | None
     rules: Path | None
     pairs: str | None
+    html: Path | None
+    force: bool
     output_format: str
     quiet: bool
     verbose: bool
@@ -144,6 +147,13 @@ class _Arguments(NamedTuple):
 @add_profile_option()
 @add_rules_option()
 @add_pairs_option()
+@click.option(
+    "--html",
+    metavar="FILE",
+    type=OutputFile(path_type=Path),
+    help="Also write it as a page that shows the memory of both sides for any prompt length.",
+)
+@click.option("--force", is_flag=True, help="Replace FILE of --html even if it is another file.")
 @add_format_option()
 @add_quiet_option()
 @add_verbose_option("Show every finding.")
@@ -177,6 +187,8 @@ def command(**values: Any) -> int:
         more_findings=handshake.findings,
         more_notes=handshake.notes,
     )
+    if arguments.html is not None:
+        _write_page(arguments.html, handoff, (prefill, decode), arguments)
     answer = _build_answer(handoff, prefill, decode, arguments, rules.profile_choice)
     return print_answer(answer, arguments.output_format)
 
@@ -250,6 +262,40 @@ def _apply_sizes(
     sizes = {symbol: size for symbol, size in {**shared, **own}.items() if symbol in symbols}
     info = CompileInfo(sizes, arguments.specializations, arguments.custom_io)
     return loaded._replace(layout=apply_compile_info(loaded.layout, info))
+
+
+def _write_page(
+    path: Path, handoff: Handoff, sides: tuple[LoadedLayout, LoadedLayout], arguments: _Arguments
+) -> None:
+    """Write the page of a hand-off.
+
+    Raises:
+        WriteError: The page would replace a file that the run reads or that is not an earlier
+            page, or it cannot be written. Nothing is written then.
+    """
+    from onnxkvrename.report.pages.compare_page import render_handoff_page  # only for a page
+    from onnxkvrename.report.pages.frame import make_mark
+    from onnxkvrename.storage.run_files import RunFiles
+    from onnxkvrename.storage.write_file import check_not_cached, check_replaceable, write_files
+
+    files = RunFiles()
+    for loaded in sides:
+        for report in loaded.reports:
+            files.add_input(Path(report.path), f"the model {report.path}")
+        for data_path in loaded.data_paths:
+            files.add_input(data_path, "external data of a model of this run")
+    for side in (arguments.prefill, arguments.decode):
+        files.add_input(side, "what is compared")
+    for given in (arguments.specializations, arguments.custom_io, arguments.rules):
+        if given is not None:
+            files.add_input(given, "a file that this run reads")
+    output = files.add_output(path, "the page of --html")
+    check_not_cached(path)
+    files.check_output(output)
+    if not arguments.force:
+        check_replaceable(path, make_mark("compare"))
+    page = render_handoff_page(handoff, _list_failed_models(*sides))
+    write_files({path: page.encode("utf-8")}, force=True, inputs=files.list_inputs())
 
 
 def _build_answer(

@@ -495,3 +495,62 @@ def test_names_that_are_renamed_already_are_not_said_to_lack_the_token(tmp_path:
         "KV601: 4 names (first: present.0.key_vllmKvCache) have the token but not the suffix that "
         "vllm-qaic requires (_RetainedState); "
     ) in checked.err
+
+
+def test_a_page_is_written_beside_the_answer(run, named, tmp_path: Path) -> None:
+    full, window = named("serving/window_whole.onnx"), named("serving/window.onnx")
+    page = tmp_path / "page.html"
+    plain = run("compare", full, window, *SIZES)
+    outcome = run("compare", full, window, *SIZES, "--html", page)
+    assert outcome == plain
+    text = page.read_text("utf-8")
+    assert "made by onnxkvrename compare" in text[:512]
+    assert "4 of 6 buffers wrong (KV614)" in text
+    assert str(full)[-30:] in text
+    quiet = run("compare", full, window, *SIZES, "--html", page, "--quiet", "--format", "json")
+    assert (quiet.code, document(quiet.out)["exit_code"]) == (1, 1)
+    assert page.read_text("utf-8") == text
+
+
+def test_a_page_replaces_an_earlier_page_and_nothing_else(run, named, tmp_path: Path) -> None:
+    model, page = named("decoder.onnx"), tmp_path / "page.html"
+    assert run("compare", model, model, "--html", page).code == 0
+    assert run("compare", model, model, "--tokens", "3", "--html", page).code == 0
+    assert ">3 tokens<" in page.read_text("utf-8")
+    page.write_text("<!DOCTYPE html>mine")
+    outcome = run("compare", model, model, "--html", page)
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert "is there already, and not made by onnxkvrename compare" in outcome.err
+    assert page.read_text() == "<!DOCTYPE html>mine"
+    assert run("compare", model, model, "--html", page, "--force").code == 0
+    assert "mine" not in page.read_text("utf-8")
+
+
+def test_a_page_never_replaces_what_is_compared(run, named, tmp_path: Path) -> None:
+    model, written = named("decoder.onnx"), tmp_path / "side.json"
+    assert run("manifest", model, "--dim", "ctx_len=16", "-o", written).code == 0
+    for path in (model, written):
+        content = path.read_bytes()
+        outcome = run("compare", model, written, "--html", path, "--force")
+        assert outcome.code == 2
+        assert f"{path.name}: is " in outcome.err
+        assert path.read_bytes() == content
+
+
+def test_a_comparison_that_cannot_be_made_writes_no_page(run, named, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    outcome = run("compare", named("decoder.onnx"), tmp_path / "none.onnx", "--html", page)
+    assert outcome.code == 2
+    assert not page.exists()
+
+
+def test_the_page_of_a_broken_model_lists_its_findings(run, named, tmp_path: Path) -> None:
+    page, model = tmp_path / "page.html", named("decoder.onnx")
+    broken = tmp_path / "broken.onnx"
+    graph = onnx.load(model)
+    del graph.graph.output[1]
+    onnx.save(graph, broken)
+    assert run("compare", model, broken, "--html", page).code == 1
+    text = page.read_text("utf-8")
+    assert "KV102" in text
+    assert "broken.onnx" in text

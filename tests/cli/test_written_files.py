@@ -32,6 +32,7 @@ COMMANDS: dict[str, Callable[[str], tuple[str, ...]]] = {
     "custom-io": lambda output: ("custom-io", MODEL, "--precision", "mxint8", "-o", output),
     "svg": lambda output: ("inspect", MODEL, "--svg", output),
     "html": lambda output: ("inspect", MODEL, "--html", output),
+    "page": lambda output: ("compare", MODEL, MODEL, "--target", "qefficient", "--html", output),
     "both": lambda output: ("inspect", MODEL, "--svg", output, "--html", "page.html"),
 }
 

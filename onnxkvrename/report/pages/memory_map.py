@@ -28,6 +28,7 @@ _LEAST_SHOWN_CONTEXT = 4096
 """Where the graphs do not limit the context, prompts of at least so many tokens are shown."""
 _MAX_EXACT = (1 << 53) - 1
 """The largest number that JavaScript has exactly."""
+_NO_BUFFERS = "Nothing can be handed over: a side has no KV buffer."
 _UNEVEN_BYTES = (
     "The bytes do not grow evenly with the prompt, so only a prompt of 1 token is shown."
 )
@@ -120,6 +121,8 @@ class MemoryMap(NamedTuple):
 def build_memory_map(handoff: Handoff) -> MemoryMap:
     """Return the memory of a compared hand-off, with a row for each buffer."""
     rules = StateRules(handoff)
+    if not handoff.pair_results:
+        return MemoryMap(1, (), (), (), rules.list_outcomes(1), _NO_BUFFERS)
     if not handoff.simulated_prompts:
         rows = _list_rows(handoff, rules, 1)
         return MemoryMap(1, (), (), rows, rules.list_outcomes(1), _UNKNOWN_BYTES)
