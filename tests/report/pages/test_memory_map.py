@@ -15,6 +15,7 @@ from handoff_sides import (
 from onnxkvrename.handoff.compare import Handoff
 from onnxkvrename.handoff.find_consumers import load_consumer
 from onnxkvrename.handoff.simulate import is_in_ranges
+from onnxkvrename.handoff.verdict import REFUSALS
 from onnxkvrename.layout.dims import Shape
 from onnxkvrename.report.pages.buffer_states import BufferState
 from onnxkvrename.report.pages.fold_rows import fold_rows
@@ -26,6 +27,7 @@ from onnxkvrename.report.pages.memory_map import (
 )
 
 LONG = 4096
+WINDOW_CAUSE = "a window on one side, the whole context on the other (KV614)"
 
 
 def find_state(row: MapRow, tokens: int) -> BufferState:
@@ -101,9 +103,8 @@ def test_a_state_names_its_own_cause_or_the_one_that_moves_it() -> None:
     rows = build_window_map().rows
     assert [find_state(row, 128).kind for row in rows] == ["correct"] * 6
     assert [find_state(row, 129).kind for row in rows] == ["correct"] * 2 + ["wrong"] * 4
-    cause = "a window on one side, the whole context on the other (KV614)"
-    assert find_state(rows[2], 129).cause == cause
-    assert find_state(rows[4], 129).cause == f"prefill wrote it to other bytes: {cause}"
+    assert find_state(rows[2], 129).cause == WINDOW_CAUSE
+    assert find_state(rows[4], 129).cause == f"prefill wrote it to other bytes: {WINDOW_CAUSE}"
     assert rows[4].summary == "shifted for prompts longer than 128 tokens"
 
 
@@ -111,13 +112,7 @@ def test_of_a_refused_prompt_nothing_is_transferred() -> None:
     memory_map = build_window_map(prefill_window=True)
     assert {find_state(row, 128).kind for row in memory_map.rows} == {"correct"}
     states = {find_state(row, 129)[1:] for row in memory_map.rows}
-    assert states == {
-        (
-            "none",
-            "decode finds its memory too small: a window on one side, the whole context on the "
-            "other (KV614)",
-        )
-    }
+    assert states == {("none", f"{REFUSALS['shared']}: {WINDOW_CAUSE}")}
     assert [outcome[:2] for outcome in memory_map.outcomes] == [(1, "correct"), (129, "none")]
 
 
