@@ -39,8 +39,8 @@ METHOD = """\
   node, a weight or a reference is not what it must be.
 - Everybody writes a new file (`-o`, `-d`); in (b) into the directory of the data, so that the
   reference can stay; in (d) into an empty directory. onnxkvrename checks before it writes, syncs,
-  and reads the result again; *fsync off* is the same command with `os.fsync` stubbed, to stand
-  beside programs that never sync.
+  and reads the result again; *fsync off* is the same command with `os.fsync` stubbed, to
+  compare with programs that never sync.
 """
 
 
@@ -56,7 +56,7 @@ def page(results: dict[str, Any]) -> Iterator[str]:
     if results["quick"]:
         yield "**A scaled-down trial of the benchmark itself: these numbers mean nothing.**\n"
     yield "Made by `python bench/run.py`; every number is in `bench/results.json`.\n"
-    yield "![Time and memory of onnxkvrename and its peers](benchmarks.svg)\n"
+    yield f"![{picture.describe(results)}](benchmarks.svg)\n"
     yield from _targets(results)
     yield REMARKS.read_text()
     for work in results["workloads"]:
