@@ -672,7 +672,7 @@ def test_an_output_that_is_never_paired_leaves_it_open() -> None:
     found = predict_handoff(side, other)
     assert (list_codes(found), found.verdict.outcome) == (["KV602"], "unknown")
     assert message(found, "KV602").endswith("derive the names of their inputs (decode)")
-    assert format_handoff_verdict(found).endswith("never pairs (KV602)")
+    assert format_handoff_verdict(found).endswith("does not match with an input (KV602)")
 
 
 def test_shapes_that_are_sliced_wrongly_stop_a_side_that_agrees_with_the_other() -> None:
@@ -690,8 +690,8 @@ def test_decode_that_turns_its_own_buffers_corrupts_every_prompt() -> None:
     found = predict_handoff(side, turned, consumer=target)
     assert (list_codes(found), found.verdict.outcome) == (["KV609"], "corrupts")
     assert format_handoff_verdict(found) == (
-        "hand-off would corrupt every prompt: inputs and outputs that the consumer pairs otherwise "
-        "than the graph (KV609)"
+        "hand-off would corrupt every prompt: inputs and outputs that the consumer pairs "
+        "differently from the graph (KV609)"
     )
 
 
@@ -794,8 +794,8 @@ def test_each_range_of_lengths_has_its_own_cause() -> None:
     wide, narrow = (build_side_layout(*state, ctx_len=32, sliding_window=size) for size in (32, 8))
     found = predict_handoff(wide, narrow)
     assert format_handoff_verdict(found) == (
-        "hand-off would corrupt prompts of up to 3 tokens: a buffer that the consumer cuts as if "
-        "it were a context (KV605), and prompts longer than 8 tokens: windows of 32 and 8 tokens "
+        "hand-off would corrupt prompts of up to 3 tokens: a buffer that the consumer slices as "
+        "if it had a context axis (KV605), and prompts longer than 8 tokens: windows of 32 and 8 tokens "
         "(KV614)"
     )
     assert format_handoff_verdict(predict_handoff(narrow, wide)).endswith(
@@ -827,7 +827,7 @@ def test_contexts_that_differ_are_the_cause_where_all_of_each_buffer_is_moved() 
     )
     assert list_codes(found) == ["KV618"]
     assert found.findings[0].hint.startswith("compile both for the same context")
-    assert format_handoff_verdict(found).endswith("at other offsets on the other side (KV618)")
+    assert format_handoff_verdict(found).endswith("at different offsets on the two sides (KV618)")
 
 
 def test_one_cause_of_all_lengths_is_named_once() -> None:
@@ -972,7 +972,7 @@ def test_two_models_of_one_size_are_told_apart_by_their_weights() -> None:
     assert "has different values on decode (1 of 2 compared weights)" in message(found, "KV623")
     assert (resolve_outcome(found), found.verdict.corrupt_ranges) == ("corrupts", ((1, 32),))
     assert "would corrupt every prompt" in format_handoff_verdict(found)
-    assert "not of one model" in format_handoff_verdict(found)
+    assert "different models: their weights differ (KV623)" in format_handoff_verdict(found)
     assert {row[-1] for row in build_table_rows(found)} == {"wrong (KV623)"}
 
 
