@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import posix_only
 import pytest
+from hint_trials import try_hints
 from hypothesis import settings
 
 import onnxkvrename
@@ -140,14 +141,27 @@ def few_descriptors() -> Iterator[None]:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """The command line, in this process."""
+def run(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+    """The command line, in this process; then each command that its hints suggest."""
 
-    def call(*args: object) -> Outcome:
+    def call_once(args: Sequence[object]) -> Outcome:
         capsys.readouterr()
         return Outcome(main([str(arg) for arg in args]), *capsys.readouterr())
 
+    def call(*args: object) -> Outcome:
+        outcome = call_once(args)
+        if "onnxkvrename " in outcome.err + outcome.out and not _has_patches(request):
+            try_hints(outcome, tmp_path, call_once)
+        return outcome
+
     return call
+
+
+def _has_patches(request: pytest.FixtureRequest) -> bool:
+    """Return whether a test has replaced parts of the program: a hint does not help against it."""
+    if "monkeypatch" not in request.fixturenames:
+        return False
+    return bool(request.getfixturevalue("monkeypatch")._setattr)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from onnxkvrename.cli.hints.complete import complete_findings, complete_reports
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     NonEmptyPath,
@@ -186,6 +187,10 @@ def command(**values: Any) -> int:
         tokens=arguments.tokens,
         more_findings=handshake.findings,
         more_notes=handshake.notes,
+    )
+    handoff = handoff._replace(findings=complete_findings(handoff.findings))
+    prefill, decode = (
+        loaded._replace(reports=complete_reports(loaded.reports)) for loaded in (prefill, decode)
     )
     if arguments.html is not None:
         _write_page(arguments.html, handoff, (prefill, decode), arguments)

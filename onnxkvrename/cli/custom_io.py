@@ -103,7 +103,7 @@ def _list_kv_names(model: KvModel) -> list[tuple[str, str]]:
     complete = [pair for pair in pairs if pair.input is not None and pair.output is not None]
     if not complete or len(complete) < len(pairs):
         message = "has no KV buffer" if not pairs else "has KV buffers with one side missing"
-        raise ModelError(message, path=model.path, hint="onnxkvrename verify MODEL says more")
+        raise ModelError(message, path=model.path, hint="`onnxkvrename verify MODEL` says more")
     return [(pair.sides[0].old_name, pair.sides[1].old_name) for pair in complete]
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from onnxkvrename.cli.hints.complete import complete_error, complete_findings
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     OutputFile,
@@ -85,7 +86,14 @@ def command(**values: Any) -> int:
     rules = pick_requested_rules(arguments.models, arguments)
     summaries = tuple(inspect_model(job.model, rules, trace_buffer_updates) for job in jobs)
     _write_pictures(summaries, arguments)
+    summaries = tuple(map(_complete_hints, summaries))
     return print_answer(_build_answer(summaries, rules.profile_choice), arguments.output_format)
+
+
+def _complete_hints(summary: ModelSummary) -> ModelSummary:
+    """Return a summary whose hints have complete commands."""
+    findings = complete_findings(summary.findings, summary.path)
+    return summary._replace(findings=findings, error=complete_error(summary.error))
 
 
 def render_failure(code: int, error: KvRenameError) -> str:

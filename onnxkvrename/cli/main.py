@@ -135,13 +135,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             load_command(name)  # here, as click would print a line if this is interrupted
             if not is_named:
                 _check_command_name(args)
-            code = program.main(args or [name], prog_name="onnxkvrename", standalone_mode=False)
+            code = program.main(
+                args or [name], prog_name="onnxkvrename", standalone_mode=False, obj=args
+            )
         return int(code or 0)
     except SystemExit as end:  # what a shell completes is printed, and nothing is run
         return int(end.code or 0)
     except click.ClickException as error:
         message = error.format_message().rstrip(".")
-        hint = None if message.endswith(")") else "--help lists all options"
+        hint = None if message.endswith(")") else f"`onnxkvrename {name} --help` lists all options"
         failure = KvRenameError(message, hint=hint)
     except KvRenameError as error:
         failure = error
@@ -282,6 +284,8 @@ def _split_option(word: str) -> str:
 
 def _report_failure(name: str, args: Sequence[str], error: KvRenameError, code: int) -> int:
     """Answer in the requested format that the job could not be done, and say so on stderr."""
+    if error.hint and "`" in error.hint:
+        _complete_hint(name, args, error)
     try:
         output_format = _find_requested_format(args)
         render_json = getattr(_find_loaded_command(name), "render_failure", None)
@@ -294,6 +298,16 @@ def _report_failure(name: str, args: Sequence[str], error: KvRenameError, code: 
 
     print_lines([build_error_line(error)])
     return code
+
+
+def _complete_hint(name: str, args: Sequence[str], error: KvRenameError) -> None:
+    """Complete the commands in the hint of an error with what was typed."""
+    from onnxkvrename.cli.hints.complete import complete_hint  # only for a failure
+    from onnxkvrename.cli.hints.typed_command import read_typed_command
+
+    if error.hint and (module := _find_loaded_command(name)) is not None:
+        typed = read_typed_command(name, module.command, args)
+        error.hint = complete_hint(error.hint, typed, error.path)
 
 
 def _find_requested_format(args: Sequence[str]) -> str | None:

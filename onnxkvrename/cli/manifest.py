@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from onnxkvrename.cli.hints.complete import complete_reports
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     OutputFile,
@@ -181,6 +182,7 @@ def command(**values: Any) -> int:
     projection = _build_projection(loaded.layout, arguments, rules)
     if projection is not None:
         loaded = loaded.add_findings(check_projection(projection))
+    loaded = loaded._replace(reports=complete_reports(loaded.reports))
     answer = _build_answer(_ManifestResult(loaded, projection, rules.profile_choice))
     files = {} if arguments.output_path is None else _render_file(answer, arguments)
     inputs = _check_outputs(loaded, arguments, files)
@@ -285,7 +287,7 @@ def _load_draft(arguments: _Arguments, rules: Rules) -> Layout | None:
         raise KvRenameError(
             "this draft model has errors or no KV buffers",
             path=str(arguments.draft),
-            hint="onnxkvrename verify MODEL says what is wrong",
+            hint="`onnxkvrename verify MODEL` says what is wrong",
         )
     sizes = parse_dim_sizes(arguments.dims)
     known = {symbol: size for symbol, size in sizes.items() if symbol in loaded.layout.symbols}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -224,6 +223,10 @@ def command(**values: Any) -> int:
     arguments = _Arguments(**values)
     view = _build_view(arguments)
     report = _rename_models(arguments, view)
+    if report.findings or any(model.error for model in report.models):
+        from onnxkvrename.cli.hints.complete import complete_reports  # only for hints
+
+        report = report._replace(models=complete_reports(report.models))
     return print_answer(build_rename_answer(report, view), arguments.output_format)
 
 
@@ -398,22 +401,7 @@ def _build_options(arguments: _Arguments, view: RenameView) -> Options:
         consumer=arguments.target,
         full_transfer=arguments.full_transfer,
         read_files=() if arguments.rules is None else (arguments.rules,),
-        command=_format_command(arguments),
     )
-
-
-def _format_command(arguments: _Arguments) -> str:
-    """Return the command line without where results go, to be completed by a hint."""
-    words = ["onnxkvrename", *map(str, arguments.models)]
-    for option, value in (
-        ("--prefix", arguments.prefix),
-        ("--target", arguments.target),
-        ("--rules", arguments.rules),
-        ("--profile", arguments.profile),
-    ):
-        words += [] if value is None else [option, str(value)]
-    flags = ("strip", "replace", "normalize")
-    return shlex.join(words + [f"--{flag}" for flag in flags if getattr(arguments, flag)])
 
 
 def _resolve_token(arguments: _Arguments) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from onnxkvrename.cli.hints.complete import complete_reports
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     NonEmptyPath,
@@ -155,6 +156,10 @@ def command(**values: Any) -> int:
     if not arguments.models:
         raise click.UsageError("no MODEL given: onnxkvrename verify MODEL...")
     models, profile = _verify_models(arguments)
+    reports = complete_reports(model.report for model in models)
+    models = tuple(
+        model._replace(report=report) for model, report in zip(models, reports, strict=True)
+    )
     answer = build_verify_answer(models, profile, quiet=arguments.quiet, verbose=arguments.verbose)
     return print_answer(answer, arguments.output_format)
 

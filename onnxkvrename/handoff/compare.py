@@ -163,7 +163,7 @@ def compare_sides(
     if consumer.memory == "none":
         raise KvRenameError(
             f"nothing to compare: {consumer.name} runs prefill and decode with one model",
-            hint=f"onnxkvrename check-consumer MODEL --target {consumer.name} checks that model",
+            hint=f"`onnxkvrename check-consumer MODEL... --target {consumer.name}` checks it",
         )
     comparison = build_comparison(prefill, decode, consumer, full_transfer)
     root_causes = find_root_causes(comparison)

@@ -35,7 +35,7 @@ _UNKNOWN_UPDATES = (
     (
         "unknown",
         "the graph does not show that",
-        "onnxkvrename verify --run MODEL runs the model and compares both",
+        "`onnxkvrename verify MODEL... --run` runs the model and compares both",
     ),
     (
         "untraced",

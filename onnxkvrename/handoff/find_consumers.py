@@ -91,7 +91,7 @@ def choose_token(name: str, prefix: str | None, *, strip: bool) -> str | None:
 
 
 def _choose_free_token(consumer: Consumer, prefix: str | None, strip: bool) -> str | None:
-    check = f"onnxkvrename check-consumer MODEL --target {consumer.name}"
+    check = f"`onnxkvrename check-consumer MODEL... --target {consumer.name}`"
     if consumer.refusal and not strip:
         raise KvRenameError(
             f"{consumer.name} cannot take a renamed model: {consumer.refusal}",

@@ -44,7 +44,7 @@ _QEFFICIENT_KV_PATTERN = re.compile(
     r"(?:_[A-Za-z0-9]+)?_(?:Internal)?RetainedState"
 )
 _OUTPUT_DIRECTORY_HINT = (
-    "-d DIR writes the renamed model elsewhere, to be passed to compile(onnx_path=…)"
+    "`-d renamed` writes the renamed model elsewhere, to be passed to compile(onnx_path=…)"
 )
 
 
@@ -246,7 +246,7 @@ def check_export_reuse(
         "export of that kind silently reuses the renamed model",
         _OUTPUT_DIRECTORY_HINT
         if explain_token_refusal(params, rules)
-        else "--seed-cache puts it where QEfficient will look for it",
+        else "`--seed-cache` puts it where QEfficient will look for it",
     )
 
 

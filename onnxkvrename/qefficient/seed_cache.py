@@ -306,7 +306,7 @@ def _require_export_directory(model: Path) -> Path:
     raise ModelError(
         f"is not part of a QEfficient export: there is no {PARAMS_FILE} beside or above it",
         path=str(model),
-        hint="-d DIR writes it to another directory",
+        hint="`-d renamed` writes it to another directory",
     )
 
 

@@ -72,7 +72,7 @@ def report_unfed_models(models: Sequence[Path], rules: Rules) -> Iterator[ModelR
 
 
 def _build_report(path: Path, plan: RenamePlan, message: str) -> ModelReport:
-    finding = build_finding("KV407", "", message, "-d DIR writes it to another directory")
+    finding = build_finding("KV407", "", message, "`-d renamed` writes it to another directory")
     return ModelReport(str(path), str(path), "unchanged", pairs=plan.pairs, findings=(finding,))
 
 

@@ -75,7 +75,7 @@ def rewrite_found_sidecar(
         if not job.in_place:
             return _leave(data, path, result, effect, _explain_copy(job, found.format))
         if is_left:
-            hint = "" if refusals else f"--sidecar {shlex.quote(path)} renames them"
+            hint = "" if refusals else f"`--sidecar {shlex.quote(path)}` renames them"
             return _leave(data, path, result, effect, ("", hint or refusals[0].hint))
         if holders:
             return _leave(data, path, result, effect, _explain_shared(path, holders[0]))
@@ -142,7 +142,7 @@ def _leave(
 
 
 def _explain_copy(job: RenameJob, sidecar_format: SidecarFormat) -> tuple[str, str]:
-    hint = "-d DIR takes both along"
+    hint = "`-d renamed` takes both along"
     if sidecar_format.requires_pairs:
         output = shlex.quote(str(job.output))
         command = f"onnxkvrename custom-io {output} --precision NAME -o FILE"
@@ -151,7 +151,9 @@ def _explain_copy(job: RenameJob, sidecar_format: SidecarFormat) -> tuple[str, s
 
 
 def _explain_shared(path: str, holder: Path) -> tuple[str, str]:
-    hint = f"rename both models together, or --sidecar {shlex.quote(path)} renames them here anyway"
+    hint = (
+        f"rename both models together, or `--sidecar {shlex.quote(path)}` renames them here anyway"
+    )
     return f" because {holder} also has them", hint
 
 

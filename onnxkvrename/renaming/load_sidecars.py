@@ -244,7 +244,7 @@ def _add_place_findings(
             continue
         if resolve_path(output.parent / location) != resolve_path(job.output):
             message = f"names {location}, but the result is {job.output}"
-            hint = f"rename the folder: onnxkvrename {shlex.quote(str(path.parent))} -d DIR"
+            hint = f"rename the folder: `onnxkvrename {shlex.quote(str(path.parent))} -d renamed`"
             finding = build_finding(STALE_CODE, str(path), message, hint)
             return result._replace(findings=(*result.findings, finding))
     return result

@@ -27,9 +27,7 @@ from onnxkvrename.storage.read import (
 )
 from onnxkvrename.storage.temp_file import find_stale_temp_files
 
-_ELSEWHERE_HINT = "write elsewhere with -o or -d"
-_MAX_HINT_CHARS = 320
-"""What a line holds of a path and a command in full; a longer one would lose its middle."""
+_ELSEWHERE_HINT = "`-d renamed` writes elsewhere"
 
 
 def check_result_size(size: int, path: str | None = None) -> None:
@@ -96,7 +94,11 @@ def check_output_file(job: RenameJob) -> None:
     if status is None or stat.S_ISREG(status.st_mode):
         return
     if stat.S_ISDIR(status.st_mode):
-        raise WriteError("is a directory", path=str(job.output), hint="-d puts models into one")
+        raise WriteError(
+            "is a directory",
+            path=str(job.output),
+            hint=f"`-d {shlex.quote(str(job.output))}` puts the result into it",
+        )
     raise WriteError("is not a regular file", path=str(job.output), hint="choose another name")
 
 
@@ -151,7 +153,9 @@ def check_in_place_write(
         fault = "is read-only"
     else:
         return
-    hint = f"{_ELSEWHERE_HINT}, or use --force" if has_choice else "--force writes it anyway"
+    hint = "`--force` writes it anyway"
+    if has_choice:
+        hint = f"{_ELSEWHERE_HINT}, or use --force"
     raise WriteError(fault, path=str(path), hint=hint)
 
 
@@ -171,9 +175,7 @@ def _build_cache_error(
     if not has_choice:
         hint = f"copy it out of the cache: cp -L {shlex.quote(str(path))} {target}"
     else:
-        hint = f"{options.command} -d {target}" if options.command else _ELSEWHERE_HINT
-        if len(hint) + len(str(path)) > _MAX_HINT_CHARS:
-            hint = f"give the same command with -d {target}"
+        hint = f"`-d {target}`"
     return WriteError(CACHE_FAULT, path=str(path), hint=hint)
 
 
@@ -241,5 +243,8 @@ def find_blocking_file(job: RenameJob, up_to_date: bool, options: Options) -> It
     """
     if not (job.in_place or up_to_date or options.force) and is_occupied(job.output):
         yield build_finding(
-            "KV504", str(job.output), "already exists with different content", "--force replaces it"
+            "KV504",
+            str(job.output),
+            "already exists with different content",
+            "`--force` replaces it",
         )

@@ -153,7 +153,7 @@ def _list_files(directory: Path, left_out: Path | None = None) -> Iterator[str]:
                         raise ModelError(
                             f"has more than {MAX_FILES:,} files, and all would be copied",
                             path=str(directory),
-                            hint="--no-sidecars copies none of them",
+                            hint="`--no-sidecars` copies none of them",
                         )
                     yield location
 

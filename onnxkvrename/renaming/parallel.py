@@ -200,7 +200,7 @@ def connect_dask(address: str) -> Iterator[Executor]:
         import distributed
     except ImportError:
         raise KvRenameError(
-            "Dask is not installed", hint="pip install 'onnxkvrename[dask]'"
+            "Dask is not installed", hint="`python -m pip install distributed`"
         ) from None
     if not re.fullmatch(r"(?:[a-z]+://)?.+:[0-9]{1,5}|[a-z]+://.+", address):
         raise KvRenameError(

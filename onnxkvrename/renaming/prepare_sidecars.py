@@ -110,7 +110,7 @@ def prepare_sidecars(
         try:
             yield _prepare_sidecar(item, models, options)
         except KvRenameError as error:
-            if sidecar.is_found:
+            if sidecar.is_found and not sidecar.is_package:  # its folder goes along in any case
                 error.hint = f"{error.hint}; {LEAVE_HINT}" if error.hint else LEAVE_HINT
             yield item._replace(error=error)
 

@@ -31,7 +31,7 @@ def describe_finding(code: str, width: int = 80) -> list[str]:
     """
     name = code.upper()
     if name not in CODES:
-        hint = "onnxkvrename explain lists all codes"
+        hint = "`onnxkvrename explain` lists all codes"
         raise KvRenameError(f"no finding has the code {code}", hint=hint)
     page = next((path for path in _PLACES if is_occupied(path)), _PLACES[0])
     text = read_text_file(page).partition(f"### {name}\n")[2]

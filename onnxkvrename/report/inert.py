@@ -23,7 +23,10 @@ _FIXED_LENGTH = 24
 """Characters of such a line that are always there: a severity, a code, punctuation."""
 _MIN_PART_LENGTH = 40
 _MAX_WHOLE_PART = 200
-"""Characters of the longest hint or message that stays whole; most hints are commands to copy."""
+"""Characters of the longest message that stays whole, and of the longest hint without a command."""
+_MAX_COMMAND_HINT = 500
+"""Characters of the longest hint with a command that stays whole, as without its middle it would
+be another one."""
 
 # Patterns are compiled where they are first needed: few names need them, but every rename would
 # wait for it.
@@ -90,17 +93,23 @@ def shorten_parts(parts: Sequence[str], limit: int = MAX_LINE_LENGTH) -> list[st
     Of the others the longest are shortened.
 
     Args:
-        parts: A path, a name, and at the end the message and the hint.
-        limit: Characters of the whole line.
+        parts: A path, a name, and at the end the message and the hint, which may have commands
+            between backticks.
+        limit: Characters of the whole line. It is longer for a command that needs more.
     """
     shown = [escape_text(part) for part in parts]
+    has_command = "`" in shown[-1] and len(shown[-1]) <= _MAX_COMMAND_HINT
     room = limit - _FIXED_LENGTH
+    if has_command:
+        least = _MAX_WHOLE_PART + _MIN_PART_LENGTH * (len(shown) - 2)
+        room = max(room, len(shown[-1]) + least)
     if sum(map(len, shown)) <= room:
         return shown
     others = list(range(len(shown)))
     for index in others[:-3:-1]:
         least = sum(min(len(shown[other]), _MIN_PART_LENGTH) for other in others if other != index)
-        if len(shown[index]) <= min(_MAX_WHOLE_PART, room - least):
+        is_command = has_command and index == len(shown) - 1
+        if is_command or len(shown[index]) <= min(_MAX_WHOLE_PART, room - least):
             others.remove(index)
             room -= len(shown[index])
     largest = room

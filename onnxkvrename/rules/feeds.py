@@ -8,7 +8,7 @@ from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.model.signature import Dim, Value, format_shape, is_type_compatible
 from onnxkvrename.rules.kv_model import KvModel
 
-_HINT = "give the encoder and the decoder together; --no-set takes one alone"
+_HINT = "give the encoder and the decoder together; `--no-set` takes one alone"
 
 
 def check_feeds(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]:

@@ -98,7 +98,7 @@ def find_jobs(
         raise WriteError(
             f"cannot hold {len(models_by_real_path)} models",
             path=str(output),
-            hint="-d DIR takes several",
+            hint="`-d renamed` takes several",
         )
     parent = ""
     if directory is not None and found:

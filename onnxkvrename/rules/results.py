@@ -83,7 +83,6 @@ class Options(NamedTuple):
         full_transfer: Whether that consumer transfers all of each buffer.
         read_files: Further files that the command reads, such as rules; no result may
             replace them.
-        command: The command line without where results go, for hints; empty from Python.
     """
 
     write: bool = True
@@ -96,7 +95,6 @@ class Options(NamedTuple):
     consumer: str | None = None
     full_transfer: bool = False
     read_files: tuple[Path, ...] = ()
-    command: str = ""
 
 
 class ModelReport(NamedTuple):

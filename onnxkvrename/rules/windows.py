@@ -369,7 +369,7 @@ def _check_same_token(
         + format_list([file.path for file in files_by_tokens[tokens]])
         for tokens in by_count
     ]
-    verb, hint = "would carry", "--replace puts the new token into all of them"
+    verb, hint = "would carry", "`--replace` puts the new token into all of them"
     if check_current_tokens:
         verb = "carry"
         hint = "rename all of them, together; a run that was stopped is ended by the same command"

@@ -21,7 +21,7 @@ _YAML_COST = 8
 _MAX_NEIGHBOURS = 64
 """The models beside a sidecar that are read to tell whether it is theirs."""
 
-LEAVE_HINT = "--no-sidecars does not change it"
+LEAVE_HINT = "`--no-sidecars` does not change it"
 """How a rename goes on without a sidecar that was found."""
 
 

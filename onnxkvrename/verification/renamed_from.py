@@ -33,7 +33,7 @@ Equality = Literal["bytes", "content", "different"]
 _CODES = {"content": "KV121", "order": "KV121", "encoding": "KV122"}
 _HINTS = {
     "content": "rename the source again: what wrote this file changed more than names",
-    "order": "--up-to-order accepts another order of what is found by its name",
+    "order": "`--up-to-order` accepts another order of what is found by its name",
     "encoding": "every reader sees the same model; only a comparison of bytes tells them apart",
 }
 

@@ -246,6 +246,7 @@ def _check_token(signature: Signature, plan: RenamePlan, token: str | None) -> I
     expected = plan.token_change.final_token if token is None else token
     missing = [name for name, carried in tokens.items() if carried != expected]
     if expected and missing:
+        option = " --replace" if any(tokens[name] for name in missing) else ""
         different = sorted({tokens[name] for name in missing} - {""})
         instead = f", but {format_list(different)}" if different else ""
         ignored = f"; a consumer that selects {expected} ignores"
@@ -256,7 +257,7 @@ def _check_token(signature: Signature, plan: RenamePlan, token: str | None) -> I
                 f"does not carry {expected}{instead}{ignored} this buffer",
                 f"of {len(tokens):,} do not carry {expected}{instead}{ignored} these buffers",
             ),
-            f"onnxkvrename MODEL --prefix {expected}",
+            f"`onnxkvrename MODEL... --prefix {expected}{option}`",
         )
     names = {value.name for value in (*signature.inputs, *signature.outputs)}
     extra = sorted(name for name in names - tokens.keys() if expected and expected in name)

@@ -443,7 +443,9 @@ def test_where_a_model_cannot_be_written_it_is_said(decoder: Path, run) -> None:
     found = run("manifest", link, "--stamp")
     assert (found.code, decoder.read_bytes()) == (2, before)
     assert found.out == ""
-    assert found.err.endswith(f"is a symbolic link to {decoder} (--force writes it anyway)\n")
+    again = f"`onnxkvrename manifest {link} --stamp --force`"
+    said = f"is a symbolic link to {decoder} ({again} writes it anyway)\n"
+    assert found.err.endswith(said)
     assert run("manifest", link, "--stamp", "--force").code == 0
     assert link.is_symlink()
     assert decoder.read_bytes() != before
@@ -452,7 +454,8 @@ def test_where_a_model_cannot_be_written_it_is_said(decoder: Path, run) -> None:
 def test_a_model_that_is_read_only_needs_force_for_its_stamp(decoder: Path, run) -> None:
     decoder.chmod(0o400)
     found = run("manifest", decoder, "--stamp")
-    assert found.err == f"error: {decoder}: is read-only (--force writes it anyway)\n"
+    again = f"`onnxkvrename manifest {decoder} --stamp --force`"
+    assert found.err == f"error: {decoder}: is read-only ({again} writes it anyway)\n"
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC])

@@ -434,10 +434,10 @@ def test_without_onnxruntime_the_job_cannot_be_done(
     assert (outcome.code, outcome.out) == (2, "")
     (error,) = outcome.err.splitlines()
     assert error.startswith("error: onnxruntime cannot be loaded")
-    assert error.endswith("(pip install 'onnxkvrename[run]')")
+    assert error.endswith("(`python -m pip install onnxruntime`)")
     outcome = run("verify", MODEL, "--run", "--format", "json")
     jsonschema.validate(json.loads(outcome.out), SCHEMA)
-    assert json.loads(outcome.out)["error"]["hint"] == "pip install 'onnxkvrename[run]'"
+    assert json.loads(outcome.out)["error"]["hint"] == "`python -m pip install onnxruntime`"
 
 
 # Models of all sorts.

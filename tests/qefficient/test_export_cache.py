@@ -249,7 +249,7 @@ def test_an_unknown_directory_is_told_with_what_its_hash_should_be() -> None:
     found = build_unrecognized_finding("Toy-0123456789abcdef", params)
     assert (found.code, found.severity, found.name) == ("KV401", "error", "Toy-0123456789abcdef")
     assert found.message == f"does not have the hash that {PARAMS_FILE} gives, {hash_of(params)}"
-    assert found.hint.startswith("-d DIR")
+    assert found.hint.startswith("`-d renamed`")
     assert build_unrecognized_finding("Toy", params).message.startswith("is not named NAME-HASH")
 
 
@@ -400,7 +400,7 @@ def test_a_model_renamed_in_place_would_be_taken_for_the_plain_export() -> None:
     assert found is not None
     assert (found.code, found.severity, found.name) == ("KV402", "warning", "Toy.onnx")
     assert "an export without a token; if you rename it here" in found.message
-    assert found.hint.startswith("--seed-cache")
+    assert found.hint.startswith("`--seed-cache`")
 
 
 def test_a_model_stripped_in_place_would_be_taken_for_the_one_with_the_token() -> None:
@@ -414,7 +414,7 @@ def test_where_seeding_is_of_no_use_another_directory_is_named_instead() -> None
     speech = export(PLAIN, "QEFFAutoModelForSpeechSeq2Seq")
     found = check_export_reuse("Toy.onnx", "Toy-0123456789abcdef", speech, QEFF, VLLM)
     assert found is not None
-    assert found.hint.startswith("-d DIR")
+    assert found.hint.startswith("`-d renamed`")
 
 
 @pytest.mark.parametrize(

@@ -274,7 +274,7 @@ def test_a_hash_that_does_not_follow_is_not_guessed_at(
     there = plain.rename(plain.with_name(name))
     before = snapshot(plain.parent)
     code, err = refused(run, there, *SEED, *in_place)
-    assert (code, said in err, "(-d DIR writes" in err) == (1, True, True)
+    assert (code, said in err, "-d renamed` writes" in err) == (1, True, True)
     assert snapshot(plain.parent) == before
     assert os.listdir(plain.parent) == [name]
     assert run_quietly(there, "--prefix", "VLLM", "-d", plain.parent.parent / "elsewhere") == 0
@@ -387,7 +387,7 @@ def test_a_rename_in_place_within_the_cache_gets_a_warning(plain: Path, run) -> 
     outcome = run(plain, "--prefix", "VLLM")
     assert outcome.code == 0
     assert "warning KV402: decoder.onnx is in QEfficient's export cache" in outcome.err
-    assert "--seed-cache puts it where" in outcome.err
+    assert "--seed-cache` puts it where" in outcome.err
     assert "KV402" not in run(plain, "--prefix", "VLLM").err
 
 

@@ -198,7 +198,7 @@ def test_another_file_in_its_place_stays_unless_forced(here: Path, run) -> None:
     outcome = run(*RENAME, "-d", "out")
     assert outcome.code == 1
     assert f"KV504: out/{SIDECAR} already exists" in outcome.err
-    assert "--no-sidecars does not change it" in outcome.err
+    assert "--no-sidecars` does not change it" in outcome.err
     assert read_directory(here / "out") == {SIDECAR: PLAIN.encode()}
 
 
@@ -291,7 +291,7 @@ def test_a_known_name_that_cannot_follow_is_an_error_with_the_way_around(
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
     assert outcome.err.startswith(f"error: {SIDECAR}: ")
     assert reason in outcome.err
-    assert "--no-sidecars does not change it" in outcome.err
+    assert "--no-sidecars` does not change it" in outcome.err
     assert snapshot(here) == before
     assert run(*RENAME, "--no-sidecars").code == 0
     assert (here / MODEL).read_bytes() == renamed
@@ -308,7 +308,7 @@ def test_there_is_an_end_to_how_much_is_looked_at(here: Path, run, snapshot) -> 
         "was not checked: all sidecars here together have more than 8,388,608 bytes, "
         "or 1,048,576 of YAML" in outcome.err
     )
-    assert "--no-sidecars does not change it" in outcome.err
+    assert "--no-sidecars` does not change it" in outcome.err
     assert snapshot(here) == before
     assert "KV406" in run(*RENAME, "--no-sidecars").err
     assert "KV406" in run("verify", MODEL).err

@@ -98,7 +98,7 @@ def test_a_command_that_is_too_long_for_a_line_is_not_cut(snapshot: Path, go) ->
     model = Path(snapshot, "onnx", *[".."] * 40, "..", *snapshot.parts[1:], "onnx", "model.onnx")
     outcome = go(model)
     assert (outcome.code, outcome.err.count("\n")) == (2, 1)
-    assert outcome.err.endswith("(give the same command with -d ./tiny-ONNX)\n")
+    assert outcome.err.endswith(" --rules rules.toml -d ./tiny-ONNX)\n")
 
 
 def test_the_file_behind_the_link_is_protected_too(snapshot: Path, go, run) -> None:

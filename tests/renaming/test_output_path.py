@@ -49,7 +49,7 @@ def test_what_others_may_share_is_not_changed_in_place(
 ) -> None:
     share(decoder)
     before = snapshot(tmp_path)
-    with pytest.raises(WriteError, match=f"{said}.*-o or -d, or use --force"):
+    with pytest.raises(WriteError, match=f"{said}.*`-d renamed` writes elsewhere, or use --force"):
         attempt(decoder)
     assert snapshot(tmp_path) == before
     assert attempt(decoder, tmp_path / "elsewhere.onnx").status == "renamed"
@@ -132,7 +132,9 @@ def test_a_hard_link_to_the_model_is_no_place_for_its_result(
 def test_a_directory_is_no_place_for_a_model(decoder: Path, tmp_path: Path) -> None:
     (tmp_path / "directory").mkdir()
     for force in (False, True):
-        with pytest.raises(WriteError, match=r"is a directory \(-d puts models into one\)$"):
+        with pytest.raises(
+            WriteError, match=r"is a directory \(`-d \S+` puts the result into it\)$"
+        ):
             attempt(decoder, tmp_path / "directory", force=force)
 
 

@@ -197,7 +197,7 @@ def test_a_part_of_a_folder_says_that_the_folder_is_needed(here: Path, go) -> No
     assert outcome.code == 0
     message = f"KV406: parts/{CONFIG} names decoder/model.onnx, but the result is out/model.onnx"
     assert message in outcome.err
-    assert "rename the folder: onnxkvrename parts -d DIR" in outcome.err
+    assert "rename the folder: `onnxkvrename parts -d renamed --prefix VLLM" in outcome.err
     whole = go("parts", "-d", "whole")
     assert (whole.code, "KV4" in whole.err) == (0, False)
     assert list_names(here / "whole") == list_names(folder)

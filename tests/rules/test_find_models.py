@@ -93,7 +93,7 @@ def test_a_directory_that_cannot_be_listed_is_named(
 def test_an_output_is_for_one_model(tree: Path) -> None:
     assert found("b.onnx", output="new.onnx") == ["b.onnx -> new.onnx"]
     assert found("b.onnx", "./b.onnx", output="new.onnx") == ["b.onnx -> new.onnx"]
-    with pytest.raises(WriteError, match=r"new\.onnx: cannot hold 2 models \(-d DIR"):
+    with pytest.raises(WriteError, match=r"new\.onnx: cannot hold 2 models \(`-d renamed`"):
         found("b.onnx", "layer_2", output="new.onnx")
 
 

@@ -173,14 +173,14 @@ def test_findings_say_what_is_wrong_and_how_to_fix_it() -> None:
     assert tell("past_key.0 past_value.0", "past_key.0_InternalRetainedState past_value.0~") == {
         "KV112": (
             "has a suffix that consumers do not match with its input",
-            "--normalize makes it _RetainedState",
+            "`onnxkvrename MODEL... --prefix VLLM --normalize` makes it _RetainedState",
         )
     }
     old = "past_key.0_OLD past_value.0_OLD"
     assert tell(old, old.replace("OLD", "OLD~")) == {
         "KV202": (
             "4 names (first: past_key.0_OLD) already carry a different token than VLLM: OLD",
-            "--replace replaces it with the new token, --strip removes it",
+            "`--replace` replaces it with the new token, --strip removes it",
         )
     }
 

@@ -27,7 +27,7 @@ HINTS = {
     "KV302": ("give all windows of the model, or --no-set for some of them",),
     "KV303": (
         "rename all of them, together; a run that was stopped is ended by the same command",
-        "--replace puts the new token into all of them",
+        "`--replace` puts the new token into all of them",
     ),
     "KV304": (
         "give it back the name that it was exported with",

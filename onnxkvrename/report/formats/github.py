@@ -65,7 +65,9 @@ def format_workflow_command(
     if len(file) <= _MAX_FILE_LENGTH:  # a shortened path would be that of another file
         properties = file + properties
     head = f"::{level} {properties}::"
-    shown = shorten_text(escape_text(message), MAX_LINE_LENGTH - len(head))
+    shown = escape_text(message)
+    if "`" not in shown:  # a command would be another one
+        shown = shorten_text(shown, MAX_LINE_LENGTH - len(head))
     return head + _escape_data(shown)
 
 

@@ -59,7 +59,7 @@ def check_pairs(signature: Signature, plan: RenamePlan, uses: NameUses) -> Itera
         yield from _check_types(pair, plan.updates_by_kind.get(pair.kind, ""))
         yield from _check_usage(pair, inputs, uses)
         if not plan.token_change.normalize:
-            yield from _check_suffix(pair)
+            yield from _check_suffix(pair, plan.token_change.final_token)
     yield from _check_tokens(plan)
     yield from _check_layers(plan)
     yield from _check_unknown_states(plan)
@@ -216,13 +216,15 @@ def _check_usage(pair: KvPair, inputs: set[str], uses: NameUses) -> Iterator[Fin
         )
 
 
-def _check_suffix(pair: KvPair) -> Iterator[Finding]:
+def _check_suffix(pair: KvPair, token: str | None) -> Iterator[Finding]:
     if pair.output is not None and not pair.output.has_normal_suffix:
+        token = token or pair.output.token
+        change = f"--prefix {token}" if token else "--target vllm-qaic"
         yield build_finding(
             "KV112",
             pair.output.old_name,
             "has a suffix that consumers do not match with its input",
-            "--normalize makes it _RetainedState",
+            f"`onnxkvrename MODEL... {change} --normalize` makes it _RetainedState",
         )
 
 
@@ -238,7 +240,9 @@ def _check_tokens(plan: RenamePlan) -> Iterator[Finding]:
             "KV202",
             [side.old_name for side in conflicting],
             (f"already carries {different}", f"already carry {different}"),
-            "--replace replaces it with the new token, --strip removes it",
+            "`--strip` removes any token"
+            if plan.token_change.strip
+            else "`--replace` replaces it with the new token, --strip removes it",
         )
 
 

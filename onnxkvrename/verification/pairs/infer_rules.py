@@ -88,7 +88,7 @@ def infer_rules(models: Sequence[TracedModel], token: str = "") -> InferredRules
         raise RulesError(
             "the dataflow shows no state: no output is a later state of an input",
             path=str(models[0].path) if len(models) == 1 else None,
-            hint="onnxkvrename inspect shows what the model has",
+            hint="`onnxkvrename inspect MODEL... --profile auto` shows what the model has",
         )
     ordered = list(states.values())
     suggestion = write_rules(ordered, title, token)

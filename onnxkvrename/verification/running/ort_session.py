@@ -344,7 +344,7 @@ def _import_module(name: str) -> Any:
         if re.search(_MEMORY_PATTERN, str(error)):
             raise MemoryLimitError(f"{name} cannot be loaded: {error}") from None
         raise KvRenameError(
-            f"{name} cannot be loaded: {error}", hint="pip install 'onnxkvrename[run]'"
+            f"{name} cannot be loaded: {error}", hint=f"`python -m pip install {name}`"
         ) from None
 
 

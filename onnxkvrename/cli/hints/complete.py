@@ -1,0 +1,196 @@
+"""Complete the commands in hints, so that they work when they are pasted.
+
+A hint is made where no command line is known: by a rule, in a worker, in a call from Python. It
+has a command between backticks, in one of these forms:
+
+- ```--force```: the same command again, with this option in the place of those that it replaces;
+  ```MODEL --force```: with the model that the hint is about alone.
+- ```onnxkvrename verify MODEL --run```: a command of its own. ``MODEL...`` are all models that were
+  typed, and a path may be there instead. Its token gives way to one that was typed.
+
+Here the first two get the whole command line, and the last the options by which the buffers are
+found, such as ``--rules``. All is quoted for a POSIX shell (:mod:`shlex`). A hint that is nothing
+but a command needs no backticks any more.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Iterable, Sequence
+
+import click
+
+from onnxkvrename.cli.hints.typed_command import (
+    TypedCommand,
+    TypedOption,
+    quote_path,
+    read_typed_command,
+)
+from onnxkvrename.errors import KvRenameError
+from onnxkvrename.findings import Finding
+from onnxkvrename.rules.results import ModelReport
+
+_PROGRAM = "onnxkvrename"
+_DEFAULT_COMMAND = "rename"
+_COMMAND = re.compile(rf"`((?:-|MODEL |{_PROGRAM} )(?:[^`'\"]|'[^']*'|\"[^\"]*\")*)`")
+_MODEL = re.compile(r"(?<= )MODEL(\.\.\.)?(?= |$)")
+_TOKEN = re.compile(r" --(?:prefix|target) \S+")
+_MAX_CHARS = 400
+"""Characters of the longest hint in which all models are named; with more of them than that, the
+reader has to put them in."""
+
+_RULES = ("--profile", "--rules", "--pairs")
+_LAYOUT = (*_RULES, "--no-set", "--dim", "--specializations", "--custom-io", "--full-transfer")
+CARRIED_OPTIONS = {
+    "rename": (*_RULES, "--no-set"),
+    "verify": (*_RULES, "--no-set"),
+    "inspect": _RULES,
+    "custom-io": ("--profile", "--rules"),
+    "check-consumer": _LAYOUT,
+    "compare": _LAYOUT,
+    "manifest": _LAYOUT[:-1],
+    "pairs": (),
+    "rules": (),
+}
+"""For each command that may be suggested, the typed options of another one that it needs to see
+the same buffers. Those without models are not here."""
+
+_PLACES = ("--output", "--directory", "--seed-cache", "--in-place")
+_REPLACED_OPTIONS = {
+    "--strip": ("--prefix", "--target", "--full-transfer", "--replace", "--normalize", "--to"),
+    "--replace": ("--strip", "--pairs"),
+    "--prefix": ("--target", "--full-transfer", "--strip"),
+    "--target": ("--prefix", "--strip", "--to"),
+    "--to": ("--target", "--full-transfer", "--seed-cache", "--in-place"),
+    "--output": _PLACES,
+    "--directory": _PLACES,
+    "--seed-cache": ("--output", "--directory", "--to"),
+    "--profile": ("--rules", "--pairs"),
+    "--rules": ("--profile", "--pairs"),
+    "--pairs": ("--profile", "--rules", "--replace", "--seed-cache", "--in-place"),
+    "--no-sidecars": ("--sidecars",),
+    "--jobs": ("--dask",),
+}
+"""For each option that may be suggested, those that it cannot be with."""
+_SHORT_OPTIONS = {"-o": "--output", "-d": "--directory"}
+_TOKEN_OPTIONS = frozenset(("--prefix", "--target", "--strip", "--to"))
+_REPEATED_OPTIONS = frozenset(("--dim", "--sidecar"))
+
+
+def complete_reports(reports: Iterable[ModelReport]) -> tuple[ModelReport, ...]:
+    """Return reports on models whose hints have complete commands."""
+    return tuple(
+        report._replace(
+            findings=complete_findings(report.findings, report.path),
+            error=complete_error(report.error),
+        )
+        for report in reports
+    )
+
+
+def complete_findings(findings: Iterable[Finding], path: str | None = None) -> tuple[Finding, ...]:
+    """Return findings whose hints have complete commands.
+
+    Args:
+        findings: The findings.
+        path: The model that they are about, if it is one.
+    """
+    return tuple(
+        finding._replace(hint=complete_hint(finding.hint, _find_typed_command(), path))
+        if _COMMAND.search(finding.hint)
+        else finding
+        for finding in findings
+    )
+
+
+def complete_error(error: KvRenameError | None) -> KvRenameError | None:
+    """Complete the commands in the hint of an error, and return it."""
+    if error is not None and error.hint and _COMMAND.search(error.hint):
+        error.hint = complete_hint(error.hint, _find_typed_command(), error.path)
+    return error
+
+
+def _find_typed_command() -> TypedCommand | None:
+    """Return what was typed for the command that runs, ``None`` if that is not known."""
+    context = click.get_current_context(silent=True)
+    if context is None or context.obj is None:
+        return None
+    return read_typed_command(context.info_name or "", context.command, context.obj)
+
+
+def complete_hint(hint: str, typed: TypedCommand | None, path: str | None = None) -> str:
+    """Return a hint whose commands work when they are pasted.
+
+    Args:
+        hint: The hint, with commands between backticks.
+        typed: The command line that the hint is an answer to; without one the hint is complete
+            as it is.
+        path: The model that the hint is about, if it is about one.
+    """
+    if typed is None:
+        return hint
+    paths = tuple(map(quote_path, typed.paths))
+    model = paths[0] if path is None and len(paths) == 1 else quote_path(path or "MODEL")
+    completed = _complete_commands(hint, typed, model, " ".join(paths))
+    if len(completed) > _MAX_CHARS:
+        completed = _complete_commands(hint, typed, model, "MODEL...")
+    is_command = _COMMAND.fullmatch(completed)
+    return is_command[1] if is_command else completed
+
+
+def _complete_commands(hint: str, typed: TypedCommand, model: str, models: str) -> str:
+    def complete(match: re.Match[str]) -> str:
+        text = match[1]
+        if not text.startswith(_PROGRAM):
+            paths = model if text.startswith("MODEL ") else models
+            text = text.removeprefix("MODEL ")
+            options = _join_options(typed.options, _list_option_names(shlex.split(text)))
+            words = (_PROGRAM, *_name_command(typed), paths, options, text)
+            return f"`{' '.join(filter(None, words))}`"
+        return f"`{_complete_command(text, typed, model, models)}`"
+
+    return _COMMAND.sub(complete, hint)
+
+
+def _name_command(typed: TypedCommand) -> tuple[str, ...]:
+    """Return the word for a command; the default one needs none, but for a model of that name."""
+    is_clear = typed.name == _DEFAULT_COMMAND and not _is_command(typed.paths)
+    return () if is_clear else (typed.name,)
+
+
+def _is_command(words: Sequence[str]) -> bool:
+    """Return whether the first word is the name of a command."""
+    from onnxkvrename.cli.main import COMMANDS  # which imports this module after a failure
+
+    return bool(words) and words[0] in COMMANDS
+
+
+def _complete_command(text: str, typed: TypedCommand, model: str, models: str) -> str:
+    """Return a command with its models, and with the typed options that it needs."""
+    words = shlex.split(text)[1:]
+    name = words[0] if _is_command(words) else _DEFAULT_COMMAND
+    if name not in CARRIED_OPTIONS or "--help" in words:
+        return text
+    is_same = name == typed.name
+    if is_same and not _TOKEN_OPTIONS.isdisjoint(option.name for option in typed.options):
+        text = _TOKEN.sub("", text)
+        words = shlex.split(text)[1:]
+    text = _MODEL.sub(lambda match: models if match[1] else model, text)
+    carried = (
+        option for option in typed.options if is_same or option.name in CARRIED_OPTIONS[name]
+    )
+    return f"{text} {_join_options(carried, _list_option_names(words))}".rstrip()
+
+
+def _list_option_names(words: Iterable[str]) -> list[str]:
+    """Return the names of the options among the words of a suggested command."""
+    names = (word.partition("=")[0] for word in words if word.startswith("-"))
+    return [_SHORT_OPTIONS.get(name, name) for name in names]
+
+
+def _join_options(typed: Iterable[TypedOption], suggested: Collection[str]) -> str:
+    """Return typed options as text, without those that suggested ones replace."""
+    replaced = {option for name in suggested for option in _REPLACED_OPTIONS.get(name, ())}
+    replaced.update(set(suggested) - _REPEATED_OPTIONS)
+    return " ".join(shlex.join(option.words) for option in typed if option.name not in replaced)

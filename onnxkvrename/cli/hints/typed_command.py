@@ -1,0 +1,95 @@
+"""The command line as it was typed, in parts that another command can be made of."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import click
+
+_UNSHOWN = frozenset(("--format", "--quiet", "--verbose", "--help", "--version"))
+"""Options that only say how to answer: a suggested command is for a person."""
+
+
+class TypedOption(NamedTuple):
+    """An option with its value.
+
+    Attributes:
+        name: Its longest spelling, such as ``--output``.
+        words: The words of the command line, such as ``("-o", "m.onnx")``.
+    """
+
+    name: str
+    words: tuple[str, ...]
+
+
+class TypedCommand(NamedTuple):
+    """A command line that was understood.
+
+    Attributes:
+        name: The command.
+        paths: Its models, character by character as they were typed.
+        options: Its options, in their order.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    options: tuple[TypedOption, ...]
+
+
+def read_typed_command(
+    name: str, command: click.Command, args: Sequence[str]
+) -> TypedCommand | None:
+    """Return the parts of a command line.
+
+    Args:
+        name: The name of the command.
+        command: What reads its options.
+        args: All arguments; the name of the command may be the first.
+
+    Returns:
+        The parts, or ``None`` if an option is unknown or lacks its value.
+    """
+    rest = args[1:] if args and args[0] == name else args
+    context = click.Context(command, info_name=name, resilient_parsing=True)
+    try:
+        values, _, order = command.make_parser(context).parse_args(list(rest))
+    except click.UsageError:
+        return None
+    arguments = [param for param in command.params if isinstance(param, click.Argument)]
+    paths = [path for param in arguments for path in _list_texts(values.get(param.name))]
+    options = (param for param in order if isinstance(param, click.Option))
+    return TypedCommand(name, tuple(paths), tuple(_list_options(options, values)))
+
+
+def _list_texts(value: Any) -> list[str]:
+    """Return the texts of a value: one, several, or none if it was not typed."""
+    if isinstance(value, str):
+        return [value]
+    return [text for text in value if text] if isinstance(value, list | tuple) else []
+
+
+def _list_options(params: Iterable[click.Option], values: dict[str, Any]) -> Iterator[TypedOption]:
+    """Yield each option once, and one that may be repeated as often as it was typed."""
+    seen: Counter[str] = Counter()
+    for param in params:
+        name = max(param.opts, key=len)
+        texts = _list_texts(values[param.name or ""])
+        seen[name] += 1
+        if name in _UNSHOWN or seen[name] > (len(texts) if param.multiple else 1):
+            continue
+        spelling = param.opts[0]
+        if param.is_flag:
+            yield TypedOption(name, (spelling,))
+        elif texts:
+            text = texts[seen[name] - 1]
+            # What begins with a dash would be taken for an option by people and by shells.
+            words = (f"{name}={text}",) if text.startswith("-") else (spelling, text)
+            yield TypedOption(name, words)
+
+
+def quote_path(path: str) -> str:
+    """Return a path for a POSIX shell, so that it cannot be taken for an option."""
+    return shlex.quote(f"./{path}" if path.startswith("-") else path)

@@ -1,0 +1,122 @@
+"""Each hint is a command that works when it is pasted.
+
+Beside these, every command that is run by the fixture ``run`` has the commands of its hints tried
+(:mod:`hint_trials`).
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+
+import click
+import pytest
+from conftest import FIXTURES, Run
+from hint_trials import find_hints
+
+from onnxkvrename.cli.hints.complete import CARRIED_OPTIONS, complete_hint
+from onnxkvrename.cli.hints.typed_command import TypedCommand, read_typed_command
+from onnxkvrename.cli.main import COMMANDS, load_command
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models with and without a token, in a directory to run commands in."""
+    monkeypatch.chdir(tmp_path)
+    for source, name in (
+        ("plain/decoder.onnx", "m.onnx"),
+        ("plain/decoder.onnx", "my model.onnx"),
+        ("plain/decoder.onnx", "-m.onnx"),
+        ("VLLM/decoder.onnx", "v.onnx"),
+        ("VLLM/decoder.onnx", "größe.onnx"),
+        ("plain/internal_suffix.onnx", "suffix.onnx"),
+    ):
+        shutil.copyfile(FIXTURES / source, name)
+    shutil.copyfile("v.onnx", "other.onnx")
+    Path("other").mkdir()
+    shutil.copytree(FIXTURES / "VLLM" / "windows", "set")
+
+
+@pytest.mark.parametrize(
+    ("typed", "suggested"),
+    [
+        # A different token: replace it, in all that was asked for, where it was asked for.
+        ("v.onnx --prefix X", "v.onnx --prefix X --replace"),
+        ("v.onnx --target vllm-qaic", "v.onnx --target vllm-qaic --replace"),
+        ("v.onnx m.onnx --prefix X -d out", "v.onnx m.onnx --prefix X -d out --replace"),
+        ("größe.onnx --token X -n", "'größe.onnx' --prefix X -n --replace"),
+        ("v.onnx --strip --prefix X", "v.onnx --strip"),
+        # Verified with a token that the model does not have: the command that puts it in.
+        ("verify m.onnx --prefix X", "m.onnx --prefix X"),
+        ("verify v.onnx --prefix X", "v.onnx --prefix X --replace"),
+        ("verify 'my model.onnx' --prefix X -q", "'my model.onnx' --prefix X"),
+        ("verify m.onnx --prefix X --profile qeff", "m.onnx --prefix X --profile qeff"),
+        ("verify m.onnx --prefix X --pairs dataflow", "m.onnx --prefix X --pairs dataflow"),
+        ("verify set --prefix X", "set --prefix X --replace"),
+        ("verify --prefix X -- -m.onnx", "./-m.onnx --prefix X"),
+        # A suffix that consumers do not pair.
+        ("suffix.onnx --prefix X --strict", "suffix.onnx --normalize --prefix X --strict"),
+        ("verify suffix.onnx", "suffix.onnx --target vllm-qaic --normalize"),
+        # A file in the way.
+        ("m.onnx --prefix X -o v.onnx", "m.onnx --prefix X -o v.onnx --force"),
+        ("m.onnx --prefix X -o other", "m.onnx --prefix X -d other"),
+        ("m.onnx v.onnx --strip -o one.onnx", "m.onnx v.onnx --strip -d renamed"),
+        # Not understood at all.
+        ("m.onnx --strip --jobs 2 --dask x", "rename --help"),
+        ("verify", "verify --help"),
+        ("explain KV999", "explain"),
+    ],
+)
+def test_a_hint_repeats_what_was_typed(typed: str, suggested: str, run: Run) -> None:
+    outcome = run(*shlex.split(typed))
+    assert next(find_hints("", outcome.err)).command == f"onnxkvrename {suggested}"
+
+
+def _typed(*args: str) -> TypedCommand:
+    name = args[0] if args[0] in COMMANDS else "rename"
+    typed = read_typed_command(name, load_command(name).command, args)
+    assert typed is not None
+    return typed
+
+
+@pytest.mark.parametrize(
+    ("hint", "completed"),
+    [
+        ("`--force`", "onnxkvrename a.onnx b.onnx --rules r.toml -d x --force"),
+        ("`MODEL --force`", "onnxkvrename b.onnx --rules r.toml -d x --force"),
+        ("`-d y` or `-o z`", "`onnxkvrename a.onnx b.onnx --rules r.toml -d y` or "
+         "`onnxkvrename a.onnx b.onnx --rules r.toml -o z`"),
+        ("`--profile qeff`", "onnxkvrename a.onnx b.onnx -d x --profile qeff"),
+        ("`onnxkvrename verify MODEL --run`", "onnxkvrename verify b.onnx --run --rules r.toml"),
+        ("`onnxkvrename inspect MODEL...`", "onnxkvrename inspect a.onnx b.onnx --rules r.toml"),
+        ("`onnxkvrename 'a dir' -d y`", "onnxkvrename 'a dir' -d y --rules r.toml"),
+        ("`onnxkvrename verify --help`", "onnxkvrename verify --help"),
+        ("`dask scheduler`; no command", "`dask scheduler`; no command"),
+    ],
+)  # fmt: skip
+def test_a_hint_is_made_without_a_command_line_and_completed_with_it(
+    hint: str, completed: str
+) -> None:
+    typed = _typed("a.onnx", "b.onnx", "--rules", "r.toml", "-d", "x", "--format", "json", "-q")
+    assert complete_hint(hint, typed, "b.onnx") == completed
+    assert complete_hint(completed, typed, "b.onnx") == completed, "completed again it is the same"
+    assert complete_hint(hint, None) == hint, "from Python nothing was typed"
+
+
+def test_a_hint_for_very_many_models_does_not_name_them_all() -> None:
+    typed = _typed(*(f"window_{number}.onnx" for number in range(90)), "--prefix", "X")
+    assert complete_hint("`--replace`", typed) == "onnxkvrename MODEL... --prefix X --replace"
+
+
+def test_a_model_called_like_a_command_stays_a_model() -> None:
+    assert complete_hint("`--force`", _typed("rename", "verify", "--prefix", "X")) == (
+        "onnxkvrename rename verify --prefix X --force"
+    )
+
+
+@pytest.mark.parametrize("name", CARRIED_OPTIONS)
+def test_options_are_carried_only_to_commands_that_have_them(name: str) -> None:
+    command: click.Command = load_command(name).command
+    known = {option for param in command.params for option in param.opts}
+    assert known.issuperset(CARRIED_OPTIONS[name])
