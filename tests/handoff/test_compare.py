@@ -795,8 +795,8 @@ def test_each_range_of_lengths_has_its_own_cause() -> None:
     found = predict_handoff(wide, narrow)
     assert format_handoff_verdict(found) == (
         "hand-off would corrupt prompts of up to 3 tokens: a buffer that the consumer slices as "
-        "if it had a context axis (KV605), and prompts longer than 8 tokens: windows of 32 and 8 tokens "
-        "(KV614)"
+        "if it had a context axis (KV605), and prompts longer than 8 tokens: windows of 32 and 8 "
+        "tokens (KV614)"
     )
     assert format_handoff_verdict(predict_handoff(narrow, wide)).endswith(
         "(KV605); decode would stop at prompts longer than 8 tokens: windows of 8 and 32 tokens "
