@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from onnxkvrename import __version__
-from onnxkvrename.errors import KvRenameError
+from onnxkvrename.errors import KvRenameError, ReadError, WriteError
 from onnxkvrename.storage.temp_file import ProgressCallback
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ R = TypeVar("R")
 TRUST_HINT = (
     f"nothing was changed; check that all workers are yours and run onnxkvrename {__version__}"
 )
+SAME_FILES_HINT = "all workers must see the same files, under the same paths"
 _CHUNK_SIZE = 16
 _MIN_ITEMS_PER_PROCESS = 8
 """Fewer items than this for each process, and starting it takes longer than it saves."""
@@ -261,16 +262,38 @@ def _check_encryption(address: str) -> None:
 
 
 def _check_worker_versions(client: Any) -> None:
-    """Refuse workers of another version, which could not read what is sent to them."""
+    """Refuse workers without this package, or of another version, which could not read its data."""
+    install = f"pip install onnxkvrename=={__version__} on every worker"
     with _wrap_worker_errors():
-        versions = {str(version)[:20] for version in client.run(_report_version).values()}
-    if versions != {__version__}:
-        other_versions = ", ".join(sorted(versions - {__version__}))
-        raise KvRenameError(
-            f"a worker has onnxkvrename {other_versions}, and this is {__version__}",
-            hint="install the same version on every worker",
-        )
+        # A builtin, as a worker without the package could not load a function of ours.
+        found = client.run(eval, "__import__('onnxkvrename').__version__", on_error="return")
+    for address, version in found.items():
+        if isinstance(version, ModuleNotFoundError):
+            message = f"worker {address} does not have onnxkvrename installed"
+            raise KvRenameError(message, hint=install)
+        if isinstance(version, Exception):
+            reason = " ".join(str(version).split())[:200]
+            raise KvRenameError(
+                f"worker {address} cannot load onnxkvrename: {reason}", hint=install
+            )
+        if version != __version__:
+            raise KvRenameError(
+                f"worker {address} has onnxkvrename {str(version)[:20]}, but this is {__version__}",
+                hint=install,
+            )
 
 
-def _report_version() -> str:
-    return __version__
+def name_worker(error: KvRenameError) -> KvRenameError:
+    """Return an error of the file system, with the Dask worker that it is from in its hint.
+
+    On another machine a file may be missing that the user sees here. Outside of a Dask worker,
+    and for all other errors, nothing is added.
+    """
+    distributed = sys.modules.get("distributed")
+    is_missing = error.message == "no such file"
+    if distributed is None or not (is_missing or isinstance(error, (ReadError, WriteError))):
+        return error
+    with suppress(ValueError):  # this is no worker
+        hint = f"worker {distributed.get_worker().address} says so; {SAME_FILES_HINT}"
+        error.hint = f"{error.hint}; {hint}" if error.hint else hint
+    return error

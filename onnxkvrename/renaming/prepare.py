@@ -26,6 +26,7 @@ from onnxkvrename.renaming.output_path import (
     find_blocking_file,
     is_up_to_date,
 )
+from onnxkvrename.renaming.parallel import name_worker
 from onnxkvrename.rules.kv_model import KvModel, scan_model, splice_model
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
@@ -102,7 +103,7 @@ def prepare_model(
     except RulesError:
         raise
     except KvRenameError as error:
-        report = ModelReport(str(job.model), str(job.output), "failed", error=error)
+        report = ModelReport(str(job.model), str(job.output), "failed", error=name_worker(error))
         return PreparedModel(job, report)
 
 
@@ -210,7 +211,7 @@ def _check_output(
         up_to_date = not job.in_place and is_up_to_date(job, opened.file, plan.pieces, options)
         blocking = tuple(find_blocking_file(job, up_to_date, options))
     except KvRenameError as error:
-        return prepared._replace(report=report._replace(error=error))
+        return prepared._replace(report=report._replace(error=name_worker(error)))
     needs_write = report.has_changes if job.in_place else not up_to_date
     prepared = prepared._replace(needs_write=needs_write)
     if job.same_directory:

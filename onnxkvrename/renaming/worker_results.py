@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from onnxkvrename.errors import KvRenameError, ModelError, ReadError, RulesError, WriteError
 from onnxkvrename.findings import CODES
 from onnxkvrename.model.external_data import DataFile
-from onnxkvrename.renaming.parallel import TRUST_HINT
+from onnxkvrename.renaming.parallel import SAME_FILES_HINT, TRUST_HINT
 from onnxkvrename.renaming.prepare import PreparedModel
 from onnxkvrename.renaming.write import SidecarPlan, WriteTask
 from onnxkvrename.rules.checks import load_codes
@@ -83,7 +83,8 @@ def check_ready_file(task: WriteTask, result: object) -> ReadyFile | KvRenameErr
     try:
         status = os.lstat(file.temp_path)
     except OSError as error:
-        raise _build_error(f"a file that does not exist here: {error.strerror}") from None
+        problem = f"a file that cannot be found here: {error.strerror}"
+        raise _build_error(problem, f"nothing was changed; {SAME_FILES_HINT}") from None
     is_expected = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
     source = task.source
     size = len(source.content) if isinstance(source, SidecarPlan) else source.size
@@ -109,11 +110,8 @@ def _check_type(value: object, expected: type[T]) -> T:
     return value  # type: ignore[return-value]
 
 
-def _build_error(problem: str) -> KvRenameError:
-    return KvRenameError(
-        f"a worker returned {problem}",
-        hint=TRUST_HINT,
-    )
+def _build_error(problem: str, hint: str = TRUST_HINT) -> KvRenameError:
+    return KvRenameError(f"a worker returned {problem}", hint=hint)
 
 
 def _build_type_check(expected: Any) -> Callable[[Any], bool]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.model.external_data import DataFile, open_data_file
 from onnxkvrename.model.file import check_written_model, write_pieces
+from onnxkvrename.renaming.parallel import name_worker
 from onnxkvrename.renaming.prepare import SplicePlan
 from onnxkvrename.storage.read import (
     FileIdentity,
@@ -112,7 +113,7 @@ def write_temp_file(
                 raise build_changed_error(task.source_path)
             return file.finish(replace=task.in_place or task.force)
     except KvRenameError as error:
-        return error
+        return name_worker(error)
 
 
 @contextmanager

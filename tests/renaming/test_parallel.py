@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +18,7 @@ from typing import Any
 import pytest
 import window_sets
 
-from onnxkvrename import KvRenameError, Report, load_rules
+from onnxkvrename import KvRenameError, Report, __version__, load_rules
 from onnxkvrename.renaming import parallel, write
 from onnxkvrename.renaming.parallel import count_useful_processes, map_ordered, open_process_pool
 from onnxkvrename.renaming.run import rename_batch
@@ -324,8 +326,86 @@ def test_a_worker_of_another_version_is_refused(
         window_sets.write_windows(tmp_path, 2), "--strip", "--dask", made.scheduler_address
     )
     assert outcome.code == 2
-    assert "a worker has onnxkvrename 0." in outcome.err
-    assert "install the same version on every worker" in outcome.err
+    assert re.fullmatch(
+        r"error: worker tcp://127\.0\.0\.1:[0-9]+ has onnxkvrename 0\.[0-9.]+, but this is 9\.9 "
+        r"\(pip install onnxkvrename==9\.9 on every worker\)\n",
+        outcome.err,
+    )
+
+
+def hide_package() -> None:
+    """In a worker: make the package look as if it were not installed."""
+    hidden["onnxkvrename"] = sys.modules.get("onnxkvrename")
+    sys.modules["onnxkvrename"] = None  # type: ignore[assignment]
+
+
+def show_package() -> None:
+    """In a worker: undo :func:`hide_package`."""
+    module = hidden.pop("onnxkvrename")
+    del sys.modules["onnxkvrename"]
+    if module is not None:
+        sys.modules["onnxkvrename"] = module
+
+
+hidden: dict[str, Any] = {}
+
+
+def test_a_worker_without_the_package_is_told_to_install_it(
+    cluster: Any, tmp_path: Path, run, snapshot
+) -> None:
+    made, client = cluster
+    root = window_sets.write_windows(tmp_path, 2)
+    before = snapshot(root)
+    victim = next(iter(client.scheduler_info()["workers"]))
+    client.run(hide_package, workers=[victim])
+    try:
+        outcome = run(root, "--prefix", "VLLM", "--dask", made.scheduler_address)
+    finally:
+        client.run(show_package, workers=[victim])
+    assert (outcome.code, outcome.err) == (
+        2,
+        f"error: worker {victim} does not have onnxkvrename installed "
+        f"(pip install onnxkvrename=={__version__} on every worker)\n",
+    )
+    assert snapshot(root) == before
+
+
+def hide_files(directory: str) -> None:
+    """In a worker: make a directory look as on another machine, where it is not."""
+    real_open = os.open
+
+    def open_shown(path: Any, *args: Any, **how: Any) -> int:
+        if str(path).startswith(directory):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return real_open(path, *args, **how)
+
+    os.open = open_shown
+    hidden["open"] = real_open
+
+
+def show_files() -> None:
+    """In a worker: undo :func:`hide_files`."""
+    os.open = hidden.pop("open")
+
+
+def test_a_worker_that_does_not_see_a_file_is_named(
+    cluster: Any, tmp_path: Path, run, snapshot
+) -> None:
+    made, client = cluster
+    root = window_sets.write_windows(tmp_path, 4)
+    before = snapshot(root)
+    client.run(hide_files, str(root))
+    try:
+        outcome = run(root, "--prefix", "VLLM", "--dask", made.scheduler_address)
+    finally:
+        client.run(show_files)
+    assert outcome.code == 2
+    assert re.search(
+        r"layer_0_1/.*\.onnx: no such file \(worker tcp://127\.0\.0\.1:[0-9]+ says so; all workers "
+        r"must see the same files, under the same paths\)\n",
+        outcome.err,
+    )
+    assert snapshot(root) == before
 
 
 def test_a_cluster_without_workers_is_an_error(
