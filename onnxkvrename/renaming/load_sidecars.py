@@ -129,7 +129,7 @@ def _build_named_sidecar(
     def rewrite(data: bytes, models: Sequence[ModelReport]) -> RewrittenSidecar:
         bound, places = _bind_models(path.parent, models, run)
         result = rewrite_sidecar(data, str(path), sidecar_format, read_names(models), bound)
-        return _add_place_findings(result, path, output, places, run.jobs)
+        return _add_place_findings(result, path, output, places, run.jobs, is_found=False)
 
     job = (jobs_beside or run.jobs)[0]
     if jobs_beside and job.same_directory and not job.in_place:
@@ -157,7 +157,8 @@ def _build_found_sidecar(found: FoundSidecar, run: _Run) -> Sidecar:
         bound, places = _bind_models(found.path.parent, models, run)
         names = read_names(models)
         result = rewrite_found_sidecar(data, found, names, bound, own_jobs, run.search)
-        return _add_place_findings(result, found.path, output, places, run.jobs)
+        path = found.path
+        return _add_place_findings(result, path, output, places, run.jobs, is_found=True)
 
     job = own_jobs[0]
     output = found.path if job.same_directory else _resolve_output(found.path, job)
@@ -235,8 +236,14 @@ def _add_place_findings(
     output: Path,
     places: Mapping[str, str],
     jobs: Iterable[RenameJob],
+    *,
+    is_found: bool,
 ) -> RewrittenSidecar:
-    """Add KV406 for a model whose result is not where its configuration looks for it."""
+    """Add KV406 for a model whose result is not where its configuration looks for it.
+
+    Such a configuration could not be loaded. So one that was found is not written beside the
+    result, with a warning; for one that the user named, it is an error.
+    """
     job_by_path = {identify_path(job.model): job for job in jobs}
     for location, real_path in places.items():
         job = job_by_path.get(real_path)
@@ -245,8 +252,11 @@ def _add_place_findings(
         if resolve_path(output.parent / location) != resolve_path(job.output):
             message = f"names {location}, but the result is {job.output}"
             hint = f"rename the folder: `onnxkvrename {shlex.quote(str(path.parent))} -d renamed`"
+            if is_found:
+                message += ", so it is not copied"
             finding = build_finding(STALE_CODE, str(path), message, hint)
-            return result._replace(findings=(*result.findings, finding))
+            finding = finding._replace(severity="warning" if is_found else "error")
+            return result._replace(findings=(*result.findings, finding), stays=True)
     return result
 
 

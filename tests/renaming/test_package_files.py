@@ -187,6 +187,19 @@ def test_without_d_and_without_a_package_nothing_else_is_copied(here: Path, go) 
     assert list_names(here / "out") == {"model.onnx"}
 
 
+def test_a_configuration_is_not_copied_to_a_result_that_it_does_not_name(here: Path, go) -> None:
+    """It could not be loaded there: no file has the name in it."""
+    outcome = go("genai/model.onnx", "-o", "new/renamed.onnx")
+    message = f"warning KV406: genai/{CONFIG} names model.onnx, but the result is new/renamed.onnx"
+    assert (outcome.code, f"{message}, so it is not copied (" in outcome.err) == (0, True)
+    assert list_names(here / "new") == {"renamed.onnx"}
+    named = go("genai/model.onnx", "-o", "other/renamed.onnx", "--sidecar", f"genai/{CONFIG}")
+    assert (named.code, "error KV406" in named.err) == (1, True)
+    assert not (here / "other").exists()
+    assert go("genai/model.onnx", "-o", "same/model.onnx", "--sidecar", f"genai/{CONFIG}").code == 0
+    assert list_names(here / "same") == {"model.onnx", CONFIG}
+
+
 def test_a_part_of_a_folder_says_that_the_folder_is_needed(here: Path, go) -> None:
     folder = build_folder(
         here / "parts", render_config({"filename": "decoder/model.onnx"}), embed=build_decoder(())
@@ -196,8 +209,9 @@ def test_a_part_of_a_folder_says_that_the_folder_is_needed(here: Path, go) -> No
     outcome = go("parts/decoder/model.onnx", "-d", "out")
     assert outcome.code == 0
     message = f"KV406: parts/{CONFIG} names decoder/model.onnx, but the result is out/model.onnx"
-    assert message in outcome.err
-    assert "rename the folder: `onnxkvrename parts -d renamed --prefix VLLM" in outcome.err
+    hint = "(rename the folder: `onnxkvrename parts -d renamed --prefix VLLM"
+    assert f"{message}, so it is not copied {hint}" in outcome.err
+    assert list_names(here / "out") == {"model.onnx"}
     whole = go("parts", "-d", "whole")
     assert (whole.code, "KV4" in whole.err) == (0, False)
     assert list_names(here / "whole") == list_names(folder)
