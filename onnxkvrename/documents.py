@@ -19,7 +19,7 @@ MAX_VALUES = 1 << 18
 """How many values a JSON document may have, counted by its commas and brackets."""
 
 _MAX_KEY_PARTS = 10
-"""Parts of a dotted key in TOML, whose parser takes the cube of them."""
+"""Parts of a dotted key in TOML; the parser's time grows with their cube."""
 _TOML_LEXEME = r"""(?sx) \"{3}(?:\\.|[^\\])*?(?:\"{3}|\Z) | '{3}.*?(?:'{3}|\Z)
     | "(?:\\.|[^"\\\n])*"? | '[^'\n]*'? | \#[^\n]* | [][{}.,=\n]"""
 _MAX_DIGITS = 1000

@@ -1,4 +1,4 @@
-"""Exceptions of the package: what keeps a job from being done.
+"""Exceptions of the package: reasons why a job could not be done.
 
 ::
 
@@ -51,7 +51,7 @@ class ModelError(KvRenameError):
 
 
 class ReadError(ModelError):
-    """The system failed to read a file: nothing can be said about what is in it."""
+    """The system failed to read a file: its content is unknown."""
 
 
 class WriteError(KvRenameError):
@@ -59,7 +59,7 @@ class WriteError(KvRenameError):
 
     Attributes:
         in_place_hint: How to fix it where the result can go to no other path, or `None`.
-            It is the hint unless another one is given; an empty one means none.
+            By default it is the hint; an empty one means none.
     """
 
     def __init__(

@@ -30,8 +30,8 @@ def load_rules(rules: RulesLike = None) -> Rules:
         The rules, for the argument ``rules`` of the other functions.
 
     Raises:
-        RulesError: There is no such profile or file, or it cannot be used.
-        ModelError: It cannot be told if there is such a file.
+        RulesError: The profile or file does not exist or cannot be used.
+        ModelError: It cannot be determined if there is such a file.
         TypeError: The argument has the wrong type.
 
     Examples:
@@ -49,7 +49,7 @@ def load_rules(rules: RulesLike = None) -> Rules:
 
 
 def load_rules_for(rules: RulesLike, paths: Iterable[Path], to: str | None = None) -> Rules:
-    """Return the rules for some models: those that were given, or those that know the names.
+    """Return the rules for some models: the requested ones, or those that match the names.
 
     Args:
         rules: As for :func:`load_rules`, or ``"auto"``.
@@ -74,7 +74,7 @@ def list_rules_files(rules: RulesLike) -> tuple[Path, ...]:
     """Return the file that :func:`load_rules` reads; none for built-in rules.
 
     Raises:
-        ModelError: It cannot be told if there is such a file, or it is a URL.
+        ModelError: It cannot be determined if there is such a file, or it is a URL.
         TypeError: The argument has the wrong type.
         ValueError: It is empty.
     """
@@ -116,8 +116,8 @@ def as_path(
     Raises:
         TypeError: It is not a path.
         ValueError: It is empty.
-        ModelError: It is a URL, and to be read.
-        WriteError: It is a URL, and to be written.
+        ModelError: It is a URL and would be read.
+        WriteError: It is a URL and would be written.
     """
     text = _read_path(value)
     if text is None:

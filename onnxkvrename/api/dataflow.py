@@ -1,4 +1,4 @@
-"""Functions that know a model's buffers by its dataflow, whatever their names are."""
+"""Functions that find a model's buffers by its dataflow, with any names."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def rename(
         RulesError: The token or the rules cannot be used.
         ModelError: The model cannot be read.
         WriteError: The result cannot be written.
-        KvRenameError: There is no such consumer.
+        KvRenameError: The consumer does not exist.
         TypeError: An argument has the wrong type.
     Examples:
         >>> report = onnxkvrename.rename("model.onnx", "VLLM", output="renamed.onnx")
@@ -150,7 +150,7 @@ def rename_all(
         RulesError: The token or the rules cannot be used.
         ModelError: A path leads to no model.
         WriteError: Two results have one path, or a result would replace another model.
-        KvRenameError: There is no such consumer.
+        KvRenameError: The consumer does not exist.
         TypeError: An argument has the wrong type.
     Examples:
         >>> report = onnxkvrename.rename_all("windows", "VLLM", directory="renamed")

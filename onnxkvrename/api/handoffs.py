@@ -46,10 +46,10 @@ def check_consumer(
         full_transfer: Whether the consumer transfers all of each buffer, not only the prompt.
 
     Returns:
-        Findings KV601 to KV610; none if the consumer can take all buffers.
+        Findings KV601 to KV610; none if the consumer can use all buffers.
 
     Raises:
-        KvRenameError: There is no consumer of this name, or its configuration beside the
+        KvRenameError: The consumer does not exist, or its configuration beside the
             model cannot be used.
         ModelError: The model cannot be read.
         TypeError: An argument has the wrong type.
@@ -89,7 +89,7 @@ def compare(
         error of a model itself is in the verdict if the side is a path or a loaded layout.
 
     Raises:
-        KvRenameError: There is no consumer of this name, or it hands nothing from one model
+        KvRenameError: The consumer does not exist, or it hands over nothing from one model
             to another.
         ModelError: A model cannot be read.
         RulesError: The rules cannot be used.

@@ -70,7 +70,7 @@ def load_layout(
     Raises:
         ModelError: A model cannot be read, or several paths are not one model.
         KvRenameError: The model has no such symbol.
-        ValueError: A size is less than 1, or there is no path.
+        ValueError: A size is less than 1, or no path is given.
         RulesError: The rules cannot be used.
         TypeError: An argument has the wrong type.
 

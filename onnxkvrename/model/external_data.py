@@ -206,7 +206,7 @@ def plan_data_copies(
         KV501 if it would have a hidden name there, forced or not.
 
     Raises:
-        ModelError: A data file cannot be read or has changed, or it cannot be told what is at
+        ModelError: A data file cannot be read or has changed, or it cannot be determined what is at
             its new path.
     """
     for data_file in data:

@@ -1,6 +1,6 @@
 """Compare two models record by record, as protobuf messages of one schema, without parsing them.
 
-Weights are compared a megabyte at a time and never held. What differs is told by its place in
+Weights are compared a megabyte at a time and never held. What differs is named by its place in
 the schema (`graph.node.input`), with the first few values. The schema is that of the installed
 onnx; fields that it does not know are compared byte by byte.
 """
@@ -55,7 +55,7 @@ _UNORDERED_FIELDS = frozenset(
 
 
 class Difference(NamedTuple):
-    """What differs between two models at one place of the schema.
+    """A difference between two models at one place of the schema.
 
     Attributes:
         kind: `content`; `order` of elements that are found by their names; or `encoding`: the

@@ -1,7 +1,7 @@
 """The stamp: the digest of a layout in a model's metadata, where two workers can compare it.
 
 A stamp is one entry of `metadata_props`, the last field of the file. Without it, the bytes
-are those from before. It covers names and shapes of buffers, so it goes when a name changes.
+are the old ones. It covers names and shapes of buffers, so it goes when a name changes.
 """
 
 from __future__ import annotations

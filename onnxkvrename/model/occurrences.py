@@ -122,7 +122,7 @@ class Occurrences(NamedTuple):
         """Yield what would come to denote another value than now, or capture one.
 
         That is each occurrence of a new name that belongs to the main graph and keeps its
-        name, and each definition in a subgraph that lies between a renamed occurrence and
+        name, and each definition in a subgraph that is between a renamed occurrence and
         the main graph.
         """
         new_names = set(names.values())
@@ -163,7 +163,7 @@ class Occurrences(NamedTuple):
     def build_edits(
         self, names: Mapping[str, str], symbols: Mapping[str, str]
     ) -> list[tuple[Record, bytes]]:
-        """Return each record that has to change, with its new payload.
+        """Return each record that must change, with its new payload.
 
         Args:
             names: New names of values by their old ones.
@@ -239,7 +239,7 @@ def _select_main_graph(
 
 
 def _choose_stems(names: Iterable[bytes]) -> tuple[bytes, ...] | None:
-    """Choose a few byte strings of which every name contains one; `None` if it takes many.
+    """Choose a few byte strings of which every name contains one; `None` if that needs many.
 
     Names of buffers differ in their numbers, so a part between numbers will do; and what
     several of these parts begin with does for all of them.

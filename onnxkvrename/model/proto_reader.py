@@ -28,7 +28,7 @@ MAX_VALUES = 1 << 16
 MAX_RANK = 256
 """Dimensions of a tensor, or of a graph input or output."""
 _MAX_DATA_SIZE = 1 << 63
-"""The first size in bytes that is no int64, as ONNX's own sizes are."""
+"""The first size in bytes that does not fit into an int64, the type of ONNX's own sizes."""
 _IR_VERSION, _PRODUCER, _PRODUCER_VERSION, _OPSET = 1, 2, 3, 8
 _DTYPE_NAMES = (
     *("UNDEFINED", "FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "STRING"),
@@ -152,7 +152,7 @@ def find_graph(source: ByteSource) -> Record:
     sets, which ONNX requires since IR version 3.
 
     Raises:
-        ModelError: There is no graph, a second one, or no operator set.
+        ModelError: The graph or the operator set is missing, or there is a second graph.
     """
     fields = list_root_fields(source)
     graph = find_message(source, fields, 7, "graph")
@@ -300,7 +300,7 @@ def _read_int64(source: ByteSource, fields: Iterable[Record], number: int) -> in
 
 
 def _read_int32s(source: ByteSource, fields: Iterable[Record], number: int) -> Iterator[int]:
-    """Yield the values of an int32 or enum, the last first; parsers take its lower 32 bits."""
+    """Yield the values of an int32 or enum, the last first; parsers use its lower 32 bits."""
     for record in reversed(list(fields)):
         if record.number == number and record.wire_type == VARINT:
             yield (source.read_integer(record) + (1 << 31)) % (1 << 32) - (1 << 31)

@@ -1,4 +1,4 @@
-"""Protobuf bytes as records, without parsing what nobody asks for.
+"""Protobuf bytes as records, parsing only what is asked for.
 
 A record is a position in the file; the weights between two positions are skipped.
 What is refused here is what protobuf's own parsers refuse, and what two of them
@@ -86,7 +86,7 @@ class ByteSource:
         size: The number of bytes.
         path: The file that the bytes are from, as errors name it; `None` in memory.
         root_fields: The model's own fields, once :mod:`proto_reader` has read them.
-        small_field_count: Fields that were read one by one although nobody asked for them.
+        small_field_count: Fields that were read one by one although they were not asked for.
     """
 
     def __init__(
@@ -376,7 +376,7 @@ def _skip_unrelated_fields(
 ) -> int:
     """Return where the first field from `pos` on begins that must be read, or `end`.
 
-    Skips numbers, and short LENGTH fields that lie in one block and contain no stem. All
+    Skips numbers, and short LENGTH fields that are in one block and contain no stem. All
     others, the malformed among them, are left to :func:`_read_record`.
     """
     needs_reading = _build_tag_table(always)

@@ -1,4 +1,4 @@
-"""Skip many small fields that nobody asked for, which a hostile file may be full of.
+"""Skip many small fields that are not asked for, which a hostile file may be full of.
 
 One by one they take a microsecond each, and some are only two bytes long. Small is a field with
 a tag of one byte and a number, or with a tag of two bytes and a number or few bytes of payload,
@@ -15,7 +15,7 @@ from onnxkvrename.model.protobuf import FIXED32, FIXED64, LENGTH, MAX_PREFIX_SIZ
 _MAX_SIZE = 16
 """Bytes of such a payload."""
 _MAX_FIELDS = 1000
-"""Fields that are skipped at a time; the matcher takes some hundred bytes for each."""
+"""Fields that are skipped at a time; the matcher needs some hundred bytes for each."""
 
 
 def skip_small_fields(

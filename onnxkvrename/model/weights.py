@@ -27,7 +27,7 @@ from onnxkvrename.model.protobuf import LENGTH, ByteSource, Record, list_fields,
 MAX_WEIGHTS = 32
 """The most weights that are described of one model."""
 _SUFFIXES = (".weight", ".bias")
-"""What frameworks call parameters; tables that depend on a length are called otherwise."""
+"""What frameworks call parameters; tables that depend on a length have different names."""
 _INITIALIZER, _RAW_DATA = 5, 9
 _SAMPLE_SIZE = 1 << 16
 """The first bytes of a weight that are compared."""

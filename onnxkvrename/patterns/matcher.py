@@ -37,7 +37,7 @@ from onnxkvrename.patterns.syntax import (
 _START, _END = 0, 1
 _MAX_SHOWN_LENGTH = 80
 _MAX_CACHED = 10_000
-"""Transitions that are remembered, to bound memory whatever the names are."""
+"""Transitions that are remembered, which bounds memory for any names."""
 _CACHED_BY_LARGE_PATTERN = 1_000
 _MAX_STEPS = 1 << 17
 """Steps that a pattern may follow without the help of remembered ones,"""

@@ -1,4 +1,4 @@
-"""Patterns for whole names that take linear time, whatever the pattern and the name."""
+"""Patterns for whole names that match in linear time, for any pattern and name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_PATTERNS = 100
 MAX_TOTAL_COST = 50_000
 """Positions of all patterns of a profile together, and steps between them; about 20 MB."""
 RE2_COST = 5_000
-"""What a pattern counts for that google-re2 matches; that library limits its own memory."""
+"""The cost of a pattern that google-re2 matches; that library limits its own memory."""
 RE2_INSTALL_COMMAND = "pip install 'onnxkvrename[re2]'"
 
 
@@ -30,7 +30,7 @@ class Re2Matcher(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """What the pattern takes to build, on the scale of :class:`LinearMatcher`."""
+        """The cost to build the pattern, on the scale of :class:`LinearMatcher`."""
         return RE2_COST
 
     @property
@@ -70,7 +70,7 @@ class NameTable(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """What the table takes to build, on the scale of patterns."""
+        """The cost to build the table, on the scale of patterns."""
         return len(self.entries)
 
     @property

@@ -362,7 +362,7 @@ def _may_be_empty(node: Node) -> bool:
 def _count_positions(node: Node) -> int:
     """Return how many positions there are once repetitions are unfolded.
 
-    Whatever takes work to build counts as a position, even if it reads no character.
+    Each part that needs work to build counts as a position, even if it reads no character.
     """
     if isinstance(node, Repeat):
         body = _count_positions(node.body)
@@ -395,7 +395,7 @@ class _Size(NamedTuple):
 _EMPTY = _Size(0, 0, 0, True)
 _CHARACTER = _Size(1, 1, 0, False)
 _CROSSING = _Size(1, 0, 0, True)
-"""What is crossed without reading a character: an anchor, a border of a group, a choice."""
+"""A part that reads no character: an anchor, a border of a group, a choice."""
 
 
 def _measure(node: Node) -> _Size:

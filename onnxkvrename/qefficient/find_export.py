@@ -24,7 +24,7 @@ def find_exports(model: Path) -> Iterator[Path]:
     """Yield the directories above a model that hold the parameters of an export.
 
     Raises:
-        ModelError: It cannot be told if one does.
+        ModelError: It cannot be determined if one does.
     """
     for directory in list(Path(os.path.abspath(model)).parents)[:_MAX_LEVELS]:
         status = read_status(directory / PARAMS_FILE)

@@ -227,7 +227,7 @@ def find_moved_paths(paths: Sequence[Path], rules: Rules, change: TokenChange) -
         change: The tokens to put in and to take out.
 
     Raises:
-        KvRenameError: It cannot be told what is at a path.
+        KvRenameError: It cannot be determined what is at a path.
     """
     return tuple(_find_moved_path(path, rules, change) for path in paths)
 
@@ -246,7 +246,7 @@ def _find_moved_path(path: Path, rules: Rules, change: TokenChange) -> Path:
 def _find_moved_directory(directory: Path, rules: Rules, change: TokenChange) -> Path | None:
     """Return the directory that an export was moved to, ``None`` if there is none.
 
-    That is told by what a killed run has left, or by the parameters, whose hash without the
+    What a killed run has left shows it, or the parameters, whose hash without the
     change is the one in the old name.
     """
     name_and_hash = split_directory_name(directory.name)
@@ -371,7 +371,7 @@ def _has_entry(directory: Path, entry: CacheEntry) -> bool:
 
 
 def _takes_token(seeds: Sequence[Seed], rules: Rules) -> bool:
-    """Return whether one of the exports takes a token, so that there is something to seed."""
+    """Return whether one of the exports can have a token, so that there is something to seed."""
     return any(
         seed.entry is None or explain_token_refusal(seed.entry.params, rules) is None
         for seed in seeds

@@ -38,7 +38,7 @@ def check_batch(
         options: What to check.
 
     Raises:
-        ModelError: Two models that a consumer takes as one have the same buffer.
+        ModelError: Two models that a consumer uses as one have the same buffer.
     """
     set_findings = _check_across_models(items, change, rules, options)
     consumer_findings = _check_consumer(items, rules, options)
@@ -76,7 +76,7 @@ def _check_across_models(
 def _check_consumer(
     items: Sequence[PreparedModel], rules: Rules, options: Options
 ) -> list[list[Finding]]:
-    """Check whether the consumer can take the models as they will be."""
+    """Check whether the consumer can use the models as they will be."""
     models = [item.model for item in items if item.model is not None]
     if options.consumer is None or len(models) < len(items):
         return [[] for _ in items]
@@ -103,7 +103,7 @@ def _trace_updates(model: KvModel) -> dict[str, BufferUpdate]:
 
 
 def _group_for_consumer(models: Sequence[KvModel]) -> list[tuple[int, ...]]:
-    """Return the indexes of models that a consumer takes as one: windows together.
+    """Return the indexes of models that a consumer uses as one: windows together.
 
     A merged model that lacks layers of another one is a step on the way to that one, and
     no consumer takes it.

@@ -39,7 +39,7 @@ def check_files_together(
         moves: Directories that get another name, with their new paths.
 
     Raises:
-        ModelError: It cannot be told what is at a path.
+        ModelError: It cannot be determined what is at a path.
     """
     files = RunFiles()
     for path in options.read_files:

@@ -38,7 +38,7 @@ def rewrite_found_sidecar(
     """Return a found sidecar with the new names, or as it is if it cannot follow its models.
 
     It stays as it is if the user wants that, if a model beside it keeps the old names, or if it
-    has no name of the models. KV406 says so where its names are then those from before.
+    has no name of the models. KV406 says so where it then has the old names.
 
     Args:
         data: Its content.
@@ -91,7 +91,7 @@ def check_sidecars_there(
     rules: Rules,
     options: Options,
 ) -> tuple[PreparedModel, ...]:
-    """Return the models with KV406 for sidecars where results go that have the names from before.
+    """Return the models with KV406 for sidecars at the destination that have the old names.
 
     Args:
         models: The models in the order of the command.
@@ -158,7 +158,7 @@ def _explain_shared(path: str, holder: Path) -> tuple[str, str]:
 
 
 def _adapt_finding(finding: Finding) -> Finding:
-    """Return the finding as a warning: a file of another model may lie beside this one.
+    """Return the finding as a warning: a file of another model may are beside this one.
 
     One that cannot follow its own model stays an error.
     """

@@ -21,7 +21,7 @@ _NO_PATH = Path("<memory>")
 def rename_in_memory(data: bytes, change: TokenChange, rules: Rules) -> bytes:
     """Return the bytes of the renamed model.
 
-    External data is neither looked at nor changed: the bytes do not say where it lies.
+    External data is neither read nor changed: the bytes do not say where it is.
 
     Args:
         data: A serialized ModelProto.

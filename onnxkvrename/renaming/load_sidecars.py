@@ -55,7 +55,7 @@ def load_sidecars(
     """Return sidecars, each ready to be rewritten with the models that it belongs to.
 
     A sidecar belongs to the models in its directory, or else to those below it; one of a
-    compile to those above its directory; one that lies elsewhere to all.
+    compile to those above its directory; one that is elsewhere to all.
 
     Args:
         jobs: The models of the run.
@@ -187,7 +187,7 @@ def _describe_model(report: ModelReport) -> OneModel:
 def _bind_models(
     directory: Path, reports: Sequence[ModelReport], run: _Run
 ) -> tuple[BoundModels, dict[str, str]]:
-    """Return the models that a configuration in a directory may speak of, one by one.
+    """Return the models that a configuration in a directory may refer to, one by one.
 
     Also the path, links resolved, of each model that it turns out to name, by its location.
     """
@@ -277,7 +277,7 @@ def _find_root(output: Path, job: RenameJob) -> Path | None:
 
 
 def _resolve_output(path: Path, job: RenameJob) -> Path:
-    """Return where a sidecar goes: it lies to the result as it lies to the model.
+    """Return where a sidecar goes: in the same place relative to the result as to the model.
 
     Where the directories between an upper sidecar and its model are others on the side of the
     result, it goes beside the result.

@@ -31,7 +31,7 @@ _ELSEWHERE_HINT = "`-d renamed` writes elsewhere"
 
 
 def check_result_size(size: int, path: str | None = None) -> None:
-    """Raise :class:`ModelError` for a result of more bytes than an ONNX reader takes.
+    """Raise :class:`ModelError` for a result of more bytes than ONNX readers accept.
 
     Args:
         size: Bytes of the result.
@@ -59,7 +59,7 @@ def check_output_place(job: RenameJob, options: Options, *others: Path) -> None:
     Raises:
         WriteError: A directory on the way is a symbolic link, or a result would be in a
             Hugging Face cache.
-        ModelError: It cannot be told what is there.
+        ModelError: It cannot be determined what is there.
     """
     if job.root is None:
         return
@@ -88,7 +88,7 @@ def check_output_file(job: RenameJob) -> None:
 
     Raises:
         WriteError: There is a directory or a device.
-        ModelError: It cannot be told what is there.
+        ModelError: It cannot be determined what is there.
     """
     status = read_status(job.output)
     if status is None or stat.S_ISREG(status.st_mode):
@@ -140,7 +140,7 @@ def check_in_place_write(
     Raises:
         WriteError: It is a symbolic link, has several hard links, is read-only, or is in a
             Hugging Face cache.
-        ModelError: It cannot be told what is at the path.
+        ModelError: It cannot be determined what is at the path.
     """
     _check_not_cached(path, options, has_choice=has_choice)
     if options.force:
@@ -195,7 +195,7 @@ def find_outermost_missing_directory(target: Path) -> Path | None:
     """Return the outermost directory that must be made for a target; ``None`` if none must be.
 
     Raises:
-        ModelError: It cannot be told whether a directory is there.
+        ModelError: It cannot be determined whether a directory is there.
     """
     missing = None
     for directory in target.parents:
@@ -210,10 +210,10 @@ def find_writable_directory(job: RenameJob) -> Path:
 
     Raises:
         WriteError: That is not a directory, or not writable.
-        ModelError: It cannot be told what is there.
+        ModelError: It cannot be determined what is there.
     """
     directory = Path(os.path.abspath(job.output.parent))
-    # The root is there, whatever the system says of it.
+    # The root always exists, even if the system reports an error for it.
     directory = next(filter(is_occupied, (directory, *directory.parents)), Path(directory.anchor))
     fault = None
     if not is_directory(directory):
@@ -239,7 +239,7 @@ def find_blocking_file(job: RenameJob, up_to_date: bool, options: Options) -> It
         options: Whether existing files may be overwritten.
 
     Raises:
-        ModelError: It cannot be told whether a file is there.
+        ModelError: It cannot be determined whether a file is there.
     """
     if not (job.in_place or up_to_date or options.force) and is_occupied(job.output):
         yield build_finding(

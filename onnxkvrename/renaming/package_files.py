@@ -159,7 +159,7 @@ def _list_files(directory: Path, left_out: Path | None = None) -> Iterator[str]:
 
 
 def _leads_to_directory(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a link to a directory; raises OSError if that cannot be told."""
+    """Return whether an entry is a link to a directory, or raise OSError."""
     try:
         return entry.is_symlink() and entry.is_dir()
     except FileNotFoundError:

@@ -39,7 +39,7 @@ def map_ordered(
 ) -> Generator[R, None, None]:
     """Yield ``work(item)`` for each item, in the order of the items.
 
-    When the generator ends, for whatever reason, no work is running any more.
+    When the generator ends, for any reason, no work is running.
 
     Args:
         work: The function to apply. With an executor it must be picklable.
@@ -52,7 +52,7 @@ def map_ordered(
 
     Raises:
         KvRenameError: If the executor fails, or ``work`` raises in one of its workers.
-        Exception: Without an executor, whatever ``work`` raises.
+        Exception: Without an executor, any exception of ``work``.
     """
     if executor is None:
         for item in items:
@@ -139,7 +139,7 @@ def open_process_pool(count: int) -> Iterator[Executor | None]:
 
     All processes are started before the context is entered. On Linux they are forks: a
     thread that the caller starts later, as progress bars do, is not running at the fork,
-    and so cannot leave a lock behind that a child would wait for.
+    and so cannot leave a lock that a child would wait for.
 
     Yields:
         The executor, or ``None`` for a ``count`` of 1.
@@ -234,7 +234,7 @@ def connect_dask(address: str) -> Iterator[Executor]:
 def _check_encryption(address: str) -> None:
     """Refuse an address that does not go with Dask's configuration of TLS.
 
-    Dask finds that out, too, but only once a client is half made, which it then cannot close.
+    Dask also checks this, but only after it has made half a client, which it then cannot close.
     """
     import dask.config
     import distributed
@@ -293,7 +293,7 @@ def name_worker(error: KvRenameError) -> KvRenameError:
     is_missing = error.message == "no such file"
     if distributed is None or not (is_missing or isinstance(error, (ReadError, WriteError))):
         return error
-    with suppress(ValueError):  # this is no worker
+    with suppress(ValueError):  # not a worker
         hint = f"worker {distributed.get_worker().address} says so; {SAME_FILES_HINT}"
         error.hint = f"{error.hint}; {hint}" if error.hint else hint
     return error

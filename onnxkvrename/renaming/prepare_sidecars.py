@@ -69,7 +69,7 @@ class PreparedSidecar(NamedTuple):
 
     Attributes:
         sidecar: The sidecar.
-        model_index: The index of the model that lies nearest to it; its findings and
+        model_index: The index of the model nearest to it; its findings and
             errors count as that model's.
         report: What is reported about it.
         plan: The plan of its new bytes; ``None`` if there is nothing to write.

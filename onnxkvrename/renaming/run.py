@@ -72,7 +72,7 @@ def rename_batch(
             files; results are put in place by this process. By default it does all.
         sidecars: Text files that follow the names of the models.
         directory_map: Directories that get another name in the end, by absolute paths; the
-            report has the names from before.
+            report has the old names.
 
     Returns:
         The outcome for each model and sidecar. An error of one model is in its report; then
@@ -117,7 +117,7 @@ def rename_batch(
 def _prepare_sidecars(
     models: tuple[PreparedModel, ...], sidecars: Sequence[Sidecar], options: Options
 ) -> tuple[tuple[PreparedModel, ...], tuple[PreparedSidecar, ...]]:
-    """Prepare the text files, and return the models with what is wrong with them."""
+    """Prepare the text files, and return the models with the findings about them."""
     from onnxkvrename.renaming.prepare_sidecars import add_sidecar_findings, prepare_sidecars
 
     prepared = tuple(prepare_sidecars(sidecars, _list_reports(models), options))
@@ -177,7 +177,7 @@ def stamp_models(
         options: Whether to write over links and read-only files.
 
     Returns:
-        What became of each model. An error of one is in its report; then all are as they were.
+        The result of each model. An error is in the model's report; then all are as they were.
         It is an error that a file has changed since it was read.
     """
     targets = _list_targets_to_clean(jobs)

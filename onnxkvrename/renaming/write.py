@@ -74,7 +74,7 @@ class WriteTask(NamedTuple):
 
     @property
     def source_directory(self) -> Path:
-        """The directory that the source is in, as it lies to the directory of the model."""
+        """The directory of the source, in the same place relative to the directory of the model."""
         if isinstance(self.source, DataFile):
             return (self.source.directory / self.source.location).parent
         return Path(os.path.abspath(self.source_path)).parent
@@ -92,7 +92,7 @@ def write_temp_file(
         count_bytes: Called with the bytes of a data file as they are copied.
 
     Returns:
-        The file, ready to be put in place; or the error, and then nothing is left behind.
+        The file, ready to be put in place; or the error, and then no file is left.
     """
     try:
         with (

@@ -1,6 +1,6 @@
 """Plan the new names in a configuration by which a runtime binds the inputs and outputs.
 
-Any text in it may be a name or a template, of the models that its section speaks of. It follows
+Any text in it may be a name or a template, of the models that its section refers to. It follows
 completely or not at all: a template changes only if all names that it generates change alike, and
 no name may change that the runtime would make itself.
 """
@@ -31,16 +31,16 @@ _MAX_TEMPLATES = 64
 """Distinct templates of a file; to fill each takes as long as the model has names."""
 
 _MAX_GROUPS = 1 << 8
-"""Distinct groups of models that sections of a file speak of; each has its names collected."""
+"""Distinct groups of models that sections of a file refer to; each has its names collected."""
 
 
 class BoundModels(NamedTuple):
-    """The models that a configuration may speak of.
+    """The models that a configuration may refer to.
 
     Attributes:
         find: Returns the model at a location beside the configuration, as it is written there;
             ``None`` if there is none that can be read.
-        beside: The models that it speaks of where it names none.
+        beside: The models that it refers to where it names none.
         build_names: Collects the names of some models.
         near: All models of the run beside it and below it, whatever it names.
     """
@@ -59,7 +59,7 @@ class Refusal(NamedTuple):
 
 
 class BindingPlan(NamedTuple):
-    """What becomes of the names in a configuration.
+    """The changes of the names in a configuration.
 
     Attributes:
         changes: The new text of each scalar that changes.
@@ -80,7 +80,7 @@ def plan_bindings(tree: Node, sidecar_format: SidecarFormat, models: BoundModels
     Args:
         tree: The configuration.
         sidecar_format: Its format.
-        models: The models that it may speak of.
+        models: The models that it may refer to.
 
     Raises:
         UnreadableTextError: It has too many templates, or names too many models.
@@ -164,7 +164,7 @@ class _Planner:
             self.texts.setdefault(id(model), set()).update(new_texts)
 
     def _find_names(self, text: str, names: ModelNames) -> dict[str, str]:
-        """Return old and new of the names that a text stands for; none if it is no name."""
+        """Return the old and new names that a text matches; none if it is not a name."""
         if not is_template(text):
             new = names.find_new_name(text, is_graph_value=True)
             return {} if new is None else {text: new}
@@ -181,7 +181,7 @@ class _Planner:
         return {} if old is None or new is None else {old: new}
 
     def _plan_text(self, text: str, new_by_old: Mapping[str, str], names: ModelNames) -> str | None:
-        """Return the new text; the old one if it may not change, ``None`` if it is no name."""
+        """Return the new text; the old one if it may not change, ``None`` if it is not a name."""
         if not new_by_old:
             return None
         if all(old == new for old, new in new_by_old.items()):

@@ -39,7 +39,7 @@ class SidecarFormat:
             is worth a look. By default `file_name_pattern`.
         only_graph_values: True if every name is an input or output of the graph.
         requires_pairs: True if both sides of each buffer must be named.
-        effect: What becomes of names from before a rename, for messages.
+        effect: What happens with names from before a rename, for messages.
         is_binding: True for a configuration by which a runtime binds inputs and outputs: any
             text in it may be a name or, with ``%d``, a template (:mod:`.bindings`).
         is_package: True if the runtime loads the whole folder that the file is in.
@@ -66,7 +66,7 @@ class SidecarFormat:
     max_name_bytes: int | None = None
 
     def matches_file_name(self, file_name: str) -> bool:
-        """Return whether a file of this name has this format, whatever its content."""
+        """Return whether a file of this name has this format, for any content."""
         return _matches(self.file_name_pattern, file_name)
 
     def may_have_format(self, file_name: str) -> bool:

@@ -16,7 +16,7 @@ MAX_JSON_CHARS = 1 << 23
 """The longest text that is parsed, in characters."""
 
 # A string without a closing quote extends to the end of the text, so text that is not JSON
-# takes no longer.
+# does not take longer.
 _LEXEME = re.compile(r'(?s)"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]|[^\s\[\]{}",:\ufeff]+')
 _MAX_VALUES = 1 << 16
 """Values of a text, counted by its commas, colons and brackets; each takes 300 bytes."""

@@ -22,7 +22,7 @@ _MAX_NEIGHBOURS = 64
 """The models beside a sidecar that are read to tell whether it is theirs."""
 
 LEAVE_HINT = "`--no-sidecars` does not change it"
-"""How a rename goes on without a sidecar that was found."""
+"""How to continue without a sidecar that was found."""
 
 
 class FoundSidecar(NamedTuple):
@@ -96,7 +96,7 @@ def read_sidecar_head(path: Path) -> bytes:
     """Return the content of a file, as far as a sidecar may be long.
 
     Raises:
-        ModelError: There is no such file, it is not regular, or it cannot be read.
+        ModelError: The file does not exist, is not regular, or cannot be read.
     """
     with open_file(path) as file:
         return file.read(0, min(file.size, MAX_SIDECAR_BYTES))

@@ -1,9 +1,9 @@
 """Divide a configuration into sections: which of its names are of which model.
 
-An object that names an ``.onnx`` file speaks of that model: by a value
-(``"filename": "decoder.onnx"``), by a list of values, or by the key that it stands under. What is
-below it speaks of the same model, unless it names one itself. An object that names none, but has
-some below it, speaks of all of those, as the templates of a pipeline do.
+An object that names an ``.onnx`` file refers to that model: by a value
+(``"filename": "decoder.onnx"``), by a list of values, or by the key above it. What is
+below it refers to the same model, unless it names one itself. An object that names none, but has
+some below it, refers to all of those, as the templates of a pipeline do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ALL: frozenset[str] = frozenset()
 
 
 class Section(NamedTuple):
-    """The texts of a configuration that speak of the same models.
+    """The texts of a configuration that refer to the same models.
 
     Attributes:
         files: The locations of those models, without needless parts; empty where none are named.

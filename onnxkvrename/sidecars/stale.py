@@ -1,4 +1,4 @@
-"""Find sidecars that still have the names from before a rename."""
+"""Find sidecars that still have the old names from before a rename."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from onnxkvrename.sidecars.search import FoundSidecar
 
 MODEL_SUFFIX = ".onnx"
-"""How the name of a model ends in a configuration that speaks of it."""
+"""How the name of a model ends in a configuration that refers to it."""
 STALE_CODE = "KV406"
 """The code of a sidecar with names from before a rename, or that cannot get the new ones."""
 
@@ -94,7 +94,7 @@ def _detect_sidecars(
     from onnxkvrename.sidecars.search import detect_sidecars
 
     sidecars: list[FoundSidecar] = []
-    with suppress(ModelError):  # more than a rename takes: the first ones are looked at
+    with suppress(ModelError):  # more than a rename accepts: the first ones are checked
         for found in detect_sidecars(candidates, load_sidecar_formats(rules, plug_ins=False)):
             if os.path.abspath(found.path) not in replaced_paths:
                 sidecars.append(found)

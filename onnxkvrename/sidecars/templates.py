@@ -1,4 +1,4 @@
-"""Names by template: one text with ``%d`` stands for the names of all layers."""
+"""Names by template: one text with ``%d`` matches the names of all layers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def derive_template(template: str, new_names: Mapping[str, str]) -> str | None:
         if all(fill_template(candidate, layer) == new for layer, new in new_names.items())
     ]
     head = template.partition(PLACEHOLDER)[0]
-    # Where a token has the layer's number, too: the one that stands where it stood.
+    # A token may have the layer's number as well: take the one at the same place.
     return max(
         fitting, key=lambda candidate: candidate.startswith(head + PLACEHOLDER), default=None
     )

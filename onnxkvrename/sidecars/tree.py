@@ -83,7 +83,7 @@ def describe_node(node: Node | None) -> str:
 
 
 def flatten_tree(node: Node | None, changes: Mapping[ScalarNode, str]) -> Iterator[str | None]:
-    """Yield the content of a tree, whatever its notation, with some values changed.
+    """Yield the content of a tree in any notation, with some values changed.
 
     Two trees with the same content yield the same.
 

@@ -49,7 +49,7 @@ def parse_yaml_tree(text: str) -> Node | None:
 
 
 def _check_parse_cost(text: str) -> None:
-    """Raise for text that takes too long: the scanner is quadratic in tags and brackets."""
+    """Raise for text that would take too long: the scanner is quadratic in tags and brackets."""
     if len(text) > MAX_YAML_CHARS:
         raise UnreadableTextError(f"has {len(text):,} characters, more than {MAX_YAML_CHARS:,}")
     if any(len(word) > _MAX_TAG_CHARS and "!" in word for word in text.split()):

@@ -1,9 +1,9 @@
 """Extended attributes and access control lists: which of them a copy of a file may have.
 
-Where owner and place stay, a file keeps all of them. Elsewhere, a copy may not give anyone
+Where owner and place stay, a file keeps all of them. Elsewhere, a copy may not give any user
 what the file did not: `security.*` and `trusted.*` attributes are privileges and labels of
 that file, `system.*` ones are access control lists, whose entries for the owner and the group
-would stand for others. There, only `user.*` attributes are copied, and the permission bits are
+would mean others. There, only `user.*` attributes are copied, and the permission bits are
 cut to what an access control list gave everyone.
 """
 
@@ -47,7 +47,7 @@ def copy_access_list(source: OpenFile, target: int) -> None:
 def find_mode(source: OpenFile, target: int, *, owner: bool) -> int:
     """Return the permission bits of a copy.
 
-    Without the source's owner or place, nobody but the owner of the copy may do more with it
+    Without the source's owner or place, only the owner of the copy may do more with it
     than with the source. So where the group is another one, or either file has an access
     control list, group and others may do what everyone could do with the source.
 
@@ -86,7 +86,7 @@ def _find_common_permissions(access_list: bytes) -> int:
 def copy_attributes(source: OpenFile, target: int, *, keep_all: bool) -> None:
     """Copy extended attributes, except for access control lists.
 
-    What the user may not set, or the other file system has no place for, is left out.
+    Attributes that the user may not set, or the other file system cannot store, are skipped.
 
     Args:
         source: The file to copy from.

@@ -63,7 +63,7 @@ def remove_stale_temp_files(
         try:
             owners = find_trusted_owners(directory)
             protected = find_protected_names(directory, owners)
-        except OSError:  # nothing is removed of which it cannot be told whether it is needed
+        except OSError:  # nothing is removed of which it cannot be determined whether it is needed
             kept = True
             continue
         for path in stale:
@@ -137,7 +137,7 @@ def _remove_stale_path(
         elif stat.S_ISDIR(status.st_mode) and inodes is None:
             remove_directory(path)
     except OSError:
-        pass  # it is in nobody's way, and the next run tries again
+        pass  # it blocks nothing, and the next run tries again
 
 
 def _read_inodes(paths: Iterable[Path]) -> set[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""New directories, written under temporary names; and what is done with directories."""
+"""New directories, written under temporary names, and operations on directories."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StagedDirectory:
 
     A context manager: on exit, the directory is removed unless it has been moved, or is kept
     because a change could not be undone. Until it is moved, only its owner can enter it. Then
-    it and those in it have no more rights than the directories that they stand for.
+    it and those in it have no more rights than the directories that they replace.
 
     Args:
         target: The final path of the directory.
@@ -54,7 +54,7 @@ class StagedDirectory:
         self.root = root if root is not None and root in target.parents else target.parent
         self._default_mode = 0o777
         self._sources: dict[Path, dict[Path, None]] = {}
-        """The directories that each staged one stands for."""
+        """The directories that each staged one replaces."""
 
     def __enter__(self) -> StagedDirectory:
         with translate_write_errors(self.target):
@@ -88,9 +88,9 @@ class StagedDirectory:
 
         Args:
             path: The final path, below `target`.
-            source: The directory that the parent directory of the path stands for, as those
-                above it stand for those above; by default it is a directory like any new one.
-            top: The uppermost directory that stands for another one.
+            source: The directory that the parent directory of the path replaces, as those
+                above it replace those above; by default it is a directory like any new one.
+            top: The uppermost directory that replaces another one.
 
         Raises:
             WriteError: The parent directory could not be created.
@@ -114,7 +114,7 @@ class StagedDirectory:
 
         Raises:
             WriteError: The rename failed, or the target exists by now; it is then unchanged.
-            ModelError: The rights of a directory that it stands for cannot be read.
+            ModelError: The rights of a directory that it replaces cannot be read.
         """
         with translate_write_errors(self.target):
             for folder, _, _ in os.walk(self.directory, onerror=_raise):
@@ -123,7 +123,7 @@ class StagedDirectory:
         rename_directory(self.directory, self.target, self.root)
 
     def _set_mode(self, directory: Path) -> None:
-        """Give a directory the rights that all directories that it stands for give."""
+        """Give a directory the rights that all replaced directories give."""
         if not hasattr(os, "O_NOFOLLOW") or not hasattr(os, "fchmod"):
             return
         with open_parent(directory, self.root) as (name, parent):
@@ -143,7 +143,7 @@ def _find_allowed_mode(source: Path, group: int, *, has_list: bool) -> int:
     """Return the permission bits that a directory may have in another one's stead.
 
     Args:
-        source: The directory that it stands for.
+        source: The directory that it replaces.
         group: The group of the new one.
         has_list: Whether the new one has an access control list.
     """

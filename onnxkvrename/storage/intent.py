@@ -86,10 +86,10 @@ def find_intents(directory: Path) -> Iterator[Intent]:
 
 
 def read_intent(path: Path) -> tuple[str, str] | None:
-    """Return the old and the new name that a file records, ``None`` if it is no such record.
+    """Return the old and the new name that a file records, ``None`` if it is not such a record.
 
     Raises:
-        OSError: That cannot be told.
+        OSError: This cannot be determined.
     """
     try:
         names = os.readlink(path).split("/")

@@ -2,7 +2,7 @@
 
 The locks of a run are hard links of one file, one beside each target, so one
 descriptor holds any number of them. The system releases it when the process ends, however
-it ends. So a lock file that nobody holds belongs to nobody.
+it ends. So a lock file that no process holds can be removed.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _Locks:
                         or self._clear_unheld(path, target)
                     ):
                         return
-                    # Its holder removed it while it was opened, or nobody held it.
+                    # Its holder removed it while it was opened, or no process held it.
                 raise WriteError(
                     f"cannot be locked: {path} was tried {_MAX_TRIES} times; {self.answer}",
                     path=str(target),
@@ -95,7 +95,7 @@ class _Locks:
     def _acquire_by_link(self, path: Path) -> bool:
         if not self.paths:
             return False
-        # By the descriptor: in the directory of another lock, its name may be anyone's by now.
+        # By the descriptor: the name of another lock may belong to any file by now.
         # If that is not possible, or the lock exists, a file of its own will do.
         with suppress(OSError):
             link_open_file(self.descriptors[-1], next(reversed(self.paths)), path)
@@ -192,14 +192,14 @@ class _Locks:
             while self.paths:
                 path = self.paths.popitem()[0]
                 moved = resolve_moved_path(path, self.moves)
-                # A query that fails is made once more. A lock that stays is in nobody's way.
+                # A query that fails is made once more. A lock that stays blocks nothing.
                 for name in (path,) if moved == path else (moved, moved, path):
                     with suppress(OSError):
                         if name == path or self._is_own_lock(name):
                             os.unlink(name)
         finally:
             if self.paths:
-                self.release()  # an interrupt leaves no lock behind
+                self.release()  # an interrupt leaves no lock
             self._close_descriptors()
 
     def _close_descriptors(self) -> None:
@@ -265,7 +265,7 @@ def _open_lock(path: Path, target: Path) -> Iterator[int | None]:
 
 
 def _find_kind_fault(status: os.stat_result) -> str | None:
-    """Return why a file can be no lock, whatever is in it."""
+    """Return why a file cannot be a lock, whatever is in it."""
     if stat.S_ISLNK(status.st_mode):  # without O_NOFOLLOW, as on Windows, it would be followed
         return "is a symbolic link"
     if not stat.S_ISREG(status.st_mode):
@@ -274,7 +274,7 @@ def _find_kind_fault(status: os.stat_result) -> str | None:
 
 
 def _find_content_fault(descriptor: int) -> str | None:
-    """Return why an open file can be no lock; it is judged by what was opened."""
+    """Return why an open file cannot be a lock, by what was opened."""
     status = os.fstat(descriptor)
     if fault := _find_kind_fault(status):
         return fault

@@ -1,4 +1,4 @@
-"""Reach files below a directory: whoever changes links and directories, none leads out.
+"""Reach files below a directory; no link or directory that changes meanwhile leads out.
 
 Each part of a path is opened relative to the directory before it, and links are not followed
 by the system but read and walked in the same way. That is what openat2(2) does with
@@ -60,7 +60,7 @@ class OpenDirectory:
         """Return whether a name in the directory, or the link there, is that of an open file.
 
         Raises:
-            ModelError: That cannot be told.
+            ModelError: This cannot be determined.
         """
         with translate_read_errors(self.path / name):
             if self.descriptor is None:
@@ -82,7 +82,7 @@ class OpenDirectory:
 
         Raises:
             OutsideError: The path leads out of the directory.
-            ModelError: There is no such file, it is not regular, or it cannot be read.
+            ModelError: The file does not exist, is not regular, or cannot be read.
         """
         if self.descriptor is None:
             with self._open_by_path(location) as file:
@@ -138,7 +138,7 @@ _DIRECTORY_FLAGS = (
 
 
 class _Blob(NamedTuple):
-    """What a link of a Hugging Face cache leads to.
+    """The target of a link of a Hugging Face cache.
 
     Attributes:
         repository: The directory ``models--NAME``.
@@ -225,7 +225,7 @@ def check_no_link(path: Path, root: Path) -> None:
 
     Raises:
         WriteError: One is.
-        ModelError: That cannot be told.
+        ModelError: This cannot be determined.
     """
     for directory in reversed(path.parents):
         if root in directory.parents and is_link(directory):
@@ -303,7 +303,7 @@ class _Walk:
         """Where the way leaves the directory, if it may."""
 
     def open(self) -> int:
-        """Return a descriptor of what is at the end of the way.
+        """Return a descriptor of the entry at the end of the path.
 
         Raises:
             OutsideError: It leads out of the directory.
@@ -357,7 +357,7 @@ class _Walk:
         self._move_to(self.root_descriptor)
 
     def _follow_link(self, name: str, error: OSError) -> None:
-        """Put the text of a link in its place, or raise the error for what is no link."""
+        """Replace a link by its text, or raise the error for what is not a link."""
         try:
             text = os.readlink(name, dir_fd=self.descriptor)
         except OSError as link_error:

@@ -22,7 +22,7 @@ OPEN_FLAGS = (
     | getattr(os, "O_BINARY", 0)
     | getattr(os, "O_CLOEXEC", 0)
 )
-"""Flags to open a file for reading without waiting, and without effects on what is no file."""
+"""Flags to open a file for reading without waiting, and without effects on what is not a file."""
 
 _REPOSITORY_PREFIX = "models--"
 
@@ -57,7 +57,7 @@ class FileIdentity(NamedTuple):
         )
 
     def matches(self, other: FileIdentity) -> bool:
-        """Return whether both are the same file in the same state, as far as can be told."""
+        """Return whether both are the same file in the same state, as far as the system says."""
         return self[:-1] == other[:-1] and (0 in (self[-1], other[-1]) or self == other)
 
     def __reduce__(self) -> tuple[type[FileIdentity], tuple[int, ...]]:
@@ -95,7 +95,7 @@ class OpenFile:
         """Return whether the file is still in the state that it was opened in.
 
         Raises:
-            ModelError: That cannot be told.
+            ModelError: This cannot be determined.
         """
         with translate_read_errors(self.path):
             return FileIdentity.from_stat(os.fstat(self.descriptor)).matches(self.identity)
@@ -120,7 +120,7 @@ def open_file(path: Path) -> Iterator[OpenFile]:
     """Open a regular file for reading, until the context ends. Never waits, as for a pipe.
 
     Raises:
-        ModelError: There is no such file, it is not regular, or it cannot be read.
+        ModelError: The file does not exist, is not regular, or cannot be read.
     """
     with translate_read_errors(path):
         descriptor = os.open(path, OPEN_FLAGS)
@@ -154,7 +154,7 @@ def is_file_unchanged(path: Path, identity: FileIdentity) -> bool:
     """Return whether there is a file at `path`, in exactly this state.
 
     Raises:
-        ModelError: That cannot be told.
+        ModelError: This cannot be determined.
     """
     with translate_read_errors(path):
         try:
@@ -231,7 +231,7 @@ def list_attributes(file: int | Path) -> list[str]:
 
 
 def has_content(path: Path, size: int, parts: Iterable[bytes]) -> bool:
-    """Return whether a file has exactly the given content.
+    """Return whether a file has exactly this content.
 
     Args:
         path: The file.
@@ -239,14 +239,14 @@ def has_content(path: Path, size: int, parts: Iterable[bytes]) -> bool:
         parts: The bytes, in any parts.
 
     Raises:
-        ModelError: There is no such file, or it cannot be read.
+        ModelError: The file does not exist or cannot be read.
     """
     with open_file(path) as file:
         return is_content_of(file, size, parts)
 
 
 def is_content_of(file: OpenFile, size: int, parts: Iterable[bytes]) -> bool:
-    """Return whether an open file has exactly the given content; see :func:`has_content`."""
+    """Return whether an open file has exactly this content; see :func:`has_content`."""
     if file.size != size:
         return False
     offset = 0
@@ -264,7 +264,7 @@ def read_chunks(source: OpenFile, offset: int, size: int) -> Iterator[bytes]:
 
 
 def link_descriptor(descriptor: int, path: Path, directory: int | None = None) -> None:
-    """Give an open file one more name, whatever became of its others; Linux only.
+    """Give an open file one more name, even if its others are gone; Linux only.
 
     Args:
         descriptor: The file.
@@ -308,7 +308,7 @@ def read_status(path: str | Path, *, follow_links: bool = True) -> os.stat_resul
 
     Args:
         path: The path.
-        follow_links: Whether a symbolic link stands for what it leads to; ``None`` is then
+        follow_links: Whether a symbolic link is followed; ``None`` is then
             also returned for one that leads nowhere.
 
     Raises:
@@ -327,7 +327,7 @@ def is_directory(path: str | Path) -> bool:
     """Return whether a path leads to a directory, through links or not.
 
     Raises:
-        ModelError: That cannot be told.
+        ModelError: This cannot be determined.
     """
     status = read_status(path)
     return status is not None and stat.S_ISDIR(status.st_mode)
@@ -337,7 +337,7 @@ def is_link(path: str | Path) -> bool:
     """Return whether a symbolic link is at a path.
 
     Raises:
-        ModelError: That cannot be told.
+        ModelError: This cannot be determined.
     """
     status = read_status(path, follow_links=False)
     return status is not None and stat.S_ISLNK(status.st_mode)
@@ -347,7 +347,7 @@ def is_occupied(path: str | Path) -> bool:
     """Return whether anything is at a path, be it a link that leads nowhere.
 
     Raises:
-        ModelError: That cannot be told.
+        ModelError: This cannot be determined.
     """
     return read_status(path, follow_links=False) is not None
 
@@ -355,7 +355,7 @@ def is_occupied(path: str | Path) -> bool:
 def resolve_path(path: str | Path) -> str:
     """Return the absolute path without links and ``..``; parts that are missing stay.
 
-    Like :func:`os.path.realpath`, which takes a part whose status cannot be read for no link.
+    Like :func:`os.path.realpath`, a part whose status cannot be read is not followed as a link.
 
     Raises:
         ModelError: The status of a part cannot be read, or links lead in a circle.
@@ -422,10 +422,10 @@ def find_cache(path: Path) -> Path | None:
     """Return the repository of a Hugging Face cache that a file is in, or would be.
 
     Args:
-        path: The file. Links on the way to it are followed, but not one in its place.
+        path: The file. Links above it are followed; the file itself is not if it is a link.
 
     Raises:
-        ModelError: It cannot be told where the path leads.
+        ModelError: It cannot be determined where the path leads.
     """
     place = Path(resolve_path(path.parent), path.name)
     return find_repository(place, ("blobs", "snapshots"))

@@ -5,10 +5,10 @@ after the last one. So it is there after a crash, and after an undo that the dis
 a JSON file under a temporary name, linked into each directory that has a file of the run.
 While some files are old and some are new, no clean-up removes what it names.
 
-A record may come from anyone who can write to the directory, or out of an archive, so nothing
+A record may come from any user who can write to the directory, or out of an archive, so nothing
 it says is believed without a look: its owner comes first, then its size; each path must have the
 form that this program gives it, and each file must be the very one that the record describes.
-What is no such record is no reason to refuse or to remove anything.
+What is not such a record is not a reason to refuse or to remove anything.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ State = Literal["new", "old", "changed"]
 
 
 class Identity(NamedTuple):
-    """What tells a file from any other, and stays when the file is renamed or linked."""
+    """The identity of a file, which stays when the file is renamed or linked."""
 
     inode: int
     size: int
@@ -61,7 +61,7 @@ class Identity(NamedTuple):
         """Return the identity of what is at a path, ``None`` for nothing; links are not followed.
 
         Raises:
-            OSError: That cannot be told.
+            OSError: This cannot be determined.
         """
         try:
             status = os.lstat(path)
@@ -91,7 +91,7 @@ class FileChange(NamedTuple):
         """Return the state of the target after directories were renamed.
 
         Raises:
-            OSError: That cannot be told.
+            OSError: This cannot be determined.
         """
         found = Identity.read(resolve_moved_path(self.target, moves))
         if found == self.new:
@@ -121,7 +121,7 @@ class DirectoryMove(NamedTuple):
         """Return whether the directory has its new name.
 
         Raises:
-            OSError: That cannot be told.
+            OSError: This cannot be determined.
         """
         found = Identity.read(self.target)
         if found is None:
@@ -147,7 +147,7 @@ class Record(NamedTuple):
         """Return the old directories that have their new names.
 
         Raises:
-            OSError: That cannot be told.
+            OSError: This cannot be determined.
         """
         return {
             move.source: move.target
@@ -159,7 +159,7 @@ class Record(NamedTuple):
         """Return the state of each target.
 
         Raises:
-            OSError: The state of one cannot be told.
+            OSError: The state of one cannot be determined.
         """
         moves = self.find_moves()
         states: dict[Path, State] = {move.target: move.find_state() for move in self.directories}
@@ -175,10 +175,10 @@ class Record(NamedTuple):
             return True
 
     def find_kept_identities(self) -> dict[Path, Identity | int]:
-        """Return what is kept beside targets: the identity of a file, the inode of a directory.
+        """Return the files kept beside targets: the identity of a file, the inode of a directory.
 
         Raises:
-            OSError: The present path of one cannot be told.
+            OSError: The present path of one cannot be determined.
         """
         moves = self.find_moves()
         kept: dict[Path, Identity | int] = {}
@@ -195,7 +195,7 @@ class Record(NamedTuple):
         """Return the directories that have a target, by the names that they have now.
 
         Raises:
-            OSError: The present name of one cannot be told.
+            OSError: The present name of one cannot be determined.
         """
         moves = self.find_moves()
         targets = [file.target for file in self.files]
@@ -218,7 +218,7 @@ def plan_file_change(file: ReadyFile, backup: Path | None) -> FileChange:
 def write_record(
     files: Sequence[FileChange], directories: Sequence[DirectoryMove]
 ) -> tuple[Path, ...]:
-    """Write the record of changes that are about to be made, and bring it to the disk.
+    """Write the record of changes that are about to be made, and flush it to the disk.
 
     Args:
         files: The files, at least one.
@@ -265,7 +265,7 @@ def write_record(
 
 
 def remove_record(paths: Iterable[Path]) -> None:
-    """Remove a record; what is left of one that does not matter any more is stale."""
+    """Remove a record; the rest of one that is no longer needed is stale."""
     for path in paths:
         with suppress(OSError):  # the next run removes it
             os.unlink(path)
@@ -306,7 +306,7 @@ def read_record(path: Path, status: os.stat_result) -> Record | None:
 
 
 def find_record_fault(status: os.stat_result) -> str | None:
-    """Return why a file can be no record of ours, whatever is in it."""
+    """Return why a file cannot be a record of ours, whatever is in it."""
     if not stat.S_ISREG(status.st_mode):
         return "is not a regular file"
     if status.st_size > _MAX_RECORD_BYTES:

@@ -70,7 +70,7 @@ def list_target_states(run: HalfDoneRun) -> list[TargetState]:
     """Return the targets of a run as they are now.
 
     Raises:
-        OSError: The state of one cannot be told.
+        OSError: The state of one cannot be determined.
     """
     moves = run.record.find_moves()
     targets = [TargetState(move.target, move.find_state(), None) for move in run.record.directories]
@@ -91,7 +91,7 @@ def find_half_done_runs(
         paths: Directories, which are searched with all below them but for what links lead to;
             of a file, the directory it is in.
         report_skipped: Called for each directory that cannot be searched, and for each record
-            that is not to be trusted: it belongs to another user, is none of ours, or names a
+            that is not to be trusted: it belongs to another user, is not one of ours, or names a
             file outside the directories.
 
     Raises:
@@ -145,7 +145,7 @@ def remove_ended_runs(directories: Iterable[Path]) -> None:
     """
     roots = {Path(resolve_path(directory)) for directory in directories}
     for path in [path for root in sorted(roots) for path in _list_record_paths(root)]:
-        # Whatever is wrong with one, the work is done, and the others are no less ended.
+        # If one is wrong, the work is still done, and the others are still ended.
         with suppress(KvRenameError), _translate_read_errors(path):
             status = os.lstat(path)
             record = _read_own_record(path, status)
@@ -252,10 +252,10 @@ def _remove_kept_files(kept: Mapping[Path, Identity | int]) -> None:
 
 
 def _remove_record(paths: Iterable[Path], record: Record, status: os.stat_result) -> None:
-    """Remove a record, after all that it names, so that a kill leaves no riddle.
+    """Remove a record, after all that it names, so that a kill leaves no file without its record.
 
     Args:
-        paths: Where it lies now.
+        paths: Where it is now.
         record: The record, as it was read.
         status: The status of the file that it was read from.
     """
@@ -365,7 +365,7 @@ def _read_own_record(path: Path, status: os.stat_result) -> Record:
     """Return the record in a file of this user.
 
     Raises:
-        ModelError: It belongs to another user, cannot be read, or is no record.
+        ModelError: It belongs to another user, cannot be read, or is not a record.
     """
     if (fault := _find_owner_fault(status)) is not None:
         raise ModelError(f"skipped: {fault}", path=str(path), hint="run recover as this user")

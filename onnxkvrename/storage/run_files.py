@@ -11,7 +11,7 @@ from onnxkvrename.errors import WriteError
 from onnxkvrename.storage.read import is_directory, read_status, resolve_path
 
 _Key = str | tuple[int, int] | tuple[int, int, str]
-"""What tells a file: its path without links; its device and inode; those of its directory, and
+"""The identity of a file: its path without links; its device and inode; those of its directory, and
 its name."""
 
 
@@ -22,7 +22,7 @@ class RunFile:
         path: The file as the user calls it.
         role: What it is to the run, such as ``the model m.onnx``; messages say "is" before it.
         replaces: The file that is read and that this one replaces, for a result in place.
-        keys: What tells the file from others, its real path first.
+        keys: The identity of the file, its real path first.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class RunFiles:
             role: What it is, after the word "is".
 
         Raises:
-            ModelError: It cannot be told what is at the path.
+            ModelError: It cannot be determined what is at the path.
         """
         file = RunFile(path, role, None, self._find_keys(path))
         for key in file.keys:
@@ -84,7 +84,7 @@ class RunFiles:
             replaces: For a result in place, the file that it is made from.
 
         Raises:
-            ModelError: It cannot be told what is at the path.
+            ModelError: It cannot be determined what is at the path.
         """
         file = RunFile(path, role, replaces, self._find_keys(path))
         for key in file.keys:
@@ -132,7 +132,7 @@ class RunFiles:
         return None
 
     def _find_keys(self, path: Path) -> tuple[_Key, ...]:
-        """Return what tells a file, its real path first."""
+        """Return the keys of a file, its real path first."""
         directory, directory_key = self._find_directory(path.parent)
         real_path = os.path.join(directory, path.name)
         status = read_status(real_path, follow_links=False)

@@ -90,7 +90,7 @@ def find_stale_temp_files(targets: Iterable[Path]) -> Iterator[Path]:
     for target in targets:
         prefixes_by_directory.setdefault(target.parent, set()).add(build_temp_prefix(target))
     for directory, prefixes in prefixes_by_directory.items():
-        # What cannot be listed is not removed; no other conclusion is drawn from this.
+        # Entries that cannot be listed are not removed; nothing else depends on this.
         with suppress(OSError), os.scandir(directory) as entries:
             for entry in entries:
                 is_own = TEMP_NAME.fullmatch(entry.name) is not None
@@ -150,7 +150,7 @@ class ReadyFile(NamedTuple):
                 except OSError as error:
                     if error.errno not in NO_LINK_ERRNOS or is_occupied(self.target):
                         raise
-                    # There are no links: a rename is the next best thing.
+                    # The file system has no links: a rename is the next best thing.
                 else:
                     _remove_temp_file(temp_path, directory)
                     return
@@ -166,7 +166,7 @@ class TempFile:
     """A file that is being written, beside its target.
 
     A context manager: if the file has not been finished when the context ends, or an
-    error ends it, nothing is left behind. Until a mode is set, only its owner can read it.
+    error ends it, no file is left. Until a mode is set, only its owner can read it.
 
     Args:
         target: Where the file belongs.
@@ -174,7 +174,7 @@ class TempFile:
         root: A directory above the target, below which no link may lead to it.
 
     Raises:
-        WriteError: There can be no file in the directory of the target. All methods raise
+        WriteError: No file can be written in the directory of the target. All methods raise
             it, too, with the reason and a hint.
     """
 
@@ -242,7 +242,7 @@ class TempFile:
     def copy_attributes(
         self, source: OpenFile, *, owner: bool, force: bool, mask: int = 0o777
     ) -> None:
-        """Take over permission bits and extended attributes, so that nobody gains a right.
+        """Take over permission bits and extended attributes, so that no user gains a right.
 
         Set-user-ID, set-group-ID and sticky bits are never taken over. With the owner,
         everything else is: access control list, capabilities, labels. Without it, only
@@ -329,13 +329,13 @@ class TempFile:
             os.fchmod(self.descriptor, mode)
 
     def finish(self, *, replace: bool) -> ReadyFile:
-        """Bring the bytes to the disk, and give the file its temporary name.
+        """Flush the bytes to the disk, and give the file its temporary name.
 
         Args:
             replace: Whether the file may replace another one at the target.
 
         Raises:
-            WriteError: That failed. Nothing is left behind once the context ends.
+            WriteError: That failed. No file is left once the context ends.
         """
         with translate_write_errors(self.display_path):
             os.fsync(self.descriptor)

@@ -28,7 +28,7 @@ _NO_SYNC_ERRNOS = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of a file system that cannot flush a directory by itself."""
 
 _STATUS_FIELDS = ("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_mode", "st_uid", "st_gid")
-"""What differs after anyone has replaced a file, written to it, or changed who may read it."""
+"""What differs after a file was replaced, written to, or its permissions were changed."""
 
 
 class _Change(NamedTuple):
@@ -57,7 +57,7 @@ class _Change(NamedTuple):
         """Return whether the change was made and its path has not changed since.
 
         Raises:
-            OSError: That cannot be told.
+            OSError: This cannot be determined.
         """
         try:
             return _read_inode(self.path) == self.inode
@@ -186,7 +186,7 @@ class Transaction:
             except FileNotFoundError:
                 self.log[-1] = change = change._replace(is_new=True)
             except OSError as error:
-                # Without links at all there is no backup; the undo tells if it needs one.
+                # Without links at all there is no backup; the undo says if it needs one.
                 if error.errno not in NO_LINK_ERRNOS:
                     with translate_write_errors(file.display_path):
                         raise
@@ -333,7 +333,7 @@ class Transaction:
 
 
 def _move(change: _Change, move_into_place: Callable[[], None]) -> None:
-    """Make a change, and judge by what is there whether an error kept it from being made.
+    """Make a change; after an error, check on the disk whether it was made.
 
     A server that repeats a request whose answer was lost (NFS) reports the second try as an
     error, though the first one has succeeded.
@@ -379,7 +379,7 @@ def _read_inode(path: Path) -> tuple[int, int]:
 
 
 def _unlink_stale(path: Path) -> None:
-    """Remove what is not needed any more; the next run removes it otherwise."""
+    """Remove a file that is no longer needed; if that fails, the next run does."""
     with suppress(OSError):
         os.unlink(path)
 

@@ -40,7 +40,7 @@ def write_files(
     Raises:
         WriteError: :func:`needs_write` fails, another run writes one of the files, or one
             cannot be written. All existing files are then unchanged.
-        ModelError: It cannot be told what is at one of the paths.
+        ModelError: It cannot be determined what is at one of the paths.
     """
     outputs = [path for path in contents if needs_write(path, contents[path], force=force)]
     targets = {path: Path(os.path.abspath(path)) for path in contents}
@@ -98,10 +98,10 @@ def check_replaceable(output: Path, mark: str) -> None:
 
     Raises:
         WriteError: Another file is there.
-        ModelError: It cannot be told what is there.
+        ModelError: It cannot be determined what is there.
     """
     status = read_status(output, follow_links=False)
-    if status is None or is_directory(output):  # which is an error of its own
+    if status is None or is_directory(output):  # this has an error of its own
         return
     if stat.S_ISREG(status.st_mode):
         with open_file(output) as file:
@@ -128,7 +128,7 @@ def needs_write(output: Path, content: bytes, *, force: bool) -> bool:
     Raises:
         WriteError: The path is a directory or in a Hugging Face cache, there is a file with
             another content, or the directory of the file is missing or cannot be written to.
-        ModelError: It cannot be told what is there.
+        ModelError: It cannot be determined what is there.
     """
     check_not_cached(output)
     status = read_status(output)
