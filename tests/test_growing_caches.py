@@ -90,6 +90,19 @@ def test_the_consumer_cannot_take_it(growing: Path, run) -> None:
     assert outcome.out.endswith("vllm-qaic cannot use it\n")
 
 
+def test_no_rename_is_suggested_that_would_be_refused(growing: Path, run) -> None:
+    """Whatever names a cache that grows has, vllm-qaic cannot retain it."""
+    for command in (
+        ("check-consumer", growing),
+        ("check-consumer", growing, "--target", "vllm-qaic-legacy"),
+        ("compare", growing, growing),
+    ):
+        error = run(*command).err
+        assert "KV120" in error
+        assert "--target" not in error
+    assert "export the model with a static cache first" in run("check-consumer", growing).err
+
+
 def test_a_hand_off_does_not_work_whatever_the_context(growing: Path, tmp_path: Path, run) -> None:
     run(growing, "--prefix", TOKEN)
     manifest = tmp_path / "kv.json"

@@ -1,4 +1,4 @@
-"""The command ``manifest``: writes down what the KV buffers of a model or a set are."""
+"""The command ``manifest``: describes the KV buffers of a model or a set."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ class _ManifestResult(NamedTuple):
 @click.command(
     "manifest",
     context_settings=CONTEXT_SETTINGS,
-    epilog="Exit codes: 0 nothing wrong; 1 a finding of severity error, with the manifest all the "
-    "same; 2 the job could not be done; 130 interrupted.",
+    epilog="Exit codes: 0 nothing wrong; 1 a finding of severity error (the manifest is written "
+    "anyway); 2 the job could not be done; 130 interrupted.",
 )
 @add_models_argument()
 @add_compile_options()
@@ -131,18 +131,18 @@ class _ManifestResult(NamedTuple):
     "--output",
     metavar="FILE",
     type=OutputFile(path_type=Path),
-    help="Write it here, whole or not at all; - is stdout.",
+    help="Write the manifest to this file, completely or not at all; - is stdout.",
 )
 @click.option(
     "--stamp",
     is_flag=True,
     help="Also write kv_layout_sha256 into the metadata of the models, in place; "
-    "onnxkvrename --strip takes it out.",
+    "onnxkvrename --strip removes it.",
 )
 @click.option(
     "--force",
     is_flag=True,
-    help="Replace a file that is there; stamp through symbolic links and the like.",
+    help="Overwrite an existing file; stamp read-only models, and through symbolic and hard links.",
 )
 @add_no_set_option()
 @add_strict_option()
@@ -154,11 +154,11 @@ class _ManifestResult(NamedTuple):
 @add_verbose_option("Show every finding.")
 @add_version_option()
 def command(**values: Any) -> int:
-    """Write down what the KV buffers of a model are: layers, kinds, dtypes, shapes, bytes.
+    """Describe the KV buffers of a model: layers, kinds, dtypes, shapes, bytes, vLLM's view.
 
-    MODEL is one model, or the windows of one. The manifest can stand for it where
-    the model itself is not at hand. Its kv_layout_sha256 is equal for workers whose
-    buffers are alike.
+    MODEL is one model, the windows of one, or a manifest, which is printed again. compare
+    and check-consumer accept a manifest instead of its model. Workers with equal
+    buffers have the same kv_layout_sha256.
     """
     arguments = _Arguments(**values)
     if not arguments.models:
@@ -168,14 +168,7 @@ def command(**values: Any) -> int:
     rules = pick_requested_rules(arguments.models, arguments)
     if arguments.stamp:
         remove_links_of_killed_runs(find_jobs(arguments.models))
-    loaded = load_layout(
-        arguments.models,
-        rules,
-        compile_info,
-        strict=arguments.strict,
-        trace_updates=trace_buffer_updates,
-        with_weights=True,
-    )
+    loaded = _load_layout(arguments, rules, compile_info)
     if arguments.stamp:
         loaded = _plan_stamp(loaded, rules)
     stamped = loaded if arguments.stamp and not loaded.failed else None
@@ -211,7 +204,7 @@ def _check_projection_options(arguments: _Arguments) -> None:
     }
     for option, value in options.items():
         if value:
-            raise click.UsageError(f"{option} is for a projection: say --block-size N, too")
+            raise click.UsageError(f"{option} requires --block-size N")
 
 
 def _build_compile_info(arguments: _Arguments) -> CompileInfo:
@@ -224,10 +217,36 @@ def _build_compile_info(arguments: _Arguments) -> CompileInfo:
     used = [option for option, value in options.items() if value]
     sizes = parse_dim_sizes(arguments.dims)
     if arguments.stamp and used:
-        raise click.UsageError(f"--stamp is of the graph alone: leave out {format_list(used)}")
+        raise click.UsageError(f"--stamp describes the graph alone: leave out {format_list(used)}")
     return CompileInfo(
         sizes, arguments.specializations, arguments.custom_io, group_windows=not arguments.no_set
     )
+
+
+def _load_layout(arguments: _Arguments, rules: Rules, compile_info: CompileInfo) -> LoadedLayout:
+    """Load one model, the windows of one, or a manifest, which is written again.
+
+    Raises:
+        KvRenameError: A manifest cannot get a stamp, or nothing can be loaded.
+    """
+    first, *others = arguments.models
+    load = (
+        partial(load_layout, arguments.models) if others else partial(load_model_or_manifest, first)
+    )
+    loaded = load(
+        rules,
+        compile_info,
+        strict=arguments.strict,
+        trace_updates=trace_buffer_updates,
+        with_weights=True,
+    )
+    if arguments.stamp and not loaded.identities:
+        raise ModelError(
+            "is a manifest: --stamp writes into models",
+            path=str(first),
+            hint="pass the models that it describes",
+        )
+    return loaded
 
 
 def _check_outputs(
@@ -238,7 +257,10 @@ def _check_outputs(
         return []
     files = RunFiles()
     models = {
-        report.path: files.add_input(Path(report.path), f"the model {report.path}")
+        report.path: files.add_input(
+            Path(report.path),
+            f"the model {report.path}" if loaded.identities else "the manifest that is read",
+        )
         for report in loaded.reports
     }
     for path in loaded.data_paths:
@@ -285,7 +307,7 @@ def _load_draft(arguments: _Arguments, rules: Rules) -> Layout | None:
     loaded = load_model_or_manifest(arguments.draft, rules)
     if loaded.failed or not loaded.layout.buffers:
         raise KvRenameError(
-            "this draft model has errors or no KV buffers",
+            "the draft model has errors or no KV buffers",
             path=str(arguments.draft),
             hint="`onnxkvrename verify MODEL` says what is wrong",
         )
@@ -335,9 +357,9 @@ def _check_set_stamp(loaded: LoadedLayout, digest: str, rules: Rules) -> None:
         and rules.set_rule.is_window_path(path)
     ):
         raise ModelError(
-            "carries another stamp, that of its set",
+            "has the stamp of its whole set, which a window alone cannot replace",
             path=path,
-            hint="give all windows of it, or take the stamp out first: --strip",
+            hint="pass all windows of the set, or remove the stamp first: --strip",
         )
 
 

@@ -38,6 +38,18 @@ def format_rename_command(layout: Layout, consumer: Consumer, *options: str) -> 
     return " ".join(("onnxkvrename", model, "--target", consumer.name, *options))
 
 
+def choose_hint(layout: Layout, consumer: Consumer, hint: str) -> str:
+    """Return a hint about names, or what must be done first: no name helps a cache that grows.
+
+    A rename for a consumer that retains buffers in place is refused for such a cache (KV120).
+    """
+    if consumer.needs_in_place and any(buffer.update.is_resized for buffer in layout.buffers):
+        return (
+            f"export the model with a static cache first: {consumer.name} cannot use one that grows"
+        )
+    return hint
+
+
 def format_renaming_hint(consumer: Consumer) -> str:
     """Return what to do about the name of a selected value that is not a KV buffer."""
     if consumer.token:
@@ -80,7 +92,7 @@ def check_unselected_names(
             unselected[0],
             f"{begin_message(unselected, reason.singular, reason.plural)} {reason.text}; "
             f"{consumer.name} ignores {_describe_loss(side, len(unselected))}",
-            hint,
+            choose_hint(layout, consumer, hint),
         )
 
 
@@ -147,7 +159,7 @@ def check_output_suffixes(layout: Layout, consumer: Consumer) -> Iterator[Findin
             f"{begin_message(names, 'does', 'do', 'outputs')} not end in {suffix}; "
             f"{consumer.name} selects {'it' if len(names) == 1 else 'them'} but cannot derive the "
             f"{'name of its input' if len(names) == 1 else 'names of their inputs'}",
-            format_rename_command(layout, consumer, "--normalize"),
+            choose_hint(layout, consumer, format_rename_command(layout, consumer, "--normalize")),
         )
 
 

@@ -25,6 +25,7 @@ from onnxkvrename.handoff.consumer_checks import (
 )
 from onnxkvrename.handoff.name_checks import (
     RULES_HINT,
+    choose_hint,
     describe_non_kv,
     format_rename_command,
     format_renaming_hint,
@@ -117,7 +118,7 @@ def _build_token_finding(label: str, checked: CheckedSide) -> Finding:
             "",
             f"no name of {label} matches {consumer.selected_inputs}; {consumer.name} selects no "
             "buffer",
-            consumer.unselected_hint,
+            choose_hint(side.layout, consumer, consumer.unselected_hint),
         )
     count = "token" if len(side.tokens) == 1 else "tokens"
     tokens = f"the {count} {format_list(side.tokens)}" if side.tokens else "no token"
@@ -131,7 +132,7 @@ def _build_token_finding(label: str, checked: CheckedSide) -> Finding:
         "",
         f"the names of {label} carry {tokens}; {consumer.name} requires {consumer.token} and "
         "selects no buffer",
-        command,
+        choose_hint(side.layout, consumer, command),
     )
 
 
@@ -161,9 +162,13 @@ def _check_partial_token(checked: CheckedSide) -> Iterator[Finding]:
             names[0],
             f"{beginning} not {reason}; {consumer.name} ignores "
             f"{'this buffer' if len(names) == 1 else 'these buffers'}{where}",
-            format_rename_command(side.original_layout, consumer, "--replace")
-            if consumer.token
-            else consumer.unselected_hint,
+            choose_hint(
+                side.layout,
+                consumer,
+                format_rename_command(side.original_layout, consumer, "--replace")
+                if consumer.token
+                else consumer.unselected_hint,
+            ),
         )
 
 
@@ -254,7 +259,7 @@ def _build_output_count_finding(checked: CheckedSide) -> Finding:
         "KV624",
         unselected[0],
         f"{begin_message(unselected, 'does', 'do', 'outputs')} not {required}; {counts}",
-        RULES_HINT,
+        choose_hint(checked.side.layout, consumer, RULES_HINT),
     )
 
 

@@ -30,7 +30,7 @@ REFUSALS: Mapping[MemoryKind, str] = MappingProxyType(
 )
 """Why a hand-off is refused, by the memory that it goes through."""
 DIFFERENT_MODELS = "KV623"
-"""The finding after which every prompt is corrupted, wherever its bytes are."""
+"""The finding after which every prompt goes wrong, wherever its bytes are."""
 _MISPLACING_CODES = ("KV608", "KV609", "KV617")
 """Findings after which the positions of the two sides differ, whatever the prompt."""
 
@@ -92,11 +92,16 @@ def build_verdict(
     refused, corrupt = _find_wrong_ranges(findings, comparison)
     blamed = [root for root in root_causes if _can_affect_others(root, comparison.setup)]
     fallback = _find_fallback_cause(findings, model_finding)
+    foreign = tuple(build_root_cause(each) for each in findings if each.code == DIFFERENT_MODELS)
     affected: tuple[AffectedRange, ...] = ()
     if simulation is not None:
         affected = (
             *_group_by_cause(corrupt, False, blamed, simulation, fallback),
             *_group_by_cause(refused, True, blamed, simulation, fallback),
+        )
+        affected = tuple(
+            each._replace(causes=tuple(dict.fromkeys((*foreign, *each.causes))))
+            for each in affected
         )
     symbols = (
         root.difference.needed_symbols[0]
@@ -130,14 +135,12 @@ def _decide_outcome(
     )
     if not codes.isdisjoint(STARTUP_FAILURE_CODES):
         return "fails"
-    if refused and not corrupt and comparison.setup.consumer.memory == "separate":
-        return "fails"  # for every prompt, whatever the positions
+    if refused and not corrupt:
+        return "fails"  # a prompt that is refused is not read wrongly, whatever else is wrong
     if corrupt or differs_unsimulated or not codes.isdisjoint(("KV609", "KV617", DIFFERENT_MODELS)):
         return "corrupts"
     if simulation is None:
         return "unknown"
-    if refused:
-        return "fails"
     if codes - {"KV602"}:
         return "loses"
     return "unknown" if codes or model_finding is not None else "works"
@@ -161,8 +164,15 @@ def _find_first_cause(
 
 
 def _summarize(finding: Finding) -> str:
-    """Return a finding in a few words: a missing cache with its side, any other by its code."""
-    return finding.message if finding.code == "KV001" else CODES[finding.code][1]
+    """Return a finding in a few words: the meaning of its code, or what is more to the point.
+
+    That is the side without a cache, and the names that the consumer does not select.
+    """
+    if finding.code == "KV001":
+        return finding.message
+    if finding.code == "KV624" and finding.name:
+        return f"{finding.subject} {finding.message.partition(';')[0]}".lstrip()
+    return CODES[finding.code][1]
 
 
 def _find_wrong_ranges(

@@ -79,8 +79,14 @@ class LoadedLayout(NamedTuple):
         return any(report.failed for report in self.reports)
 
     def add_findings(self, findings: Iterable[Finding]) -> LoadedLayout:
-        """Return a copy with findings about the layout, as findings of its first model."""
-        first_path = next(iter(self.layout.models), None)
+        """Return a copy with findings about the layout, as findings of its first model.
+
+        For a layout from a manifest, they are findings of the manifest.
+        """
+        paths = [report.path for report in self.reports]
+        first_path = next(
+            (path for path in self.layout.models if path in paths), next(iter(paths), None)
+        )
         added = tuple(findings)
         reports = (
             _set_status(report._replace(findings=(*report.findings, *added)))

@@ -16,8 +16,8 @@ _FORMATS_BY_MAGIC = (
 )
 
 
-_MANIFEST_TEXT = re.compile(rb"^  KIND +PARTS +LAYERS +DTYPE +SHAPE", re.MULTILINE)
-"""The headings of ``onnxkvrename manifest --format text``."""
+_MANIFEST_TEXT = re.compile(rb"kind[ \x1b\[0-9;m]+parts[ \x1b\[0-9;m]+layers\b", re.IGNORECASE)
+"""The headings of ``onnxkvrename manifest --format text``, in a pipe or with colors."""
 
 
 def detect_other_format(head: bytes) -> tuple[str, str] | None:
@@ -35,6 +35,9 @@ def detect_other_format(head: bytes) -> tuple[str, str] | None:
     for magic, name, hint in _FORMATS_BY_MAGIC:
         if stripped.startswith(magic):
             return name, hint
+    if _MANIFEST_TEXT.search(head):
+        hint = "onnxkvrename manifest MODEL -o FILE writes the JSON"
+        return "a manifest printed as text: not a manifest in JSON", hint
     if head[4:8] == b"ORTM":
         return "an ONNX Runtime model (.ort)", "use the .onnx file it was made from"
     if head[8:9] == b"{" and len(head) > 9 and int.from_bytes(head[:8], "little") < 1 << 27:
@@ -42,10 +45,7 @@ def detect_other_format(head: bytes) -> tuple[str, str] | None:
     if not head.strip(b"\0"):
         return "nothing but zeros", "the copy or download went wrong"
     if stripped.startswith(b"{") and b"onnxkvrename.manifest/" in head:
-        return "a manifest", "compare and check-consumer read a manifest directly"
-    if _MANIFEST_TEXT.search(head):
-        hint = "onnxkvrename manifest MODEL -o FILE writes a manifest that other commands can read"
-        return "a manifest printed as text", hint
+        return "a manifest", "compare, check-consumer and manifest accept it instead of its model"
     if _is_text(head):
         return "a text file", "pass the .onnx file itself"
     return None

@@ -243,8 +243,8 @@ def test_a_manifest_as_text_is_told_from_one(decoder: Path, tmp_path: Path, run)
         outcome = run(*command)
         assert (outcome.code, outcome.out) == (2, "")
         assert outcome.err == (
-            f"error: {text}: is a manifest printed as text, not an ONNX model "
-            "(onnxkvrename manifest MODEL -o FILE writes a manifest that other commands can read)\n"
+            f"error: {text}: is a manifest printed as text: not a manifest in JSON, not an ONNX "
+            "model (onnxkvrename manifest MODEL -o FILE writes the JSON)\n"
         )
 
 

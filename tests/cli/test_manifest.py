@@ -20,7 +20,7 @@ from schemas import load_schema
 import onnxkvrename
 from onnxkvrename import ModelError, load_rules
 from onnxkvrename.layout.digest import compute_layout_digest
-from onnxkvrename.layout.load import load_layout, load_model_or_manifest
+from onnxkvrename.layout.load import load_model_or_manifest
 from onnxkvrename.layout.manifest import parse_manifest
 from onnxkvrename.model.metadata import STAMP_KEY
 from onnxkvrename.storage.temp_file import TempFile, translate_write_errors
@@ -126,13 +126,13 @@ def test_unless_asked_for_in_json_it_is_said_on_stderr_alone(
         ((), "no MODEL given: onnxkvrename manifest MODEL"),
         ((MODEL, "--dim", "ctx_len"), "--dim 'ctx_len': say SYMBOL=SIZE"),
         ((MODEL, "--dim", "seq_len=1"), "--dim seq_len: buffers have no such dimension; they have"),
-        ((MODEL, "--tp", "2"), "--tp is for a projection: say --block-size N, too"),
-        ((MODEL, "--vllm", "0.24"), "--vllm is for a projection: say --block-size N, too"),
-        ((MODEL, "--tokens", "9"), "--tokens is for a projection: say --block-size N, too"),
-        ((MODEL, "--pp", "2"), "--pp is for a projection: say --block-size N, too"),
-        ((MODEL, "--kv-cache-dtype", "fp8"), "--kv-cache-dtype is for a projection"),
-        ((MODEL, "--gpu-memory", "8G"), "--gpu-memory is for a projection"),
-        ((MODEL, "--draft", MODEL), "--draft is for a projection: say --block-size N, too"),
+        ((MODEL, "--tp", "2"), "--tp requires --block-size N"),
+        ((MODEL, "--vllm", "0.24"), "--vllm requires --block-size N"),
+        ((MODEL, "--tokens", "9"), "--tokens requires --block-size N"),
+        ((MODEL, "--pp", "2"), "--pp requires --block-size N"),
+        ((MODEL, "--kv-cache-dtype", "fp8"), "--kv-cache-dtype requires --block-size N"),
+        ((MODEL, "--gpu-memory", "8G"), "--gpu-memory requires --block-size N"),
+        ((MODEL, "--draft", MODEL), "--draft requires --block-size N"),
         ((MODEL, "--block-size", "16", "--gpu-memory", "8 apples"), "say a size such as 512M"),
         ((MODEL, "--block-size", "16", "--kv-cache-dtype", "int3"), "'int3' is not one of"),
         ((MODEL, "--block-size", "0"), "'--block-size': 0 is not in the range x>=1"),
@@ -432,7 +432,7 @@ def test_a_stamp_says_nothing_of_a_compile(what: list[str], decoder: Path, run) 
     before = decoder.read_bytes()
     found = run("manifest", decoder, "--stamp", *what)
     assert found.code == 2
-    assert f"--stamp is of the graph alone: leave out {what[0]} (" in found.err
+    assert f"--stamp describes the graph alone: leave out {what[0]} (" in found.err
     assert decoder.read_bytes() == before
 
 
@@ -493,12 +493,12 @@ def test_a_model_that_changes_meanwhile_does_not_get_the_stamp_of_what_was_read(
     read: list[bytes] = []
 
     def load_and_change(*args: Any, **options: Any) -> Any:
-        loaded = load_layout(*args, **options)
+        loaded = load_model_or_manifest(*args, **options)
         change(decoder)
         read.append(decoder.read_bytes())
         return loaded
 
-    monkeypatch.setattr("onnxkvrename.cli.manifest.load_layout", load_and_change)
+    monkeypatch.setattr("onnxkvrename.cli.manifest.load_model_or_manifest", load_and_change)
     outcome = run("manifest", decoder, "--stamp", "-o", decoder.parent / "kv.json")
     assert outcome.code == 2
     assert f"{decoder}: was changed by another program" in outcome.err
@@ -545,7 +545,7 @@ def test_a_window_of_a_stamped_set_is_not_stamped_alone(tmp_path: Path, run) -> 
     bytes_before = {path: path.read_bytes() for path in before}
     outcome = run("manifest", export / "layer_0_1", "--stamp")
     assert outcome.code == 2
-    assert "carries another stamp, that of its set (give all windows of it" in outcome.err
+    assert "(pass all windows of the set, or remove the stamp first: --strip)" in outcome.err
     assert all(path.read_bytes() == data for path, data in bytes_before.items())
 
 
@@ -555,3 +555,35 @@ def test_a_set_with_gaps_has_a_manifest_if_nobody_asks_for_a_set(tmp_path: Path,
     assert run("manifest", export).code == 1
     assert run("manifest", export, "--no-set").code == 0
     assert run("check-consumer", export, "--no-set", "--emit", "selectors").code == 0
+
+
+def test_a_manifest_is_printed_again(here, run, tmp_path: Path) -> None:
+    """To the byte, as text as well, and with what vLLM makes of it."""
+    path = tmp_path / "m.json"
+    assert run("manifest", MODEL, "--dim", "ctx_len=64", "-o", path).code == 0
+    assert run("manifest", path).out == path.read_text("utf-8")
+    options = ("--format", "text", "--block-size", "16")
+    expected = run("manifest", MODEL, "--dim", "ctx_len=64", *options).out
+    assert run("manifest", path, *options).out == expected
+
+
+def test_a_manifest_gets_the_findings_of_its_projection(here, run, tmp_path: Path) -> None:
+    path = tmp_path / "m.json"
+    assert run("manifest", MODEL, "-o", path).code == 0
+    outcome = run("manifest", path, "--block-size", "16", "--tp", "3")
+    assert outcome.code == 1
+    assert f"{path}: error KV619: " in outcome.err
+
+
+def test_a_manifest_gets_no_stamp(here, run, tmp_path: Path) -> None:
+    path = tmp_path / "m.json"
+    assert run("manifest", MODEL, "-o", path).code == 0
+    outcome = run("manifest", path, "--stamp")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err == (
+        f"error: {path}: is a manifest: --stamp writes into models (pass the models that it "
+        "describes)\n"
+    )
+    before = path.read_bytes()
+    assert "the manifest that is read" in run("manifest", path, "-o", path, "--force").err
+    assert path.read_bytes() == before

@@ -976,6 +976,24 @@ def test_two_models_of_one_size_are_told_apart_by_their_weights() -> None:
     assert {row[-1] for row in build_table_rows(found)} == {"wrong (KV623)"}
 
 
+def test_two_models_that_decode_refuses_fail_in_the_verdict_and_in_the_table() -> None:
+    """A prompt that is refused is not read wrongly, and both causes are named."""
+    few, many = (build_side_layout(*describe_attention(*range(n)), ctx_len=32) for n in (1, 9))
+    other = with_weights(many, EMBEDDING._replace(sha256="two"), path="other.onnx")
+    found = predict_handoff(with_weights(few, EMBEDDING), other)
+    assert list_codes(found) == ["KV623", "KV611"]
+    assert found.verdict.outcome == resolve_outcome(found) == "fails"
+    assert format_handoff_verdict(found) == (
+        "hand-off would fail for every prompt because the shared memory is too small for decode: "
+        "prefill and decode are different models: their weights differ (KV623) and layers 1-8 on "
+        "decode only (KV611)"
+    )
+    assert [row[-1] for row in build_table_rows(found)] == [
+        "refused for every prompt (KV623)",
+        "refused for every prompt (KV611)",
+    ]
+
+
 def test_other_sizes_of_a_weight_or_of_the_logits_are_another_model() -> None:
     side = with_weights(build_side_layout(*describe_attention(0)), EMBEDDING)
     larger = with_weights(side, EMBEDDING._replace(shape=(300, 64)), path="other.onnx")

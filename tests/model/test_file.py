@@ -63,11 +63,15 @@ def zipped() -> bytes:
         (b'<ir_version: 8, opset_import: ["": 17]> g () => () {}', "is ONNX text"),
         (
             b'{\n  "schema": "onnxkvrename.manifest/1",',
-            "is a manifest.*compare and check-consumer read a manifest",
+            "is a manifest.*compare, check-consumer and manifest accept it",
         ),
         (
             b"m.onnx: 4 buffers, layers 0-1\n  KIND   PARTS  LAYERS  DTYPE  SHAPE  UPDATE\n",
-            "is a manifest printed as text.*onnxkvrename manifest MODEL -o FILE writes a manifest",
+            "is a manifest printed as text: not a manifest in JSON.*manifest MODEL -o FILE writes",
+        ),
+        (
+            b"m.onnx: 4 buffers\r\n\x1b[2mkind \x1b[0m\x1b[2m \x1b[0m\x1b[2mparts\x1b[0m  layers",
+            "is a manifest printed as text: not a manifest in JSON",
         ),
         (zipped(), "a zip archive"),
         (gzip.compress(b"x", mtime=0), "a gzip file"),
