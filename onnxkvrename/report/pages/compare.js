@@ -69,7 +69,9 @@ function drawSlots() {
       const row = data[side][at][1];
       slot.setAttribute("x", percent(left));
       slot.setAttribute("width", percent(nbytes));
-      slot.classList.toggle("narrow", (nbytes / scale) * width < labels[side][at].length * LETTER_WIDTH);
+      const room = (nbytes / scale) * width;
+      slot.classList.toggle("narrow", room < labels[side][at].length * LETTER_WIDTH);
+      slot.classList.toggle("tiny", room < 2 * LETTER_WIDTH);
       if (row >= 0) {
         const [kind, mark, text] = data.kinds[find(data.rows[row][2])[1]];
         setClass(slot, kind);

@@ -71,7 +71,7 @@ def render_handoff_page(
     """
     memory_map = fold_rows(build_memory_map(handoff))
     shown = _choose_length(handoff, memory_map, tokens)
-    condition = "once renamed" if handoff.has_token and list_sides_without_token(handoff) else ""
+    condition = "after a rename" if handoff.has_token and list_sides_without_token(handoff) else ""
     view = MemoryView(memory_map, shown, handoff.memory, condition)
     prefill, decode = (_format_side_name(side) for side in (handoff.prefill, handoff.decode))
     style = write_color_variables(_COLORS) + read_text_file(_SOURCES / "compare.css")
@@ -153,7 +153,7 @@ def _build_memory_section(handoff: Handoff, view: MemoryView) -> Element:
         sides = " and ".join(list_sides_without_token(handoff))
         hint = (
             f"Nothing is transferred now: {handoff.consumer_name} selects nothing on {sides}. "
-            "What follows holds once both sides are renamed."
+            "What follows holds after both sides are renamed."
         )
         parts.append(build("p", hint, class_="hint"))
     if memory_map.gap:
@@ -237,13 +237,13 @@ def _build_findings(findings: Sequence[tuple[str, Finding]]) -> Element:
 
 
 def _build_finding(path: str, finding: Finding) -> Element:
-    message = _shorten(finding.message)
+    subject, message = finding.subject, _shorten(finding.message)
     kind = "wrong" if finding.severity == "error" else "warning"
     return build(
         "li",
         build("p", build("strong", f"{finding.severity} {finding.code}", class_=kind)),
         build("p", "In ", isolate(path), ":") if path else None,
-        build("p", *((isolate(_shorten(finding.name)), " ") if finding.name else ()), message),
+        build("p", *((isolate(_shorten(subject)), " ") if subject else ()), message),
         build("p", "Fix: ", _shorten(finding.hint)),
         build("p", "More: ", build("code", f"onnxkvrename explain {finding.code}")),
     )

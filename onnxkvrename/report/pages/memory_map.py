@@ -15,7 +15,7 @@ from onnxkvrename.handoff.selection import BufferId
 from onnxkvrename.handoff.simulate import TransferSetup, find_linear_segments
 from onnxkvrename.handoff.slots import MemorySlot
 from onnxkvrename.handoff.worker import UNKNOWN_SIZE, UNLIMITED_LENGTH
-from onnxkvrename.report.compare_text import format_pair_types, format_state
+from onnxkvrename.report.compare_text import format_pair_types, format_state, list_startup_codes
 from onnxkvrename.report.pages.buffer_states import (
     BufferState,
     PromptOutcome,
@@ -159,6 +159,7 @@ def _list_rows(handoff: Handoff, rules: StateRules, last: int) -> tuple[MapRow, 
     setup, simulation = handoff.comparison.setup, handoff.comparison.simulation
     written = {each.buffer_id: index for index, each in enumerate(setup.prefill_outputs)}
     read = {each.buffer_id: index for index, each in enumerate(setup.decode_inputs)}
+    never = bool(list_startup_codes(handoff))
     rows = [
         MapRow(
             result.pair.name,
@@ -169,7 +170,7 @@ def _list_rows(handoff: Handoff, rules: StateRules, last: int) -> tuple[MapRow, 
             written.get(result.pair.buffer_id),
             read.get(result.pair.buffer_id),
             rules.list_states(build_subject(result), last),
-            format_state(result, handoff.verdict),
+            "never transferred" if never else format_state(result, handoff.verdict),
         )
         for result in handoff.pair_results
     ]

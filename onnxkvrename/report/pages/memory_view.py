@@ -29,7 +29,7 @@ _STATE_TEXTS: Mapping[StateKind, str] = MappingProxyType(
     {"correct": "correct", "wrong": "wrong", "none": "not transferred", "unknown": "unknown"}
 )
 _KINDS = tuple(MARKS)
-_HEADINGS = ("Buffer", "Bytes", "Written at", "Read at", "State", "Cause", "All prompts")
+_HEADINGS = ("Buffer", "Bytes", "Written at", "Read at", "State", "Cause")
 _TRACK_HEIGHT, _LINK_HEIGHT = 46, 44
 _READ_TOP = _TRACK_HEIGHT + _LINK_HEIGHT
 _MAX_LINKS = 300
@@ -69,6 +69,10 @@ class MemoryView:
         self.memory_map = memory_map
         self.tokens = tokens
         self.condition = condition
+        self._headings = (
+            *_HEADINGS,
+            f"All prompts, {condition}" if condition else "All prompts",
+        )
         self._condition_class = "conditional" if condition else ""
         self._is_shared = memory == "shared"
         sides = (memory_map.prefill, memory_map.decode)
@@ -173,6 +177,7 @@ class MemoryView:
         parity = "even" if slot.row is None or slot.row % 2 == 0 else "odd"
         width = placement.nbytes / self._scale * _PAGE_WIDTH
         narrow = " narrow" if width < len(label) * _LETTER_WIDTH else ""
+        narrow += " tiny" if width < 2 * _LETTER_WIDTH else ""
         return build(
             "svg",
             build("title", name),
@@ -210,13 +215,13 @@ class MemoryView:
     def build_table(self) -> Element:
         """Return a row for each buffer, with its bytes, its places, its state and the cause."""
         hidden = self.memory_map.hidden_rows
+        length = build("span", format_token_count(self.tokens), id="caption-length")
         caption = build(
             "caption",
-            "For a prompt of ",
-            build("span", format_token_count(self.tokens), id="caption-length"),
+            *(("For a prompt of ", length) if self.memory_map.is_drawn else ("On both sides",)),
             f"; {hidden:,} more buffers are not in the table" if hidden else None,
         )
-        headings = (build("th", text, scope="col", role="columnheader") for text in _HEADINGS)
+        headings = (build("th", text, scope="col", role="columnheader") for text in self._headings)
         return build(
             "table",
             caption,
@@ -252,7 +257,7 @@ class MemoryView:
             name,
             (
                 build("td", text, role="cell", data_label=heading)
-                for heading, text in zip(_HEADINGS[1:], cells, strict=True)
+                for heading, text in zip(self._headings[1:], cells, strict=True)
             ),
             class_=state.kind,
             role="row",

@@ -74,7 +74,7 @@ def test_without_the_token_nothing_is_transferred_and_the_page_says_when_it_woul
     plain = build_side_layout(*describe_attention(0), token="", ctx_len=64)
     page = Reader(render_handoff_page(predict_handoff(plain, plain)))
     assert "Nothing is transferred now" in page.text
-    assert {row[4] for row in page.rows} == {"○ not transferred; once renamed: correct"}
+    assert {row[4] for row in page.rows} == {"○ not transferred; after a rename: correct"}
     assert "✓ correct" not in [cell for row in page.rows for cell in row]
     assert "conditional" in " ".join(
         find_class(each)[0] for _, each in page.elements if each.get("class")
