@@ -303,6 +303,9 @@ element("number").addEventListener("change", (event) => {
   remember();
 });
 element("zoom").addEventListener("change", setZoom);
+element("failing").addEventListener("change", (event) => {
+  element("rows").classList.toggle("failing-only", event.target.checked);
+});
 addEventListener("hashchange", () => {
   const length = readAddress();
   if (length !== null) {

@@ -200,6 +200,11 @@ def _build_controls(handoff: Handoff, view: MemoryView) -> Element:
                     (build("option", f"{zoom} times", value=zoom) for zoom in _ZOOMS),
                     id="zoom",
                 ),
+                build(
+                    "label",
+                    build("input", type="checkbox", id="failing"),
+                    " List only buffers that are not correct",
+                ),
                 class_="row",
             ),
             build(

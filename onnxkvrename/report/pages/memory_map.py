@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from onnxkvrename.handoff.compare import Handoff
+from onnxkvrename.handoff.compare import Handoff, PairResult
 from onnxkvrename.handoff.selection import BufferId
 from onnxkvrename.handoff.simulate import TransferSetup, find_linear_segments
 from onnxkvrename.handoff.slots import MemorySlot
@@ -159,9 +159,10 @@ def _list_rows(handoff: Handoff, rules: StateRules, last: int) -> tuple[MapRow, 
     setup, simulation = handoff.comparison.setup, handoff.comparison.simulation
     written = {each.buffer_id: index for index, each in enumerate(setup.prefill_outputs)}
     read = {each.buffer_id: index for index, each in enumerate(setup.decode_inputs)}
-    never = bool(list_startup_codes(handoff))
-    rows = [
-        MapRow(
+    rows = []
+    for result in handoff.pair_results:
+        states = rules.list_states(build_subject(result), last)
+        row = MapRow(
             result.pair.name,
             "",
             1,
@@ -169,11 +170,10 @@ def _list_rows(handoff: Handoff, rules: StateRules, last: int) -> tuple[MapRow, 
             format_pair_types(handoff, result.pair),
             written.get(result.pair.buffer_id),
             read.get(result.pair.buffer_id),
-            rules.list_states(build_subject(result), last),
-            "never transferred" if never else format_state(result, handoff.verdict),
+            states,
+            _summarize(result, states, handoff),
         )
-        for result in handoff.pair_results
-    ]
+        rows.append(row)
     known: set[BufferId] = {result.pair.buffer_id for result in handoff.pair_results}
     for buffer_id in dict.fromkeys((*read, *written)):
         if buffer_id not in known:
@@ -194,6 +194,15 @@ def _list_rows(handoff: Handoff, rules: StateRules, last: int) -> tuple[MapRow, 
     if simulation is not None:
         rows.sort(key=lambda row: (row.read is None, row.read or 0, row.written or 0))
     return tuple(rows)
+
+
+def _summarize(result: PairResult, states: Sequence[BufferState], handoff: Handoff) -> str:
+    """Return the state of a pair for all prompts; ``ok`` only where the hand-off can be."""
+    if list_startup_codes(handoff):
+        return "never transferred"
+    text = format_state(result, handoff.verdict)
+    is_open = {state.kind for state in states} == {"unknown"}
+    return "cannot decide" if is_open and text == "ok" else text
 
 
 def _find_last_length(handoff: Handoff) -> tuple[int, str]:

@@ -197,6 +197,16 @@ def test_the_page_is_never_wider_than_the_window(
         page.close()
 
 
+def test_the_table_can_be_limited_to_what_is_not_correct(browser: Browser, tmp_path: Path) -> None:
+    page = browser.open(save(compare_window(**SIZED), tmp_path))
+    page.evaluate("document.getElementById('failing').click()")
+    count = "[...document.querySelectorAll('#rows tr')].filter((row) => row.offsetHeight).length"
+    assert page.evaluate(count) == 4
+    move(page, 128)
+    assert page.evaluate(count) == 0
+    page.close()
+
+
 def test_a_page_asks_for_nothing_and_logs_nothing(browser: Browser, tmp_path: Path) -> None:
     page = browser.open(save(compare_window(**SIZED), tmp_path))
     move(page, 7)

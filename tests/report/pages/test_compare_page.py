@@ -162,7 +162,8 @@ def test_every_control_has_a_name_and_the_table_its_semantics() -> None:
     page = Reader(render_handoff_page(compare_window(**SIZED)))
     labels = {each.get("for") for tag, each in page.elements if tag == "label"}
     controls = {each["id"] for tag, each in page.elements if tag in ("input", "select")}
-    assert controls == labels == {"slider", "number", "zoom"}
+    assert labels == {"slider", "number", "zoom", None}  # one is around its control
+    assert controls == {"slider", "number", "zoom", "failing"}
     roles = [each.get("role") for _, each in page.elements]
     assert roles.count("row") == 7
     assert roles.count("listbox") == 2

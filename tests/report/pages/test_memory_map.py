@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from handoff_sides import (
     CONSUMER,
+    build_side,
     build_side_layout,
     describe_attention,
     draw_sides,
@@ -12,7 +13,8 @@ from handoff_sides import (
     transfer_bytes,
 )
 
-from onnxkvrename.handoff.compare import Handoff
+from onnxkvrename.findings import build_finding
+from onnxkvrename.handoff.compare import Handoff, compare_sides
 from onnxkvrename.handoff.find_consumers import load_consumer
 from onnxkvrename.handoff.simulate import is_in_ranges
 from onnxkvrename.handoff.verdict import REFUSALS
@@ -169,6 +171,17 @@ def test_without_a_size_that_decides_no_memory_is_drawn_and_nothing_behind_is_fi
     kinds = [find_state(row, 1).kind for row in memory_map.rows]
     assert kinds == ["correct"] * 2 + ["unknown"] * 4
     assert memory_map.outcomes[0].kind == "unknown"
+
+
+def test_of_a_broken_model_nothing_is_known_to_be_fine() -> None:
+    layout = build_side_layout(*describe_attention(0, 1), ctx_len=64)
+    finding = build_finding("KV110", "past_key.0", "is not computed from its input", "export it")
+    prefill, decode = (build_side(label, layout) for label in ("prefill", "decode"))
+    handoff = compare_sides(prefill._replace(model_finding=finding), decode, CONSUMER)
+    memory_map = build_memory_map(handoff)
+    assert {find_state(row, 9).kind for row in memory_map.rows} == {"unknown"}
+    assert {row.summary for row in memory_map.rows} == {"cannot decide"}
+    assert {outcome.kind for outcome in memory_map.outcomes} == {"unknown"}
 
 
 def test_with_an_open_window_only_one_token_is_shown() -> None:
