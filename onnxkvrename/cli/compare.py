@@ -152,9 +152,9 @@ class _Arguments(NamedTuple):
     "--html",
     metavar="FILE",
     type=OutputFile(path_type=Path),
-    help="Also write it as a page that shows the memory of both sides for any prompt length.",
+    help="Also write a page for a browser: the memory of both sides for any prompt length.",
 )
-@click.option("--force", is_flag=True, help="Replace FILE of --html even if it is another file.")
+@click.option("--force", is_flag=True, help="With --html: replace any file, not only a page.")
 @add_format_option()
 @add_quiet_option()
 @add_verbose_option("Show every finding.")

@@ -194,10 +194,10 @@ def _build_controls(handoff: Handoff, view: MemoryView) -> Element:
                 build("label", "Tokens", for_="number"),
                 build("input", type="number", id="number", aria_describedby="outcome", **limits),
                 build("span", f"of {last:,}"),
-                build("label", "Scale", for_="zoom"),
+                build("label", "Zoom", for_="zoom"),
                 build(
                     "select",
-                    (build("option", f"{zoom} times", value=zoom) for zoom in _ZOOMS),
+                    (build("option", f"{100 * zoom} %", value=zoom) for zoom in _ZOOMS),
                     id="zoom",
                 ),
                 build(
