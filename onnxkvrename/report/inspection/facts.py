@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rich.filesize import decimal
 
-from onnxkvrename.findings import format_list
+from onnxkvrename.findings import Finding, format_count, format_list
 from onnxkvrename.layout.dims import compute_tensor_bytes
 from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary, group_buffers
 from onnxkvrename.layout.kinds import get_kind_traits
@@ -69,7 +68,7 @@ def format_bytes(item: InspectedBuffer) -> str:
     count = compute_tensor_bytes(fixed, item.dtype)
     if count is None or (symbols and compute_tensor_bytes((2, *fixed), item.dtype) != 2 * count):
         return ""  # unknown, or with padding that the symbols decide about
-    return " \N{MULTIPLICATION SIGN} ".join([f"{count:,} byte{'s' * (count != 1)}", *symbols])
+    return " \N{MULTIPLICATION SIGN} ".join([format_count(count, "byte"), *symbols])
 
 
 def format_type(item: InspectedBuffer) -> str:
@@ -89,25 +88,26 @@ def describe_tokens(summary: ModelSummary) -> str:
 
 
 def list_finding_lines(summary: ModelSummary) -> Iterator[FindingLine]:
-    """Yield a line for each finding, of each code only the first few."""
-    found = [
-        (window.path if summary.windows else "", finding)
-        for window in summary.windows or (summary,)
-        for finding in window.findings
-    ]
-    counts = Counter(finding.code for _, finding in found)
-    seen: Counter[str] = Counter()
-    for path, finding in found:
-        code = finding.code
-        seen[code] += 1
-        if seen[code] <= _FEW:
+    """Yield a line for each finding, code by code, of each code only the first few.
+
+    For windows a line begins with the file, or with their number if all say the same.
+    """
+    paths: dict[str, dict[Finding, dict[str, None]]] = {}
+    for window in summary.windows or (summary,):
+        for finding in window.findings:
+            paths.setdefault(finding.code, {}).setdefault(finding, {})[window.path] = None
+    for code, found in paths.items():
+        shown = _FEW if len(found) > _FEW + 1 else len(found)
+        for finding, files in list(found.items())[:shown]:
             message = f"{finding.subject} {finding.message}".lstrip()
-            yield FindingLine(
-                finding.severity, code, f"{path}: {message}" if path else message, finding.hint
-            )
-        elif seen[code] == _FEW + 1:
-            more = f"and {counts[code] - _FEW:,} more like this"
-            yield FindingLine(finding.severity, code, more)
+            if summary.windows:
+                first = next(iter(files))
+                many = f"{len(files):,} files (first: {first})"
+                message = f"{first if len(files) == 1 else many}: {message}"
+            yield FindingLine(finding.severity, code, message, finding.hint)
+        if shown < len(found):
+            severity = next(iter(found)).severity
+            yield FindingLine(severity, code, f"and {len(found) - shown:,} more like this")
 
 
 def list_facts(summary: ModelSummary) -> Iterator[Fact]:
@@ -119,7 +119,7 @@ def list_facts(summary: ModelSummary) -> Iterator[Fact]:
         origin = f"{producer or 'an unnamed producer'}; IR {export.ir_version}"
         yield Fact("made by", (f"{origin}, {opsets or 'no opset'}",))
     functions = format_list(summary.weight.function_names, limit=_FEW)
-    nodes = f"{summary.weight.node_count:,} nodes"
+    nodes = format_count(summary.weight.node_count, "node")
     yield Fact("graph", (nodes + (f", local functions {functions}" if functions else ""),))
     yield Fact("weights", ("; ".join(_describe_weights(summary)) or "not there",))
     yield from list_buffer_facts(summary)
@@ -160,11 +160,11 @@ def _describe_weights(summary: ModelSummary) -> Iterator[str]:
     if not weight.inline_tensor_count and not weight.external_tensor_count:
         yield "none"
     if weight.inline_tensor_count:
-        tensors = f"{weight.inline_tensor_count:,} tensor{'s' * (weight.inline_tensor_count > 1)}"
+        tensors = format_count(weight.inline_tensor_count, "tensor")
         yield f"{decimal(weight.inline_bytes)} inline in {tensors}"
     usable = [file.location for file in summary.files if file.size is not None]
     if usable:
-        files = "1 file" if len(usable) == 1 else f"{len(usable):,} files"
+        files = format_count(len(usable), "file")
         names = format_list(list(dict.fromkeys(usable)), limit=_FEW)
         yield f"{decimal(summary.external_bytes)} external in {files}: {names}"
     unusable = list(dict.fromkeys(f.location for f in summary.files if f.size is None))

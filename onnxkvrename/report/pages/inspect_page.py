@@ -8,6 +8,7 @@ from xml.etree.ElementTree import Element
 
 from rich.filesize import decimal
 
+from onnxkvrename.findings import format_count
 from onnxkvrename.layout.inspect import ModelSummary
 from onnxkvrename.report.inspection.facts import (
     describe_tokens,
@@ -74,13 +75,13 @@ def format_name(summary: ModelSummary) -> str:
 def describe_size(summary: ModelSummary) -> str:
     """Return how large a model is, its KV cache in layers and names."""
     count = sum(item.state != "missing" for item in summary.buffers)
-    layers = len(summary.layers)
     if not count:
         return f"no KV buffer; {decimal(summary.size)}"
-    return (
-        f"{count:,} KV buffer{'s' * (count > 1)} in {layers:,} layer{'s' * (layers > 1)}; "
-        f"token: {describe_tokens(summary)}; {decimal(summary.size)}"
+    buffers, layers = (
+        format_count(count, "KV buffer"),
+        format_count(len(summary.layers), "layer"),
     )
+    return f"{buffers} in {layers}; token: {describe_tokens(summary)}; {decimal(summary.size)}"
 
 
 def _count_models(summaries: Sequence[ModelSummary]) -> str:

@@ -9,6 +9,7 @@ from draw_terminal import draw_plain
 from window_sets import write_windows
 
 from onnxkvrename import KvRenameError, load_rules
+from onnxkvrename.findings import build_finding
 from onnxkvrename.layout.inspect import ExternalFile, ModelSummary, inspect_model
 from onnxkvrename.layout.window_sets import fold_windows
 from onnxkvrename.report.inspection.facts import format_bytes
@@ -165,3 +166,18 @@ def test_the_bytes_of_a_buffer_are_a_product_with_its_symbols(inspected) -> None
     }
     for (dtype, shape), text in expected.items():
         assert format_bytes(buffer._replace(dtype=dtype, shape=shape)) == text
+
+
+def test_a_finding_that_many_windows_share_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = sorted(write_windows(Path("set"), 94).rglob("*.onnx"))
+    finding = build_finding("KV406", "custom_io.yaml", "has the names from before", "remove it")
+    (folded,) = fold_windows(
+        inspect_model(path, load_rules())._replace(findings=(finding,)) for path in paths
+    )
+    text = draw_plain(render_model_summary(folded), width=300)
+    first = paths[0].as_posix()
+    assert text.count("KV406") == 1
+    assert f"KV406  94 files (first: {first}): custom_io.yaml has the names from before" in text
