@@ -8,7 +8,9 @@ escapes. `isolate` keeps letters that are written from right to left to their ow
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
@@ -59,6 +61,19 @@ def build(tag: str, *children: Child | Iterable[Child], **attributes: Value) -> 
 def isolate(name: str) -> Element:
     """Return a name in an element of its own, whatever direction its letters have."""
     return build("bdi", name)
+
+
+def isolate_words(text: str) -> Iterator[Child]:
+    """Yield a text with each word from right to left in an element of its own.
+
+    Else a shape such as ``[batch, 8, ctx, 64]`` would seem to have another order of its sizes.
+    """
+    if text.isascii():
+        yield text
+        return
+    for word in re.split(r"([\s,;:()\[\]]+)", text):
+        is_reversed = any(unicodedata.bidirectional(char) in ("R", "AL") for char in word)
+        yield isolate(word) if is_reversed else word
 
 
 def build_data(identifier: str, value: object) -> Element:

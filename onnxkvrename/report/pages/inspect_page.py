@@ -17,7 +17,7 @@ from onnxkvrename.report.inspection.facts import (
     list_finding_lines,
 )
 from onnxkvrename.report.inspection.grid import KvGrid, build_grid
-from onnxkvrename.report.pages.elements import Child, build, isolate
+from onnxkvrename.report.pages.elements import Child, build, isolate, isolate_words
 from onnxkvrename.report.pages.frame import write_color_variables, write_page
 from onnxkvrename.report.pages.map_table import (
     MAP_SCRIPT,
@@ -129,7 +129,7 @@ def _list_facts(summary: ModelSummary) -> Iterator[Element]:
     for fact in list_facts(summary):
         if fact.label:
             yield build("dt", fact.label)
-        yield build("dd", (build("span", line, dir="auto") for line in fact.lines))
+        yield build("dd", (build("span", isolate_words(line)) for line in fact.lines))
 
 
 def _list_findings(summary: ModelSummary) -> Iterator[Element]:
@@ -137,7 +137,7 @@ def _list_findings(summary: ModelSummary) -> Iterator[Element]:
         yield build(
             "li",
             build("strong", f"{line.severity} {line.code}"),
-            build("span", line.message, dir="auto"),
-            build("span", line.hint, class_="hint", dir="auto") if line.hint else None,
+            build("span", isolate_words(line.message)),
+            build("span", isolate_words(line.hint), class_="hint") if line.hint else None,
             class_=line.severity,
         )

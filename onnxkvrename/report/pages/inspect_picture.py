@@ -58,7 +58,7 @@ text {{ font: 15px {FONT}; fill: var(--ink) }}
 .paper {{ fill: var(--paper) }}
 .token rect, .broken rect {{ stroke: none }}
 .cell rect {{ fill: none; stroke-width: 2 }}
-.half rect {{ stroke-dasharray: 4 3 }} .missing rect {{ stroke-dasharray: 2 3 }}
+.half rect {{ stroke: var(--ink); stroke-dasharray: 4 3 }} .missing rect {{ stroke-dasharray: 2 3 }}
 .missing rect {{ stroke: var(--bad) }} .missing text {{ fill: var(--bad) }}
 .broken rect {{ fill: var(--bad) }} .broken text, .token text {{ fill: var(--paper) }}
 .empty text {{ fill: var(--muted); font-weight: 400 }}

@@ -26,7 +26,7 @@ from onnxkvrename.report.inspection.grid import (
     get_symbol,
     list_empty_cells,
 )
-from onnxkvrename.report.pages.elements import build, isolate
+from onnxkvrename.report.pages.elements import build, isolate, isolate_words
 from onnxkvrename.report.pages.frame import CODE_FONT, COLORS, Color
 
 KIND_COLORS: Mapping[str, Color] = MappingProxyType(
@@ -49,7 +49,7 @@ Text can have each on the paper, and the paper's color on each (WCAG AA).
 _BANDS = ((0, 10), (640, 20), (960, 30), (1280, 40), (1720, 60))
 """The width of a page in pixels from which a band has so many columns."""
 _MAX_NAME_LENGTH = 120
-_MAX_LABEL_LENGTH = 22
+_MAX_LABEL_LENGTH = 20
 """Letters of the longest label of a row that is shown in full."""
 _CHARACTER_WIDTH = 7.3
 """Pixels of a letter of a label."""
@@ -69,7 +69,8 @@ text-overflow: ellipsis; font: 12px/18px {CODE_FONT} }}
 .map bdi {{ font-size: inherit }}
 .map td {{ margin-top: 18px; text-align: center }}
 .map td::before {{ position: absolute; bottom: 100%; left: 0; \
-font: 12px/18px {CODE_FONT}; color: var(--muted); white-space: nowrap; text-align: left }}
+font: 12px/18px {CODE_FONT}; color: var(--muted); white-space: nowrap; text-align: left; \
+max-width: calc(100vw - 2 * clamp(12px, 3vw, 40px)); overflow: hidden; text-overflow: ellipsis }}
 .mark {{ display: block; height: 28px; line-height: 24px; border: 2px solid currentcolor; \
 border-radius: 3px; font: 600 14px/24px {CODE_FONT} }}
 .half .mark {{ border-style: dashed }}
@@ -268,9 +269,9 @@ def _describe_cell(name: str, cell: Cell, column: MapColumn) -> Iterator[Element
     if cell.state == "missing":
         return
     update = f", {cell.update.label}" if cell.update.label else ""
-    yield build("span", build("code", _shorten(format_type(cell))), f"{update}. ")
+    yield build("span", build("code", isolate_words(_shorten(format_type(cell)))), f"{update}. ")
     if size := format_bytes(cell):
-        yield build("span", f"{_shorten(size)}. ")
+        yield build("span", isolate_words(_shorten(size)), ". ")
     yield build("span", _build_side(cell.input), f" {_ARROW} ", _build_side(cell.output))
 
 
@@ -317,7 +318,7 @@ def _write_bands(columns: int, count: int, *, labels_beside: bool) -> Iterator[s
         yield ".map tbody th { align-self: center }"
         yield (
             ".map td::before { bottom: 5px; left: auto; right: calc(100% + 2px); "
-            "width: var(--gutter); overflow: hidden; text-overflow: ellipsis }"
+            "width: var(--gutter) }"
         )
 
 

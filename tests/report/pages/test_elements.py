@@ -13,6 +13,7 @@ from onnxkvrename.report.pages.elements import (
     build_data,
     build_verbatim,
     isolate,
+    isolate_words,
     write_html,
     write_svg,
 )
@@ -64,6 +65,14 @@ def test_data_is_escaped_and_cannot_end_its_element() -> None:
 def test_children_are_texts_elements_and_iterables_of_them() -> None:
     row = build("tr", None, (build("td", str(number)) for number in range(2)), "!")
     assert write_html(row).split("\n", 1)[1] == "<tr><td>0</td><td>1</td>!</tr>\n"
+
+
+def test_words_from_right_to_left_keep_their_place() -> None:
+    sizes = "[batch, 8, \u0633\u064a\u0627\u0642, 64]"
+    assert write_html(build("p", isolate_words(sizes))) == (
+        "<!DOCTYPE html>\n<p>[batch, 8, <bdi>\u0633\u064a\u0627\u0642</bdi>, 64]</p>\n"
+    )
+    assert list(isolate_words("[batch, 8]")) == ["[batch, 8]"]
 
 
 def test_attributes_are_written_as_html_has_them() -> None:
