@@ -7,17 +7,25 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-BINARY = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))),
-    None,
-)
-SKIP_REASON = "no Chromium: install the package chromium, or put google-chrome into PATH"
+
+def find_binary() -> str | None:
+    """A Chromium that can be driven: not on Windows, and no snap, which cannot read /tmp."""
+    names = ("chromium", "google-chrome", "chromium-browser", "chrome")
+    found = (path for path in map(shutil.which, names) if path)
+    usable = (path for path in found if os.path.basename(os.path.realpath(path)) != "snap")
+    return next(usable, None) if os.name == "posix" else None
+
+
+BINARY = find_binary()
+SKIP_REASON = "no Chromium: install Debian's package chromium, or put google-chrome into PATH"
 _SECONDS = 60
 """How long one command may take; a machine may have a lot to do beside it."""
 
@@ -68,9 +76,15 @@ class Chromium:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._session = ""
+        with suppress(OSError, AssertionError):  # it may be gone already
+            self._send("Browser.close")
+        try:
+            self._process.wait(_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         os.close(self._commands)
-        self._process.kill()
-        self._process.wait()
         os.close(self._answers)
 
     def show(self, path: Path, width: int, *, scheme: str = "light", height: int = 800) -> None:

@@ -58,7 +58,7 @@ _ARROW = "\N{RIGHTWARDS ARROW}"
 _STYLE = f"""
 .map {{ display: grid; gap: 2px; margin: 16px 0 8px; justify-content: start }}
 .map thead, .map tbody, .map tr {{ display: contents }}
-.map caption, .map .corner {{ display: none }}
+.map caption {{ display: none }}
 .map th, .map td {{ grid-row: calc(var(--b, 0) * var(--rows) + var(--r)); padding: 0; \
 min-width: 0; position: relative }}
 .map th {{ font-weight: 400; color: var(--muted); font-size: 11px; line-height: 16px; \
@@ -67,6 +67,7 @@ overflow-wrap: normal; white-space: nowrap }}
 .map tbody th {{ text-align: left; justify-self: start; max-width: 100%; overflow: hidden; \
 text-overflow: ellipsis; font: 12px/18px {CODE_FONT} }}
 .map bdi {{ font-size: inherit }}
+.map .corner {{ position: absolute; width: 1px; height: 1px; padding: 0; clip-path: inset(50%) }}
 .map td {{ margin-top: 18px; text-align: center }}
 .map td::before {{ position: absolute; bottom: 100%; left: 0; \
 font: 12px/18px {CODE_FONT}; color: var(--muted); white-space: nowrap; text-align: left; \
