@@ -30,7 +30,7 @@ DOCUMENTS: dict[str, list[tuple[object, ...]]] = {
         ("check-consumer", DECODER, "--target", "none"),
     ],
     "compare-1.json": [
-        ("compare", DECODER, FIXTURES / "VLLM" / "decoder.onnx", "--ctx-len", "32"),
+        ("compare", DECODER, FIXTURES / "VLLM" / "decoder.onnx", "--dim", "ctx_len=32"),
         ("compare", DECODER, PLAIN / "none.onnx"),
     ],
     "manifest-1.json": [
