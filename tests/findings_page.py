@@ -102,11 +102,11 @@ def _render_passage(passage: Passage) -> str:
 
 @contextlib.contextmanager
 def _scratch_directory() -> Iterator[None]:
-    """Work in a new directory in which the fixtures are linked."""
+    """Work in a new directory with a copy of the fixtures."""
     before = Path.cwd()
     directory = Path(tempfile.mkdtemp()).resolve()
     try:
-        (directory / "fixtures").symlink_to(ROOT / "fixtures")
+        shutil.copytree(ROOT / "fixtures", directory / "fixtures")
         os.chdir(directory)
         yield
     finally:
