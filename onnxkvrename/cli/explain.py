@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from shutil import get_terminal_size
+
 import click
 
 from onnxkvrename.cli.options import CONTEXT_SETTINGS, add_version_option
-from onnxkvrename.cli.output import print_lines
+from onnxkvrename.cli.output import detect_screen, print_lines
 from onnxkvrename.findings import CODES, decide_exit_code
-from onnxkvrename.report.finding_pages import describe_finding
+from onnxkvrename.report.finding_pages import describe_finding, list_findings
 from onnxkvrename.report.formats import Line
 
 
@@ -28,8 +30,10 @@ def command(codes: tuple[str, ...]) -> int:
 
     CODE is the code of a finding, such as KV402. Without one, all codes are listed.
     """
-    lines = [f"{code}  {severity:7}  {meaning}" for code, (severity, meaning) in CODES.items()]
-    if codes:
+    if not codes:
+        width = get_terminal_size().columns if detect_screen().is_terminal else None
+        lines = list_findings(width)
+    else:
         passages = [describe_finding(code) for code in codes]
         lines = [line for passage in passages for line in (*passage, "")][:-1]
     print_lines(Line(line) for line in lines)

@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import CODES
+from onnxkvrename.findings import CODES, format_list
 from onnxkvrename.storage.read import is_occupied, read_text_file
 
 _PAGE = "findings.md"
@@ -15,7 +15,20 @@ _PLACES = (
     Path(__file__).parent / _PAGE,  # in a wheel
     Path(__file__).parent.parent.parent / "docs" / _PAGE,  # in a clone
 )
+_INDENT = " " * 16  # of a meaning that goes on: below its first word
 _BLOCKS = re.compile(r"^```.*?^```$|^[^\n]+(?:\n[^\n]+)*", re.MULTILINE | re.DOTALL)
+
+
+def list_findings(width: int | None = None) -> list[str]:
+    """Return a row for each code, with its severity and meaning.
+
+    Args:
+        width: Characters in a line; ``None`` for one line for each code.
+    """
+    rows = [f"{code}  {severity:7}  {meaning}" for code, (severity, meaning) in CODES.items()]
+    if width is None:
+        return rows
+    return [line for row in rows for line in _wrap(row, max(width, 40), indent=_INDENT)]
 
 
 def describe_finding(code: str, width: int = 80) -> list[str]:
@@ -31,7 +44,7 @@ def describe_finding(code: str, width: int = 80) -> list[str]:
     """
     name = code.upper()
     if name not in CODES:
-        hint = "`onnxkvrename explain` lists all codes"
+        hint = _suggest_codes(name)
         raise KvRenameError(f"no finding has the code {code}", hint=hint)
     page = next((path for path in _PLACES if is_occupied(path)), _PLACES[0])
     text = read_text_file(page).partition(f"### {name}\n")[2]
@@ -45,8 +58,23 @@ def describe_finding(code: str, width: int = 80) -> list[str]:
 def _render_block(block: str, width: int) -> list[str]:
     if block.startswith("```"):
         return [f"  {line}".rstrip() for line in block.splitlines()[1:-1]]
-    text = _strip_markup(block)
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+    return _wrap(_strip_markup(block), width)
+
+
+def _wrap(text: str, width: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _suggest_codes(name: str) -> str:
+    """Return a hint with the codes that begin like this one, such as KV4 or KV4021."""
+    hint = "`onnxkvrename explain` lists all codes"
+    for end in range(len(name), 2, -1):
+        similar = [code for code in CODES if code.startswith(name[:end])]
+        if similar:
+            return f"similar codes: {format_list(similar)}; {hint}"
+    return hint
 
 
 def _strip_markup(text: str) -> str:

@@ -42,7 +42,25 @@ def test_without_a_code_all_are_listed(run: Any) -> None:
     assert [line.split()[0] for line in run("explain").out.splitlines()] == list(CODES)
 
 
-def test_an_unknown_code_is_an_error(run: Any) -> None:
-    outcome = run("explain", "KV999")
+def test_on_a_terminal_meanings_wrap_by_words(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxkvrename.cli.output.is_terminal", lambda stream: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = run("explain").out.splitlines()
+    assert all(len(line) <= 60 for line in lines)
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == list(CODES)
+    long = next(number for number, line in enumerate(lines) if line.startswith("KV120"))
+    assert lines[long + 1].startswith(" " * 16)
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        ("KV999", "`onnxkvrename explain` lists all codes"),
+        ("kv40", "similar codes: KV401, KV402, KV403, KV404, KV405 and 2 more; "),
+        ("KV4021", "similar codes: KV402; "),
+    ],
+)
+def test_an_unknown_code_is_an_error(code: str, hint: str, run: Any) -> None:
+    outcome = run("explain", code)
     assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err.startswith("error: no finding has the code KV999 (")
+    assert outcome.err.startswith(f"error: no finding has the code {code} ({hint}")

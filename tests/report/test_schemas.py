@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def test_the_example_of_the_page_reads_a_document(
 ) -> None:
     block = re.search(r"<!-- example -->\n```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     assert block is not None
-    (tmp_path / "fixtures").symlink_to(FIXTURES)
+    shutil.copytree(FIXTURES, tmp_path / "fixtures")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(COMMAND.parent), prepend=os.pathsep)
     exec(block[1], {})
