@@ -220,8 +220,9 @@ def test_windows_that_lack_inputs_are_not_to_be_exported_again_in_the_same_way(
 
 def test_results_stand_in_natural_order_whatever_finishes_first(tmp_path: Path, run) -> None:
     root = window_sets.write_windows(tmp_path, 40)
-    outcome = run(root, "--prefix", "VLLM", "--jobs", 3)
-    layers = [int(line.split("layer_")[1].split("_")[0]) for line in outcome.err.splitlines()]
+    outcome = run(root, "--prefix", "VLLM", "--jobs", 3, "-v")
+    *states, _ = outcome.err.splitlines()
+    layers = [int(line.split("layer_")[1].split("_")[0]) for line in states]
     assert (outcome.code, layers) == (0, list(range(40)))
 
 

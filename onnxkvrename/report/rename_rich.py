@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from rich.console import Group, RenderableType
@@ -12,7 +11,13 @@ from rich.text import Text
 
 from onnxkvrename.report.formats import Line
 from onnxkvrename.report.inert import escape_text
-from onnxkvrename.report.rename_text import format_model_state, render_sidecar_states
+from onnxkvrename.report.rename_text import (
+    StateRow,
+    format_total,
+    is_folded,
+    list_state_rows,
+    render_sidecar_states,
+)
 from onnxkvrename.report.tables import render_lines
 from onnxkvrename.rules.layer_ranges import format_layer_ranges
 from onnxkvrename.rules.plan import REASON_NOT_RETAINED, KvPair, PairSide, UnchangedName
@@ -24,8 +29,6 @@ _STATUS_STYLES = {
     "unchanged": "cyan",
     "failed": "red",
 }
-_MAX_DETAILED_MODELS = 4
-"""Models of which more is shown than one line."""
 
 
 def draw_report(report: Report, *, dry_run: bool, verbose: bool, color: bool) -> Iterator[Line]:
@@ -49,28 +52,27 @@ def render_report(report: Report, *, dry_run: bool, verbose: bool) -> Renderable
         verbose: Show every layer.
     """
     parts: list[RenderableType] = []
-    detailed = verbose or len(report.models) <= _MAX_DETAILED_MODELS
-    for model in report.models:
-        parts.append(_render_headline(model, dry_run=dry_run))
-        if detailed and not model.failed and model.pairs:
+    is_short = is_folded(report, verbose=verbose)
+    for row in list_state_rows(report, dry_run=dry_run, verbose=verbose):
+        parts.append(_render_headline(row))
+        model = row.models[0]
+        if not is_short and row.outcome not in ("failed", "held back") and model.pairs:
             details = [_render_buffers(model), *([_render_layer_table(model)] if verbose else [])]
             parts.append(Padding(Group(*details), (0, 0, 0, 2)))
             parts += _render_next_command(model)
-    parts += (Text(line, no_wrap=True, overflow="ignore") for line in render_sidecar_states(report))
+    sidecar_states = render_sidecar_states(report, dry_run=dry_run)
+    parts += (Text(line, no_wrap=True, overflow="ignore") for line in sidecar_states)
     if len(report.models) > 1:
-        parts.append(_render_total(report, dry_run=dry_run))
+        parts.append(Text(format_total(report, dry_run=dry_run), style="bold"))
     return Group(*parts)
 
 
-def _render_headline(model: ModelReport, *, dry_run: bool) -> Text:
+def _render_headline(row: StateRow) -> Text:
     # Never folded: a path that is broken in two cannot be copied.
-    text = Text(escape_text(model.path), style="bold", no_wrap=True, overflow="ignore")
-    text.append(
-        f"  {format_model_state(model, dry_run=dry_run)}", style=_STATUS_STYLES[model.status]
-    )
-    if model.output != model.path and model.status in ("renamed", "unchanged") and not dry_run:
-        text.append(f"  -> {escape_text(model.output)}", style="not bold")
-    return text
+    text = Text(row.label, style="bold", no_wrap=True, overflow="ignore")
+    style = "yellow" if row.outcome == "held back" else _STATUS_STYLES[row.outcome]
+    text.append(f"  {row.state}", style=style)
+    return text.append(f" {row.destination}" if row.destination else "", style="not bold")
 
 
 def _render_buffers(model: ModelReport) -> Table:
@@ -131,10 +133,3 @@ def _render_layer_table(model: ModelReport) -> Table:
 def _render_new_name(side: PairSide) -> Text:
     style = "green" if side.new_name != side.old_name else ""
     return Text(escape_text(side.new_name), style=style)
-
-
-def _render_total(report: Report, *, dry_run: bool) -> Text:
-    labels = {"would-rename": "would change" if dry_run else "left alone"}
-    counts = Counter(labels.get(model.status, model.status) for model in report.models)
-    text = ", ".join(f"{count} {label}" for label, count in counts.items())
-    return Text(f"{len(report.models)} models: {text}", style="bold")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from onnxkvrename.errors import FlushError, UndoError
 from onnxkvrename.report.formats import (
     Answer,
     FileResult,
@@ -16,10 +19,19 @@ from onnxkvrename.report.formats import (
     build_file_result,
     build_line,
 )
-from onnxkvrename.report.formats.text import BOLD, GREEN, RED, render_finding_lines
+from onnxkvrename.report.formats.text import (
+    BOLD,
+    GREEN,
+    RED,
+    format_count,
+    format_files,
+    render_finding_lines,
+)
 from onnxkvrename.report.inert import escape_text
-from onnxkvrename.rules.results import ModelReport, Report, SidecarReport
+from onnxkvrename.rules.results import ModelReport, Report, SidecarReport, Status
 
+_MAX_LISTED_MODELS = 4
+"""Models that each have a line, and on a terminal more than one."""
 STAMP_LABEL = "metadata onnxkvrename.kv_layout_sha256"
 """The name of a stamp in a diff."""
 
@@ -42,6 +54,37 @@ class RenameView(NamedTuple):
     check_only: bool = False
 
 
+class StateRow(NamedTuple):
+    """What became of one model, or of several with the same outcome.
+
+    Attributes:
+        models: The models.
+        outcome: Their status, or ``held back``: they would change, but for another model.
+        state: What became of them, in a few words.
+    """
+
+    models: tuple[ModelReport, ...]
+    outcome: Status | Literal["held back"]
+    state: str
+
+    @property
+    def label(self) -> str:
+        """The path of the model, or the number of the models and the first paths."""
+        if len(self.models) == 1:
+            return escape_text(self.models[0].path)
+        if self.outcome == "held back":
+            return format_count(len(self.models), "other model")
+        return escape_text(format_files([model.path for model in self.models]))
+
+    @property
+    def destination(self) -> str:
+        """Where the results went, or would go, after an arrow; nothing for those in place."""
+        if len(self.models) == 1 or self.models[0].output == self.models[0].path:
+            return _format_destination(self.models[0])
+        directory = os.path.commonpath([os.path.dirname(model.output) for model in self.models])
+        return f" -> {escape_text(directory)}" if directory else ""
+
+
 def build_rename_answer(report: Report, view: RenameView) -> Answer:
     """Return the answer of a rename.
 
@@ -50,12 +93,15 @@ def build_rename_answer(report: Report, view: RenameView) -> Answer:
         view: How to show it.
     """
     code = report.compute_exit_code(check_only=view.check_only)
+    has_total = len(report.models) > 1 and not view.quiet
+    total = (Note("total", format_total(report, dry_run=view.dry_run)),) if has_total else ()
     return Answer(
         "rename",
         code,
         render_json=partial(_render_json, report, code),
         render_text=partial(render_rename, report, view),
         files=tuple(_list_files(report, view)),
+        notes=total,
     )
 
 
@@ -66,21 +112,26 @@ def _render_json(report: Report, code: int) -> str:
 
 
 def _list_files(report: Report, view: RenameView) -> Iterator[FileResult]:
+    is_single = len(report.models) == 1
     for model in report.models:
-        yield build_file_result(model, *_list_model_notes(model, view))
+        yield build_file_result(model, *_list_model_notes(model, view, is_single=is_single))
     for sidecar in report.sidecars if view.check_only else ():
         if sidecar.status == "would-rename":
             note = Note("names", _format_sidecar_state(sidecar), sidecar.path, "error")
             yield FileResult(sidecar.path, notes=(note,))
 
 
-def _list_model_notes(model: ModelReport, view: RenameView) -> Iterator[Note]:
+def _list_model_notes(model: ModelReport, view: RenameView, *, is_single: bool) -> Iterator[Note]:
+    """Yield what became of a model; of several models the total counts those that stayed."""
     if model.error is not None:
         return
-    state = format_model_state(model, dry_run=view.dry_run)
-    if view.check_only and model.status == "would-rename":
+    state = format_model_state(model)
+    is_pending = model.status == "would-rename"
+    if view.check_only and is_pending:
         yield Note("names", state, model.path, "error")
-    elif not view.quiet:
+    elif not view.quiet and (
+        is_single or model.status == "renamed" or (view.dry_run and is_pending)
+    ):
         yield Note(model.status, state, model.path)
 
 
@@ -94,6 +145,7 @@ def render_rename(report: Report, view: RenameView, screen: Screen) -> Iterator[
     """
     yield from render_finding_lines(report.models, verbose=view.verbose)
     if view.quiet:
+        yield from _render_pending(report) if view.check_only else ()
         return
     if screen.is_terminal and not view.show_diff:
         from onnxkvrename.report.rename_rich import draw_report  # rich only for terminals
@@ -106,7 +158,20 @@ def render_rename(report: Report, view: RenameView, screen: Screen) -> Iterator[
         yield from render_diff(report)
     elif not view.check_only:
         yield from map(Line, render_changes(report, dry_run=view.dry_run))
-    yield from (Line(text, err=True) for text in render_states(report, dry_run=view.dry_run))
+    states = render_states(report, dry_run=view.dry_run, verbose=view.verbose)
+    yield from (Line(text, err=True) for text in states)
+
+
+def _render_pending(report: Report) -> Iterator[Line]:
+    """Yield why ``--check`` exits with 1, where no finding says so."""
+    counts = []
+    items: Sequence[Sequence[ModelReport | SidecarReport]] = (report.models, report.sidecars)
+    for noun, reports in zip(("model", "sidecar"), items, strict=True):
+        pending = sum(item.status == "would-rename" for item in reports)
+        if pending:
+            counts.append(f"{pending:,} of {format_count(len(reports), noun)}")
+    if counts:
+        yield Line(f"{' and '.join(counts)} would change", err=True)
 
 
 def render_changes(report: Report, *, dry_run: bool) -> Iterator[str]:
@@ -141,39 +206,128 @@ def render_diff(report: Report) -> Iterator[Line]:
                 yield build_line(Span(f"-{STAMP_LABEL}", RED))
 
 
-def render_states(report: Report, *, dry_run: bool) -> Iterator[str]:
-    """Yield one line for each model and sidecar: what became of it.
+def render_states(report: Report, *, dry_run: bool, verbose: bool = False) -> Iterator[str]:
+    """Yield what became of the models and sidecars; for several models also the total.
 
-    Models with an error have none, nor have those that were left alone because of it: the
-    error is a line of its own.
+    Models with an error have no line, as the error is one. The total counts those that were
+    held back because of another model, and, of many models, those that are unchanged.
+
+    Args:
+        report: What became of the models and sidecars.
+        dry_run: Describe what would change, because nothing was written.
+        verbose: Give each model a line.
+    """
+    is_short = is_folded(report, verbose=verbose)
+    for row in list_state_rows(report, dry_run=dry_run, verbose=verbose):
+        is_counted = row.outcome == "held back" or (is_short and row.outcome == "unchanged")
+        if not is_counted and row.models[0].error is None:
+            yield f"{row.label}: {row.state}{row.destination}"
+    yield from render_sidecar_states(report, dry_run=dry_run)
+    if len(report.models) > 1:
+        yield format_total(report, dry_run=dry_run)
+
+
+def is_folded(report: Report, *, verbose: bool) -> bool:
+    """Return whether models with the same outcome share a line: there are too many."""
+    return len(report.models) > _MAX_LISTED_MODELS and not verbose
+
+
+def list_state_rows(report: Report, *, dry_run: bool, verbose: bool) -> list[StateRow]:
+    """Return what became of the models: first of those that failed, then of the others.
+
+    Args:
+        report: What became of the models.
+        dry_run: Describe what would change, because nothing was written.
+        verbose: Give each model a row.
+    """
+    is_short = is_folded(report, verbose=verbose)
+    held_back = _find_held_back(report, dry_run=dry_run)
+    groups: dict[object, list[ModelReport]] = {}
+    texts = dict[object, tuple[Status | Literal["held back"], str]]()
+    for index, model in sorted(enumerate(report.models), key=lambda item: not item[1].failed):
+        outcome: Status | Literal["held back"] = model.status
+        state = format_model_state(model)
+        if index in held_back:
+            outcome, state = "held back", _format_held_back(report, dry_run=dry_run)
+        elif model.failed and not dry_run:
+            state = _format_failure(report, model)
+        has_own_row = not is_short and (verbose or outcome != "held back")
+        key = index if has_own_row else (outcome, state, model.error is None)
+        groups.setdefault(key, []).append(model)
+        texts[key] = outcome, state
+    return [StateRow(tuple(models), *texts[key]) for key, models in groups.items()]
+
+
+def _find_held_back(report: Report, *, dry_run: bool) -> frozenset[int]:
+    """Return the models that were held back; in a dry run only those that a set would hold."""
+    return report.held_back if not dry_run or report.sets else frozenset()
+
+
+def _format_held_back(report: Report, *, dry_run: bool) -> str:
+    of_set = " of its set" if report.sets else ""
+    return (
+        f"would be left alone: another model{of_set} fails"
+        if dry_run
+        else f"left alone: another model{of_set} failed"
+    )
+
+
+def _format_failure(report: Report, model: ModelReport) -> str:
+    if isinstance(model.error, (UndoError, FlushError)):
+        return "failed"  # the error says what was written
+    return f"failed: nothing {'of its set ' if report.sets else ''}was written"
+
+
+def format_total(report: Report, *, dry_run: bool) -> str:
+    """Return how many models there are, what became of how many, and how many buffers they have.
+
+    Args:
+        report: What became of the models.
+        dry_run: Count what would change, because nothing was written.
+    """
+    held_back = len(_find_held_back(report, dry_run=dry_run))
+    counts = Counter(model.status for model in report.models)
+    changed = counts["would-rename"] - held_back if dry_run else counts["renamed"]
+    parts = [
+        f"{changed:,} {'would change' if dry_run else 'renamed'}",
+        f"{counts['unchanged']:,} unchanged",
+    ]
+    if counts["failed"]:
+        parts.append(f"{counts['failed']:,} failed")
+    if held_back:
+        parts.append(f"{held_back:,} {_format_held_back(report, dry_run=dry_run)}")
+    text = f"{format_count(len(report.models), 'model')}: {', '.join(parts)}"
+    if counts["failed"] and not dry_run and not changed and not _is_half_done(report):
+        return f"{text}; nothing was written"
+    return f"{text}; {format_count(sum(len(m.pairs) for m in report.models), 'KV buffer')}"
+
+
+def _is_half_done(report: Report) -> bool:
+    return any(isinstance(model.error, (UndoError, FlushError)) for model in report.models)
+
+
+def render_sidecar_states(report: Report, *, dry_run: bool) -> Iterator[str]:
+    """Yield one line for each sidecar that changed, or would.
 
     Args:
         report: What became of the models and sidecars.
         dry_run: Describe what would change, because nothing was written.
     """
-    for model in report.models:
-        if model.error is None and (dry_run or model.status != "would-rename"):
-            state = format_model_state(model, dry_run=dry_run)
-            yield f"{escape_text(model.path)}: {state}{_format_destination(model)}"
-    yield from render_sidecar_states(report)
-
-
-def render_sidecar_states(report: Report) -> Iterator[str]:
-    """Yield one line for each sidecar that changed, or would; none if a model failed."""
-    if any(model.failed for model in report.models):
+    if report.failed and not report.sets:
         return
     for sidecar in report.sidecars:
-        if sidecar.status in ("renamed", "would-rename") or sidecar.copied:
+        is_done = sidecar.status == ("would-rename" if dry_run else "renamed")
+        if is_done or (sidecar.copied and sidecar.status != "failed"):
             state = f"{_format_sidecar_state(sidecar)}{_format_destination(sidecar)}"
             yield f"{escape_text(sidecar.path)}: {state}"
 
 
 def _format_sidecar_state(sidecar: SidecarReport) -> str:
     would = "would " if sidecar.status == "would-rename" else ""
-    state = f"{sidecar.changed} names {would}change{'' if would else 'd'}"
+    state = f"{format_count(sidecar.changed, 'name')} {would}change{'' if would else 'd'}"
     if sidecar.copied:
         verb = "would be copied" if would else "copied"
-        state += f", {sidecar.copied} other files of its folder {verb}"
+        state += f", {format_count(sidecar.copied, 'other file')} of its folder {verb}"
     return state
 
 
@@ -183,19 +337,12 @@ def _format_destination(item: ModelReport | SidecarReport) -> str:
     return f" -> {escape_text(item.output)}" if has_moved else ""
 
 
-def format_model_state(model: ModelReport, *, dry_run: bool) -> str:
-    """Return in a few words what became of a model.
-
-    Args:
-        model: The model.
-        dry_run: Describe what would change, because nothing was written.
-    """
+def format_model_state(model: ModelReport) -> str:
+    """Return in a few words what became of a model, whatever became of others."""
     if model.status == "failed":
-        return "failed: nothing was written"
+        return "failed"
     if model.status == "would-rename":
-        return (
-            _format_change(model, "would change") if dry_run else "left alone: another model failed"
-        )
+        return _format_change(model, "would change")
     if model.status == "renamed":
         return _format_change(model, "changed")
     if not model.pairs:
@@ -211,7 +358,7 @@ def _format_change(model: ModelReport, verb: str) -> str:
     """Return how many names of a model change, and what becomes of its stamp."""
     if model.stamp:
         return "stamped"
-    changes = [f"{len(model.name_map)} names {verb}"] if model.name_map else []
+    changes = [f"{format_count(len(model.name_map), 'name')} {verb}"] if model.name_map else []
     if model.stamp is not None:
         changes.append("its stamp goes")
     return "; ".join(changes)

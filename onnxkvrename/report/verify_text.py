@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -20,7 +21,14 @@ from onnxkvrename.report.formats import (
     build_file_result,
     build_line,
 )
-from onnxkvrename.report.formats.text import GREEN, RED, render_finding_lines
+from onnxkvrename.report.formats.text import (
+    GREEN,
+    LAYERS_PATTERN,
+    RED,
+    format_count,
+    format_files,
+    render_finding_lines,
+)
 from onnxkvrename.report.inert import escape_text
 from onnxkvrename.rules.layer_ranges import format_layer_ranges
 from onnxkvrename.rules.plan import KvPair
@@ -33,6 +41,8 @@ from onnxkvrename.verification.verify import VerifiedModel
 
 SCHEMA = "onnxkvrename.verify/1"
 """The name of the JSON document, described by `schemas/verify-1.json`."""
+_MAX_LISTED_MODELS = 4
+"""Models that each have a line; of more there is a total."""
 
 
 def build_verify_answer(
@@ -47,12 +57,14 @@ def build_verify_answer(
         verbose: Show every finding, and each buffer.
     """
     code = Report(tuple(model.report for model in models)).compute_exit_code()
+    has_total = len(models) > _MAX_LISTED_MODELS and not quiet
     return Answer(
         "verify",
         code,
         render_json=partial(verified_to_json, models, code, profile=profile),
         render_text=partial(_render_text, models, quiet, verbose),
         files=tuple(_build_file(model, quiet=quiet) for model in models),
+        notes=(Note("total", _format_total(models)),) if has_total else (),
     )
 
 
@@ -64,14 +76,49 @@ def _build_file(model: VerifiedModel, *, quiet: bool) -> FileResult:
 
 
 def _render_text(
-    models: Iterable[VerifiedModel], quiet: bool, verbose: bool, screen: Screen
+    models: Sequence[VerifiedModel], quiet: bool, verbose: bool, screen: Screen
 ) -> Iterator[Line]:
+    yield from render_finding_lines([model.report for model in models], verbose=verbose)
+    if quiet:
+        return
+    readable = [model for model in models if model.report.error is None]
+    is_short = len(models) > _MAX_LISTED_MODELS and not verbose
+    for group in _group_verdicts(readable) if is_short else ([model] for model in readable):
+        yield build_verdict_line(_join_models(group))
+        yield from (Line(f"  {text}") for text in format_buffer_flows(group[0]) if verbose)
+    if len(models) > _MAX_LISTED_MODELS:
+        yield Line(_format_total(models), err=True)
+
+
+def _group_verdicts(models: Iterable[VerifiedModel]) -> Iterable[list[VerifiedModel]]:
+    """Return groups of models of which the same can be said, but for their layers."""
+    groups: dict[tuple[bool, str], list[VerifiedModel]] = {}
     for model in models:
-        yield from render_finding_lines([model.report], verbose=verbose)
-        if quiet or model.report.error is not None:
-            continue
-        yield build_verdict_line(model)
-        yield from (Line(f"  {text}") for text in (format_buffer_flows(model) if verbose else ()))
+        verdict = re.sub(LAYERS_PATTERN, "", summarize_verdict(model))
+        groups.setdefault((model.report.failed, verdict), []).append(model)
+    return groups.values()
+
+
+def _join_models(models: Sequence[VerifiedModel]) -> VerifiedModel:
+    """Return one verified model with what was shown of several."""
+    if len(models) == 1:
+        return models[0]
+    reports = [model.report for model in models]
+    report = reports[0]._replace(
+        path=format_files([report.path for report in reports]),
+        pairs=tuple(pair for report in reports for pair in report.pairs),
+        findings=tuple(finding for report in reports for finding in report.findings),
+    )
+    flows = tuple(flow for model in models for flow in model.flows)
+    return models[0]._replace(report=report, flows=flows)
+
+
+def _format_total(models: Sequence[VerifiedModel]) -> str:
+    failed = sum(model.report.failed for model in models)
+    buffers = format_count(sum(len(model.report.pairs) for model in models), "KV buffer")
+    return (
+        f"{len(models):,} models: {len(models) - failed:,} verified, {failed:,} failed; {buffers}"
+    )
 
 
 def build_verdict_line(verified: VerifiedModel) -> Line:
@@ -115,7 +162,7 @@ def _describe_retention(verified: VerifiedModel) -> str:
     unsized = [flow for flow in updated if flow.update.kind == "unknown"]
     layers = format_layer_ranges(sorted({pair.layer for pair in report.pairs}))
     retained = len([flow for flow in updated if not flow.update.is_resized]) - len(unsized)
-    verdict = f"{retained} of {len(report.pairs)} buffers retained"
+    verdict = f"{retained} of {format_count(len(report.pairs), 'buffer')} retained"
     if meant:
         updates = ", ".join(dict.fromkeys(flow.update.label for flow in meant))
         verdict += f", {len(meant)} as the rules say ({updates})"
@@ -138,24 +185,20 @@ def _describe_rename_proof(proof: RenameProof) -> str:
     """Return what was shown about a model and its source, and no more than that."""
     equal = "the same bytes as" if proof.equality == "bytes" else "the same content as"
     count = len(proof.names)
-    names = f"but for {count} name{'s' * (count != 1)}" if count else "with the same names"
+    names = f"but for {format_count(count, 'name')}" if count else "with the same names"
     text = f"{equal} {escape_text(proof.source)} {names}"
     compared = sum(digest is not None for digest in proof.data_digests.values())
     unread = len(proof.data_digests) - compared
     if compared:
-        text += f", {_count_files(compared)} of external data the same"
+        text += f", {format_count(compared, 'file')} of external data the same"
     if unread:
-        text += f", {_count_files(unread)} of external data not read (--compare-data)"
+        text += f", {format_count(unread, 'file')} of external data not read (--compare-data)"
     return text
-
-
-def _count_files(count: int) -> str:
-    return f"{count} file{'s' * (count != 1)}"
 
 
 def _format_run(run: RetentionRun) -> str:
     dims = ", ".join(f"{escape_text(dim)}={size}" for dim, size in run.dims.items())
-    return f"ran {len(run.step_results)} steps" + (f" with {dims}" if dims else "")
+    return f"ran {format_count(len(run.step_results), 'step')}" + (f" with {dims}" if dims else "")
 
 
 def format_buffer_flows(verified: VerifiedModel) -> Iterator[str]:

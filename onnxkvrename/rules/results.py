@@ -175,16 +175,30 @@ class Report(NamedTuple):
         models: The models, in the order of the arguments.
         sidecars: The sidecars.
         profile: The profile that tells KV names.
+        sets: With ``keep_going``: the models that change together or not at all, by their
+            indexes. By default all do.
     """
 
     models: tuple[ModelReport, ...]
     sidecars: tuple[SidecarReport, ...] = ()
     profile: ProfileChoice | None = None
+    sets: tuple[tuple[int, ...], ...] = ()
 
     @property
     def failed(self) -> bool:
-        """True if a model has an error or a finding of severity error; then nothing changed."""
+        """True if a model has an error or a finding of severity error; then its set stays."""
         return any(model.failed for model in self.models)
+
+    @property
+    def held_back(self) -> frozenset[int]:
+        """The indexes of models that would change, but for another model of their set."""
+        return frozenset(
+            index
+            for indexes in self.sets or (tuple(range(len(self.models))),)
+            if any(self.models[index].failed for index in indexes)
+            for index in indexes
+            if self.models[index].status == "would-rename"
+        )
 
     @property
     def has_no_buffers(self) -> bool:

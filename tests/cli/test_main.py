@@ -348,7 +348,9 @@ def test_several_models_keep_their_layout_elsewhere(here: Path, run, renamed: by
         "parts/x.onnx",
     ]
     assert "decoder.onnx: past_key.0 -> past_key.0_VLLM" in outcome.out
-    assert outcome.err.splitlines()[-1] == "parts/x.onnx: 4 names changed -> new/parts/x.onnx"
+    *_, last, total = outcome.err.splitlines()
+    assert last == "parts/x.onnx: 4 names changed -> new/parts/x.onnx"
+    assert total == "3 models: 3 renamed, 0 unchanged; 8 KV buffers"
 
 
 @pytest.mark.parametrize(
@@ -512,9 +514,10 @@ def test_github_annotates_what_kept_the_job_from_being_done(here: Path, run) -> 
 def test_github_annotates_the_models(here: Path, run) -> None:
     outcome = run(MODEL, "text.onnx", *V, "--format", "github")
     assert outcome.out.splitlines() == [
-        "::notice file=decoder.onnx,title=would-rename::left alone: another model failed",
         "::error file=text.onnx,title=failed::text.onnx: is a text file, not an ONNX model "
         "(pass the .onnx file itself)",
+        "::notice title=total::2 models: 0 renamed, 0 unchanged, 1 failed, 1 left alone: another "
+        "model failed; nothing was written",
     ]
     outcome = run(MODEL, *V, "--check", "--format", "github")
     assert outcome.out == "::error file=decoder.onnx,title=names::8 names would change\n"

@@ -71,7 +71,7 @@ def test_a_dry_run_says_what_would_be_copied(here: Path, go) -> None:
     outcome = go("genai", "-d", "out", "-n", "--format", "json")
     (text,) = json.loads(outcome.out)["texts"]
     assert (text["copied"], text["changed"], (here / "out").exists()) == (1, 4, False)
-    assert "1 other files of its folder would be copied" in go("genai", "-d", "out", "-n").err
+    assert "1 other file of its folder would be copied" in go("genai", "-d", "out", "-n").err
 
 
 def test_python_does_the_same(here: Path) -> None:

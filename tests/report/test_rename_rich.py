@@ -12,10 +12,11 @@ import pytest
 from models import node, saved
 from rich.console import Console
 
-from onnxkvrename import ModelReport, Report, rename
+from onnxkvrename import Finding, ModelReport, Report, rename
 from onnxkvrename.report.rename_rich import render_report
 
 HOSTILE = "[red]\x1b[2J\u202e:smiley:[/red]\\/past_key.0"
+FAULT = Finding("KV101", "error", "past_key.0", "is wrong", "export again")
 SHOWN = "[red]\\x1b[2J\\u202e:smiley:[/red]\\/past_key.0"
 
 
@@ -103,14 +104,33 @@ def test_a_result_elsewhere_is_pointed_to(decoder: Path) -> None:
     assert re.search(r"8 names changed\s+-> \S*new\.onnx", drawn(found, dry_run=False, width=300))
 
 
-def test_of_many_models_each_has_a_line_and_there_is_a_total(decoder: Path) -> None:
+def test_many_models_with_one_outcome_are_one_line_and_there_is_a_total(decoder: Path) -> None:
     found = rename(decoder, "VLLM", dry_run=True)
-    failed = found._replace(status="failed")
-    assert "attention" in drawn(*[found] * 4)
-    text = drawn(*[found] * 4, failed, width=300)
-    assert "attention" not in text
-    assert text.splitlines()[-1] == "5 models: 4 would change, 1 failed"
-    assert len(text.splitlines()) == 6
+    failed = found._replace(path="bad.onnx", status="failed", findings=(FAULT,))
+    models = [found._replace(path=f"set/{n}.onnx", output=f"set/{n}.onnx") for n in range(4)]
+    assert "attention" in drawn(*models)
+    assert drawn(failed, *models, width=300).splitlines() == [
+        "bad.onnx  failed",
+        "4 files in set (first: 0.onnx, 1.onnx)  8 names would change",
+        "5 models: 4 would change, 0 unchanged, 1 failed; 20 KV buffers",
+    ]
+    assert len(drawn(failed, *models, verbose=True, width=300).splitlines()) > 20
+
+
+def test_the_model_that_failed_comes_before_those_left_alone(decoder: Path) -> None:
+    found = rename(decoder, "VLLM", dry_run=True)._replace(path="m.onnx", output="m.onnx")
+    failed = found._replace(path="bad.onnx", status="failed", findings=(FAULT,))
+    assert drawn(found, found, failed, dry_run=False, width=300).splitlines() == [
+        "bad.onnx  failed: nothing was written",
+        "2 other models  left alone: another model failed",
+        "3 models: 0 renamed, 0 unchanged, 1 failed, 2 left alone: another model failed; "
+        "nothing was written",
+    ]
+
+
+def test_a_dry_run_points_to_where_results_would_go(decoder: Path) -> None:
+    found = rename(decoder, "VLLM", output=decoder.with_name("new.onnx"), dry_run=True)
+    assert re.search(r"8 names would change\s+-> \S*new\.onnx", drawn(found, width=300))
 
 
 @pytest.mark.parametrize(

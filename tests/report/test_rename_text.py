@@ -13,6 +13,7 @@ from onnxkvrename.report.rename_text import (
     format_model_state,
     render_changes,
     render_diff,
+    render_rename,
     render_states,
 )
 from onnxkvrename.rules.results import SidecarReport, Status
@@ -81,30 +82,68 @@ def test_a_diff_has_the_names_that_go_and_come(ahead: ModelReport) -> None:
 
 
 def test_a_state_is_a_few_words(decoder: Path, ahead: ModelReport) -> None:
-    assert format_model_state(ahead, dry_run=True) == "8 names would change"
-    assert (
-        format_model_state(ahead._replace(status="failed"), dry_run=True)
-        == "failed: nothing was written"
-    )
-    assert (
-        format_model_state(ahead._replace(status="unchanged"), dry_run=True)
-        == "unchanged: m.onnx is up to date"
-    )
-    assert format_model_state(rename(decoder, "VLLM"), dry_run=True) == "8 names changed"
-    again = rename(decoder, "VLLM")
-    assert format_model_state(again, dry_run=True) == "unchanged: every buffer carries VLLM"
+    assert format_model_state(ahead) == "8 names would change"
+    one_name = dict(list(ahead.name_map.items())[:1])
+    assert format_model_state(ahead._replace(name_map=one_name)) == "1 name would change"
+    unchanged = ahead._replace(status="unchanged")
+    assert format_model_state(unchanged) == "unchanged: m.onnx is up to date"
+    assert format_model_state(unchanged._replace(pairs=())) == "unchanged: no KV buffer in it"
+    assert format_model_state(rename(decoder, "VLLM")) == "8 names changed"
+    assert format_model_state(rename(decoder, "VLLM")) == "unchanged: every buffer carries VLLM"
     rename(decoder, strip=True)
-    assert (
-        format_model_state(rename(decoder, strip=True), dry_run=True) == "unchanged: no token in it"
-    )
-    assert format_model_state(ahead._replace(status="unchanged", pairs=()), dry_run=True).endswith(
-        "no KV buffer in it"
-    )
+    assert format_model_state(rename(decoder, strip=True)) == "unchanged: no token in it"
+
+
+def test_only_a_refusal_says_that_nothing_was_written(ahead: ModelReport) -> None:
+    """A dry run and --check never write."""
+    other = ahead._replace(path="n.onnx", output="n.onnx")
+    failed = Report((report(fault()), ahead, other))
+    assert list(render_states(failed, dry_run=False)) == [
+        "m.onnx: failed: nothing was written",
+        "3 models: 0 renamed, 0 unchanged, 1 failed, 2 left alone: another model failed; "
+        "nothing was written",
+    ]
+    assert list(render_states(failed, dry_run=True)) == [
+        "m.onnx: failed",
+        "m.onnx: 8 names would change",
+        "n.onnx: 8 names would change",
+        "3 models: 2 would change, 0 unchanged, 1 failed; 8 KV buffers",
+    ]
 
 
 def test_states_leave_out_what_an_error_has_said(ahead: ModelReport) -> None:
     told = Report((ahead, report(error=WriteError("no"))))
-    assert list(render_states(told, dry_run=True)) == ["m.onnx: 8 names would change"]
+    assert list(render_states(told, dry_run=True)) == [
+        "m.onnx: 8 names would change",
+        "2 models: 1 would change, 0 unchanged, 1 failed; 4 KV buffers",
+    ]
+
+
+def test_many_models_with_one_outcome_are_one_line(ahead: ModelReport) -> None:
+    same = [ahead._replace(path=f"set/{n}.onnx", output=f"new/{n}.onnx") for n in range(9)]
+    done = ahead._replace(status="unchanged", name_map={})
+    told = Report((*same, *(done._replace(path=f"set/{n}.onnx") for n in range(9, 12))))
+    assert list(render_states(told, dry_run=True)) == [
+        "9 files in set (first: 0.onnx, 1.onnx): 8 names would change -> new",
+        "12 models: 9 would change, 3 unchanged; 48 KV buffers",
+    ]
+    each = list(render_states(told, dry_run=True, verbose=True))
+    assert each[8:10] == [
+        "set/8.onnx: 8 names would change -> new/8.onnx",
+        "set/9.onnx: unchanged: no token in it",
+    ]
+    assert len(each) == 13
+
+
+def test_a_quiet_check_says_why_it_exits_with_1(ahead: ModelReport) -> None:
+    """No finding does."""
+    done = ahead._replace(status="unchanged")
+    told = Report((ahead, done), (TEXT,))
+    quiet = RenameView(quiet=True, dry_run=True, check_only=True)
+    (line,) = render_rename(told, quiet, Screen())
+    assert (line.text, line.err) == ("1 of 2 models and 1 of 1 sidecar would change", True)
+    assert not list(render_rename(Report((done,)), quiet, Screen()))
+    assert not list(render_rename(told, quiet._replace(check_only=False), Screen()))
 
 
 TEXT = SidecarReport("p\n.json", "new/p.json", "would-rename", 4)
@@ -123,7 +162,8 @@ def test_a_text_that_changes_gets_a_line(
     status: Status, told: list[str], ahead: ModelReport
 ) -> None:
     texts = (TEXT._replace(status=status),)
-    first, *rest = render_states(Report((ahead,), texts), dry_run=True)
+    dry_run = status != "renamed"
+    first, *rest = render_states(Report((ahead,), texts), dry_run=dry_run)
     assert (first, rest) == ("m.onnx: 8 names would change", told)
     failed = ahead._replace(findings=(fault(),), status="failed")
     assert len(list(render_states(Report((failed,), texts), dry_run=True))) == 1
@@ -142,6 +182,17 @@ def test_github_gets_a_command_for_each_finding_and_each_model(ahead: ModelRepor
         "::error file=m.onnx,title=KV101::past_key.0 is wrong (mend it)",
         "::error file=m.onnx,title=failed::m.onnx: no",
         "::notice file=m.onnx,title=would-rename::8 names would change",
+        "::notice title=total::2 models: 1 would change, 0 unchanged, 1 failed; 4 KV buffers",
     ]
-    *_, last = annotated(models, RenameView(dry_run=True, check_only=True))
-    assert last == "::error file=m.onnx,title=names::8 names would change"
+    *_, pending, _ = annotated(models, RenameView(dry_run=True, check_only=True))
+    assert pending == "::error file=m.onnx,title=names::8 names would change"
+
+
+def test_github_hears_of_unchanged_models_by_their_number(ahead: ModelReport) -> None:
+    done = ahead._replace(status="unchanged", pairs=())
+    assert annotated(Report((done,)), RenameView()) == [
+        "::notice file=m.onnx,title=unchanged::unchanged: no KV buffer in it"
+    ]
+    assert annotated(Report((done, done)), RenameView()) == [
+        "::notice title=total::2 models: 0 renamed, 2 unchanged; 0 KV buffers"
+    ]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, Severity
@@ -14,7 +17,13 @@ from onnxkvrename.rules.results import ModelReport
 BOLD, RED, GREEN, YELLOW = "1", "31", "32", "33"
 """Styles of a :class:`Span`."""
 _MAX_SHOWN_FINDINGS = 3
+_MAX_SHOWN_FILES = 10
+"""Files that have lines of their own for one code."""
+_NAMED_FILES = 2
 _SEVERITY_STYLES: dict[Severity, str] = {"error": RED, "warning": YELLOW}
+_WORD = r"[^\s,;()\[\]]+"
+LAYERS_PATTERN = r"\blayers? [0-9]+(?:-[0-9]+)?(?:, [0-9]+(?:-[0-9]+)?)*(?: and [0-9,]+ more)?"
+"""Layers as a message names them."""
 
 
 def _render(answer: Answer, screen: Screen) -> Iterable[Line]:
@@ -25,38 +34,175 @@ def _render(answer: Answer, screen: Screen) -> Iterable[Line]:
 FORMAT = Format(_render)
 
 
+class FoldedFinding(NamedTuple):
+    """A finding of one file, or one that several files share.
+
+    Attributes:
+        paths: The files.
+        finding: The finding of the first of them.
+        is_same: Whether it is the very same finding in each file.
+    """
+
+    paths: tuple[str, ...]
+    finding: Finding
+    is_same: bool = True
+
+
+def fold_findings(
+    items: Sequence[tuple[str, Finding]], paths: Iterable[str]
+) -> Iterator[FoldedFinding]:
+    """Yield findings in their order; one that several files share comes once, for all of them.
+
+    Files share a finding if its code, severity, message and hint are the same but for paths,
+    numbers in names, and layers. Those that only one file has are never folded.
+
+    Args:
+        items: Findings, each after the path of its file.
+        paths: All files that a message may speak of.
+    """
+    if len({path for path, _ in items}) < 2:
+        yield from (FoldedFinding((path,), finding) for path, finding in items)
+        return
+    find_frame = _FrameFinder(paths)
+    keys = [
+        (finding.code, finding.severity, *map(find_frame, (finding.message, finding.hint)))
+        for _, finding in items
+    ]
+    groups: defaultdict[tuple[str, ...], list[tuple[str, Finding]]] = defaultdict(list)
+    for key, item in zip(keys, items, strict=True):
+        groups[key].append(item)
+    folded = {}
+    for key, group in groups.items():
+        sharing = tuple(dict.fromkeys(path for path, _ in group))
+        if len(sharing) > 1:
+            is_same = len({finding for _, finding in group}) == 1
+            folded[key] = FoldedFinding(sharing, group[0][1], is_same)
+    shared = frozenset(folded)
+    for key, (path, finding) in zip(keys, items, strict=True):
+        if key not in shared:
+            yield FoldedFinding((path,), finding)
+        elif key in folded:
+            yield folded.pop(key)
+
+
+class _FrameFinder:
+    """Finds what is left of a text without what differs from one file to the next."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        longest_first = sorted(set(paths), key=len, reverse=True)
+        self.path_pattern = re.compile("|".join(map(re.escape, longest_first)))
+        self.frames: dict[str, str] = {}
+
+    def __call__(self, text: str) -> str:
+        if text not in self.frames:
+            frame = self.path_pattern.sub("\0", text)
+            frame = re.sub(LAYERS_PATTERN, "layer", frame)
+            self.frames[text] = re.sub(_WORD, self._find_name_frame, frame)
+        return self.frames[text]
+
+    @staticmethod
+    def _find_name_frame(match: re.Match[str]) -> str:
+        """Return a name without its numbers; numbers and dtypes stay as they are."""
+        word = match[0]
+        is_name = any(mark in word for mark in "._/\\") and not word.lower().startswith("float")
+        if is_name and any(map(str.isalpha, word)):
+            return re.sub("[0-9]+", "0", word)
+        return word
+
+
+def format_count(count: int, noun: str) -> str:
+    """Return a number with its noun in the singular or the plural: ``1 name``, ``8 names``."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def format_files(paths: Sequence[str]) -> str:
+    """Return the number of some files, the directory that they share, and the first of them.
+
+    Args:
+        paths: Two paths or more.
+    """
+    try:
+        directory = os.path.commonpath([os.path.dirname(path) for path in paths])
+    except ValueError:  # absolute and relative paths, or several drives
+        directory = ""
+    if directory in ("", os.sep):
+        where, names = "", list(paths[:_NAMED_FILES])
+    else:
+        where = f" in {directory}"
+        names = [os.path.relpath(path, directory) for path in paths[:_NAMED_FILES]]
+    first = "first: " if len(paths) > _NAMED_FILES else ""
+    return f"{len(paths):,} files{where} ({first}{', '.join(names)})"
+
+
 def render_finding_lines(models: Iterable[ModelReport], *, verbose: bool) -> Iterator[Line]:
-    """Yield one line for stderr for each finding and for the error of each model.
+    """Yield lines for stderr with each finding and the error of each model.
 
     What is wrong with one layer is mostly wrong with all of them, so findings of one code
-    stay together, and only the first few are shown.
+    stay together, and only the first few are shown. What several models share is one line.
 
     Args:
         models: The models with their findings.
         verbose: Whether to show every finding.
     """
-    for model in models:
-        yield from _render_model_findings(model, verbose=verbose)
-
-
-def _render_model_findings(model: ModelReport, *, verbose: bool) -> Iterator[Line]:
-    counts = Counter(finding.code for finding in model.findings)
-    seen: Counter[str] = Counter()
-    order = list(counts)
-    for finding in sorted(model.findings, key=lambda finding: order.index(finding.code)):
-        seen[finding.code] += 1
-        if verbose or seen[finding.code] <= _MAX_SHOWN_FINDINGS:
-            parts = (finding.subject, finding.message, finding.hint)
-        elif seen[finding.code] == _MAX_SHOWN_FINDINGS + 1:
-            hidden = counts[finding.code] - _MAX_SHOWN_FINDINGS
-            parts = ("", f"and {hidden} more like this", "-v shows all")
-        else:
+    models = list(models)
+    items = [(model.path, finding) for model in models for finding in _list_findings(model)]
+    if verbose:
+        yield from (_render_finding(FoldedFinding((path,), finding)) for path, finding in items)
+        return
+    folded = list(fold_findings(items, (path for m in models for path in (m.path, m.output))))
+    own = [(item.finding.code, item.paths[0]) for item in folded if len(item.paths) == 1]
+    counts, seen = Counter(own), Counter[tuple[str, str]]()
+    ranks: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for code, path in own:
+        ranks[code].setdefault(path, len(ranks[code]))
+    for item in folded:
+        if len(item.paths) > 1:
+            yield _render_finding(item)
             continue
-        path, *shown = shorten_parts((model.path, *parts))
-        severity = Span(f"{finding.severity} {finding.code}", _SEVERITY_STYLES[finding.severity])
-        yield build_line(Span(path, BOLD), ": ", severity, f": {_join_parts(*shown)}", err=True)
+        path, code = item.paths[0], item.finding.code
+        seen[code, path] += 1
+        if ranks[code][path] >= _MAX_SHOWN_FILES:
+            if ranks[code][path] == _MAX_SHOWN_FILES and seen[code, path] == 1:
+                hidden = tuple(ranks[code])[_MAX_SHOWN_FILES:]
+                yield _render_more(hidden, item.finding, "more like this")
+        elif seen[code, path] <= _MAX_SHOWN_FINDINGS:
+            yield _render_finding(item)
+        elif seen[code, path] == _MAX_SHOWN_FINDINGS + 1:
+            more = f"and {counts[code, path] - _MAX_SHOWN_FINDINGS} more like this"
+            yield _render_more((path,), item.finding, more)
+
+
+def _list_findings(model: ModelReport) -> Iterator[Finding]:
+    """Yield the findings of a model, code by code, then its error as one without a code."""
+    order = list(dict.fromkeys(finding.code for finding in model.findings))
+    yield from sorted(model.findings, key=lambda finding: order.index(finding.code))
     if model.error is not None:
-        yield build_error_line(model.error)
+        error = model.error
+        other_path = "" if error.path in (None, model.path) else f"{error.path}:"
+        yield Finding("", "error", other_path, error.message, error.hint or "")
+
+
+def _render_more(paths: tuple[str, ...], finding: Finding, text: str) -> Line:
+    """Return the line that says how many findings like this one are not shown."""
+    more = finding._replace(name="", message=text, hint="-v shows all")
+    return _render_finding(FoldedFinding(paths, more))
+
+
+def _render_finding(item: FoldedFinding) -> Line:
+    finding, count = item.finding, len(item.paths)
+    where = item.paths[0] if count == 1 else format_files(item.paths)
+    hint = finding.hint
+    if not item.is_same:
+        hint = f"{hint}; -v shows each" if hint else "-v shows each"
+    if not finding.code and count == 1:
+        path = finding.name.removesuffix(":") or where
+        return build_error_line(KvRenameError(finding.message, path=path, hint=hint or None))
+    where, *shown = shorten_parts((where, finding.subject, finding.message, hint))
+    if not finding.code:
+        message = f": {where}: {_join_parts(*shown)}"
+        return build_line(Span("error", f"{RED};{BOLD}"), message, err=True)
+    severity = Span(f"{finding.severity} {finding.code}", _SEVERITY_STYLES[finding.severity])
+    return build_line(Span(where, BOLD), ": ", severity, f": {_join_parts(*shown)}", err=True)
 
 
 def build_error_line(error: KvRenameError) -> Line:
@@ -77,4 +223,5 @@ def format_finding(finding: Finding) -> str:
 
 def _join_parts(name: str, message: str, hint: str) -> str:
     """Return a sentence with the fix in brackets."""
-    return f"{name} {message} ({hint})" if name else f"{message} ({hint})"
+    sentence = f"{name} {message}" if name else message
+    return f"{sentence} ({hint})" if hint else sentence

@@ -1,0 +1,156 @@
+"""A model of 94 windows: what is said of all of them takes few lines."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+from models import saved
+from onnx import ModelProto, TensorProto
+from qefficient_exports import write_layerwise_export
+from window_sets import build_window, write_windows
+
+COUNT = 94
+FIRST = "first: layer_0_1/Tiny_layer_tmp_0_1.onnx, layer_1_2/Tiny_layer_tmp_1_2.onnx"
+SECOND = "first: layer_1_2/Tiny_layer_tmp_1_2.onnx, layer_2_3/Tiny_layer_tmp_2_3.onnx"
+
+
+@pytest.fixture
+def windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_windows(tmp_path / "windows", COUNT)
+    monkeypatch.chdir(tmp_path)
+    return Path("windows")
+
+
+@pytest.fixture
+def misfits(windows: Path) -> Path:
+    """Windows of which none but the first takes what the one before it gives."""
+
+    def take_half_floats(model: ModelProto) -> None:
+        for value in model.graph.input:
+            if value.name == "inputs_embeds":
+                value.type.tensor_type.elem_type = TensorProto.FLOAT16
+
+    for path in windows.rglob("*.onnx"):
+        change(path, take_half_floats)
+    return windows
+
+
+def change(path: Path, edit: Callable[[ModelProto], None]) -> None:
+    model = onnx.load(path)
+    edit(model)
+    onnx.save(model, path)
+
+
+def list_annotations(text: str, level: str) -> Iterator[str]:
+    return (line for line in text.splitlines() if line.startswith(f"::{level} "))
+
+
+def test_windows_with_one_outcome_are_one_line(windows: Path, run) -> None:
+    call = (windows, "--prefix", "VLLM")
+    buffers = f"{2 * COUNT} KV buffers"
+    checked = run(*call, "--check")
+    assert (checked.code, checked.out) == (1, "")
+    assert checked.err.splitlines() == [
+        f"{COUNT} files in windows ({FIRST}): 4 names would change",
+        f"{COUNT} models: {COUNT} would change, 0 unchanged; {buffers}",
+    ]
+    assert run(*call, "--check", "-q") == (1, "", f"{COUNT} of {COUNT} models would change\n")
+    renamed = run(*call)
+    assert len(renamed.out.splitlines()) == 4 * COUNT  # each name, for a program
+    assert renamed.err.splitlines() == [
+        f"{COUNT} files in windows ({FIRST}): 4 names changed",
+        f"{COUNT} models: {COUNT} renamed, 0 unchanged; {buffers}",
+    ]
+    again = f"{COUNT} models: 0 renamed, {COUNT} unchanged; {buffers}\n"
+    assert run(*call) == (0, "", again)
+    assert run(*call, "--format", "github").out == f"::notice title=total::{again}"
+    assert len(run(*call, "-v").err.splitlines()) == COUNT + 1
+
+
+@pytest.mark.parametrize("command", [("rename", "--prefix", "X"), ("verify",), ("check-consumer",)])
+def test_what_all_windows_share_is_one_finding(
+    command: tuple[str, ...], misfits: Path, run
+) -> None:
+    outcome = run(command[0], misfits, *command[1:])
+    shared = [line for line in outcome.err.splitlines() if "KV305" in line]
+    assert outcome.code == 1
+    assert len(shared) == 1
+    assert shared[0].startswith(
+        f"{COUNT - 1} files in windows ({SECOND}): error KV305: inputs_embeds"
+    )
+    assert len(outcome.out.splitlines()) + len(outcome.err.splitlines()) < 10
+    assert run(command[0], misfits, *command[1:], "-v").err.count("KV305") == COUNT - 1
+
+
+def test_programs_get_each_finding(misfits: Path, run) -> None:
+    call = (misfits, "--prefix", "VLLM", "--check", "--format")
+    models = json.loads(run(*call, "json").out)["models"]
+    assert sum(len(model["findings"]) for model in models) == COUNT - 1
+    results = json.loads(run(*call, "sarif").out)["runs"][0]["results"]
+    assert sum(result["ruleId"] == "KV305" for result in results) == COUNT - 1
+
+
+def test_github_shows_all_annotations(misfits: Path, run) -> None:
+    """It drops those of a level beyond the tenth: so they are folded, and there is a total."""
+    path = "windows/layer_50_51/Tiny_layer_tmp_50_51.onnx"
+
+    def drop_output(model: ModelProto) -> None:
+        del model.graph.output[-1]
+
+    change(misfits / path.partition("/")[2], drop_output)
+    out = run(misfits, "--prefix", "VLLM", "--check", "--format", "github").out
+    errors = list(list_annotations(out, "error"))
+    assert len(errors) <= 10
+    shared = f"{COUNT - 1} files in windows ({SECOND}): inputs_embeds"
+    assert sum(shared in line for line in errors) == 1
+    assert any(f"file={path},title=KV102" in line for line in errors)
+    (total,) = list_annotations(out, "notice")
+    assert total.startswith(f"::notice title=total::{COUNT} models: 1 would change")
+
+
+def test_github_hears_how_many_annotations_it_would_not_show(tmp_path: Path, run) -> None:
+    """Here each model has a finding that no other has."""
+    for number in range(20):
+        model = build_window(0, 1)
+        model.graph.output[-1].name = f"past_{'x' * number}.0_RetainedState"
+        saved(model, tmp_path / f"{number}.onnx")
+    out = run(tmp_path, "--prefix", "VLLM", "--format", "github").out
+    for level in ("error", "warning", "notice"):
+        assert len(list(list_annotations(out, level))) <= 10
+    assert re.search(r"::and \d+ more annotations: KV\d+ \(\d+\)", out)
+
+
+def test_one_window_that_fails_is_named_before_the_others(windows: Path, run) -> None:
+    bad = windows / "layer_7_8/Tiny_layer_tmp_7_8.onnx"
+    bad.write_bytes(b"no model")
+    outcome = run(windows, "--prefix", "VLLM")
+    reason, total = outcome.err.splitlines()
+    assert outcome.code == 2
+    assert reason.startswith(f"error: {bad}: ")
+    assert total == (
+        f"{COUNT} models: 0 renamed, 0 unchanged, 1 failed, {COUNT - 1} left alone: "
+        "another model failed; nothing was written"
+    )
+
+
+def test_files_that_cannot_be_read_for_one_reason_are_one_line(windows: Path, run) -> None:
+    for path in windows.rglob("*_tmp_[1-9]*.onnx"):
+        path.write_bytes(b"no model")
+    error, total = run(windows, "--prefix", "VLLM").err.splitlines()
+    assert error.startswith(f"error: {COUNT - 1} files in windows ({SECOND}): ")
+    assert f"{COUNT - 1} failed, 1 left alone" in total
+
+
+def test_the_warning_about_an_export_cache_comes_once(
+    tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    export = write_layerwise_export(Path("cache"))
+    outcome = run(export, "--prefix", "VLLM", "--check")
+    (warning,) = (line for line in outcome.err.splitlines() if "KV402" in line)
+    assert warning.startswith(f"{len(list(export.rglob('*.onnx')))} files in {export} (first: ")
