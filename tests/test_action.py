@@ -140,7 +140,7 @@ def test_rules_and_profile_are_the_ones_given(machine: Machine) -> None:
     no_rules = ci_machine.run_action(machine, {**GIVEN, "rules": "my rules.toml"})
     assert (no_rules.code, "my rules.toml: no such file" in no_rules.err) == (2, True)
     no_profile = ci_machine.run_action(machine, {**GIVEN, "profile": "nobody"})
-    assert (no_profile.code, "no profile is called nobody" in no_profile.err) == (2, True)
+    assert (no_profile.code, "no such profile: nobody" in no_profile.err) == (2, True)
 
 
 @pytest.mark.parametrize("name", ["check", "strict"])

@@ -352,7 +352,7 @@ def test_a_value_that_makes_no_sense_is_named(call, message: str) -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"token": "a b"}, "may hold ASCII letters and digits only"),
+        ({"token": "a b"}, "may contain only ASCII letters and digits"),
         ({"token": ""}, "is empty"),
         ({"select": "("}, "select='.'.*RE2 pattern"),
     ],

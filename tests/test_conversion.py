@@ -166,4 +166,4 @@ def test_what_does_not_go_with_it_is_said(more: tuple[str, ...], decoder: Path, 
 
 def test_a_profile_must_be_there(decoder: Path, run) -> None:
     outcome = run(decoder, "--to", "nobody")
-    assert (outcome.code, "no profile is called nobody" in outcome.err) == (2, True)
+    assert (outcome.code, "no such profile: nobody" in outcome.err) == (2, True)

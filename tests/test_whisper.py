@@ -65,7 +65,7 @@ def test_other_profiles_leave_it_alone_and_say_so(model: Path, run) -> None:
     outcome = run(model, "--prefix", "VLLM", "--check", "--profile", "qeff")
     assert outcome.code == 1
     assert "warning KV111: past_key_self.0_RetainedState is a retained state" in outcome.err
-    assert "--profile whisper knows these names" in outcome.err
+    assert "--profile whisper` knows these names" in outcome.err
 
 
 def test_without_a_profile_its_own_is_picked(model: Path, run) -> None:

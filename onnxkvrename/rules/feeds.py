@@ -1,4 +1,4 @@
-"""Check the models of which one fills buffers of the other: a vision encoder and its decoder."""
+"""Check models that fill buffers of other models: a vision encoder and its decoder."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _HINT = "give the encoder and the decoder together; `--no-set` takes one alone"
 
 
 def check_feeds(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]:
-    """Check that the models that connect by the names of KV buffers are there, and fit (KV308).
+    """Check that models that connect by the names of KV buffers are all given, and fit (KV308).
 
-    Renamed alone, one no longer meets the other: the buffer keeps what was in it before.
+    If only one of them is renamed, they no longer connect: the buffer keeps its old content.
 
     Args:
         models: All models of a command.
@@ -38,7 +38,7 @@ def check_feeds(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]:
                 build_finding(
                     "KV308",
                     lost[0],
-                    f"fills the input of that name of a decoder, which is not there"
+                    f"fills a decoder's input of the same name, but no such decoder was given"
                     f"{_count_more(lost)}",
                     _HINT,
                 ),
@@ -46,8 +46,8 @@ def check_feeds(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]:
         if misfits:
             value, taker = misfits[0]
             message = (
-                f"cannot fill the input of that name of any other model: it is "
-                f"{_describe(value)}, and that is {_describe(taker)}{_count_more(misfits)}"
+                f"does not fit the input of the same name of any other model: the output is "
+                f"{_describe(value)}, the input {_describe(taker)}{_count_more(misfits)}"
             )
             yield index, build_finding("KV308", value.name, message, _HINT)
         keys = {
@@ -62,17 +62,18 @@ def check_feeds(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]:
                 build_finding(
                     "KV308",
                     empty[0],
-                    "is only passed through here, so another model fills it, such as a vision "
-                    f"encoder with an output of that name, which is not there{_count_more(empty)}",
+                    "is only passed through by this model, so another one must fill it, such as a "
+                    "vision encoder with an output of the same name; no such model was given"
+                    f"{_count_more(empty)}",
                     _HINT,
                 ),
             )
 
 
 def check_feed_names(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]:
-    """Check that outputs have the very names of the KV inputs that they fill (KV308).
+    """Check that outputs have the same names as the KV inputs that they fill (KV308).
 
-    Names connect them: with a token on one side only, the buffer keeps what was in it before.
+    Names connect them: with a token on one side only, the buffer keeps its old content.
 
     Args:
         models: All models of a command, whose names are checked as they are.
@@ -92,7 +93,7 @@ def check_feed_names(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]
         if broken:
             name, expected = broken[0]
             message = (
-                f"does not reach the decoder's input, which is {expected}{_count_more(broken)}"
+                f"does not fill the decoder's input, whose name is {expected}{_count_more(broken)}"
             )
             hint = "rename the encoder and the decoder in one command, with the same token"
             yield index, build_finding("KV308", name, message, hint)
@@ -103,8 +104,8 @@ def _find_inputs(
 ) -> dict[tuple[str, int], list[tuple[Value, frozenset[Dim]]]]:
     """Return the KV inputs of all models but one, by part and layer.
 
-    Each comes with the contexts of its model: the sizes on axis 2 of the buffers that the one
-    left out does not fill.
+    Each comes with the contexts of its model: the sizes on axis 2 of the buffers that the model
+    at `index` does not fill.
     """
     filled = {(feed.buffer, feed.layer) for feed in models[index].plan.feeds}
     inputs: dict[tuple[str, int], list[tuple[Value, frozenset[Dim]]]] = {}
@@ -121,10 +122,10 @@ def _find_inputs(
 
 
 def _can_fill(value: Value, taker: Value, contexts: Collection[Dim]) -> bool:
-    """Return whether an output can be what an input takes, as far as both are declared.
+    """Return whether an output fits an input, as far as both are declared.
 
-    A buffer whose size is the symbol of the text's context holds text: an encoder, which writes
-    a number of tokens, fills none of those.
+    A buffer whose size is the symbol of the text's context holds text. An encoder, which writes
+    a fixed number of tokens, fills no such buffer.
     """
     if not is_type_compatible(value, taker):
         return False
@@ -142,4 +143,4 @@ def _describe(value: Value) -> str:
 
 
 def _count_more(items: Sequence[object]) -> str:
-    return f" (like {len(items) - 1} more)" if len(items) > 1 else ""
+    return f" (and {len(items) - 1} more)" if len(items) > 1 else ""

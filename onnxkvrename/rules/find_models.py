@@ -96,7 +96,7 @@ def find_jobs(
             models_by_real_path[real_path] = model
     if output is not None and len(models_by_real_path) > 1:
         raise WriteError(
-            f"cannot hold {len(models_by_real_path)} models",
+            f"is one file, but there are {len(models_by_real_path)} models",
             path=str(output),
             hint="`-d renamed` takes several",
         )
@@ -110,7 +110,9 @@ def find_jobs(
     for job in jobs:
         if (output or directory) is not None and job.in_place:
             raise WriteError(
-                "is the model itself", path=str(job.output), hint="to rename in place, drop -o/-d"
+                "is the model itself",
+                path=str(job.output),
+                hint="to rename in place, omit -o and -d",
             )
     return jobs
 
@@ -272,7 +274,7 @@ def _search_directory(directory: Path, results: os.stat_result | None) -> list[P
         except OSError as error:
             raise ModelError(f"cannot be listed: {error.strerror}", path=folder) from None
     if not models:
-        raise ModelError("no .onnx file in it or below", path=str(directory))
+        raise ModelError("has no .onnx file, at any depth", path=str(directory))
     return sorted(models, key=_build_sort_key)
 
 
@@ -321,7 +323,7 @@ def _suggest_path(path: Path) -> str | None:
     try:
         names = [name for name in os.listdir(path.parent) if name.endswith(".onnx")]
     except FileNotFoundError:
-        return f"there is no directory {path.parent}"
+        return f"the directory {path.parent} does not exist"
     except OSError:
         return None
     similar = find_similar(path.name, names, cutoff=0.5)

@@ -2,7 +2,7 @@
 
 Another distribution adds a profile by an entry point in the group
 ``onnxkvrename.profiles`` (:mod:`onnxkvrename.rules.plugins`). Its value leads to the TOML
-text, or to the path of the file with it (an :class:`os.PathLike` object or a resource of
+text, or to the path of its file (an :class:`os.PathLike` object or a resource of
 :mod:`importlib.resources`).
 """
 
@@ -41,12 +41,20 @@ PROFILES_DIRECTORY = Path(__file__).parent / "profiles"
 DEFAULT_PROFILE = "qeff"
 """The profile of exports by QEfficient."""
 AUTO_PROFILE = "auto"
-"""What stands for the profile that knows the names of the models; see `rules.pick`."""
+"""The word for the profile that knows the names of the models; see `rules.pick`."""
 PLUGIN_GROUP = "onnxkvrename.profiles"
 MAX_RULES_LENGTH = 1 << 16
 """Characters in the text of a profile."""
 MAX_TEMPLATE_LENGTH = 4096
 """Characters in a template."""
+_TOP_KEYS = (
+    *("description", "retained", "update", "kv", "keep", "suffixes", "feed_back", "set"),
+    *("sidecar", "dims", "branch"),
+)
+_KV_KEYS = (
+    *("input", "output", "input_name", "output_name", "kinds", "update", "by_shape", "defaults"),
+    *("names", "suffix"),
+)
 
 
 def load_rules(profile: str | None = None, path: Path | None = None) -> Rules:
@@ -54,8 +62,8 @@ def load_rules(profile: str | None = None, path: Path | None = None) -> Rules:
 
     Args:
         profile: The name of a profile, by default that of exports by QEfficient. A built-in one
-            always goes before one with the same name in another distribution.
-        path: A TOML file with rules, to be used instead of a profile.
+            takes precedence over one with the same name in another distribution.
+        path: A TOML file with rules, used instead of a profile.
 
     Raises:
         RulesError: The profile or the file does not exist or cannot be used. For a
@@ -69,7 +77,7 @@ def load_rules(profile: str | None = None, path: Path | None = None) -> Rules:
     plugin = _find_plugins().get(profile)
     if plugin is None:
         raise RulesError(
-            f"no profile is called {profile}", hint=f"there are: {', '.join(list_profiles())}"
+            f"no such profile: {profile}", hint=f"profiles: {', '.join(list_profiles())}"
         )
     return _load_plugin(plugin)
 
@@ -80,7 +88,7 @@ def read_profile(name: str) -> str:
     Raises:
         RulesError: There is no such profile, or it cannot be read.
     """
-    load_rules(name)  # what is wrong with it is said in the same way
+    load_rules(name)  # raises the same errors as for a rename
     if name in _list_builtin_profiles():
         return _read_rules_file(PROFILES_DIRECTORY / f"{name}.toml")
     return _read_value(_find_plugins()[name].load(object))
@@ -148,7 +156,7 @@ class _WrongValueError(Exception):
 
 
 def _read_value(value: Any) -> str:
-    """Return the TOML text of a plug-in; what its value does when it is used is not known."""
+    """Return the TOML text of a plug-in, whose value may raise any error when it is used."""
     if isinstance(value, str):
         return str(value)
     if not (isinstance(value, os.PathLike) or hasattr(value, "iterdir")):  # a resource has it
@@ -178,21 +186,25 @@ def parse_rules(text: str, name: str) -> Rules:
 
     Args:
         text: The profile, in TOML.
-        name: What messages call it: its name, or the path of its file.
+        name: Its name in messages: that of the profile, or the path of the file.
 
     Raises:
-        RulesError: The text is not a profile; the message names the key.
+        RulesError: The text is not a profile; the message names the table and the key, or the
+            line where it is not TOML.
     """
     try:
         if len(text) > MAX_RULES_LENGTH or text.count("\n[[") > MAX_PATTERNS:
             raise UnreadableTextError(
-                f"has more than {MAX_RULES_LENGTH:,} characters, or {MAX_PATTERNS} [[tables]]"
+                f"has more than {MAX_RULES_LENGTH:,} characters, or {MAX_PATTERNS} [[tables]]",
+                hint="split it into several files",
             )
         rules = _parse_rules(ObjectReader(parse_toml(text), separator=": "), name)
         check_total_cost(_list_patterns(rules))
         return rules
     except ValueError as error:
-        raise RulesError(str(error), path=name) from None
+        from onnxkvrename.rules.language.mistakes import choose_hint
+
+        raise RulesError(str(error), path=name, hint=choose_hint(error)) from None
 
 
 def _list_patterns(rules: Rules) -> list[Pattern]:
@@ -207,9 +219,10 @@ def _list_patterns(rules: Rules) -> list[Pattern]:
 
 
 def _parse_rules(document: ObjectReader, name: str) -> Rules:
+    _check_keys(document, _TOP_KEYS)
     kv_rules = tuple(map(_parse_kv_rule, _read_tables(document, "kv")))
     if not kv_rules:
-        raise document.build_error("kv", "there is no [[kv]] rule")
+        raise document.build_error("kv", "is missing: a file of rules needs at least one [[kv]]")
     kinds = {kind for rule in kv_rules for kind in rule.buffers_by_kind}
     document.read_string("description", default="")
     has_retained = "retained" in document.values
@@ -243,15 +256,15 @@ def _parse_dims_and_branches(document: ObjectReader, rules: Rules) -> Rules:
 
 
 def _check_updates(document: ObjectReader, rules: Rules) -> None:
-    """Raise for a kind of two rules that is not updated in the same way."""
+    """Raise if two rules say different updates for one kind."""
     updates: dict[str, str] = {}
     for index, rule in enumerate(rules.kv_rules):
         own_updates = dict(rule.updates)
         for kind in rule.buffers_by_kind:
             update = own_updates.get(kind, rules.update)
             if updates.setdefault(kind, update) != update:
-                problem = f"is {update or 'not said'} here and {updates[kind] or 'not said'} in "
-                hint = "another rule: call one of them otherwise, with kind = to say what it is"
+                problem = f"is {update or 'not set'} here and {updates[kind] or 'not set'} in "
+                hint = "another rule; rename one of the two kinds and set kind = in its table"
                 raise document.build_error(f"kv[{index}].kinds.{kind}.update", problem + hint)
 
 
@@ -276,6 +289,7 @@ def _parse_feed_back_rule(table: ObjectReader) -> FeedBackRule:
 
 
 def _parse_kv_rule(table: ObjectReader) -> KvRule:
+    _check_keys(table, _KV_KEYS)
     kinds = table.read_object("kinds", "a table of lists of buffer names")
     tables = _parse_kind_tables(kinds)
     buffers_by_kind = {
@@ -285,7 +299,7 @@ def _parse_kv_rule(table: ObjectReader) -> KvRule:
     beside = {part: kind for kind in tables for part in tables[kind].rule.beside}
     part_count = sum(map(len, buffers_by_kind.values())) + len(beside)
     if not part_count:
-        raise table.build_error("kinds", "names no buffer")
+        raise table.build_error("kinds", "does not list any buffer")
     if "names" in table.values:
         from onnxkvrename.rules.language.name_lists import parse_names  # most rules have patterns
 
@@ -301,10 +315,12 @@ def _parse_kv_rule(table: ObjectReader) -> KvRule:
     defaults = table.read_object("defaults", "a table of groups", default={})
     for group in defaults.values:
         if not any(group in pattern.groups for pattern in patterns.values()):
-            raise table.build_error("defaults", f"{group} is no group of a pattern")
+            raise table.build_error("defaults", f"{group} is not a group of the patterns")
     for kind, kind_table in tables.items():
         if kind_table.update and kind in updates_by_kind:
-            raise table.build_error("update", f"{kind} has an update in kinds, too: leave out one")
+            raise table.build_error(
+                "update", f"{kind} also has an update in kinds; remove one of the two"
+            )
         updates_by_kind |= {kind: kind_table.update} if kind_table.update else {}
     table.reject_unread_keys()
     kinds_by_buffer = {
@@ -326,12 +342,17 @@ def _parse_patterns(
     table: ObjectReader, *, is_one_part: bool
 ) -> tuple[dict[str, Pattern], dict[str, str]]:
     """Return the pattern and the template of each side; one part alone needs no group."""
-    needed_groups = {"layer"} if is_one_part else {"buffer", "layer"}
+    needed_groups = {"layer", "token"} if is_one_part else {"buffer", "layer", "token"}
     patterns = {side: _read_pattern(table, side, needed_groups) for side in SIDES}
     templates = {
-        side: _read_template(table, f"{side}_name", {"token", *patterns[side].groups})
-        for side in SIDES
+        side: _read_template(table, f"{side}_name", set(patterns[side].groups)) for side in SIDES
     }
+    for side, template in templates.items():
+        optional_parts = "".join(OPTIONAL_PART.findall(template))
+        if template.count("{token}") != 1 or "{token}" not in optional_parts:
+            from onnxkvrename.rules.language.mistakes import build_token_error
+
+            raise build_token_error(table, f"{side}_name")
     return patterns, templates
 
 
@@ -364,7 +385,7 @@ def _parse_set_rule(table: ObjectReader, kinds: set[str]) -> SetRule:
     exclusive_kinds = table.read_strings("apart", default=[])
     for kind in exclusive_kinds:
         if kind not in kinds:
-            raise table.build_error("apart", f"{kind} is no kind of a [[kv]] rule")
+            raise table.build_error("apart", f"{kind} is not a kind of a [[kv]] rule")
     table.reject_unread_keys()
     return SetRule(parts, seam if all(seam) else None, shared_inputs, frozenset(exclusive_kinds))
 
@@ -380,11 +401,20 @@ def _parse_part_rule(table: ObjectReader) -> PartRule:
 
 
 def _read_table(table: ObjectReader, key: str) -> ObjectReader:
-    return table.read_object(key, f"a table, written [{key}]", default={})
+    return table.read_object(key, f"a table: write [{key}] above its keys", default={})
 
 
 def _read_tables(table: ObjectReader, key: str) -> list[ObjectReader]:
-    return table.read_objects(key, f"tables, written [[{key}]]", default=[])
+    if isinstance(table.values.get(key), dict):
+        raise table.build_error(key, f"needs two brackets: write [[{key}]], not [{key}]")
+    return table.read_objects(key, f"a list of tables: write [[{key}]] above each", default=[])
+
+
+def _check_keys(table: ObjectReader, known_keys: tuple[str, ...]) -> None:
+    if not table.values.keys() <= {*known_keys}:
+        from onnxkvrename.rules.language.mistakes import reject_misspelled_key
+
+        reject_misspelled_key(table, known_keys)
 
 
 def _read_pattern(
@@ -396,7 +426,9 @@ def _read_pattern(
     except ValueError as error:
         raise table.build_error(key, str(error)) from None
     for group in sorted(groups - set(pattern.groups)):
-        raise table.build_error(key, f"has no group (?P<{group}>…)")
+        from onnxkvrename.rules.language.mistakes import build_group_error
+
+        raise build_group_error(table, key, group)
     return pattern
 
 
@@ -407,7 +439,10 @@ def _read_template(table: ObjectReader, key: str, groups: set[str]) -> str:
     for placeholder in PLACEHOLDER.finditer(OPTIONAL_PART.sub(r"\1", template)):
         group, bracket = placeholder.groups()
         if bracket:
-            raise table.build_error(key, f"has a {bracket} that belongs to no {{group}} or [part]")
+            raise table.build_error(
+                key, f"has a {bracket} without its counterpart; write {{group}} or [part]"
+            )
         if group not in groups:
-            raise table.build_error(key, f"{{{group}}} is no group of the pattern")
+            known = ", ".join(f"{{{name}}}" for name in sorted(groups))
+            raise table.build_error(key, f"{{{group}}} is not a group of the pattern, only {known}")
     return template

@@ -38,7 +38,7 @@ def build_no_buffers_finding(
     others = [name for name in find_profiles(names) if name != own_profile]
     if others:
         message = f"no KV buffer matches these rules: the outputs are {format_list(names)}"
-        return build_finding("KV001", "", message, f"--profile {others[0]} knows these names")
+        return build_finding("KV001", "", message, f"`--profile {others[0]}` knows these names")
     if not names:
         return _build_neutral_finding("no KV buffer: the model has no outputs")
     if _are_embeddings(names):
@@ -48,8 +48,8 @@ def build_no_buffers_finding(
 
 def _build_neutral_finding(message: str) -> Finding:
     hint = (
-        "export the model with its cache as inputs and outputs; `onnxkvrename pairs` shows caches "
-        "under names that no profile knows"
+        "export the model with its cache as inputs and outputs; `onnxkvrename pairs MODEL` shows "
+        "caches under names that no profile knows"
     )
     return build_finding("KV001", "", message, hint)
 

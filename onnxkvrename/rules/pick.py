@@ -1,4 +1,4 @@
-"""Pick the profile that knows the names of some models, where the user names none."""
+"""Pick the profile that knows the names of some models, if the user names none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Fit(NamedTuple):
     Attributes:
         rules: The profile.
         whole: The buffers that have the sides that they should have.
-        broken: What is wrong: sides that are missing or do not fit, states that it does not know.
+        broken: The number of missing sides, duplicates and states that it does not know.
         sidecars: How many files beside the models have a name that it expects.
     """
 
@@ -34,7 +34,7 @@ class _Fit(NamedTuple):
 
     @property
     def rank(self) -> tuple[bool, int, int, int]:
-        """What is better comes later."""
+        """A key that sorts better profiles later."""
         return not self.broken, self.whole, -self.broken, self.sidecars
 
 
@@ -42,10 +42,10 @@ def pick_rules(paths: Sequence[Path], profile: str | None, rules_path: Path | No
     """Return the rules that a command should use for some models.
 
     Args:
-        paths: Models, directories with models, and other files, which do not count.
+        paths: Models and directories with models; other files are ignored.
         profile: The profile that the user asks for; ``None`` for the default one, or another
-            one if only that knows the names; ``auto`` for whichever knows them best.
-        rules_path: A file with rules, to be used instead of a profile.
+            one if only that knows the names; ``auto`` for the one that knows them best.
+        rules_path: A file with rules, used instead of a profile.
 
     Raises:
         RulesError: The profile or the file cannot be used, or several profiles know the names
@@ -79,11 +79,11 @@ def choose_rules(
 ) -> Rules:
     """Return the rules of the profile that knows the names of some models best.
 
-    A profile of another distribution that cannot be loaded is left out.
+    A profile of another distribution that cannot be loaded is skipped.
 
     Args:
         signatures: The inputs and outputs of the models.
-        default: The rules where no profile knows any name.
+        default: The rules to return if no profile knows any name.
         directories: Where the models are, with the sidecars that a profile may name.
 
     Raises:
@@ -97,7 +97,7 @@ def choose_rules(
     rivals = [fit.rules.name for fit in fits if fit.rank == best.rank]
     if len(rivals) > 1:
         raise RulesError(
-            f"{len(rivals)} profiles know the names of KV buffers here: {format_list(rivals)}",
+            f"{len(rivals)} profiles know these names of KV buffers: {format_list(rivals)}",
             hint=f"choose one: {' or '.join(f'--profile {name}' for name in rivals[:3])}",
         )
     also = tuple(fit.rules.name for fit in fits if fit is not best)
@@ -105,7 +105,7 @@ def choose_rules(
 
 
 def _read_signatures(paths: Sequence[Path]) -> Iterator[Signature]:
-    """Yield what can be read of the models; the command itself reports what cannot."""
+    """Yield the signatures that can be read; the command itself reports errors."""
     for job in find_jobs(paths):
         try:
             with open_model(job.model) as opened:

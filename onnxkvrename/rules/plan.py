@@ -234,7 +234,7 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
             if max(len(matches), len(duplicates)) > MAX_BUFFERS:
                 raise ModelError(
                     f"has more than {MAX_BUFFERS:,} KV buffers (the last is {value.name[:80]})",
-                    hint="no exporter makes so many; if one does, please report it",
+                    hint="no known exporter makes so many; if yours does, please report it",
                 )
     part_order = rules.part_order
     order = {name: index for index, name in enumerate(part_order)}

@@ -1,12 +1,12 @@
-"""Find plug-ins: what other distributions offer by entry points, each group in the same way.
+"""Find plug-ins: objects that other distributions offer by entry points.
 
-The name of an entry point is the plug-in's, its value is ``module:ATTRIBUTE``::
+The name of an entry point is that of the plug-in, its value is ``module:ATTRIBUTE``::
 
     [project.entry-points."onnxkvrename.profiles"]
     mine = "my_package:PROFILE"
 
-A plug-in with the name of something built-in is ignored. Plug-ins with the same name as each
-other, and those that cannot be loaded, are errors only when one of that name is loaded.
+A plug-in with the name of something built-in is ignored. Several plug-ins with one name, and
+plug-ins that cannot be loaded, are errors only when that name is loaded.
 A distribution whose entry points cannot be read has no plug-ins.
 """
 
@@ -54,7 +54,7 @@ class Plugin(NamedTuple):
             )
         entry_point = self.entry_points[0]
         if not entry_point.pattern.match(entry_point.value):
-            raise self.build_error(f"{entry_point.value!r} is not of the form module:ATTRIBUTE")
+            raise self.build_error(f"{entry_point.value!r} does not have the form module:ATTRIBUTE")
         loaded = self.call(entry_point.load)
         if not isinstance(loaded, expected_type):
             raise self.build_error(
@@ -86,7 +86,7 @@ class Plugin(NamedTuple):
             raise self.build_error(describe_exception(error)) from None
 
     def build_error(self, problem: str) -> KvRenameError:
-        """Return the error for a plug-in that cannot be used, which names its distribution."""
+        """Return the error for a plug-in that cannot be used; it names the distribution."""
         distribution = _get_distribution_name(self.entry_points[0])
         return self.error_type(
             f"the plug-in {self.name} of {distribution} ({self.group}) cannot be used: {problem}",
@@ -101,8 +101,8 @@ def find_plugins(
 ) -> dict[str, Plugin]:
     """Return the plug-ins of a group by name, without loading any.
 
-    Importing this module and calling this function take tens of milliseconds, which no run
-    that uses built-in names only should spend.
+    Importing this module and calling this function take tens of milliseconds. A run that uses
+    only built-in names should not spend them.
 
     Args:
         group: The group of entry points.
@@ -129,7 +129,7 @@ def describe_exception(error: BaseException) -> str:
 
 
 def _is_interrupt(error: BaseException) -> bool:
-    """Tell an interrupt by the user from a KeyboardInterrupt that a plug-in raises itself.
+    """Return whether the user interrupted, not a plug-in that raises KeyboardInterrupt.
 
     The command line's own handler raises it, so that the innermost frame is one of ours; with
     Python's handler the two look alike, and it counts as the user's.

@@ -2,7 +2,7 @@
 
 A profile is TOML, never code: patterns with named groups that match whole names in
 linear time, and templates that write the same parts back. ``profiles/qeff.toml``
-explains the form.
+explains the format.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_TOKEN_LENGTH = 64
 WINDOW, PREFIXED, MERGED = STAGES = ("window", "prefixed", "merged")
 """The stages of a set's parts: as exported, prepared for the merge, merged."""
 UPDATES = ("inplace", "append", "delta", "once")
-"""What a profile may say of how buffers are updated; see `layout.updates`."""
+"""The ways in which a profile may say that buffers are updated; see `layout.updates`."""
 AXES = ("batch", "heads", "sequence", "window", "head", "encoder", "blocks", "block", "state")
 """Words for the axes of a buffer: ``head`` is the size of one, ``sequence`` the context."""
 DIM_WORDS = (*AXES, "new")
@@ -35,26 +35,26 @@ ROLES = (
     *("key", "value", "key_value", "key_scale", "value_scale"),
     *("latent", "rope", "conv", "recurrent"),
 )
-"""What can be in a part of a kind, whatever an exporter calls it."""
+"""The possible contents of a part, independent of an exporter's names."""
 CACHE_KINDS = (
     *("attention", "mla", "linear", "cross"),
     *("full_attention", "sliding_window", "chunked_local_attention", "mla_attention"),
     *("sliding_window_mla", "cross_attention", "mamba"),
 )
-"""The kinds that settle what vLLM calls a buffer; see `layout.kinds`."""
+"""The kinds that decide what vLLM calls a buffer; see `layout.kinds`."""
 
 
 class KindRule(NamedTuple):
-    """What a profile says of one kind of buffer beyond the names of its parts.
+    """The properties of one kind of buffer, beyond the names of its parts.
 
     Attributes:
-        cache: The kind that settles what vLLM calls it; empty for the kind's own name.
-        roles: For each part what is in it, such as ``key``.
+        cache: The kind that decides what vLLM calls it; empty for the kind's own name.
+        roles: The content of each part, such as ``key``.
         axes: For some parts the words for their axes, some of `AXES`.
         optional: The parts that a layer may lack.
         beside: Parts that move with another one and are no layer's cache by themselves, such as
             the scales of a quantized cache, each with that other part.
-        alone: The sides that may be there without the other one, if it is so for all buffers of
+        alone: The sides that may exist without the other one, if that is so for all buffers of
             the kind in a model: an encoder's outputs, or the inputs that those fill.
     """
 
@@ -76,8 +76,8 @@ class NameMatch(NamedTuple):
         side: ``input`` or ``output``.
         rule: The rule that matches it.
         kind: The kind of buffer, such as ``attention``.
-        scope: What comes before the name in a layerwise export, often empty.
-        buffer: The part of its layer that it is, such as ``past_key``.
+        scope: The prefix of the name in a layerwise export, often empty.
+        buffer: The part of its layer, such as ``past_key``.
         layer: The layer's number.
         token: The infix token, empty if the name has none.
         groups: All named groups, as in the name.
@@ -108,8 +108,8 @@ class KvRule(NamedTuple):
         kinds_by_buffer: For each buffer the first kind that has it.
         updates: Some kinds, each with how its buffers are meant to be updated.
         open_kinds: Kinds whose buffers may also be of other kinds, as their shapes say.
-        kind_rules: What is said of some kinds beyond that.
-        defaults: What groups of the patterns are in a name that another profile's becomes.
+        kind_rules: Further properties of some kinds.
+        defaults: The values of groups in a name that is converted from another profile.
     """
 
     patterns: Mapping[str, Pattern]
@@ -122,7 +122,7 @@ class KvRule(NamedTuple):
     defaults: Mapping[str, str] = _NOTHING
 
     def get_kind_rule(self, kind: str) -> KindRule:
-        """Return what is said of a kind beyond the names of its parts."""
+        """Return the properties of a kind beyond the names of its parts."""
         return self.kind_rules.get(kind, _PLAIN_KIND)
 
     def match(self, side: str, name: str) -> NameMatch | None:
@@ -130,7 +130,7 @@ class KvRule(NamedTuple):
         parts = self.patterns[side].match_groups(name)
         if parts is None:
             return None
-        # Without such a group the rule is about one part.
+        # A rule without this group has only one part.
         buffer = parts["buffer"] if "buffer" in parts else next(iter(self.kinds_by_buffer))
         token = parts.get("token", "")
         kind = self.kinds_by_buffer.get(buffer)
@@ -156,7 +156,7 @@ class SidecarRule(NamedTuple):
 
     Attributes:
         file_pattern: The names of the files.
-        reader: What reads them, for messages.
+        reader: The program that reads them, for messages.
     """
 
     file_pattern: Pattern
@@ -175,7 +175,7 @@ class BranchRule(NamedTuple):
 
     Attributes:
         input_name: The name of the input, a truth value.
-        first: What it is in the first step; later it is the opposite.
+        first: Its value in the first step; later it is the opposite.
     """
 
     input_name: str
@@ -228,10 +228,10 @@ class PartRule(NamedTuple):
 
 
 class SetRule(NamedTuple):
-    """The files that are parts of one model, and what those have in common.
+    """The files that are parts of one model, and their common values.
 
     Attributes:
-        part_rules: The names of the files, the first that matches counts.
+        part_rules: The names of the files; the first that matches counts.
         seam: The output of a window, and the input of the next one that receives it.
         shared_inputs: The inputs that all windows share.
         exclusive_kinds: Kinds of buffers of which a model has at most one.
@@ -283,7 +283,7 @@ class ProfileChoice(NamedTuple):
 
     def describe(self) -> str:
         """Return the choice as a line of text."""
-        also = "".join(f"; --profile {name} knows some, too" for name in self.also)
+        also = "".join(f"; --profile {name} also knows some" for name in self.also)
         return f"profile {self.name} knows these names{also}"
 
 
@@ -291,16 +291,17 @@ class Rules(NamedTuple):
     """A profile, ready for use.
 
     Attributes:
-        name: What messages call the profile.
+        name: The name of the profile in messages.
         kv_rules: The names of KV buffers; the first rule that matches counts.
         keep_rules: Names that are not renamed.
         retained_pattern: The outputs that hold a state, KV or not; ``None`` for those that the
             output pattern of a KV rule matches.
-        normal_suffixes: For suffixes that consumers do not pair, those that they do.
+        normal_suffixes: For suffixes that consumers do not match with an input, those that they
+            do.
         feed_back_rules: How to give the model back; the first that matches counts.
         set_rule: The files that are parts of one model.
-        update: How buffers are meant to be updated, one of `UPDATES`; empty if it does not say.
-        dims: What symbols of sizes mean: a word of `DIM_WORDS`, or a sum of symbols.
+        update: How buffers should be updated, one of `UPDATES`; empty if it does not say.
+        dims: The meaning of symbols of sizes: a word of `DIM_WORDS`, or a sum of symbols.
         branches: Inputs that choose a branch of the graph by the step.
         sidecar_rules: Files that repeat the names, in addition to those of known formats.
         choice: How the profile was picked; ``None`` if the user or the default names it.
@@ -328,7 +329,7 @@ class Rules(NamedTuple):
 
     @property
     def updates_by_kind(self) -> dict[str, str]:
-        """For each kind, of all rules together, how its buffers are meant to be updated."""
+        """How the buffers of each kind should be updated, over all rules."""
         kinds = (kind for rule in self.kv_rules for kind in rule.buffers_by_kind)
         updates = dict.fromkeys(kinds, self.update)
         return updates | {kind: update for rule in self.kv_rules for kind, update in rule.updates}
@@ -337,13 +338,13 @@ class Rules(NamedTuple):
     def part_order(self) -> tuple[str, ...]:
         """The parts that the rules know, in the order of rules and kinds."""
         groups = [each for rule in self.kv_rules for each in rule.buffers_by_kind.values()]
-        groups += [tuple(rule.kinds_by_buffer) for rule in self.kv_rules]  # those beside others
+        groups += [tuple(rule.kinds_by_buffer) for rule in self.kv_rules]  # parts beside others
         return tuple(dict.fromkeys(name for group in groups for name in group))
 
     def match(self, side: str, name: str) -> NameMatch | None:
         """Split the name of a graph ``input`` or ``output`` by the first rule that matches it.
 
-        A name that a rule leaves alone is no KV name, whatever else matches it.
+        A name that a keep rule matches is not a KV name, whatever else matches it.
         """
         matches = (rule.match(side, name) for rule in self.kv_rules)
         match = next((match for match in matches if match is not None), None)
@@ -378,21 +379,21 @@ class Rules(NamedTuple):
         return None
 
     def normalize_suffix(self, match: NameMatch) -> str:
-        """Return the suffix of an output, changed to one that consumers pair."""
+        """Return the suffix of an output, changed to one that consumers match with an input."""
         suffix = match.groups.get("suffix", "")
         return self.normal_suffixes.get(suffix, suffix)
 
     def rewrite_name(self, match: NameMatch, token: str, *, normalize: bool = False) -> str:
-        """Return a name with another token.
+        """Return a name with a different token.
 
         Args:
             match: The name.
             token: The token to write; empty for none.
-            normalize: Also change the suffix to one that consumers pair.
+            normalize: Also change the suffix to one that consumers match with an input.
 
         Raises:
-            RulesError: The new name does not lead back to the same buffer, layer and
-                token, so the rename could not be undone.
+            RulesError: The new name does not match as the same buffer, layer and token, so the
+                rename could not be undone.
         """
         if self.target is not None:
             from onnxkvrename.rules.language.conversion import convert_name  # only for --to
@@ -402,15 +403,16 @@ class Rules(NamedTuple):
         if normalize and "suffix" in parts:
             parts["suffix"] = self.normalize_suffix(match)
         name = fill_template(match.rule.templates[match.side], parts, token)
-        hint = f"mend the {match.side}_name template in profile {self.name}"
+        hint = f"correct {match.side}_name or {match.side} in the rules"
         if len(name) > MAX_NAME_SIZE:
             problem = f"makes a name of more than {MAX_NAME_SIZE:,} characters"
-            raise RulesError(f"the {match.side}_name template {problem}", hint=hint)
+            raise RulesError(f"{match.side}_name {problem}", path=self.name, hint=hint)
         reread = match.rule.match(match.side, name)
         if reread is None or (reread.pair_key, reread.token) != (match.pair_key, token):
             raise RulesError(
-                f"the {match.side}_name template makes {name!r}, which no longer says "
-                f"{match.buffer}, layer {match.layer}, token {token or 'none'}",
+                f"{match.side}_name writes {name!r}, which cannot be parsed back by "
+                f"`{match.side}` as {match.buffer}, layer {match.layer}, token {token or 'none'}",
+                path=self.name,
                 hint=hint,
             )
         return name
@@ -432,7 +434,7 @@ def find_token_error(token: str) -> str | None:
     if not token:
         return "is empty"
     if not re.fullmatch("[A-Za-z0-9]+", token):
-        return "may hold ASCII letters and digits only"
+        return "may contain only ASCII letters and digits"
     if "RetainedState" in token:
         return "may not contain RetainedState"
     if len(token) > MAX_TOKEN_LENGTH:
@@ -441,6 +443,6 @@ def find_token_error(token: str) -> str | None:
 
 
 def fill_template(template: str, parts: Mapping[str, str], token: str) -> str:
-    """Return the text that a template writes; what is in brackets only with a token."""
+    """Return the text of a template; its part in brackets is written only with a token."""
     text = OPTIONAL_PART.sub(lambda part: part[1] if token else "", template)
     return PLACEHOLDER.sub(lambda placeholder: parts[placeholder[1]], text)

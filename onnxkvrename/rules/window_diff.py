@@ -1,4 +1,4 @@
-"""Compare exports of one model: values, buffers, and what most of them have in common."""
+"""Compare exports of one model: values, buffers, and the traits that most of them share."""
 
 from __future__ import annotations
 
@@ -96,11 +96,11 @@ def describe_differences(
     compared = " to ".join(dict.fromkeys((reference.paths[0], reference.paths[-1])))
     return [
         *(
-            f"no {buffer} of {format_layers(numbers)}, unlike {missing_from}"
+            f"no {buffer} of {format_layers(numbers)}, which {missing_from} has"
             for buffer, numbers in missing.items()
         ),
         *(
-            f"{buffer} of {format_layers(numbers)}, unlike {compared}"
+            f"{buffer} of {format_layers(numbers)}, which {compared} does not have"
             for buffer, numbers in extra.items()
         ),
         *type_differences,
@@ -125,10 +125,10 @@ def _describe_type_differences(own: KvPair, other: KvPair, path: str) -> Iterato
 def collect_traits(
     export: ExportInfo, pairs: Iterable[KvPair], exclusive_kinds: Collection[str]
 ) -> Traits:
-    """Collect what all parts of one export should share, for one of them.
+    """Collect the traits of one part that all parts of its export should share.
 
     Shapes are compared only where their symbols are the same: layers with a sliding
-    window may well have other heads than the rest.
+    window may have a different number of heads.
 
     Args:
         export: Who exported the model, and for which operator sets.
@@ -156,7 +156,7 @@ def collect_traits(
 def find_outliers(models: Sequence[tuple[str, Traits]]) -> Iterator[tuple[int, list[str]]]:
     """Yield the models that differ from most others, by index, with their differences.
 
-    In a tie the first is right. A trait with two values within one model varies by
+    In a tie the first counts as right. A trait with two values within one model varies by
     layer, so it is not compared.
 
     Args:

@@ -2,7 +2,7 @@
 
 Large models are exported window by window, and merged afterwards. A file is a
 part if the profile's ``[[set.parts]]`` match its name; every other model is
-checked alone. The work grows with the number of parts, not with its square.
+checked alone. The cost is linear in the number of parts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PartGroup(NamedTuple):
 
 
 class _PartFile(NamedTuple):
-    """A part with the layers that its name says; its buffers tell the end if its name does not."""
+    """A part with the layers in its name; its buffers give the end if its name does not."""
 
     part_index: int
     part: KvModel
@@ -140,10 +140,8 @@ def _check_name_range(file: _PartFile) -> Iterator[tuple[int, Finding]]:
     """Check the layers against the file name, which may say only the first of them."""
     first, layers = file.part_name.first_layer, file.layers
     if not layers:
-        message = f"is called like layers from {first} up to {layers.stop}, which are none"
-        yield file.build_finding(
-            "KV304", message, "give it back the name that it was exported with"
-        )
+        message = f"file name gives layers from {first} up to {layers.stop}, which are none"
+        yield file.build_finding("KV304", message, "restore the name that it was exported with")
         return
     inputs = sorted({pair.layer for pair in file.part.pairs if pair.input is not None})
     outputs = sorted({pair.layer for pair in file.part.pairs if pair.output is not None})
@@ -155,11 +153,11 @@ def _check_name_range(file: _PartFile) -> Iterator[tuple[int, Finding]]:
     if not matches:
         yield file.build_finding(
             "KV304",
-            f"is called like {expected}, but has inputs of {format_layers(inputs)} "
+            f"file name says {expected}, but the graph has inputs of {format_layers(inputs)} "
             f"and outputs of {format_layers(outputs)}",
             WINDOW_SIZE_HINT
             if inputs[:1] == [first] and set(inputs) < set(outputs)
-            else "export these layers again; --no-set if some of them keep no cache",
+            else "export these layers again; --no-set if some of them have no cache",
         )
 
 
@@ -177,11 +175,11 @@ def _check_coverage(files: Sequence[_PartFile]) -> Iterator[tuple[int, Finding]]
         if last is not None and begin < stop:
             shared = format_layer_runs([range(begin, min(stop, file.layers.stop))])
             yield file.build_finding(
-                "KV301", f"has {shared}, like {last.path}", "leave one of the two out"
+                "KV301", f"has {shared}, which {last.path} has, too", "remove one of the two"
             )
         elif begin > stop:
             missing = format_layer_runs([range(stop, begin)])
-            before = f"{last.path} ends before" if last is not None else "no file stands before it"
+            before = f"{last.path} ends before" if last is not None else "it is the first file"
             yield file.build_finding(
                 "KV302",
                 f"comes after {missing}, which no file has: {before}",
@@ -203,11 +201,15 @@ def _check_seams(files: Sequence[_PartFile], rule: SetRule) -> Iterator[tuple[in
         into = _find_value(right.part.signature.inputs, input_name)
         if out is None:
             yield left.build_finding(
-                "KV305", f"has no output {output_name} for {right.path}", _EXPORT_AGAIN_HINT
+                "KV305",
+                f"has no output {output_name}, which {right.path} needs as input {input_name}",
+                _EXPORT_AGAIN_HINT,
             )
         if into is None:
             yield right.build_finding(
-                "KV305", f"has no input {input_name} for {left.path}", _EXPORT_AGAIN_HINT
+                "KV305",
+                f"has no input {input_name} for the output {output_name} of {left.path}",
+                _EXPORT_AGAIN_HINT,
             )
         elif out is not None and not is_type_compatible(into, out):
             left_type = f"{out.name} of {left.path} is {format_value_type(out)}"
@@ -218,7 +220,7 @@ def _check_seams(files: Sequence[_PartFile], rule: SetRule) -> Iterator[tuple[in
 def _check_shared_inputs(
     files: Sequence[_PartFile], rule: SetRule
 ) -> Iterator[tuple[int, Finding]]:
-    """Check that shared inputs have one type; a window may lack those it has no use for."""
+    """Check that shared inputs have one type; a window may lack those that it does not use."""
     for name in rule.shared_inputs:
         inputs = [(file, _find_value(file.part.signature.inputs, name)) for file in files]
         present = [(file, value) for file, value in inputs if value is not None]
@@ -251,8 +253,8 @@ def _check_same_export(files: Sequence[_PartFile], rule: SetRule) -> Iterator[tu
     for index, differences in find_outliers(list(zip(paths, traits, strict=True))):
         yield files[index].build_finding(
             "KV306",
-            f"is of another model or export: {format_list(differences, '; ')}",
-            f"{_EXPORT_AGAIN_HINT}; --no-set if the model really varies by layer",
+            f"comes from a different model or export: {format_list(differences, '; ')}",
+            f"{_EXPORT_AGAIN_HINT}; --no-set if the layers of this model really differ",
         )
 
 
@@ -261,8 +263,8 @@ def _check_merged_files(
 ) -> Iterator[tuple[int, Finding]]:
     """Compare merges with the windows below them, or with the largest merge if there are none.
 
-    Where windows of several models lie below, a merge belongs to the first that
-    it agrees with. Fills in the families, files that must carry one token: by
+    Where windows of several models lie below, a merge belongs to the first
+    that has the same buffers. Fills in the families, files that must carry one token: by
     their windows, or by their directory where they have none.
     """
     windows = {
@@ -340,7 +342,7 @@ def _format_disagreement(
     if len(references) == 1:
         return f"has {format_list(differences[0], '; ')}"
     sets = format_list([reference.paths[0] for reference in references])
-    return f"agrees with none of the sets below it, those of {sets}: it has {differences[0][0]}"
+    return f"matches none of the sets below it ({sets}): it has {differences[0][0]}"
 
 
 def _check_same_token(
@@ -359,7 +361,7 @@ def _check_same_token(
     if len(frozenset().union(*files_by_tokens)) < 2 or sum(map(len, files_by_tokens.values())) < 2:
         return
     by_count = sorted(files_by_tokens, key=lambda tokens: -len(files_by_tokens[tokens]))
-    # Of files that all have the same mixture of tokens none deviates: the first is named.
+    # If all files have the same mixture of tokens, none deviates: the first is named.
     deviating = next(
         (files[0] for tokens, files in files_by_tokens.items() if tokens != by_count[0]),
         files_by_tokens[by_count[0]][0],
@@ -369,9 +371,9 @@ def _check_same_token(
         + format_list([file.path for file in files_by_tokens[tokens]])
         for tokens in by_count
     ]
-    verb, hint = "would carry", "`--replace` puts the new token into all of them"
+    verb, hint = "would carry", "`--replace` gives all of them the new token"
     if check_current_tokens:
         verb = "carry"
-        hint = "rename all of them, together; a run that was stopped is ended by the same command"
+        hint = "rename all of them together; if a run was stopped, repeat its command"
     message = f"the files of this set {verb} different tokens: {format_list(places, '; ')}"
     yield deviating.build_finding("KV303", message, hint)

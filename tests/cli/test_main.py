@@ -56,26 +56,29 @@ MISTAKES = pytest.mark.parametrize(
         ),
         (V, "no MODEL given"),
         ((MODEL, "--prefix"), "Option '--prefix' requires an argument"),
-        ((MODEL, "--prefix", "a_b"), "the token 'a_b' may hold ASCII letters and digits only"),
+        ((MODEL, "--prefix", "a_b"), "the token 'a_b' may contain only ASCII letters and digits"),
         ((MODEL, "--prefix", ""), "the token '' is empty"),
         ((MODEL, "--prefix", "RetainedStateX"), "may not contain RetainedState"),
-        ((MODEL, "--prefix", "a\nb\x1b"), r"the token 'a\nb\x1b' may hold ASCII"),
+        ((MODEL, "--prefix", "a\nb\x1b"), r"the token 'a\nb\x1b' may contain only ASCII"),
         ((MODEL, "--prefx", "VLLM"), "--prefx"),
         ((MODEL, *V, "--format", "xml"), "'xml' is not one of"),
         (
             (MODEL, *V, "--profile", "nobody"),
-            f"no profile is called nobody (there are: {', '.join(list_profiles())})",
+            f"no such profile: nobody (profiles: {', '.join(list_profiles())})",
         ),
         ((MODEL, *V, "--rules", "none.toml"), "none.toml: no such file"),
         ((MODEL, *V, "--rules", "rules.toml"), "rules.toml: not TOML"),
-        ((MODEL, *V, "--rules", "lossy.toml"), "the input_name template makes 'past_key.0_VLLM'"),
+        ((MODEL, *V, "--rules", "lossy.toml"), "lossy.toml: kv[0].input: has no group (?P<token>"),
         (("decodr.onnx", *V), "decodr.onnx: no such file (did you mean decoder.onnx?)"),
         (("nowhere/m.onnx", *V), "nowhere/m.onnx: no such file"),
         (("n" * 300, *V), f"{'n' * 300}: "),
         (("text.onnx", *V), "text.onnx: is a text file, not an ONNX model"),
         pytest.param(("", *V), "", id="an unset variable is not the working directory"),
-        (("empty", *V), "empty: no .onnx file in it or below"),
-        ((MODEL, "other.onnx", *V, "-o", "new.onnx"), "new.onnx: cannot hold 2 models"),
+        (("empty", *V), "empty: has no .onnx file, at any depth"),
+        (
+            (MODEL, "other.onnx", *V, "-o", "new.onnx"),
+            "new.onnx: is one file, but there are 2",
+        ),
         ((MODEL, *V, "-o", "new.onnx", "-d", "new"), "-o and -d cannot both be"),
         ((MODEL, *V, "-o", MODEL), "decoder.onnx: is the model itself"),
         ((MODEL, *V, "-o", "empty"), "empty: is a directory"),
@@ -179,7 +182,7 @@ def test_quiet_says_nothing_but_what_is_wrong(here: Path, run) -> None:
     assert run(MODEL, *V, "-q") == (0, "", "")
     outcome = run(MODEL, "--prefix", "OTHER", "--quiet")
     assert (outcome.code, outcome.out) == (1, "")
-    assert outcome.err.startswith("decoder.onnx: error KV202: past_key.0_VLLM carries another")
+    assert outcome.err.startswith("decoder.onnx: error KV202: 8 names (first: past_key.0_VLLM)")
     assert len(outcome.err.splitlines()) == 1
 
 
@@ -243,10 +246,10 @@ def test_rules_of_ones_own_are_used(here: Path, run) -> None:
         """
         retained = 'logits'
         [[kv]]
-        input = '(?P<buffer>input)_(?P<layer>)ids'
-        output = '(?P<buffer>x)(?P<layer>y)'
-        input_name = "{buffer}{layer}"
-        output_name = "{buffer}{layer}"
+        input = '(?P<buffer>input)_(?P<layer>)ids(?P<token>)'
+        output = '(?P<buffer>x)(?P<layer>y)(?P<token>)'
+        input_name = "{buffer}{layer}[{token}]"
+        output_name = "{buffer}{layer}[{token}]"
         kinds.one = ["x"]
         """
     )

@@ -144,7 +144,7 @@ def test_unless_asked_for_in_json_it_is_said_on_stderr_alone(
         ((MODEL, "--custom-io", "none.yaml"), "none.yaml: no such file"),
         (("decodr.onnx",), "decodr.onnx: no such file (did you mean decoder.onnx?)"),
         ((".",), "text.onnx: is a text file"),
-        (("below",), "below: no .onnx file in it or below"),
+        (("below",), "below: has no .onnx file, at any depth"),
         ((MODEL, "broken.onnx"), "broken.onnx: is another model than decoder.onnx"),
         ((MODEL, "-o", ""), "an empty path: is a variable not set?"),
     ],

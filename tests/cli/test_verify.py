@@ -105,7 +105,7 @@ MISTAKES = pytest.mark.parametrize(
     [
         ((), "no MODEL given: onnxkvrename verify MODEL"),
         ((MODEL, "--prefix"), "Option '--prefix' requires an argument"),
-        ((MODEL, "--prefix", "a_b"), "the token 'a_b' may hold ASCII letters and digits only"),
+        ((MODEL, "--prefix", "a_b"), "the token 'a_b' may contain only ASCII letters and digits"),
         ((MODEL, "--prefix", ""), "the token '' is empty"),
         ((MODEL, "--select", "("), "--select '(' is not an RE2 pattern: missing )"),
         ((MODEL, "--select", "\x1b[\n"), r"--select '\x1b[\n' is not an RE2 pattern: missing ]"),
@@ -138,12 +138,12 @@ MISTAKES = pytest.mark.parametrize(
         ((MODEL, "-o", "x.onnx"), "-o"),
         (
             (MODEL, "--profile", "nobody"),
-            f"no profile is called nobody (there are: {', '.join(list_profiles())})",
+            f"no such profile: nobody (profiles: {', '.join(list_profiles())})",
         ),
         ((MODEL, "--rules", "none.toml"), "none.toml: no such file"),
         (("decodr.onnx",), "decodr.onnx: no such file (did you mean decoder.onnx?)"),
         (("text.onnx",), "text.onnx: is a text file, not an ONNX model"),
-        (("empty",), "empty: no .onnx file in it or below"),
+        (("empty",), "empty: has no .onnx file, at any depth"),
         (("",), "an empty path: is a variable not set?"),
     ],
 )

@@ -67,8 +67,8 @@ def test_what_was_renamed_alone_is_joined_again(both: tuple[Path, Path], run) ->
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (0, "past_key.1 fills the input of that name of a decoder, which is not there"),
-        (1, "past_key.1 is only passed through here, so another model fills it"),
+        (0, "past_key.1 fills a decoder's input of the same name, but no such decoder was given"),
+        (1, "past_key.1 is only passed through by this model, so another one must fill it"),
     ],
 )
 def test_one_without_the_other_is_refused(
@@ -77,7 +77,7 @@ def test_one_without_the_other_is_refused(
     before = snapshot(both[0].parent)
     outcome = run(both[given], "--prefix", "VLLM")
     assert (outcome.code, f"error KV308: {said}" in outcome.err) == (1, True)
-    assert "(like 1 more)" in outcome.err
+    assert "(and 1 more)" in outcome.err
     assert snapshot(both[0].parent) == before
     assert run(both[given], "--prefix", "VLLM", "--no-set").code == 0
 
@@ -178,7 +178,9 @@ def test_a_pair_of_which_one_is_renamed_does_not_verify(
     assert run(both[renamed], "--prefix", "VLLM", "--no-set").code == 0
     names = ["past_key.1", "past_key.1_VLLM"]
     output, expected = names[:: 1 if renamed else -1]
-    said = f"KV308: {output} does not reach the decoder's input, which is {expected} (like 1 more)"
+    said = (
+        f"KV308: {output} does not fill the decoder's input, whose name is {expected} (and 1 more)"
+    )
     outcome = run("verify", *both)
     assert (outcome.code, said in outcome.err) == (1, True), outcome.err
     assert run("verify", *both, "--prefix", "VLLM").code == 1
@@ -200,7 +202,7 @@ def test_a_decoder_that_the_encoder_cannot_fill_is_not_its_decoder(
         saved(model, path)
     before = snapshot(both[0].parent)
     outcome = run(*both, "--prefix", "VLLM")
-    said = "KV308: past_key.1 cannot fill the input of that name of any other model: it is FLOAT ["
+    said = "KV308: past_key.1 does not fit the input of the same name of any other model: "
     assert (outcome.code, said in outcome.err) == (1, True), outcome.err
     assert snapshot(both[0].parent) == before
 

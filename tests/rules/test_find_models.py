@@ -66,8 +66,8 @@ def test_linked_directories_are_not_entered(tree: Path) -> None:
         ("c.onnx", r"c\.onnx: no such file \(did you mean b\.onnx\?\)"),
         ("layer_2/b.onnx", r"did you mean layer_2/a\.onnx\?"),
         ("elsewhere", r"elsewhere: no such file$"),
-        ("nowhere/b.onnx", r"no such file \(there is no directory nowhere\)"),
-        ("empty", r"empty: no \.onnx file in it or below"),
+        ("nowhere/b.onnx", r"no such file \(the directory nowhere does not exist\)"),
+        ("empty", r"empty: has no \.onnx file, at any depth"),
     ],
 )
 def test_a_path_that_leads_to_no_model_is_named(path: str, said: str, tree: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_directory_that_cannot_be_listed_is_named(
 def test_an_output_is_for_one_model(tree: Path) -> None:
     assert found("b.onnx", output="new.onnx") == ["b.onnx -> new.onnx"]
     assert found("b.onnx", "./b.onnx", output="new.onnx") == ["b.onnx -> new.onnx"]
-    with pytest.raises(WriteError, match=r"new\.onnx: cannot hold 2 models \(`-d renamed`"):
+    with pytest.raises(WriteError, match=r"new\.onnx: is one file, but there are 2 models"):
         found("b.onnx", "layer_2", output="new.onnx")
 
 

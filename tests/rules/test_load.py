@@ -92,7 +92,7 @@ def test_a_built_in_profile_cannot_be_shadowed(install: Install) -> None:
         ("hub_profiles:NUMBER", "its value must be TOML text or a path to it, not int"),
         ("hub_profiles", "its value must be TOML text or a path to it, not module"),
         ("hub_profiles:MISSING", "none.toml: no such file"),
-        ("hub_profiles:MALFORMED", "kv: there is no [[kv]] rule"),
+        ("hub_profiles:MALFORMED", "kv: is missing: a file of rules needs at least one [[kv]]"),
         ("not a reference", "cannot be used: "),
         ("hub_profiles:EXITS", "SystemExit: 0"),
         ("hub_profiles:INTERRUPTS", "GeneratorExit"),
@@ -125,7 +125,7 @@ def test_a_profile_that_nobody_has_is_refused_with_all_that_there_are(install: I
     with pytest.raises(RulesError) as caught:
         load_rules("nobody")
     assert "hub" in list_profiles()
-    assert f"called nobody (there are: {', '.join(list_profiles())})" in str(caught.value)
+    assert f"no such profile: nobody (profiles: {', '.join(list_profiles())})" in str(caught.value)
 
 
 def run_rename(site: Path, model: Path, profile: str) -> subprocess.CompletedProcess[str]:

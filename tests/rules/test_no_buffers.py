@@ -90,4 +90,4 @@ def test_a_profile_that_matches_is_named() -> None:
     assert finding.message == (
         "no KV buffer matches these rules: the outputs are logits, present.0.key"
     )
-    assert finding.hint == "--profile huggingface knows these names"
+    assert finding.hint == "`--profile huggingface` knows these names"

@@ -117,7 +117,7 @@ def test_two_that_know_the_names_equally_well_are_an_error(
     for arguments in ((model, "--prefix", "VLLM"), ("verify", model, "--profile", "auto")):
         outcome = run(*arguments)
         assert outcome.code == 2
-        assert "2 profiles know the names of KV buffers here: huggingface, twin" in outcome.err
+        assert "2 profiles know these names of KV buffers: huggingface, twin" in outcome.err
         assert "(choose one: --profile huggingface or --profile twin)" in outcome.err
     assert model.read_bytes() == before
     assert run(model, "--prefix", "VLLM", "--profile", "twin").code == 0
@@ -134,7 +134,7 @@ def test_a_file_beside_the_model_decides_between_two(
     assert run(model, "--prefix", "VLLM", "--check").code == 2
     (model.parent / "serving.json").write_text("{}")
     outcome = run(model, "--prefix", "VLLM", "--check")
-    expected = "profile served knows these names; --profile huggingface knows some, too\n"
+    expected = "profile served knows these names; --profile huggingface also knows some\n"
     assert outcome.err.startswith(expected)
 
 
@@ -149,7 +149,7 @@ def test_the_one_that_knows_more_is_picked_and_the_other_is_named(
     model = saved(build_qnn_decoder(), tmp_path / "model.onnx")
     outcome = run(model, "--prefix", "VLLM", "--check")
     assert outcome.err.startswith(
-        "profile qnn knows these names; --profile keys-only knows some, too\n"
+        "profile qnn knows these names; --profile keys-only also knows some\n"
     )
 
 
@@ -176,7 +176,7 @@ def test_the_library_picks_in_the_same_way(model: Path, tmp_path: Path) -> None:
     assert onnxkvrename.rename_bytes(model.read_bytes(), "VLLM", rules="auto") == data
     with pytest.raises(CheckError):
         onnxkvrename.rename_bytes(model.read_bytes(), "VLLM", rules="qeff")
-    with pytest.raises(RulesError, match="no profile is called autos"):
+    with pytest.raises(RulesError, match="no such profile: autos"):
         onnxkvrename.rename(model, "VLLM", rules="autos")
 
 

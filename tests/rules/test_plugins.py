@@ -96,8 +96,8 @@ def test_two_plugins_with_one_name_are_an_error_when_it_is_asked_for(install: In
         ("kv_numbers:NUMBER", "raise ValueError('a\\nb')", "ValueError: a b"),
         ("kv_numbers:TEXT", MODULE, "kv_numbers:TEXT is of type str, not int"),
         ("kv_numbers", MODULE, "kv_numbers is of type module, not int"),
-        ("not a reference", MODULE, "'not a reference' is not of the form module:ATTRIBUTE"),
-        ("", MODULE, "'' is not of the form module:ATTRIBUTE"),
+        ("not a reference", MODULE, "'not a reference' does not have the form module:ATTRIBUTE"),
+        ("", MODULE, "'' does not have the form module:ATTRIBUTE"),
     ],
 )
 def test_a_broken_plugin_is_one_clear_error_when_it_is_asked_for(

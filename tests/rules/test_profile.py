@@ -181,17 +181,17 @@ def test_normalize_gives_the_suffix_that_consumers_pair() -> None:
     "template",
     [
         '"{buffer}0[_{token}]_out"',
-        '"{buffer}{layer}_out"',
+        '"{buffer}{layer}[_x{token}]_out"',
         '"k{layer}[_{token}]_out"',
         '"{layer}{buffer}[_{token}]_out"',
     ],
-    ids=["loses the layer", "loses the token", "loses the buffer", "makes no buffer"],
+    ids=["loses the layer", "changes the token", "loses the buffer", "makes no buffer"],
 )
 def test_a_template_that_does_not_lead_back_is_refused(template: str) -> None:
     rules = parse_rules(RULES.replace('"{buffer}{layer}[_{token}]_out"', template), "mine")
     match = rules.match("output", "v1_out")
     assert match is not None
-    with pytest.raises(RulesError, match="the output_name template in profile mine"):
+    with pytest.raises(RulesError, match="mine: output_name writes "):
         rules.rewrite_name(match, "T")
 
 
@@ -213,13 +213,13 @@ def test_a_template_that_does_not_lead_back_is_refused(template: str) -> None:
         (
             'input_name = "{buffer}',
             'input_name = "{scope}',
-            "kv[0].input_name: {scope} is no group",
+            "kv[0].input_name: {scope} is not a group",
         ),
         ('input_name = "{buffer}', 'input_name = "{0.__class__}', "kv[0].input_name: has a {"),
         ('input_name = "{buffer}', 'input_name = "[[{buffer}]', "kv[0].input_name: has a ["),
         ('input_name = "{buffer}{layer}[_{token}]"', "", "kv[0].input_name: is missing"),
         ("[kv.kinds]", "colour = 1\n[kv.kinds]", "kv[0].colour: is not a known key"),
-        ('attention = ["k", "v"]', "", "kv[0].kinds: names no buffer"),
+        ('attention = ["k", "v"]', "", "kv[0].kinds: does not list any buffer"),
         ('attention = ["k", "v"]', 'attention = "k"', "kv[0].kinds.attention: must be a list of"),
         ('attention = ["k", "v"]', "attention = [1]", "kv[0].kinds.attention: must be a list of"),
         ("[kv.kinds]", "kinds = 1\n[kv.other]", "kv[0].kinds: must be a table of lists of buffer"),
@@ -230,16 +230,20 @@ def test_a_template_that_does_not_lead_back_is_refused(template: str) -> None:
             'reason = "vision"\ncolour = 1',
             "keep[0].colour: is not a known key",
         ),
-        ("[[keep]]", "[keep]", "keep: must be tables, written [[keep]]"),
+        ("[[keep]]", "[keep]", "keep: needs two brackets: write [[keep]], not [keep]"),
         ("[[keep]]", "[suffixes]\na = 1\n[[keep]]", "suffixes.a: must be text"),
         ("[[keep]]", "[[feed_back]]\ninput = 'k'\n[[keep]]", "feed_back[0].call: is missing"),
-        ("[[keep]]", "[[set]]\n[[keep]]", "set: must be a table, written [set]"),
+        ("[[keep]]", "[[set]]\n[[keep]]", "set: must be a table: write [set] above its keys"),
         ("[[keep]]", "[set]\ncolour = 1\n[[keep]]", "set.colour: is not a known key"),
         ("[[keep]]", "[set]\nseam_input = 'x'\n[[keep]]", "set.seam_output: is missing"),
         ("[[keep]]", "[set]\nseam_output = 'x'\n[[keep]]", "set.seam_input: is missing"),
         ("[[keep]]", "[set]\nshared = 'x'\n[[keep]]", "set.shared: must be a list of text"),
         ("[[keep]]", "[set]\nshared = [1]\n[[keep]]", "set.shared: must be a list of text"),
-        ("[[keep]]", "[set]\napart = ['mla']\n[[keep]]", "set.apart: mla is no kind of a [[kv]]"),
+        (
+            "[[keep]]",
+            "[set]\napart = ['mla']\n[[keep]]",
+            "set.apart: mla is not a kind of a",
+        ),
         ("[[keep]]", part("stage = 'whole'"), "set.parts[0].stage: must be one of window, "),
         ("[[keep]]", part("file = 'x'"), "set.parts[0].stage: is missing"),
         ("[[keep]]", part("stage = 'window'"), "set.parts[0].file: is missing"),
@@ -279,7 +283,7 @@ def test_rules_that_are_not_there_are_an_error_of_the_rules(tmp_path: Path) -> N
         load_rules(path=tmp_path / "none.toml")
     with pytest.raises(RulesError) as caught:
         load_rules("nobody")
-    assert f"called nobody (there are: {', '.join(list_profiles())})" in str(caught.value)
+    assert f"no such profile: nobody (profiles: {', '.join(list_profiles())})" in str(caught.value)
 
 
 def test_without_retained_the_outputs_of_the_rules_count() -> None:
@@ -290,12 +294,12 @@ def test_without_retained_the_outputs_of_the_rules_count() -> None:
 
 @pytest.mark.parametrize("text", ["", "kv = []\nretained = 'x'", "retained = 'x'"])
 def test_rules_without_a_kv_rule_are_refused(text: str) -> None:
-    with pytest.raises(RulesError, match=r"kv: there is no \[\[kv\]\] rule"):
+    with pytest.raises(RulesError, match=r"kv: is missing: .* at least one \[\[kv\]\]"):
         parse_rules(text, "mine.toml")
 
 
 def test_tables_must_be_tables() -> None:
-    with pytest.raises(RulesError, match="kv: must be tables"):
+    with pytest.raises(RulesError, match="kv: must be a list of tables"):
         parse_rules("kv = [3]", "mine.toml")
 
 
@@ -376,3 +380,55 @@ def test_a_profile_says_how_buffers_are_meant_to_be_updated() -> None:
     for key, value in (("update", '{ mla = "once" }'), ("by_shape", '["mla"]')):
         with pytest.raises(RulesError, match=f"{key}: mla is not in kinds"):
             parse_rules(RULES.replace(kinds, f"{key} = {value}\n{kinds}"), "r")
+
+
+KV_TABLE = r"""
+[[kv]]
+input = 'past_(?P<buffer>key|value)\.(?P<layer>[0-9]+)(?:_(?P<token>[A-Za-z0-9]+))?'
+output = 'past_(?P<buffer>key|value)\.(?P<layer>[0-9]+)(?:_(?P<token>[A-Za-z0-9]+))?_out'
+input_name = "past_{buffer}.{layer}[_{token}]"
+output_name = "past_{buffer}.{layer}[_{token}]_out"
+kinds = { attention = ["key", "value"] }
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message", "hint"),
+    [
+        (
+            r"[0-9]+)(?:_(?P<token>[A-Za-z0-9]+))?'",
+            "[0-9]+)'",
+            "kv[0].input: has no group (?P<token>…)",
+            "add (?:_(?P<token>[A-Za-z0-9]+))? where names have the token; ",
+        ),
+        (
+            '"past_{buffer}.{layer}[_{token}]"',
+            '"past_{buffer}.{layer}"',
+            "kv[0].input_name: must contain {token} once, inside [...]",
+            'written only with a token: input_name = "past.{layer}.{buffer}[_{token}]"; ',
+        ),
+        (
+            '"past_{buffer}.{layer}[_{token}]"',
+            '"past_{buffer}.{layer}_{token}"',
+            "kv[0].input_name: must contain {token} once, inside [...]",
+            'written only with a token: input_name = "past.{layer}.{buffer}[_{token}]"; ',
+        ),
+        ("input =", "inputs =", "kv[0].inputs: is not a known key; did you mean input?", ""),
+        ("[[kv]]", "[kv]", "kv: needs two brackets: write [[kv]], not [kv]", ""),
+        ("kv", "kvs", "kvs: is not a known key; did you mean kv?", ""),
+        ("(?P<buffer>key", "(?P<buffer>(key", "kv[0].input: is n", "as in input = 'past"),
+        ("'past", '"past', "not TOML: ", "write patterns in single quotes and templates in double"),
+        ("{ attention =", "[] #", "kv[0].kinds: must be a table of lists", "as in kinds = { att"),
+        ('["key", "value"]', '"key"', "kv[0].kinds.attention: must be a list of text", "as in k"),
+    ],
+)
+def test_a_mistake_in_rules_names_the_place_and_shows_what_is_expected(
+    old: str, new: str, message: str, hint: str
+) -> None:
+    parse_rules(KV_TABLE, "mine.toml")
+    with pytest.raises(RulesError) as raised:
+        parse_rules(KV_TABLE.replace(old, new, 1), "mine.toml")
+    assert raised.value.path == "mine.toml"
+    assert raised.value.message.startswith(message)
+    assert hint in str(raised.value.hint)
+    assert str(raised.value.hint).endswith("docs/rules.md explains each key")

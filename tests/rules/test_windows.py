@@ -23,20 +23,22 @@ ROOT = "R/onnx_layerwise_tmp"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports" / "lw_qwen3moe"
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "plain" / "windows"
 HINTS = {
-    "KV301": ("leave one of the two out",),
+    "KV301": ("remove one of the two",),
     "KV302": ("give all windows of the model, or --no-set for some of them",),
     "KV303": (
-        "rename all of them, together; a run that was stopped is ended by the same command",
-        "`--replace` puts the new token into all of them",
+        "rename all of them together; if a run was stopped, repeat its command",
+        "`--replace` gives all of them the new token",
     ),
     "KV304": (
-        "give it back the name that it was exported with",
-        "export these layers again; --no-set if some of them keep no cache",
+        "restore the name that it was exported with",
+        "export these layers again; --no-set if some of them have no cache",
         "export again, layer by layer with layerwise_window_size=1: QEfficient gives larger "
         "windows the inputs of their first layer only",
     ),
     "KV305": ("export all of them again, together",),
-    "KV306": ("export all of them again, together; --no-set if the model really varies by layer",),
+    "KV306": (
+        "export all of them again, together; --no-set if the layers of this model really differ",
+    ),
     "KV307": ("give all windows that were merged, or merge them again",),
 }
 """What each finding may say on how to fix it."""
@@ -229,10 +231,10 @@ def test_rules_need_not_know_of_sets() -> None:
         """
         retained = '.*'
         [[kv]]
-        input = '(?P<buffer>k)(?P<layer>[0-9])'
-        output = '(?P<buffer>k)(?P<layer>[0-9])_out'
-        input_name = "k{layer}"
-        output_name = "k{layer}_out"
+        input = '(?P<buffer>k)(?P<layer>[0-9])(?:_(?P<token>[A-Z]+))?'
+        output = '(?P<buffer>k)(?P<layer>[0-9])(?:_(?P<token>[A-Z]+))?_out'
+        input_name = "k{layer}[_{token}]"
+        output_name = "k{layer}[_{token}]_out"
         kinds.one = ["k"]
         """,
         "mine",
@@ -280,12 +282,12 @@ def test_a_layer_in_two_windows_is_found_with_both_files(
 ) -> None:
     parts = [window(*each) for each in ranges]
     assert found(*parts) == [f"KV301 {ranges[-1][1]}"]
-    assert said(*parts) == f"has {layers}, like {path(*first)}"
+    assert said(*parts) == f"has {layers}, which {path(*first)} has, too"
 
 
 def test_a_window_twice_is_a_layer_in_two_windows() -> None:
     copy = at(window(0, 1), f"{ROOT}/N_layer_tmp_0_1.onnx")
-    assert said(window(0, 1), copy) == f"has layer 0, like {path(0, 1)}"
+    assert said(window(0, 1), copy) == f"has layer 0, which {path(0, 1)} has, too"
 
 
 def test_windows_of_different_models_may_have_the_same_layers() -> None:
@@ -299,8 +301,8 @@ def test_windows_of_different_models_may_have_the_same_layers() -> None:
     [
         ([(0, 1), (2, 3)], "layer 1", f"{path(0, 1)} ends before"),
         ([(0, 3), (6, 7), (7, 8)], "layers 3-5", f"{path(0, 3)} ends before"),
-        ([(3, 4), (4, 5)], "layers 0-2", "no file stands before it"),
-        ([(1, 2), (2, 3)], "layer 0", "no file stands before it"),
+        ([(3, 4), (4, 5)], "layers 0-2", "it is the first file"),
+        ([(1, 2), (2, 3)], "layer 0", "it is the first file"),
     ],
 )
 def test_layers_that_no_window_has_are_one_finding(
@@ -430,7 +432,7 @@ def test_each_side_must_have_the_layers_of_the_name(
 ) -> None:
     name = "layer_5_10/N_layer_tmp_5_10.onnx"
     faulty = part(name, buffers(inputs), buffers(outputs, end="~"))
-    assert said(faulty) == f"is called like layers 5-9, but has {message}"
+    assert said(faulty) == f"file name says layers 5-9, but the graph has {message}"
     assert found(at(faulty, "R/merged_5-10.onnx")) == ["KV304 5-10"]
     assert found(at(faulty, "N_5_10.onnx")) == []
 
@@ -440,14 +442,14 @@ def test_what_was_made_ready_begins_with_the_layer_of_its_name(
     inputs: list[int], outputs: list[int]
 ) -> None:
     faulty = part("pref_5.onnx", buffers(inputs), buffers(outputs, end="~"))
-    assert said(faulty).startswith("is called like layers from 5 on, but has inputs of ")
+    assert said(faulty).startswith("file name says layers from 5 on, but the graph has inputs of ")
     assert found(prefixed(5, 9)) == []
 
 
 def test_a_range_of_no_layers_is_no_name() -> None:
     faulty = at(window(1, 2), f"{ROOT}/N_layer_tmp_3_3.onnx")
     assert said(window(0, 1), window(1, 2), faulty) == (
-        "is called like layers from 3 up to 3, which are none"
+        "file name gives layers from 3 up to 3, which are none"
     )
 
 
@@ -457,8 +459,16 @@ def test_a_range_of_no_layers_is_no_name() -> None:
 @pytest.mark.parametrize(
     ("left", "right", "message"),
     [
-        (("logits", "hidden"), None, f"has no output logits for {path(1, 2)}"),
-        (None, ("inputs_embeds", "input_ids"), f"has no input inputs_embeds for {path(0, 1)}"),
+        (
+            ("logits", "hidden"),
+            None,
+            f"has no output logits, which {path(1, 2)} needs as input inputs_embeds",
+        ),
+        (
+            None,
+            ("inputs_embeds", "input_ids"),
+            f"has no input inputs_embeds for the output logits of {path(0, 1)}",
+        ),
         (
             None,
             ("embeds:FLOAT16", "embeds:FLOAT"),
@@ -562,7 +572,7 @@ def test_symbols_of_a_shared_input_may_differ_and_who_has_no_use_for_it_lacks_it
 def test_a_window_of_another_export_is_found_once(made_by: ExportInfo, message: str) -> None:
     windows = window(0, 1), window(1, 2, made_by=made_by), window(2, 3)
     assert found(*windows) == ["KV306 2"]
-    assert said(*windows) == f"is of another model or export: {message.format(path(0, 1))}"
+    assert said(*windows) == f"comes from a different model or export: {message.format(path(0, 1))}"
 
 
 def test_most_are_right_and_of_a_tie_the_first() -> None:
@@ -596,7 +606,7 @@ def heads(first: int, end: int, shape: str, only: int | None = None) -> KvModel:
 def test_other_head_counts_are_another_model() -> None:
     windows = window(0, 1), window(1, 2), heads(2, 3, "batch,4,ctx,8")
     assert said(*windows) == (
-        "is of another model or export: "
+        "comes from a different model or export: "
         f"past_key [batch, 4, ctx, 8] ([batch, 2, ctx, 8] in {path(0, 1)}); "
         f"past_value [batch, 4, ctx, 8] ([batch, 2, ctx, 8] in {path(0, 1)})"
     )
@@ -640,7 +650,7 @@ def of_kind(first: int, *buffers_: str) -> KvModel:
 def test_no_model_has_attention_and_mla() -> None:
     mla = of_kind(2, "compressed_kv", "k_pe")
     assert said(window(0, 1), window(1, 2), mla) == (
-        f"is of another model or export: buffers of kind mla (attention in {path(0, 1)})"
+        f"comes from a different model or export: buffers of kind mla (attention in {path(0, 1)})"
     )
 
 
@@ -678,7 +688,7 @@ WINDOWS = tuple(window(n, n + 1) for n in range(4))
     [
         (
             [("past_key.2", "x.2"), ("past_key.3", "x.3")],
-            f"has no past_key of layers 2-3, unlike {path(2, 3)}",
+            f"has no past_key of layers 2-3, which {path(2, 3)} has",
         ),
         ([("past_key.1 ", "past_key.1:FLOAT[b,2,c,8] ")],
          f"has past_key.1 as FLOAT [b, 2, c, 8], but FLOAT16 [batch, 2, ctx, 8] in {path(1, 2)}"),
@@ -686,7 +696,7 @@ WINDOWS = tuple(window(n, n + 1) for n in range(4))
          "has past_key.1_RetainedState as FLOAT16 [b, 4, c, 8], "
          f"but FLOAT16 [batch, 2, ctx, 8] in {path(1, 2)}"),
         ([("past_value.3", "past_value.3 k_pe.3")],
-         f"has k_pe of layer 3, unlike {path(0, 1)} to {path(3, 4)}"),
+         f"has k_pe of layer 3, which {path(0, 1)} to {path(3, 4)} does not have"),
     ],
 )  # fmt: skip
 def test_a_merge_that_is_not_what_the_windows_are_is_found(
@@ -697,8 +707,8 @@ def test_a_merge_that_is_not_what_the_windows_are_is_found(
 
 def test_a_merge_of_more_than_the_windows_shows_that_the_last_are_missing() -> None:
     assert said(*WINDOWS[:2], merged(0, 4)) == (
-        f"has past_key of layers 2-3, unlike {path(0, 1)} to {path(1, 2)}; "
-        f"past_value of layers 2-3, unlike {path(0, 1)} to {path(1, 2)}"
+        f"has past_key of layers 2-3, which {path(0, 1)} to {path(1, 2)} does not have; "
+        f"past_value of layers 2-3, which {path(0, 1)} to {path(1, 2)} does not have"
     )
     assert found(*WINDOWS, merged(2, 4)) == []
 
@@ -745,8 +755,7 @@ def test_a_merge_above_several_models_has_to_agree_with_one() -> None:
     )
     message = said(*several, merged(0, 4, ("past_key", "k_pe")))
     assert message.startswith(
-        "agrees with none of the sets below it, "
-        f"those of {path(0, 1)}, {several[4].path}: it has no past_key"
+        f"matches none of the sets below it ({path(0, 1)}, {several[4].path}): it has no past_key"
     )
 
 
@@ -765,7 +774,7 @@ def test_a_merge_carries_the_token_of_the_model_it_agrees_with() -> None:
 
 def test_without_windows_merges_are_held_against_the_largest() -> None:
     assert said(merged(0, 4), merged(2, 4, ("past_key.3", "x.3"))) == (
-        "has no past_key of layer 3, unlike R/merged_0-4.onnx"
+        "has no past_key of layer 3, which R/merged_0-4.onnx has"
     )
     assert found(merged(0, 2), merged(1, 4)) == []
 

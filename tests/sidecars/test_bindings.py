@@ -525,7 +525,10 @@ def test_a_file_that_the_rules_name_follows(name: str, text: str, here: Path, go
         ("[[sidecar]]\nfile = '('\n", "sidecar[0].file: is not an RE2 pattern"),
         ("[[sidecar]]\nfile = 'a'\nnames = []\n", "sidecar[0].names: is not a known key"),
         ("[[sidecar]]\nfile = 'a'\nreader = 1\n", "sidecar[0].reader: must be text"),
-        ("[sidecar]\nfile = 'a'\n", "sidecar: must be tables, written [[sidecar]]"),
+        (
+            "[sidecar]\nfile = 'a'\n",
+            "sidecar: needs two brackets: write [[sidecar]]",
+        ),
     ],
 )
 def test_a_wrong_table_is_an_error_with_its_key(table: str, fault: str, here: Path, go) -> None:

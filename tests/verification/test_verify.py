@@ -174,14 +174,14 @@ def test_rules_that_could_not_be_undone_are_an_error_of_the_rules(tmp_path: Path
         [[kv]]
         input = '(?P<buffer>past_key)\.(?P<layer>[0-9]+)(?:_(?P<token>[A-Z]+))?'
         output = '(?P<buffer>past_key)\.(?P<layer>[0-9]+)(?:_(?P<token>[A-Z]+))?_RetainedState'
-        input_name = "{buffer}.{layer}"
-        output_name = "{buffer}.{layer}_RetainedState"
+        input_name = "{buffer}.{layer}[_x{token}]"
+        output_name = "{buffer}.{layer}[_x{token}]_RetainedState"
         kinds.attention = ["past_key"]
         """,
         "lossy",
     )
     path = changed(tmp_path, tokens("", "T"))
-    with pytest.raises(RulesError, match="in profile lossy"):
+    with pytest.raises(RulesError, match="lossy: input_name writes"):
         verify_model(path, lossy, VerifyRequest())
 
 

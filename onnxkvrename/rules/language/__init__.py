@@ -1,1 +1,1 @@
-"""What only some profiles say: kinds as tables, words for axes and symbols, branches."""
+"""The parts of rules that only some profiles have: kinds as tables, axes, branches; mistakes."""

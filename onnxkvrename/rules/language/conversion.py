@@ -1,4 +1,4 @@
-"""Names of one profile as another one writes them, by what is in a buffer."""
+"""Convert names from one profile to another, by the content of buffers."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _FAMILIES = {
     "cross_attention": "cross",
     "mamba": "linear",
 }
-"""The words for kinds that differ in how much of the context they hold, or not at all."""
+"""One word for kinds that differ only in how much of the context they hold."""
 
 
 def describe_part(kind: str, buffer: str, role: str) -> str:
-    """Return what a buffer is, in words that all profiles share.
+    """Describe a buffer in words that all profiles share.
 
     Args:
-        kind: The kind that settles what vLLM calls it.
+        kind: The kind that decides what vLLM calls it.
         buffer: The part of its layer.
-        role: What is in it; empty if its profile does not say.
+        role: Its content; empty if its profile does not say.
     """
     plain = buffer.removeprefix("past_")
     return f"{_FAMILIES.get(kind, kind)} {role or _ROLES_BY_PART.get(plain, plain)}"
@@ -55,19 +55,19 @@ class PartOfKind(NamedTuple):
 
     @property
     def role(self) -> str:
-        """What is in it; the part's own name if nothing says it."""
+        """Its content; the part's own name if no rule says it."""
         known = self.rule.get_kind_rule(self.kind).roles.get(self.part)
         plain = self.part.removeprefix("past_")
         return known or _ROLES_BY_PART.get(plain, plain)
 
     @property
     def cache(self) -> str:
-        """The kind that settles what vLLM calls it."""
+        """The kind that decides what vLLM calls it."""
         return self.rule.get_kind_rule(self.kind).cache or self.kind
 
     @property
     def family(self) -> str:
-        """The kind without what it says of windows."""
+        """The kind, whether it has a window or not."""
         return _FAMILIES.get(self.cache, self.cache)
 
 

@@ -10,10 +10,10 @@ from onnxkvrename.rules.profile import DIM_WORDS
 
 
 def parse_dims(table: ObjectReader) -> dict[str, str]:
-    """Return what ``[dims]`` says of symbols: for each a word, or the sum of other symbols.
+    """Return the meaning of symbols in ``[dims]``: a word, or the sum of other symbols.
 
     Raises:
-        UnreadableTextError: A symbol is neither, or its sum has a term that has no word.
+        UnreadableTextError: A symbol is neither, or a term of its sum has no word.
     """
     dims = {symbol: table.read_string(symbol) for symbol in table.values}
     words = ", ".join(DIM_WORDS)
@@ -26,7 +26,7 @@ def parse_dims(table: ObjectReader) -> dict[str, str]:
             raise table.build_error(symbol, problem)
         for term in terms:
             if dims.get(term) not in DIM_WORDS:
-                problem = f"is a sum with {term or 'nothing'}, which needs a line of its own"
+                problem = f"is a sum with {term or 'nothing'}, which needs its own line"
                 raise table.build_error(symbol, f"{problem} with one of {words}")
     return dims
 
@@ -34,15 +34,15 @@ def parse_dims(table: ObjectReader) -> dict[str, str]:
 def name_axes(
     shape: tuple[Dim, ...] | None, declared: Sequence[str], dims: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Return a word for each axis of a buffer, empty for one of which nothing is known.
+    """Return a word for each axis of a buffer, empty for an unknown axis.
 
     Args:
         shape: The shape of the buffer.
-        declared: What the rules call the axes; it counts for a buffer of that rank.
-        dims: What the rules say of symbols.
+        declared: The words for the axes in the rules, for a buffer of that rank.
+        dims: The meaning of symbols in the rules.
 
     Returns:
-        No words at all if nothing is known of any axis.
+        No words at all if all axes are unknown.
     """
     if shape is None:
         return tuple(declared)
@@ -56,19 +56,19 @@ def name_axes(
 
 
 def split_sum(text: str) -> list[str]:
-    """Return the terms of a sum of symbols; a symbol that is no sum alone."""
+    """Return the terms of a sum of symbols; a single symbol is its only term."""
     return [term.strip() for term in text.split("+")]
 
 
 def find_terms(symbol: str, dims: Mapping[str, str]) -> list[str]:
-    """Return the symbols that one is the sum of, by the rules or by its own text.
+    """Return the terms of a symbol that is a sum, by the rules or by its own text.
 
     Args:
         symbol: The symbol of a size.
-        dims: What the rules say of symbols.
+        dims: The meaning of symbols in the rules.
 
     Returns:
-        Nothing for a symbol that is no sum.
+        Nothing for a symbol that is not a sum.
     """
     meaning = dims.get(symbol, symbol)
     terms = split_sum(symbol if meaning in DIM_WORDS else meaning)
@@ -76,7 +76,7 @@ def find_terms(symbol: str, dims: Mapping[str, str]) -> list[str]:
 
 
 def _find_word(dim: Dim, dims: Mapping[str, str]) -> str:
-    """Return the word for the axis of a size; for a sum, that of the cache in it."""
+    """Return the word for the axis of a size; for a sum, the word of its cached term."""
     if not isinstance(dim, str):
         return ""
     meaning = dims.get(dim, "")

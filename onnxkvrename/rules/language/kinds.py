@@ -22,8 +22,8 @@ class KindTable(NamedTuple):
 
     Attributes:
         parts: The parts of a layer, without those beside others.
-        rule: What else is said of the kind.
-        update: How its buffers are meant to be updated, empty if the table does not say.
+        rule: The other properties of the kind.
+        update: How its buffers should be updated, empty if the table does not say.
     """
 
     parts: tuple[str, ...]
@@ -32,12 +32,12 @@ class KindTable(NamedTuple):
 
 
 def parse_kind(table: ObjectReader) -> KindTable:
-    """Return what the table of a kind, ``[kv.kinds.NAME]``, says.
+    """Parse the table of a kind, ``[kv.kinds.NAME]``.
 
     Its other keys name parts as its ``roles`` do, or as its ``parts`` if it has no roles.
 
     Raises:
-        UnreadableTextError: A value cannot be used; the message names the key and what it takes.
+        UnreadableTextError: A value cannot be used; the message names the key and valid values.
     """
     parts_by_name = _read_parts(table)
     names = parts_by_name.keys()
@@ -60,14 +60,16 @@ def parse_kind(table: ObjectReader) -> KindTable:
 
 
 def parse_branch(table: ObjectReader) -> BranchRule:
-    """Return what a table ``[[branch]]`` says.
+    """Parse a table ``[[branch]]``.
 
     Raises:
         UnreadableTextError: A value is missing or cannot be used.
     """
     name = table.read_string("input")
     if "first" not in table.values:
-        raise table.build_error("first", "is missing: the value in the step without a cache")
+        raise table.build_error(
+            "first", "is missing: true or false, the value of the input in the step without a cache"
+        )
     rule = BranchRule(name, table.read_boolean("first", default=False))
     table.reject_unread_keys()
     return rule
@@ -85,21 +87,27 @@ def _read_parts(table: ObjectReader) -> dict[str, str]:
         parts_by_name = {role: roles.read_string(role) for role in roles.values}
         for role in parts_by_name:
             if role not in ROLES:
-                raise roles.build_error(role, f"is no role: there are {', '.join(ROLES)}")
+                raise roles.build_error(role, f"is not a role; the roles are {', '.join(ROLES)}")
         if len(set(parts_by_name.values())) < len(parts_by_name):
-            raise table.build_error("roles", "gives one part two roles: leave out one of them")
+            raise table.build_error("roles", "gives one part two roles; remove one of them")
     if not parts_by_name:
-        raise table.build_error("parts" if "parts" in table.values else "roles", "names no part")
+        raise table.build_error(
+            "parts" if "parts" in table.values else "roles", "does not list any part"
+        )
     return parts_by_name
 
 
 def _read_beside(table: ObjectReader, names: Iterable[str]) -> dict[str, str]:
-    beside = table.read_object("beside", "a table of parts, each with the one it moves with", {})
+    beside = table.read_object(
+        "beside", "a table of parts, each with the part that it moves with", {}
+    )
     pairs = {name: beside.read_string(name) for name in beside.values}
     _check_names(table, "beside", [*pairs, *pairs.values()], names)
     for name, main in pairs.items():
         if main in pairs:
-            raise beside.build_error(name, f"moves with {main}, which must be a cache by itself")
+            raise beside.build_error(
+                name, f"moves with {main}, which moves with another part itself"
+            )
     return pairs
 
 
@@ -116,7 +124,7 @@ def _read_axis_list(table: ObjectReader, key: str) -> tuple[str, ...]:
     axes = _read_choices(table, key, AXES)
     for axis in axes:
         if axes.count(axis) > 1:
-            raise table.build_error(key, f"has {axis} twice: each axis has a word of its own")
+            raise table.build_error(key, f"has {axis} twice; each axis needs its own word")
     return tuple(axes)
 
 
@@ -124,7 +132,7 @@ def _read_choices(table: ObjectReader, key: str, choices: Iterable[str]) -> list
     values = table.read_strings(key, default=[])
     for value in values:
         if value not in choices:
-            raise table.build_error(key, f"{value} is none of {', '.join(choices)}")
+            raise table.build_error(key, f"{value} is not one of {', '.join(choices)}")
     return values
 
 
@@ -139,4 +147,4 @@ def _read_choice(table: ObjectReader, key: str, choices: Iterable[str]) -> str:
 def _check_names(table: ObjectReader, key: str, used: Iterable[str], names: Iterable[str]) -> None:
     for name in used:
         if name not in names:
-            raise table.build_error(key, f"{name} is none of {', '.join(names)}")
+            raise table.build_error(key, f"{name} is not one of {', '.join(names)}")

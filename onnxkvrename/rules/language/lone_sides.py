@@ -1,4 +1,4 @@
-"""Buffers of which a model has one side only, as its rules expect it."""
+"""Mark buffers of which a model has only one side, as its rules expect."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from onnxkvrename.rules.profile import Rules
 
 
 def mark_lone_sides(pairs: Sequence[KvPair], rules: Rules) -> Iterator[KvPair]:
-    """Yield the pairs, with a mark on those of which the rules expect one side only.
+    """Yield the pairs, with a mark on those of which the rules expect only one side.
 
-    They are so only together: where some of a kind have both sides, one side is lost.
+    This holds only for a whole kind: if some of its pairs have both sides, the others lost one.
 
     Args:
         pairs: All pairs of a model.

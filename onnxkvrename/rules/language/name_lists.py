@@ -1,4 +1,4 @@
-"""Parse names that a rule lists one by one, where no pattern describes them."""
+"""Parse names that a rule lists one by one, because no pattern describes them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ def parse_names(table: ObjectReader) -> tuple[dict[str, Pattern], dict[str, str]
     """Return the names of each side, and the templates that write them with a token.
 
     Args:
-        table: A [[kv]] rule with the key ``names``, and ``suffix`` if what follows a token in
-            the names of outputs is not listed.
+        table: A [[kv]] rule with the key ``names``, and ``suffix`` if the listed names of outputs
+            are without the text that follows a token.
 
     Raises:
-        UnreadableTextError: A name or a part is listed twice, or an entry is no such table.
+        UnreadableTextError: A name or a part is listed twice, or an entry is not such a table.
     """
     suffix = table.read_string("suffix", "")
     entries: dict[str, dict[str, tuple[str, int]]] = {side: {} for side in SIDES}
@@ -28,7 +28,7 @@ def parse_names(table: ObjectReader) -> tuple[dict[str, Pattern], dict[str, str]
         for side in SIDES:
             name = row.read_string(side)
             if not name or name in entries[side]:
-                raise row.build_error(side, "is empty, or listed twice")
+                raise row.build_error(side, "is empty or listed twice")
             entries[side][name] = part
         row.reject_unread_keys()
     tables: dict[str, Pattern] = {

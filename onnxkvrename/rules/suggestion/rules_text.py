@@ -26,7 +26,7 @@ class SuggestedRules(NamedTuple):
 
     Attributes:
         text: The rules, in TOML.
-        framed_count: The pairs that patterns recognise, in other models of that kind, too.
+        framed_count: The pairs that patterns recognise, also in other models of that kind.
         listed: The pairs whose names are only listed.
     """
 
@@ -42,9 +42,9 @@ def write_rules(
 
     Args:
         states: The names, without a token.
-        title: What the first line says they are of.
+        title: The models that the names are from, for the first line.
         token: The only token that the rules recognise; empty for any.
-        kept_names: Names that the rules must leave alone though a pattern would match them.
+        kept_names: Names that the rules must exclude, though a pattern matches them.
 
     Raises:
         RulesError: A name cannot be written in TOML.
@@ -57,7 +57,7 @@ def write_rules(
         "# To rename them: onnxkvrename MODEL --prefix TOKEN --rules THIS_FILE",
     ]
     if listed:
-        lines += ["#", f"# {len(listed)} pairs are listed by name: they are of this export only."]
+        lines += ["#", f"# {len(listed)} pairs are listed by name: they fit this export only."]
     frames: dict[Frame, list[FramedState]] = {}
     for state in framed:
         frames.setdefault(state.frame, []).append(state)
@@ -70,7 +70,7 @@ def write_rules(
     for suffix, items in suffixes.items():
         lines += ["", *_write_list(suffix, items, kinds)]
     for name in dict.fromkeys(kept_names):
-        lines += ["", "[[keep]]", 'reason = "no state"', f"pattern = {_quote(_escape(name))}"]
+        lines += ["", "[[keep]]", 'reason = "not a state"', f"pattern = {_quote(_escape(name))}"]
     return SuggestedRules("\n".join(lines) + "\n", len(framed), tuple(i.names for i in listed))
 
 
@@ -187,7 +187,7 @@ def _quote(text: str) -> str:
     except UnicodeEncodeError:
         raise RulesError(
             f"the name {text[:60]!r} is not Unicode, so no rules can be written for it",
-            hint="export the model again, with other names",
+            hint="export the model again, with different names",
         ) from None
     escaped = "".join(
         character

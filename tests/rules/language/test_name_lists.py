@@ -48,9 +48,9 @@ def test_a_token_comes_before_the_suffix_of_an_output() -> None:
         ([ROW, ROW], "kv[0].names[1].buffer: is listed twice for this layer"),
         (
             [ROW, ROW.replace('"key"', '"value"')],
-            "kv[0].names[1].input: is empty, or listed twice",
+            "kv[0].names[1].input: is empty or listed twice",
         ),
-        ([ROW.replace('"a"', '""')], "kv[0].names[0].input: is empty, or listed twice"),
+        ([ROW.replace('"a"', '""')], "kv[0].names[0].input: is empty or listed twice"),
         ([ROW.replace("3", "-1")], "kv[0].names[0].layer: is less than 0"),
         ([f"{ROW}, more = 1"], "kv[0].names[0].more: is not a known key"),
         ([ROW.replace("layer = 3, ", "")], "kv[0].names[0].layer: is missing"),

@@ -113,7 +113,7 @@ def test_names_are_left_alone() -> None:
         "past.0": "past.0_T",
         "present.0": "present.0_T",
     }
-    assert parse_rules(text, "test").find_reason_to_keep("past.1") == "no state"
+    assert parse_rules(text, "test").find_reason_to_keep("past.1") == "not a state"
 
 
 def test_a_title_stays_one_line() -> None:

@@ -70,7 +70,7 @@ def test_a_name_that_only_looks_like_a_state_is_left_alone(tmp_path: Path) -> No
     )
     inferred = infer_rules([model])
     assert "past.1.k" not in rename(inferred, model)
-    assert inferred.rules.find_reason_to_keep("past.1.k") == "no state"
+    assert inferred.rules.find_reason_to_keep("past.1.k") == "not a state"
 
 
 def test_rules_with_a_token_know_that_token_alone(tmp_path: Path) -> None:
