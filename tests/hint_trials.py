@@ -13,7 +13,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,7 +109,7 @@ def try_hints(
         if not _is_small(directory) or not all(_is_small(path) for path in paths):
             continue
         _tried.add(kind)
-        with _stand_in(directory, cwd) as scratch:
+        with suppress(OSError), _stand_in(directory, cwd) as scratch:  # a pipe, a failing disk
             words = [_copy_foreign(word, directory, cwd, scratch) for word in words]
             _judge(hint, words, run(words))
 

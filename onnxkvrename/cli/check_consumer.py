@@ -103,7 +103,7 @@ def command(**values: Any) -> int:
     """
     arguments = _Arguments(**values)
     if not arguments.models:
-        raise click.UsageError("no MODEL given: onnxkvrename check-consumer MODEL...")
+        raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
     check = _check_models(arguments)
     check = check._replace(reports=complete_reports(check.reports))
     code = decide_exit_code(failed=check.failed)

@@ -81,7 +81,7 @@ def command(**values: Any) -> int:
     """
     arguments = _Arguments(**values)
     if not arguments.models:
-        raise click.UsageError("no MODEL given: onnxkvrename inspect MODEL...")
+        raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
     jobs = find_jobs(arguments.models)
     rules = pick_requested_rules(arguments.models, arguments)
     summaries = tuple(inspect_model(job.model, rules, trace_buffer_updates) for job in jobs)

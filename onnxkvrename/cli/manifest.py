@@ -162,7 +162,7 @@ def command(**values: Any) -> int:
     """
     arguments = _Arguments(**values)
     if not arguments.models:
-        raise click.UsageError("no MODEL given: onnxkvrename manifest MODEL...")
+        raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
     _check_projection_options(arguments)
     compile_info = _build_compile_info(arguments)
     rules = pick_requested_rules(arguments.models, arguments)
@@ -359,7 +359,8 @@ def _check_set_stamp(loaded: LoadedLayout, digest: str, rules: Rules) -> None:
         raise ModelError(
             "has the stamp of its whole set, which a window alone cannot replace",
             path=path,
-            hint="pass all windows of the set, or remove the stamp first: --strip",
+            hint="pass all windows of the set, or remove the stamp first: "
+            "`onnxkvrename MODEL... --strip`",
         )
 
 

@@ -298,7 +298,10 @@ def _find_rules(arguments: _Arguments) -> Rules:
         raise click.UsageError(f"--pairs and {other} cannot both be: that needs rules for names")
     token = _resolve_token(arguments)
     if token is None:
-        raise click.UsageError("--pairs needs --prefix: no rule tells a token from a name")
+        raise KvRenameError(
+            "--pairs needs --prefix or --target: no rule tells a token from a name",
+            hint="for example `--target vllm-qaic`",
+        )
     check_token_change(TokenChange(token))
     return _pick_rules(arguments.models, arguments, token)
 
@@ -407,7 +410,7 @@ def _build_options(arguments: _Arguments, view: RenameView) -> Options:
 def _resolve_token(arguments: _Arguments) -> str | None:
     """Return the token of ``--prefix``, or of the consumer that ``--target`` names."""
     if not arguments.models:
-        raise click.UsageError("no MODEL given: onnxkvrename MODEL... --target NAME")
+        raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
     if arguments.target is not None:
         from onnxkvrename.handoff.find_consumers import choose_token  # only for --target
 
@@ -415,8 +418,8 @@ def _resolve_token(arguments: _Arguments) -> str | None:
     if arguments.full_transfer:
         raise click.UsageError("--full-transfer is for --target")
     if arguments.prefix is None and not (arguments.strip or arguments.to):
-        raise click.UsageError(
-            "no token given: pass --target, for example --target vllm-qaic, or --prefix TOKEN"
+        raise KvRenameError(
+            "no token given: pass --target or --prefix", hint="for example `--target vllm-qaic`"
         )
     return arguments.prefix
 

@@ -154,7 +154,7 @@ def command(**values: Any) -> int:
     """
     arguments = _Arguments(**values)
     if not arguments.models:
-        raise click.UsageError("no MODEL given: onnxkvrename verify MODEL...")
+        raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
     models, profile = _verify_models(arguments)
     reports = complete_reports(model.report for model in models)
     models = tuple(

@@ -85,7 +85,8 @@ def choose_token(name: str, prefix: str | None, *, strip: bool) -> str | None:
         )
     if prefix not in (None, consumer.token):
         raise KvRenameError(
-            f"--prefix {prefix}: {name} requires {consumer.token}", hint="leave out --prefix"
+            f"--prefix {prefix}: {name} requires {consumer.token}",
+            hint=f"`--target {name}` alone sets it",
         )
     return consumer.token
 

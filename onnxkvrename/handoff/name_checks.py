@@ -32,10 +32,23 @@ class BufferName(NamedTuple):
     is_selected: bool
 
 
-def format_rename_command(layout: Layout, consumer: Consumer, *options: str) -> str:
-    """Return the command that gives a layout's models the names that a consumer selects."""
-    model = shlex.quote(layout.models[0]) if len(layout.models) == 1 else "MODEL..."
-    return " ".join(("onnxkvrename", model, "--target", consumer.name, *options))
+def format_rename_command(
+    layout: Layout, consumer: Consumer, *options: str, paths: Sequence[str] = ()
+) -> str:
+    """Return what renames a layout's models for a consumer, or why that does not help.
+
+    Args:
+        layout: The layout.
+        consumer: The consumer.
+        options: Further options.
+        paths: What to rename; by default the models that the command line has.
+    """
+    if consumer.needs_in_place and any(buffer.update.is_resized for buffer in layout.buffers):
+        return "export the model with a static cache first: no rename helps one that grows (KV120)"
+    if not paths and len(layout.models) == 1:
+        paths = layout.models
+    models = map(shlex.quote, paths) if paths else ("MODEL...",)
+    return f"`{' '.join(('onnxkvrename', *models, '--target', consumer.name, *options))}`"
 
 
 def choose_hint(layout: Layout, consumer: Consumer, hint: str) -> str:
@@ -126,12 +139,13 @@ def _explain_unselected(
         reason = _Reason("does", "do", f"not match {consumer.selected_inputs}")
         return reason, consumer.unselected_hint or RULES_HINT
     if token in name:
+        convert = "onnxkvrename rename MODEL..."
         required = consumer.output_suffix or consumer.selected_outputs
         text = f"the token but not the suffix that {consumer.name} requires"
         reason = _Reason("has", "have", f"{text} ({required})" if required else text)
-        if name.endswith(token):
-            return reason, RULES_HINT
-        return reason, format_rename_command(layout, consumer, "--normalize")
+        if name.endswith("_InternalRetainedState"):
+            return reason, format_rename_command(layout, consumer, "--normalize")
+        return reason, f"{RULES_HINT}, or try `{convert} --to qeff --prefix {token}`"
     if token.lower() in name.lower():
         reason, options = _Reason("has", "have", f"{token} in different case"), ["--replace"]
     elif unselected.buffer.token != "":

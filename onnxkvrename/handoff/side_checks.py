@@ -99,19 +99,26 @@ def check_buffers_exist(prefill: HandoffSide, decode: HandoffSide) -> Iterator[F
             yield build_finding("KV001", "", f"{where} has no KV buffer", hint)
 
 
+def list_rename_paths(side: HandoffSide) -> tuple[str, ...]:
+    """Return what to rename for a side: what was given, or the models of a manifest."""
+    is_model = side.path and not side.path.endswith(".json")
+    return (side.path,) if is_model else tuple(side.original_layout.models)
+
+
 def check_side_tokens(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Finding]:
     """Yield KV616 for sides, and for single buffers, without the consumer's token."""
     checked = [each for each in (prefill, decode) if each.side.lacks_token]
     if len(checked) == 2 and prefill.side.tokens == decode.side.tokens:
-        yield _build_token_finding("prefill and decode", prefill)
+        yield _build_token_finding("prefill and decode", prefill, decode)
     else:
         yield from (_build_token_finding(each.side.label, each) for each in checked)
     yield from _check_partial_token(prefill)
     yield from _check_partial_token(decode)
 
 
-def _build_token_finding(label: str, checked: CheckedSide) -> Finding:
+def _build_token_finding(label: str, checked: CheckedSide, *others: CheckedSide) -> Finding:
     side, consumer = checked.side, checked.consumer
+    paths = [path for each in (checked, *others) for path in list_rename_paths(each.side)]
     if not consumer.token:
         return build_finding(
             "KV616",
@@ -123,16 +130,16 @@ def _build_token_finding(label: str, checked: CheckedSide) -> Finding:
     count = "token" if len(side.tokens) == 1 else "tokens"
     tokens = f"the {count} {format_list(side.tokens)}" if side.tokens else "no token"
     options = ("--replace",) if side.tokens else ()
-    if label == side.label:
-        command = format_rename_command(side.original_layout, consumer, *options)
-    else:
-        command = " ".join(("onnxkvrename MODEL --target", consumer.name, *options, "for both"))
     return build_finding(
         "KV616",
         "",
         f"the names of {label} carry {tokens}; {consumer.name} requires {consumer.token} and "
         "selects no buffer",
-        choose_hint(side.layout, consumer, command),
+        choose_hint(
+            side.layout,
+            consumer,
+            format_rename_command(side.original_layout, consumer, *options, paths=paths),
+        ),
     )
 
 
@@ -165,7 +172,9 @@ def _check_partial_token(checked: CheckedSide) -> Iterator[Finding]:
             choose_hint(
                 side.layout,
                 consumer,
-                format_rename_command(side.original_layout, consumer, "--replace")
+                format_rename_command(
+                    side.original_layout, consumer, "--replace", paths=list_rename_paths(side)
+                )
                 if consumer.token
                 else consumer.unselected_hint,
             ),

@@ -283,8 +283,8 @@ def apply_dtypes(layout: Layout, dtypes: Mapping[str, str]) -> Layout:
     if unknown:
         raise ModelError(
             f"nothing is called {unknown[0]}",
-            hint="give the file that belongs to this model; one of before its rename follows with "
-            "onnxkvrename MODEL --prefix TOKEN --sidecar FILE",
+            hint="pass the file that belongs to this model; rename --sidecar FILE updates one from "
+            "before a rename",
         )
     return layout._replace(
         inputs=_replace_dtypes(layout.inputs, dtypes),

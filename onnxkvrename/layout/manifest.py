@@ -23,7 +23,7 @@ from onnxkvrename.rules.profile import ProfileChoice, serialize_choice
 from onnxkvrename.rules.results import ModelReport
 
 SCHEMA = "onnxkvrename.manifest/1"
-_REWRITE_HINT = "onnxkvrename manifest MODEL -o FILE writes it again"
+_REWRITE_HINT = "write it again from its model, with the command manifest"
 
 
 class Manifest(NamedTuple):

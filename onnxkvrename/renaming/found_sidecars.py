@@ -144,9 +144,7 @@ def _leave(
 def _explain_copy(job: RenameJob, sidecar_format: SidecarFormat) -> tuple[str, str]:
     hint = "`-d renamed` takes both along"
     if sidecar_format.requires_pairs:
-        output = shlex.quote(str(job.output))
-        command = f"onnxkvrename custom-io {output} --precision NAME -o FILE"
-        hint += f"; {command} writes another one"
+        hint += "; `onnxkvrename custom-io --help` shows how to write another one"
     return f" because {job.model} keeps them", hint
 
 

@@ -118,7 +118,7 @@ def _wrap_worker_errors() -> Iterator[None]:
         if type(error).__name__ in ("CancelledError", "FutureCancelledError", "CommClosedError"):
             reason = "the scheduler or the pool of processes has ended"
         raise KvRenameError(
-            f"a worker failed: {reason[:300]}", hint="nothing was changed; try again, or --jobs 1"
+            f"a worker failed: {reason[:300]}", hint="nothing was changed; try again, or `--jobs 1`"
         ) from error
 
 

@@ -93,16 +93,18 @@ def shorten_parts(parts: Sequence[str], limit: int = MAX_LINE_LENGTH) -> list[st
     Of the others the longest are shortened.
 
     Args:
-        parts: A path, a name, and at the end the message and the hint, which may have commands
-            between backticks.
+        parts: A path, a name, and at the end the message and the hint, which may be a command or
+            have some between backticks.
         limit: Characters of the whole line. It is longer for a command that needs more.
     """
     shown = [escape_text(part) for part in parts]
-    has_command = "`" in shown[-1] and len(shown[-1]) <= _MAX_COMMAND_HINT
+    hint = shown[-1]
+    has_command = "`" in hint or hint.startswith("onnxkvrename ")
+    has_command = has_command and len(hint) <= _MAX_COMMAND_HINT
     room = limit - _FIXED_LENGTH
     if has_command:
         least = _MAX_WHOLE_PART + _MIN_PART_LENGTH * (len(shown) - 2)
-        room = max(room, len(shown[-1]) + least)
+        room = max(room, len(hint) + least)
     if sum(map(len, shown)) <= room:
         return shown
     others = list(range(len(shown)))

@@ -98,7 +98,7 @@ def choose_rules(
     if len(rivals) > 1:
         raise RulesError(
             f"{len(rivals)} profiles know these names of KV buffers: {format_list(rivals)}",
-            hint=f"choose one: {' or '.join(f'--profile {name}' for name in rivals[:3])}",
+            hint=f"choose one: {' or '.join(f'`--profile {name}`' for name in rivals[:3])}",
         )
     also = tuple(fit.rules.name for fit in fits if fit is not best)
     return best.rules._replace(choice=ProfileChoice(best.rules.name, True, also))

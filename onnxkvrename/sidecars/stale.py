@@ -154,20 +154,19 @@ def _format_command(
     from onnxkvrename.rules.load import DEFAULT_PROFILE, has_profile
 
     tokens = {side.token for pair in pairs for side in pair.sides}
-    change = ["--prefix", "TOKEN"]
-    if len(tokens) == 1:
-        token = tokens.pop()
-        change = ["--prefix", token] if token else ["--strip"]
-        matches = [rules.match(side, old) for old, _ in stale for side in ("input", "output")]
-        if token and any(match and match.token not in ("", token) for match in matches):
-            change.append("--replace")
-    if rules.name != DEFAULT_PROFILE:
-        change += ["--profile" if has_profile(rules.name) else "--rules", rules.name]
-    return shlex.join(["onnxkvrename", str(model), *change])
+    token = max(tokens)
+    change = ["--prefix", token] if token else ["--strip"]
+    matches = [rules.match(side, old) for old, _ in stale for side in ("input", "output")]
+    olds = {match.token for match in matches if match} | tokens
+    if token and not olds <= {"", token}:
+        change.append("--replace")
+    if rules.name != DEFAULT_PROFILE and has_profile(rules.name):
+        change += ["--profile", rules.name]
+    return f"`{shlex.join(['onnxkvrename', str(model), *change])}`"
 
 
 def _build_unreadable_finding(path: str, error: ModelError) -> Finding:
-    hint = error.hint or "write a new one: onnxkvrename custom-io MODEL --precision NAME"
+    hint = error.hint or "`onnxkvrename custom-io --help` shows how to write a new one"
     return build_finding(
         STALE_CODE, path, f"cannot be checked for old names: {error.message}", hint
     )

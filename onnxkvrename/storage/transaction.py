@@ -328,7 +328,7 @@ class Transaction:
             directory = os.path.commonpath([path.parent for path in self.record_paths])
             command = shlex.join(["onnxkvrename", "recover", _shorten_path(directory)])
             message += "; all old and new files are kept"
-            hint = f"{command} lists them, --undo restores the old ones; {hint}"
+            hint = f"`{command}` lists them, `{command} --undo` restores the old ones; {hint}"
         return UndoError(message, path=path, hint=hint, new_paths=[change.path for change in new])
 
 

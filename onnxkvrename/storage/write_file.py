@@ -110,7 +110,7 @@ def check_replaceable(output: Path, mark: str) -> None:
     raise WriteError(
         f"is there already, and not {mark}",
         path=str(output),
-        hint="choose another name, or --force replaces it",
+        hint="choose another name, or `--force` replaces it",
     )
 
 
@@ -142,7 +142,7 @@ def needs_write(output: Path, content: bytes, *, force: bool) -> bool:
             if not force:
                 raise
     if read_status(output, follow_links=False) is not None and not force:
-        raise WriteError("already exists", path=str(output), hint="--force replaces it")
+        raise WriteError("already exists", path=str(output), hint="`--force` replaces it")
     if status is not None and not stat.S_ISREG(status.st_mode):
         raise WriteError("already exists and is not a regular file", path=str(output))
     with TempFile(Path(os.path.abspath(output)), output):

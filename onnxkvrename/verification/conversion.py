@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.layout.updates import UNKNOWN_UPDATE, BufferUpdate
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import format_shape
@@ -43,10 +43,42 @@ def check_conversion(source: ByteSource, plan: RenamePlan, rules: Rules) -> Iter
         meant = plan.updates_by_kind.get(pair.kind, "")
         for reason in _list_reasons(pair, match, update, meant, rules.target):
             reasons.setdefault(reason, []).append(name)
+    hint = ""
     for reason, names in reasons.items():
         more = f", like {len(names) - 1} more" if len(names) > 1 else ""
-        hint = "convert to a profile that fits, or export the model with another kind of cache"
+        hint = hint or _suggest_profiles(plan, rules, updates)
         yield build_finding("KV203", names[0], f"{reason}{more}", hint)
+
+
+def _suggest_profiles(plan: RenamePlan, rules: Rules, updates: Mapping[str, BufferUpdate]) -> str:
+    """Return what to do where a profile does not fit: to name those that do."""
+    from onnxkvrename.rules.load import list_profiles, load_rules  # only where one does not fit
+
+    fitting = [
+        name
+        for name in list_profiles()
+        if name != rules.name and _fits(plan, rules, updates, load_rules(name))
+    ]
+    if not fitting:
+        return "no profile fits: export the model with another kind of cache"
+    others = f"; so does {format_list(fitting[1:])}" if fitting[1:] else ""
+    return f"`--to {fitting[0]}` fits{others}"
+
+
+def _fits(
+    plan: RenamePlan, rules: Rules, updates: Mapping[str, BufferUpdate], target: Rules
+) -> bool:
+    """Return whether a profile has names for all buffers, and each is what they say."""
+    for pair in plan.pairs:
+        side = "input" if pair.input is not None else "output"
+        match = rules.match(side, pair.sides[0].old_name)
+        if match is None or find_counterpart(match, target) is None:
+            return False
+        update = updates.get(pair.sides[-1].old_name, UNKNOWN_UPDATE)
+        meant = plan.updates_by_kind.get(pair.kind, "")
+        if any(_list_reasons(pair, match, update, meant, target)):
+            return False
+    return True
 
 
 def _list_reasons(

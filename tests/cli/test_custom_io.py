@@ -148,7 +148,10 @@ def test_a_file_that_is_there_stays_unless_forced(here: Path, run, snapshot) -> 
     before = snapshot(here)
     outcome = run("custom-io", MODEL, "--precision", "mxint8")
     assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err == f"error: {SIDECAR}: already exists (--force replaces it)\n"
+    assert outcome.err == (
+        f"error: {SIDECAR}: already exists "
+        "(`onnxkvrename custom-io decoder.onnx --precision mxint8 --force` replaces it)\n"
+    )
     assert snapshot(here) == before
     assert run("custom-io", MODEL, "--precision", "mxint8", "--force").code == 0
     assert (here / SIDECAR).read_text() == WRITTEN

@@ -96,7 +96,7 @@ def test_rules_of_ones_own_are_used(here: Path, run) -> None:
 MISTAKES = pytest.mark.parametrize(
     ("args", "said"),
     [
-        ((), "no MODEL given: onnxkvrename inspect MODEL"),
+        ((), "no MODEL given: pass an .onnx file or a directory"),
         ((MODEL, "--nonsense"), "--nonsense"),
         ((MODEL, "--prefix", "VLLM"), "--prefix"),
         ((MODEL, "--format", "xml"), "'xml' is not one of"),

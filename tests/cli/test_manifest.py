@@ -123,7 +123,7 @@ def test_unless_asked_for_in_json_it_is_said_on_stderr_alone(
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ((), "no MODEL given: onnxkvrename manifest MODEL"),
+        ((), "no MODEL given: pass an .onnx file or a directory"),
         ((MODEL, "--dim", "ctx_len"), "--dim 'ctx_len': say SYMBOL=SIZE"),
         ((MODEL, "--dim", "seq_len=1"), "--dim seq_len: buffers have no such dimension; they have"),
         ((MODEL, "--tp", "2"), "--tp requires --block-size N"),
@@ -236,7 +236,10 @@ def test_a_file_that_is_there_stays_unless_forced(here: Path, run) -> None:
     (here / "kv.json").write_text("mine")
     outcome = run("manifest", MODEL, "-o", "kv.json")
     assert outcome.code == 2
-    assert outcome.err == "error: kv.json: already exists (--force replaces it)\n"
+    assert outcome.err == (
+        "error: kv.json: already exists "
+        "(`onnxkvrename manifest decoder.onnx -o kv.json --force` replaces it)\n"
+    )
     assert (here / "kv.json").read_text() == "mine"
     assert run("manifest", MODEL, "-o", "kv.json", "--force").code == 0
     document((here / "kv.json").read_text())
@@ -545,7 +548,7 @@ def test_a_window_of_a_stamped_set_is_not_stamped_alone(tmp_path: Path, run) -> 
     bytes_before = {path: path.read_bytes() for path in before}
     outcome = run("manifest", export / "layer_0_1", "--stamp")
     assert outcome.code == 2
-    assert "(pass all windows of the set, or remove the stamp first: --strip)" in outcome.err
+    assert "(pass all windows of the set, or remove the stamp first: " in outcome.err
     assert all(path.read_bytes() == data for path, data in bytes_before.items())
 
 

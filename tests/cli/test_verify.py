@@ -103,7 +103,7 @@ def test_a_finding_of_severity_error_is_1(
 MISTAKES = pytest.mark.parametrize(
     ("args", "said"),
     [
-        ((), "no MODEL given: onnxkvrename verify MODEL"),
+        ((), "no MODEL given: pass an .onnx file or a directory"),
         ((MODEL, "--prefix"), "Option '--prefix' requires an argument"),
         ((MODEL, "--prefix", "a_b"), "the token 'a_b' may contain only ASCII letters and digits"),
         ((MODEL, "--prefix", ""), "the token '' is empty"),

@@ -217,7 +217,7 @@ def test_names_without_the_token_are_told_once() -> None:
         "buffers"
     )
     assert one.subject == ""
-    assert one.hint == "onnxkvrename m.onnx --target vllm-qaic"
+    assert one.hint == "`onnxkvrename m.onnx --target vllm-qaic`"
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_names_without_the_token_are_told_once() -> None:
 def test_another_token_has_to_give_way(end: str, said: str) -> None:
     one = only(model(decoder(), end=end), "KV601")
     assert f"8 names (first: past_key.0{end}) {said}" in one.message
-    assert one.hint.endswith(" --replace")
+    assert one.hint.endswith(" --replace`")
 
 
 def test_two_sides_with_different_tokens_have_to_give_way_as_well() -> None:
@@ -264,7 +264,7 @@ def test_a_token_at_an_output_that_ends_otherwise_is_not_selected() -> None:
     one = only(called((f"past_key.0{END}", f"past_key.0{END}_Kept", 0)), "KV601")
     suffix = "has the token but not the suffix that vllm-qaic requires (_RetainedState);"
     assert one.message.startswith(suffix)
-    assert one.hint.endswith(" --normalize")
+    assert one.hint.endswith("try `onnxkvrename rename MODEL... --to qeff --prefix vllmKvCache`")
 
 
 def test_the_token_may_stand_anywhere_in_a_name() -> None:
@@ -278,7 +278,7 @@ def test_an_internal_suffix_is_selected_but_never_pairs() -> None:
     one = only(model(decoder(), out="_InternalRetainedState"), "KV602")
     assert one.name == f"past_key.0{END}_InternalRetainedState"
     assert one.message.startswith(f"4 outputs (first: {one.name}) do not end in _RetainedState;")
-    assert one.hint == "onnxkvrename m.onnx --target vllm-qaic --normalize"
+    assert one.hint == "`onnxkvrename m.onnx --target vllm-qaic --normalize`"
 
 
 def test_an_internal_suffix_without_the_token_is_only_not_selected() -> None:

@@ -340,7 +340,7 @@ def test_a_manifest_that_was_changed_by_hand_says_so(change: Any) -> None:
     change(said)
     with pytest.raises(ModelError, match=r"m\.json: was changed after it was written") as error:
         manifest.parse_manifest(json.dumps(said), "m.json")
-    assert "onnxkvrename manifest MODEL -o FILE writes it again" in str(error.value)
+    assert "write it again from its model, with the command manifest" in str(error.value)
 
 
 def test_another_layout_of_the_same_document_is_no_change() -> None:

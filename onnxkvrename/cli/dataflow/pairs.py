@@ -58,7 +58,7 @@ def command(models: tuple[Path, ...], form: str | None, output_format: str) -> i
     cannot be proved is not shown. Weights are not read.
     """
     if not models:
-        raise click.UsageError("no MODEL given: onnxkvrename pairs MODEL...")
+        raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
     paths = [job.model for job in find_jobs(models)]
     if form is not None and len(paths) > 1:
         raise click.UsageError(f"--as is for one model, not {len(paths)}")

@@ -6,7 +6,8 @@ has a command between backticks, in one of these forms:
 - ```--force```: the same command again, with this option in the place of those that it replaces;
   ```MODEL --force```: with the model that the hint is about alone.
 - ```onnxkvrename verify MODEL --run```: a command of its own. ``MODEL...`` are all models that were
-  typed, and a path may be there instead. Its token gives way to one that was typed.
+  typed, and a path may be there instead. Its token gives way to one that was typed, unless it
+  says ``rename``.
 
 Here the first two get the whole command line, and the last the options by which the buffers are
 found, such as ``--rules``. All is quoted for a POSIX shell (:mod:`shlex`). A hint that is nothing
@@ -43,7 +44,7 @@ reader has to put them in."""
 _RULES = ("--profile", "--rules", "--pairs")
 _LAYOUT = (*_RULES, "--no-set", "--dim", "--specializations", "--custom-io", "--full-transfer")
 CARRIED_OPTIONS = {
-    "rename": (*_RULES, "--no-set"),
+    "rename": (*_RULES, "--no-set", "--full-transfer"),
     "verify": (*_RULES, "--no-set"),
     "inspect": _RULES,
     "custom-io": ("--profile", "--rules"),
@@ -58,7 +59,10 @@ the same buffers. Those without models are not here."""
 
 _PLACES = ("--output", "--directory", "--seed-cache", "--in-place")
 _REPLACED_OPTIONS = {
-    "--strip": ("--prefix", "--target", "--full-transfer", "--replace", "--normalize", "--to"),
+    "--strip": (
+        *("--prefix", "--target", "--full-transfer", "--replace", "--normalize", "--to"),
+        "--pairs",
+    ),
     "--replace": ("--strip", "--pairs"),
     "--prefix": ("--target", "--full-transfer", "--strip"),
     "--target": ("--prefix", "--strip", "--to"),
@@ -173,7 +177,11 @@ def _complete_command(text: str, typed: TypedCommand, model: str, models: str) -
     if name not in CARRIED_OPTIONS or "--help" in words:
         return text
     is_same = name == typed.name
-    if is_same and not _TOKEN_OPTIONS.isdisjoint(option.name for option in typed.options):
+    if (
+        is_same
+        and name not in words
+        and not _TOKEN_OPTIONS.isdisjoint(option.name for option in typed.options)
+    ):
         text = _TOKEN.sub("", text)
         words = shlex.split(text)[1:]
     text = _MODEL.sub(lambda match: models if match[1] else model, text)

@@ -108,6 +108,9 @@ def check_logits(consumer: Consumer, layout: Layout, full_transfer: bool) -> Ite
     if len(selection.outputs) - len(selection.inputs) + len(names) - 1 in (0, 1):
         return
     if not names:
+        rename = (
+            f": `onnxkvrename rename MODEL... --prefix {consumer.token}`" if consumer.token else ""
+        )
         yield build_finding(
             "KV604",
             "",
@@ -115,7 +118,7 @@ def check_logits(consumer: Consumer, layout: Layout, full_transfer: bool) -> Ite
             'instead, and prefill fails with "buffer count mismatch"',
             "export with logits, an output whose name starts with log, and without sampling on the "
             "device; a model for decode alone needs none"
-            f"{f', and --prefix {consumer.token} renames it' if consumer.token else ''}",
+            f"{rename}",
         )
     elif len(names) > 1:
         yield build_finding(
@@ -151,7 +154,7 @@ def check_truncated_buffers(
             f"{consumer.name} cuts axis {_CONTEXT_AXIS} to the prompt's length, but it is not the "
             f"context ({content}): a prompt shorter than {shape[_CONTEXT_AXIS]} tokens loses the "
             "rest",
-            "set VLLM_QAIC_USE_FULL_KV_TRANSFER=1 on both sides, and check with --full-transfer",
+            "set VLLM_QAIC_USE_FULL_KV_TRANSFER=1 on both sides, then check: `--full-transfer`",
         )
 
 

@@ -324,7 +324,7 @@ def _build_end_error(
         return RunLimitError(
             f"onnxruntime took more than {limits.seconds:,} s",
             path=path,
-            hint="--run-timeout SECONDS sets another limit",
+            hint=f"`--run-timeout {2 * limits.seconds}` allows twice as much",
         )
     if re.search(
         rb"MemoryError|bad_alloc|annot allocate memory|emory allocation",
@@ -357,7 +357,8 @@ def _build_memory_error(model: RunnableModel, limits: RunLimits) -> RunLimitErro
     return RunLimitError(
         f"onnxruntime needs more than {mebibytes:,} MiB of memory",
         path=str(model.path),
-        hint="--run-memory SIZE sets another limit; --dim NAME=SIZE makes the buffers smaller",
+        hint=f"`--run-memory {2 * mebibytes}M` allows twice as much; --dim NAME=SIZE makes the "
+        "buffers smaller",
     )
 
 
