@@ -142,7 +142,7 @@ def _check_models(arguments: _Arguments) -> ConsumerCheck:
 
 
 def _load_layout(arguments: _Arguments, rules: Rules) -> LoadedLayout:
-    """Load one model, the windows of one, or a manifest in its place."""
+    """Load one model, the windows of one, or a manifest."""
     compile_info = CompileInfo(
         parse_dim_sizes(arguments.dims),
         arguments.specializations,

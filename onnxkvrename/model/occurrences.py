@@ -190,8 +190,8 @@ def _describe_occurrence(occurrence: Occurrence) -> str:
     description = {
         "input": "a graph input",
         "output": "a graph output",
-        "produces": f"what a {occurrence.op_type} node produces",
-        "reads": f"what a {occurrence.op_type} node reads",
+        "produces": f"an output of a {occurrence.op_type} node",
+        "reads": f"an input of a {occurrence.op_type} node",
         "initializer": "an initializer",
     }.get(occurrence.role, f"a name in {occurrence.role}")
     return description if occurrence.scope == 0 else f"{description} in a subgraph"

@@ -22,7 +22,7 @@ _OLD_MERGE_FOLDER = "final_data"
 def report_refused_models(
     directory: Path, entry: CacheEntry, models: Sequence[Path], rules: Rules
 ) -> Iterator[ModelReport]:
-    """Yield a report on each model of an export that would be seeded in vain, with the reason.
+    """Yield a report on each model of an export that cannot be seeded, with the reason.
 
     A model without KV names, such as most vision encoders, stays, and needs no word.
 

@@ -263,7 +263,7 @@ def _check_encryption(address: str) -> None:
 
 def _check_worker_versions(client: Any) -> None:
     """Refuse workers without this package, or of another version, which could not read its data."""
-    install = f"pip install onnxkvrename=={__version__} on every worker"
+    install = f"install onnxkvrename {__version__} on every worker"
     with _wrap_worker_errors():
         # A builtin, as a worker without the package could not load a function of ours.
         found = client.run(eval, "__import__('onnxkvrename').__version__", on_error="return")

@@ -127,7 +127,7 @@ def build_job(model: Path, output: Path | None = None, root: Path | None = None)
             the one that `output` is in.
 
     Raises:
-        ModelError: It cannot be told what is at one of the paths.
+        ModelError: It cannot be determined what is at one of the paths.
     """
     if output is None:
         target = resolve_path(model) if is_link(model) else os.path.abspath(model)
@@ -152,7 +152,7 @@ def identify_path(path: str | Path) -> str:
     own, whose directory is the one without links.
 
     Raises:
-        ModelError: It cannot be told where the path leads.
+        ModelError: It cannot be determined where the path leads.
     """
     real_path = resolve_path(path)
     directory, name = os.path.split(os.path.abspath(path))
@@ -202,7 +202,7 @@ def find_candidates(directories: Iterable[Path], rules: Rules) -> tuple[tuple[Pa
         directory.
 
     Raises:
-        ModelError: A directory cannot be listed, or it cannot be told what is there.
+        ModelError: A directory cannot be listed, or it cannot be determined what is there.
     """
     patterns = [rule.file_pattern for rule in rules.sidecar_rules]
 

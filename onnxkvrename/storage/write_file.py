@@ -85,7 +85,7 @@ def check_not_cached(output: Path) -> None:
     if find_cache(output) is not None:
         elsewhere = "./" if find_cache(Path(output.name)) is None else "~/"
         target = elsewhere + shlex.quote(output.name)
-        hint = f"give the same command with {target} in its place"
+        hint = f"run the same command with {target} instead"
         raise WriteError(CACHE_FAULT, path=str(output), hint=hint)
 
 
@@ -108,7 +108,7 @@ def check_replaceable(output: Path, mark: str) -> None:
             if mark.encode("utf-8") in file.read(0, 512):
                 return
     raise WriteError(
-        f"is there already, and not {mark}",
+        f"already exists and was not {mark}",
         path=str(output),
         hint="choose another name, or `--force` replaces it",
     )

@@ -524,7 +524,7 @@ def test_a_page_replaces_an_earlier_page_and_nothing_else(run, named, tmp_path: 
     page.write_text("<!DOCTYPE html>mine")
     outcome = run("compare", model, model, "--html", page)
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
-    assert "is there already, and not made by onnxkvrename compare" in outcome.err
+    assert "already exists and was not made by onnxkvrename compare" in outcome.err
     assert page.read_text() == "<!DOCTYPE html>mine"
     assert run("compare", model, model, "--html", page, "--force").code == 0
     assert "mine" not in page.read_text("utf-8")

@@ -376,7 +376,7 @@ def test_a_picture_replaces_an_earlier_one_and_nothing_else(
         place.write_bytes(theirs)
         outcome = run("inspect", decoder, option, place)
         assert outcome.code == 2
-        assert "is there already, and not made by onnxkvrename inspect" in outcome.err
+        assert "already exists and was not made by onnxkvrename inspect" in outcome.err
         assert place.read_bytes() == theirs
     assert run("inspect", decoder, option, place, "--force").code == 0
     assert place.read_bytes() == earlier

@@ -229,9 +229,9 @@ def test_a_graph_output_or_a_shadowed_name_is_not_read():
 @pytest.mark.parametrize(
     ("model", "where"),
     [
-        (decoder(node("Relu", ["x"], [NEW])), "what a Relu node produces"),
-        (decoder(node("Relu", [NEW], ["y"])), "what a Relu node reads"),
-        (decoder(branch(graph(node("Relu", [NEW], ["y"])))), "what a Relu node reads in a subg"),
+        (decoder(node("Relu", ["x"], [NEW])), "an output of a Relu node"),
+        (decoder(node("Relu", [NEW], ["y"])), "an input of a Relu node"),
+        (decoder(branch(graph(node("Relu", [NEW], ["y"])))), "an input of a Relu node in a subg"),
         (everywhere(NEW), "a name in binding"),
     ],
 )
@@ -257,7 +257,7 @@ def test_a_subgraph_that_would_capture_a_new_name_has_taken_it():
     inner = branch(graph(node("Relu", [KEY], ["y"])), "inner")
     body = graph(node("Relu", ["x"], [f"{KEY}_T"]), inner)
     uses = survey(decoder(branch(body)), KEY, f"{KEY}_T").build_name_uses({KEY: f"{KEY}_T"})
-    assert uses.taken_names == {f"{KEY}_T": "what a Relu node produces in a subgraph"}
+    assert uses.taken_names == {f"{KEY}_T": "an output of a Relu node in a subgraph"}
 
 
 def test_a_name_that_moves_away_is_not_taken():

@@ -239,7 +239,7 @@ def test_no_other_file_is_written_into_a_cache(
     assert (outcome.code, outcome.err.count("\n")) == (2, 1)
     assert f"{output}: is in a Hugging Face cache, where no file may change" in outcome.err
     elsewhere = f"./{output.name}"
-    assert f"(give the same command with {elsewhere} in its place)" in outcome.err
+    assert f"(run the same command with {elsewhere} instead)" in outcome.err
     assert read_directory(real_files) == before
     assert not list((repository / "blobs").iterdir())
     assert run(name, real_files / "model.onnx", *rules, *options, elsewhere).code == 0
