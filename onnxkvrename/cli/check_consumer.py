@@ -1,4 +1,4 @@
-"""The command ``check-consumer``: whether a consumer can take the KV buffers."""
+"""The command ``check-consumer``: check whether a consumer can use the KV buffers."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ class _Arguments(NamedTuple):
 @click.command(
     "check-consumer",
     context_settings=CONTEXT_SETTINGS,
-    epilog="Exit codes: 0 it can; 1 a finding of severity error; 2 the job could not be done; "
-    "130 interrupted.",
+    epilog="Exit codes: 0 it can use them; 1 a finding of severity error; 2 the job could not be "
+    "done; 130 interrupted.",
 )
 @add_models_argument()
 @add_consumer_option()
@@ -81,8 +81,8 @@ class _Arguments(NamedTuple):
 @click.option(
     "--emit",
     type=click.Choice(EMIT_CHOICES),
-    help="In place of a verdict: expressions that select exactly the KV buffers, by kind, "
-    "proved against the model; for models without the token, too.",
+    help="Instead of a verdict, print expressions that select exactly the KV buffers, by kind, "
+    "each tested against the model; also for models without the token.",
 )
 @add_compile_options()
 @add_no_set_option()
@@ -92,14 +92,14 @@ class _Arguments(NamedTuple):
 @add_pairs_option()
 @add_format_option()
 @add_quiet_option()
-@add_verbose_option("Show what is selected, in its order.")
+@add_verbose_option("Also list the selected names in the consumer's order.")
 @add_version_option()
 def command(**values: Any) -> int:
-    """Can this consumer take the KV buffers of MODEL? Say what would go wrong on the device.
+    """Check whether a consumer can use the KV buffers of MODEL, and what would fail.
 
-    MODEL is one model, the windows of one, or a manifest. A consumer selects buffers
-    by their names, orders them by what it reads there, and moves what it takes for
-    their contents. Nothing is written.
+    MODEL is one model, the windows of one, or a manifest. A consumer selects buffers by
+    name, sorts them by the layer in the name, and moves the part that it takes for the
+    prompt's. Nothing is written.
     """
     arguments = _Arguments(**values)
     if not arguments.models:
@@ -133,7 +133,7 @@ def _check_models(arguments: _Arguments) -> ConsumerCheck:
     findings = tuple(check_consumer(layout, consumer, full_transfer=arguments.full_transfer))
     if arguments.strict:
         findings = promote_to_errors(findings)
-    is_sound = not any(report.failed for report in reports)  # else no consumer can take it
+    is_sound = not any(report.failed for report in reports)  # else no consumer can use it
     alternative = _find_alternative(consumer, layout, arguments) if findings and is_sound else None
     reports = tuple(_add_findings(report, loaded, findings) for report in reports)
     return ConsumerCheck(
@@ -167,7 +167,7 @@ def _load_layout(arguments: _Arguments, rules: Rules) -> LoadedLayout:
 
 
 def _find_alternative(consumer: Consumer, layout: Layout, arguments: _Arguments) -> Consumer | None:
-    """Return the same program with another setting, if it can take what `consumer` cannot."""
+    """Return the same program with another setting, if that one can use the buffers."""
     if not consumer.alternative:
         return None
     alternative = load_consumer(consumer.alternative)

@@ -1,4 +1,4 @@
-"""The command ``compare``: whether a hand-off from prefill to decode works."""
+"""The command ``compare``: predict whether a hand-off from prefill to decode works."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ class _Arguments(NamedTuple):
 @click.command(
     "compare",
     context_settings=CONTEXT_SETTINGS,
-    epilog="Exit codes: 0 the hand-off works; 1 it would corrupt, lose or fail; 2 the job could "
-    "not be done; 130 interrupted.",
+    epilog="Exit codes: 0 the hand-off works; 1 it would corrupt data, lose data or fail, or this "
+    "cannot be decided; 2 the job could not be done; 130 interrupted.",
 )
 @click.argument("prefill", metavar="PREFILL", type=NonEmptyPath(path_type=Path))
 @click.argument("decode", metavar="DECODE", type=NonEmptyPath(path_type=Path))
@@ -115,27 +115,28 @@ class _Arguments(NamedTuple):
 @click.option("--decode-dim", metavar="SYMBOL=SIZE", multiple=True, help="Like --dim, for DECODE.")
 @add_full_transfer_option()
 @click.option(
-    "--tp", metavar="P:D", help="Also: heads divide among P ranks of prefill and D of decode."
+    "--tp",
+    metavar="P:D",
+    help="Also check that heads and states divide among P ranks of prefill and D of decode.",
 )
 @click.option(
     "--block-size",
     metavar="P:D",
-    help="Also: whether vLLM's NIXL connector takes blocks of P tokens in prefill and D in decode, "
-    "with the ranks of --tp.",
+    help="Also check that vLLM's NIXL connector accepts blocks of P tokens in prefill and D in "
+    "decode, with the ranks of --tp.",
 )
 @click.option(
     "--kernel-block-size",
     metavar="N",
     type=click.IntRange(1, 1 << 20),
-    help="With --block-size: tokens in a block of the attention backends, where these divide "
-    "vLLM's.",
+    help="With --block-size: tokens in a block of the attention backend, if it divides vLLM's "
+    "blocks.",
 )
 @click.option(
     "--vllm",
     "vllm_version",
     type=click.Choice(VLLM_VERSIONS),
-    help="With --block-size: the vLLM that is meant, by default the newest known, "
-    f"{VLLM_VERSIONS[-1]}.",
+    help=f"With --block-size: the version of vLLM, by default {VLLM_VERSIONS[-1]}.",
 )
 @click.option(
     "--tokens",
@@ -160,11 +161,11 @@ class _Arguments(NamedTuple):
 @add_verbose_option("Show every finding.")
 @add_version_option()
 def command(**values: Any) -> int:
-    """Say whether decode will find prefill's KV buffers where it looks for them.
+    """Predict for every prompt length whether decode reads the KV buffers that prefill wrote.
 
     PREFILL and DECODE are each a model, a directory with the windows of one, or a
-    manifest. Buffers are paired by layer and part, and, as the consumer does it, by
-    position and byte offset: for every length of a prompt.
+    manifest. Buffers are paired by layer and part, and also in the consumer's way, by
+    position and byte offset.
     """
     arguments = _Arguments(**values)
     consumer = load_consumer(arguments.target)
@@ -211,7 +212,9 @@ def _parse_pair(option: str, text: str, example: str) -> tuple[int, int]:
     """Return the numbers of prefill and decode."""
     sizes = re.fullmatch("([1-9][0-9]{0,4}):([1-9][0-9]{0,4})", text)
     if sizes is None:
-        raise click.UsageError(f"{option} {text!r}: say P:D, for example {example}")
+        raise click.UsageError(
+            f"{option} {text!r}: pass a number for prefill and one for decode, such as {example}"
+        )
     return int(sizes[1]), int(sizes[2])
 
 
@@ -225,7 +228,7 @@ def _build_requests(
             ("--kernel-block-size", arguments.kernel_block_size),
         ):
             if value is not None:
-                raise click.UsageError(f"{option} is for a handshake: say --block-size P:D, too")
+                raise click.UsageError(f"{option} requires --block-size P:D")
         return None
     sizes = _parse_pair("--block-size", arguments.block_size, "64:128")
     version = arguments.vllm_version or VLLM_VERSIONS[-1]
@@ -237,7 +240,7 @@ def _build_requests(
 
 
 def _load_sides(arguments: _Arguments, rules: Rules) -> tuple[LoadedLayout, LoadedLayout]:
-    """Load both sides with their sizes; a size that neither side needs is an error."""
+    """Load both sides with their sizes; a size for no symbol of either side is an error."""
     info = CompileInfo(group_windows=not arguments.no_set)
     prefill, decode = (
         load_model_or_manifest(
@@ -261,7 +264,7 @@ def _apply_sizes(
     arguments: _Arguments,
 ) -> LoadedLayout:
     """Apply the sizes of both sides, then those of this one, given by `option` as `texts`."""
-    own = parse_dim_sizes(texts)
+    own = parse_dim_sizes(texts, option)
     symbols = loaded.layout.symbols
     check_size_symbols(own, symbols, option)
     sizes = {symbol: size for symbol, size in {**shared, **own}.items() if symbol in symbols}

@@ -26,7 +26,7 @@ from onnxkvrename.cli.output import (
     stdout_guard,
 )
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import decide_exit_code, find_similar
+from onnxkvrename.findings import decide_exit_code, find_similar, suggest_similar
 from onnxkvrename.report.formats import Answer, Line, list_formats
 from onnxkvrename.storage.read import is_occupied
 
@@ -142,9 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # what a shell completes is printed, and nothing is run
         return int(end.code or 0)
     except click.ClickException as error:
-        message = error.format_message().rstrip(".")
-        hint = None if message.endswith(")") else f"`onnxkvrename {name} --help` lists all options"
-        failure = KvRenameError(message, hint=hint)
+        failure = _build_usage_failure(name, error)
     except KvRenameError as error:
         failure = error
     except (KeyboardInterrupt, click.Abort):
@@ -160,6 +158,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             hint=f"{place}please report it",
         )
     return _report_failure(name, args, failure, decide_exit_code(not_done=True))
+
+
+def _build_usage_failure(name: str, error: click.ClickException) -> KvRenameError:
+    """Return the error for wrong arguments, with the choice that was probably meant."""
+    message = error.format_message().rstrip(".")
+    hint = None if message.endswith(")") else f"`onnxkvrename {name} --help` lists all options"
+    parameter = error.param if isinstance(error, click.BadParameter) else None
+    if isinstance(parameter, click.Option) and not isinstance(error, click.MissingParameter):
+        message = f"{parameter.opts[-1]}: {error.message.rstrip('.')}"
+        if isinstance(parameter.type, click.Choice):
+            wrong = message.partition("'")[2].partition("' is not ")[0]
+            if any(map(str.isalpha, wrong)):  # no number is a typing error of another one
+                hint = suggest_similar(wrong, map(str, parameter.type.choices)) or hint
+    return KvRenameError(message, hint=hint)
 
 
 @contextmanager

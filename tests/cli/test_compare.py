@@ -178,8 +178,8 @@ def test_ranks_are_checked_where_they_are_given(run, named) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("--tp", "2"), "say P:D, for example 2:4"),
-        (("--tp", "0:1"), "say P:D"),
+        (("--tp", "2"), "pass a number for prefill and one for decode, such as 2:4"),
+        (("--tp", "0:1"), "pass a number for prefill"),
         (("--target", "vllm-qaik"), "did you mean vllm-qaic?"),
         (
             ("--dim", "ctx=4"),
@@ -461,8 +461,14 @@ def test_blocks_that_vllm_does_not_pair_stop_the_hand_off(run) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--block-size", "64"), "--block-size '64': say P:D, for example 64:128"),
-        (("--vllm", "0.24"), "--vllm is for a handshake: say --block-size P:D, too"),
+        (
+            ("--block-size", "64"),
+            "--block-size '64': pass P:D, a number for prefill and one for decode, such as 64:128",
+        ),
+        (("--vllm", "0.24"), "--vllm requires --block-size P:D"),
+        (("--vllm", "0.34"), "--vllm: '0.34' is not one of '0.24', '0.33'"),
+        (("--format", "jsn"), "(did you mean json?)"),
+        (("--tokens", "0"), "error: --tokens: 0 is not in the range x>=1 ("),
     ],
 )
 def test_settings_of_a_handshake_are_checked(args: tuple[str, ...], message: str, run) -> None:
@@ -558,3 +564,19 @@ def test_the_page_of_a_broken_model_lists_its_findings(run, named, tmp_path: Pat
     text = page.read_text("utf-8")
     assert "KV102" in text
     assert "broken.onnx" in text
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        ("ctx=5", "--decode-dim ctx: "),
+        ("ctx=5", "(did you mean ctx_len?)"),
+        ("ctx_len", "--decode-dim 'ctx_len': pass SYMBOL=SIZE, for example ctx_len=32"),
+        ("ctx_len=0", "--decode-dim 'ctx_len=0': a size must be at least 1"),
+    ],
+)
+def test_a_wrong_size_names_the_option_it_was_passed_to(size: str, message: str, run) -> None:
+    model = FIXTURES / "plain" / "decoder.onnx"
+    outcome = run("compare", model, model, "--decode-dim", size)
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert message in outcome.err

@@ -124,7 +124,7 @@ def test_unless_asked_for_in_json_it_is_said_on_stderr_alone(
     ("args", "said"),
     [
         ((), "no MODEL given: pass an .onnx file or a directory"),
-        ((MODEL, "--dim", "ctx_len"), "--dim 'ctx_len': say SYMBOL=SIZE"),
+        ((MODEL, "--dim", "ctx_len"), "--dim 'ctx_len': pass SYMBOL=SIZE"),
         ((MODEL, "--dim", "seq_len=1"), "--dim seq_len: buffers have no such dimension; they have"),
         ((MODEL, "--tp", "2"), "--tp requires --block-size N"),
         ((MODEL, "--vllm", "0.24"), "--vllm requires --block-size N"),
@@ -133,7 +133,7 @@ def test_unless_asked_for_in_json_it_is_said_on_stderr_alone(
         ((MODEL, "--kv-cache-dtype", "fp8"), "--kv-cache-dtype requires --block-size N"),
         ((MODEL, "--gpu-memory", "8G"), "--gpu-memory requires --block-size N"),
         ((MODEL, "--draft", MODEL), "--draft requires --block-size N"),
-        ((MODEL, "--block-size", "16", "--gpu-memory", "8 apples"), "say a size such as 512M"),
+        ((MODEL, "--block-size", "16", "--gpu-memory", "8 apples"), "pass a size such as 512M"),
         ((MODEL, "--block-size", "16", "--kv-cache-dtype", "int3"), "'int3' is not one of"),
         ((MODEL, "--block-size", "0"), "'--block-size': 0 is not in the range x>=1"),
         ((MODEL, "--block-size", "16", "--vllm", "9"), "'9' is not one of '0.24', '0.33'"),

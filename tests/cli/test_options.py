@@ -15,13 +15,13 @@ def test_sizes_are_given_by_symbol() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ctx_len=--5", "say SYMBOL=SIZE"),
-        ("ctx_len=-", "say SYMBOL=SIZE"),
-        ("ctx_len=5-", "say SYMBOL=SIZE"),
-        ("ctx_len=\u0665", "say SYMBOL=SIZE"),
-        ("=5", "say SYMBOL=SIZE"),
-        ("ctx_len=-5", "a size is 1 or more"),
-        ("ctx_len=0", "a size is 1 or more"),
+        ("ctx_len=--5", "pass SYMBOL=SIZE"),
+        ("ctx_len=-", "pass SYMBOL=SIZE"),
+        ("ctx_len=5-", "pass SYMBOL=SIZE"),
+        ("ctx_len=\u0665", "pass SYMBOL=SIZE"),
+        ("=5", "pass SYMBOL=SIZE"),
+        ("ctx_len=-5", "a size must be at least 1"),
+        ("ctx_len=0", "a size must be at least 1"),
         ("ctx_len=99999999999", "less than 2^31"),
     ],
 )
@@ -36,7 +36,7 @@ def test_two_signs_before_a_size_are_no_bug(command: str, decoder: Path, run) ->
     run_option = ("--run",) if command == "verify" else ()
     outcome = run(command, decoder, *run_option, "--dim", "ctx_len=--5")
     assert outcome.code == 2
-    assert "say SYMBOL=SIZE" in outcome.err
+    assert "pass SYMBOL=SIZE" in outcome.err
     assert "a bug in" not in outcome.err
 
 
@@ -47,7 +47,7 @@ def test_a_small_size_without_a_unit_lacks_one(text: str) -> None:
         parse_memory_size("--gpu-memory", text, 1 << 60)
     size = int(text)
     assert raised.value.message == (
-        f"--gpu-memory {text!r}: a unit is missing: say {size}G or {size}M, or {size}B for bytes"
+        f"--gpu-memory {text!r}: add a unit: {size}G or {size}M, or {size}B for bytes"
     )
 
 
@@ -68,4 +68,4 @@ def test_a_missing_unit_is_told_on_the_command_line(
     name, *options = command
     outcome = run(name, decoder, *options, "20")
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
-    assert f"{options[-1]} '20': a unit is missing: say 20G or 20M" in outcome.err
+    assert f"{options[-1]} '20': add a unit: 20G or 20M" in outcome.err

@@ -112,20 +112,20 @@ MISTAKES = pytest.mark.parametrize(
         ((MODEL, "--dim", "ctx_len=3"), "--reference and --dim are for --run"),
         ((MODEL, "--reference", MODEL), "--reference and --dim are for --run"),
         *(
-            ((MODEL, "--run", "--dim", text), f"--dim {text!r}: say SYMBOL=SIZE")
+            ((MODEL, "--run", "--dim", text), f"--dim {text!r}: pass SYMBOL=SIZE")
             for text in ("ctx_len", "=3", "ctx_len=", "ctx_len=1.5")
         ),
         *(
-            ((MODEL, "--run", "--dim", f"ctx_len={size}"), ": say SYMBOL=SIZE")
+            ((MODEL, "--run", "--dim", f"ctx_len={size}"), ": pass SYMBOL=SIZE")
             for size in ("\u0661", "1_0", "+5", " 5")
         ),
         *(
-            ((MODEL, "--run", "--dim", f"ctx_len={size}"), ": a size is 1 or more")
+            ((MODEL, "--run", "--dim", f"ctx_len={size}"), ": a size must be at least 1")
             for size in ("0", "-1", "2147483648", "9" * 5_000)
         ),
         (
             (MODEL, "--run", "--dim", "ctx_len=4", "--dim", "ctx_len=5"),
-            "--dim ctx_len is given as 4 and as 5",
+            "--dim ctx_len has two sizes: 4 and 5",
         ),
         ((MODEL, "custom.onnx", "--run", "--reference", MODEL), "is for one model, not 2"),
         (("windows", "--run", "--reference", MODEL), "--reference is for one model, not 3"),

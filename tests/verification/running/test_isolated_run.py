@@ -408,11 +408,11 @@ def test_a_model_with_unusable_external_data_is_not_run(tmp_path: Path, run) -> 
         (("--run-memory", "8G"), "--run-timeout and --run-memory are for --run"),
         (("--run", "--run-timeout", "0"), "--run-timeout"),
         (("--run", "--run-timeout", "nan"), "--run-timeout"),
-        (("--run", "--run-memory", ""), "--run-memory '': say a size such as 512M or 8G"),
-        (("--run", "--run-memory", "0G"), "--run-memory '0G': say a size such as 512M or 8G"),
-        (("--run", "--run-memory", "-1"), "--run-memory '-1': say a size such as 512M or 8G"),
-        (("--run", "--run-memory", "8 apples"), "say a size such as 512M or 8G"),
-        (("--run", "--run-memory", "999999999999T"), "say a size such as 512M or 8G"),
+        (("--run", "--run-memory", ""), "--run-memory '': pass a size such as 512M or 8G"),
+        (("--run", "--run-memory", "0G"), "--run-memory '0G': pass a size such as 512M or 8G"),
+        (("--run", "--run-memory", "-1"), "--run-memory '-1': pass a size such as 512M or 8G"),
+        (("--run", "--run-memory", "8 apples"), "pass a size such as 512M or 8G"),
+        (("--run", "--run-memory", "999999999999T"), "pass a size such as 512M or 8G"),
     ],
 )
 def test_a_limit_that_makes_no_sense_is_refused(args: tuple[str, ...], message: str, run) -> None:
