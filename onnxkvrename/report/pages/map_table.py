@@ -85,7 +85,8 @@ width: max-content; height: auto; max-width: min(36rem, calc(100vw - 16px)); cli
 overflow: visible; white-space: normal; overflow-wrap: anywhere; text-align: left; \
 background: var(--card); color: var(--ink); border: 1px solid var(--muted); border-radius: 6px; \
 padding: 8px 12px; font-size: 14px; line-height: 1.45 }}
-.map:has(td:hover) td:focus:not(:hover) > .tip, td.closed > .tip {{ visibility: hidden }}
+.map:has(td:hover) td:focus:not(:hover) > .tip {{ visibility: hidden }}
+td.closed > .tip {{ visibility: hidden }}
 .tip > span {{ display: block }}
 .tip > :first-child {{ font-weight: 600 }}
 .legend {{ display: flex; flex-wrap: wrap; gap: 6px 20px; list-style: none; padding: 0; margin: 0; \
@@ -93,7 +94,6 @@ font-size: 14px; color: var(--muted) }}
 .legend li {{ display: flex; align-items: center; gap: 8px }}
 .legend .mark {{ width: 28px; text-align: center; flex: none }}
 .note {{ font-size: 14px; color: var(--muted); margin: 6px 0 }}
-@media (forced-colors: active) {{ .mark {{ forced-color-adjust: none }} }}
 """
 
 MAP_SCRIPT = """
@@ -311,7 +311,8 @@ def _write_bands(columns: int, count: int, *, labels_beside: bool) -> Iterator[s
             f":nth-child({columns}n + {column + 2}) {{ grid-column: {column + 1 + labels_beside} }}"
         )
         yield f".map tr > {place}"
-    yield f".map td:nth-child({columns}n + 2)::before {{ content: attr(data-row) / '' }}"
+    label = "content: attr(data-row); content: attr(data-row) / ''"  # twice: not all know silence
+    yield f".map td:nth-child({columns}n + 2)::before {{ {label} }}"
     yield ".map td:nth-child(2)::before { content: none }"
     yield f".map tbody th {{ grid-column: 1 / {2 if labels_beside else -1} }}"
     if labels_beside:
