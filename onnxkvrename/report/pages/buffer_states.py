@@ -189,7 +189,8 @@ class StateRules:
             return "wrong", own_cause if is_own else self._describe_shift(causes)
         if affected is not None and not is_in_ranges(tokens, self._misread_ranges):
             return "wrong", causes or own_cause  # wherever its bytes are
-        if subject.code is not None and not subject.wrong_ranges:
+        is_always_wrong = not (subject.wrong_ranges or self._simulation.refused_ranges)
+        if subject.code is not None and is_always_wrong:
             return "wrong", own_cause
         if self._handoff.verdict.outcome == "unknown":
             first = self._handoff.verdict.first_cause

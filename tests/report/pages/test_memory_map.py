@@ -282,14 +282,27 @@ def test_too_many_buffers_that_differ_are_listed_with_the_wrong_ones_first(
     assert "too many to draw" in folded.gap
 
 
-def test_ranges_of_the_outcomes_are_those_of_the_verdict() -> None:
-    for seed in range(40):
-        handoff = predict_handoff(*draw_sides(seed))
+@pytest.mark.parametrize("consumer", ["vllm-qaic", "qefficient"])
+def test_the_states_of_rows_agree_with_the_outcome_and_the_verdict(consumer: str) -> None:
+    expected = {
+        "correct": [{"correct"}],
+        "wrong": [{"wrong"}, {"wrong", "correct"}, {"wrong", "none"}, {"wrong", "correct", "none"}],
+        "none": [{"none"}, {"none", "correct"}],
+    }
+    for seed in range(80):
+        handoff = predict_handoff(*draw_sides(seed), consumer=load_consumer(consumer))
         memory_map = build_memory_map(handoff)
-        verdict = handoff.verdict
         for tokens in list_lengths(memory_map):
             outcome = [each for each in memory_map.outcomes if each.first <= tokens][-1]
+            kinds = {find_state(row, tokens).kind for row in memory_map.rows}
+            assert kinds in expected[outcome.kind], (seed, tokens)
             if outcome.kind == "wrong":
-                assert is_in_ranges(tokens, verdict.corrupt_ranges)
-            elif is_in_ranges(tokens, verdict.corrupt_ranges):
-                assert "never begins" in outcome.text
+                assert is_in_ranges(tokens, handoff.verdict.corrupt_ranges)
+
+
+def test_a_buffer_that_only_makes_decode_refuse_is_correct_where_it_does_not() -> None:
+    prefill = build_side_layout(*describe_attention(0, shape="1,ctx_len,4"), ctx_len=12)
+    decode = build_side_layout("past_key.0:1,ctx_len,4", "past_value.0:ctx_len,1,4", ctx_len=12)
+    memory_map = build_memory_map(predict_handoff(prefill, decode))
+    for tokens, kind in ((11, "none"), (12, "correct")):
+        assert {find_state(row, tokens).kind for row in memory_map.rows} == {kind}
