@@ -433,7 +433,7 @@ def test_of_a_window_it_is_not_known_whether_its_stamp_holds(here: Path, run) ->
 def test_the_picture_of_the_documentation_is_what_the_command_draws(
     tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "fixtures").symlink_to(FIXTURES)
+    shutil.copytree(FIXTURES, tmp_path / "fixtures")
     monkeypatch.chdir(tmp_path)
     assert run("inspect", "fixtures/VLLM/hybrid.onnx", "--svg", "x.svg").code == 0
     shown = FIXTURES.parent / "docs" / "kvmap.svg"
