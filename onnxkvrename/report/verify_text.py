@@ -43,6 +43,10 @@ SCHEMA = "onnxkvrename.verify/1"
 """The name of the JSON document, described by `schemas/verify-1.json`."""
 _MAX_LISTED_MODELS = 4
 """Models that each have a line; of more there is a total."""
+_FLOW_CODES = ("KV110", "KV113", "KV114", "KV120")
+"""Findings about how a buffer is updated."""
+_PLURAL_LABELS = {"append": "grow", "delta": "with new positions only", "once": "written once"}
+"""For updates that the rules can expect, words after a number of buffers."""
 
 
 def build_verify_answer(
@@ -155,19 +159,24 @@ def _describe_retention(verified: VerifiedModel) -> str:
     if not report.pairs:
         return "no KV buffer in it"
     updated = [flow for flow in verified.flows if flow.verdict == "updated"]
-    faults = {finding.name for finding in report.findings if finding.code == "KV120"}
+    faults = {finding.name for finding in report.findings if finding.code in _FLOW_CODES}
     resized = [flow for flow in verified.flows if flow.update.is_resized]
     meant = [flow for flow in resized if flow.pair.sides[-1].old_name not in faults]
     resized = [flow for flow in updated if flow in resized and flow not in meant]
     unsized = [flow for flow in updated if flow.update.kind == "unknown"]
+    meant += [
+        flow
+        for flow in verified.flows
+        if flow.update.kind == "once"
+        and flow.verdict != "updated"
+        and flow.pair.sides[-1].old_name not in faults
+    ]
     layers = format_layer_ranges(sorted({pair.layer for pair in report.pairs}))
     retained = len([flow for flow in updated if not flow.update.is_resized]) - len(unsized)
+    lone = sum(pair.may_be_alone for pair in report.pairs)
     verdict = f"{retained} of {format_count(len(report.pairs), 'buffer')} retained"
-    if meant:
-        updates = ", ".join(dict.fromkeys(flow.update.label for flow in meant))
-        verdict += f", {len(meant)} as the rules say ({updates})"
-    if lone := sum(pair.may_be_alone for pair in report.pairs):
-        verdict += f", {lone} with one side, as the rules say"
+    if meant or lone:
+        verdict = _describe_expected(len(report.pairs), retained, meant, lone)
     if resized:
         updates = ", ".join(dict.fromkeys(flow.update.label for flow in resized))
         verdict += f", {len(resized)} cannot go back into their inputs ({updates})"
@@ -179,6 +188,30 @@ def _describe_retention(verified: VerifiedModel) -> str:
         most_common = (escape_text(op_type) for op_type, _ in op_types.most_common())
         verdict += ", updated by " + ", ".join(most_common)
     return verdict
+
+
+def _describe_expected(total: int, retained: int, meant: Sequence[BufferFlow], lone: int) -> str:
+    """Return how many buffers are as the rules say, where not all are retained in place.
+
+    Args:
+        total: The number of buffers.
+        retained: Those that are updated in place.
+        meant: Those that grow, have the new positions only or are written once, by the rules.
+        lone: Those of which the rules expect one side only.
+    """
+    texts = [f"{retained} retained in place"] if retained else []
+    updates = Counter(_PLURAL_LABELS[flow.update.kind] + _format_axis(flow) for flow in meant)
+    texts += [f"{number} {label}" for label, number in updates.items()]
+    texts += [f"{lone} with one side"] if lone else []
+    count = retained + len(meant) + lone
+    subject = "all" if count == total > 1 else f"{count} of"
+    verb = "is" if total == 1 else "are"
+    return f"{subject} {format_count(total, 'buffer')} {verb} as the rules say ({', '.join(texts)})"
+
+
+def _format_axis(flow: BufferFlow) -> str:
+    axis = flow.update.axis
+    return "" if axis is None else f" along axis {axis}"
 
 
 def _describe_rename_proof(proof: RenameProof) -> str:
