@@ -42,7 +42,7 @@ def run_quietly(*args: object) -> int:
     return main([*map(str, args), *quiet])
 
 
-def run_and_kill(name: str, nth: int, *args: object, after: bool) -> bool:
+def run_and_kill(name: str, nth: int, *args: object, after: bool, code: int = 0) -> bool:
     """Run the command in a child process, and kill it at its ``nth`` call of ``os.<name>``.
 
     Args:
@@ -50,6 +50,7 @@ def run_and_kill(name: str, nth: int, *args: object, after: bool) -> bool:
         nth: The number of the call, from 1.
         args: The arguments of the command.
         after: Whether to kill the process after the call instead of before it.
+        code: The exit code of a command that is not killed.
 
     Returns:
         True if the process was killed; False if the command made fewer calls.
@@ -78,7 +79,7 @@ def run_and_kill(name: str, nth: int, *args: object, after: bool) -> bool:
     if os.WIFSIGNALED(status):
         assert os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGALRM)
         return True
-    assert os.WEXITSTATUS(status) == 0
+    assert os.WEXITSTATUS(status) == code
     return False
 
 

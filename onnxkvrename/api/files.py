@@ -117,6 +117,7 @@ def rename_all(
     force: bool = False,
     sidecars: bool = True,
     dry_run: bool = False,
+    keep_going: bool = False,
     executor: Executor | None = None,
 ) -> Report:
     """Rename many models, all of them or none.
@@ -139,12 +140,12 @@ def rename_all(
         force: As for `rename`.
         sidecars: As for `rename`.
         dry_run: As for `rename`.
-        executor: What reads and writes the models, such as a ``ProcessPoolExecutor`` or a
-            Dask client's; this process puts the results in place.
+        keep_going: Rename the sets without an error though others have one.
+        executor: Reads and writes, such as a ``ProcessPoolExecutor`` or Dask's; results are
+            put in place by this process.
 
     Returns:
-        The report on each model, with its error if it has one. Unless every status is
-        ``renamed`` or ``unchanged``, no file has changed.
+        The report on each model. Where one failed, no file of its set (by default all) changed.
 
     Raises:
         RulesError: The token or the rules cannot be used.
@@ -158,12 +159,12 @@ def rename_all(
         ['renamed', 'renamed', 'renamed']
     """
     paths = as_paths(models, renames=True)
-    check_flags(group_windows=group_windows, sidecars=sidecars)
+    check_flags(group_windows=group_windows, sidecars=sidecars, keep_going=keep_going)
     check_executor(executor)
     change = as_change(token, strip=strip, replace=replace, normalize=normalize, to=to)
     options = _build_options(
         rules, consumer, dry_run=dry_run, strict=strict, force=force, verify=verify
-    )._replace(group_windows=group_windows)
+    )._replace(group_windows=group_windows, keep_going=keep_going)
     jobs = find_jobs(paths, None, as_optional_path(directory, "directory", is_output=True))
     loaded_rules = load_rules_for(rules, paths, to)
     search = _build_search(sidecars, paths)._replace(takes_folders=directory is not None)

@@ -207,6 +207,14 @@ def add_jobs_option() -> Decorator:
     )
 
 
+def add_keep_going_option(
+    text: str = "Rename the sets of models without an error though others have one, and exit "
+    "with 1 or 2.",
+) -> Decorator:
+    """Add ``--keep-going``, which makes each set a job of its own."""
+    return click.option("-k", "--keep-going", is_flag=True, help=text)
+
+
 def add_no_set_option() -> Decorator:
     """Add ``--no-set``, which skips the checks across windows."""
     return click.option(

@@ -6,15 +6,18 @@ import errno
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate, groupby, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.report.formats import Answer, Line, Screen, load_format
 from onnxkvrename.report.inert import escape_line, is_inert
+
+if TYPE_CHECKING:
+    from onnxkvrename.report.progress_bars import ProgressBars
 
 _MAX_LINES_AT_ONCE = 1000
 
@@ -112,6 +115,15 @@ def is_color_enabled(stream: Any) -> bool:
 def is_terminal(stream: Any) -> bool:
     """Return whether a stream is a terminal; one that the caller closed is ``None``."""
     return stream is not None and bool(stream.isatty())
+
+
+def show_progress(*, is_wanted: bool) -> AbstractContextManager[ProgressBars | None]:
+    """Return progress bars for someone who watches, else nothing."""
+    if not is_wanted or not is_terminal(sys.stderr):
+        return nullcontext()
+    from onnxkvrename.report.progress_bars import ProgressBars  # rich only for terminals
+
+    return ProgressBars()
 
 
 @contextmanager

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +18,7 @@ from onnxkvrename.cli.options import (
     add_format_option,
     add_full_transfer_option,
     add_jobs_option,
+    add_keep_going_option,
     add_models_argument,
     add_no_set_option,
     add_pairs_option,
@@ -33,14 +32,13 @@ from onnxkvrename.cli.options import (
     check_exclusive,
     complete_consumer,
 )
-from onnxkvrename.cli.output import is_terminal, print_answer
+from onnxkvrename.cli.output import print_answer, show_progress
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.qefficient.find_export import check_cache_reuse
-from onnxkvrename.renaming.parallel import connect_dask, count_useful_processes, open_process_pool
-from onnxkvrename.renaming.place import Progress
+from onnxkvrename.renaming.parallel import open_executor
 from onnxkvrename.renaming.run import check_token_change, find_sidecars, rename_batch
 from onnxkvrename.report.rename_text import RenameView, build_rename_answer
-from onnxkvrename.rules.find_models import build_job, find_jobs
+from onnxkvrename.rules.find_models import build_job, find_jobs, split_paths
 from onnxkvrename.rules.load import AUTO_PROFILE, load_rules
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
@@ -54,14 +52,12 @@ from onnxkvrename.rules.results import (
 from onnxkvrename.storage.read import is_directory
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
     from onnxkvrename.renaming.prepare_sidecars import Sidecar
 
 
 _SECTIONS = {
     "Names": ("prefix", "target", "full_transfer", "strip", "replace", "normalize", "to"),
-    "Result": ("output", "directory", "force", "check", "diff", "dry_run"),
+    "Result": ("output", "directory", "force", "keep_going", "check", "diff", "dry_run"),
     "Files that repeat the names": ("sidecar", "sidecars", "no_sidecars"),
     "QEfficient's export cache": ("seed_cache", "in_place"),
     "Checks and rules": ("verify", "strict", "no_set", "profile", "rules", "pairs"),
@@ -94,6 +90,7 @@ class _Arguments(NamedTuple):
     verify: bool
     strict: bool
     force: bool
+    keep_going: bool
     profile: str | None
     to: str | None
     rules: Path | None
@@ -192,6 +189,7 @@ class _Arguments(NamedTuple):
     is_flag=True,
     help="Overwrite existing and read-only files; write through symbolic and hard links.",
 )
+@add_keep_going_option()
 @add_profile_option()
 @click.option(
     "--to",
@@ -222,7 +220,10 @@ def command(**values: Any) -> int:
     """
     arguments = _Arguments(**values)
     view = _build_view(arguments)
-    report = _rename_models(arguments, view)
+    if arguments.keep_going:
+        report = _rename_found_models(arguments, view)
+    else:
+        report = _rename_models(arguments, view)
     if report.findings or any(model.error for model in report.models):
         from onnxkvrename.cli.hints.complete import complete_reports  # only for hints
 
@@ -246,6 +247,14 @@ def _build_view(arguments: _Arguments) -> RenameView:
         dry_run=check_only or arguments.dry_run,
         check_only=check_only,
     )
+
+
+def _rename_found_models(arguments: _Arguments, view: RenameView) -> Report:
+    """Rename the models of all paths that lead to some, and report the other paths."""
+    paths, lost = split_paths(arguments.models, keeps_layout=arguments.directory is not None)
+    report = _rename_models(arguments._replace(models=paths), view)
+    sets = (*report.sets, *((len(report.models) + number,) for number in range(len(lost))))
+    return report._replace(models=(*report.models, *lost), sets=sets)
 
 
 def _rename_models(arguments: _Arguments, view: RenameView) -> Report:
@@ -359,7 +368,8 @@ def _run_jobs(
         takes_folders=arguments.directory is not None,
     )
     sidecars += find_sidecars(jobs, change, rules, search)
-    with _open_executor(arguments, len(jobs)) as executor, _show_progress(arguments) as progress:
+    bars = show_progress(is_wanted=arguments.output_format == "text" and not arguments.quiet)
+    with open_executor(arguments.dask, arguments.jobs, len(jobs)) as executor, bars as progress:
         return rename_batch(
             jobs, change, rules, options, progress, executor, sidecars, directory_map
         )
@@ -388,6 +398,10 @@ def _check_destination_options(arguments: _Arguments) -> None:
         raise click.UsageError("--in-place is for --seed-cache: else it is the default")
     if arguments.seed_cache and (arguments.output or arguments.directory):
         raise click.UsageError("--seed-cache says where results go: leave out -o and -d")
+    if arguments.seed_cache and arguments.keep_going:
+        raise click.UsageError(
+            "--keep-going and --seed-cache cannot both be: exports are planned together"
+        )
     if arguments.to and (arguments.seed_cache or arguments.target):
         raise click.UsageError("--to goes with neither --seed-cache nor --target: convert first")
 
@@ -404,6 +418,7 @@ def _build_options(arguments: _Arguments, view: RenameView) -> Options:
         consumer=arguments.target,
         full_transfer=arguments.full_transfer,
         read_files=() if arguments.rules is None else (arguments.rules,),
+        keep_going=arguments.keep_going,
     )
 
 
@@ -422,20 +437,3 @@ def _resolve_token(arguments: _Arguments) -> str | None:
             "no token given: pass --target or --prefix", hint="for example `--target vllm-qaic`"
         )
     return arguments.prefix
-
-
-def _open_executor(
-    arguments: _Arguments, model_count: int
-) -> AbstractContextManager[Executor | None]:
-    if arguments.dask is not None:
-        return connect_dask(arguments.dask)
-    return open_process_pool(arguments.jobs or count_useful_processes(model_count))
-
-
-def _show_progress(arguments: _Arguments) -> AbstractContextManager[Progress | None]:
-    """Return progress bars for someone who watches, else nothing."""
-    if arguments.output_format != "text" or arguments.quiet or not is_terminal(sys.stderr):
-        return nullcontext()
-    from onnxkvrename.report.progress_bars import ProgressBars  # rich only for terminals
-
-    return ProgressBars()

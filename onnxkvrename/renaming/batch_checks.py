@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 
 def check_batch(
-    items: Sequence[PreparedModel], change: TokenChange, rules: Rules, options: Options
+    items: Sequence[PreparedModel],
+    change: TokenChange,
+    rules: Rules,
+    options: Options,
+    sets: Sequence[Sequence[int]] | None = None,
 ) -> tuple[PreparedModel, ...]:
     """Return the models with the findings and errors that all of them together show.
 
@@ -36,16 +40,35 @@ def check_batch(
         change: The token to put in or take out.
         rules: The rules that tell KV names and the parts of sets.
         options: What to check.
+        sets: The models that change together, by their indexes; by default all do. Of a set with
+            a model that cannot be read nothing is checked across models: it may be the missing
+            window.
 
     Raises:
         ModelError: Two models that a consumer uses as one have the same buffer.
     """
-    set_findings = _check_across_models(items, change, rules, options)
-    consumer_findings = _check_consumer(items, rules, options)
+    set_findings: list[list[Finding]] = [[] for _ in items]
+    readable = [
+        index
+        for indexes in sets or [range(len(items))]
+        if all(items[member].model is not None for member in indexes)
+        for index in indexes
+    ]
+    readable.sort()
+    models = [model for model in (items[index].model for index in readable) if model is not None]
+    is_whole = len(models) == len(items)
+    across = check_models_together(
+        models, rules, change, check_current_tokens=not options.check_destination
+    )
+    taken = _check_consumer([items[index] for index in readable], models, rules, options)
+    for index, of_set, of_consumer in zip(readable, across, taken, strict=True):
+        # Where a model cannot be read, it may be the one with buffers.
+        found = of_set if is_whole else [each for each in of_set if each.code != "KV001"]
+        set_findings[index] = [*found, *of_consumer]
     space = _SpaceCheck()
     checked = []
-    for item, of_set, of_consumer in zip(items, set_findings, consumer_findings, strict=True):
-        findings = (*item.report.findings, *of_set, *of_consumer)
+    for item, across_models in zip(items, set_findings, strict=True):
+        findings = (*item.report.findings, *across_models)
         error = item.report.error
         if options.check_destination and error is None:
             error = space.claim(item)
@@ -61,24 +84,11 @@ def set_failed(report: ModelReport) -> ModelReport:
     return report._replace(status="failed") if report.failed else report
 
 
-def _check_across_models(
-    items: Sequence[PreparedModel], change: TokenChange, rules: Rules, options: Options
-) -> list[list[Finding]]:
-    """Check sets only where all models could be read: another may be the missing window."""
-    models = [item.model for item in items if item.model is not None]
-    if len(models) < len(items):
-        return [[] for _ in items]
-    return check_models_together(
-        models, rules, change, check_current_tokens=not options.check_destination
-    )
-
-
 def _check_consumer(
-    items: Sequence[PreparedModel], rules: Rules, options: Options
+    items: Sequence[PreparedModel], models: Sequence[KvModel], rules: Rules, options: Options
 ) -> list[list[Finding]]:
     """Check whether the consumer can use the models as they will be."""
-    models = [item.model for item in items if item.model is not None]
-    if options.consumer is None or len(models) < len(items):
+    if options.consumer is None or not models:
         return [[] for _ in items]
     from onnxkvrename.handoff.consumer_checks import check_sets
     from onnxkvrename.handoff.find_consumers import load_consumer

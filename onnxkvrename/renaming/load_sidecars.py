@@ -144,7 +144,8 @@ def _build_named_sidecar(
         output = _resolve_output(path, job) if jobs_beside else job.output.parent / path.name
     is_package = run.search.takes_folders and sidecar_format.is_package
     root = _find_root(output, job)
-    return Sidecar(path, output, rewrite, directory, root=root, is_package=is_package)
+    is_binding = sidecar_format.is_binding
+    return Sidecar(path, output, rewrite, directory, False, root, is_package, is_binding)
 
 
 def _build_found_sidecar(found: FoundSidecar, run: _Run) -> Sidecar:
@@ -164,7 +165,8 @@ def _build_found_sidecar(found: FoundSidecar, run: _Run) -> Sidecar:
     output = found.path if job.same_directory else _resolve_output(found.path, job)
     root = _find_root(output, job)
     is_package = run.search.takes_folders and found.format.is_package
-    return Sidecar(found.path, output, rewrite, found.directory, True, root, is_package)
+    is_binding = found.format.is_binding
+    return Sidecar(found.path, output, rewrite, found.directory, True, root, is_package, is_binding)
 
 
 def _prepare_names(

@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from onnxkvrename import __version__
@@ -131,6 +131,21 @@ def _count_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def open_executor(
+    address: str | None, processes: int | None, items: int
+) -> AbstractContextManager[Executor | None]:
+    """Open the workers of a Dask cluster, or processes for a number of items.
+
+    Args:
+        address: The scheduler's address, ``None`` for processes.
+        processes: How many; ``None`` for as many as pay.
+        items: The number of items to work on.
+    """
+    if address is not None:
+        return connect_dask(address)
+    return open_process_pool(processes or count_useful_processes(items))
 
 
 @contextmanager

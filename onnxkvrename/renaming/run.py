@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnxkvrename.errors import KvRenameError, ModelError, RulesError
+from onnxkvrename.errors import FlushError, KvRenameError, ModelError, RulesError
 from onnxkvrename.renaming.batch_checks import check_batch
 from onnxkvrename.renaming.parallel import map_ordered
 from onnxkvrename.renaming.place import (
@@ -76,7 +76,7 @@ def rename_batch(
 
     Returns:
         The outcome for each model and sidecar. An error of one model is in its report; then
-        all files are as they were.
+        all files are as they were, with ``keep_going`` those of its set.
 
     Raises:
         RulesError: The token or the rules cannot be used.
@@ -89,29 +89,112 @@ def rename_batch(
     inputs = [*options.read_files, *(job.model for job in jobs), *(item.path for item in sidecars)]
     keeps_files = options.write and remove_stale_files(targets, inputs, links_only=True)
     models = _prepare_models(jobs, change, rules, options, progress, executor)
-    models = check_batch(models, change, rules, options)
+    sets = _group_models(models, sidecars, rules) if options.keep_going else ()
+    models = check_batch(models, change, rules, options, sets)
     prepared_sidecars: tuple[PreparedSidecar, ...] = ()
     if sidecars:
         models, prepared_sidecars = _prepare_sidecars(models, sidecars, options)
+    models = _check_places(models, prepared_sidecars, rules, options, directory_map or {})
+    good_sets = [indexes for indexes in sets if not _has_failed(models, indexes)]
+    is_refused = not good_sets if sets else any(model.report.failed for model in models)
+    if not options.write or is_refused:
+        reports = _list_sidecar_reports(prepared_sidecars, models, sets)
+        return Report(_list_reports(models), reports, sets=sets)
+    inputs += [file.path for model in models for file in model.data_files]
+    keeps_files |= remove_stale_files([*targets, *_list_data_paths(models)], inputs)
+    writer = partial(BatchWriter, progress=progress, executor=executor, inputs=inputs)
+    report = (
+        _write_sets(sets, models, prepared_sidecars, options, writer)
+        if sets
+        else _write_results(models, prepared_sidecars, options, writer, directory_map)
+    )
+    if keeps_files and not report.failed:
+        _remove_kept_files(targets, models, directory_map or {}, inputs)
+    return report
+
+
+def _check_places(
+    models: tuple[PreparedModel, ...],
+    sidecars: tuple[PreparedSidecar, ...],
+    rules: Rules,
+    options: Options,
+    directory_map: Mapping[Path, Path],
+) -> tuple[PreparedModel, ...]:
+    """Return the models with what is wrong with the places of all results together."""
+    jobs = [model.job for model in models]
     if directories := [job.output.parent for job in jobs if not job.same_directory]:
         with suppress(ModelError):  # a directory that takes files, but cannot be listed
             if find_candidates(directories, rules):
                 from onnxkvrename.renaming.found_sidecars import check_sidecars_there
 
-                models = check_sidecars_there(models, prepared_sidecars, rules, options)
+                models = check_sidecars_there(models, sidecars, rules, options)
     if sidecars or directory_map or len(models) > 1 or not all(job.in_place for job in jobs):
         from onnxkvrename.renaming.file_clashes import check_files_together
 
-        models = check_files_together(models, prepared_sidecars, options, directory_map or {})
-    if not options.write or any(model.report.failed for model in models):
-        return Report(_list_reports(models), _list_sidecar_reports(prepared_sidecars))
-    inputs += [file.path for model in models for file in model.data_files]
-    keeps_files |= remove_stale_files([*targets, *_list_data_paths(models)], inputs)
-    writer = partial(BatchWriter, progress=progress, executor=executor, inputs=inputs)
-    report = _write_results(models, prepared_sidecars, options, writer, directory_map)
-    if keeps_files and not report.failed:
-        _remove_kept_files(targets, models, directory_map or {}, inputs)
-    return report
+        models = check_files_together(models, sidecars, options, directory_map)
+    return models
+
+
+def _group_models(
+    models: Sequence[PreparedModel], sidecars: Sequence[Sidecar], rules: Rules
+) -> tuple[tuple[int, ...], ...]:
+    """Return the models that change together, by their indexes."""
+    from onnxkvrename.rules.change_sets import group_models  # only for --keep-going
+
+    jobs = [model.job for model in models]
+    linked = [sidecar.find_models(jobs) for sidecar in sidecars]
+    return group_models([job.model for job in jobs], [m.model for m in models], rules, linked)
+
+
+def _has_failed(models: Sequence[PreparedModel], indexes: Sequence[int]) -> bool:
+    return any(models[index].report.failed for index in indexes)
+
+
+def _write_sets(
+    sets: tuple[tuple[int, ...], ...],
+    models: Sequence[PreparedModel],
+    sidecars: Sequence[PreparedSidecar],
+    options: Options,
+    build_writer: Callable[..., BatchWriter],
+) -> Report:
+    """Write one set after the other, each of them all or none; those with an error stay."""
+    reports = list(_list_reports(models))
+    sidecar_reports = list(_list_sidecar_reports(sidecars, models, sets))
+    for indexes in sets:
+        if _has_failed(models, indexes):
+            continue
+        own = [number for number, item in enumerate(sidecars) if item.model_index in indexes]
+        written = _write_set(
+            [models[index] for index in indexes],
+            [
+                sidecars[number]._replace(model_index=indexes.index(sidecars[number].model_index))
+                for number in own
+            ],
+            options,
+            build_writer,
+        )
+        for index, report in zip(indexes, written.models, strict=True):
+            reports[index] = report
+        for number, sidecar_report in zip(own, written.sidecars, strict=True):
+            sidecar_reports[number] = sidecar_report
+    return Report(tuple(reports), tuple(sidecar_reports), sets=sets)
+
+
+def _write_set(
+    models: Sequence[PreparedModel],
+    sidecars: Sequence[PreparedSidecar],
+    options: Options,
+    build_writer: Callable[..., BatchWriter],
+) -> Report:
+    """Write a set; an error that belongs to no single model is that of the first."""
+    try:
+        return _write_results(models, sidecars, options, build_writer)
+    except KvRenameError as error:
+        written = Report(_list_reports(models), _list_sidecar_reports(sidecars))
+        if isinstance(error, FlushError):
+            written = _report_written(models, sidecars)
+        first = written.models[0]._replace(error=error, status="failed")
+        return written._replace(models=(first, *written.models[1:]))
 
 
 def _prepare_sidecars(
@@ -270,6 +353,11 @@ def _write_results(
     except PlaceError as failure:
         reports = tuple(_build_failure_reports(models, failure))
         return Report(reports, _list_sidecar_reports(sidecars))
+    return _report_written(models, sidecars)
+
+
+def _report_written(models: Sequence[PreparedModel], sidecars: Sequence[PreparedSidecar]) -> Report:
+    """Return the report on files that are all in place."""
     return Report(
         tuple(model.report._replace(status=_resolve_status(model)) for model in models),
         tuple(_resolve_sidecar_report(sidecar.report) for sidecar in sidecars),
@@ -284,8 +372,17 @@ def _list_reports(models: Sequence[PreparedModel]) -> tuple[ModelReport, ...]:
     return tuple(model.report for model in models)
 
 
-def _list_sidecar_reports(sidecars: Sequence[PreparedSidecar]) -> tuple[SidecarReport, ...]:
-    return tuple(sidecar.report for sidecar in sidecars)
+def _list_sidecar_reports(
+    sidecars: Sequence[PreparedSidecar],
+    models: Sequence[PreparedModel] = (),
+    sets: Sequence[Sequence[int]] = (),
+) -> tuple[SidecarReport, ...]:
+    """Return the reports on sidecars; one that stays with its set counts as failed."""
+    stays = {index for indexes in sets if _has_failed(models, indexes) for index in indexes}
+    return tuple(
+        item.report._replace(status="failed") if item.model_index in stays else item.report
+        for item in sidecars
+    )
 
 
 def _resolve_status(model: PreparedModel) -> Status:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.findings import find_similar
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.results import RenameJob
+from onnxkvrename.rules.results import ModelReport, RenameJob
 from onnxkvrename.storage.read import (
     is_directory,
     is_link,
@@ -115,6 +115,33 @@ def find_jobs(
                 hint="to rename in place, omit -o and -d",
             )
     return jobs
+
+
+def split_paths(
+    paths: Sequence[Path], *, keeps_layout: bool
+) -> tuple[tuple[Path, ...], tuple[ModelReport, ...]]:
+    """Return the paths that lead to models, and a report on each of the others.
+
+    Args:
+        paths: The paths of a command line.
+        keeps_layout: Whether the places of results depend on all paths together, so that none
+            may be left out.
+
+    Raises:
+        ModelError: No path leads to a model, or one does not that may not be left out.
+    """
+    usable, lost, errors = list[Path](), list[ModelReport](), list[ModelError]()
+    for path in paths:
+        try:
+            find_jobs([path])
+        except ModelError as error:
+            errors.append(error)
+            lost.append(ModelReport(str(path), str(path), "failed", error=error))
+        else:
+            usable.append(path)
+    if errors and (keeps_layout or not usable):
+        raise errors[0]
+    return tuple(usable), tuple(lost)
 
 
 def build_job(model: Path, output: Path | None = None, root: Path | None = None) -> RenameJob:

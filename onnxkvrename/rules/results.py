@@ -83,6 +83,7 @@ class Options(NamedTuple):
         full_transfer: Whether that consumer transfers all of each buffer.
         read_files: Further files that the command reads, such as rules; no result may
             replace them.
+        keep_going: Whether sets without an error are renamed though another one has one.
     """
 
     write: bool = True
@@ -95,6 +96,7 @@ class Options(NamedTuple):
     consumer: str | None = None
     full_transfer: bool = False
     read_files: tuple[Path, ...] = ()
+    keep_going: bool = False
 
 
 class ModelReport(NamedTuple):

@@ -54,7 +54,8 @@ def fold_findings(
     """Yield findings in their order; one that several files share comes once, for all of them.
 
     Files share a finding if its code, severity, message and hint are the same but for paths,
-    numbers in names, and layers. Those that only one file has are never folded.
+    numbers in names, and layers. Where their texts differ in these, at least four have to share
+    it: each line of a few says something of its own. What one file has is never folded.
 
     Args:
         items: Findings, each after the path of its file.
@@ -74,15 +75,21 @@ def fold_findings(
     folded = {}
     for key, group in groups.items():
         sharing = tuple(dict.fromkeys(path for path, _ in group))
-        if len(sharing) > 1:
-            is_same = len({finding for _, finding in group}) == 1
-            folded[key] = FoldedFinding(sharing, group[0][1], is_same)
+        texts = {_clear_own_name(path, finding) for path, finding in group}
+        if len(sharing) > (1 if len(texts) == 1 else _MAX_SHOWN_FINDINGS):
+            folded[key] = FoldedFinding(sharing, _clear_own_name(*group[0]), len(texts) == 1)
     shared = frozenset(folded)
     for key, (path, finding) in zip(keys, items, strict=True):
         if key not in shared:
             yield FoldedFinding((path,), finding)
         elif key in folded:
             yield folded.pop(key)
+
+
+def _clear_own_name(path: str, finding: Finding) -> Finding:
+    """Return a finding about the file itself without the file's name."""
+    is_own = finding.name in (path, os.path.basename(path))
+    return finding._replace(name="") if is_own else finding
 
 
 class _FrameFinder:

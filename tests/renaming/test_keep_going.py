@@ -1,0 +1,169 @@
+"""``--keep-going``: the sets without an error are renamed, the others stay as they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import genai_folders
+import models
+import onnx
+import pytest
+from models import saved
+from window_sets import build_window, write_windows
+
+from onnxkvrename import rename, rename_all
+from onnxkvrename.rules.change_sets import group_models
+from onnxkvrename.rules.load import load_rules
+
+V = ("--prefix", "VLLM", "-k")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three sets of windows; the second lacks a layer, and one of the third is no model."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b", "c"):
+        write_windows(Path(name), 3)
+    Path("b/layer_1_2/Tiny_layer_tmp_1_2.onnx").unlink()
+    Path("c/layer_1_2/Tiny_layer_tmp_1_2.onnx").write_bytes(b"no model")
+    return tmp_path
+
+
+def read_tokens(path: Path) -> set[bool]:
+    """Return whether models have the token."""
+    return {b"_VLLM" in model.read_bytes() for model in Path(path).rglob("*.onnx")}
+
+
+def test_good_sets_are_renamed_and_bad_ones_stay_whole(here: Path, run, snapshot) -> None:
+    before = snapshot(here)
+    assert run(".", "--prefix", "VLLM").code == 2
+    assert snapshot(here) == before
+    outcome = run(".", *V)
+    assert outcome.code == 2  # c has a file that cannot be read
+    assert [read_tokens(Path(name)) for name in "abc"] == [{True}, {False}, {False}]
+    assert "error KV302" in outcome.err
+    assert "error: c/layer_1_2/Tiny_layer_tmp_1_2.onnx: " in outcome.err
+    assert outcome.err.splitlines()[-1] == (
+        "8 models: 3 renamed, 0 unchanged, 2 failed, 3 left alone: another model of its set "
+        "failed; 14 KV buffers"
+    )
+    assert not list(here.rglob(".onnxkvrename*"))
+
+
+def test_a_finding_alone_exits_with_1_and_the_same_command_does_the_rest(here: Path, run) -> None:
+    assert run("a", "b", *V).code == 1
+    assert run("a", "b", *V, "--check").code == 1
+    saved(build_window(1, 2), Path("b/layer_1_2/Tiny_layer_tmp_1_2.onnx"))
+    assert run("a", "b", *V).code == 0
+    assert read_tokens(Path("b")) == {True}
+    assert run("a", "b", *V, "--check").code == 0
+
+
+def test_a_dry_run_says_what_would_be_done(here: Path, run, snapshot) -> None:
+    before = snapshot(here)
+    outcome = run(".", *V, "-n")
+    assert outcome.err.splitlines()[-1].startswith(
+        "8 models: 3 would change, 0 unchanged, 2 failed"
+    )
+    assert "3 would be left alone: another model of its set fails" in outcome.err
+    assert snapshot(here) == before
+
+
+def test_results_elsewhere_have_the_good_sets_only(here: Path, run, snapshot) -> None:
+    before = snapshot(here)
+    assert run("a", "b", "c", *V, "-d", "new").code == 2
+    assert read_tokens(Path("new/a")) == {True}
+    assert not Path("new/b").exists()
+    assert {path: data for path, data in snapshot(here).items() if "new" not in str(path)} == before
+
+
+@pytest.mark.parametrize("workers", [("--jobs", "2"), ("--jobs", "1")])
+def test_processes_make_no_difference(workers: tuple[str, ...], here: Path, run) -> None:
+    assert run(".", *V, *workers).code == 2
+    assert [read_tokens(Path(name)) for name in "abc"] == [{True}, {False}, {False}]
+
+
+def test_a_path_without_a_model_does_not_stop_the_others(here: Path, run) -> None:
+    outcome = run("lost.onnx", "a", *V)
+    assert (outcome.code, "error: lost.onnx: no such file" in outcome.err) == (2, True)
+    assert read_tokens(Path("a")) == {True}
+    assert run("lost.onnx", *V).code == 2
+    outcome = run("lost.onnx", "a", *V, "-d", "new")  # the layout depends on all paths
+    assert (outcome.code, Path("new").exists()) == (2, False)
+
+
+def test_windows_stay_a_set_though_nothing_checks_them(here: Path, run) -> None:
+    assert run("c", *V, "--no-set").code == 2
+    assert read_tokens(Path("c")) == {False}
+
+
+def test_models_of_one_sidecar_change_together(here: Path, run) -> None:
+    folder = genai_folders.build_folder(here / "genai", model=models.decoder())
+    saved(models.decoder(), folder / "other.onnx")
+    (folder / "other.onnx").write_bytes(b"no model")
+    (here / "alone").mkdir()
+    saved(models.decoder(), here / "alone" / "m.onnx")
+    assert run(folder, "alone", *V).code == 2
+    assert read_tokens(here / "alone") == {True}
+    assert read_tokens(folder) == {False}
+
+
+def test_a_set_that_cannot_be_written_does_not_stop_the_next(here: Path, run) -> None:
+    link = Path("a/layer_0_1/Tiny_layer_tmp_0_1.onnx")
+    link.rename("real.onnx")
+    link.symlink_to(here / "real.onnx")  # refused without --force
+    write_windows(Path("d"), 2)
+    assert run("a", "d", *V).code == 2
+    assert [read_tokens(Path(name)) for name in "ad"] == [{False}, {True}]
+
+
+def test_two_results_in_one_place_are_not_both_written(here: Path, run) -> None:
+    saved(models.decoder(), here / "m.onnx")
+    saved(models.decoder(), here / "n.onnx")
+    (here / "out").mkdir()
+    (here / "out" / "n.onnx").symlink_to("m.onnx")
+    outcome = run("m.onnx", "n.onnx", *V, "-d", "out", "--force")
+    assert outcome.code == 2
+    assert not list(here.rglob(".onnxkvrename*"))
+
+
+def test_json_says_what_became_of_each(here: Path, run) -> None:
+    document = json.loads(run(".", *V, "--format", "json").out)
+    assert document["summary"] == {"renamed": 3, "unchanged": 0, "would-rename": 3, "failed": 2}
+    assert document["exit_code"] == 2
+
+
+def test_an_export_cache_is_planned_as_a_whole(here: Path, run) -> None:
+    outcome = run("a", *V, "--seed-cache")
+    assert (outcome.code, "--keep-going and --seed-cache cannot both be" in outcome.err) == (
+        2,
+        True,
+    )
+
+
+def test_python_does_the_same(here: Path) -> None:
+    report = rename_all(["a", "b"], "VLLM", keep_going=True)
+    assert report.failed
+    assert [read_tokens(Path(name)) for name in "ab"] == [{True}, {False}]
+    assert report.sets == ((0, 1, 2), (3, 4))
+
+
+def test_models_that_share_external_data_are_one_set(tmp_path: Path) -> None:
+    from onnxkvrename.rules.kv_model import read_kv_model
+
+    paths = []
+    for name in ("m", "n", "o"):
+        model = models.decoder()
+        weights = onnx.TensorProto(name="w", dims=[999], data_type=onnx.TensorProto.UINT8)
+        weights.raw_data = bytes(999)
+        model.graph.initializer.append(weights)
+        path = tmp_path / f"{name}.onnx"
+        location = "o.data" if name == "o" else "shared.data"
+        (tmp_path / location).unlink(missing_ok=True)
+        onnx.save(model, path, save_as_external_data=True, location=location, size_threshold=0)
+        paths.append(path)
+    rules = load_rules()
+    read = [read_kv_model(path, rules) for path in paths]
+    assert group_models(paths, read, rules) == ((0, 1), (2,))
+    assert rename(paths[2], "VLLM").status == "renamed"
