@@ -128,18 +128,10 @@ def rename_all(
         models: Paths of models, and of directories: then every ``.onnx`` file below.
         token: As for `rename`.
         directory: Where the results go, laid out like the models; by default in place.
-        strip: As for `rename`.
-        replace: As for `rename`.
-        normalize: As for `rename`.
-        rules: As for `rename`.
-        to: As for `rename`.
-        verify: As for `rename`.
-        consumer: As for `rename`.
+        strip, replace, normalize: As for `rename`.
+        rules, to, verify, consumer: As for `rename`.
         group_windows: Check the windows of one model against each other.
-        strict: As for `rename`.
-        force: As for `rename`.
-        sidecars: As for `rename`.
-        dry_run: As for `rename`.
+        strict, force, sidecars, dry_run: As for `rename`.
         keep_going: Rename the sets without an error though others have one.
         executor: Reads and writes, such as a ``ProcessPoolExecutor`` or Dask's; results are
             put in place by this process.
@@ -153,6 +145,7 @@ def rename_all(
         WriteError: Two results have one path, or a result would replace another model.
         KvRenameError: The consumer does not exist.
         TypeError: An argument has the wrong type.
+
     Examples:
         >>> report = onnxkvrename.rename_all("windows", "VLLM", directory="renamed")
         >>> [model.status for model in report.models]
