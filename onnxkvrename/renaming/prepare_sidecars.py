@@ -61,7 +61,7 @@ class Sidecar(NamedTuple):
     is_binding: bool = False
 
     def find_models(self, jobs: Sequence[RenameJob]) -> list[int]:
-        """Return the indexes of the models that it may speak of: all, if none is near it."""
+        """Return the indexes of the models that it may refer to: all, if none is near it."""
         directory = resolve_path(self.directory or self.path.parent)
         folders = [resolve_path(job.model.parent) for job in jobs]
         beside = [index for index, folder in enumerate(folders) if folder == directory]

@@ -29,10 +29,10 @@ def group_models(
         paths: The models of a run.
         models: What was read of them; ``None`` for one that cannot be read.
         rules: The rules that tell the parts of sets.
-        linked: Further models that belong together, such as those that one sidecar speaks of.
+        linked: Further models that belong together, such as those that one sidecar refers to.
 
     Raises:
-        ModelError: It cannot be told where a path leads.
+        ModelError: It cannot be determined where a path leads.
     """
     leaders = list(range(len(paths)))
 

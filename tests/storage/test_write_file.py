@@ -23,7 +23,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_all_files_are_written_or_none(here: Path) -> None:
     Path("two").write_bytes(b"mine")
-    with pytest.raises(WriteError, match=r"two: already exists \(--force replaces it\)"):
+    with pytest.raises(WriteError, match=r"two: already exists \(`--force` replaces it\)"):
         write_files({Path("one"): b"1", Path("two"): b"2"}, force=False)
     assert os.listdir(here) == ["two"]
     write_files({Path("one"): b"1", Path("two"): b"2"}, force=True)

@@ -59,7 +59,7 @@ def fold_findings(
 
     Args:
         items: Findings, each after the path of its file.
-        paths: All files that a message may speak of.
+        paths: All files that a message may refer to.
     """
     if len({path for path, _ in items}) < 2:
         yield from (FoldedFinding((path,), finding) for path, finding in items)
