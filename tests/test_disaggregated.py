@@ -19,6 +19,7 @@ from typing import NamedTuple
 import ci_machine
 import failing_workers
 import numpy as np
+import onnx
 import pytest
 from ci_machine import ROOT
 from disaggregated_example import (
@@ -414,7 +415,7 @@ def test_a_story_that_nobody_hears_out_ends_with_one_line(shared: None) -> None:
     assert story.stderr is not None
     story.stdout.close()
     with story.stderr:
-        assert story.stderr.read() == "serve.py: not finished: Broken pipe\n"
+        assert story.stderr.read() == "serve.py: stopped: Broken pipe\n"
     assert story.wait(60) == 2
 
 
@@ -444,25 +445,44 @@ def test_a_file_that_is_no_model_is_refused_in_one_line(
     assert said.startswith(f"serve.py: {text} cannot be served: ")
 
 
+def test_an_export_that_gathers_beyond_its_cache_is_refused_in_one_line(
+    models: Path, tmp_path: Path
+) -> None:
+    """As QEfficient's exports do for positions that are not there; a device gives zeros."""
+    model = onnx.load(models / "decoder.onnx")
+    beyond = onnx.numpy_helper.from_array(np.array([[2**31 - 1]]), "beyond")
+    cache = onnx.numpy_helper.from_array(np.zeros(2, np.float32), "cache")
+    model.graph.initializer.extend([beyond, cache])
+    model.graph.node.append(onnx.helper.make_node("GatherND", ["cache", "beyond"], ["gathered"]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("gathered", 1, [1]))
+    path = tmp_path / "qefficient.onnx"
+    onnx.save(model, path)
+    code, said = served(path)
+    assert (code, said.count("\n")) == (2, 1)
+    assert "onnxruntime cannot run this export: its CtxGather reads index 2147483647" in said
+
+
 def test_a_model_with_a_dimension_of_unknown_size_is_refused(models: Path) -> None:
-    with pytest.raises(ValueError, match=r"^no size is known of batch_size, ctx_len$"):
+    with pytest.raises(
+        ValueError, match=r"^no size for batch_size, ctx_len: pass --dim SYMBOL=SIZE$"
+    ):
         Device(str(models / "decoder.onnx"), {"sliding_window": 8})
 
 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--prompt-length=0"], "'0' is not a number from 1 on"),
-        (["--prompt-length=many"], "'many' is not a number from 1 on"),
-        (["--dim=ctx_len"], "'ctx_len' is not a number from 1 on"),
-        (["--dim=ctx_len=0"], "'0' is not a number from 1 on"),
+        (["--prompt-length=0"], "'0' is not a number of at least 1"),
+        (["--prompt-length=many"], "'many' is not a number of at least 1"),
+        (["--dim=ctx_len"], "'ctx_len' is not a number of at least 1"),
+        (["--dim=ctx_len=0"], "'0' is not a number of at least 1"),
         (
             ["--dim=foo=1"],
-            "--dim foo: no buffer has this dimension; there are: batch_size, ctx_len",
+            "--dim foo: no buffer has this dimension; they have batch_size, ctx_len",
         ),
         (["--dim=sliding_window=8"], "--dim sliding_window: no buffer has this dimension"),
-        (["--prompt-length=40", "--dim=ctx_len=28"], "do not fit in the context (ctx_len=28)"),
-        (["--prompt-length=17", "--dim=ctx_len=28"], "do not fit in the context (ctx_len=28)"),
+        (["--prompt-length=40", "--dim=ctx_len=28"], "do not fit into the context (ctx_len=28)"),
+        (["--prompt-length=17", "--dim=ctx_len=28"], "do not fit into the context (ctx_len=28)"),
     ],
 )
 def test_what_makes_no_sense_is_refused(models: Path, words: list[str], reason: str) -> None:
@@ -486,7 +506,7 @@ def test_what_just_makes_sense_is_done(models: Path, pair: list[str], words: lis
 def test_options_without_a_model_are_refused() -> None:
     code, said = served("--prompt-length", "8")
     assert code == 2
-    assert said.endswith("error: options are for a model; the story has its own\n")
+    assert said.endswith("error: options require a model: serve.py PREFILL [DECODE]\n")
 
 
 # The example is a witness of its own, and the page tells what it does.

@@ -1,4 +1,4 @@
-"""The decode worker: takes its buffers out of shared memory, and generates from there."""
+"""The decode worker: reads its buffers from shared memory and generates tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workers import Questions
 
 
 def work(questions: Questions, path: str, sizes: dict[str, int], whole: bool, count: int) -> None:
-    """Answer hand-offs with ``count`` tokens each, until nobody asks any more."""
+    """Answer each hand-off with ``count`` tokens, until there are no more."""
     device = Device(path, sizes)
     for handed in questions:
         given = take(device, handed, whole)
@@ -21,7 +21,7 @@ def work(questions: Questions, path: str, sizes: dict[str, int], whole: bool, co
 
 
 def take(device: Device, handed: HandOff, whole: bool) -> list[Slot]:
-    """Fill empty buffers from the memory, and give the memory back."""
+    """Fill empty buffers from the memory, and free the memory."""
     device.reset()
     given = slots(device.buffers, handed.prompt_length, whole)
     memory = SharedMemory(handed.memory)

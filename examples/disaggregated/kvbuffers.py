@@ -1,7 +1,7 @@
 """KV buffers that a worker hands over: their selection, order and offsets.
 
 The rules are those of vllm-qaic at 10d331f (model_loader/qaic_session_np.py and qaic_connector.py),
-in a few lines of our own. Each worker applies them to its own graph: no names and no shapes travel.
+in a few lines of its own. Each worker applies them to its own graph: no names and no shapes travel.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ class Slot(NamedTuple):
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size in bytes."""
         return self.dtype.itemsize * math.prod(self.shape)
 
     def view(self, memory: memoryview) -> np.ndarray:
-        """The slot as an array, without a copy."""
+        """Return the slot as an array, without a copy."""
         return np.ndarray(self.shape, self.dtype, buffer=memory, offset=self.offset)
 
     def part_of(self, buffer: np.ndarray) -> np.ndarray:
-        """The part of a graph's buffer that is handed over, without a copy."""
+        """Return the part of a graph's buffer that is handed over, without a copy."""
         return buffer[tuple(slice(size) for size in self.shape)]
 
 
 def selected(names: Iterable[str]) -> list[str]:
-    """The names with the pattern in them, by layer, then by name."""
+    """Return the names with the pattern in them, sorted by layer, then by name."""
     return sorted((name for name in names if PATTERN in name), key=_layer_and_name)
 
 
 def slots(inputs: Mapping[str, np.ndarray], tokens: int, whole: bool) -> list[Slot]:
-    """The slots of a prompt of so many tokens; ``inputs`` are the buffers that go into the graph.
+    """Return the slots for a prompt of this length; ``inputs`` are the graph's input buffers.
 
-    With ``whole``, buffers go in full, as with VLLM_QAIC_USE_FULL_KV_TRANSFER=1.
+    With ``whole``, all of each buffer is moved, as with VLLM_QAIC_USE_FULL_KV_TRANSFER=1.
     """
     found: list[Slot] = []
     offset = 0
@@ -58,7 +58,7 @@ def slots(inputs: Mapping[str, np.ndarray], tokens: int, whole: bool) -> list[Sl
 
 
 def total(given: Iterable[Slot]) -> int:
-    """Bytes of all slots."""
+    """Return the bytes of all slots."""
     return sum(slot.size for slot in given)
 
 
@@ -67,7 +67,7 @@ def _layer_and_name(name: str) -> tuple[int, str]:
 
 
 def _moved(shape: tuple[int, ...], tokens: int, whole: bool) -> tuple[int, ...]:
-    """One sequence; of rank 4 only the prompt's part of axis 2, whatever that axis is."""
+    """Return one sequence's shape; of rank 4 only the prompt's part of axis 2, whatever it is."""
     if whole or len(shape) <= 3:
         return (1, *shape[1:])
     return (1, shape[1], min(tokens, shape[2]), *shape[3:])

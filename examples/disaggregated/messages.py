@@ -17,7 +17,7 @@ class Prompt(NamedTuple):
 
 
 class HandOff(NamedTuple):
-    """From prefill to decode: all that travels beside the shared memory itself."""
+    """From prefill to decode: all that travels besides the shared memory itself."""
 
     memory: str
     prompt_length: int
@@ -25,7 +25,7 @@ class HandOff(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A worker's result, and for those who watch: its slots, and the names of all its buffers."""
+    """A worker's result; for the output also its slots and the names of all its buffers."""
 
     result: Any
     slots: list[Slot]

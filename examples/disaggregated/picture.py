@@ -1,7 +1,7 @@
-"""Draw docs/disaggregated.svg: what is handed over, and what a mismatch does to it.
+"""Draw docs/disaggregated.svg: a hand-off, and one that a mismatch corrupts.
 
     python picture.py           write it
-    python picture.py --check   exit 1 if what lies there differs
+    python picture.py --check   exit 1 if the file differs
 
 Names, shapes and offsets come from the models and from kvbuffers.py.
 """
@@ -24,7 +24,7 @@ MODELS = ROOT / "fixtures" / "plain" / "serving"
 PICTURE = ROOT / "docs" / "disaggregated.svg"
 TOKENS = SIZES["sliding_window"] + 1
 WIDTH, HEIGHT = 1000, 706
-PAINT = {  # what is painted: on a light page, on a dark one
+PAINT = {  # class: property, color on a light page, color on a dark one
     "text": ("fill", "#1f2328", "#e6edf3"),
     ".soft": ("fill", "#59636e", "#9198a1"),
     ".page": ("fill", "#ffffff", "#0d1117"),
@@ -79,7 +79,7 @@ def _handed_over() -> Iterator[str]:
         yield _box(left, 84, 280, 318, "box edge")
         yield _text(left + 16, 108, title, "title")
     yield _text(292, 108, "runs the prompt", "soft end")
-    yield _text(956, 108, "goes on, token by token", "soft end")
+    yield _text(956, 108, "generates token by token", "soft end")
     yield _text(500, 108, "shared memory", "title mid")
     yield _text(500, 126, f"{total(given):,} bytes", "soft mid")
     for row, slot in enumerate(given):
@@ -93,7 +93,7 @@ def _handed_over() -> Iterator[str]:
     yield _text(500, 306, "beside it: the memory's name,", "mid")
     yield _text(500, 324, "the prompt's length, the first token", "mid")
     yield _text(500, 362, "no names, no shapes;", "soft mid")
-    yield _text(500, 380, "what vision needs stays", "soft mid")
+    yield _text(500, 380, "vision features stay", "soft mid")
 
 
 def _row(slot: Slot, top: float, place: float) -> Iterator[str]:
@@ -117,7 +117,7 @@ def _mismatch() -> Iterator[str]:
     size = total(written)
     yield _text(28, 446, "Prefill keeps the whole context where decode keeps its window", "head")
     note = f"A window of {TOKENS - 1}: a prompt of up to {TOKENS - 1} tokens divides the memory"
-    note += f" alike on both sides. One of {TOKENS} does not, and nobody is told."
+    note += f" in the same way on both sides. One of {TOKENS} does not, and nothing detects it."
     yield _text(28, 468, note, "soft")
     yield from _divided("prefill writes", 492, size, written, written)
     yield from _divided("decode reads", 600, size, read, written)
@@ -127,7 +127,7 @@ def _mismatch() -> Iterator[str]:
         yield f'<path class="cross" d="M{start:.1f} 538L{end:.1f} 598"/>'
     first = moved[0][0]
     note = f"wrong from past_key.1 on: {first.shape[2]} positions of each head are read where"
-    note += f" {TOKENS} were written, and every buffer behind has moved"
+    note += f" {TOKENS} were written, and all later buffers are shifted"
     yield _text(_along(size, size), 672, note, "bad end")
 
 

@@ -1,4 +1,4 @@
-"""The prefill worker: runs a prompt, and puts the buffers that are selected into shared memory."""
+"""The prefill worker: runs a prompt and writes the selected buffers to shared memory."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from workers import Questions
 
 
 def work(questions: Questions, path: str, sizes: dict[str, int], whole: bool) -> None:
-    """Answer prompts until nobody asks any more."""
+    """Answer prompts until there are no more."""
     device = Device(path, sizes)
     for prompt in questions:
         questions.answer(prefill(device, prompt, whole))
 
 
 def prefill(device: Device, prompt: Prompt, whole: bool) -> Answer:
-    """Run a prompt in one piece; what the decode worker is to get, and what lies in the memory."""
+    """Run a prompt at once; return the message for decode, and what is in the memory."""
     device.reset()
     device.buffers.update(prompt.features)
     given = slots(device.buffers, len(prompt.tokens), whole)
     first = device.run(prompt.tokens, 0)
-    # Inputs say where bytes go, outputs are what goes there: paired by their place in the order.
+    # Inputs give the places, outputs the bytes: paired by their position in the order.
     outputs = [name for name in selected(device.outputs) if name.endswith(RETAINED)]
     names = selected(name.removesuffix(RETAINED) for name in outputs)
-    # A memory of no bytes cannot be made: where nothing is selected, one byte carries nothing.
+    # A memory cannot have 0 bytes: if nothing is selected, it has one unused byte.
     memory = SharedMemory(prompt.memory, create=True, size=max(total(given), 1))
     for slot, name in zip(given, names, strict=True):
         np.copyto(slot.view(memory.buf), slot.part_of(device.buffers[name]))

@@ -1,9 +1,9 @@
 """Disaggregated serving in small: prefill in one process, decode in another.
 
-    python serve.py                     the whole story; exit code 0 if all of it holds
+    python serve.py                     run all parts; exit code 0 if each ends as predicted
     python serve.py PREFILL [DECODE]    one hand-off; exit code 0 if the tokens are right
 
-Needs onnxkvrename and its extra [run]. What is done stands in serving.py.
+Requires onnxkvrename with its extra [run]. serving.py has the steps.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from command import Serve, Tell, build_parser, run_example
 
 
 def main() -> int:
-    """Tell the story, or do one hand-off; the exit code."""
-    parser = build_parser("A prefill and a decode worker, and a hand-off through shared memory.")
-    parser.add_argument("--full-transfer", action="store_true", help="buffers in full")
+    """Run all parts, or do one hand-off; return the exit code."""
+    parser = build_parser("Hand KV buffers over from prefill to decode through shared memory.")
+    parser.add_argument("--full-transfer", action="store_true", help="move all of each buffer")
     return run_example(parser, _load, install="pip install '.[run]'")
 
 

@@ -1,4 +1,4 @@
-"""One hand-off after the other: starts both workers, and compares with the undivided model."""
+"""Start both workers, hand over one prompt after the other, and compare with one session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workers import Worker
 
 
 class Setting(NamedTuple):
-    """Two models, and how they are used."""
+    """Two models, and their settings."""
 
     prefill: Path
     decode: Path
@@ -53,7 +53,7 @@ def serve(setting: Setting, lengths: Sequence[int]) -> list[Served]:
         ):
             undivided = Device(str(setting.decode), sizes)
             return [_served(first, second, undivided, memory, length) for length in lengths]
-    finally:  # no worker is left who could take it once more
+    finally:  # no worker is left that could use it
         release(memory)
 
 
@@ -66,7 +66,7 @@ def _served(first: Worker, second: Worker, undivided: Device, memory: str, lengt
 
 
 def serve_models(args: argparse.Namespace, sizes: dict[str, int]) -> int:
-    """Hand over once between the models that the arguments name; the exit code."""
+    """Hand over once between the models in the arguments; return the exit code."""
     setting = Setting(args.prefill, args.decode, sizes, args.full_transfer)
     (served,) = serve(setting, [args.prompt_length])
     say(served)
@@ -74,7 +74,7 @@ def serve_models(args: argparse.Namespace, sizes: dict[str, int]) -> int:
 
 
 def release(name: str) -> None:
-    """Give a shared memory back that a worker may have left behind."""
+    """Free a shared memory that a worker may have left."""
     try:
         memory = SharedMemory(name)
     except FileNotFoundError:
@@ -86,16 +86,22 @@ def release(name: str) -> None:
 def say(served: Served) -> None:
     """Print what was handed over, and the tokens on both sides."""
     sent, taken = served.sent, served.taken
-    lines = [f"a prompt of {len(served.prompt)} tokens: {len(sent.slots)} buffers are selected"]
+    lines = [
+        f"a prompt of {_count(served.prompt, 'token')}: {_count(sent.slots, 'buffer')} selected"
+    ]
     lines += _table(sent.slots)
     stays = [name for name in sent.buffers if name not in {slot.name for slot in sent.slots}]
     if stays:
-        lines.append(f"  stays behind: {', '.join(stays)}")
-    lines.append(f"  handed over: {total(sent.slots):,} bytes and three words: {_words(sent)}")
+        lines.append(f"  stays on prefill: {', '.join(stays)}")
+    lines.append(f"  handed over: {total(sent.slots):,} bytes, and {_words(sent)}")
     if _layout(sent.slots) != _layout(taken.slots):
-        lines += ["  decode takes them for", *_table(taken.slots)]
+        lines += ["  decode reads them as", *_table(taken.slots)]
     lines += format_tokens(served.tokens, served.undivided)
     print("\n".join(lines), flush=True)
+
+
+def _count(values: Sequence[object], noun: str) -> str:
+    return f"{len(values)} {noun if len(values) == 1 else noun + 's'}"
 
 
 def _words(sent: Answer) -> str:

@@ -1,4 +1,4 @@
-"""The story that serve.py tells: what is handed over, what stays, and what goes wrong when."""
+"""The parts of serve.py: what is handed over, what stays, and which prompts go wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FULL = "--full-transfer"
 
 
 def tell() -> int:
-    """Run every part, each with an expectation; the exit code."""
+    """Run every part and check its result; return the exit code."""
     return storytelling.tell([_attention, _vision, _hybrid, _nothing_selected, _mismatch])
 
 
@@ -36,11 +36,11 @@ def _hybrid() -> None:
     refused = run(f"{PLAIN / HYBRID}.onnx --target vllm-qaic -q -o $MODELS/{HYBRID}.onnx")
     error, *_ = [line for line in refused.stderr.splitlines() if "error KV605" in line] or [""]
     if refused.returncode != 1 or not error:
-        raise BrokenStory("the state that would be cut was not refused (KV605)")
+        raise BrokenStory("the state that would lose a part was not refused (KV605)")
     print(textwrap.fill(error, 98, initial_indent="  ", subsequent_indent="  "))
     hybrid = rename(HYBRID, FULL)
     expect(True, _serve(hybrid, 9, whole=True))
-    print("\nand what was refused, done all the same:")
+    print("\nThe refused hand-off, done anyway:")
     expect(False, _serve(hybrid, 3))
 
 
@@ -50,7 +50,7 @@ def _nothing_selected() -> None:
 
 
 def _mismatch() -> None:
-    """Each of the models is right by itself, and so is a short prompt."""
+    """Each model alone gives the right tokens, and so does a short prompt."""
     say_title("Prefill keeps the whole context where decode keeps its window of 8")
     whole, window = rename("window_whole"), rename("window")
     wrong = storytelling.compare("window_whole", "window")

@@ -1,9 +1,9 @@
-"""The command line that the examples have in common, and how they end.
+"""The command line that the examples share, and their exit codes.
 
-    python serve.py                     the whole story; exit code 0 if all of it holds
+    python serve.py                     run all parts; exit code 0 if each ends as predicted
     python serve.py PREFILL [DECODE]    one hand-off; exit code 0 if the tokens are right, else 1
 
-What cannot be done ends with one line and exit code 2.
+A run that is not possible ends with one line and exit code 2.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from workers import WorkerError
 
 CONTEXT = "ctx_len"
-"""The symbolic dimension that all tokens of a sequence must fit in."""
+"""The symbolic dimension that limits the tokens of a sequence."""
 
 Tell = Callable[[], int]
 Serve = Callable[[argparse.Namespace, dict[str, int]], int]
@@ -31,8 +31,8 @@ class Refused(Exception):
 def build_parser(description: str) -> argparse.ArgumentParser:
     """Return a parser of the arguments that all examples take."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("prefill", nargs="?", type=Path, help="a model; none: the whole story")
-    parser.add_argument("decode", nargs="?", type=Path, help="another model for decode")
+    parser.add_argument("prefill", nargs="?", type=Path, help="a model; without one, run all parts")
+    parser.add_argument("decode", nargs="?", type=Path, help="a different model for decode")
     parser.add_argument(
         "--dim", action="append", default=[], type=_parse_dim, metavar="SYMBOL=SIZE"
     )
@@ -43,14 +43,14 @@ def build_parser(description: str) -> argparse.ArgumentParser:
 def run_example(
     parser: argparse.ArgumentParser, load: Callable[[], tuple[Tell, Serve]], install: str
 ) -> int:
-    """Tell the story, or serve the models that the arguments name; return the exit code.
+    """Run all parts, or serve the models in the arguments; return the exit code.
 
-    ``load`` imports what needs other packages, and returns the function for each of the two.
-    ``install`` is the command that installs these packages. The second function is called with
-    the arguments and the sizes of all symbolic dimensions.
+    ``load`` imports the modules that need other packages, and returns the function for each of
+    the two. ``install`` is the command that installs these packages. The second function is
+    called with the arguments and the sizes of all symbolic dimensions.
     """
     args = _parse(parser)
-    # Until there is something to tidy up: imports of C code make an error of their own of Ctrl-C.
+    # Until there is something to clean up: imports of C code turn Ctrl-C into their own error.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         tell, serve = load()
@@ -64,26 +64,26 @@ def run_example(
     except (Refused, WorkerError) as error:
         return _fail(str(error))
     except OSError as error:
-        # What nobody takes, as in `| head`, is not to be tried once more at the very end.
+        # Python would try at exit again to write what a closed pipe did not take, as in `| head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return _fail(f"not finished: {error.strerror or error}")
+        return _fail(f"stopped: {error.strerror or error}")
 
 
 def parse_count(text: str) -> int:
-    """Return a number from 1 on."""
+    """Return a number of at least 1."""
     try:
         number = int(text)
     except ValueError:
         number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
     return number
 
 
 def _parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     args = parser.parse_args()
     if args.prefill is None and args != parser.parse_args([]):
-        parser.error("options are for a model; the story has its own")
+        parser.error("options require a model: serve.py PREFILL [DECODE]")
     args.decode = args.decode or args.prefill
     for model in (args.prefill, args.decode):
         if model is not None and not model.is_file():
@@ -105,17 +105,17 @@ def _check_sizes(args: argparse.Namespace) -> dict[str, int]:
     for symbol, _ in args.dim:
         if symbol not in known:
             names = ", ".join(sorted(known)) or "none"
-            raise Refused(f"--dim {symbol}: no buffer has this dimension; there are: {names}")
+            raise Refused(f"--dim {symbol}: no buffer has this dimension; they have {names}")
     if CONTEXT in known and args.prompt_length + COUNT > sizes[CONTEXT]:
         raise Refused(
-            f"a prompt of {args.prompt_length} tokens and the {COUNT} to generate do not fit in "
-            f"the context ({CONTEXT}={sizes[CONTEXT]})"
+            f"a prompt of {args.prompt_length} tokens and {COUNT} generated tokens do not fit into "
+            f"the context ({CONTEXT}={sizes[CONTEXT]}); pass --dim {CONTEXT}=SIZE"
         )
     return sizes
 
 
 def _symbols(model: Path, sizes: dict[str, int]) -> set[str]:
-    """The symbolic dimensions of a model's buffers, if it can be loaded."""
+    """Return the symbolic dimensions of a model's buffers."""
     from device import Device
 
     try:
@@ -125,7 +125,7 @@ def _symbols(model: Path, sizes: dict[str, int]) -> set[str]:
 
 
 def _stop(number: int, frame: object) -> None:
-    """End on demand as in any other way: workers are stopped, memory is given back."""
+    """Exit on a signal as usual: stop the workers and free the memory."""
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     sys.exit(128 + number)

@@ -1,4 +1,4 @@
-"""A model at work: onnxruntime in the place of an accelerator that keeps the buffers."""
+"""Run a model: onnxruntime instead of an accelerator that keeps the buffers."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ import numpy as np
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # an example has nothing to report
 import onnxruntime
 
+_NO_POSITION = "2147483647"
+"""The index that exports for AIC gather for a position that is not there; a device gives zeros."""
 _DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
 
 
 class Device:
     """One graph, and the buffers that it retains: each ``X_RetainedState`` is the next ``X``.
 
-    ``sizes`` are those of the symbolic dimensions, as a specialization gives them.
+    ``sizes`` are those of the symbolic dimensions, as in a specialization.
     """
 
     def __init__(self, path: str, sizes: Mapping[str, int]) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
-        options.log_severity_level = 4  # what it raises says it
+        options.log_severity_level = 4  # its errors say it
         providers = ["CPUExecutionProvider"]
         self._session = onnxruntime.InferenceSession(path, options, providers=providers)
         self.outputs = [value.name for value in self._session.get_outputs()]
         retained = [value for value in self._session.get_inputs() if self._retained(value.name)]
         self.symbols = {d for value in retained for d in value.shape if isinstance(d, str)}
         if missing := ", ".join(sorted(self.symbols - sizes.keys())):
-            raise ValueError(f"no size is known of {missing}")
+            raise ValueError(f"no size for {missing}: pass --dim SYMBOL=SIZE")
         self._empty = {
             value.name: np.zeros([sizes.get(d, d) for d in value.shape], _DTYPES[value.type])
             for value in retained
@@ -42,22 +44,30 @@ class Device:
         self.buffers = {name: empty.copy() for name, empty in self._empty.items()}
 
     def run(self, tokens: list[int], start: int) -> int:
-        """Feed tokens, the first at position ``start``; the most likely next token."""
+        """Feed tokens, the first at position ``start``; return the most likely next token."""
         positions = range(start, start + len(tokens))
         feeds = {"input_ids": np.array([tokens]), "position_ids": np.array([positions])}
-        results = self._session.run(self.outputs, {**feeds, **self.buffers})
+        try:
+            results = self._session.run(self.outputs, {**feeds, **self.buffers})
+        except Exception as error:  # onnxruntime's own have nothing else in common
+            if _NO_POSITION in str(error):
+                raise ValueError(
+                    f"onnxruntime cannot run this export: its CtxGather reads index {_NO_POSITION},"
+                    " which only an AIC device accepts; fixtures/plain/serving has models that run"
+                ) from None
+            raise
         named = dict(zip(self.outputs, results, strict=True))
         self.buffers = {name: named[self._retained(name)] for name in self.buffers}
         return int(named["logits"][0, -1].argmax())
 
     def generate(self, first: int, start: int, count: int) -> list[int]:
-        """Go on from a token at position ``start``, one token at a time."""
+        """Generate tokens, one at a time, beginning with ``first`` at position ``start``."""
         tokens = [first]
         for position in range(start, start + count - 1):
             tokens.append(self.run([tokens[-1]], position))
         return tokens
 
     def _retained(self, name: str) -> str:
-        """The output that comes back as this input, or nothing."""
+        """Return the output that becomes this input in the next step; empty if there is none."""
         candidates = (f"{name}_RetainedState", f"{name}_output")
         return next((output for output in candidates if output in self.outputs), "")

@@ -1,4 +1,4 @@
-"""The parts of a story: a title, commands as a user calls them, and what is expected."""
+"""Run the parts of an example: a title, commands as a user types them, an expected result."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PLAIN = Path("fixtures", "plain", "serving")
 
 
 class BrokenStory(Exception):
-    """Something is not as the story has it."""
+    """A part did not end as predicted."""
 
 
 def tell(parts: Iterable[Callable[[], None]]) -> int:
-    """Run every part; the exit code. ``$MODELS`` is a directory that is gone afterwards."""
+    """Run every part; return the exit code. ``$MODELS`` is a temporary directory."""
     with tempfile.TemporaryDirectory() as models:
         os.environ["MODELS"] = models
         try:
@@ -57,12 +57,12 @@ def rename(model: str, *options: str) -> Path:
 
 
 def compare(first: str, second: str) -> int:
-    """Compare two models in ``$MODELS``; the shortest prompt that goes wrong."""
+    """Compare two models in ``$MODELS``; return the shortest prompt that goes wrong."""
     dims = " ".join(f"--dim {symbol}={SIZES[symbol]}" for symbol in ("ctx_len", "sliding_window"))
     command = f"compare $MODELS/{first}.onnx $MODELS/{second}.onnx {dims}"
     done = run(command)
     if done.returncode != 1:
-        raise BrokenStory(f"compare ended with {done.returncode}, and not with 1: {done.stderr}")
+        raise BrokenStory(f"compare exited with {done.returncode} instead of 1: {done.stderr}")
     print(textwrap.indent(done.stdout, "  "))
     said = json.loads(run(f"{command} --format json", shown=False).stdout)
     return int(said["verdict"]["first_wrong"])
@@ -76,6 +76,6 @@ def run(command: str, shown: bool = True) -> subprocess.CompletedProcess[str]:
 
 
 def expect(right: bool, outcome: bool) -> None:
-    """Hold an outcome against what is expected of it."""
+    """Raise an error if a result is not the expected one."""
     if outcome != right:
-        raise BrokenStory(f"expected {'the same' if right else 'other'} tokens")
+        raise BrokenStory(f"expected {'the same' if right else 'different'} tokens")

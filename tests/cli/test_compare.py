@@ -463,7 +463,7 @@ def test_blocks_that_vllm_does_not_pair_stop_the_hand_off(run) -> None:
     [
         (
             ("--block-size", "64"),
-            "--block-size '64': pass P:D, a number for prefill and one for decode, such as 64:128",
+            "--block-size '64': pass a number for prefill and one for decode, such as 64:128",
         ),
         (("--vllm", "0.24"), "--vllm requires --block-size P:D"),
         (("--vllm", "0.34"), "--vllm: '0.34' is not one of '0.24', '0.33'"),
