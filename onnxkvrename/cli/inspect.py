@@ -152,7 +152,7 @@ def _write_pictures(summaries: Sequence[ModelSummary], arguments: _Arguments) ->
     except UndoError:
         raise  # it says itself what was written
     except WriteError as error:
-        hint = "no picture was written; choose another place for it"
+        hint = "no picture was written; choose a different path"
         raise WriteError(error.message, path=error.path, hint=hint) from None
 
 

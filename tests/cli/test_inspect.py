@@ -304,7 +304,7 @@ def test_of_two_pictures_both_are_replaced_or_none(
     assert outcome.code == 2
     assert outcome.err == (
         "error: x.html: cannot be written: Permission denied "
-        "(no picture was written; choose another place for it)\n"
+        "(no picture was written; choose a different path)\n"
     )
     assert (here / "x.svg").read_text() == (here / "x.html").read_text() == old
     assert [name for name in os.listdir(here) if name.startswith(".")] == []
@@ -408,14 +408,14 @@ def test_a_stamp_is_shown_and_holds(here: Path, run) -> None:
         {"kv_layout_sha256": digest, "holds": True},
     )
     text = run("inspect", MODEL).out
-    assert f"stamp           {digest[:12]}… holds for this graph\n" in text
+    assert f"stamp           {digest[:12]}… matches this graph\n" in text
 
 
 def test_a_stamp_that_does_not_hold_is_found(here: Path, run) -> None:
     stamped(here / MODEL, "0" * 64)
     outcome = run("inspect", MODEL)
     assert outcome.code == 1
-    assert "does not hold: this graph has another layout" in outcome.out
+    assert "does not match: this graph has a different layout" in outcome.out
     assert "error KV621" in outcome.out
     (model,) = json.loads(run("inspect", MODEL, "--format", "json").out)["models"]
     assert model["stamp"] == {"kv_layout_sha256": "0" * 64, "holds": False}

@@ -16,9 +16,9 @@ from onnxkvrename.rules.layer_ranges import format_layer_run, group_layer_runs
 from onnxkvrename.rules.plan import REASON_NOT_RETAINED
 
 _STAMP_TEXTS = {
-    True: "holds for this graph",
-    False: "does not hold: this graph has another layout",
-    None: "is of a set: onnxkvrename manifest judges all its windows",
+    True: "matches this graph",
+    False: "does not match: this graph has a different layout",
+    None: "belongs to a set: onnxkvrename manifest checks all its windows",
 }
 _FEW, _SOME = 3, 6
 """Things of a sort that are listed: long ones, and short ones."""
