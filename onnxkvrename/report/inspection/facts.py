@@ -17,7 +17,7 @@ from onnxkvrename.rules.plan import REASON_NOT_RETAINED
 
 _STAMP_TEXTS = {
     True: "matches this graph",
-    False: "does not match: this graph has a different layout",
+    False: "does not match this graph",
     None: "belongs to a set: onnxkvrename manifest checks all its windows",
 }
 _FEW, _SOME = 3, 6
