@@ -147,7 +147,6 @@ class MemoryView:
                 "p",
                 "Point at a buffer, or move to it with the arrow keys, to see its bytes.",
                 id="detail",
-                role="status",
                 hidden=True,
             ),
             class_="memory",
@@ -191,6 +190,7 @@ class MemoryView:
             height=_TRACK_HEIGHT,
             role="option",
             aria_selected="false",
+            aria_describedby="detail",
             aria_label=f"{name}: {'empty' if state is None else text}",
         )
 

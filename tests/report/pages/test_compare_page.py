@@ -168,6 +168,8 @@ def test_every_control_has_a_name_and_the_table_its_semantics() -> None:
     assert roles.count("row") == 7
     assert roles.count("listbox") == 2
     assert roles.count("option") == 12
+    described = [each for _, each in page.elements if each.get("role") == "option"]
+    assert {each["aria-describedby"] for each in described} == {"detail"}
     scopes = [each.get("scope") for tag, each in page.elements if tag == "th"]
     assert scopes == ["col"] * 7 + ["row"] * 6
     outcome = next(each for _, each in page.elements if each.get("id") == "outcome")
