@@ -16,9 +16,11 @@ from onnxkvrename.cli.options import (
     add_format_option,
     add_models_argument,
     add_pairs_option,
+    add_pairs_token_option,
     add_profile_option,
     add_rules_option,
     add_version_option,
+    check_pairs_token,
 )
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.cli.requested_rules import pick_requested_rules
@@ -46,6 +48,7 @@ class _Arguments(NamedTuple):
     profile: str | None
     rules: Path | None
     pairs: str | None
+    prefix: str | None
     output_format: str
     quiet: bool = False  # no option of this command
 
@@ -70,6 +73,7 @@ class _Arguments(NamedTuple):
 @add_profile_option()
 @add_rules_option()
 @add_pairs_option()
+@add_pairs_token_option()
 @add_format_option()
 @add_version_option()
 def command(**values: Any) -> int:
@@ -83,7 +87,8 @@ def command(**values: Any) -> int:
     if not arguments.models:
         raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
     jobs = find_jobs(arguments.models)
-    rules = pick_requested_rules(arguments.models, arguments)
+    check_pairs_token(arguments.prefix, arguments.pairs)
+    rules = pick_requested_rules(arguments.models, arguments, arguments.prefix)
     summaries = tuple(inspect_model(job.model, rules, trace_buffer_updates) for job in jobs)
     _write_pictures(summaries, arguments)
     summaries = tuple(map(_complete_hints, summaries))

@@ -18,6 +18,7 @@ from onnxkvrename.cli.options import (
     add_models_argument,
     add_no_set_option,
     add_pairs_option,
+    add_pairs_token_option,
     add_profile_option,
     add_projection_options,
     add_quiet_option,
@@ -25,6 +26,7 @@ from onnxkvrename.cli.options import (
     add_strict_option,
     add_verbose_option,
     add_version_option,
+    check_pairs_token,
     parse_dim_sizes,
     parse_memory_size,
 )
@@ -99,6 +101,7 @@ class _Arguments(NamedTuple):
     profile: str | None
     rules: Path | None
     pairs: str | None
+    prefix: str | None
     output_format: str
     quiet: bool
     verbose: bool
@@ -149,6 +152,7 @@ class _ManifestResult(NamedTuple):
 @add_profile_option()
 @add_rules_option()
 @add_pairs_option()
+@add_pairs_token_option()
 @add_format_option(default="json")
 @add_quiet_option()
 @add_verbose_option("Show every finding.")
@@ -165,7 +169,8 @@ def command(**values: Any) -> int:
         raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
     _check_projection_options(arguments)
     compile_info = _build_compile_info(arguments)
-    rules = pick_requested_rules(arguments.models, arguments)
+    check_pairs_token(arguments.prefix, arguments.pairs)
+    rules = pick_requested_rules(arguments.models, arguments, arguments.prefix)
     if arguments.stamp:
         remove_links_of_killed_runs(find_jobs(arguments.models))
     loaded = _load_layout(arguments, rules, compile_info)

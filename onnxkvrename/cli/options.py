@@ -160,6 +160,23 @@ def add_pairs_option() -> Decorator:
     )
 
 
+def add_pairs_token_option() -> Decorator:
+    """Add ``--prefix``, where only ``--pairs`` needs the token."""
+    return click.option(
+        "--prefix",
+        "--token",
+        metavar="TOKEN",
+        help="With --pairs: the token in the names; by default one with a capital letter that "
+        "all of them carry.",
+    )
+
+
+def check_pairs_token(prefix: str | None, pairs: str | None) -> None:
+    """Raise :class:`click.UsageError` for a token that only ``--pairs`` needs, without it."""
+    if prefix is not None and pairs is None:
+        raise click.UsageError("--prefix is for --pairs: rules recognise tokens by themselves")
+
+
 def add_target(rules: Rules, profile: str | None) -> Rules:
     """Return rules that give buffers the names of another profile, if one is named.
 

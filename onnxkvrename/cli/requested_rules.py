@@ -22,7 +22,7 @@ def find_rules_by_dataflow(
         paths: The models; manifests among them do not count.
         profile: What ``--profile`` says, which must be nothing.
         rules: What ``--rules`` says, which must be nothing.
-        token: The token that names may carry already.
+        token: The token that names may carry already; empty for the one that all of them carry.
 
     Raises:
         RulesError: No model has states, or no rules fit all of them.
@@ -32,10 +32,15 @@ def find_rules_by_dataflow(
         if value is not None:
             raise click.UsageError(f"--pairs and {option} cannot both be")
     from onnxkvrename.rules.find_models import find_jobs
-    from onnxkvrename.verification.pairs.infer_rules import infer_rules, trace_model  # onnx
+    from onnxkvrename.verification.pairs.infer_rules import (  # loads onnx
+        find_common_token,
+        infer_rules,
+        trace_model,
+    )
 
     models = [job.model for job in find_jobs(paths) if job.model.suffix != ".json"]
-    return infer_rules([trace_model(model) for model in models], token).rules
+    traced = [trace_model(model) for model in models]
+    return infer_rules(traced, token or find_common_token(traced)).rules
 
 
 class RulesArguments(Protocol):

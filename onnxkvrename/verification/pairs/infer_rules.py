@@ -12,7 +12,7 @@ from onnxkvrename.model.file import open_model
 from onnxkvrename.model.signature import Signature
 from onnxkvrename.rules.load import parse_rules
 from onnxkvrename.rules.plan import RenamePlan, TokenChange, build_rename_plan
-from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.profile import Rules, find_token_error
 from onnxkvrename.rules.suggestion.frames import StateNames, split_token
 from onnxkvrename.rules.suggestion.rules_text import SuggestedRules, write_rules
 from onnxkvrename.verification.pairs.find_pairs import find_state_pairs
@@ -103,6 +103,31 @@ def infer_rules(models: Sequence[TracedModel], token: str = "") -> InferredRules
     for model in models:
         _check_exact(model, rules)
     return InferredRules(rules, suggestion)
+
+
+def find_common_token(models: Iterable[TracedModel]) -> str:
+    """Return the token that all names of pairs carry, if there is one.
+
+    The graph does not tell a token from a part of a name. So a token needs a capital letter
+    here, as those of all known consumers have, and must be on both sides of each pair.
+
+    Args:
+        models: The models with their pairs.
+
+    Returns:
+        The token; empty if names carry none, several ones or one in lower case.
+    """
+    pairs = [pair for model in models for pair in model.pairs]
+    token = pairs[0].input.name.rpartition("_")[2] if pairs else ""
+    if find_token_error(token) is not None or token == token.lower():
+        return ""
+    return token if all(_carries(pair, token) for pair in pairs) else ""
+
+
+def _carries(pair: StatePair, token: str) -> bool:
+    core, output, suffix = split_token(pair.input.name, pair.output.name, token)
+    names = f"{core}_{token}", f"{output}_{token}{suffix}"
+    return names == (pair.input.name, pair.output.name)
 
 
 def _build_misfit_error(reason: str, path: str | None = None) -> RulesError:
