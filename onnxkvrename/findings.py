@@ -48,7 +48,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV203": ("error", "a buffer that does not fit the profile of --to"),
     "KV301": ("error", "a layer in two windows"),
     "KV302": ("error", "a layer in no window"),
-    "KV303": ("error", "windows of one model with different tokens, or only some with a token"),
+    "KV303": ("error", "files of one model with different tokens, or only some with a token"),
     "KV304": ("error", "the layers in a file differ from those in its name"),
     "KV305": (
         "error",

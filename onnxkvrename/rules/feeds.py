@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Sequence
 
-from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.model.signature import Dim, Value, format_shape, is_type_compatible
 from onnxkvrename.rules.kv_model import KvModel
 
@@ -97,6 +98,48 @@ def check_feed_names(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]
             )
             hint = "rename the encoder and the decoder in one command, with the same token"
             yield index, build_finding("KV308", name, message, hint)
+
+
+def check_folder_tokens(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]:
+    """Check that the models of an encoder-decoder carry one token (KV303, a warning).
+
+    One of them fills buffers of another, such as the keys of the encoder. Their names differ
+    already without a token, so runtimes match them by order or by a template. A template fails
+    if the tokens differ.
+
+    Args:
+        models: All models of a command, whose names are checked as they are.
+
+    Yields:
+        Findings, each with the index of the first model that deviates from most of its folder.
+    """
+    folders: dict[str, list[int]] = {}
+    for index, model in enumerate(models):
+        if model.pairs and model.part is None:
+            folders.setdefault(os.path.dirname(model.path), []).append(index)
+    for indexes in folders.values():
+        pairs = (pair for index in indexes for pair in models[index].pairs)
+        if not any(pair.may_be_alone for pair in pairs):
+            continue
+        by_token: dict[str, list[int]] = {}
+        for index in indexes:
+            sides = (side for pair in models[index].pairs for side in pair.sides)
+            tokens = sorted({side.token or "no token" for side in sides})
+            by_token.setdefault(" and ".join(tokens), []).append(index)
+        if len(by_token) < 2:
+            continue
+        groups = sorted(by_token.items(), key=lambda group: -len(group[1]))
+        places = [
+            f"{token} in {format_list([os.path.basename(models[i].path) for i in group])}"
+            for token, group in groups
+        ]
+        finding = build_finding(
+            "KV303",
+            "",
+            f"the models of this encoder-decoder carry different tokens: {'; '.join(places)}",
+            "rename all of them in one command, with the same token",
+        )
+        yield groups[1][1][0], finding._replace(severity="warning")
 
 
 def _find_inputs(

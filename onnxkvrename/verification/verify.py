@@ -159,15 +159,23 @@ def verify_window_sets(
         for item, found in zip(verified, set_findings, strict=True):
             if item.rename_proof is not None and item.rename_proof.names:  # of an encoder
                 found[:] = [finding for finding in found if finding.code != "KV001"]
-        if request.group_windows and any(model.plan.feeds for model in models):
-            from onnxkvrename.rules.feeds import check_feed_names  # most models stand alone
+        if request.group_windows and any(_is_connected(model) for model in models):
+            from onnxkvrename.rules.feeds import (  # most models stand alone
+                check_feed_names,
+                check_folder_tokens,
+            )
 
-            for index, finding in check_feed_names(models):
+            for index, finding in (*check_feed_names(models), *check_folder_tokens(models)):
                 set_findings[index].append(finding)
     return tuple(
         _finish_report(item, findings, request)
         for item, findings in zip(verified, set_findings, strict=True)
     )
+
+
+def _is_connected(model: KvModel) -> bool:
+    """Return whether a model fills buffers of another one, or may be filled by one."""
+    return bool(model.plan.feeds) or any(pair.may_be_alone for pair in model.pairs)
 
 
 def _finish_report(

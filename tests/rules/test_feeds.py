@@ -6,6 +6,7 @@ from pathlib import Path
 
 import onnx.helper
 import pytest
+from exporter_models import build_merged_decoder, build_model, list_caches
 from models import info, node, saved
 from onnx import ModelProto
 
@@ -221,3 +222,22 @@ def test_a_size_that_is_declared_as_a_symbol_of_its_own_fits(both: tuple[Path, P
     assert run(*both, "--prefix", "VLLM", "--dry-run").code == 0
     saved(encoder(), both[0])
     assert run(*both, "--prefix", "VLLM", "--dry-run").code == 0
+
+
+def test_an_encoder_decoder_with_different_tokens_is_a_warning(tmp_path: Path, run) -> None:
+    names = ("past_key_values.{layer}.decoder.{part}", "present.{layer}.decoder.{part}")
+    outputs = [cache._replace(input=None) for cache in list_caches(names, [0])]
+    first = saved(build_model(outputs), tmp_path / "decoder_model.onnx")
+    merged = saved(build_merged_decoder(), tmp_path / "decoder_model_merged.onnx")
+    assert run("verify", tmp_path).code == 0
+    assert run(first, "--prefix", "VLLM", "-q").code == 0
+    outcome = run("verify", tmp_path)
+    assert outcome.code == 0
+    assert (
+        "warning KV303: the models of this encoder-decoder carry different tokens: "
+    ) in outcome.err
+    assert f"VLLM in {first.name}" in outcome.err
+    assert f"no token in {merged.name}" in outcome.err
+    assert "KV303" not in run("verify", tmp_path, "--no-set").err
+    assert run(merged, "--prefix", "VLLM", "-q").code == 0
+    assert "KV303" not in run("verify", tmp_path).err
