@@ -73,7 +73,17 @@ def _print_on_stderr(lines: Sequence[Line]) -> None:
 
 
 def _echo(lines: Sequence[Line], stream: Any, color: bool) -> None:
-    """Write lines; characters that the encoding of the stream lacks are escaped."""
+    """Write lines; characters that the encoding of the stream lacks are escaped.
+
+    What goes to stderr is sentences: on a terminal they are wrapped by words.
+    """
+    if lines[0].err and is_terminal(stream):
+        from shutil import get_terminal_size  # only for terminals
+
+        from onnxkvrename.report.wrapping import wrap_line
+
+        width = get_terminal_size().columns
+        lines = [part for line in lines for part in wrap_line(line, width)]
     text = "\n".join(_render_lines(lines, color))
     try:
         click.echo(text, file=stream, color=True)

@@ -230,5 +230,7 @@ def _build_feed_back_call(rules: Rules, model: KvModel, job: RenameJob) -> str |
     token = model.plan.token_change.final_token
     if not model.pairs or not token or rules.target is not None:
         return None
+    if model.is_window:  # what is compiled is the file merged from all windows
+        return None
     names = [value.name for value in model.signature.inputs]
     return rules.format_feed_back_call(names, str(job.output), token)

@@ -11,6 +11,7 @@ import models
 import pytest
 from models import node, saved
 from rich.console import Console
+from window_sets import write_windows
 
 from onnxkvrename import Finding, ModelReport, Report, rename
 from onnxkvrename.report.rename_rich import render_report
@@ -29,7 +30,7 @@ def drawn(
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
-def on_terminal(*args: object, **environment: str) -> str:
+def on_terminal(*args: object, cwd: Path | None = None, **environment: str) -> str:
     """Return the output of the command on a terminal of 100 columns."""
     import pty
 
@@ -39,6 +40,7 @@ def on_terminal(*args: object, **environment: str) -> str:
         [sys.executable, "-m", "onnxkvrename", *map(str, args)],
         stdout=slave,
         stderr=slave,
+        cwd=cwd,
         env={**kept, "TERM": "xterm", "COLUMNS": "100", "LANG": "C.UTF-8", **environment},
     )
     os.close(slave)
@@ -194,3 +196,24 @@ def test_a_terminal_gets_the_summary_and_the_call(decoder: Path) -> None:
 
 def test_a_terminal_of_one_column_is_no_reason_to_fail(decoder: Path) -> None:
     assert on_terminal(decoder, "--prefix", "VLLM", "-n", "-v", COLUMNS="1")
+
+
+def test_findings_on_a_terminal_wrap_by_words(tmp_path: Path) -> None:
+    path = saved(models.decoder(), tmp_path / "decoder.onnx")
+    model = models.decoder()
+    del model.graph.output[-1]
+    path = saved(model, path)
+    text = on_terminal(path.name, "--prefix", "VLLM", COLUMNS="60", NO_COLOR="1", cwd=tmp_path)
+    finding = text[: text.index("failed")]
+    assert all(len(line) <= 60 for line in finding.splitlines()[:-1])
+    assert "KV102" in finding
+    assert len(finding.splitlines()) > 2
+
+
+def test_a_window_has_no_next_call_because_only_the_merged_file_is_compiled(tmp_path: Path) -> None:
+    path = write_windows(tmp_path, 1) / "layer_0_1" / "Tiny_layer_tmp_0_1.onnx"
+    merged = tmp_path / "merged_0-1.onnx"
+    merged.write_bytes(path.read_bytes())
+    window, whole = (rename(each, "VLLM", dry_run=True) for each in (path, merged))
+    assert window.feed_back_call is None
+    assert whole.feed_back_call is not None

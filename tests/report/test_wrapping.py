@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from onnxkvrename.report.formats import Line, Span, build_line
+from onnxkvrename.report.wrapping import wrap_line
+
+
+def rows(text: str, width: int) -> list[str]:
+    return [line.text for line in wrap_line(Line(text, err=True), width)]
+
+
+def test_lines_break_between_words_and_go_on_indented() -> None:
+    text = "model.onnx: error KV102: past_key.0 has no retained output (export again)"
+    assert rows(text, 30) == [
+        "model.onnx: error KV102:",
+        "  past_key.0 has no retained",
+        "  output (export again)",
+    ]
+    assert rows(text, 80) == [text]
+
+
+def test_a_long_name_stays_whole() -> None:
+    assert rows(f"a {'x' * 90} b", 40) == ["a", f"  {'x' * 90}", "  b"]
+
+
+def test_a_command_stays_whole_so_that_it_can_be_copied() -> None:
+    command = "onnxkvrename model.onnx --prefix VLLM --replace -o elsewhere.onnx"
+    assert rows(f"some words (take one; {command}; or none)", 30) == [
+        "some words (take one;",
+        f"  {command};",
+        "  or none)",
+    ]
+    quoted = "`pip install 'onnxkvrename[run]' --upgrade`"
+    assert f"  {quoted}" in rows(f"some words that are here, then {quoted} and more", 30)
+
+
+def test_styles_stay_with_their_words() -> None:
+    line = build_line(Span("error " * 6 + "end", "31"), " plain words", err=True)
+    first, second = wrap_line(line, 40)
+    assert first.spans == (Span(("error " * 6 + "end").strip(), "31"),)
+    assert second.spans == (Span("  "), Span("plain words"))
+    assert all(part.text == "".join(span.text for span in part.spans) for part in (first, second))
+
+
+def test_a_narrow_terminal_and_an_empty_line_are_left_alone() -> None:
+    assert rows("some words", 3) == ["some words"]
+    assert rows("", 80) == [""]
+    assert rows(" " * 100, 80) == [" " * 100]
