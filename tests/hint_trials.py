@@ -105,12 +105,13 @@ def try_hints(
         if kind in _tried or any(word in hint.command for word in UNTRIED):
             continue
         words = shlex.split(hint.command)[1:]
-        paths = [Path(cwd or ".", word) for word in words]
+        place = Path.cwd() if cwd is None else cwd
+        paths = [place / word for word in words]
         if not _is_small(directory) or not all(_is_small(path) for path in paths):
             continue
         _tried.add(kind)
-        with suppress(OSError), _stand_in(directory, cwd) as scratch:  # a pipe, a failing disk
-            words = [_copy_foreign(word, directory, cwd, scratch) for word in words]
+        with suppress(OSError), _stand_in(directory, place) as scratch:  # a pipe, a failing disk
+            words = [_copy_foreign(word, directory, place, scratch) for word in words]
             _judge(hint, words, run(words))
 
 
@@ -134,7 +135,7 @@ def _is_small(path: Path) -> bool:
 
 
 @contextmanager
-def _stand_in(directory: Path, cwd: Path | None) -> Iterator[Path]:
+def _stand_in(directory: Path, place: Path) -> Iterator[Path]:
     """Put a copy in the place of a directory for a while; yield another one for more copies."""
     here = Path.cwd()
     original = directory.with_name(f"{directory.name}.original")
@@ -143,28 +144,52 @@ def _stand_in(directory: Path, cwd: Path | None) -> Iterator[Path]:
     try:
         shutil.copytree(original, directory, symlinks=True)
         scratch.mkdir()
-        os.chdir(cwd or here)
+        _cut_links_to_elsewhere(directory)
+        os.chdir(place if place.is_relative_to(directory) else scratch)
         yield scratch
     finally:
         os.chdir("/")
         shutil.rmtree(scratch, ignore_errors=True)
-        shutil.rmtree(directory)
+        shutil.rmtree(directory, ignore_errors=True)
         os.rename(original, directory)
         os.chdir(here)
 
 
-def _copy_foreign(word: str, directory: Path, cwd: Path | None, scratch: Path) -> str:
+def _cut_links_to_elsewhere(directory: Path) -> None:
+    """Put copies in the place of links that lead out of a directory: nothing there may change."""
+    own = Path(os.path.realpath(directory))
+    for folder, folders, files in os.walk(directory):
+        for path in (Path(folder, name) for name in (*folders, *files)):
+            target = Path(os.path.realpath(path))
+            if not path.is_symlink() or target.is_relative_to(own):
+                continue
+            path.unlink()
+            if target.is_dir() and _is_small(target):
+                shutil.copytree(target, path, symlinks=False, ignore_dangling_symlinks=True)
+                _make_writable(path)
+            elif target.is_file() and target.stat().st_size <= MAX_BYTES:
+                shutil.copyfile(target, path)
+
+
+def _make_writable(folder: Path) -> None:
+    for each in (folder, *folder.rglob("*")):
+        if not each.is_symlink():
+            each.chmod(0o755 if each.is_dir() else 0o644)
+
+
+def _copy_foreign(word: str, directory: Path, place: Path, scratch: Path) -> str:
     """Return a word; for a path outside of the test's directory that of a copy, with its folder."""
-    path = Path(os.path.abspath(Path(cwd or ".", word)))
-    if not path.exists() or path.is_relative_to(directory):
+    path = Path(os.path.realpath(place / word))
+    own = Path(os.path.realpath(directory))
+    if own.is_relative_to(path) and own != path:
+        raise OSError(f"{word} holds more than the files of this test")
+    if not path.exists() or path.is_relative_to(own):
         return word
     folder = path if path.is_dir() else path.parent
     copy = scratch / folder.name
     if not copy.exists():
-        shutil.copytree(folder, copy, symlinks=True)
-        for each in (copy, *copy.rglob("*")):
-            if not each.is_symlink():
-                each.chmod(0o755 if each.is_dir() else 0o644)
+        shutil.copytree(folder, copy, symlinks=False, ignore_dangling_symlinks=True)
+        _make_writable(copy)
     return str(copy if path.is_dir() else copy / path.name)
 
 
