@@ -80,6 +80,7 @@ def rename(
         WriteError: The result cannot be written.
         KvRenameError: The consumer does not exist.
         TypeError: An argument has the wrong type.
+
     Examples:
         >>> report = onnxkvrename.rename("model.onnx", "VLLM", output="renamed.onnx")
         >>> report.status, report.failed, report.name_map["past_key.0"]
