@@ -1,4 +1,4 @@
-"""Show a layout as text: its buffers, their bytes, and the sizes that are missing."""
+"""Show a layout as text: its buffers, their bytes, and unknown sizes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from onnxkvrename.findings import format_list
+from onnxkvrename.findings import format_count, format_list
 from onnxkvrename.layout.dims import Shape
 from onnxkvrename.layout.fold import fold_alike
 from onnxkvrename.layout.layout import KvBuffer, Layout
@@ -49,7 +49,7 @@ class BufferRow(NamedTuple):
 def format_layout_title(layout: Layout) -> str:
     """Return the paths of a layout's models with the number of their buffers and layers."""
     if not layout.models and not layout.buffers:
-        return "no KV buffer in any model given"
+        return "no KV buffer in any of the models"
     if not layout.buffers:
         return format_model_paths(layout.models)
     return f"{format_model_paths(layout.models)}: {format_layout_summary(layout)}"
@@ -75,8 +75,8 @@ def format_layout_summary(layout: Layout) -> str:
     """Return the number of buffers and the layers that have them."""
     if not layout.buffers:
         return "no KV buffer"
-    count = len(layout.buffers)
-    return f"{count} {_pluralize('buffer', count)}, {format_layer_ranges(layout.layers)}"
+    buffers = format_count(len(layout.buffers), "buffer")
+    return f"{buffers}, {format_layer_ranges(layout.layers)}"
 
 
 def build_buffer_rows(layout: Layout) -> tuple[BufferRow, ...]:
@@ -103,30 +103,30 @@ def _describe_buffer(layout: Layout, buffer: KvBuffer) -> tuple[str, str, str, s
 
 
 def list_layout_facts(layout: Layout) -> Iterator[tuple[str, str]]:
-    """Yield labels and texts: the totals in bytes, the sizes that are missing, and the digest."""
+    """Yield labels and texts: the totals in bytes, unknown and known sizes, and the digest."""
     if not layout.buffers:
         return
     totals = compute_byte_totals(layout)
     growths = {classify_growth(buffer) for buffer in layout.buffers}
     if "context" in growths:
-        yield "a token", format_bytes(totals.context)
+        yield "per token", format_bytes(totals.context)
     if "window" in growths:
-        yield "more within a window", format_bytes(totals.window)
+        yield "per token in a window, in addition", format_bytes(totals.window)
     if "encoder" in growths:
-        yield "a token of the encoder's", format_bytes(totals.encoder)
+        yield "per token of the encoder", format_bytes(totals.encoder)
     if any(buffer.is_state for buffer in layout.buffers):
-        yield "states of a sequence", format_bytes(totals.states)
-    yield "a sequence", format_bytes(totals.sequence)
+        yield "states per sequence", format_bytes(totals.states)
+    yield "per sequence", format_bytes(totals.sequence)
     first_shape = layout.buffers[0].shape
     if totals.batch is not None and totals.batch != totals.sequence and first_shape:
-        yield f"a batch of {layout.resolve_shape(first_shape)[0]}", format_bytes(totals.batch)
+        yield f"per batch of {layout.resolve_shape(first_shape)[0]}", format_bytes(totals.batch)
     symbols = [escape_text(symbol) for symbol in layout.unresolved_symbols]
     if symbols:
         options = " ".join(f"--dim {symbol}=SIZE" for symbol in symbols)
-        yield "missing", f"{format_list(symbols)}: {options}"
+        yield "unknown sizes", f"{format_list(symbols)}; pass {options}"
     if layout.sizes:
         known_sizes = (f"{escape_text(symbol)}={size}" for symbol, size in layout.sizes.items())
-        yield "with", ", ".join(known_sizes)
+        yield "sizes", ", ".join(known_sizes)
     yield "kv_layout_sha256", compute_kv_layout_sha256(layout) or ""
 
 
@@ -139,10 +139,10 @@ def render_layout(layout: Layout) -> Iterator[str]:
 
 
 def format_bytes(size: int | None) -> str:
-    """Return bytes in the largest unit that fits, then exactly; ``not known`` for ``None``."""
+    """Return bytes in the largest unit that fits, then exactly; ``unknown`` for ``None``."""
     if size is None:
-        return "not known"
-    exact = f"{size:,} {_pluralize('byte', size)}"
+        return "unknown"
+    exact = format_count(size, "byte")
     power = min((size.bit_length() - 1) // 10, len(_BYTE_UNITS) - 1) if size else 0
     if not power:
         return exact
@@ -158,10 +158,10 @@ def _format_buffer_shape(layout: Layout, buffer: KvBuffer) -> str:
 def _format_bytes_each(layout: Layout, buffer: KvBuffer) -> str:
     """Return the bytes that a token adds to a buffer, or those of a sequence."""
     if buffer.sequence_axis is not None:
-        size, per = layout.compute_token_bytes(buffer), "a token"
+        size, per = layout.compute_token_bytes(buffer), "per token"
     else:
-        size, per = layout.compute_sequence_bytes(buffer), "a sequence"
-    return "not known" if size is None else f"{size:,} {per}"
+        size, per = layout.compute_sequence_bytes(buffer), "per sequence"
+    return "unknown" if size is None else f"{size:,} {per}"
 
 
 def _annotate_shape(layout: Layout, shape: Shape) -> Shape:
@@ -170,7 +170,3 @@ def _annotate_shape(layout: Layout, shape: Shape) -> Shape:
         f"{dim}={layout.sizes[dim]}" if isinstance(dim, str) and dim in layout.sizes else dim
         for dim in shape
     )
-
-
-def _pluralize(word: str, count: int) -> str:
-    return word if count == 1 else f"{word}s"

@@ -1,10 +1,11 @@
-"""Show a projection onto vLLM as text: groups, allocations, and what a prompt transfers."""
+"""Show a projection onto vLLM as text: groups, allocations and transfers of a prompt."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from onnxkvrename.findings import format_count
 from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.manifest_text import format_bytes
 from onnxkvrename.report.tables import format_columns
@@ -20,9 +21,9 @@ from onnxkvrename.vllm.specs import (
 )
 from onnxkvrename.vllm.stages import count_gpu_blocks
 
-_GROUP_COLUMNS = ("GROUP", "KIND", "LAYERS", "BLOCK", "PAGE")
-_ALLOCATION_COLUMNS = ("ALLOCATION", "POSSIBLE", "A BLOCK OF ALL", "PADDING")
-_STAGE_COLUMNS = ("ALLOCATION", "STAGE", "LAYERS", "A BLOCK OF ALL")
+_GROUP_COLUMNS = ("GROUP", "KIND", "LAYERS", "BLOCK", "BYTES PER PAGE")
+_ALLOCATION_COLUMNS = ("ALLOCATION", "POSSIBLE", "BYTES PER BLOCK", "PADDING")
+_STAGE_COLUMNS = ("ALLOCATION", "STAGE", "LAYERS", "BYTES PER BLOCK")
 _TRANSFER_COLUMNS = ("ALLOCATION", "PROMPT", "REGIONS", "DESCRIPTORS POSTED", "BYTES")
 _VIEW_COLUMNS = ("CanonicalKVCaches", "TENSORS (int8)", "GROUP", "GROUP_DATA_REFS")
 _STATE_TEXTS = {"met": "yes", "not met": "no", "requires": "depends"}
@@ -50,18 +51,23 @@ def _render_lines(projection: Projection) -> Iterator[str]:
         yield f"  {condition.state}  {condition.name}: {condition.why}"
 
 
+def _format_tokens(tokens: int) -> str:
+    """Return a number of tokens with its unit: ``1 token``, ``1,024 tokens``."""
+    return format_count(tokens, "token")
+
+
 def _list_settings(request: ProjectionRequest) -> Iterator[str]:
     yield f"vLLM {request.vllm_version}"
-    yield f"blocks of {request.block_size}"
-    yield f"tensor parallelism {request.tensor_parallel_size}"
+    yield f"blocks of {_format_tokens(request.block_size)}"
+    yield f"tensor parallel size {request.tensor_parallel_size}"
     if request.pipeline_parallel_size > 1:
-        yield f"pipeline parallelism {request.pipeline_parallel_size}"
+        yield f"pipeline parallel size {request.pipeline_parallel_size}"
     if request.draft_start is not None:
-        yield f"draft model from layer {request.draft_start} on"
+        yield f"layers of the draft model from {request.draft_start} on"
     if request.kv_cache_dtype is not None:
         yield f"KV cache dtype {request.kv_cache_dtype}"
     if request.gpu_memory is not None:
-        yield f"{format_bytes(request.gpu_memory)} of a GPU for KV caches"
+        yield f"{format_bytes(request.gpu_memory)} of GPU memory for KV caches"
 
 
 def _format_refusal(refusal: Refusal) -> str:
@@ -91,7 +97,8 @@ def _render_grouping(grouping: Grouping) -> Iterator[str]:
 def _format_group_row(index: int, group: KvCacheGroup) -> tuple[str, ...]:
     page_sizes = dict.fromkeys(spec.page_size for spec in group.specs)
     windows = {spec.window for spec in group.specs}
-    window_sizes = sorted(str(window) for window in windows if isinstance(window, int))
+    sizes = sorted(window for window in windows if isinstance(window, int))
+    window_sizes = list(map(_format_tokens, sizes))
     if any(isinstance(window, str) for window in windows):
         window_sizes.append("of unknown size")
     block_size = group.first_spec.block_size
@@ -99,7 +106,7 @@ def _format_group_row(index: int, group: KvCacheGroup) -> tuple[str, ...]:
         str(index),
         " ".join((group.kind, *window_sizes)),
         format_layer_numbers(sorted(set(group.layers))),
-        "-" if block_size is None else f"{block_size:,}",
+        "-" if block_size is None else _format_tokens(block_size),
         ", ".join(map(format_bytes, page_sizes)),
     )
 
@@ -107,7 +114,7 @@ def _format_group_row(index: int, group: KvCacheGroup) -> tuple[str, ...]:
 def _render_allocations(
     allocations: tuple[Allocation, ...], gpu_memory: int | None
 ) -> Iterator[str]:
-    """Yield the allocations, and what NIXL and the offloading connector see of each."""
+    """Yield the allocations, their NIXL transfers, and their views by the offloading connector."""
     if allocations:
         rows = _merge_rows(
             (_format_name(a), _format_allocation_row(a, gpu_memory)) for a in allocations
@@ -165,7 +172,7 @@ def _render_stages(projection: Projection) -> Iterator[str]:
 
 def _list_transfer_rows(allocation: Allocation) -> Iterator[tuple[str, ...]]:
     for transfer in allocation.transfers:
-        prompt = f"{transfer.tokens:,}"
+        prompt = _format_tokens(transfer.tokens)
         if transfer.refused is not None:
             yield prompt, "refused", "refused", "refused"
             continue
@@ -178,11 +185,11 @@ def _list_transfer_rows(allocation: Allocation) -> Iterator[tuple[str, ...]]:
 
 
 def _list_view_rows(allocation: Allocation) -> Iterator[tuple[str, ...]]:
-    """Yield a row for all groups whose data lie alike in the CanonicalKVCaches."""
+    """Yield one row for all groups with the same references into the CanonicalKVCaches."""
     view = allocation.canonical
     if view is None:
         if allocation.is_possible and allocation.placements:
-            yield "not known", "-", "-"
+            yield "unknown", "-", "-"
         return
     counts = Counter(view.tensors)
     tensors = ", ".join(f"{count} of (num_blocks, {size:,})" for size, count in counts.items())
@@ -204,7 +211,7 @@ def _format_references(references: Iterable[CanonicalKvCacheRef]) -> str:
 
 
 def _format_count(count: int | None) -> str:
-    return "not known" if count is None else f"{count:,}"
+    return "unknown" if count is None else f"{count:,}"
 
 
 def _render_open_points(allocations: Iterable[Allocation]) -> Iterator[str]:
@@ -215,7 +222,7 @@ def _render_open_points(allocations: Iterable[Allocation]) -> Iterator[str]:
 
 
 def _list_open_points(allocation: Allocation) -> Iterator[tuple[str, str]]:
-    """Yield the conditions that decide, then what is to be said of NIXL and its transfers."""
+    """Yield the conditions that decide, then the limits of NIXL and its transfers."""
     for condition in find_open_conditions(allocation.conditions):
         yield condition.state, f"{condition.name}: {condition.why}"
     registration = allocation.registration
@@ -225,12 +232,12 @@ def _list_open_points(allocation: Allocation) -> Iterator[tuple[str, str]]:
         yield "incomplete", f"NIXL: {registration.incomplete}"
     for reason in dict.fromkeys(transfer.unknown for transfer in allocation.transfers):
         if reason is not None:
-            yield "not known", reason
+            yield "unknown", reason
     fewer = [
-        f"{reads.descriptors:,} of a prompt of {transfer.tokens:,}"
+        f"{reads.descriptors:,} for a prompt of {_format_tokens(transfer.tokens)}"
         for transfer in allocation.transfers
         if (reads := transfer.decode_reads) is not None and reads.blocks != transfer.blocks
     ]
     if fewer:
-        why = "its next token does not see the other blocks"
-        yield "decode reads", f"descriptors: {', '.join(fewer)}; {why}"
+        why = "the next token does not attend to the other blocks"
+        yield "decode reads", f"fewer descriptors: {', '.join(fewer)}; {why}"

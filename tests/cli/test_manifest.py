@@ -96,7 +96,7 @@ def test_no_buffer_in_any_model_is_a_finding(here: Path, run) -> None:
     assert (outcome.code, said["kv_layout_sha256"]) == (1, None)
     assert [found["code"] for found in said["findings"]] == ["KV001"]
     assert run("manifest", "encoder.onnx", "--format", "text").out == (
-        "no KV buffer in any model given\n"
+        "no KV buffer in any of the models\n"
     )
 
 
@@ -135,7 +135,7 @@ def test_unless_asked_for_in_json_it_is_said_on_stderr_alone(
         ((MODEL, "--draft", MODEL), "--draft requires --block-size N"),
         ((MODEL, "--block-size", "16", "--gpu-memory", "8 apples"), "pass a size such as 512M"),
         ((MODEL, "--block-size", "16", "--kv-cache-dtype", "int3"), "'int3' is not one of"),
-        ((MODEL, "--block-size", "0"), "'--block-size': 0 is not in the range x>=1"),
+        ((MODEL, "--block-size", "0"), "--block-size: 0 is not in the range x>=1"),
         ((MODEL, "--block-size", "16", "--vllm", "9"), "'9' is not one of '0.24', '0.33'"),
         ((MODEL, "--format", "xml"), "'xml' is not one of"),
         ((MODEL, "--specializations", "none.json"), "none.json: no such file"),
@@ -356,7 +356,7 @@ def test_a_draft_model_counts_in_the_projection(here: Path, run) -> None:
 
 def test_the_projection_is_told_as_text(here: Path, run) -> None:
     outcome = run("manifest", MODEL, "--block-size", "16", "--format", "text")
-    assert "\nvLLM 0.33, blocks of 16, tensor parallelism 1\n" in outcome.out
+    assert "\nvLLM 0.33, blocks of 16 tokens, tensor parallel size 1\n" in outcome.out
 
 
 def test_a_precision_that_vllm_has_no_cache_for_is_a_finding(here: Path, run) -> None:

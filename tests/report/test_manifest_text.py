@@ -36,7 +36,7 @@ def test_equal_layers_and_parts_share_a_row() -> None:
     assert row == (
         *("full_attention", "key, value", "0-1", "FLOAT", "[batch_size, 2, ctx_len, 4]"),
         "untraced",
-        "32 a token",
+        "32 per token",
     )
 
 
@@ -54,20 +54,20 @@ def test_a_known_size_is_next_to_its_symbol() -> None:
 
 def test_buffers_that_do_not_grow_are_counted_by_the_sequence() -> None:
     states = [row for row in build_buffer_rows(load("hybrid.onnx")) if row.kind == "mamba"]
-    assert [row.bytes_each for row in states] == ["96 a sequence", "128 a sequence"]
+    assert [row.bytes_each for row in states] == ["96 per sequence", "128 per sequence"]
 
 
 def test_missing_sizes_are_shown_with_the_option_that_gives_them() -> None:
     values = facts(load("hybrid.onnx", ctx_len=64))
-    assert values["missing"] == "sliding_window: --dim sliding_window=SIZE"
-    assert values["a sequence"] == "not known"
-    assert "missing" not in facts(load("hybrid.onnx", ctx_len=64, sliding_window=16))
+    assert values["unknown sizes"] == "sliding_window; pass --dim sliding_window=SIZE"
+    assert values["per sequence"] == "unknown"
+    assert "unknown sizes" not in facts(load("hybrid.onnx", ctx_len=64, sliding_window=16))
 
 
 def test_a_batch_is_shown_if_its_size_is_given() -> None:
     values = facts(load("decoder.onnx", ctx_len=64, batch_size=4))
-    assert values["a sequence"] == "8 KiB (8,192 bytes)"
-    assert values["a batch of 4"] == "32 KiB (32,768 bytes)"
+    assert values["per sequence"] == "8 KiB (8,192 bytes)"
+    assert values["per batch of 4"] == "32 KiB (32,768 bytes)"
     assert not [label for label in facts(load("decoder.onnx", ctx_len=64)) if "batch" in label]
 
 
@@ -77,7 +77,7 @@ def test_a_buffer_of_unknown_rank_or_dtype_has_no_size() -> None:
     second = layout.buffers[1]._replace(dtype="STRING")
     rows = build_buffer_rows(layout._replace(buffers=(first, second)))
     assert [row.shape for row in rows] == ["rank unknown", "[batch_size, 2, ctx_len, 4]"]
-    assert [row.bytes_each for row in rows] == ["not known", "not known"]
+    assert [row.bytes_each for row in rows] == ["unknown", "unknown"]
 
 
 def test_names_from_a_model_are_escaped() -> None:
@@ -95,13 +95,13 @@ def test_columns_are_aligned() -> None:
 
 
 def test_without_buffers_there_is_only_a_title() -> None:
-    assert list(render_layout(Layout((), (), (), (), ()))) == ["no KV buffer in any model given"]
+    assert list(render_layout(Layout((), (), (), (), ()))) == ["no KV buffer in any of the models"]
 
 
 @pytest.mark.parametrize(
     ("size", "text"),
     [
-        (None, "not known"),
+        (None, "unknown"),
         (0, "0 bytes"),
         (1, "1 byte"),
         (1023, "1,023 bytes"),

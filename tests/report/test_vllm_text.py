@@ -26,9 +26,10 @@ def render(name: str, request: ProjectionRequest, **sizes: int) -> list[str]:
 
 def test_groups_and_allocations_are_rows() -> None:
     lines = render("hybrid.onnx", ProjectionRequest(16, 1, "0.24"), sliding_window=128)
-    assert lines[0] == "vLLM 0.24, blocks of 16, tensor parallelism 1"
+    assert lines[0] == "vLLM 0.24, blocks of 16 tokens, tensor parallel size 1"
     rows = [line.split() for line in lines]
-    assert ["2", "sliding_window", "128", "2", "16", "1", "KiB", "(1,024", "bytes)"] in rows
+    row = "2 sliding_window 128 tokens 2 16 tokens 1 KiB (1,024 bytes)"
+    assert row.split() in rows
     assert next(row for row in rows if row[0] == "unpacked")[:3] == [
         *("unpacked", "(default)", "depends")
     ]
@@ -70,7 +71,7 @@ def test_the_canonical_view_is_shown_beside_the_canonical_allocation() -> None:
 
 def test_a_canonical_view_that_is_not_known_is_said_to_be() -> None:
     rows = list_view_rows(render("decoder.onnx", ProjectionRequest(16, 1, "0.33")))
-    assert "LHBNC not known - -" in rows
+    assert "LHBNC unknown - -" in rows
 
 
 def test_only_requested_prompts_have_transfers() -> None:
@@ -148,7 +149,7 @@ def test_what_decode_does_not_read_is_said() -> None:
     layers = [build_sliding(0, window=40), build_attention(1)]
     lines = render_layers(*layers, version="0.33", lengths=(64, 65, 71))
     line = find_line(lines, "LBNHC (default)", "  decode reads  ")
-    assert "descriptors: 7 of a prompt of 64, 8 of a prompt of 71;" in line
+    assert "descriptors: 7 for a prompt of 64 tokens, 8 for a prompt of 71 tokens;" in line
 
 
 def test_a_window_of_unknown_size_is_shown_as_such() -> None:
@@ -160,7 +161,9 @@ def test_a_window_of_unknown_size_is_shown_as_such() -> None:
 def test_blocks_that_fit_and_stages_are_shown_when_asked_for() -> None:
     request = ProjectionRequest(16, 1, "0.24", (), None, 2, 10_240)
     lines = render("decoder.onnx", request)
-    assert lines[0].endswith("pipeline parallelism 2, 10 KiB (10,240 bytes) of a GPU for KV caches")
+    assert lines[0].endswith(
+        "pipeline parallel size 2, 10 KiB (10,240 bytes) of GPU memory for KV caches"
+    )
     (heading,) = [line for line in lines if line.startswith("  ALLOCATION  ") and "PADDING" in line]
     assert heading.split()[-1] == "NUM_BLOCKS"
     (stages,) = [index for index, line in enumerate(lines) if " STAGE " in line]
