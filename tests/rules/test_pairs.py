@@ -11,8 +11,9 @@ from onnx.helper import make_sparse_tensor, make_tensor
 
 from onnxkvrename import Finding, load_rules, rename
 from onnxkvrename.findings import CODES
+from onnxkvrename.handoff.find_consumers import list_consumers, load_consumer
 from onnxkvrename.model.signature import Dim, NameUses, Signature, Value
-from onnxkvrename.rules.checks.pairs import check_pairs
+from onnxkvrename.rules.checks.pairs import CONSUMER_TOKENS, check_pairs
 from onnxkvrename.rules.load import parse_rules
 from onnxkvrename.rules.no_buffers import build_no_buffers_finding
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
@@ -533,3 +534,22 @@ def test_every_finding_says_what_and_how_to_mend_it() -> None:
 
 def test_a_model_whose_linear_layers_have_one_part_only_lacks_none() -> None:
     assert found("conv_state.0 conv_state.1", "conv_state.0~ conv_state.1~ logits") == []
+
+
+def test_capitals_of_a_known_consumers_token_matter(decoder: Path, run) -> None:
+    outcome = run(decoder, "--prefix", "VLLMKVCACHE", "--check", "-q")
+    assert (
+        "warning KV204: the token VLLMKVCACHE differs from vllmKvCache only in capitals; "
+        "vllm-qaic selects names with vllmKvCache and ignores these buffers ("
+    ) in outcome.err
+    assert run(decoder, "--prefix", "vllmkvcache", "-q").code == 0
+    assert "warning KV204: the token vllmkvcache" in run("verify", decoder).err
+    for token in ("vllmKvCache", "VLLM", "vllm"):
+        assert "KV204" not in run(decoder, "--prefix", token, "--replace", "--check").err
+    assert "KV204" not in run(decoder, "--strip", "--check").err
+
+
+def test_the_tokens_of_all_known_consumers_are_compared() -> None:
+    tokens = {load_consumer(name).token for name in list_consumers()} - {""}
+    assert {token for token, _ in CONSUMER_TOKENS.values()} == tokens
+    assert all(key == token.lower() for key, (token, _) in CONSUMER_TOKENS.items())

@@ -35,6 +35,11 @@ WINDOW_SIZE_HINT = (
 )
 """How to export windows with all inputs; repeating the same export would not add them."""
 
+CONSUMER_TOKENS = {"vllmkvcache": ("vllmKvCache", "vllm-qaic")}
+"""Tokens of known consumers with their names, by the token in lower case.
+
+Consumers themselves are in `handoff`, which a plain rename does not load.
+"""
 _RESIZING_UPDATES = ("append", "delta")
 _UNMATCHED_REASONS = (REASON_UNKNOWN, REASON_NOT_RETAINED)
 """Why names are not renamed that no rule excludes."""
@@ -49,7 +54,7 @@ def check_pairs(signature: Signature, plan: RenamePlan, uses: NameUses) -> Itera
         uses: Where the graph uses the names that matter to the plan.
 
     Yields:
-        Findings KV101 to KV109, KV111, KV112, KV201 and KV202.
+        Findings KV101 to KV109, KV111, KV112, KV201, KV202 and KV204.
     """
     yield from _check_duplicates(signature, plan)
     inputs = {value.name for value in signature.inputs}
@@ -229,6 +234,16 @@ def _check_suffix(pair: KvPair, token: str | None) -> Iterator[Finding]:
 
 
 def _check_tokens(plan: RenamePlan) -> Iterator[Finding]:
+    token = plan.token_change.final_token
+    known, consumer = CONSUMER_TOKENS.get(token.lower(), (token, ""))
+    if token != known and plan.pairs:
+        yield build_finding(
+            "KV204",
+            "",
+            f"the token {token} differs from {known} only in capitals; {consumer} selects names "
+            f"with {known} and ignores these buffers",
+            f"use --target {consumer} or --prefix {known}",
+        )
     sides = [side for pair in plan.pairs for side in pair.sides]
     sides += [feed.side for feed in plan.feeds]
     conflicting = [side for side in sides if not plan.token_change.can_replace(side.token)]
