@@ -18,7 +18,7 @@ from onnxkvrename.report.rename_text import (
     list_state_rows,
     render_sidecar_states,
 )
-from onnxkvrename.report.tables import render_lines
+from onnxkvrename.report.tables import build_table, render_lines
 from onnxkvrename.rules.layer_ranges import format_layer_ranges
 from onnxkvrename.rules.plan import REASON_NOT_RETAINED, KvPair, PairSide, UnchangedName
 from onnxkvrename.rules.results import ModelReport, Report
@@ -115,19 +115,19 @@ def _group_unchanged_names(unchanged_names: Iterable[UnchangedName]) -> dict[str
     return reasons
 
 
-def _render_layer_table(model: ModelReport) -> Table:
+def _render_layer_table(model: ModelReport) -> RenderableType:
     """Return each buffer under its new names; those that change are green."""
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    table.add_column("layer", justify="right")
-    table.add_column("input", overflow="fold")
-    table.add_column("retained output", overflow="fold")
-    for pair in model.pairs:
-        names = (
-            Text("-") if side is None else _render_new_name(side)
-            for side in (pair.input, pair.output)
+    rows = (
+        (
+            pair.layer,
+            *(
+                "-" if side is None else _render_new_name(side)
+                for side in (pair.input, pair.output)
+            ),
         )
-        table.add_row(str(pair.layer), *names)
-    return table
+        for pair in model.pairs
+    )
+    return build_table(("layer", "input", "retained output"), rows, right=("layer",))
 
 
 def _render_new_name(side: PairSide) -> Text:
