@@ -71,7 +71,7 @@ def isolate_words(text: str) -> Iterator[Child]:
     if text.isascii():
         yield text
         return
-    for word in re.split(r"([\s,;:()\[\]]+)", text):
+    for word in re.split(r"([\s,;:()\[\]]+)", escape_text(text)):  # before it is in pieces
         is_reversed = any(unicodedata.bidirectional(char) in ("R", "AL") for char in word)
         yield isolate(word) if is_reversed else word
 

@@ -73,6 +73,7 @@ def test_words_from_right_to_left_keep_their_place() -> None:
         "<!DOCTYPE html>\n<p>[batch, 8, <bdi>\u0633\u064a\u0627\u0642</bdi>, 64]</p>\n"
     )
     assert list(isolate_words("[batch, 8]")) == ["[batch, 8]"]
+    assert build("p", isolate_words("##[error]\u2026")).text == "#\\x23[error]\u2026"
 
 
 def test_attributes_are_written_as_html_has_them() -> None:
