@@ -133,12 +133,10 @@ def _describe_outcome(recovery: Recovery) -> Iterator[str]:
         yield "the new files are in place"
     if recovery.leftovers:
         locks = sum(path.name.endswith(LOCK_SUFFIX) for path in recovery.leftovers)
-        others = len(recovery.leftovers) - locks
-        counts = (
-            f"{locks} lock{'s' * (locks != 1)} and {others} temporary file{'s' * (others != 1)}"
-        )
+        counts = {"lock": locks, "temporary file": len(recovery.leftovers) - locks}
+        parts = (f"{count} {noun}{'s' * (count > 1)}" for noun, count in counts.items() if count)
         yield (
-            f"{counts} of runs that were killed or are still running (first: "
+            f"{' and '.join(parts)} of runs that were killed or are still running (first: "
             f"{recovery.leftovers[0]}); the next rename of the same models removes those of "
             "killed runs"
         )

@@ -81,8 +81,11 @@ def load_sidecars(
     for path in search.files:
         detected = formats.detect(path.name, read_sidecar_head(path))
         if detected is None:
-            forms = formats.describe_forms()
-            raise ModelError("is not a sidecar of a known format", path=str(path), hint=forms)
+            raise ModelError(
+                "is not a sidecar of a known format",
+                path=str(path),
+                hint=formats.describe_formats(),
+            )
         distinct.setdefault(identify_path(path), _build_named_sidecar(path, detected, run))
     # Those that stay may be anything.
     with suppress(ModelError) if search.policy == "leave" else nullcontext():

@@ -111,10 +111,10 @@ class SidecarFormats:
         """Return whether the content of a file beside a model is worth a look."""
         return any(f.may_have_format(file_name) for f in (*self.built_in, *self.plug_ins))
 
-    def describe_forms(self) -> str:
-        """Return the form of every format that has names, for a message."""
+    def describe_formats(self) -> str:
+        """Return the captions of all formats that have names, for a message."""
         formats = (*self.built_in, *self.plug_ins)
-        return "; ".join(f"{f.caption}: {f.expected_form}" for f in formats if f.find_names)
+        return "known formats: " + ", ".join(f.caption for f in formats if f.find_names)
 
 
 def _matches(pattern: re.Pattern[str] | Pattern | None, file_name: str) -> bool:

@@ -367,6 +367,7 @@ def test_locks_and_temporary_files_of_other_runs_are_counted(
     assert run("recover", ".").err == "no run to undo or to finish here\n"
     lock = find_lock_path(tmp_path / "in" / "a.onnx")
     lock.touch()
+    assert "\n1 lock of runs that were killed" in run("recover", "in").err
     copy = build_temp_path(tmp_path / "in" / "sub" / "c.onnx")
     copy.write_bytes(b"half a copy")
     (tmp_path / "in" / f"{TEMP_PREFIX}of-someone-else").touch()

@@ -272,7 +272,7 @@ def test_a_finding_in_the_model_leaves_the_sidecar_as_it_was(here: Path, run, sn
     ("name", "reason"),
     [
         ("nowhere.yaml", "no such file"),
-        ("notes.txt", "is not a sidecar of a known format (custom I/O: "),
+        ("notes.txt", "is not a sidecar of a known format (known formats: custom I/O, "),
         (MODEL, "is not a sidecar of a known format"),
         (".", "is a directory"),
         ("secret.yaml", "is not readable"),
