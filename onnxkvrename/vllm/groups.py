@@ -137,7 +137,7 @@ def _check_windows(specs: Sequence[KvCacheSpec]) -> None:
         raise RefusalError(
             [spec.layer for spec in specs if isinstance(spec.window, str)],
             f"groups depend on the size of {min(unknown)}",
-            f"--dim {min(unknown)}=SIZE says it",
+            f"--dim {min(unknown)}=SIZE decides it",
         )
 
 

@@ -161,8 +161,8 @@ def _check_sides(
         yield build_finding(
             "KV619",
             "",
-            f"{prefill.ranks} ranks of prefill hold {heads} KV heads more than once, which vLLM "
-            f"{version} does not read from {decode.ranks} ranks of decode",
+            f"{prefill.ranks} ranks of prefill hold copies of {heads} KV heads, which vLLM "
+            f"{version} does not read into {decode.ranks} ranks of decode",
             f"choose at most {heads} ranks of prefill, or no more than decode has",
         )
     written, read = prefill.block_size, decode.block_size
@@ -171,23 +171,23 @@ def _check_sides(
             "KV622",
             "",
             f"blocks of {written:,} tokens in prefill and {read:,} in decode: vLLM {version} "
-            "wants decode's to be a multiple of prefill's",
+            "requires decode's to be a multiple of prefill's",
             f"choose block sizes that divide: --block-size P:D; {_KERNEL_HINT}",
         )
     elif read != written and version == "0.24" and decode.is_hybrid:
         yield build_finding(
             "KV622",
             "",
-            f"blocks of {written:,} tokens in prefill and {read:,} in decode: vLLM 0.24 wants "
-            "equal ones where not all layers are full attention of one size",
-            f"choose settings that give equal blocks: manifest shows them; {_KERNEL_HINT}",
+            f"blocks of {written:,} tokens in prefill and {read:,} in decode: vLLM 0.24 requires "
+            "equal blocks unless all layers are full attention of one size",
+            f"choose settings with equal blocks (manifest shows them); {_KERNEL_HINT}",
         )
     elif read != written and has_more_ranks and _reads_several_slices(prefill, decode, heads):
         yield build_finding(
             "KV622",
             "",
             f"blocks of {written:,} tokens in prefill and {read:,} in decode: vLLM {version} "
-            "wants equal ones where prefill has more ranks",
+            "requires equal blocks where prefill has more ranks",
             f"choose one block size for both sides; {_KERNEL_HINT}",
         )
 

@@ -98,7 +98,7 @@ def align_blocks(
     if request.kv_cache_dtype == "fp8_ds_mla":
         raise RefusalError(
             [spec.layer for spec in attention],
-            "fp8_ds_mla beside states: vLLM aligns blocks to other rows than it stores",
+            "fp8_ds_mla beside states: vLLM aligns blocks to different rows than it stores",
             "choose --kv-cache-dtype fp8",
         )
     # A draft model takes the blocks of the model that it drafts for.
@@ -148,7 +148,7 @@ def _resolve_token_bytes(attention: Iterable[KvCacheSpec]) -> int:
         raise RefusalError(
             [spec.layer for spec in attention],
             "attention layers of several sizes beside states: vLLM aligns blocks to one of them",
-            "not known: the graph does not say which the model's own is",
+            "unknown: the graph does not show which size the model uses",
         )
     return sizes.pop()
 
@@ -195,8 +195,8 @@ def _build_spec(
     if kind == "unknown":
         raise RefusalError(
             [layer],
-            "every size is fixed, so a cache and a state look alike",
-            "export with a symbol for the context",
+            "every size is fixed, so a cache cannot be told from a state",
+            "export the model with a symbol for the context",
         )
     if kind in STATE_KINDS:
         return _build_state_spec(buffers, layout, request)
@@ -246,13 +246,13 @@ def _build_state_spec(
     for shape in shapes:
         if not shape:
             raise RefusalError(
-                [layer], "a state has no axis behind the batch", "export it with one"
+                [layer], "a state has no axis after the batch", "export the state with one"
             )
         if shape[0] % ranks:
             raise RefusalError(
                 [layer],
-                f"a state of {shape[0]} does not divide by {ranks} ranks",
-                "choose a tensor parallelism that divides it",
+                f"a state of {shape[0]} cannot be divided among {ranks} ranks",
+                "choose a number of ranks (--tp) that divides it",
                 "KV619",
             )
     dtypes = tuple(_check_dtype(layer, buffer.dtype, STATE_ITEMSIZES) for buffer in buffers)
@@ -264,8 +264,8 @@ def _check_dtype(layer: int, dtype: str, allowed: Iterable[str]) -> str:
     if dtype not in allowed:
         raise RefusalError(
             [layer],
-            f"vLLM has no such cache in {dtype}",
-            f"it has {', '.join(allowed)}: compile for one of them, and give its custom_io.yaml",
+            f"vLLM has no such cache with dtype {dtype}",
+            f"it has {', '.join(allowed)}: compile with one of them, and pass --custom-io FILE",
         )
     return dtype
 
@@ -274,16 +274,20 @@ def _resolve_sizes(buffer: KvBuffer, layout: Layout, context_axis: int = 0) -> t
     """Return the shape in numbers, with 1 for the batch (axis 0) and for the context."""
     layer, part = [buffer.layer], buffer.part
     if buffer.shape is None:
-        raise RefusalError(layer, f"the shape of {part} is not known", "export it with shapes")
+        raise RefusalError(layer, f"the shape of {part} is unknown", "export the model with shapes")
     sizes = list[int]()
     for axis, dim in enumerate(layout.resolve_shape(buffer.shape)):
         size = 1 if axis in (buffer.batch_axis, context_axis) else dim
         if not isinstance(size, int) or size < 1:
-            hint = f"--dim {size}=SIZE says it" if isinstance(size, str) else "export it with sizes"
-            raise RefusalError(layer, f"a size of {part} is not known: {size}", hint)
+            hint = (
+                f"--dim {size}=SIZE decides it" if isinstance(size, str) else "export it with sizes"
+            )
+            raise RefusalError(layer, f"a size of {part} is unknown: {size}", hint)
         sizes.append(size)
     if count_elements(tuple(sizes)) is None:
-        raise RefusalError(layer, f"{part} is larger than any memory", "export it with sizes")
+        raise RefusalError(
+            layer, f"{part} is larger than any memory", "export the model with real sizes"
+        )
     return tuple(sizes)
 
 
@@ -318,14 +322,16 @@ def _sum_latent_sizes(layer: int, tokens: Sequence[tuple[int, ...]]) -> int:
     """Return the sizes of MLA's latent and rope together; every rank holds both whole."""
     if len(tokens) < 2:
         raise RefusalError(
-            [layer], "a page of MLA holds one latent and its rope", "see what is missing: verify"
+            [layer],
+            "a page of MLA needs one latent and its rope",
+            "onnxkvrename verify MODEL lists missing parts",
         )
     heads = max(sizes[0] if len(sizes) == 2 else 1 for sizes in tokens)
     if heads != 1:
         raise RefusalError(
             [layer],
             f"its latent has {heads} heads, and a page of MLA holds one",
-            "export it without replicated KV heads",
+            "export the model without replicated KV heads",
         )
     return sum(sizes[-1] for sizes in tokens)
 
@@ -340,10 +346,14 @@ def _resolve_heads(
         for buffer, sizes in zip(buffers, tokens, strict=True)
     }
     if len(buffers) != 2 or len(sides) != 2:
-        raise RefusalError(layer, "a page holds a key and a value", "see what is missing: verify")
+        raise RefusalError(
+            layer, "a page needs a key and a value", "onnxkvrename verify MODEL lists missing parts"
+        )
     key, value = sides["key"], sides["value"]
     if key[:-1] != value[:-1]:
-        raise RefusalError(layer, "key and value differ in their heads", "vLLM has one number")
+        raise RefusalError(
+            layer, "key and value have different numbers of heads", "vLLM has one number for both"
+        )
     if kind in _SINGLE_HEAD_SIZE_KINDS and key != value:
         raise RefusalError(
             layer, f"key and value of {kind} differ in size", "vLLM has one size for both"
@@ -357,8 +367,8 @@ def _resolve_heads(
     if heads % ranks and ranks % heads:
         raise RefusalError(
             layer,
-            f"{heads} KV heads do not divide by {ranks} ranks, nor ranks by heads",
-            "choose a tensor parallelism that divides them, or a multiple of them",
+            f"{heads} KV heads cannot be divided among {ranks} ranks, nor replicated on them",
+            "choose a number of ranks (--tp) that divides them, or a multiple of them",
             "KV619",
         )
     return max(1, heads // ranks), key[-1], value[-1]

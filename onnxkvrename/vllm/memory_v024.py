@@ -183,7 +183,7 @@ def _build_packed_allocation(grouping: Grouping, prompt_lengths: Sequence[int]) 
         _check_attention(
             groups,
             why_not="there are states: their views ignore where the block has them, so layers "
-            "overwrite each other; NIXL registers them all the same, offloading few",
+            "overwrite each other; NIXL registers them anyway, offloading only a few",
         ),
         build_requirement("block stride indexing", "the backend reads pages at a stride"),
     )

@@ -247,7 +247,7 @@ def split_states(groups: Iterable[KvCacheGroup], vllm_version: str) -> StateTran
         kinds = "of Mamba 2 and GDN" if vllm_version == "0.24" else "of Mamba and GDN"
         raise RefusalError(
             [spec.layer],
-            f"NIXL's connector takes states {kinds} only, which {_format_shapes(shapes)} are not",
+            f"NIXL's connector takes only states {kinds}, but these are {_format_shapes(shapes)}",
             "choose another connector",
         )
     return StateTransfer(projections + 1, spec.unpadded_page_size)

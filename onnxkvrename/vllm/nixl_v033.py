@@ -243,12 +243,12 @@ def _cover(pieces: Sequence[tuple[int, int]], pages: Iterable[tuple[int, int]]) 
 def _explain_gap(states: StateTransfer | None) -> str:
     if states is None:
         return (
-            "too little is moved: of layers whose pages start alike vLLM registers the first "
-            "one's block length only"
+            "too little is moved: of layers whose pages have the same start, vLLM registers only "
+            "the block length of the first"
         )
     return (
-        "too little is moved: vLLM steps by a page, not by a block, where states lie, and takes "
-        "one size for all states"
+        "too little is moved: for states vLLM steps by a page, not by a block, and uses one size "
+        "for all of them"
     )
 
 

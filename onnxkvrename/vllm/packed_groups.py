@@ -40,7 +40,7 @@ def build_uniform_groups(specs: Sequence[KvCacheSpec]) -> tuple[KvCacheGroup, ..
     if foreign_layers or not full_mla:
         raise RefusalError(
             foreign_layers or [spec.layer for spec in specs],
-            "vLLM 0.24 takes windowed MLA beside whole MLA, and beside nothing else",
+            "vLLM 0.24 takes windowed MLA only together with full MLA",
             "a block-outermost layout of vLLM 0.33 may take it",
         )
     counts = [count_most_common_page(layers) for layers in (full_mla, *windows.values())]
@@ -186,7 +186,7 @@ def _split_by_pattern(specs: Sequence[KvCacheSpec], group_count: int) -> list[Kv
     if sum(map(len, repeats)) != len(specs):
         raise RefusalError(
             [spec.layer for spec in specs],
-            "vLLM splits layers that have pages of several sizes, unevenly many of each",
+            "vLLM splits layers that have pages of several sizes with different counts",
             "choose a layout that is not block-outermost",
         )
     return [
@@ -203,8 +203,8 @@ def _pad_windowed_mla(specs: Sequence[KvCacheSpec], full_page_sizes: set[int]) -
     if max(spec.page_size for spec in specs) > max(full_page_sizes):
         raise RefusalError(
             [spec.layer for spec in specs],
-            "a page of windowed MLA is larger than any of whole MLA",
-            "vLLM 0.24 pads windowed pages to whole ones only",
+            "a page of windowed MLA is larger than any of full MLA",
+            "vLLM 0.24 pads windowed pages only to pages of full MLA",
         )
     padded = list[KvCacheSpec]()
     for spec in specs:
@@ -219,7 +219,7 @@ def _split_windowed_mla(specs: Sequence[KvCacheSpec], group_size: int) -> list[K
     if len(layer_counts) > 1:
         raise RefusalError(
             [spec.layer for spec in specs],
-            "windowed MLA has pages of several sizes, unevenly many of each",
-            "vLLM 0.24 wants as many layers of each size",
+            "windowed MLA has pages of several sizes with different counts",
+            "vLLM 0.24 requires the same number of layers of each size",
         )
     return _split_by_pattern(specs, -(-layer_counts.pop() // group_size))

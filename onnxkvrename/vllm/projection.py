@@ -80,7 +80,7 @@ def project_layout(
     if draft is not None:
         if request.pipeline_parallel_size > 1:
             raise KvRenameError(
-                "a draft model in pipeline stages is not known here", hint="`--pp 1` has no stages"
+                "a draft model in pipeline stages is not supported", hint="`--pp 1` has no stages"
             )
         request = request._replace(draft_start=max(layout.layers, default=-1) + 1)
         layout = _append_draft(layout, draft)

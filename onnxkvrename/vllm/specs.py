@@ -89,13 +89,13 @@ def check_request(request: ProjectionRequest) -> None:
     """
     if request.vllm_version not in VLLM_VERSIONS:
         raise KvRenameError(
-            f"vLLM {request.vllm_version} is not known here",
-            hint=f"there are: {', '.join(VLLM_VERSIONS)}",
+            f"vLLM {request.vllm_version} is not supported",
+            hint=f"supported: {', '.join(VLLM_VERSIONS)}",
         )
     if request.kv_cache_dtype is not None and request.kv_cache_dtype not in KV_CACHE_DTYPES:
         raise KvRenameError(
-            f"a KV cache dtype of {request.kv_cache_dtype} is not known here",
-            hint=f"there are: {', '.join(KV_CACHE_DTYPES)}",
+            f"the KV cache dtype {request.kv_cache_dtype} is not supported",
+            hint=f"supported: {', '.join(KV_CACHE_DTYPES)}",
         )
     _check_size("block size", request.block_size)
     _check_size("tensor parallelism", request.tensor_parallel_size)

@@ -27,8 +27,8 @@ from onnxkvrename.vllm.specs import (
 _UNKNOWN_TRANSFERS = {
     "0.24": "what NIXL moves of pipeline stages: vLLM 0.24 pairs tensor parallel ranks only",
     "0.33": (
-        "what NIXL moves of pipeline stages: vLLM 0.33 takes them for prefill only, without "
-        "states, and several groups by NixlPushConnector only"
+        "NIXL transfers of pipeline stages: vLLM 0.33 takes them for prefill only, without "
+        "states, and several groups only by NixlPushConnector"
     ),
 }
 """After ``nixl/base_worker.py`` of each version."""

@@ -373,7 +373,7 @@ def test_a_precision_that_vllm_has_no_cache_for_is_a_finding(here: Path, run) ->
     assert outcome.code == 1
     (found,) = document(outcome.out)["findings"]
     assert (found["code"], found["model"]) == ("KV622", MODEL)
-    assert "error KV622: layers 0-1: vLLM has no such cache in MXINT8" in outcome.err
+    assert "error KV622: layers 0-1: vLLM has no such cache with dtype MXINT8" in outcome.err
 
 
 def test_a_manifest_with_a_projection_stands_for_its_model(here: Path, run) -> None:

@@ -102,7 +102,7 @@ def test_a_window_of_unknown_size_is_refused_if_there_is_another() -> None:
     grouping = form_groups(build_layers(build_sliding(0), build_sliding(1, window=128)))
     assert grouping.refusal is not None
     assert grouping.refusal.layers == (0,)
-    assert grouping.refusal.hint == "--dim sliding_window=SIZE says it"
+    assert grouping.refusal.hint == "--dim sliding_window=SIZE decides it"
     assert (
         form_groups(build_layers(build_sliding(0), build_sliding(1), build_attention(2))).refusal
         is None

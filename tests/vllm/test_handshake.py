@@ -50,14 +50,14 @@ def test_blocks_of_decode_are_a_multiple_of_prefills(version: str) -> None:
     (finding,) = meet(PLAIN, (64, 16), version=version).findings
     assert (finding.code, finding.message) == (
         "KV622",
-        f"blocks of 64 tokens in prefill and 16 in decode: vLLM {version} wants decode's to be a "
-        "multiple of prefill's",
+        f"blocks of 64 tokens in prefill and 16 in decode: vLLM {version} requires decode's to be "
+        "a multiple of prefill's",
     )
 
 
 def test_blocks_of_windows_are_equal_in_0_24() -> None:
     (finding,) = meet(build_gpt_oss(), (16, 64), version="0.24").findings
-    assert "not all layers are full attention" in finding.message
+    assert "unless all layers are full attention" in finding.message
     assert not meet(build_gpt_oss(), (16, 64)).findings
 
 
@@ -70,7 +70,7 @@ def test_more_ranks_in_prefill_want_equal_blocks_unless_mla() -> None:
 def test_prefill_does_not_replicate_heads_that_fewer_ranks_read() -> None:
     (finding,) = meet(PLAIN, (16, 16), (16, 8)).findings
     assert finding.code == "KV619"
-    assert finding.message.startswith("16 ranks of prefill hold 8 KV heads more than once")
+    assert finding.message.startswith("16 ranks of prefill hold copies of 8 KV heads")
     assert not meet(PLAIN, (16, 16), (16, 16)).findings
     assert not meet(PLAIN, (16, 16), (8, 16)).findings
 
@@ -116,6 +116,6 @@ def test_beside_states_decode_may_read_larger_blocks_of_one_slice() -> None:
     )
     # Two ranks of prefill have a head each, and one rank of decode reads both.
     (finding,) = meet(model, (48, 96), (2, 1)).findings
-    assert "wants equal ones where prefill has more ranks" in finding.message
+    assert "requires equal blocks where prefill has more ranks" in finding.message
     # Four have two heads twice, and each of two ranks reads one.
     assert not meet(model, (48, 96), (4, 2)).findings

@@ -76,20 +76,22 @@ def test_heads_that_ranks_cannot_share_are_refused(heads: int, tp: int) -> None:
         build_attention(0, heads=heads), build_attention(5, heads=heads), tp=tp
     ).refusals
     assert (refusal.code, refusal.layers) == ("KV619", (0, 5))
-    assert refusal.reason == (f"{heads} KV heads do not divide by {tp} ranks, nor ranks by heads")
+    assert refusal.reason == (
+        f"{heads} KV heads cannot be divided among {tp} ranks, nor replicated on them"
+    )
 
 
 def test_states_that_ranks_cannot_share_are_refused() -> None:
     refusal = refuse(build_linear(3, recurrent=(6, 64, 64)), tp=4)
     assert (refusal.code, refusal.layers) == ("KV619", (3,))
-    assert refusal.reason == "a state of 6 does not divide by 4 ranks"
+    assert refusal.reason == "a state of 6 cannot be divided among 4 ranks"
     assert build(build_linear(3, recurrent=(8, 64, 64)), tp=4).refusals == ()
 
 
 def test_heads_need_a_size_and_the_context_does_not() -> None:
     refusal = refuse(build_attention(0, heads="kv_heads"))
-    assert refusal.reason == "a size of key is not known: kv_heads"
-    assert refusal.hint == "--dim kv_heads=SIZE says it"
+    assert refusal.reason == "a size of key is unknown: kv_heads"
+    assert refusal.hint == "--dim kv_heads=SIZE decides it"
     assert page_size(build_attention(0, heads="kv_heads"), kv_heads=2) == 16 * 2 * 128 * 2
 
 
@@ -97,7 +99,7 @@ def test_heads_need_a_size_and_the_context_does_not() -> None:
 def test_a_size_that_is_not_positive_is_refused(size: int | None) -> None:
     assert refuse(
         (build_buffer(0, "key", "full_attention", ("b", 2, "ctx_len", size)),)
-    ).reason == (f"a size of key is not known: {size}")
+    ).reason == (f"a size of key is unknown: {size}")
 
 
 def test_a_cache_larger_than_any_memory_is_refused() -> None:
@@ -111,7 +113,7 @@ def test_a_cache_larger_than_any_memory_is_refused() -> None:
 
 def test_a_state_with_a_batch_axis_only_is_refused() -> None:
     refusal = refuse((*build_linear(0), build_buffer(0, "odd", "mamba", ("batch_size",))))
-    assert (refusal.reason, refusal.code) == ("a state has no axis behind the batch", "KV622")
+    assert (refusal.reason, refusal.code) == ("a state has no axis after the batch", "KV622")
 
 
 def test_a_window_is_a_symbol_until_its_size_is_known() -> None:
@@ -121,24 +123,29 @@ def test_a_window_is_a_symbol_until_its_size_is_known() -> None:
 
 @pytest.mark.parametrize("dtype", ["MXINT8", "INT8", "UINT8", "DOUBLE"])
 def test_a_dtype_that_vllm_does_not_support_is_refused(dtype: str) -> None:
-    assert refuse(build_attention(0, dtype=dtype)).reason == f"vLLM has no such cache in {dtype}"
+    assert (
+        refuse(build_attention(0, dtype=dtype)).reason
+        == f"vLLM has no such cache with dtype {dtype}"
+    )
 
 
 def test_states_of_eight_bits_are_refused() -> None:
     assert refuse(build_linear(0, dtype="FLOAT8E4M3FN")).reason == (
-        "vLLM has no such cache in FLOAT8E4M3FN"
+        "vLLM has no such cache with dtype FLOAT8E4M3FN"
     )
 
 
 def test_a_key_without_its_value_is_refused() -> None:
     key, value = build_attention(0)
-    assert refuse((key,)).reason == "a page holds a key and a value"
+    assert refuse((key,)).reason == "a page needs a key and a value"
     assert refuse((key, value._replace(dtype="FLOAT"))).reason == (
         "its parts are FLOAT and FLOAT16: a page of vLLM has one dtype"
     )
     _, value_of_two_heads = build_attention(0, heads=2)
-    assert refuse((key, value_of_two_heads)).reason == "key and value differ in their heads"
-    assert refuse(build_mla(0)[:1]).reason == "a page of MLA holds one latent and its rope"
+    assert (
+        refuse((key, value_of_two_heads)).reason == "key and value have different numbers of heads"
+    )
+    assert refuse(build_mla(0)[:1]).reason == "a page of MLA needs one latent and its rope"
 
 
 def test_a_latent_that_was_replicated_is_refused_by_its_number_of_heads() -> None:
@@ -153,11 +160,11 @@ def test_a_latent_that_was_replicated_is_refused_by_its_number_of_heads() -> Non
 
 def test_fixed_sizes_and_unknown_shapes_are_refused() -> None:
     fixed = build_buffer(0, "key", "unknown", (1, 2, 128, 4))
-    assert refuse((fixed,)).reason == "every size is fixed, so a cache and a state look alike"
+    assert refuse((fixed,)).reason == "every size is fixed, so a cache cannot be told from a state"
     shapeless = build_buffer(0, "key", "full_attention", None)
     assert refuse((shapeless,)).reason == "key has no known context axis"
     assert refuse((build_buffer(0, "conv_state", "mamba", None),)).reason == (
-        "the shape of conv_state is not known"
+        "the shape of conv_state is unknown"
     )
 
 
@@ -323,5 +330,5 @@ def test_fp8_ds_mla_is_for_its_own_latent_only(layer: tuple[KvBuffer, ...]) -> N
 def test_fp8_ds_mla_beside_states_is_refused() -> None:
     request = ProjectionRequest(16, kv_cache_dtype="fp8_ds_mla")
     specs = build_with_dtype("fp8_ds_mla", build_mla(0), build_linear(1)).specs
-    with pytest.raises(RefusalError, match="aligns blocks to other rows than it stores"):
+    with pytest.raises(RefusalError, match="aligns blocks to different rows than it stores"):
         align_blocks(specs, request)

@@ -118,7 +118,7 @@ def test_states_are_split_by_their_shapes(
     spec = spec._replace(state_shapes=shapes, dtypes=("FLOAT16",) * len(shapes))
     group = KvCacheGroup((spec,), has_per_layer_specs=False)
     if descriptors is None:
-        with pytest.raises(RefusalError, match="NIXL's connector takes states of Mamba"):
+        with pytest.raises(RefusalError, match="NIXL's connector takes only states of Mamba"):
             split_states([group], version)
     else:
         states = split_states([group], version)

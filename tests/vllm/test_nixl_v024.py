@@ -98,4 +98,4 @@ def test_states_of_several_sizes_in_one_group_are_refused() -> None:
 def test_states_that_nixl_does_not_know_are_refused() -> None:
     refused = move(build_layers(build_linear(0, recurrent=(4096, 16))), "unpacked").refused
     assert refused is not None
-    assert "[8192, 3] and [4096, 16] are not" in refused
+    assert "but these are [8192, 3] and [4096, 16]" in refused

@@ -101,7 +101,7 @@ def test_heads_that_do_not_divide_are_a_finding() -> None:
     (finding,) = check_projection(projection)
     assert (finding.code, finding.severity, finding.name) == ("KV619", "error", "")
     assert finding.message == (
-        "layers 0-1: 6 KV heads do not divide by 4 ranks, nor ranks by heads"
+        "layers 0-1: 6 KV heads cannot be divided among 4 ranks, nor replicated on them"
     )
 
 
@@ -125,14 +125,18 @@ def test_heads_that_ranks_divide_or_copy_are_no_finding(tp: int) -> None:
         (
             build_layers(build_attention(0, dtype="MXINT8")),
             "0.33",
-            "vLLM has no such cache in MXINT8",
+            "vLLM has no such cache with dtype MXINT8",
         ),
         (
             build_layers(build_attention(0, heads="heads")),
             "0.24",
-            "a size of key is not known: heads",
+            "a size of key is unknown: heads",
         ),
-        (LAYOUTS["refused groups"], "0.24", "vLLM 0.24 takes windowed MLA beside whole MLA"),
+        (
+            LAYOUTS["refused groups"],
+            "0.24",
+            "vLLM 0.24 takes windowed MLA only together with full MLA",
+        ),
         (LAYOUTS["two windows"], "0.33", "groups depend on the size of other_window"),
     ],
 )
@@ -153,7 +157,7 @@ def test_groups_that_only_some_layouts_refuse_are_no_finding() -> None:
 def test_an_unknown_version_raises() -> None:
     with pytest.raises(KvRenameError) as caught:
         project_layout(build_gpt_oss(), ProjectionRequest(16, vllm_version="1.0"))
-    assert caught.value.hint == "there are: 0.24, 0.33"
+    assert caught.value.hint == "supported: 0.24, 0.33"
 
 
 def test_the_layers_of_a_draft_model_are_grouped_with_the_others() -> None:

@@ -126,14 +126,17 @@ def test_a_decided_condition_has_the_reason_that_applies() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (ProjectionRequest(16, vllm_version="0.25"), "vLLM 0.25 is not a known key"),
+        (ProjectionRequest(16, vllm_version="0.25"), "vLLM 0.25 is not supported"),
         (ProjectionRequest(0), "a block size of 0 is too small"),
         (ProjectionRequest(16, tensor_parallel_size=0), "a tensor parallelism of 0 is too small"),
         (ProjectionRequest(16, prompt_lengths=(1, 0)), "a prompt of 0 is too small"),
         (ProjectionRequest(1 << 31), "a block size of 2147483648 is too large"),
         (ProjectionRequest(16, pipeline_parallel_size=0), "a pipeline parallelism of 0 is too"),
         (ProjectionRequest(16, gpu_memory=0), "a GPU memory of 0 is too small"),
-        (ProjectionRequest(16, kv_cache_dtype="nvfp4"), "a KV cache dtype of nvfp4 is not known"),
+        (
+            ProjectionRequest(16, kv_cache_dtype="nvfp4"),
+            "the KV cache dtype nvfp4 is not supported",
+        ),
     ],
 )
 def test_a_request_with_impossible_settings_raises(
