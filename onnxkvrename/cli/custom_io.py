@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import click
 
+from onnxkvrename.cli.dataflow.one_model import add_one_model_argument
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
-    NonEmptyPath,
     OutputFile,
     add_profile_option,
     add_rules_option,
@@ -48,7 +48,7 @@ class _Arguments(NamedTuple):
     context_settings=CONTEXT_SETTINGS,
     epilog="Exit codes: 0 done; 2 the job could not be done; 130 interrupted.",
 )
-@click.argument("model", metavar="MODEL", type=NonEmptyPath(path_type=Path))
+@add_one_model_argument()
 @click.option(
     "--precision",
     metavar="NAME",

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from onnxkvrename.cli.dataflow.one_model import check_one_model
 from onnxkvrename.cli.hints.complete import complete_reports
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
@@ -173,10 +174,12 @@ def _verify_models(arguments: _Arguments) -> tuple[tuple[VerifiedModel, ...], Pr
     """Verify each model, then the windows of a set together, by the profile that is named."""
     request = _build_request(arguments)
     paths = [job.model for job in find_jobs(arguments.models)]
-    if request.reference is not None and len(paths) > 1:
-        raise click.UsageError(f"--reference is for one model, not {len(paths)}")
-    if request.renamed_from is not None and len(paths) > 1:
-        raise click.UsageError(f"--renamed-from is for one model, not {len(paths)}")
+    for option, value in (
+        ("--reference", request.reference),
+        ("--renamed-from", request.renamed_from),
+    ):
+        if value is not None:
+            check_one_model(f"{option} is for one model", [str(path) for path in paths])
     rules = pick_requested_rules(paths, arguments, arguments.prefix)
     verify = partial(verify_model, rules=rules, request=request)
     with open_process_pool(arguments.jobs or count_useful_processes(len(paths))) as executor:

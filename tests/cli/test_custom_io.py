@@ -233,10 +233,11 @@ def test_a_buffer_with_one_side_missing_is_refused(here: Path, run) -> None:
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("nowhere.onnx", "no such file"), (".", "is a directory"), ("text.onnx", "")],
+    [("nowhere.onnx", "no such file"), ("empty", "has no .onnx file"), ("text.onnx", "")],
 )
 def test_what_is_no_model_is_refused(name: str, reason: str, here: Path, run) -> None:
     (here / "text.onnx").write_text("import onnx\n")
+    (here / "empty").mkdir()
     outcome = run("custom-io", name, "--precision", "mxint8")
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
     assert outcome.err.startswith(f"error: {name}: {reason}")
@@ -271,3 +272,22 @@ def test_a_format_it_does_not_know_prints_nothing_on_stdout(name: str, decoder: 
     outcome = run("custom-io", decoder, "--precision", "float16", "--format", name)
     assert (outcome.code, outcome.out) == (2, "")
     assert "--format" in outcome.err
+
+
+def test_it_requires_one_model_and_says_which_there_are(here: Path, run) -> None:
+    names = [f"several/{name}.onnx" for name in "abcd"]
+    (here / "several").mkdir()
+    for name in names:
+        (here / name).write_bytes((here / MODEL).read_bytes())
+    for given in (names, ["several"]):
+        outcome = run("custom-io", *given, "--precision", "mxint8")
+        assert (outcome.code, outcome.out) == (2, "")
+        assert outcome.err == (
+            f"error: custom-io requires one model, not 4: {', '.join(names[:3])} and 1 more "
+            f"(onnxkvrename custom-io {names[0]} --precision mxint8)\n"
+        )
+    for name in names[1:]:
+        (here / name).unlink()
+    outcome = run("custom-io", "several", "--precision", "mxint8")
+    assert outcome.err.startswith("error: several: is a directory, not a model (onnxkvrename ")
+    assert run("custom-io", names[0], names[0], "--precision", "mxint8").code == 0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from onnxkvrename.cli.dataflow.one_model import check_one_model
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     add_format_option,
@@ -60,8 +61,8 @@ def command(models: tuple[Path, ...], form: str | None, output_format: str) -> i
     if not models:
         raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
     paths = [job.model for job in find_jobs(models)]
-    if form is not None and len(paths) > 1:
-        raise click.UsageError(f"--as is for one model, not {len(paths)}")
+    if form is not None:
+        check_one_model("--as is for one model", [str(path) for path in paths])
     if form is not None and output_format != "text":
         raise click.UsageError("--as and --format cannot both be")
     results = [_trace(path) for path in paths]

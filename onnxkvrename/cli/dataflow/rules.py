@@ -7,7 +7,12 @@ from pathlib import Path
 
 import click
 
-from onnxkvrename.cli.options import CONTEXT_SETTINGS, NonEmptyPath, add_version_option
+from onnxkvrename.cli.dataflow.one_model import choose_one_model
+from onnxkvrename.cli.options import (
+    CONTEXT_SETTINGS,
+    NonEmptyPath,
+    add_version_option,
+)
 from onnxkvrename.cli.output import print_lines
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.renaming.run import check_token_change
@@ -41,6 +46,7 @@ def command(model: Path, prefix: str | None) -> int:
     """
     if prefix is not None:
         check_token_change(TokenChange(prefix))
+    model = choose_one_model((model,), "rules --suggest", "onnxkvrename rules --suggest")
     suggestion = infer_rules([trace_model(model)], prefix or "").suggestion
     print_lines(_render(suggestion))
     return decide_exit_code()

@@ -110,7 +110,7 @@ def test_one_model_is_written_for_another_program_and_no_set(delta: str, run) ->
     outcome = run("pairs", "--as", "openvino", delta, "other.onnx")
     assert (outcome.code, outcome.err.splitlines()[0]) == (
         2,
-        "error: --as is for one model, not 2 (`onnxkvrename pairs --help` lists all options)",
+        "error: --as is for one model, not 2: delta.onnx, other.onnx (pass one of them)",
     )
     assert (
         "--as and --format cannot both be"

@@ -1,0 +1,72 @@
+"""The one model that a command works on: which there are, if it is given several."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from onnxkvrename.cli.options import Decorator, NonEmptyPath
+from onnxkvrename.errors import KvRenameError
+from onnxkvrename.findings import format_list
+from onnxkvrename.rules.find_models import find_jobs
+from onnxkvrename.storage.read import is_directory
+
+
+def add_one_model_argument() -> Decorator:
+    """Add the one model that a command works on; several and directories are refused."""
+    return click.argument(
+        "model",
+        nargs=-1,
+        metavar="MODEL",
+        type=NonEmptyPath(path_type=Path),
+        required=True,
+        callback=_require_one_model,
+    )
+
+
+def _require_one_model(
+    ctx: click.Context, param: click.Parameter, paths: tuple[Path, ...]
+) -> Path | None:
+    if ctx.resilient_parsing:
+        return None
+    return choose_one_model(paths, ctx.info_name or "", ctx.command_path)
+
+
+def choose_one_model(paths: Sequence[Path], name: str, command: str) -> Path:
+    """Return the only path.
+
+    Args:
+        paths: The paths that were given, at least one.
+        name: What requires one model.
+        command: The command with which a model can be chosen.
+
+    Raises:
+        KvRenameError: There are several, or a directory.
+    """
+    if len(paths) == 1 and not is_directory(paths[0]):
+        return paths[0]
+    models = [str(job.model) for job in find_jobs(paths)]
+    check_one_model(f"{name} requires one model", models, command)
+    if not is_directory(paths[0]):
+        return paths[0]  # the same model twice
+    hint = f"`{shlex.join([*command.split(), models[0]])}`"
+    raise KvRenameError("is a directory, not a model", path=str(paths[0]), hint=hint)
+
+
+def check_one_model(requirement: str, models: Sequence[str], command: str = "") -> None:
+    """Raise :class:`KvRenameError` for several models, with the first of them to choose from.
+
+    Args:
+        requirement: What requires one model.
+        models: The models that there are.
+        command: The command with which a model can be chosen.
+    """
+    if len(models) < 2:
+        return
+    hint = f"`{shlex.join([*command.split(), models[0]])}`" if command else "pass one of them"
+    raise KvRenameError(
+        f"{requirement}, not {len(models):,}: {format_list(models, limit=3)}", hint=hint
+    )
