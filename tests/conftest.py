@@ -26,6 +26,9 @@ PACKAGE = Path(onnxkvrename.__file__).parent
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 COMMAND = Path(sys.executable).with_name("onnxkvrename")
 
+OS_PARTS = dict(vars(os))
+"""What the system can do, while no test has replaced any of it."""
+
 settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 settings.load_profile("untimed")
 
@@ -159,6 +162,8 @@ def run(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest, tmp_
 
 def _has_patches(request: pytest.FixtureRequest) -> bool:
     """Return whether a test has replaced parts of the program: a hint does not help against it."""
+    if any(getattr(os, name) is not value for name, value in OS_PARTS.items()):
+        return True
     if "monkeypatch" not in request.fixturenames:
         return False
     return bool(request.getfixturevalue("monkeypatch")._setattr)

@@ -35,7 +35,7 @@ class BufferName(NamedTuple):
 def format_rename_command(
     layout: Layout, consumer: Consumer, *options: str, paths: Sequence[str] = ()
 ) -> str:
-    """Return what renames a layout's models for a consumer, or why that does not help.
+    """Return the command that renames a layout's models for a consumer.
 
     Args:
         layout: The layout.
@@ -43,8 +43,6 @@ def format_rename_command(
         options: Further options.
         paths: What to rename; by default the models that the command line has.
     """
-    if consumer.needs_in_place and any(buffer.update.is_resized for buffer in layout.buffers):
-        return "export the model with a static cache first: no rename helps one that grows (KV120)"
     if not paths and len(layout.models) == 1:
         paths = layout.models
     models = map(shlex.quote, paths) if paths else ("MODEL...",)
