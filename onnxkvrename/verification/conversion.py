@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from onnxkvrename.findings import Finding, build_finding, format_list
+from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.layout.updates import UNKNOWN_UPDATE, BufferUpdate
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import format_shape
@@ -61,8 +61,8 @@ def _suggest_profiles(plan: RenamePlan, rules: Rules, updates: Mapping[str, Buff
     ]
     if not fitting:
         return "no profile fits: export the model with another kind of cache"
-    others = f"; so does {format_list(fitting[1:])}" if fitting[1:] else ""
-    return f"`--to {fitting[0]}` fits{others}"
+    choices = " or ".join(f"`--to {name}`" for name in fitting[:2])
+    return f"export the model with that kind of cache, or choose names that fit: {choices}"
 
 
 def _fits(
