@@ -75,6 +75,35 @@ def test_one_such_model_keeps_all_from_being_written(decoder: Path, tmp_path: Pa
     assert decoder.read_bytes() == before
 
 
+def test_a_model_that_mixes_up_its_buffers_is_never_called_usable(decoder: Path, run) -> None:
+    """Every name looks right, but layer 0's output is made of layer 1's input, and the reverse."""
+    model = onnx.load(decoder)
+    first, second = "past_key.0_RetainedState", "past_key.1_RetainedState"
+    exchanged = {first: second, second: first}
+    for node in model.graph.node:
+        node.output[:] = [exchanged.get(name, name) for name in node.output]
+    mixed_up = decoder.with_name("mixed_up.onnx")
+    onnx.save(model, mixed_up)
+
+    outcome = run(mixed_up, "--target", "vllm-qaic", "-q")
+    assert outcome.code == 1
+    said = "past_key.0_vllmKvCache_RetainedState is made of past_key.1_vllmKvCache, not of its own"
+    assert f"error KV110: {said} input past_key.0_vllmKvCache" in outcome.err
+
+    assert run(mixed_up, "--prefix", "vllmKvCache", "-q").code == 0  # checks names alone
+    assert run(decoder, "--target", "vllm-qaic", "-q").code == 0
+    for command in (
+        ("check-consumer", mixed_up, "--target", "vllm-qaic"),
+        ("compare", decoder, mixed_up),
+        ("compare", mixed_up, decoder),
+        ("inspect", mixed_up),
+        ("manifest", mixed_up, "-o", decoder.with_name("layout.json")),
+        ("compare", decoder, decoder.with_name("layout.json")),
+    ):
+        outcome = run(*command)
+        assert (outcome.code, "KV110" in outcome.out + outcome.err) == (1, True), command
+
+
 def test_names_are_judged_as_they_will_be(tmp_path: Path, run) -> None:
     path = tmp_path / "internal.onnx"
     shutil.copyfile(FIXTURES / "plain" / "internal_suffix.onnx", path)

@@ -209,7 +209,12 @@ def _check_unknown_updates(layout: Layout, consumer: Consumer) -> Iterator[Findi
     if consumer.needs_in_place is False:
         return
     for kind, reason, hint in _UNKNOWN_UPDATES:
-        buffers = [b for b in layout.buffers if b.update.kind == kind and len(b.names) == 2]
+        buffers = [
+            buffer
+            for buffer in layout.buffers
+            if buffer.update.kind == kind and len(buffer.names) == 2
+            if not buffer.update.other_inputs  # KV110 says more
+        ]
         if buffers:
             names = [buffer.output or "" for buffer in buffers]
             yield build_finding(

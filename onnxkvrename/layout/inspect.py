@@ -18,7 +18,12 @@ from onnxkvrename.layout.kinds import (
     group_by_layer,
     infer_buffer_kind,
 )
-from onnxkvrename.layout.updates import UNKNOWN_UPDATE, BufferUpdate, UpdateTracer
+from onnxkvrename.layout.updates import (
+    UNKNOWN_UPDATE,
+    BufferUpdate,
+    UpdateTracer,
+    find_mix_ups,
+)
 from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.proto_reader import read_export_info
 from onnxkvrename.model.signature import Dim, ExportInfo
@@ -210,11 +215,12 @@ def summarize_model(
     model = scanned.model
     stamp, stamp_findings = _check_stamp(model)
     stale = find_stale_sidecars(opened.file.path, model.pairs, rules)
-    findings = (*model.findings, *stamp_findings, *stale)
-    sizes = {file.location: file.size for file in model.data_files}
     updates: Mapping[str, BufferUpdate] = {}
     if trace_updates is not None and model.pairs:
         updates = trace_updates(opened.source, model.pairs)
+    mix_ups = find_mix_ups(model.pairs, updates)
+    findings = (*model.findings, *mix_ups, *stamp_findings, *stale)
+    sizes = {file.location: file.size for file in model.data_files}
     return ModelSummary(
         path=model.path,
         size=opened.file.size,

@@ -21,7 +21,7 @@ from onnxkvrename.layout.layout import (
     build_layout,
 )
 from onnxkvrename.layout.manifest import parse_manifest
-from onnxkvrename.layout.updates import BufferUpdate, UpdateTracer
+from onnxkvrename.layout.updates import BufferUpdate, UpdateTracer, find_mix_ups
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.weights import Weight, describe_weights, merge_weights
 from onnxkvrename.rules.find_models import find_jobs
@@ -176,10 +176,13 @@ def _read_models(
         with open_model(job.model) as opened:
             source, signature = opened.source, opened.signature
             model = scan_model(source, signature, job.model, rules, data_beside=None).model
+            if trace_updates is not None and model.pairs:
+                updates = trace_updates(source, model.pairs)
+                result.updates[model.path] = updates
+                mix_ups = find_mix_ups(model.pairs, updates)
+                model = model._replace(findings=(*model.findings, *mix_ups))
             result.models.append(model)
             result.identities[model.path] = opened.file.identity
-            if trace_updates is not None and model.pairs:
-                result.updates[model.path] = trace_updates(source, model.pairs)
             if with_weights and model.pairs:
                 result.weights[model.path] = describe_weights(source, opened.file.path.parent)
     return result

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
-from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Dim
 from onnxkvrename.rules.plan import KvPair
@@ -52,10 +52,13 @@ class BufferUpdate(NamedTuple):
     Attributes:
         kind: One of `UPDATE_KINDS`.
         axis: For ``append`` and ``delta`` the axis with another size, ``None`` if not known.
+        other_inputs: The inputs of other buffers that the output is made of instead of its own:
+            the model mixes up its buffers.
     """
 
     kind: UpdateKind = "unknown"
     axis: int | None = None
+    other_inputs: tuple[str, ...] = ()
 
     @property
     def is_resized(self) -> bool:
@@ -110,6 +113,43 @@ def compare_dims(
     if into is None or out is None or len(into) != len(out):
         return None
     return tuple(_compare_dim(before, after) for before, after in zip(into, out, strict=True))
+
+
+def build_mix_up_finding(input_name: str, output_name: str, other_inputs: Sequence[str]) -> Finding:
+    """Return KV110 for a retained output that is not made of its own input.
+
+    Args:
+        input_name: The name of the input.
+        output_name: The name of the retained output.
+        other_inputs: The inputs of other buffers that it is made of; may be empty.
+    """
+    return build_finding(
+        "KV110",
+        output_name,
+        f"is made of {format_list(list(other_inputs)) or 'no buffer'}, not of its own input "
+        f"{input_name}",
+        "the cache would be mixed up or lost; export the model again",
+    )
+
+
+def find_mix_ups(pairs: Sequence[KvPair], updates: Mapping[str, BufferUpdate]) -> Iterator[Finding]:
+    """Yield KV110 for each buffer that is made of others, under the names after a rename.
+
+    Args:
+        pairs: The buffers of a model.
+        updates: Their updates, by the old names of retained outputs.
+    """
+    new_names = {pair.input.old_name: pair.input.new_name for pair in pairs if pair.input}
+    for pair in pairs:
+        if pair.input is None or pair.output is None:
+            continue
+        other_inputs = updates.get(pair.output.old_name, UNKNOWN_UPDATE).other_inputs
+        if other_inputs:
+            yield build_mix_up_finding(
+                pair.input.new_name,
+                pair.output.new_name,
+                [new_names[name] for name in other_inputs],
+            )
 
 
 def build_update_finding(

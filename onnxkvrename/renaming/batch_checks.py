@@ -92,24 +92,28 @@ def _check_consumer(
         return [[] for _ in items]
     from onnxkvrename.handoff.consumer_checks import check_sets
     from onnxkvrename.handoff.find_consumers import load_consumer
+    from onnxkvrename.layout.updates import find_mix_ups
 
-    renamed, updates = [], {}
+    renamed, updates, mix_ups = [], {}, []
     for item, model in zip(items, models, strict=True):
         assert item.splice_plan is not None
         signature = item.splice_plan.expected_signature
         renamed.append(KvModel(item.report.path, signature, build_minimal_plan(signature, rules)))
-        updates[item.report.path] = _trace_updates(model)
+        traced = _trace_updates(model)
+        new_names = model.plan.name_map
+        updates[item.report.path] = {new_names.get(name, name): traced[name] for name in traced}
+        mix_ups.append(list(find_mix_ups(model.pairs, traced)))
     consumer, sets = load_consumer(options.consumer), _group_for_consumer(models)
-    return check_sets(renamed, sets, consumer, updates, full_transfer=options.full_transfer)
+    checked = check_sets(renamed, sets, consumer, updates, full_transfer=options.full_transfer)
+    return [[*first, *others] for first, others in zip(mix_ups, checked, strict=True)]
 
 
 def _trace_updates(model: KvModel) -> dict[str, BufferUpdate]:
-    """Return how buffers are updated, by the names that their outputs get."""
+    """Return how buffers are updated, by the old names of their outputs."""
     from onnxkvrename.verification import trace_buffer_updates
 
     with open_model(Path(model.path)) as opened:
-        updates = trace_buffer_updates(opened.source, model.pairs)
-    return {model.plan.name_map.get(name, name): update for name, update in updates.items()}
+        return trace_buffer_updates(opened.source, model.pairs)
 
 
 def _group_for_consumer(models: Sequence[KvModel]) -> list[tuple[int, ...]]:

@@ -66,4 +66,11 @@ def trace_buffer_updates(source: ByteSource, pairs: Sequence[KvPair]) -> dict[st
         raise
     except ModelError:
         return {}
-    return {flow.pair.output.old_name: flow.update for flow in flows if flow.pair.output}
+    updates = {}
+    for flow in flows:
+        update = flow.update
+        if flow.verdict == "not from its input" and not update.is_known:
+            update = update._replace(other_inputs=flow.other_inputs)
+        if flow.pair.output:
+            updates[flow.pair.output.old_name] = update
+    return updates

@@ -41,6 +41,7 @@ from onnxkvrename.layout.updates import (
     UNKNOWN_UPDATE,
     BufferUpdate,
     DimChange,
+    build_mix_up_finding,
     build_update_finding,
     choose_worst_update,
     compare_dims,
@@ -181,13 +182,7 @@ def _check_flow(flow: BufferFlow) -> Iterator[Finding]:
         return
     input_name, output_name = pair.input.old_name, pair.output.old_name
     if flow.verdict == "not from its input":
-        other_inputs = format_list(list(flow.other_inputs)) or "no buffer"
-        yield build_finding(
-            "KV110",
-            output_name,
-            f"is made of {other_inputs}, not of its own input {input_name}",
-            "the cache would be mixed up or lost; export the model again",
-        )
+        yield build_mix_up_finding(input_name, output_name, flow.other_inputs)
     elif flow.verdict == "untraced":
         yield build_finding(
             "KV113",
