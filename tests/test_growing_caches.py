@@ -87,7 +87,7 @@ def test_the_consumer_cannot_take_it(growing: Path, run) -> None:
     assert found["exit_code"] == 1
     outcome = run("check-consumer", growing)
     assert "error KV120: past_key.0_vllmKvCache_RetainedState is longer" in outcome.err
-    assert ", like 3 more, and cannot go back into it: vllm-qaic retains" in outcome.err
+    assert ", like 3 more, so it does not fit into it: vllm-qaic retains" in outcome.err
     assert outcome.out.endswith("vllm-qaic cannot use it\n")
 
 

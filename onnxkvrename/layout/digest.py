@@ -68,7 +68,7 @@ def check_stamp(source: KvModel, stamp: str | None) -> Finding | None:
         layout = build_layout([source])
     except ModelError as error:
         return build_finding(
-            "KV621", "", f"is stamped, and has no layout: it {error.message}", _STAMP_HINT
+            "KV621", "", f"has a stamp, but no layout: it {error.message}", _STAMP_HINT
         )
     return find_stamp_mismatches(layout, {source.path: stamp}).get(source.path)
 
@@ -76,9 +76,14 @@ def check_stamp(source: KvModel, stamp: str | None) -> Finding | None:
 def _build_stamp_finding(stamp: str | None, digest: str) -> Finding:
     if stamp is None:
         hint = "stamp all of them together: `onnxkvrename manifest MODEL... --stamp`"
-        return build_finding("KV621", "", "has no stamp, unlike other windows of it", hint)
+        return build_finding(
+            "KV621", "", "has no stamp, but other windows of this model have one", hint
+        )
     return build_finding(
-        "KV621", "", f"is stamped {stamp[:12]}…, but its layout is {digest[:12]}…", _STAMP_HINT
+        "KV621",
+        "",
+        f"has the stamp {stamp[:12]}…, but the layout of its graph is {digest[:12]}…",
+        _STAMP_HINT,
     )
 
 

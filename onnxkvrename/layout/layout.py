@@ -282,7 +282,7 @@ def apply_dtypes(layout: Layout, dtypes: Mapping[str, str]) -> Layout:
     unknown = [name for name in dtypes if name not in value_names]
     if unknown:
         raise ModelError(
-            f"nothing is called {unknown[0]}",
+            f"has no input or output {unknown[0]}",
             hint="pass the file that belongs to this model; rename --sidecar FILE updates one from "
             "before a rename",
         )
@@ -377,7 +377,7 @@ def _build_duplicate_error(first: KvBuffer, second: KvBuffer) -> ModelError:
             f"has two buffers for {first.part} of layer {first.layer}: {names}", path=first.model
         )
     return ModelError(
-        f"has {first.part} of layer {first.layer}, as {first.model} has",
+        f"has {first.part} of layer {first.layer}, which {first.model} has, too",
         path=second.model,
         hint="give one model, or the windows of one",
     )

@@ -355,7 +355,7 @@ def _require_single_model(models: Sequence[KvModel]) -> tuple[KvModel, ...]:
     """Return the only model, or raise :class:`ModelError` for several unrelated ones."""
     if len(models) > 1:
         raise ModelError(
-            f"is another model than {models[0].path}",
+            f"is not the same model as {models[0].path}",
             path=models[1].path,
             hint="give one, or the windows of one, called as they were exported",
         )

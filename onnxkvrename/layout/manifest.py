@@ -225,10 +225,10 @@ def parse_manifest(text: str, path: str) -> Manifest:
     try:
         manifest = _parse_content(ObjectReader(data))
     except UnreadableTextError as error:
-        raise ModelError(f"is no whole manifest: {error}", path=path, hint=_REWRITE_HINT) from None
+        raise ModelError(f"is not valid: {error}", path=path, hint=_REWRITE_HINT) from None
     if data.get("kv_layout_sha256") != compute_kv_layout_sha256(manifest.layout):
         raise ModelError(
-            "has a kv_layout_sha256 that is not that of its buffers", path=path, hint=_REWRITE_HINT
+            "has a kv_layout_sha256 that does not match its buffers", path=path, hint=_REWRITE_HINT
         )
     return manifest
 
@@ -241,13 +241,17 @@ def _parse_sealed_document(text: str, path: str) -> dict[str, Any]:
         raise ModelError(str(error), path=path) from None
     schema = data.get("schema") if isinstance(data, dict) else None
     if not isinstance(data, dict) or schema != SCHEMA:
-        claim = f"is {shorten_name(schema)}" if isinstance(schema, str) else "says no schema"
-        raise ModelError(f"is no manifest: it {claim}, not {SCHEMA}", path=path, hint=_REWRITE_HINT)
+        claim = f"is {shorten_name(schema)}" if isinstance(schema, str) else "has no schema"
+        raise ModelError(
+            f"is not a manifest: it {claim}, not {SCHEMA}", path=path, hint=_REWRITE_HINT
+        )
     if data.get("error") is not None:
-        raise ModelError("is the answer of a manifest that failed", path=path, hint=_REWRITE_HINT)
+        raise ModelError(
+            "is the output of a manifest command that failed", path=path, hint=_REWRITE_HINT
+        )
     if data.get("sha256") != compute_document_digest(data):
         raise ModelError(
-            "was changed after it was written: its sha256 is not that of what it says",
+            "was changed after it was written: its sha256 does not match its content",
             path=path,
             hint=f"{_REWRITE_HINT}; sizes are given with --dim",
         )
@@ -288,13 +292,13 @@ def _check_buffers(layout: Layout) -> None:
     for buffer in layout.buffers:
         is_named = buffer.input is None or buffer.input in input_shapes
         if not is_named or not (buffer.output is None or buffer.output in output_shapes):
-            raise UnreadableTextError("a buffer has a name that no input or output has")
+            raise UnreadableTextError("a buffer has a name that is not an input or output")
         sides = ((buffer.input, input_shapes), (buffer.output, output_shapes))
         shapes = [shape_by_name[name] for name, shape_by_name in sides if name is not None]
         if not shapes or buffer.shape != next((s for s in shapes if s is not None), None):
             raise UnreadableTextError("a buffer has a shape that its input and output do not have")
         if buffer.model not in models:
-            raise UnreadableTextError("a buffer is of a model that is not among its models")
+            raise UnreadableTextError("a buffer belongs to a model that is not listed")
 
 
 def _parse_value(entry: ObjectReader) -> Value:
@@ -306,10 +310,10 @@ def _parse_buffer(entry: ObjectReader) -> KvBuffer:
     axis, window = entry.read_integer_or_null("sequence_axis"), entry.read_string_or_null("window")
     axes = tuple(entry.read_strings("axes", default=[]))
     if axes and len(axes) != len(shape or axes):
-        raise entry.build_error("axes", "has not one word for each size of the shape")
+        raise entry.build_error("axes", "must have one word for each size of the shape")
     if (axis, window) != find_axis_and_window(kind, shape, axes):
         raise UnreadableTextError(
-            "a buffer has a sequence_axis or a window that is not its shape's"
+            "a buffer has a sequence_axis or a window that its shape does not have"
         )
     return KvBuffer(
         layer=entry.read_integer("layer"),

@@ -191,7 +191,7 @@ def _escape_character(char: str) -> str:
     if ord(char) < 0x100:
         return f"\\x{ord(char):02x}"
     raise ModelError(
-        f"a name of a KV buffer holds U+{ord(char):04X}, which no expression can spell for all",
+        f"a name of a KV buffer contains U+{ord(char):04X}, which no expression can write for all",
         hint="rename that buffer first",
     )
 

@@ -126,8 +126,8 @@ def build_mix_up_finding(input_name: str, output_name: str, other_inputs: Sequen
     return build_finding(
         "KV110",
         output_name,
-        f"is made of {format_list(list(other_inputs)) or 'no buffer'}, not of its own input "
-        f"{input_name}",
+        f"is computed from {format_list(list(other_inputs)) or 'no buffer'}, not from its own "
+        f"input {input_name}",
         "the cache would be mixed up or lost; export the model again",
     )
 
@@ -173,12 +173,12 @@ def build_update_finding(
         more: The number of further buffers that the finding is also about.
     """
     size = "is longer than" if update.kind == "append" else "has only the new positions of"
-    need = f"{needed_by} retains buffers in place" if needed_by else "nothing says who joins them"
+    need = f"{needed_by} retains buffers in place" if needed_by else "no rule says who joins them"
     finding = build_finding(
         "KV120",
         output_name,
         f"{size} {input_name}{_format_axis(update, shapes)}{f', like {more} more' if more else ''}"
-        f", and cannot go back into it: {need}",
+        f", so it does not fit into it: {need}",
         "export it with a static cache, which is written in place"
         if needed_by
         else 'say in the rules what is meant: update = "append", "delta" or "inplace"',

@@ -1,10 +1,10 @@
-"""Check that buffers are made and laid out as the profile says whose names they are to get."""
+"""Check that buffers fit the profile whose names they get: how they are updated, their axes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.findings import Finding, build_names_finding
 from onnxkvrename.layout.updates import UNKNOWN_UPDATE, BufferUpdate
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import format_shape
@@ -21,7 +21,7 @@ _TOKEN_AXES = {"sequence", "window", "encoder"}
 
 
 def check_conversion(source: ByteSource, plan: RenamePlan, rules: Rules) -> Iterator[Finding]:
-    """Yield KV203 for buffers that are not what the names of another profile say.
+    """Yield KV203 for buffers that do not fit the names of another profile.
 
     Args:
         source: The bytes of the model.
@@ -45,9 +45,8 @@ def check_conversion(source: ByteSource, plan: RenamePlan, rules: Rules) -> Iter
             reasons.setdefault(reason, []).append(name)
     hint = ""
     for reason, names in reasons.items():
-        more = f", like {len(names) - 1} more" if len(names) > 1 else ""
         hint = hint or _suggest_profiles(plan, rules, updates)
-        yield build_finding("KV203", names[0], f"{reason}{more}", hint)
+        yield build_names_finding("KV203", names, (reason, _in_plural(reason)), hint)
 
 
 def _suggest_profiles(plan: RenamePlan, rules: Rules, updates: Mapping[str, BufferUpdate]) -> str:
@@ -81,6 +80,11 @@ def _fits(
     return True
 
 
+def _in_plural(reason: str) -> str:
+    verb, _, rest = reason.partition(" ")
+    return f"{'are' if verb == 'is' else 'have'} {rest}"
+
+
 def _list_reasons(
     pair: KvPair, match: NameMatch, update: BufferUpdate, meant: str, target: Rules
 ) -> Iterator[str]:
@@ -89,25 +93,28 @@ def _list_reasons(
         return
     rule, family = counterpart.rule.get_kind_rule(counterpart.kind), counterpart.family
     expected = target.updates_by_kind.get(counterpart.kind, "")
-    says = f"names of profile {target.name} say"
+    says = f"that profile {target.name} requires"
     if len(pair.sides) == 2 and not _is_update(update, meant, expected):
         done = update.label or meant or "not known"
         needed = BufferUpdate(expected).label  # type: ignore[arg-type]
-        yield f"has another update than {says}: {done}, not {needed}"
+        yield f"is updated in a different way: {done}, but profile {target.name} says {needed}"
     if len(pair.sides) == 1 and not {"input" if pair.input else "output"} <= set(rule.alone):
-        yield f"has one side only, other than {says}"
+        yield f"has only one of the two sides {says}"
     axes = rule.axes.get(counterpart.part, _USUAL_AXES.get(family, ()))
     shape = next((side.value.shape for side in pair.sides if side.value.shape), ())
     if axes and shape and not _are_axes(pair.axes or ("",) * len(shape), axes):
         words = ", ".join(word or "?" for word in pair.axes)
         known = f" ({words})" if words else ""
-        yield f"has other axes than {says}: {format_shape(shape)}{known}, not {', '.join(axes)}"
+        yield (
+            f"has different axes: {format_shape(shape)}{known}, but profile {target.name} says "
+            f"{', '.join(axes)}"
+        )
 
 
 def _is_update(update: BufferUpdate, meant: str, expected: str) -> bool:
     """Return whether a buffer is updated as expected; where the graph is not clear, as meant.
 
-    What stays in place can be fed back like what grows, but not the other way round.
+    A buffer that stays in place can be fed back like one that grows, but not the reverse.
     """
     if not expected or update.kind == expected:
         return True

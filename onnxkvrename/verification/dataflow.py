@@ -161,8 +161,8 @@ def check_buffer_flows(
             yield build_finding(
                 "KV113",
                 flow.pair.output.old_name,
-                f"is not shown to have the size of {flow.pair.input.old_name}: its operators do "
-                "not keep the size, or the declared shapes differ",
+                f"cannot be proved to have the size of {flow.pair.input.old_name}: its operators "
+                "do not keep the size, or the declared shapes differ",
                 "`onnxkvrename verify MODEL --run` compares the sizes",
             )
         if flow.update.is_resized and meant != flow.update.kind:
@@ -187,14 +187,15 @@ def _check_flow(flow: BufferFlow) -> Iterator[Finding]:
         yield build_finding(
             "KV113",
             output_name,
-            f"could not be traced to its input {input_name}, so this is not proved: {flow.reason}",
+            f"could not be traced to its input {input_name}, so retention is not proved: "
+            f"{flow.reason}",
             "look at how the model updates this buffer",
         )
     else:
         yield build_finding(
             "KV114",
             output_name,
-            f"is what came in as {input_name}: nothing is written to this buffer",
+            f"is its input {input_name}, unchanged: the model never writes to this buffer",
             "check the export, unless another model fills the buffer, such as a vision encoder",
         )
 
@@ -243,7 +244,7 @@ def _excuse_sums(
         is_wrong = flow.verdict == "not from its input" and flow.other_inputs
         if is_wrong and sound.issuperset(flow.other_inputs) and _is_summand(origin, own_number):
             others = format_list(list(flow.other_inputs))
-            reason = f"it is made of {others}, and of its own in more steps"
+            reason = f"it is computed from {others}, and from its own input in more steps"
             flow = flow._replace(verdict="untraced", reason=reason)
         yield flow
 
@@ -288,7 +289,9 @@ def _decide_outcome(
     if not depends_on_own or (certain and not may_be_own):
         return BufferFlow(pair, "not from its input", location, other_inputs)
     if own_number in certain:
-        reason = f"it is made of {format_list(list(other_inputs))} as much as of its own"
+        reason = (
+            f"it is computed from {format_list(list(other_inputs))} as much as from its own input"
+        )
     else:
         reason = next(path.uncertainty for path in cheapest.values() if path.uncertainty)
     update = _decide_update_without_input(_compare_sides(pair), is_read=True)

@@ -82,7 +82,7 @@ def check_onnx_validity(model: ModelProto, source: ByteSource) -> Iterator[Findi
         if size_faults and "too small" in reason:
             reason = size_faults[0]
         yield build_finding(
-            "KV115", "", f"is refused by onnx's checker: {reason}", "export the model again"
+            "KV115", "", f"onnx's checker rejects this model: {reason}", "export the model again"
         )
 
 

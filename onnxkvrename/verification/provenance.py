@@ -324,7 +324,7 @@ def _merge_cheapest_paths(several_paths: Iterable[FlowPaths]) -> FlowPaths:
     if len(cheapest) <= _MAX_SOURCES:
         return cheapest
     nearest = sorted(cheapest, key=lambda key: (cheapest[key].cost, key))[:_MAX_SOURCES]
-    reason = f"it is made of more than {_MAX_SOURCES} values at once"
+    reason = f"it is computed from more than {_MAX_SOURCES} values at once"
     return {(key[0], False): cheapest[key]._replace(uncertainty=reason) for key in nearest}
 
 

@@ -32,14 +32,14 @@ Equality = Literal["bytes", "content", "different"]
 
 _CODES = {"content": "KV121", "order": "KV121", "encoding": "KV122"}
 _HINTS = {
-    "content": "rename the source again: what wrote this file changed more than names",
+    "content": "rename the source again: the tool that wrote this file changed more than names",
     "order": "`--up-to-order` accepts another order of what is found by its name",
-    "encoding": "every reader sees the same model; only a comparison of bytes tells them apart",
+    "encoding": "all readers see the same model; only the encoding of its bytes differs",
 }
 
 
 class RenameProof(NamedTuple):
-    """A model, held against the source that it is said to be renamed from.
+    """The comparison of a model with the source that it is renamed from.
 
     Attributes:
         source: The path of the source.
@@ -162,7 +162,7 @@ def _list_differences(
         more = f"; {total:,} in all" if total > len(places) else ""
         yield build_finding(_CODES[kind], path, "; ".join(places) + more, _HINTS[kind])
     if not differences:
-        message = "some tags or lengths are written in another way"
+        message = "some tags or lengths are encoded in a different way"
         yield build_finding("KV122", "", message, _HINTS["encoding"])
 
 
@@ -179,14 +179,15 @@ def _compare_data_files(
         digests[location] = values[0] if values[0] == values[1] else None
         if None in values:
             missing = (source, result)[values.index(None)].path
-            message = f"cannot be compared: {missing} has no such data that can be read"
+            message = f"cannot be compared: the data of {missing} is missing or not readable"
             findings.append(build_finding("KV121", location, message, "put it beside the model"))
         elif values[0] != values[1]:
             findings.append(
                 build_finding(
                     "KV121",
                     location,
-                    f"is not the data of the source: SHA-256 {values[1]}, there {values[0]}",
+                    f"differs from the data of the source: SHA-256 {values[1]}, "
+                    f"in the source {values[0]}",
                     "copy the data of the source beside this model",
                 )
             )

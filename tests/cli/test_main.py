@@ -279,7 +279,7 @@ def test_to_verify_refuses_a_swap_before_anything_is_written(
     before = snapshot(here)
     outcome = run(*given, *V, "--verify", *place)
     assert (outcome.code, "x.onnx" in outcome.out) == (1, False)
-    told = "x.onnx: error KV110: past_key.0_VLLM_RetainedState is made of past_value.0_VLLM, not"
+    told = "x.onnx: error KV110: past_key.0_VLLM_RetainedState is computed from past_value.0_VLLM"
     assert told in outcome.err
     assert snapshot(here) == before
     assert not (here / "new").exists()

@@ -145,7 +145,7 @@ def test_unless_asked_for_in_json_it_is_said_on_stderr_alone(
         (("decodr.onnx",), "decodr.onnx: no such file (did you mean decoder.onnx?)"),
         ((".",), "text.onnx: is a text file"),
         (("below",), "below: has no .onnx file, at any depth"),
-        ((MODEL, "broken.onnx"), "broken.onnx: is another model than decoder.onnx"),
+        ((MODEL, "broken.onnx"), "broken.onnx: is not the same model as decoder.onnx"),
         ((MODEL, "-o", ""), "an empty path: is a variable not set?"),
     ],
 )
@@ -409,7 +409,7 @@ def test_a_stamp_that_is_not_that_of_the_graph_is_found(decoder: Path, run) -> N
     decoder.write_bytes(model.SerializeToString())
     found = run("manifest", decoder)
     assert found.code == 1
-    assert "error KV621: is stamped " in found.err
+    assert "error KV621: has the stamp " in found.err
 
 
 def test_a_model_that_something_else_is_wrong_with_gets_no_stamp(decoder: Path, run) -> None:

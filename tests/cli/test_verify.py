@@ -190,10 +190,12 @@ def test_verdicts_are_answered_on_stdout_and_findings_on_stderr(here: Path, run)
     outcome = run("verify", "swapped.onnx")
     assert outcome.out == "swapped.onnx: does not verify\n"
     assert outcome.err == (
-        "swapped.onnx: error KV110: past_key.0_RetainedState is made of past_value.0, not of its "
-        "own input past_key.0 (the cache would be mixed up or lost; export the model again)\n"
-        "swapped.onnx: error KV110: past_value.0_RetainedState is made of past_key.0, not of its "
-        "own input past_value.0 (the cache would be mixed up or lost; export the model again)\n"
+        "swapped.onnx: error KV110: past_key.0_RetainedState is computed from past_value.0, "
+        "not from its own input past_key.0 "
+        "(the cache would be mixed up or lost; export the model again)\n"
+        "swapped.onnx: error KV110: past_value.0_RetainedState is computed from past_key.0, "
+        "not from its own input past_value.0 "
+        "(the cache would be mixed up or lost; export the model again)\n"
     )
 
 
@@ -271,11 +273,13 @@ def test_github_annotates_the_models(here: Path, run) -> None:
     assert (outcome.code, outcome.err) == (2, "")
     assert outcome.out.splitlines() == [
         f"::notice file=decoder.onnx,title=verify::{SAID.removeprefix('decoder.onnx: ')}",
-        "::error file=swapped.onnx,title=KV110::past_key.0_RetainedState is made of past_value.0, "
-        "not of its own input past_key.0 (the cache would be mixed up or lost; export the model "
+        "::error file=swapped.onnx,title=KV110::past_key.0_RetainedState is computed from "
+        "past_value.0, not from its own input past_key.0 "
+        "(the cache would be mixed up or lost; export the model "
         "again)",
-        "::error file=swapped.onnx,title=KV110::past_value.0_RetainedState is made of past_key.0, "
-        "not of its own input past_value.0 (the cache would be mixed up or lost; export the model "
+        "::error file=swapped.onnx,title=KV110::past_value.0_RetainedState is computed from "
+        "past_key.0, not from its own input past_value.0 "
+        "(the cache would be mixed up or lost; export the model "
         "again)",
         "::notice file=swapped.onnx,title=verify::does not verify",
         "::error file=text.onnx,title=failed::text.onnx: is a text file, not an ONNX model "

@@ -137,7 +137,7 @@ def test_the_last_of_several_merges_stands_for_all(export: Path) -> None:
 @pytest.mark.parametrize("other", ["decoder.onnx", "hybrid.onnx", "mla.onnx"])
 def test_two_unrelated_models_are_refused(other: str, decoder: Path) -> None:
     mine = shutil.copyfile(FIXTURES / "plain" / other, decoder.parent / "other.onnx")
-    with pytest.raises(ModelError, match=f"{mine}: is another model than {decoder} .give one"):
+    with pytest.raises(ModelError, match=f"{mine}: is not the same model as {decoder} .give one"):
         gather(decoder, mine)
 
 
@@ -145,7 +145,7 @@ def test_two_merged_exports_are_not_one(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         merge(tmp_path / name, 0, 2)
-    with pytest.raises(ModelError, match="is another model than"):
+    with pytest.raises(ModelError, match="is not the same model as"):
         gather(tmp_path)
 
 
@@ -153,7 +153,7 @@ def test_a_merge_above_the_windows_of_two_models_stands_for_neither(export: Path
     for path in sorted(export.rglob("*.onnx")):
         shutil.copyfile(path, path.with_name(path.name.replace("Tiny", "Other")))
     merge(export, 0, 3)
-    with pytest.raises(ModelError, match="is another model than"):
+    with pytest.raises(ModelError, match="is not the same model as"):
         gather(export)
 
 
@@ -224,7 +224,7 @@ def test_a_custom_io_of_before_the_rename_is_told_how_to_follow(decoder: Path) -
     custom = decoder.parent / "custom_io.yaml"
     custom.write_text("- IOName: past_key.0\n  Precision: mxint8\n", "utf-8")
     rename(decoder, "VLLM", sidecars=False)
-    with pytest.raises(ModelError, match="nothing is called past_key") as error:
+    with pytest.raises(ModelError, match="has no input or output past_key") as error:
         gather(decoder, compile_info=CompileInfo(custom_io_path=custom))
     assert "onnxkvrename MODEL --prefix TOKEN --sidecar FILE" in str(error.value)
 
@@ -277,7 +277,10 @@ def test_dtypes_come_from_custom_io(decoder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("- IOName: elsewhere\n  Precision: float16\n", "nothing is called elsewhere (give the"),
+        (
+            "- IOName: elsewhere\n  Precision: float16\n",
+            "has no input or output elsewhere (",
+        ),
         ("- IOName: past_key.0\n", "cannot be read as custom I/O: it has past_key.0 with nothing"),
         ("a: b\n", "cannot be read as custom I/O: it holds a mapping"),
         ("\x00", "cannot be read as custom I/O: it "),
@@ -400,7 +403,7 @@ def test_a_manifest_that_was_changed_is_refused(tmp_path: Path) -> None:
         (b"[]", "is a text file, not an ONNX model"),
         (b"{\xff", "is not UTF-8 text"),
         (b"{", "is not JSON"),
-        (b"{}", "is no manifest: it says no schema"),
+        (b"{}", "is not a manifest: it has no schema"),
     ],
 )
 def test_what_is_neither_a_model_nor_a_manifest_is_refused(
@@ -454,4 +457,6 @@ def test_a_window_without_a_stamp_is_not_of_the_stamped_set(export: Path) -> Non
     rename(next((export / "layer_1_2").glob("*.onnx")), strip=True)
     (found,) = (report for report in gather(export).reports if report.findings)
     assert "layer_1_2" in found.path
-    assert [f.message for f in found.findings] == ["has no stamp, unlike other windows of it"]
+    assert [f.message for f in found.findings] == [
+        "has no stamp, but other windows of this model have one"
+    ]

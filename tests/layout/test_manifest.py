@@ -141,7 +141,7 @@ def test_a_job_that_could_not_be_done_has_every_key_and_is_no_manifest() -> None
     said = json.loads(text)
     jsonschema.validate(said, SCHEMA)
     assert (said["error"]["path"], said["exit_code"]) == ("m.onnx", 2)
-    with pytest.raises(ModelError, match=r"m\.json: is the answer of a manifest that failed"):
+    with pytest.raises(ModelError, match=r"m\.json: is the output of a manifest command"):
         manifest.parse_manifest(text, "m.json")
 
 
@@ -356,34 +356,34 @@ def test_another_layout_of_the_same_document_is_no_change() -> None:
         ("", "is not JSON: "),
         ("{", "is not JSON: "),
         ("{" * 100_000, "is not JSON: "),
-        ("[]", "is no manifest: it says no schema"),
-        ("{}", "is no manifest: it says no schema"),
-        (changed(schema=1), "is no manifest: it says no schema"),
-        (changed(schema="onnxkvrename.manifest/2"), "is no manifest: it is onnxkvrename.manifest"),
-        (changed(schema="onnxkvrename.report/1"), "is no manifest: it is onnxkvrename.report/1"),
-        (changed(models=None), "is no whole manifest: models must be a list of text"),
-        (changed(models=[1]), "is no whole manifest: models must be a list of text"),
-        (changed(sizes={"ctx_len": True}), "is no whole manifest: sizes.ctx_len must be an"),
-        (changed(sizes={"ctx_len": 0}), "is no whole manifest: sizes.ctx_len is less than 1"),
-        (changed(buffers=[[]]), "is no whole manifest: buffers must be a list of objects"),
-        (changed(buffers=[{}]), "is no whole manifest: buffers[0].kind is missing"),
-        (changed(findings=[{"severity": "bad"}]), "is no whole manifest: findings[0].severity is"),
-        (with_buffer(kind="attention"), "is no whole manifest: buffers[0].kind is not one of"),
-        (with_buffer(layer=True), "is no whole manifest: buffers[0].layer must be an integer"),
-        (with_buffer(layer="0"), "is no whole manifest: buffers[0].layer must be an integer"),
-        (with_buffer(shape=[1.5]), "is no whole manifest: buffers[0].shape must be a list"),
-        (with_buffer(sequence_axis=1), "is no whole manifest: a buffer has a sequence_axis or a"),
-        (with_buffer(window="ctx_len"), "is no whole manifest: a buffer has a sequence_axis or a"),
-        (with_buffer(output="other"), "is no whole manifest: a buffer has a name that no input"),
-        (with_buffer(input=None, output=None), "is no whole manifest: a buffer has a shape that"),
-        (with_buffer(shape=["b", 1, "ctx_len", 8]), "is no whole manifest: a buffer has a shape"),
-        (with_buffer(model="other"), "is no whole manifest: a buffer is of a model that is not"),
-        (with_buffer(dtype="FLOAT16"), "has a kv_layout_sha256 that is not that of its"),
-        (with_buffer(layer=7), "has a kv_layout_sha256 that is not that of its"),
-        (with_buffer(part="k_pe"), "has a kv_layout_sha256 that is not that of its"),
-        (changed(sizes={"ctx_len": 5}), "has a kv_layout_sha256 that is not that of its"),
-        (changed(buffers=[]), "has a kv_layout_sha256 that is not that of its"),
-        (changed(kv_layout_sha256=None), "has a kv_layout_sha256 that is not that of its"),
+        ("[]", "is not a manifest: it has no schema"),
+        ("{}", "is not a manifest: it has no schema"),
+        (changed(schema=1), "is not a manifest: it has no schema"),
+        (changed(schema="onnxkvrename.manifest/2"), "is not a manifest: it is onnxkvrename.m"),
+        (changed(schema="onnxkvrename.report/1"), "is not a manifest: it is onnxkvrename.report/1"),
+        (changed(models=None), "is not valid: models must be a list of text"),
+        (changed(models=[1]), "is not valid: models must be a list of text"),
+        (changed(sizes={"ctx_len": True}), "is not valid: sizes.ctx_len must be an"),
+        (changed(sizes={"ctx_len": 0}), "is not valid: sizes.ctx_len is less than 1"),
+        (changed(buffers=[[]]), "is not valid: buffers must be a list of objects"),
+        (changed(buffers=[{}]), "is not valid: buffers[0].kind is missing"),
+        (changed(findings=[{"severity": "bad"}]), "is not valid: findings[0].severity is"),
+        (with_buffer(kind="attention"), "is not valid: buffers[0].kind is not one of"),
+        (with_buffer(layer=True), "is not valid: buffers[0].layer must be an integer"),
+        (with_buffer(layer="0"), "is not valid: buffers[0].layer must be an integer"),
+        (with_buffer(shape=[1.5]), "is not valid: buffers[0].shape must be a list"),
+        (with_buffer(sequence_axis=1), "is not valid: a buffer has a sequence_axis or a"),
+        (with_buffer(window="ctx_len"), "is not valid: a buffer has a sequence_axis or a"),
+        (with_buffer(output="other"), "is not valid: a buffer has a name that no input"),
+        (with_buffer(input=None, output=None), "is not valid: a buffer has a shape that"),
+        (with_buffer(shape=["b", 1, "ctx_len", 8]), "is not valid: a buffer has a shape"),
+        (with_buffer(model="other"), "is not valid: a buffer belongs to a model that is"),
+        (with_buffer(dtype="FLOAT16"), "has a kv_layout_sha256 that does not match its"),
+        (with_buffer(layer=7), "has a kv_layout_sha256 that does not match its"),
+        (with_buffer(part="k_pe"), "has a kv_layout_sha256 that does not match its"),
+        (changed(sizes={"ctx_len": 5}), "has a kv_layout_sha256 that does not match its"),
+        (changed(buffers=[]), "has a kv_layout_sha256 that does not match its"),
+        (changed(kv_layout_sha256=None), "has a kv_layout_sha256 that does not match its"),
     ],
 )  # fmt: skip
 def test_what_is_no_manifest_or_a_damaged_one_is_refused_in_one_line(
@@ -403,7 +403,7 @@ NEEDED = ("models", "sizes", "inputs", "outputs", "buffers", "kept", "findings",
 def test_a_manifest_with_something_missing_is_refused(key: str) -> None:
     said = json.loads(changed())
     del said[key]
-    with pytest.raises(ModelError, match=f"is no whole manifest: {key} is missing"):
+    with pytest.raises(ModelError, match=f"is not valid: {key} is missing"):
         manifest.parse_manifest(sealed(said), "m.json")
 
 

@@ -174,7 +174,7 @@ def test_equal_symbols_do_not_vouch_for_a_size_that_operators_change(
     assert (flow.verdict, flow.update.kind) == ("updated", "unknown")
     (warning,) = check_buffer_flows([flow], {"attention": "inplace"}, "mine")
     assert (warning.code, warning.severity, warning.name) == ("KV113", "warning", "k_out")
-    assert warning.message.startswith("is not shown to have the size of k: ")
+    assert warning.message.startswith("cannot be proved to have the size of k: ")
     assert list(check_buffer_flows([flow])) == []  # nothing says that it must go back
 
 
@@ -329,8 +329,8 @@ def test_kv120_says_what_grows_and_who_minds() -> None:
     (warning,) = check_buffer_flows([flow])
     assert (warning.code, warning.severity, warning.name) == ("KV120", "warning", "k_out")
     assert warning.message == (
-        "is longer than k along axis 2 (ctx -> ctx + seq), and cannot go back into it: "
-        "nothing says who joins them"
+        "is longer than k along axis 2 (ctx -> ctx + seq), so it does not fit into it: "
+        "no rule says who joins them"
     )
     for meant in ("inplace", "once"):
         (error,) = check_buffer_flows([flow], {"attention": meant}, "mine")
@@ -340,7 +340,7 @@ def test_kv120_says_what_grows_and_who_minds() -> None:
     shapeless = build_update_finding(
         "k", "k_out", BufferUpdate("delta"), (None, None), needed_by=None, more=3
     )
-    assert shapeless.message.startswith("has only the new positions of k, like 3 more, and")
+    assert shapeless.message.startswith("has only the new positions of k, like 3 more, so")
 
 
 def test_an_update_that_the_profile_means_is_no_fault() -> None:

@@ -205,8 +205,11 @@ def test_swapped_linear_states_are_found_though_one_depends_on_both() -> None:
         ("new = far.Pick(k) k_out = Add(v, new)", "Pick of far has no body in the model"),
         ("k_out = MatMul(k, x)", "it is reached only through operators that mix values"),
         ("a = Neg(k) k_out = MatMul(a, x)", "it is reached only through operators that mix values"),
-        ("both = Concat<axis = 0>(k, v) k_out = Slice(both, n, n)", "it is made of v as much"),
-        ("k_out = Add(k, v)", "it is made of v as much as of its own"),
+        (
+            "both = Concat<axis = 0>(k, v) k_out = Slice(both, n, n)",
+            "it is computed from v as much",
+        ),
+        ("k_out = Add(k, v)", "it is computed from v as much as from its own input"),
     ],
 )
 def test_what_cannot_be_told_is_never_counted_as_proved(nodes: str, why: str) -> None:
@@ -215,7 +218,7 @@ def test_what_cannot_be_told_is_never_counted_as_proved(nodes: str, why: str) ->
 
 def test_a_sum_of_its_own_state_and_of_another_sound_one_is_not_called_wrong() -> None:
     nodes = "a = Mul(k, w) b = Mul(a, w) k_out = Add(b, v)"
-    why = "untraced: it is made of v, and of its own in more steps"
+    why = "untraced: it is computed from v, and from its own input in more steps"
     assert trace_flows(f"{nodes} {SOUND_V}") == [why, "updated by ScatterElements"]
     swapped = f"{nodes} v_out = {SCATTER}(k, i, x)"  # v has no later state of its own
     assert trace_flows(swapped) == ["made of v", "made of k"]
@@ -227,7 +230,7 @@ def test_buffers_that_are_stacked_and_taken_apart_again_are_not_called_wrong() -
     descriptions = trace_flows(
         f"both = Concat<axis = 0>({', '.join(names)}) {slices}", buffers=" ".join(names)
     )
-    assert set(descriptions) == {"untraced: it is made of more than 16 values at once"}
+    assert set(descriptions) == {"untraced: it is computed from more than 16 values at once"}
 
 
 @pytest.mark.parametrize(
@@ -267,6 +270,7 @@ def format_if(then: str, other: str) -> str:
     """
 
 
+AS_MUCH = "untraced: it is computed from v as much as from its own input"
 UNCHANGED = "e = Identity(k)"
 
 
@@ -277,7 +281,11 @@ UNCHANGED = "e = Identity(k)"
         ("t = Identity(k)", UNCHANGED, "passed through"),
         ("t = Mul(k, z)", UNCHANGED, "updated by Mul"),
         ("t = Identity(k)", "e = Mul(k, z)", "updated by Mul"),
-        ("t = Identity(k)", "e = Add(k, v)", "untraced: it is made of v as much as of its own"),
+        (
+            "t = Identity(k)",
+            "e = Add(k, v)",
+            AS_MUCH,
+        ),
         ("t = MatMul(x, x)", f"e = {SCATTER}(k, i, x)", "updated by ScatterElements"),
         (f"t = {SCATTER}(v, i, x)", UNCHANGED, "made of v"),
         (f"t = {SCATTER}(v, i, x)", "e = Neg(v)", "made of v"),
@@ -334,7 +342,7 @@ def format_loop(body: str, first: str = "k, v", outputs: str = "k_out, v_out") -
         (format_loop("p = Neg(k) q = Neg(t)"), ["updated by Neg", "updated by Neg"]),
         (
             format_loop("p = Neg(s) q = Add(t, s)"),
-            ["updated by Neg", "untraced: it is made of k as much"],
+            ["updated by Neg", "untraced: it is computed from k as much"],
         ),
     ],
 )
@@ -545,17 +553,17 @@ def test_names_that_are_not_utf_8_are_followed_like_others() -> None:
     [
         (
             f"k_out = {SCATTER}(v, i, x)",
-            ("KV110", "error", "k_out", "is made of v, not of its own input k"),
+            ("KV110", "error", "k_out", "is computed from v, not from its own input k"),
         ),
         (
             "k_out = Neg(x)",
-            ("KV110", "error", "k_out", "is made of no buffer, not of its own input k"),
+            ("KV110", "error", "k_out", "is computed from no buffer, not from its own input k"),
         ),
         (
             "k_out = Neg(a) a = far.Op(k)",
             (
                 *("KV113", "warning", "k_out"),
-                "could not be traced to its input k, so this is not proved: "
+                "could not be traced to its input k, so retention is not proved: "
                 "Op of far has no body in the model",
             ),
         ),
@@ -566,7 +574,7 @@ def test_names_that_are_not_utf_8_are_followed_like_others() -> None:
                     "KV114",
                     "warning",
                     "k_out",
-                    "is what came in as k: nothing is written to this buffer",
+                    "is its input k, unchanged: the model never writes to this buffer",
                 )
             ],
         ),

@@ -224,7 +224,7 @@ def test_what_onnx_refuses_is_refused_without_the_weights_too(
     breaks(model)
     assert is_refused_by_onnx(model)
     (message,) = list_refusals(model)
-    assert message.startswith("is refused by onnx's checker: ")
+    assert message.startswith("onnx's checker rejects this model: ")
     assert "\n" not in message
 
 
@@ -259,7 +259,7 @@ def test_data_that_are_too_few_are_told_with_their_real_size() -> None:
     model = decoder()
     add_weight(count=1001, raw_data=bytes(4000))(model)
     assert list_refusals(model) == [
-        "is refused by onnx's checker: "
+        "onnx's checker rejects this model: "
         "broken has 4,000 bytes of raw_data, too few for its dims [1001]"
     ]
 

@@ -463,7 +463,7 @@ def test_a_stamp_that_is_not_of_the_graph_is_found(tmp_path: Path) -> None:
     path = stamped(saved(models.decoder(), tmp_path / "m.onnx"), "0" * 64)
     (found,) = verify(path)[0].report.findings
     assert (found.code, found.severity) == ("KV621", "error")
-    assert found.message.startswith("is stamped 000000000000…, but its layout is ")
+    assert found.message.startswith("has the stamp 000000000000…, but the layout of its graph is ")
     assert found.hint.startswith("the graph changed, or it was stamped with another set: put the")
 
 

@@ -88,9 +88,11 @@ def convert_name(match: NameMatch, token: str, source: Rules, target: Rules) -> 
     if part is None:
         own = PartOfKind(match.rule, match.kind, match.buffer)
         raise RulesError(
-            f"profile {target.name} has no name for {own.role} of {own.family}, such as "
-            f"{match.buffer} of layer {match.layer}",
-            hint="a profile that has all kinds of buffers of this model",
+            f"{fill_template(match.rule.templates[match.side], match.groups, match.token)} cannot "
+            f"be converted: its content is {own.role} of {own.family}, and profile {target.name} "
+            "has no name for that",
+            hint="choose a profile with all kinds of buffers that this model has; rules that only "
+            "list names, or find them by dataflow, do not say what is in a buffer",
         )
     name = _write_name(match, token, part)
     reread = target.match(match.side, name)
@@ -101,9 +103,9 @@ def convert_name(match: NameMatch, token: str, source: Rules, target: Rules) -> 
     original = fill_template(match.rule.templates[match.side], match.groups, match.token)
     if back != original:
         raise RulesError(
-            f"{original!r} would be {name!r} in profile {target.name}, which leads back to "
-            f"{back!r}: the names of that profile say less",
-            hint="it can only be renamed within its own profile",
+            f"{original} cannot be converted to {name} of profile {target.name}: converting that "
+            f"name back would give {back or 'no name'}, so the conversion could not be undone",
+            hint="keep the names of its own profile",
         )
     return name
 

@@ -86,7 +86,7 @@ def infer_rules(models: Sequence[TracedModel], token: str = "") -> InferredRules
     title = format_list([model.path.name for model in models if model.pairs])
     if not states:
         raise RulesError(
-            "the dataflow shows no state: no output is a later state of an input",
+            "the graph has no state: no output is a later state of an input",
             path=str(models[0].path) if len(models) == 1 else None,
             hint="`onnxkvrename inspect MODEL... --profile auto` shows what the model has",
         )
@@ -99,7 +99,7 @@ def infer_rules(models: Sequence[TracedModel], token: str = "") -> InferredRules
             suggestion = write_rules(ordered, title, token, extra)
             rules = parse_rules(suggestion.text, _RULES_NAME)
     except RulesError as error:
-        raise _build_misfit_error(f"their file would not be valid: {error.message}") from None
+        raise _build_misfit_error(f"the rules would not be valid: {error.message}") from None
     for model in models:
         _check_exact(model, rules)
     return InferredRules(rules, suggestion)
@@ -193,5 +193,7 @@ def _check_exact(model: TracedModel, rules: Rules) -> None:
     if not wrong and _map_planned_pairs(plan) != expected:
         wrong = sorted(names)
     if wrong:
-        reason = f"{wrong[0]} is a state in one of them, and not here or with another output"
+        reason = (
+            f"{wrong[0]} is a state in one of them, but not in this one, or with a different output"
+        )
         raise _build_misfit_error(reason, str(model.path))

@@ -145,7 +145,7 @@ def _list_symbol_sizes(value: SessionValue, result: OutputResult) -> Iterator[tu
 def _describe_fault(result: OutputResult, value: SessionValue) -> str:
     return (
         f"comes out as {format_dtype_and_shape(result)}, "
-        f"and cannot go back into {value.name}, {format_dtype_and_shape(value)}"
+        f"which does not fit into {value.name}, {format_dtype_and_shape(value)}"
     )
 
 

@@ -136,7 +136,7 @@ def check_retention(
     except RunLimitError:
         raise
     except ModelError as error:
-        message = f"the reference runs, this does not: {error.message}"
+        message = f"the reference runs, but this model does not: {error.message}"
         return None, (build_difference_finding("", message),)
     return run, (*run.findings, *compare_runs(run, expected))
 

@@ -214,10 +214,14 @@ def compare_runs(run: RetentionRun, expected: RetentionRun) -> Iterator[Finding]
     """
     for key, name in expected.output_names.items():
         if key not in run.output_names:
-            yield build_difference_finding(name, "is an output of the reference only")
+            yield build_difference_finding(
+                name, "is an output of the reference, but not of this model"
+            )
     for key, name in run.output_names.items():
         if key not in expected.output_names:
-            yield build_difference_finding(name, "is no output of the reference")
+            yield build_difference_finding(
+                name, "is an output of this model, but not of the reference"
+            )
     for number, (results, expected_results) in enumerate(
         zip(run.step_results, expected.step_results, strict=False), 1
     ):
@@ -239,7 +243,7 @@ def compare_runs(run: RetentionRun, expected: RetentionRun) -> Iterator[Finding]
 
 def build_difference_finding(name: str, message: str) -> Finding:
     """Return KV118 for an output that is not as with the reference."""
-    hint = "the two differ in more than names: do not use it, and rename the reference again"
+    hint = "the two differ in more than names: do not use this model; rename the reference again"
     return build_finding("KV118", name, message, hint)
 
 
@@ -251,10 +255,10 @@ def build_feedback_finding(name: str, message: str) -> Finding:
 
 def _describe_difference(result: OutputResult, expected: OutputResult) -> str:
     if (result.dtype, result.shape) == (expected.dtype, expected.shape):
-        return "holds other values than with the reference"
+        return "has different values from the reference"
     return (
         f"is {format_dtype_and_shape(result)}, "
-        f"and not {format_dtype_and_shape(expected)} as with the reference"
+        f"but {format_dtype_and_shape(expected)} in the reference"
     )
 
 

@@ -164,7 +164,7 @@ def test_a_buffer_that_cannot_go_back_ends_the_loop(
     assert len(run.step_results) == 1
     (finding,) = findings
     assert (finding.code, finding.severity, finding.name) == ("KV118", "error", KEY_OUT)
-    pattern = rf"^comes out as {comes}, and cannot go back into {KEY}, tensor\(int64\) \[1, 2\]$"
+    pattern = rf"^comes out as {comes}, which does not fit into {KEY}, tensor\(int64\) \[1, 2\]$"
     assert re.search(pattern, finding.message)
 
 
@@ -220,7 +220,7 @@ def test_a_fault_behind_right_names_is_found(
     _, findings = check_retention(save_edited(tmp_path, edit), reference)
     (finding,) = findings
     assert (finding.code, finding.severity, finding.name) == ("KV118", "error", name)
-    assert "in step 1 holds other values than with the reference" in finding.message
+    assert "in step 1 has different values from the reference" in finding.message
     _, alone = check_retention(save_edited(tmp_path, edit))
     assert alone == ()
 
@@ -247,7 +247,7 @@ def test_a_model_that_fails_where_the_reference_runs_is_found(tmp_path: Path) ->
     run, findings = check_retention(broken, sound)
     assert run is None
     (text,) = format_findings(findings)
-    assert text.startswith("KV118  the reference runs, this does not: onnxruntime cannot run it")
+    assert text.startswith("KV118  the reference runs, but this model does not: onnxruntime cannot")
     assert "the GatherND node /CtxGather is given the index INT32_MAX" in text
     with pytest.raises(ModelError, match=r"2147483647\.onnx: onnxruntime cannot run it as it is"):
         check_retention(sound, broken)
@@ -269,17 +269,18 @@ WIDE, HALF = ONE._replace(shape=(1, 4)), ONE._replace(dtype="tensor(float16)")
     [
         ([{"x": ONE}, {"x": OTHER}], [{"x": ONE}, {"x": OTHER}], []),
         ([{"x": ONE}, {"x": OTHER}], [{"x": ONE}, {"x": ONE}],
-         ["x in step 2 holds other values than with the reference"]),
+         ["x in step 2 has different values from the reference"]),
         ([{"x": ONE, "y": OTHER, "z": OTHER}], [{"z": ONE, "y": ONE, "x": ONE}],
-         ["z in step 1 holds other values than with the reference (one of 2 outputs that differ)"]),
+         ["z in step 1 has different values from the reference (one of 2 outputs that differ)"]),
         ([{"x": WIDE}], [{"x": ONE}],
          ["x in step 1 is tensor(float) [1, 4], "
-          "and not tensor(float) [1, 2] as with the reference"]),
+          "but tensor(float) [1, 2] in the reference"]),
         ([{"x": HALF}], [{"x": ONE}],
          ["x in step 1 is tensor(float16) [1, 2], "
-          "and not tensor(float) [1, 2] as with the reference"]),
+          "but tensor(float) [1, 2] in the reference"]),
         ([{"x": ONE}], [{"y": ONE}],
-         ["y is an output of the reference only", "x is no output of the reference"]),
+         ["y is an output of the reference, but not of this model",
+          "x is an output of this model, but not of the reference"]),
         ([{"x": ONE}], [{"x": ONE}, {"x": OTHER}], []),
     ],
 )  # fmt: skip
