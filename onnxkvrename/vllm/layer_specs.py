@@ -322,9 +322,7 @@ def _sum_latent_sizes(layer: int, tokens: Sequence[tuple[int, ...]]) -> int:
     """Return the sizes of MLA's latent and rope together; every rank holds both whole."""
     if len(tokens) < 2:
         raise RefusalError(
-            [layer],
-            "a page of MLA needs one latent and its rope",
-            "onnxkvrename verify MODEL lists missing parts",
+            [layer], "a page of MLA needs a latent and a rope", "verify lists missing parts"
         )
     heads = max(sizes[0] if len(sizes) == 2 else 1 for sizes in tokens)
     if heads != 1:
@@ -346,9 +344,7 @@ def _resolve_heads(
         for buffer, sizes in zip(buffers, tokens, strict=True)
     }
     if len(buffers) != 2 or len(sides) != 2:
-        raise RefusalError(
-            layer, "a page needs a key and a value", "onnxkvrename verify MODEL lists missing parts"
-        )
+        raise RefusalError(layer, "a page needs a key and a value", "verify lists missing parts")
     key, value = sides["key"], sides["value"]
     if key[:-1] != value[:-1]:
         raise RefusalError(

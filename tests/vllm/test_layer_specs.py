@@ -145,7 +145,7 @@ def test_a_key_without_its_value_is_refused() -> None:
     assert (
         refuse((key, value_of_two_heads)).reason == "key and value have different numbers of heads"
     )
-    assert refuse(build_mla(0)[:1]).reason == "a page of MLA needs one latent and its rope"
+    assert refuse(build_mla(0)[:1]).reason == "a page of MLA needs a latent and a rope"
 
 
 def test_a_latent_that_was_replicated_is_refused_by_its_number_of_heads() -> None:
