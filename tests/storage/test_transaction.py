@@ -368,7 +368,7 @@ def test_what_cannot_be_undone_is_told_and_all_files_are_kept(
         f"{nth - 1} of 3 results are new, the others as they were; all old and new files are kept"
     )
     assert caught.value.hint is not None
-    assert f"onnxkvrename recover {directory} lists them" in caught.value.hint
+    assert f"onnxkvrename recover {directory}` lists them" in caught.value.hint
     kept = list(find_stale_temp_files(three))
     assert remove_stale_temp_files(kept)
     assert sorted(find_stale_temp_files(three)) == sorted(kept)
