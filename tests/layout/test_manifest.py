@@ -374,7 +374,7 @@ def test_another_layout_of_the_same_document_is_no_change() -> None:
         (with_buffer(shape=[1.5]), "is not valid: buffers[0].shape must be a list"),
         (with_buffer(sequence_axis=1), "is not valid: a buffer has a sequence_axis or a"),
         (with_buffer(window="ctx_len"), "is not valid: a buffer has a sequence_axis or a"),
-        (with_buffer(output="other"), "is not valid: a buffer has a name that no input"),
+        (with_buffer(output="other"), "is not valid: a buffer has a name that is not an"),
         (with_buffer(input=None, output=None), "is not valid: a buffer has a shape that"),
         (with_buffer(shape=["b", 1, "ctx_len", 8]), "is not valid: a buffer has a shape"),
         (with_buffer(model="other"), "is not valid: a buffer belongs to a model that is"),
