@@ -154,3 +154,13 @@ def test_the_warning_about_an_export_cache_comes_once(
     outcome = run(export, "--prefix", "VLLM", "--check")
     (warning,) = (line for line in outcome.err.splitlines() if "KV402" in line)
     assert warning.startswith(f"{len(list(export.rglob('*.onnx')))} files in {export} (first: ")
+
+
+def test_of_mixed_tokens_each_is_seen_however_long_the_paths(windows: Path, run) -> None:
+    below = windows / ("a-long-name-" * 4)
+    below.mkdir()
+    for path in [path for path in windows.iterdir() if path != below]:
+        path.rename(below / path.name)
+    assert run(below / "layer_3_4", "--prefix", "VLLM", "-q").code == 0
+    (finding,) = (line for line in run("verify", windows).err.splitlines() if "KV303" in line)
+    assert f"different tokens: no token in {COUNT - 1} files; VLLM" in finding

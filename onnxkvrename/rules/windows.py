@@ -35,6 +35,9 @@ from onnxkvrename.rules.window_diff import (
 _MERGE_HINT = "give all windows that were merged, or merge them again"
 _EXPORT_AGAIN_HINT = "export all of them again, together"
 
+_MAX_PLACES_LENGTH = 160
+"""Characters of the paths that KV303 lists; of more the tokens are counted first."""
+
 
 class PartGroup(NamedTuple):
     """Parts of one stage and one model.
@@ -366,14 +369,21 @@ def _check_same_token(
         (files[0] for tokens, files in files_by_tokens.items() if tokens != by_count[0]),
         files_by_tokens[by_count[0]][0],
     )
+    labels = [" and ".join(sorted(token or "no token" for token in each)) for each in by_count]
+    groups = [[file.path for file in files_by_tokens[tokens]] for tokens in by_count]
     places = [
-        f"{' and '.join(sorted(token or 'no token' for token in tokens))} in "
-        + format_list([file.path for file in files_by_tokens[tokens]])
-        for tokens in by_count
+        f"{label} in {format_list(paths)}" for label, paths in zip(labels, groups, strict=True)
     ]
+    listed = format_list(places, "; ")
+    if len(listed) > _MAX_PLACES_LENGTH:  # what is printed is shortened after the tokens
+        counts = [
+            f"{label} in {len(paths):,} file{'s' * (len(paths) != 1)}"
+            for label, paths in zip(labels, groups, strict=True)
+        ]
+        listed = f"{format_list(counts, '; ')} ({listed})"
     verb, hint = "would carry", "`--replace` gives all of them the new token"
     if check_current_tokens:
         verb = "carry"
         hint = "rename all of them together; if a run was stopped, repeat its command"
-    message = f"the files of this set {verb} different tokens: {format_list(places, '; ')}"
+    message = f"the files of this set {verb} different tokens: {listed}"
     yield deviating.build_finding("KV303", message, hint)
