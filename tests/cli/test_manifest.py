@@ -161,7 +161,7 @@ def test_a_mistake_is_said_in_one_line(
 
 def test_on_a_terminal_it_is_a_table(here: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxkvrename.cli.output.is_terminal", lambda stream: True)
-    monkeypatch.setenv("COLUMNS", "72")
+    monkeypatch.setenv("COLUMNS", "76")
     monkeypatch.setenv("NO_COLOR", "1")
     outcome = run("manifest", FIXTURES / "VLLM" / "hybrid.onnx", "--format", "text")
     lines = outcome.out.splitlines()
