@@ -226,7 +226,7 @@ def test_a_custom_io_of_before_the_rename_is_told_how_to_follow(decoder: Path) -
     rename(decoder, "VLLM", sidecars=False)
     with pytest.raises(ModelError, match="has no input or output past_key") as error:
         gather(decoder, compile_info=CompileInfo(custom_io_path=custom))
-    assert "onnxkvrename MODEL --prefix TOKEN --sidecar FILE" in str(error.value)
+    assert "rename --sidecar FILE updates one from before a rename" in str(error.value)
 
 
 def test_sizes_come_from_specializations_as_far_as_buffers_have_them(decoder: Path) -> None:
