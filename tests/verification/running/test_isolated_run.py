@@ -212,7 +212,7 @@ def test_a_reply_is_read_as_what_it_must_be(change: dict[str, Any]) -> None:
         ("null", "no answer that can be read: is not an object"),
         ("{}", "no answer that can be read: error is missing"),
         ('{"run": {}}', "no answer that can be read: run.dims is missing"),
-        ('{"error": {"kind": "x"}}', "no answer that can be read: error.kind is none of model"),
+        ('{"error": {"kind": "x"}}', "no answer that can be read: error.kind is not one of model"),
         ("\u00e9", "no answer that can be read: 'ascii' codec"),
         ('{"error": {"kind": "model", "message": "no", "hint": null}}', "^.*decoder.onnx: no$"),
         ('noise\\n{"error": {"kind": "other", "message": "no", "hint": "x"}}', r"^no \(x\)$"),

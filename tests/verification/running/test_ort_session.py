@@ -162,7 +162,7 @@ def test_without_onnxruntime_the_error_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(KvRenameError, match=f"^{module} cannot be loaded") as caught:
         load(models.decoder(), tmp_path)
-    assert caught.value.hint == "`python -m pip install onnxruntime`"
+    assert caught.value.hint == f"`python -m pip install {module}`"
 
 
 def build_custom_operator() -> ModelProto:
