@@ -20,6 +20,7 @@ from onnxkvrename.cli.options import (
     add_profile_option,
     add_quiet_option,
     add_rules_option,
+    add_single_option,
     add_strict_option,
     add_verbose_option,
     add_version_option,
@@ -78,7 +79,7 @@ class _Arguments(NamedTuple):
 @add_models_argument()
 @add_consumer_option()
 @add_full_transfer_option()
-@click.option(
+@add_single_option(
     "--emit",
     type=click.Choice(EMIT_CHOICES),
     help="Instead of a verdict, print expressions that select exactly the KV buffers, by kind, "

@@ -24,6 +24,7 @@ from onnxkvrename.cli.options import (
     add_profile_option,
     add_quiet_option,
     add_rules_option,
+    add_single_option,
     add_verbose_option,
     add_version_option,
     parse_dim_sizes,
@@ -114,25 +115,25 @@ class _Arguments(NamedTuple):
 )
 @click.option("--decode-dim", metavar="SYMBOL=SIZE", multiple=True, help="Like --dim, for DECODE.")
 @add_full_transfer_option()
-@click.option(
+@add_single_option(
     "--tp",
     metavar="P:D",
     help="Also check that heads and states divide among P ranks of prefill and D of decode.",
 )
-@click.option(
+@add_single_option(
     "--block-size",
     metavar="P:D",
     help="Also check that vLLM's NIXL connector accepts blocks of P tokens in prefill and D in "
     "decode, with the ranks of --tp.",
 )
-@click.option(
+@add_single_option(
     "--kernel-block-size",
     metavar="N",
     type=click.IntRange(1, 1 << 20),
     help="With --block-size: tokens in a block of the attention backend, if it divides vLLM's "
     "blocks.",
 )
-@click.option(
+@add_single_option(
     "--vllm",
     "vllm_version",
     type=click.Choice(VLLM_VERSIONS),
@@ -149,7 +150,7 @@ class _Arguments(NamedTuple):
 @add_profile_option()
 @add_rules_option()
 @add_pairs_option()
-@click.option(
+@add_single_option(
     "--html",
     metavar="FILE",
     type=OutputFile(path_type=Path),

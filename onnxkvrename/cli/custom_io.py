@@ -13,6 +13,7 @@ from onnxkvrename.cli.options import (
     OutputFile,
     add_profile_option,
     add_rules_option,
+    add_single_option,
     add_version_option,
 )
 from onnxkvrename.cli.output import print_lines
@@ -49,19 +50,19 @@ class _Arguments(NamedTuple):
     epilog="Exit codes: 0 done; 2 the job could not be done; 130 interrupted.",
 )
 @add_one_model_argument()
-@click.option(
+@add_single_option(
     "--precision",
     metavar="NAME",
     required=True,
     help=f"What the compiler keeps every KV buffer in: {', '.join(PRECISIONS)}.",
 )
-@click.option(
+@add_single_option(
     "--vision",
     metavar="NAME",
     help="List the vision buffers of a model for images too, with this precision; QEfficient "
     "takes that of the weights, e.g. float16.",
 )
-@click.option(
+@add_single_option(
     "-o",
     "--output",
     metavar="FILE",

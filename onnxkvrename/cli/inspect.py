@@ -16,14 +16,17 @@ from onnxkvrename.cli.options import (
     add_format_option,
     add_models_argument,
     add_pairs_option,
-    add_pairs_token_option,
     add_profile_option,
     add_rules_option,
+    add_single_option,
     add_version_option,
-    check_pairs_token,
 )
 from onnxkvrename.cli.output import print_answer
-from onnxkvrename.cli.requested_rules import pick_requested_rules
+from onnxkvrename.cli.requested_rules import (
+    add_pairs_token_option,
+    check_pairs_token,
+    pick_requested_rules,
+)
 from onnxkvrename.errors import KvRenameError, UndoError, WriteError
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.layout.inspect import ModelSummary, inspect_model
@@ -60,13 +63,13 @@ class _Arguments(NamedTuple):
     "done; 130 interrupted.",
 )
 @add_models_argument()
-@click.option(
+@add_single_option(
     "--svg",
     metavar="FILE",
     type=OutputFile(path_type=Path),
     help="Also write an SVG picture.",
 )
-@click.option(
+@add_single_option(
     "--html", metavar="FILE", type=OutputFile(path_type=Path), help="Also write an HTML page."
 )
 @click.option("--force", is_flag=True, help="Replace files that are not earlier pictures or pages.")

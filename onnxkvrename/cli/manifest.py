@@ -18,20 +18,23 @@ from onnxkvrename.cli.options import (
     add_models_argument,
     add_no_set_option,
     add_pairs_option,
-    add_pairs_token_option,
     add_profile_option,
     add_projection_options,
     add_quiet_option,
     add_rules_option,
+    add_single_option,
     add_strict_option,
     add_verbose_option,
     add_version_option,
-    check_pairs_token,
     parse_dim_sizes,
     parse_memory_size,
 )
 from onnxkvrename.cli.output import print_answer, print_lines
-from onnxkvrename.cli.requested_rules import pick_requested_rules
+from onnxkvrename.cli.requested_rules import (
+    add_pairs_token_option,
+    check_pairs_token,
+    pick_requested_rules,
+)
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
 from onnxkvrename.findings import decide_exit_code, format_list
 from onnxkvrename.layout.digest import compute_layout_digest
@@ -129,7 +132,7 @@ class _ManifestResult(NamedTuple):
 @add_models_argument()
 @add_compile_options()
 @add_projection_options()
-@click.option(
+@add_single_option(
     "-o",
     "--output",
     metavar="FILE",

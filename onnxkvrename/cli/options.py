@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,29 @@ class OutputFile(NonEmptyPath):
         return super().convert(value, param, ctx)
 
 
-class ConsumerOption(click.Option):
+class SingleOption(click.Option):
+    """An option with one value: two different ones are an error, so that none is dropped."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Let the parser keep every value that is typed."""
+        parser.add_option(self, self.opts, self.name, action="append", nargs=self.nargs)
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> Any:
+        """Return the value and where it is from; a usage error for two different ones."""
+        values = opts.get(self.name or "")
+        if not isinstance(values, list):
+            return super().consume_value(ctx, opts)
+        different = list(dict.fromkeys(values))
+        if len(different) > 1 and not ctx.resilient_parsing:
+            option, (first, second) = max(self.opts, key=len), different[:2]
+            raise click.UsageError(f"{option} has two values: {first} and {second}; pass one")
+        return super().consume_value(ctx, {**opts, self.name: values[-1]})
+
+
+add_single_option = partial(click.option, cls=SingleOption)
+
+
+class ConsumerOption(SingleOption):
     """An option whose help lists all consumers.
 
     Plug-ins are looked for when the help is shown: no other run should spend the time.
@@ -141,7 +164,7 @@ def add_models_argument() -> Decorator:
 
 def add_profile_option() -> Decorator:
     """Add ``--profile``, built-in rules."""
-    return click.option(
+    return add_single_option(
         "--profile",
         metavar="NAME",
         shell_complete=complete_profile,
@@ -152,29 +175,12 @@ def add_profile_option() -> Decorator:
 
 def add_pairs_option() -> Decorator:
     """Add ``--pairs``, which finds the buffers by the graph itself."""
-    return click.option(
+    return add_single_option(
         "--pairs",
         type=click.Choice(["dataflow"]),
         help="Find the buffers by the graph itself instead of by their names: each input that an "
         "output is a later state of.",
     )
-
-
-def add_pairs_token_option() -> Decorator:
-    """Add ``--prefix``, where only ``--pairs`` needs the token."""
-    return click.option(
-        "--prefix",
-        "--token",
-        metavar="TOKEN",
-        help="With --pairs: the token in the names; by default one with a capital letter that "
-        "all of them carry.",
-    )
-
-
-def check_pairs_token(prefix: str | None, pairs: str | None) -> None:
-    """Raise :class:`click.UsageError` for a token that only ``--pairs`` needs, without it."""
-    if prefix is not None and pairs is None:
-        raise click.UsageError("--prefix is for --pairs: rules recognise tokens by themselves")
 
 
 def add_target(rules: Rules, profile: str | None) -> Rules:
@@ -192,7 +198,7 @@ def add_target(rules: Rules, profile: str | None) -> Rules:
 
 def add_rules_option() -> Decorator:
     """Add ``--rules``, a file with rules of the user's own."""
-    return click.option(
+    return add_single_option(
         "--rules",
         metavar="FILE",
         type=NonEmptyPath(path_type=Path),
@@ -216,7 +222,7 @@ def add_format_option(default: str = "text") -> Decorator:
 
 def add_jobs_option() -> Decorator:
     """Add ``--jobs``, the number of processes."""
-    return click.option(
+    return add_single_option(
         "--jobs",
         metavar="N",
         type=click.IntRange(1, _MAX_JOBS),
@@ -329,13 +335,13 @@ def add_compile_options() -> Decorator:
     """Add ``--dim``, ``--specializations`` and ``--custom-io``: what is known of a compile."""
     options = (
         add_dim_option("The size of a symbolic dimension, e.g. ctx_len=4096. May be repeated."),
-        click.option(
+        add_single_option(
             "--specializations",
             metavar="FILE",
             type=NonEmptyPath(path_type=Path),
             help="Sizes from a compile's specializations.json.",
         ),
-        click.option(
+        add_single_option(
             "--custom-io",
             metavar="FILE",
             type=NonEmptyPath(path_type=Path),
@@ -356,46 +362,46 @@ def add_projection_options() -> Decorator:
     from onnxkvrename.vllm.specs import KV_CACHE_DTYPES, VLLM_VERSIONS  # only for projections
 
     options = [
-        click.option(
+        add_single_option(
             "--block-size",
             metavar="N",
             type=click.IntRange(1),
             help="Also: what vLLM makes of it, with blocks of N tokens.",
         ),
-        click.option(
+        add_single_option(
             "--tp",
             metavar="N",
             type=click.IntRange(1),
             help="With --block-size: over how many ranks the heads are divided.  [default: 1]",
         ),
-        click.option(
+        add_single_option(
             "--pp",
             metavar="N",
             type=click.IntRange(1),
             help="With --block-size: over how many pipeline stages the layers are divided.  "
             "[default: 1]",
         ),
-        click.option(
+        add_single_option(
             "--kv-cache-dtype",
             metavar="DTYPE",
             type=click.Choice(tuple(KV_CACHE_DTYPES)),
             help=f"With --block-size: vLLM's --kv-cache-dtype ({', '.join(KV_CACHE_DTYPES)}), "
             "by default the graph's own.",
         ),
-        click.option(
+        add_single_option(
             "--gpu-memory",
             metavar="SIZE",
             help="With --block-size: the memory that each GPU has left for KV caches, e.g. 20G; "
             "says how many blocks fit.",
         ),
-        click.option(
+        add_single_option(
             "--draft",
             metavar="MODEL",
             type=NonEmptyPath(path_type=Path),
             help="With --block-size: a draft model, or its manifest, whose layers vLLM groups "
             "with these.",
         ),
-        click.option(
+        add_single_option(
             "--vllm",
             "vllm_version",
             type=click.Choice(VLLM_VERSIONS),

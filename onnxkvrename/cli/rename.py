@@ -25,6 +25,7 @@ from onnxkvrename.cli.options import (
     add_profile_option,
     add_quiet_option,
     add_rules_option,
+    add_single_option,
     add_strict_option,
     add_target,
     add_verbose_option,
@@ -111,10 +112,10 @@ class _Arguments(NamedTuple):
     "a name that would change; 2 the job could not be done; 130 interrupted.",
 )
 @add_models_argument()
-@click.option(
+@add_single_option(
     "--prefix", "--token", metavar="TOKEN", help="The token for every KV buffer, e.g. VLLM."
 )
-@click.option(
+@add_single_option(
     "--target",
     metavar="NAME",
     shell_complete=complete_consumer,
@@ -122,14 +123,14 @@ class _Arguments(NamedTuple):
     "results, as `onnxkvrename check-consumer` does.",
 )
 @add_full_transfer_option("With --target: it")
-@click.option(
+@add_single_option(
     "-o",
     "--output",
     metavar="FILE",
     type=OutputFile(path_type=Path, directory_option="-d"),
     help="Write the result to this file, not in place; creates its directory if missing.",
 )
-@click.option(
+@add_single_option(
     "-d",
     "--directory",
     metavar="DIR",
@@ -191,7 +192,7 @@ class _Arguments(NamedTuple):
 )
 @add_keep_going_option()
 @add_profile_option()
-@click.option(
+@add_single_option(
     "--to",
     metavar="NAME",
     help="Give the buffers the names of this profile, if they are made and laid out as it says. "
@@ -200,7 +201,7 @@ class _Arguments(NamedTuple):
 @add_rules_option()
 @add_pairs_option()
 @add_jobs_option()
-@click.option(
+@add_single_option(
     "--dask",
     metavar="ADDRESS",
     help="Use the workers of this Dask cluster, which must see the files.",

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import click
 
+from onnxkvrename.cli.options import Decorator, add_single_option
 from onnxkvrename.cli.output import print_lines
 from onnxkvrename.report.formats import Line
 from onnxkvrename.rules.profile import Rules
@@ -41,6 +42,23 @@ def find_rules_by_dataflow(
     models = [job.model for job in find_jobs(paths) if job.model.suffix != ".json"]
     traced = [trace_model(model) for model in models]
     return infer_rules(traced, token or find_common_token(traced)).rules
+
+
+def add_pairs_token_option() -> Decorator:
+    """Add ``--prefix``, where only ``--pairs`` needs the token."""
+    return add_single_option(
+        "--prefix",
+        "--token",
+        metavar="TOKEN",
+        help="With --pairs: the token in the names; by default one with a capital letter that "
+        "all of them carry.",
+    )
+
+
+def check_pairs_token(prefix: str | None, pairs: str | None) -> None:
+    """Raise :class:`click.UsageError` for a token that only ``--pairs`` needs, without it."""
+    if prefix is not None and pairs is None:
+        raise click.UsageError("--prefix is for --pairs: rules recognise tokens by themselves")
 
 
 class RulesArguments(Protocol):

@@ -22,6 +22,7 @@ from onnxkvrename.cli.options import (
     add_profile_option,
     add_quiet_option,
     add_rules_option,
+    add_single_option,
     add_strict_option,
     add_verbose_option,
     add_version_option,
@@ -84,10 +85,10 @@ class _Arguments(NamedTuple):
     "130 interrupted.",
 )
 @add_models_argument()
-@click.option(
+@add_single_option(
     "--prefix", metavar="TOKEN", help="Also: this token is on every pair, and nowhere else."
 )
-@click.option(
+@add_single_option(
     "--select",
     metavar="REGEX",
     help="Also: this expression matches the names of all KV buffers, and no others.",
@@ -95,7 +96,7 @@ class _Arguments(NamedTuple):
 @click.option(
     "--run", is_flag=True, help="Also: run the retention loop in onnxruntime (extra [run])."
 )
-@click.option(
+@add_single_option(
     "--reference",
     metavar="FILE",
     type=NonEmptyPath(path_type=Path),
@@ -105,7 +106,7 @@ class _Arguments(NamedTuple):
     "With --run: the size of a symbolic dimension, e.g. ctx_len=32; others are those of a "
     "specializations.json with the model, or guessed."
 )
-@click.option(
+@add_single_option(
     "--renamed-from",
     metavar="SOURCE",
     type=NonEmptyPath(path_type=Path),
@@ -123,14 +124,14 @@ class _Arguments(NamedTuple):
     is_flag=True,
     help="With --renamed-from: functions, initializers and the like may come in another order.",
 )
-@click.option(
+@add_single_option(
     "--run-timeout",
     metavar="SECONDS",
     type=click.IntRange(1, MAX_SECONDS),
     help=f"With --run: the time that onnxruntime may take for a model, by default "
     f"{DEFAULT_SECONDS}.",
 )
-@click.option(
+@add_single_option(
     "--run-memory",
     metavar="SIZE",
     help="With --run: the memory that it may take, e.g. 8G; by default 4G and four times the "

@@ -69,3 +69,34 @@ def test_a_missing_unit_is_told_on_the_command_line(
     outcome = run(name, decoder, *options, "20")
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
     assert f"{options[-1]} '20': add a unit: 20G or 20M" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--prefix", "VLLM", "--token=KV"), "--prefix has two values: VLLM and KV; pass one"),
+        (("--target", "a", "--target", "b"), "--target has two values: a and b; pass one"),
+        (("-o", "a.onnx", "-ob.onnx"), "--output has two values: a.onnx and b.onnx; pass one"),
+        (("-d", "a", "--directory", "b"), "--directory has two values: a and b; pass one"),
+        (("--profile=qeff", "--profile=qnn"), "--profile has two values: qeff and qnn; pass one"),
+        (("--rules", "a", "--rules", "b"), "--rules has two values: a and b; pass one"),
+        (("--to", "qnn", "--to", "qeff"), "--to has two values: qnn and qeff; pass one"),
+    ],
+)
+def test_two_values_of_an_option_are_an_error_and_none_is_dropped(
+    words: tuple[str, ...], message: str, decoder: Path, run
+) -> None:
+    before = decoder.read_bytes()
+    outcome = run(decoder, *words)
+    assert (outcome.code, outcome.out, message in outcome.err) == (2, "", True)
+    assert decoder.read_bytes() == before
+
+
+def test_the_same_value_twice_is_one_value(decoder: Path, run) -> None:
+    assert run(decoder, "--prefix", "VLLM", "--token", "VLLM").code == 0
+
+
+def test_a_consumer_is_named_once(decoder: Path, run) -> None:
+    outcome = run("check-consumer", decoder, "--target", "vllm-qaic", "--target", "openvino-npuw")
+    assert outcome.code == 2
+    assert "--target has two values: vllm-qaic and openvino-npuw" in outcome.err

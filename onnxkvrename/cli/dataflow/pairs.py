@@ -13,6 +13,7 @@ from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     add_format_option,
     add_models_argument,
+    add_single_option,
     add_version_option,
 )
 from onnxkvrename.cli.output import print_answer
@@ -43,7 +44,7 @@ _HEADINGS = ("input", "output", "update", "dtype", "shape")
     epilog="Exit codes: 0 done; 2 the job could not be done; 130 interrupted.",
 )
 @add_models_argument()
-@click.option(
+@add_single_option(
     "--as",
     "form",
     type=click.Choice(_FORMS),

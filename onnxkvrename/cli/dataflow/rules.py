@@ -11,6 +11,7 @@ from onnxkvrename.cli.dataflow.one_model import choose_one_model
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     NonEmptyPath,
+    add_single_option,
     add_version_option,
 )
 from onnxkvrename.cli.output import print_lines
@@ -27,7 +28,7 @@ from onnxkvrename.verification.pairs.infer_rules import infer_rules, trace_model
     context_settings=CONTEXT_SETTINGS,
     epilog="Exit codes: 0 done; 2 the job could not be done; 130 interrupted.",
 )
-@click.option(
+@add_single_option(
     "--suggest",
     "model",
     metavar="MODEL",
@@ -35,7 +36,9 @@ from onnxkvrename.verification.pairs.infer_rules import infer_rules, trace_model
     required=True,
     help="Write rules for the buffers of this model.",
 )
-@click.option("--prefix", metavar="TOKEN", help="The token that names of the model carry already.")
+@add_single_option(
+    "--prefix", metavar="TOKEN", help="The token that names of the model carry already."
+)
 @add_version_option()
 def command(model: Path, prefix: str | None) -> int:
     """Write a rules file for a model whose names no profile knows.
