@@ -153,7 +153,7 @@ class _Arguments(NamedTuple):
 @add_single_option(
     "--html",
     metavar="FILE",
-    type=OutputFile(path_type=Path),
+    type=OutputFile(),
     help="Also write a page for a browser: the memory of both sides for any prompt length.",
 )
 @click.option("--force", is_flag=True, help="With --html: replace any file, not only a page.")

@@ -66,7 +66,7 @@ class _Arguments(NamedTuple):
     "-o",
     "--output",
     metavar="FILE",
-    type=OutputFile(path_type=Path),
+    type=OutputFile(takes_stdout=True),
     help=f"Write it here; by default {DEFAULT_FILE_NAME} beside the model. - is stdout.",
 )
 @click.option("--force", is_flag=True, help="Replace a file that is there.")

@@ -66,12 +66,10 @@ class _Arguments(NamedTuple):
 @add_single_option(
     "--svg",
     metavar="FILE",
-    type=OutputFile(path_type=Path),
+    type=OutputFile(),
     help="Also write an SVG picture.",
 )
-@add_single_option(
-    "--html", metavar="FILE", type=OutputFile(path_type=Path), help="Also write an HTML page."
-)
+@add_single_option("--html", metavar="FILE", type=OutputFile(), help="Also write an HTML page.")
 @click.option("--force", is_flag=True, help="Replace files that are not earlier pictures or pages.")
 @add_profile_option()
 @add_rules_option()

@@ -136,7 +136,7 @@ class _ManifestResult(NamedTuple):
     "-o",
     "--output",
     metavar="FILE",
-    type=OutputFile(path_type=Path),
+    type=OutputFile(takes_stdout=True),
     help="Write the manifest to this file, completely or not at all; - is stdout.",
 )
 @click.option(

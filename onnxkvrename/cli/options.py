@@ -51,16 +51,20 @@ class OutputFile(NonEmptyPath):
 
     Args:
         directory_option: The option that writes into a directory, if the command has one.
+        takes_stdout: Whether ``-`` is stdout. Otherwise it is an error, not a file called ``-``.
     """
 
     is_output = True
 
-    def __init__(self, *args: Any, directory_option: str | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, directory_option: str | None = None, *, takes_stdout: bool = False) -> None:
+        super().__init__(path_type=Path)
         self.directory_option = directory_option
+        self.takes_stdout = takes_stdout
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path; a usage error for one that ends like a directory's."""
+        """Return the path; a usage error for one that ends like a directory's, and for stdout."""
+        if value == "-" and not self.takes_stdout:
+            self.fail("cannot write to stdout: pass the path of a file", param, ctx)
         if value and isinstance(value, str) and os.path.basename(value) in ("", ".", ".."):
             hint = f" ({self.directory_option} {shlex.quote(value)} writes into it)"
             hint = hint if self.directory_option else ""

@@ -127,7 +127,7 @@ class _Arguments(NamedTuple):
     "-o",
     "--output",
     metavar="FILE",
-    type=OutputFile(path_type=Path, directory_option="-d"),
+    type=OutputFile("-d"),
     help="Write the result to this file, not in place; creates its directory if missing.",
 )
 @add_single_option(

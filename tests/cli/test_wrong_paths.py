@@ -106,6 +106,25 @@ def test_a_directory_is_named_where_a_command_writes_only_files(here: Path, run)
     assert (outcome.code, "new/ names a directory, not a file" in outcome.err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [(*RENAME, "-o"), ("inspect", MODEL, "--html"), ("compare", MODEL, MODEL, "--html")],
+)
+def test_a_dash_is_not_a_file_where_a_command_cannot_write_to_stdout(
+    command: tuple[str, ...], here: Path, run, snapshot
+) -> None:
+    before = snapshot(here)
+    outcome = run(*command, "-")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "cannot write to stdout: pass the path of a file" in outcome.err
+    assert snapshot(here) == before
+
+
+def test_a_file_that_is_called_a_dash_is_written_with_its_directory(here: Path, run) -> None:
+    assert run(*RENAME, "-o", "./-").code == 0
+    assert Path("-").is_file()
+
+
 def test_the_directory_of_a_result_is_created_as_the_help_says(here: Path, run) -> None:
     assert "creates its directory if missing" in " ".join(run("rename", "-h").out.split())
     outcome = run(*RENAME, "-o", "new/sub/m.onnx")
