@@ -143,9 +143,11 @@ def _prepare_open_model(
     if not options.group_windows:
         model = model.set_apart()
     prepared = PreparedModel(job, report, model, splice_plan, model.data_files)
-    if not options.check_destination:
-        return prepared
-    return _check_output(prepared, opened, model.data_files, options)
+    if options.check_destination:
+        return _check_output(prepared, opened, model.data_files, options)
+    if _has_result(prepared, opened, options):
+        return prepared._replace(report=report._replace(status="unchanged"))
+    return prepared
 
 
 def prepare_stamp(
@@ -214,15 +216,36 @@ def _check_output(
         return prepared._replace(report=report._replace(error=name_worker(error)))
     needs_write = report.has_changes if job.in_place else not up_to_date
     prepared = prepared._replace(needs_write=needs_write)
+    own_data = () if job.same_directory else data
+    copies = tuple(plan_data_copies(own_data, job.output.parent, force=options.force))
+    if up_to_date and not copies:
+        report = report._replace(status="unchanged")
     if job.same_directory:
         return prepared._replace(report=report._replace(findings=(*report.findings, *blocking)))
-    copies = tuple(plan_data_copies(data, job.output.parent, force=options.force))
     clashes = (finding for _, _, finding in copies if finding is not None)
     return prepared._replace(
         report=report._replace(findings=(*report.findings, *clashes, *blocking)),
         data_copies=tuple((file, target) for file, target, _ in copies),
         data_paths=tuple(job.output.parent / file.location for file in data),
     )
+
+
+def _has_result(prepared: PreparedModel, opened: OpenModel, options: Options) -> bool:
+    """Return whether the output path already has the result and its data, as after a run.
+
+    What cannot be read there does not count, and is no error: nothing is to be written.
+    """
+    job, plan = prepared.job, prepared.splice_plan
+    assert plan is not None
+    if job.in_place:
+        return False
+    try:
+        if not is_up_to_date(job, opened.file, plan.pieces, options):
+            return False
+        copies = plan_data_copies(prepared.data_files, job.output.parent, force=True)
+        return job.same_directory or not any(True for _ in copies)
+    except KvRenameError:
+        return False
 
 
 def _build_feed_back_call(rules: Rules, model: KvModel, job: RenameJob) -> str | None:

@@ -441,6 +441,28 @@ def test_a_look_writes_nothing_and_says_where_it_would_be(
     assert os.listdir(plain.parent) == [plain.name]
 
 
+@pytest.mark.parametrize("look", ["--check", "--diff", "--dry-run"])
+def test_a_look_at_a_seeded_cache_says_what_the_run_says(look: str, plain: Path, run) -> None:
+    assert run_quietly(plain, *SEED) == 0
+    again, looked = run(plain, *SEED), run(plain, *SEED, look)
+    assert (looked.code, looked.out, looked.err) == (0, again.out, again.err)
+    assert "is up to date" in looked.err
+    document = json.loads(run(plain, *SEED, look, "--format", "json").out)
+    assert [model["status"] for model in document["models"]] == ["unchanged"]
+
+
+@pytest.mark.parametrize("look", ["--check", "--dry-run"])
+@pytest.mark.parametrize("damaged", ["decoder.onnx", "decoder.onnx.data"])
+def test_a_look_at_a_seeded_export_that_lacks_a_file_says_so(
+    damaged: str, look: str, plain: Path, twin: Path, run
+) -> None:
+    assert run_quietly(plain, *SEED) == 0
+    (plain.parent / twin.name / damaged).unlink()
+    outcome = run(plain, *SEED, look)
+    assert outcome.code == (1 if look == "--check" else 0)
+    assert "8 names would change" in outcome.err
+
+
 @pytest.mark.parametrize("in_place", [(), ("--in-place",)])
 def test_the_document_tells_of_the_parameters(
     in_place: tuple[str, ...], plain: Path, twin: Path, run
