@@ -109,7 +109,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV620": ("error", "layers of a draft model on one side only"),
     "KV621": ("error", "the layout stamp in a model does not match its graph"),
     "KV622": ("error", "a layer or a pair of workers that vLLM rejects"),
-    "KV623": ("error", "prefill and decode are different models: their weights differ"),
+    "KV623": ("error", "prefill and decode are different models"),
     "KV624": (
         "error",
         "the numbers of selected inputs and outputs differ: prefill counts them, and stops",

@@ -20,7 +20,6 @@ from onnxkvrename.handoff.side_checks import (
     check_startup,
     check_unmatched_non_kv,
     list_model_notes,
-    list_order_notes,
     list_update_notes,
 )
 from onnxkvrename.handoff.simulate import PromptRanges, TransferSetup, is_in_ranges, merge_ranges
@@ -42,6 +41,7 @@ from onnxkvrename.handoff.worker import (
     HandoffSide,
     find_longest_prompt,
     find_shared_symbols,
+    list_order_notes,
 )
 
 _SHIFTING_CAUSES = {

@@ -112,7 +112,7 @@ def _find_missing_buffers(
     ):
         if not group:
             continue
-        summary = f"{_format_missing_layers(group, other_layers)} on {side} only"
+        summary = f"{_begin_missing_layers(group, other_layers)} on {side} only"
         text = _describe_missing_buffers(group, side)
         if is_otherwise_equal and group == incomplete and _can_be_draft_layers(group, other_layers):
             text += f", directly after the last layer of {other_side} ({max(other_layers)})"
@@ -138,12 +138,13 @@ def _can_be_draft_layers(group: Sequence[BufferPair], other_layers: Set[int]) ->
     return has_room and layers == [*range(first, first + len(layers))]
 
 
-def _format_missing_layers(group: Sequence[BufferPair], other_layers: Set[int]) -> str:
-    """Return the layers, with their parts if the other side has the rest: ``value of layer 1``."""
-    text = format_layers(sorted({pair.present_buffer.layer for pair in group}))
-    if all(pair.present_buffer.layer not in other_layers for pair in group):
-        return text
-    return f"{_format_parts(group)} of {text}"
+def _begin_missing_layers(group: Sequence[BufferPair], other_layers: Set[int]) -> str:
+    """Return the layers and a verb, with parts if the other side has the rest: ``layer 1 is``."""
+    layers = sorted({pair.present_buffer.layer for pair in group})
+    text = format_layers(layers)
+    if other_layers.isdisjoint(layers):
+        return f"{text} {'is' if len(layers) == 1 else 'are'}"
+    return f"{_format_parts(group)} of {text} {'is' if len(group) == 1 else 'are'}"
 
 
 def _describe_missing_buffers(group: Sequence[BufferPair], side: str) -> str:

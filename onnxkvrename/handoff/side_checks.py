@@ -60,7 +60,6 @@ The others are either compared in more detail (KV601, KV603 to KV605, KV608), or
 hand-off (KV606, KV607).
 """
 _VALUE_CAUSES: tuple[StartupCause, ...] = ("layer", "dtype", "shape")
-_ORDER_NAMES = {"numeric": "by layer", "lexical": "by name", "graph": "in an order of its own"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,19 +330,20 @@ def check_same_model(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Find
     Exports of one model may differ in their graphs, lengths and made-up names. A name of the
     framework on both sides means the same parameter; a name on one side only means nothing.
     """
-    weights, differences = _compare_weights(prefill.side.layout, decode.side.layout)
-    if not differences:
+    layouts = prefill.side.layout, decode.side.layout
+    weights, logits = _find_different_weights(*layouts), _compare_logits(*layouts)
+    if not weights and not logits:
         return
-    name, difference = differences[0]
-    names = [each for each, _ in differences]
-    noun = f"of {weights} compared weights"
-    beginning = begin_message(names, f"{difference} (1 {noun})", "differ", noun)
-    first = f": the first {difference}" if len(names) > 1 else ""
+    texts = [_format_different_weights(weights, len(_pair_weights(*layouts)))] if weights else []
+    if logits:
+        texts.append(f"logits {logits}" if weights else logits)
+    texts.append(
+        "prefill and decode are different models, and decode reads what the other model wrote"
+    )
     yield build_finding(
         "KV623",
-        name,
-        f"{beginning}{first}; prefill and decode are different models, and decode reads what the "
-        "other model wrote",
+        weights[0][0] if weights else "logits",
+        "; ".join(texts),
         "export both from the same model, with the same weights",
     )
 
@@ -356,7 +356,7 @@ def list_model_notes(prefill: CheckedSide, decode: CheckedSide) -> list[str]:
     layouts = prefill.side.layout, decode.side.layout
     pairs = _pair_weights(*layouts)
     is_compared = any(_have_comparable_values(*pair) for pair in pairs)
-    if layouts[0].models == layouts[1].models or is_compared or _compare_weights(*layouts)[1]:
+    if layouts[0].models == layouts[1].models or is_compared:
         return []
     silent = [each.side for each in (prefill, decode) if each.side.layout.weights is None]
     reason = (
@@ -369,19 +369,36 @@ def list_model_notes(prefill: CheckedSide, decode: CheckedSide) -> list[str]:
     return [f"cannot tell whether both sides are the same model: {reason}"]
 
 
-def _compare_weights(prefill: Layout, decode: Layout) -> tuple[int, list[tuple[str, str]]]:
-    """Return how many facts are compared, and the names and descriptions of those that differ."""
+def _find_different_weights(prefill: Layout, decode: Layout) -> list[tuple[str, str]]:
+    """Return the names of the weights that differ, each with how it differs."""
     pairs = _pair_weights(prefill, decode)
-    differences = [
+    return [
         (first.name, text) for first, second in pairs if (text := _describe_weights(first, second))
     ]
-    sizes = [_find_vocabulary(layout) for layout in (prefill, decode)]
-    if None in sizes:
-        return len(pairs), differences
-    if sizes[0] != sizes[1]:
-        text = f"has {sizes[0]} entries on prefill and {sizes[1]} on decode"
-        differences.insert(0, ("logits", text))
-    return len(pairs) + bool(pairs or differences), differences
+
+
+def _format_different_weights(differences: Sequence[tuple[str, str]], compared: int) -> str:
+    names, texts = zip(*differences, strict=True)
+    noun = f"of {compared} compared weights"
+    beginning = begin_message(names, f"{texts[0]} (1 {noun})", "differ", noun)
+    return beginning if len(names) == 1 else f"{beginning}: the first {texts[0]}"
+
+
+def _compare_logits(prefill: Layout, decode: Layout) -> str:
+    """Return how the logits differ; empty if they do not, or only one side has the last layer.
+
+    A model that is cut before the last layer has hidden states instead, maybe under that name.
+    """
+    if _find_last_layer(prefill) != _find_last_layer(decode):
+        return ""
+    first, second = (_find_vocabulary(layout) for layout in (prefill, decode))
+    if None in (first, second) or first == second:
+        return ""
+    return f"has {first} entries on prefill and {second} on decode"
+
+
+def _find_last_layer(layout: Layout) -> int:
+    return max((buffer.layer for buffer in layout.buffers), default=-1)
 
 
 def _pair_weights(prefill: Layout, decode: Layout) -> list[tuple[Weight, Weight]]:
@@ -426,15 +443,4 @@ def list_update_notes(prefill: CheckedSide, decode: CheckedSide) -> list[str]:
         for problem in checked.problems
         for finding in problem.findings
         if finding.code in ("KV113", "KV120") and finding.severity != "error"
-    ]
-
-
-def list_order_notes(prefill: HandoffSide, decode: HandoffSide, consumer: Consumer) -> list[str]:
-    """Return a note if the graphs list their buffers in different orders, which does no harm."""
-    if prefill.order == decode.order:
-        return []
-    return [
-        f"the graphs list their buffers in different orders, prefill {_ORDER_NAMES[prefill.order]} "
-        f"and decode {_ORDER_NAMES[decode.order]}; {consumer.name} sorts them itself, so this is "
-        "harmless"
     ]

@@ -19,6 +19,8 @@ from onnxkvrename.rules.profile import Rules
 BufferOrder = Literal["numeric", "lexical", "graph"]
 """Sorted by layer, sorted by name as text, or neither: the graph's own."""
 
+_ORDER_NAMES = {"numeric": "by layer", "lexical": "by name", "graph": "in an order of its own"}
+
 UNLIMITED_LENGTH = 1 << 31
 """A prompt length in tokens that no graph limits, longer than any size that can be given."""
 UNKNOWN_SIZE = 1 << 50
@@ -176,3 +178,14 @@ def find_shared_symbols(
             if isinstance(dim, str) and not (axis in clipped and is_context):
                 shared.add(dim)
     return tuple(sorted(shared))
+
+
+def list_order_notes(prefill: HandoffSide, decode: HandoffSide, consumer: Consumer) -> list[str]:
+    """Return a note if the graphs list their buffers in different orders, which does no harm."""
+    if prefill.order == decode.order:
+        return []
+    return [
+        f"the graphs list their buffers in different orders, prefill {_ORDER_NAMES[prefill.order]} "
+        f"and decode {_ORDER_NAMES[decode.order]}; {consumer.name} sorts them itself, so this is "
+        "harmless"
+    ]

@@ -437,7 +437,7 @@ def test_a_real_model_with_fewer_layers_is_another_one_and_no_draft(run) -> None
     found = document(run("compare", few, many, "--format", "json").out)
     assert codes(found) == ["KV616", "KV623", "KV611"]
     assert "fail for every prompt" in found["verdict"]["sentence"]
-    assert "their weights differ (KV623) and layers 2-11 on" in found["verdict"]["sentence"]
+    assert "are different models (KV623) and layers 2-11 are on" in found["verdict"]["sentence"]
 
 
 @real

@@ -174,7 +174,7 @@ def test_as_many_layers_again_are_another_model() -> None:
         build_side_layout(*describe_attention(0, 1, 2, 3)),
     )
     assert list_codes(found) == ["KV611"]
-    assert format_handoff_verdict(found).endswith("layers 2-3 on decode only (KV611)")
+    assert format_handoff_verdict(found).endswith("layers 2-3 are on decode only (KV611)")
 
 
 def test_layers_behind_others_that_differ_are_no_draft() -> None:
@@ -186,7 +186,7 @@ def test_layers_behind_others_that_differ_are_no_draft() -> None:
     assert list_codes(found) == ["KV611", "KV612"]
     found = predict_handoff(build_side_layout(*more[:-2]), build_side_layout(*more))
     assert format_handoff_verdict(found).endswith(
-        "layer 2 on decode only, perhaps those of a draft model (KV620)"
+        "layer 2 is on decode only, perhaps those of a draft model (KV620)"
     )
 
 
@@ -816,7 +816,7 @@ def test_what_is_only_left_behind_is_not_blamed_for_what_goes_wrong() -> None:
         prefill, build_side_layout(*describe_attention(0), *describe_attention(2), ctx_len=32)
     )
     assert format_handoff_verdict(shifting).endswith(
-        "every prompt: layer 1 on prefill only (KV611)"
+        "every prompt: layer 1 is on prefill only (KV611)"
     )
 
 
@@ -969,10 +969,10 @@ def test_two_models_of_one_size_are_told_apart_by_their_weights() -> None:
     other = with_weights(side, EMBEDDING._replace(sha256="two"), path="other.onnx")
     found = predict_handoff(with_weights(side, EMBEDDING), other)
     assert list_codes(found) == ["KV623"]
-    assert "has different values on decode (1 of 2 compared weights)" in message(found, "KV623")
+    assert "has different values on decode (1 of 1 compared weights)" in message(found, "KV623")
     assert (resolve_outcome(found), found.verdict.corrupt_ranges) == ("corrupts", ((1, 32),))
     assert "would corrupt every prompt" in format_handoff_verdict(found)
-    assert "different models: their weights differ (KV623)" in format_handoff_verdict(found)
+    assert "are different models (KV623)" in format_handoff_verdict(found)
     assert {row[-1] for row in build_table_rows(found)} == {"wrong (KV623)"}
 
 
@@ -985,8 +985,7 @@ def test_two_models_that_decode_refuses_fail_in_the_verdict_and_in_the_table() -
     assert found.verdict.outcome == resolve_outcome(found) == "fails"
     assert format_handoff_verdict(found) == (
         "hand-off would fail for every prompt because the shared memory is too small for decode: "
-        "prefill and decode are different models: their weights differ (KV623) and layers 1-8 on "
-        "decode only (KV611)"
+        "prefill and decode are different models (KV623) and layers 1-8 are on decode only (KV611)"
     )
     assert [row[-1] for row in build_table_rows(found)] == [
         "refused for every prompt (KV623)",
@@ -1004,6 +1003,33 @@ def test_other_sizes_of_a_weight_or_of_the_logits_are_another_model() -> None:
     wider = side._replace(outputs=(logits, *side.outputs[1:]), models=("other.onnx",))
     assert "has 8 entries on prefill and 9 on decode" in message(
         predict_handoff(side, wider), "KV623"
+    )
+
+
+def test_the_output_of_a_model_that_is_cut_short_is_not_compared_with_logits() -> None:
+    """A first window has hidden states, which its export may call logits."""
+    whole = with_weights(build_side_layout(*describe_attention(0, 1), ctx_len=32), EMBEDDING)
+    first = build_side_layout(*describe_attention(0), ctx_len=32)
+    hidden = first.outputs[0]._replace(shape=("batch_size", 1, 9))
+    window = with_weights(first, EMBEDDING, path="window.onnx")
+    window = window._replace(outputs=(hidden, *first.outputs[1:]))
+    assert list_codes(predict_handoff(window, whole)) == ["KV611"]
+    assert list_codes(predict_handoff(whole, window)) == ["KV611"]
+
+
+def test_logits_are_not_counted_among_the_weights() -> None:
+    side = build_side_layout(*describe_attention(0), ctx_len=32)
+    logits = side.outputs[0]._replace(shape=("batch_size", 1, 9))
+    wider = side._replace(outputs=(logits, *side.outputs[1:]))
+    wider = with_weights(wider, EMBEDDING, path="other.onnx")
+    assert message(predict_handoff(with_weights(side, EMBEDDING), wider), "KV623") == (
+        "logits has 8 entries on prefill and 9 on decode; prefill and decode are different models, "
+        "and decode reads what the other model wrote"
+    )
+    other = wider._replace(weights=(EMBEDDING._replace(sha256="two"),))
+    assert message(predict_handoff(with_weights(side, EMBEDDING), other), "KV623").startswith(
+        "model.embed_tokens.weight has different values on decode (1 of 1 compared weights); "
+        "logits has 8 entries on prefill and 9 on decode; prefill and decode are different models"
     )
 
 
