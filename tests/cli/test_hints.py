@@ -34,6 +34,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         shutil.copyfile(FIXTURES / source, name)
     shutil.copyfile("v.onnx", "other.onnx")
+    shutil.copyfile("m.onnx", "target.onnx")
+    Path("linked.onnx").symlink_to("target.onnx")
     Path("other").mkdir()
     shutil.copytree(FIXTURES / "VLLM" / "windows", "set")
 
@@ -45,7 +47,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("v.onnx --prefix X", "v.onnx --prefix X --replace"),
         ("v.onnx --target vllm-qaic", "v.onnx --target vllm-qaic --replace"),
         ("v.onnx m.onnx --prefix X -d out", "v.onnx m.onnx --prefix X -d out --replace"),
-        ("größe.onnx --token X -n", "'größe.onnx' --prefix X -n --replace"),
+        ("größe.onnx --token X", "'größe.onnx' --prefix X --replace"),
         ("v.onnx --strip --prefix X", "v.onnx --strip"),
         # Verified with a token that the model does not have: the command that puts it in.
         ("verify m.onnx --prefix X", "m.onnx --prefix X"),
@@ -62,6 +64,14 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("m.onnx --prefix X -o v.onnx", "m.onnx --prefix X -o v.onnx --force"),
         ("m.onnx --prefix X -o other", "m.onnx --prefix X -d other"),
         ("m.onnx v.onnx --strip -o one.onnx", "m.onnx v.onnx --strip -d renamed"),
+        # A hint that says what changes in files leaves out what keeps them as they are.
+        ("v.onnx --prefix X -n", "v.onnx --prefix X --replace"),
+        ("v.onnx --prefix X --check", "v.onnx --prefix X --replace"),
+        ("v.onnx --prefix X --diff", "v.onnx --prefix X --replace"),
+        ("suffix.onnx --prefix X --check", "suffix.onnx --normalize --prefix X"),
+        ("m.onnx --prefix X -o v.onnx -n", "m.onnx --prefix X -o v.onnx --force"),
+        ("linked.onnx --prefix X -n", "linked.onnx --prefix X -d renamed"),
+        ("m.onnx --check", "m.onnx --check --target vllm-qaic"),
         # Not understood at all.
         ("m.onnx --strip --jobs 2 --dask x", "rename --help"),
         ("verify", "verify --help"),

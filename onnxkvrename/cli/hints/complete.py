@@ -58,6 +58,15 @@ CARRIED_OPTIONS = {
 the same buffers. Those without models are not here."""
 
 _PLACES = ("--output", "--directory", "--seed-cache", "--in-place")
+_TRIALS = ("--check", "--diff", "--dry-run")
+_EFFECTS = frozenset(
+    (
+        *("--strip", "--replace", "--normalize", "--seed-cache"),
+        *("--output", "--directory", "--force", "--sidecar"),
+    )
+)
+"""Options of which a hint says what they change in files. The command that it suggests has none
+of `_TRIALS`, which write nothing."""
 _REPLACED_OPTIONS = {
     "--strip": (
         *("--prefix", "--target", "--full-transfer", "--replace", "--normalize", "--to"),
@@ -201,4 +210,6 @@ def _join_options(typed: Iterable[TypedOption], suggested: Collection[str]) -> s
     """Return typed options as text, without those that suggested ones replace."""
     replaced = {option for name in suggested for option in _REPLACED_OPTIONS.get(name, ())}
     replaced.update(set(suggested) - _REPEATED_OPTIONS)
+    if not _EFFECTS.isdisjoint(suggested):
+        replaced.update(_TRIALS)
     return " ".join(shlex.join(option.words) for option in typed if option.name not in replaced)
