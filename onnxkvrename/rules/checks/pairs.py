@@ -63,8 +63,8 @@ def check_pairs(signature: Signature, plan: RenamePlan, uses: NameUses) -> Itera
         yield from _check_both_sides(pair, inputs, fed_layers, signature, plan)
         yield from _check_types(pair, plan.updates_by_kind.get(pair.kind, ""))
         yield from _check_usage(pair, inputs, uses)
-        if not plan.token_change.normalize:
-            yield from _check_suffix(pair, plan.token_change.final_token)
+    if not plan.token_change.normalize:
+        yield from _check_suffixes(plan)
     yield from _check_tokens(plan)
     yield from _check_layers(plan)
     yield from _check_unknown_states(plan)
@@ -221,15 +221,21 @@ def _check_usage(pair: KvPair, inputs: set[str], uses: NameUses) -> Iterator[Fin
         )
 
 
-def _check_suffix(pair: KvPair, token: str | None) -> Iterator[Finding]:
-    if pair.output is not None and not pair.output.has_normal_suffix:
-        token = token or pair.output.token
+def _check_suffixes(plan: RenamePlan) -> Iterator[Finding]:
+    outputs = [
+        pair.output for pair in plan.pairs if pair.output and not pair.output.has_normal_suffix
+    ]
+    if outputs:
+        token = plan.token_change.final_token or outputs[0].token
         change = f"--prefix {token}" if token else "--target vllm-qaic"
-        yield build_finding(
+        yield build_names_finding(
             "KV112",
-            pair.output.old_name,
-            "has a suffix that consumers do not match with its input",
-            f"`onnxkvrename MODEL... {change} --normalize` makes it _RetainedState",
+            [output.old_name for output in outputs],
+            (
+                "has a suffix that consumers do not match with its input",
+                "have a suffix that consumers do not match with their inputs",
+            ),
+            f"`onnxkvrename MODEL... {change} --normalize` makes the suffix _RetainedState",
         )
 
 
