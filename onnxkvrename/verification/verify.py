@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Signature
 from onnxkvrename.patterns.pattern import Pattern
+from onnxkvrename.rules.checks.pairs import CONSUMER_TOKENS
 from onnxkvrename.rules.kv_model import KvModel, check_models_together, read_kv_model, scan_model
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange
 from onnxkvrename.rules.profile import SIDES, Rules
@@ -254,7 +255,6 @@ def _check_token(signature: Signature, plan: RenamePlan, token: str | None) -> I
     expected = plan.token_change.final_token if token is None else token
     missing = [name for name, carried in tokens.items() if carried != expected]
     if expected and missing:
-        option = " --replace" if any(tokens[name] for name in missing) else ""
         different = sorted({tokens[name] for name in missing} - {""})
         instead = f", but {format_list(different)}" if different else ""
         ignored = f"; a consumer that selects {expected} ignores"
@@ -265,7 +265,7 @@ def _check_token(signature: Signature, plan: RenamePlan, token: str | None) -> I
                 f"does not carry {expected}{instead}{ignored} this buffer",
                 f"of {len(tokens):,} do not carry {expected}{instead}{ignored} these buffers",
             ),
-            f"`onnxkvrename MODEL... --prefix {expected}{option}`",
+            _suggest_token(expected, {tokens[name] for name in missing}),
         )
     names = {value.name for value in (*signature.inputs, *signature.outputs)}
     extra = sorted(name for name in names - tokens.keys() if expected and expected in name)
@@ -280,6 +280,21 @@ def _check_token(signature: Signature, plan: RenamePlan, token: str | None) -> I
             "choose another token",
             shown=_MAX_SHOWN_NAMES,
         )
+
+
+def _suggest_token(expected: str, tokens: Set[str]) -> str:
+    """Return what to do where names have other tokens than the one that was asked for.
+
+    Args:
+        expected: The token that was asked for.
+        tokens: Those of the names without it; one of them is empty if a name has none.
+    """
+    known, consumer = CONSUMER_TOKENS.get(expected.lower(), (expected, ""))
+    option = " --replace" if tokens - {""} else ""
+    command = f"`onnxkvrename MODEL... --prefix {known}{option}`"
+    if tokens == {known}:
+        command = f"`onnxkvrename verify MODEL... --prefix {known}`"
+    return command if known == expected else f"{consumer} selects names with {known}: {command}"
 
 
 def _check_selection(signature: Signature, plan: RenamePlan, select: Pattern) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ import pytest
 from conftest import FIXTURES, Run
 from hint_trials import find_hints
 
+import onnxkvrename
 from onnxkvrename.cli.hints.complete import CARRIED_OPTIONS, complete_hint
 from onnxkvrename.cli.hints.typed_command import TypedCommand, read_typed_command
 from onnxkvrename.cli.main import COMMANDS, load_command
@@ -37,6 +38,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copyfile("m.onnx", "target.onnx")
     Path("linked.onnx").symlink_to("target.onnx")
     Path("other").mkdir()
+    for name, token in (("q.onnx", "vllmKvCache"), ("wrong.onnx", "vllmkvcache")):
+        onnxkvrename.rename("m.onnx", token, output=name)
     shutil.copytree(FIXTURES / "VLLM" / "windows", "set")
 
 
@@ -57,6 +60,14 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("verify m.onnx --prefix X --pairs dataflow", "m.onnx --prefix X --pairs dataflow"),
         ("verify set --prefix X", "set --prefix X --replace"),
         ("verify --prefix X -- -m.onnx", "./-m.onnx --prefix X"),
+        # A token with the wrong capitals: that of the consumer, never the one that was typed.
+        ("m.onnx --prefix vllmkvcache", "rename m.onnx --prefix vllmKvCache --replace"),
+        ("m.onnx --prefix vllmkvcache -n", "rename m.onnx --prefix vllmKvCache --replace"),
+        ("verify m.onnx --prefix vllmkvcache", "m.onnx --prefix vllmKvCache"),
+        ("verify v.onnx --prefix vllmkvcache", "v.onnx --prefix vllmKvCache --replace"),
+        ("verify q.onnx --prefix vllmkvcache", "verify q.onnx --prefix vllmKvCache"),
+        ("verify wrong.onnx", "rename wrong.onnx --prefix vllmKvCache --replace"),
+        ("wrong.onnx --prefix vllmkvcache", "rename wrong.onnx --prefix vllmKvCache --replace"),
         # A suffix that consumers do not pair.
         ("suffix.onnx --prefix X --strict", "suffix.onnx --normalize --prefix X --strict"),
         ("verify suffix.onnx", "suffix.onnx --target vllm-qaic --normalize"),

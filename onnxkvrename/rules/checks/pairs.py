@@ -248,7 +248,7 @@ def _check_tokens(plan: RenamePlan) -> Iterator[Finding]:
             "",
             f"the token {token} differs from {known} only in capitals; {consumer} selects names "
             f"with {known} and ignores these buffers",
-            f"use --target {consumer} or --prefix {known}",
+            f"`onnxkvrename rename MODEL... --prefix {known} --replace`",
         )
     sides = [side for pair in plan.pairs for side in pair.sides]
     sides += [feed.side for feed in plan.feeds]
