@@ -209,7 +209,11 @@ class _Comparison:
     ) -> None:
         if len(expected) != len(actual):
             totals = start + len(expected), start + len(actual)
-            text = f"{totals[1]:,} of them instead of {totals[0]:,}, different from [{start}] on"
+            entries = "entry" if totals[1] == 1 else "entries"
+            text = (
+                f"has {totals[1]:,} {entries}, SOURCE has {totals[0]:,}; "
+                f"the first difference is at [{start}]"
+            )
             self.add("content", place.enter(field.name), text)
             return
         for index, (one, other) in enumerate(zip(expected, actual, strict=True), start):

@@ -103,7 +103,7 @@ CONTENT: dict[str, tuple[Change, str, str]] = {
     "a sparse weight": (
         lambda m: m.graph.ClearField("sparse_initializer"),
         "graph.sparse_initializer",
-        "0 of them instead of 1, different from [0] on",
+        "has 0 entries, SOURCE has 1; the first difference is at [0]",
     ),
     "an annotation": (
         lambda m: m.graph.ClearField("quantization_annotation"),
@@ -123,7 +123,7 @@ CONTENT: dict[str, tuple[Change, str, str]] = {
     "a node that is gone": (
         lambda m: m.graph.node.pop(1),
         "graph.node",
-        "3 of them instead of 4, different from [1] on",
+        "has 3 entries, SOURCE has 4; the first difference is at [1]",
     ),
     "the order of inputs": (
         lambda m: m.graph.input.reverse(),
