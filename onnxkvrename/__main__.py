@@ -23,7 +23,9 @@ def run() -> None:
     except KeyboardInterrupt:  # before there is anything that could handle it, or after
         code = 130
         with suppress(AttributeError, OSError):  # stderr may be closed, or full
-            sys.stderr.write("error: interrupted: no file was left half written\n")
+            sys.stderr.write(
+                "error: interrupted: no file was left half written (run the same command again)\n"
+            )
     sys.exit(code)
 
 

@@ -146,7 +146,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KvRenameError as error:
         failure = error
     except (KeyboardInterrupt, click.Abort):
-        failure = KvRenameError("interrupted: no file was left half written")
+        failure = KvRenameError(
+            "interrupted: no file was left half written", hint="run the same command again"
+        )
         return _report_failure(name, args, failure, decide_exit_code(interrupted=True))
     except Exception as error:
         is_verbose = _read_verbose_option(name, args)

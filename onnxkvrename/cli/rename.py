@@ -396,7 +396,9 @@ def _check_destination_options(arguments: _Arguments) -> None:
     if arguments.output is not None and arguments.directory is not None:
         raise click.UsageError("-o and -d cannot both be: -o names a file, -d a directory")
     if arguments.in_place and not arguments.seed_cache:
-        raise click.UsageError("--in-place is for --seed-cache: else it is the default")
+        raise click.UsageError(
+            "--in-place is for --seed-cache only: other runs rename in place by default"
+        )
     if arguments.seed_cache and (arguments.output or arguments.directory):
         raise click.UsageError("--seed-cache says where results go: leave out -o and -d")
     if arguments.seed_cache and arguments.keep_going:

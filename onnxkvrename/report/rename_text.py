@@ -78,7 +78,12 @@ class StateRow(NamedTuple):
 
     @property
     def destination(self) -> str:
-        """Where the results went, or would go, after an arrow; nothing for those in place."""
+        """Where the results went, or would go, after an arrow; nothing for those in place.
+
+        Nothing was written for models that failed, or were held back.
+        """
+        if self.outcome in ("failed", "held back"):
+            return ""
         if len(self.models) == 1 or self.models[0].output == self.models[0].path:
             return _format_destination(self.models[0])
         directory = os.path.commonpath([os.path.dirname(model.output) for model in self.models])
@@ -248,9 +253,10 @@ def list_state_rows(report: Report, *, dry_run: bool, verbose: bool) -> list[Sta
         outcome: Status | Literal["held back"] = model.status
         state = format_model_state(model)
         if index in held_back:
-            outcome, state = "held back", _format_held_back(report, dry_run=dry_run)
+            reason = _format_held_back(report, dry_run=dry_run)
+            outcome, state = "held back", f"{_name_held_back(dry_run=dry_run)}: {reason}"
         elif model.failed and not dry_run:
-            state = _format_failure(report, model)
+            outcome, state = "failed", _format_failure(report, model)
         has_own_row = not is_short and (verbose or outcome != "held back")
         key = index if has_own_row else (outcome, state, model.error is None)
         groups.setdefault(key, []).append(model)
@@ -265,11 +271,11 @@ def _find_held_back(report: Report, *, dry_run: bool) -> frozenset[int]:
 
 def _format_held_back(report: Report, *, dry_run: bool) -> str:
     of_set = " of its set" if report.sets else ""
-    return (
-        f"would be left alone: another model{of_set} fails"
-        if dry_run
-        else f"left alone: another model{of_set} failed"
-    )
+    return f"another model{of_set} {'fails' if dry_run else 'failed'}"
+
+
+def _name_held_back(*, dry_run: bool) -> str:
+    return "would be left alone" if dry_run else "left alone"
 
 
 def _format_failure(report: Report, model: ModelReport) -> str:
@@ -295,7 +301,8 @@ def format_total(report: Report, *, dry_run: bool) -> str:
     if counts["failed"]:
         parts.append(f"{counts['failed']:,} failed")
     if held_back:
-        parts.append(f"{held_back:,} {_format_held_back(report, dry_run=dry_run)}")
+        reason = _format_held_back(report, dry_run=dry_run)
+        parts.append(f"{held_back:,} {_name_held_back(dry_run=dry_run)} ({reason})")
     text = f"{format_count(len(report.models), 'model')}: {', '.join(parts)}"
     if counts["failed"] and not dry_run and not changed and not _is_half_done(report):
         return f"{text}; nothing was written"
@@ -360,5 +367,5 @@ def _format_change(model: ModelReport, verb: str) -> str:
         return "stamped"
     changes = [f"{format_count(len(model.name_map), 'name')} {verb}"] if model.name_map else []
     if model.stamp is not None:
-        changes.append("its stamp goes")
+        changes.append("its stamp is removed")
     return "; ".join(changes)

@@ -112,7 +112,11 @@ class OpenFile:
 
 def build_changed_error(path: Path) -> ModelError:
     """Return the error of a file that has changed since it was opened to be checked."""
-    return ModelError("was changed by another program during the run", path=str(path))
+    return ModelError(
+        "was changed by another program during the run",
+        path=str(path),
+        hint="run the same command again when that program is done",
+    )
 
 
 @contextmanager

@@ -519,8 +519,8 @@ def test_github_annotates_the_models(here: Path, run) -> None:
     assert outcome.out.splitlines() == [
         "::error file=text.onnx,title=failed::text.onnx: is a text file, not an ONNX model "
         "(pass the .onnx file itself)",
-        "::notice title=total::2 models: 0 renamed, 0 unchanged, 1 failed, 1 left alone: another "
-        "model failed; nothing was written",
+        "::notice title=total::2 models: 0 renamed, 0 unchanged, 1 failed, 1 left alone "
+        "(another model failed); nothing was written",
     ]
     outcome = run(MODEL, *V, "--check", "--format", "github")
     assert outcome.out == "::error file=decoder.onnx,title=names::8 names would change\n"
@@ -542,7 +542,10 @@ def test_an_interrupted_run_says_so(here: Path, run, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("onnxkvrename.cli.rename.rename_batch", interrupt)
     outcome = run(MODEL, *V, "--format", "json")
     assert outcome.code == json.loads(outcome.out)["exit_code"] == 130
-    assert outcome.err.strip() == "error: interrupted: no file was left half written"
+    assert (
+        outcome.err.strip()
+        == "error: interrupted: no file was left half written (run the same command again)"
+    )
 
 
 # What only a process of its own can show.
@@ -612,7 +615,9 @@ def test_an_interrupt_while_the_program_starts_is_one_line_too() -> None:
     command = [sys.executable, "-c", INTERRUPTED_WHILE_STARTING]
     process = subprocess.run(command, capture_output=True, text=True)
     assert (process.returncode, process.stdout) == (130, "")
-    assert process.stderr == "error: interrupted: no file was left half written\n"
+    assert process.stderr == (
+        "error: interrupted: no file was left half written (run the same command again)\n"
+    )
 
 
 INTERRUPTED_WHILE_LOADING = """
@@ -634,7 +639,9 @@ def test_what_was_half_loaded_at_an_interrupt_is_not_loaded_again(options: list[
     command = [sys.executable, "-c", INTERRUPTED_WHILE_LOADING, "verify", "m.onnx", *options]
     process = subprocess.run(command, capture_output=True, text=True)
     assert (process.returncode, process.stdout) == (130, "")
-    assert process.stderr == "error: interrupted: no file was left half written\n"
+    assert process.stderr == (
+        "error: interrupted: no file was left half written (run the same command again)\n"
+    )
 
 
 FAILED_WHILE_LOADING = """
@@ -677,5 +684,5 @@ def test_a_signal_while_the_console_script_starts_ends_it_with_130(
     line = f"{sys.executable} signalled.py {name} script.py {redirection}"
     process = piped(line, tmp_path)
     assert (process.returncode, process.stdout) == (130, "")
-    line = "error: interrupted: no file was left half written\n"
+    line = "error: interrupted: no file was left half written (run the same command again)\n"
     assert process.stderr == ("" if redirection else line)

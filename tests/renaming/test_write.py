@@ -86,6 +86,7 @@ def test_a_source_that_changes_while_it_is_copied_is_no_result(
     said = write_temp_file(task)
     assert isinstance(said, error)
     assert said.message == "was changed by another program during the run"
+    assert said.hint == "run the same command again when that program is done"
     assert os.listdir(tmp_path / "out") == []
 
 

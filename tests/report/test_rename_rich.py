@@ -125,7 +125,7 @@ def test_the_model_that_failed_comes_before_those_left_alone(decoder: Path) -> N
     assert drawn(found, found, failed, dry_run=False, width=300).splitlines() == [
         "bad.onnx  failed: nothing was written",
         "2 other models  left alone: another model failed",
-        "3 models: 0 renamed, 0 unchanged, 1 failed, 2 left alone: another model failed; "
+        "3 models: 0 renamed, 0 unchanged, 1 failed, 2 left alone (another model failed); "
         "nothing was written",
     ]
 

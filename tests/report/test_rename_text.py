@@ -100,7 +100,7 @@ def test_only_a_refusal_says_that_nothing_was_written(ahead: ModelReport) -> Non
     failed = Report((report(fault()), ahead, other))
     assert list(render_states(failed, dry_run=False)) == [
         "m.onnx: failed: nothing was written",
-        "3 models: 0 renamed, 0 unchanged, 1 failed, 2 left alone: another model failed; "
+        "3 models: 0 renamed, 0 unchanged, 1 failed, 2 left alone (another model failed); "
         "nothing was written",
     ]
     assert list(render_states(failed, dry_run=True)) == [
@@ -108,6 +108,17 @@ def test_only_a_refusal_says_that_nothing_was_written(ahead: ModelReport) -> Non
         "m.onnx: 8 names would change",
         "n.onnx: 8 names would change",
         "3 models: 2 would change, 0 unchanged, 1 failed; 8 KV buffers",
+    ]
+
+
+def test_what_was_not_written_points_nowhere(ahead: ModelReport) -> None:
+    bad = ahead._replace(status="failed", findings=(fault(),))
+    found = Report(
+        tuple(bad._replace(path=f"set/{n}.onnx", output=f"new/{n}.onnx") for n in range(9))
+    )
+    assert list(render_states(found, dry_run=False)) == [
+        "9 files in set (first: 0.onnx, 1.onnx): failed: nothing was written",
+        "9 models: 0 renamed, 0 unchanged, 9 failed; nothing was written",
     ]
 
 

@@ -194,7 +194,11 @@ SEND_INTERRUPT = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\n
         ("raise KeyboardInterrupt", 2, "numbers-dist (onnxkvrename.profiles) cannot be used: Key"),
         ("raise GeneratorExit", 2, "numbers-dist (onnxkvrename.profiles) cannot be used: Gen"),
         ("raise SystemExit(0)", 2, "numbers-dist (onnxkvrename.profiles) cannot be used: Sys"),
-        (SEND_INTERRUPT, 130, "interrupted: no file was left half written"),
+        (
+            SEND_INTERRUPT,
+            130,
+            "interrupted: no file was left half written (run the same command again)",
+        ),
     ],
 )
 def test_a_plugin_cannot_end_the_command_but_ctrl_c_can(

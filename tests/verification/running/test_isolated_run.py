@@ -355,7 +355,7 @@ def test_ctrl_c_ends_an_endless_loop_at_once(name: str, jobs: int, endless: Path
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err.strip().splitlines()[-1]) == (
         130,
-        "error: interrupted: no file was left half written",
+        "error: interrupted: no file was left half written (run the same command again)",
     )
     wait_until_gone(runner)
 
