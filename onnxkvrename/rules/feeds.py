@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.model.signature import Dim, Value, format_shape, is_type_compatible
 from onnxkvrename.rules.kv_model import KvModel
+from onnxkvrename.rules.windows import suggest_one_token
 
 _HINT = "give the encoder and the decoder together; `--no-set` takes one alone"
 
@@ -121,23 +122,23 @@ def check_folder_tokens(models: Sequence[KvModel]) -> Iterator[tuple[int, Findin
         pairs = (pair for index in indexes for pair in models[index].pairs)
         if not any(pair.may_be_alone for pair in pairs):
             continue
-        by_token: dict[str, list[int]] = {}
+        by_token: dict[tuple[str, ...], list[int]] = {}
         for index in indexes:
             sides = (side for pair in models[index].pairs for side in pair.sides)
-            tokens = sorted({side.token or "no token" for side in sides})
-            by_token.setdefault(" and ".join(tokens), []).append(index)
+            by_token.setdefault(tuple(sorted({side.token for side in sides})), []).append(index)
         if len(by_token) < 2:
             continue
         groups = sorted(by_token.items(), key=lambda group: -len(group[1]))
         places = [
-            f"{token} in {format_list([os.path.basename(models[i].path) for i in group])}"
-            for token, group in groups
+            f"{' and '.join(token or 'no token' for token in tokens)} in "
+            f"{format_list([os.path.basename(models[i].path) for i in group])}"
+            for tokens, group in groups
         ]
         finding = build_finding(
             "KV303",
             "",
             f"the models of this encoder-decoder carry different tokens: {'; '.join(places)}",
-            "rename all of them in one command, with the same token",
+            suggest_one_token("", [token for each, _ in groups for token in each if token]),
         )
         yield groups[1][1][0], finding._replace(severity="warning")
 

@@ -348,6 +348,18 @@ def _format_disagreement(
     return f"matches none of the sets below it ({sets}): it has {differences[0][0]}"
 
 
+def suggest_one_token(expected: str, tokens: Sequence[str]) -> str:
+    """Return the command that gives models with different tokens one token.
+
+    Args:
+        expected: The token that was asked for; empty for the first one that they carry.
+        tokens: The tokens that they carry, without the empty one.
+    """
+    token = expected or tokens[0]
+    option = " --replace" if set(tokens) - {token} else ""
+    return f"`onnxkvrename MODEL... --prefix {token}{option}` gives all of them one token"
+
+
 def _check_same_token(
     files: Sequence[_PartFile], change: TokenChange, *, check_current_tokens: bool
 ) -> Iterator[tuple[int, Finding]]:
@@ -384,6 +396,7 @@ def _check_same_token(
     verb, hint = "would carry", "`--replace` gives all of them the new token"
     if check_current_tokens:
         verb = "carry"
-        hint = "rename all of them together; if a run was stopped, repeat its command"
+        carried = [token for each in by_count for token in sorted(each) if token]
+        hint = suggest_one_token(change.final_token, carried)
     message = f"the files of this set {verb} different tokens: {listed}"
     yield deviating.build_finding("KV303", message, hint)

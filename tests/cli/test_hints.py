@@ -41,6 +41,9 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, token in (("q.onnx", "vllmKvCache"), ("wrong.onnx", "vllmkvcache")):
         onnxkvrename.rename("m.onnx", token, output=name)
     shutil.copytree(FIXTURES / "VLLM" / "windows", "set")
+    shutil.copytree(FIXTURES / "plain" / "windows", "half")
+    window = "windows/layer_1_2/Tiny_layer_tmp_1_2.onnx"
+    shutil.copyfile(FIXTURES / "VLLM" / window, window.replace("windows", "half"))
 
 
 @pytest.mark.parametrize(
@@ -68,6 +71,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("verify q.onnx --prefix vllmkvcache", "verify q.onnx --prefix vllmKvCache"),
         ("verify wrong.onnx", "rename wrong.onnx --prefix vllmKvCache --replace"),
         ("wrong.onnx --prefix vllmkvcache", "rename wrong.onnx --prefix vllmKvCache --replace"),
+        # A set of which only some files are renamed, as after a run that was stopped.
+        ("verify half", "half --prefix VLLM"),
         # A suffix that consumers do not pair.
         ("suffix.onnx --prefix X --strict", "suffix.onnx --normalize --prefix X --strict"),
         ("verify suffix.onnx", "suffix.onnx --target vllm-qaic --normalize"),

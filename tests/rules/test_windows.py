@@ -26,7 +26,8 @@ HINTS = {
     "KV301": ("remove one of the two",),
     "KV302": ("give all windows of the model, or --no-set for some of them",),
     "KV303": (
-        "rename all of them together; if a run was stopped, repeat its command",
+        "`onnxkvrename MODEL... --prefix VLLM` gives all of them one token",
+        "`onnxkvrename MODEL... --prefix VLLM --replace` gives all of them one token",
         "`--replace` gives all of them the new token",
     ),
     "KV304": (
