@@ -319,6 +319,21 @@ def test_the_loop_is_run_if_asked_for(tmp_path: Path) -> None:
     assert item.run.dims["ctx_len"] == 8
 
 
+def test_operators_that_only_onnxruntime_has_are_no_finding_after_a_run(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    model = models.decoder()
+    path = saved(model, tmp_path / "m.onnx")
+    model.graph.node.append(node("SimplifiedLayerNormalization", ["x", "x"], ["unused"]))
+    assert codes(saved(model, path)) == ["KV123"]
+    (item,) = verify(path, run_in_onnxruntime=True)
+    assert (item.report.findings, item.run is None) == ((), False)
+    unknown(model)
+    (item,) = verify(saved(model, path), run_in_onnxruntime=True)
+    hints = {finding.code: finding.hint for finding in item.report.findings}
+    assert hints["KV123"] == "the run failed too: see KV119"
+    assert "KV119" in hints
+
+
 def test_a_loop_that_cannot_be_tried_is_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     model = models.decoder()
