@@ -32,8 +32,8 @@ Equality = Literal["bytes", "content", "different"]
 
 _CODES = {"content": "KV121", "order": "KV121", "encoding": "KV122"}
 _HINTS = {
-    "content": "check that SOURCE is what this model was made from; then rename SOURCE again: the tool "
-    "that wrote this file changed more than names",
+    "content": "check that SOURCE is what this model was made from; then rename SOURCE again: the "
+    "tool that wrote this file changed more than names",
     "order": "`--up-to-order` accepts another order of what is found by its name",
     "encoding": "all readers see the same model; only the encoding of its bytes differs",
 }
