@@ -16,7 +16,7 @@ from onnxkvrename.documents import UnreadableTextError, shorten_name
 from onnxkvrename.findings import format_list
 from onnxkvrename.sidecars.format import SidecarFormat
 from onnxkvrename.sidecars.model_names import ModelNames, OneModel
-from onnxkvrename.sidecars.sections import Section, list_sections
+from onnxkvrename.sidecars.sections import Section, drop_unread_templates, list_sections
 from onnxkvrename.sidecars.templates import (
     abstract_number,
     derive_template,
@@ -85,7 +85,7 @@ def plan_bindings(tree: Node, sidecar_format: SidecarFormat, models: BoundModels
     Raises:
         UnreadableTextError: It has too many templates, or names too many models.
     """
-    sections = list_sections(tree)
+    sections = _list_read_sections(tree, sidecar_format)
     locations = frozenset[str]().union(*(section.files for section in sections))
     found = {location: models.find(location) for location in sorted(locations)}
     planner = _Planner(sidecar_format)
@@ -116,6 +116,12 @@ def plan_bindings(tree: Node, sidecar_format: SidecarFormat, models: BoundModels
         frozenset(planner.shared),
         tuple(planner.refusals),
     )
+
+
+def _list_read_sections(tree: Node, sidecar_format: SidecarFormat) -> tuple[Section, ...]:
+    """Return the sections of a configuration, without the templates that nothing reads."""
+    reads = sidecar_format.reads_template
+    return list_sections(tree if reads is None else drop_unread_templates(tree, reads))
 
 
 class _Planner:
@@ -290,30 +296,34 @@ class _Planner:
             )
 
     def _refuse_uncovered(self, missing: list[str]) -> None:
-        entries = dict.fromkeys(map(self._describe_entry, missing))
+        entries: dict[str, dict[str, None]] = {}
+        for place, entry in map(self._describe_entry, missing):
+            entries.setdefault(place, {})[entry] = None
+        additions = [
+            f"{f'to {place}: ' if place else ''}{format_list(list(texts), limit=4)}"
+            for place, texts in entries.items()
+        ]
         self._refuse(
             f"{len(missing)} names that change are not in it (first: {shorten_name(missing[0])}), "
             f"so {self.format.reader} would keep looking for the old ones",
-            f"first add {format_list(list(entries), limit=4)}",
+            f"first add {'; '.join(additions)}",
         )
 
-    def _describe_entry(self, name: str) -> str:
-        """Return what would have to be in the file for a name, with its key if that is known."""
-        key, template = self._find_default(name) or ("", abstract_number(name))
-        return f'"{key}": "{template}"' if key else template
+    def _describe_entry(self, name: str) -> tuple[str, str]:
+        """Return the object that would have to have an entry for a name, and the entry.
 
-    def _find_default(self, name: str) -> tuple[str, str] | None:
-        """Return key and template of the default that generates a name, if one does."""
-        for key, template in self.format.default_names:
+        The object is empty, and the entry has no key, where the reader has no default.
+        """
+        for key, place, template in self.format.default_names:
             if find_generated_names(template, [name]):
-                return key, template
-        return None
+                return place, f'"{key}": "{template}"'
+        return "", abstract_number(name)
 
     def _is_default(self, name: str, texts: Collection[str]) -> bool:
         """Return whether the reader makes a name itself, as its key is not among some texts."""
         return any(
             key not in texts and find_generated_names(template, [name])
-            for key, template in self.format.default_names
+            for key, _, template in self.format.default_names
         )
 
     def _refuse(self, problem: str, hint: str) -> None:
@@ -338,17 +348,22 @@ def _check_distinct(new_texts: Mapping[str, str | None]) -> None:
 
 
 def list_bound_names(
-    tree: Node, directory: str, locations: frozenset[str], names: ModelNames
+    tree: Node,
+    sidecar_format: SidecarFormat,
+    directory: str,
+    locations: frozenset[str],
+    names: ModelNames,
 ) -> Iterator[str]:
     """Yield the names in a configuration that may be of models; a template as its first name.
 
     Args:
         tree: The configuration.
+        sidecar_format: Its format.
         directory: Its directory.
         locations: The paths of the models relative to that, with ``/`` between names.
         names: Their names.
     """
-    sections = list_sections(tree)
+    sections = _list_read_sections(tree, sidecar_format)
     has_files = any(section.files for section in sections)
     is_beside = any("/" not in location for location in locations)
     models = {_join(directory, location) for location in locations}

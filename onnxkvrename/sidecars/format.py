@@ -44,7 +44,10 @@ class SidecarFormat:
             text in it may be a name or, with ``%d``, a template (:mod:`.bindings`).
         is_package: True if the runtime loads the whole folder that the file is in.
         reader: What reads the file, for messages.
-        default_names: Keys that may be left out, each with the template that counts then.
+        default_names: Keys that may be left out, each with the object that has it, such as
+            ``model.decoder.inputs``, and the template that counts then.
+        reads_template: Whether the reader reads a template, by the keys that lead to it; those
+            that it does not read are ignored. ``None`` if it may read all.
         max_name_bytes: The longest name that a template may make; ``None`` for any.
     """
 
@@ -62,7 +65,8 @@ class SidecarFormat:
     is_binding: bool = False
     is_package: bool = False
     reader: str = "its reader"
-    default_names: tuple[tuple[str, str], ...] = ()
+    default_names: tuple[tuple[str, str, str], ...] = ()
+    reads_template: Callable[[tuple[str, ...]], bool] | None = None
     max_name_bytes: int | None = None
 
     def matches_file_name(self, file_name: str) -> bool:

@@ -127,7 +127,8 @@ def list_names(
         tree, scalars = _parse_names(_decode_text(data), sidecar_format)
         if sidecar_format.is_binding and tree is not None:
             directory = os.path.dirname(path)
-            return tuple(dict.fromkeys(list_bound_names(tree, directory, locations, names)))
+            bound = list_bound_names(tree, sidecar_format, directory, locations, names)
+            return tuple(dict.fromkeys(bound))
     except UnreadableTextError as error:
         raise _build_form_error(error, path, sidecar_format) from None
     return tuple(dict.fromkeys(scalar.value for scalar in scalars))

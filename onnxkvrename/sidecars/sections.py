@@ -9,11 +9,12 @@ some below it, refers to all of those, as the templates of a pipeline do.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.sidecars.stale import MODEL_SUFFIX
+from onnxkvrename.sidecars.templates import is_template
 from onnxkvrename.sidecars.tree import MappingNode, Node, ScalarNode, SequenceNode
 
 _MAX_FILES = 1 << 10
@@ -38,6 +39,38 @@ def find_texts(tree: Node) -> Iterator[ScalarNode]:
         yield tree
     for child in _list_children(tree):
         yield from find_texts(child)
+
+
+def drop_unread_templates(
+    node: Node, reads: Callable[[tuple[str, ...]], bool], keys: tuple[str, ...] = ()
+) -> Node:
+    """Return a tree without the templates that the reader of a configuration does not read.
+
+    Args:
+        node: The tree, or a part of it.
+        reads: Whether it reads a template, by the keys that lead to it.
+        keys: The keys that lead to the part.
+    """
+    if isinstance(node, SequenceNode):
+        return SequenceNode(
+            tuple(
+                drop_unread_templates(item, reads, keys)
+                for item in node.items
+                if not _is_unread(item, reads, keys)
+            )
+        )
+    if not isinstance(node, MappingNode):
+        return node
+    kept: list[tuple[Node, Node]] = []
+    for key, value in node.entries:
+        below = (*keys, key.value if isinstance(key, ScalarNode) else "")
+        if not _is_unread(value, reads, below):
+            kept.append((key, drop_unread_templates(value, reads, below)))
+    return MappingNode(tuple(kept))
+
+
+def _is_unread(node: Node, reads: Callable[[tuple[str, ...]], bool], keys: tuple[str, ...]) -> bool:
+    return isinstance(node, ScalarNode) and is_template(node.value) and not reads(keys)
 
 
 def list_sections(tree: Node) -> tuple[Section, ...]:

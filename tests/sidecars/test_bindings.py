@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from onnxkvrename.sidecars.json_tree import parse_json_tree
 from onnxkvrename.sidecars.model_names import ModelNames, OneModel
 
 CONFIG, YAML = "genai_config.json", "inference_metadata.yaml"
+ANY_PLACE = replace(FORMAT, reads_template=None)
 KEYS = ("past_key_values.%d.key", "past_key_values.%d.value", "present.%d.key", "present.%d.value")
 
 
@@ -221,7 +223,7 @@ def test_sections_of_the_same_models_are_planned_at_once() -> None:
         tree = parse_json_tree(json.dumps([{"f": files, "t": "a.%d"} for files in sections]))
         there = {f"{number}.onnx": other._replace() for number in range(others)}
         there["model.onnx"] = model
-        return plan_bindings(tree, FORMAT, BoundModels(there.get, (), build_names))
+        return plan_bindings(tree, ANY_PLACE, BoundModels(there.get, (), build_names))
 
     sections = [["model.onnx", f"{number}.onnx"] for number in range(300)]
     assert (len(plan(sections, 0).changes), len(counts)) == (300, 1)
@@ -267,7 +269,10 @@ def test_a_name_that_the_runtime_makes_itself_is_refused(
     assert refused(
         outcome, f"genai/{CONFIG} cannot be updated: {count} names that change are not in it"
     )
-    assert f'first add "{key}": "past_key_values.%d.{part}", "' in outcome.err
+    said = f'first add to model.decoder.inputs: "{key}": "past_key_values.%d.{part}"'
+    assert said in outcome.err
+    side = '; to model.decoder.outputs: "present_'
+    assert f'{side}{key.removeprefix("past_")}": "present.%d.{part}"' in outcome.err
     assert read_directory(folder) == before
     # Back to the names that the runtime makes is right again.
     assert go("genai", "--prefix", "VLLM", "--no-sidecars").code == 0
@@ -282,6 +287,36 @@ def test_with_the_templates_written_it_follows(here: Path, go) -> None:
     folder = build_folder(
         here / "genai", render_config({"inputs": inputs, "outputs": outputs}), model=model
     )
+    assert go("genai", "--prefix", "VLLM").code == 0
+    assert (folder / CONFIG).read_text().count("_VLLM") == 6
+
+
+@pytest.mark.parametrize("place", ["", "model", "model.decoder", "model.decoder.outputs", "search"])
+def test_a_template_where_the_runtime_does_not_read_it_does_not_count(
+    place: str, here: Path, go
+) -> None:
+    model = build_decoder(parts=("key", "value", "conv_state"))
+    document = json.loads(render_config())
+    document.setdefault("search", {})
+    at = document
+    for key in place.split(".") if place else ():
+        at = at[key]
+    at["past_conv_names"] = "past_key_values.%d.conv_state"
+    document["model"]["decoder"]["outputs"]["present_conv_names"] = "present.%d.conv_state"
+    folder = build_folder(here / "genai", json.dumps(document), model=model)
+    before = read_directory(folder)
+    outcome = go("genai", "--prefix", "VLLM")
+    assert refused(outcome, f"genai/{CONFIG} cannot be updated: 2 names that change are not in it")
+    assert (
+        'first add to model.decoder.inputs: "past_conv_names": "past_key_values.%d.conv_state"'
+        in outcome.err
+    )
+    assert "model.decoder.outputs" not in outcome.err
+    assert read_directory(folder) == before
+    # Where it is read, it counts, and what is elsewhere stays as it is.
+    inputs = document["model"]["decoder"]["inputs"]
+    inputs["past_conv_names"] = "past_key_values.%d.conv_state"
+    (folder / CONFIG).write_text(json.dumps(document))
     assert go("genai", "--prefix", "VLLM").code == 0
     assert (folder / CONFIG).read_text().count("_VLLM") == 6
 
