@@ -10,7 +10,12 @@ from onnxkvrename.handoff.comparison import BufferPair, format_buffer_type
 from onnxkvrename.handoff.consumer import MemoryKind
 from onnxkvrename.handoff.root_causes import RootCause
 from onnxkvrename.handoff.side_checks import STARTUP_FAILURE_CODES
-from onnxkvrename.handoff.simulate import PromptRanges, is_in_ranges, subtract_ranges
+from onnxkvrename.handoff.simulate import (
+    PromptRanges,
+    is_in_ranges,
+    merge_ranges,
+    subtract_ranges,
+)
 from onnxkvrename.handoff.slots import format_token_count
 from onnxkvrename.handoff.verdict import (
     DIFFERENT_MODELS,
@@ -251,7 +256,7 @@ def build_table_rows(handoff: Handoff) -> list[tuple[str, ...]]:
             result.pair.present_buffer.layer,
             (
                 *format_pair_types(handoff, result.pair),
-                format_state(result, handoff.verdict),
+                format_state(handoff, result),
             ),
         )
         for result in handoff.pair_results
@@ -271,8 +276,9 @@ def format_pair_types(handoff: Handoff, pair: BufferPair) -> tuple[str, str]:
     return prefill, "same" if prefill == decode else decode
 
 
-def format_state(result: PairResult, verdict: HandoffVerdict) -> str:
+def format_state(handoff: Handoff, result: PairResult) -> str:
     """Return what becomes of a buffer for all prompts: ``ok``, ``wrong for every prompt``."""
+    verdict = handoff.verdict
     code = "" if result.code is None else f" ({result.code})"
     if result.pair.decode is None:
         return f"not read by decode{code}"
@@ -284,9 +290,29 @@ def format_state(result: PairResult, verdict: HandoffVerdict) -> str:
         return f"{state} for {format_prompt_ranges(corrupt, verdict)}{code}"
     if result.wrong_ranges:
         return f"refused for {format_prompt_ranges(result.wrong_ranges, verdict)}{code}"
-    if code and verdict.refused_ranges:
+    if code and not verdict.refused_ranges:
+        return f"wrong{code}"
+    return _format_common_state(handoff, code)
+
+
+def _format_common_state(handoff: Handoff, code: str) -> str:
+    """Return what becomes of a buffer that is right by itself, as of the hand-off as a whole."""
+    verdict = handoff.verdict
+    startup_codes = list_startup_codes(handoff)
+    if startup_codes:
+        return f"not started ({startup_codes[0]})"
+    if verdict.refused_ranges:
         return f"refused for {format_prompt_ranges(verdict.refused_ranges, verdict)}{code}"
-    return f"wrong{code}" if code else "ok"
+    misread = merge_ranges(*(each.wrong_ranges for each in handoff.pair_results))
+    for affected in verdict.affected_ranges:
+        ranges = subtract_ranges(affected.ranges, misread)
+        if ranges:  # wherever its bytes are
+            codes = f" ({', '.join(_list_codes(affected))})" if affected.causes else ""
+            return f"wrong for {format_prompt_ranges(ranges, verdict)}{codes}"
+    if verdict.outcome == "unknown" and not _find_undecided(handoff):
+        cause = verdict.first_cause
+        return "cannot decide" if cause is None else f"cannot decide ({cause.finding.code})"
+    return "ok"
 
 
 def render_prompt_lines(handoff: Handoff) -> Iterator[str]:

@@ -6,6 +6,7 @@ import pytest
 from handoff_sides import (
     CONSUMER,
     QEFF,
+    build_side,
     build_side_layout,
     describe_attention,
     list_codes,
@@ -13,7 +14,8 @@ from handoff_sides import (
     transfer_bytes,
 )
 
-from onnxkvrename.handoff.compare import Handoff
+from onnxkvrename.findings import build_finding
+from onnxkvrename.handoff.compare import Handoff, compare_sides
 from onnxkvrename.handoff.consumer_checks import check_consumer
 from onnxkvrename.layout.layout import Layout, apply_sizes, build_layout
 from onnxkvrename.model.signature import Signature, Value
@@ -938,6 +940,30 @@ def test_a_side_without_buffers_is_no_side() -> None:
     assert list_codes(predict_handoff(nothing, side)) == ["KV001"]
     found = predict_handoff(side, nothing)
     assert found.verdict.outcome == resolve_outcome(found) == "fails"
+
+
+def list_states(handoff: Handoff) -> list[str]:
+    return [row[-1] for row in build_table_rows(handoff)]
+
+
+def test_no_row_is_ok_where_the_verdict_says_that_nothing_is_handed_over() -> None:
+    """A buffer that is right by itself is lost with the others."""
+    few, many = (build_side_layout(*describe_attention(*range(n)), ctx_len=32) for n in (1, 9))
+    refused = predict_handoff(few, many)
+    assert list_states(refused) == ["refused for every prompt", "refused for every prompt (KV611)"]
+    sampler = few._replace(outputs=few.outputs[1:])
+    not_started = predict_handoff(sampler, few)
+    assert list_codes(not_started) == ["KV604"]
+    assert list_states(not_started) == ["not started (KV604)"]
+
+
+def test_no_row_is_ok_where_an_error_of_a_model_leaves_the_verdict_open() -> None:
+    side = build_side_layout(*describe_attention(0), ctx_len=32)
+    prefill, decode = (build_side(label, side) for label in ("prefill", "decode"))
+    finding = build_finding("KV110", "past_key.0", "is not computed from its input", "export it")
+    found = compare_sides(prefill._replace(model_finding=finding), decode, CONSUMER)
+    assert format_handoff_verdict(found).startswith("cannot decide")
+    assert list_states(found) == ["cannot decide (KV110)"]
 
 
 def test_one_cause_is_told_once_however_many_layers_it_is_in() -> None:

@@ -200,7 +200,7 @@ def _summarize(result: PairResult, states: Sequence[BufferState], handoff: Hando
     """Return the state of a pair for all prompts; ``ok`` only where the hand-off can be."""
     if list_startup_codes(handoff):
         return "never transferred"
-    text = format_state(result, handoff.verdict)
+    text = format_state(handoff, result)
     is_open = {state.kind for state in states} == {"unknown"}
     return "cannot decide" if is_open and text == "ok" else text
 

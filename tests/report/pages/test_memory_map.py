@@ -180,7 +180,7 @@ def test_of_a_broken_model_nothing_is_known_to_be_fine() -> None:
     handoff = compare_sides(prefill._replace(model_finding=finding), decode, CONSUMER)
     memory_map = build_memory_map(handoff)
     assert {find_state(row, 9).kind for row in memory_map.rows} == {"unknown"}
-    assert {row.summary for row in memory_map.rows} == {"cannot decide"}
+    assert {row.summary for row in memory_map.rows} == {"cannot decide (KV110)"}
     assert {outcome.kind for outcome in memory_map.outcomes} == {"unknown"}
 
 
