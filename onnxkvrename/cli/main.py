@@ -49,6 +49,8 @@ which is loaded when the command runs."""
 _FOLDERS = {"pairs": "dataflow.", "rules": "dataflow."}
 """The sub-packages of commands that are in one."""
 DEFAULT_COMMAND = next(iter(COMMANDS))
+_OPTION_WORDS = {"strip": "--strip", "undo": "--strip", "help": "--help"}
+"""Words that are meant as a command, each with the option for it."""
 _EAGER_OPTIONS = frozenset(("-h", "--help", "-V", "--version"))
 _COMPLETION_VARIABLE = "_ONNXKVRENAME_COMPLETE"
 """Set by a shell that asks for what it can complete; click reads it."""
@@ -201,7 +203,7 @@ def _guard_help_output(args: Sequence[str]) -> AbstractContextManager[None]:
 
 
 def _check_command_name(args: Sequence[str]) -> None:
-    """Check that the first word is not a misspelled command.
+    """Check that the first word is not a misspelled command, or one that is an option here.
 
     Args:
         args: All arguments. A word that names a file is a model.
@@ -213,6 +215,13 @@ def _check_command_name(args: Sequence[str]) -> None:
         return
     if is_occupied(args[0]):
         return
+    if args[0] in _OPTION_WORDS:
+        import shlex  # only for a mistake
+
+        option = _OPTION_WORDS[args[0]] if len(args) > 1 else "--help"
+        command = shlex.join([*(args[1:] if option != "--help" else ()), option])
+        message = f"no such file or command: {args[0]}"
+        raise KvRenameError(message, hint=f"onnxkvrename {command}")
     longer = (name for name in COMMANDS if name.startswith(args[0]) and len(args[0]) > 3)
     similar = next(longer, None) or find_similar(args[0], COMMANDS)
     if similar is not None:

@@ -436,6 +436,9 @@ def _resolve_token(arguments: _Arguments) -> str | None:
     if arguments.full_transfer:
         raise click.UsageError("--full-transfer is for --target")
     if arguments.prefix is None and not (arguments.strip or arguments.to):
+        from onnxkvrename.cli.hints.missing_models import check_models_exist  # only for a mistake
+
+        check_models_exist(arguments.models)
         raise KvRenameError(
             "no token given: pass --target or --prefix", hint="for example `--target vllm-qaic`"
         )

@@ -88,6 +88,14 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("m.onnx --prefix X -o v.onnx -n", "m.onnx --prefix X -o v.onnx --force"),
         ("linked.onnx --prefix X -n", "linked.onnx --prefix X -d renamed"),
         ("m.onnx --check", "m.onnx --check --target vllm-qaic"),
+        # A word that is an option here.
+        ("strip v.onnx", "v.onnx --strip"),
+        ("undo v.onnx --prefix VLLM -d out", "v.onnx --prefix VLLM -d out --strip"),
+        ("strip", "--help"),
+        ("help", "--help"),
+        ("help rename", "--help"),
+        ("m.onnx vllm-qaic -d out", "m.onnx --target vllm-qaic -d out"),
+        ("vllm-qaic 'my model.onnx'", "'my model.onnx' --target vllm-qaic"),
         # Not understood at all.
         ("m.onnx --strip --jobs 2 --dask x", "rename --help"),
         ("verify", "verify --help"),
@@ -97,6 +105,14 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_hint_repeats_what_was_typed(typed: str, suggested: str, run: Run) -> None:
     outcome = run(*shlex.split(typed))
     assert next(find_hints("", outcome.err)).command == f"onnxkvrename {suggested}"
+
+
+def test_a_model_is_missed_before_its_token(run: Run) -> None:
+    error = "error: none.onnx: no such file"
+    assert run("none.onnx").err.startswith(error)
+    assert run("m.onnx", "none.onnx", "-n").err.startswith(error)
+    Path("strip").mkdir()
+    assert "no such file" not in run("strip").err
 
 
 def _typed(*args: str) -> TypedCommand:

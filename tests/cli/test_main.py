@@ -510,7 +510,7 @@ def test_github_annotates_what_kept_the_job_from_being_done(here: Path, run) -> 
     outcome = run("lost.onnx", "--prefix", "VLLM", "--format", "github")
     assert outcome.code == 2
     assert outcome.out.startswith("::error file=lost.onnx,title=failed::lost.onnx: no such file")
-    outcome = run("lost.onnx", "--format=github")
+    outcome = run(MODEL, "--format=github")
     assert outcome.out.startswith("::error title=failed::no token given")
 
 
