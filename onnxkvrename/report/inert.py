@@ -24,6 +24,8 @@ _FIXED_LENGTH = 24
 _MIN_PART_LENGTH = 40
 _MAX_WHOLE_PART = 200
 """Characters of the longest message that stays whole, and of the longest hint without a command."""
+_MAX_WHOLE_WORD = 200
+"""Characters of the longest path or name that stays whole: a part of it is that of another one."""
 _MAX_COMMAND_HINT = 500
 """Characters of the longest hint with a command that stays whole, as without its middle it would
 be another one."""
@@ -122,17 +124,61 @@ def shorten_parts(parts: Sequence[str], limit: int = MAX_LINE_LENGTH) -> list[st
             break
         room -= length
     for other in others:
-        shown[other] = shorten_text(shown[other], max(largest, _MIN_PART_LENGTH))
+        if " " in shown[other] or len(shown[other]) > _MAX_WHOLE_WORD:
+            shown[other] = shorten_text(shown[other], max(largest, _MIN_PART_LENGTH))
     return shown
 
 
 def shorten_text(text: str, limit: int) -> str:
-    """Return an escaped text, without its middle where it is longer than `limit`."""
+    """Return an escaped text, without its middle where it is longer than `limit`.
+
+    It is cut between words, after an item if one ends there, and never inside a command between
+    backticks. A word is cut only where it is too long to be shown and there is no other.
+    """
     if len(text) <= limit:
         return text
-    mark = f"[... {len(text) - limit:,} more ...]"
-    head = (limit - len(mark)) // 2
-    return f"{text[:head]}{mark}{text[len(text) - (limit - len(mark) - head) :]}"
+    room = limit - len(f"[... {len(text):,} more ...]")
+    head, tail = _choose_cuts(text, max(room, 0))
+    if (head, tail) == (0, len(text)) and not _find_commands(text):
+        room = limit - len(f"[... {len(text) - limit:,} more ...]")
+        head = room // 2
+        return f"{text[:head]}[... {len(text) - limit:,} more ...]{text[head - room :]}"
+    return f"{text[:head]}[... {tail - head:,} more ...]{text[tail:]}"
+
+
+def _choose_cuts(text: str, room: int) -> tuple[int, int]:
+    """Return where the middle of a text begins and ends, so that `room` characters are left."""
+    commands = _find_commands(text)
+    spaces = [
+        match.start()
+        for match in re.finditer(" ", text)
+        if not any(start < match.start() < end for start, end in commands)
+    ]
+    head = _choose_head(text, spaces, room // 2)
+    starts = [at for at in spaces if at >= len(text) - room + head]
+    tail = min(starts, default=len(text))
+    item = min(_keep_item_ends(text, starts), default=len(text))
+    tail = item if (len(text) - item) * 2 >= len(text) - tail else tail
+    return max(head, _choose_head(text, spaces, min(room - len(text) + tail, tail))), tail
+
+
+def _choose_head(text: str, spaces: Sequence[int], room: int) -> int:
+    """Return after which space to cut: that after an item, unless half of the words would go."""
+    ends = [at for at in spaces if at < room]
+    last, item = (max(each, default=-1) + 1 for each in (ends, _keep_item_ends(text, ends)))
+    return item if item * 2 >= last else last
+
+
+def _keep_item_ends(text: str, spaces: Sequence[int]) -> list[int]:
+    """Return the spaces after an item of a list, or a part of a sentence."""
+    return [at for at in spaces if text[at - 1 : at] in (",", ";", ":")]
+
+
+def _find_commands(text: str) -> list[tuple[int, int]]:
+    """Return where commands begin and end: between backticks, or the text itself."""
+    if text.startswith("onnxkvrename "):
+        return [(0, len(text))]
+    return [match.span() for match in re.finditer("`[^`]*(?:`|$)", text)]
 
 
 def _find_unsafe(text: str) -> Iterator[tuple[int, str]]:

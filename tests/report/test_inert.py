@@ -108,9 +108,50 @@ def test_only_the_longest_parts_are_shortened() -> None:
 def test_a_long_path_takes_nothing_from_the_message_and_the_hint() -> None:
     path, message, hint = shorten_parts(["p" * 300, "m" * 150, "h" * 150])
     assert (len(path), message, hint) == (76, "m" * 150, "h" * 150)
-    path, message, hint = shorten_parts(["p" * 300, "m" * 190, "h" * 190])
+    path, message, hint = shorten_parts(["p" * 300, "m " * 95, "h" * 190])
     assert (len(path), len(message), hint) == (93, 93, "h" * 190)
 
 
 def test_a_shortened_text_says_how_much_is_left_out() -> None:
     assert shorten_text("a" * 50 + "b" * 50, 40) == "a" * 11 + "[... 60 more ...]" + "b" * 12
+
+
+NAMES = [f"exports/plain-{n:064x}/decoder.onnx" for n in range(9)]
+
+
+@pytest.mark.parametrize("limit", range(40, 290, 7))
+def test_a_text_is_cut_between_words_and_never_inside_a_path_or_a_command(limit: int) -> None:
+    command = f"`onnxkvrename {NAMES[0]} --target vllm-qaic`"
+    for text in (
+        f"batch sizes differ: {', '.join(NAMES)} and 3 more",
+        f"{command} renames it; {command} checks it, in all {len(NAMES)} directories",
+    ):
+        shown = shorten_text(text, limit)
+        assert len(shown) <= limit
+        head, mark, rest = shown.partition("[... ")
+        count, end, tail = rest.partition(" more ...]")
+        assert mark
+        assert end
+        assert len(head) + int(count.replace(",", "")) + len(tail) == len(text)
+        assert text.startswith(head)
+        assert text.endswith(tail)
+        assert head == "" or head.endswith(" ")
+        assert tail == "" or tail.startswith(" ")
+        assert (head.count("`") % 2, tail.count("`") % 2) == (0, 0)
+
+
+def test_a_list_is_cut_after_an_item() -> None:
+    assert shorten_text("8 names: key_0 of a, key_1 of b, key_2 of c, key_3 of d", 48) == (
+        "8 names: [... 35 more ...] key_3 of d"
+    )
+
+
+def test_a_path_of_usual_length_stays_whole_in_a_long_line() -> None:
+    path, name, *_ = shorten_parts([NAMES[0], NAMES[1], "m" * 190, "h" * 190])
+    assert (path, name) == (NAMES[0], NAMES[1])
+
+
+def test_a_command_that_is_too_long_is_left_out_as_a_whole() -> None:
+    command = f"onnxkvrename {' '.join(NAMES)} --target vllm-qaic"
+    for text in (command, f"`{command}`"):
+        assert shorten_text(text, 200) == f"[... {len(text):,} more ...]"

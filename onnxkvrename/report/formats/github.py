@@ -122,7 +122,7 @@ def format_workflow_command(
     head = f"::{level} {properties}::"
     shown = escape_text(message)
     if "`" not in shown:  # a command would be another one
-        shown = shorten_text(shown, MAX_LINE_LENGTH - len(head))
+        shown = shorten_text(shown, MAX_LINE_LENGTH)
     return head + _escape_data(shown)
 
 

@@ -33,6 +33,13 @@ def test_an_annotation_is_short_and_never_of_another_file() -> None:
     for path, file in (("m.onnx", "file=m.onnx,"), ("d/" * 2000, "")):
         answer = Answer("rename", 1, str, files=(FileResult(path, (finding,)),))
         (line,) = FORMAT.render(answer, Screen())
-        assert len(line.text) <= 400
+        assert len(line.text.partition("KV101::")[2]) <= 400
         assert line.text.startswith(f"::error {file}title=KV101::nnn")
         assert line.text.endswith("nnn is wrong (mend it)")
+
+
+def test_a_long_path_takes_nothing_from_an_annotation() -> None:
+    message = "8 names carry a different token than vllmKvCache, " * 5
+    path = "d/" * 105
+    line = format_workflow_command("error", message, title="KV204", path=path)
+    assert line == f"::error file={path},title=KV204::{message}"
