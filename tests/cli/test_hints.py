@@ -13,7 +13,9 @@ from pathlib import Path
 import click
 import pytest
 from conftest import FIXTURES, Run
+from exporter_models import build_decoder
 from hint_trials import find_hints
+from models import saved
 
 import onnxkvrename
 from onnxkvrename.cli.hints.complete import CARRIED_OPTIONS, complete_hint
@@ -144,6 +146,31 @@ def test_a_hint_is_made_without_a_command_line_and_completed_with_it(
     assert complete_hint(hint, typed, "b.onnx") == completed
     assert complete_hint(completed, typed, "b.onnx") == completed, "completed again it is the same"
     assert complete_hint(hint, None) == hint, "from Python nothing was typed"
+
+
+@pytest.mark.parametrize("destination", ["new", "./new/", "-new"])
+def test_a_command_for_one_model_of_many_writes_to_the_place_of_its_result(
+    destination: str, run: Run
+) -> None:
+    for name in ("exp/decoder.onnx", "exp/b/m.onnx", "exp/c/m.onnx"):
+        Path(name).parent.mkdir(exist_ok=True, parents=True)
+    shutil.copyfile("m.onnx", "exp/decoder.onnx")
+    shutil.copyfile("m.onnx", "exp/m.onnx")
+    for folder in "bc":
+        saved(build_decoder(), Path("exp", folder, "m.onnx"))
+    typed = ("exp", "--prefix", "VLLM", f"--directory={destination}")
+    assert run(*typed).code == 0
+    others = [Path(destination, name).read_bytes() for name in ("decoder.onnx", "m.onnx")]
+    hints = list(find_hints("", run(*typed, "--force").err))
+    assert len(hints) == 2
+    for folder, hint in zip("bc", hints, strict=True):
+        words = shlex.split(hint.command)[1:]
+        assert words[0] == f"exp/{folder}/m.onnx"
+        assert "--force" not in words, "that was typed for the results of that run"
+        assert "KV504" in run(*words).err, "a copy without a token is there"
+        assert run(*words, "--force").code == 0
+        assert b"VLLM" in Path(destination, folder, "m.onnx").read_bytes()
+    assert [Path(destination, name).read_bytes() for name in ("decoder.onnx", "m.onnx")] == others
 
 
 def test_a_hint_for_very_many_models_does_not_name_them_all() -> None:

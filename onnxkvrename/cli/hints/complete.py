@@ -4,7 +4,8 @@ A hint is made where no command line is known: by a rule, in a worker, in a call
 has a command between backticks, in one of these forms:
 
 - ```--force```: the same command again, with this option in the place of those that it replaces;
-  ```MODEL --force```: with the model that the hint is about alone.
+  ```MODEL --force```: with the model that the hint is about alone, whose result has the same
+  place as before.
 - ```onnxkvrename verify MODEL --run```: a command of its own. ``MODEL...`` are all models that were
   typed, and a path may be there instead. Its token gives way to one that was typed, unless it
   says ``rename``.
@@ -16,6 +17,7 @@ but a command needs no backticks any more.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Collection, Iterable, Sequence
@@ -25,6 +27,7 @@ import click
 from onnxkvrename.cli.hints.typed_command import (
     TypedCommand,
     TypedOption,
+    build_option,
     quote_path,
     read_typed_command,
 )
@@ -95,22 +98,25 @@ def complete_reports(reports: Iterable[ModelReport]) -> tuple[ModelReport, ...]:
     """Return reports on models whose hints have complete commands."""
     return tuple(
         report._replace(
-            findings=complete_findings(report.findings, report.path),
+            findings=complete_findings(report.findings, report.path, report.output),
             error=complete_error(report.error),
         )
         for report in reports
     )
 
 
-def complete_findings(findings: Iterable[Finding], path: str | None = None) -> tuple[Finding, ...]:
+def complete_findings(
+    findings: Iterable[Finding], path: str | None = None, output: str | None = None
+) -> tuple[Finding, ...]:
     """Return findings whose hints have complete commands.
 
     Args:
         findings: The findings.
         path: The model that they are about, if it is one.
+        output: Where the result of that model goes, if it has one.
     """
     return tuple(
-        finding._replace(hint=complete_hint(finding.hint, _find_typed_command(), path))
+        finding._replace(hint=complete_hint(finding.hint, _find_typed_command(), path, output))
         if _COMMAND.search(finding.hint)
         else finding
         for finding in findings
@@ -132,7 +138,9 @@ def _find_typed_command() -> TypedCommand | None:
     return read_typed_command(context.info_name or "", context.command, context.obj)
 
 
-def complete_hint(hint: str, typed: TypedCommand | None, path: str | None = None) -> str:
+def complete_hint(
+    hint: str, typed: TypedCommand | None, path: str | None = None, output: str | None = None
+) -> str:
     """Return a hint whose commands work when they are pasted.
 
     Args:
@@ -140,28 +148,51 @@ def complete_hint(hint: str, typed: TypedCommand | None, path: str | None = None
         typed: The command line that the hint is an answer to; without one the hint is complete
             as it is.
         path: The model that the hint is about, if it is about one.
+        output: Where the result of that model goes, if it has one.
     """
     if typed is None:
         return hint
+    alone = _give_one_model(typed, path, output)
     paths = tuple(map(quote_path, typed.paths))
     model = paths[0] if path is None and len(paths) == 1 else quote_path(path or "MODEL")
-    completed = _complete_commands(hint, typed, model, " ".join(paths))
+    completed = _complete_commands(hint, typed, alone, model, " ".join(paths))
     if len(completed) > _MAX_CHARS:
-        completed = _complete_commands(hint, typed, model, "MODEL...")
+        completed = _complete_commands(hint, typed, alone, model, "MODEL...")
     is_command = _COMMAND.fullmatch(completed)
     return is_command[1] if is_command else completed
 
 
-def _complete_commands(hint: str, typed: TypedCommand, model: str, models: str) -> str:
+def _give_one_model(typed: TypedCommand, path: str | None, output: str | None) -> TypedCommand:
+    """Return a command line with one of its models: its result goes where it went before.
+
+    ``-d`` puts the result of a model that is alone directly into the directory. Nothing that is
+    there is overwritten: ``--force`` was typed for other files.
+    """
+    if path is None or typed.paths == (path,):
+        return typed
+    options = []
+    for option in typed.options:
+        if option.name == "--directory" and output is not None:
+            option = build_option(option.name, "-d", os.path.dirname(output) or os.curdir)
+        if option.name != "--force":
+            options.append(option)
+    return typed._replace(paths=(path,), options=tuple(options))
+
+
+def _complete_commands(
+    hint: str, typed: TypedCommand, alone: TypedCommand, model: str, models: str
+) -> str:
     def complete(match: re.Match[str]) -> str:
         text = match[1]
         if not text.startswith(_PROGRAM):
-            paths = model if text.startswith("MODEL ") else models
+            is_alone = text.startswith("MODEL ")
+            paths, repeated = (model, alone) if is_alone else (models, typed)
             text = text.removeprefix("MODEL ")
-            options = _join_options(typed.options, _list_option_names(shlex.split(text)))
-            words = (_PROGRAM, *_name_command(typed), paths, options, text)
+            options = _join_options(repeated.options, _list_option_names(shlex.split(text)))
+            words = (_PROGRAM, *_name_command(repeated), paths, options, text)
             return f"`{' '.join(filter(None, words))}`"
-        return f"`{_complete_command(text, typed, model, models)}`"
+        is_alone = any(not each[1] for each in _MODEL.finditer(text))
+        return f"`{_complete_command(text, alone if is_alone else typed, model, models)}`"
 
     return _COMMAND.sub(complete, hint)
 

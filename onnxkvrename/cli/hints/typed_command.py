@@ -84,10 +84,20 @@ def _list_options(params: Iterable[click.Option], values: dict[str, Any]) -> Ite
         if param.is_flag:
             yield TypedOption(name, (spelling,))
         elif texts:
-            text = texts[seen[name] - 1]
-            # What begins with a dash would be taken for an option by people and by shells.
-            words = (f"{name}={text}",) if text.startswith("-") else (spelling, text)
-            yield TypedOption(name, words)
+            yield build_option(name, spelling, texts[seen[name] - 1])
+
+
+def build_option(name: str, spelling: str, text: str) -> TypedOption:
+    """Return an option with a value, also for one that begins with a dash.
+
+    That would be taken for an option by people and by shells.
+
+    Args:
+        name: Its longest spelling.
+        spelling: The one to show.
+        text: Its value.
+    """
+    return TypedOption(name, (f"{name}={text}",) if text.startswith("-") else (spelling, text))
 
 
 def quote_path(path: str) -> str:
