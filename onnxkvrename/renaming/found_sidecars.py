@@ -91,11 +91,14 @@ def check_sidecars_there(
     rules: Rules,
     options: Options,
 ) -> tuple[PreparedModel, ...]:
-    """Return the models with KV406 for sidecars at the destination that have the old names.
+    """Return the models with KV406 for sidecars beside the results that have the old names.
+
+    It is an error, as in verify, for one beside models that all stay as they are: the run would
+    leave it so, and nothing else shows it. Otherwise it is a warning.
 
     Args:
         models: The models in the order of the command.
-        sidecars: Those that are written; what they replace does not matter.
+        sidecars: Those of the run. What is written, or has KV406 already, does not matter.
         rules: The rules that recognise KV names.
         options: With ``strict``, warnings become errors.
 
@@ -104,21 +107,44 @@ def check_sidecars_there(
     """
     pairs: dict[Path, list[KvPair]] = {}
     first: dict[Path, int] = {}
+    changed: set[Path] = set()
     for index, model in enumerate(models):
-        if model.splice_plan is not None and not model.job.same_directory:
-            plan = build_minimal_plan(model.splice_plan.expected_signature, rules)
-            pairs.setdefault(model.job.output.parent, []).extend(plan.pairs)
-            first.setdefault(model.job.output.parent, index)
+        job = model.job
+        is_second = job.same_directory and not job.in_place
+        if model.splice_plan is None or is_second or (job.in_place and model.report.failed):
+            continue
+        directory = job.output.parent
+        if model.report.name_map or not job.in_place:
+            changed.add(directory)
+        plan = build_minimal_plan(model.splice_plan.expected_signature, rules)
+        pairs.setdefault(directory, []).extend(plan.pairs)
+        first.setdefault(directory, index)
     replaced = {os.path.abspath(each.sidecar.output) for each in sidecars if each.plan is not None}
+    replaced.update(
+        os.path.abspath(finding.name)
+        for each in sidecars
+        for finding in each.findings
+        if finding.code == STALE_CODE
+    )
+    is_left = any(each.sidecar.is_left for each in sidecars)
     checked = list(models)
     for directory, index in first.items():
         model = models[index]
         others = [other.job.output for other in models if other.job.output.parent == directory]
-        findings = find_stale_sidecars(
-            model.job.output, pairs[directory], rules, replaced_paths=replaced, others=others
+        findings = tuple(
+            find_stale_sidecars(
+                model.job.output,
+                pairs[directory],
+                rules,
+                is_error=directory not in changed and not is_left,
+                replaced_paths=replaced,
+                others=others,
+            )
         )
-        found = tuple(promote_to_errors(findings) if options.strict else findings)
-        report = model.report._replace(findings=(*model.report.findings, *found))
+        stale = {finding.name for finding in findings}
+        known = [f for f in model.report.findings if f.code != "KV404" or f.name not in stale]
+        found = promote_to_errors(findings) if options.strict else findings
+        report = model.report._replace(findings=(*known, *found))
         checked[index] = model._replace(report=set_failed(report))
     return tuple(checked)
 

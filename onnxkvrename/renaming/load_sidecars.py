@@ -168,8 +168,17 @@ def _build_found_sidecar(found: FoundSidecar, run: _Run) -> Sidecar:
     output = found.path if job.same_directory else _resolve_output(found.path, job)
     root = _find_root(output, job)
     is_package = run.search.takes_folders and found.format.is_package
-    is_binding = found.format.is_binding
-    return Sidecar(found.path, output, rewrite, found.directory, True, root, is_package, is_binding)
+    return Sidecar(
+        found.path,
+        output,
+        rewrite,
+        found.directory,
+        is_found=True,
+        root=root,
+        is_package=is_package,
+        is_binding=found.format.is_binding,
+        is_left=run.search.policy == "leave",
+    )
 
 
 def _prepare_names(

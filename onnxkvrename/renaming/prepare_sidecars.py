@@ -49,6 +49,7 @@ class Sidecar(NamedTuple):
         root: The directory that the user gave for results, if the output is below it.
         is_package: True if all files of its directory go where the output goes.
         is_binding: True if it names its models, which may also lie below its directory.
+        is_left: True if the user wants it left as it is.
     """
 
     path: Path
@@ -59,6 +60,7 @@ class Sidecar(NamedTuple):
     root: Path | None = None
     is_package: bool = False
     is_binding: bool = False
+    is_left: bool = False
 
     def find_models(self, jobs: Sequence[RenameJob]) -> list[int]:
         """Return the indexes of the models that it may refer to: all, if none is near it."""

@@ -122,7 +122,10 @@ def _check_places(
 ) -> tuple[PreparedModel, ...]:
     """Return the models with what is wrong with the places of all results together."""
     jobs = [model.job for model in models]
-    if directories := [job.output.parent for job in jobs if not job.same_directory]:
+    directories = [job.output.parent for job in jobs if not job.same_directory]
+    if any(each.sidecar.is_found and each.plan is None for each in sidecars):
+        directories += [job.output.parent for job in jobs if job.in_place]
+    if directories:
         with suppress(ModelError):  # a directory that takes files, but cannot be listed
             if find_candidates(directories, rules):
                 from onnxkvrename.renaming.found_sidecars import check_sidecars_there

@@ -61,6 +61,38 @@ def test_the_hint_is_a_command_that_mends_it(start: str, stale: Path, run) -> No
     assert "KV406" not in run("verify", MODEL).err
 
 
+@pytest.mark.parametrize("look", [(), ("--check",), ("--diff",), ("-n",)])
+def test_a_rename_that_changes_no_name_is_as_strict_as_verify(
+    look: tuple[str, ...], stale: Path, run, snapshot
+) -> None:
+    """Names with a token that the rename does not replace look like those of another model."""
+    (stale / SIDECAR).write_text(VLLM.replace("VLLM", "OTHER"))
+    before = snapshot(stale)
+    outcome = run(MODEL, "--prefix", "VLLM", *look)
+    assert (outcome.code, outcome.err.count("KV4")) == (1, 1)
+    assert f"error KV406: {SIDECAR} has 8 old names from before a rename" in outcome.err
+    assert f"(onnxkvrename {MODEL} --replace --prefix VLLM" in outcome.err
+    assert snapshot(stale) == before
+    assert run(MODEL, "--prefix", "VLLM", "--replace").code == 0
+    assert (stale / SIDECAR).read_text() == VLLM
+    assert run(MODEL, "--prefix", "VLLM", *look).err.count("KV4") == 0
+
+
+def test_a_rename_that_leaves_sidecars_warns_of_any_old_names(stale: Path, run) -> None:
+    (stale / SIDECAR).write_text(VLLM.replace("VLLM", "OTHER"))
+    outcome = run(MODEL, "--prefix", "VLLM", "--check", "--no-sidecars")
+    assert (outcome.code, "warning KV406" in outcome.err) == (0, True)
+
+
+def test_a_rename_of_the_model_warns_and_its_hint_repairs_the_sidecar(stale: Path, run) -> None:
+    rename(MODEL, strip=True, sidecars=False)
+    (stale / SIDECAR).write_text(VLLM.replace("VLLM", "OTHER"))
+    outcome = run(MODEL, "--prefix", "VLLM")
+    assert (outcome.code, "warning KV406" in outcome.err) == (0, True)
+    assert run(MODEL, "--prefix", "VLLM", "--replace").code == 0
+    assert (stale / SIDECAR).read_text() == VLLM
+
+
 def test_the_hint_has_the_rules_of_the_command(stale: Path, run) -> None:
     shutil.copyfile(PROFILES_DIRECTORY / "qeff.toml", "my rules.toml")
     outcome = run("verify", MODEL, "--rules", "my rules.toml")
