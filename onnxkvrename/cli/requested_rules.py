@@ -10,6 +10,7 @@ import click
 
 from onnxkvrename.cli.options import Decorator, add_single_option
 from onnxkvrename.cli.output import print_lines
+from onnxkvrename.errors import RulesError
 from onnxkvrename.report.formats import Line
 from onnxkvrename.rules.profile import Rules
 
@@ -26,7 +27,8 @@ def find_rules_by_dataflow(
         token: The token that names may carry already; empty for the one that all of them carry.
 
     Raises:
-        RulesError: No model has states, or no rules fit all of them.
+        RulesError: No model has states, no rules fit all of them, or all names carry a
+            different token.
         ModelError: A model cannot be read.
     """
     for option, value in (("--profile", profile), ("--rules", rules)):
@@ -41,7 +43,14 @@ def find_rules_by_dataflow(
 
     models = [job.model for job in find_jobs(paths) if job.model.suffix != ".json"]
     traced = [trace_model(model) for model in models]
-    return infer_rules(traced, token or find_common_token(traced)).rules
+    carried = find_common_token(traced)
+    if token and carried not in ("", token):
+        raise RulesError(
+            f"the names already carry the token {carried}, not {token}",
+            path=str(models[0]) if len(models) == 1 else None,
+            hint=f"remove it first, with --strip --prefix {carried}",
+        )
+    return infer_rules(traced, token or carried).rules
 
 
 def add_pairs_token_option() -> Decorator:

@@ -46,3 +46,14 @@ def test_a_token_that_looks_like_a_word_is_named_with_prefix(
     assert says in run(command, source, *dataflow, "--prefix", "abc").out
     refused = run(command, source, "--prefix", "abc")
     assert (refused.code, "--prefix is for --pairs" in refused.err) == (2, True)
+
+
+def test_no_second_token_is_added_to_a_name(source: str, run) -> None:
+    dataflow = ("--pairs", "dataflow")
+    assert run(source, "--prefix", "VLLM", *dataflow, "-q").code == 0
+    outcome = run(source, "--prefix", "OTHER", *dataflow, "-o", "y.onnx")
+    assert (outcome.code, Path("y.onnx").exists()) == (2, False)
+    assert "the names already carry the token VLLM, not OTHER" in outcome.err
+    assert "remove it first, with --strip --prefix VLLM" in outcome.err
+    assert run(source, "--strip", "--prefix", "VLLM", *dataflow, "-q").code == 0
+    assert run(source, "--prefix", "OTHER", *dataflow, "-o", "y.onnx", "-q").code == 0
