@@ -107,6 +107,7 @@ def test_step_by_step(machine: Machine, plain: Path, twin: Path, qefficient) -> 
     assert read_directory(target) == read_directory(twin)
     assert read_directory(plain) == before
     assert "is up to date" in says(machine, "seed", EXPORT=plain)
+    assert "is up to date" in says(machine, "check", EXPORT=plain)
     assert says(machine, "where", EXPORT=plain).startswith(f"{target / 'decoder.onnx'}\n")
     exec(BLOCKS["compile"], {})
     assert qefficient.taken == target / "decoder.onnx"

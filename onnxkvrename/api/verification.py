@@ -18,6 +18,7 @@ from onnxkvrename.api.arguments import (
 )
 from onnxkvrename.errors import RulesError
 from onnxkvrename.patterns.pattern import Pattern, compile_pattern
+from onnxkvrename.qefficient.find_export import check_cache_state
 from onnxkvrename.rules.profile import Rules, find_token_error
 from onnxkvrename.verification.running.isolated_run import (
     DEFAULT_SECONDS,
@@ -100,6 +101,7 @@ def verify(
         up_to_order=up_to_order,
         limits=_build_limits(run, run_timeout, run_memory),
         strict=strict,
+        checks=(check_cache_state,),
     )
     return _verify_model(path, load_rules_for(rules, [path]), request)
 

@@ -35,7 +35,7 @@ from onnxkvrename.cli.options import (
 )
 from onnxkvrename.cli.output import print_answer, show_progress
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.qefficient.find_export import check_cache_reuse
+from onnxkvrename.qefficient.find_export import check_cache_reuse, check_cache_state
 from onnxkvrename.renaming.parallel import open_executor
 from onnxkvrename.renaming.run import check_token_change, find_sidecars, rename_batch
 from onnxkvrename.report.rename_text import RenameView, build_rename_answer
@@ -44,6 +44,7 @@ from onnxkvrename.rules.load import AUTO_PROFILE, load_rules
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import (
+    ModelCheck,
     Options,
     RenameJob,
     Report,
@@ -417,12 +418,19 @@ def _build_options(arguments: _Arguments, view: RenameView) -> Options:
         force=arguments.force,
         group_windows=not arguments.no_set,
         verify=arguments.verify,
-        checks=() if arguments.seed_cache else (check_cache_reuse,),
+        checks=_choose_checks(arguments),
         consumer=arguments.target,
         full_transfer=arguments.full_transfer,
         read_files=() if arguments.rules is None else (arguments.rules,),
         keep_going=arguments.keep_going,
     )
+
+
+def _choose_checks(arguments: _Arguments) -> tuple[ModelCheck, ...]:
+    """Return the checks of models in QEfficient's cache; a move within it leaves nothing wrong."""
+    if not arguments.seed_cache:
+        return (check_cache_reuse,)
+    return () if arguments.in_place else (check_cache_state,)
 
 
 def _resolve_token(arguments: _Arguments) -> str | None:

@@ -33,6 +33,7 @@ from onnxkvrename.cli.output import print_answer
 from onnxkvrename.cli.requested_rules import pick_requested_rules
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.patterns.pattern import Pattern, compile_pattern
+from onnxkvrename.qefficient.find_export import check_cache_state
 from onnxkvrename.renaming.parallel import count_useful_processes, map_ordered, open_process_pool
 from onnxkvrename.renaming.run import check_token_change
 from onnxkvrename.report.verify_text import build_verify_answer, verified_to_json
@@ -215,6 +216,7 @@ def _build_request(arguments: _Arguments) -> VerifyRequest:
         ),
         strict=arguments.strict,
         group_windows=not arguments.no_set,
+        checks=(check_cache_state,),
     )
 
 

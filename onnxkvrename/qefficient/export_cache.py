@@ -13,7 +13,9 @@ The rules are those of https://github.com/quic/efficient-transformers:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_json
@@ -237,8 +239,7 @@ def check_export_reuse(
         or rename_export_params(params, rules, change) == params
     ):
         return None
-    tokens = sorted(_collect_tokens(params["export_params"]["output_names"], rules) - {""})
-    kind = f"with the token {format_list(tokens)}" if tokens else "without a token"
+    kind = _describe_tokens(_collect_tokens(params["export_params"]["output_names"], rules))
     return build_finding(
         "KV402",
         model,
@@ -248,6 +249,43 @@ def check_export_reuse(
         if explain_token_refusal(params, rules)
         else "`--seed-cache` puts it where QEfficient will look for it",
     )
+
+
+def check_export_tokens(
+    model: str, directory: Path, params: ExportParams, rules: Rules, tokens: Collection[str]
+) -> Iterator[Finding]:
+    """Yield KV402 if a model of the cache was renamed where it is.
+
+    Args:
+        model: The name of the model's file.
+        directory: The directory of its export.
+        params: The parameters in that directory.
+        rules: The rules that recognise KV names.
+        tokens: The tokens of the model's KV outputs; an empty one is none.
+    """
+    expected = _collect_tokens(params["export_params"]["output_names"], rules)
+    if expected and not expected.issuperset(tokens):
+        yield build_finding(
+            "KV402",
+            model,
+            f"has names {_describe_tokens(tokens)}, but is in QEfficient's export cache as an "
+            f"export {_describe_tokens(expected)}; the next export of that kind silently reuses it",
+            f"`{build_undo_command(directory, params, rules)}` restores that export",
+        )
+
+
+def build_undo_command(directory: Path, params: ExportParams, rules: Rules) -> str:
+    """Return the command that gives the models of an export the names it was made with."""
+    tokens = _collect_tokens(params["export_params"]["output_names"], rules) - {""}
+    path = shlex.quote(f"./{directory}" if str(directory).startswith("-") else str(directory))
+    if tokens:
+        return f"onnxkvrename rename {path} --prefix {min(tokens)} --replace"
+    return f"onnxkvrename {path} --strip"
+
+
+def _describe_tokens(tokens: Collection[str]) -> str:
+    named = sorted(set(tokens) - {""})
+    return f"with the token {format_list(named)}" if named else "without a token"
 
 
 def build_occupied_finding(directory: str, *, same: bool = False) -> Finding:

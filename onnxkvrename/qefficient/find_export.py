@@ -6,13 +6,17 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding
-from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.rules.plan import RenamePlan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import RenameJob
 from onnxkvrename.storage.read import read_status
+
+if TYPE_CHECKING:
+    from onnxkvrename.qefficient.export_cache import ExportParams
 
 PARAMS_FILE = "hashed_export_params.json"
 """The file in which QEfficient saves the parameters of an export."""
@@ -32,27 +36,74 @@ def find_exports(model: Path) -> Iterator[Path]:
             yield directory
 
 
-def check_cache_reuse(job: RenameJob, rules: Rules, change: TokenChange) -> Iterator[Finding]:
-    """Yield KV402 for a model of QEfficient's cache that is about to change in place.
+def check_cache_reuse(job: RenameJob, rules: Rules, plan: RenamePlan) -> Iterator[Finding]:
+    """Yield KV402 for a model of QEfficient's cache that changes in place, or has changed there.
 
     Args:
         job: The model and where its result goes.
         rules: The rules that recognise KV names.
-        change: The tokens to put in and to take out.
+        plan: What changes in the model.
     """
-    directories = tuple(find_exports(job.model)) if job.in_place else ()
-    if not directories:
+    if job.in_place and not plan.name_map:
+        yield from check_cache_state(job, rules, plan)
+    found = _read_export(job.model) if job.in_place and plan.name_map else None
+    if found is None:
         return
-    from onnxkvrename.qefficient.export_cache import check_export_reuse, split_directory_name
+    from onnxkvrename.qefficient.export_cache import build_undo_command, check_export_reuse
+
+    directory, params = found
+    name, change = Path(os.path.abspath(directory)).name, plan.token_change
+    warning = check_export_reuse(job.model.name, name, params, rules, change)
+    if warning is not None:
+        undo = build_undo_command(directory, params, rules)
+        yield warning._replace(hint=f"`{undo}` undoes a rename here; then {warning.hint}")
+
+
+def check_cache_state(job: RenameJob, rules: Rules, plan: RenamePlan) -> Iterator[Finding]:
+    """Yield KV402 for a model that keeps other tokens than its export in QEfficient's cache.
+
+    Args:
+        job: The model and where its result goes.
+        rules: The rules that recognise KV names.
+        plan: The KV buffers of the model, and what changes in them.
+    """
+    changes_here = job.in_place and bool(plan.name_map)
+    try:
+        found = _read_export(job.model) if plan.pairs and not changes_here else None
+    except KvRenameError:
+        return  # the model itself is read, whatever is above it
+    if found is None:
+        return
+    from onnxkvrename.qefficient.export_cache import check_export_tokens
+
+    tokens = {pair.output.token for pair in plan.pairs if pair.output is not None}
+    yield from check_export_tokens(job.model.name, *found, rules, tokens)
+
+
+def _read_export(model: Path) -> tuple[Path, ExportParams] | None:
+    """Return the directory and the parameters of a model's export, if it is in the cache.
+
+    Raises:
+        ModelError: It cannot be determined if it is.
+    """
+    directories = tuple(find_exports(model))
+    if not directories:
+        return None
+    from onnxkvrename.qefficient.export_cache import split_directory_name
     from onnxkvrename.qefficient.seed_cache import read_export_params
 
-    directory = next((path for path in directories if split_directory_name(path.name)), None)
-    if directory is None:
-        return
-    try:
-        params = read_export_params(directory)
-    except KvRenameError:
-        return  # QEfficient cannot read these parameters either, so it reuses nothing
-    warning = check_export_reuse(job.model.name, directory.name, params, rules, change)
-    if warning is not None:
-        yield warning
+    for directory in directories:
+        if split_directory_name(directory.name):
+            try:
+                return _shorten_path(directory, model), read_export_params(directory)
+            except KvRenameError:
+                return None  # QEfficient cannot read these parameters either: it reuses nothing
+    return None
+
+
+def _shorten_path(directory: Path, model: Path) -> Path:
+    """Return a directory above a model as the start of the model's path, if it is one."""
+    for parent in model.parents:
+        if Path(os.path.abspath(parent)) == directory:
+            return parent
+    return directory

@@ -123,8 +123,7 @@ def _prepare_open_model(
     pieces, expected = splice_model(opened.source, scanned, drops_stamp=drops_stamp)
     splice_plan = SplicePlan(job.model, opened.file.identity, pieces, expected)
     findings = list(model.findings)
-    if has_new_names:
-        findings += (f for check in options.checks for f in check(job, rules, change))
+    findings += (found for check in options.checks for found in check(job, rules, model.plan))
     if rules.target is not None and has_new_names:
         from onnxkvrename.verification.conversion import check_conversion  # only for --to
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, decide_exit_code
 from onnxkvrename.rules.kv_model import KvModel
-from onnxkvrename.rules.plan import KvPair, TokenChange, UnchangedName
+from onnxkvrename.rules.plan import KvPair, RenamePlan, UnchangedName
 from onnxkvrename.rules.profile import ProfileChoice, Rules
 
 _NO_NAMES: Mapping[str, str] = {}
@@ -64,8 +64,8 @@ class SidecarSearch(NamedTuple):
         return tuple(dict.fromkeys([*(job.model.parent for job in jobs), *self.directories]))
 
 
-ModelCheck = Callable[[RenameJob, Rules, TokenChange], Iterator[Finding]]
-"""A further check of a model that is about to change; it travels between processes."""
+ModelCheck = Callable[[RenameJob, Rules, RenamePlan], Iterator[Finding]]
+"""A further check of a model and of what changes in it; it travels between processes."""
 
 
 class Options(NamedTuple):
@@ -78,7 +78,7 @@ class Options(NamedTuple):
         force: Whether to overwrite existing and read-only files, and to write through links.
         group_windows: Whether windows of one model are checked against each other.
         verify: Whether the dataflow and validity of each result are proved before writing.
-        checks: Further checks of each model that changes.
+        checks: Further checks of each model.
         consumer: The name of the consumer that is to take the results; ``None`` for none.
         full_transfer: Whether that consumer transfers all of each buffer.
         read_files: Further files that the command reads, such as rules; no result may

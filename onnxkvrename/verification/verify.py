@@ -21,10 +21,11 @@ from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Signature
 from onnxkvrename.patterns.pattern import Pattern
 from onnxkvrename.rules.checks.pairs import CONSUMER_TOKENS
+from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.kv_model import KvModel, check_models_together, read_kv_model, scan_model
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange
 from onnxkvrename.rules.profile import SIDES, Rules
-from onnxkvrename.rules.results import ModelReport, report_model
+from onnxkvrename.rules.results import ModelCheck, ModelReport, report_model
 from onnxkvrename.sidecars.stale import find_stale_sidecars
 from onnxkvrename.verification import trace_needs
 from onnxkvrename.verification.dataflow import BufferFlow, check_buffer_flows, trace_buffer_flows
@@ -57,6 +58,7 @@ class VerifyRequest(NamedTuple):
         limits: What that loop may take, for each of the two models.
         strict: Whether every warning is an error.
         group_windows: Whether windows of one model are checked against each other.
+        checks: Further checks of each model.
     """
 
     token: str | None = None
@@ -70,6 +72,7 @@ class VerifyRequest(NamedTuple):
     limits: RunLimits = RunLimits()
     strict: bool = False
     group_windows: bool = True
+    checks: tuple[ModelCheck, ...] = ()
 
 
 class VerifiedModel(NamedTuple):
@@ -207,7 +210,7 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
     flows, proofs = prove_retention(
         opened.source, model.pairs, model.plan.updates_by_kind, rules.name
     )
-    select = request.select_pattern
+    select, job = request.select_pattern, build_job(path)
     findings = (
         *model.findings,
         *proofs,
@@ -215,6 +218,7 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
         *(_check_selection(model.signature, model.plan, select) if select is not None else ()),
         *_check_stamp(model),
         *find_stale_sidecars(path, model.pairs, rules, is_error=True),
+        *(found for check in request.checks for found in check(job, rules, model.plan)),
     )
     report = report_model(model)._replace(findings=findings)
     if not request.group_windows:

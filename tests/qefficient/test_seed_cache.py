@@ -387,8 +387,60 @@ def test_a_rename_in_place_within_the_cache_gets_a_warning(plain: Path, run) -> 
     outcome = run(plain, "--prefix", "VLLM")
     assert outcome.code == 0
     assert "warning KV402: decoder.onnx is in QEfficient's export cache" in outcome.err
+    assert f"`onnxkvrename {plain} --strip` undoes a rename here; then " in outcome.err
     assert "--seed-cache` puts it where" in outcome.err
-    assert "KV402" not in run(plain, "--prefix", "VLLM").err
+
+
+LOOKS_AT_A_RENAMED_MODEL = [
+    ("--prefix", "VLLM"),
+    ("--prefix", "VLLM", "--check"),
+    ("--prefix", "VLLM", "--seed-cache"),
+    ("verify",),
+]
+
+
+@pytest.mark.parametrize("args", LOOKS_AT_A_RENAMED_MODEL, ids=" ".join)
+def test_a_model_renamed_where_the_plain_one_is_looked_for_is_reported_until_it_is_restored(
+    args: tuple[str, ...], plain: Path, tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ("verify", plain) if args == ("verify",) else (plain, *args)
+    before = below(plain)
+    assert run_quietly(plain, "--prefix", "VLLM") == 0
+    outcome = run(*command)
+    assert outcome.code == 0
+    assert (
+        "warning KV402: decoder.onnx has names with the token VLLM, but is in QEfficient's export "
+        "cache as an export without a token; the next export of that kind silently reuses it"
+    ) in outcome.err
+    assert f"`onnxkvrename {plain} --strip" in outcome.err
+    assert "error KV402" in run(*command, "--strict").err
+    assert run_quietly(plain, "--strip") == 0
+    assert below(plain) == before
+    assert "has names" not in run(*command).err
+
+
+def test_a_seeded_model_without_its_token_is_reported_until_it_is_restored(
+    plain: Path, twin: Path, run
+) -> None:
+    assert run_quietly(plain, *SEED) == 0
+    seeded = plain.parent / twin.name
+    assert "KV402" not in run("verify", plain.parent).err
+    assert run_quietly(seeded, "--strip") == 0
+    err = run("verify", plain.parent).err
+    assert "has names without a token, but is in QEfficient's export cache as an export with" in err
+    assert f"`onnxkvrename rename {seeded} --prefix VLLM --replace` restores that export" in err
+    assert run_quietly(seeded, "--prefix", "VLLM", "--replace") == 0
+    assert "KV402" not in run("verify", plain.parent).err
+
+
+def test_moving_the_directory_of_a_renamed_model_leaves_nothing_to_report(
+    plain: Path, twin: Path, run
+) -> None:
+    assert run_quietly(plain, "--prefix", "VLLM") == 0
+    outcome = run(plain, *IN_PLACE)
+    assert (outcome.code, "KV402" in outcome.err) == (0, False)
+    assert "KV402" not in run("verify", plain.parent / twin.name).err
 
 
 def test_strictly_it_is_an_error(plain: Path, snapshot, run) -> None:
