@@ -367,3 +367,21 @@ def test_every_process_writes_the_same(tmp_path: Path):
         subprocess.run([sys.executable, "-c", code, *paths], check=True, env=env)
         results.append([path.read_bytes() for path in paths])
     assert results[0] == results[1]
+
+
+# What taking the token back does not undo
+
+
+def test_a_suffix_that_was_changed_stays_when_the_token_is_removed(tmp_path: Path):
+    """So the page on renaming says where the promise of the original bytes ends."""
+    path = tmp_path / "model.onnx"
+    shutil.copyfile(FIXTURES / "plain" / "internal_suffix.onnx", path)
+    before = path.read_bytes()
+    rename(path, "VLLM", normalize=True)
+    rename(path, strip=True)
+    assert b"_InternalRetainedState" in before
+    assert b"_InternalRetainedState" not in path.read_bytes()
+    readme = (FIXTURES.parent / "README.md").read_text("utf-8")
+    page = (FIXTURES.parent / "docs" / "rename.md").read_text("utf-8")
+    assert "([except](docs/rename.md#undo) after `--normalize` or `--to`)" in readme
+    assert "`--strip` keeps the new suffix" in page
