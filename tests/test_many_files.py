@@ -9,7 +9,8 @@ from pathlib import Path
 
 import onnx
 import pytest
-from models import saved
+from exporter_models import build_decoder as build_growing_decoder
+from models import decoder, saved
 from onnx import ModelProto, TensorProto
 from qefficient_exports import write_layerwise_export
 from window_sets import build_window, write_windows
@@ -164,3 +165,26 @@ def test_of_mixed_tokens_each_is_seen_however_long_the_paths(windows: Path, run)
     assert run(below / "layer_3_4", "--prefix", "VLLM", "-q").code == 0
     (finding,) = (line for line in run("verify", windows).err.splitlines() if "KV303" in line)
     assert f"different tokens: no token in {COUNT - 1} files; VLLM" in finding
+
+
+def test_models_that_another_profile_knows_are_said_to_be_that_with_one_command(
+    tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, model in (
+        ("a", decoder()),
+        ("b", build_growing_decoder()),
+        ("c", build_growing_decoder()),
+    ):
+        Path("mix", name).mkdir(parents=True)
+        saved(model, Path("mix", name, "model.onnx"))
+    err = run("mix", "--prefix", "VLLM", "--check").err
+    (warning,) = (line for line in err.splitlines() if "KV001" in line)
+    assert warning.startswith("2 files in mix (b/model.onnx, c/model.onnx): warning KV001: ")
+    assert "`onnxkvrename mix --prefix VLLM" in warning
+    assert "--profile huggingface" in warning
+    assert "mix/c/model.onnx: unchanged: another profile knows its names\n" in err
+    assert run("mix", "--prefix", "VLLM", "-q").code == 0
+    assert run("mix", "--prefix", "VLLM", "--profile", "huggingface", "-q").code == 0
+    for name, profile in (("a", "qeff"), ("b", "huggingface"), ("c", "huggingface")):
+        assert run("verify", f"mix/{name}", "--prefix", "VLLM", "--profile", profile).code == 0

@@ -353,6 +353,8 @@ def format_model_state(model: ModelReport) -> str:
     if model.status == "renamed":
         return _format_change(model, "changed")
     if not model.pairs:
+        if any(finding.code == "KV001" for finding in model.findings):
+            return "unchanged: another profile knows its names"
         return "unchanged: no KV buffer in it"
     if model.name_map:
         return f"unchanged: {escape_text(model.output)} is up to date"
