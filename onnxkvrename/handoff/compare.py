@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -161,9 +162,10 @@ def compare_sides(
         KvRenameError: The consumer hands nothing from one model to another.
     """
     if consumer.memory == "none":
+        model = shlex.quote(prefill.path or "MODEL")
         raise KvRenameError(
             f"nothing to compare: {consumer.name} runs prefill and decode with one model",
-            hint=f"`onnxkvrename check-consumer MODEL... --target {consumer.name}` checks it",
+            hint=f"`onnxkvrename check-consumer {model} --target {consumer.name}` checks one model",
         )
     comparison = build_comparison(prefill, decode, consumer, full_transfer)
     root_causes = find_root_causes(comparison)

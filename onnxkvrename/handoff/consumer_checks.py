@@ -91,8 +91,12 @@ def find_problems(
         return
     selection = select_values(layout, consumer)
     names = list(name_checks.list_buffer_names(layout, consumer))
+    own = [finding for check in consumer.checks for finding in check(layout, full_transfer)]
+    refusals = tuple(finding for finding in own if finding.code == "KV610")  # no name changes them
+    if refusals:
+        yield ConsumerProblem(refusals)
     for findings in (
-        name_checks.check_unselected_names(names, layout, consumer),
+        name_checks.check_unselected_names(names, layout, consumer, can_help=not refusals),
         name_checks.check_output_suffixes(layout, consumer),
     ):
         yield ConsumerProblem(tuple(findings))
@@ -106,8 +110,7 @@ def find_problems(
     yield _check_shapes(layout, selection, consumer)
     if has_wrong_output_count(layout, selection, consumer):
         yield ConsumerProblem((), "output_count")
-    for check in consumer.checks:
-        yield ConsumerProblem(tuple(check(layout, full_transfer)))
+    yield ConsumerProblem(tuple(finding for finding in own if finding not in refusals))
 
 
 def check_sets(

@@ -33,20 +33,29 @@ class BufferName(NamedTuple):
 
 
 def format_rename_command(
-    layout: Layout, consumer: Consumer, *options: str, paths: Sequence[str] = ()
+    layout: Layout,
+    consumer: Consumer,
+    *options: str,
+    paths: Sequence[str] = (),
+    is_refused: bool = False,
 ) -> str:
     """Return the command that renames a layout's models for a consumer.
+
+    All files of a set are renamed together: of a merged model also the windows.
 
     Args:
         layout: The layout.
         consumer: The consumer.
         options: Further options.
         paths: What to rename; by default the models that the command line has.
+        is_refused: Whether a rename for the consumer is refused, so that only its token can be
+            added.
     """
-    if not paths and len(layout.models) == 1:
+    if not paths and len(layout.models) == 1 and not layout.other_stages:
         paths = layout.models
     models = map(shlex.quote, paths) if paths else ("MODEL...",)
-    return f"`{' '.join(('onnxkvrename', *models, '--target', consumer.name, *options))}`"
+    goal = ("--prefix", consumer.token) if is_refused else ("--target", consumer.name)
+    return f"`{' '.join(('onnxkvrename', *models, *goal, *options))}`"
 
 
 def choose_hint(layout: Layout, consumer: Consumer, hint: str) -> str:
@@ -87,9 +96,16 @@ def list_buffer_names(layout: Layout, consumer: Consumer) -> Iterator[BufferName
 
 
 def check_unselected_names(
-    names: Sequence[BufferName], layout: Layout, consumer: Consumer
+    names: Sequence[BufferName], layout: Layout, consumer: Consumer, *, can_help: bool
 ) -> Iterator[Finding]:
-    """Yield KV601, once for all names that are not selected for the same reason."""
+    """Yield KV601, once for all names that are not selected for the same reason.
+
+    Args:
+        names: All names of buffers.
+        layout: The layout that has them.
+        consumer: The consumer.
+        can_help: Whether the consumer can use the buffers under other names.
+    """
     selected = {each.name for each in names if each.is_selected}
     groups: dict[tuple[_Reason, str, str], list[str]] = {}
     for each in names:
@@ -103,7 +119,7 @@ def check_unselected_names(
             unselected[0],
             f"{begin_message(unselected, reason.singular, reason.plural)} {reason.text}; "
             f"{consumer.name} ignores {_describe_loss(side, len(unselected))}",
-            choose_hint(layout, consumer, hint),
+            choose_hint(layout, consumer, hint) if can_help else "no rename helps: KV610 stays",
         )
 
 

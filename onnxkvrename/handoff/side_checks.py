@@ -37,7 +37,7 @@ from onnxkvrename.handoff.selection import (
     find_unselected_buffers,
     select_values,
 )
-from onnxkvrename.handoff.worker import HandoffSide
+from onnxkvrename.handoff.worker import HandoffSide, list_rename_paths
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.model.signature import format_shape
 from onnxkvrename.model.weights import Weight
@@ -98,12 +98,6 @@ def check_buffers_exist(prefill: HandoffSide, decode: HandoffSide) -> Iterator[F
             yield build_finding("KV001", "", f"{where} has no KV buffer", hint)
 
 
-def list_rename_paths(side: HandoffSide) -> tuple[str, ...]:
-    """Return what to rename for a side: what was given, or the models of a manifest."""
-    is_model = side.path and not side.path.endswith(".json")
-    return (side.path,) if is_model else tuple(side.original_layout.models)
-
-
 def check_side_tokens(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Finding]:
     """Yield KV616 for sides, and for single buffers, without the consumer's token."""
     checked = [each for each in (prefill, decode) if each.side.lacks_token]
@@ -117,7 +111,6 @@ def check_side_tokens(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Fin
 
 def _build_token_finding(label: str, checked: CheckedSide, *others: CheckedSide) -> Finding:
     side, consumer = checked.side, checked.consumer
-    paths = [path for each in (checked, *others) for path in list_rename_paths(each.side)]
     if not consumer.token:
         return build_finding(
             "KV616",
@@ -137,8 +130,19 @@ def _build_token_finding(label: str, checked: CheckedSide, *others: CheckedSide)
         choose_hint(
             side.layout,
             consumer,
-            format_rename_command(side.original_layout, consumer, *options, paths=paths),
+            _format_rename_command((checked, *others), *options),
         ),
+    )
+
+
+def _format_rename_command(sides: Sequence[CheckedSide], *options: str) -> str:
+    """Return the command that renames sides; for a consumer it checks the outputs, as prefill's."""
+    return format_rename_command(
+        sides[0].side.original_layout,
+        sides[0].consumer,
+        *options,
+        paths=[path for each in sides for path in list_rename_paths(each.side)],
+        is_refused=any(p.startup_cause == "output_count" for each in sides for p in each.problems),
     )
 
 
@@ -171,9 +175,7 @@ def _check_partial_token(checked: CheckedSide) -> Iterator[Finding]:
             choose_hint(
                 side.layout,
                 consumer,
-                format_rename_command(
-                    side.original_layout, consumer, "--replace", paths=list_rename_paths(side)
-                )
+                _format_rename_command((checked,), "--replace")
                 if consumer.token
                 else consumer.unselected_hint,
             ),

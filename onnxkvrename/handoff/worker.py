@@ -124,6 +124,12 @@ def _detect_order(layout: Layout) -> BufferOrder:
     return "lexical" if names == sorted(names) else "graph"
 
 
+def list_rename_paths(side: HandoffSide) -> tuple[str, ...]:
+    """Return what to rename for a side: what was given, or the models of a manifest."""
+    is_model = side.path and not side.path.endswith(".json")
+    return (side.path,) if is_model else tuple(side.original_layout.models)
+
+
 def find_longest_prompt(layout: Layout) -> int:
     """Return the longest prompt in tokens that a side has room for.
 

@@ -145,6 +145,8 @@ class Layout(NamedTuple):
         kept: The names that a rename leaves unchanged, with the reasons.
         sizes: The known sizes of symbols.
         weights: Some weights of its models, ``None`` if nothing is known of them.
+        other_stages: The paths of the other files of its set, as of the windows that a merged
+            model was made from.
     """
 
     models: tuple[str, ...]
@@ -154,6 +156,7 @@ class Layout(NamedTuple):
     kept: tuple[UnchangedName, ...]
     sizes: Sizes = MappingProxyType({})
     weights: tuple[Weight, ...] | None = None
+    other_stages: tuple[str, ...] = ()
 
     @property
     def layers(self) -> tuple[int, ...]:

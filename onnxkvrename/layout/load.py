@@ -140,6 +140,8 @@ def load_layout(
     set_findings = _check_together(models, rules, compile_info)
     selected = _select_layout_models(models)
     layout = apply_updates(build_layout(selected), updates)
+    others = (model.path for model in models if model.pairs and model not in selected)
+    layout = layout._replace(other_stages=tuple(others))
     if with_weights:
         layout = layout._replace(
             weights=merge_weights(read.weights[each.path] for each in selected)

@@ -12,6 +12,8 @@ from typing import Any
 import jsonschema
 import onnx
 import pytest
+from models import info, node
+from window_sets import build_window, write_windows
 
 import onnxkvrename
 from onnxkvrename.layout.manifest import compute_document_digest
@@ -380,3 +382,41 @@ def inputs(path: Path) -> list[str]:
 def outputs(path: Path) -> list[str]:
     """Return the names of a model's outputs."""
     return [value.name for value in onnx.load(path, load_external_data=False).graph.output]
+
+
+def test_a_merged_model_is_renamed_together_with_its_windows(tmp_path: Path, run) -> None:
+    """Renamed alone, it would have another token than its windows (KV303)."""
+    export = tmp_path / "export"
+    write_windows(export / "onnx_layerwise_tmp", 2)
+    model = build_window(0, 2)
+    (export / "merged_0-2.onnx").write_bytes(model.SerializeToString())
+    found = document(run("check-consumer", export, "--format", "json"))
+    (finding,) = (each for model in found["models"] for each in model["findings"])
+    assert finding["code"] == "KV601"
+    assert finding["hint"] == f"onnxkvrename {export} --target vllm-qaic"
+    assert run(export, "--target", "vllm-qaic").code == 0
+    assert run("check-consumer", export).code == 0
+
+
+def test_a_rename_is_not_suggested_where_it_cannot_help(tmp_path: Path, run) -> None:
+    """A cache with three axes stays one under any name."""
+    path = tmp_path / "m.onnx"
+    shape = ("batch_size", "ctx_len", 8)
+    names = [f"past_{part}.0" for part in ("key", "value")]
+    inputs = [info(name, *shape) for name in names]
+    retained = [info(f"{name}_RetainedState", *shape) for name in names]
+    nodes = [node("Identity", [name], [f"{name}_RetainedState"]) for name in names]
+    nodes.append(node("Identity", ["x"], ["logits"]))
+    graph = onnx.helper.make_graph(
+        nodes,
+        "g",
+        [info("x", "batch_size", 1, 4), *inputs],
+        [info("logits", "batch_size", 1, 4), *retained],
+    )
+    onnx.save(onnx.helper.make_model(graph), path)
+    model = document(run("check-consumer", path, "--format", "json"))["models"][0]
+    said = [(finding["code"], finding["hint"]) for finding in model["findings"]]
+    assert said[:2] == [
+        ("KV610", "no option of vllm-qaic changes this"),
+        ("KV601", "no rename helps: KV610 stays"),
+    ]

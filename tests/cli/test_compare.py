@@ -580,3 +580,29 @@ def test_a_wrong_size_names_the_option_it_was_passed_to(size: str, message: str,
     outcome = run("compare", model, model, "--decode-dim", size)
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
     assert message in outcome.err
+
+
+def test_a_decode_model_without_logits_gets_the_token_alone(run, tmp_path: Path) -> None:
+    """A rename for the consumer refuses it, as only a model for decode may lack them."""
+    prefill, decode = tmp_path / "prefill.onnx", tmp_path / "decode.onnx"
+    rename(FIXTURES / "plain" / "decoder.onnx", TOKEN, output=prefill)
+    model = onnx.load(FIXTURES / "plain" / "decoder.onnx")
+    model.graph.output[0].name = "next_tokens"
+    for each in model.graph.node:
+        each.output[:] = ["next_tokens" if name == "logits" else name for name in each.output]
+    onnx.save(model, decode)
+    (finding,) = document(run("compare", prefill, decode, "--format", "json").out)["findings"]
+    assert (finding["code"], finding["hint"]) == (
+        "KV616",
+        f"onnxkvrename {decode} --prefix vllmKvCache",
+    )
+    assert run(decode, "--prefix", "vllmKvCache").code == 0
+    assert run("compare", prefill, decode).code == 0
+
+
+def test_a_consumer_without_a_hand_off_checks_one_model(run, named) -> None:
+    model, other = named("decoder.onnx"), named("hybrid.onnx")
+    outcome = run("compare", model, other, "--target", "openvino-npuw")
+    assert outcome.code == 2
+    command = f"`onnxkvrename check-consumer {model} --target openvino-npuw` checks one model"
+    assert command in outcome.err

@@ -275,7 +275,11 @@ def check_slice_ranks(consumer: Consumer, layout: Layout, full_transfer: bool) -
     """
     hybrid = is_hybrid(layout, consumer)
     ranks = (3, 4) if hybrid else (4,)
-    for buffer in find_selected_buffers(layout, consumer):
+    buffers = find_selected_buffers(layout, consumer)
+    if not buffers:  # all have their names yet to get
+        buffers = layout.buffers
+        ranks = (4,) if len({(b.dtype, b.shape) for b in buffers}) == 1 else (3, 4)
+    for buffer in buffers:
         if buffer.shape and len(buffer.shape) not in ranks:
             yield build_finding(
                 "KV610",
