@@ -65,6 +65,7 @@ from onnxkvrename.report.formats import (
     build_line,
 )
 from onnxkvrename.report.formats.text import BOLD, GREEN, RED, render_finding_lines
+from onnxkvrename.report.wrapping import wrap_sentences
 from onnxkvrename.rules.profile import ProfileChoice, Rules
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.verification import trace_buffer_updates
@@ -348,11 +349,12 @@ def _render_text(
 ) -> Iterator[Line]:
     if not arguments.quiet:
         style = f"{RED if handoff.failed else GREEN};{BOLD}"
-        yield build_line(Span(format_handoff_verdict(handoff), style))
+        verdict = build_line(Span(format_handoff_verdict(handoff), style))
+        yield from wrap_sentences([verdict], screen)
         if handoff.prefill.layout.buffers and handoff.decode.layout.buffers:
             yield from _render_table(handoff, screen)
-            yield from map(Line, render_prompt_lines(handoff))
-        yield from map(Line, render_handoff_notes(handoff))
+            yield from wrap_sentences(map(Line, render_prompt_lines(handoff)), screen)
+        yield from wrap_sentences(map(Line, render_handoff_notes(handoff)), screen)
     reports = (*failed_models, build_handoff_report(handoff, both=True))
     yield from render_finding_lines(reports, verbose=arguments.verbose)
 

@@ -15,6 +15,7 @@ from onnxkvrename.report.formats import Answer, Line, Note, Screen, build_file_r
 from onnxkvrename.report.formats.text import render_finding_lines
 from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.manifest_text import format_model_paths
+from onnxkvrename.report.wrapping import wrap_sentences
 from onnxkvrename.rules.layer_ranges import format_layer_ranges
 from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.rules.results import ModelReport
@@ -90,7 +91,8 @@ def _render_text(
     if check.selectors is not None:
         yield from (Line(_format_selector(selector)) for selector in check.selectors)
     elif not quiet:
-        yield Line(f"{format_model_paths(check.paths)}: {_format_verdict(check)}")
+        verdict = Line(f"{format_model_paths(check.paths)}: {_format_verdict(check)}")
+        yield from wrap_sentences([verdict], screen)
         yield from map(Line, _format_slots(check) if verbose else ())
 
 

@@ -30,6 +30,7 @@ from onnxkvrename.report.formats.text import (
     render_finding_lines,
 )
 from onnxkvrename.report.inert import escape_text
+from onnxkvrename.report.wrapping import wrap_sentences
 from onnxkvrename.rules.layer_ranges import format_layer_ranges
 from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.rules.profile import ProfileChoice, serialize_choice
@@ -88,7 +89,7 @@ def _render_text(
     readable = [model for model in models if model.report.error is None]
     is_short = len(models) > _MAX_LISTED_MODELS and not verbose
     for group in _group_verdicts(readable) if is_short else ([model] for model in readable):
-        yield build_verdict_line(_join_models(group))
+        yield from wrap_sentences([build_verdict_line(_join_models(group))], screen)
         yield from (Line(f"  {text}") for text in format_buffer_flows(group[0]) if verbose)
     if len(models) > _MAX_LISTED_MODELS:
         yield Line(_format_total(models), err=True)

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from shutil import get_terminal_size
 
-from onnxkvrename.report.formats import Line, Span
+from onnxkvrename.report.formats import Line, Screen, Span
 
 _INDENT = "  "
 _MIN_WIDTH = 20
 # A command is copied as a whole: a terminal joins the rows that it breaks itself.
 _WORD = re.compile(r"(?:`[^`]*`|\bonnxkvrename [^;`]*|[^ ])+")
+
+
+def wrap_sentences(lines: Iterable[Line], screen: Screen) -> Iterator[Line]:
+    """Yield the rows of sentences on stdout: wrapped for a terminal, as they are for a pipe."""
+    if not screen.is_terminal:
+        yield from lines
+        return
+    width = get_terminal_size().columns
+    for line in lines:
+        yield from wrap_line(line, width)
 
 
 def wrap_line(line: Line, width: int) -> Iterator[Line]:

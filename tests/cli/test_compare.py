@@ -606,3 +606,17 @@ def test_a_consumer_without_a_hand_off_checks_one_model(run, named) -> None:
     assert outcome.code == 2
     command = f"`onnxkvrename check-consumer {model} --target openvino-npuw` checks one model"
     assert command in outcome.err
+
+
+@pytest.mark.parametrize("command", ["compare", "check-consumer", "verify"])
+def test_a_verdict_is_wrapped_by_words_on_a_terminal(run, named, monkeypatch, command) -> None:
+    full, window = named("serving/window_whole.onnx"), named("serving/window.onnx")
+    monkeypatch.chdir(full.parent)
+    models = [full.name, window.name] if command == "compare" else [full.name]
+    piped = run(command, *models).out.splitlines()[0]
+    monkeypatch.setattr("onnxkvrename.cli.output.is_terminal", lambda stream: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("NO_COLOR", "1")
+    first, second, *_ = run(command, *models).out.splitlines()
+    assert len(piped) > 60 >= len(first)
+    assert piped.startswith(f"{first} {second.strip()}")

@@ -137,7 +137,7 @@ def test_the_last_of_several_merges_stands_for_all(export: Path) -> None:
 @pytest.mark.parametrize("other", ["decoder.onnx", "hybrid.onnx", "mla.onnx"])
 def test_two_unrelated_models_are_refused(other: str, decoder: Path) -> None:
     mine = shutil.copyfile(FIXTURES / "plain" / other, decoder.parent / "other.onnx")
-    with pytest.raises(ModelError, match=f"{mine}: is not the same model as {decoder} .give one"):
+    with pytest.raises(ModelError, match=f"{mine}: is not the same model as {decoder} .pass one"):
         gather(decoder, mine)
 
 
