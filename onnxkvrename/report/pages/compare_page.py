@@ -150,10 +150,12 @@ def _build_memory_section(handoff: Handoff, view: MemoryView) -> Element:
     memory_map = view.memory_map
     parts: list[Element] = []
     if view.condition:
-        sides = " and ".join(list_sides_without_token(handoff))
+        sides = list_sides_without_token(handoff)
+        names = " and ".join(sides)
+        renamed = "both sides are" if len(sides) > 1 else f"{names} is"
         hint = (
-            f"Nothing is transferred now: {handoff.consumer_name} selects nothing on {sides}. "
-            "What follows holds after both sides are renamed."
+            f"Nothing is transferred now: {handoff.consumer_name} selects nothing on {names}. "
+            f"What follows holds after {renamed} renamed."
         )
         parts.append(build("p", hint, class_="hint"))
     if memory_map.gap:
@@ -193,7 +195,7 @@ def _build_controls(handoff: Handoff, view: MemoryView) -> Element:
                 "div",
                 build("label", "Tokens", for_="number"),
                 build("input", type="number", id="number", aria_describedby="outcome", **limits),
-                build("span", f"of {last:,}"),
+                build("span", f"of {last}"),
                 build("label", "Zoom", for_="zoom"),
                 build(
                     "select",

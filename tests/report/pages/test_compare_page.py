@@ -81,6 +81,23 @@ def test_without_the_token_nothing_is_transferred_and_the_page_says_when_it_woul
     )
 
 
+def test_only_the_side_without_the_token_is_said_to_be_renamed() -> None:
+    plain, named = (
+        build_side_layout(*describe_attention(0), token=token, ctx_len=4096)
+        for token in ("", "vllmKvCache")
+    )
+    page = render_handoff_page(predict_handoff(plain, named))
+    assert "What follows holds after prefill is renamed." in page
+    both = render_handoff_page(predict_handoff(plain, plain))
+    assert "What follows holds after both sides are renamed." in both
+
+
+def test_the_longest_prompt_is_written_as_in_the_field_beside_it() -> None:
+    side = build_side_layout(*describe_attention(0), ctx_len=4096)
+    page = render_handoff_page(predict_handoff(side, side))
+    assert "<span>of 4096</span>" in page
+
+
 def test_what_cannot_be_decided_is_not_drawn() -> None:
     known = build_side_layout(*describe_attention(0, shape="2,sliding_window,4"), sliding_window=9)
     other = build_side_layout(*describe_attention(0, shape="2,sliding_window,4"))
