@@ -311,7 +311,9 @@ def _find_rules(arguments: _Arguments) -> Rules:
     if token is None:
         raise KvRenameError(
             "--pairs needs --prefix or --target: no rule tells a token from a name",
-            hint="for example `--target vllm-qaic`",
+            hint="for example `onnxkvrename rename MODEL... --strip --prefix VLLM --pairs dataflow`"
+            if arguments.strip
+            else "for example `--target vllm-qaic`",
         )
     check_token_change(TokenChange(token))
     return _pick_rules(arguments.models, arguments, token)
@@ -440,7 +442,8 @@ def _resolve_token(arguments: _Arguments) -> str | None:
     if arguments.target is not None:
         from onnxkvrename.handoff.find_consumers import choose_token  # only for --target
 
-        return choose_token(arguments.target, arguments.prefix, strip=arguments.strip)
+        result = arguments.output or arguments.directory
+        return choose_token(arguments.target, arguments.prefix, result, strip=arguments.strip)
     if arguments.full_transfer:
         raise click.UsageError("--full-transfer is for --target")
     if arguments.prefix is None and not (arguments.strip or arguments.to):

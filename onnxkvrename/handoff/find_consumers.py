@@ -9,9 +9,11 @@ A plug-in is an entry point of the group ``onnxkvrename.consumers``
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
@@ -61,12 +63,15 @@ def configure_consumer(consumer: Consumer, layout: Layout) -> Consumer:
     return consumer if consumer.configure is None else consumer.configure(layout)
 
 
-def choose_token(name: str, prefix: str | None, *, strip: bool) -> str | None:
+def choose_token(
+    name: str, prefix: str | None, result: Path | None = None, *, strip: bool
+) -> str | None:
     """Return the token for a rename whose results a consumer takes.
 
     Args:
         name: The consumer's name.
         prefix: The token that was asked for, `None` for none.
+        result: The file or directory that the rename writes; `None` if it changes its models.
         strip: Whether the rename takes a token out.
 
     Returns:
@@ -78,7 +83,7 @@ def choose_token(name: str, prefix: str | None, *, strip: bool) -> str | None:
     """
     consumer = load_consumer(name)
     if not consumer.token:
-        return _choose_free_token(consumer, prefix, strip)
+        return _choose_free_token(consumer, prefix, result, strip)
     if strip:
         raise KvRenameError(
             f"--strip and --target {name} cannot be combined: {name} requires its token"
@@ -91,8 +96,11 @@ def choose_token(name: str, prefix: str | None, *, strip: bool) -> str | None:
     return consumer.token
 
 
-def _choose_free_token(consumer: Consumer, prefix: str | None, strip: bool) -> str | None:
+def _choose_free_token(
+    consumer: Consumer, prefix: str | None, result: Path | None, strip: bool
+) -> str | None:
     check = f"`onnxkvrename check-consumer MODEL... --target {consumer.name}`"
+    later_check = check.replace("MODEL...", shlex.quote(str(result)))
     if consumer.refusal and not strip:
         raise KvRenameError(
             f"{consumer.name} cannot take a renamed model: {consumer.refusal}",
@@ -102,7 +110,7 @@ def _choose_free_token(consumer: Consumer, prefix: str | None, strip: bool) -> s
         raise KvRenameError(
             f"--target {consumer.name} cannot check a rename: it reads names from a file that the "
             "rename changes as well",
-            hint=f"rename without --target, then {check}",
+            hint=f"rename without --target, then {check if result is None else later_check}",
         )
     if prefix is None and not strip:
         raise KvRenameError(

@@ -98,12 +98,21 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("help rename", "--help"),
         ("m.onnx vllm-qaic -d out", "m.onnx --target vllm-qaic -d out"),
         ("vllm-qaic 'my model.onnx'", "'my model.onnx' --target vllm-qaic"),
+        # Without rules for names: what takes a token out still does.
+        ("v.onnx --strip --pairs dataflow",
+         "rename v.onnx --strip --prefix VLLM --pairs dataflow"),
+        ("v.onnx --pairs dataflow", "v.onnx --pairs dataflow --target vllm-qaic"),
+        # A check after a rename is one of its results.
+        ("m.onnx --prefix X --target onnxruntime-genai -d set",
+         "check-consumer set --target onnxruntime-genai"),
+        ("m.onnx --prefix X --target onnxruntime-genai",
+         "check-consumer m.onnx --target onnxruntime-genai"),
         # Not understood at all.
         ("m.onnx --strip --jobs 2 --dask x", "rename --help"),
         ("verify", "verify --help"),
         ("explain KV999", "explain"),
     ],
-)
+)  # fmt: skip
 def test_a_hint_repeats_what_was_typed(typed: str, suggested: str, run: Run) -> None:
     outcome = run(*shlex.split(typed))
     assert next(find_hints("", outcome.err)).command == f"onnxkvrename {suggested}"
