@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, begin_message, build_finding
 from onnxkvrename.handoff import name_checks
 from onnxkvrename.handoff.consumer import Consumer
@@ -120,6 +121,7 @@ def check_sets(
     updates: Mapping[str, Mapping[str, BufferUpdate]],
     *,
     full_transfer: bool,
+    splits_overlaps: bool = False,
 ) -> list[list[Finding]]:
     """Return the findings about each model, each checked together with its set.
 
@@ -129,13 +131,24 @@ def check_sets(
         consumer: The consumer.
         updates: For each model's path how its buffers are updated, by the names of outputs.
         full_transfer: Whether the consumer moves all of each buffer.
+        splits_overlaps: Whether models of a set that have the same buffer are checked one by
+            one, because a finding about the set says so already.
 
     Raises:
         ModelError: Two models of a set have the same buffer.
     """
     findings: list[list[Finding]] = [[] for _ in models]
-    for indexes in sets:
-        layout = apply_updates(build_layout([models[index] for index in indexes]), updates)
+    pending = [tuple(indexes) for indexes in reversed(list(sets))]
+    while pending:
+        indexes = pending.pop()
+        try:
+            layout = build_layout([models[index] for index in indexes])
+        except ModelError:
+            if not splits_overlaps or len(indexes) < 2:
+                raise
+            pending += ((index,) for index in reversed(indexes))
+            continue
+        layout = apply_updates(layout, updates)
         for finding in check_consumer(layout, consumer, full_transfer=full_transfer):
             owner = layout.models.index(find_owning_model(layout, finding.name))
             findings[indexes[owner]].append(finding)

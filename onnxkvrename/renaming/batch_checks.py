@@ -104,7 +104,14 @@ def _check_consumer(
         updates[item.report.path] = {new_names.get(name, name): traced[name] for name in traced}
         mix_ups.append(list(find_mix_ups(model.pairs, traced)))
     consumer, sets = load_consumer(options.consumer), _group_for_consumer(models)
-    checked = check_sets(renamed, sets, consumer, updates, full_transfer=options.full_transfer)
+    checked = check_sets(
+        renamed,
+        sets,
+        consumer,
+        updates,
+        full_transfer=options.full_transfer,
+        splits_overlaps=options.group_windows,
+    )
     return [[*first, *others] for first, others in zip(mix_ups, checked, strict=True)]
 
 

@@ -167,3 +167,10 @@ def test_models_that_share_external_data_are_one_set(tmp_path: Path) -> None:
     read = [read_kv_model(path, rules) for path in paths]
     assert group_models(paths, read, rules) == ((0, 1), (2,))
     assert rename(paths[2], "VLLM").status == "renamed"
+
+
+def test_windows_that_overlap_are_a_finding_for_a_target_too(here: Path, run) -> None:
+    saved(build_window(0, 1), Path("a/layer_1_2/Tiny_layer_tmp_1_2.onnx"))
+    outcome = run("a", "--target", "vllm-qaic", "--check")
+    assert outcome.code == 1
+    assert "error KV304" in outcome.err
