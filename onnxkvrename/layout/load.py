@@ -359,7 +359,8 @@ def _require_single_model(models: Sequence[KvModel]) -> tuple[KvModel, ...]:
         raise ModelError(
             f"is not the same model as {models[0].path}",
             path=models[1].path,
-            hint="pass one model, or the windows of one; run the command once for each model",
+            hint="pass one model, or the windows of one under the names that they were exported "
+            "with; run the command once for each model",
         )
     return tuple(models)
 

@@ -69,7 +69,7 @@ def read_model_signature(source: ByteSource) -> Signature:
             model. Where another format is recognized, the error names it.
     """
     if source.size == 0:
-        raise source.build_error("is empty")
+        raise source.build_error("is empty", hint="export or copy it again")
     if source.size > MAX_MODEL_SIZE:
         raise source.build_error(
             f"is {source.size:,} bytes, more than the {MAX_MODEL_SIZE:,} that ONNX readers accept"

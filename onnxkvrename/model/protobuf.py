@@ -117,7 +117,9 @@ class ByteSource:
 
     def build_damage_error(self, problem: str) -> ModelError:
         """Return the error for bytes that no protobuf parser accepts."""
-        return self.build_error(f"is cut short or damaged: {problem}")
+        return self.build_error(
+            f"is cut short or damaged: {problem}", hint="export or copy it again"
+        )
 
     def build_limit_error(self, limit: str, record: Record) -> ModelError:
         """Return the error for a model that is refused since reading it would cost too much."""

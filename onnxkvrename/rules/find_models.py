@@ -280,7 +280,12 @@ def _find_models(path: Path, results: os.stat_result | None) -> _FoundModels:
     if status is not None and stat.S_ISDIR(status.st_mode):
         return _FoundModels(path, _search_directory(path, results))
     if status is None and not is_link(path):
-        raise ModelError("no such file", path=str(path), hint=_suggest_path(path))
+        hint = (
+            "a shell expands a pattern only without quotes, and if a file matches it"
+            if set("*?") & set(path.name)
+            else _suggest_path(path)
+        )
+        raise ModelError("no such file", path=str(path), hint=hint)
     return _FoundModels(path.parent, [path])
 
 
@@ -301,7 +306,11 @@ def _search_directory(directory: Path, results: os.stat_result | None) -> list[P
         except OSError as error:
             raise ModelError(f"cannot be listed: {error.strerror}", path=folder) from None
     if not models:
-        raise ModelError("has no .onnx file, at any depth", path=str(directory))
+        raise ModelError(
+            "has no .onnx file, at any depth",
+            path=str(directory),
+            hint="pass an .onnx file, or a directory that has some",
+        )
     return sorted(models, key=_build_sort_key)
 
 
@@ -348,10 +357,12 @@ def _build_sort_key(path: Path) -> list[tuple[bool, int, str]]:
 
 def _suggest_path(path: Path) -> str | None:
     try:
-        names = [name for name in os.listdir(path.parent) if name.endswith(".onnx")]
+        names = [name for name in os.listdir(path.parent) if name.lower().endswith(".onnx")]
     except FileNotFoundError:
         return f"the directory {path.parent} does not exist"
     except OSError:
         return None
-    similar = find_similar(path.name, names, cutoff=0.5)
+    name = path.name.lower()
+    same = (each for each in names if each.lower() == name)
+    similar = next(same, None) or find_similar(path.name, names, cutoff=0.5)
     return f"did you mean {path.parent / similar}?" if similar else None

@@ -433,6 +433,8 @@ def find_token_error(token: str) -> str | None:
     """
     if not token:
         return "is empty"
+    if token.startswith("-"):
+        return "begins with -, like an option; an option needs its value directly after it"
     if not re.fullmatch("[A-Za-z0-9]+", token):
         return "may contain only ASCII letters and digits"
     if "RetainedState" in token:

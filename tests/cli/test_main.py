@@ -58,6 +58,9 @@ MISTAKES = pytest.mark.parametrize(
         ((MODEL, "--prefix"), "Option '--prefix' requires an argument"),
         ((MODEL, "--prefix", "a_b"), "the token 'a_b' may contain only ASCII letters and digits"),
         ((MODEL, "--prefix", ""), "the token '' is empty"),
+        ((MODEL, "--prefix", "--check"), "the token '--check' begins with -, like an option"),
+        (("DECODER.onnx", *V), "DECODER.onnx: no such file (did you mean decoder.onnx?)"),
+        (("*.onx", *V), "*.onx: no such file (a shell expands a pattern only without quotes"),
         ((MODEL, "--prefix", "RetainedStateX"), "may not contain RetainedState"),
         ((MODEL, "--prefix", "a\nb\x1b"), r"the token 'a\nb\x1b' may contain only ASCII"),
         ((MODEL, "--prefx", "VLLM"), "--prefx"),
@@ -74,7 +77,7 @@ MISTAKES = pytest.mark.parametrize(
         (("n" * 300, *V), f"{'n' * 300}: "),
         (("text.onnx", *V), "text.onnx: is a text file, not an ONNX model"),
         pytest.param(("", *V), "", id="an unset variable is not the working directory"),
-        (("empty", *V), "empty: has no .onnx file, at any depth"),
+        (("empty", *V), "empty: has no .onnx file, at any depth (pass an .onnx file, or"),
         (
             (MODEL, "other.onnx", *V, "-o", "new.onnx"),
             "new.onnx: is one file, but there are 2",

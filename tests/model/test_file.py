@@ -160,7 +160,7 @@ def test_a_model_in_memory_is_read_and_renamed_without_a_file() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "^is empty$"),
+        (b"", r"^is empty \(export or copy it again\)$"),
         (b"GGUF\3\0\0\0", "is a GGUF file, not an ONNX model"),
         (models.decoder().SerializeToString()[:-1], "runs past the end of its message"),
     ],
