@@ -45,6 +45,7 @@ from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import (
     ModelCheck,
+    ModelReport,
     Options,
     RenameJob,
     Report,
@@ -253,13 +254,14 @@ def _build_view(arguments: _Arguments) -> RenameView:
 
 def _rename_found_models(arguments: _Arguments, view: RenameView) -> Report:
     """Rename the models of all paths that lead to some, and report the other paths."""
-    paths, lost = split_paths(arguments.models, keeps_layout=arguments.directory is not None)
-    report = _rename_models(arguments._replace(models=paths), view)
-    sets = (*report.sets, *((len(report.models) + number,) for number in range(len(lost))))
-    return report._replace(models=(*report.models, *lost), sets=sets)
+    keeps_layout = arguments.output is not None or arguments.directory is not None
+    paths, lost = split_paths(arguments.models, keeps_layout=keeps_layout)
+    return _rename_models(arguments._replace(models=paths), view, lost)
 
 
-def _rename_models(arguments: _Arguments, view: RenameView) -> Report:
+def _rename_models(
+    arguments: _Arguments, view: RenameView, lost: tuple[ModelReport, ...] = ()
+) -> Report:
     """Rename by the arguments; raises :class:`click.UsageError` for those that do not fit."""
     token = _resolve_token(arguments)
     _check_destination_options(arguments)
@@ -270,7 +272,7 @@ def _rename_models(arguments: _Arguments, view: RenameView) -> Report:
         normalize=arguments.normalize,
         keeps_tokens=arguments.to is not None and token is None and not arguments.strip,
     )
-    options = _build_options(arguments, view)
+    options = _build_options(arguments, view)._replace(lost=lost)
     rules = add_target(_load_rules(arguments), arguments.to)
     check_token_change(change)
     check_exclusive("--strip", change.strip, "--replace", change.replace)

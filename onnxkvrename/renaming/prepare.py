@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -78,6 +79,12 @@ class PreparedModel(NamedTuple):
     data_copies: tuple[tuple[DataFile, Path], ...] = ()
     data_paths: tuple[Path, ...] = ()
     needs_write: bool = True
+
+    @classmethod
+    def from_lost_path(cls, report: ModelReport) -> PreparedModel:
+        """Return what stands for a path that leads to no model, from the report on it."""
+        path = Path(report.path)
+        return cls(RenameJob(path, path, Path(os.path.abspath(path)), True, True), report)
 
 
 def prepare_model(

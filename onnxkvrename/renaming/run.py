@@ -89,6 +89,7 @@ def rename_batch(
     inputs = [*options.read_files, *(job.model for job in jobs), *(item.path for item in sidecars)]
     keeps_files = options.write and remove_stale_files(targets, inputs, links_only=True)
     models = _prepare_models(jobs, change, rules, options, progress, executor)
+    models += tuple(map(PreparedModel.from_lost_path, options.lost))
     sets = _group_models(models, sidecars, rules) if options.keep_going else ()
     models = check_batch(models, change, rules, options, sets)
     prepared_sidecars: tuple[PreparedSidecar, ...] = ()

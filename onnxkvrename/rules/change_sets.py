@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import takewhile
 from pathlib import Path
 
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.storage.read import resolve_path
+from onnxkvrename.storage.read import is_directory, is_occupied, resolve_path
 
 
 def group_models(
@@ -23,10 +23,10 @@ def group_models(
 
     Models belong together if they are windows of one model or merged from them, if one fills
     buffers of the other, if they lie in one folder and have only one side of buffers, or if
-    they share external data.
+    they share external data. What cannot be read belongs to all models that it may belong to.
 
     Args:
-        paths: The models of a run.
+        paths: The models of a run, and paths that lead to none.
         models: What was read of them; ``None`` for one that cannot be read.
         rules: The rules that tell the parts of sets.
         linked: Further models that belong together, such as those that one sidecar refers to.
@@ -44,9 +44,10 @@ def group_models(
     for indexes in (
         *linked,
         *_link_parts(paths, rules),
-        *_link_feeds(models),
+        *_link_feeds(paths, models),
         *_link_lone_sides(paths, models),
         *_link_data(models),
+        *_link_unread(paths, models, rules),
     ):
         for index in indexes[1:]:
             first, second = sorted((find_leader(indexes[0]), find_leader(index)))
@@ -73,37 +74,62 @@ def _link_parts(paths: Sequence[Path], rules: Rules) -> Iterator[list[int]]:
                 yield [by_set[root, name][0], by_set[other_root, other_name][0]]
 
 
-def _link_feeds(models: Sequence[KvModel | None]) -> Iterator[list[int]]:
-    """Yield each model that fills buffers of others, or is filled, with the nearest of those."""
+def _link_feeds(paths: Sequence[Path], models: Sequence[KvModel | None]) -> Iterator[list[int]]:
+    """Yield each model that fills buffers of others, or is filled, with the nearest of those.
+
+    A model that cannot be read may be any of those.
+    """
     fills: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
     takes: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+    unread = frozenset(index for index, model in enumerate(models) if model is None)
     for index, model in enumerate(models):
-        for feed in model.plan.feeds if model is not None else ():
-            fills[feed.buffer, feed.layer].add(index)
-    for index, model in enumerate(models):
-        for pair in model.pairs if model is not None else ():
-            if pair.input is not None and (key := (pair.buffer, pair.layer)) in fills:
-                takes[key].add(index)
+        if model is not None:
+            for key in _list_fills(model):
+                fills[key].add(index)
+            for pair in model.pairs:
+                if pair.input is not None:
+                    takes[pair.buffer, pair.layer].add(index)
     for index, model in enumerate(models):
         if model is None:
             continue
-        needs = {pair.input.old_name: pair for pair in model.pairs if pair.input is not None}
-        keys = [(needs[name].buffer, needs[name].layer) for name in model.needs]
-        others = {other for key in keys for other in fills.get(key, ())}
-        others |= {
-            other for feed in model.plan.feeds for other in takes.get((feed.buffer, feed.layer), ())
+        feeds = [(feed.buffer, feed.layer) for feed in model.plan.feeds]
+        # A lone output need not have a taker; where it has one, that is filled by it.
+        searches = {
+            *((frozenset(fills.get(key, ())), True) for key in _list_needs(model)),
+            *((frozenset(takes.get(key, ())), True) for key in feeds),
+            *((frozenset(takes.get(key, ())), False) for key in _list_fills(model)),
         }
-        if others := others - {index}:
-            depths = {other: _count_common_parts(models, index, other) for other in others}
-            nearest = max(depths.values())
-            yield [index, *(other for other, depth in depths.items() if depth == nearest)]
+        for others, takes_all in searches:
+            nearest = _find_nearest(paths, index, (others | unread) - {index})
+            if linked := nearest if takes_all else nearest & unread:
+                yield [index, *linked]
 
 
-def _count_common_parts(models: Sequence[KvModel | None], index: int, other: int) -> int:
-    """Return how many directories two models share."""
-    sides = (models[index], models[other])
-    parts = [Path(os.path.abspath(model.path)).parts for model in sides if model is not None]
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*parts, strict=False)))
+def _list_fills(model: KvModel) -> list[tuple[str, int]]:
+    """Return the buffers that a model writes for another one: it has no input for them."""
+    return [
+        *((feed.buffer, feed.layer) for feed in model.plan.feeds),
+        *((pair.buffer, pair.layer) for pair in model.pairs if pair.input is None),
+    ]
+
+
+def _list_needs(model: KvModel) -> list[tuple[str, int]]:
+    """Return the buffers of a model that only another one writes."""
+    return [
+        (pair.buffer, pair.layer)
+        for pair in model.pairs
+        if pair.input is not None and (pair.output is None or pair.input.old_name in model.needs)
+    ]
+
+
+def _find_nearest(paths: Sequence[Path], index: int, others: Set[int]) -> Set[int]:
+    """Return those of some models that share most directories with the one at an index."""
+    own = Path(os.path.abspath(paths[index])).parts
+    depths = {}
+    for other in others:
+        parts = zip(own, Path(os.path.abspath(paths[other])).parts, strict=False)
+        depths[other] = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], parts))
+    return {other for other, depth in depths.items() if depth == max(depths.values())}
 
 
 def _link_lone_sides(
@@ -128,3 +154,36 @@ def _link_data(models: Sequence[KvModel | None]) -> Iterator[list[int]]:
         for file in model.data_files if model is not None else ():
             by_file[resolve_path(file.path)].append(index)
     yield from by_file.values()
+
+
+def _link_unread(
+    paths: Sequence[Path], models: Sequence[KvModel | None], rules: Rules
+) -> Iterator[list[int]]:
+    """Yield each path of which nothing was read with all models that it may belong to.
+
+    The name of a window says which these are. All else may belong to the models of its folder.
+    A missing path, or a directory, may stand for a window of any name.
+    """
+    if all(model is not None for model in models):
+        return
+    folders = [Path(resolve_path(path.parent)) for path in paths]
+    parts = [rules.set_rule.parse_path(path.as_posix()) for path in paths]
+    roots = [None if part is None else Path(resolve_path(part[0] or ".")) for part in parts]
+    for index, path in enumerate(paths):
+        is_known = is_occupied(path) and not is_directory(path)
+        if models[index] is not None or (is_known and parts[index] is not None):
+            continue
+        places = set() if is_directory(path) else {folders[index]}
+        below = None
+        if is_directory(path) or not (is_known or path.suffix == ".onnx"):
+            below = Path(resolve_path(path))
+            places.add(below)
+        windows = set() if is_known else places | {place.parent for place in places}
+        yield [
+            index,
+            *(
+                other
+                for other, folder in enumerate(folders)
+                if folder in places or below in folder.parents or roots[other] in windows
+            ),
+        ]

@@ -124,8 +124,8 @@ def split_paths(
 
     Args:
         paths: The paths of a command line.
-        keeps_layout: Whether the places of results depend on all paths together, so that none
-            may be left out.
+        keeps_layout: Whether the places of results, or whether there may be several, depend on
+            all paths together, so that none may be left out.
 
     Raises:
         ModelError: No path leads to a model, or one does not that may not be left out.

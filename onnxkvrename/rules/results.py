@@ -84,6 +84,8 @@ class Options(NamedTuple):
         read_files: Further files that the command reads, such as rules; no result may
             replace them.
         keep_going: Whether sets without an error are renamed though another one has one.
+        lost: With `keep_going`: reports on paths that lead to no model. What they stand for may
+            be a part of a set, which then stays.
     """
 
     write: bool = True
@@ -97,6 +99,7 @@ class Options(NamedTuple):
     full_transfer: bool = False
     read_files: tuple[Path, ...] = ()
     keep_going: bool = False
+    lost: tuple[ModelReport, ...] = ()
 
 
 class ModelReport(NamedTuple):

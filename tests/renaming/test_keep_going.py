@@ -174,3 +174,76 @@ def test_windows_that_overlap_are_a_finding_for_a_target_too(here: Path, run) ->
     outcome = run("a", "--target", "vllm-qaic", "--check")
     assert outcome.code == 1
     assert "error KV304" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "last",
+    ["layer_2_3/Tiny_layer_tmp_2_3.onnx", "layer_2_3/Tyni_layer_tmp_2_3.onnx", "layer_2_3", "lost"],
+)
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_window_that_is_not_there_yet_keeps_the_others(
+    last: str, exists: bool, here: Path, run, snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("a")
+    Path("layer_2_3/Tiny_layer_tmp_2_3.onnx").unlink()
+    if not exists:
+        Path("layer_2_3").rmdir()
+    elif last == "lost":
+        Path("lost").mkdir()
+    before = snapshot(here)
+    outcome = run("layer_0_1", "layer_1_2", last, *V)
+    assert outcome.code == 2
+    assert "0 renamed, 0 unchanged, 1 failed, 2 left alone" in outcome.err
+    assert snapshot(here) == before
+
+
+def test_a_lost_path_with_one_result_file_is_refused(here: Path, run) -> None:
+    saved(models.decoder(), here / "m.onnx")
+    assert run("elsewhere/lost.onnx", "m.onnx", *V, "-o", "z.onnx").code == 2
+    assert not Path("z.onnx").exists()
+
+
+def write_cross_models(folder: Path) -> None:
+    """Write an encoder and the decoder whose cross buffers it makes, in two folders."""
+    sides = {"enc": ([], ["present_key_cross_0"]), "dec": (["past_key_cross_0"], [])}
+    for name, (inputs, outputs) in sides.items():
+        (folder / name).mkdir(parents=True)
+        shape = ("batch_size", 2, "seq_len", 8)
+        graph = onnx.helper.make_graph(
+            [models.node("Identity", ["x"], [output]) for output in (*outputs, "y")],
+            "main",
+            [models.info(value, *shape) for value in ("x", *inputs)],
+            [models.info(value, *shape) for value in (*outputs, "y")],
+        )
+        opset = [onnx.helper.make_opsetid("", 17)]
+        model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
+        saved(model, folder / name / "model.onnx")
+
+
+@pytest.mark.parametrize("failing", ["enc", "dec"])
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_an_encoder_and_its_decoder_in_two_folders_change_together(
+    failing: str, is_readable: bool, tmp_path: Path, run, snapshot
+) -> None:
+    write_cross_models(tmp_path / "one")
+    write_cross_models(tmp_path / "two")
+    path = tmp_path / "one" / failing / "model.onnx"
+    if is_readable:
+        (tmp_path / "other name.onnx").hardlink_to(path)  # refused without --force
+        (tmp_path / "other name.onnx").rename(tmp_path / "other name")
+    else:
+        path.write_bytes(b"no model")
+    before = snapshot(tmp_path / "one")
+    assert run(tmp_path, *V, "--profile", "ort-encdec").code == 2
+    assert snapshot(tmp_path / "one") == before
+    assert read_tokens(tmp_path / "two") == {True}
+
+
+def test_what_cannot_be_read_belongs_to_its_folder(here: Path, run) -> None:
+    for name in ("exports/one", "exports/two"):
+        Path(name).mkdir(parents=True)
+        saved(models.decoder(), here / name / "decoder_with_past_model.onnx")
+    Path("exports/one/decoder_model.onnx").write_bytes(b"no model")
+    assert run("exports", *V).code == 2
+    assert read_tokens(Path("exports/one")) == {False}
+    assert read_tokens(Path("exports/two")) == {True}
