@@ -44,7 +44,6 @@ from onnxkvrename.rules.load import AUTO_PROFILE, load_rules
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import (
-    ModelCheck,
     ModelReport,
     Options,
     RenameJob,
@@ -415,6 +414,7 @@ def _check_destination_options(arguments: _Arguments) -> None:
 
 
 def _build_options(arguments: _Arguments, view: RenameView) -> Options:
+    in_cache = () if arguments.in_place else (check_cache_state,)  # a move leaves nothing wrong
     return Options(
         write=not view.dry_run,
         check_destination=not view.check_only,
@@ -422,19 +422,12 @@ def _build_options(arguments: _Arguments, view: RenameView) -> Options:
         force=arguments.force,
         group_windows=not arguments.no_set,
         verify=arguments.verify,
-        checks=_choose_checks(arguments),
+        checks=in_cache if arguments.seed_cache else (check_cache_reuse,),
         consumer=arguments.target,
         full_transfer=arguments.full_transfer,
         read_files=() if arguments.rules is None else (arguments.rules,),
         keep_going=arguments.keep_going,
     )
-
-
-def _choose_checks(arguments: _Arguments) -> tuple[ModelCheck, ...]:
-    """Return the checks of models in QEfficient's cache; a move within it leaves nothing wrong."""
-    if not arguments.seed_cache:
-        return (check_cache_reuse,)
-    return () if arguments.in_place else (check_cache_state,)
 
 
 def _resolve_token(arguments: _Arguments) -> str | None:
