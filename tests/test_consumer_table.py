@@ -65,7 +65,7 @@ OTHERS = {
         *("8/4 KV609", "8/4 KV603 KV609", "8/4 KV609"),
     ),
     "mobius/llama-ort-genai": (*GROWS, "4/4", "4/4", "4/4"),
-    "mobius/llama-static": (NONE,) * 6,
+    "mobius/llama-static": (*("0/0 KV601 KV610",) * 2, *(NONE,) * 4),  # three axes
     "mobius/qwen3_5-ort-genai/decoder": (
         *("0/0 KV120 KV601", "8/0 KV120 KV601 KV605", "8/0 KV120 KV601"),
         *("8/8 KV605 KV610", "8/8", "2/2 KV601"),
