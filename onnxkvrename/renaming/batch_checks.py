@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnxkvrename.errors import KvRenameError
+from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, promote_to_errors
 from onnxkvrename.model.file import open_model
 from onnxkvrename.renaming.output_path import find_writable_directory
@@ -45,31 +45,41 @@ def check_batch(
             window.
 
     Raises:
-        ModelError: Two models that a consumer uses as one have the same buffer.
+        ModelError: Two models that a consumer uses as one have the same buffer; with several
+            sets it is an error of the set.
     """
     set_findings: list[list[Finding]] = [[] for _ in items]
-    readable = [
-        index
+    whole_sets = [
+        indexes
         for indexes in sets or [range(len(items))]
         if all(items[member].model is not None for member in indexes)
-        for index in indexes
     ]
-    readable.sort()
+    readable = sorted(index for indexes in whole_sets for index in indexes)
     models = [model for model in (items[index].model for index in readable) if model is not None]
     is_whole = len(models) == len(items)
     across = check_models_together(
         models, rules, change, check_current_tokens=not options.check_destination
     )
-    taken = _check_consumer([items[index] for index in readable], models, rules, options)
-    for index, of_set, of_consumer in zip(readable, across, taken, strict=True):
+    for index, of_set in zip(readable, across, strict=True):
         # Where a model cannot be read, it may be the one with buffers.
-        found = of_set if is_whole else [each for each in of_set if each.code != "KV001"]
-        set_findings[index] = [*found, *of_consumer]
+        set_findings[index] += of_set if is_whole else (f for f in of_set if f.code != "KV001")
+    errors: dict[int, KvRenameError] = {}
+    for indexes in whole_sets if options.consumer is not None else ():
+        try:
+            taken = _check_consumer([items[index] for index in indexes], rules, options)
+        except ModelError as failure:
+            if not sets:
+                raise
+            paths = {items[index].report.path: index for index in indexes}
+            errors[paths.get(str(failure.path), indexes[0])] = failure
+            continue
+        for index, of_consumer in zip(indexes, taken, strict=True):
+            set_findings[index] += of_consumer
     space = _SpaceCheck()
     checked = []
-    for item, across_models in zip(items, set_findings, strict=True):
+    for index, (item, across_models) in enumerate(zip(items, set_findings, strict=True)):
         findings = (*item.report.findings, *across_models)
-        error = item.report.error
+        error = item.report.error or errors.get(index)
         if options.check_destination and error is None:
             error = space.claim(item)
         if options.strict:
@@ -85,9 +95,10 @@ def set_failed(report: ModelReport) -> ModelReport:
 
 
 def _check_consumer(
-    items: Sequence[PreparedModel], models: Sequence[KvModel], rules: Rules, options: Options
+    items: Sequence[PreparedModel], rules: Rules, options: Options
 ) -> list[list[Finding]]:
-    """Check whether the consumer can use the models as they will be."""
+    """Check whether the consumer can use the models of a set as they will be."""
+    models = [item.model for item in items if item.model is not None]
     if options.consumer is None or not models:
         return [[] for _ in items]
     from onnxkvrename.handoff.consumer_checks import check_sets

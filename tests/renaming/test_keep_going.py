@@ -30,9 +30,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def read_tokens(path: Path) -> set[bool]:
+def read_tokens(path: Path, token: bytes = b"_VLLM") -> set[bool]:
     """Return whether models have the token."""
-    return {b"_VLLM" in model.read_bytes() for model in Path(path).rglob("*.onnx")}
+    return {token in model.read_bytes() for model in Path(path).rglob("*.onnx")}
 
 
 def test_good_sets_are_renamed_and_bad_ones_stay_whole(here: Path, run, snapshot) -> None:
@@ -247,3 +247,13 @@ def test_what_cannot_be_read_belongs_to_its_folder(here: Path, run) -> None:
     assert run("exports", *V).code == 2
     assert read_tokens(Path("exports/one")) == {False}
     assert read_tokens(Path("exports/two")) == {True}
+
+
+def test_a_set_that_no_consumer_can_take_does_not_stop_the_others(here: Path, run) -> None:
+    (here / "b/layer_0_2").mkdir()
+    saved(build_window(0, 2), here / "b/layer_0_2/Tiny_layer_tmp_0_2.onnx")
+    outcome = run("a", "b", "-k", "--target", "vllm-qaic")
+    assert outcome.code == 2
+    assert "error: b/layer_0_2/Tiny_layer_tmp_0_2.onnx: has key of layer 0, which " in outcome.err
+    assert [read_tokens(Path(name), b"_vllmKvCache") for name in "ab"] == [{True}, {False}]
+    assert run("a", "b", "--target", "vllm-qaic").code == 2
