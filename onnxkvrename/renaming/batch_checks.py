@@ -56,13 +56,11 @@ def check_batch(
     ]
     readable = sorted(index for indexes in whole_sets for index in indexes)
     models = [model for model in (items[index].model for index in readable) if model is not None]
-    is_whole = len(models) == len(items)
     across = check_models_together(
         models, rules, change, check_current_tokens=not options.check_destination
     )
     for index, of_set in zip(readable, across, strict=True):
-        # Where a model cannot be read, it may be the one with buffers.
-        set_findings[index] += of_set if is_whole else (f for f in of_set if f.code != "KV001")
+        set_findings[index] += of_set
     errors: dict[int, KvRenameError] = {}
     for indexes in whole_sets if options.consumer is not None else ():
         try:

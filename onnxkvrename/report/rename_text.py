@@ -304,7 +304,9 @@ def format_total(report: Report, *, dry_run: bool) -> str:
         reason = _format_held_back(report, dry_run=dry_run)
         parts.append(f"{held_back:,} {_name_held_back(dry_run=dry_run)} ({reason})")
     text = f"{format_count(len(report.models), 'model')}: {', '.join(parts)}"
-    if counts["failed"] and not dry_run and not changed and not _is_half_done(report):
+    # Of sets without an error, a result elsewhere or a sidecar may be written all the same.
+    is_written = changed or report.has_good_set
+    if counts["failed"] and not dry_run and not is_written and not _is_half_done(report):
         return f"{text}; nothing was written"
     return f"{text}; {format_count(sum(len(m.pairs) for m in report.models), 'KV buffer')}"
 

@@ -206,8 +206,19 @@ class Report(NamedTuple):
         )
 
     @property
+    def has_good_set(self) -> bool:
+        """True if there are sets, and one of them is done: no model of it has an error."""
+        return any(not any(self.models[index].failed for index in each) for each in self.sets)
+
+    @property
     def has_no_buffers(self) -> bool:
-        """True if all models could be read, and none has a buffer that the rules know."""
+        """True if the models could be read, and none has a buffer that the rules know.
+
+        With sets one model that was read is enough: the others are not renamed anyway.
+        """
+        if self.sets:
+            has_names = any(model.pairs or model.name_map for model in self.models)
+            return not has_names and any(model.error is None for model in self.models)
         return bool(self.models) and all(
             model.error is None and any(finding.code == "KV001" for finding in model.findings)
             for model in self.models

@@ -257,3 +257,27 @@ def test_a_set_that_no_consumer_can_take_does_not_stop_the_others(here: Path, ru
     assert "error: b/layer_0_2/Tiny_layer_tmp_0_2.onnx: has key of layer 0, which " in outcome.err
     assert [read_tokens(Path(name), b"_vllmKvCache") for name in "ab"] == [{True}, {False}]
     assert run("a", "b", "--target", "vllm-qaic").code == 2
+
+
+def test_the_profile_is_picked_by_the_models_that_can_be_read(here: Path, run) -> None:
+    for name in ("exports/b", "exports/c"):
+        Path(name).mkdir(parents=True)
+    saved(genai_folders.build_decoder([0]), here / "exports/b/m.onnx")  # Optimum's names
+    (here / "exports/c/bad.onnx").write_bytes(b"no model")
+    assert run("exports", *V, "-d", "new").code == 2
+    assert read_tokens(Path("new")) == {True}
+    outcome = run("exports", *V)
+    assert outcome.code == 2
+    assert "exports/b/m.onnx: 4 names changed" in outcome.err
+    assert outcome.err.splitlines()[-1].startswith("2 models: 1 renamed, 0 unchanged, 1 failed")
+
+
+def test_a_result_elsewhere_counts_as_written(here: Path, run) -> None:
+    for name in ("in/a", "in/b"):
+        Path(name).mkdir(parents=True)
+    saved(build_window(0, 1, "VLLM"), here / "in/a/m.onnx")
+    Path("in/b/m.onnx").write_bytes(b"no model")
+    outcome = run("in", *V, "-d", "out")
+    assert Path("out/a/m.onnx").exists()
+    assert (outcome.code, "nothing was written" in outcome.err) == (2, False)
+    assert "nothing was written" in run("in/b", "b", *V).err
