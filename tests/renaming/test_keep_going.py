@@ -250,13 +250,18 @@ def test_what_cannot_be_read_belongs_to_its_folder(here: Path, run) -> None:
 
 
 def test_a_set_that_no_consumer_can_take_does_not_stop_the_others(here: Path, run) -> None:
-    (here / "b/layer_0_2").mkdir()
-    saved(build_window(0, 2), here / "b/layer_0_2/Tiny_layer_tmp_0_2.onnx")
-    outcome = run("a", "b", "-k", "--target", "vllm-qaic")
+    model = build_window(0, 1)
+    model.graph.input.append(models.info("other/past_key.0", 1, 2, 4, 8))
+    model.graph.output.append(models.info("other/past_key.0_RetainedState", 1, 2, 4, 8))
+    name = model.graph.input[-1].name
+    model.graph.node.append(models.node("Neg", [name], [f"{name}_RetainedState"]))
+    (here / "twice").mkdir()
+    saved(model, here / "twice/m.onnx")
+    outcome = run("a", "twice", "-k", "--target", "vllm-qaic")
     assert outcome.code == 2
-    assert "error: b/layer_0_2/Tiny_layer_tmp_0_2.onnx: has key of layer 0, which " in outcome.err
-    assert [read_tokens(Path(name), b"_vllmKvCache") for name in "ab"] == [{True}, {False}]
-    assert run("a", "b", "--target", "vllm-qaic").code == 2
+    assert "error: twice/m.onnx: has two buffers for key of layer 0" in outcome.err
+    assert read_tokens(Path("a"), b"_vllmKvCache") == {True}
+    assert read_tokens(Path("twice"), b"_vllmKvCache") == {False}
 
 
 def test_the_profile_is_picked_by_the_models_that_can_be_read(here: Path, run) -> None:
