@@ -82,10 +82,47 @@ def test_what_all_windows_share_is_one_finding(
     assert outcome.code == 1
     assert len(shared) == 1
     assert shared[0].startswith(
-        f"{COUNT - 1} files in windows ({SECOND}): error KV305: inputs_embeds"
+        f"{COUNT - 1} files in windows ({SECOND}): error KV305: for example, inputs_embeds"
     )
     assert len(outcome.out.splitlines()) + len(outcome.err.splitlines()) < 10
     assert run(command[0], misfits, *command[1:], "-v").err.count("KV305") == COUNT - 1
+
+
+def test_findings_about_different_names_are_not_one(windows: Path, run) -> None:
+    """One of them may be a KV cache that stays unrenamed, whatever the others are."""
+    names = ("image_features", "compressed_kvx", "ssm_state", "latent_cache")
+    for layer, name in enumerate(names):
+        model = build_window(layer, layer + 1)
+        model.graph.output[-1].name = f"{name}.{layer}_RetainedState"
+        saved(model, windows / f"layer_{layer}_{layer + 1}/Tiny_layer_tmp_{layer}_{layer + 1}.onnx")
+    lines = [line for line in run("verify", windows).err.splitlines() if "KV111" in line]
+    assert len(lines) == len(names)
+    for layer, name in enumerate(names):
+        assert f"warning KV111: {name}.{layer}_RetainedState is" in lines[layer]
+
+
+def test_a_line_for_findings_that_differ_counts_them_and_is_an_example(tmp_path: Path, run) -> None:
+    """Ten layers of one file and one layer of three others are not one layer of four files."""
+    for number, layers in enumerate([10, 1, 1, 1]):
+        model = build_window(0, 10)
+        for value in [v for v in model.graph.input if v.name.startswith("past_key")][:layers]:
+            model.graph.input.remove(value)
+        saved(model, tmp_path / f"{number}.onnx")
+    (line,) = (x for x in run("verify", tmp_path).err.splitlines() if "KV101" in x)
+    assert line.startswith(f"13 findings in 4 files in {tmp_path} (first: 0.onnx, 1.onnx): ")
+    assert ": error KV101: for example, past_key.0_RetainedState has no input" in line
+    assert line.endswith("-v shows each)")
+
+
+def test_an_error_about_another_file_is_an_example(tmp_path: Path, run) -> None:
+    for number in range(5):
+        sidecar = tmp_path / str(number) / "custom_io.yaml"
+        sidecar.mkdir(parents=True)
+        saved(build_window(0, 1), sidecar.with_name("model.onnx"))
+    outcome = run(tmp_path, "--prefix", "VLLM")
+    example = f"for example, {tmp_path}/0/custom_io.yaml: is a directory"
+    where = f"5 files in {tmp_path} (first: 0/model.onnx, 1/model.onnx)"
+    assert outcome.err.splitlines()[0].startswith(f"error: {where}: {example}")
 
 
 def test_programs_get_each_finding(misfits: Path, run) -> None:
@@ -107,7 +144,7 @@ def test_github_shows_all_annotations(misfits: Path, run) -> None:
     out = run(misfits, "--prefix", "VLLM", "--check", "--format", "github").out
     errors = list(list_annotations(out, "error"))
     assert len(errors) <= 10
-    shared = f"{COUNT - 1} files in windows ({SECOND}): inputs_embeds"
+    shared = f"{COUNT - 1} files in windows ({SECOND}): for example, inputs_embeds"
     assert sum(shared in line for line in errors) == 1
     assert any(f"file={path},title=KV102" in line for line in errors)
     (total,) = list_annotations(out, "notice")

@@ -17,7 +17,6 @@ from onnxkvrename.report.formats.text import (
     fold_findings,
     format_count,
     format_error,
-    format_files,
     format_finding,
 )
 from onnxkvrename.report.inert import MAX_LINE_LENGTH, escape_text, shorten_text
@@ -97,11 +96,11 @@ def _fold(items: Sequence[_Annotation]) -> Iterator[_Annotation]:
         for item in items
         if item.path is not None
     ]
-    for paths, finding, _ in fold_findings(findings, (path for path, _ in findings)):
-        message = finding.message
-        if len(paths) > 1:
-            message = f"{format_files(paths)}: {message}; --format json lists each"
-        yield _Annotation(items[0].level, finding.code, message, paths[0])
+    for item in fold_findings(findings, (path for path, _ in findings)):
+        message = item.finding.message
+        if len(item.paths) > 1:
+            message = f"{item.format_where()}: {message}; --format json lists each"
+        yield _Annotation(items[0].level, item.finding.code, message, item.paths[0])
 
 
 def format_workflow_command(

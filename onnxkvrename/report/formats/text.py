@@ -39,13 +39,23 @@ class FoldedFinding(NamedTuple):
 
     Attributes:
         paths: The files.
-        finding: The finding of the first of them.
+        finding: That of the first file; where the others differ, it says ``for example``.
+        total: The number of findings; a file can have several.
         is_same: Whether it is the very same finding in each file.
     """
 
     paths: tuple[str, ...]
     finding: Finding
+    total: int = 1
     is_same: bool = True
+
+    def format_where(self) -> str:
+        """Return the file, or the numbers of findings and files with the first files."""
+        if len(self.paths) == 1:
+            return self.paths[0]
+        files = format_files(self.paths)
+        more = f"{format_count(self.total, 'finding')} in "
+        return f"{more}{files}" if self.total > len(self.paths) else files
 
 
 def fold_findings(
@@ -53,9 +63,9 @@ def fold_findings(
 ) -> Iterator[FoldedFinding]:
     """Yield findings in their order; one that several files share comes once, for all of them.
 
-    Files share a finding if its code, severity, message and hint are the same but for paths,
-    numbers in names, and layers. Where their texts differ in these, at least four have to share
-    it: each line of a few says something of its own. What one file has is never folded.
+    Files share a finding if its code, severity, name, message and hint are the same but for
+    paths, numbers in names, and layers. Where their texts differ in these, at least four have to
+    share it: each line of a few says something of its own. What one file has is never folded.
 
     Args:
         items: Findings, each after the path of its file.
@@ -66,8 +76,8 @@ def fold_findings(
         return
     find_frame = _FrameFinder(paths)
     keys = [
-        (finding.code, finding.severity, *map(find_frame, (finding.message, finding.hint)))
-        for _, finding in items
+        (finding.code, finding.severity, *map(find_frame, _clear_own_name(path, finding)[2:]))
+        for path, finding in items
     ]
     groups: defaultdict[tuple[str, ...], list[tuple[str, Finding]]] = defaultdict(list)
     for key, item in zip(keys, items, strict=True):
@@ -75,9 +85,10 @@ def fold_findings(
     folded = {}
     for key, group in groups.items():
         sharing = tuple(dict.fromkeys(path for path, _ in group))
-        texts = {_clear_own_name(path, finding) for path, finding in group}
-        if len(sharing) > (1 if len(texts) == 1 else _MAX_SHOWN_FINDINGS):
-            folded[key] = FoldedFinding(sharing, _clear_own_name(*group[0]), len(texts) == 1)
+        findings = list(dict.fromkeys(_clear_own_name(path, finding) for path, finding in group))
+        if len(sharing) > (1 if len(findings) == 1 else _MAX_SHOWN_FINDINGS):
+            example = _build_example(findings)
+            folded[key] = FoldedFinding(sharing, example, len(group), len(findings) == 1)
     shared = frozenset(folded)
     for key, (path, finding) in zip(keys, items, strict=True):
         if key not in shared:
@@ -90,6 +101,17 @@ def _clear_own_name(path: str, finding: Finding) -> Finding:
     """Return a finding about the file itself without the file's name."""
     is_own = finding.name in (path, os.path.basename(path))
     return finding._replace(name="") if is_own else finding
+
+
+def _build_example(findings: Sequence[Finding]) -> Finding:
+    """Return the first of some findings; what is not so in all of them is an example."""
+    first = findings[0]
+    if len({(finding.name, finding.message) for finding in findings}) > 1:
+        message = f"{first.subject} {first.message}" if first.subject else first.message
+        return first._replace(name="", message=f"for example, {message}")
+    if len(findings) > 1:
+        return first._replace(hint=f"for example, {first.hint}")
+    return first
 
 
 class _FrameFinder:
@@ -197,7 +219,7 @@ def _render_more(paths: tuple[str, ...], finding: Finding, text: str) -> Line:
 
 def _render_finding(item: FoldedFinding) -> Line:
     finding, count = item.finding, len(item.paths)
-    where = item.paths[0] if count == 1 else format_files(item.paths)
+    where = item.format_where()
     hint = finding.hint
     if not item.is_same:
         hint = f"{hint}; -v shows each" if hint else "-v shows each"
