@@ -10,8 +10,12 @@ from onnxkvrename.report.formats import Line, Screen, Span
 
 _INDENT = "  "
 _MIN_WIDTH = 20
-# A command is copied as a whole: a terminal joins the rows that it breaks itself.
-_WORD = re.compile(r"(?:`[^`]*`|\bonnxkvrename [^;`]*|[^ ])+")
+# A command is copied as a whole: a terminal joins the rows that it breaks itself. What a shell
+# takes as quoted, such as a path, can contain what else ends a command.
+_QUOTED = r"\$'(?:\\.|[^'\\])*'|'[^']*'|\"[^\"]*\""
+_WORD = re.compile(
+    rf"(?:`(?:{_QUOTED}|[^`'\"])*`|`[^`]*`|\bonnxkvrename (?:{_QUOTED}|[^;`'\"])*|[^ ])+", re.DOTALL
+)
 
 
 def wrap_sentences(lines: Iterable[Line], screen: Screen) -> Iterator[Line]:

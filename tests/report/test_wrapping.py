@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import shlex
+
+import pytest
+
 from onnxkvrename.report.formats import Line, Span, build_line
 from onnxkvrename.report.wrapping import wrap_line
 
@@ -31,6 +35,23 @@ def test_a_command_stays_whole_so_that_it_can_be_copied() -> None:
     ]
     quoted = "`pip install 'onnxkvrename[run]' --upgrade`"
     assert f"  {quoted}" in rows(f"some words that are here, then {quoted} and more", 30)
+
+
+@pytest.mark.parametrize("path", ["r;x y.onnx", "a`b c.onnx", "it's ; a `.onnx", "no end.onnx"])
+@pytest.mark.parametrize("marks", [("", ";"), ("`", "`")])
+def test_no_path_breaks_a_command(path: str, marks: tuple[str, str]) -> None:
+    """The first row alone could be another command: one without its ``-o``."""
+    command = f"onnxkvrename {shlex.quote(path)} --replace --target vllm-qaic -o elsewhere.onnx"
+    shown = f"{marks[0]}{command}{marks[1]}"
+    assert f"  {shown}" in rows(f"some words that are here, then {shown} and more words", 30)
+
+
+def test_an_apostrophe_opens_no_quote_that_never_ends() -> None:
+    assert rows("the exporter's cache and `it's there` and then onnxkvrename isn't", 30) == [
+        "the exporter's cache and",
+        "  `it's there` and then",
+        "  onnxkvrename isn't",
+    ]
 
 
 def test_styles_stay_with_their_words() -> None:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxkvrename.layout.inspect import ModelSummary
+from onnxkvrename.report.formats import Span, build_line
 from onnxkvrename.report.inspection.facts import (
     FindingLine,
     format_title,
@@ -22,6 +23,9 @@ from onnxkvrename.report.inspection.map_text import (
     escape_for_console,
     render_kv_map,
 )
+from onnxkvrename.report.wrapping import wrap_line
+
+_INDENT = "  "
 
 
 def render_model_summary(summary: ModelSummary) -> RenderableType:
@@ -45,8 +49,9 @@ def _render_parts(summary: ModelSummary, options: ConsoleOptions) -> Iterator[Re
     if summary.buffers:
         yield Padding(render_kv_map(summary), (1, 0, 0, 2))
     if summary.findings:
-        lines = (_render_finding(line, options) for line in list_finding_lines(summary))
-        yield Padding(Group(*lines), (1, 0, 0, 2))
+        yield Text()
+        for line in list_finding_lines(summary):
+            yield from _render_finding(line, options)
 
 
 def _render_facts(summary: ModelSummary, options: ConsoleOptions) -> Table:
@@ -60,8 +65,13 @@ def _render_facts(summary: ModelSummary, options: ConsoleOptions) -> Table:
     return grid
 
 
-def _render_finding(line: FindingLine, options: ConsoleOptions) -> Text:
-    text = Text(f"{line.severity} {line.code}  ", overflow="fold")
-    text.stylize("red" if line.severity == "error" else "yellow")
+def _render_finding(line: FindingLine, options: ConsoleOptions) -> Iterator[Text]:
+    """Yield the rows of a finding, which break between words, but not within a command."""
+    severity = Span(f"{line.severity} {line.code}", "red" if line.severity == "error" else "yellow")
     message = f"{line.message} ({line.hint})" if line.hint else line.message
-    return text.append(escape_for_console(message, options), style="default")
+    whole = build_line(severity, f"  {escape_for_console(message, options)}")
+    for row in wrap_line(whole, options.max_width - len(_INDENT)):
+        text = Text(_INDENT, no_wrap=True, overflow="ignore")
+        for span in row.spans:
+            text.append(span.text, style=span.style)
+        yield text

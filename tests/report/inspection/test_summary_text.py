@@ -95,6 +95,18 @@ def test_of_each_code_a_few_findings_are_shown(inspected) -> None:
     assert "KV101" not in clean
 
 
+def test_a_command_is_never_broken(inspected) -> None:
+    """Half of it could be pasted as another one."""
+    hint = "`onnxkvrename 'model with spaces; and `.onnx' --target vllm-qaic --normalize`"
+    finding = build_finding("KV601", "past_key.0", "is not selected by the consumer", hint)
+    found = inspected(("full",))._replace(findings=(finding,))
+    lines = draw_plain(render_model_summary(found), width=60).splitlines()
+    assert lines[-2:] == [
+        "  error KV601  past_key.0 is not selected by the consumer",
+        f"    ({hint})",
+    ]
+
+
 def test_a_path_is_never_broken() -> None:
     assert "x" * 200 in draw_plain(render_model_summary(ModelSummary("x" * 200)))
 
