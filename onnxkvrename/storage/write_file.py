@@ -19,6 +19,7 @@ from onnxkvrename.storage.read import (
     is_directory,
     open_file,
     read_status,
+    resolve_path,
 )
 from onnxkvrename.storage.temp_file import ReadyFile, TempFile, find_stale_temp_files
 from onnxkvrename.storage.transaction import Transaction
@@ -110,8 +111,15 @@ def check_replaceable(output: Path, mark: str) -> None:
     raise WriteError(
         f"already exists and was not {mark}",
         path=str(output),
-        hint="choose another name, or `--force` replaces it",
+        hint=_suggest_force(output, "choose another name, or `--force` replaces it"),
     )
+
+
+def _suggest_force(output: Path, hint: str) -> str:
+    """Return a hint that names ``--force``; another one where a model would be lost."""
+    if any(str(path).lower().endswith(".onnx") for path in (output, resolve_path(output))):
+        return "choose another name: a file that ends in .onnx is a model"
+    return hint
 
 
 def needs_write(output: Path, content: bytes, *, force: bool) -> bool:
@@ -142,7 +150,8 @@ def needs_write(output: Path, content: bytes, *, force: bool) -> bool:
             if not force:
                 raise
     if read_status(output, follow_links=False) is not None and not force:
-        raise WriteError("already exists", path=str(output), hint="`--force` replaces it")
+        hint = _suggest_force(output, "`--force` replaces it")
+        raise WriteError("already exists", path=str(output), hint=hint)
     if status is not None and not stat.S_ISREG(status.st_mode):
         raise WriteError("already exists and is not a regular file", path=str(output))
     with TempFile(Path(os.path.abspath(output)), output):

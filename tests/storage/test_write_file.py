@@ -9,7 +9,7 @@ import pytest
 from onnxkvrename import KvRenameError, ModelError, WriteError
 from onnxkvrename.storage.lock import hold_locks
 from onnxkvrename.storage.temp_file import build_temp_path
-from onnxkvrename.storage.write_file import needs_write, write_files
+from onnxkvrename.storage.write_file import check_replaceable, needs_write, write_files
 
 needs_modes = pytest.mark.skipif(not hasattr(os, "fchmod"), reason="a system without fchmod")
 
@@ -19,6 +19,22 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "M.ONNX", "link"])
+def test_force_is_not_suggested_where_it_would_replace_a_model(here: Path, name: str) -> None:
+    Path("m.onnx").write_bytes(b"model")
+    if name == "link":
+        Path(name).symlink_to("m.onnx")
+    else:
+        Path(name).write_bytes(b"model")
+    for refuse in (
+        lambda: needs_write(Path(name), b"content", force=False),
+        lambda: check_replaceable(Path(name), "made by x"),
+    ):
+        with pytest.raises(WriteError, match=r"ends in \.onnx is a model") as caught:
+            refuse()
+        assert "--force" not in (caught.value.hint or "")
 
 
 def test_all_files_are_written_or_none(here: Path) -> None:
