@@ -18,7 +18,7 @@ from hint_trials import find_hints
 from models import saved
 
 import onnxkvrename
-from onnxkvrename.cli.hints.complete import CARRIED_OPTIONS, complete_hint
+from onnxkvrename.cli.hints.complete import CARRIED_OPTIONS, REPLACED_OPTIONS, complete_hint
 from onnxkvrename.cli.hints.typed_command import TypedCommand, read_typed_command
 from onnxkvrename.cli.main import COMMANDS, load_command
 
@@ -180,6 +180,51 @@ def test_a_command_for_one_model_of_many_writes_to_the_place_of_its_result(
         assert run(*words, "--force").code == 0
         assert b"VLLM" in Path(destination, folder, "m.onnx").read_bytes()
     assert [Path(destination, name).read_bytes() for name in ("decoder.onnx", "m.onnx")] == others
+
+
+VALUES = {
+    "--prefix": "X",
+    "--target": "vllm-qaic",
+    "--to": "huggingface",
+    "--profile": "qeff",
+    "--rules": "r.toml",
+    "--pairs": "dataflow",
+    "--output": "new.onnx",
+    "--directory": "new",
+    "--sidecar": "s.yaml",
+    "--jobs": "2",
+    "--dask": "tcp://localhost:1",
+    "--format": "text",
+}
+
+
+def _type_each_option() -> list[tuple[str, ...]]:
+    """Return each option of ``rename`` as it is typed, with those that it requires."""
+    needed = {"--in-place": ("--seed-cache",), "--full-transfer": ("--target", "vllm-qaic")}
+    typed = []
+    for param in load_command("rename").command.params[1:]:
+        name = max(param.opts, key=len)
+        words = (name, *needed.get(name, ()), *filter(None, (VALUES.get(name),)))
+        has_token = not {"--strip", "--target", "--to"}.isdisjoint(words)
+        typed.append(words if has_token else ("--prefix", "X", *words))
+    return [words for words in typed if not {"--help", "--version"} & {*words}]
+
+
+@pytest.mark.parametrize("typed", _type_each_option(), ids=" ".join)
+def test_a_suggested_option_replaces_those_that_it_cannot_be_with(
+    typed: tuple[str, ...], run: Run
+) -> None:
+    words = ("bad.onnx", *typed)
+    if "--keep-going" in typed:  # which looks for the models first
+        Path("bad.onnx").write_bytes(b"not a model")
+    is_misused = "lists all options"
+    assert is_misused not in run(*words).err
+    for option in (*REPLACED_OPTIONS, "--normalize", "--verify", "--sidecar", "--no-set"):
+        hint = " ".join(filter(None, (option, VALUES.get(option))))
+        if option == "--in-place":
+            hint += " --seed-cache"
+        completed = complete_hint(f"`{hint}`", _typed(*words))
+        assert is_misused not in run(*shlex.split(completed)[1:]).err, completed
 
 
 def test_a_hint_for_very_many_models_does_not_name_them_all() -> None:

@@ -70,7 +70,7 @@ _EFFECTS = frozenset(
 )
 """Options of which a hint says what they change in files. The command that it suggests has none
 of `_TRIALS`, which write nothing."""
-_REPLACED_OPTIONS = {
+REPLACED_OPTIONS = {
     "--strip": (
         *("--prefix", "--target", "--full-transfer", "--replace", "--normalize", "--to"),
         "--pairs",
@@ -81,7 +81,8 @@ _REPLACED_OPTIONS = {
     "--to": ("--target", "--full-transfer", "--seed-cache", "--in-place"),
     "--output": _PLACES,
     "--directory": _PLACES,
-    "--seed-cache": ("--output", "--directory", "--to"),
+    "--seed-cache": ("--output", "--directory", "--to", "--pairs", "--keep-going"),
+    "--keep-going": ("--seed-cache", "--in-place"),
     "--profile": ("--rules", "--pairs"),
     "--rules": ("--profile", "--pairs"),
     "--pairs": ("--profile", "--rules", "--replace", "--seed-cache", "--in-place"),
@@ -239,7 +240,7 @@ def _list_option_names(words: Iterable[str]) -> list[str]:
 
 def _join_options(typed: Iterable[TypedOption], suggested: Collection[str]) -> str:
     """Return typed options as text, without those that suggested ones replace."""
-    replaced = {option for name in suggested for option in _REPLACED_OPTIONS.get(name, ())}
+    replaced = {option for name in suggested for option in REPLACED_OPTIONS.get(name, ())}
     replaced.update(set(suggested) - _REPEATED_OPTIONS)
     if not _EFFECTS.isdisjoint(suggested):
         replaced.update(_TRIALS)
