@@ -222,10 +222,7 @@ def command(**values: Any) -> int:
     """
     arguments = _Arguments(**values)
     view = _build_view(arguments)
-    if arguments.keep_going:
-        report = _rename_found_models(arguments, view)
-    else:
-        report = _rename_models(arguments, view)
+    report = _rename_models(arguments, view)
     if report.findings or any(model.error for model in report.models):
         from onnxkvrename.cli.hints.complete import complete_reports  # only for hints
 
@@ -251,17 +248,13 @@ def _build_view(arguments: _Arguments) -> RenameView:
     )
 
 
-def _rename_found_models(arguments: _Arguments, view: RenameView) -> Report:
-    """Rename the models of all paths that lead to some, and report the other paths."""
-    keeps_layout = arguments.output is not None or arguments.directory is not None
-    paths, lost = split_paths(arguments.models, keeps_layout=keeps_layout)
-    return _rename_models(arguments._replace(models=paths), view, lost)
-
-
-def _rename_models(
-    arguments: _Arguments, view: RenameView, lost: tuple[ModelReport, ...] = ()
-) -> Report:
+def _rename_models(arguments: _Arguments, view: RenameView) -> Report:
     """Rename by the arguments; raises :class:`click.UsageError` for those that do not fit."""
+    lost: tuple[ModelReport, ...] = ()
+    if arguments.keep_going:
+        keeps_layout = arguments.output is not None or arguments.directory is not None
+        models, lost = split_paths(arguments.models, keeps_layout=keeps_layout)
+        arguments = arguments._replace(models=models)
     token = _resolve_token(arguments)
     _check_destination_options(arguments)
     change = TokenChange(
@@ -324,7 +317,7 @@ def _pick_rules(models: Sequence[Path], arguments: _Arguments, token: str | None
     """Return the rules that fit the models, by their names or with ``--pairs``."""
     from onnxkvrename.cli.requested_rules import pick_requested_rules  # not where qeff fits
 
-    return pick_requested_rules(models, arguments, token)
+    return pick_requested_rules(models, arguments, token, skips_unread=arguments.keep_going)
 
 
 def _rename_in_cache(

@@ -10,13 +10,19 @@ import click
 
 from onnxkvrename.cli.options import Decorator, add_single_option
 from onnxkvrename.cli.output import print_lines
-from onnxkvrename.errors import RulesError
+from onnxkvrename.errors import ModelError, RulesError
+from onnxkvrename.model.file import open_model
 from onnxkvrename.report.formats import Line
 from onnxkvrename.rules.profile import Rules
 
 
 def find_rules_by_dataflow(
-    paths: Sequence[Path], profile: str | None, rules: Path | None, token: str
+    paths: Sequence[Path],
+    profile: str | None,
+    rules: Path | None,
+    token: str,
+    *,
+    skips_unread: bool = False,
 ) -> Rules:
     """Return rules for exactly the pairs that the graphs of some models show.
 
@@ -25,6 +31,7 @@ def find_rules_by_dataflow(
         profile: What ``--profile`` says, which must be nothing.
         rules: What ``--rules`` says, which must be nothing.
         token: The token that names may carry already; empty for the one that all of them carry.
+        skips_unread: Whether models that cannot be read do not count, unless none can be.
 
     Raises:
         RulesError: No model has states, no rules fit all of them, or all names carry a
@@ -42,6 +49,8 @@ def find_rules_by_dataflow(
     )
 
     models = [job.model for job in find_jobs(paths) if job.model.suffix != ".json"]
+    if skips_unread:
+        models = list(filter(_is_readable, models)) or models
     traced = [trace_model(model) for model in models]
     carried = find_common_token(traced)
     if token and carried not in ("", token):
@@ -51,6 +60,14 @@ def find_rules_by_dataflow(
             hint=f"remove it first, with --strip --prefix {carried}",
         )
     return infer_rules(traced, token or carried).rules
+
+
+def _is_readable(model: Path) -> bool:
+    try:
+        with open_model(model):
+            return True
+    except ModelError:
+        return False
 
 
 def add_pairs_token_option() -> Decorator:
@@ -95,7 +112,11 @@ class RulesArguments(Protocol):
 
 
 def pick_requested_rules(
-    paths: Sequence[Path], arguments: RulesArguments, token: str | None = None
+    paths: Sequence[Path],
+    arguments: RulesArguments,
+    token: str | None = None,
+    *,
+    skips_unread: bool = False,
 ) -> Rules:
     """Return the rules that a command was told to use, or that know the names of its models.
 
@@ -105,6 +126,7 @@ def pick_requested_rules(
         paths: The models.
         arguments: The arguments of the command.
         token: With ``--pairs``: the token that names may carry already.
+        skips_unread: With ``--pairs``: whether models that cannot be read do not count.
 
     Raises:
         RulesError: They cannot be used, or several profiles know the names.
@@ -112,7 +134,7 @@ def pick_requested_rules(
     """
     profile, rules = arguments.profile, arguments.rules
     if arguments.pairs is not None:
-        return find_rules_by_dataflow(paths, profile, rules, token or "")
+        return find_rules_by_dataflow(paths, profile, rules, token or "", skips_unread=skips_unread)
     return pick_profile(
         paths, profile, rules, is_quiet=arguments.quiet or arguments.output_format != "text"
     )

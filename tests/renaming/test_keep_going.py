@@ -9,6 +9,7 @@ import genai_folders
 import models
 import onnx
 import pytest
+from exporter_models import HEAD, HEADS, Cache, build_model
 from models import saved
 from window_sets import build_window, write_windows
 
@@ -286,3 +287,16 @@ def test_a_result_elsewhere_counts_as_written(here: Path, run) -> None:
     assert Path("out/a/m.onnx").exists()
     assert (outcome.code, "nothing was written" in outcome.err) == (2, False)
     assert "nothing was written" in run("in/b", "b", *V).err
+
+
+def test_pairs_of_the_dataflow_are_those_of_the_models_that_can_be_read(here: Path, run) -> None:
+    shapes = [("batch_size", HEADS, length, HEAD) for length in ("past", "total")]
+    cache = Cache("past_key_values.0.key", "present.0.key", *shapes)
+    for name in ("exports/good", "exports/bad"):
+        Path(name).mkdir(parents=True)
+    saved(build_model([cache]), here / "exports/good/m.onnx")
+    Path("exports/bad/m.onnx").write_bytes(b"no model")
+    assert run("exports", *V, "--pairs", "dataflow").code == 2
+    assert read_tokens(Path("exports")) == {True, False}
+    only_bad = run("exports/bad", *V, "--pairs", "dataflow")
+    assert "error: exports/bad/m.onnx: " in only_bad.err
