@@ -22,7 +22,7 @@ from onnxkvrename.api.arguments import (
 )
 from onnxkvrename.qefficient.find_export import check_cache_reuse
 from onnxkvrename.renaming.run import find_sidecars, rename_batch
-from onnxkvrename.rules.find_models import build_job, find_jobs
+from onnxkvrename.rules.find_models import build_job, find_jobs, split_paths
 from onnxkvrename.rules.results import ModelReport, Options, Report, SidecarSearch
 from onnxkvrename.storage.read import is_directory
 
@@ -133,7 +133,8 @@ def rename_all(
         rules, to, verify, consumer: As for `rename`.
         group_windows: Check the windows of one model against each other.
         strict, force, sidecars, dry_run: As for `rename`.
-        keep_going: Rename the sets without an error though others have one.
+        keep_going: Rename the sets without an error though others have one. A path without a
+            model is then an error in the report, unless `directory` is given.
         executor: Reads and writes, such as a ``ProcessPoolExecutor`` or Dask's; results are
             put in place by this process.
 
@@ -159,7 +160,11 @@ def rename_all(
     options = _build_options(
         rules, consumer, dry_run=dry_run, strict=strict, force=force, verify=verify
     )._replace(group_windows=group_windows, keep_going=keep_going)
-    jobs = find_jobs(paths, None, as_optional_path(directory, "directory", is_output=True))
+    results = as_optional_path(directory, "directory", is_output=True)
+    if keep_going:
+        usable, lost = split_paths(paths, keeps_layout=results is not None)
+        paths, options = list(usable), options._replace(lost=lost)
+    jobs = find_jobs(paths, None, results)
     loaded_rules = load_rules_for(rules, paths, to)
     search = _build_search(sidecars, paths)._replace(takes_folders=directory is not None)
     found = find_sidecars(jobs, change, loaded_rules, search)

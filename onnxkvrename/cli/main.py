@@ -25,7 +25,7 @@ from onnxkvrename.cli.output import (
     print_lines,
     stdout_guard,
 )
-from onnxkvrename.errors import KvRenameError
+from onnxkvrename.errors import KvRenameError, SetsInterrupt
 from onnxkvrename.findings import decide_exit_code, find_similar, suggest_similar
 from onnxkvrename.report.formats import Answer, Line, list_formats
 from onnxkvrename.storage.read import is_occupied
@@ -147,9 +147,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         failure = _build_usage_failure(name, error)
     except KvRenameError as error:
         failure = error
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort) as stop:
+        cause = stop.__cause__ or stop  # click makes an Abort of an interrupt
+        done = f"; {cause}" if isinstance(cause, SetsInterrupt) else ""
         failure = KvRenameError(
-            "interrupted: no file was left half written", hint="run the same command again"
+            f"interrupted: no file was left half written{done}", hint="run the same command again"
         )
         return _report_failure(name, args, failure, decide_exit_code(interrupted=True))
     except Exception as error:

@@ -9,7 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnxkvrename.errors import FlushError, KvRenameError, ModelError, RulesError
+from onnxkvrename.errors import (
+    FlushError,
+    KvRenameError,
+    ModelError,
+    RulesError,
+    SetsInterrupt,
+)
 from onnxkvrename.renaming.batch_checks import check_batch
 from onnxkvrename.renaming.parallel import map_ordered
 from onnxkvrename.renaming.place import (
@@ -168,15 +174,16 @@ def _write_sets(
         if _has_failed(models, indexes):
             continue
         own = [number for number, item in enumerate(sidecars) if item.model_index in indexes]
-        written = _write_set(
-            [models[index] for index in indexes],
-            [
-                sidecars[number]._replace(model_index=indexes.index(sidecars[number].model_index))
-                for number in own
-            ],
-            options,
-            build_writer,
-        )
+        own_sidecars = [
+            sidecars[number]._replace(model_index=indexes.index(sidecars[number].model_index))
+            for number in own
+        ]
+        own_models = [models[index] for index in indexes]
+        try:
+            written = _write_set(own_models, own_sidecars, options, build_writer)
+        except KeyboardInterrupt:
+            done = sum(report.status == "renamed" for report in reports)
+            raise SetsInterrupt(f"{done:,} of {len(reports):,} models are renamed") from None
         for index, report in zip(indexes, written.models, strict=True):
             reports[index] = report
         for number, sidecar_report in zip(own, written.sidecars, strict=True):

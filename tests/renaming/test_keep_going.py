@@ -13,7 +13,8 @@ from exporter_models import HEAD, HEADS, Cache, build_model
 from models import saved
 from window_sets import build_window, write_windows
 
-from onnxkvrename import rename, rename_all
+from onnxkvrename import ModelError, rename, rename_all
+from onnxkvrename.renaming.place import BatchWriter
 from onnxkvrename.rules.change_sets import group_models
 from onnxkvrename.rules.load import load_rules
 
@@ -300,3 +301,30 @@ def test_pairs_of_the_dataflow_are_those_of_the_models_that_can_be_read(here: Pa
     assert read_tokens(Path("exports")) == {True, False}
     only_bad = run("exports/bad", *V, "--pairs", "dataflow")
     assert "error: exports/bad/m.onnx: " in only_bad.err
+
+
+def test_python_reports_a_path_without_a_model(here: Path) -> None:
+    report = rename_all(["lost.onnx", "a"], "VLLM", keep_going=True)
+    assert [model.path for model in report.models if model.error] == ["lost.onnx"]
+    assert read_tokens(Path("a")) == {True}
+    with pytest.raises(ModelError, match="no such file"):
+        rename_all(["lost.onnx", "a"], "VLLM", keep_going=True, directory="new")
+
+
+def test_an_interrupt_says_how_many_models_are_done(
+    here: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_windows(Path("d"), 2)
+    write, calls = BatchWriter.write, list[BatchWriter]()
+
+    def write_first(self: BatchWriter) -> None:
+        calls.append(self)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        write(self)
+
+    monkeypatch.setattr(BatchWriter, "write", write_first)
+    outcome = run("a", "d", *V)
+    assert outcome.code == 130
+    assert "no file was left half written; 3 of 5 models are renamed" in outcome.err
+    assert [read_tokens(Path(name)) for name in "ad"] == [{True}, {False}]
