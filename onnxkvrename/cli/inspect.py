@@ -141,11 +141,10 @@ def _write_pictures(summaries: Sequence[ModelSummary], arguments: _Arguments) ->
     """Write the pictures that were asked for, all or none; none where a model cannot be read."""
     if arguments.svg is None and arguments.html is None:
         return
-    from onnxkvrename.report.pages.frame import make_mark  # only for pictures
-    from onnxkvrename.report.pages.inspect_page import render_html
+    from onnxkvrename.report.pages.inspect_page import render_html  # only for pictures
     from onnxkvrename.report.pages.inspect_picture import render_svg
 
-    inputs = _check_picture_paths(summaries, arguments, make_mark("inspect"))
+    inputs = _check_picture_paths(summaries, arguments)
     if any(summary.error is not None for summary in summaries):
         return
     renderers = ((arguments.svg, render_svg), (arguments.html, render_html))
@@ -162,11 +161,11 @@ def _write_pictures(summaries: Sequence[ModelSummary], arguments: _Arguments) ->
         raise WriteError(error.message, path=error.path, hint=hint) from None
 
 
-def _check_picture_paths(
-    summaries: Sequence[ModelSummary], arguments: _Arguments, mark: str
-) -> list[Path]:
-    """Return what the run reads; raise for a picture over it, or over one without a mark."""
-    from onnxkvrename.storage.run_files import RunFiles  # only for pictures
+def _check_picture_paths(summaries: Sequence[ModelSummary], arguments: _Arguments) -> list[Path]:
+    """Return what the run reads; raise for a picture over it, or over no earlier picture."""
+    from onnxkvrename.report.pages.frame import build_start_pattern, make_mark  # only for pictures
+    from onnxkvrename.report.pages.inspect_picture import START_PATTERN
+    from onnxkvrename.storage.run_files import RunFiles
 
     files = RunFiles()
     for summary in summaries:
@@ -176,11 +175,16 @@ def _check_picture_paths(
             files.add_input(path, f"external data of {summary.path}")
     if arguments.rules is not None:
         files.add_input(arguments.rules, "the file of rules")
-    pictures = ((arguments.svg, "the picture of --svg"), (arguments.html, "the page of --html"))
-    outputs = [files.add_output(path, role) for path, role in pictures if path is not None]
-    for output in outputs:
+    pictures = (
+        (arguments.svg, "the picture of --svg", START_PATTERN),
+        (arguments.html, "the page of --html", build_start_pattern("inspect")),
+    )
+    outputs = [
+        (files.add_output(path, role), start) for path, role, start in pictures if path is not None
+    ]
+    for output, start in outputs:
         check_not_cached(output.path)
         files.check_output(output)
         if not arguments.force:
-            check_replaceable(output.path, mark)
+            check_replaceable(output.path, make_mark("inspect"), start)
     return files.list_inputs()

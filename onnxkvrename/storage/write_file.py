@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import stat
 from collections.abc import Iterable, Mapping
@@ -90,12 +91,14 @@ def check_not_cached(output: Path) -> None:
         raise WriteError(CACHE_FAULT, path=str(output), hint=hint)
 
 
-def check_replaceable(output: Path, mark: str) -> None:
+def check_replaceable(output: Path, mark: str, start: str) -> None:
     """Raise unless nothing is at a path, or a file that an earlier run of the command made.
 
     Args:
         output: The file to write, without ``--force``.
-        mark: What the first 512 bytes of such a file contain; it reads ``made by COMMAND``.
+        mark: What such a file says of itself: ``made by COMMAND``.
+        start: A regular expression for its beginning, of at most 512 bytes. A file that only
+            mentions the command is another one.
 
     Raises:
         WriteError: Another file is there.
@@ -106,7 +109,7 @@ def check_replaceable(output: Path, mark: str) -> None:
         return
     if stat.S_ISREG(status.st_mode):
         with open_file(output) as file:
-            if mark.encode("utf-8") in file.read(0, 512):
+            if re.match(start.encode("utf-8"), file.read(0, 512)):
                 return
     raise WriteError(
         f"already exists and was not {mark}",

@@ -273,8 +273,10 @@ def test_one_picture_may_be_wanted_without_the_other(option: str, here: Path, ru
 
 
 def test_a_picture_takes_the_place_of_an_older_one(here: Path, run) -> None:
-    assert run("inspect", MODEL, "--svg", "new.svg").code == 0
-    (here / "x.svg").write_text(f"<svg>\n<!-- {make_mark('inspect')} -->" + "older" * 10_000)
+    for name in ("new.svg", "x.svg"):
+        assert run("inspect", MODEL, "--svg", name).code == 0
+    with (here / "x.svg").open("ab") as file:
+        file.write(b"older" * 10_000)
     assert run("inspect", MODEL, "--svg", "x.svg").code == 0
     assert (here / "x.svg").read_bytes() == (here / "new.svg").read_bytes()
 
@@ -289,9 +291,12 @@ def test_a_picture_may_be_read_by_those_who_may_read_a_new_file(here: Path, run)
 def test_of_two_pictures_both_are_replaced_or_none(
     here: Path, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = f"<svg>\n<!-- {make_mark('inspect')} -->"
+    call = ("inspect", MODEL, "--svg", "x.svg", "--html", "x.html")
+    assert run(*call).code == 0
     for name in ("x.svg", "x.html"):
-        (here / name).write_text(old)
+        with (here / name).open("ab") as file:
+            file.write(b"older")
+    old = [(here / name).read_bytes() for name in ("x.svg", "x.html")]
     real = os.replace
 
     def refuse(source: Path, target: Path, **how: Any) -> None:
@@ -300,13 +305,13 @@ def test_of_two_pictures_both_are_replaced_or_none(
         real(source, target, **how)
 
     monkeypatch.setattr(os, "replace", refuse)
-    outcome = run("inspect", MODEL, "--svg", "x.svg", "--html", "x.html")
+    outcome = run(*call)
     assert outcome.code == 2
     assert outcome.err == (
         "error: x.html: cannot be written: Permission denied "
         "(no picture was written; choose a different path)\n"
     )
-    assert (here / "x.svg").read_text() == (here / "x.html").read_text() == old
+    assert [(here / name).read_bytes() for name in ("x.svg", "x.html")] == old
     assert [name for name in os.listdir(here) if name.startswith(".")] == []
 
 
@@ -372,7 +377,23 @@ def test_a_picture_replaces_an_earlier_one_and_nothing_else(
     for _ in range(2):
         assert run("inspect", decoder, option, place).code == 0
     earlier = place.read_bytes()
-    for theirs in (decoder.read_bytes(), b"<svg>mine", b"<!DOCTYPE html><html>mine</html>"):
+    marked = make_mark("inspect").encode()
+    produced = onnx.load(decoder)
+    produced.producer_name = make_mark("inspect")
+    page = b'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n<title>'
+    other = "--html" if option == "--svg" else "--svg"
+    assert run("inspect", decoder, other, place.with_name("other")).code == 0
+    for theirs in (
+        decoder.read_bytes(),
+        b"<svg>mine",
+        b"<!DOCTYPE html><html>mine</html>",
+        b"# Notes\nThe pictures were " + marked + b" --svg\n",
+        produced.SerializeToString(),
+        b'<svg xmlns="http://www.w3.org/2000/svg"><!-- was ' + marked + b" -->mine</svg>",
+        page + marked + b"</title>",
+        b"\n" + earlier,
+        place.with_name("other").read_bytes(),
+    ):
         place.write_bytes(theirs)
         outcome = run("inspect", decoder, option, place)
         assert outcome.code == 2

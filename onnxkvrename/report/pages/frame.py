@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -115,8 +116,16 @@ def write_page(
 
 
 def make_mark(command: str) -> str:
-    """Return what the start of a page or picture of a command has; only such files are replaced."""
+    """Return what a page or picture of a command says of itself."""
     return f"made by onnxkvrename {command}"
+
+
+def build_start_pattern(command: str) -> str:
+    """Return a regular expression for the beginning of a page; only such files are replaced."""
+    return re.escape(
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'<meta name="generator" content="{make_mark(command)}">'
+    )
 
 
 def write_color_variables(colors: Mapping[str, Color] = COLORS) -> str:

@@ -78,6 +78,13 @@ class _Piece(NamedTuple):
     height: float
 
 
+START_PATTERN = (
+    r'<svg xmlns="http://www\.w3\.org/2000/svg" viewBox="0 0 [0-9.e+]+ [0-9.e+]+" '
+    rf'width="[0-9.e+]+" height="[0-9.e+]+" role="img"><desc>{make_mark("inspect")}</desc>'
+)
+"""The beginning of a picture; only such files are replaced."""
+
+
 def render_svg(summaries: Sequence[ModelSummary]) -> str:
     """Return one picture of models with their KV maps; windows are folded before."""
     parts, y = [], float(_MARGIN)
