@@ -73,6 +73,18 @@ def find_commands(hint: str) -> list[str]:
     return [hint] if hint.startswith("onnxkvrename ") else COMMAND.findall(hint)
 
 
+def split_words(command: str) -> list[str]:
+    r"""Return the words of a command, as bash reads them: also ``$'\012'``."""
+
+    def decode(match: re.Match[str]) -> str:
+        if match[1] is None:
+            return match[0]
+        data = re.sub(rb"\\(\d{3})", lambda octal: bytes([int(octal[1], 8)]), os.fsencode(match[1]))
+        return shlex.quote(os.fsdecode(data))
+
+    return shlex.split(re.sub(r"\$'([^']*)'|'[^']*'|\"[^\"]*\"", decode, command))
+
+
 def _find_in_json(value: Any) -> Iterator[Hint]:
     if isinstance(value, list):
         for item in value:
@@ -105,7 +117,7 @@ def try_hints(
         kind = (hint.code or _abstract(hint.text), _abstract(hint.command))
         if kind in _tried or any(word in hint.command for word in UNTRIED):
             continue
-        words = shlex.split(hint.command)[1:]
+        words = split_words(hint.command)[1:]
         with suppress(OSError):  # a pipe, a disk that the test lets fail
             if not all(map(_is_small, (directory, *(place / word for word in words)))):
                 continue

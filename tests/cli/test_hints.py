@@ -6,21 +6,24 @@ Beside these, every command that is run by the fixture ``run`` has the commands 
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
+import subprocess
 from pathlib import Path
 
 import click
 import pytest
 from conftest import FIXTURES, Run
 from exporter_models import build_decoder
-from hint_trials import find_hints
+from hint_trials import find_hints, split_words
 from models import saved
 
 import onnxkvrename
 from onnxkvrename.cli.hints.complete import CARRIED_OPTIONS, REPLACED_OPTIONS, complete_hint
 from onnxkvrename.cli.hints.typed_command import TypedCommand, read_typed_command
 from onnxkvrename.cli.main import COMMANDS, load_command
+from onnxkvrename.report.inert import escape_text
 
 
 @pytest.fixture(autouse=True)
@@ -225,6 +228,33 @@ def test_a_suggested_option_replaces_those_that_it_cannot_be_with(
             hint += " --seed-cache"
         completed = complete_hint(f"`{hint}`", _typed(*words))
         assert is_misused not in run(*shlex.split(completed)[1:]).err, completed
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("new\nline", "it's\n", 'a"b\x1b[31m', "\\ \n1", "a\u202eb", "gr\u00f6\u200b\u00dfe"),
+        *("\udcff\udcfe", "##vso[x]1", "$'\\x41'\t", "`\x07`", "-\n", "\U000e01001"),
+    ],
+)
+def test_a_name_that_cannot_be_printed_is_the_same_when_the_command_is_pasted(name: str) -> None:
+    completed = complete_hint("`--force`", _typed("--prefix", "X", "--rules", name, "--", name))
+    assert escape_text(completed) == completed
+    path = f"./{name}" if name.startswith("-") else name
+    option = [f"--rules={name}"] if name.startswith("-") else ["--rules", name]
+    words = ["onnxkvrename", path, "--prefix", "X", *option, "--force"]
+    assert split_words(completed) == words
+    if bash := shutil.which("bash"):
+        script = os.fsencode(f"printf '%s\\0' {completed}")
+        printed = subprocess.run([bash, "-c", script], capture_output=True, check=True).stdout
+        assert printed.split(b"\0")[:-1] == list(map(os.fsencode, words))
+
+
+def test_a_command_for_a_model_with_a_line_break_in_its_name_can_be_run(run: Run) -> None:
+    shutil.copyfile("v.onnx", "two\nlines.onnx")
+    hint = next(find_hints("", run("two\nlines.onnx", "--prefix", "X").err)).command
+    assert hint == r"onnxkvrename $'two\012lines.onnx' --prefix X --replace"
+    assert run(*split_words(hint)[1:]).code == 0
 
 
 def test_a_hint_for_very_many_models_does_not_name_them_all() -> None:

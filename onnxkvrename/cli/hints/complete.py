@@ -11,8 +11,8 @@ has a command between backticks, in one of these forms:
   says ``rename``.
 
 Here the first two get the whole command line, and the last the options by which the buffers are
-found, such as ``--rules``. All is quoted for a POSIX shell (:mod:`shlex`). A hint that is nothing
-but a command needs no backticks any more.
+found, such as ``--rules``. All is quoted for a POSIX shell (:mod:`shlex`), and what cannot be
+printed as it is for bash and zsh. A hint that is nothing but a command needs no backticks any more.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from onnxkvrename.cli.hints.typed_command import (
     TypedOption,
     build_option,
     quote_path,
+    quote_unsafe,
     read_typed_command,
 )
 from onnxkvrename.errors import KvRenameError
@@ -191,9 +192,10 @@ def _complete_commands(
             text = text.removeprefix("MODEL ")
             options = _join_options(repeated.options, _list_option_names(shlex.split(text)))
             words = (_PROGRAM, *_name_command(repeated), paths, options, text)
-            return f"`{' '.join(filter(None, words))}`"
+            return f"`{quote_unsafe(' '.join(filter(None, words)))}`"
         is_alone = any(not each[1] for each in _MODEL.finditer(text))
-        return f"`{_complete_command(text, alone if is_alone else typed, model, models)}`"
+        text = _complete_command(text, alone if is_alone else typed, model, models)
+        return f"`{quote_unsafe(text)}`"
 
     return _COMMAND.sub(complete, hint)
 
