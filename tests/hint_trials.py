@@ -27,6 +27,7 @@ READERS = {"verify", "inspect", "check-consumer", "compare", "pairs", "explain",
 
 UNTRIED = {
     "--dask": "a cluster of the test's own, which is gone",
+    "MODEL": "more models than a line can name, which the reader has to put in",
     "~/": "the home directory is nobody's to write to",
 }
 """What a suggested command is not tried with, and why."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import textwrap
 from pathlib import Path
 
@@ -38,7 +39,8 @@ def _hybrid() -> None:
     error, *_ = [line for line in refused.stderr.splitlines() if "error KV605" in line] or [""]
     if refused.returncode != 1 or not error:
         raise BrokenStory("the state that would lose a part was not refused (KV605)")
-    error = error.replace(os.environ["MODELS"], "$MODELS")
+    result = f"{os.environ['MODELS']}/{HYBRID}.onnx"
+    error = error.replace(shlex.quote(result), f"$MODELS/{HYBRID}.onnx")
     print(textwrap.fill(error, 98, initial_indent="  ", subsequent_indent="  "))
     hybrid = rename(HYBRID, FULL)
     expect(True, _serve(hybrid, 9, whole=True))

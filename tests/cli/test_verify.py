@@ -120,7 +120,7 @@ MISTAKES = pytest.mark.parametrize(
             for size in ("\u0661", "1_0", "+5", " 5")
         ),
         *(
-            ((MODEL, "--run", "--dim", f"ctx_len={size}"), ": a size must be at least 1")
+            ((MODEL, "--run", "--dim", f"ctx_len={size}"), "a size must be at least 1")
             for size in ("0", "-1", "2147483648", "9" * 5_000)
         ),
         (

@@ -218,4 +218,4 @@ def is_told_to_be_in_place(result: Result) -> bool:
 
 def is_told_to_be_mixed(result: Result) -> bool:
     """Return whether a failed run says that it could not undo all it had done, and the way out."""
-    return "the undo failed as well" in result.err and "finishes the work" in result.err
+    return "the undo failed as well" in result.err and "to finish the work" in result.err

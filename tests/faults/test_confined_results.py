@@ -53,7 +53,7 @@ def test_no_model_leaves_the_directory_through_a_link_in_it(
 ) -> None:
     outcome = run(tree / "in", "--prefix", "VLLM", "-d", tree / "out", *how)
     assert outcome.code == 2
-    (error,) = outcome.err.splitlines()
+    error = outcome.err.splitlines()[0]
     assert f"{tree}/out/sub: is a symbolic link, through which the result would leave" in error
     assert os.listdir(tree / "outside") == []
     assert os.listdir(tree / "out") == ["sub"]

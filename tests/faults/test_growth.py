@@ -244,7 +244,7 @@ def test_a_pattern_that_remembers_nothing_useful_is_refused(pattern: str):
     with pytest.raises(KvRenameError) as caught:
         LinearMatcher(pattern).match_groups(name)
     assert pattern in str(caught.value)
-    assert "takes more than 131,072 steps" in str(caught.value)
+    assert "needs more than 131,072 steps" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,7 @@ def test_the_commands_here_are_all_that_write() -> None:
         "cli.manifest",
         "cli.custom_io",
         "cli.inspect",
+        "cli.compare",  # writes its page as inspect does
     }
 
 

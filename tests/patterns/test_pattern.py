@@ -153,8 +153,10 @@ def test_without_re2_rules_name_the_key_of_a_pattern_that_needs_it() -> None:
     with pytest.raises(RulesError, match=r"^mine\.toml: retained: requires google-re2, .*\(\?i"):
         parse_rules(
             "retained = '(?i)x'\n[[kv]]\n"
-            "input = '(?P<buffer>k)(?P<layer>0)'\noutput = '(?P<buffer>k)(?P<layer>0)_out'\n"
-            "input_name = '{buffer}{layer}'\noutput_name = '{buffer}{layer}_out'\n"
+            "input = '(?P<buffer>k)(?P<layer>0)(?:_(?P<token>T))?'\n"
+            "output = '(?P<buffer>k)(?P<layer>0)(?:_(?P<token>T))?_out'\n"
+            "input_name = '{buffer}{layer}[_{token}]'\n"
+            "output_name = '{buffer}{layer}[_{token}]_out'\n"
             "kinds = {attention = ['k']}",
             "mine.toml",
         )

@@ -401,8 +401,8 @@ def test_a_worker_that_does_not_see_a_file_is_named(
         client.run(show_files)
     assert outcome.code == 2
     assert re.search(
-        r"layer_0_1/.*\.onnx: no such file \(worker tcp://127\.0\.0\.1:[0-9]+ says so; all workers "
-        r"must see the same files, under the same paths\)\n",
+        r"layer_0_1/.*\.onnx,? .*: no such file \(worker tcp://127\.0\.0\.1:[0-9]+ says so; all "
+        r"workers must see the same files, under the same paths\)\n",
         outcome.err,
     )
     assert snapshot(root) == before

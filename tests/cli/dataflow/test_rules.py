@@ -126,9 +126,13 @@ def test_each_real_export_is_renamed_verified_and_given_back(
     if not pairs or "dynamo_subfn/VLLM" in path.as_posix():
         outcome = run(path, *options, "-o", result)
         assert (outcome.code, result.exists()) == (2, False)
-        assert "the dataflow shows no state" in outcome.err
+        assert "the graph has no state" in outcome.err
         return
     outcome = run(path, *options, "-o", result, "--verify")
+    if all("_VLLM" in name for name in pairs):  # not where vision_embeds is a state as well
+        assert (outcome.code, result.exists()) == (2, False)
+        assert "already carry the token VLLM, not Tok" in outcome.err
+        return
     assert outcome.code == 0, outcome.err
     assert len(outcome.out.splitlines()) == 2 * len(pairs)
     assert run(result, *options, "--strip", "-o", back).code == 0
