@@ -195,7 +195,7 @@ def _build_spec(
     if kind == "unknown":
         raise RefusalError(
             [layer],
-            "every size is fixed, so a cache cannot be determined from a state",
+            "every size is fixed, so a cache cannot be distinguished from a state",
             "export the model with a symbol for the context",
         )
     if kind in STATE_KINDS:

@@ -160,7 +160,10 @@ def test_a_latent_that_was_replicated_is_refused_by_its_number_of_heads() -> Non
 
 def test_fixed_sizes_and_unknown_shapes_are_refused() -> None:
     fixed = build_buffer(0, "key", "unknown", (1, 2, 128, 4))
-    assert refuse((fixed,)).reason == "every size is fixed, so a cache cannot be told from a state"
+    assert (
+        refuse((fixed,)).reason
+        == "every size is fixed, so a cache cannot be distinguished from a state"
+    )
     shapeless = build_buffer(0, "key", "full_attention", None)
     assert refuse((shapeless,)).reason == "key has no known context axis"
     assert refuse((build_buffer(0, "conv_state", "mamba", None),)).reason == (

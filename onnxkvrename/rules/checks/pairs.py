@@ -17,7 +17,6 @@ from onnxkvrename.findings import (
 from onnxkvrename.model.signature import (
     NameUses,
     Signature,
-    Value,
     format_shape,
     is_shape_compatible,
 )
@@ -44,6 +43,11 @@ _RESIZING_UPDATES = ("append", "delta")
 _UNMATCHED_REASONS = (REASON_UNKNOWN, REASON_NOT_RETAINED)
 """Why names are not renamed that no rule excludes."""
 
+_MAX_SIMILAR = 16
+"""Values of one layer, dtype and rank among which a missing side is looked for."""
+_MAX_SIMILAR_CHARS = 256
+"""Characters of a name that may be a missing side."""
+
 
 def check_pairs(signature: Signature, plan: RenamePlan, uses: NameUses) -> Iterator[Finding]:
     """Check the pairs of one model, before and after the rename.
@@ -59,8 +63,9 @@ def check_pairs(signature: Signature, plan: RenamePlan, uses: NameUses) -> Itera
     yield from _check_duplicates(signature, plan)
     inputs = {value.name for value in signature.inputs}
     fed_layers = {pair.layer for pair in plan.pairs if pair.input is not None}
+    unmatched = _UnmatchedValues(signature, plan)
     for pair in plan.pairs:
-        yield from _check_both_sides(pair, inputs, fed_layers, signature, plan)
+        yield from _check_both_sides(pair, inputs, fed_layers, unmatched)
         yield from _check_types(pair, plan.updates_by_kind.get(pair.kind, ""))
         yield from _check_usage(pair, inputs, uses)
     if not plan.token_change.normalize:
@@ -111,8 +116,42 @@ def _build_keep_pattern(names: Iterable[str]) -> str:
     return "|".join(parts)
 
 
+class _UnmatchedValues:
+    """Graph inputs and outputs that no rule matches, by numbers in their names, dtype and rank.
+
+    They are indexed once, when the first pair lacks a side: hostile models lack thousands.
+    """
+
+    def __init__(self, signature: Signature, plan: RenamePlan) -> None:
+        self._values = {"input": signature.inputs, "output": signature.outputs}
+        self._plan = plan
+        self._indexes: dict[str, dict[tuple[str, str, int], list[str]]] = {}
+
+    def list_similar(self, pair: KvPair, side: str) -> list[str]:
+        """Return the first values on a side with the layer, dtype and rank of a pair."""
+        if side not in self._indexes:
+            self._indexes[side] = self._build_index(side)
+        own = pair.sides[0].value
+        key = (str(pair.layer), own.dtype, len(own.shape or ()))
+        return self._indexes[side].get(key, [])
+
+    def _build_index(self, side: str) -> dict[tuple[str, str, int], list[str]]:
+        unchanged = self._plan.unchanged_names
+        kept = {item.name for item in unchanged if item.reason not in _UNMATCHED_REASONS}
+        index: dict[tuple[str, str, int], list[str]] = {}
+        for value in self._values[side]:
+            name = value.name
+            if len(name) > _MAX_SIMILAR_CHARS or name in self._plan.old_names or name in kept:
+                continue
+            for number in dict.fromkeys(re.findall("[0-9]+", name)):
+                names = index.setdefault((number, value.dtype, len(value.shape or ())), [])
+                if len(names) < _MAX_SIMILAR:
+                    names.append(name)
+        return index
+
+
 def _check_both_sides(
-    pair: KvPair, inputs: set[str], fed_layers: set[int], signature: Signature, plan: RenamePlan
+    pair: KvPair, inputs: set[str], fed_layers: set[int], unmatched: _UnmatchedValues
 ) -> Iterator[Finding]:
     if pair.output is not None and pair.output.old_name in inputs:
         yield build_finding(
@@ -125,14 +164,14 @@ def _check_both_sides(
         return
     elif pair.output is not None and pair.input is None:
         hint = "export it again" if pair.layer in fed_layers else WINDOW_SIZE_HINT
-        yield _find_unmatched_side(pair, "input", signature.inputs, plan) or build_finding(
+        yield _find_unmatched_side(pair, "input", unmatched) or build_finding(
             "KV101",
             pair.output.old_name,
             f"has no input, so the next step cannot read {pair.buffer} of layer {pair.layer}",
             f"the compiler rejects this model; {hint}",
         )
     elif pair.output is None and pair.input is not None:
-        yield _find_unmatched_side(pair, "output", signature.outputs, plan) or build_finding(
+        yield _find_unmatched_side(pair, "output", unmatched) or build_finding(
             "KV102",
             pair.input.old_name,
             f"has no retained output, so {pair.buffer} of layer {pair.layer} is lost after a step",
@@ -140,29 +179,16 @@ def _check_both_sides(
         )
 
 
-def _find_unmatched_side(
-    pair: KvPair, side: str, values: Iterable[Value], plan: RenamePlan
-) -> Finding | None:
+def _find_unmatched_side(pair: KvPair, side: str, unmatched: _UnmatchedValues) -> Finding | None:
     """Return KV101 or KV102 if the missing side is there, under a name that no rule matches.
 
     Args:
         pair: A pair with one side.
         side: The side that it does not have.
-        values: The graph inputs or outputs among which that may be.
-        plan: All pairs, and the names that rules exclude.
+        unmatched: The graph inputs and outputs among which that may be.
     """
     own = pair.sides[0]
-    kept = {item.name for item in plan.unchanged_names if item.reason not in _UNMATCHED_REASONS}
-    layer = re.compile(f"(?<![0-9]){pair.layer}(?![0-9])")
-    similar = [
-        value.name
-        for value in values
-        if value.name not in plan.old_names
-        and value.name not in kept
-        and value.dtype == own.value.dtype
-        and len(value.shape or ()) == len(own.value.shape or ())
-        and layer.search(value.name)
-    ]
+    similar = unmatched.list_similar(pair, side)
     if not similar:
         return None
     name = find_similar(own.old_name, similar, cutoff=0) or similar[0]
