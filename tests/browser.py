@@ -10,16 +10,29 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+def find_chromium() -> str | None:
+    """Return a Chromium that can be driven: not on Windows, and no snap, which cannot read /tmp."""
+    names = ("chromium", "google-chrome", "chromium-browser", "chrome")
+    found = (path for path in map(shutil.which, names) if path)
+    usable = (path for path in found if os.path.basename(os.path.realpath(path)) != "snap")
+    return next(usable, None) if os.name == "posix" else None
+
+
+CHROMIUM = find_chromium()
+SKIP_REASON = "no Chromium: install Debian's package chromium, or put google-chrome into PATH"
 _KEY_CODES = {
     "Tab": 9,
     "Enter": 13,
+    "Escape": 27,
     "End": 35,
     "Home": 36,
     "ArrowLeft": 37,
@@ -30,6 +43,7 @@ _KEY_CODES = {
 _TIMEOUT = 60
 _SWITCHES = (
     "--headless=new",
+    "--no-sandbox",  # root has none, nor have most containers; the pages are our own
     "--remote-debugging-pipe",
     "--disable-gpu",
     "--disable-dev-shm-usage",
@@ -59,15 +73,15 @@ class Browser:
             os.dup2(first, 3)
             os.dup2(second, 4)
 
-        sandbox = ("--no-sandbox",) if os.geteuid() == 0 else ()
         self._process = subprocess.Popen(
-            [CHROMIUM, *_SWITCHES, *sandbox, f"--user-data-dir={directory}", "about:blank"],
+            [CHROMIUM, *_SWITCHES, f"--user-data-dir={directory}", "about:blank"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "HOME": str(directory)},
             close_fds=False,
             preexec_fn=take_pipes,
+            start_new_session=True,
         )
         os.close(commands)
         os.close(answers)
@@ -81,9 +95,10 @@ class Browser:
     def __exit__(self, *error: object) -> None:
         try:
             self.call("Browser.close")
-            self._process.wait(10)
+            self._process.wait(_TIMEOUT)
         except (OSError, TimeoutError, EOFError, subprocess.TimeoutExpired):
-            self._process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         finally:
             os.close(self._out)
@@ -137,9 +152,9 @@ class Browser:
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self.events.clear()
         page = Page(self, session, target)
-        for domain in ("Page", "Runtime", "Log", "Network"):
+        for domain in ("Page", "Runtime", "Log", "Network", "Accessibility"):
             page.call(f"{domain}.enable")
-        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
         page.call("Emulation.setDeviceMetricsOverride", **metrics)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         page.call("Emulation.setEmulatedMedia", features=[scheme])
@@ -171,6 +186,19 @@ class Page:
         named = {"key": key, "code": key, "windowsVirtualKeyCode": _KEY_CODES[key]}
         for kind in ("rawKeyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, **named)
+
+    def point_at(self, x: float, y: float) -> None:
+        """Move the pointer to a place of the screen."""
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def list_accessible(self) -> list[tuple[str, str]]:
+        """Return the role and the name of everything that a screen reader meets."""
+        nodes = self.call("Accessibility.getFullAXTree")["nodes"]
+        return [
+            (node["role"]["value"], node.get("name", {}).get("value", ""))
+            for node in nodes
+            if not node["ignored"]
+        ]
 
     def list_problems(self) -> list[str]:
         """Return errors and messages of the page so far: exceptions, refused sources, the log."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, Browser, Page
+from browser import CHROMIUM, SKIP_REASON, Browser, Page
 from handoff_pages import SIZED, Reader, compare_window, find_class
 from handoff_sides import build_side_layout, describe_attention, draw_sides, predict_handoff
 
@@ -19,10 +18,7 @@ from onnxkvrename.handoff.find_consumers import load_consumer
 from onnxkvrename.handoff.simulate import is_in_ranges
 from onnxkvrename.report.pages.compare_page import render_handoff_page
 
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine"),
-    pytest.mark.skipif(sys.platform == "win32", reason="Chromium is driven by POSIX pipes"),
-]
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=SKIP_REASON)
 CONSUMERS = [load_consumer("vllm-qaic"), load_consumer("qefficient")]
 KINDS = ["correct", "wrong", "none", "unknown"]
 READ_PAGE = """((kind) => ({

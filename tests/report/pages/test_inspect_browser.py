@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from browser import CHROMIUM, SKIP_REASON, Browser, Page
 from cache_models import MIXED, build_cache_model
-from chromium import BINARY, SKIP_REASON, Chromium
 from models import saved
 
 from onnxkvrename import load_rules
@@ -15,7 +15,7 @@ from onnxkvrename.layout.inspect import inspect_model
 from onnxkvrename.report.pages.frame import COLORS
 from onnxkvrename.report.pages.inspect_page import render_html
 
-pytestmark = pytest.mark.skipif(BINARY is None, reason=SKIP_REASON)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=SKIP_REASON)
 
 SHOWN_TIPS = """[...document.querySelectorAll(".tip")]
     .filter((tip) => tip.offsetWidth > 1 && getComputedStyle(tip).visibility === "visible")
@@ -31,13 +31,27 @@ BOX = """(() => {
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
-    with Chromium(tmp_path_factory.mktemp("chromium")) as browser:
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("chromium")) as browser:
         yield browser
 
 
+@pytest.fixture
+def show(browser: Browser, written: Path) -> Iterator[Callable[..., Page]]:
+    """Open the page; it is closed after the test."""
+    pages: list[Page] = []
+
+    def open_page(width: int, *, dark: bool = False) -> Page:
+        pages.append(browser.open(written, width=width, dark=dark))
+        return pages[-1]
+
+    yield open_page
+    for page in pages:
+        page.close()
+
+
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a model of 94 layers and one of all kinds, with long and hostile names."""
     here = tmp_path_factory.mktemp("page")
     large = saved(build_cache_model(("full",) * 94), here / "large.onnx")
@@ -54,31 +68,21 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def list_complaints(browser: Chromium) -> list[object]:
-    """What the browser logged: errors of scripts, what the policy blocked, requests."""
-    names = ("Log.entryAdded", "Runtime.exceptionThrown", "Network.requestWillBeSent")
-    return [
-        event
-        for event in browser.events
-        if event.get("method") in names
-        and not event["params"].get("request", {}).get("url", "").endswith("page.html")
-    ]
-
-
 @pytest.mark.parametrize("width", [360, 640, 768, 1280, 1920])
-def test_nothing_overflows_at_any_width(browser: Chromium, page: Path, width: int) -> None:
-    browser.show(page, width)
-    assert browser.evaluate("document.documentElement.scrollWidth") <= width
-    assert browser.evaluate(OVERFLOWING) == []
-    assert list_complaints(browser) == []
+def test_nothing_overflows_at_any_width(show: Callable[..., Page], width: int) -> None:
+    page = show(width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(OVERFLOWING) == []
+    assert page.list_problems() == []
+    assert page.list_requests() == []
 
 
 @pytest.mark.parametrize("width", [360, 1280])
-def test_cells_are_in_bands_below_each_other(browser: Chromium, page: Path, width: int) -> None:
-    browser.show(page, width)
+def test_cells_are_in_bands_below_each_other(show: Callable[..., Page], width: int) -> None:
+    page = show(width)
     columns = {360: 10, 1280: 40}[width]
     first, second, last, below = (
-        browser.evaluate(BOX % cell) for cell in (0, 1, columns - 1, columns)
+        page.evaluate(BOX % cell) for cell in (0, 1, columns - 1, columns)
     )
     assert first[1] == last[1]
     assert first[0] == below[0]
@@ -88,51 +92,51 @@ def test_cells_are_in_bands_below_each_other(browser: Chromium, page: Path, widt
 
 @pytest.mark.parametrize("width", [360, 1280])
 def test_pointing_at_a_cell_shows_its_text_inside_the_window(
-    browser: Chromium, page: Path, width: int
+    show: Callable[..., Page], width: int
 ) -> None:
-    browser.show(page, width)
+    page = show(width)
     columns = {360: 10, 1280: 40}[width]
-    assert browser.evaluate(SHOWN_TIPS) == []
-    left, top, *_ = browser.evaluate(BOX % (columns - 1))
-    browser.point_at(left + 3, top + 3)
-    (text,) = browser.evaluate(SHOWN_TIPS)
+    assert page.evaluate(SHOWN_TIPS) == []
+    left, top, *_ = page.evaluate(BOX % (columns - 1))
+    page.point_at(left + 3, top + 3)
+    (text,) = page.evaluate(SHOWN_TIPS)
     assert text.startswith(f"past_key, layer {columns - 1}. full attention, no token. FLOAT16 [")
-    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
     tip = f"document.querySelectorAll('td')[{columns - 1}].querySelector('.tip')"
-    box = browser.evaluate(
+    box = page.evaluate(
         f"(({{left, right, top}}) => [left, right, top])({tip}.getClientRects()[0])"
     )
     assert box[0] >= 0
     assert box[1] <= width
     assert box[2] >= 0
-    browser.press("Escape")
-    browser.point_at(1, 1)
-    assert browser.evaluate(SHOWN_TIPS) == []
+    page.press("Escape")
+    page.point_at(1, 1)
+    assert page.evaluate(SHOWN_TIPS) == []
 
 
-def test_the_keyboard_reaches_every_cell_and_shows_its_text(browser: Chromium, page: Path) -> None:
-    browser.show(page, 1280)
-    browser.point_at(1, 1)
+def test_the_keyboard_reaches_every_cell_and_shows_its_text(show: Callable[..., Page]) -> None:
+    page = show(1280)
+    page.point_at(1, 1)
     for _ in range(3):  # two links to the models, then the map
-        browser.press("Tab")
-    assert browser.evaluate(SHOWN_TIPS)[0].startswith("past_key, layer 0.")
+        page.press("Tab")
+    assert page.evaluate(SHOWN_TIPS)[0].startswith("past_key, layer 0.")
     for key, layer in (("ArrowRight", 1), ("End", 93), ("ArrowLeft", 92), ("Home", 0)):
-        browser.press(key)
-        (text,) = browser.evaluate(SHOWN_TIPS)
+        page.press(key)
+        (text,) = page.evaluate(SHOWN_TIPS)
         assert text.startswith(f"past_key, layer {layer}.")
-    browser.press("ArrowDown")
-    assert browser.evaluate(SHOWN_TIPS)[0].startswith("past_value, layer 0.")
-    browser.press("ArrowDown")  # there is no further row
-    assert browser.evaluate(SHOWN_TIPS)[0].startswith("past_value, layer 0.")
-    browser.press("Escape")
-    assert browser.evaluate(SHOWN_TIPS) == []
-    browser.press("Tab")  # one stop for a map: the next one is the other model's
-    assert browser.evaluate(SHOWN_TIPS)[0].startswith("past_key, layer 0. full attention, has the")
+    page.press("ArrowDown")
+    assert page.evaluate(SHOWN_TIPS)[0].startswith("past_value, layer 0.")
+    page.press("ArrowDown")  # there is no further row
+    assert page.evaluate(SHOWN_TIPS)[0].startswith("past_value, layer 0.")
+    page.press("Escape")
+    assert page.evaluate(SHOWN_TIPS) == []
+    page.press("Tab")  # one stop for a map: the next one is the other model's
+    assert page.evaluate(SHOWN_TIPS)[0].startswith("past_key, layer 0. full attention, has the")
 
 
-def test_a_screen_reader_finds_names_and_structure(browser: Chromium, page: Path) -> None:
-    browser.show(page, 1280)
-    found = browser.list_accessible()
+def test_a_screen_reader_finds_names_and_structure(show: Callable[..., Page]) -> None:
+    page = show(1280)
+    found = page.list_accessible()
     roles = [role for role, _ in found]
     for landmark in ("banner", "main", "contentinfo", "navigation"):
         assert roles.count(landmark) == 1
@@ -148,11 +152,9 @@ def test_a_screen_reader_finds_names_and_structure(browser: Chromium, page: Path
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_colors_are_those_of_the_readers_scheme(
-    browser: Chromium, page: Path, scheme: str
-) -> None:
-    browser.show(page, 1280, scheme=scheme)
-    colors = browser.evaluate(
+def test_the_colors_are_those_of_the_readers_scheme(show: Callable[..., Page], scheme: str) -> None:
+    page = show(1280, dark=scheme == "dark")
+    colors = page.evaluate(
         "(({color, backgroundColor}) => [color, backgroundColor])(getComputedStyle(document.body))"
     )
     shade = ("light", "dark").index(scheme)
