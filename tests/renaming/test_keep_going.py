@@ -205,21 +205,29 @@ def test_a_lost_path_with_one_result_file_is_refused(here: Path, run) -> None:
     assert not Path("z.onnx").exists()
 
 
+def write_sides(path: Path, inputs: list[str], outputs: list[str]) -> None:
+    """Write a model with these inputs and outputs of buffers beside ``x`` and ``y``."""
+    shape = ("batch_size", 2, "seq_len", 8)
+    graph = onnx.helper.make_graph(
+        [models.node("Identity", ["x"], [output]) for output in (*outputs, "y")],
+        "main",
+        [models.info(value, *shape) for value in ("x", *inputs)],
+        [models.info(value, *shape) for value in (*outputs, "y")],
+    )
+    opset = [onnx.helper.make_opsetid("", 17)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    saved(onnx.helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+
+
+def link_elsewhere(path: Path, other_name: Path) -> None:
+    """Give a model a second name, so that a rename is refused without ``--force``."""
+    other_name.hardlink_to(path)
+
+
 def write_cross_models(folder: Path) -> None:
     """Write an encoder and the decoder whose cross buffers it makes, in two folders."""
-    sides = {"enc": ([], ["present_key_cross_0"]), "dec": (["past_key_cross_0"], [])}
-    for name, (inputs, outputs) in sides.items():
-        (folder / name).mkdir(parents=True)
-        shape = ("batch_size", 2, "seq_len", 8)
-        graph = onnx.helper.make_graph(
-            [models.node("Identity", ["x"], [output]) for output in (*outputs, "y")],
-            "main",
-            [models.info(value, *shape) for value in ("x", *inputs)],
-            [models.info(value, *shape) for value in (*outputs, "y")],
-        )
-        opset = [onnx.helper.make_opsetid("", 17)]
-        model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
-        saved(model, folder / name / "model.onnx")
+    write_sides(folder / "enc" / "model.onnx", [], ["present_key_cross_0"])
+    write_sides(folder / "dec" / "model.onnx", ["past_key_cross_0"], [])
 
 
 @pytest.mark.parametrize("failing", ["enc", "dec"])
@@ -231,12 +239,27 @@ def test_an_encoder_and_its_decoder_in_two_folders_change_together(
     write_cross_models(tmp_path / "two")
     path = tmp_path / "one" / failing / "model.onnx"
     if is_readable:
-        (tmp_path / "other name.onnx").hardlink_to(path)  # refused without --force
-        (tmp_path / "other name.onnx").rename(tmp_path / "other name")
+        link_elsewhere(path, tmp_path / "other name")
     else:
         path.write_bytes(b"no model")
     before = snapshot(tmp_path / "one")
     assert run(tmp_path, *V, "--profile", "ort-encdec").code == 2
+    assert snapshot(tmp_path / "one") == before
+    assert read_tokens(tmp_path / "two") == {True}
+
+
+@pytest.mark.parametrize("failing", ["decoder_model", "decoder_with_past_model"])
+def test_a_first_decoder_and_that_of_later_steps_change_together(
+    failing: str, tmp_path: Path, run, snapshot
+) -> None:
+    """As Optimum writes them: the first one only makes the cache that the other one keeps."""
+    past, present = "past_key_values.0.key", "present.0.key"
+    for name in ("one", "two"):
+        write_sides(tmp_path / name / "decoder_model.onnx", [], [present])
+        write_sides(tmp_path / name / "decoder_with_past_model.onnx", [past], [present])
+    link_elsewhere(tmp_path / "one" / f"{failing}.onnx", tmp_path / "other name")
+    before = snapshot(tmp_path / "one")
+    assert run(tmp_path, *V, "--profile", "huggingface").code == 2
     assert snapshot(tmp_path / "one") == before
     assert read_tokens(tmp_path / "two") == {True}
 
