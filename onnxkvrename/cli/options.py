@@ -156,7 +156,7 @@ def add_version_option() -> Decorator:
 def check_exclusive(option: str, is_given: object, other: str, other_is_given: object) -> None:
     """Raise :class:`click.UsageError` if both options are given."""
     if is_given and other_is_given:
-        raise click.UsageError(f"{option} and {other} cannot both be")
+        raise click.UsageError(f"{option} and {other} cannot be used together")
 
 
 def add_models_argument() -> Decorator:
@@ -232,14 +232,6 @@ def add_jobs_option() -> Decorator:
         type=click.IntRange(1, _MAX_JOBS),
         help="Number of processes; by default one for each core, if there are enough models.",
     )
-
-
-def add_keep_going_option(
-    text: str = "Rename the sets of models without an error though others have one, and exit "
-    "with 1 or 2.",
-) -> Decorator:
-    """Add ``--keep-going``, which makes each set a job of its own."""
-    return click.option("-k", "--keep-going", is_flag=True, help=text)
 
 
 def add_no_set_option() -> Decorator:

@@ -18,7 +18,6 @@ from onnxkvrename.cli.options import (
     add_format_option,
     add_full_transfer_option,
     add_jobs_option,
-    add_keep_going_option,
     add_models_argument,
     add_no_set_option,
     add_pairs_option,
@@ -191,7 +190,12 @@ class _Arguments(NamedTuple):
     is_flag=True,
     help="Overwrite existing and read-only files; write through symbolic and hard links.",
 )
-@add_keep_going_option()
+@click.option(
+    "-k",
+    "--keep-going",
+    is_flag=True,
+    help="Rename the sets of models without an error though others have one, and exit with 1 or 2.",
+)
 @add_profile_option()
 @add_single_option(
     "--to",
@@ -300,7 +304,9 @@ def _find_rules(arguments: _Arguments) -> Rules:
     """Return rules for the pairs of the dataflow."""
     other = "--seed-cache" if arguments.seed_cache else "--replace" if arguments.replace else ""
     if other:
-        raise click.UsageError(f"--pairs and {other} cannot both be: that needs rules for names")
+        raise click.UsageError(
+            f"--pairs and {other} cannot be used together: that needs rules for names"
+        )
     token = _resolve_token(arguments)
     if token is None:
         raise KvRenameError(
@@ -391,7 +397,7 @@ def _list_directories(arguments: _Arguments) -> tuple[Path, ...]:
 def _check_destination_options(arguments: _Arguments) -> None:
     """Raise :class:`click.UsageError` for options that name two places for a result."""
     if arguments.output is not None and arguments.directory is not None:
-        raise click.UsageError("-o and -d cannot both be: -o names a file, -d a directory")
+        raise click.UsageError("-o and -d cannot be used together: -o names a file, -d a directory")
     if arguments.in_place and not arguments.seed_cache:
         raise click.UsageError(
             "--in-place is for --seed-cache only: other runs rename in place by default"
@@ -400,7 +406,7 @@ def _check_destination_options(arguments: _Arguments) -> None:
         raise click.UsageError("--seed-cache says where results go: leave out -o and -d")
     if arguments.seed_cache and arguments.keep_going:
         raise click.UsageError(
-            "--keep-going and --seed-cache cannot both be: exports are planned together"
+            "--keep-going and --seed-cache cannot be used together: exports are planned together"
         )
     if arguments.to and (arguments.seed_cache or arguments.target):
         raise click.UsageError("--to goes with neither --seed-cache nor --target: convert first")

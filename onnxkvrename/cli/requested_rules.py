@@ -8,7 +8,7 @@ from typing import Protocol
 
 import click
 
-from onnxkvrename.cli.options import Decorator, add_single_option
+from onnxkvrename.cli.options import Decorator, add_single_option, check_exclusive
 from onnxkvrename.cli.output import print_lines
 from onnxkvrename.errors import ModelError, RulesError
 from onnxkvrename.model.file import open_model
@@ -39,8 +39,7 @@ def find_rules_by_dataflow(
         ModelError: A model cannot be read.
     """
     for option, value in (("--profile", profile), ("--rules", rules)):
-        if value is not None:
-            raise click.UsageError(f"--pairs and {option} cannot both be")
+        check_exclusive("--pairs", True, option, value is not None)
     from onnxkvrename.rules.find_models import find_jobs
     from onnxkvrename.verification.pairs.infer_rules import (  # loads onnx
         find_common_token,

@@ -82,7 +82,7 @@ MISTAKES = pytest.mark.parametrize(
             (MODEL, "other.onnx", *V, "-o", "new.onnx"),
             "new.onnx: is one file, but there are 2",
         ),
-        ((MODEL, *V, "-o", "new.onnx", "-d", "new"), "-o and -d cannot both be"),
+        ((MODEL, *V, "-o", "new.onnx", "-d", "new"), "-o and -d cannot be used together"),
         ((MODEL, *V, "-o", MODEL), "decoder.onnx: is the model itself"),
         ((MODEL, *V, "-o", "empty"), "empty: is a directory"),
         ((MODEL, *V, "-o", "text.onnx/new.onnx"), "text.onnx/new.onnx"),

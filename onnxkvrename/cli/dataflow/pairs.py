@@ -15,6 +15,7 @@ from onnxkvrename.cli.options import (
     add_models_argument,
     add_single_option,
     add_version_option,
+    check_exclusive,
 )
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError, ModelError
@@ -64,8 +65,7 @@ def command(models: tuple[Path, ...], form: str | None, output_format: str) -> i
     paths = [job.model for job in find_jobs(models)]
     if form is not None:
         check_one_model("--as is for one model", [str(path) for path in paths])
-    if form is not None and output_format != "text":
-        raise click.UsageError("--as and --format cannot both be")
+    check_exclusive("--as", form is not None, "--format", output_format != "text")
     results = [_trace(path) for path in paths]
     answer = _build_answer(results)
     if form is not None and isinstance(results[0], TracedModel):

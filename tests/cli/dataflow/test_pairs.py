@@ -113,7 +113,7 @@ def test_one_model_is_written_for_another_program_and_no_set(delta: str, run) ->
         "error: --as is for one model, not 2: delta.onnx, other.onnx (pass one of them)",
     )
     assert (
-        "--as and --format cannot both be"
+        "--as and --format cannot be used together"
         in run("pairs", "--as", "openvino", "--format", "json", delta).err
     )
     assert run("pairs", "--as", "openvino", "missing.onnx").code == 2
