@@ -247,7 +247,7 @@ def test_an_executor_that_fails_changes_nothing(tmp_path: Path, snapshot) -> Non
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def shared_cluster() -> Iterator[Any]:
     """Two worker processes and a scheduler, on loopback."""
     distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")
     how = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "silence_logs": 50}
@@ -255,8 +255,15 @@ def cluster() -> Iterator[Any]:
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, **how) as made,
         distributed.Client(made) as client,
     ):
-        client.wait_for_workers(2)
         yield made, client
+
+
+@pytest.fixture
+def cluster(shared_cluster: Any) -> Any:
+    """The cluster with both workers: a test before may have killed one, which starts again."""
+    _, client = shared_cluster
+    client.wait_for_workers(2)
+    return shared_cluster
 
 
 def doom() -> int:
@@ -293,7 +300,6 @@ def test_a_cluster_that_loses_a_worker_still_ends_the_whole_set(
         window_sets.write_windows(tmp_path / "other", 64),
     )
     renamed(one, None)
-    client.wait_for_workers(2)
     victim = next(iter(client.scheduler_info()["workers"]))
     (process,) = client.run(doom, workers=[victim]).values()
     outcome = run(other, "--prefix", "VLLM", "--dask", made.scheduler_address)
