@@ -21,6 +21,7 @@ MAX_BYTES = 20 << 20
 """What a directory may hold to be copied for a trial."""
 COMMAND = re.compile(r"`(onnxkvrename(?: (?:[^`'\"]|'[^']*'|\"[^\"]*\")*)?)`")
 LINE = re.compile(r"^(?P<where>.*?): (?:error|warning) (?P<code>KV\d{3}): (?P<text>.*)$")
+ANNOTATION = re.compile(r"^::(?:error|warning) (?:.*,)?title=(?P<code>\w+)::(?P<text>.*)$")
 ERROR = re.compile(r"^error: (?P<text>.*)$")
 READERS = {"verify", "inspect", "check-consumer", "compare", "pairs", "explain", "profiles"}
 """Commands that only tell more; what they are suggested for need not be gone after them."""
@@ -61,6 +62,11 @@ def find_hints(out: str, err: str) -> Iterator[Hint]:
             else:
                 message, _, hint = match["text"].rpartition(" (")
             code = match.groupdict().get("code") or ""
+            yield from (Hint(code, message, found) for found in find_commands(hint[:-1]))
+    for line in out.splitlines():
+        if match := ANNOTATION.match(line):
+            message, _, hint = match["text"].replace("%25", "%").rpartition(" (")
+            code = match["code"] if match["code"].startswith("KV") else ""
             yield from (Hint(code, message, found) for found in find_commands(hint[:-1]))
     if out.startswith("{"):
         try:

@@ -55,7 +55,6 @@ from onnxkvrename.storage.read import is_directory
 if TYPE_CHECKING:
     from onnxkvrename.renaming.prepare_sidecars import Sidecar
 
-
 _SECTIONS = {
     "Names": ("prefix", "target", "full_transfer", "strip", "replace", "normalize", "to"),
     "Result": ("output", "directory", "force", "keep_going", "check", "diff", "dry_run"),
@@ -227,10 +226,11 @@ def command(**values: Any) -> int:
     arguments = _Arguments(**values)
     view = _build_view(arguments)
     report = _rename_models(arguments, view)
-    if report.findings or any(model.error for model in report.models):
-        from onnxkvrename.cli.hints.complete import complete_reports  # only for hints
+    if view.check_only or report.findings or any(model.error for model in report.models):
+        from onnxkvrename.cli.hints.complete import build_writing_command, complete_reports
 
         report = report._replace(models=complete_reports(report.models))
+        view = view._replace(writing_command="" if report.failed else build_writing_command())
     return print_answer(build_rename_answer(report, view), arguments.output_format)
 
 

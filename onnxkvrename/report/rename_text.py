@@ -45,6 +45,8 @@ class RenameView(NamedTuple):
         show_diff: Show the names as a diff.
         dry_run: Nothing was written, so report what would change.
         check_only: Report each name that would change as an error.
+        writing_command: The command that changes those names, for formats that annotate files;
+            empty if it is not known or would fail.
     """
 
     quiet: bool = False
@@ -52,6 +54,7 @@ class RenameView(NamedTuple):
     show_diff: bool = False
     dry_run: bool = False
     check_only: bool = False
+    writing_command: str = ""
 
 
 class StateRow(NamedTuple):
@@ -122,7 +125,7 @@ def _list_files(report: Report, view: RenameView) -> Iterator[FileResult]:
         yield build_file_result(model, *_list_model_notes(model, view, is_single=is_single))
     for sidecar in report.sidecars if view.check_only else ():
         if sidecar.status == "would-rename":
-            note = Note("names", _format_sidecar_state(sidecar), sidecar.path, "error")
+            note = _build_pending_note(_format_sidecar_state(sidecar), sidecar.path, view)
             yield FileResult(sidecar.path, notes=(note,))
 
 
@@ -133,11 +136,17 @@ def _list_model_notes(model: ModelReport, view: RenameView, *, is_single: bool) 
     state = format_model_state(model)
     is_pending = model.status == "would-rename"
     if view.check_only and is_pending:
-        yield Note("names", state, model.path, "error")
+        yield _build_pending_note(state, model.path, view)
     elif not view.quiet and (
         is_single or model.status == "renamed" or (view.dry_run and is_pending)
     ):
         yield Note(model.status, state, model.path)
+
+
+def _build_pending_note(state: str, path: str, view: RenameView) -> Note:
+    """Return the error of ``--check`` about a file, with the command that changes its names."""
+    fix = f" ({view.writing_command})" if view.writing_command else ""
+    return Note("names", f"{state}{fix}", path, "error")
 
 
 def render_rename(report: Report, view: RenameView, screen: Screen) -> Iterator[Line]:

@@ -7,6 +7,7 @@ Beside these, every command that is run by the fixture ``run`` has the commands 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -24,6 +25,8 @@ from onnxkvrename.cli.hints.complete import CARRIED_OPTIONS, REPLACED_OPTIONS, c
 from onnxkvrename.cli.hints.typed_command import TypedCommand, read_typed_command
 from onnxkvrename.cli.main import COMMANDS, load_command
 from onnxkvrename.report.inert import escape_text
+
+NAME = "onnxkvrename rename "
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +130,46 @@ def test_a_model_is_missed_before_its_token(run: Run) -> None:
     assert run("m.onnx", "none.onnx", "-n").err.startswith(error)
     Path("strip").mkdir()
     assert "no such file" not in run("strip").err
+
+
+@pytest.mark.parametrize(
+    ("typed", "command"),
+    [
+        ("m.onnx --target vllm-qaic --check", "m.onnx --target vllm-qaic"),
+        ("rename m.onnx --target vllm-qaic --diff -q", "m.onnx --target vllm-qaic"),
+        ("'my model.onnx' m.onnx --prefix X --check", "'my model.onnx' m.onnx --prefix X"),
+        ("m.onnx --check --prefix X -d 'a%25, b::c'", "m.onnx --prefix X -d 'a%25, b::c'"),
+        ("set --strip --check -k", "set --strip -k"),
+        ("v.onnx --check --prefix X --replace --strict", "v.onnx --prefix X --replace --strict"),
+        ("m.onnx target.onnx linked.onnx --check --prefix X --force",
+         "m.onnx target.onnx linked.onnx --prefix X --force"),
+    ],
+)  # fmt: skip
+def test_github_shows_the_command_that_changes_the_names(
+    typed: str, command: str, run: Run
+) -> None:
+    """In one line for each file; the command is run like that of every other hint."""
+    outcome = run(*shlex.split(typed), "--format", "github")
+    lines = [line for line in outcome.out.splitlines() if "title=names" in line]
+    assert (outcome.code, bool(lines)) == (1, True)
+    for line in lines:
+        message = line.rpartition("title=names::")[2].replace("%25", "%")
+        assert re.fullmatch(rf"\d+ names would change \({re.escape(NAME + command)}\)", message)
+    assert run(*split_words(NAME + command)[1:]).code == 0
+
+
+def test_github_shows_no_command_for_names_that_cannot_change_yet(run: Run) -> None:
+    out = run("m.onnx", "v.onnx", "--prefix", "X", "--check", "--format", "github").out
+    assert out.splitlines()[0].endswith("title=names::8 names would change")
+    assert "v.onnx --prefix X --replace" in out
+
+
+def test_a_long_command_is_whole_in_an_annotation(run: Run) -> None:
+    folder = Path("d" * 118, "e" * 118, "f" * 118)
+    folder.mkdir(parents=True)
+    shutil.copyfile("m.onnx", folder / "m.onnx")
+    out = run(folder, "--prefix", "X", "--check", "--format", "github").out
+    assert out.endswith(f" (onnxkvrename rename {folder} --prefix X)\n")
 
 
 def _typed(*args: str) -> TypedCommand:

@@ -526,7 +526,10 @@ def test_github_annotates_the_models(here: Path, run) -> None:
         "(another model failed); nothing was written",
     ]
     outcome = run(MODEL, *V, "--check", "--format", "github")
-    assert outcome.out == "::error file=decoder.onnx,title=names::8 names would change\n"
+    assert outcome.out == (
+        "::error file=decoder.onnx,title=names::8 names would change "
+        "(onnxkvrename rename decoder.onnx --prefix VLLM)\n"
+    )
 
 
 @pytest.mark.parametrize("flag", ["--version", "-V", "--help", "-h"])

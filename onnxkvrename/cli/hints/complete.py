@@ -96,6 +96,16 @@ _TOKEN_OPTIONS = frozenset(("--prefix", "--target", "--strip", "--to"))
 _REPEATED_OPTIONS = frozenset(("--dim", "--sidecar"))
 
 
+def build_writing_command() -> str:
+    """Return the command that runs without what keeps it from writing; empty if it is not known."""
+    typed = _find_typed_command()
+    if typed is None:
+        return ""
+    options = tuple(option for option in typed.options if option.name not in _TRIALS)
+    hint = f"`{_PROGRAM} {typed.name} MODEL...`"
+    return complete_hint(hint, typed._replace(options=options))
+
+
 def complete_reports(reports: Iterable[ModelReport]) -> tuple[ModelReport, ...]:
     """Return reports on models whose hints have complete commands."""
     return tuple(
