@@ -29,6 +29,8 @@ _MAX_WHOLE_WORD = 200
 _MAX_COMMAND_HINT = 500
 """Characters of the longest hint with a command that stays whole, as without its middle it would
 be another one."""
+_HAND_OFF = " -> "
+"""Between the path of prefill and that of decode."""
 
 # Patterns are compiled where they are first needed: few names need them, but every rename would
 # wait for it.
@@ -92,13 +94,17 @@ def shorten_parts(parts: Sequence[str], limit: int = MAX_LINE_LENGTH) -> list[st
     """Return the parts of a line, escaped, and shortened in the middle where it is too long.
 
     The hint stays whole if it fits, then the message: they say what to do, and what is wrong.
-    Of the others the longest are shortened.
+    Of the others the longest are shortened, each side of a hand-off (``A -> B``) by itself.
 
     Args:
-        parts: A path, a name, and at the end the message and the hint, which may be a command or
-            have some between backticks.
+        parts: A path or two, a name, and at the end the message and the hint, which may be a
+            command or have some between backticks.
         limit: Characters of the whole line. It is longer for a command that needs more.
     """
+    prefill, arrow, decode = parts[0].partition(_HAND_OFF)
+    if arrow and len(parts) > 2:
+        sides = shorten_parts((prefill, decode, *parts[1:]), limit - len(arrow))
+        return [arrow.join(sides[:2]), *sides[2:]]
     shown = [escape_text(part) for part in parts]
     hint = shown[-1]
     has_command = "`" in hint or hint.startswith("onnxkvrename ")

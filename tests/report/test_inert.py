@@ -112,6 +112,30 @@ def test_a_long_path_takes_nothing_from_the_message_and_the_hint() -> None:
     assert (len(path), len(message), hint) == (93, 93, "h" * 190)
 
 
+def test_each_side_of_a_hand_off_keeps_its_beginning_and_its_end() -> None:
+    sides = [f"/exports/{role}/{'folder/' * 40}{role}.onnx" for role in ("prefill", "decode")]
+    parts = [" -> ".join(sides), "past_key.0", "m" * 190, "h" * 190]
+    label, *others = shorten_parts(parts)
+    assert others == parts[1:]
+    for whole, shown in zip(sides, label.split(" -> "), strict=True):
+        head, mark, tail = shown.partition("[... ")
+        assert len(shown) < len(whole)
+        assert head
+        assert mark
+        assert whole.startswith(head)
+        assert whole.endswith(tail.partition(" more ...]")[2])
+        assert tail.endswith(".onnx")
+    sides[0] = "prefill.onnx"  # only what is too long loses its middle
+    label = shorten_parts([" -> ".join(sides), *parts[1:]])[0]
+    assert label.startswith("prefill.onnx -> /exports/")
+    assert label.endswith("decode.onnx")
+
+
+def test_two_paths_of_usual_length_stay_whole_in_a_long_line() -> None:
+    label = " -> ".join(NAMES[:2])
+    assert shorten_parts([label, "past_key.0", "m" * 190, "h" * 190])[0] == label
+
+
 def test_a_shortened_text_says_how_much_is_left_out() -> None:
     assert shorten_text("a" * 50 + "b" * 50, 40) == "a" * 11 + "[... 60 more ...]" + "b" * 12
 
