@@ -138,7 +138,13 @@ class Browser:
         return message
 
     def open(
-        self, path: Path, *, width: int = 1280, dark: bool = False, script: bool = True
+        self,
+        path: Path,
+        *,
+        width: int = 1280,
+        dark: bool = False,
+        script: bool = True,
+        letters: int = 16,
     ) -> Page:
         """Open a file as a page.
 
@@ -147,6 +153,7 @@ class Browser:
             width: The width of the window in pixels.
             dark: Whether the reader prefers dark pages.
             script: Whether scripts may run.
+            letters: The size of text that the reader prefers, in pixels.
         """
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -159,6 +166,8 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         page.call("Emulation.setEmulatedMedia", features=[scheme])
         page.call("Emulation.setScriptExecutionDisabled", value=not script)
+        sizes = {"standard": letters, "fixed": letters * 13 // 16}
+        page.call("Page.setFontSizes", fontSizes=sizes)
         file, _, fragment = str(path).partition("#")
         address = Path(file).as_uri() + (f"#{fragment}" if fragment else "")
         page.call("Page.navigate", url=address)

@@ -5,7 +5,8 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const SIDES = ["written", "read"];
-const LETTER_WIDTH = 8;
+const LETTER_WIDTH = 0.5 * parseFloat(getComputedStyle(document.documentElement).fontSize);
+const LEAST_LINK_GAP = 4;
 const element = (id) => document.getElementById(id);
 const slots = Object.fromEntries(SIDES.map((side) => [side, [...element(side).children]]));
 const rows = [...element("rows").children];
@@ -80,6 +81,7 @@ function drawSlots() {
       }
     });
   }
+  element("links").classList.toggle("dense", links.length * LEAST_LINK_GAP > width);
   links.forEach((line, at) => {
     const [written, read, states] = data.rows[linkedRows[at]];
     line.setAttribute("x1", percent(places.written[written].left));
@@ -107,7 +109,10 @@ function fillTable() {
     const [, kind, cause] = find(states);
     const [name, mark, text] = data.kinds[kind];
     const cells = row.querySelectorAll("td");
-    const texts = [formatBytes(...places_), ...places_.map(formatPlace), `${mark} ${text}`, data.causes[cause]];
+    const texts = [formatBytes(...places_), ...places_.map(formatPlace), `${mark} ${text}`];
+    if (data.causes.some(Boolean)) {
+      texts.push(data.causes[cause]);
+    }
     texts.forEach((value, column) => {
       if (cells[column].textContent !== value) {
         cells[column].textContent = value;
@@ -315,7 +320,8 @@ addEventListener("hashchange", () => {
 addEventListener("resize", drawSlots);
 picture.addEventListener("pointerover", chooseSlot);
 picture.addEventListener("click", chooseSlot);
-picture.addEventListener("focusin", chooseSlot);
+// A listener on the picture would make the picture itself a stop of the keyboard.
+picture.parentElement.addEventListener("focusin", chooseSlot);
 picture.addEventListener("keydown", moveByKey);
 element("rows").addEventListener("pointerover", (event) => choose(rows.indexOf(event.target.closest("tr"))));
 

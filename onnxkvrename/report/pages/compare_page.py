@@ -22,7 +22,7 @@ from onnxkvrename.report.compare_text import (
 )
 from onnxkvrename.report.inert import escape_text, shorten_text
 from onnxkvrename.report.pages.buffer_states import StateKind
-from onnxkvrename.report.pages.elements import Value, build, build_data, isolate
+from onnxkvrename.report.pages.elements import Child, Value, build, build_data, isolate
 from onnxkvrename.report.pages.fold_rows import fold_rows
 from onnxkvrename.report.pages.frame import Color, write_color_variables, write_page
 from onnxkvrename.report.pages.memory_map import MemoryMap, build_memory_map
@@ -37,7 +37,7 @@ _COLORS = {
     "wrong": Color("#ffd3d0", "#6d2126"),
     "gap": Color("#eceff2", "#22272e"),
 }
-_MAX_TITLE_NAME = 60
+_MAX_TITLE_NAME = 48
 _MAX_FINDINGS = 200
 _MAX_TEXT = 1500
 _MAX_JUMPS = 16
@@ -73,7 +73,7 @@ def render_handoff_page(
     shown = _choose_length(handoff, memory_map, tokens)
     condition = "after a rename" if handoff.has_token and list_sides_without_token(handoff) else ""
     view = MemoryView(memory_map, shown, handoff.memory, condition)
-    prefill, decode = (_format_side_name(side) for side in (handoff.prefill, handoff.decode))
+    prefill, decode = _name_sides(_find_path(handoff.prefill), _find_path(handoff.decode))
     style = write_color_variables(_COLORS) + read_text_file(_SOURCES / "compare.css")
     return write_page(
         f"Hand-off from {prefill} to {decode}",
@@ -96,25 +96,33 @@ def _find_path(side: HandoffSide) -> str:
     return side.path or (side.original_layout.models or (side.label,))[0]
 
 
-def _format_side_name(side: HandoffSide) -> str:
-    """Return the path of a side, of a long one the end."""
-    path = escape_text(_find_path(side))
-    return path if len(path) <= _MAX_TITLE_NAME else f"…{path[1 - _MAX_TITLE_NAME :]}"
+def _name_sides(prefill: str, decode: str) -> tuple[str, str]:
+    """Return both paths for the heading: of long ones without the folders that they share."""
+    names = [escape_text(path) for path in (prefill, decode)]
+    if max(map(len, names)) > _MAX_TITLE_NAME:
+        shared = 0
+        for index, chars in enumerate(zip(*names, strict=False), 1):
+            if chars[0] != chars[1]:
+                break
+            shared = index if chars[0] in "/\\" else shared
+        last = min(max(name.rfind("/"), name.rfind("\\")) + 1 for name in names)
+        shared = min(shared, last)
+        names = [f"…/{name[shared:]}" if shared > 1 else name for name in names]
+    first, second = (_cut_middle(name) for name in names)
+    return first, second
+
+
+def _cut_middle(name: str) -> str:
+    half = _MAX_TITLE_NAME // 2
+    return name if len(name) <= _MAX_TITLE_NAME else f"{name[:half]}…{name[1 - half :]}"
 
 
 def _build_introduction(handoff: Handoff) -> Iterator[Element]:
     kind = _VERDICT_KINDS[resolve_outcome(handoff)]
     sentence = format_handoff_verdict(handoff)
     yield build("p", _build_mark(kind), f" {sentence[0].upper()}{sentence[1:]}.", class_=kind)
-    yield build(
-        "p",
-        "Prefill: ",
-        isolate(_shorten(_find_path(handoff.prefill))),
-        ". Decode: ",
-        isolate(_shorten(_find_path(handoff.decode))),
-        ".",
-        class_="facts",
-    )
+    for label, side in (("Prefill", handoff.prefill), ("Decode", handoff.decode)):
+        yield build("p", f"{label}: ", isolate(_shorten(_find_path(side))), class_="facts side")
     transfer = "all of each buffer" if handoff.full_transfer else "each buffer up to the prompt"
     memory = _MEMORY_TEXTS.get(handoff.memory, "")
     facts = [f"Consumer: {handoff.consumer_name}. It moves {transfer} through {memory}."]
@@ -134,14 +142,14 @@ def _build_body(
     handoff: Handoff, failed_models: Sequence[ModelReport], view: MemoryView
 ) -> Iterator[Element]:
     yield _build_memory_section(handoff, view)
-    if view.memory_map.rows:
-        yield build("section", build("h2", "Buffers"), view.build_table())
     findings = [("", finding) for finding in handoff.findings]
     findings += [(report.path, each) for report in failed_models for each in report.findings]
     yield build("section", build("h2", "Findings"), _build_findings(findings))
     if handoff.notes:
         notes = build("ul", (build("li", note) for note in handoff.notes))
         yield build("section", build("h2", "Notes"), notes)
+    if view.memory_map.rows:
+        yield build("section", build("h2", "Buffers"), view.build_table())
     if view.memory_map.is_drawn:
         yield build_data("data", view.serialize())
 
@@ -193,14 +201,24 @@ def _build_controls(handoff: Handoff, view: MemoryView) -> Element:
             view.build_strip() if last > 1 else None,
             build(
                 "div",
-                build("label", "Tokens", for_="number"),
-                build("input", type="number", id="number", aria_describedby="outcome", **limits),
-                build("span", f"of {last}"),
-                build("label", "Zoom", for_="zoom"),
                 build(
-                    "select",
-                    (build("option", f"{100 * zoom} %", value=zoom) for zoom in _ZOOMS),
-                    id="zoom",
+                    "span",
+                    build("label", "Tokens", for_="number"),
+                    build(
+                        "input", type="number", id="number", aria_describedby="outcome", **limits
+                    ),
+                    build("span", f"of {last}"),
+                    class_="field",
+                ),
+                build(
+                    "span",
+                    build("label", "Zoom", for_="zoom"),
+                    build(
+                        "select",
+                        (build("option", f"{100 * zoom} %", value=zoom) for zoom in _ZOOMS),
+                        id="zoom",
+                    ),
+                    class_="field",
                 ),
                 build(
                     "label",
@@ -251,9 +269,19 @@ def _build_finding(path: str, finding: Finding) -> Element:
         build("p", build("strong", f"{finding.severity} {finding.code}", class_=kind)),
         build("p", "In ", isolate(path), ":") if path else None,
         build("p", *((isolate(_shorten(subject)), " ") if subject else ()), message),
-        build("p", "Fix: ", _shorten(finding.hint)),
+        build("p", "Fix: ", _mark_commands(_shorten(finding.hint))),
         build("p", "More: ", build("code", f"onnxkvrename explain {finding.code}")),
     )
+
+
+def _mark_commands(text: str) -> Iterator[Child]:
+    """Yield a text with what is between backticks as code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # one of them is part of a name
+        yield text
+        return
+    for index, part in enumerate(parts):
+        yield build("code", part) if index % 2 else part
 
 
 def _shorten(text: str) -> str:

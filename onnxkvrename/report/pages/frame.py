@@ -50,14 +50,15 @@ Text can have each of them on ``paper`` and on ``card`` (WCAG AA), except for ``
 
 _STYLE = f"""
 * {{ box-sizing: border-box }}
-body {{ margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.5 {FONT} }}
+body {{ margin: 0; background: var(--paper); color: var(--ink); font: 1rem/1.5 {FONT} }}
 body > * {{ padding: 0 clamp(12px, 3vw, 40px) }}
 body > header {{ padding-top: 24px }}
-body > footer {{ padding-bottom: 24px; color: var(--muted); font-size: 14px }}
+body > footer {{ padding-bottom: 24px; color: var(--muted); font-size: .875rem }}
 p, li, dd {{ max-width: 80ch }}
-h1 {{ font-size: clamp(22px, 4vw, 30px); line-height: 1.2; margin: 0 0 8px }}
-h2 {{ font-size: 20px; line-height: 1.3; margin: 32px 0 8px }}
-h3 {{ font-size: 16px; margin: 20px 0 6px }}
+h1 {{ font-size: clamp(1.375rem, 4vw, 1.875rem); line-height: 1.2; margin: 0 0 8px }}
+h2 {{ font-size: 1.25rem; line-height: 1.3; margin: 32px 0 8px }}
+h3 {{ font-size: 1rem; margin: 20px 0 6px }}
+h1, h2, h3 {{ text-wrap: balance; break-after: avoid }}
 h1, h2, h3, p, li, td, th, dd {{ overflow-wrap: anywhere }}
 code, pre, bdi {{ font-family: {CODE_FONT}; font-size: .92em }}
 a {{ color: var(--accent) }}
@@ -135,7 +136,7 @@ def write_color_variables(colors: Mapping[str, Color] = COLORS) -> str:
     )
     return (
         f":root {{ color-scheme: light dark; {light} }}\n"
-        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
     )
 
 

@@ -29,9 +29,9 @@ _STATE_TEXTS: Mapping[StateKind, str] = MappingProxyType(
     {"correct": "correct", "wrong": "wrong", "none": "not transferred", "unknown": "unknown"}
 )
 _KINDS = tuple(MARKS)
-_HEADINGS = ("Buffer", "Bytes", "Written at", "Read at", "State", "Cause")
-_TRACK_HEIGHT, _LINK_HEIGHT = 46, 44
-_READ_TOP = _TRACK_HEIGHT + _LINK_HEIGHT
+_HEADINGS = ("Buffer", "Bytes", "Written at", "Read at", "State")
+_TRACK_HEIGHT, _READ_TOP, _PICTURE_HEIGHT = "2.875rem", "5.625rem", "8.5rem"
+"""In letters, so that labels have room at any size of text."""
 _MAX_LINKS = 300
 """The most lines between the two tracks; of more, only those of the chosen buffer are drawn."""
 _MAX_NAME = 160
@@ -69,8 +69,10 @@ class MemoryView:
         self.memory_map = memory_map
         self.tokens = tokens
         self.condition = condition
+        self._has_causes = any(state.cause for row in memory_map.rows for state in row.states)
         self._headings = (
             *_HEADINGS,
+            *(("Cause",) if self._has_causes else ()),
             f"All prompts, {condition}" if condition else "All prompts",
         )
         self._condition_class = "conditional" if condition else ""
@@ -125,11 +127,11 @@ class MemoryView:
             "svg",
             _build_patterns(),
             build("g", self._build_links(), id="links", aria_hidden="true"),
-            self._build_track("written", "What prefill writes", prefill, self._written, 0),
+            self._build_track("written", "What prefill writes", prefill, self._written, "0"),
             self._build_track("read", "What decode reads", decode, self._read, _READ_TOP),
             id="tracks",
             width="100%",
-            height=_READ_TOP + _TRACK_HEIGHT,
+            height=_PICTURE_HEIGHT,
             role="group",
             aria_label="Memory of both sides, to one scale",
         )
@@ -158,7 +160,7 @@ class MemoryView:
         label: str,
         slots: Sequence[MapSlot],
         placements: Sequence[Placement],
-        top: int,
+        top: str,
     ) -> Element:
         items = (
             self._build_slot(slot, placement, top)
@@ -166,7 +168,7 @@ class MemoryView:
         )
         return build("g", items, id=identifier, role="listbox", aria_label=label)
 
-    def _build_slot(self, slot: MapSlot, placement: Placement, top: int) -> Element:
+    def _build_slot(self, slot: MapSlot, placement: Placement, top: str) -> Element:
         row = None if slot.row is None else self.memory_map.rows[slot.row]
         state = None if row is None else self._find_state(row)
         kind: StateKind = "none" if state is None else state.kind
@@ -181,8 +183,8 @@ class MemoryView:
             "svg",
             build("title", name),
             build("rect", width="100%", height="100%"),
-            build("text", label, x=4, y=18) if label else None,
-            build("text", mark, x=4, y=37, class_="mark"),
+            build("text", label, x=4, y="1.125rem") if label else None,
+            build("text", mark, x=4, y="2.3rem", class_="mark"),
             class_=f"slot {kind} {parity}{narrow}",
             x=_percent(placement.left, self._scale),
             y=top,
@@ -213,7 +215,7 @@ class MemoryView:
             )
 
     def build_table(self) -> Element:
-        """Return a row for each buffer, with its bytes, its places, its state and the cause."""
+        """Return a row for each buffer: its bytes, its places, its state, the cause if any."""
         hidden = self.memory_map.hidden_rows
         length = build("span", format_token_count(self.tokens), id="caption-length")
         caption = build(
@@ -249,7 +251,7 @@ class MemoryView:
             self._format_place(written),
             self._format_place(read),
             " ".join(self._describe_kind(state.kind)),
-            state.cause,
+            *((state.cause,) if self._has_causes else ()),
             row.summary,
         )
         return build(

@@ -11,6 +11,7 @@ import pytest
 from browser import CHROMIUM, SKIP_REASON, Browser, Page
 from handoff_pages import SIZED, Reader, compare_window, find_class
 from handoff_sides import build_side_layout, describe_attention, draw_sides, predict_handoff
+from readability import list_low_contrast, list_overflowing, list_unmarked_stops
 
 from onnxkvrename.handoff.compare import Handoff
 from onnxkvrename.handoff.consumer import Consumer
@@ -191,6 +192,125 @@ def test_the_page_is_never_wider_than_the_window(
         assert (background == "rgb(13, 17, 23)") == dark
         assert page.list_problems() == []
         page.close()
+
+
+def list_handoffs() -> dict[str, Handoff]:
+    """List hand-offs whose pages look different."""
+    whole = build_side_layout(*describe_attention(0, 1, 2), ctx_len=4096)
+    plain = build_side_layout(*describe_attention(0, 1), token="", ctx_len=4096)
+    single = build_side_layout("past_key.0:2,ctx_len,4", ctx_len=4096)
+    other = build_side_layout(*describe_attention(0, 1, 2, dtype="INT8"), ctx_len=4096)
+    path = f"/exports/{'a-long-name-of-a-model-' * 20}/model.onnx"
+    return {
+        "works": predict_handoff(whole, whole),
+        "wrong": compare_window(**SIZED),
+        "refused": compare_window(prefill_window=True, **SIZED),
+        "arrays": predict_handoff(whole, other, consumer=CONSUMERS[1]),
+        "no token": predict_handoff(plain, plain),
+        "undecided": compare_window(),
+        "one buffer": predict_handoff(single, single),
+        "long path": predict_handoff(whole._replace(models=(path,)), whole),
+    }
+
+
+@pytest.mark.parametrize("letters", [16, 32])
+@pytest.mark.parametrize("width", [360, 950, 1280])
+def test_nothing_overflows_at_any_width_and_size_of_text(
+    width: int, letters: int, browser: Browser, tmp_path: Path
+) -> None:
+    for name, handoff in list_handoffs().items():
+        page = browser.open(save(handoff, tmp_path), width=width, letters=letters)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        assert list_overflowing(page) == [], name
+        size = "getComputedStyle(document.querySelector('main p')).fontSize"
+        assert page.evaluate(size) == f"{letters}px"
+        page.close()
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_text_has_the_contrast_of_wcag_aa(
+    dark: bool, browser: Browser, tmp_path: Path
+) -> None:
+    for name, handoff in list_handoffs().items():
+        page = browser.open(save(handoff, tmp_path), dark=dark)
+        assert list_low_contrast(page) == [], name
+        page.close()
+
+
+def test_every_stop_of_the_keyboard_is_seen(browser: Browser, tmp_path: Path) -> None:
+    page = browser.open(save(compare_window(**SIZED), tmp_path))
+    stops = 4 + 4 + 2  # the controls, the lengths to look at, the memory and a buffer in it
+    assert list_unmarked_stops(page, stops) == []
+    assert page.evaluate("document.activeElement.closest('.slot') !== null")
+    page.close()
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_a_label_is_on_the_line_of_its_control(
+    width: int, browser: Browser, tmp_path: Path
+) -> None:
+    page = browser.open(save(compare_window(**SIZED), tmp_path), width=width)
+    for control in ("zoom", "number"):
+        boxes = page.evaluate(
+            f"""["[for={control}]", "#{control}"].map((selector) => {{
+              const box = document.querySelector(selector).getBoundingClientRect();
+              return [box.top, box.bottom];
+            }})"""
+        )
+        (top, bottom), (start, end) = boxes
+        assert start <= (top + bottom) / 2 <= end, control
+    page.close()
+
+
+def shift_most_of(count: int) -> Handoff:
+    """Compare layers of which decode keeps a window in the first."""
+    window = describe_attention(0, shape="2,sliding_window,4")
+    sides = [describe_attention(*range(count)), (*window, *describe_attention(*range(1, count)))]
+    sizes = {"ctx_len": 131072, "sliding_window": 65536}
+    prefill, decode = (build_side_layout(*side, **sizes) for side in sides)
+    return predict_handoff(prefill, decode)
+
+
+@pytest.mark.parametrize("width", [920, 1280])
+def test_no_column_of_the_table_is_too_narrow_for_words(
+    width: int, browser: Browser, tmp_path: Path
+) -> None:
+    page = browser.open(save(shift_most_of(12), tmp_path), width=width)
+    assert page.evaluate("document.querySelectorAll('#rows tr.wrong').length") == 24
+    widths = "[...document.querySelector('#rows tr').children].map((cell) => cell.clientWidth)"
+    assert min(page.evaluate(widths)) >= 75
+    page.close()
+
+
+def test_buffers_of_few_pixels_still_show_where_they_are_wrong(
+    browser: Browser, tmp_path: Path
+) -> None:
+    handoff = shift_most_of(94)
+    page = browser.open(save(handoff, tmp_path), width=360)
+    fills = page.evaluate(
+        """[...document.querySelectorAll("#read .wrong rect")].map((rect) => {
+          const {fill, strokeWidth} = getComputedStyle(rect);
+          return [fill, strokeWidth];
+        })"""
+    )
+    assert len(fills) == 188
+    assert {tuple(fill) for fill in fills} == {("rgb(194, 28, 40)", "0px")}
+    shown = "getComputedStyle(document.querySelector('#links line:not(.chosen)')).display"
+    assert page.evaluate(shown) == "none"  # closer than they could be told apart
+    page.close()
+
+
+def test_on_paper_the_page_is_light_and_has_no_controls(browser: Browser, tmp_path: Path) -> None:
+    page = browser.open(save(compare_window(**SIZED), tmp_path), dark=True)
+    features = [{"name": "prefers-color-scheme", "value": "dark"}]
+    page.call("Emulation.setEmulatedMedia", media="print", features=features)
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert background == "rgb(255, 255, 255)"
+    for part in (".controls", "#detail"):
+        shown = f"getComputedStyle(document.querySelector('{part}')).display"
+        assert page.evaluate(shown) == "none"
+    assert list_low_contrast(page) == []
+    page.close()
 
 
 def test_the_table_can_be_limited_to_what_is_not_correct(browser: Browser, tmp_path: Path) -> None:

@@ -54,6 +54,52 @@ def test_the_first_length_is_the_first_that_goes_wrong() -> None:
     assert page.rows[2][1] == "2,064 written, 2,048 read"
 
 
+def test_the_table_has_a_cause_only_if_something_can_go_wrong() -> None:
+    layout = build_side_layout(*describe_attention(0), ctx_len=64)
+    for consumer in ("vllm-qaic", "qefficient"):
+        handoff = predict_handoff(layout, layout, consumer=load_consumer(consumer))
+        page = Reader(render_handoff_page(handoff))
+        assert "Cause" not in page.text
+        assert page.rows[0][4:] == ["✓ correct", "ok"]
+    page = Reader(render_handoff_page(compare_window(**SIZED), tokens=1))
+    assert "Cause" in page.text  # of longer prompts
+    assert page.rows[2][4:6] == ["✓ correct", ""]
+
+
+def test_findings_come_before_the_table_which_can_be_long() -> None:
+    page = Reader(render_handoff_page(compare_window(**SIZED)))
+    assert page.text.index("error KV614") < page.text.index("For a prompt of")
+
+
+@pytest.mark.parametrize(
+    ("paths", "heading"),
+    [
+        (("prefill.onnx", "decode.onnx"), "prefill.onnx to decode.onnx"),
+        (("/work/" + "x/" * 40 + "a/m.onnx", "/work/" + "x/" * 40 + "b/m.onnx"),
+         "…/a/m.onnx to …/b/m.onnx"),
+        (("/work/" + "x/" * 40 + "m.onnx",) * 2, "…/m.onnx to …/m.onnx"),
+        (("C:\\" + "x\\" * 40 + "a.onnx", "C:\\" + "x\\" * 40 + "b.onnx"),
+         "…/a.onnx to …/b.onnx"),
+        (("a" * 40 + "b" * 40, "/c"), f"{'a' * 24}…{'b' * 23} to /c"),
+    ],
+)  # fmt: skip
+def test_a_heading_tells_two_long_paths_apart(paths: tuple[str, str], heading: str) -> None:
+    layout = build_side_layout(*describe_attention(0), ctx_len=64)
+    prefill, decode = (layout._replace(models=(path,)) for path in paths)
+    document = render_handoff_page(predict_handoff(prefill, decode))
+    assert f"<h1>Hand-off from {heading}</h1>" in document
+    for path in paths:
+        assert path in Reader(document).text  # whole, below
+
+
+def test_the_command_of_a_hint_is_code() -> None:
+    plain = build_side_layout(*describe_attention(0), token="", ctx_len=64)
+    document = render_handoff_page(predict_handoff(plain, plain))
+    hint = predict_handoff(plain, plain).findings[0].hint
+    assert hint.count("`") == 2
+    assert f"<code>{hint.strip('`')}</code>" in document
+
+
 def test_a_length_that_was_asked_for_is_shown_first() -> None:
     layout = build_side_layout(*describe_attention(0), ctx_len=64)
     page = Reader(render_handoff_page(predict_handoff(layout, layout, tokens=(999, 20))))

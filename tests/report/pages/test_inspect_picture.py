@@ -95,7 +95,7 @@ def test_letters_can_be_read_where_a_phone_shrinks_the_picture(mixed: ModelSumma
 
 def test_light_and_dark_have_colors_of_their_own(mixed: ModelSummary) -> None:
     picture = render_svg([mixed])
-    assert picture.count("@media (prefers-color-scheme: dark)") == 2
+    assert picture.count("@media screen and (prefers-color-scheme: dark)") == 2
     for kind in ("full_attention", "mamba"):
         assert picture.count(f"--kind-{kind}: #") == 2
 
