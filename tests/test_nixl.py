@@ -81,7 +81,7 @@ class CopyingAgent:
         self.owner.messages.append(message)
         return records.Moved(len(local), 0, sum(size for _, size in local))
 
-    def hear(self) -> list[str]:
+    def list_messages(self) -> list[str]:
         """Return the messages, once."""
         heard, self.messages = self.messages, []
         return heard

@@ -1,7 +1,8 @@
 """KV buffers that a worker hands over: their selection, order and offsets.
 
 The rules are those of vllm-qaic at 10d331f (model_loader/qaic_session_np.py and qaic_connector.py),
-in a few lines of its own. Each worker applies them to its own graph: no names and no shapes travel.
+written again in a few lines. Each worker applies them to its own graph; names and shapes are not
+sent.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ text {{ font: 13px {FONT} }}
 
 
 def draw() -> str:
-    """The whole picture."""
+    """Return the picture as SVG."""
     body = [*_handed_over(), *_mismatch()]
     light, dark = (
         " ".join(f"{where} {{ {paint[0]}: {paint[shade]} }}" for where, paint in PAINT.items())
@@ -67,7 +67,7 @@ def draw() -> str:
 
 
 def _handed_over() -> Iterator[str]:
-    """The vision-language model: two graphs, and between them the memory."""
+    """Yield the upper part: two graphs of the vision-language model, and the memory between."""
     device = _device("vlm")
     given = slots(device.buffers, TOKENS, whole=False)
     stays = [name for name in device.buffers if PATTERN not in name]
@@ -110,7 +110,7 @@ def _row(slot: Slot, top: float, place: float) -> Iterator[str]:
 
 
 def _mismatch() -> Iterator[str]:
-    """The window's trap: the same memory, as each side divides it."""
+    """Yield the lower part: one memory, as prefill and as decode divide it."""
     written, read = (
         slots(_device(model).buffers, TOKENS, whole=False) for model in ("window_whole", "window")
     )
@@ -134,7 +134,7 @@ def _mismatch() -> Iterator[str]:
 def _divided(
     title: str, top: float, size: int, given: list[Slot], written: list[Slot]
 ) -> Iterator[str]:
-    """The memory as one side divides it; what was not ``written`` so is marked."""
+    """Yield the memory as one side divides it; slots that differ from `written` are marked."""
     yield _text(28, top + 27, title, "title")
     for slot, other in zip(given, written, strict=True):
         left, right = (_along(at, size) for at in (slot.offset, slot.offset + slot.size))
@@ -154,7 +154,7 @@ def _alike(slot: Slot, other: Slot) -> bool:
 
 
 def _device(model: str) -> Device:
-    """A model, its KV buffers with the token."""
+    """Return a model, with the token in the names of its KV buffers."""
     device = Device(str(MODELS / f"{model}.onnx"), SIZES)
     device.buffers = {
         f"{name}_{PATTERN}" if name.startswith("past_") else name: buffer
@@ -186,7 +186,7 @@ def _arrow(x: float, y: float, to_x: float, to_y: float) -> str:
 
 
 def main() -> int:
-    """Write the picture, or compare it; the exit code."""
+    """Write the picture, or compare it; return the exit code."""
     drawn = draw()
     if "--check" in sys.argv[1:]:
         return 0 if PICTURE.read_text("utf-8") == drawn else 1

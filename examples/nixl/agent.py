@@ -1,4 +1,7 @@
-"""NIXL: memory that others may read, and reads of theirs. On a CPU, by TCP on loopback only."""
+"""Read the memory of another process with NIXL, and let it read ours.
+
+Without other settings this uses CPU memory, and TCP on the loopback interface only.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from records import Moved, Peer
 os.environ.setdefault("UCX_TLS", "tcp")
 os.environ.setdefault("UCX_NET_DEVICES", "lo")
 os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
-os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # it raises what it logs
+os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # NIXL also raises each error that it logs
 from nixl._api import nixl_agent, nixl_agent_config
 
 _PATIENCE = 30
@@ -21,7 +24,12 @@ _PATIENCE = 30
 
 
 class Agent:
-    """The NIXL agent of a worker, with its memory registered."""
+    """The NIXL agent of a worker, with its memory registered.
+
+    Args:
+        name: The name of the agent, different for each worker.
+        memory: The worker's pool, as bytes. The agent keeps a reference to it.
+    """
 
     def __init__(self, name: str, memory: np.ndarray) -> None:
         self._memory = memory
@@ -33,21 +41,30 @@ class Agent:
 
     @property
     def peer(self) -> Peer:
-        """What another agent needs to read from this one."""
+        """The data that another agent needs to read from this one."""
         return Peer(self._agent.get_agent_metadata(), self._address)
 
     def connect(self, peer: Peer) -> None:
-        """Get to know the owner of the memory to read from."""
+        """Store the agent whose memory `read` reads."""
         self._owner = self._agent.add_remote_agent(peer.metadata)
         self._remote_address = peer.address
 
     def read(
         self, remote: Sequence[Descriptor], local: Sequence[Descriptor], message: str
     ) -> Moved:
-        """Read pieces of the owner's memory into our own, and send it a message at the end.
+        """Read pieces of the connected agent's memory, and send it a message after the last one.
 
-        vLLM prepares the descriptors of all blocks once, and then names them by their index. Only
-        lists that are prepared are merged.
+        As in vLLM, the lists of descriptors are prepared first, and a transfer refers to them by
+        index. NIXL merges neighbors only in prepared lists.
+
+        Args:
+            remote: The pieces to read, relative to the connected agent's memory.
+            local: Where each piece goes, relative to our memory; the same number and sizes.
+            message: The message, which the other side gets from `list_messages`.
+
+        Raises:
+            ValueError: The transfer fails, or takes longer than 30 seconds. The content
+                of the local pieces is then undefined.
         """
         sides = [
             self._agent.prep_xfer_dlist(
@@ -73,8 +90,8 @@ class Agent:
             each.release()
         return Moved(len(local), telemetry.descCount, telemetry.totalBytes)
 
-    def hear(self) -> list[str]:
-        """Return the messages of those who have read from this memory, since the last call."""
+    def list_messages(self) -> list[str]:
+        """Return the messages since the last call, from agents that have read this memory."""
         return [
             message.decode()
             for messages in self._agent.get_new_notifs().values()

@@ -1,9 +1,10 @@
-"""The KV buffers of a model in blocks: groups, pages and regions, from a manifest.
+"""Read from a manifest how the KV buffers of a model are stored in blocks.
 
-``onnxkvrename manifest MODEL --vllm 0.33 --block-size N`` says which layers form a group, where
-the page of each layer stands in a block, and which buffers the graph has. What NIXL registers
-and posts is derived here, by the rules of vLLM 0.33's NIXL connector, in a few lines of our own:
-so that the manifest's own figures can be compared with it.
+``onnxkvrename manifest MODEL --vllm 0.33 --block-size N`` lists which layers form a group, the
+place of each layer's page in a block, and the buffers of the graph. This module computes from it
+what vLLM 0.33's NIXL connector registers and posts
+(``distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py``). It is independent of
+onnxkvrename, so that the manifest's own figures can be compared with the result.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ NIXL asks for the first one.
 _ITEMSIZES = {"FLOAT": 4, "FLOAT16": 2, "BFLOAT16": 2}
 
 Blocks = tuple[tuple[int, ...], ...]
-"""For each group the numbers of the blocks that hold the end of a prompt, in order."""
+"""For each group the numbers of the blocks that contain the end of a prompt, in order."""
 Descriptor = tuple[int, int]
-"""A piece of the pool: where it starts, and its size, in bytes."""
+"""A piece of the pool: its start and its size, in bytes."""
 
 
 class Buffer(NamedTuple):
@@ -30,7 +31,7 @@ class Buffer(NamedTuple):
 
     Attributes:
         name: The graph's input.
-        shape: Of one sequence: heads, slots, content; any shape for a state.
+        shape: The shape of one sequence: heads, slots, content; any shape for a state.
         itemsize: Bytes of an element.
     """
 
@@ -40,12 +41,20 @@ class Buffer(NamedTuple):
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size in bytes."""
         return math.prod(self.shape) * self.itemsize
 
 
 class Layer(NamedTuple):
-    """The pages of a layer: that of block b starts at ``start + b * stride``."""
+    """The pages of a layer; the one of block b starts at ``start + b * stride``.
+
+    Attributes:
+        number: The layer's number.
+        buffers: Its buffers, in the order of the manifest.
+        start: Where the page of block 0 starts, in bytes.
+        stride: Bytes from a page to the next one.
+        page_size: Bytes of a page.
+    """
 
     number: int
     buffers: tuple[Buffer, ...]
@@ -55,7 +64,14 @@ class Layer(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Layers with one block table; ``block_size`` is in tokens, ``None`` for states."""
+    """Layers that share one block table.
+
+    Attributes:
+        kind: vLLM's ``KVCacheSpecKind``.
+        layers: The layers.
+        block_size: Tokens in a block; ``None`` for states.
+        window: Tokens in the window; ``None`` without one.
+    """
 
     kind: str
     layers: tuple[Layer, ...]
@@ -65,7 +81,7 @@ class Group(NamedTuple):
     def count_offered_blocks(self, tokens: int) -> int:
         """Return how many of the blocks of these tokens prefill offers.
 
-        A window takes one block more than it fills, as it may begin within a block.
+        A window takes one block more than it fills, because it may start within a block.
         """
         if self.block_size is None:
             return 1
@@ -75,7 +91,7 @@ class Group(NamedTuple):
         return min(blocks, -(-self.window // self.block_size) + 1)
 
     def count_read_blocks(self, tokens: int) -> int:
-        """Return how many of them decode reads: the last ones, as far as the next token sees."""
+        """Return how many of them decode reads: the last ones, those that the next token sees."""
         offered = self.count_offered_blocks(tokens)
         if self.block_size is None or self.window is None:
             return offered
@@ -86,7 +102,14 @@ class Group(NamedTuple):
 
 
 class Region(NamedTuple):
-    """Memory with one descriptor for each block: block b starts at ``start + b * stride``."""
+    """Memory with one descriptor for each block; block b starts at ``start + b * stride``.
+
+    Attributes:
+        start: Where block 0 starts, in bytes.
+        size: Bytes of a descriptor.
+        stride: Bytes from a block to the next one.
+        groups: The indexes of the groups whose blocks are read from it.
+    """
 
     start: int
     size: int
@@ -95,7 +118,15 @@ class Region(NamedTuple):
 
 
 class KvLayout(NamedTuple):
-    """All of it, for a pool of so many blocks; ``size`` is the pool's, in bytes."""
+    """The groups and regions of a model in a pool.
+
+    Attributes:
+        name: vLLM's name of the memory layout.
+        blocks: The number of blocks in the pool.
+        size: Bytes of the pool.
+        groups: The groups.
+        regions: The regions that NIXL registers.
+    """
 
     name: str
     blocks: int
@@ -105,13 +136,14 @@ class KvLayout(NamedTuple):
 
     @property
     def has_states(self) -> bool:
-        """True if the layers of a group have states."""
+        """True if any group has states."""
         return any(group.block_size is None for group in self.groups)
 
     def count_held_tokens(self, tokens: int) -> int:
         """Return how many tokens of a prompt are handed over.
 
-        Beside states decode runs the last token itself: a state cannot be taken back.
+        With states, it is one less: decode always runs the last token of the prompt itself, and
+        a state cannot be set back by one token.
         """
         return tokens - 1 if self.has_states and tokens > 1 else tokens
 
@@ -121,7 +153,7 @@ class KvLayout(NamedTuple):
         return [buffer for layer in layers for buffer in layer.buffers]
 
     def list_descriptors(self, blocks: Blocks) -> list[Descriptor]:
-        """Return what NIXL posts for these blocks, in an order that is the same on both sides."""
+        """Return the descriptors of these blocks, in the same order on both sides."""
         return [
             descriptor
             for region in self.regions
@@ -143,7 +175,7 @@ class KvLayout(NamedTuple):
 
 
 def count_runs(remote: Sequence[Descriptor], local: Sequence[Descriptor]) -> int:
-    """Return how many descriptors NIXL makes of these: it merges neighbours of one size."""
+    """Return how many descriptors remain after NIXL merges neighbors of the same size."""
     runs = 0
     awaited = (-1, -1, -1)
     for (far, size), (near, _) in zip(remote, local, strict=True):
@@ -153,7 +185,7 @@ def count_runs(remote: Sequence[Descriptor], local: Sequence[Descriptor]) -> int
 
 
 class Figure(NamedTuple):
-    """What decode reads of a prompt, by the manifest; ``None`` where it does not know."""
+    """What decode reads for a prompt according to the manifest; ``None`` for unknown values."""
 
     regions: int | None
     blocks: tuple[int, ...] | None = None
@@ -162,7 +194,16 @@ class Figure(NamedTuple):
 
 
 def read_layout(manifest: Mapping[str, Any], name: str, blocks: int) -> KvLayout:
-    """Return the layout of a pool with so many blocks; raises `ValueError`."""
+    """Return the layout of a pool.
+
+    Args:
+        manifest: A manifest with a projection onto vLLM 0.33.
+        name: The memory layout, one of `LAYOUTS`.
+        blocks: The number of blocks in the pool.
+
+    Raises:
+        ValueError: vLLM cannot use the model in this layout, or this example does not support it.
+    """
     arrangement = _find_arrangement(manifest, name)
     found = manifest["vllm"]["groupings"][arrangement["grouping"]]["groups"]
     buffers = _read_buffers(manifest)
@@ -184,7 +225,7 @@ def read_layout(manifest: Mapping[str, Any], name: str, blocks: int) -> KvLayout
 
 
 def read_figure(manifest: Mapping[str, Any], name: str, tokens: int) -> Figure:
-    """Return what the manifest says of a prompt of so many tokens."""
+    """Return the manifest's figures for a prompt of this many tokens."""
     transfers = _find_arrangement(manifest, name)["transfers"]
     (found,) = [each for each in transfers if each["tokens"] == tokens]
     reads = found["decode_reads"]
@@ -196,13 +237,13 @@ def read_figure(manifest: Mapping[str, Any], name: str, tokens: int) -> Figure:
 def _find_arrangement(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
     vllm = manifest["vllm"]
     for refusal in vllm["refusals"]:
-        raise ValueError(f"vLLM cannot have it: {refusal['reason']}")
+        raise ValueError(f"vLLM refuses this model: {refusal['reason']}")
     found = next((each for each in vllm["arrangements"] if each["name"] == name), None)
     if found is None:
-        raise ValueError("vLLM groups no layers of it")
+        raise ValueError("vLLM forms no groups of its layers")
     for condition in found["conditions"]:
         if condition["state"] == "not met":
-            raise ValueError(f"vLLM has no {name} for it: {condition['why']}")
+            raise ValueError(f"vLLM cannot use {name} for this model: {condition['why']}")
     return dict(found)
 
 
@@ -214,7 +255,8 @@ def _read_buffers(manifest: Mapping[str, Any]) -> dict[int, tuple[Buffer, ...]]:
         if each["dtype"] not in _ITEMSIZES or not (
             is_state or (len(shape), each["sequence_axis"]) == (3, 2)
         ):
-            raise ValueError(f"{each['input']} is not served here: {each['dtype']} {each['shape']}")
+            shown = f"{each['dtype']} {each['shape']}"
+            raise ValueError(f"{each['input']} is not supported by this example: {shown}")
         buffer = Buffer(each["input"], shape, _ITEMSIZES[each["dtype"]])
         buffers[each["layer"]] = (*buffers.get(each["layer"], ()), buffer)
     return buffers
@@ -223,24 +265,24 @@ def _read_buffers(manifest: Mapping[str, Any]) -> dict[int, tuple[Buffer, ...]]:
 def _read_group(group: Mapping[str, Any], layers: Sequence[Layer]) -> Group:
     kind = group["kind"]
     if kind != "mamba" and group["page_sizes"] != group["unpadded_page_sizes"]:
-        raise ValueError("its pages are padded")
+        raise ValueError("this example does not support padded pages")
     if kind == "mamba" and any(len(layer.buffers) != 2 for layer in layers):
-        raise ValueError("a layer has other states than a convolution's and a recurrent one")
+        raise ValueError("a layer does not have exactly a convolution state and a recurrent state")
     window = group["window"] if kind.startswith("sliding_window") else None
     return Group(kind, tuple(layers), group["block_size"], window)
 
 
 def _find_regions(name: str, groups: Sequence[Group], bytes_per_block: int) -> tuple[Region, ...]:
-    """Return what NIXL registers: a region for each place that holds pages.
+    """Return the regions that NIXL registers: one for each place that contains pages.
 
-    If several groups have pages there, vLLM reads the blocks of all groups from it. Where blocks
-    are outermost, a whole block is one descriptor for MLA, and wherever the heads of a page are
-    not one after the other.
+    If several groups have pages in a region, vLLM reads the blocks of all groups from it. With
+    blocks outermost, a whole block is one descriptor for MLA, and also if the heads of a page do
+    not follow one another in memory.
     """
     everything = frozenset(range(len(groups)))
     states = {index for index, group in enumerate(groups) if group.block_size is None}
     if name[0] == "B" and states:
-        raise ValueError(f"states are not served in {name}: take a layout with L first")
+        raise ValueError(f"states are not supported in {name}: choose a layout that starts with L")
     is_split = any(
         layer.buffers[0].shape[0] > 1 and group.block_size != 1
         for group in groups
@@ -254,7 +296,7 @@ def _find_regions(name: str, groups: Sequence[Group], bytes_per_block: int) -> t
         for layer in group.layers:
             places.setdefault((layer.start, layer.page_size, layer.stride), set()).add(index)
     if len({start for start, *_ in places}) < len(places):
-        raise ValueError("pages of several sizes have one address")
+        raise ValueError("pages of different sizes have the same address")
     return tuple(
         Region(*place, _find_readers(owners, everything, states))
         for place, owners in places.items()
@@ -270,8 +312,8 @@ def _find_readers(owners: set[int], everything: frozenset[int], states: set[int]
 def _split(convolution: Buffer, parts: int) -> list[int]:
     """Return the sizes of a convolution state's projections, in whole rows.
 
-    vLLM moves them one by one, as ranks divide each: three of Mamba 2 and gated delta nets, whose
-    recurrent state has three axes, and one of Mamba 1.
+    vLLM moves each by itself, because the ranks divide each: three for Mamba 2 and gated delta
+    nets, whose recurrent state has three axes, and one for Mamba 1.
     """
     rows = convolution.shape[0]
     row = convolution.size // rows

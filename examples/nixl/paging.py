@@ -1,4 +1,4 @@
-"""A pool of blocks: which are free, and how the buffers of a graph come into pages and out."""
+"""A pool of blocks, and the copies between the buffers of a graph and the pages of blocks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from kvlayout import Blocks, Buffer, KvLayout, Layer
 
 
 class Pool:
-    """The memory of one worker. Block 0 is never used, as in vLLM.
+    """The memory of one worker, with a list of the free blocks. As in vLLM, block 0 is unused.
 
-    With a ``seed`` the free blocks are in any order, as in a pool that has served for a while.
+    Args:
+        layout: The groups and pages, and the number of blocks.
+        seed: Shuffle the free blocks, as in a pool that has served other requests; ``None`` for
+            ascending order.
     """
 
     def __init__(self, layout: KvLayout, seed: int | None = None) -> None:
@@ -23,7 +26,14 @@ class Pool:
             random.Random(seed).shuffle(self.free)
 
     def take(self, counts: Sequence[int]) -> Blocks:
-        """Take so many blocks for each group; raises `ValueError`."""
+        """Remove blocks from the free ones, and return them.
+
+        Args:
+            counts: The number of blocks for each group.
+
+        Raises:
+            ValueError: There are too few free blocks; then all stay free.
+        """
         if sum(counts) > len(self.free):
             raise ValueError(f"{sum(counts)} blocks are needed, and {len(self.free)} are free")
         return tuple(tuple(self.free.pop(0) for _ in range(count)) for count in counts)
@@ -33,7 +43,7 @@ class Pool:
         self.free += [block for group in blocks for block in group]
 
     def write(self, buffers: Mapping[str, np.ndarray], tokens: int, blocks: Blocks) -> None:
-        """Copy what the graph keeps of a prompt into pages."""
+        """Copy the buffers of the graph into pages, for the first `tokens` tokens."""
         for page, buffer in self._pair(buffers, tokens, blocks):
             page[...] = buffer
 
@@ -61,7 +71,7 @@ class Pool:
         return self.memory[start : start + layer.page_size]
 
     def _shape(self, page: np.ndarray, heads: int, tokens: int) -> np.ndarray:
-        """A page by head, token and content, without a copy."""
+        """Return a page with the axes head, token and content, without a copy."""
         if self.layout.name.endswith("HNC"):
             return page.reshape(heads, tokens, -1)
         return page.reshape(tokens, heads, -1).transpose(1, 0, 2)
@@ -70,7 +80,7 @@ class Pool:
 def _pair_states(
     layer: Layer, page: np.ndarray, buffers: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The states of a layer stand one after the other."""
+    """Yield the states of a layer, which follow one another in the page."""
     start = 0
     for buffer in layer.buffers:
         yield page[start : start + buffer.size], _as_bytes(buffers[buffer.name]).reshape(-1)
@@ -80,9 +90,10 @@ def _pair_states(
 def _pair_tokens(
     layer: Layer, pages: list[np.ndarray], buffers: Mapping[str, np.ndarray], tokens: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """In a page key and value of a token and a head are side by side.
+    """Yield key and value of each token and head, which are side by side in a page.
 
-    The graph keeps position p in slot ``p % slots``: a window is a ring. Pages go by position.
+    The graph keeps position p in slot ``p % slots``, so a window is a ring. In pages, tokens are
+    in the order of their positions.
     """
     block_size = pages[0].shape[1]
     start = (-(-tokens // block_size) - len(pages)) * block_size
@@ -106,5 +117,5 @@ def _slot(kept: np.ndarray, buffer: Buffer, position: int) -> np.ndarray:
 
 
 def _as_bytes(buffer: np.ndarray) -> np.ndarray:
-    """The only sequence of a buffer, its last axis as bytes, without a copy."""
+    """Return the only sequence of a buffer, with the last axis as bytes, without a copy."""
     return buffer[0].view(np.uint8)

@@ -1,4 +1,4 @@
-"""What is said between the processes."""
+"""Messages between the processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from kvlayout import Blocks, KvLayout
 
 
 class Setup(NamedTuple):
-    """What a worker is started with; ``seed`` puts the free blocks of its pool in any order."""
+    """The arguments of a worker.
+
+    Attributes:
+        model: The path of the model.
+        sizes: Sizes of the symbolic dimensions.
+        layout: The layout of its pool.
+        seed: Shuffle the free blocks of its pool; ``None`` for ascending order.
+    """
 
     model: str
     sizes: dict[str, int]
@@ -17,20 +24,20 @@ class Setup(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """What a reader must know of an owner: NIXL's own metadata, and where the memory is."""
+    """The data that a reader needs: NIXL's own metadata, and the address of the memory."""
 
     metadata: bytes
     address: int
 
 
 class HandOff(NamedTuple):
-    """From prefill to decode: all that travels beside the blocks themselves.
+    """The message from prefill to decode, which is all that travels besides the blocks themselves.
 
     Attributes:
-        request: Comes back when the blocks have been read.
-        tokens: How many tokens the blocks hold.
-        token: The next one to run.
-        is_generated: Whether that one is generated, or the prompt's last.
+        request: An identifier, which decode sends back after it has read the blocks.
+        tokens: The number of tokens in the blocks.
+        token: The next token to run.
+        is_generated: Whether that token is generated; otherwise it is the prompt's last one.
         blocks: The blocks that prefill offers.
     """
 
@@ -50,14 +57,14 @@ class Moved(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What decode makes of a hand-off.
+    """The result of a hand-off on decode.
 
     Attributes:
-        tokens: The tokens that it generates.
+        tokens: The generated tokens.
         read: Prefill's blocks that were read.
-        blocks: Its own blocks.
-        moved: What NIXL says of it.
-        runs: The descriptors that merging should leave.
+        blocks: Decode's blocks that they were read into.
+        moved: The transfer as NIXL reports it.
+        runs: The number of descriptors that should remain after merging.
     """
 
     tokens: list[int]

@@ -1,4 +1,4 @@
-"""What the two workers do: prefill fills blocks, decode reads them by NIXL and goes on."""
+"""The two workers: prefill fills blocks, decode reads them with NIXL and generates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PATIENCE = 30
 
 
 def prefill(questions: Questions, setup: Setup) -> None:
-    """Say how to be reached, then answer prompts until nobody asks any more."""
+    """Answer each prompt with a hand-off, and any other question with the data for NIXL."""
     from agent import Agent  # NIXL is loaded by the workers only
 
     role = Prefill(setup, Agent)
@@ -30,7 +30,7 @@ def prefill(questions: Questions, setup: Setup) -> None:
 
 
 def decode(questions: Questions, setup: Setup) -> None:
-    """Take the peer, then answer hand-offs until nobody asks any more."""
+    """Connect to the peer, which comes first, then answer each hand-off with its result."""
     from agent import Agent
 
     role = Decode(setup, Agent, next(iter(questions)))
@@ -40,7 +40,7 @@ def decode(questions: Questions, setup: Setup) -> None:
 
 
 class Prefill:
-    """The owner of the blocks."""
+    """The prefill worker, whose blocks decode reads."""
 
     def __init__(self, setup: Setup, agent: type[Agent]) -> None:
         self.layout = setup.layout
@@ -51,7 +51,11 @@ class Prefill:
         self._numbers = itertools.count(1)
 
     def run(self, prompt: Drawn) -> HandOff:
-        """Run a prompt in one piece, and put what the graph keeps into blocks."""
+        """Run a prompt in one piece, and copy the graph's buffers into blocks.
+
+        Raises:
+            ValueError: There are too few free blocks after 30 seconds.
+        """
         tokens = self.layout.count_held_tokens(len(prompt.tokens))
         blocks = self._take([group.count_offered_blocks(tokens) for group in self.layout.groups])
         self.device.reset()
@@ -65,17 +69,17 @@ class Prefill:
         return HandOff(request, tokens, token, is_generated, blocks)
 
     def _take(self, counts: list[int]) -> Blocks:
-        """Free the blocks that have been read, at least until there are enough."""
+        """Free the blocks that decode has read, wait for enough of them, and take some."""
         end = time.monotonic() + _PATIENCE
         while True:
-            for request in self.agent.hear():
+            for request in self.agent.list_messages():
                 self.pool.give_back(self._held.pop(request))
             if sum(counts) <= len(self.pool.free) or not self._held or time.monotonic() > end:
                 return self.pool.take(counts)
 
 
 class Decode:
-    """The reader of the blocks."""
+    """The decode worker, which reads the blocks."""
 
     def __init__(self, setup: Setup, agent: type[Agent], peer: Peer) -> None:
         self.layout = setup.layout

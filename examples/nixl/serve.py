@@ -1,9 +1,10 @@
 """Disaggregated serving by NIXL: prefill and decode in two processes, KV buffers in blocks.
 
-    python serve.py                     the whole story; exit code 0 if all of it holds
-    python serve.py PREFILL [DECODE]    one hand-off; exit code 0 if the tokens are right
+    python serve.py                     run all parts; exit code 0 if each ends as predicted
+    python serve.py PREFILL [DECODE]    one hand-off; exit code 0 if the tokens and the manifest's
+                                        figures are right
 
-Needs onnxkvrename with its extra [run], and NIXL. What is done stands in transfer.py.
+Requires onnxkvrename with its extra [run], and NIXL. transfer.py has the steps.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ INSTALL = "pip install '.[run]' and pip install --no-deps nixl nixl-cu12"
 
 
 def main() -> int:
-    """Tell the story, or do one hand-off; the exit code."""
-    parser = build_parser("A prefill and a decode worker, and a hand-off by NIXL.")
+    """Run all parts, or do one hand-off; return the exit code."""
+    parser = build_parser("Hand KV buffers over from prefill to decode in blocks, with NIXL.")
     parser.add_argument("--block-size", type=parse_count, default=4, metavar="N")
-    parser.add_argument("--layout", choices=LAYOUTS, default=LAYOUTS[0], help="vLLM's name of it")
-    parser.add_argument("--scattered", action="store_true", help="free blocks are in any order")
-    parser.add_argument("--force", action="store_true", help="serve KV layouts that differ, too")
+    parser.add_argument(
+        "--layout", choices=LAYOUTS, default=LAYOUTS[0], help="vLLM's memory layout"
+    )
+    parser.add_argument("--scattered", action="store_true", help="use free blocks in random order")
+    parser.add_argument("--force", action="store_true", help="serve models whose KV layouts differ")
     return run_example(parser, _load, INSTALL)
 
 
 def _load() -> tuple[Tell, Serve]:
-    # Only the processes need it, but here it is missed in one line.
+    # Only the workers use NIXL, but here a missing package is reported in one line.
     import nixl  # noqa: F401
     import story
     import transfer

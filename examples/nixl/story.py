@@ -1,4 +1,4 @@
-"""The story that serve.py tells: blocks, regions and descriptors, and a mismatch."""
+"""The parts of serve.py: blocks, regions and descriptors, and two models that do not match."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transfer import Served, Setting, describe, say, serve, write_specialization
 
 
 def tell() -> int:
-    """Run every part, each with an expectation; the exit code."""
+    """Run every part and check its result; return the exit code."""
     return storytelling.tell(
         [
             partial(_faithful, "Two layers of attention, in blocks of 4 tokens", "decoder"),
@@ -47,7 +47,7 @@ def _window() -> None:
 
 
 def _mismatch() -> None:
-    """Each of the models is right by itself, and so is a short prompt."""
+    """Each model alone gives the right tokens, and so does a short prompt."""
     say_title("Prefill keeps the whole context where decode keeps its window of 8")
     for model in ("window_whole", "window"):
         rename(model)
@@ -58,9 +58,9 @@ def _mismatch() -> None:
         said = f"stopped: {error}".replace(os.environ["MODELS"], "$MODELS")
         print(textwrap.fill(said, 98, initial_indent="  ", subsequent_indent="  "))
     else:
-        raise BrokenStory("two KV layouts that differ were served")
+        raise BrokenStory("two models with different KV layouts were served")
     wrong = storytelling.compare("window_whole", "window")
-    print("and served all the same:")
+    print("The refused hand-off, done anyway (--force):")
     for served in _serve(names[0], [wrong - 1, wrong], names[1], forced=True):
         _expect(len(served.prompt) < wrong, served)
 
@@ -84,7 +84,7 @@ def _serve(
 
 @cache
 def _describe(model: str, block_size: int, lengths: tuple[int, ...]) -> dict[str, Any]:
-    """Return a manifest; the command is shown once."""
+    """Return a manifest; show its command the first time."""
     write_specializations(SIZES, Path(os.environ["MODELS"]))
     return describe(model, "$MODELS/specializations.json", block_size, lengths, _call)
 
@@ -97,4 +97,4 @@ def _expect(right: bool, served: Served) -> None:
     say(served)
     expect(right, served.has_same_tokens)
     if not served.is_as_counted:
-        raise BrokenStory("NIXL did not move what the manifest says")
+        raise BrokenStory("NIXL moved different amounts than the manifest says")

@@ -1,4 +1,4 @@
-"""One hand-off after the other: manifests, digests, both workers, and the undivided model."""
+"""Compare the manifests, start both workers, hand over prompts, and compare with one session."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ Call = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 
 class Setting(NamedTuple):
-    """Two models, and how they are served.
+    """Two models, and their settings.
 
     Attributes:
         prefill: The model that runs prompts.
-        decode: The model that goes on.
+        decode: The model that generates.
         sizes: Sizes of the symbolic dimensions.
         block_size: Tokens of a block.
         layout: vLLM's name of the memory layout.
-        scattered: Whether the free blocks of both pools are in any order.
-        forced: Whether two KV layouts that differ are served all the same, by decode's manifest.
+        scattered: Whether the free blocks of both pools are in random order.
+        forced: Whether to serve models whose KV layouts differ; both then use decode's manifest.
     """
 
     prefill: Path
@@ -62,7 +62,7 @@ class Served(NamedTuple):
 
     @property
     def is_as_counted(self) -> bool:
-        """True if NIXL moved what the manifest says, as far as it knows, in as few pieces."""
+        """True if NIXL moved and merged what is expected; unknown figures count as right."""
         moved, figure = self.taken.moved, self.figure
         blocks = tuple(map(len, self.taken.blocks))
         counted = (len(self.layout.regions), blocks, moved.posted, moved.size)
@@ -75,8 +75,14 @@ def serve(
 ) -> list[Served]:
     """Run prompts of these lengths on both workers.
 
-    ``manifests`` are prefill's and decode's. Raises :class:`command.Refused` before any worker
-    starts, and :class:`workers.WorkerError`.
+    Args:
+        setting: The models and their settings.
+        lengths: The lengths of the prompts, in tokens.
+        manifests: Prefill's manifest and decode's.
+
+    Raises:
+        command.Refused: The models cannot be served; no worker has started then.
+        workers.WorkerError: A worker fails. Both workers have ended then.
     """
     if not setting.forced:
         _check_digests(setting, manifests)
@@ -109,7 +115,7 @@ def serve(
 
 
 def _size_pool(manifest: dict[str, Any], name: str, lengths: Sequence[int]) -> KvLayout:
-    """Return the layout of a pool that has enough blocks for two prompts."""
+    """Return the layout of a pool with enough blocks for two prompts."""
     layout = read_layout(manifest, name, BLOCKS)
     needed = max(
         sum(group.count_offered_blocks(length) for group in layout.groups) for length in lengths
@@ -118,7 +124,7 @@ def _size_pool(manifest: dict[str, Any], name: str, lengths: Sequence[int]) -> K
 
 
 def serve_models(args: argparse.Namespace, sizes: dict[str, int]) -> int:
-    """Hand over once between the models that the arguments name; the exit code."""
+    """Hand over once between the models in the arguments; return the exit code."""
     setting = Setting(
         args.prefill, args.decode, sizes, args.block_size, args.layout, args.scattered, args.force
     )
@@ -136,7 +142,7 @@ def serve_models(args: argparse.Namespace, sizes: dict[str, int]) -> int:
 
 
 def write_specializations(sizes: dict[str, int], directory: Path) -> Path:
-    """Write sizes down as QEfficient does for its compiler."""
+    """Write sizes to a file as QEfficient does for its compiler, and return the path."""
     path = directory / "specializations.json"
     values = {symbol: str(size) for symbol, size in sizes.items()}
     path.write_text(json.dumps({"specializations": [values]}), "utf-8")
@@ -146,13 +152,17 @@ def write_specializations(sizes: dict[str, int], directory: Path) -> Path:
 def describe(
     model: str, specializations: str, block_size: int, lengths: Sequence[int], call: Call
 ) -> dict[str, Any]:
-    """Return a model's manifest; raises :class:`command.Refused`."""
+    """Return a model's manifest.
+
+    Raises:
+        command.Refused: onnxkvrename cannot write one.
+    """
     words = ["manifest", model, "--vllm", "0.33", "--block-size", str(block_size)]
     words += ["--specializations", specializations]
     words += [word for length in lengths for word in ("--tokens", str(length))]
     done = call(words)
     if done.returncode:
-        raise Refused(f"{model} has no manifest: {done.stderr}")
+        raise Refused(f"onnxkvrename cannot write a manifest of {model}: {done.stderr}")
     return dict(json.loads(done.stdout))
 
 
@@ -185,12 +195,12 @@ def _count(descriptors: int | None, regions: int | None, size: int | None) -> st
 
 
 def _check_digests(setting: Setting, manifests: Sequence[dict[str, Any]]) -> None:
-    """Compare the two KV layouts, before anything is started."""
+    """Refuse two models whose KV layouts differ, before any worker starts."""
     digests = [manifest["kv_layout_sha256"] for manifest in manifests]
     if digests[0] != digests[1]:
         short = [str(digest)[:12] for digest in digests]
         raise Refused(
             f"{setting.prefill} and {setting.decode} keep different KV buffers: kv_layout_sha256 "
             f"is {short[0]} in one manifest and {short[1]} in the other (onnxkvrename compare "
-            "says what differs; --force hands over all the same)"
+            "says what differs; --force serves them anyway)"
         )

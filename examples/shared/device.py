@@ -7,24 +7,29 @@ from collections.abc import Mapping
 
 import numpy as np
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # an example has nothing to report
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # an example does not report anything
 import onnxruntime
 
 _NO_POSITION = "2147483647"
-"""The index that exports for AIC gather for a position that is not there; a device gives zeros."""
+"""The index of a missing position in exports for AIC; a device returns zeros for it."""
 _DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
 
 
 class Device:
-    """One graph, and the buffers that it retains: each ``X_RetainedState`` is the next ``X``.
+    """A graph, and the buffers that it retains: each output ``X_RetainedState`` is the next ``X``.
 
-    ``sizes`` are those of the symbolic dimensions, as in a specialization.
+    Args:
+        path: The model.
+        sizes: Sizes of the symbolic dimensions, as in a specialization.
+
+    Raises:
+        ValueError: A symbolic dimension of a buffer has no size.
     """
 
     def __init__(self, path: str, sizes: Mapping[str, int]) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
-        options.log_severity_level = 4  # its errors say it
+        options.log_severity_level = 4  # its errors are reported here
         providers = ["CPUExecutionProvider"]
         self._session = onnxruntime.InferenceSession(path, options, providers=providers)
         self.outputs = [value.name for value in self._session.get_outputs()]

@@ -1,4 +1,4 @@
-"""A worker: a process of its own that is asked through a pipe, and ends with the one who asks."""
+"""A worker: a separate process that answers questions through a pipe, and ends with its parent."""
 
 from __future__ import annotations
 
@@ -31,13 +31,19 @@ class Questions:
                 return
 
     def answer(self, answer: object) -> None:
-        """Say what came out, if anybody listens."""
+        """Send an answer; do nothing if the other end is closed."""
         with suppress(OSError):
             self._pipe.send(answer)
 
 
 class Worker:
-    """The other end: ``work`` is a function at the top of a module, called with the questions."""
+    """The parent's end of the pipe, and the process.
+
+    Args:
+        name: The worker's name, for messages.
+        work: A function at the top of a module, which gets the questions and then `args`.
+        args: Further arguments, which must be picklable.
+    """
 
     def __init__(self, name: str, work: Callable[..., None], *args: object) -> None:
         context = multiprocessing.get_context("spawn")
@@ -45,7 +51,7 @@ class Worker:
         self.process = context.Process(
             target=_serve, args=(theirs, work, args), name=name, daemon=True
         )
-        # Inherited, so a worker never hears Ctrl-C: who asks will end it, and say so.
+        # The worker inherits this and ignores Ctrl-C; the parent ends it, and reports that.
         interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             self.process.start()
@@ -54,10 +60,15 @@ class Worker:
         theirs.close()
 
     def ask(self, question: object) -> Any:
-        """Ask, and wait; raises :class:`WorkerError`. Who does not answer is stopped."""
+        """Send a question, and return the answer.
+
+        Raises:
+            WorkerError: The worker refused the question; or it died or did not answer within 60
+                seconds, and is stopped.
+        """
         name = self.process.name
         try:
-            with suppress(BrokenPipeError):  # who has ended may have said why
+            with suppress(BrokenPipeError):  # a worker that has ended may have sent the reason
                 self._pipe.send(question)
             if not self._pipe.poll(_PATIENCE):
                 self.stop()
@@ -71,7 +82,7 @@ class Worker:
         return answer
 
     def stop(self) -> None:
-        """Let it end, or end it."""
+        """Wait a second for the worker to end, then kill it."""
         self._pipe.close()
         self.process.join(1)
         if self.process.is_alive():

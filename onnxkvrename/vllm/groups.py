@@ -35,7 +35,7 @@ GroupingMethod = Literal[
     "packed",
     "full_allocation",
 ]
-"""The way in which vLLM forms groups, by the names of its functions."""
+"""The way in which vLLM forms groups, named after its functions."""
 
 _UNPADDABLE_KINDS = {"0.24": STATE_KINDS, "0.33": MLA_KINDS - WINDOWED_KINDS}
 """The kinds whose pages vLLM refuses to pad, by its version."""
@@ -45,9 +45,9 @@ class Grouping(NamedTuple):
     """The groups of a model, or the reason why there are none.
 
     Attributes:
-        method: The way in which vLLM forms them; ``none`` if it refuses, or without layers.
+        method: The way in which vLLM forms them; ``none`` if it refuses, or if there are no layers.
         groups: The groups, in vLLM's order.
-        conditions: What must hold for vLLM to form them, or to size them right.
+        conditions: The conditions under which vLLM forms these groups with these sizes.
         refusal: Why vLLM refuses to form groups; ``None`` if it does not.
     """
 
@@ -63,7 +63,7 @@ class Grouping(NamedTuple):
 
     @property
     def padding_layers(self) -> int:
-        """The number of layers that are missing for all groups to be of one size."""
+        """The number of layers to add so that all groups have the same size."""
         layer_count = sum(len(group.specs) for group in self.groups)
         return len(self.groups) * self.group_size - layer_count
 
@@ -84,6 +84,9 @@ def group_layers(
         vllm_version: One of `VLLM_VERSIONS`.
         block_outermost: Whether the memory layout has blocks outermost, which lets 0.33 pack
             pages of several sizes. 0.24 has no such layouts.
+
+    Returns:
+        The groups; if vLLM refuses, the refusal instead, never an exception.
     """
     if not specs:
         return Grouping("none", ())
@@ -96,7 +99,11 @@ def group_layers(
 def _build_grouping(
     specs: Sequence[KvCacheSpec], vllm_version: str, block_outermost: bool
 ) -> Grouping:
-    """Take the first of vLLM's ways that fits, in vLLM's order (``get_kv_cache_groups``)."""
+    """Form groups in the first of vLLM's ways that fits, in its order (``get_kv_cache_groups``).
+
+    Raises:
+        RefusalError: No way fits.
+    """
     if can_merge(specs, vllm_version):
         merged_group = build_merged_group(specs)
         return Grouping("uniform_spec", (merged_group,), _list_merge_conditions(specs))
@@ -120,7 +127,7 @@ def _build_grouping(
 
 
 def _list_merge_conditions(specs: Iterable[KvCacheSpec]) -> tuple[Condition, ...]:
-    """Report pages of several sizes that vLLM merges without comparing them."""
+    """Return "not met" if vLLM merges pages of several sizes, which it does not compare."""
     page_sizes = sorted({spec.unpadded_page_size for spec in specs})
     if len(page_sizes) == 1:
         return ()
@@ -192,10 +199,13 @@ def _build_unification_error(
 
 
 def _build_full_allocation_group(specs: Sequence[KvCacheSpec]) -> KvCacheGroup | None:
-    """Put MLA and sliding windows into one group, with windows held as full attention.
+    """Put MLA and sliding windows into one group, with windows stored as full attention.
 
-    This follows ``_try_get_full_allocation_fallback_groups`` of 0.33, which vLLM tries where
-    pages cannot be unified. Return ``None`` where it gives up.
+    This follows ``_try_get_full_allocation_fallback_groups`` of 0.33, which vLLM tries if pages
+    cannot be unified.
+
+    Returns:
+        The group; ``None`` if vLLM forms no such group.
     """
     if not {"mla_attention", "sliding_window"} <= {spec.kind for spec in specs}:
         return None
@@ -209,7 +219,7 @@ def _build_full_allocation_group(specs: Sequence[KvCacheSpec]) -> KvCacheGroup |
 
 
 def _split_into_groups(specs: Sequence[KvCacheSpec], vllm_version: str) -> tuple[KvCacheGroup, ...]:
-    """Deal the layers of each spec out to groups of one size.
+    """Distribute the layers of each spec over groups of the same size.
 
     This follows ``_get_kv_cache_groups_uniform_page_size``. The size is that of the smallest
     bucket, or of the largest one if that is less than half as large again.
@@ -225,7 +235,7 @@ def _split_into_groups(specs: Sequence[KvCacheSpec], vllm_version: str) -> tuple
 
 
 def _bucket_by_spec(specs: Iterable[KvCacheSpec], vllm_version: str) -> list[list[KvCacheSpec]]:
-    """Collect layers with equal specs; in 0.33 then join buckets whose specs merge."""
+    """Collect layers with equal specs; for 0.33, then join buckets whose specs merge."""
     equal: dict[KvCacheSpec, list[KvCacheSpec]] = {}
     for spec in specs:
         equal.setdefault(spec.without_layer, []).append(spec)

@@ -1,10 +1,11 @@
-"""Prefill and decode of different tensor parallelism or block size: what NIXL's handshake takes.
+"""Check whether vLLM's NIXL connector accepts a prefill and a decode worker with other settings.
 
 This follows ``add_remote_agent`` and ``_validate_remote_agent_handshake`` in
 ``distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py`` of vLLM 0.24.0 and 0.33.0, and
 ``TransferTopology`` in ``kv_connector/utils.py``, for ``NixlConnector``, where decode reads. It
-supposes that both sides have one model. Attention backends that do not take a whole block divide it
-into kernel blocks (``_sync_block_size_with_kernel``), which then count.
+assumes that both sides have the same model; tensor parallelism and block size may differ. Attention
+backends that do not support a whole block divide it into kernel blocks
+(``_sync_block_size_with_kernel``); then the sizes of kernel blocks count.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from onnxkvrename.vllm.specs import MLA_KINDS, KvCacheGroup, ProjectionRequest
 _FULL_KINDS = frozenset({"full_attention", "mla_attention"})
 _KERNEL_HINT = "or --kernel-block-size N, if the attention backends divide blocks"
 _MAX_BLOCK_SPLIT = 128
-"""The most pieces of a block that 0.33 pairs for MLA beside states."""
+"""The most pieces into which 0.33 splits a block, for MLA beside states."""
 _HEAD_LAYOUTS = {"0.24": "HND", "0.33": "LBHNC or BLHNC"}
-"""The layouts in which the heads of a block are apart, so that ranks can share it."""
+"""The layouts that store the heads of a block apart, so that ranks can share a block."""
 
 
 class Handshake(NamedTuple):
-    """What vLLM makes of two workers that meet.
+    """The result of a handshake of two workers.
 
     Attributes:
-        findings: KV619 and KV622 where it refuses.
-        notes: What else it requires, and what is not known.
+        findings: KV619 and KV622, the reasons why vLLM refuses; empty if it accepts.
+        notes: What vLLM requires in addition, and what is not known.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -44,11 +45,11 @@ class _Side(NamedTuple):
 
     Attributes:
         ranks: Its tensor parallel size.
-        block_size: The tokens in a block that NIXL counts in, the kernel's.
-        kernel_blocks: The kernel's blocks in one of vLLM's.
+        block_size: Tokens in a kernel block, in which NIXL counts.
+        kernel_blocks: The number of kernel blocks in one of vLLM's blocks.
         uses_mla: Whether all its attention is MLA.
         has_states: Whether it has layers of states.
-        is_hybrid: Whether it has other layers than full attention (``_is_hma_required``).
+        is_hybrid: Whether it has layers that are not full attention (``_is_hma_required``).
     """
 
     ranks: int
@@ -64,17 +65,22 @@ def check_handshake(
     requests: tuple[ProjectionRequest, ProjectionRequest],
     kernel_block_size: int | None = None,
 ) -> Handshake:
-    """Return what vLLM's NIXL connector makes of prefill and decode.
+    """Return whether vLLM's NIXL connector accepts prefill and decode.
 
     Args:
         layouts: The buffers of prefill, and of decode.
-        requests: The settings of each, of one version of vLLM.
-        kernel_block_size: Tokens in a block of the attention backends; ``None`` where these take
-            vLLM's blocks undivided.
+        requests: The settings of each, for the same version of vLLM.
+        kernel_block_size: Tokens in a kernel block of the attention backends; ``None`` if these
+            use vLLM's blocks undivided.
+
+    Returns:
+        The findings and notes. If vLLM refuses a side by itself, only that is reported. Nothing
+        is checked if a side has no groups, if the ranks of neither side are a multiple of the
+        other's (``handoff.tensor_parallel`` reports that), or if only some layers are MLA.
 
     Raises:
-        KvRenameError: A request has a version, a dtype or a size that cannot be, or the kernel's
-            blocks do not divide vLLM's.
+        KvRenameError: The version, the dtype or a size in a request is not valid, or
+            `kernel_block_size` does not divide vLLM's block.
     """
     projections = [
         project_layout(layout, request) for layout, request in zip(layouts, requests, strict=True)
@@ -109,7 +115,11 @@ def _list_ranks(requests: tuple[ProjectionRequest, ProjectionRequest]) -> list[i
 
 
 def _build_side(projection: Projection, kernel_block_size: int | None) -> _Side | None:
-    """Return a side; ``None`` where vLLM forms no groups."""
+    """Return a side; ``None`` if vLLM forms no groups.
+
+    Raises:
+        KvRenameError: `kernel_block_size` does not divide vLLM's block.
+    """
     groups = next((g.groups for g in projection.groupings if g.groups), ())
     if not groups:
         return None
@@ -138,14 +148,14 @@ def _build_side(projection: Projection, kernel_block_size: int | None) -> _Side 
 
 
 def _is_hybrid_group(group: KvCacheGroup, vllm_version: str) -> bool:
-    """Return whether a group is not full attention; in 0.24 pages of several sizes are not."""
+    """Return whether a group is not full attention; 0.24 also counts pages of several sizes."""
     if vllm_version == "0.24" and group.has_per_layer_specs:
         return True
     return any(spec.kind not in _FULL_KINDS for spec in group.specs)
 
 
 def _find_head_count(layout: Layout, request: ProjectionRequest) -> int | None:
-    """Return the KV heads of all ranks; ``None`` where layers differ in them."""
+    """Return the KV heads of all ranks together; ``None`` if layers have different numbers."""
     whole = project_layout(layout, request._replace(tensor_parallel_size=1))
     counts = {spec.kv_heads for spec in whole.specs if not spec.is_state}
     return counts.pop() if len(counts) == 1 else None
@@ -154,7 +164,7 @@ def _find_head_count(layout: Layout, request: ProjectionRequest) -> int | None:
 def _check_sides(
     prefill: _Side, decode: _Side, heads: int | None, version: str
 ) -> Iterator[Finding]:
-    """Yield what vLLM refuses."""
+    """Yield a finding for each reason why vLLM refuses."""
     has_more_ranks = prefill.ranks > decode.ranks
     is_replicated = heads is not None and prefill.ranks > heads
     if has_more_ranks and is_replicated and not (prefill.uses_mla or prefill.has_states):
@@ -195,8 +205,8 @@ def _check_sides(
 def _reads_several_slices(prefill: _Side, decode: _Side, heads: int | None) -> bool:
     """Return whether a rank of decode reads heads of several ranks of prefill.
 
-    States let heads be replicated (``_build_local_splits_from_plan`` of 0.33), so that several
-    ranks may hold the same ones.
+    Beside states, heads may be replicated (``_build_local_splits_from_plan`` of 0.33), so several
+    ranks may hold the same heads.
     """
     if prefill.uses_mla or heads is None:
         return False
@@ -204,7 +214,7 @@ def _reads_several_slices(prefill: _Side, decode: _Side, heads: int | None) -> b
 
 
 def _can_split_blocks(prefill: _Side, decode: _Side, version: str) -> bool:
-    """Return whether vLLM pairs blocks that do not divide by pieces (``_split_remote_blocks``)."""
+    """Return whether vLLM splits blocks that do not divide (``_split_remote_blocks``)."""
     if version == "0.24" or not (decode.has_states and decode.uses_mla):
         return False
     unit = math.gcd(prefill.block_size, decode.block_size)
@@ -212,7 +222,7 @@ def _can_split_blocks(prefill: _Side, decode: _Side, version: str) -> bool:
 
 
 def _list_notes(prefill: _Side, decode: _Side, heads: int | None, version: str) -> Iterator[str]:
-    """Yield what vLLM requires where it refuses nothing, and what is not known."""
+    """Yield what vLLM requires if it does not refuse, and what is not known."""
     start = f"vLLM {version}, NIXL"
     if decode.block_size % prefill.block_size:
         yield f"{start}: blocks are paired in pieces, if prefill's pages have no padding"

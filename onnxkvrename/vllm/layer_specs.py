@@ -47,7 +47,7 @@ class ModelSpecs(NamedTuple):
     Attributes:
         specs: One for each layer and kind of cache, by layer number.
         refusals: The layers that have no spec, with the reasons.
-        conditions: What must hold for the specs to be vLLM's.
+        conditions: The conditions under which vLLM has the same specs.
     """
 
     specs: tuple[KvCacheSpec, ...]
@@ -58,8 +58,12 @@ class ModelSpecs(NamedTuple):
 def build_specs(layout: Layout, request: ProjectionRequest) -> ModelSpecs:
     """Return the spec of each layer.
 
-    The parts of a layer that are of one kind make one spec. A layer may have two specs, such as
-    self and cross attention.
+    The parts of a layer that are of one kind make one spec; self and cross attention make two.
+    Layers that vLLM cannot have become refusals, never exceptions.
+
+    Args:
+        layout: The buffers of a model.
+        request: The settings of vLLM.
     """
     specs, refusals = list[KvCacheSpec](), list(_refuse_joint_caches(layout.buffers))
     refused_layers = {layer for refusal in refusals for layer in refusal.layers}
@@ -77,10 +81,10 @@ def build_specs(layout: Layout, request: ProjectionRequest) -> ModelSpecs:
 def align_blocks(
     specs: Sequence[KvCacheSpec], request: ProjectionRequest
 ) -> tuple[KvCacheSpec, ...]:
-    """Return the specs with the blocks of a hybrid: attention's grown, states padded to them.
+    """Return the specs of a hybrid with attention's blocks enlarged and states padded to them.
 
-    A block of attention takes the fewest tokens whose page covers the largest state, in
-    multiples of the block size that was asked for. This follows ``_align_hybrid_block_size`` in
+    A block of attention gets the fewest tokens whose page covers the largest state, in multiples
+    of the requested block size. This follows ``_align_hybrid_block_size`` in
     ``platforms/interface.py`` for every ``mamba_cache_mode`` but ``all`` and for backends that
     accept the block size.
 
@@ -88,8 +92,8 @@ def align_blocks(
         The aligned specs; `specs` unchanged for a model without states or without attention.
 
     Raises:
-        RefusalError: The attention layers differ in the bytes of a token. vLLM takes those of
-            the model's configuration, which the graph does not contain.
+        RefusalError: The attention layers differ in the bytes of a token (vLLM uses those of the
+            model's configuration, which the graph lacks), or the cache dtype is ``fp8_ds_mla``.
     """
     states = [spec for spec in specs if spec.is_state]
     attention = [spec for spec in specs if not spec.is_state]
@@ -101,7 +105,7 @@ def align_blocks(
             "fp8_ds_mla beside states: vLLM aligns blocks to different rows than it stores",
             "choose --kv-cache-dtype fp8",
         )
-    # A draft model takes the blocks of the model that it drafts for.
+    # The layers of a draft model get the block size of the model that it drafts for.
     start = request.draft_start
     own = [spec for spec in attention if start is None or spec.layer < start]
     token_bytes = _resolve_token_bytes(own or attention)
@@ -124,7 +128,7 @@ def align_blocks(
 def list_alignment_conditions(
     specs: Iterable[KvCacheSpec], request: ProjectionRequest
 ) -> tuple[Condition, ...]:
-    """Return what the block size of a hybrid depends on and a graph does not show."""
+    """Return the conditions for the block size of a hybrid, which a graph does not show."""
     kinds = {spec.kind for spec in specs}
     if kinds.isdisjoint(STATE_KINDS) or len(kinds) == 1:
         return ()
@@ -133,10 +137,10 @@ def list_alignment_conditions(
 
 
 def _resolve_token_bytes(attention: Iterable[KvCacheSpec]) -> int:
-    """Return the bytes of a token in attention, as vLLM aligns blocks.
+    """Return the bytes of a token in attention that vLLM aligns blocks to.
 
-    vLLM builds a spec of one token without ``head_size_v``, so a value's head counts as large as
-    a key's.
+    vLLM builds a spec of one token without ``head_size_v``, so it counts the head size of keys for
+    values, too. Layers with tokens of several sizes are refused.
     """
     sizes = {
         spec.token_bytes
@@ -154,7 +158,7 @@ def _resolve_token_bytes(attention: Iterable[KvCacheSpec]) -> int:
 
 
 def _group_buffers(buffers: Iterable[KvBuffer]) -> dict[tuple[int, BufferKind], list[KvBuffer]]:
-    """Group caches by layer and kind; cross attention follows the layer's own attention."""
+    """Group caches by layer and kind; cross attention comes after the layer's self attention."""
     groups: dict[tuple[int, BufferKind], list[KvBuffer]] = {}
     caches = (buffer for buffer in buffers if not buffer.beside)
     for buffer in sorted(caches, key=lambda b: (b.layer, get_vllm_kind(b.kind) in ENCODER_KINDS)):
@@ -163,11 +167,11 @@ def _group_buffers(buffers: Iterable[KvBuffer]) -> dict[tuple[int, BufferKind], 
 
 
 def _refuse_joint_caches(buffers: Iterable[KvBuffer]) -> Iterator[Refusal]:
-    """Yield a refusal of the layers that keep keys and values in one tensor, unless they are MLA.
+    """Yield a refusal of the layers with keys and values in one tensor, unless they are MLA.
 
-    DeepSeek-V4 does, and compresses them along the context. vLLM has rows of 584 bytes in UINT8
-    for these, pages aligned to 576 bytes, and caches for indexers and compressors whose blocks and
-    windows its model class chooses: ``models/deepseek_v4``.
+    DeepSeek-V4 has such layers, compressed along the context. vLLM stores them in UINT8 rows of
+    584 bytes and aligns pages to 576 bytes. Its caches for indexers and compressors have blocks
+    and windows that the model class chooses: ``models/deepseek_v4``.
     """
     joint = [b for b in buffers if b.part.endswith("kv") and get_vllm_kind(b.kind) not in MLA_KINDS]
     if joint:
@@ -179,7 +183,7 @@ def _refuse_joint_caches(buffers: Iterable[KvBuffer]) -> Iterator[Refusal]:
 
 
 def _merge_refusals(refusals: Iterable[Refusal]) -> Iterator[Refusal]:
-    """Merge refusals that differ in their layers only."""
+    """Merge refusals that differ only in their layers."""
     layers: dict[Refusal, dict[int, None]] = {}
     for refusal in refusals:
         layers.setdefault(refusal._replace(layers=()), {}).update(dict.fromkeys(refusal.layers))
@@ -190,7 +194,7 @@ def _merge_refusals(refusals: Iterable[Refusal]) -> Iterator[Refusal]:
 def _build_spec(
     buffers: Sequence[KvBuffer], layout: Layout, request: ProjectionRequest
 ) -> KvCacheSpec:
-    """Build the spec of buffers of one layer and one kind."""
+    """Build the spec of the buffers of one layer and one kind; refuse what vLLM cannot have."""
     layer, kind = buffers[0].layer, get_vllm_kind(buffers[0].kind)
     if kind == "unknown":
         raise RefusalError(
@@ -212,7 +216,7 @@ def _build_spec(
 
 
 def _choose_dtype(buffers: Sequence[KvBuffer], request: ProjectionRequest) -> str:
-    """Return the dtype that is asked for, or the one of all buffers."""
+    """Return the requested dtype, or the one that all buffers have."""
     if request.kv_cache_dtype is not None:
         return KV_CACHE_DTYPES[request.kv_cache_dtype]
     layer = buffers[0].layer
@@ -239,7 +243,7 @@ def _pack_rows(spec: KvCacheSpec) -> KvCacheSpec:
 def _build_state_spec(
     buffers: Sequence[KvBuffer], layout: Layout, request: ProjectionRequest
 ) -> KvCacheSpec:
-    """Build the spec of a layer's states, whose first axis the ranks divide."""
+    """Build the spec of a layer's states; the ranks divide the first axis after the batch."""
     layer, kind = buffers[0].layer, get_vllm_kind(buffers[0].kind)
     ranks = request.tensor_parallel_size
     shapes = [_resolve_sizes(buffer, layout)[1:] for buffer in buffers]
@@ -292,14 +296,11 @@ def _resolve_sizes(buffer: KvBuffer, layout: Layout, context_axis: int = 0) -> t
 
 
 def _resolve_token_shape(buffer: KvBuffer, layout: Layout) -> tuple[int, ...]:
-    """Return the sizes that one token adds: heads and head size, or the head size alone.
-
-    The encoder's tokens of cross attention, a fixed number, are on axis 2.
-    """
+    """Return the sizes that one token adds: heads and head size, or only the head size."""
     axis = buffer.sequence_axis
     rank = 0 if buffer.shape is None else len(buffer.shape)
     if axis is None and get_vllm_kind(buffer.kind) in ENCODER_KINDS and rank == 4:
-        axis = 2
+        axis = 2  # the encoder's tokens, a fixed number
     if axis is None or rank not in (3, 4):
         raise RefusalError(
             [buffer.layer], f"{buffer.part} has no known context axis", "export it with shapes"
@@ -319,7 +320,7 @@ def _resolve_window(buffers: Sequence[KvBuffer], layout: Layout) -> Dim:
 
 
 def _sum_latent_sizes(layer: int, tokens: Sequence[tuple[int, ...]]) -> int:
-    """Return the sizes of MLA's latent and rope together; every rank holds both whole."""
+    """Return the sum of the sizes of MLA's latent and rope, which every rank holds whole."""
     if len(tokens) < 2:
         raise RefusalError(
             [layer], "a page of MLA needs a latent and a rope", "verify lists missing parts"
@@ -337,7 +338,7 @@ def _sum_latent_sizes(layer: int, tokens: Sequence[tuple[int, ...]]) -> int:
 def _resolve_heads(
     buffers: Sequence[KvBuffer], tokens: Sequence[tuple[int, ...]], ranks: int
 ) -> tuple[int, int, int]:
-    """Return KV heads on one rank, and the sizes of a key's and a value's head."""
+    """Return the KV heads on one rank, the head size of keys and that of values."""
     layer, kind = [buffers[0].layer], get_vllm_kind(buffers[0].kind)
     sides = {
         "value" if "value" in buffer.part else "key": sizes
@@ -373,7 +374,7 @@ def _resolve_heads(
 def _list_conditions(
     layout: Layout, specs: Sequence[KvCacheSpec], request: ProjectionRequest
 ) -> Iterator[Condition]:
-    """Yield what the specs depend on and the graph does not show."""
+    """Yield the conditions on which the specs depend and that the graph does not show."""
     kinds = {spec.kind for spec in specs}
     if not kinds <= STATE_KINDS:
         yield from _list_dtype_conditions(specs, request)

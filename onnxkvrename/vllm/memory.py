@@ -1,6 +1,6 @@
-"""Places of pages in memory, in terms that hold for every version of vLLM.
+"""The types that describe where pages are in memory, for every version of vLLM.
 
-`memory_v024` and `memory_v033` fill these types for their versions.
+`memory_v024` and `memory_v033` build them for their versions.
 """
 
 from __future__ import annotations
@@ -73,20 +73,20 @@ class CanonicalKvCaches(NamedTuple):
 class Allocation(NamedTuple):
     """A way in which vLLM may put the pages of groups into memory.
 
-    Fields without a default say what is known before anything is placed; an allocation that is
-    not possible has only these.
+    An allocation that is not possible has no sizes, places or transfers.
 
     Attributes:
-        name: vLLM's name of it, in 0.33 that of a memory layout.
-        conditions: What must hold for vLLM to take it.
-        grouping_index: The index of the grouping that it goes by.
+        name: vLLM's name of it; for 0.33 the name of a memory layout.
+        conditions: The conditions under which vLLM uses it.
+        grouping_index: The index of the grouping that it places.
         bytes_per_block: Bytes that one block takes in all tensors; ``None`` if not possible.
         padding_share: The part of one block of each group that holds no data, from 0 to 1.
         placements: The places of all pages.
         canonical: The canonical view; ``None`` if it is not known.
-        registration: What vLLM registers with NIXL; ``None`` if NIXL does not meet it.
+        registration: What vLLM registers with NIXL; ``None`` if NIXL's connector does not use this
+            allocation, or if it is divided among pipeline stages.
         transfers: What NIXL moves, for each prompt length.
-        is_default: Whether vLLM takes it unless something asks for another.
+        is_default: Whether vLLM uses it unless a setting, a backend or a connector selects another.
     """
 
     name: str
@@ -112,7 +112,15 @@ class Allocation(NamedTuple):
 
 
 def compute_padding_share(groups: Sequence[KvCacheGroup], bytes_per_block: int) -> float:
-    """Return the part that holds no data, of one block for each group."""
+    """Return the share of padding in one block for each group.
+
+    Args:
+        groups: The KV cache groups.
+        bytes_per_block: Bytes that one block takes in all tensors.
+
+    Returns:
+        A share from 0 to 1, rounded to 6 decimals.
+    """
     data_bytes = sum(spec.unpadded_page_size for group in groups for spec in group.specs)
     return round(1 - data_bytes / (bytes_per_block * len(groups)), 6)
 
@@ -120,7 +128,7 @@ def compute_padding_share(groups: Sequence[KvCacheGroup], bytes_per_block: int) 
 def build_single_tensor_caches(
     groups: Sequence[KvCacheGroup], block_stride: int
 ) -> CanonicalKvCaches:
-    """Return the canonical view of blocks that hold all layers: one tensor for all groups.
+    """Return the canonical view of blocks with all layers: one tensor for all groups.
 
     Args:
         groups: The KV cache groups.

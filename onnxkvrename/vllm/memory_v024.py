@@ -5,8 +5,8 @@ This follows 0.24.0, ``v1/core/kv_cache_utils.py`` (``get_kv_cache_config_from_g
 ``v1/worker/kv_connector_model_runner_mixin.py`` (``use_uniform_kv_cache``),
 ``prefer_cross_layer_blocks`` of the NIXL and the offloading connector,
 ``distributed/kv_transfer/kv_connector/v1/offloading/worker.py`` (``register_kv_caches``); and
-vllm-project/vllm#37885 in its last state, which 0.24.0 does not have. That is tried before
-``use_uniform_kv_cache``, takes a single group too, and each group may have its own kernel blocks.
+vllm-project/vllm#37885 in its last state, which 0.24.0 does not have. With it, vLLM tries canonical
+before ``use_uniform_kv_cache``, also for a single group; each group may have its own kernel blocks.
 
 The l-th layers of all groups are in slot l. They share memory, since a block belongs to one group
 at a time.
@@ -195,7 +195,10 @@ def _build_packed_allocation(grouping: Grouping, prompt_lengths: Sequence[int]) 
 
 
 def _is_packed_always(grouping: Grouping) -> bool:
-    """Return whether vLLM packs without a flag: windowed MLA (``_use_packed_kv_cache_config``)."""
+    """Return whether vLLM packs without a flag, as for windowed MLA.
+
+    This follows ``_use_packed_kv_cache_config``.
+    """
     return grouping.method == "uniform_groups"
 
 
@@ -236,7 +239,8 @@ def _add_transfers(
 ) -> Allocation:
     """Fill in what NIXL moves of an allocation with one block for all layers.
 
-    vLLM takes a block for one of several layers if their places differ.
+    vLLM recognizes a packed block by layers with different places. If all groups share a single
+    place, vLLM registers it like an unpacked tensor.
     """
     placements = allocation.placements
     if len(groups) > 1 and len(placements) == 1:
@@ -295,7 +299,7 @@ def _place_in_block(groups: Iterable[KvCacheGroup]) -> tuple[Placement, ...]:
 def _list_slots_by_page_size(groups: Iterable[KvCacheGroup]) -> dict[int, list[list[GroupLayer]]]:
     """Return the layers in each slot, by page size (``_bucket_layers_by_page_size``).
 
-    The layers of a group count from slot 0 for each page size.
+    For each page size, the layers of a group are numbered from slot 0.
     """
     slots: dict[int, list[list[GroupLayer]]] = {}
     for group_index, group in enumerate(groups):

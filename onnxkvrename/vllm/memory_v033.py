@@ -4,8 +4,8 @@ This follows 0.33.0: ``v1/kv_cache_layout.py``, ``v1/kv_cache_interface.py``
 (``compute_layout_strides``), ``v1/core/kv_cache_planning.py``
 (``get_kv_cache_config_from_groups``, ``validate_kv_cache_layout``),
 ``v1/attention/backends/utils.py`` (``resolve_kv_cache_layout``,
-``get_supported_kv_cache_layouts``), and the offloading and NIXL connectors. It supposes that no
-layer asks for an alignment of its blocks.
+``get_supported_kv_cache_layouts``), and the offloading and NIXL connectors. It assumes that no
+layer requires an alignment of its blocks.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from onnxkvrename.vllm.specs import (
 )
 
 KV_CACHE_LAYOUTS = ("LBNHC", "LBHNC", "BLNHC", "BLHNC", "BHLNC", "LHBNC")
-"""Orders of layer, block, head, token and content, outermost first; as vLLM prefers them.
+"""Orders of layer, block, head, token and content, outermost first, in vLLM's order of preference.
 
-The first one is taken where no attention backend, no connector and no user says otherwise.
+vLLM uses the first one unless an attention backend, a connector or the user selects another.
 """
 
 _REMOVED_ALLOCATIONS = ("canonical", "packed")
@@ -48,7 +48,7 @@ def build_allocations_v033(
     block_outermost: Grouping,
     prompt_lengths: Sequence[int],
 ) -> tuple[Allocation, ...]:
-    """Return what each memory layout makes of the groups.
+    """Return the allocation of the groups in each memory layout.
 
     Args:
         specs: The specs of all layers, before grouping changes their blocks.
@@ -57,8 +57,8 @@ def build_allocations_v033(
         prompt_lengths: Lengths of prompts in tokens; the transfer of each is counted.
 
     Returns:
-        An allocation for each layout and for each one that only 0.24 has, impossible ones
-        included; none if there are no groups.
+        An allocation for each layout, impossible ones included, and an impossible one for each
+        allocation that only 0.24 has; none if there are no groups.
     """
     groupings = (layer_outermost, block_outermost)
     if not any(grouping.groups for grouping in groupings):
@@ -189,8 +189,8 @@ def _build_canonical_caches(
 ) -> CanonicalKvCaches | None:
     """Build the offloading connector's view; ``None`` where it is not known.
 
-    Blocks that hold more than a page are one tensor. Otherwise layers whose pages start at one
-    place share a tensor; tensors are numbered in the order of the groups.
+    If a block has more than one page, there is one tensor of blocks. Otherwise layers whose pages
+    start at the same place share a tensor; tensors are numbered in the order of the groups.
     """
     specs = {
         GroupLayer(group_index, spec.layer): spec

@@ -3,8 +3,9 @@
 This follows ``distributed/kv_transfer/kv_connector/v1/nixl`` of vLLM 0.24.0 and 0.33.0:
 ``base_scheduler.py`` (``get_sw_clipped_blocks`` of 0.24, ``get_exchange_clipped_blocks`` of 0.33)
 and, for what decode reads of them, ``pull_scheduler.py`` and ``allocate_slots`` of
-``v1/core/kv_cache_manager.py``. `nixl_v024` and `nixl_v033` follow the registration. It supposes
-that the kernel's blocks are vLLM's, that nothing is cached, and that both sides have as many ranks.
+``v1/core/kv_cache_manager.py``. `nixl_v024` and `nixl_v033` follow the registration. It assumes
+that kernel blocks are vLLM's blocks, that no prefix is cached, and that both sides have the same
+number of ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from onnxkvrename.vllm.specs import (
 
 
 class NixlAmounts(NamedTuple):
-    """An amount of blocks, and what is posted for them.
+    """An amount of blocks, and the descriptors that are posted for them.
 
     Attributes:
         blocks: The number of blocks of each group.
@@ -42,15 +43,15 @@ class NixlTransfer(NamedTuple):
     Attributes:
         tokens: The length of the prompt.
         blocks: The number of blocks of each group that prefill offers.
-        regions: The number of regions as vLLM counts them: two for a tensor that keeps keys and
-            values apart.
+        regions: The number of regions as vLLM counts them: two for a tensor with keys and values
+            apart.
         descriptors: The number of descriptors that are posted for these blocks. NIXL merges
             neighbours, so its telemetry counts fewer.
         bytes: Bytes of all descriptors.
         unknown: The reason why amounts are unknown; ``None`` if all are known.
         refused: Why vLLM refuses to register the memory with NIXL; ``None`` if it does not.
-        incomplete: Why the descriptors do not cover all that the blocks hold; ``None`` if they do.
-        decode_reads: What decode asks for of these blocks; ``None`` if not known.
+        incomplete: Why the descriptors do not cover all data in the blocks; ``None`` if they do.
+        decode_reads: The amounts that decode reads of these blocks; ``None`` if not known.
     """
 
     tokens: int
@@ -65,7 +66,7 @@ class NixlTransfer(NamedTuple):
 
 
 class BlockCost(NamedTuple):
-    """What one block of a group takes.
+    """The descriptors that NIXL needs for one block of a group.
 
     Attributes:
         descriptors: The number of descriptors.
@@ -77,13 +78,13 @@ class BlockCost(NamedTuple):
 
 
 class NixlRegistration(NamedTuple):
-    """What vLLM registers with NIXL.
+    """The memory that vLLM registers with NIXL.
 
     Attributes:
         regions: The number of regions; ``None`` if vLLM refuses.
-        costs: What a block of each group takes; empty if vLLM refuses.
+        costs: The cost of one block, for each group; empty if vLLM refuses.
         refused: Why vLLM refuses; ``None`` if it does not.
-        incomplete: Why the descriptors do not cover all that blocks hold; ``None`` if they do.
+        incomplete: Why the descriptors do not cover all data in the blocks; ``None`` if they do.
     """
 
     regions: int | None
@@ -101,7 +102,7 @@ def build_transfers(
 
     Args:
         groups: The groups.
-        registration: What vLLM registers of them.
+        registration: The memory that vLLM registers for them.
         prompt_lengths: Lengths of prompts in tokens.
     """
     return tuple(_build_transfer(groups, registration, length) for length in prompt_lengths)
@@ -129,7 +130,7 @@ def _build_transfer(
 
 
 def _sum_costs(blocks: Sequence[int | None], registration: NixlRegistration) -> NixlAmounts | None:
-    """Return what `blocks` take; ``None`` where the blocks of a group are not known."""
+    """Return the amounts for `blocks`; ``None`` if the blocks of a group are not known."""
     counts = tuple(count for count in blocks if count is not None)
     if len(counts) < len(blocks):
         return None
@@ -147,6 +148,9 @@ def count_blocks(groups: Iterable[KvCacheGroup], prompt_length: int) -> tuple[in
     Args:
         groups: The groups.
         prompt_length: The length of the prompt in tokens.
+
+    Returns:
+        A number for each group, ``None`` where it is not known.
     """
     return tuple(_count_spec_blocks(group.first_spec, prompt_length) for group in groups)
 
@@ -154,12 +158,15 @@ def count_blocks(groups: Iterable[KvCacheGroup], prompt_length: int) -> tuple[in
 def count_read_blocks(groups: Iterable[KvCacheGroup], prompt_length: int) -> tuple[int | None, ...]:
     """Return the number of blocks of each group that decode reads.
 
-    Decode allocates no blocks that the next token does not see, and so does not read them. Beside
-    states it computes the prompt's last token again, and so does not read it either.
+    Decode does not allocate the blocks that the next token does not see, so it does not read them.
+    Beside states it computes the prompt's last token again, so it does not read that one, either.
 
     Args:
         groups: The groups.
         prompt_length: The length of the prompt in tokens.
+
+    Returns:
+        A number for each group, ``None`` where it is not known.
     """
     groups = tuple(groups)
     has_states = any(spec.is_state for group in groups for spec in group.specs)
@@ -168,7 +175,7 @@ def count_read_blocks(groups: Iterable[KvCacheGroup], prompt_length: int) -> tup
 
 
 def explain_unknown_blocks(groups: Iterable[KvCacheGroup]) -> str | None:
-    """Return why the blocks of some group are not known; ``None`` where all are known."""
+    """Return why the blocks of a group are not known; ``None`` if those of all groups are."""
     for group in groups:
         if _count_spec_blocks(group.first_spec, 1) is None:
             window = group.first_spec.window
@@ -197,7 +204,7 @@ def _count_spec_blocks(spec: KvCacheSpec, prompt_length: int) -> int | None:
 
 
 def _count_read_spec_blocks(spec: KvCacheSpec, tokens: int) -> int | None:
-    """Return the blocks that hold what the next token sees (``get_num_skipped_tokens``)."""
+    """Return the number of blocks that the next token sees (``get_num_skipped_tokens``)."""
     offered = _count_spec_blocks(spec, tokens)
     is_limited = spec.kind in SLIDING_KINDS | CHUNKED_KINDS
     if offered is None or not is_limited or spec.block_size is None:
@@ -212,7 +219,7 @@ def _count_read_spec_blocks(spec: KvCacheSpec, tokens: int) -> int | None:
 
 
 class StateTransfer(NamedTuple):
-    """How NIXL transfers the states of a block: the same for all regions that hold states.
+    """How NIXL transfers the states of a block, the same for all regions with states.
 
     Attributes:
         descriptors: The number of descriptors of a region.
@@ -226,7 +233,7 @@ class StateTransfer(NamedTuple):
 def split_states(groups: Iterable[KvCacheGroup], vllm_version: str) -> StateTransfer | None:
     """Return how NIXL splits states, by the first layer of states (``derive_mamba_conv_split``).
 
-    A convolution's state has as many descriptors as projections, the recurrent state has one.
+    A convolution's state has a descriptor for each projection, the recurrent state has one.
 
     Args:
         groups: The groups.
@@ -236,7 +243,7 @@ def split_states(groups: Iterable[KvCacheGroup], vllm_version: str) -> StateTran
         The descriptors of a region; ``None`` without states.
 
     Raises:
-        RefusalError: NIXL's connector does not take these states.
+        RefusalError: NIXL's connector does not support these states.
     """
     spec = next((spec for group in groups for spec in group.specs if spec.is_state), None)
     if spec is None:
@@ -254,10 +261,10 @@ def split_states(groups: Iterable[KvCacheGroup], vllm_version: str) -> StateTran
 
 
 def _count_projections(shapes: Sequence[tuple[int, ...]], vllm_version: str) -> int | None:
-    """Return the projections in a convolution's state; ``None`` where vLLM finds none.
+    """Return the number of projections in a convolution's state; ``None`` if vLLM finds none.
 
-    A recurrent state of three axes is taken for Mamba 2's or GDN's, whose convolution has three
-    projections whatever its size; one of two axes is Mamba 1's, whose convolution has one.
+    vLLM treats a recurrent state of three axes as Mamba 2's or GDN's, whose convolution has three
+    projections whatever its size, and one of two axes as Mamba 1's, whose convolution has one.
     """
     if len(shapes) != 2 or len(shapes[0]) != 2:
         return None

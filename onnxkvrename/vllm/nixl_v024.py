@@ -1,9 +1,9 @@
-"""What vLLM 0.24 registers with NIXL.
+"""Compute the memory that vLLM 0.24 registers with NIXL.
 
 This follows ``register_kv_caches``, ``_register_packed_kv_cache`` and ``_compute_desc_ids`` of
 ``distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py``, and ``TransferTopology`` of
-``kv_connector/utils.py``. It supposes FLASH_ATTN, or FLASH_ATTN_DIFFKV where keys and values
-differ in size, and a backend of MLA for MLA; and that a model with a layer of MLA is one of MLA.
+``kv_connector/utils.py``. It assumes the backend FLASH_ATTN, or FLASH_ATTN_DIFFKV if keys and
+values differ in size, and an MLA backend for MLA. It treats a model with any layer of MLA as MLA.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from onnxkvrename.vllm.specs import MLA_KINDS, KvCacheGroup, KvCacheSpec, Refusa
 def register_block(
     groups: Sequence[KvCacheGroup], block_stride: int, *, is_packed: bool
 ) -> NixlRegistration:
-    """Register one region whose blocks hold all layers.
+    """Return the registration of one region whose blocks contain all layers.
 
     Args:
         groups: The groups.
         block_stride: Bytes of a block.
-        is_packed: Whether the layers' tensors are registered, which vLLM then takes for packed;
-            otherwise one tensor of all layers is.
+        is_packed: Whether vLLM registers the tensors of all layers, which it recognizes as packed;
+            otherwise it registers one tensor with all layers.
     """
     incomplete = None
     if is_packed and _splits_keys_and_values(groups):
@@ -38,11 +38,14 @@ def register_block(
 def register_tensors(
     groups: Sequence[KvCacheGroup], tensors: Sequence[Sequence[KvCacheSpec]]
 ) -> NixlRegistration:
-    """Register a region for each tensor, or two where keys and values are apart.
+    """Return the registration of a region for each tensor, or of two if keys and values are apart.
 
     Args:
         groups: The groups.
         tensors: The specs of the layers that share each tensor, in the order of their groups.
+
+    Returns:
+        The registration; with the reason if vLLM refuses it.
     """
     try:
         states = split_states(groups, "0.24")
@@ -74,7 +77,7 @@ def _find_first_spec(groups: Sequence[KvCacheGroup]) -> KvCacheSpec:
 
 
 def _splits_keys_and_values(groups: Sequence[KvCacheGroup]) -> bool:
-    """Return whether blocks are split in two (``virtually_split_kv_in_blocks``)."""
+    """Return whether vLLM splits blocks in two (``virtually_split_kv_in_blocks``)."""
     first = _find_first_spec(groups)
     has_states = any(spec.is_state for group in groups for spec in group.specs)
     return has_states or (first.kind not in MLA_KINDS and first.head_size == first.head_size_v)

@@ -1,8 +1,8 @@
-"""What vLLM 0.33 registers with NIXL.
+"""Compute the memory that vLLM 0.33 registers with NIXL.
 
 This follows ``register_kv_caches``, ``_build_mamba_local`` and ``_compute_desc_ids`` of
-``distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py``. It supposes that a model with a
-layer of MLA is one of MLA.
+``distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py``. It treats a model with any layer of
+MLA as MLA.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class PlacedLayer(NamedTuple):
     Attributes:
         spec: The layer's spec.
         group: The index of its group.
-        start: Where its block 0 starts, in bytes; in layouts with layers outermost to be
-            multiplied by the number of blocks.
+        start: Where its block 0 starts, in bytes; with layers outermost, multiply this by the
+            number of blocks.
         block_stride: Bytes from a block to the next one.
         has_contiguous_pages: Whether a page is one piece of memory in its logical order, without
             padding.
@@ -43,7 +43,15 @@ class PlacedLayer(NamedTuple):
 
 
 class _Region(NamedTuple):
-    """Pieces of memory, one after the other, that have one descriptor each for each block."""
+    """Pieces of memory, one after the other, each with one descriptor for each block.
+
+    Attributes:
+        length: Bytes of a descriptor.
+        stride: Bytes from a block to the next one.
+        groups: The indexes of the groups that have pages in it.
+        has_states: Whether it contains states.
+        multiplicity: The number of pieces.
+    """
 
     length: int
     stride: int
@@ -91,13 +99,16 @@ def register_layers(
     *,
     is_block_outermost: bool,
 ) -> NixlRegistration:
-    """Register the layers of one allocation.
+    """Return the registration of the layers of one allocation.
 
     Args:
         layers: All layers, in the order of their numbers.
         groups: Their groups.
         bytes_per_block: Bytes that one block takes for all layers.
-        is_block_outermost: Whether one block holds all layers.
+        is_block_outermost: Whether one block contains all layers.
+
+    Returns:
+        The registration; with the reason if vLLM refuses it.
     """
     try:
         states = split_states(groups, "0.33")
@@ -120,10 +131,10 @@ def _build_regions(
     is_block_outermost: bool,
     has_states: bool,
 ) -> dict[int, _Region]:
-    """Return the regions by where they start. Of layers that start alike the first one decides.
+    """Return the regions by their starts. The first of the layers with the same start decides.
 
     Raises:
-        RefusalError: A page has padding, and is not a block of its own.
+        RefusalError: A page has padding, layers are outermost, and a group has several layers.
     """
     has_whole_rows = (
         is_block_outermost
@@ -148,7 +159,7 @@ def _build_regions(
 def _build_region(
     layer: PlacedLayer, bytes_per_block: int, has_whole_rows: bool
 ) -> tuple[int, _Region]:
-    """Return where a layer's regions start, and the regions."""
+    """Return the start of a layer's regions, and the regions."""
     spec, stride = layer.spec, layer.block_stride
     groups = frozenset({layer.group})
     if spec.is_state:
@@ -177,10 +188,11 @@ def _sum_cost(
     regions: dict[int, _Region],
     states: StateTransfer | None,
 ) -> BlockCost:
-    """Return what a block of a group takes.
+    """Return the cost of a block of a group.
 
-    Without states a region of one group holds blocks of that group, and a region of several
-    groups those of all. Beside states every region holds blocks of every group.
+    Without states, vLLM reads the blocks of a group from the regions of this group alone and from
+    those of several groups. With states, it reads the blocks of attention from every region, and
+    those of states from the regions with states.
     """
     if states is not None and group.first_spec.is_state:
         count = sum(region.has_states for region in regions.values())
@@ -221,7 +233,7 @@ def _are_covered(
 
 
 def _cover(pieces: Sequence[tuple[int, int]], pages: Iterable[tuple[int, int]]) -> bool:
-    """Return whether pieces of memory cover pages; both are (start, length), pieces sorted."""
+    """Return whether pieces of memory cover pages; both are (start, length), the pieces sorted."""
     remaining = iter(pieces)
     piece = next(remaining, None)
     covered_from = covered_to = 0
@@ -231,7 +243,7 @@ def _cover(pieces: Sequence[tuple[int, int]], pages: Iterable[tuple[int, int]]) 
                 covered_from = piece[0]
             covered_to = max(covered_to, sum(piece))
             piece = next(remaining, None)
-        # A page may reach over pieces that follow one another without a gap.
+        # A page may extend over pieces that follow one another without a gap.
         while piece is not None and piece[0] <= covered_to < start + length:
             covered_to = max(covered_to, sum(piece))
             piece = next(remaining, None)

@@ -1,4 +1,4 @@
-"""Groups whose pages differ in size and are packed side by side in a block.
+"""Form groups whose pages differ in size and are packed side by side in a block.
 
 0.24 forms them for windowed MLA (``group_and_unify_kv_cache_specs`` and
 ``_get_kv_cache_groups_uniform_groups`` in ``v1/core/kv_cache_utils.py``), 0.33 for every
@@ -24,10 +24,10 @@ from onnxkvrename.vllm.specs import (
 def build_uniform_groups(specs: Sequence[KvCacheSpec]) -> tuple[KvCacheGroup, ...]:
     """Return the groups that 0.24 forms of a model with windowed MLA.
 
-    Full MLA makes one group; the layers of each window are padded to its pages and split.
+    The layers of full MLA are one group. Those of each window are padded to its pages and split.
 
     Raises:
-        RefusalError: An assertion of vLLM fails.
+        RefusalError: vLLM fails with an assertion.
     """
     full_mla = [spec for spec in specs if spec.kind == "mla_attention"]
     windows: dict[tuple[object, ...], list[KvCacheSpec]] = {}
@@ -40,8 +40,8 @@ def build_uniform_groups(specs: Sequence[KvCacheSpec]) -> tuple[KvCacheGroup, ..
     if foreign_layers or not full_mla:
         raise RefusalError(
             foreign_layers or [spec.layer for spec in specs],
-            "vLLM 0.24 takes windowed MLA only together with full MLA",
-            "a block-outermost layout of vLLM 0.33 may take it",
+            "vLLM 0.24 supports windowed MLA only together with full MLA",
+            "a block-outermost layout of vLLM 0.33 may support it",
         )
     counts = [count_most_common_page(layers) for layers in (full_mla, *windows.values())]
     group_size = choose_group_size(counts, minimum=counts[0])
@@ -55,14 +55,14 @@ def build_uniform_groups(specs: Sequence[KvCacheSpec]) -> tuple[KvCacheGroup, ..
 def build_packed_groups(specs: Sequence[KvCacheSpec]) -> tuple[KvCacheGroup, ...] | None:
     """Return the groups that 0.33 forms for a block-outermost layout.
 
-    Layers of one type make a bucket. If a bucket has as many layers of each of its page sizes,
+    Layers of one type make a bucket. If a bucket has equally many layers of each of its page sizes,
     they are a pattern that repeats, and the bucket is split into groups of whole repeats.
 
     Returns:
-        The groups; ``None`` where all pages are of one size, which needs no packing.
+        The groups; ``None`` if all pages have the same size and need no packing.
 
     Raises:
-        RefusalError: vLLM would lose layers, and then refuses.
+        RefusalError: vLLM refuses, because its split would lose layers.
     """
     if len({spec.page_size for spec in specs}) <= 1:
         return None
@@ -73,7 +73,7 @@ def build_packed_groups(specs: Sequence[KvCacheSpec]) -> tuple[KvCacheGroup, ...
     for bucket in buckets:
         group_count = _count_groups(bucket, repeats)
         if _is_state_bucket(bucket, repeats):
-            # More layers in a group than fit into the block anyway would widen it.
+            # A group with more layers than fit into the block would make the block larger.
             layers_per_block = block_bytes // bucket.specs[0].page_size
             group_count = max(group_count, -(-len(bucket.specs) // layers_per_block))
         groups += _split_by_pattern(bucket.specs, group_count)
@@ -110,7 +110,7 @@ class _Bucket(NamedTuple):
 
 
 def _bucket_by_type(specs: Iterable[KvCacheSpec]) -> list[_Bucket]:
-    """Put each layer into the first bucket whose first layer is of one type with it."""
+    """Put each layer into the first bucket whose first layer has the same type."""
     buckets: list[list[KvCacheSpec]] = []
     for spec in specs:
         for bucket in buckets:
@@ -152,20 +152,20 @@ def _choose_repeats_per_group(buckets: Iterable[_Bucket]) -> int | None:
 
 
 def _count_groups(bucket: _Bucket, repeats: int | None) -> int:
-    """Return how many groups a bucket makes by its pattern (``num_groups_for``)."""
+    """Return into how many groups a bucket's pattern is split (``num_groups_for``)."""
     if repeats is None or not bucket.is_balanced:
         return 1
     return -(-count_most_common_page(bucket.specs) // repeats)
 
 
 def _is_state_bucket(bucket: _Bucket, repeats: int | None) -> bool:
-    """Return whether groups may go down to one layer: states, and windows without a pattern."""
+    """Return whether groups may have only one layer: states, and windows without a pattern."""
     kind = bucket.specs[0].kind
     return kind in STATE_KINDS or (repeats is None and kind in SLIDING_KINDS)
 
 
 def _compute_widest_group_bytes(bucket: _Bucket, repeats: int | None) -> int:
-    """Return the bytes of the widest group that a bucket cannot do without."""
+    """Return the bytes of the widest group of a bucket that is split as far as possible."""
     group_count = (
         len(bucket.specs) if _is_state_bucket(bucket, repeats) else _count_groups(bucket, repeats)
     )
@@ -175,9 +175,12 @@ def _compute_widest_group_bytes(bucket: _Bucket, repeats: int | None) -> int:
 
 
 def _split_by_pattern(specs: Sequence[KvCacheSpec], group_count: int) -> list[KvCacheGroup]:
-    """Deal the repeats of the pattern out to `group_count` groups.
+    """Distribute the repeats of the pattern over `group_count` groups.
 
     A repeat has one layer of each page size.
+
+    Raises:
+        RefusalError: The layers are not whole repeats.
     """
     if group_count == 1:
         return [KvCacheGroup(tuple(specs), has_per_layer_specs=True)]

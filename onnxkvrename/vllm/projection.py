@@ -1,7 +1,7 @@
 """Project a layout onto vLLM: specs, groups, memory, and what a prompt transfers.
 
-Two versions are known, 0.24 and 0.33. The projection says what each has, and what only the other
-one has.
+Two versions are known, 0.24 and 0.33. A projection for 0.33 also lists two allocations that it does
+not have, as impossible.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Projection(NamedTuple):
     Attributes:
         request: The settings of vLLM.
         specs: The specs of the layers that have one, before grouping changes their blocks.
-        conditions: What must hold for the specs to be vLLM's.
-        refusals: The layers that vLLM cannot have; if there are any, nothing is grouped.
-        groupings: One; in 0.33 a second one for block-outermost layouts.
+        conditions: The conditions under which vLLM has the same specs.
+        refusals: The layers that vLLM cannot have; if there are any, there are no groupings.
+        groupings: One; for 0.33 a second one for block-outermost layouts.
         allocations: The ways in which vLLM can allocate the groups.
         stages: The stages of the pipeline, one without pipeline parallelism; none if there are
             no allocations.
@@ -69,12 +69,12 @@ def project_layout(
     Args:
         layout: The buffers of a model.
         request: The settings of vLLM.
-        draft: The buffers of the model that drafts for it. vLLM groups its layers with the
-            others, and counts them on.
+        draft: The buffers of its draft model. vLLM numbers the layers of a draft model after the
+            model's own, and groups all together.
 
     Raises:
-        KvRenameError: The request has a version, a dtype or a size that cannot be, or a draft
-            model and pipeline stages, of which not all is known.
+        KvRenameError: The version, the dtype or a size in the request is not valid, or it has
+            pipeline stages beside a draft model, which is not supported.
     """
     check_request(request)
     if draft is not None:
@@ -110,7 +110,7 @@ def project_layout(
 
 
 def _append_draft(layout: Layout, draft: Layout) -> Layout:
-    """Return the layout with the layers of a draft model behind its own."""
+    """Return the layout with the layers of a draft model after its own."""
     start = max(layout.layers, default=-1) + 1
     buffers = tuple(
         buffer._replace(
@@ -126,7 +126,7 @@ def _append_draft(layout: Layout, draft: Layout) -> Layout:
 def check_projection(projection: Projection) -> Iterator[Finding]:
     """Yield a finding for each refusal.
 
-    Groups that only some memory layouts refuse give no finding, because another layout takes them.
+    Groups that only some memory layouts refuse give no finding: another layout is possible.
 
     Yields:
         KV619 for layers that do not divide by tensor parallelism, KV622 for all others.
@@ -141,7 +141,7 @@ def check_projection(projection: Projection) -> Iterator[Finding]:
 
 
 def projection_to_json(projection: Projection) -> dict[str, Any]:
-    """Return plain data for JSON, with every key; see ``schemas/projection-1.json``."""
+    """Return plain data for JSON, with every key of ``report/schemas/projection-1.json``."""
     request = projection.request
     return {
         "vllm": request.vllm_version,

@@ -1,4 +1,4 @@
-"""vLLM's terms for a KV cache: specs, groups, and the conditions that come with them.
+"""The types of vLLM's KV cache: specs, groups, and the conditions for them.
 
 The types follow ``v1/kv_cache_interface.py`` of vLLM 0.24.0 and 0.33.0.
 """
@@ -47,14 +47,14 @@ DS_MLA_ROW_BYTES = 656
 DS_MLA_HEAD_SIZE = 576
 """Elements of the latent and the rope that such a row holds."""
 MAX_GPU_MEMORY = (1 << 62) - 1
-"""The most memory of a GPU that a projection takes, in bytes."""
+"""The most memory of a GPU that a request may have, in bytes."""
 
 _FULL_KINDS = frozenset[BufferKind]({"full_attention", "mla_attention"})
 _SIZE_LIMIT = 1 << 31
 
 
 class ProjectionRequest(NamedTuple):
-    """The settings of vLLM that a projection is for.
+    """The settings of vLLM for a projection.
 
     Attributes:
         block_size: vLLM's ``--block-size``, in tokens.
@@ -66,8 +66,8 @@ class ProjectionRequest(NamedTuple):
         pipeline_parallel_size: vLLM's ``--pipeline-parallel-size``, in stages.
         gpu_memory: Bytes that each GPU has left for KV caches, vLLM's
             ``--kv-cache-memory-bytes``; ``None`` if that is not known.
-        draft_start: The number of a draft model's first layer, behind those of the model itself;
-            ``None`` without one.
+        draft_start: The number of a draft model's first layer, after those of the model itself;
+            ``None`` without a draft model.
     """
 
     block_size: int
@@ -81,7 +81,7 @@ class ProjectionRequest(NamedTuple):
 
 
 def check_request(request: ProjectionRequest) -> None:
-    """Check the version of vLLM, its dtype and the sizes that a projection is asked for.
+    """Check the version of vLLM, the dtype and the sizes in a request.
 
     Raises:
         KvRenameError: The version or the dtype is not known, or a size is below 1, or 2^31 or more
@@ -117,12 +117,12 @@ ConditionState = Literal["met", "not met", "requires"]
 
 
 class Condition(NamedTuple):
-    """Something that vLLM demands.
+    """Something that vLLM requires.
 
     Attributes:
-        name: A short name, unique among the conditions of one thing.
+        name: A short name, unique among the conditions of one allocation or one projection.
         state: ``met`` or ``not met`` where the graph decides; ``requires`` where it cannot.
-        why: What is demanded, or the reason why it is met or not.
+        why: What is required, or the reason why it is met or not.
     """
 
     name: str
@@ -141,7 +141,7 @@ def decide_condition(name: str, met: bool, why_met: str, *, why_not: str) -> Con
 
 
 def find_open_conditions(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
-    """Return the conditions that decide: those not met or, if there are none, those required."""
+    """Return the conditions that are not met or, if there are none, those that are required."""
     open_conditions = [condition for condition in conditions if condition.state != "met"]
     unmet = [condition for condition in open_conditions if condition.state == "not met"]
     return tuple(unmet or open_conditions)
@@ -190,13 +190,13 @@ class KvCacheSpec(NamedTuple):
         kv_heads: KV heads on this rank; 0 for states.
         head_size: Elements of a key's head; of MLA the latent and its rope together.
         head_size_v: Elements of a value's head; 0 for MLA, which stores no value.
-        window: Tokens in the window, or in the chunk of chunked attention; a symbol where
-            the size is not known, ``None`` for layers without a window.
+        window: Tokens in the window, or in the chunk of chunked attention; a symbol if the size is
+            not known, ``None`` for layers without a window.
         state_shapes: The shape of each state on this rank, without the batch.
         dtypes: ONNX dtypes: one for attention, one for each state.
         page_size_padded: Bytes that vLLM pads a page to; ``None`` without padding.
-        row_bytes: Bytes of a token of one head where these do not follow from the dtype: vLLM's
-            ``state_content_bytes``.
+        row_bytes: Bytes of a token of one head if the dtype does not determine them: vLLM's
+            ``state_content_bytes``; ``None`` otherwise.
     """
 
     layer: int
@@ -241,7 +241,7 @@ class KvCacheSpec(NamedTuple):
 
     @property
     def without_layer(self) -> KvCacheSpec:
-        """The same value for every layer with this spec."""
+        """The spec with layer 0, to compare the specs of different layers."""
         return self._replace(layer=0)
 
 
@@ -291,7 +291,7 @@ def can_merge(specs: Sequence[KvCacheSpec], vllm_version: str) -> bool:
 
 
 def build_merge_key(spec: KvCacheSpec, vllm_version: str) -> KvCacheSpec:
-    """Return what vLLM compares of a spec before it merges it with others.
+    """Return the part of a spec that vLLM compares before it merges specs.
 
     This follows ``merge`` of each spec class. It does not compare every size: 0.24 ignores the
     value's head of full attention and all sizes of MLA; both versions ignore all sizes of
@@ -313,7 +313,7 @@ def build_merge_key(spec: KvCacheSpec, vllm_version: str) -> KvCacheSpec:
 
 
 def is_uniform_type(specs: Sequence[KvCacheSpec], vllm_version: str) -> bool:
-    """Return whether a token takes a slot in all of `specs` or in none.
+    """Return whether each token needs a slot in all of `specs` or in none.
 
     This follows ``UniformTypeKVCacheSpecs.is_uniform_type`` and the first spec's
     ``is_uniform_with_collection``.

@@ -25,13 +25,13 @@ from onnxkvrename.vllm.specs import (
 )
 
 _UNKNOWN_TRANSFERS = {
-    "0.24": "what NIXL moves of pipeline stages: vLLM 0.24 pairs tensor parallel ranks only",
+    "0.24": "NIXL transfers of pipeline stages: vLLM 0.24 pairs tensor parallel ranks only",
     "0.33": (
-        "NIXL transfers of pipeline stages: vLLM 0.33 takes them for prefill only, without "
+        "NIXL transfers of pipeline stages: vLLM 0.33 supports them for prefill only, without "
         "states, and several groups only by NixlPushConnector"
     ),
 }
-"""After ``nixl/base_worker.py`` of each version."""
+"""Why transfers of pipeline stages are not known, from ``nixl/base_worker.py`` of each version."""
 
 
 class PipelineStage(NamedTuple):
@@ -40,7 +40,7 @@ class PipelineStage(NamedTuple):
     Attributes:
         layers: The numbers of its layers that have a KV cache, each once.
         bytes_per_block: Bytes of one block on a GPU of this stage, for each allocation of the
-            projection; ``None`` where that is not possible.
+            projection; ``None`` if that is not possible.
     """
 
     layers: tuple[int, ...]
@@ -83,14 +83,15 @@ def apply_stages(
     stages: Sequence[PipelineStage],
     request: ProjectionRequest,
 ) -> Iterator[Allocation]:
-    """Yield the allocations with the largest stage's bytes, and the blocks that fit into memory.
+    """Yield the allocations with the largest stage's bytes, and a condition for the GPU's memory.
 
-    With several stages no worker has all places, so these are left out.
+    With several stages, no worker has all layers. The padding, the places, the canonical view, the
+    registration and the amounts of transfers are then left out.
 
     Args:
         groupings: The groupings of the whole model.
         allocations: The allocations of the whole model.
-        stages: What each stage has of them, from `build_stages`.
+        stages: The stages, from `build_stages`.
         request: The settings of vLLM.
     """
     for index, allocation in enumerate(allocations):
@@ -123,7 +124,7 @@ def apply_stages(
 
 
 def count_gpu_blocks(bytes_per_block: int | None, gpu_memory: int | None) -> int | None:
-    """Return vLLM's ``num_blocks``; ``None`` where the block or the memory is not known.
+    """Return vLLM's ``num_blocks``; ``None`` if the block's size or the memory is not known.
 
     Args:
         bytes_per_block: Bytes of one block on the GPU with the largest ones.
@@ -160,7 +161,10 @@ def _add_memory_condition(
 def _split_layers(specs: Iterable[KvCacheSpec], stage_count: int) -> list[range]:
     """Return the layers of each stage (``get_pp_indices``).
 
-    The layers that remain go to the stages before the last, one to each, from behind.
+    The remaining layers go to the stages before the last one, one to each, beginning at the end.
+
+    Raises:
+        RefusalError: A stage has no layer with a KV cache.
     """
     layers = sorted({spec.layer for spec in specs})
     layer_count = layers[-1] + 1
@@ -183,9 +187,9 @@ def _split_layers(specs: Iterable[KvCacheSpec], stage_count: int) -> list[range]
 def _measure_block(
     groups: Iterable[KvCacheGroup], layers: Collection[int], vllm_version: str
 ) -> int:
-    """Return the bytes of a block of some layers.
+    """Return the bytes of one block on a stage with these layers.
 
-    In 0.24 groups share places of each page size, in 0.33 they share the block as a whole.
+    In 0.24, groups share the places of each page size; in 0.33, they share the block as a whole.
     """
     counts = [Counter(s.page_size for s in group.specs if s.layer in layers) for group in groups]
     if vllm_version == "0.33":

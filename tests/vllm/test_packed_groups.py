@@ -41,7 +41,7 @@ def test_windowed_mla_is_padded_to_the_next_page_of_full_mla() -> None:
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        (build_attention(0), "takes windowed MLA only together with full MLA"),
+        (build_attention(0), "supports windowed MLA only together with full MLA"),
         (build_mla(0, rank=64), "a page of windowed MLA is larger than any of full MLA"),
     ],
 )

@@ -135,7 +135,7 @@ def test_heads_that_ranks_divide_or_copy_are_no_finding(tp: int) -> None:
         (
             LAYOUTS["refused groups"],
             "0.24",
-            "vLLM 0.24 takes windowed MLA only together with full MLA",
+            "vLLM 0.24 supports windowed MLA only together with full MLA",
         ),
         (LAYOUTS["two windows"], "0.33", "groups depend on the size of other_window"),
     ],

@@ -61,7 +61,7 @@ def test_a_stage_has_no_view_and_no_transfer_of_the_whole_model() -> None:
     (transfer,) = allocation.transfers
     assert (transfer.regions, transfer.descriptors, transfer.bytes) == (None, None, None)
     assert transfer.unknown == (
-        "what NIXL moves of pipeline stages: vLLM 0.24 pairs tensor parallel ranks only"
+        "NIXL transfers of pipeline stages: vLLM 0.24 pairs tensor parallel ranks only"
     )
 
 
