@@ -1,4 +1,4 @@
-"""Compare prefill and decode: whether a hand-off works, and which prompts go wrong and why."""
+"""Compare prefill and decode: decide whether a hand-off works, which prompts fail, and why."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _SHIFTING_CAUSES = {
     ("KV611", "KV620"): "missing buffers",
     ("KV605",): "truncated buffers",
 }
-"""Codes of root causes that shift other buffers, with what to call each."""
+"""Codes of root causes that shift other buffers, with a short name for each group."""
 
 
 class PairResult(NamedTuple):
@@ -59,10 +59,10 @@ class PairResult(NamedTuple):
 
     Attributes:
         pair: The buffer on both sides.
-        code: The code of its own finding, `None` if the pair itself is right.
+        code: The code of the finding about this pair, `None` if the pair itself is right.
         wrong_ranges: The prompt lengths at which decode reads wrong bytes.
-        is_undecided: Whether this depends on sizes that are not known: its own, or those of a
-            buffer before it.
+        is_undecided: Whether the result depends on sizes that are not known: those of this pair,
+            or of a pair before it.
     """
 
     pair: BufferPair
@@ -75,9 +75,9 @@ class SimulatedPrompt(NamedTuple):
     """A simulated hand-off of one prompt.
 
     Attributes:
-        tokens: The length of the prompt.
-        prefill_slots: The memory as prefill writes it.
-        decode_slots: The memory as decode reads it.
+        tokens: The length of the prompt in tokens.
+        prefill_slots: The slots as prefill writes them.
+        decode_slots: The slots as decode reads them.
         wrong_buffer_ids: The buffers for which decode reads wrong bytes.
         is_refused: Whether decode finds the memory too small and stops.
     """
@@ -94,10 +94,10 @@ class Handoff(NamedTuple):
 
     Attributes:
         consumer_name: The consumer on both sides.
-        memory: Where it puts the buffers that it hands over.
-        has_token: Whether it selects buffers by a token, which a rename can add.
+        memory: Where the consumer puts the buffers that it hands over.
+        has_token: Whether the consumer selects buffers by a token, which a rename can add.
         full_transfer: Whether all of each buffer is moved, whatever the prompt.
-        ranks: The tensor parallel sizes that were asked for.
+        ranks: The requested tensor parallel sizes, `None` without a request.
         prefill: The side that writes.
         decode: The side that reads.
         pair_results: The result for each buffer, sorted by layer.
@@ -105,10 +105,10 @@ class Handoff(NamedTuple):
         findings: All findings, causes before consequences.
         notes: Harmless differences that are worth knowing.
         verdict: The overall result.
-        requested_lengths: The prompt lengths that were asked for.
+        comparison: The paired buffers and the simulation, from which the rest follows.
+        requested_lengths: The requested prompt lengths in tokens.
         shared_symbols: The symbols without a size that must be equal on both sides.
-        root_causes: The findings that are wrong in the graphs themselves, with their buffers.
-        comparison: The facts that all this follows from.
+        root_causes: The findings that are not consequences of others, with their buffers.
     """
 
     consumer_name: str
@@ -151,7 +151,7 @@ def compare_sides(
         prefill: The side that writes.
         decode: The side that reads.
         consumer: The consumer on both sides.
-        ranks: The tensor parallel sizes, to check heads and states as well.
+        ranks: The tensor parallel sizes; `None` to skip the check of heads and states.
         full_transfer: Whether the consumer moves all of each buffer, whatever the prompt.
         tokens: Prompt lengths to simulate, in addition to those at which something changes.
             Lengths beyond the context of a side are not simulated.
@@ -159,7 +159,7 @@ def compare_sides(
         more_notes: Further notes about them.
 
     Raises:
-        KvRenameError: The consumer hands nothing from one model to another.
+        KvRenameError: The consumer does not hand buffers from one model to another.
     """
     if consumer.memory == "none":
         model = shlex.quote(prefill.path or "MODEL")
@@ -250,8 +250,8 @@ def _build_pair_results(
 
     Args:
         comparison: Both sides, and the simulated hand-off.
-        root_causes: The causes that are in the graphs.
-        model_finding: An error of a model itself.
+        root_causes: The findings that are not consequences of others.
+        model_finding: An error of a model itself, `None` without one.
         reported: The codes of all findings.
     """
     all_wrong = DIFFERENT_MODELS if DIFFERENT_MODELS in reported else None
@@ -283,7 +283,7 @@ def _build_pair_results(
 
 
 def _is_resized(pair: BufferPair) -> bool:
-    """Return whether a retained output has another size than its input, on either side."""
+    """Return whether a retained output and its input differ in size, on either side."""
     return any(side is not None and side.update.is_resized for side in (pair.prefill, pair.decode))
 
 
@@ -348,7 +348,7 @@ def _check_shifted_buffers(
 
 
 def _choose_shift_hint(comparison: Comparison, root_causes: Sequence[RootCause]) -> str:
-    """Return what to do about buffers that are shifted: mostly, to repair the root cause."""
+    """Return the hint for shifted buffers: fix the root cause, or use the same names or context."""
     if comparison.setup.consumer.memory == "separate":
         return "use the same names on both sides: buffers are handed over by position"
     for codes, cause in _SHIFTING_CAUSES.items():
@@ -358,7 +358,7 @@ def _choose_shift_hint(comparison: Comparison, root_causes: Sequence[RootCause])
 
 
 def _format_offsets(buffer_id: BufferId, comparison: Comparison, tokens: int) -> str:
-    """Return where decode reads a buffer, and where prefill wrote it."""
+    """Return a clause that says where decode reads a buffer and where prefill wrote it."""
     setup, placeholder = comparison.setup, comparison.window_placeholder
     if setup.consumer.memory == "separate":
         return "decode reads it from a different array than prefill wrote it to"
@@ -385,7 +385,7 @@ def _format_later_count(count: int) -> str:
 def _simulate_prompts(
     prefill: HandoffSide, decode: HandoffSide, comparison: Comparison, tokens: Sequence[int]
 ) -> tuple[SimulatedPrompt, ...]:
-    """Return prompts of all lengths of interest, none if offsets depend on unknown windows."""
+    """Simulate prompts of all lengths of interest; none if offsets depend on unknown windows."""
     setup, simulation = comparison.setup, comparison.simulation
     if simulation is None or (comparison.window_placeholder and setup.full_transfer):
         return ()
@@ -405,9 +405,10 @@ def _simulate_prompts(
 def _choose_lengths(
     prefill: HandoffSide, decode: HandoffSide, comparison: Comparison, tokens: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return 1, each window and one more, the contexts, all where something changes, and `tokens`.
+    """Return the prompt lengths to simulate, in ascending order.
 
-    With a window of unknown size only a prompt of 1 token is certain.
+    These are 1, each window and one more, the contexts, those at which a result changes, and
+    `tokens`. With a window of unknown size, only the result for 1 token is certain.
     """
     if comparison.window_placeholder or comparison.simulation is None:
         return (1,)

@@ -24,7 +24,7 @@ from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.model.signature import Dim, format_shape
 
 _LONGEST_WINDOW_PLACEHOLDER = 1 << 30
-"""Stands for a window of unknown size, and is shorter than the longest prompt."""
+"""Twice the longest placeholder for a window of unknown size, in tokens."""
 
 
 class BufferPair(NamedTuple):
@@ -59,8 +59,8 @@ class Difference(NamedTuple):
         prefill: The dtype, or the dtype and the shape, on prefill.
         decode: The same on decode.
         is_certain: Whether the two differ whatever the prompt.
-        needed_symbols: The symbols without a size that the answer depends on.
-        size_option: The option that gives them a size.
+        needed_symbols: The symbols without a size on which the result depends.
+        size_option: The option that sets their sizes.
         window_sizes: The windows of prefill and decode in tokens, if both have one of known size.
     """
 
@@ -85,7 +85,7 @@ class Difference(NamedTuple):
 
 
 def pair_buffers(prefill: Layout, decode: Layout) -> tuple[BufferPair, ...]:
-    """Return every buffer of the two sides, sorted by layer."""
+    """Return a pair for every buffer of the two sides, sorted by layer."""
     prefill_buffers, decode_buffers = (
         {(buffer.layer, buffer.part): buffer for buffer in layout.buffers}
         for layout in (prefill, decode)
@@ -96,7 +96,7 @@ def pair_buffers(prefill: Layout, decode: Layout) -> tuple[BufferPair, ...]:
 
 
 def format_buffer_type(layout: Layout, buffer: KvBuffer) -> str:
-    """Return dtype and shape of one sequence of a buffer: ``FLOAT16 [8, ctx_len=4096, 64]``."""
+    """Return the dtype and the shape of one sequence: ``FLOAT16 [8, ctx_len=4096, 64]``."""
     if buffer.sequence_shape is None:
         return buffer.dtype
     sizes = layout.resolve_shape(buffer.sequence_shape)
@@ -110,7 +110,7 @@ def format_buffer_type(layout: Layout, buffer: KvBuffer) -> str:
 def find_differences(
     pair: BufferPair, prefill: Layout, decode: Layout, clipped_axes: frozenset[int]
 ) -> Iterator[Difference]:
-    """Yield how the two buffers of a pair differ.
+    """Yield the differences between the two buffers of a pair.
 
     Args:
         pair: A pair; a side that lacks the buffer is not a difference here.
@@ -145,7 +145,7 @@ def find_differences(
 
 
 class _ShapeComparison(NamedTuple):
-    """Two buffers, and the resolved shapes of one sequence of each, of the same rank."""
+    """Two buffers of the same rank, and the resolved shape of one sequence of each."""
 
     prefill: KvBuffer
     decode: KvBuffer
@@ -154,7 +154,7 @@ class _ShapeComparison(NamedTuple):
     clipped_axes: frozenset[int]
 
     def has_permuted_axes(self) -> bool:
-        """Return whether the same sizes come in another order, whatever the context."""
+        """Return whether the axes have the same sizes in different orders, ignoring the context."""
         if self.prefill_shape == self.decode_shape:
             return False
         prefill_dims, decode_dims = (
@@ -219,8 +219,8 @@ class Comparison:
         setup: Both sides with a size for every symbol.
         simulation: The simulated hand-off, or `None` if its result depends on sizes that
             are not known.
-        window_placeholder: The tokens that stand for a window of unknown size in `setup`;
-            `None` if there is no such window that matters.
+        window_placeholder: The tokens that `setup` has for windows of unknown size; `None` if
+            the result does not depend on such a window.
     """
 
     pairs: tuple[BufferPair, ...]
@@ -270,7 +270,7 @@ def build_comparison(
 
 
 def try_simulation(setup: TransferSetup) -> SimulationResult | None:
-    """Simulate a hand-off; `None` if a shape is not known, or a side selects nothing."""
+    """Simulate a hand-off; return `None` if a shape is not known or a side selects nothing."""
     if not setup.prefill_inputs or not setup.decode_inputs:
         return None
     try:

@@ -18,9 +18,9 @@ from onnxkvrename.model.proto_reader import get_dtype_bits
 MemoryKind = Literal["shared", "separate", "none"]
 """Where a consumer puts the buffers that it hands from prefill to decode.
 
-``shared``: one after the other into one piece of memory, so that the size of each decides where
-the next one lies; ``separate``: each into an array of its own, by position; ``none``: it runs
-prefill and decode with one model, and hands nothing over.
+``shared``: one after the other into one piece of memory, so that the size of each buffer decides
+where the next one starts; ``separate``: each into a separate array, by position; ``none``: it runs
+prefill and decode with one model and does not hand buffers over.
 """
 
 
@@ -35,18 +35,17 @@ class Consumer(NamedTuple):
             entry point's.
         token: The text that a rename puts into names so that the consumer selects them; empty
             for a consumer that selects names without one.
-        selects_input: Returns whether the consumer takes a graph input of this name for a
-            buffer.
-        selects_output: Returns whether the consumer takes a graph output of this name for a
+        selects_input: Returns whether the consumer treats a graph input of this name as a buffer.
+        selects_output: Returns whether the consumer treats a graph output of this name as a
             retained buffer.
         input_name_of: Returns the input name that the consumer derives from an output name, e.g.
-            without ``_RetainedState``. Returns the name unchanged where the consumer derives
-            nothing from it (KV602).
+            without ``_RetainedState``. Returns the name unchanged if the consumer cannot derive one
+            (KV602).
         sort_key: Returns the layer and the name that the consumer sorts by, of an input name.
             Raises `ValueError` where the consumer itself cannot read a layer and stops
-            (KV603). It then pairs inputs and outputs by position. `None` for a consumer that
-            finds the output of each input by its name, whatever the order.
-        transferred_shape: Returns the shape that the consumer hands over of a buffer. The first
+            (KV603). A consumer with a sort key pairs inputs and outputs by position. `None` for a
+            consumer that finds the output of each input by its name, whatever the order.
+        transferred_shape: Returns the shape of the part of a buffer that is handed over. The first
             argument is the buffer's full shape, batch first, numbers only; the second the
             prompt's length in tokens, or `None` for all of each buffer.
         itemsize_of: Returns the bytes of one element of an ONNX dtype (``FLOAT16``), or `None`
@@ -54,9 +53,9 @@ class Consumer(NamedTuple):
         is_appended_output: Returns whether prefill adds a graph output of this name to its list
             of retained outputs; the consumer then drops the last entry of that list. `None`
             for a consumer that adds and drops nothing.
-        needs_in_place: Whether a retained output must go back into its input as it is (KV120);
-            `None` if that is not known, which makes it a warning.
-        checks: Further checks of this consumer alone. Each takes a layout and whether all of each
+        needs_in_place: Whether a retained output must go back into its input with the same size
+            (KV120); `None` if that is not known: then KV120 is a warning.
+        checks: Further checks, only for this consumer. Each gets a layout and whether all of each
             buffer is moved, and yields findings.
         selected_inputs: The pattern of the names of selected inputs, for messages: ``past_key* or
             past_value*``. Only for a consumer without a token.
@@ -67,15 +66,15 @@ class Consumer(NamedTuple):
             it.
         is_written_elsewhere: Returns whether another model writes an input of this name, as an
             encoder does, so that it needs no output. `None` if every input needs one.
-        memory: Where it puts the buffers that it hands over.
+        memory: Where the consumer puts the buffers that it hands over.
         configure: Returns the consumer with the configuration beside the models of a layout. Raises
             `KvRenameError` for a configuration that cannot be used. `None` for a consumer without
             one.
-        refusal: Why no token may go into the names of its models; empty if one may.
+        refusal: Why the names of its models must not have a token; empty if they may.
         setting: The setting of its program that selects this consumer, empty for the default:
             ``VLLM_QAIC_USE_LEGACY_SLICING_SPEC=1``.
         alternative: The name of the same program with another setting, which `check-consumer`
-            mentions where that one can take a model that this one cannot; empty for none.
+            mentions if that one can use a model that this one cannot; empty for none.
     """
 
     name: str
@@ -107,16 +106,16 @@ class Consumer(NamedTuple):
 
     @property
     def selecting_trait(self) -> str:
-        """What it selects names by: ``the token vllmKvCache``, ``the pattern past_key*``."""
+        """How it selects names: by ``the token vllmKvCache``, by ``the pattern past_key*``."""
         return f"the token {self.token}" if self.token else f"the pattern {self.selected_inputs}"
 
 
 ConsumerCheck = Callable[[Consumer, Layout, bool], Iterator[Finding]]
-"""A check of `Consumer.checks` that also takes the consumer."""
+"""A check like those in `Consumer.checks`, with the consumer as its first argument."""
 
 
 def add_checks(consumer: Consumer, *checks: ConsumerCheck) -> Consumer:
-    """Return a consumer with checks that several consumers have.
+    """Return a consumer with checks that several consumers share.
 
     Args:
         consumer: The consumer, which each check gets as its first argument.
@@ -126,10 +125,10 @@ def add_checks(consumer: Consumer, *checks: ConsumerCheck) -> Consumer:
 
 
 def keep_whole_shape(shape: Shape, tokens: int | None) -> Shape:
-    """Return the shape itself, for a consumer that moves nothing or all of each buffer."""
+    """Return the shape unchanged, for a consumer that moves all of each buffer or nothing."""
     return shape
 
 
 def compute_itemsize(dtype: str) -> int | None:
-    """Return the bytes of one element of any dtype; `None` where they vary, as of strings."""
+    """Return the bytes of one element of a dtype; `None` if they vary, as for strings."""
     return (get_dtype_bits(dtype) + 7) // 8 or None

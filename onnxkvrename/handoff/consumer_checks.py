@@ -1,9 +1,9 @@
-"""Check what goes wrong with a layout at one consumer.
+"""Check a layout for one consumer.
 
-`find_problems` is the one check. `check-consumer` and ``rename --target`` report its findings;
-`compare` runs it for each side, and reports the problems that stop the side in its own words.
-The checks here and in `name_checks` hold for every consumer that selects by name; those of one
-consumer alone are in its own module.
+`find_problems` runs all checks. `check-consumer` and ``rename --target`` report its findings;
+`compare` runs it for each side, and reports the problems that stop a side in its own words. The
+checks here and in `name_checks` apply to every consumer that selects by name. Checks for a single
+consumer are in its module in `consumers/`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from onnxkvrename.layout.updates import BufferUpdate, build_update_finding
 from onnxkvrename.rules.kv_model import KvModel
 
 StartupCause = Literal["layer", "dtype", "shape", "output_count"]
-"""The reason why a consumer stops before it moves anything: it cannot read a layer in a name, has
-no size for a dtype, cannot compute bytes from a shape, or counts more or fewer outputs than
-inputs."""
+"""The reason why a consumer stops before it moves anything.
 
-
+``layer``: it cannot read the layer in a name; ``dtype``: it has no size for a dtype; ``shape``: it
+cannot compute bytes from a shape; ``output_count``: it counts more or fewer outputs than inputs.
+"""
 _UNKNOWN_UPDATES = (
     (
         "unknown",
@@ -44,15 +44,18 @@ _UNKNOWN_UPDATES = (
         "pass the model itself, or write the manifest again: onnxkvrename manifest MODEL -o FILE",
     ),
 )
-"""Kinds of updates that leave it open, the reason for each, and what to do."""
+"""Kinds of updates that do not show whether an output fits into its input.
+
+Each with the reason, and what to do.
+"""
 
 
 class ConsumerProblem(NamedTuple):
-    """One thing that goes wrong with a layout at a consumer.
+    """A problem that a consumer has with a layout.
 
     Attributes:
-        findings: The problem as findings about KV buffers; empty where other findings of the
-            same layout already say it.
+        findings: The problem as findings about KV buffers; empty if other findings of the same
+            layout report it already.
         startup_cause: Why the consumer stops before it moves anything, `None` if it does not
             stop for this.
         values: The selected values that make it stop, in the consumer's order, inputs first,
@@ -67,11 +70,11 @@ class ConsumerProblem(NamedTuple):
 def check_consumer(
     layout: Layout, consumer: Consumer, *, full_transfer: bool = False
 ) -> Iterator[Finding]:
-    """Yield the findings about a layout at a consumer.
+    """Yield the findings about a layout for a consumer.
 
     Args:
         layout: The buffers of a model, or of its windows together.
-        consumer: The consumer that would receive them.
+        consumer: The consumer that receives them.
         full_transfer: Whether the consumer moves all of each buffer, whatever the prompt.
     """
     for problem in find_problems(layout, consumer, full_transfer):
@@ -81,7 +84,7 @@ def check_consumer(
 def find_problems(
     layout: Layout, consumer: Consumer, full_transfer: bool
 ) -> Iterator[ConsumerProblem]:
-    """Yield the problems that a consumer has with a layout.
+    """Yield the problems that a consumer has with a layout; none for a layout without buffers.
 
     Args:
         layout: The KV buffers and the other values of the graph.
@@ -126,16 +129,19 @@ def check_sets(
     """Return the findings about each model, each checked together with its set.
 
     Args:
-        models: The models, with the names that the consumer would see.
+        models: The models, with the names that the consumer will see.
         sets: The indexes of models that the consumer receives together.
         consumer: The consumer.
-        updates: For each model's path how its buffers are updated, by the names of outputs.
+        updates: How buffers are updated, by the path of their model and the name of their output.
         full_transfer: Whether the consumer moves all of each buffer.
-        splits_overlaps: Whether models of a set that have the same buffer are checked one by
-            one, because a finding about the set says so already.
+        splits_overlaps: Whether to check the models of a set one by one if two of them have the
+            same buffer. Pass true if a finding about the set reports that already.
+
+    Returns:
+        A list of findings for each model, in the order of `models`.
 
     Raises:
-        ModelError: Two models of a set have the same buffer.
+        ModelError: Two models of a set have the same buffer, and `splits_overlaps` is false.
     """
     findings: list[list[Finding]] = [[] for _ in models]
     pending = [tuple(indexes) for indexes in reversed(list(sets))]
@@ -156,13 +162,13 @@ def check_sets(
 
 
 def find_owning_model(layout: Layout, name: str) -> str:
-    """Return the model with the buffer of this name, or the layout's first if there is none."""
+    """Return the model with the buffer of this name, or the layout's first model without one."""
     models = (buffer.model for buffer in layout.buffers if name in buffer.names)
     return next(models, layout.models[0])
 
 
 def is_empty_shape(shape: Shape) -> bool:
-    """Return whether a sequence has no element of this shape, whose first axis is the batch."""
+    """Return whether one sequence of this shape has no elements; the first axis is the batch."""
     return any(isinstance(dim, int) and dim < 1 for dim in shape[1:])
 
 
@@ -178,7 +184,7 @@ def describe_content(buffer: KvBuffer) -> str:
 
 
 def count_appended_outputs(layout: Layout, consumer: Consumer) -> int:
-    """Return how many outputs prefill adds to those of buffers."""
+    """Return how many outputs prefill adds to the outputs of buffers."""
     is_appended = consumer.is_appended_output
     if is_appended is None:
         return 0
@@ -186,10 +192,10 @@ def count_appended_outputs(layout: Layout, consumer: Consumer) -> int:
 
 
 def has_wrong_output_count(layout: Layout, selection: Selection, consumer: Consumer) -> bool:
-    """Return whether prefill would stop because inputs and outputs differ in number.
+    """Return whether prefill stops because the numbers of inputs and outputs do not match.
 
-    Where prefill appends outputs to those of buffers, it drops the last of all. The rest must be
-    as many as the inputs, or one more. Only prefill counts them.
+    If prefill appends outputs to those of buffers, it drops the last one of all. The number of the
+    others must be that of the inputs, or one more. Only prefill counts them.
     """
     is_counted = consumer.is_appended_output is not None or consumer.memory == "separate"
     if not is_counted or not selection.inputs:
@@ -221,7 +227,7 @@ def _check_updates(layout: Layout, consumer: Consumer) -> Iterator[Finding]:
 
 
 def _check_unknown_updates(layout: Layout, consumer: Consumer) -> Iterator[Finding]:
-    """Yield KV113, once for all buffers of which nothing shows whether they go back."""
+    """Yield KV113, once for all buffers that are not proved to fit back into their inputs."""
     if consumer.needs_in_place is False:
         return
     for kind, reason, hint in _UNKNOWN_UPDATES:
@@ -266,8 +272,8 @@ def _check_dtypes(layout: Layout, selection: Selection, consumer: Consumer) -> C
 def _check_shapes(layout: Layout, selection: Selection, consumer: Consumer) -> ConsumerProblem:
     """Find KV610: shapes from which the consumer cannot compute bytes.
 
-    An axis without a name or a size only matters for what is handed over: `compare` cannot be
-    given its size.
+    An axis without a name or a size matters only for a hand-off: no option of `compare` can set
+    its size. So it is not a finding, but its value is among the problem's values.
     """
     names = [
         buffer.names[0]

@@ -55,7 +55,7 @@ def load_consumer(name: str) -> Consumer:
 
 
 def configure_consumer(consumer: Consumer, layout: Layout) -> Consumer:
-    """Return the consumer with the configuration beside the models of a layout.
+    """Return the consumer, with the configuration beside the models of a layout if it reads one.
 
     Raises:
         KvRenameError: The configuration cannot be read or used.
@@ -66,16 +66,16 @@ def configure_consumer(consumer: Consumer, layout: Layout) -> Consumer:
 def choose_token(
     name: str, prefix: str | None, result: Path | None = None, *, strip: bool
 ) -> str | None:
-    """Return the token for a rename whose results a consumer takes.
+    """Return the token for a rename whose results a consumer will use.
 
     Args:
         name: The consumer's name.
-        prefix: The token that was asked for, `None` for none.
-        result: The file or directory that the rename writes; `None` if it changes its models.
-        strip: Whether the rename takes a token out.
+        prefix: The token from the command line, `None` without one.
+        result: The file or directory that the rename writes; `None` for a rename in place.
+        strip: Whether the rename removes the token.
 
     Returns:
-        The consumer's token, or `prefix` where it has none of its own.
+        The consumer's token; `prefix` if the consumer does not have one.
 
     Raises:
         KvRenameError: There is no such consumer; it requires another token, or cannot take a
@@ -138,7 +138,7 @@ def _load_plugin(plugin: Plugin) -> Consumer:
 
 
 def _guard_functions(consumer: Consumer, plugin: Plugin) -> Consumer:
-    """Return the same consumer, whose functions report their own errors as the plug-in's."""
+    """Return the consumer with functions that report their errors as errors of the plug-in."""
 
     def guard(
         function: Callable[..., Any], expected_errors: tuple[type[Exception], ...] = ()

@@ -1,6 +1,6 @@
-"""Check names at one consumer: what it selects, the layers that it reads, and how it pairs.
+"""Check names for one consumer: whether it selects them, reads their layers and pairs them.
 
-The checks hold for every consumer, by the fields that it has.
+The checks apply to every consumer, by the fields of `Consumer`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TEMPLATE_HINT = (
 
 
 RULES_HINT = "set input_name and output_name in your --rules FILE"
-"""What to do where a name lacks what a consumer selects, and no token helps."""
+"""The hint for a name that a consumer does not select, if a token does not help."""
 
 
 class BufferName(NamedTuple):
@@ -39,17 +39,18 @@ def format_rename_command(
     paths: Sequence[str] = (),
     is_refused: bool = False,
 ) -> str:
-    """Return the command that renames a layout's models for a consumer.
+    """Return the command that renames a layout's models for a consumer, in backticks.
 
-    All files of a set are renamed together: of a merged model also the windows.
+    All files of a set must be renamed together, so the command for a merged model includes its
+    windows.
 
     Args:
         layout: The layout.
         consumer: The consumer.
         options: Further options.
-        paths: What to rename; by default the models that the command line has.
-        is_refused: Whether a rename for the consumer is refused, so that only its token can be
-            added.
+        paths: The paths to rename; by default the layout's only model, or ``MODEL...``.
+        is_refused: Whether a rename for the consumer would be refused. The command then only adds
+            its token.
     """
     if not paths and len(layout.models) == 1 and not layout.other_stages:
         paths = layout.models
@@ -59,9 +60,10 @@ def format_rename_command(
 
 
 def choose_hint(layout: Layout, consumer: Consumer, hint: str) -> str:
-    """Return a hint about names, or what must be done first: no name helps a cache that grows.
+    """Return a hint about names, or the hint to export a static cache first.
 
-    A rename for a consumer that retains buffers in place is refused for such a cache (KV120).
+    If the consumer retains buffers in place, no name helps for a cache that grows: a rename for
+    this consumer is refused (KV120).
     """
     if consumer.needs_in_place and any(buffer.update.is_resized for buffer in layout.buffers):
         return (
@@ -71,14 +73,14 @@ def choose_hint(layout: Layout, consumer: Consumer, hint: str) -> str:
 
 
 def format_renaming_hint(consumer: Consumer) -> str:
-    """Return what to do about the name of a selected value that is not a KV buffer."""
+    """Return the hint for a selected value that is not a KV buffer."""
     if consumer.token:
         return f"export the model without {consumer.token} in that name"
     return "export the model with another name for it"
 
 
 def describe_non_kv(names: Sequence[str], consumer: Consumer) -> str:
-    """Return that selected values are not KV buffers, with the reason why they are selected."""
+    """Return a clause on selected values that are not KV buffers: their names, why selected."""
     beginning = begin_message(names, "is not a KV buffer", "are not KV buffers", "values")
     them = "it" if len(names) == 1 else "them"
     return f"{beginning}, but {consumer.name} selects {them} by {consumer.selecting_trait}"
@@ -132,7 +134,12 @@ class _Reason(NamedTuple):
 
 
 def _describe_loss(side: str, count: int) -> str:
-    """Return what is ignored: buffers, or one side of them (``input`` or ``output``)."""
+    """Return a clause that says what is ignored: whole buffers, or one side of them.
+
+    Args:
+        side: ``input`` or ``output``; empty for whole buffers.
+        count: The number of names.
+    """
     if not side:
         return "this buffer" if count == 1 else "these buffers"
     other = "output" if side == "input" else "input"
@@ -144,7 +151,7 @@ def _describe_loss(side: str, count: int) -> str:
 def _explain_unselected(
     unselected: BufferName, is_half: bool, layout: Layout, consumer: Consumer
 ) -> tuple[_Reason, str]:
-    """Return why a name is not selected, and what helps."""
+    """Return why a name is not selected, and the hint."""
     name, token = unselected.name, consumer.token
     if not token:
         is_output = is_half and unselected.side == "output"
@@ -276,9 +283,9 @@ def check_order(
 def _check_names_pair(
     names: Sequence[BufferName], selection: Selection, consumer: Consumer
 ) -> Iterator[Finding]:
-    """Yield KV609 for inputs of which a consumer that pairs by name finds no output.
+    """Yield KV609 for inputs for which a consumer that pairs by name does not find an output.
 
-    It does not look for the input of an output: the outputs of an encoder have none.
+    Outputs without an input are right: those of an encoder.
     """
     selected = {each.name for each in names if each.is_selected}
     is_elsewhere = consumer.is_written_elsewhere or (lambda name: False)
@@ -299,7 +306,7 @@ def _check_names_pair(
 
 
 def _find_unpaired_name(layout: Layout, selection: Selection) -> str:
-    """Return a name of a buffer with one side only, or one that is on the wrong side as well."""
+    """Return a name of a buffer with one side only, or one that is also on the wrong side."""
     single = (b.names[0] for b in layout.buffers if b.input is None or b.output is None)
     values = (*selection.inputs, *selection.outputs)
     return (*single, *(each.value.name for each in values if each.buffer is None))[0]

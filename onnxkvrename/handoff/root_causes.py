@@ -1,6 +1,6 @@
-"""Find the problems of a hand-off that are in the graphs themselves.
+"""Find the root causes of a failing hand-off: the buffers that are wrong themselves.
 
-A buffer that is shifted by another buffer is not a root cause.
+A buffer that is only shifted by another one is not a root cause.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RootCause:
 
     Attributes:
         finding: The finding.
-        buffer_ids: The buffers that are wrong themselves; empty where it is not about buffers.
+        buffer_ids: The buffers that are wrong themselves; empty if it is not about buffers.
         difference: The difference between the two sides of these buffers, if it is about one.
         summary: The finding in a few words, for a verdict of one line.
     """
@@ -161,7 +161,7 @@ def _format_parts(group: Sequence[BufferPair]) -> str:
 
 
 def _find_differing_buffers(comparison: Comparison) -> Iterator[RootCause]:
-    """Find pairs whose difference shows, or may show; one cause for those that differ alike."""
+    """Find pairs whose difference affects a prompt, or may; one cause for equal differences."""
     simulation, placeholder = comparison.simulation, comparison.window_placeholder
     transferred = comparison.setup.transferred_ids
     # The lengths at which a buffer itself differs do not depend on sizes that another one needs.
@@ -187,12 +187,12 @@ def _find_differing_buffers(comparison: Comparison) -> Iterator[RootCause]:
 def _build_difference_finding(
     difference: Difference, pairs: Sequence[BufferPair], last_equal: int | None
 ) -> Finding:
-    """Return one finding for buffers that differ alike.
+    """Return one finding for buffers with the same difference.
 
     Args:
         difference: The difference.
         pairs: The buffers that have it.
-        last_equal: The longest prompt in tokens for which it does not show, `None` if not known.
+        last_equal: The longest prompt in tokens that it does not affect, `None` if not known.
     """
     message = f"{_begin_difference(pairs)} {difference.prefill} on prefill and "
     message += f"{difference.decode} on decode"
@@ -229,7 +229,7 @@ def _begin_difference(pairs: Sequence[BufferPair]) -> str:
 
 
 def _find_truncated_buffers(comparison: Comparison) -> Iterator[RootCause]:
-    """Find KV605: buffers of which short prompts move only a part, on both sides alike."""
+    """Find KV605: buffers of which short prompts move only a part, the same on both sides."""
     if comparison.simulation is None:
         return
     groups: dict[tuple[str, str, int], list[BufferPair]] = {}

@@ -1,4 +1,4 @@
-"""Select the graph values that a consumer takes for KV buffers, in its order."""
+"""Select the graph values that a consumer treats as KV buffers, in its order."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class SelectedValue(NamedTuple):
 
     Attributes:
         value: The input or output.
-        buffer: The KV buffer that it belongs to, `None` if it only has the consumer's token.
-        input_name: The name that the consumer knows it by: an input's own name, or the one that
-            it derives from an output's.
+        buffer: The KV buffer that it belongs to, `None` if it is not a KV buffer.
+        input_name: The name that the consumer uses for it: the name of an input, or the input name
+            that it derives from an output's.
     """
 
     value: Value
@@ -31,14 +31,14 @@ class SelectedValue(NamedTuple):
 
     @property
     def buffer_id(self) -> BufferId:
-        """The buffer's layer and part, whatever its name."""
+        """The buffer's layer and part, or -1 and the input name without a buffer."""
         if self.buffer is None:
             return -1, self.input_name
         return self.buffer.layer, self.buffer.part
 
     @property
     def graph_input_name(self) -> str:
-        """The input that it belongs to in the graph, or `input_name` where there is none."""
+        """The name of the buffer's input in the graph, or `input_name` if there is none."""
         if self.buffer is None or self.buffer.input is None:
             return self.input_name
         return self.buffer.input
@@ -49,10 +49,10 @@ class Selection(NamedTuple):
 
     Attributes:
         inputs: The selected inputs in the consumer's order, or in the graph's if it cannot sort;
-            for a consumer without an order of its own, sorted by layer.
+            sorted by layer for a consumer that pairs by name.
         outputs: The selected outputs, likewise.
-        unreadable: Those in whose names the consumer cannot read a layer. If there are any, it
-            cannot sort.
+        unreadable: The values in whose names the consumer cannot read a layer. If there are any,
+            it cannot sort.
         pairs_by_name: Whether the consumer pairs the two by name, not by position.
     """
 
@@ -76,7 +76,7 @@ class Selection(NamedTuple):
 
     @property
     def value_pairs(self) -> tuple[tuple[Value | None, Value | None], ...]:
-        """Inputs and outputs as the consumer pairs them; `None` where one side has no more."""
+        """Inputs and outputs as the consumer pairs them; `None` for a missing partner."""
         return tuple(
             (None if first is None else first.value, None if second is None else second.value)
             for first, second in self._pair_sides()
@@ -94,7 +94,7 @@ class Selection(NamedTuple):
 
 
 def select_values(layout: Layout, consumer: Consumer) -> Selection:
-    """Return the inputs and outputs that a consumer selects, KV buffers or not."""
+    """Return the inputs and outputs that a consumer selects, also those that are not KV buffers."""
     inputs_to_buffers = {buffer.input: buffer for buffer in layout.buffers}
     outputs_to_buffers = {buffer.output: buffer for buffer in layout.buffers}
     inputs = [
@@ -161,7 +161,7 @@ def find_non_kv_selected(layout: Layout, selection: Selection) -> tuple[Selected
 def find_distinct_types(
     layout: Layout, values: Sequence[SelectedValue]
 ) -> frozenset[tuple[Shape | None, str]]:
-    """Return the distinct shapes and dtypes of values, with the sizes that are known."""
+    """Return the distinct shapes and dtypes of values, with known sizes for symbols."""
     return frozenset(
         (None if value.shape is None else layout.resolve_shape(value.shape), value.dtype)
         for value in (each.value for each in values)

@@ -1,7 +1,7 @@
-"""Check each side of a hand-off by itself, its token, and whether both sides are one model.
+"""Check each side of a hand-off, its token, and whether both sides are the same model.
 
-All that concerns one side comes from the one check of a consumer, `find_problems`; this module
-says which side it is about, and what it means for a hand-off.
+The problems of a side come from `find_problems`, which checks one layout for a consumer. This
+module adds which side it is about and what that means for a hand-off.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ STARTUP_FAILURE_CODES = (
 )
 """Findings that stop a side before any hand-off: it cannot be compiled or started."""
 _SIDE_CODES = ("KV120", "KV602", "KV609", "KV610")
-"""Findings of one side that count in a hand-off as they are.
+"""Findings of one side that are also findings of a hand-off.
 
-The others are either compared in more detail (KV601, KV603 to KV605, KV608), or do not concern a
+The others are either checked in more detail (KV601, KV603 to KV605, KV608), or do not affect a
 hand-off (KV606, KV607).
 """
 _VALUE_CAUSES: tuple[StartupCause, ...] = ("layer", "dtype", "shape")
@@ -64,7 +64,7 @@ _VALUE_CAUSES: tuple[StartupCause, ...] = ("layer", "dtype", "shape")
 
 @dataclass(frozen=True, slots=True)
 class CheckedSide:
-    """One side of a hand-off, with what the consumer selects and what goes wrong there.
+    """One side of a hand-off, with the selected values and the problems.
 
     Attributes:
         side: The side.
@@ -80,7 +80,7 @@ class CheckedSide:
 
 
 def check_side(side: HandoffSide, consumer: Consumer, full_transfer: bool) -> CheckedSide:
-    """Run the check of a consumer on one side."""
+    """Return a side with the values that the consumer selects and the problems that it has."""
     return CheckedSide(
         side,
         consumer,
@@ -136,7 +136,7 @@ def _build_token_finding(label: str, checked: CheckedSide, *others: CheckedSide)
 
 
 def _format_rename_command(sides: Sequence[CheckedSide], *options: str) -> str:
-    """Return the command that renames sides; for a consumer it checks the outputs, as prefill's."""
+    """Return the command that renames sides; only with the token if ``--target`` would refuse."""
     return format_rename_command(
         sides[0].side.original_layout,
         sides[0].consumer,
@@ -183,7 +183,7 @@ def _check_partial_token(checked: CheckedSide) -> Iterator[Finding]:
 
 
 def check_startup(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Finding]:
-    """Yield what stops the consumer on a side before any hand-off."""
+    """Yield KV603, KV604, KV610 and KV624: what stops a side before any hand-off."""
     for checked in (prefill, decode):
         for cause in _VALUE_CAUSES:
             values = [
@@ -234,7 +234,7 @@ def _build_startup_finding(
 
 
 def _build_output_count_finding(checked: CheckedSide) -> Finding:
-    """Return KV604 where the appended outputs are too few or too many, otherwise KV624."""
+    """Return KV604 if the appended outputs are too few or too many, otherwise KV624."""
     inputs, outputs = len(checked.selection.inputs), len(checked.selection.outputs)
     label = checked.side.label
     if outputs - inputs in (0, 1):
@@ -276,7 +276,7 @@ def _build_output_count_finding(checked: CheckedSide) -> Finding:
 def check_each_side(
     prefill: CheckedSide, decode: CheckedSide, reported_codes: Collection[str]
 ) -> Iterator[Finding]:
-    """Yield what each side gets wrong by itself, except the codes that are reported already."""
+    """Yield the findings of each side by itself, except the codes that are reported already."""
     has_own_arrays = prefill.consumer.memory == "separate"
     for checked in (prefill, decode):
         for finding in (each for problem in checked.problems for each in problem.findings):
@@ -289,9 +289,9 @@ def check_each_side(
 
 
 def check_unmatched_non_kv(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Finding]:
-    """Yield KV608 for values that are not KV buffers, and that only one side selects.
+    """Yield KV608 for values that are not KV buffers and that only one side selects.
 
-    Values that only prefill has, after all that decode reads, are not among the buffers.
+    Prefill's values after the last one that decode reads do no harm and are not reported.
     """
     inputs = prefill.selection.inputs
     outputs = prefill.selection.outputs[: len(inputs)]
@@ -321,7 +321,7 @@ def check_unmatched_non_kv(prefill: CheckedSide, decode: CheckedSide) -> Iterato
 def _drop_unread_tail(
     values: tuple[SelectedValue, ...], read_ids: Collection[BufferId]
 ) -> tuple[SelectedValue, ...]:
-    """Return the values up to the last that decode reads."""
+    """Return the values up to the last one that decode reads."""
     places = [place for place, each in enumerate(values, 1) if each.buffer_id in read_ids]
     return values[: max(places, default=0)]
 
@@ -329,8 +329,9 @@ def _drop_unread_tail(
 def check_same_model(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Finding]:
     """Yield KV623 if weights or logits show that the two sides are different models.
 
-    Exports of one model may differ in their graphs, lengths and made-up names. A name of the
-    framework on both sides means the same parameter; a name on one side only means nothing.
+    Exports of one model may differ in their graphs, lengths and generated names. A parameter name
+    of the framework that both sides have is the same parameter; a name that only one side has is
+    ignored.
     """
     layouts = prefill.side.layout, decode.side.layout
     weights, logits = _find_different_weights(*layouts), _compare_logits(*layouts)
@@ -351,9 +352,9 @@ def check_same_model(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Find
 
 
 def list_model_notes(prefill: CheckedSide, decode: CheckedSide) -> list[str]:
-    """Return a note if nothing shows whether both sides are the same model.
+    """Return a note if it is not known whether both sides are the same model.
 
-    Equal sizes show little: two trainings of one architecture have the same.
+    Equal sizes are not enough: two trainings of one architecture have the same sizes.
     """
     layouts = prefill.side.layout, decode.side.layout
     pairs = _pair_weights(*layouts)
@@ -372,7 +373,7 @@ def list_model_notes(prefill: CheckedSide, decode: CheckedSide) -> list[str]:
 
 
 def _find_different_weights(prefill: Layout, decode: Layout) -> list[tuple[str, str]]:
-    """Return the names of the weights that differ, each with how it differs."""
+    """Return the name of each weight that differs, with a text that describes the difference."""
     pairs = _pair_weights(prefill, decode)
     return [
         (first.name, text) for first, second in pairs if (text := _describe_weights(first, second))
@@ -387,9 +388,9 @@ def _format_different_weights(differences: Sequence[tuple[str, str]], compared: 
 
 
 def _compare_logits(prefill: Layout, decode: Layout) -> str:
-    """Return how the logits differ; empty if they do not, or only one side has the last layer.
+    """Return how the logits differ; empty if they do not, or if the last layers are different.
 
-    A model that is cut before the last layer has hidden states instead, maybe under that name.
+    A model without its last layers has hidden states instead of logits, possibly with that name.
     """
     if _find_last_layer(prefill) != _find_last_layer(decode):
         return ""
@@ -404,19 +405,19 @@ def _find_last_layer(layout: Layout) -> int:
 
 
 def _pair_weights(prefill: Layout, decode: Layout) -> list[tuple[Weight, Weight]]:
-    """Return the weights of prefill that have a namesake on decode, each with it."""
+    """Return the pairs of weights that have the same name on both sides."""
     others = {weight.name: weight for weight in decode.weights or ()}
     return [(w, others[w.name]) for w in prefill.weights or () if w.name in others]
 
 
 def _have_comparable_values(first: Weight, second: Weight) -> bool:
-    """Return whether both have a digest, of values that are written in the same way."""
+    """Return whether both have a digest, and the same dtype and shape."""
     is_same_type = (first.dtype, first.shape) == (second.dtype, second.shape)
     return is_same_type and None not in (first.sha256, second.sha256)
 
 
 def _describe_weights(first: Weight, second: Weight) -> str:
-    """Return how a weight of prefill and its namesake on decode differ, empty if they do not."""
+    """Return how two weights with the same name differ, empty if they do not."""
     if sorted(first.shape) != sorted(second.shape):  # one of them may be transposed
         shapes = (format_shape(each.shape) for each in (first, second))
         return "is {} on prefill and {} on decode".format(*shapes)
@@ -428,7 +429,7 @@ def _describe_weights(first: Weight, second: Weight) -> str:
 def _find_vocabulary(layout: Layout) -> int | None:
     """Return the number of logits for a token, ``None`` if the graph does not show it.
 
-    In windows, another value may have that name.
+    In a set of windows, other values may be named ``logits``, so there it is ``None``.
     """
     if len(layout.models) > 1:
         return None
@@ -438,7 +439,7 @@ def _find_vocabulary(layout: Layout) -> int | None:
 
 
 def list_update_notes(prefill: CheckedSide, decode: CheckedSide) -> list[str]:
-    """Return a note on a side whose buffers grow, or may grow, where no consumer forbids it."""
+    """Return a note on each side whose buffers grow or may grow, if that is not an error."""
     return [
         f"{checked.side.label}: {f'{finding.subject} {finding.message}'.lstrip()} ({finding.code})"
         for checked in (prefill, decode)

@@ -1,4 +1,4 @@
-"""Simulate a hand-off to find the prompt lengths at which each buffer is read wrongly.
+"""Simulate a hand-off to find the prompt lengths at which decode reads wrong bytes.
 
 The simulation needs only offsets, no bytes. Offsets grow linearly with the prompt until a buffer
 is full, so the two ends of each linear segment determine all lengths between them.
@@ -65,7 +65,7 @@ class TransferSetup(NamedTuple):
 
 
 class SimulationResult(NamedTuple):
-    """The prompt lengths at which something goes wrong.
+    """The prompt lengths at which a hand-off fails or corrupts buffers.
 
     Attributes:
         wrong_ranges: For each buffer of decode, the lengths at which decode does not read exactly
@@ -90,7 +90,8 @@ class _PromptState(NamedTuple):
         offset_shifts: Decode's offset of each buffer minus prefill's, in bytes.
         differing: The buffers whose shape, dtype or byte order differs.
         truncated: The buffers of which only a part is moved.
-        excess: By how much decode wants more than prefill writes: bytes, or arrays.
+        excess: Bytes that decode needs beyond those that prefill writes; with separate memory 1 if
+            the numbers of arrays do not match.
     """
 
     offset_shifts: Mapping[BufferId, int]
@@ -192,7 +193,7 @@ def merge_ranges(*range_lists: Iterable[tuple[int, int]]) -> PromptRanges:
 
 
 def subtract_ranges(ranges: PromptRanges, excluded: PromptRanges) -> PromptRanges:
-    """Return the parts of `ranges` that are not in `excluded`."""
+    """Return the parts of `ranges` outside of `excluded`."""
     for start, end in excluded:
         parts = [
             part
@@ -238,7 +239,7 @@ def find_linear_segments(setup: TransferSetup) -> Iterator[tuple[int, int]]:
 def _find_prompt_axes(selected: SelectedValue, setup: TransferSetup) -> frozenset[int | None]:
     """Return the axes that are cut to the prompt's length, and the axis of its tokens.
 
-    A buffer of unknown kind may have its tokens on any axis.
+    A buffer of unknown kind may have its tokens on each axis.
     """
     rank = len(selected.value.shape or ())
     if _has_open_axis(selected.buffer):
@@ -334,14 +335,14 @@ def _build_byte_order(shape: Shape, token_axis: int | None) -> _ByteOrder:
 
 
 def _has_open_axis(buffer: KvBuffer | None) -> bool:
-    """Return whether any axis may be that of the tokens: all sizes are fixed, or the kind open."""
+    """Return whether the token axis is unknown: the kind is, or all sizes are fixed."""
     if buffer is None or buffer.has_no_prompt_axis:
         return False
     return buffer.kind == "unknown" or buffer.prompt_axis is None
 
 
 def _is_truncated(content: _SlotContent, tokens: int) -> bool:
-    """Return whether less is moved than a prompt fills; only the context is not full at once."""
+    """Return whether less is moved than the prompt fills: all of each axis except the context."""
     slot, buffer = content.slot, content.buffer
     if buffer is None or _has_open_axis(buffer):
         return False
@@ -356,10 +357,10 @@ def _is_truncated(content: _SlotContent, tokens: int) -> bool:
 def _count_excess(
     setup: TransferSetup, prefill_slots: Sequence[MemorySlot], decode_slots: Sequence[MemorySlot]
 ) -> int:
-    """Return by how much decode wants more than prefill writes; above 0 it is refused.
+    """Return by how much decode needs more than prefill writes; above 0, decode refuses.
 
-    With separate memory arrays count, not bytes: prefill must write each of decode's, and may have
-    one more.
+    With separate memory, the number of arrays counts, not bytes: prefill must write each of
+    decode's arrays, and may have one output more. The result is then 0 or 1.
     """
     if setup.consumer.memory == "shared":
         return compute_memory_size(decode_slots) - compute_memory_size(prefill_slots)

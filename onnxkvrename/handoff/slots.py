@@ -1,9 +1,9 @@
-"""Lay out the memory that a consumer hands over: one slot for each selected input.
+"""Compute the memory that a consumer hands over: one slot for each selected input.
 
 Source: qualcomm/vllm-qaic, files ``model_loader/qaic_session_np.py`` (selection and order) and
-``kv_connector/v1/qaic_connector.py`` (class ``ShmBuffer``). Each side lays out the memory by its
+``kv_connector/v1/qaic_connector.py`` (class ``ShmBuffer``). Each side computes the slots from its
 own *inputs*. Prefill writes its *outputs*, sorted by their input names, to these slots one by
-one. With separate memory, as in QEfficient's session, each slot is an array of its own, and its
+one. With separate memory, as in QEfficient's session, each slot is a separate array, and its
 offset is its position.
 """
 
@@ -49,8 +49,8 @@ def build_slots(
 
     Args:
         values: The inputs, in the consumer's order.
-        layout: The layout that they are from, for the sizes of symbols.
-        consumer: The consumer. For a dtype of which it has no size, ONNX's own counts.
+        layout: The layout of these inputs, for the sizes of symbols.
+        consumer: The consumer. If it has no size for a dtype, ONNX's size is used.
         tokens: The length of the prompt, `None` for all of each buffer.
 
     Raises:
@@ -80,7 +80,7 @@ def find_clipped_axes(consumer: Consumer, rank: int, full_transfer: bool) -> fro
     Args:
         consumer: The consumer that moves the buffer.
         rank: The number of axes of the buffer, the batch included.
-        full_transfer: Whether each buffer is moved in full; then no axis is.
+        full_transfer: Whether each buffer is moved in full; then the result is empty.
     """
     if full_transfer:
         return frozenset()

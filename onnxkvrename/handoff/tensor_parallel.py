@@ -1,4 +1,4 @@
-"""Check that heads and states divide by the tensor parallel sizes of both sides."""
+"""Check that heads and states can be divided among the tensor parallel ranks of both sides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnxkvrename.rules.layer_ranges import format_layers
 
 
 class TensorParallelSizes(NamedTuple):
-    """The number of ranks that share the heads on each side."""
+    """The number of tensor parallel ranks on each side."""
 
     prefill: int
     decode: int
@@ -20,8 +20,10 @@ class TensorParallelSizes(NamedTuple):
 class _ShardedAxis(NamedTuple):
     """The axis of a buffer that is divided among ranks.
 
-    ``unit`` is one of the things that the axis counts; with ``can_replicate`` several ranks may
-    hold the same one.
+    Attributes:
+        unit: The name of what the axis counts, in the singular.
+        size: The size of the axis.
+        can_replicate: Whether several ranks may hold the same one.
     """
 
     unit: str
@@ -32,11 +34,12 @@ class _ShardedAxis(NamedTuple):
 def check_tensor_parallelism(
     prefill: Layout, decode: Layout, ranks: TensorParallelSizes
 ) -> Iterator[Finding]:
-    """Yield KV619 for each kind of buffer that does not divide.
+    """Yield KV619 for each kind of buffer that cannot be divided.
 
-    Heads divide among ranks. If there are fewer heads than ranks, each head is replicated on as
-    many. States only divide. MLA buffers are whole on every rank. The ranks of one side must be
-    a multiple of the other's, since a rank takes whole heads from whole ranks.
+    Heads are divided among ranks. If there are more ranks than heads, each head is replicated on
+    the same number of ranks. States are divided, never replicated. MLA buffers are whole on every
+    rank. The ranks of one side must be a multiple of the other's, because a rank reads whole heads
+    from whole ranks.
 
     Source: vLLM 0.24, ``ModelConfig.get_num_kv_heads``, ``MambaStateShapeCalculator``, and
     ``tp_ratio`` in ``kv_connector/utils.py``.
@@ -102,7 +105,7 @@ def _check_divisible(side: str, layout: Layout, ranks: int) -> Iterator[Finding]
 
 
 def _find_sharded_axis(layout: Layout, buffer: KvBuffer) -> _ShardedAxis | None:
-    """Return axis 1, or `None` if it is the context, has no size, or the buffer is MLA's."""
+    """Return axis 1; `None` if it is the context, its size is unknown, or the buffer is MLA's."""
     shape = buffer.shape
     if shape is None or len(shape) < 3 or buffer.traits.is_mla or buffer.sequence_axis == 1:
         return None

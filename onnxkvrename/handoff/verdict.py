@@ -1,4 +1,4 @@
-"""Decide the result of a hand-off, and which causes go with which prompt lengths."""
+"""Decide the result of a hand-off, and which causes affect which prompt lengths."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ REFUSALS: Mapping[MemoryKind, str] = MappingProxyType(
 )
 """Why a hand-off is refused, by the memory that it goes through."""
 DIFFERENT_MODELS = "KV623"
-"""The finding after which every prompt goes wrong, wherever its bytes are."""
+"""The finding that makes every prompt wrong, even if all bytes are at the right places."""
 _MISPLACING_CODES = ("KV608", "KV609", "KV617")
-"""Findings after which the positions of the two sides differ, whatever the prompt."""
+"""Findings that make the positions on the two sides differ, whatever the prompt."""
 
 
 class AffectedRange(NamedTuple):
@@ -56,11 +56,12 @@ class HandoffVerdict(NamedTuple):
         outcome: The overall result.
         corrupt_ranges: The prompt lengths at which decode would read wrong bytes silently.
         refused_ranges: The prompt lengths at which decode would stop.
-        longest_prompt: The longest prompt in tokens that both sides take, `None` if the graphs
-            do not limit it.
-        window_symbol: A window of unknown size beyond which it goes wrong, `None` if there is none.
-        window_placeholder: The number that stands for this window in the ranges.
-        first_cause: The cause to repair first.
+        longest_prompt: The longest prompt in tokens that both sides have room for, `None` if the
+            graphs do not limit it.
+        window_symbol: The symbol of a window of unknown size; longer prompts go wrong. `None` if
+            there is none.
+        window_placeholder: The number that the ranges have for this window.
+        first_cause: The cause to fix first.
         affected_ranges: The causes for each prompt length that goes wrong.
     """
 
@@ -86,7 +87,8 @@ def build_verdict(
         findings: All findings of the hand-off, causes before consequences.
         root_causes: The findings among them that are root causes.
         comparison: Both sides, and the simulated hand-off.
-        model_finding: An error of a model itself, which comes before all others.
+        model_finding: An error of a model itself, which is reported before all others; `None`
+            without one.
     """
     simulation, placeholder = comparison.simulation, comparison.window_placeholder
     refused, corrupt = _find_wrong_ranges(findings, comparison)
@@ -151,7 +153,7 @@ def _find_first_cause(
     root_causes: Sequence[RootCause],
     model_finding: Finding | None,
 ) -> RootCause | None:
-    """Return the error of a model, or what stops a side, or the first finding but KV616."""
+    """Return the error of a model, else what stops a side, else the first finding but KV616."""
     if model_finding is not None:
         return build_root_cause(model_finding)
     candidates = [finding for finding in findings if finding.code != "KV616"]
@@ -164,9 +166,9 @@ def _find_first_cause(
 
 
 def _summarize(finding: Finding) -> str:
-    """Return a finding in a few words: the meaning of its code, or what is more to the point.
+    """Return a finding in a few words: in general, the meaning of its code.
 
-    That is the side without a cache, and the names that the consumer does not select.
+    KV001 says which side has no cache, KV624 which names the consumer does not select.
     """
     if finding.code == "KV001":
         return finding.message
@@ -178,7 +180,7 @@ def _summarize(finding: Finding) -> str:
 def _find_wrong_ranges(
     findings: Sequence[Finding], comparison: Comparison
 ) -> tuple[PromptRanges, PromptRanges]:
-    """Return the lengths that decode refuses, and those that are corrupted."""
+    """Return the lengths that decode refuses, and those at which it reads wrong bytes."""
     simulation = comparison.simulation
     if simulation is None:
         return (), ()
@@ -195,7 +197,7 @@ def _group_by_cause(
     simulation: SimulationResult,
     fallback: RootCause | None,
 ) -> tuple[AffectedRange, ...]:
-    """Group lengths that go wrong for the same causes; `fallback` where no root cause does it."""
+    """Group lengths that go wrong for the same causes; `fallback` if there is no root cause."""
     groups: dict[tuple[RootCause, ...], list[tuple[int, int]]] = {}
     for prompt_range in ranges:
         causes: list[RootCause] = []
@@ -217,7 +219,7 @@ def _group_by_cause(
 def _can_affect_others(root: RootCause, setup: TransferSetup) -> bool:
     """Return whether a cause may shift other buffers.
 
-    Buffers that only prefill has, after all that decode reads, shift nothing.
+    Prefill's buffers after the last one that decode reads do not shift others.
     """
     read_ids = {each.buffer_id for each in setup.decode_inputs}
     written_ids = [each.buffer_id for each in setup.prefill_outputs]
@@ -228,7 +230,7 @@ def _can_affect_others(root: RootCause, setup: TransferSetup) -> bool:
 def _find_blamed_ranges(
     root: RootCause, simulation: SimulationResult, prompt_range: tuple[int, int]
 ) -> PromptRanges:
-    """Return the lengths for which a cause can be blamed; the whole range if none shows it."""
+    """Return the lengths that a cause explains; the whole range if the simulation shows none."""
     is_difference = root.difference is not None
     ranges = simulation.differing_ranges if is_difference else simulation.truncated_ranges
     return merge_ranges(*(ranges.get(each, ()) for each in root.buffer_ids)) or (prompt_range,)
@@ -237,7 +239,7 @@ def _find_blamed_ranges(
 def _find_fallback_cause(
     findings: Sequence[Finding], model_finding: Finding | None
 ) -> RootCause | None:
-    """Return the cause where no root cause is: a broken model, positions, or a missing token."""
+    """Return the cause of lengths without a root cause, such as a broken model; or `None`."""
     foreign = (finding for finding in findings if finding.code == DIFFERENT_MODELS)
     misplacing = (finding for finding in findings if finding.code in _MISPLACING_CODES)
     partial_token = (finding for finding in findings if finding.code == "KV616" and finding.name)

@@ -1,4 +1,4 @@
-"""Describe one side of a hand-off, prefill or decode, as the consumer sees it."""
+"""Describe one side of a hand-off, prefill or decode, with the names that the consumer sees."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 
 BufferOrder = Literal["numeric", "lexical", "graph"]
-"""Sorted by layer, sorted by name as text, or neither: the graph's own."""
+"""The order of buffers in a graph: by layer, by name as text, or neither."""
 
 _ORDER_NAMES = {"numeric": "by layer", "lexical": "by name", "graph": "in an order of its own"}
 
@@ -33,13 +33,13 @@ class HandoffSide(NamedTuple):
     Attributes:
         label: ``prefill`` or ``decode``.
         original_layout: The layout with the names of the graphs.
-        layout: The layout with the names that the consumer would see.
-        lacks_token: Whether the consumer selects no buffer; `layout` then has the names after a
-            rename, if the consumer has a token.
+        layout: The layout with the names that the consumer sees.
+        lacks_token: Whether the consumer selects none of the original names. If it has a token,
+            `layout` then has the names after a rename.
         tokens: The infix tokens of the original names, in alphabetical order.
-        order: How the graph itself lists its buffers.
-        path: The model, directory or manifest that was given for this side.
-        model_finding: The first error of its models themselves, whatever they are used for.
+        order: The order in which the graph lists its buffers.
+        path: The model, directory or manifest on the command line.
+        model_finding: The first error of its models, without those about the consumer.
     """
 
     label: str
@@ -55,12 +55,12 @@ class HandoffSide(NamedTuple):
 def build_loaded_side(
     label: str, path: Path, loaded: LoadedLayout, consumer: Consumer, rules: Rules
 ) -> HandoffSide:
-    """Return a side with the path that was given for it, and the first error of its models.
+    """Return a side with its path and the first error of its models.
 
     Args:
         label: ``prefill`` or ``decode``.
         path: The model, directory or manifest.
-        loaded: What was loaded from it.
+        loaded: The layout and the reports that were loaded from it.
         consumer: The consumer on this side.
         rules: The rules for a rename.
     """
@@ -75,7 +75,7 @@ def build_loaded_side(
 
 
 def build_handoff_side(label: str, layout: Layout, consumer: Consumer, rules: Rules) -> HandoffSide:
-    """Return a side as the consumer sees it: as after a rename, if it selects no buffer now.
+    """Return a side with the names after a rename, if the consumer selects none of the names now.
 
     Args:
         label: ``prefill`` or ``decode``.
@@ -125,7 +125,7 @@ def _detect_order(layout: Layout) -> BufferOrder:
 
 
 def list_rename_paths(side: HandoffSide) -> tuple[str, ...]:
-    """Return what to rename for a side: what was given, or the models of a manifest."""
+    """Return the paths to rename for a side: its own path, or the models of a manifest."""
     is_model = side.path and not side.path.endswith(".json")
     return (side.path,) if is_model else tuple(side.original_layout.models)
 
@@ -133,8 +133,8 @@ def list_rename_paths(side: HandoffSide) -> tuple[str, ...]:
 def find_longest_prompt(layout: Layout) -> int:
     """Return the longest prompt in tokens that a side has room for.
 
-    Windows, states and what an encoder wrote do not limit it. `UNLIMITED_LENGTH` stands for a
-    context of unknown size.
+    Windows, states and an encoder's buffers do not limit it. For a context of unknown size, it is
+    `UNLIMITED_LENGTH`.
     """
     sizes = []
     for buffer in layout.buffers:
@@ -168,7 +168,7 @@ def find_shared_symbols(
 ) -> tuple[str, ...]:
     """Return the symbols without a size that must be equal on both sides, alphabetically.
 
-    A context that is moved only up to the prompt may differ between the sides.
+    A context that is moved only up to the prompt's length may differ between the sides.
 
     Args:
         sides: Prefill and decode.
@@ -187,7 +187,7 @@ def find_shared_symbols(
 
 
 def list_order_notes(prefill: HandoffSide, decode: HandoffSide, consumer: Consumer) -> list[str]:
-    """Return a note if the graphs list their buffers in different orders, which does no harm."""
+    """Return a note if the graphs list their buffers in different orders, which is harmless."""
     if prefill.order == decode.order:
         return []
     return [

@@ -1,8 +1,8 @@
 """Built-in consumers of KV buffers, with one file for each.
 
 A consumer is a module of this package with a `Consumer` named ``CONSUMER``. Its name for
-``--target`` is the name of its file, with ``-`` for ``_``. Nothing else has to know of it. This
-is a complete ``pigeon_post.py``, for a consumer that takes whole buffers with the token
+``--target`` is the name of its file, with ``-`` for ``_``. No other module must be changed. This
+is a complete ``pigeon_post.py``, for a consumer that receives whole buffers with the token
 ``pigeon``::
 
     from onnxkvrename.handoff.consumer import Consumer

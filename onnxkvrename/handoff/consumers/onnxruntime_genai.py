@@ -64,7 +64,7 @@ class NameTemplates(NamedTuple):
 
 
 def read_layer(template: str, name: str) -> str | None:
-    """Return the text at the place of the layer, `None` for a name that does not match."""
+    """Return the text in a name where its template has the layer, `None` without a match."""
     start, _, end = template.partition(_NUMBER)
     is_longer = len(name) > len(start) + len(end)
     if not (template and is_longer and name.startswith(start) and name.endswith(end)):
@@ -78,10 +78,10 @@ def compose_name(template: str, layer: str) -> str:
 
 
 def list_templates(settings: Mapping[str, str]) -> tuple[NameTemplates, ...]:
-    """Return the templates of all parts, those of linear states derived from that of keys.
+    """Return the templates of all parts; those of linear states follow from the template of keys.
 
     Args:
-        settings: Templates by their names in the configuration, over the defaults.
+        settings: Templates by their names in the configuration, which replace the defaults.
     """
     merged = {**_DEFAULTS, **settings}
     if settings.get("past_names"):
@@ -172,7 +172,7 @@ def _read_settings(path: Path) -> dict[str, str]:
 
 
 def _join(names: Iterable[str]) -> str:
-    """Return the first two names, those of keys and values, and how many there are besides."""
+    """Return the first two names, those of keys and values, and the number of others."""
     unique = list(dict.fromkeys(names))
     others = len(unique) - 2
     return ", ".join(unique[:2]) + (f" or one of {others} other templates" if others > 0 else "")
@@ -239,7 +239,7 @@ def _check_composed_names(
 
 
 def _is_number(text: str) -> bool:
-    """Return whether a text is a number as it is composed, without zeros before it."""
+    """Return whether a text is a number as `compose_name` gets it, without leading zeros."""
     return text.isascii() and text.isdigit() and str(int(text[:20])) == text
 
 

@@ -2,10 +2,10 @@
 
 Source: openvinotoolkit/openvino, directory ``src/plugins/intel_npu/src/plugin/npuw``, files
 ``llm_infer_request.cpp`` at 002caac (``init_past_name_lists``, ``copy_kvcache``,
-``copy_lincache``), ``infer_request_utils.cpp`` at 0da08e8 (``copy_by_planes``). From one model it
-makes one for prefill and one to generate. It looks for the output of each input by replacing
+``copy_lincache``), ``infer_request_utils.cpp`` at 0da08e8 (``copy_by_planes``). NPUW makes two
+models from one: for prefill and to generate. It finds the output of each input by replacing
 ``past_key_values`` with ``present`` (in names of linear states, ``past`` with ``present``), and
-copies it to that input of the other model. A missing output is an exception.
+copies it to that input of the other model. If an output is missing, it throws an exception.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ def selects_input(name: str) -> bool:
 
 
 def selects_output(name: str) -> bool:
-    """Return whether an output can be that of such an input."""
+    """Return whether an output begins with ``present`` or has the name of a linear state."""
     return name.startswith(_PRESENT) or _LINEAR_PRESENT.match(name) is not None
 
 
 def derive_input_name(name: str) -> str:
-    """Return the input whose output it is."""
+    """Return the name of the input that an output belongs to."""
     if _LINEAR_PRESENT.match(name):
         return name.replace(_PRESENT, "past")
     return name.replace(_PRESENT, _PAST)
 
 
 def check_copied_axes(consumer: Consumer, layout: Layout, full_transfer: bool) -> Iterator[Finding]:
-    """Yield KV610 for inputs without the four axes that are copied, KV605 for states with them.
+    """Yield KV610 for inputs that do not have four axes, KV605 for states that have them.
 
     Every input that begins with ``past_key_values`` is copied like keys and values.
     """

@@ -31,12 +31,12 @@ _ITEMSIZES = {
 
 
 def selects_input(name: str) -> bool:
-    """Return whether an input begins like a buffer; a scope before a slash is not skipped."""
+    """Return whether an input begins with a known prefix; a scope (``NAME/``) is not skipped."""
     return name.startswith(_PREFIXES)
 
 
 def selects_output(name: str) -> bool:
-    """Return whether an output begins like a buffer and ends in ``_RetainedState``."""
+    """Return whether an output begins with a known prefix and ends in ``_RetainedState``."""
     return name.startswith(_PREFIXES) and name.endswith(_SUFFIX)
 
 
@@ -51,10 +51,10 @@ def compute_transferred_shape(shape: Shape, tokens: int | None) -> Shape:
 
 
 def check_slice_ranks(consumer: Consumer, layout: Layout, full_transfer: bool) -> Iterator[Finding]:
-    """Yield KV610 for ranks that the slices do not have, also of values that are not KV buffers.
+    """Yield KV610 for ranks that slices cannot have, also of values that are not KV buffers.
 
-    Slices have four axes; where buffers differ, three for every other rank. No document says
-    what the device's runtime does with another rank.
+    Slices have four axes. If buffers differ in shape or dtype, slices of buffers with another rank
+    have three. It is not documented how the device's runtime treats a different rank.
     """
     slice_rank = 3 if is_hybrid(layout, consumer) else 4
     groups: dict[int, list[str]] = {}
@@ -75,7 +75,7 @@ def check_slice_ranks(consumer: Consumer, layout: Layout, full_transfer: bool) -
 def check_non_kv_selected(
     consumer: Consumer, layout: Layout, full_transfer: bool
 ) -> Iterator[Finding]:
-    """Yield KV608 for values that are not KV buffers, with the number of buffers it then counts."""
+    """Yield KV608 for values that are not KV buffers, with the number that QEfficient counts."""
     inputs = select_values(layout, consumer).inputs
     count = sum(each.buffer is not None for each in inputs)
     for finding in vllm_qaic.check_non_kv_selected(consumer, layout, full_transfer):
@@ -89,7 +89,7 @@ def check_non_kv_selected(
 def check_uniform_states(
     consumer: Consumer, layout: Layout, full_transfer: bool
 ) -> Iterator[Finding]:
-    """Yield KV610 for linear states where all buffers have one type: prefill leaves them out."""
+    """Yield KV610 for linear states if all buffers have one type: prefill leaves the states out."""
     selection = select_values(layout, consumer)
     states = [each for each in selection.outputs if each.input_name.startswith(_LINEAR_PREFIXES)]
     if states and not is_hybrid(layout, consumer):

@@ -1,9 +1,9 @@
-"""Describe transformers.js, which computes the names of all buffers in its own code.
+"""Describe transformers.js, which computes the names of all buffers.
 
 Source: huggingface/transformers.js, files ``packages/transformers/src/configs.js``
-(``getCacheShapes``) and ``packages/transformers/src/models/modeling_utils.js``. It makes the caches
-of the first step by names that it composes from the configuration of the model, and derives those
-of later steps from the outputs: ``present`` becomes ``past_key_values``, and ``present_conv``,
+(``getCacheShapes``) and ``packages/transformers/src/models/modeling_utils.js``. It composes the
+names of the first step's caches from the configuration of the model, and derives those of later
+steps from the outputs: ``present`` becomes ``past_key_values``, and ``present_conv``,
 ``present_ssm``, ``present_recurrent`` become ``past_conv``, ``past_ssm``, ``past_recurrent``.
 """
 
@@ -21,17 +21,17 @@ _OUTPUT = re.compile(rf"present\.{_PART}|present_{_STATE}")
 
 
 def selects_input(name: str) -> bool:
-    """Return whether an input has a name that is computed."""
+    """Return whether transformers.js can compute the name of an input."""
     return _INPUT.fullmatch(name) is not None
 
 
 def selects_output(name: str) -> bool:
-    """Return whether an output has a name that belongs to such an input."""
+    """Return whether transformers.js can derive an input from the name of an output."""
     return _OUTPUT.fullmatch(name) is not None
 
 
 def derive_input_name(name: str) -> str:
-    """Return the input that takes an output in the next step."""
+    """Return the input that gets an output's value in the next step."""
     for state in _STATES:
         name = name.replace(f"present_{state}", f"past_{state}")
     return name.replace("present", "past_key_values")

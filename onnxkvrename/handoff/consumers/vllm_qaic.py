@@ -3,8 +3,8 @@
 Source: qualcomm/vllm-qaic at dc7351f, files ``model_loader/qaic_session_np.py`` (selection,
 order, and the slices on the device), ``worker/model_runner.py`` (the declared cache, and
 the one that LMCache refuses) and
-``distributed/kv_transfer/kv_connector/v1/qaic_connector.py`` (the transfer). None of
-this was tested on a device.
+``distributed/kv_transfer/kv_connector/v1/qaic_connector.py`` (the transfer). This was not tested on
+a device.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ def derive_input_name(name: str) -> str:
 
 
 def parse_sort_key(name: str) -> tuple[int, str]:
-    """Return the number between the first dot and the next underscore, and the name.
+    """Return the layer and the name: the layer is between the first dot and the next underscore.
 
-    The number is 0 for a name without a dot.
+    For a name without a dot, the layer is 0.
 
     Raises:
-        ValueError: There is no number at this place.
+        ValueError: The text at this place is not a number.
     """
     parts = name.split(".")
     return int(parts[1].split("_")[0]) if len(parts) > 1 else 0, name
@@ -167,7 +167,7 @@ def _is_truncated(buffer: KvBuffer) -> bool:
 def check_uniform_types(
     consumer: Consumer, layout: Layout, full_transfer: bool
 ) -> Iterator[Finding]:
-    """Yield KV606 for different shapes or dtypes, which the LMCache connector refuses at start."""
+    """Yield KV606 for different shapes or dtypes: the LMCache connector refuses them at start."""
     types = find_distinct_types(layout, select_values(layout, consumer).inputs)
     if len(types) > 1:
         shapes, dtypes = (len(set(values)) > 1 for values in zip(*types, strict=True))
@@ -242,7 +242,7 @@ def check_non_kv_selected(
 
 
 def _explain_non_kv_harm(layout: Layout, selection: Selection, consumer: Consumer) -> str:
-    """Return how the buffers are harmed, empty if they are not."""
+    """Return how the values harm the buffers, empty if they do not."""
     inputs, outputs = selection.inputs, selection.outputs
     if not selection.is_ordered:
         return f"a name has no number where it reads the layer, and {consumer.name} cannot start"
@@ -257,7 +257,7 @@ def _explain_non_kv_harm(layout: Layout, selection: Selection, consumer: Consume
 
 
 def _explain_non_kv_effect(layout: Layout, selection: Selection) -> str:
-    """Return how values are treated that do no harm to the buffers."""
+    """Return the effect of values that do not harm the buffers."""
     inputs, outputs = selection.inputs, selection.outputs
     if len(outputs) > len(inputs):
         return "the last output in this order is left out, and only its name puts it last"
@@ -268,15 +268,15 @@ def _explain_non_kv_effect(layout: Layout, selection: Selection) -> str:
 
 
 def check_slice_ranks(consumer: Consumer, layout: Layout, full_transfer: bool) -> Iterator[Finding]:
-    """Yield KV610 for a rank that the slices on the device do not have.
+    """Yield KV610 for a rank that slices on the device cannot have.
 
-    Slices have four axes, with hybrid buffers also three. No document says what the device's
-    runtime does with another rank.
+    Slices have four axes; with hybrid buffers, also three. It is not documented how the device's
+    runtime treats a different rank.
     """
     hybrid = is_hybrid(layout, consumer)
     ranks = (3, 4) if hybrid else (4,)
     buffers = find_selected_buffers(layout, consumer)
-    if not buffers:  # all have their names yet to get
+    if not buffers:  # no name has the token yet: check all of them
         buffers = layout.buffers
         ranks = (4,) if len({(b.dtype, b.shape) for b in buffers}) == 1 else (3, 4)
     for buffer in buffers:
@@ -294,7 +294,7 @@ def check_slice_ranks(consumer: Consumer, layout: Layout, full_transfer: bool) -
 
 
 def _check_overlapping_slices(layout: Layout, consumer: Consumer) -> Iterator[Finding]:
-    """Yield KV610 for outputs that match the slices of another one, which are ``NAME.*``."""
+    """Yield KV610 for outputs that match the slice expression of another one, ``NAME.*``."""
     outputs = (value for value in layout.outputs if consumer.selects_output(value.name))
     bases = sorted(
         ((derive_input_name(value.name), value) for value in outputs), key=lambda pair: pair[0]

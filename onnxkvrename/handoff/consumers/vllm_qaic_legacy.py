@@ -20,7 +20,7 @@ def selects_input(name: str) -> bool:
 
 
 def selects_output(name: str) -> bool:
-    """Return whether an output begins so and has a retained suffix, an internal one included."""
+    """Return whether an output begins like that and has a retained suffix, also an internal one."""
     return name.startswith(_PREFIXES) and name.endswith("RetainedState")
 
 
