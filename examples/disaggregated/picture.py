@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
+from textwrap import wrap
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
 
@@ -23,7 +24,11 @@ ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "fixtures" / "plain" / "serving"
 PICTURE = ROOT / "docs" / "disaggregated.svg"
 TOKENS = SIZES["sliding_window"] + 1
-WIDTH, HEIGHT = 1000, 706
+WIDTH, SHOWN_WIDTH, MARGIN = 420, 560, 16
+RIGHT, MIDDLE = WIDTH - MARGIN, WIDTH / 2
+LINE, ROW_HEIGHT = 18, 42
+LINE_LENGTH, HEAD_LENGTH = 56, 40
+"""Letters of a line of text, and of a heading."""
 PAINT = {  # class: property, color on a light page, color on a dark one
     "text": ("fill", "#1f2328", "#e6edf3"),
     ".soft": ("fill", "#59636e", "#9198a1"),
@@ -42,107 +47,117 @@ PAINT = {  # class: property, color on a light page, color on a dark one
 FONT = 'system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif'
 SHAPES = f"""
 text {{ font: 13px {FONT} }}
-.head {{ font-weight: 600; font-size: 19px }} .title {{ font-weight: 600; font-size: 14px }}
+.head {{ font-weight: 600; font-size: 17px }} .title {{ font-weight: 600; font-size: 14px }}
 .mono {{ font: 12px "DejaVu Sans Mono", Menlo, Consolas, ui-monospace, monospace }}
-.small {{ font-size: 11px }} .mid {{ text-anchor: middle }} .end {{ text-anchor: end }}
+.mid {{ text-anchor: middle }}
 .edge {{ stroke-width: 1 }} .flow {{ fill: none; stroke-width: 1.6 }}
 .cross {{ fill: none; stroke-width: 1.6 }}
 """
 
 
 def draw() -> str:
-    """Return the picture as SVG."""
-    body = [*_handed_over(), *_mismatch()]
+    """Return the picture as SVG, with letters large enough for its width to be read on a phone."""
+    top = 34.0
+    body: list[str] = []
+    for part in (_handed_over, _mismatch):
+        height, drawn = part()
+        body += [f'<g transform="translate(0 {top:.0f})">', *drawn, "</g>"]
+        top += height
     light, dark = (
         " ".join(f"{where} {{ {paint[0]}: {paint[shade]} }}" for where, paint in PAINT.items())
         for shade in (1, 2)
     )
     style = f"{SHAPES}{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n"
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top:.0f}" '
+        f'width="{SHOWN_WIDTH}" height="{top * SHOWN_WIDTH / WIDTH:.0f}" role="img" '
         f'aria-label="KV buffers on their way from prefill to decode"><style>{style}</style>'
     )
-    page = _box(0, 0, WIDTH, HEIGHT, "page")
+    page = _box(0, 0, WIDTH, top, "page")
     return "\n".join([head, page, *body, "</svg>\n"])
 
 
-def _handed_over() -> Iterator[str]:
-    """Yield the upper part: two graphs of the vision-language model, and the memory between."""
+def _handed_over() -> tuple[float, list[str]]:
+    """Return the height and the drawing of two vision-language graphs and the memory between."""
     device = _device("vlm")
     given = slots(device.buffers, TOKENS, whole=False)
     stays = [name for name in device.buffers if PATTERN not in name]
-    yield _text(28, 40, "What prefill hands to decode", "head")
-    yield _text(
-        28, 62, f"A prompt of {TOKENS} tokens. The pattern selects; nothing else travels.", "soft"
-    )
-    for left, title in ((28, "prefill"), (692, "decode")):
-        yield _box(left, 84, 280, 318, "box edge")
-        yield _text(left + 16, 108, title, "title")
-    yield _text(292, 108, "runs the prompt", "soft end")
-    yield _text(956, 108, "generates token by token", "soft end")
-    yield _text(500, 108, "shared memory", "title mid")
-    yield _text(500, 126, f"{total(given):,} bytes", "soft mid")
-    for row, slot in enumerate(given):
-        yield from _row(slot, 122 + 38 * row, 146 + 33 * row)
-    for row, name in enumerate(stays):
-        top = 292 + 34 * row
-        yield _box(44, top, 248, 27, "stays")
-        yield _text(54, top + 18, name, "mono soft")
-        yield _box(708, top, 248, 27, "stays")
-        yield _text(718, top + 18, f"{name}: empty", "mono soft")
-    yield _text(500, 306, "beside it: the memory's name,", "mid")
-    yield _text(500, 324, "the prompt's length, the first token", "mid")
-    yield _text(500, 362, "no names, no shapes;", "soft mid")
-    yield _text(500, 380, "vision features stay", "soft mid")
+    note = f"A prompt of {TOKENS} tokens. Names with {PATTERN} are selected; nothing else travels."
+    drawn = [_text(MARGIN, 0, "What prefill hands to decode", "head")]
+    drawn += _lines(22, note, "soft")
+    top, bottom = 58, 58 + 52 + ROW_HEIGHT * len(given)
+    sides = (("prefill", "runs the prompt", MARGIN), ("decode", "generates", RIGHT - 124))
+    for title, does, left in sides:
+        drawn.append(_box(left, top, 124, bottom - top, "box edge"))
+        drawn.append(_text(left + 9, top + 20, title, "title"))
+        drawn.append(_text(left + 9, top + 38, does, "soft"))
+    drawn.append(_text(MIDDLE, top + 20, "shared memory", "title mid"))
+    drawn.append(_text(MIDDLE, top + 38, f"{total(given):,} bytes", "soft mid"))
+    for number, slot in enumerate(given):
+        drawn += _row(slot, top + 48 + ROW_HEIGHT * number)
+    note = "Beside it: the memory's name, the prompt's length and the first token; no names, no "
+    top = bottom + 24
+    texts = list(_lines(top, f"{note}shapes. Vision features stay, decode's are empty:", "soft"))
+    top += LINE * len(texts)
+    return top + 52, [*drawn, *texts, _text(MARGIN, top, ", ".join(stays), "mono")]
 
 
-def _row(slot: Slot, top: float, place: float) -> Iterator[str]:
+def _row(slot: Slot, top: float) -> Iterator[str]:
     kind = _kind(slot)
-    middle = place + 16.5
-    for left in (44, 708):
-        yield _box(left, top, 248, 30, kind)
-        yield _text(left + 10, top + 20, slot.name, "mono")
-    yield _box(416, place, 168, 33, f"{kind} edge")
-    yield _text(500, middle + 4, "x".join(map(str, slot.shape)), "mono mid")
-    yield _text(408, place + 5, f"{slot.offset:,}", "soft small end")
-    yield _arrow(292, top + 15, 412, middle)
-    yield _arrow(584, middle, 704, top + 15)
+    for left in (MARGIN + 8, RIGHT - 116):
+        yield _box(left, top + 5, 108, 30, kind)
+        yield _text(left + 8, top + 25, _shorten(slot), "mono")
+    yield _box(MIDDLE - 38, top, 76, ROW_HEIGHT, f"{kind} edge")
+    yield _text(MIDDLE, top + 17, "x".join(map(str, slot.shape)), "mono mid")
+    yield _text(MIDDLE, top + 34, f"{slot.offset:,}", "mono mid")
+    for start, end in ((MARGIN + 116, MIDDLE - 40), (MIDDLE + 38, RIGHT - 118)):
+        yield _arrow(start, end, top + 20)
 
 
-def _mismatch() -> Iterator[str]:
-    """Yield the lower part: one memory, as prefill and as decode divide it."""
+def _mismatch() -> tuple[float, list[str]]:
+    """The window's trap: the same memory, as each side divides it; the height first."""
     written, read = (
         slots(_device(model).buffers, TOKENS, whole=False) for model in ("window_whole", "window")
     )
     size = total(written)
-    yield _text(28, 446, "Prefill keeps the whole context where decode keeps its window", "head")
+    title = "Prefill keeps the whole context where decode keeps its window"
+    drawn = list(_lines(0, title, "head", HEAD_LENGTH, 22))
     note = f"A window of {TOKENS - 1}: a prompt of up to {TOKENS - 1} tokens divides the memory"
     note += f" in the same way on both sides. One of {TOKENS} does not, and nothing detects it."
-    yield _text(28, 468, note, "soft")
-    yield from _divided("prefill writes", 492, size, written, written)
-    yield from _divided("decode reads", 600, size, read, written)
+    texts = list(_lines(len(drawn) * 22, note, "soft"))
+    top = len(drawn) * 22 + len(texts) * LINE + 12
+    drawn += texts
+    drawn += _divided("prefill writes", top, size, written, written)
+    drawn += _divided("decode reads", top + 106, size, read, written)
     moved = [pair for pair in zip(read, written, strict=True) if not _alike(*pair)]
     for slot, other in moved:
         start, end = _along(other.offset, size), _along(slot.offset, size)
-        yield f'<path class="cross" d="M{start:.1f} 538L{end:.1f} 598"/>'
+        drawn.append(f'<path class="cross" d="M{start:.1f} {top + 54}L{end:.1f} {top + 112}"/>')
     first = moved[0][0]
     note = f"wrong from past_key.1 on: {first.shape[2]} positions of each head are read where"
     note += f" {TOKENS} were written, and all later buffers are shifted"
-    yield _text(_along(size, size), 672, note, "bad end")
+    texts = list(_lines(top + 196, note, "bad"))
+    return top + 196 + LINE * len(texts), drawn + texts
 
 
 def _divided(
     title: str, top: float, size: int, given: list[Slot], written: list[Slot]
 ) -> Iterator[str]:
-    """Yield the memory as one side divides it; slots that differ from `written` are marked."""
-    yield _text(28, top + 27, title, "title")
+    """The memory as one side divides it; what was not ``written`` so is marked."""
+    below = title.startswith("decode")
+    yield _text(MARGIN, top + (68 if below else 0), title, "title")
+    top += 6 if below else 8
     for slot, other in zip(given, written, strict=True):
         left, right = (_along(at, size) for at in (slot.offset, slot.offset + slot.size))
         kind = _kind(slot) if _alike(slot, other) else "wrong"
         yield _box(left, top, right - left, 44, f"{kind} edge")
-        name = slot.name.replace(f"_{PATTERN}", "")
+        name = _shorten(slot).removeprefix("past_")
         yield _text((left + right) / 2, top + 19, name, "mono mid")
-        yield _text((left + right) / 2, top + 36, f"{slot.offset:,}", "small mid")
+        yield _text((left + right) / 2, top + 36, f"{slot.offset:,}", "mono mid")
+
+
+def _shorten(slot: Slot) -> str:
+    return slot.name.replace(f"_{PATTERN}", "")
 
 
 def _kind(slot: Slot) -> str:
@@ -154,7 +169,7 @@ def _alike(slot: Slot, other: Slot) -> bool:
 
 
 def _device(model: str) -> Device:
-    """Return a model, with the token in the names of its KV buffers."""
+    """A model, its KV buffers with the token."""
     device = Device(str(MODELS / f"{model}.onnx"), SIZES)
     device.buffers = {
         f"{name}_{PATTERN}" if name.startswith("past_") else name: buffer
@@ -164,7 +179,7 @@ def _device(model: str) -> Device:
 
 
 def _along(offset: int, size: int) -> float:
-    return 152 + 820 * offset / size
+    return MARGIN + (WIDTH - 2 * MARGIN) * offset / size
 
 
 def _box(x: float, y: float, width: float, height: float, kind: str) -> str:
@@ -178,15 +193,21 @@ def _text(x: float, y: float, text: str, kind: str) -> str:
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
 
 
-def _arrow(x: float, y: float, to_x: float, to_y: float) -> str:
-    bend = (x + to_x) / 2
-    line = f"M{x:.1f} {y:.1f}C{bend:.1f} {y:.1f} {bend:.1f} {to_y:.1f} {to_x - 4:.1f} {to_y:.1f}"
-    tip = f"M{to_x:.1f} {to_y:.1f}l-7 -4v8z"
+def _lines(
+    top: float, text: str, kind: str, length: int = LINE_LENGTH, height: int = LINE
+) -> Iterator[str]:
+    """A text in lines, the first at ``top``."""
+    for number, line in enumerate(wrap(text, length, break_on_hyphens=False)):
+        yield _text(MARGIN, top + number * height, line, kind)
+
+
+def _arrow(x: float, to_x: float, y: float) -> str:
+    line, tip = f"M{x:.1f} {y:.1f}H{to_x - 4:.1f}", f"M{to_x:.1f} {y:.1f}l-7 -4v8z"
     return f'<path class="flow" d="{line}"/><path class="tip" d="{tip}"/>'
 
 
 def main() -> int:
-    """Write the picture, or compare it; return the exit code."""
+    """Write the picture, or compare it; the exit code."""
     drawn = draw()
     if "--check" in sys.argv[1:]:
         return 0 if PICTURE.read_text("utf-8") == drawn else 1
