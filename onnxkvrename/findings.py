@@ -248,7 +248,7 @@ def format_list(names: Sequence[str], separator: str = ", ", limit: int = _MAX_L
 
 
 def find_similar(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the candidate that is most similar to `name`.
+    """Return the candidate that is most similar to `name`, whatever their capitals.
 
     Args:
         name: An unknown name, such as a typing error.
@@ -257,7 +257,9 @@ def find_similar(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
     """
     from difflib import get_close_matches  # only needed after a mistake
 
-    return next(iter(get_close_matches(name, list(candidates), n=1, cutoff=cutoff)), None)
+    names = {candidate.casefold(): candidate for candidate in reversed(list(candidates))}
+    similar = get_close_matches(name.casefold(), list(names), n=1, cutoff=cutoff)
+    return names[similar[0]] if similar else None
 
 
 def suggest_similar(name: str, candidates: Iterable[str]) -> str | None:

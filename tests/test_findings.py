@@ -40,6 +40,7 @@ def test_a_list_has_five_names_and_commas_by_default() -> None:
 def test_a_typing_error_is_told_from_another_name() -> None:
     assert find_similar("renme", ["verify", "rename"]) == "rename"
     assert suggest_similar("renme", ["verify", "rename"]) == "did you mean rename?"
+    assert find_similar("VERIFY", ["rename", "Verify"]) == "Verify"
     assert find_similar("zzz", ["verify", "rename"]) is None
     assert suggest_similar("zzz", ["verify", "rename"]) is None
     assert find_similar("ab", ["axcd"], cutoff=0.3) == "axcd"

@@ -26,7 +26,7 @@ from onnxkvrename.cli.output import (
     stdout_guard,
 )
 from onnxkvrename.errors import KvRenameError, SetsInterrupt
-from onnxkvrename.findings import decide_exit_code, find_similar, suggest_similar
+from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.report.formats import Answer, Line, list_formats
 from onnxkvrename.storage.read import is_occupied
 
@@ -49,8 +49,6 @@ which is loaded when the command runs."""
 _FOLDERS = {"pairs": "dataflow.", "rules": "dataflow."}
 """The sub-packages of commands that are in one."""
 DEFAULT_COMMAND = next(iter(COMMANDS))
-_OPTION_WORDS = {"strip": "--strip", "undo": "--strip", "help": "--help"}
-"""Words that are meant as a command, each with the option for it."""
 _EAGER_OPTIONS = frozenset(("-h", "--help", "-V", "--version"))
 _COMPLETION_VARIABLE = "_ONNXKVRENAME_COMPLETE"
 """Set by a shell that asks for what it can complete; click reads it."""
@@ -144,9 +142,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # what a shell completes is printed, and nothing is run
         return int(end.code or 0)
     except click.ClickException as error:
-        failure = _build_usage_failure(name, error)
+        from onnxkvrename.cli.hints.misuse import build_usage_failure  # only for a mistake
+
+        failure = build_usage_failure(name, args, error)
     except KvRenameError as error:
         failure = error
+        if error.message == "no such file" and error.path in args:
+            from onnxkvrename.cli.hints.misuse import explain_missing_model
+
+            explain_missing_model(name, args, error)
     except (KeyboardInterrupt, click.Abort) as stop:
         cause = stop.__cause__ or stop  # click makes an Abort of an interrupt
         done = f"; {cause}" if isinstance(cause, SetsInterrupt) else ""
@@ -164,20 +168,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             hint=f"{place}please report it",
         )
     return _report_failure(name, args, failure, decide_exit_code(not_done=True))
-
-
-def _build_usage_failure(name: str, error: click.ClickException) -> KvRenameError:
-    """Return the error for wrong arguments, with the choice that was probably meant."""
-    message = error.format_message().rstrip(".")
-    hint = None if message.endswith(")") else f"`onnxkvrename {name} --help` lists all options"
-    parameter = error.param if isinstance(error, click.BadParameter) else None
-    if isinstance(parameter, click.Option) and not isinstance(error, click.MissingParameter):
-        message = f"{parameter.opts[-1]}: {error.message.rstrip('.')}"
-        if isinstance(parameter.type, click.Choice):
-            wrong = message.partition("'")[2].partition("' is not ")[0]
-            if any(map(str.isalpha, wrong)):  # no number is a typing error of another one
-                hint = suggest_similar(wrong, map(str, parameter.type.choices)) or hint
-    return KvRenameError(message, hint=hint)
 
 
 @contextmanager
@@ -213,22 +203,11 @@ def _check_command_name(args: Sequence[str]) -> None:
     Raises:
         KvRenameError: It looks like one.
     """
-    if not args or not args[0].replace("-", "").isalpha() or args[0].startswith("-"):
-        return
-    if is_occupied(args[0]):
-        return
-    if args[0] in _OPTION_WORDS:
-        import shlex  # only for a mistake
+    word = args[0].replace("-", "").replace("_", "") if args else ""
+    if word.isalpha() and not args[0].startswith("-") and not is_occupied(args[0]):
+        from onnxkvrename.cli.hints.misuse import check_command_name  # only for a mistake
 
-        option = _OPTION_WORDS[args[0]] if len(args) > 1 else "--help"
-        command = shlex.join([*(args[1:] if option != "--help" else ()), option])
-        message = f"no such file or command: {args[0]}"
-        raise KvRenameError(message, hint=f"onnxkvrename {command}")
-    longer = (name for name in COMMANDS if name.startswith(args[0]) and len(args[0]) > 3)
-    similar = next(longer, None) or find_similar(args[0], COMMANDS)
-    if similar is not None:
-        hint = f"did you mean {similar}?"
-        raise KvRenameError(f"no such file or command: {args[0]}", hint=hint)
+        check_command_name(args)
 
 
 def load_command(name: str) -> Any:

@@ -354,15 +354,25 @@ def _select_layout_models(models: Sequence[KvModel]) -> tuple[KvModel, ...]:
 
 
 def _require_single_model(models: Sequence[KvModel]) -> tuple[KvModel, ...]:
-    """Return the only model, or raise :class:`ModelError` for several unrelated ones."""
+    """Return the only model, or raise :class:`ModelError` for several unrelated ones.
+
+    It is about the one with the most buffers that go in and out, which is the decoder of an
+    encoder and a decoder, and of several decoders the one that runs every step.
+    """
     if len(models) > 1:
+        chosen = max(models, key=_count_retained)
+        other = next(model for model in models if model is not chosen)
         raise ModelError(
-            f"is not the same model as {models[0].path}",
-            path=models[1].path,
-            hint="pass one model, or the windows of one under the names that they were exported "
-            "with; run the command once for each model",
+            f"is not the same model as {other.path}",
+            path=chosen.path,
+            hint="pass one of them: `MODEL`; windows of one model need the names that they were "
+            "exported with",
         )
     return tuple(models)
+
+
+def _count_retained(model: KvModel) -> int:
+    return sum(pair.input is not None and pair.output is not None for pair in model.pairs)
 
 
 def _is_single_export(groups: Sequence[PartGroup]) -> bool:

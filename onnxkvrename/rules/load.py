@@ -76,9 +76,11 @@ def load_rules(profile: str | None = None, path: Path | None = None) -> Rules:
         return parse_rules(_read_rules_file(PROFILES_DIRECTORY / f"{profile}.toml"), profile)
     plugin = _find_plugins().get(profile)
     if plugin is None:
-        raise RulesError(
-            f"no such profile: {profile}", hint=f"profiles: {', '.join(list_profiles())}"
-        )
+        from onnxkvrename.findings import suggest_similar  # only for a mistake
+
+        known = list_profiles()
+        hint = suggest_similar(profile, known) or f"profiles: {', '.join(known)}"
+        raise RulesError(f"no such profile: {profile}", hint=hint)
     return _load_plugin(plugin)
 
 

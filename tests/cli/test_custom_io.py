@@ -208,7 +208,7 @@ def test_a_precision_must_be_named(here: Path, run) -> None:
 def test_there_is_no_json(here: Path, run) -> None:
     outcome = run("custom-io", MODEL, "--precision", "mxint8", "--format", "json")
     assert outcome.code == 2
-    assert "No such option '--format'" in outcome.err
+    assert "custom-io has no option --format" in outcome.err
     assert not (here / SIDECAR).exists()
 
 

@@ -14,6 +14,7 @@ import subprocess
 from pathlib import Path
 
 import click
+import onnx
 import pytest
 from conftest import FIXTURES, Run
 from exporter_models import build_decoder
@@ -101,7 +102,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("undo v.onnx --prefix VLLM -d out", "v.onnx --prefix VLLM -d out --strip"),
         ("strip", "--help"),
         ("help", "--help"),
-        ("help rename", "--help"),
+        ("help rename", "rename --help"),
         ("m.onnx vllm-qaic -d out", "m.onnx --target vllm-qaic -d out"),
         ("vllm-qaic 'my model.onnx'", "'my model.onnx' --target vllm-qaic"),
         # Without rules for names: what takes a token out still does.
@@ -122,6 +123,36 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_hint_repeats_what_was_typed(typed: str, suggested: str, run: Run) -> None:
     outcome = run(*shlex.split(typed))
     assert next(find_hints("", outcome.err)).command == f"onnxkvrename {suggested}"
+
+
+@pytest.mark.parametrize(
+    ("typed", "suggested"),
+    [
+        ("check-consumer pair", "check-consumer pair/decoder.onnx"),
+        ("check-consumer ./pair/ --target vllm-qaic --strict",
+         "check-consumer pair/decoder.onnx --target vllm-qaic --strict"),
+        ("check-consumer pair/an_encoder.onnx pair/decoder.onnx",
+         "check-consumer pair/decoder.onnx"),
+        ("manifest pair", "manifest pair/decoder.onnx"),
+        ("manifest m.onnx --block-size 16 --draft pair",
+         "manifest m.onnx --block-size 16 --draft pair/decoder.onnx"),
+        ("compare pair pair", "compare pair/decoder.onnx pair/decoder.onnx"),
+        ("compare m.onnx pair --tokens 5", "compare m.onnx pair/decoder.onnx --tokens 5"),
+    ],
+)  # fmt: skip
+def test_of_a_folder_with_several_models_the_decoder_is_passed(
+    typed: str, suggested: str, run: Run
+) -> None:
+    """An encoder computes buffers too, but nothing keeps them from step to step."""
+    encoder = onnx.load("m.onnx")
+    del encoder.graph.input[1:]
+    Path("pair").mkdir()
+    saved(encoder, Path("pair/an_encoder.onnx"))
+    shutil.copyfile("m.onnx", "pair/decoder.onnx")
+    outcome = run(*shlex.split(typed))
+    hint = next(find_hints("", outcome.err)).command
+    assert (outcome.code, hint) == (2, f"onnxkvrename {suggested}")
+    assert run(*shlex.split(suggested)).code in (0, 1)
 
 
 def test_a_model_is_missed_before_its_token(run: Run) -> None:
@@ -186,6 +217,7 @@ def _typed(*args: str) -> TypedCommand:
         ("`MODEL --force`", "onnxkvrename b.onnx --rules r.toml -d x --force"),
         ("`-d y` or `-o z`", "`onnxkvrename a.onnx b.onnx --rules r.toml -d y` or "
          "`onnxkvrename a.onnx b.onnx --rules r.toml -o z`"),
+        ("one of them: `MODEL`", "one of them: `onnxkvrename b.onnx --rules r.toml -d x`"),
         ("`--profile qeff`", "onnxkvrename a.onnx b.onnx -d x --profile qeff"),
         ("`onnxkvrename verify MODEL --run`", "onnxkvrename verify b.onnx --run --rules r.toml"),
         ("`onnxkvrename inspect MODEL...`", "onnxkvrename inspect a.onnx b.onnx --rules r.toml"),

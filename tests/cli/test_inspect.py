@@ -112,7 +112,7 @@ MISTAKES = pytest.mark.parametrize(
         (("",), "an empty path: is a variable not set?"),
         ((MODEL, "--svg", ""), "an empty path: is a variable not set?"),
         ((MODEL, "--html", ""), "an empty path: is a variable not set?"),
-        ((MODEL, "--svg"), "Option '--svg' requires an argument"),
+        ((MODEL, "--svg"), "--svg requires a value"),
         ((MODEL, "--svg", "nowhere/x.svg"), "nowhere/x.svg: cannot be written: No such file"),
         ((MODEL, "--html", "nowhere/x.html"), "nowhere/x.html: cannot be written: No such file"),
         ((MODEL, "--svg", "new.svg", "--html", "nowhere/x"), "nowhere/x: cannot be written"),

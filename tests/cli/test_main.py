@@ -55,7 +55,7 @@ MISTAKES = pytest.mark.parametrize(
             "no token given: pass --target or --prefix",
         ),
         (V, "no MODEL given"),
-        ((MODEL, "--prefix"), "Option '--prefix' requires an argument"),
+        ((MODEL, "--prefix"), "--prefix requires a value"),
         ((MODEL, "--prefix", "a_b"), "the token 'a_b' may contain only ASCII letters and digits"),
         ((MODEL, "--prefix", ""), "the token '' is empty"),
         ((MODEL, "--prefix", "--check"), "the token '--check' begins with -, like an option"),

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import models
+import onnx
 import pytest
 import window_sets
 from models import saved
@@ -137,8 +138,21 @@ def test_the_last_of_several_merges_stands_for_all(export: Path) -> None:
 @pytest.mark.parametrize("other", ["decoder.onnx", "hybrid.onnx", "mla.onnx"])
 def test_two_unrelated_models_are_refused(other: str, decoder: Path) -> None:
     mine = shutil.copyfile(FIXTURES / "plain" / other, decoder.parent / "other.onnx")
-    with pytest.raises(ModelError, match=f"{mine}: is not the same model as {decoder} .pass one"):
+    with pytest.raises(ModelError, match="is not the same model as") as error:
         gather(decoder, mine)
+    assert error.value.path in (str(decoder), str(mine))
+
+
+def test_of_several_models_the_one_with_whole_buffers_is_named(decoder: Path) -> None:
+    """That of an encoder only come out, like those of a decoder's first step."""
+    encoder = onnx.load(decoder)
+    inputs = [value for value in encoder.graph.input if not value.name.startswith("past_")]
+    del encoder.graph.input[:]
+    encoder.graph.input.extend(inputs)
+    first = saved(encoder, decoder.with_name("an_encoder.onnx"))
+    with pytest.raises(ModelError) as error:
+        gather(decoder.parent)
+    assert str(error.value).startswith(f"{decoder}: is not the same model as {first} (pass one")
 
 
 def test_two_merged_exports_are_not_one(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ has a command between backticks, in one of these forms:
 
 - ```--force```: the same command again, with this option in the place of those that it replaces;
   ```MODEL --force```: with the model that the hint is about alone, whose result has the same
-  place as before.
+  place as before; ```MODEL```: with that model in the place of the directory that it is in.
 - ```onnxkvrename verify MODEL --run```: a command of its own. ``MODEL...`` are all models that were
   typed, and a path may be there instead. Its token gives way to one that was typed, unless it
   says ``rename``.
@@ -21,6 +21,7 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 
 import click
 
@@ -38,7 +39,7 @@ from onnxkvrename.rules.results import ModelReport
 
 _PROGRAM = "onnxkvrename"
 _DEFAULT_COMMAND = "rename"
-_COMMAND = re.compile(rf"`((?:-|MODEL |{_PROGRAM} )(?:[^`'\"]|'[^']*'|\"[^\"]*\")*)`")
+_COMMAND = re.compile(rf"`(MODEL|(?:-|MODEL |{_PROGRAM} )(?:[^`'\"]|'[^']*'|\"[^\"]*\")*)`")
 _MODEL = re.compile(r"(?<= )MODEL(\.\.\.)?(?= |$)")
 _TOKEN = re.compile(r" --(?:prefix|target) \S+")
 _MAX_CHARS = 400
@@ -91,6 +92,10 @@ REPLACED_OPTIONS = {
     "--jobs": ("--dask",),
 }
 """For each option that may be suggested, those that it cannot be with."""
+_MODEL_OPTIONS = ("--draft",)
+"""Options with a model as their value."""
+_COMMANDS_WITH_SIDES = ("compare",)
+"""Commands of which each argument is another model."""
 _SHORT_OPTIONS = {"-o": "--output", "-d": "--directory"}
 _TOKEN_OPTIONS = frozenset(("--prefix", "--target", "--strip", "--to"))
 _REPEATED_OPTIONS = frozenset(("--dim", "--sidecar"))
@@ -191,11 +196,34 @@ def _give_one_model(typed: TypedCommand, path: str | None, output: str | None) -
     return typed._replace(paths=(path,), options=tuple(options))
 
 
+def _narrow_to_model(typed: TypedCommand, path: str) -> TypedCommand:
+    """Return a command line that names a model, not the directory in which it was found."""
+
+    def narrow(word: str) -> str:
+        return path if Path(path).is_relative_to(word) else word
+
+    options = tuple(
+        build_option(option.name, option.words[0], narrow(option.words[-1]))
+        if option.name in _MODEL_OPTIONS and len(option.words) > 1
+        else option
+        for option in typed.options
+    )
+    paths = tuple(map(narrow, typed.paths))
+    if typed.name not in _COMMANDS_WITH_SIDES and path in paths:
+        paths = (path,)
+    return typed._replace(paths=paths, options=options)
+
+
 def _complete_commands(
     hint: str, typed: TypedCommand, alone: TypedCommand, model: str, models: str
 ) -> str:
     def complete(match: re.Match[str]) -> str:
         text = match[1]
+        if text == "MODEL":
+            narrowed = _narrow_to_model(typed, alone.paths[0]) if alone.paths else typed
+            named = (_PROGRAM, *_name_command(narrowed), *map(quote_path, narrowed.paths))
+            command = f"{' '.join(named)} {_join_options(narrowed.options, ())}"
+            return f"`{quote_unsafe(command.rstrip())}`"
         if not text.startswith(_PROGRAM):
             is_alone = text.startswith("MODEL ")
             paths, repeated = (model, alone) if is_alone else (models, typed)

@@ -142,7 +142,7 @@ def check_precision(precision: str) -> str:
     if precision == "int8":
         hint = "int8 needs a scale and an offset for each buffer; mxint8 keeps its own"
     else:
-        similar = suggest_similar(precision.lower(), PRECISIONS)
+        similar = suggest_similar(precision, PRECISIONS)
         hint = similar or f"there are: {', '.join(PRECISIONS)}"
     raise KvRenameError(f"unknown precision {shorten_name(precision)}", hint=hint)
 
