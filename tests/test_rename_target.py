@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
 import onnx
 import pytest
 import window_sets
+from conftest import Run
+from hint_trials import find_hints
 from models import saved
+from onnx import ModelProto
 
 from onnxkvrename import ModelError, load_rules
 from onnxkvrename.renaming.run import rename_batch
@@ -223,3 +227,50 @@ def test_the_library_checks_for_a_target_as_well(decoder: Path) -> None:
     assert [finding.code for finding in report.findings] == ["KV601"]
     report = rename_batch(find_jobs([decoder]), TokenChange("vllmKvCache"), load_rules(), TARGETED)
     assert report.compute_exit_code() == 0
+
+
+def _name_half(token: str) -> ModelProto:
+    """Return a decoder of which only the names of layer 0 carry a token."""
+    model = onnx.load(FIXTURES / "plain" / "decoder.onnx")
+    names = {name: f"{name}_{token}" for name in ("past_key.0", "past_value.0")}
+    names |= {f"{old}_RetainedState": f"{new}_RetainedState" for old, new in names.items()}
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = names.get(value.name, value.name)
+    return model
+
+
+@pytest.mark.parametrize("command", [("check-consumer",), ("--target", "vllm-qaic", "--check")])
+def test_a_half_named_model_has_one_finding_and_one_command(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    """Its other names need the token too, which the same command adds."""
+    monkeypatch.chdir(tmp_path)
+    saved(_name_half("VLLM"), Path("m.onnx"))
+    err = run(*command, "m.onnx").err
+    assert err.count("error KV") == 1
+    (hint,) = find_hints("", err)
+    assert "--target vllm-qaic --replace" in hint.command
+    assert run(*shlex.split(hint.command)[1:]).code == 0
+    assert run("check-consumer", "m.onnx").code == 0
+
+
+def test_names_without_the_token_are_counted_with_those_that_carry_another_one(
+    tmp_path: Path, run: Run
+) -> None:
+    path = saved(_name_half("VLLM"), tmp_path / "m.onnx")
+    assert (
+        "8 names (first: past_key.0_VLLM) do not carry the token vllmKvCache, 4 of them a "
+        "different one; vllm-qaic ignores these buffers"
+    ) in run("check-consumer", path).err
+
+
+def test_a_half_named_model_with_the_right_token_gets_it_in_the_other_names(
+    tmp_path: Path, run: Run
+) -> None:
+    path = saved(_name_half("vllmKvCache"), tmp_path / "m.onnx")
+    outcome = run(path, "--target", "vllm-qaic", "--check")
+    assert (outcome.code, "error KV" in outcome.err) == (1, False)
+    assert "4 names (first: past_key.1) do not carry" in run("check-consumer", path).err

@@ -223,13 +223,13 @@ def command(**values: Any) -> int:
     vision and all other buffers stay. Nothing is written unless every model
     passes every check.
     """
-    arguments = _Arguments(**values)
-    view = _build_view(arguments)
+    view = _build_view(arguments := _Arguments(**values))
     report = _rename_models(arguments, view)
     if view.check_only or report.findings or any(model.error for model in report.models):
         from onnxkvrename.cli.hints.complete import build_writing_command, complete_reports
 
-        report = report._replace(models=complete_reports(report.models))
+        is_written = not view.dry_run and not report.failed
+        report = report._replace(models=complete_reports(report.models, is_written=is_written))
         view = view._replace(writing_command="" if report.failed else build_writing_command())
     return print_answer(build_rename_answer(report, view), arguments.output_format)
 

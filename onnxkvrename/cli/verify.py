@@ -159,7 +159,7 @@ def command(**values: Any) -> int:
     if not arguments.models:
         raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
     models, profile = _verify_models(arguments)
-    reports = complete_reports(model.report for model in models)
+    reports = complete_reports([model.report for model in models])
     models = tuple(
         model._replace(report=report) for model, report in zip(models, reports, strict=True)
     )

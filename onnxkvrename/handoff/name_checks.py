@@ -109,13 +109,13 @@ def check_unselected_names(
         can_help: Whether the consumer can use the buffers under other names.
     """
     selected = {each.name for each in names if each.is_selected}
-    groups: dict[tuple[_Reason, str, str], list[str]] = {}
+    groups: _Groups = {}
     for each in names:
         if each.name not in selected:
             is_half = any(name in selected for name in each.buffer.names)
             reason, hint = _explain_unselected(each, is_half, layout, consumer)
             groups.setdefault((reason, each.side if is_half else "", hint), []).append(each.name)
-    for (reason, side, hint), unselected in groups.items():
+    for (reason, side, hint), unselected in _join_token_groups(groups, layout, consumer).items():
         yield build_finding(
             "KV601",
             unselected[0],
@@ -126,11 +126,41 @@ def check_unselected_names(
 
 
 class _Reason(NamedTuple):
-    """Why names are not selected: a verb for one name and for several, and the rest."""
+    """Why names are not selected: a verb for one name and for several, and the rest.
+
+    Attributes:
+        singular: The verb for one name.
+        plural: The verb for several.
+        text: What follows the verb.
+        token_fault: How a name lacks the token; empty if that is not the reason.
+    """
 
     singular: str
     plural: str
     text: str
+    token_fault: Literal["", "none", "different"] = ""
+
+
+_Groups = dict[tuple[_Reason, str, str], list[str]]
+
+
+def _join_token_groups(groups: _Groups, layout: Layout, consumer: Consumer) -> _Groups:
+    """Return the groups with one for all names that lack the token, if some have another one.
+
+    One command adds the token to some and replaces it in the others.
+    """
+    joined: _Groups = {}
+    for (reason, side, hint), names in groups.items():
+        lacking = [key for key in groups if key[0].token_fault and key[1] == side]
+        if not reason.token_fault or len(lacking) == 1:
+            joined[reason, side, hint] = names
+            continue
+        other = sum(len(groups[key]) for key in lacking if key[0].token_fault == "different")
+        text = f"not carry the token {consumer.token}, {other:,} of them a different one"
+        whole = _Reason("does", "do", text, "different")
+        command = format_rename_command(layout, consumer, "--replace")
+        joined.setdefault((whole, side, command), []).extend(names)
+    return joined
 
 
 def _describe_loss(side: str, count: int) -> str:
@@ -168,12 +198,13 @@ def _explain_unselected(
             return reason, format_rename_command(layout, consumer, "--normalize")
         return reason, f"{RULES_HINT}, or try `{convert} --to qeff --prefix {token}`"
     if token.lower() in name.lower():
-        reason, options = _Reason("has", "have", f"{token} in different case"), ["--replace"]
+        reason = _Reason("has", "have", f"{token} in different case", "different")
+        options = ["--replace"]
     elif unselected.buffer.token != "":
-        reason = _Reason("carries", "carry", f"a different token than {token}")
+        reason = _Reason("carries", "carry", f"a different token than {token}", "different")
         options = ["--replace"]
     else:
-        reason, options = _Reason("does", "do", f"not carry the token {token}"), []
+        reason, options = _Reason("does", "do", f"not carry the token {token}", "none"), []
     return reason, format_rename_command(layout, consumer, *options)
 
 

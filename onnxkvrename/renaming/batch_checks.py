@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,7 +121,20 @@ def _check_consumer(
         full_transfer=options.full_transfer,
         splits_overlaps=options.group_windows,
     )
-    return [[*first, *others] for first, others in zip(mix_ups, checked, strict=True)]
+    return [
+        [*first, *_drop_reported(others, model)]
+        for first, others, model in zip(mix_ups, checked, models, strict=True)
+    ]
+
+
+def _drop_reported(findings: Sequence[Finding], model: KvModel) -> Iterator[Finding]:
+    """Yield findings of a consumer, but for KV601 on names of which KV202 says the same."""
+    can_replace = model.plan.token_change.can_replace
+    sides = [side for pair in model.pairs for side in pair.sides]
+    conflicting = {side.old_name for side in sides if not can_replace(side.token)}
+    for finding in findings:
+        if finding.code != "KV601" or finding.name not in conflicting:
+            yield finding
 
 
 def _trace_updates(model: KvModel) -> dict[str, BufferUpdate]:

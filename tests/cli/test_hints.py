@@ -246,18 +246,72 @@ def test_a_command_for_one_model_of_many_writes_to_the_place_of_its_result(
     for folder in "bc":
         saved(build_decoder(), Path("exp", folder, "m.onnx"))
     typed = ("exp", "--prefix", "VLLM", f"--directory={destination}")
-    assert run(*typed).code == 0
+    dry = [shlex.split(hint.command) for hint in find_hints("", run(*typed, "-n").err)]
+    assert [words[1] for words in dry] == ["exp/b", "exp/c"]
+    assert not any("--force" in words for words in dry), "nothing is there yet"
+    outcome = run(*typed)
     others = [Path(destination, name).read_bytes() for name in ("decoder.onnx", "m.onnx")]
-    hints = list(find_hints("", run(*typed, "--force").err))
-    assert len(hints) == 2
+    hints = list(find_hints("", outcome.err))
+    assert (outcome.code, len(hints)) == (0, 2)
     for folder, hint in zip("bc", hints, strict=True):
         words = shlex.split(hint.command)[1:]
-        assert words[0] == f"exp/{folder}/m.onnx"
-        assert "--force" not in words, "that was typed for the results of that run"
-        assert "KV504" in run(*words).err, "a copy without a token is there"
-        assert run(*words, "--force").code == 0
+        assert (words[0], "--force" in words) == (f"exp/{folder}", True)
+        assert b"VLLM" not in Path(destination, folder, "m.onnx").read_bytes(), "it was copied"
+        assert run(*words).code == 0
         assert b"VLLM" in Path(destination, folder, "m.onnx").read_bytes()
     assert [Path(destination, name).read_bytes() for name in ("decoder.onnx", "m.onnx")] == others
+
+
+@pytest.mark.parametrize("models", [("exp",), ("exp/decoder.onnx", "exp/other.onnx")])
+def test_the_copy_of_a_model_beside_others_is_changed_where_it_is(
+    models: tuple[str, ...], run: Run
+) -> None:
+    """Its directory would be written again with those that have their new names already."""
+    Path("exp").mkdir()
+    shutil.copyfile("m.onnx", "exp/decoder.onnx")
+    saved(build_decoder(), Path("exp/other.onnx"))
+    outcome = run(*models, "--prefix", "VLLM", "-d", "new", "--force")
+    done = Path("new/decoder.onnx").read_bytes()
+    (hint,) = find_hints("", outcome.err)
+    assert hint.command == "onnxkvrename new/other.onnx --prefix VLLM --profile huggingface"
+    assert run(*shlex.split(hint.command)[1:]).code == 0
+    assert b"VLLM" in Path("new/other.onnx").read_bytes()
+    assert Path("new/decoder.onnx").read_bytes() == done
+
+
+def test_models_of_one_directory_are_left_to_one_command(run: Run) -> None:
+    """A folder that goes along whole would else be written once for each, over the others."""
+    for name in ("a", "b"):
+        Path("exp/pair").mkdir(parents=True, exist_ok=True)
+        saved(build_decoder(), Path(f"exp/pair/{name}.onnx"))
+    shutil.copyfile("m.onnx", "exp/decoder.onnx")
+    outcome = run("exp", "--prefix", "VLLM", "-d", "new")
+    (hint,) = find_hints("", outcome.err)
+    assert run(*shlex.split(hint.command)[1:]).code == 0
+    for name in ("a", "b"):
+        assert b"VLLM" in Path(f"new/pair/{name}.onnx").read_bytes()
+
+
+def test_force_is_not_carried_over_to_one_model_of_many() -> None:
+    """It was typed for the results of that run, of which this one was not written."""
+    typed = _typed("a.onnx", "b.onnx", "--prefix", "X", "-d", "new", "--force")
+    assert complete_hint("`MODEL --profile qnn`", typed, "b.onnx", "new/b.onnx") == (
+        "onnxkvrename b.onnx --prefix X -d new --profile qnn"
+    )
+
+
+def test_models_of_one_profile_have_one_line_with_one_command(run: Run) -> None:
+    """Wherever each of their results would go."""
+    for number in range(5):
+        Path(f"exp/{number}").mkdir(parents=True)
+        saved(build_decoder(), Path(f"exp/{number}/m.onnx"))
+    shutil.copyfile("m.onnx", "exp/decoder.onnx")
+    for options in ((), ("--format", "github")):
+        outcome = run("exp", "--prefix", "VLLM", "-d", "new", "-n", *options)
+        lines = [line for line in (outcome.out + outcome.err).splitlines() if "KV001" in line]
+        assert len(lines) == (5 if options else 1), "GitHub shows each beside its file"
+    (hint,) = find_hints("", outcome.err or run("exp", "--prefix", "VLLM", "-d", "new", "-n").err)
+    assert hint.command == ("onnxkvrename exp/0 --prefix VLLM -d new/0 -n --profile huggingface")
 
 
 VALUES = {

@@ -233,13 +233,14 @@ def test_another_token_has_to_give_way(end: str, said: str) -> None:
     assert one.hint.endswith(" --replace`")
 
 
-def test_two_sides_with_different_tokens_have_to_give_way_as_well() -> None:
+def test_names_with_a_different_token_and_without_one_need_one_command() -> None:
     shape = ("batch_size", 2, "ctx_len", 4)
     inputs = [Value("past_key.0_VLLM", "FLOAT", shape), Value("past_value.0", "FLOAT", shape)]
     outputs = [Value(f"past_{part}.0{OUT}", "FLOAT", shape) for part in ("key", "value")]
-    one, other = (f for f in found(read(inputs, outputs)) if f.code == "KV601")
-    assert "carry a different token" in one.message
-    assert "do not carry" in other.message
+    finding = only(read(inputs, outputs), "KV601")
+    assert finding.message.startswith("4 names (first: past_key.0_VLLM) do not carry the token")
+    assert "2 of them a different one" in finding.message
+    assert "--replace" in finding.hint
 
 
 @pytest.mark.parametrize("side", ["input", "output"])

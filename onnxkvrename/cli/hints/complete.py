@@ -17,7 +17,6 @@ printed as it is for bash and zsh. A hint that is nothing but a command needs no
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections.abc import Collection, Iterable, Sequence
@@ -25,6 +24,7 @@ from pathlib import Path
 
 import click
 
+from onnxkvrename.cli.hints.one_model import give_one_model, leave_to_others
 from onnxkvrename.cli.hints.typed_command import (
     TypedCommand,
     TypedOption,
@@ -111,11 +111,24 @@ def build_writing_command() -> str:
     return complete_hint(hint, typed._replace(options=options))
 
 
-def complete_reports(reports: Iterable[ModelReport]) -> tuple[ModelReport, ...]:
-    """Return reports on models whose hints have complete commands."""
+def complete_reports(
+    reports: Sequence[ModelReport], *, is_written: bool = False
+) -> tuple[ModelReport, ...]:
+    """Return reports on models whose hints have complete commands.
+
+    Args:
+        reports: The reports.
+        is_written: Whether the results are in their places, also those of unchanged models.
+    """
+    typed = _find_typed_command()
     return tuple(
         report._replace(
-            findings=complete_findings(report.findings, report.path, report.output),
+            findings=complete_findings(
+                report.findings,
+                report.path,
+                report.output,
+                None if typed is None else leave_to_others(typed, report, reports, is_written),
+            ),
             error=complete_error(report.error),
         )
         for report in reports
@@ -123,7 +136,10 @@ def complete_reports(reports: Iterable[ModelReport]) -> tuple[ModelReport, ...]:
 
 
 def complete_findings(
-    findings: Iterable[Finding], path: str | None = None, output: str | None = None
+    findings: Iterable[Finding],
+    path: str | None = None,
+    output: str | None = None,
+    alone: TypedCommand | None = None,
 ) -> tuple[Finding, ...]:
     """Return findings whose hints have complete commands.
 
@@ -131,9 +147,16 @@ def complete_findings(
         findings: The findings.
         path: The model that they are about, if it is one.
         output: Where the result of that model goes, if it has one.
+        alone: The command line to begin with where other rules are for that model (KV001); by
+            default one with that model alone.
     """
+    typed = _find_typed_command()
     return tuple(
-        finding._replace(hint=complete_hint(finding.hint, _find_typed_command(), path, output))
+        finding._replace(
+            hint=complete_hint(
+                finding.hint, typed, path, output, alone if finding.code == "KV001" else None
+            )
+        )
         if _COMMAND.search(finding.hint)
         else finding
         for finding in findings
@@ -156,7 +179,11 @@ def _find_typed_command() -> TypedCommand | None:
 
 
 def complete_hint(
-    hint: str, typed: TypedCommand | None, path: str | None = None, output: str | None = None
+    hint: str,
+    typed: TypedCommand | None,
+    path: str | None = None,
+    output: str | None = None,
+    alone: TypedCommand | None = None,
 ) -> str:
     """Return a hint whose commands work when they are pasted.
 
@@ -166,34 +193,22 @@ def complete_hint(
             as it is.
         path: The model that the hint is about, if it is about one.
         output: Where the result of that model goes, if it has one.
+        alone: What ```MODEL --force``` begins with; by default the command line with that model
+            alone.
     """
     if typed is None:
         return hint
-    alone = _give_one_model(typed, path, output)
     paths = tuple(map(quote_path, typed.paths))
     model = paths[0] if path is None and len(paths) == 1 else quote_path(path or "MODEL")
+    if alone is not None:
+        model = quote_path(alone.paths[0])
+    else:
+        alone = typed if path is None else give_one_model(typed, path, output)
     completed = _complete_commands(hint, typed, alone, model, " ".join(paths))
     if len(completed) > _MAX_CHARS:
         completed = _complete_commands(hint, typed, alone, model, "MODEL...")
     is_command = _COMMAND.fullmatch(completed)
     return is_command[1] if is_command else completed
-
-
-def _give_one_model(typed: TypedCommand, path: str | None, output: str | None) -> TypedCommand:
-    """Return a command line with one of its models: its result goes where it went before.
-
-    ``-d`` puts the result of a model that is alone directly into the directory. Nothing that is
-    there is overwritten: ``--force`` was typed for other files.
-    """
-    if path is None or typed.paths == (path,):
-        return typed
-    options = []
-    for option in typed.options:
-        if option.name == "--directory" and output is not None:
-            option = build_option(option.name, "-d", os.path.dirname(output) or os.curdir)
-        if option.name != "--force":
-            options.append(option)
-    return typed._replace(paths=(path,), options=tuple(options))
 
 
 def _narrow_to_model(typed: TypedCommand, path: str) -> TypedCommand:

@@ -129,9 +129,9 @@ def build_usage_failure(
             hint = _suggest_choice(error.message, map(str, parameter.type.choices))
     elif match := re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", message, re.DOTALL):
         message = f"too many arguments: {match[1]}; {name} takes {_list_arguments(command)}"
-    elif message.endswith(")"):  # it says itself what to do
-        return KvRenameError(message)
-    return KvRenameError(message, hint=hint or f"`{_PROGRAM} {name} --help` lists all options")
+    if hint is None and not message.endswith(")"):  # else it says itself what to do
+        hint = f"`{_PROGRAM} {name} --help` lists all options"
+    return KvRenameError(message, hint=hint)
 
 
 def _suggest_choice(message: str, choices: Iterable[str]) -> str | None:
@@ -195,7 +195,8 @@ def _explain_unknown_option(
         letters = sorted(each for each in own if each.startswith(f"--{option[1]}"))
         word = word if word.startswith("--") else option
         has_few = 0 < len(letters) <= _MAX_LETTERS and len(option) == 2
-        return f"no such option: {word}", f"did you mean {' or '.join(letters)}?" * has_few
+        hint = f"did you mean {' or '.join(letters)}?" if has_few else None
+        return f"no such option: {word}", hint
     if similar in own:
         return f"no such option: {word}", f"did you mean {similar}?"
     owners = others[similar]

@@ -22,6 +22,8 @@ _MAX_SHOWN_FILES = 10
 _NAMED_FILES = 2
 _SEVERITY_STYLES: dict[Severity, str] = {"error": RED, "warning": YELLOW}
 _WORD = r"[^\s,;()\[\]]+"
+_PLACE = r"(?<=onnxkvrename )(?!-)(?:'[^']*'|\S)+(?= -)|(?<= -d )(?:'[^']*'|\S)+"
+"""In a command for one file or directory: its path, and where the result goes."""
 LAYERS_PATTERN = r"\blayers? [0-9]+(?:-[0-9]+)?(?:, [0-9]+(?:-[0-9]+)?)*(?: and [0-9,]+ more)?"
 """Layers as a message names them."""
 
@@ -124,7 +126,7 @@ class _FrameFinder:
 
     def __call__(self, text: str) -> str:
         if text not in self.frames:
-            frame = self.path_pattern.sub("\0", text)
+            frame = self.path_pattern.sub("\0", re.sub(_PLACE, "\0", text))
             frame = re.sub(LAYERS_PATTERN, "layer", frame)
             self.frames[text] = re.sub(_WORD, self._find_name_frame, frame)
         return self.frames[text]
