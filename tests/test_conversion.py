@@ -18,6 +18,7 @@ from exporter_models import (
     build_qnn_decoder,
     list_caches,
 )
+from hint_trials import find_hints
 from models import saved
 from onnx import ModelProto
 
@@ -130,6 +131,23 @@ def test_what_the_names_would_belie_is_refused(
     assert outcome.code == 1
     assert f"error KV203: {reason}" in outcome.err
     assert model.read_bytes() == before
+
+
+def test_another_profile_of_the_same_kind_of_cache_is_suggested(tmp_path: Path, run) -> None:
+    """One for caches that are written in place, as those of mobius-static are."""
+    model = saved(build_static_decoder(), tmp_path / "m.onnx")
+    err = run(model, "--to", "mobius-static").err
+    hint = next(find_hints("", err))
+    assert hint.command == f"onnxkvrename {model} --to qeff"
+    assert run(*hint.command.split()[1:]).code == 0
+
+
+@pytest.mark.parametrize("target", ["qeff", "whisper", "mobius-static"])
+def test_no_profile_of_another_kind_of_cache_is_suggested(target: str, tmp_path: Path, run) -> None:
+    """The consumers of caches in place do not take one that grows, whatever its names are."""
+    err = run(saved(build_decoder(), tmp_path / "m.onnx"), "--to", target).err
+    assert "error KV203" in err
+    assert f"(export the model with a cache as profile {target} says)" in err
 
 
 def test_a_buffer_without_a_name_there_is_refused(tmp_path: Path, run) -> None:

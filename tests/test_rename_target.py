@@ -229,17 +229,46 @@ def test_the_library_checks_for_a_target_as_well(decoder: Path) -> None:
     assert report.compute_exit_code() == 0
 
 
-def _name_half(token: str) -> ModelProto:
-    """Return a decoder of which only the names of layer 0 carry a token."""
+def _rename_values(names: dict[str, str]) -> ModelProto:
+    """Return a decoder with other names."""
     model = onnx.load(FIXTURES / "plain" / "decoder.onnx")
-    names = {name: f"{name}_{token}" for name in ("past_key.0", "past_value.0")}
-    names |= {f"{old}_RetainedState": f"{new}_RetainedState" for old, new in names.items()}
     for node in model.graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
     for value in (*model.graph.input, *model.graph.output):
         value.name = names.get(value.name, value.name)
     return model
+
+
+def _name_half(token: str) -> ModelProto:
+    """Return a decoder of which only the names of layer 0 carry a token."""
+    names = {name: f"{name}_{token}" for name in ("past_key.0", "past_value.0")}
+    names |= {f"{old}_RetainedState": f"{new}_RetainedState" for old, new in names.items()}
+    return _rename_values(names)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "can_be_done"),
+    [
+        (("key_0_new", "value_0_new", "key_1_new", "value_1_new"), True),
+        (("index_put", "index_put_1", "index_put_2", "index_put_3"), False),
+    ],
+)
+def test_a_conversion_is_suggested_only_where_it_can_be_undone(
+    outputs: tuple[str, ...], can_be_done: bool, tmp_path: Path, run: Run
+) -> None:
+    """From names of outputs that only count nodes no pattern leads back."""
+    old = [f"past_{part}.{layer}" for layer in (0, 1) for part in ("key", "value")]
+    names = {name: name.replace(".", "_") for name in old}
+    names |= dict(zip([f"{name}_RetainedState" for name in old], outputs, strict=True))
+    path, dataflow = saved(_rename_values(names), tmp_path / "m.onnx"), ("--pairs", "dataflow")
+    err = run(path, "--target", "vllm-qaic", *dataflow).err
+    assert "KV601: 4 names" in err
+    assert ("or try `onnxkvrename rename" in err) == can_be_done
+    assert run(path, "--prefix", "vllmKvCache", *dataflow).code == 0
+    assert ("or try" in run("check-consumer", path, *dataflow).err) == can_be_done
+    converted = run(path, "--to", "qeff", "--prefix", "vllmKvCache", *dataflow)
+    assert (converted.code == 0) == can_be_done
 
 
 @pytest.mark.parametrize("command", [("check-consumer",), ("--target", "vllm-qaic", "--check")])

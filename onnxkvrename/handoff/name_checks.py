@@ -6,13 +6,16 @@ The checks apply to every consumer, by the fields of `Consumer`.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from onnxkvrename.findings import Finding, begin_message, build_finding, format_count
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import Selection, find_non_kv_selected
 from onnxkvrename.layout.layout import KvBuffer, Layout
+from onnxkvrename.rules.language.conversion import can_convert
+from onnxkvrename.rules.load import load_rules
+from onnxkvrename.rules.profile import Rules
 
 _TEMPLATE_HINT = (
     "fix the template in your --rules FILE: the consumer reads the layer at another place"
@@ -21,6 +24,8 @@ _TEMPLATE_HINT = (
 
 RULES_HINT = "set input_name and output_name in your --rules FILE"
 """The hint for a name that a consumer does not select, if a token does not help."""
+_CONVERSION_HINT = ", or try "
+"""What follows it in a hint that suggests the names of another profile."""
 
 
 class BufferName(NamedTuple):
@@ -196,7 +201,7 @@ def _explain_unselected(
         reason = _Reason("has", "have", f"{text} ({required})" if required else text)
         if name.endswith("_InternalRetainedState"):
             return reason, format_rename_command(layout, consumer, "--normalize")
-        return reason, f"{RULES_HINT}, or try `{convert} --to qeff --prefix {token}`"
+        return reason, f"{RULES_HINT}{_CONVERSION_HINT}`{convert} --to qeff --prefix {token}`"
     if token.lower() in name.lower():
         reason = _Reason("has", "have", f"{token} in different case", "different")
         options = ["--replace"]
@@ -206,6 +211,25 @@ def _explain_unselected(
     else:
         reason, options = _Reason("does", "do", f"not carry the token {token}", "none"), []
     return reason, format_rename_command(layout, consumer, *options)
+
+
+def drop_vain_conversions(
+    findings: Iterable[Finding], names: Sequence[tuple[str, str]], rules: Rules
+) -> Iterator[Finding]:
+    """Yield findings; one that suggests to convert names suggests it only where it can be done.
+
+    Rules that list names, as those by dataflow may, do not say what is in a buffer, or how to get
+    from a converted name back to its own.
+
+    Args:
+        findings: The findings of a consumer.
+        names: The sides of the buffers, each with the name that the rules know.
+        rules: The rules that found the buffers.
+    """
+    for finding in findings:
+        if _CONVERSION_HINT in finding.hint and not can_convert(names, rules, load_rules("qeff")):
+            finding = finding._replace(hint=finding.hint.partition(_CONVERSION_HINT)[0])
+        yield finding
 
 
 def check_output_suffixes(layout: Layout, consumer: Consumer) -> Iterator[Finding]:

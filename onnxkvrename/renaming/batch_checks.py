@@ -101,6 +101,7 @@ def _check_consumer(
         return [[] for _ in items]
     from onnxkvrename.handoff.consumer_checks import check_sets
     from onnxkvrename.handoff.find_consumers import load_consumer
+    from onnxkvrename.handoff.name_checks import drop_vain_conversions
     from onnxkvrename.layout.updates import find_mix_ups
 
     renamed, updates, mix_ups = [], {}, []
@@ -121,8 +122,15 @@ def _check_consumer(
         full_transfer=options.full_transfer,
         splits_overlaps=options.group_windows,
     )
+    names = [
+        (side, end.old_name)
+        for model in models
+        for pair in model.pairs
+        for side, end in (("input", pair.input), ("output", pair.output))
+        if end is not None
+    ]
     return [
-        [*first, *_drop_reported(others, model)]
+        [*first, *drop_vain_conversions(_drop_reported(others, model), names, rules)]
         for first, others, model in zip(mix_ups, checked, models, strict=True)
     ]
 

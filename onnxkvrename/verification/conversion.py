@@ -50,18 +50,22 @@ def check_conversion(source: ByteSource, plan: RenamePlan, rules: Rules) -> Iter
 
 
 def _suggest_profiles(plan: RenamePlan, rules: Rules, updates: Mapping[str, BufferUpdate]) -> str:
-    """Return what to do where a profile does not fit: to name those that do."""
+    """Return what to do where a profile does not fit: to name those that do, if there are any.
+
+    A profile whose caches are updated in another way than those of the one that was asked for is
+    of other consumers: no names of it help.
+    """
     from onnxkvrename.rules.load import list_profiles, load_rules  # only where one does not fit
 
+    assert rules.target is not None
     fitting = [
         name
         for name in list_profiles()
         if name != rules.name and _fits(plan, rules, updates, load_rules(name))
     ]
-    if not fitting:
-        return "no profile fits: export the model with another kind of cache"
+    export = f"export the model with a cache as profile {rules.target.name} says"
     choices = " or ".join(f"`--to {name}`" for name in fitting[:2])
-    return f"export the model with that kind of cache, or choose names that fit: {choices}"
+    return f"{export}, or choose names that fit: {choices}" if choices else export
 
 
 def _fits(
@@ -73,11 +77,21 @@ def _fits(
         match = rules.match(side, pair.sides[0].old_name)
         if match is None or find_counterpart(match, target) is None:
             return False
+        if _find_update(match, target) != _find_update(match, rules.target):
+            return False
         update = updates.get(pair.sides[-1].old_name, UNKNOWN_UPDATE)
         meant = plan.updates_by_kind.get(pair.kind, "")
         if any(_list_reasons(pair, match, update, meant, target)):
             return False
     return True
+
+
+def _find_update(match: NameMatch, target: Rules | None) -> str:
+    """Return how a profile says that a buffer is updated; empty if it does not say."""
+    counterpart = None if target is None else find_counterpart(match, target)
+    if target is None or counterpart is None:
+        return ""
+    return target.updates_by_kind.get(counterpart.kind, "")
 
 
 def _in_plural(reason: str) -> str:
