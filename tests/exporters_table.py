@@ -78,7 +78,7 @@ def check_folder(name: str, work: Path, *, with_run: bool) -> Iterator[Row]:
 def check_pairs_of_dataflow(model: str, work: Path, *, with_run: bool) -> Row:
     """Return the row of a model whose names no profile knows: the graph tells the pairs."""
     path = Path(model)
-    rules = infer_rules([trace_model(path)], "VLLM").rules
+    rules = infer_rules([trace_model(path)], ["VLLM"]).rules
     renamed, back = work / "renamed" / path.name, work / "back" / path.name
     report = rename(path, "VLLM", output=renamed, rules=rules)
     rename(renamed, strip=True, output=back, rules=rules)

@@ -54,4 +54,6 @@ def suggest_rules(models: PathLike | Iterable[PathLike], *, token: str | None = 
     """
     if token is not None:
         check_token_change(as_change(token, strip=False, replace=False, normalize=False))
-    return infer_rules([trace_model(model) for model in as_paths(models)], token or "").rules
+    return infer_rules(
+        [trace_model(model) for model in as_paths(models)], [token] if token else []
+    ).rules

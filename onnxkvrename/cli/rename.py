@@ -302,10 +302,9 @@ def _load_rules(arguments: _Arguments) -> Rules:
 
 def _find_rules(arguments: _Arguments) -> Rules:
     """Return rules for the pairs of the dataflow."""
-    other = "--seed-cache" if arguments.seed_cache else "--replace" if arguments.replace else ""
-    if other:
+    if arguments.seed_cache:
         raise click.UsageError(
-            f"--pairs and {other} cannot be used together: that needs rules for names"
+            "--pairs and --seed-cache cannot be used together: that needs rules for names"
         )
     token = _resolve_token(arguments)
     if token is None:

@@ -10,7 +10,7 @@ import click
 
 from onnxkvrename.cli.options import Decorator, add_single_option, check_exclusive
 from onnxkvrename.cli.output import print_lines
-from onnxkvrename.errors import ModelError, RulesError
+from onnxkvrename.errors import ModelError
 from onnxkvrename.model.file import open_model
 from onnxkvrename.report.formats import Line
 from onnxkvrename.rules.profile import Rules
@@ -30,19 +30,19 @@ def find_rules_by_dataflow(
         paths: The models; manifests among them do not count.
         profile: What ``--profile`` says, which must be nothing.
         rules: What ``--rules`` says, which must be nothing.
-        token: The token that names may carry already; empty for the one that all of them carry.
+        token: The token that names may carry already, with those that can be told from a name.
         skips_unread: Whether models that cannot be read do not count, unless none can be.
 
     Raises:
-        RulesError: No model has states, no rules fit all of them, or all names carry a
-            different token.
+        RulesError: No model has states, no rules fit all of them, or the token cannot be told
+            from a part of the names.
         ModelError: A model cannot be read.
     """
     for option, value in (("--profile", profile), ("--rules", rules)):
         check_exclusive("--pairs", True, option, value is not None)
     from onnxkvrename.rules.find_models import find_jobs
     from onnxkvrename.verification.pairs.infer_rules import (  # loads onnx
-        find_common_token,
+        find_carried_tokens,
         infer_rules,
         trace_model,
     )
@@ -51,14 +51,7 @@ def find_rules_by_dataflow(
     if skips_unread:
         models = list(filter(_is_readable, models)) or models
     traced = [trace_model(model) for model in models]
-    carried = find_common_token(traced)
-    if token and carried not in ("", token):
-        raise RulesError(
-            f"the names already carry the token {carried}, not {token}",
-            path=str(models[0]) if len(models) == 1 else None,
-            hint=f"remove it first, with --strip --prefix {carried}",
-        )
-    return infer_rules(traced, token or carried).rules
+    return infer_rules(traced, find_carried_tokens(traced, token)).rules
 
 
 def _is_readable(model: Path) -> bool:
@@ -75,8 +68,7 @@ def add_pairs_token_option() -> Decorator:
         "--prefix",
         "--token",
         metavar="TOKEN",
-        help="With --pairs: the token in the names; by default one with a capital letter that "
-        "all of them carry.",
+        help="With --pairs: the token in the names; by default each one with a capital letter.",
     )
 
 

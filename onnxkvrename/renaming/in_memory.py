@@ -59,6 +59,6 @@ def _refuse_errors(findings: tuple[Finding, ...]) -> None:
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
         first = errors[0]
-        subject = f"{first.name} " if first.name else ""
+        subject = f"{first.subject} " if first.subject else ""
         more = f" and {len(errors) - 1} more errors" if len(errors) > 1 else ""
         raise CheckError(f"{first.code}: {subject}{first.message}{more}", findings, hint=first.hint)

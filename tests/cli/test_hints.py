@@ -63,7 +63,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("v.onnx --target vllm-qaic", "v.onnx --target vllm-qaic --replace"),
         ("v.onnx m.onnx --prefix X -d out", "v.onnx m.onnx --prefix X -d out --replace"),
         ("größe.onnx --token X", "'größe.onnx' --prefix X --replace"),
-        ("v.onnx --strip --prefix X", "v.onnx --strip"),
+        ("v.onnx --strip --prefix X", "v.onnx --strip --prefix VLLM"),
         # Verified with a token that the model does not have: the command that puts it in.
         ("verify m.onnx --prefix X", "m.onnx --prefix X"),
         ("verify v.onnx --prefix X", "v.onnx --prefix X --replace"),

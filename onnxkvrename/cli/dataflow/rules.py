@@ -50,7 +50,7 @@ def command(model: Path, prefix: str | None) -> int:
     if prefix is not None:
         check_token_change(TokenChange(prefix))
     model = choose_one_model((model,), "rules --suggest", "onnxkvrename rules --suggest")
-    suggestion = infer_rules([trace_model(model)], prefix or "").suggestion
+    suggestion = infer_rules([trace_model(model)], [prefix] if prefix else []).suggestion
     print_lines(_render(suggestion))
     return decide_exit_code()
 

@@ -77,7 +77,7 @@ REPLACED_OPTIONS = {
         *("--prefix", "--target", "--full-transfer", "--replace", "--normalize", "--to"),
         "--pairs",
     ),
-    "--replace": ("--strip", "--pairs"),
+    "--replace": ("--strip",),
     "--prefix": ("--target", "--full-transfer", "--strip"),
     "--target": ("--prefix", "--strip", "--to"),
     "--to": ("--target", "--full-transfer", "--seed-cache", "--in-place"),
@@ -87,7 +87,7 @@ REPLACED_OPTIONS = {
     "--keep-going": ("--seed-cache", "--in-place"),
     "--profile": ("--rules", "--pairs"),
     "--rules": ("--profile", "--pairs"),
-    "--pairs": ("--profile", "--rules", "--replace", "--seed-cache", "--in-place"),
+    "--pairs": ("--profile", "--rules", "--seed-cache", "--in-place"),
     "--no-sidecars": ("--sidecars",),
     "--jobs": ("--dask",),
 }
@@ -296,6 +296,8 @@ def _list_option_names(words: Iterable[str]) -> list[str]:
 def _join_options(typed: Iterable[TypedOption], suggested: Collection[str]) -> str:
     """Return typed options as text, without those that suggested ones replace."""
     replaced = {option for name in suggested for option in REPLACED_OPTIONS.get(name, ())}
+    if {"--strip", "--prefix"}.issubset(suggested):
+        replaced.discard("--pairs")  # which needs the token
     replaced.update(set(suggested) - _REPEATED_OPTIONS)
     if not _EFFECTS.isdisjoint(suggested):
         replaced.update(_TRIALS)

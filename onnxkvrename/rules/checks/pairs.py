@@ -280,14 +280,17 @@ def _check_tokens(plan: RenamePlan) -> Iterator[Finding]:
     sides += [feed.side for feed in plan.feeds]
     conflicting = [side for side in sides if not plan.token_change.can_replace(side.token)]
     if conflicting:
-        tokens = format_list(sorted({side.token for side in conflicting}))
+        tokens = sorted({side.token for side in conflicting})
         asked = plan.token_change.token
-        different = f"a different token{f' than {asked}' if asked else ''}: {tokens}"
+        different = f"a different token{f' than {asked}' if asked else ''}: {format_list(tokens)}"
+        strip = "`--strip` removes any token"
+        if len(tokens) == 1:
+            strip = f"`--strip --prefix {tokens[0]}` removes it"
         yield build_names_finding(
             "KV202",
             [side.old_name for side in conflicting],
             (f"already carries {different}", f"already carry {different}"),
-            "`--strip` removes any token"
+            strip
             if plan.token_change.strip
             else "`--replace` replaces it with the new token, --strip removes it",
         )

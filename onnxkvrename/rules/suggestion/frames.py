@@ -8,7 +8,7 @@ left is the *frame* of the two names.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -77,7 +77,7 @@ class ListedState(NamedTuple):
     layer: int
 
 
-def split_token(input_name: str, output_name: str, token: str) -> tuple[str, str, str]:
+def split_token(input_name: str, output_name: str, tokens: Collection[str]) -> tuple[str, str, str]:
     """Return the names of a pair without a token, and the suffix of the output.
 
     A token is at the end of the input, after an underscore. In the output it follows what the
@@ -86,22 +86,29 @@ def split_token(input_name: str, output_name: str, token: str) -> tuple[str, str
     Args:
         input_name: The name of the input.
         output_name: The name of the output.
-        token: The token that they may carry; empty if they carry none.
+        tokens: The tokens that each of them may carry, at most one of them.
 
     Returns:
         The input, the output without its suffix, and the suffix.
     """
-    ending = f"_{token}" if token else ""
-    core = input_name.removesuffix(ending)
+    core = _cut_token(input_name, tokens)
     if output_name.startswith(core) and output_name != core:
         suffix = output_name[len(core) :]
-        if ending and suffix.startswith(ending) and not _is_word_at(suffix, len(ending)):
-            suffix = suffix[len(ending) :]
+        for token in tokens:
+            if suffix.startswith(f"_{token}") and not _is_word_at(suffix, len(token) + 1):
+                suffix = suffix[len(token) + 1 :]
+                break
         if not suffix:
             return core, core, ""
         if not _is_word_at(suffix, 0):
             return core, core, suffix
-    return core, output_name.removesuffix(ending), ""
+    return core, _cut_token(output_name, tokens), ""
+
+
+def _cut_token(name: str, tokens: Collection[str]) -> str:
+    """Return a name without the one of some tokens that is at its end."""
+    start, _, end = name.rpartition("_")
+    return start if end in tokens else name
 
 
 def _is_word_at(text: str, position: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from onnxkvrename import __version__
@@ -17,6 +18,7 @@ from onnxkvrename.rules.suggestion.frames import (
     frame_states,
 )
 
+_NO_NAMES: Mapping[str, str] = MappingProxyType({})
 _LAYER = "(?P<layer>0|[1-9][0-9]{0,5})"
 _SPECIAL = re.compile(r"[\\.^$*+?{}\[\]|()]")
 
@@ -36,15 +38,18 @@ class SuggestedRules(NamedTuple):
 
 
 def write_rules(
-    states: Sequence[StateNames], title: str, token: str = "", kept_names: Iterable[str] = ()
+    states: Sequence[StateNames],
+    title: str,
+    tokens: Iterable[str] = (),
+    kept_names: Mapping[str, str] = _NO_NAMES,
 ) -> SuggestedRules:
     """Write rules for the names of pairs.
 
     Args:
         states: The names, without a token.
         title: The models that the names are from, for the first line.
-        token: The only token that the rules recognise; empty for any.
-        kept_names: Names that the rules must exclude, though a pattern matches them.
+        tokens: The only tokens that the rules recognise; none for any.
+        kept_names: Names that the rules leave alone, each with the reason.
 
     Raises:
         RulesError: A name cannot be written in TOML.
@@ -61,7 +66,7 @@ def write_rules(
     frames: dict[Frame, list[FramedState]] = {}
     for state in framed:
         frames.setdefault(state.frame, []).append(state)
-    token_pattern = _escape(token) if token else "[A-Za-z0-9]+"
+    token_pattern = "|".join(map(_escape, tokens)) or "[A-Za-z0-9]+"
     for frame, members in frames.items():
         lines += ["", *_write_frame(frame, members, kinds, token_pattern)]
     suffixes: dict[str, list[ListedState]] = {}
@@ -69,8 +74,14 @@ def write_rules(
         suffixes.setdefault(item.names.suffix, []).append(item)
     for suffix, items in suffixes.items():
         lines += ["", *_write_list(suffix, items, kinds)]
-    for name in dict.fromkeys(kept_names):
-        lines += ["", "[[keep]]", 'reason = "not a state"', f"pattern = {_quote(_escape(name))}"]
+    for reason in dict.fromkeys(kept_names.values()):
+        names = [_escape(name) for name, why in kept_names.items() if why == reason]
+        lines += [
+            "",
+            "[[keep]]",
+            f"reason = {_quote(reason)}",
+            f"pattern = {_quote('|'.join(names))}",
+        ]
     return SuggestedRules("\n".join(lines) + "\n", len(framed), tuple(i.names for i in listed))
 
 

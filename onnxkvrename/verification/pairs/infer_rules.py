@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,10 +11,18 @@ from onnxkvrename.findings import format_list
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.signature import Signature
 from onnxkvrename.rules.load import parse_rules
-from onnxkvrename.rules.plan import RenamePlan, TokenChange, build_rename_plan
-from onnxkvrename.rules.profile import Rules, find_token_error
+from onnxkvrename.rules.plan import REASON_UNKNOWN, RenamePlan, TokenChange, build_rename_plan
+from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.suggestion.frames import StateNames, split_token
 from onnxkvrename.rules.suggestion.rules_text import SuggestedRules, write_rules
+from onnxkvrename.rules.suggestion.tokens import (
+    NamedModel,
+    NamedPair,
+    find_tokens,
+    has_token,
+    select_for_token,
+)
+from onnxkvrename.verification.pairs.features import find_features
 from onnxkvrename.verification.pairs.find_pairs import find_state_pairs
 from onnxkvrename.verification.pairs.hidden_states import StatePair
 from onnxkvrename.verification.strip_weights import read_model_without_weights
@@ -30,11 +38,13 @@ class TracedModel(NamedTuple):
         path: The model.
         signature: Its graph inputs and outputs.
         pairs: Each input that an output is a later state of, with that output.
+        features: The inputs of pairs that are no caches, such as the features of a picture.
     """
 
     path: Path
     signature: Signature
     pairs: tuple[StatePair, ...]
+    features: frozenset[str] = frozenset()
 
 
 class InferredRules(NamedTuple):
@@ -64,24 +74,29 @@ def trace_model(path: Path) -> TracedModel:
             pairs = find_state_pairs(model, opened.signature)
         except ModelError as error:
             raise opened.source.build_error(error.message, hint=error.hint) from None
-        return TracedModel(path, opened.signature, pairs)
+        return TracedModel(path, opened.signature, pairs, find_features(model, pairs))
 
 
-def infer_rules(models: Sequence[TracedModel], token: str = "") -> InferredRules:
-    """Return rules for the pairs of some models, which hold for each of them.
+def infer_rules(models: Sequence[TracedModel], tokens: Collection[str] = ()) -> InferredRules:
+    """Return rules for the buffers of some models, which hold for each of them.
+
+    Buffers are all pairs, but for features without a token, and for pairs without a token that
+    are unlike those with one.
 
     Args:
         models: The models with their pairs.
-        token: The token that names may carry already, and the only one that the rules
-            recognise; empty for none, and rules that recognise any.
+        tokens: The tokens that names may carry already, and the only ones that the rules
+            recognise; none for rules that recognise any.
 
     Raises:
-        RulesError: No model has pairs, or no rules recognise exactly those of each model.
+        RulesError: No model has pairs, or no rules recognise exactly the buffers of each model.
     """
+    kept_names: dict[str, str] = {}
+    chosen = [_choose_buffers(model, tokens, kept_names) for model in models]
     states: dict[tuple[str, str, str], StateNames] = {}
-    for model in models:
+    for model in chosen:
         for pair in model.pairs:
-            state = _name_state(pair, token)
+            state = _name_state(pair, tokens)
             states.setdefault((state.input, state.output, state.suffix), state)
     title = format_list([model.path.name for model in models if model.pairs])
     if not states:
@@ -91,43 +106,60 @@ def infer_rules(models: Sequence[TracedModel], token: str = "") -> InferredRules
             hint="`onnxkvrename inspect MODEL... --profile auto` shows what the model has",
         )
     ordered = list(states.values())
-    suggestion = write_rules(ordered, title, token)
+    suggestion = write_rules(ordered, title, tokens, kept_names)
     try:
         rules = parse_rules(suggestion.text, _RULES_NAME)
-        extra = _list_extra_names(models, rules)
+        extra = _list_extra_names(chosen, rules)
         if extra:
-            suggestion = write_rules(ordered, title, token, extra)
+            kept_names |= dict.fromkeys(extra, "not a state")
+            suggestion = write_rules(ordered, title, tokens, kept_names)
             rules = parse_rules(suggestion.text, _RULES_NAME)
     except RulesError as error:
         raise _build_misfit_error(f"the rules would not be valid: {error.message}") from None
-    for model in models:
+    for model in chosen:
         _check_exact(model, rules)
     return InferredRules(rules, suggestion)
 
 
-def find_common_token(models: Iterable[TracedModel]) -> str:
-    """Return the token that all names of pairs carry, if there is one.
-
-    The graph does not tell a token from a part of a name. So a token needs a capital letter
-    here, as those of all known consumers have, and must be on both sides of each pair.
+def find_carried_tokens(models: Iterable[TracedModel], requested: str = "") -> tuple[str, ...]:
+    """Return the tokens that names of buffers carry.
 
     Args:
         models: The models with their pairs.
+        requested: The token that a command was told; empty for none.
 
-    Returns:
-        The token; empty if names carry none, several ones or one in lower case.
+    Raises:
+        RulesError: `requested` cannot be told from a part of the names, or is in another place.
     """
-    pairs = [pair for model in models for pair in model.pairs]
-    token = pairs[0].input.name.rpartition("_")[2] if pairs else ""
-    if find_token_error(token) is not None or token == token.lower():
-        return ""
-    return token if all(_carries(pair, token) for pair in pairs) else ""
+    return find_tokens([_name_model(model) for model in models], requested)
 
 
-def _carries(pair: StatePair, token: str) -> bool:
-    core, output, suffix = split_token(pair.input.name, pair.output.name, token)
-    names = f"{core}_{token}", f"{output}_{token}{suffix}"
-    return names == (pair.input.name, pair.output.name)
+def _name_model(model: TracedModel) -> NamedModel:
+    names = {value.name for value in (*model.signature.inputs, *model.signature.outputs)}
+    caches = [pair for pair in model.pairs if pair.input.name not in model.features]
+    return NamedModel([_name_pair(pair) for pair in caches], names)
+
+
+def _name_pair(pair: StatePair) -> NamedPair:
+    update = pair.update.kind, pair.input.dtype
+    return NamedPair(pair.input.name, pair.output.name, update, pair.input.shape)
+
+
+def _choose_buffers(
+    model: TracedModel, tokens: Collection[str], kept_names: dict[str, str]
+) -> TracedModel:
+    """Return a model with those of its pairs that are buffers, and note why others are none."""
+    named = [_name_pair(pair) for pair in model.pairs]
+    is_chosen = select_for_token(named, tokens)
+    buffers = []
+    for pair, names, should_carry in zip(model.pairs, named, is_chosen, strict=True):
+        if pair.input.name in model.features and not has_token(names, tokens):
+            kept_names |= dict.fromkeys((names.input, names.output), "features")
+        elif should_carry:
+            buffers.append(pair)
+        else:
+            kept_names[names.output] = REASON_UNKNOWN
+    return model._replace(pairs=tuple(buffers))
 
 
 def _build_misfit_error(reason: str, path: str | None = None) -> RulesError:
@@ -138,8 +170,8 @@ def _build_misfit_error(reason: str, path: str | None = None) -> RulesError:
     )
 
 
-def _name_state(pair: StatePair, token: str) -> StateNames:
-    core, output, suffix = split_token(pair.input.name, pair.output.name, token)
+def _name_state(pair: StatePair, tokens: Collection[str]) -> StateNames:
+    core, output, suffix = split_token(pair.input.name, pair.output.name, tokens)
     update = "inplace" if pair.update.kind == "shift" else pair.update.kind
     is_quantized = "INT" in pair.input.dtype
     return StateNames(core, output, suffix, _choose_kind(pair), update, is_quantized)

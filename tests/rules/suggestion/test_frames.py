@@ -13,7 +13,7 @@ def describe(*pairs: str) -> list[str]:
     """Return where the layer and the part of each pair are: ``in -> out`` for each frame."""
     states = []
     for pair in pairs:
-        core, output, suffix = split_token(*pair.split(), "")
+        core, output, suffix = split_token(*pair.split(), ())
         states.append(StateNames(core, output, suffix, "attention", "append"))
     framed, listed = frame_states(states)
     texts = {}
@@ -82,7 +82,7 @@ def test_names_are_taken_apart(pairs: list[str], expected: list[str]) -> None:
 def test_a_token_is_at_the_end_of_what_both_names_begin_with(
     names: tuple[str, str], expected: tuple[str, str, str]
 ) -> None:
-    assert split_token(*names, "VLLM") == expected
+    assert split_token(*names, ("VLLM",)) == expected
 
 
 WORDS = st.text("ab0._/", min_size=1, max_size=6)
@@ -90,5 +90,5 @@ WORDS = st.text("ab0._/", min_size=1, max_size=6)
 
 @given(WORDS, WORDS)
 def test_a_token_that_is_put_in_is_found_again(name: str, output: str) -> None:
-    core, rest, suffix = split_token(name, output, "T")
-    assert split_token(f"{core}_T", f"{rest}_T{suffix}", "T") == (core, rest, suffix)
+    core, rest, suffix = split_token(name, output, ("T",))
+    assert split_token(f"{core}_T", f"{rest}_T{suffix}", ("T",)) == (core, rest, suffix)

@@ -19,7 +19,7 @@ from onnxkvrename.rules.suggestion.rules_text import write_rules
 def write(*pairs: str, kind: str = "attention", update: str = "append", **options: str) -> str:
     """Return the rules for pairs of names."""
     states = [
-        StateNames(*split_token(*pair.split(), ""), kind=kind, update=update) for pair in pairs
+        StateNames(*split_token(*pair.split(), ()), kind=kind, update=update) for pair in pairs
     ]
     return write_rules(states, "m.onnx", **options).text
 
@@ -99,7 +99,7 @@ def test_scales_are_beside_their_cache() -> None:
 
 
 def test_only_one_token_may_be_recognised() -> None:
-    text = write("past.0.key present.0.key", token="VLLM")
+    text = write("past.0.key present.0.key", tokens=["VLLM"])
     rules = parse_rules(text, "test")
     assert rules.match("input", "past.0.key_VLLM") is not None
     assert rules.match("input", "past.0.key_scale") is None
@@ -107,7 +107,9 @@ def test_only_one_token_may_be_recognised() -> None:
 
 def test_names_are_left_alone() -> None:
     text = write_rules(
-        [StateNames("past.0", "present.0", "", "attention", "append")], "m", kept_names=["past.1"]
+        [StateNames("past.0", "present.0", "", "attention", "append")],
+        "m",
+        kept_names={"past.1": "not a state"},
     ).text
     assert rename(text, {"past.0": "present.0"}) == {
         "past.0": "past.0_T",
@@ -133,7 +135,7 @@ NAMES = st.text(st.characters(exclude_categories=["Cs", "Z"]), min_size=1, max_s
 def test_rules_can_be_written_for_any_names(pairs: dict[str, str]) -> None:
     outputs = {name: f"out:{number}:{made}" for number, (name, made) in enumerate(pairs.items())}
     states = [
-        StateNames(*split_token(*pair, ""), kind="attention", update="append")
+        StateNames(*split_token(*pair, ()), kind="attention", update="append")
         for pair in outputs.items()
     ]
     rules = parse_rules(write_rules(states, "m").text, "test")

@@ -75,7 +75,7 @@ def test_a_name_that_only_looks_like_a_state_is_left_alone(tmp_path: Path) -> No
 
 def test_rules_with_a_token_know_that_token_alone(tmp_path: Path) -> None:
     model = trace(tmp_path, "past.0.k_VLLM present.0.k_VLLM", "past.0.v_x present.0.v_x")
-    assert rename(infer_rules([model], "VLLM"), model, "VLLM") == {
+    assert rename(infer_rules([model], ["VLLM"]), model, "VLLM") == {
         "past.0.v_x": "past.0.v_x_VLLM",
         "present.0.v_x": "present.0.v_x_VLLM",
     }

@@ -1,0 +1,217 @@
+"""Find the tokens that names of pairs carry already, where no rule tells a token from a name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from onnxkvrename.errors import RulesError
+from onnxkvrename.rules.checks.pairs import CONSUMER_TOKENS
+from onnxkvrename.rules.profile import find_token_error
+from onnxkvrename.rules.suggestion.frames import split_token
+
+_MAX_WORDS = 4
+"""Words at the end of a name that may be a token or a part of it."""
+_DIGITS = re.compile("[0-9]+")
+
+
+class NamedPair(NamedTuple):
+    """The names of a pair, and what tells whether two pairs are of one kind.
+
+    Attributes:
+        input: The name of the input.
+        output: The name of the output.
+        update: How the output is made, and its dtype.
+        shape: The sizes of the input's axes; ``None`` if they are not known.
+    """
+
+    input: str
+    output: str
+    update: tuple[str, ...] = ()
+    shape: tuple[object, ...] | None = None
+
+
+class NamedModel(NamedTuple):
+    """A model as its names show it.
+
+    Attributes:
+        pairs: Its buffers.
+        names: The names of all inputs and outputs.
+    """
+
+    pairs: Sequence[NamedPair]
+    names: Collection[str]
+
+
+def find_tokens(models: Sequence[NamedModel], requested: str = "") -> tuple[str, ...]:
+    """Return the tokens that pairs of some models carry, each on both sides of a pair.
+
+    A token has a capital letter, as those of all known consumers have; or some pairs carry it,
+    and others with alike names do not. A word without which two names would be one is a part of
+    the names: ``past_0_K`` and ``past_0_V`` carry no token. So is one that counts layers.
+
+    Args:
+        models: The models.
+        requested: The token that a command was told, which counts in any case; empty for none.
+
+    Returns:
+        The tokens, `requested` first.
+
+    Raises:
+        RulesError: `requested` is a part of names, or a token is not at the end of a name, so
+            that a second one would be added; or a token of one model is a part of names in
+            another one.
+    """
+    tokens: dict[str, None] = {requested: None} if requested else {}
+    parts: dict[str, str] = {}
+    for model in models:
+        carriers = _list_carriers(model)
+        own_parts = _find_parts_of_names(model)
+        parts.update(own_parts)
+        tokens.update(
+            dict.fromkeys(
+                token
+                for token, members in carriers.items()
+                if token not in own_parts
+                and not _is_layer(token, carriers)
+                and (token != token.lower() or _is_partial(model.pairs, members, token))
+            )
+        )
+    for token in tokens:
+        if token in parts:
+            raise RulesError(
+                f"{token} cannot be told from a token: it is a part of {parts[token]}, which "
+                "would not be unique without it",
+                hint="choose another token"
+                if token == requested and len(models) == 1
+                else "name the models one by one, with another token than that",
+            )
+    if requested:
+        for model in models:
+            _check_places(model, tokens, requested)
+    return tuple(tokens)
+
+
+def select_for_token(pairs: Sequence[NamedPair], tokens: Collection[str]) -> list[bool]:
+    """Tell for each pair of a model whether its names should carry a token.
+
+    If no pair carries any, all should. Else those that do, and those that are like one of them:
+    then a part of the model was renamed. All others were left alone when the model was renamed,
+    as by a profile that knows which of them are caches.
+
+    Args:
+        pairs: The pairs.
+        tokens: The tokens that they may carry.
+    """
+    carriers = [has_token(pair, tokens) for pair in pairs]
+    if not any(carriers):
+        return [True] * len(pairs)
+    known = {
+        trait
+        for pair, carries in zip(pairs, carriers, strict=True)
+        if carries
+        for trait in _list_traits(pair, tokens)
+    }
+    return [
+        carries or not known.isdisjoint(_list_traits(pair, tokens))
+        for pair, carries in zip(pairs, carriers, strict=True)
+    ]
+
+
+def _list_carriers(model: NamedModel) -> dict[str, list[NamedPair]]:
+    """Return what may be tokens, with the pairs that have it at the end on both sides."""
+    carriers: dict[str, list[NamedPair]] = {}
+    for pair in model.pairs:
+        token = _find_last_word(pair)
+        if token:
+            carriers.setdefault(token, []).append(pair)
+    return carriers
+
+
+def _find_last_word(pair: NamedPair) -> str:
+    """Return what may be the token of a pair; empty if both sides have nothing like one."""
+    word = pair.input.rpartition("_")[2]
+    is_possible = find_token_error(word) is None and not word.isdigit()
+    return word if is_possible and _carries(pair, word) else ""
+
+
+def _carries(pair: NamedPair, token: str) -> bool:
+    """Return whether both names of a pair have a token where a rename by dataflow puts it."""
+    core, output, suffix = split_token(pair.input, pair.output, (token,))
+    return (f"{core}_{token}", f"{output}_{token}{suffix}") == (pair.input, pair.output)
+
+
+def has_token(pair: NamedPair, tokens: Collection[str]) -> bool:
+    """Return whether a name of a pair carries one of some tokens, on either side."""
+    core, output, suffix = split_token(pair.input, pair.output, tokens)
+    return (core, f"{output}{suffix}") != (pair.input, pair.output)
+
+
+def _find_parts_of_names(model: NamedModel) -> dict[str, str]:
+    """Return what only looks like a token, with a name that has it.
+
+    Names that differ in such words only would be one without them, also if a token follows.
+    """
+    parts: dict[str, str] = {}
+    owners: dict[str, tuple[str, str]] = {}
+    for pair in model.pairs:
+        rest = pair
+        for _ in range(_MAX_WORDS):
+            word = _find_last_word(rest)
+            if not word:
+                break
+            core, output, suffix = split_token(rest.input, rest.output, (word,))
+            for name, plain in ((rest.input, core), (rest.output, f"{output}{suffix}")):
+                owner = owners.setdefault(plain, (name, word))
+                if plain in model.names or owner[0] != name:
+                    parts.update({word: pair.input, owner[1]: owner[0]})
+            rest = rest._replace(input=core, output=f"{output}{suffix}")
+    return parts
+
+
+def _is_layer(token: str, carriers: Mapping[str, Sequence[NamedPair]]) -> bool:
+    """Return whether a word counts along, in names without another number: ``k_L0``, ``k_L1``."""
+    shape = _DIGITS.sub("0", token)
+    return sum(_DIGITS.sub("0", other) == shape for other in carriers) > 1 and not any(
+        _DIGITS.search(pair.input.removesuffix(token)) for pair in carriers[token]
+    )
+
+
+def _is_partial(pairs: Sequence[NamedPair], members: Sequence[NamedPair], token: str) -> bool:
+    """Return whether some pairs carry a token, and others with alike names do not."""
+    tokens = (token,)
+    forms = {_find_form(pair, tokens) for pair in members}
+    return any(_find_form(pair, tokens) in forms and not has_token(pair, tokens) for pair in pairs)
+
+
+def _find_form(pair: NamedPair, tokens: Collection[str]) -> tuple[object, ...]:
+    """Return what names of different layers have in common."""
+    rank = None if pair.shape is None else len(pair.shape)
+    names = split_token(pair.input, pair.output, tokens)
+    return (*(_DIGITS.sub("0", name) for name in names), pair.update, rank)
+
+
+def _list_traits(pair: NamedPair, tokens: Collection[str]) -> Iterator[tuple[object, ...]]:
+    """Yield the form of a pair's names, and what it holds: pairs of one kind share either."""
+    yield _find_form(pair, tokens)
+    if pair.shape is not None:
+        yield pair.update, pair.shape
+
+
+def _check_places(model: NamedModel, tokens: Collection[str], requested: str) -> None:
+    """Raise RulesError if names have a token where a rename by dataflow does not put it."""
+    known = {token for token, _ in CONSUMER_TOKENS.values()}
+    known |= {requested} if requested != requested.lower() else set()
+    words = re.compile(f"(?<![0-9A-Za-z])(?:{'|'.join(sorted(known))})(?![0-9A-Za-z])")
+    for pair in model.pairs:
+        if any(_carries(pair, token) for token in known):
+            continue
+        core, output, suffix = split_token(pair.input, pair.output, {*tokens, *known})
+        for name, plain in ((pair.input, core), (pair.output, f"{output}{suffix}")):
+            found = words.search(plain)
+            if found is not None:
+                raise RulesError(
+                    f"{name} already has {found[0]}, but not where --pairs puts a token",
+                    hint="use the rules that put it there, with --profile or --rules",
+                )
