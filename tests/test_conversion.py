@@ -92,33 +92,36 @@ def test_the_token_stays_unless_another_is_asked_for(tmp_path: Path, run) -> Non
         (
             build_decoder,
             "qeff",
-            "4 names (first: present.0.key) are updated in a different way: grows along axis 2, "
-            "but profile qeff says written in place",
+            "4 names (first: present.0.key) belong to buffers that grow along axis 2, but "
+            "qeff's are written in place; programs for qeff would misuse them (a rename cannot "
+            "change that: export the model as qeff requires, or use a profile that fits: "
+            "`onnxkvrename",
         ),
         (
             build_qnn_decoder,
             "huggingface",
-            "2 names (first: past_key_0_out) are updated in a different way: new positions only "
-            "along axis 3, but profile huggingface says grows",
+            "2 names (first: past_key_0_out) belong to buffers that return the new positions only "
+            "along axis 3, but huggingface's grow; programs for",
         ),
         (
             build_decoder,
             "qnn",
-            "2 names (first: present.0.key) have different axes: [batch_size, 2, "
-            "past_sequence_length, 4] (batch, ?, sequence, ?), but profile qnn says heads, batch, "
-            "head, sequence",
+            "2 names (first: present.0.key) belong to buffers with axes [batch_size, 2, "
+            "past_sequence_length, 4] (batch, ?, sequence, ?), but qnn's have heads, batch, "
+            "head, sequence; programs for qnn",
         ),
         (
             lambda: build_model(list_caches(HUGGING_FACE, shape=STATIC[1:], update="inplace")),
             "qeff",
-            "4 names (first: present.0.key) have different axes: [2, 16, 4]",
+            "4 names (first: present.0.key) belong to buffers with axes [2, 16, 4], but",
         ),
         (
             lambda: build_model(
                 [cache._replace(input=None) for cache in list_caches(HUGGING_FACE)]
             ),
             "qeff",
-            "4 names (first: present.0.key) have only one of the two sides that profile qeff",
+            "4 names (first: present.0.key) belong to buffers without an input, but qeff's "
+            "have both sides; programs for qeff",
         ),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from onnxkvrename.findings import Finding, build_names_finding
 from onnxkvrename.layout.updates import UNKNOWN_UPDATE, BufferUpdate
@@ -18,6 +19,32 @@ _KEEPING_UPDATES = ("inplace", "shift", "once")
 _USUAL_AXES = {"attention": ("batch", "heads", "sequence", "head")}
 """The axes of buffers whose profile does not name them."""
 _TOKEN_AXES = {"sequence", "window", "encoder"}
+_UPDATE_CLAUSES: Mapping[str, tuple[str, str]] = {
+    "inplace": ("is written in place", "are written in place"),
+    "shift": ("is shifted in place", "are shifted in place"),
+    "append": ("grows", "grow"),
+    "delta": ("returns the new positions only", "return the new positions only"),
+    "once": ("is written once", "are written once"),
+}
+"""How a buffer is updated, and how several are."""
+_UNKNOWN_UPDATE_CLAUSES = (
+    "is updated in a way that the graph does not show",
+    "are updated in a way that the graph does not show",
+)
+
+
+class _Reason(NamedTuple):
+    """Why a buffer does not fit a profile.
+
+    Attributes:
+        of_one: What one buffer does or has, as what follows "a buffer".
+        of_many: What several do or have.
+        expected: What buffers of the profile do or have instead.
+    """
+
+    of_one: str
+    of_many: str
+    expected: str
 
 
 def check_conversion(source: ByteSource, plan: RenamePlan, rules: Rules) -> Iterator[Finding]:
@@ -32,7 +59,7 @@ def check_conversion(source: ByteSource, plan: RenamePlan, rules: Rules) -> Iter
         ReadError: The file of the model cannot be read.
     """
     updates = trace_buffer_updates(source, plan.pairs)
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[_Reason, list[str]] = {}
     for pair in plan.pairs:
         side = "input" if pair.input is not None else "output"
         match = rules.match(side, pair.sides[0].old_name)
@@ -44,9 +71,20 @@ def check_conversion(source: ByteSource, plan: RenamePlan, rules: Rules) -> Iter
         for reason in _list_reasons(pair, match, update, meant, rules.target):
             reasons.setdefault(reason, []).append(name)
     hint = ""
+    target = "" if rules.target is None else rules.target.name
     for reason, names in reasons.items():
         hint = hint or _suggest_profiles(plan, rules, updates)
-        yield build_names_finding("KV203", names, (reason, _in_plural(reason)), hint)
+        yield build_names_finding(
+            "KV203",
+            names,
+            (
+                f"belongs to a buffer {reason.of_one}, but {target}'s {reason.expected}; "
+                f"programs for {target} would misuse it",
+                f"belong to buffers {reason.of_many}, but {target}'s {reason.expected}; "
+                f"programs for {target} would misuse them",
+            ),
+            hint,
+        )
 
 
 def _suggest_profiles(plan: RenamePlan, rules: Rules, updates: Mapping[str, BufferUpdate]) -> str:
@@ -63,9 +101,9 @@ def _suggest_profiles(plan: RenamePlan, rules: Rules, updates: Mapping[str, Buff
         for name in list_profiles()
         if name != rules.name and _fits(plan, rules, updates, load_rules(name))
     ]
-    export = f"export the model with a cache as profile {rules.target.name} says"
+    export = f"a rename cannot change that: export the model as {rules.target.name} requires"
     choices = " or ".join(f"`--to {name}`" for name in fitting[:2])
-    return f"{export}, or choose names that fit: {choices}" if choices else export
+    return f"{export}, or use a profile that fits: {choices}" if choices else export
 
 
 def _fits(
@@ -94,35 +132,30 @@ def _find_update(match: NameMatch, target: Rules | None) -> str:
     return target.updates_by_kind.get(counterpart.kind, "")
 
 
-def _in_plural(reason: str) -> str:
-    verb, _, rest = reason.partition(" ")
-    return f"{'are' if verb == 'is' else 'have'} {rest}"
-
-
 def _list_reasons(
     pair: KvPair, match: NameMatch, update: BufferUpdate, meant: str, target: Rules
-) -> Iterator[str]:
+) -> Iterator[_Reason]:
     counterpart = find_counterpart(match, target)
     if counterpart is None:
         return
     rule, family = counterpart.rule.get_kind_rule(counterpart.kind), counterpart.family
     expected = target.updates_by_kind.get(counterpart.kind, "")
-    says = f"that profile {target.name} requires"
     if len(pair.sides) == 2 and not _is_update(update, meant, expected):
-        done = update.label or meant or "not known"
-        needed = BufferUpdate(expected).label  # type: ignore[arg-type]
-        yield f"is updated in a different way: {done}, but profile {target.name} says {needed}"
+        of_one, of_many = _UPDATE_CLAUSES.get(update.kind, _UNKNOWN_UPDATE_CLAUSES)
+        axis = "" if update.axis is None else f" along axis {update.axis}"
+        needed = _UPDATE_CLAUSES[expected][1]
+        yield _Reason(f"that {of_one}{axis}", f"that {of_many}{axis}", needed)
     if len(pair.sides) == 1 and not {"input" if pair.input else "output"} <= set(rule.alone):
-        yield f"has only one of the two sides {says}"
+        missing = "input" if pair.input is None else "output"
+        clause = f"without an {missing}"
+        yield _Reason(clause, clause, "have both sides")
     axes = rule.axes.get(counterpart.part, _USUAL_AXES.get(family, ()))
     shape = next((side.value.shape for side in pair.sides if side.value.shape), ())
     if axes and shape and not _are_axes(pair.axes or ("",) * len(shape), axes):
         words = ", ".join(word or "?" for word in pair.axes)
         known = f" ({words})" if words else ""
-        yield (
-            f"has different axes: {format_shape(shape)}{known}, but profile {target.name} says "
-            f"{', '.join(axes)}"
-        )
+        clause = f"with axes {format_shape(shape)}{known}"
+        yield _Reason(clause, clause, f"have {', '.join(axes)}")
 
 
 def _is_update(update: BufferUpdate, meant: str, expected: str) -> bool:
