@@ -94,8 +94,7 @@ def test_the_token_stays_unless_another_is_asked_for(tmp_path: Path, run) -> Non
             "qeff",
             "4 names (first: present.0.key) belong to buffers that grow along axis 2, but "
             "qeff's are written in place; programs for qeff would misuse them (a rename cannot "
-            "change that: export the model as qeff requires, or use a profile that fits: "
-            "`onnxkvrename",
+            "change that: export the model as qeff requires)",
         ),
         (
             build_qnn_decoder,
@@ -150,7 +149,7 @@ def test_no_profile_of_another_kind_of_cache_is_suggested(target: str, tmp_path:
     """The consumers of caches in place do not take one that grows, whatever its names are."""
     err = run(saved(build_decoder(), tmp_path / "m.onnx"), "--to", target).err
     assert "error KV203" in err
-    assert f"(export the model with a cache as profile {target} says)" in err
+    assert f"(a rename cannot change that: export the model as {target} requires)" in err
 
 
 def test_a_buffer_without_a_name_there_is_refused(tmp_path: Path, run) -> None:
