@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from itertools import takewhile
 from pathlib import Path
 
+from onnxkvrename.errors import ModelError
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.storage.read import is_directory, is_occupied, resolve_path
@@ -32,7 +33,7 @@ def group_models(
         linked: Further models that belong together, such as those that one sidecar refers to.
 
     Raises:
-        ModelError: It cannot be determined where a path leads.
+        ModelError: It cannot be determined where a data file leads.
     """
     leaders = list(range(len(paths)))
 
@@ -64,7 +65,7 @@ def _link_parts(paths: Sequence[Path], rules: Rules) -> Iterator[list[int]]:
     for index, path in enumerate(paths):
         part = rules.set_rule.parse_path(path.as_posix())
         if part is not None:
-            by_set[resolve_path(part[0] or "."), part[1].model_name].append(index)
+            by_set[_find_place(part[0] or "."), part[1].model_name].append(index)
     yield from by_set.values()
     sets = sorted(by_set)
     for root, name in sets:
@@ -156,6 +157,22 @@ def _link_data(models: Sequence[KvModel | None]) -> Iterator[list[int]]:
     yield from by_file.values()
 
 
+def _find_place(path: str | Path) -> str:
+    """Return the path without links; where links lead in a circle, as it is written."""
+    try:
+        return resolve_path(path)
+    except ModelError:
+        return os.path.abspath(path)
+
+
+def _is_surely(query: Callable[[Path], bool], path: Path) -> bool:
+    """Return what a query says of a path; false if it cannot be determined."""
+    try:
+        return query(path)
+    except ModelError:
+        return False
+
+
 def _link_unread(
     paths: Sequence[Path], models: Sequence[KvModel | None], rules: Rules
 ) -> Iterator[list[int]]:
@@ -166,17 +183,18 @@ def _link_unread(
     """
     if all(model is not None for model in models):
         return
-    folders = [Path(resolve_path(path.parent)) for path in paths]
+    folders = [Path(_find_place(path.parent)) for path in paths]
     parts = [rules.set_rule.parse_path(path.as_posix()) for path in paths]
-    roots = [None if part is None else Path(resolve_path(part[0] or ".")) for part in parts]
+    roots = [None if part is None else Path(_find_place(part[0] or ".")) for part in parts]
     for index, path in enumerate(paths):
-        is_known = is_occupied(path) and not is_directory(path)
+        is_folder = _is_surely(is_directory, path)
+        is_known = _is_surely(is_occupied, path) and not is_folder
         if models[index] is not None or (is_known and parts[index] is not None):
             continue
-        places = set() if is_directory(path) else {folders[index]}
+        places = set() if is_folder else {folders[index]}
         below = None
-        if is_directory(path) or not (is_known or path.suffix == ".onnx"):
-            below = Path(resolve_path(path))
+        if is_folder or not (is_known or path.suffix == ".onnx"):
+            below = Path(_find_place(path))
             places.add(below)
         windows = set() if is_known else places | {place.parent for place in places}
         yield [

@@ -277,6 +277,24 @@ def test_what_cannot_be_read_belongs_to_its_folder(here: Path, run) -> None:
     assert read_tokens(Path("exports/two")) == {True}
 
 
+@pytest.mark.parametrize("paths", [["."], ["one", "two", "two/loop.onnx"], ["one", "two/ring/m"]])
+def test_links_in_a_circle_hold_back_the_models_of_their_folder_only(
+    paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        Path(name).mkdir()
+        saved(models.decoder(), Path(name, "decoder.onnx"))
+    Path("two/loop.onnx").symlink_to("loop.onnx")
+    Path("two/ring").symlink_to("ring")
+    outcome = run(*paths, *V)
+    assert (outcome.code, "cannot be read: Too many levels" in outcome.err) == (2, True)
+    assert read_tokens(Path("one")) == {True}
+    assert b"_VLLM" not in Path("two/decoder.onnx").read_bytes()
+    outcome = run(*paths, "--prefix", "OTHER", "--replace")
+    assert (outcome.code, b"_OTHER" in Path("one/decoder.onnx").read_bytes()) == (2, False)
+
+
 def test_a_set_that_no_consumer_can_take_does_not_stop_the_others(here: Path, run) -> None:
     model = build_window(0, 1)
     model.graph.input.append(models.info("other/past_key.0", 1, 2, 4, 8))
