@@ -154,18 +154,27 @@ def _find_parts_of_names(model: NamedModel) -> dict[str, str]:
     Names that differ in such words only would be one without them, also if a token follows.
     """
     parts: dict[str, str] = {}
-    owners: dict[str, tuple[str, str]] = {}
+    owners: dict[tuple[str, str], tuple[str, list[str]]] = {}
     for pair in model.pairs:
         rest = pair
+        words: list[str] = []
         for _ in range(_MAX_WORDS):
             word = _find_last_word(rest)
             if not word:
                 break
+            words = [*words, word]
             core, output, suffix = split_token(rest.input, rest.output, (word,))
-            for name, plain in ((rest.input, core), (rest.output, f"{output}{suffix}")):
-                owner = owners.setdefault(plain, (name, word))
-                if plain in model.names or owner[0] != name:
-                    parts.update({word: pair.input, owner[1]: owner[0]})
+            for side, name, plain in (
+                ("input", rest.input, core),
+                ("output", rest.output, f"{output}{suffix}"),
+            ):
+                other, other_words = owners.setdefault((side, plain), (name, words))
+                if plain in model.names and word not in parts:
+                    parts[word] = pair.input
+                if other != name:  # a word that is around the other one is no choice beside it
+                    own = {word: pair.input} if word not in other_words[:-1] else {}
+                    theirs = {other_words[-1]: other} if other_words[-1] not in words[:-1] else {}
+                    parts.update({**own, **theirs})
             rest = rest._replace(input=core, output=f"{output}{suffix}")
     return parts
 

@@ -21,6 +21,7 @@ from onnxkvrename.verification.graph_bodies import (
     build_graph_body,
     list_captured_names,
     list_names_captured_at,
+    read_operations,
     sort_operations,
 )
 from onnxkvrename.verification.operators import find_operand_flows, is_shape_only
@@ -121,15 +122,15 @@ class _Walk:
             UntraceableError: The nodes have no order, or too many steps would be taken.
         """
         known = dict(traces)
-        read = (name for node in body.nodes for name in node.output)
-        for operation in sort_operations(body, read, lambda _, count: range(count)):
+        made = (name for operation in read_operations(body) for name in operation.outputs)
+        for operation in sort_operations(body, made, lambda _, count: range(count)):
             self._steps_left -= 1
             if self._steps_left < 0:
                 raise UntraceableError("takes too many steps")
             captured = list_names_captured_at(body, operation.number)
             reads = [known.get(name, _CONSTANT) for name in (*operation.inputs, *captured)]
-            made = self._apply(operation, body, reads, known, callers)
-            known.update(zip(operation.outputs, made, strict=False))
+            results = self._apply(operation, body, reads, known, callers)
+            known.update(zip(operation.outputs, results, strict=False))
             known.pop("", None)
         return [known.get(name, _CONSTANT) for name in body.outputs]
 

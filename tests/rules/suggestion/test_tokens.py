@@ -36,7 +36,9 @@ def build_model(*pairs: str, names: str = "") -> NamedModel:
         (["past_0_K out_0_K", "past_0_V out_0_V"], []),  # one name without them
         (["past_0_K_VLLM out_0_K_VLLM", "past_0_V_VLLM out_0_V_VLLM"], ["VLLM"]),
         (["past_0_K_VLLM out_0_K_VLLM", "past_0_V out_0_V"], ["VLLM"]),
+        (["V_K_VLLM V_K_VLLM_K"], ["VLLM"]),  # an output called like an input is another name
         (["k_0 o_0", "k_0_SCALE o_0_SCALE"], []),  # a name that is there
+        (["k_0_VLLM o_0_VLLM", "k_0_SCALE_VLLM o_0_SCALE_VLLM"], ["VLLM"]),  # around the part
         (["k_L0 k_L0_out", "k_L1 k_L1_out"], []),
         (["k_L0 k_L0_out", "v_L0 v_L0_out", "c_L1 c_L1_out", "d_L1 d_L1_out"], []),
     ],
