@@ -12,6 +12,7 @@ from onnxkvrename.layout.dims import compute_tensor_bytes
 from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary, group_buffers
 from onnxkvrename.layout.kinds import get_kind_traits
 from onnxkvrename.model.signature import format_shape
+from onnxkvrename.report.inert import escape_text, shorten_text
 from onnxkvrename.rules.layer_ranges import format_layer_run, group_layer_runs
 from onnxkvrename.rules.plan import REASON_NOT_RETAINED
 
@@ -22,6 +23,8 @@ _STAMP_TEXTS = {
 }
 _FEW, _SOME = 3, 6
 """Things of a sort that are listed: long ones, and short ones."""
+_MAX_NAME = 200
+"""Characters of the longest name that stays whole."""
 _MAX_GROUPS = 40
 """Groups of alike buffers that are listed."""
 
@@ -99,7 +102,8 @@ def list_finding_lines(summary: ModelSummary) -> Iterator[FindingLine]:
     for code, found in paths.items():
         shown = _FEW if len(found) > _FEW + 1 else len(found)
         for finding, files in list(found.items())[:shown]:
-            message = f"{finding.subject} {finding.message}".lstrip()
+            subject = shorten_text(escape_text(finding.subject), _MAX_NAME)
+            message = f"{subject} {finding.message}".lstrip()
             if summary.windows:
                 first = next(iter(files))
                 many = f"{len(files):,} files (first: {first})"
@@ -118,7 +122,7 @@ def list_facts(summary: ModelSummary) -> Iterator[Fact]:
         producer = f"{export.producer_name} {export.producer_version}".strip()
         origin = f"{producer or 'an unnamed producer'}; IR {export.ir_version}"
         yield Fact("made by", (f"{origin}, {opsets or 'no opset'}",))
-    functions = format_list(summary.weight.function_names, limit=_FEW)
+    functions = _format_names(summary.weight.function_names, _FEW)
     nodes = format_count(summary.weight.node_count, "node")
     yield Fact("graph", (nodes + (f", local functions {functions}" if functions else ""),))
     yield Fact("weights", ("; ".join(_describe_weights(summary)) or "not there",))
@@ -130,7 +134,7 @@ def list_facts(summary: ModelSummary) -> Iterator[Fact]:
         yield Fact("stamp", (f"{summary.stamp.digest[:12]}… {meaning}",))
     for reason in dict.fromkeys(item.reason for item in summary.kept):
         names = [item.name for item in summary.kept if item.reason == reason]
-        text = format_list(names, limit=_SOME)
+        text = _format_names(names, _SOME)
         is_output = reason == REASON_NOT_RETAINED
         yield Fact("outputs", (text,)) if is_output else Fact("kept", (f"{reason}: {text}",))
 
@@ -145,7 +149,7 @@ def list_buffer_facts(summary: ModelSummary) -> Iterator[Fact]:
     for group in groups[:_MAX_GROUPS]:
         kind = get_kind_traits(group.kind).label + " (a guess)" * group.is_kind_guessed
         shape = "of unknown rank" if group.shape is None else format_shape(group.shape)
-        buffers = f"{format_list(group.buffers, limit=_SOME)} of {_format_layers(group.layers)}"
+        buffers = f"{_format_names(group.buffers, _SOME)} of {_format_layers(group.layers)}"
         update = f", {group.update.label}" if group.update.label else ""
         label = "" if kind == previous_kind else kind
         yield Fact(label, (buffers, f"{group.dtype} {shape}{update}"))
@@ -165,11 +169,17 @@ def _describe_weights(summary: ModelSummary) -> Iterator[str]:
     usable = [file.location for file in summary.files if file.size is not None]
     if usable:
         files = format_count(len(usable), "file")
-        names = format_list(list(dict.fromkeys(usable)), limit=_FEW)
+        names = _format_names(list(dict.fromkeys(usable)), _FEW)
         yield f"{decimal(summary.external_bytes)} external in {files}: {names}"
     unusable = list(dict.fromkeys(f.location for f in summary.files if f.size is None))
     if unusable:
-        yield f"not usable: {format_list(unusable, limit=_FEW)}"
+        yield f"not usable: {_format_names(unusable, _FEW)}"
+
+
+def _format_names(names: Sequence[str], limit: int) -> str:
+    """Return the first few names, each without its middle if it is very long."""
+    shown = [shorten_text(escape_text(name), _MAX_NAME) for name in names[:limit]]
+    return format_list([*shown, *names[limit:]], limit=limit)
 
 
 def _format_layers(layers: Sequence[int]) -> str:

@@ -22,7 +22,7 @@ from onnxkvrename.report.compare_text import (
 )
 from onnxkvrename.report.inert import escape_text, shorten_text
 from onnxkvrename.report.pages.buffer_states import StateKind
-from onnxkvrename.report.pages.elements import Child, Value, build, build_data, isolate
+from onnxkvrename.report.pages.elements import Child, Value, build, build_data, cut_middle, isolate
 from onnxkvrename.report.pages.fold_rows import fold_rows
 from onnxkvrename.report.pages.frame import Color, write_color_variables, write_page
 from onnxkvrename.report.pages.memory_map import MemoryMap, build_memory_map
@@ -108,13 +108,8 @@ def _name_sides(prefill: str, decode: str) -> tuple[str, str]:
         last = min(max(name.rfind("/"), name.rfind("\\")) + 1 for name in names)
         shared = min(shared, last)
         names = [f"…/{name[shared:]}" if shared > 1 else name for name in names]
-    first, second = (_cut_middle(name) for name in names)
+    first, second = (cut_middle(name, _MAX_TITLE_NAME) for name in names)
     return first, second
-
-
-def _cut_middle(name: str) -> str:
-    half = _MAX_TITLE_NAME // 2
-    return name if len(name) <= _MAX_TITLE_NAME else f"{name[:half]}…{name[1 - half :]}"
 
 
 def _build_introduction(handoff: Handoff) -> Iterator[Element]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
@@ -63,17 +63,40 @@ def isolate(name: str) -> Element:
     return build("bdi", name)
 
 
-def isolate_words(text: str) -> Iterator[Child]:
+def isolate_words(text: str, build_word: Callable[[str], Element] = isolate) -> Iterator[Child]:
     """Yield a text with each word from right to left in an element of its own.
 
     Else a shape such as ``[batch, 8, ctx, 64]`` would seem to have another order of its sizes.
+
+    Args:
+        text: The text.
+        build_word: Returns the element of such a word.
     """
     if text.isascii():
         yield text
         return
     for word in re.split(r"([\s,;:()\[\]]+)", escape_text(text)):  # before it is in pieces
         is_reversed = any(unicodedata.bidirectional(char) in ("R", "AL") for char in word)
-        yield isolate(word) if is_reversed else word
+        yield build_word(word) if is_reversed else word
+
+
+def offer_breaks(text: str) -> Iterator[Child]:
+    """Yield a text whose lines rather break after a slash than inside a name.
+
+    Each part of a path is a ``span`` of the class ``part``, which a style makes a box of its own.
+    """
+    for word in re.split(r"(\s+)", escape_text(text)):
+        parts = re.split(r"(?<=[^/]/)(?=.)", word)
+        if len(parts) == 1:
+            yield from isolate_words(word)
+        else:
+            yield from (build("span", isolate_words(part), class_="part") for part in parts)
+
+
+def cut_middle(name: str, limit: int) -> str:
+    """Return a name for a heading: both ends of a long one."""
+    half = limit // 2
+    return name if len(name) <= limit else f"{name[:half]}…{name[half + 1 - limit :]}"
 
 
 def build_data(identifier: str, value: object) -> Element:

@@ -10,7 +10,13 @@ from types import MappingProxyType
 from typing import NamedTuple
 from xml.etree.ElementTree import Element
 
-from onnxkvrename.report.pages.elements import Child, build, build_verbatim, write_html
+from onnxkvrename.report.pages.elements import (
+    Child,
+    build,
+    build_verbatim,
+    offer_breaks,
+    write_html,
+)
 
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial, sans-serif'
 """The fonts of the system, for text."""
@@ -55,12 +61,13 @@ body > * {{ padding: 0 clamp(12px, 3vw, 40px) }}
 body > header {{ padding-top: 24px }}
 body > footer {{ padding-bottom: 24px; color: var(--muted); font-size: .875rem }}
 p, li, dd {{ max-width: 80ch }}
-h1 {{ font-size: clamp(1.375rem, 4vw, 1.875rem); line-height: 1.2; margin: 0 0 8px }}
+h1 {{ font-size: clamp(1.25rem, 4vw, 1.875rem); line-height: 1.2; margin: 0 0 8px }}
 h2 {{ font-size: 1.25rem; line-height: 1.3; margin: 32px 0 8px }}
 h3 {{ font-size: 1rem; margin: 20px 0 6px }}
 h1, h2, h3 {{ text-wrap: balance; break-after: avoid }}
-h1, h2, h3, p, li, td, th, dd {{ overflow-wrap: anywhere }}
+h1, h2, h3, p, li, td, th, dd, .part {{ overflow-wrap: anywhere }}
 code, pre, bdi {{ font-family: {CODE_FONT}; font-size: .92em }}
+.part {{ display: inline-block }}
 a {{ color: var(--accent) }}
 :focus-visible {{ outline: 2px solid var(--accent); outline-offset: 2px }}
 @media (prefers-reduced-motion: reduce) {{ * {{ transition: none; animation: none }} }}
@@ -108,7 +115,7 @@ def write_page(
     )
     page_body = build(
         "body",
-        build("header", build("h1", title), introduction),
+        build("header", build("h1", offer_breaks(title)), introduction),
         build("main", body),
         build("footer", build("p", "Made by ", build("code", f"onnxkvrename {command}"), ".")),
         build_verbatim("script", script) if script else None,

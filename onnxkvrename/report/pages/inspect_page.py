@@ -10,6 +10,7 @@ from rich.filesize import decimal
 
 from onnxkvrename.findings import format_count
 from onnxkvrename.layout.inspect import ModelSummary
+from onnxkvrename.report.inert import escape_text, shorten_text
 from onnxkvrename.report.inspection.facts import (
     describe_tokens,
     format_title,
@@ -17,7 +18,7 @@ from onnxkvrename.report.inspection.facts import (
     list_finding_lines,
 )
 from onnxkvrename.report.inspection.grid import KvGrid, build_grid
-from onnxkvrename.report.pages.elements import Child, build, isolate, isolate_words
+from onnxkvrename.report.pages.elements import Child, build, cut_middle, isolate, isolate_words
 from onnxkvrename.report.pages.frame import write_color_variables, write_page
 from onnxkvrename.report.pages.map_table import (
     MAP_SCRIPT,
@@ -26,6 +27,9 @@ from onnxkvrename.report.pages.map_table import (
     list_kind_colors,
     write_map_style,
 )
+
+_MAX_TITLE = 80
+_MAX_TEXT = 1500
 
 _STYLE = """
 dl { display: grid; grid-template-columns: minmax(7rem, max-content) minmax(0, 1fr); gap: 4px 20px }
@@ -39,7 +43,8 @@ dd span { display: block }
 .findings span { color: var(--ink) }
 .findings .hint { color: var(--muted) }
 .error { color: var(--bad) } .warning { color: var(--warning) }
-@media (max-width: 639px) { dl { display: block } dd { margin-bottom: 8px } }
+@media print { .keys { display: none } .findings li, dd { break-inside: avoid } }
+@media (max-width: 39.99em) { dl { display: block } dd { margin-bottom: 8px } }
 """
 
 
@@ -65,11 +70,11 @@ def render_html(summaries: Sequence[ModelSummary]) -> str:
 
 
 def format_name(summary: ModelSummary) -> str:
-    """Return a short name of a model: its file with the folder around it."""
+    """Return a short name of a model: its file with the folder around it, both ends if long."""
     if summary.windows:
-        return format_title(summary)
+        return cut_middle(format_title(summary), _MAX_TITLE)
     parts = [part for part in summary.path.replace("\\", "/").split("/") if part not in ("", ".")]
-    return posixpath.join(*parts[-2:]) if parts else summary.path
+    return cut_middle(posixpath.join(*parts[-2:]) if parts else summary.path, _MAX_TITLE)
 
 
 def describe_size(summary: ModelSummary) -> str:
@@ -116,7 +121,7 @@ def _build_section(number: int, summary: ModelSummary, grid: KvGrid, is_one: boo
             parts.append(build("p", grid.hidden_text, class_="note"))
         parts.append(build_legend(grid))
         keys = "Point at a cell, or move to one with Tab and the arrow keys. Escape hides its text."
-        parts.append(build("p", keys, class_="note"))
+        parts.append(build("p", keys, class_="note keys"))
     if summary.findings:
         parts.append(build(level, "Findings"))
         parts.append(build("ul", _list_findings(summary), class_="findings"))
@@ -129,7 +134,7 @@ def _list_facts(summary: ModelSummary) -> Iterator[Element]:
     for fact in list_facts(summary):
         if fact.label:
             yield build("dt", fact.label)
-        yield build("dd", (build("span", isolate_words(line)) for line in fact.lines))
+        yield build("dd", (build("span", _show(line)) for line in fact.lines))
 
 
 def _list_findings(summary: ModelSummary) -> Iterator[Element]:
@@ -137,7 +142,12 @@ def _list_findings(summary: ModelSummary) -> Iterator[Element]:
         yield build(
             "li",
             build("strong", f"{line.severity} {line.code}"),
-            build("span", isolate_words(line.message)),
-            build("span", isolate_words(line.hint), class_="hint") if line.hint else None,
+            build("span", _show(line.message)),
+            build("span", _show(line.hint), class_="hint") if line.hint else None,
             class_=line.severity,
         )
+
+
+def _show(text: str) -> Iterator[Child]:
+    """Yield a text, without its middle if it is far longer than any of ours."""
+    return isolate_words(shorten_text(escape_text(text), _MAX_TEXT))

@@ -6,13 +6,16 @@ width, and bands of the map are short.
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 from xml.etree.ElementTree import Element
 
 from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary
 from onnxkvrename.layout.kinds import get_kind_traits, list_kinds
-from onnxkvrename.report.inert import escape_text
+from onnxkvrename.report.inert import escape_text, shorten_text
 from onnxkvrename.report.inspection.facts import list_buffer_facts, list_finding_lines
 from onnxkvrename.report.inspection.grid import (
     STATUS_CAPTIONS,
@@ -25,7 +28,7 @@ from onnxkvrename.report.inspection.grid import (
     get_symbol,
     list_empty_cells,
 )
-from onnxkvrename.report.pages.elements import build, write_svg
+from onnxkvrename.report.pages.elements import Child, build, isolate_words, write_svg
 from onnxkvrename.report.pages.frame import (
     CODE_FONT,
     FONT,
@@ -46,13 +49,17 @@ _LABEL_LENGTH = 15
 _LINE = 22
 _MAX_FACT_LINES, _MAX_FINDINGS = 16, 8
 """Lines and findings of a model that are drawn."""
-_CHARACTER = 8.2
-"""Units of a letter of a text of 15 units, on average; names have many wide ones."""
+_TEXT, _TITLE, _NUMBER = 15, 22, 13
+"""The sizes of letters in units."""
+_NARROW, _WIDE = frozenset("fijlrtI.,:;'|!/()[]{} "), frozenset("mwMWOQ%@&")
+_MAX_TEXT = 400
+"""Characters of the longest finding that is drawn in full."""
 _STYLE = f"""
-text {{ font: 15px {FONT}; fill: var(--ink) }}
-.title {{ font-weight: 600; font-size: 22px }}
+text {{ font: {_TEXT}px {FONT}; fill: var(--ink) }}
+.title {{ font-weight: 600; font-size: {_TITLE}px }}
+.word {{ unicode-bidi: isolate }}
 .soft {{ fill: var(--muted) }}
-.number {{ font-size: 13px; fill: var(--muted); text-anchor: middle }}
+.number {{ font-size: {_NUMBER}px; fill: var(--muted); text-anchor: middle }}
 .label {{ font: 13px {CODE_FONT} }}
 .letter {{ font: 600 14px {CODE_FONT}; text-anchor: middle }}
 .paper {{ fill: var(--paper) }}
@@ -116,7 +123,7 @@ def render_svg(summaries: Sequence[ModelSummary]) -> str:
 
 def _draw_model(summary: ModelSummary) -> Iterator[_Piece]:
     grid = build_grid(summary.buffers)
-    yield _draw_lines(_wrap(format_name(summary), 0.72), "title", 28, 6)
+    yield _draw_lines(_wrap(format_name(summary), _TITLE), "title", 28, 6)
     yield _draw_lines(_wrap(describe_size(summary)), "soft", _LINE, 14)
     if grid.rows:
         bands = -(-len(grid.columns) // _BAND_CELLS)
@@ -129,13 +136,14 @@ def _draw_model(summary: ModelSummary) -> Iterator[_Piece]:
     if summary.buffers:
         yield _draw_facts(summary)
     for line in list(list_finding_lines(summary))[:_MAX_FINDINGS]:
-        text = f"{line.severity} {line.code}: {line.message}"
+        message = shorten_text(escape_text(line.message), _MAX_TEXT)
+        text = f"{line.severity} {line.code}: {message}"
         yield _draw_lines(_wrap(text), line.severity, _LINE, 6)
 
 
 def _draw_lines(lines: Sequence[str], class_: str, height: float, gap: float) -> _Piece:
     elements = [
-        build("text", line, class_=class_ or None, y=height * (number + 0.75))
+        build("text", _isolate(line), class_=class_ or None, y=height * (number + 0.75))
         for number, line in enumerate(lines)
     ]
     return _Piece(elements, height * len(lines) + gap)
@@ -144,15 +152,24 @@ def _draw_lines(lines: Sequence[str], class_: str, height: float, gap: float) ->
 def _draw_band(grid: KvGrid, band: slice) -> _Piece:
     elements = []
     columns = grid.columns[band]
+    end = 0.0
     for index, column in enumerate(columns):
         x = _LABEL_WIDTH + index * _STEP + _CELL / 2
-        if not (column.is_run and index):  # its text would reach into the next cell
+        half = _measure(str(column)) * _NUMBER / 2
+        if x - half > end and not (column.is_run and index):  # else it would reach into another
             elements.append(build("text", str(column), class_="number", x=x, y=12))
+            end = x + half + 3
     for number, row in enumerate(grid.rows):
         y = 20 + number * _STEP
-        label = _cut(row.name, _LABEL_LENGTH)
+        label = _cut_label(row.name)
         elements.append(
-            build("text", build("title", _cut(row.name, 120)), label, class_="label", y=y + 16)
+            build(
+                "text",
+                build("title", _cut(row.name, 120)),
+                _isolate(label),
+                class_="label",
+                y=y + 16,
+            )
         )
         elements += [
             _draw_cell(row.name, cell, column, _LABEL_WIDTH + index * _STEP, y)
@@ -183,7 +200,7 @@ def _draw_legend(grid: KvGrid) -> _Piece:
     elements: list[Element] = []
     x = y = 0.0
     for symbol, class_, caption in _list_legend(grid):
-        width = (_CELL + 8 if symbol else 0) + len(caption) * _CHARACTER + 18
+        width = (_CELL + 8 if symbol else 0) + _measure(caption) * _TEXT + 18
         if x and x + width > _WIDTH - 2 * _MARGIN:
             x, y = 0.0, y + _CELL + 8
         if symbol:
@@ -226,7 +243,7 @@ def _draw_facts(summary: ModelSummary) -> _Piece:
             break
         lines += more
     elements = [
-        build("text", line, class_=class_ or None, y=_LINE * (number + 0.75))
+        build("text", _isolate(line), class_=class_ or None, y=_LINE * (number + 0.75))
         for number, (class_, line) in enumerate(lines)
     ]
     return _Piece(elements, _LINE * len(lines) + 8)
@@ -245,17 +262,49 @@ def _classify(cell: Cell) -> str:
     return f"cell {cell.state}" + f" {cell.kind}" * (cell.state not in ("missing", "broken"))
 
 
-def _wrap(text: str, share: float = 1.0) -> list[str]:
+def _isolate(text: str) -> Iterator[Child]:
+    """Yield a text of which no word from right to left reorders the others."""
+    return isolate_words(text, lambda word: build("tspan", word, class_="word"))
+
+
+def _measure(text: str) -> float:
+    """Return about how wide a text is, in its size; rather too wide than too narrow."""
+    return sum(map(_measure_letter, text))
+
+
+def _measure_letter(letter: str) -> float:
+    if letter in _NARROW:
+        return 0.42
+    if letter in _WIDE:
+        return 0.95
+    if not letter.isascii():
+        return 1.1 if unicodedata.east_asian_width(letter) in ("W", "F") else 0.8
+    return 0.72 if letter.isupper() else 0.63
+
+
+def _wrap(text: str, size: float = _TEXT) -> list[str]:
     """Return the lines of a text, broken between words where there are any.
 
     Args:
         text: The text.
-        share: The letters that fit in a line, as a share of those of normal size.
+        size: That of its letters, in units.
     """
-    from textwrap import wrap
+    room = (_WIDTH - 2 * _MARGIN) / size
+    lines = [""]
+    for word in re.split(r"(?<= )", escape_text(text)):
+        if lines[-1] and _measure(lines[-1] + word.rstrip(" ")) > room:
+            lines.append("")
+        for letter in word:
+            if lines[-1] and letter != " " and _measure(lines[-1] + letter) > room:
+                lines.append("")
+            lines[-1] += letter
+    return [line.rstrip(" ") for line in lines]
 
-    width = int((_WIDTH - 2 * _MARGIN) / _CHARACTER * share)
-    return wrap(escape_text(text), width) or [""]
+
+def _cut_label(name: str) -> str:
+    """Return the label of a row, whose letters are all one wide, but those of East Asia two."""
+    widths = (2 if _measure_letter(letter) > 1 else 1 for letter in escape_text(name))
+    return _cut(name, sum(end <= _LABEL_LENGTH for end in accumulate(widths)))
 
 
 def _cut(text: str, length: int) -> str:

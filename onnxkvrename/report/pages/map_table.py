@@ -46,13 +46,15 @@ KIND_COLORS: Mapping[str, Color] = MappingProxyType(
 Text can have each on the paper, and the paper's color on each (WCAG AA).
 """
 
-_BANDS = ((0, 10), (640, 20), (960, 30), (1280, 40), (1720, 60))
-"""The width of a page in pixels from which a band has so many columns."""
+_BANDS = ((0, 5), (20, 10), (40, 20), (60, 30), (80, 40), (107.5, 60))
+"""The width of a page, in letters of the reader's size, from which a band has so many columns."""
+_BESIDE = 40
+"""The width from which the labels of rows are beside their cells, not above them."""
 _MAX_NAME_LENGTH = 120
 _MAX_LABEL_LENGTH = 20
 """Letters of the longest label of a row that is shown in full."""
-_CHARACTER_WIDTH = 7.3
-"""Pixels of a letter of a label."""
+_CHARACTER_WIDTH = 0.46
+"""The width of a letter of a label, in letters of the reader's size."""
 _ARROW = "\N{RIGHTWARDS ARROW}"
 
 _STYLE = f"""
@@ -61,19 +63,19 @@ _STYLE = f"""
 .map caption {{ display: none }}
 .map th, .map td {{ grid-row: calc(var(--b, 0) * var(--rows) + var(--r)); padding: 0; \
 min-width: 0; position: relative }}
-.map th {{ font-weight: 400; color: var(--muted); font-size: 11px; line-height: 16px; \
+.map th {{ font-weight: 400; color: var(--muted); font-size: .6875rem; line-height: 1rem; \
 overflow-wrap: normal; white-space: nowrap }}
 .map thead th {{ text-align: center; padding-top: 10px; overflow: hidden }}
 .map tbody th {{ text-align: left; justify-self: start; max-width: 100%; overflow: hidden; \
-text-overflow: ellipsis; font: 12px/18px {CODE_FONT} }}
+text-overflow: ellipsis; font: .75rem/1.125rem {CODE_FONT} }}
 .map bdi {{ font-size: inherit }}
 .map .corner {{ position: absolute; width: 1px; height: 1px; padding: 0; clip-path: inset(50%) }}
-.map td {{ margin-top: 18px; text-align: center }}
+.map td {{ margin-top: 1.125rem; text-align: center }}
 .map td::before {{ position: absolute; bottom: 100%; left: 0; \
-font: 12px/18px {CODE_FONT}; color: var(--muted); white-space: nowrap; text-align: left; \
+font: .75rem/1.125rem {CODE_FONT}; color: var(--muted); white-space: nowrap; text-align: left; \
 max-width: calc(100vw - 2 * clamp(12px, 3vw, 40px)); overflow: hidden; text-overflow: ellipsis }}
-.mark {{ display: block; height: 28px; line-height: 24px; border: 2px solid currentcolor; \
-border-radius: 3px; font: 600 14px/24px {CODE_FONT} }}
+.mark {{ display: block; height: 1.75rem; border: 2px solid currentcolor; \
+border-radius: 3px; font: 600 .875rem/1.5rem {CODE_FONT}; print-color-adjust: exact }}
 .half .mark {{ border-style: dashed }}
 .missing .mark {{ border-style: dotted; color: var(--bad) }}
 .broken .mark {{ background: var(--bad); color: var(--paper); border-color: var(--bad) }}
@@ -84,16 +86,17 @@ td:hover > .tip, td:focus > .tip {{ position: fixed; z-index: 1; left: 8px; bott
 width: max-content; height: auto; max-width: min(36rem, calc(100vw - 16px)); clip-path: none; \
 overflow: visible; white-space: normal; overflow-wrap: anywhere; text-align: left; \
 background: var(--card); color: var(--ink); border: 1px solid var(--muted); border-radius: 6px; \
-padding: 8px 12px; font-size: 14px; line-height: 1.45 }}
+padding: 8px 12px; font-size: .875rem; line-height: 1.45 }}
 .map:has(td:hover) td:focus:not(:hover) > .tip {{ visibility: hidden }}
 td.closed > .tip {{ visibility: hidden }}
 .tip > span {{ display: block }}
 .tip > :first-child {{ font-weight: 600 }}
 .legend {{ display: flex; flex-wrap: wrap; gap: 6px 20px; list-style: none; padding: 0; margin: 0; \
-font-size: 14px; color: var(--muted) }}
+font-size: .875rem; color: var(--muted) }}
 .legend li {{ display: flex; align-items: center; gap: 8px }}
-.legend .mark {{ width: 28px; text-align: center; flex: none }}
-.note {{ font-size: 14px; color: var(--muted); margin: 6px 0 }}
+.legend .mark {{ width: 1.75rem; text-align: center; flex: none }}
+@media print {{ .tip {{ display: none !important }} }}
+.note {{ font-size: .875rem; color: var(--muted); margin: 6px 0 }}
 """
 
 MAP_SCRIPT = """
@@ -209,7 +212,7 @@ def write_map_style(grids: Sequence[KvGrid]) -> str:
     row_counts = {len(grid.rows) for grid in grids}
     labels = [len(_shorten(row.name)) for grid in grids for row in grid.rows]
     gutter = min(max(labels, default=0), _MAX_LABEL_LENGTH) + 2
-    rules = [f".map {{ --gutter: {gutter * _CHARACTER_WIDTH:.0f}px }}", ".map thead { --r: 1 }"]
+    rules = [f".map {{ --gutter: {gutter * _CHARACTER_WIDTH:.1f}rem }}", ".map thead { --r: 1 }"]
     rules += [f".rows-{count} {{ --rows: {count + 1} }}" for count in sorted(row_counts)]
     rules += [
         f".map tbody tr:nth-child({row}) {{ --r: {row + 1} }}"
@@ -219,14 +222,15 @@ def write_map_style(grids: Sequence[KvGrid]) -> str:
     count = max((len(grid.columns) for grid in grids), default=0)
     for number, (width, columns) in enumerate(_BANDS):
         end = (
-            f" and (max-width: {_BANDS[number + 1][0] - 0.02}px)"
+            f" and (max-width: {_BANDS[number + 1][0] - 0.01}em)"
             if number + 1 < len(_BANDS)
             else ""
         )
-        rules.append(f"@media (min-width: {width}px){end} {{")
+        rules.append(f"@media (min-width: {width}em){end} {{")
         bands = -(-count // columns)
-        even = -(-count // (bands * 10)) * 10 if bands > 1 else columns
-        rules += _write_bands(even, count, labels_beside=width > 0)
+        step = min(columns, 10)
+        even = -(-count // (bands * step)) * step if bands > 1 else columns
+        rules += _write_bands(even, count, labels_beside=width >= _BESIDE)
         rules.append("}")
     return "\n".join([_STYLE, *rules]) + "\n"
 
@@ -319,7 +323,7 @@ def _write_bands(columns: int, count: int, *, labels_beside: bool) -> Iterator[s
         yield ".map td { margin-top: 0 }"
         yield ".map tbody th { align-self: center }"
         yield (
-            ".map td::before { bottom: 5px; left: auto; right: calc(100% + 2px); "
+            ".map td::before { bottom: .3rem; left: auto; right: calc(100% + 2px); "
             "width: var(--gutter) }"
         )
 

@@ -12,8 +12,10 @@ from onnxkvrename.report.pages.elements import (
     build,
     build_data,
     build_verbatim,
+    cut_middle,
     isolate,
     isolate_words,
+    offer_breaks,
     write_html,
     write_svg,
 )
@@ -93,3 +95,15 @@ def test_a_script_or_a_style_is_never_made_from_names(tag: str) -> None:
     for text in ("a </b", "<!-- a"):
         with pytest.raises(ValueError, match="contains </"):
             build_verbatim(tag, text)
+
+
+def test_a_path_breaks_after_its_slashes() -> None:
+    line = build("h1", offer_breaks("KV cache of /exports/a b/model.onnx"))
+    parts = [part.text for part in line.iter("span")]
+    assert parts == ["/exports/", "a", "b/", "model.onnx"]
+    assert "".join(line.itertext()) == "KV cache of /exports/a b/model.onnx"
+
+
+def test_a_long_name_keeps_both_ends() -> None:
+    assert cut_middle("abcdefghij", 10) == "abcdefghij"
+    assert cut_middle("abcdefghijk", 10) == "abcde…hijk"
