@@ -80,15 +80,24 @@ class SingleOption(click.Option):
         parser.add_option(self, self.opts, self.name, action="append", nargs=self.nargs)
 
     def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> Any:
-        """Return the value and where it is from; a usage error for two different ones."""
+        """Return the value and where it is from; a usage error for two, or for an option."""
         values = opts.get(self.name or "")
         if not isinstance(values, list):
             return super().consume_value(ctx, opts)
+        if not ctx.resilient_parsing and self._is_option(values[-1], ctx):
+            raise click.BadOptionUsage(max(self.opts, key=len), "requires a value", ctx)
         different = list(dict.fromkeys(values))
         if len(different) > 1 and not ctx.resilient_parsing:
             option, (first, second) = max(self.opts, key=len), different[:2]
             raise click.UsageError(f"{option} has two values: {first} and {second}; pass one")
         return super().consume_value(ctx, {**opts, self.name: values[-1]})
+
+    @staticmethod
+    def _is_option(value: Any, ctx: click.Context) -> bool:
+        """Return whether the value is one of the other options, before which a value is missing."""
+        if not isinstance(value, str) or not value.startswith("-"):
+            return False
+        return any(value in param.opts for param in ctx.command.params)
 
 
 add_single_option = partial(click.option, cls=SingleOption)

@@ -408,7 +408,7 @@ def _check_destination_options(arguments: _Arguments) -> None:
             "--keep-going and --seed-cache cannot be used together: exports are planned together"
         )
     if arguments.to and (arguments.seed_cache or arguments.target):
-        raise click.UsageError("--to goes with neither --seed-cache nor --target: convert first")
+        raise click.UsageError("--to cannot be used with --seed-cache or --target: convert first")
 
 
 def _build_options(arguments: _Arguments, view: RenameView) -> Options:

@@ -194,11 +194,11 @@ def _build_request(arguments: _Arguments) -> VerifyRequest:
     if arguments.prefix is not None:
         check_token_change(TokenChange(arguments.prefix))
     if (arguments.reference or arguments.dims) and not arguments.run:
-        raise click.UsageError("--reference and --dim are for --run")
+        raise KvRenameError("--reference and --dim are for --run", hint="`--run`")
     if (arguments.compare_data or arguments.up_to_order) and arguments.renamed_from is None:
         raise click.UsageError("--compare-data and --up-to-order are for --renamed-from")
     if (arguments.run_timeout or arguments.run_memory is not None) and not arguments.run:
-        raise click.UsageError("--run-timeout and --run-memory are for --run")
+        raise KvRenameError("--run-timeout and --run-memory are for --run", hint="`--run`")
     return VerifyRequest(
         token=arguments.prefix,
         select_pattern=None if arguments.select is None else _parse_select(arguments.select),

@@ -68,8 +68,11 @@ def _wrap(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def _suggest_codes(name: str) -> str:
-    """Return a hint with the codes that begin like this one, such as KV4 or KV4021."""
+    """Return a hint with the codes in it, or that begin like it: 402, KV402,KV601, KV4, KV4021."""
     hint = "`onnxkvrename explain` lists all codes"
+    numbers = re.findall(r"(?<![0-9])[0-9]{3}(?![0-9])", name)
+    if codes := [f"KV{number}" for number in numbers if f"KV{number}" in CODES]:
+        return f"`onnxkvrename explain {' '.join(codes)}`"
     for end in range(len(name), 2, -1):
         similar = [code for code in CODES if code.startswith(name[:end])]
         if similar:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_toml
 from onnxkvrename.errors import ModelError, RulesError
+from onnxkvrename.findings import suggest_similar
 from onnxkvrename.patterns.pattern import MAX_PATTERNS, Pattern, check_total_cost, compile_pattern
 from onnxkvrename.rules.profile import (
     OPTIONAL_PART,
@@ -76,10 +77,9 @@ def load_rules(profile: str | None = None, path: Path | None = None) -> Rules:
         return parse_rules(_read_rules_file(PROFILES_DIRECTORY / f"{profile}.toml"), profile)
     plugin = _find_plugins().get(profile)
     if plugin is None:
-        from onnxkvrename.findings import suggest_similar  # only for a mistake
-
-        known = list_profiles()
-        hint = suggest_similar(profile, known) or f"profiles: {', '.join(known)}"
+        names = list_profiles()
+        hint = suggest_similar(profile, names) or f"profiles: {', '.join(names)}"
+        hint = "--rules reads a file" if profile.endswith(".toml") else hint
         raise RulesError(f"no such profile: {profile}", hint=hint)
     return _load_plugin(plugin)
 

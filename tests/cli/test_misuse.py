@@ -81,7 +81,34 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("verify verfy", "verfy: no such file"),
         ("verify help", "help: no such file (onnxkvrename verify --help)"),
         ("help verify", "no such file or command: help (onnxkvrename verify --help)"),
+        ("m.onnx check", "check: no such file or command "
+         "(did you mean check-consumer? the command comes first)"),
+        # A word that lacks its option.
+        ("check-consumer m.onnx vllm-qaic", "vllm-qaic: no such file "
+         "(onnxkvrename check-consumer m.onnx --target vllm-qaic)"),
+        ("verify vllm-qaic m.onnx", "vllm-qaic: no such file "
+         "(onnxkvrename check-consumer m.onnx --target vllm-qaic)"),
+        ("m.onnx VLLM -n --strip", "VLLM: no such file "
+         "(onnxkvrename m.onnx -n --strip --prefix VLLM)"),
+        ("m.onnx --prefix VLLM KEYS", "KEYS: no such file"),
+        ("m.onnx --prefix X --rules qeff", "qeff: no such file "
+         "(onnxkvrename m.onnx --prefix X --profile qeff)"),
+        ("m.onnx --prefix X --rules none", "none: no such file"),
+        ("m.onnx --prefix X --profile my.toml", "no such profile: my.toml (--rules reads a file)"),
+        ("verify m.onnx --dim ctx_len=4", "--reference and --dim are for --run "
+         "(onnxkvrename verify m.onnx --dim ctx_len=4 --run)"),
+        ("explain kv-402", "no finding has the code kv-402 (onnxkvrename explain KV402)"),
+        ("explain 402,KV601", "no finding has the code 402,KV601 "
+         "(onnxkvrename explain KV402 KV601)"),
+        ("explain --all", f"no such option: --all ({HELP.format('explain')})"),
         # What is missing, or too much.
+        ("m.onnx --target --check",
+         f"--target requires a value (one of: {', '.join(list_consumers())})"),
+        ("m.onnx --prefix --target vllm-qaic",
+         f"--prefix requires a value ({HELP.format('rename')})"),
+        ("recover", f"no PATH given: recover requires one PATH ({HELP.format('recover')})"),
+        ("rules --suggest m.onnx v.onnx", "too many arguments: v.onnx; rules takes none "
+         f"({HELP.format('rules')})"),
         ("compare m.onnx", "no DECODE given: compare requires PREFILL and DECODE "
          f"({HELP.format('compare')})"),
         ("compare m.onnx m.onnx v.onnx", "too many arguments: v.onnx; compare takes PREFILL and "

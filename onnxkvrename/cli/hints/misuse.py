@@ -10,10 +10,12 @@ from pathlib import Path
 
 import click
 
-from onnxkvrename.cli.hints.typed_command import quote_unsafe
+from onnxkvrename.cli.hints.typed_command import quote_unsafe, read_typed_command
 from onnxkvrename.cli.main import COMMANDS, load_command
 from onnxkvrename.errors import KvRenameError, ReadError
 from onnxkvrename.findings import find_similar, format_list, suggest_similar
+from onnxkvrename.handoff.find_consumers import list_consumers
+from onnxkvrename.rules.load import list_profiles
 from onnxkvrename.storage.read import is_directory
 
 _PROGRAM = "onnxkvrename"
@@ -57,11 +59,15 @@ def check_command_name(args: Sequence[str]) -> None:
         if word == "help" and args[1:2] and args[1] in COMMANDS:
             command = f"{args[1]} --help"
         raise KvRenameError(message, hint=f"{_PROGRAM} {command}")
-    longer = (name for name in COMMANDS if name.startswith(word) and len(word) > 3)
-    similar = _OTHER_WORDS.get(word) or next(longer, None)
-    similar = similar or find_similar(word, [*COMMANDS, *_list_models_here()])
+    similar = _find_meant_command(word) or find_similar(word, [*COMMANDS, *_list_models_here()])
     if similar is not None:
         raise KvRenameError(message, hint=f"did you mean {similar}?")
+
+
+def _find_meant_command(word: str) -> str | None:
+    """Return the command that a word means, or is the beginning of."""
+    longer = (name for name in COMMANDS if name.startswith(word) and len(word) > 3)
+    return _OTHER_WORDS.get(word) or next(longer, None)
 
 
 def _list_models_here() -> list[str]:
@@ -74,7 +80,7 @@ def _list_models_here() -> list[str]:
 
 
 def explain_missing_model(name: str, args: Sequence[str], error: KvRenameError) -> None:
-    """Say in the error of a missing model which command was probably meant by its name.
+    """Say in the error of a missing file what was probably meant by its name.
 
     Args:
         name: The command that ran.
@@ -82,22 +88,47 @@ def explain_missing_model(name: str, args: Sequence[str], error: KvRenameError) 
         error: The error, of which the path is one of them; its hint is replaced or added.
     """
     word = error.path or ""
-    if not re.fullmatch(r"[A-Za-z][\w-]*", word):
+    command: click.Command = load_command(name).command
+    typed = read_typed_command(name, command, args)
+    if typed is None or not re.fullmatch(r"[A-Za-z][\w-]*", word):
+        return
+    if word not in typed.paths:
+        if ("--rules", word) in {option.words for option in typed.options}:
+            is_profile = word in list_profiles()
+            error.hint = f"`--profile {word}`" if is_profile else error.hint
         return
     has_name = args[:1] == [name]
     rest = [arg for arg in args[has_name:] if arg != word]
-    similar = find_similar(word, COMMANDS)
     if word in COMMANDS:
         is_understood = word in _MODEL_COMMANDS and _is_understood(word, rest)
-        command = shlex.join([word, *rest]) if is_understood else f"{word} --help"
-        error.hint = quote_unsafe(f"`{_PROGRAM} {command}`: the command comes first")
+        line = shlex.join([word, *rest]) if is_understood else f"{word} --help"
+        error.hint = quote_unsafe(f"`{_PROGRAM} {line}`: the command comes first")
     elif word == "help":
-        error.hint = f"`{_PROGRAM} {name} --help`"
+        error.hint = f"{_PROGRAM} {name} --help"
+    elif word in list_consumers():
+        error.hint = _suggest_option(name, rest, "--target", word) or error.hint
     elif error.hint is None and not has_name:
-        error.message = "no such file or command"
-        error.hint = f"`{_PROGRAM} --help` lists all commands"
-        if similar is not None:
-            error.hint = f"did you mean {similar}? the command comes first"
+        meant = _find_meant_command(word) or find_similar(word, COMMANDS)
+        if meant is not None:
+            error.message = "no such file or command"
+            error.hint = f"did you mean {meant}? the command comes first"
+        elif args[0] == word:
+            error.message = "no such file or command"
+            error.hint = f"`{_PROGRAM} --help` lists all commands"
+        elif word.isalnum():
+            error.hint = _suggest_option(name, rest, "--prefix", word)
+
+
+def _suggest_option(name: str, rest: Sequence[str], option: str, word: str) -> str | None:
+    """Return the hint that a word belongs after an option, which does not have a value yet."""
+    if option in rest or "--target" in rest:
+        return None
+    named = [name] if name != _DEFAULT_COMMAND else []
+    readers = (named, ["check-consumer"]) if option == "--target" else (named,)
+    for words in readers:
+        if _is_understood(words[0] if words else name, [*rest, option, word]):
+            return quote_unsafe(shlex.join([_PROGRAM, *words, *rest, option, word]))
+    return None
 
 
 def build_usage_failure(
@@ -145,16 +176,17 @@ def _explain_missing_parameter(
 ) -> tuple[str, str | None]:
     """Return what is missing, and what may be passed."""
     if isinstance(parameter, click.Argument):
-        argument = parameter.human_readable_name
+        argument = parameter.human_readable_name.removesuffix("...")
         required = _list_arguments(command)
-        needs = f"{name} requires {required}" if " and " in required else "pass an .onnx file"
+        is_model = argument == "MODEL"
+        needs = "pass an .onnx file" if is_model else f"{name} requires {required}"
         return f"no {argument} given: {needs}", None
     assert isinstance(parameter, click.Option)
     option, metavar = max(parameter.opts, key=len), parameter.metavar or ""
     message = f"{name} requires {option} {metavar}".rstrip()
     words = args[args[:1] == [name] :]
     if metavar == "MODEL" and len(words) == 1:
-        return message, quote_unsafe(f"`{_PROGRAM} {shlex.join([name, option, *words])}`")
+        return message, quote_unsafe(shlex.join([_PROGRAM, name, option, *words]))
     return message, (parameter.help or "").rstrip(".") or None
 
 
@@ -162,7 +194,7 @@ def _list_arguments(command: click.Command) -> str:
     """Return the arguments of a command, as its help names them."""
     arguments = [param for param in command.params if isinstance(param, click.Argument)]
     names = [param.human_readable_name.strip("[.]") for param in arguments]
-    return " and ".join(names) if len(names) != 1 else f"one {names[0]}"
+    return " and ".join(names) if len(names) > 1 else f"one {names[0]}" if names else "none"
 
 
 def _find_option(command: click.Command, spelling: str) -> click.Option | None:
@@ -190,7 +222,7 @@ def _explain_unknown_option(
             if spelling not in own:
                 others.setdefault(spelling, []).append(other)
     long = f"--{word.lstrip('-').replace('_', '-')}"
-    similar = find_similar(long, [*own, *others], cutoff=0.7) if len(word) > 2 else None
+    similar = find_similar(long, [*own, *others], cutoff=0.75) if len(word) > 2 else None
     if similar is None:
         letters = sorted(each for each in own if each.startswith(f"--{option[1]}"))
         word = word if word.startswith("--") else option
@@ -207,7 +239,7 @@ def _explain_unknown_option(
     is_own = name in _READERS and len(owners) <= _MAX_OWNERS and not _EAGER_OPTIONS & {*rest}
     readers = (owner for owner in owners if owner in _READERS and is_own)
     reader = next((owner for owner in readers if _is_understood(owner, rest)), None)
-    hint = quote_unsafe(f"`{_PROGRAM} {shlex.join([reader, *rest])}`") if reader else None
+    hint = quote_unsafe(shlex.join([_PROGRAM, reader, *rest])) if reader else None
     return f"{name} has no option {word}; {listed} it", hint
 
 
