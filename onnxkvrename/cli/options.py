@@ -97,7 +97,8 @@ class SingleOption(click.Option):
         """Return whether the value is one of the other options, before which a value is missing."""
         if not isinstance(value, str) or not value.startswith("-"):
             return False
-        return any(value in param.opts for param in ctx.command.params)
+        is_word = value in (ctx.obj or ())  # not a part of one, as in --rules=-n
+        return is_word and any(value in param.opts for param in ctx.command.params)
 
 
 add_single_option = partial(click.option, cls=SingleOption)

@@ -468,7 +468,7 @@ def test_blocks_that_vllm_does_not_pair_stop_the_hand_off(run) -> None:
         (("--vllm", "0.24"), "--vllm requires --block-size P:D"),
         (("--vllm", "0.34"), "--vllm: '0.34' is not one of '0.24', '0.33'"),
         (("--format", "jsn"), "(did you mean json?)"),
-        (("--tokens", "0"), "error: --tokens: 0 is not in the range x>=1 ("),
+        (("--tokens", "0"), "error: --tokens: 0 is less than 1 ("),
     ],
 )
 def test_settings_of_a_handshake_are_checked(args: tuple[str, ...], message: str, run) -> None:

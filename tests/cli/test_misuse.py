@@ -21,6 +21,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copyfile(FIXTURES / "plain" / "decoder.onnx", "m.onnx")
     shutil.copyfile(FIXTURES / "VLLM" / "decoder.onnx", "v.onnx")
+    shutil.copyfile("m.onnx", "-m.onnx")
     Path("exports").mkdir()
     shutil.copyfile("m.onnx", "exports/m.onnx")
 
@@ -40,6 +41,10 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
          "--format: 'JSON' is not one of 'github', 'json', 'sarif', 'text' (did you mean json?)"),
         ("m.onnx --prefix X --jobs two", f"--jobs: 'two' is not a whole number "
          f"({HELP.format('rename')})"),
+        ("m.onnx --prefix X --jobs 0", f"--jobs: 0 is not a number from 1 to 10000 "
+         f"({HELP.format('rename')})"),
+        ("manifest m.onnx --block-size 0", f"--block-size: 0 is less than 1 "
+         f"({HELP.format('manifest')})"),
         # An option near a known one, with one dash, with a letter, of another command.
         ("--verison", "no such option: --verison (did you mean --version?)"),
         ("-version", "no such option: -version (did you mean --version?)"),
@@ -50,6 +55,9 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("m.onnx -p X", "no such option: -p (did you mean --pairs or --prefix or --profile?)"),
         ("verify m.onnx -qz", f"no such option: -z ({HELP.format('verify')})"),
         ("verify m.onnx --nonsense", f"no such option: --nonsense ({HELP.format('verify')})"),
+        ("verify -m.onnx", "no such option: -m (for the file, pass ./-m.onnx)"),
+        ("verify ''", "MODEL: an empty path: is a variable not set? "
+         f"({HELP.format('verify')})"),
         ("verify m.onnx --target vllm-qaic", "verify has no option --target; rename, "
          "check-consumer, compare have it "
          "(onnxkvrename check-consumer m.onnx --target vllm-qaic)"),
@@ -83,6 +91,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("help verify", "no such file or command: help (onnxkvrename verify --help)"),
         ("m.onnx check", "check: no such file or command "
          "(did you mean check-consumer? the command comes first)"),
+        ("verify exprots", "exprots: no such file (did you mean exports?)"),
+        ("exports1 --prefix X", "exports1: no such file (did you mean exports?)"),
         # A word that lacks its option.
         ("check-consumer m.onnx vllm-qaic", "vllm-qaic: no such file "
          "(onnxkvrename check-consumer m.onnx --target vllm-qaic)"),
@@ -129,7 +139,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("verify m.onnx --format",
          "--format requires a value (one of: github, json, sarif, text)"),
         ("m.onnx --prefix X --check=yes",
-         f"Option '--check' does not take a value ({HELP.format('rename')})"),
+         f"--check cannot take a value ({HELP.format('rename')})"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_answered_with_what_was_meant(typed: str, error: str, run: Run) -> None:
@@ -143,6 +153,13 @@ def test_a_suggested_command_is_safe_to_print(run: Run) -> None:
     shutil.copyfile("m.onnx", name)
     err = run("verify", name, "--target", "vllm-qaic").err
     assert r"$'\043\043vso[x]\033[31m.onnx' --target vllm-qaic)" in err
+
+
+def test_a_value_may_be_called_like_an_option(run: Run) -> None:
+    """It is a part of the word then, as in every command of a hint."""
+    shutil.copyfile(FIXTURES.parent / "onnxkvrename/rules/profiles/qeff.toml", "-n")
+    assert run("m.onnx", "--prefix", "X", "--rules=-n").code == 0
+    assert "--rules requires a value" in run("m.onnx", "--prefix", "X", "--rules", "-n").err
 
 
 def test_a_file_called_like_a_command_is_a_model(run: Run) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import click
 
-from onnxkvrename.cli.hints.typed_command import quote_unsafe, read_typed_command
+from onnxkvrename.cli.hints.typed_command import quote_path, quote_unsafe, read_typed_command
 from onnxkvrename.cli.main import COMMANDS, load_command
 from onnxkvrename.errors import KvRenameError, ReadError
 from onnxkvrename.findings import find_similar, format_list, suggest_similar
 from onnxkvrename.handoff.find_consumers import list_consumers
 from onnxkvrename.rules.load import list_profiles
-from onnxkvrename.storage.read import is_directory
+from onnxkvrename.storage.read import is_directory, is_occupied
 
 _PROGRAM = "onnxkvrename"
 _DEFAULT_COMMAND = next(iter(COMMANDS))
@@ -107,15 +107,18 @@ def explain_missing_model(name: str, args: Sequence[str], error: KvRenameError) 
         error.hint = f"{_PROGRAM} {name} --help"
     elif word in list_consumers():
         error.hint = _suggest_option(name, rest, "--target", word) or error.hint
-    elif error.hint is None and not has_name:
+    elif error.hint is None:
         meant = _find_meant_command(word) or find_similar(word, COMMANDS)
-        if meant is not None:
+        near = find_similar(word, _list_models_here())
+        if meant is not None and not has_name:
             error.message = "no such file or command"
             error.hint = f"did you mean {meant}? the command comes first"
-        elif args[0] == word:
+        elif near is not None:
+            error.hint = f"did you mean {near}?"
+        elif not has_name and args[0] == word:
             error.message = "no such file or command"
             error.hint = f"`{_PROGRAM} --help` lists all commands"
-        elif word.isalnum():
+        elif not has_name and word.isalnum():
             error.hint = _suggest_option(name, rest, "--prefix", word)
 
 
@@ -150,19 +153,30 @@ def build_usage_failure(
         message, hint = _explain_missing_parameter(name, args, parameter, command)
     elif isinstance(error, click.BadOptionUsage):
         parameter = _find_option(command, error.option_name)
-        if parameter is not None and not parameter.is_flag:
+        if parameter is not None and parameter.is_flag:
+            message = f"{error.option_name} cannot take a value"
+        elif parameter is not None:
             message = f"{error.option_name} requires a value"
             hint = _list_choices(parameter, command)
     elif isinstance(parameter, click.Option):
         message = f"{parameter.opts[-1]}: {error.message.rstrip('.')}"
-        message = message.replace("not a valid integer range", "not a whole number")
+        message = _explain_range(message)
         if isinstance(parameter.type, click.Choice):
             hint = _suggest_choice(error.message, map(str, parameter.type.choices))
+    elif isinstance(parameter, click.Argument):
+        message = f"{parameter.human_readable_name.strip('[.]')}: {error.message.rstrip('.')}"
     elif match := re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", message, re.DOTALL):
         message = f"too many arguments: {match[1]}; {name} takes {_list_arguments(command)}"
     if hint is None and not message.endswith(")"):  # else it says itself what to do
         hint = f"`{_PROGRAM} {name} --help` lists all options"
     return KvRenameError(message, hint=hint)
+
+
+def _explain_range(message: str) -> str:
+    """Return what click says of a wrong number in words."""
+    message = message.replace("not a valid integer range", "not a whole number")
+    message = re.sub(r"is not in the range x>=(\d+)", r"is less than \1", message)
+    return re.sub(r"in the range (\d+)<=x<=(\d+)", r"a number from \1 to \2", message)
 
 
 def _suggest_choice(message: str, choices: Iterable[str]) -> str | None:
@@ -215,6 +229,9 @@ def _explain_unknown_option(
 ) -> tuple[str, str | None]:
     """Return what is wrong with an option that a command does not have, and which it may be."""
     word = _find_typed_word(args, option)
+    paths = [arg for arg in args if arg.startswith(option) and is_occupied(arg)]
+    if paths:
+        return f"no such option: {option}", f"for the file, pass {quote_path(paths[0])}"
     own = _list_spellings(command)
     others: dict[str, list[str]] = {}
     for other in COMMANDS:
