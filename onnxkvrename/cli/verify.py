@@ -193,7 +193,8 @@ def _verify_models(arguments: _Arguments) -> tuple[tuple[VerifiedModel, ...], Pr
 def _build_request(arguments: _Arguments) -> VerifyRequest:
     if arguments.prefix is not None:
         check_token_change(TokenChange(arguments.prefix))
-    if (arguments.reference or arguments.dims) and not arguments.run:
+    dims = parse_dim_sizes(arguments.dims)
+    if (arguments.reference or dims) and not arguments.run:
         raise KvRenameError("--reference and --dim are for --run", hint="`--run`")
     if (arguments.compare_data or arguments.up_to_order) and arguments.renamed_from is None:
         raise click.UsageError("--compare-data and --up-to-order are for --renamed-from")
@@ -207,7 +208,7 @@ def _build_request(arguments: _Arguments) -> VerifyRequest:
         renamed_from=arguments.renamed_from,
         compare_data=arguments.compare_data,
         up_to_order=arguments.up_to_order,
-        dims=parse_dim_sizes(arguments.dims),
+        dims=dims,
         limits=RunLimits(
             arguments.run_timeout or DEFAULT_SECONDS,
             None

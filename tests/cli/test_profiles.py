@@ -26,4 +26,5 @@ def test_a_printed_profile_is_a_rules_file(
 def test_an_unknown_profile_is_an_error(run: Any) -> None:
     outcome = run("profiles", "qef")
     assert (outcome.code, outcome.out) == (2, "")
-    assert "no such profile: qef (profiles: " in outcome.err
+    assert "no such profile: qef (did you mean qeff?)" in outcome.err
+    assert "no such profile: x (profiles: " in run("profiles", "x").err

@@ -292,7 +292,7 @@ def test_github_annotates_what_kept_the_job_from_being_done(here: Path, run) -> 
     outcome = run("verify", "lost.onnx", "--format", "github")
     assert outcome.code == 2
     assert outcome.out.startswith("::error file=lost.onnx,title=failed::lost.onnx: no such file")
-    outcome = run("verify", MODEL, "--dim", "x", "--format=github")
+    outcome = run("verify", MODEL, "--dim", "ctx_len=4", "--format=github")
     assert outcome.out.startswith("::error title=failed::--reference and --dim are for --run")
 
 

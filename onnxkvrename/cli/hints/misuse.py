@@ -105,9 +105,11 @@ def explain_missing_model(name: str, args: Sequence[str], error: KvRenameError) 
         error.hint = quote_unsafe(f"`{_PROGRAM} {line}`: the command comes first")
     elif word == "help":
         error.hint = f"{_PROGRAM} {name} --help"
+    elif error.hint is not None:
+        return
     elif word in list_consumers():
-        error.hint = _suggest_option(name, rest, "--target", word) or error.hint
-    elif error.hint is None:
+        error.hint = _suggest_option(name, rest, "--target", word)
+    else:
         meant = _find_meant_command(word) or find_similar(word, COMMANDS)
         near = find_similar(word, _list_models_here())
         if meant is not None and not has_name:
