@@ -155,6 +155,40 @@ def test_of_a_folder_with_several_models_the_decoder_is_passed(
     assert run(*shlex.split(suggested)).code in (0, 1)
 
 
+@pytest.mark.parametrize("trial", ["--check", "--diff", "-n"])
+@pytest.mark.parametrize(
+    "typed",
+    [
+        *("half --prefix VLLM", "half --target vllm-qaic", "v.onnx --prefix X"),
+        *("v.onnx --target vllm-qaic", "suffix.onnx --prefix X", "wrong.onnx --prefix vllmKvCache"),
+        *("m.onnx --prefix X -o v.onnx", "linked.onnx --prefix X"),
+    ],
+)
+def test_a_fix_writes_though_it_was_found_by_a_trial(typed: str, trial: str, run: Run) -> None:
+    """A trial finds the same again, as nothing is written."""
+    for hint in find_hints("", run(*shlex.split(typed), trial).err):
+        words = shlex.split(hint.command)[1:]
+        assert not {"--check", "--diff", "-n", "verify"} & {*words}
+        assert run(*words).code == 0
+        assert f" {hint.code}:" not in run(*words, "--check").err
+
+
+@pytest.mark.parametrize("trial", ["--check", "--diff", "-n"])
+@pytest.mark.parametrize(
+    "typed",
+    [
+        *("m.onnx", "m.onnx --prefix X --target vllm-qaic", "m.onnx -o new.onnx"),
+        *("hybrid.onnx --target vllm-qaic", "m.onnx --prefix X --profile huggingface"),
+    ],
+)
+def test_a_corrected_command_is_still_a_trial(typed: str, trial: str, run: Run) -> None:
+    """What was typed is wrong or lacks something, and the files need no change for it."""
+    shutil.copyfile(FIXTURES / "plain" / "hybrid.onnx", "hybrid.onnx")
+    hints = list(find_hints("", run(*shlex.split(typed), trial).err))
+    assert hints
+    assert all(trial in shlex.split(hint.command) for hint in hints)
+
+
 def test_a_model_is_missed_before_its_token(run: Run) -> None:
     error = "error: none.onnx: no such file"
     assert run("none.onnx").err.startswith(error)

@@ -13,6 +13,10 @@ has a command between backticks, in one of these forms:
 Here the first two get the whole command line, and the last the options by which the buffers are
 found, such as ``--rules``. All is quoted for a POSIX shell (:mod:`shlex`), and what cannot be
 printed as it is for bash and zsh. A hint that is nothing but a command needs no backticks any more.
+
+``--check``, ``--diff`` and ``-n`` stay where a command reads or checks in another way, or corrects
+what was typed: it tries the same rename again. They are left out of a command that removes what
+was found by what it writes: by one of `_EFFECTS`, or by a rename of its own.
 """
 
 from __future__ import annotations
@@ -70,8 +74,7 @@ _EFFECTS = frozenset(
         *("--output", "--directory", "--force", "--sidecar"),
     )
 )
-"""Options of which a hint says what they change in files. The command that it suggests has none
-of `_TRIALS`, which write nothing."""
+"""Options that decide what is written, and where; `_TRIALS` write nothing."""
 REPLACED_OPTIONS = {
     "--strip": (
         *("--prefix", "--target", "--full-transfer", "--replace", "--normalize", "--to"),
@@ -106,9 +109,13 @@ def build_writing_command() -> str:
     typed = _find_typed_command()
     if typed is None:
         return ""
+    return complete_hint(f"`{_PROGRAM} {typed.name} MODEL...`", typed)
+
+
+def _leave_out_trials(typed: TypedCommand) -> TypedCommand:
+    """Return the command line that writes what was only tried."""
     options = tuple(option for option in typed.options if option.name not in _TRIALS)
-    hint = f"`{_PROGRAM} {typed.name} MODEL...`"
-    return complete_hint(hint, typed._replace(options=options))
+    return typed._replace(options=options)
 
 
 def complete_reports(
@@ -273,6 +280,8 @@ def _complete_command(text: str, typed: TypedCommand, model: str, models: str) -
     if name not in CARRIED_OPTIONS or "--help" in words:
         return text
     is_same = name == typed.name
+    if name == _DEFAULT_COMMAND and _MODEL.search(text):  # of what was found, not of what was typed
+        typed = _leave_out_trials(typed)
     if (
         is_same
         and name not in words
