@@ -12,6 +12,7 @@ The rules are those of https://github.com/quic/efficient-transformers:
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -219,13 +220,15 @@ def build_unrecognized_finding(directory: str, params: ExportParams) -> Finding:
 
 
 def check_export_reuse(
-    model: str, directory: str, params: ExportParams, rules: Rules, change: TokenChange
+    model: str, directory: Path, params: ExportParams, rules: Rules, change: TokenChange
 ) -> Finding | None:
     """Return KV402 if QEfficient would reuse a model renamed in place for another export.
 
+    The hint is about this export alone: other models of the command need not be exports.
+
     Args:
         model: The name of the model's file.
-        directory: The name of the export's directory.
+        directory: The directory of its export.
         params: The parameters in that directory.
         rules: The rules that recognise KV names.
         change: The tokens to put in and to take out.
@@ -235,10 +238,11 @@ def check_export_reuse(
         names that the model will have.
     """
     if (
-        split_directory_name(directory) is None
+        split_directory_name(Path(os.path.abspath(directory)).name) is None
         or rename_export_params(params, rules, change) == params
     ):
         return None
+    seed = _build_seed_command(directory, change)
     kind = _describe_tokens(_collect_tokens(params["export_params"]["output_names"], rules))
     return build_finding(
         "KV402",
@@ -247,8 +251,15 @@ def check_export_reuse(
         "export of that kind silently reuses the renamed model",
         _OUTPUT_DIRECTORY_HINT
         if explain_token_refusal(params, rules)
-        else "`--seed-cache` puts it where QEfficient will look for it",
+        else f"`{seed}` puts it where QEfficient will look for it",
     )
+
+
+def _build_seed_command(directory: Path, change: TokenChange) -> str:
+    """Return the command that puts the models of an export where QEfficient looks for them."""
+    token = "--strip" if change.strip else f"--prefix {shlex.quote(change.final_token)}"
+    replace = " --replace" if change.replace else ""
+    return f"onnxkvrename {_quote_directory(directory)} {token}{replace} --seed-cache"
 
 
 def check_export_tokens(
@@ -277,10 +288,15 @@ def check_export_tokens(
 def build_undo_command(directory: Path, params: ExportParams, rules: Rules) -> str:
     """Return the command that gives the models of an export the names it was made with."""
     tokens = _collect_tokens(params["export_params"]["output_names"], rules) - {""}
-    path = shlex.quote(f"./{directory}" if str(directory).startswith("-") else str(directory))
+    path = _quote_directory(directory)
     if tokens:
         return f"onnxkvrename rename {path} --prefix {min(tokens)} --replace"
     return f"onnxkvrename {path} --strip"
+
+
+def _quote_directory(directory: Path) -> str:
+    path = str(directory)
+    return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
 def _describe_tokens(tokens: Collection[str]) -> str:

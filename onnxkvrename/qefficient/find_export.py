@@ -52,8 +52,7 @@ def check_cache_reuse(job: RenameJob, rules: Rules, plan: RenamePlan) -> Iterato
     from onnxkvrename.qefficient.export_cache import build_undo_command, check_export_reuse
 
     directory, params = found
-    name, change = Path(os.path.abspath(directory)).name, plan.token_change
-    warning = check_export_reuse(job.model.name, name, params, rules, change)
+    warning = check_export_reuse(job.model.name, directory, params, rules, plan.token_change)
     if warning is not None:
         undo = build_undo_command(directory, params, rules)
         yield warning._replace(hint=f"`{undo}` undoes a rename here; then {warning.hint}")

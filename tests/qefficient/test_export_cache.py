@@ -396,23 +396,23 @@ def test_rules_must_agree_with_qefficient_on_what_is_kv() -> None:
 
 
 def test_a_model_renamed_in_place_would_be_taken_for_the_plain_export() -> None:
-    found = check_export_reuse("Toy.onnx", "Toy-0123456789abcdef", export(), QEFF, VLLM)
+    found = check_export_reuse("Toy.onnx", Path("Toy-0123456789abcdef"), export(), QEFF, VLLM)
     assert found is not None
     assert (found.code, found.severity, found.name) == ("KV402", "warning", "Toy.onnx")
     assert "an export without a token; if you rename it here" in found.message
-    assert found.hint.startswith("`--seed-cache`")
+    assert found.hint.startswith("`onnxkvrename Toy-0123456789abcdef --prefix VLLM --seed-cache`")
 
 
 def test_a_model_stripped_in_place_would_be_taken_for_the_one_with_the_token() -> None:
     params = export(PREFIXED, kv_cache_prefix="VLLM")
-    found = check_export_reuse("Toy.onnx", "Toy-0123456789abcdef", params, QEFF, STRIP)
+    found = check_export_reuse("Toy.onnx", Path("Toy-0123456789abcdef"), params, QEFF, STRIP)
     assert found is not None
     assert "an export with the token VLLM; if you rename it here" in found.message
 
 
 def test_where_seeding_is_of_no_use_another_directory_is_named_instead() -> None:
     speech = export(PLAIN, "QEFFAutoModelForSpeechSeq2Seq")
-    found = check_export_reuse("Toy.onnx", "Toy-0123456789abcdef", speech, QEFF, VLLM)
+    found = check_export_reuse("Toy.onnx", Path("Toy-0123456789abcdef"), speech, QEFF, VLLM)
     assert found is not None
     assert found.hint.startswith("`-d renamed`")
 
@@ -430,7 +430,7 @@ def test_where_seeding_is_of_no_use_another_directory_is_named_instead() -> None
 def test_a_model_that_becomes_what_its_directory_promises_is_in_order(
     directory: str, params: ExportParams, wish: TokenChange
 ) -> None:
-    assert check_export_reuse("Toy.onnx", directory, params, QEFF, wish) is None
+    assert check_export_reuse("Toy.onnx", Path(directory), params, QEFF, wish) is None
 
 
 def test_a_directory_that_is_taken_is_an_error() -> None:
@@ -499,6 +499,6 @@ def test_seeding_is_of_use_for_each_real_export_but_the_vision_encoder(
 ) -> None:
     encoder = plain.name.partition("-")[2] == twin.name.partition("-")[2]
     assert (explain_token_refusal(kept(plain).params, QEFF) is not None) == encoder
-    warned = check_export_reuse("m.onnx", plain.name, kept(plain).params, QEFF, VLLM)
+    warned = check_export_reuse("m.onnx", plain, kept(plain).params, QEFF, VLLM)
     assert (warned is None) == encoder
-    assert check_export_reuse("m.onnx", twin.name, kept(twin).params, QEFF, VLLM) is None
+    assert check_export_reuse("m.onnx", twin, kept(twin).params, QEFF, VLLM) is None

@@ -15,6 +15,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 import qefficient_exports
+from conftest import FIXTURES, Run
+from hint_trials import find_hints
 from kill_commands import (
     CHILD_TIMEOUT,
     count_until_false,
@@ -388,7 +390,16 @@ def test_a_rename_in_place_within_the_cache_gets_a_warning(plain: Path, run) -> 
     assert outcome.code == 0
     assert "warning KV402: decoder.onnx is in QEfficient's export cache" in outcome.err
     assert f"`onnxkvrename {plain} --strip` undoes a rename here; then " in outcome.err
-    assert "--seed-cache` puts it where" in outcome.err
+    assert "--seed-cache --prefix VLLM` puts it where" in outcome.err
+
+
+def test_a_model_beside_others_is_put_into_the_cache_by_its_export(plain: Path, run: Run) -> None:
+    """The others are not part of an export, and one that failed by that would stop it."""
+    shutil.copyfile(FIXTURES / "plain" / "decoder.onnx", plain.parent / "alone.onnx")
+    outcome = run(plain.parent, "--prefix", "VLLM", "-n")
+    (_, seed) = find_hints("", outcome.err)
+    assert seed.command == f"onnxkvrename {plain} --seed-cache --prefix VLLM"
+    assert run(*seed.command.split()[1:]).code == 0
 
 
 LOOKS_AT_A_RENAMED_MODEL = [
