@@ -10,6 +10,7 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, begin_message, build_finding
 from onnxkvrename.handoff.comparison import BufferPair, Comparison, build_comparison
 from onnxkvrename.handoff.consumer import Consumer, MemoryKind
+from onnxkvrename.handoff.consumer_checks import has_lasting_error, leave_out_check
 from onnxkvrename.handoff.root_causes import RootCause, find_root_causes
 from onnxkvrename.handoff.selection import BufferId
 from onnxkvrename.handoff.side_checks import (
@@ -235,6 +236,8 @@ def _collect_findings(
             f"it is not documented how the runtime of {setup.consumer.name} treats an array of "
             "another size; it may refuse it"
         )
+    if has_lasting_error(findings):
+        findings = list(map(leave_out_check, findings))
     if {finding.code for finding in findings} <= {"KV616"}:  # it works, once renamed
         notes += list_model_notes(writer, reader)
     return findings, [*notes, *list_update_notes(writer, reader)]

@@ -425,6 +425,13 @@ def test_a_hint_for_very_many_models_does_not_name_them_all() -> None:
     assert complete_hint("`--replace`", typed) == "onnxkvrename MODEL... --prefix X --replace"
 
 
+def test_a_single_model_is_named_however_long_the_hint_is() -> None:
+    path = f"{'d' * 200}/{'m' * 200}.onnx"
+    typed = _typed(path, "--prefix", "X")
+    hint = f"{'first add names to the configuration; ' * 12}`--no-sidecars` does not change it"
+    assert f"`onnxkvrename {path} --prefix X --no-sidecars`" in complete_hint(hint, typed)
+
+
 def test_a_model_called_like_a_command_stays_a_model() -> None:
     assert complete_hint("`--force`", _typed("rename", "verify", "--prefix", "X")) == (
         "onnxkvrename rename verify --prefix X --force"

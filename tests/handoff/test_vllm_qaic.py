@@ -332,6 +332,15 @@ def test_without_logits_the_last_buffer_is_dropped() -> None:
     )
 
 
+def test_a_model_for_decode_is_renamed_alone_and_windows_together() -> None:
+    """One of several windows with the token would be half of a set."""
+    layout = model(decoder(), outputs=["next_tokens"])
+    rename = "onnxkvrename rename MODEL --prefix vllmKvCache"
+    assert only(layout._replace(models=("m.onnx",)), "KV604").hint.endswith(f": `{rename}`")
+    windows = layout._replace(models=("w1.onnx", "w2.onnx"))
+    assert "`" not in only(windows, "KV604").hint
+
+
 def test_more_outputs_that_start_with_log_are_too_many() -> None:
     one = only(model(decoder(), outputs=["logits", "log_a", "log_b"]), "KV604")
     assert one.name == "log_a"
@@ -398,6 +407,19 @@ def test_a_context_on_another_axis_is_cut_wrongly(axis: int | None, cut: bool) -
 
 def test_nothing_is_cut_where_all_of_each_buffer_is_moved() -> None:
     assert "KV605" not in codes(model({**decoder(1), **STATES}), whole=True)
+
+
+def test_a_check_is_suggested_again_only_if_it_can_pass() -> None:
+    """Buffers that grow are refused whatever is moved of each."""
+    state = {**decoder(1), **STATES}
+    assert only(model(state), "KV605").hint.endswith(", then check: `--full-transfer`")
+    growing = write_in_place(model(state))
+    longer = growing.buffers[0]._replace(update=BufferUpdate("append", 2))
+    growing = growing._replace(buffers=(longer, *growing.buffers[1:]))
+    assert "KV120" in codes(growing)
+    assert only(growing, "KV605").hint == "set VLLM_QAIC_USE_FULL_KV_TRANSFER=1 on both sides"
+    without_logits = model(state, outputs=["next_tokens"])
+    assert "check" not in only(without_logits, "KV605").hint, "KV604 remains"
 
 
 def test_three_axes_are_never_cut() -> None:

@@ -46,9 +46,8 @@ _DEFAULT_COMMAND = "rename"
 _COMMAND = re.compile(rf"`(MODEL|(?:-|MODEL |{_PROGRAM} )(?:[^`'\"]|'[^']*'|\"[^\"]*\")*)`")
 _MODEL = re.compile(r"(?<= )MODEL(\.\.\.)?(?= |$)")
 _TOKEN = re.compile(r" --(?:prefix|target) \S+")
-_MAX_CHARS = 400
-"""Characters of the longest hint in which all models are named; with more of them than that, the
-reader has to put them in."""
+_MAX_CHARS = 300
+"""Characters of all models in a hint; if there are more, the reader has to put them in."""
 
 _RULES = ("--profile", "--rules", "--pairs")
 _LAYOUT = (*_RULES, "--no-set", "--dim", "--specializations", "--custom-io", "--full-transfer")
@@ -211,9 +210,10 @@ def complete_hint(
         model = quote_path(alone.paths[0])
     else:
         alone = typed if path is None else give_one_model(typed, path, output)
-    completed = _complete_commands(hint, typed, alone, model, " ".join(paths))
-    if len(completed) > _MAX_CHARS:
-        completed = _complete_commands(hint, typed, alone, model, "MODEL...")
+    models = " ".join(paths)
+    if len(paths) > 1 and len(models) > _MAX_CHARS:
+        models = "MODEL..."
+    completed = _complete_commands(hint, typed, alone, model, models)
     is_command = _COMMAND.fullmatch(completed)
     return is_command[1] if is_command else completed
 

@@ -108,9 +108,14 @@ def check_logits(consumer: Consumer, layout: Layout, full_transfer: bool) -> Ite
     if len(selection.outputs) - len(selection.inputs) + len(names) - 1 in (0, 1):
         return
     if not names:
-        rename = (
-            f": `onnxkvrename rename MODEL... --prefix {consumer.token}`" if consumer.token else ""
-        )
+        rename = ""
+        if consumer.token:  # of one of several windows it would leave out the others
+            option = f"--prefix {consumer.token}"
+            rename = (
+                f": `onnxkvrename rename MODEL {option}`"
+                if len(layout.models) == 1
+                else f": rename them with {option}, without --target"
+            )
         yield build_finding(
             "KV604",
             "",
