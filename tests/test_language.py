@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 PLAIN_BY_PHRASE = {
-    r"(?<!there )(?:is|was|are) no (?:regular|director|UTF-8|YAML\b|sidecar)": "is not a …",
+    r"(?<!there )\b(?:is|are|was|were) no (?!(?:longer|more|such|limit)\b)": "is not a …",
     r"\btakes no (?!longer)": "does not accept, cannot have",
     r"\bforet(?:ell|old)": "predict",
     r"\botherwise than\b": "different from",
@@ -34,6 +34,29 @@ PLAIN_BY_PHRASE = {
     r"\bin vain\b": "without effect",
     r"\bspeaks? of\b": "refers to",
     r"\bout of which\b": "from which",
+    r"\bstands? for\b": "represents, means, is about",
+    r"\bstands? in\b": "is in",
+    r"\bas (?:it|they|the \w+) stands?\b": "as it is",
+    r"\bbut for\b": "except for",
+    r"\ball the same\b": "anyway, nevertheless",
+    r"\btells? if\b": "returns whether",
+    r"\b(?:rules|profile) that (?:tells?|told)\b": "recognize, recognized",
+    r"\bsays? nothing (?:of|about)\b": "does not mention, does not show",
+    r"\bvouch": "prove",
+    r"\btokens? (?:to (?:put|take)|out\b)": "add, remove",
+    r"\bas (?:a consumer|vLLM) meets\b": "as a consumer sees",
+    r"\bnobody asked\b": "that the user did not choose",
+    r"\bmade anew\b|\banew\b": "again",
+    r"\bbears?\b|\bwears?\b": "has, can",
+    r"\bsuppos(?:e|es|ing)\b": "assumes",
+    r"\bholds? [^.;:]{0,40} against\b": "compares … with",
+    r"\bgets? to know\b": "learns, stores",
+    r"\bhas to know of\b": "must be changed",
+    r"\bwhence\b|\bthere(?:of|upon|in)\b|\bwhere(?:in|of|upon)\b": "from which, of it, in it",
+    r"\bhitherto\b|\bhenceforth\b|\balbeit\b|\bupon\b|\bheed": "until now, although, on, obey",
+    r"\b(?:is|are) spilt\b|\bdoom": "is lost, fails",
+    r"\bdeals? [^.;:]{0,40} out\b": "distribute",
+    r"\bunequally many\b|\bas many as pay\b": "different numbers, as many as are useful",
 }
 """Patterns of phrases, with the words to use instead. Case does not matter."""
 

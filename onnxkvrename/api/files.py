@@ -53,11 +53,11 @@ def rename(
 
     Args:
         model: The model's path.
-        token: The infix token to put in; with ``strip`` the one to take out, ``None`` for any.
+        token: The infix token to add; with ``strip`` the one to remove, ``None`` for any.
         output: The file for the result. Its directory is created if it is missing, and gets a copy
             of the external data if it is not that of the model. By default the result replaces the
             model.
-        strip: Take the token out again.
+        strip: Remove the token.
         replace: Replace a different token.
         normalize: Give outputs the suffix that consumers pair with an input.
         rules: Rules, a profile's name or the path of a rules file.

@@ -36,8 +36,8 @@ def rename_bytes(
 
     Args:
         data: A serialized ``ModelProto``.
-        token: The infix token to put in; with ``strip`` the one to take out, ``None`` for any.
-        strip: Take the token out again.
+        token: The infix token to add; with ``strip`` the one to remove, ``None`` for any.
+        strip: Remove the token.
         replace: Replace a different token.
         normalize: Give outputs the suffix that consumers pair with an input.
         rules: Rules, a profile's name or the path of a rules file.
@@ -89,8 +89,8 @@ def rename_model(
 
     Args:
         model: The model; it stays as it is.
-        token: The infix token to put in; with ``strip`` the one to take out, ``None`` for any.
-        strip: Take the token out again.
+        token: The infix token to add; with ``strip`` the one to remove, ``None`` for any.
+        strip: Remove the token.
         replace: Replace a different token.
         normalize: Give outputs the suffix that consumers pair with an input.
         rules: Rules, a profile's name or the path of a rules file.

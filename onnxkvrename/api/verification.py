@@ -62,7 +62,7 @@ def verify(
         run_timeout: With ``run``: the seconds that onnxruntime may take, by default 600.
         run_memory: With ``run``: the bytes of memory that it may take; by default 4 GiB and four
             times the model's size, or all that the machine has.
-        renamed_from: Also prove that this model, but for the names of KV buffers, is that one.
+        renamed_from: Also prove that this model is that one, except for the names of KV buffers.
         compare_data: With ``renamed_from``: compare the contents of external data as well.
         up_to_order: With ``renamed_from``: accept another order of functions, initializers and
             whatever else is found by its name.

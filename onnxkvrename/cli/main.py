@@ -223,7 +223,7 @@ def _build_module_name(name: str) -> str:
 def _find_loaded_command(name: str) -> Any:
     """Return the module of a command, or ``None`` if loading it has failed or was interrupted.
 
-    What is half loaded then, such as numpy, may not bear a second try.
+    What is half loaded then, such as numpy, may fail when it is loaded again.
     """
     return sys.modules.get(_build_module_name(name))
 

@@ -1,4 +1,4 @@
-"""The rules that a command was told to use, or that know the names of its models."""
+"""The rules that the user chose, or that know the names of the models."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def check_pairs_token(prefix: str | None, pairs: str | None) -> None:
 
 
 class RulesArguments(Protocol):
-    """The arguments of a command that can be told which rules to use."""
+    """The arguments of a command with options that choose rules."""
 
     @property
     def profile(self) -> str | None:
@@ -109,9 +109,9 @@ def pick_requested_rules(
     *,
     skips_unread: bool = False,
 ) -> Rules:
-    """Return the rules that a command was told to use, or that know the names of its models.
+    """Return the rules that the user chose, or that know the names of the models.
 
-    A profile that nobody asked for is named on stderr, but for programs and under ``--quiet``.
+    A profile that was picked is named on stderr, except for programs and under ``--quiet``.
 
     Args:
         paths: The models.
@@ -138,7 +138,7 @@ def pick_profile(
     *,
     is_quiet: bool,
 ) -> Rules:
-    """Return the rules for some models, and name a profile that nobody asked for on stderr.
+    """Return the rules for some models, and name a profile that was picked on stderr.
 
     Args:
         paths: The models.

@@ -111,8 +111,8 @@ class _Arguments(NamedTuple):
     "--renamed-from",
     metavar="SOURCE",
     type=NonEmptyPath(path_type=Path),
-    help="Also: but for the names of KV buffers, this model is SOURCE to the byte, whatever tool "
-    "renamed it; lists what else differs.",
+    help="Also: except for the names of KV buffers, this model is SOURCE to the byte, whatever "
+    "tool renamed it; lists what else differs.",
 )
 @click.option(
     "--compare-data",
@@ -149,7 +149,7 @@ class _Arguments(NamedTuple):
 @add_verbose_option("Show each buffer, and where it is updated.")
 @add_version_option()
 def command(**values: Any) -> int:
-    """Prove that every KV buffer is retained, as the models stand; write nothing.
+    """Prove that every KV buffer is retained, in the models as they are; write nothing.
 
     Beside all checks of a rename: each retained output is computed from its own
     input, through subgraphs and local functions; onnx's checker accepts the

@@ -1,1 +1,1 @@
-"""The KV buffers of a model as a consumer meets them."""
+"""The KV buffers of a model as a consumer sees them."""

@@ -177,7 +177,7 @@ def inspect_model(
 
     Args:
         path: The model.
-        rules: The rules that tell KV names.
+        rules: The rules that recognize KV names.
         trace_updates: Tells how buffers are updated; without it that stays unknown.
 
     Returns:
@@ -202,7 +202,7 @@ def summarize_model(
 
     Args:
         opened: The model.
-        rules: The rules that tell KV names.
+        rules: The rules that recognize KV names.
         trace_updates: As for :func:`inspect_model`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The KV buffers of a model, or of its windows together, as a consumer meets them."""
+"""The KV buffers of a model, or of its windows together, as a consumer sees them."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Layout(NamedTuple):
         buffers: The buffers, sorted by layer and part.
         kept: The names that a rename leaves unchanged, with the reasons.
         sizes: The known sizes of symbols.
-        weights: Some weights of its models, ``None`` if nothing is known of them.
+        weights: Some weights of its models, ``None`` if they are not known.
         other_stages: The paths of the other files of its set, as of the windows that a merged
             model was made from.
     """

@@ -60,7 +60,7 @@ class LoadedLayout(NamedTuple):
     """A layout, with a report on each model that was read.
 
     Attributes:
-        layout: The KV buffers as a consumer meets them.
+        layout: The KV buffers as a consumer sees them.
         reports: The problems of each model, including models without buffers.
         stamp: The layout digest that all models of the layout carry, if they do.
         data_paths: Where the external data of all models lie, usable or not.
@@ -122,7 +122,7 @@ def load_layout(
 
     Args:
         paths: Models, and directories with models.
-        rules: The rules that tell KV names and the parts of sets.
+        rules: The rules that recognize KV names and the parts of sets.
         compile_info: Sizes and dtypes of the compile.
         strict: Whether every warning is an error.
         trace_updates: Tells how buffers are updated; without it that stays unknown.
@@ -206,7 +206,7 @@ def load_model_or_manifest(
 
     Args:
         path: The model, directory or manifest.
-        rules: The rules that tell KV names and the parts of sets.
+        rules: The rules that recognize KV names and the parts of sets.
         compile_info: Sizes and dtypes of the compile.
         strict: Whether every warning is an error.
         trace_updates: As for :func:`load_layout`; a manifest says itself what was found.

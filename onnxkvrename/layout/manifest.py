@@ -116,7 +116,7 @@ def manifest_to_json(
         fault: Why the command failed, ``None`` if it did not.
         stamp: The digest in the metadata of the models.
         vllm: A projection, as JSON.
-        profile: The profile that told KV names.
+        profile: The profile that recognized KV names.
     """
     content = {
         "profile": serialize_choice(profile),
@@ -347,7 +347,7 @@ def _parse_update(entry: ObjectReader) -> BufferUpdate:
 
 
 def _parse_weights(document: ObjectReader) -> tuple[Weight, ...] | None:
-    """Return the weights; `None` in a manifest that says nothing of them."""
+    """Return the weights; `None` in a manifest without them."""
     if "weights" not in document.values or document.is_null("weights"):
         return None
     return tuple(

@@ -151,7 +151,7 @@ def build_renamed_entry(entry: CacheEntry, rules: Rules, change: TokenChange) ->
     Args:
         entry: The directory of the export and its parameters.
         rules: The rules that recognise KV names.
-        change: The token to put in or take out.
+        change: The token to add or remove.
 
     Returns:
         The new entry; an equal one if no name changes.
@@ -231,7 +231,7 @@ def check_export_reuse(
         directory: The directory of its export.
         params: The parameters in that directory.
         rules: The rules that recognise KV names.
-        change: The tokens to put in and to take out.
+        change: The tokens to add and to remove.
 
     Returns:
         ``None`` if the directory is not one of the cache, or if the parameters have the

@@ -175,7 +175,7 @@ def plan_seeds(
     Args:
         models: The models of the run.
         rules: The rules that recognise KV names.
-        change: The tokens to put in and to take out.
+        change: The tokens to add and to remove.
         in_place: True to rename each export and its directory, false to write a renamed copy.
         strict: True if the finding of an export that is left out is an error.
 
@@ -224,7 +224,7 @@ def find_moved_paths(paths: Sequence[Path], rules: Rules, change: TokenChange) -
     Args:
         paths: The models or directories of the run.
         rules: The rules that recognise KV names.
-        change: The tokens to put in and to take out.
+        change: The tokens to add and to remove.
 
     Raises:
         KvRenameError: It cannot be determined what is at a path.

@@ -37,8 +37,8 @@ def check_batch(
 
     Args:
         items: All models of the command, each prepared.
-        change: The token to put in or take out.
-        rules: The rules that tell KV names and the parts of sets.
+        change: The token to add or remove.
+        rules: The rules that recognize KV names and the parts of sets.
         options: What to check.
         sets: The models that change together, by their indexes; by default all do. Of a set with
             a model that cannot be read nothing is checked across models: it may be the missing

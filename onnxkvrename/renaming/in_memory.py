@@ -25,8 +25,8 @@ def rename_in_memory(data: bytes, change: TokenChange, rules: Rules) -> bytes:
 
     Args:
         data: A serialized ModelProto.
-        change: The token to put in or take out.
-        rules: The rules that tell KV names.
+        change: The token to add or remove.
+        rules: The rules that recognize KV names.
 
     Raises:
         CheckError: A check refuses the model; its ``findings`` say why.

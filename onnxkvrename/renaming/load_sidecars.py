@@ -59,7 +59,7 @@ def load_sidecars(
 
     Args:
         jobs: The models of the run.
-        change: The tokens to put in and to take out.
+        change: The tokens to add and to remove.
         rules: The rules that recognise KV names.
         search: The files that the user named, and what to do with those that are found.
         candidates: Files beside the models that may be sidecars by their names, each with the

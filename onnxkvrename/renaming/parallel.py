@@ -140,7 +140,7 @@ def open_executor(
 
     Args:
         address: The scheduler's address, ``None`` for processes.
-        processes: How many; ``None`` for as many as pay.
+        processes: How many; ``None`` for as many as are useful.
         items: The number of items to work on.
     """
     if address is not None:

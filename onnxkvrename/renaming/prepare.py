@@ -82,7 +82,7 @@ class PreparedModel(NamedTuple):
 
     @classmethod
     def from_lost_path(cls, report: ModelReport) -> PreparedModel:
-        """Return what stands for a path that leads to no model, from the report on it."""
+        """Return the result for a path that leads to no model, from the report on it."""
         path = Path(report.path)
         return cls(RenameJob(path, path, Path(os.path.abspath(path)), True, True), report)
 
@@ -94,7 +94,7 @@ def prepare_model(
 
     Args:
         job: The model and where its result goes.
-        change: The token to put in or take out.
+        change: The token to add or remove.
         rules: The rules that recognise KV names.
         options: The further checks to run.
 
@@ -239,7 +239,7 @@ def _check_output(
 def _has_result(prepared: PreparedModel, opened: OpenModel, options: Options) -> bool:
     """Return whether the output path already has the result and its data, as after a run.
 
-    What cannot be read there does not count, and is no error: nothing is to be written.
+    What cannot be read there does not count and is not an error: nothing is to be written.
     """
     job, plan = prepared.job, prepared.splice_plan
     assert plan is not None

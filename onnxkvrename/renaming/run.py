@@ -70,8 +70,8 @@ def rename_batch(
 
     Args:
         jobs: The models, each with the path of its result.
-        change: The token to put in or take out.
-        rules: The rules that tell KV names.
+        change: The token to add or remove.
+        rules: The rules that recognize KV names.
         options: What to check and whether to write.
         progress: The display of the progress.
         executor: Runs the reads and writes, on any machine where the jobs' paths mean the same
@@ -230,8 +230,8 @@ def find_sidecars(
 
     Args:
         jobs: The models.
-        change: The token to put in or take out.
-        rules: The rules that tell KV names.
+        change: The token to add or remove.
+        rules: The rules that recognize KV names.
         search: Which to look for.
 
     Raises:
@@ -267,7 +267,7 @@ def stamp_models(
         reports: What was found of them before.
         identities: The states of the files that were read for it.
         digest: The digest, hexadecimal.
-        rules: The rules that tell KV names.
+        rules: The rules that recognize KV names.
         options: Whether to write over links and read-only files.
 
     Returns:

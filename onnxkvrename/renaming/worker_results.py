@@ -94,12 +94,12 @@ def check_ready_file(task: WriteTask, result: object) -> ReadyFile | KvRenameErr
 
 
 def _is_known_code(code: str) -> bool:
-    """Tell if a code is one of ours, or of a further check, which only the workers have loaded."""
+    """Return whether a code is built in, or of a check that only the workers have loaded."""
     return code in CODES or code in load_codes()
 
 
 def _is_inside_directory(file: DataFile) -> bool:
-    """Tell if the location of a file leads to no place outside of the directory it is joined to."""
+    """Return whether the location of a file is inside the directory that it is joined to."""
     path = PureWindowsPath(file.location)
     return not ("\0" in file.location or path.drive or path.root or ".." in path.parts)
 
@@ -115,7 +115,7 @@ def _build_error(problem: str, hint: str = TRUST_HINT) -> KvRenameError:
 
 
 def _build_type_check(expected: Any) -> Callable[[Any], bool]:
-    """Return a function that tells if a value has exactly an annotated type, and all in it."""
+    """Return a check that a value, and all values in it, have exactly their annotated types."""
     origin, arguments = get_origin(expected), get_args(expected)
     if origin is Literal:
         return lambda value: type(value) is str and value in arguments

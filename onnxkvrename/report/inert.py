@@ -84,7 +84,7 @@ def escape_line(text: str, cuts: Sequence[int] = (), *, is_command: bool = False
 def escape_json(text: str) -> str:
     r"""Return a JSON text of ASCII characters that is inert, and has the same value.
 
-    ``##`` and DEL, the only such characters that JSON's writers leave as they are, stand in
+    ``##`` and DEL, the only such characters that JSON's writers leave as they are, are in
     strings only, where JSON has escapes for them.
     """
     return text.replace("##", "#\\u0023").replace("\x7f", "\\u007f")

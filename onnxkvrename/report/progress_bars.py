@@ -21,7 +21,7 @@ _MIN_BYTES_FOR_BAR = 1 << 28
 
 
 class _LossyStream:
-    """A stream that forgets what it cannot write: a bar on a terminal that is gone is no error."""
+    """A stream that drops what it cannot write: a terminal that is gone is not an error."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

@@ -62,7 +62,7 @@ class StateRow(NamedTuple):
 
     Attributes:
         models: The models.
-        outcome: Their status, or ``held back``: they would change, but for another model.
+        outcome: Their status, or ``held back``: they would change without another model's error.
         state: What became of them, in a few words.
     """
 
@@ -206,8 +206,8 @@ def render_changes(report: Report, *, dry_run: bool) -> Iterator[str]:
 def render_diff(report: Report) -> Iterator[Line]:
     """Yield the old and the new names as the lines of a diff.
 
-    It is for people: what a terminal acts on is escaped in it, and models are no text that
-    a diff could be applied to.
+    It is for people: characters that a terminal acts on are escaped, and a diff cannot be applied
+    to a model.
     """
     for model in report.models:
         if model.status == "would-rename":
@@ -313,7 +313,7 @@ def format_total(report: Report, *, dry_run: bool) -> str:
         reason = _format_held_back(report, dry_run=dry_run)
         parts.append(f"{held_back:,} {_name_held_back(dry_run=dry_run)} ({reason})")
     text = f"{format_count(len(report.models), 'model')}: {', '.join(parts)}"
-    # Of sets without an error, a result elsewhere or a sidecar may be written all the same.
+    # Of sets without an error, a result elsewhere or a sidecar may be written nevertheless.
     is_written = changed or report.has_good_set
     if counts["failed"] and not dry_run and not is_written and not _is_half_done(report):
         return f"{text}; nothing was written"

@@ -57,7 +57,7 @@ def build_verify_answer(
 
     Args:
         models: The models with what was proved.
-        profile: The profile that tells KV names.
+        profile: The profile that recognizes KV names.
         quiet: Show findings only.
         verbose: Show every finding, and each buffer.
     """
@@ -96,7 +96,7 @@ def _render_text(
 
 
 def _group_verdicts(models: Iterable[VerifiedModel]) -> Iterable[list[VerifiedModel]]:
-    """Return groups of models of which the same can be said, but for their layers."""
+    """Return groups of models with the same result, except for their layers."""
     groups: dict[tuple[bool, str], list[VerifiedModel]] = {}
     for model in models:
         verdict = re.sub(LAYERS_PATTERN, "", summarize_verdict(model))
@@ -219,7 +219,7 @@ def _describe_rename_proof(proof: RenameProof) -> str:
     """Return what was shown about a model and its source, and no more than that."""
     equal = "the same bytes as" if proof.equality == "bytes" else "the same content as"
     count = len(proof.names)
-    names = f"but for {format_count(count, 'name')}" if count else "with the same names"
+    names = f"except for {format_count(count, 'name')}" if count else "with the same names"
     text = f"{equal} {escape_text(proof.source)} {names}"
     compared = sum(digest is not None for digest in proof.data_digests.values())
     unread = len(proof.data_digests) - compared
@@ -264,7 +264,7 @@ def verified_to_json(
         models: The verified models.
         exit_code: The exit code of the command.
         error: What kept the whole command from being done, if anything.
-        profile: The profile that tells KV names.
+        profile: The profile that recognizes KV names.
     """
     documents = [_model_to_json(verified) for verified in models]
     choice = serialize_choice(profile)

@@ -29,7 +29,7 @@ def group_models(
     Args:
         paths: The models of a run, and paths that lead to none.
         models: What was read of them; ``None`` for one that cannot be read.
-        rules: The rules that tell the parts of sets.
+        rules: The rules that recognize the parts of sets.
         linked: Further models that belong together, such as those that one sidecar refers to.
 
     Raises:
@@ -179,7 +179,7 @@ def _link_unread(
     """Yield each path of which nothing was read with all models that it may belong to.
 
     The name of a window says which these are. All else may belong to the models of its folder.
-    A missing path, or a directory, may stand for a window of any name.
+    A missing path, or a directory, may have been a window of any name.
     """
     if all(model is not None for model in models):
         return

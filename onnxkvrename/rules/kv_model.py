@@ -123,8 +123,8 @@ def scan_model(
         source: The bytes of the model.
         signature: What was read of it.
         path: The model's path.
-        rules: The rules that tell KV names.
-        change: The token to put in or take out. By default the model is planned as it is:
+        rules: The rules that recognize KV names.
+        change: The token to add or remove. By default the model is planned as it is:
             the token that most of its names carry is the one to keep.
         data_beside: The open model, beside which its external data is looked for; ``None`` for
             a model whose data does not matter.
@@ -222,7 +222,7 @@ def read_kv_model(path: Path, rules: Rules, *, check_data: bool = True) -> KvMod
 
     Args:
         path: The model.
-        rules: The rules that tell KV names.
+        rules: The rules that recognize KV names.
         check_data: Whether to look at the files of external data.
 
     Raises:
@@ -256,8 +256,8 @@ def check_models_together(
 
     Args:
         models: All models of a command. Those with a ``part`` are checked as sets.
-        rules: The rules that tell KV names and the parts of sets.
-        change: The token to put in or take out.
+        rules: The rules that recognize KV names and the parts of sets.
+        change: The token to add or remove.
         check_current_tokens: Whether tokens are checked as they are, not as they will be.
     """
     findings: list[list[Finding]] = [[] for _ in models]

@@ -25,8 +25,8 @@ class TokenChange(NamedTuple):
     """The change that the user asks for.
 
     Attributes:
-        token: The infix token to put in; with ``strip`` the one to take out, ``None`` for any.
-        strip: Whether to take the token out instead of putting one in.
+        token: The infix token to add; with ``strip`` the one to remove, ``None`` for any.
+        strip: Whether to remove the token instead of adding one.
         replace: Whether a different token in a name may be replaced.
         normalize: Whether outputs get the suffix that consumers pair with an input.
         keeps_tokens: Whether names keep the token that they have, if they change otherwise.
@@ -88,7 +88,7 @@ class KvPair(NamedTuple):
         role: What is in it, such as ``key``; empty if the rules do not say.
         axes: A word for each axis, empty for one that the rules do not know; none at all if they
             know none.
-        beside: The part that it moves with, if it is no layer's cache by itself.
+        beside: The part that it moves with, if it is not a layer's cache by itself.
         may_be_alone: True if the other side belongs to another model, or to none.
     """
 
@@ -206,7 +206,7 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
     Args:
         signature: The graph inputs and outputs.
         rules: The rules that recognise KV names.
-        change: The token to put in or take out.
+        change: The token to add or remove.
 
     Raises:
         RulesError: A template makes a name that does not lead back to the same buffer.

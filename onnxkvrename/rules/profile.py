@@ -52,7 +52,7 @@ class KindRule(NamedTuple):
         roles: The content of each part, such as ``key``.
         axes: For some parts the words for their axes, some of `AXES`.
         optional: The parts that a layer may lack.
-        beside: Parts that move with another one and are no layer's cache by themselves, such as
+        beside: Parts that move with another one and are not a layer's cache by themselves, such as
             the scales of a quantized cache, each with that other part.
         alone: The sides that may exist without the other one, if that is so for all buffers of
             the kind in a model: an encoder's outputs, or the inputs that those fill.
@@ -273,7 +273,7 @@ class ProfileChoice(NamedTuple):
 
     Attributes:
         name: The profile, or the file of rules.
-        is_picked: True if nobody asked for it: it knows the names of the models.
+        is_picked: True if it was picked because it knows the names of the models.
         also: Other profiles that know some of the names.
     """
 

@@ -84,8 +84,8 @@ class Options(NamedTuple):
         read_files: Further files that the command reads, such as rules; no result may
             replace them.
         keep_going: Whether sets without an error are renamed though another one has one.
-        lost: With `keep_going`: reports on paths that lead to no model. What they stand for may
-            be a part of a set, which then stays.
+        lost: With `keep_going`: reports on paths that lead to no model. They may
+            be parts of a set, which then stays.
     """
 
     write: bool = True
@@ -179,7 +179,7 @@ class Report(NamedTuple):
     Attributes:
         models: The models, in the order of the arguments.
         sidecars: The sidecars.
-        profile: The profile that tells KV names.
+        profile: The profile that recognizes KV names.
         sets: With ``keep_going``: the models that change together or not at all, by their
             indexes. By default all do.
     """
@@ -196,7 +196,7 @@ class Report(NamedTuple):
 
     @property
     def held_back(self) -> frozenset[int]:
-        """The indexes of models that would change, but for another model of their set."""
+        """The indexes of models that stay because another model of their set has an error."""
         return frozenset(
             index
             for indexes in self.sets or (tuple(range(len(self.models))),)

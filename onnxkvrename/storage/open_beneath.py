@@ -341,7 +341,7 @@ class _Walk:
         self.descriptor = descriptor
 
     def _go_up(self) -> None:
-        """Walk the way to the directory above anew.
+        """Walk the path to the directory above again.
 
         By opening `..`, a directory that was moved away meanwhile would be left to anywhere.
         """

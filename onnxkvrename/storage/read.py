@@ -307,7 +307,7 @@ def read_status(path: str | Path, *, follow_links: bool = True) -> os.stat_resul
     """Return the status of what is at a path, ``None`` if there is nothing.
 
     Nothing is there if a part of the path is missing, or is a file that it would go through.
-    Any other error says nothing about the path: a disk that fails, a server that is away, a
+    Any other error does not mean that: a disk that fails, a server that is away, a
     directory that may not be searched, links in a circle, a name that is too long.
 
     Args:

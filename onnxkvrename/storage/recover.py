@@ -88,7 +88,7 @@ def find_half_done_runs(
     """Return the runs that stopped half way, the last one first.
 
     Args:
-        paths: Directories, which are searched with all below them but for what links lead to;
+        paths: Directories, which are searched with all below them except what links lead to;
             of a file, the directory it is in.
         report_skipped: Called for each directory that cannot be searched, and for each record
             that is not to be trusted: it belongs to another user, is not one of ours, or names a

@@ -119,7 +119,7 @@ class Transaction:
         A single change needs no record: it is made or not.
 
         Args:
-            files: The files that will be placed, but for those within staged directories.
+            files: The files that will be placed, except those within staged directories.
             stages: The new directories.
             moves: For each directory that will be renamed its new path.
 

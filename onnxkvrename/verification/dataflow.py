@@ -391,9 +391,9 @@ def _takes_or_adds_values(resizing: Resizing) -> bool:
 
 
 def _is_size_lost(resizing: Resizing, path: FlowPath, changes: Sequence[DimChange] | None) -> bool:
-    """Return whether operators make a size that equal declared shapes do not vouch for.
+    """Return whether operators make a size that equal declared shapes do not prove.
 
-    A part of the input is no whole of it, unless something is joined to it along that axis. A
+    A part of the input is not all of it, unless something is joined to it along that axis. A
     choice along the first axis, the batch, may have all of it in another order.
     """
     if path.cost[0] > 0:  # it is written over another value, whose size it has

@@ -78,7 +78,7 @@ class IntegerConstants:
         self._inputs = frozenset(body.inputs)
 
     def find(self, name: str) -> tuple[int, ...] | None:
-        """Return the integers of a value; `None` if it is no such constant of this body."""
+        """Return the integers of a value; `None` if it is not such a constant of this body."""
         if self._nodes is None:
             self._nodes = {
                 _decode_name(output): node

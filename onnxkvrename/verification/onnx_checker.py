@@ -177,7 +177,7 @@ def _set_unknown_operators_aside(model: ModelProto) -> Counter[str]:
 
 @lru_cache(1024)
 def _is_defined_by_onnx(operator: str, domain: str) -> bool:
-    """Tell if onnx defines an operator, in whatever version."""
+    """Return whether onnx defines an operator, in whatever version."""
     return bool(defs.has(operator, domain))
 
 
@@ -272,7 +272,7 @@ def _replace_with_zeros(tensor: TensorProto) -> None:
 
 
 def _has_enough_data(dtype: int, removed: RemovedData, element_count: int) -> bool:
-    """Tell if the removed data can be enough for so many elements, judged by their size."""
+    """Return whether the removed data can be enough for so many elements, judged by their size."""
     probe_entries = _find_minimum_entries(dtype, removed.field)
     if probe_entries is None:
         return True

@@ -197,12 +197,12 @@ _CTX_GATHERS = _split_words(
 
 
 def is_shape_only(domain: str, op_type: str) -> bool:
-    """Tell if the output depends on the shapes of the operands, but not on their values."""
+    """Return whether the output depends on the shapes of the operands, but not on their values."""
     return domain == "" and op_type in _SHAPE_ONLY_OPS
 
 
 def is_ctx_scatter(domain: str, op_type: str) -> bool:
-    """Tell if this is one of QEfficient's scatters, which go by name even if they have a body."""
+    """Return whether this is one of QEfficient's scatters, known by name, with a body or not."""
     return domain == _QUALCOMM_DOMAIN and op_type in _CTX_SCATTERS
 
 

@@ -38,7 +38,7 @@ class _Fields:
 
 
 def has_too_many_parts(data: bytes) -> bool:
-    """Tell if a serialized model consists of more small parts than any exporter writes.
+    """Return whether a serialized model consists of more small parts than any exporter writes.
 
     Args:
         data: The model without its weights. Where it is damaged, what comes after does not

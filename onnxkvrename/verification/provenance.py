@@ -305,7 +305,7 @@ def _compose_origin(
 
 
 def _qualify_location(inner: NodeLocation, call: NodeLocation) -> NodeLocation:
-    """Return a location in a body as seen from the call; a scatter goes by its own name."""
+    """Return a location in a body as seen from the call; a scatter is known by its own name."""
     if is_ctx_scatter("com.qualcomm.cloud", call.op_type):
         return call
     return NodeLocation(inner.op_type, " in ".join(filter(None, (inner.node_name, call.node_name))))

@@ -67,7 +67,7 @@ def prove_renamed(
     Args:
         path: The model.
         source_path: The model before its names were changed.
-        rules: The rules that tell KV names and how a token goes into them.
+        rules: The rules that recognize KV names and how a token goes into them.
         compare_data: Compare the contents of external data, not only the references.
         up_to_order: Accept another order of what is found by its name: functions,
             initializers, value infos, metadata.

@@ -99,7 +99,7 @@ def trace_dependencies(
 ) -> tuple[int, ...]:
     """Return on which sources some values of the main graph depend at all.
 
-    Takes the same arguments as `trace_origins`, and visits every node behind the
+    Takes the same arguments as `trace_origins`, and visits every node after the
     values.
 
     Returns:

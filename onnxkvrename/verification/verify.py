@@ -101,7 +101,7 @@ def verify_model(path: Path, rules: Rules, request: VerifyRequest) -> VerifiedMo
 
     Args:
         path: The model.
-        rules: The rules that tell KV names.
+        rules: The rules that recognize KV names.
         request: What else to prove.
 
     Returns:
@@ -161,7 +161,7 @@ def verify_window_sets(
 
     Args:
         verified: All models of a command, from :func:`verify_model`.
-        rules: The rules that tell KV names and the parts of sets.
+        rules: The rules that recognize KV names and the parts of sets.
         request: What else to prove.
     """
     set_findings: list[list[Finding]] = [[] for _ in verified]

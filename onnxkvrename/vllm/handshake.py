@@ -235,7 +235,7 @@ def _list_notes(prefill: _Side, decode: _Side, heads: int | None, version: str) 
     ):
         yield f"{start}: in a block-outermost layout both sides must pack their blocks alike"
     if decode.has_states and prefill.kernel_blocks != decode.kernel_blocks:
-        yield f"{start}: prefix caching must be off: blocks have unequally many of the kernel's"
+        yield f"{start}: prefix caching must be off: blocks have different numbers of kernel blocks"
     if prefill.ranks == decode.ranks or prefill.uses_mla:
         return
     if heads is None:

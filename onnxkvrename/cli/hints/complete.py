@@ -261,7 +261,7 @@ def _complete_commands(
 
 
 def _name_command(typed: TypedCommand) -> tuple[str, ...]:
-    """Return the word for a command; the default one needs none, but for a model of that name."""
+    """Return the word for a command; none for the default, unless a model is named like one."""
     is_clear = typed.name == _DEFAULT_COMMAND and not _is_command(typed.paths)
     return () if is_clear else (typed.name,)
 

@@ -39,7 +39,7 @@ def handoff_to_json(
         code: The exit code.
         fault: Why the job could not be done.
         reports: The reports on the models of prefill, and of decode.
-        profile: The profile that tells KV names.
+        profile: The profile that recognizes KV names.
     """
     content = _build_empty_content() if handoff is None else _build_content(handoff, reports)
     return render_json_document(

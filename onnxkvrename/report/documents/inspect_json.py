@@ -26,7 +26,7 @@ def summaries_to_json(
         summaries: The models, in the order given.
         code: The exit code of the command.
         error: What kept the command as a whole from its work.
-        profile: The profile that tells KV names.
+        profile: The profile that recognizes KV names.
     """
     models = [serialize_summary(summary) for summary in summaries]
     choice = serialize_choice(profile)

@@ -1,10 +1,10 @@
 """Output formats, with one file for each, and the answer of a command that they render.
 
 A format is a module of this package with a :class:`Format` called ``FORMAT``; its name for
-``--format`` is the name of its file. Nothing else has to know of it.
+``--format`` is the name of its file. No other module must be changed.
 
 Most commands have one :class:`FileResult` for each model. ``compare`` has one for the whole
-hand-off: it stands for both sides, has decode's path, and the name in a finding may be prefill's.
+hand-off: it is about both sides, has decode's path, and the name in a finding may be prefill's.
 Models with an error of their own come before it, each with its own result.
 """
 

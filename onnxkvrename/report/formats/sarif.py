@@ -25,7 +25,7 @@ _SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 )
 _PENDING_RULE = "names"
-"""The rule for changes that ``--check`` reports; they are no findings and have no code."""
+"""The rule for changes that ``--check`` reports; they are not findings and have no code."""
 _PENDING_MEANING = "a name that --check expects to be changed already"
 
 

@@ -65,7 +65,7 @@ def fold_findings(
 ) -> Iterator[FoldedFinding]:
     """Yield findings in their order; one that several files share comes once, for all of them.
 
-    Files share a finding if its code, severity, name, message and hint are the same but for
+    Files share a finding if its code, severity, name, message and hint are the same except for
     paths, numbers in names, and layers. Where their texts differ in these, at least four have to
     share it: each line of a few says something of its own. What one file has is never folded.
 

@@ -2,7 +2,7 @@
 
 All that is decided here is the comparison's: sizes are those of its slots, states those of its
 simulation. Between the lengths at which a buffer becomes full sizes are straight lines, so a few
-numbers stand for all lengths.
+numbers are enough for all lengths.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class MapRow(NamedTuple):
     Attributes:
         name: The name on prefill, on decode if prefill lacks it; of the first of several.
         last_name: The name of the last of several, else empty.
-        buffer_count: How many buffers it stands for.
+        buffer_count: How many buffers it represents.
         label: The layer and the part in short.
-        types: Dtype and shape on prefill and on decode; empty for what is no KV buffer.
+        types: Dtype and shape on prefill and on decode; empty for a value that is not a KV buffer.
         written: The index of its slot on prefill, `None` for none.
         read: The index of its slot on decode, `None` for none.
         states: Its states, by the prompt's length.
@@ -275,7 +275,7 @@ def _add_piece(pieces: list[SizePiece], piece: SizePiece, is_single: bool) -> No
 
 
 def _has_known_sizes(side: Sequence[Pieces], last: int) -> bool:
-    """Return whether no slot has a size that stands for an unknown one, and all are exact."""
+    """Return whether no slot has a size in place of an unknown one, and all are exact."""
     bounds = [
         max(*(piece.nbytes for piece in pieces), compute_bytes(pieces, last)) for pieces in side
     ]

@@ -156,7 +156,7 @@ def _separate_parts(states: Iterable[FramedState]) -> Iterator[FramedState]:
 
 
 def _build_own_frame(frame: Frame, part: str) -> Frame:
-    """Return the frame of one part alone, whose word is no group any more."""
+    """Return the frame of one part alone, whose word is not a group."""
     if frame.is_part_first:
         starts = [f"{text}{part}{frame.between}" for text in frame.before]
         ends = list(frame.after)

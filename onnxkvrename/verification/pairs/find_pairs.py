@@ -136,7 +136,7 @@ def _trace_outputs(
     """Return the origins of the outputs, and the inputs that are their sources.
 
     An input of which as much is in several outputs as of another one is new to each of them,
-    as the positions that are joined to all caches: it is no source.
+    as the positions that are joined to all caches: it is not a source.
     """
     names = [value.name for value in outputs]
     origins = trace_origins(model, [value.name for value in candidates], names)
@@ -242,7 +242,7 @@ def _select_only(matches: Iterable[_Match]) -> list[StatePair]:
 def _find_indirect_pairs(
     model: ModelProto, inputs: Sequence[Value], outputs: Sequence[Value]
 ) -> Iterator[StatePair]:
-    """Yield the pairs of what is joined to an input, and of what stands for it in a branch."""
+    """Yield the pairs of what is joined to an input, and of what replaces it in a branch."""
     if not inputs or not outputs:
         return
     values = {value.name: value for value in (*inputs, *outputs)}

@@ -56,7 +56,7 @@ class StatePair(NamedTuple):
 def drop_unread_values(
     pairs: Sequence[StatePair], model: ModelProto, signature: Signature
 ) -> list[StatePair]:
-    """Return the pairs without what is made into an output, and serves for nothing else.
+    """Return the pairs without inputs that are only made into an output.
 
     Masks, biases and features of a picture are joined to something or computed with, and so is
     a state. But another output is computed from a state, and what is joined to it or combined
@@ -143,7 +143,7 @@ def _is_integer(value: Value) -> bool:
 
 
 def _list_layouts(values: Iterable[Value]) -> Iterator[tuple[Dim, ...]]:
-    """Yield the batch and the positions of inputs that are no states, which embeddings share.
+    """Yield the batch and the positions of inputs that are not states, which embeddings share.
 
     The axes of a state after the batch are heads or channels. Of an input of integers the last
     two axes count, since position ids may have one in front.
@@ -180,7 +180,7 @@ def _find_affine_states(
     """Return the inputs with which nothing is combined that is computed from them.
 
     Something new has to be among it, that a later step gets again. And what was there has to
-    make room, scaled or chosen from by a value that is no constant.
+    make room, scaled or chosen from by a value that is not a constant.
     """
     names = [pair.output.name for pair in pairs]
     functions = build_function_bodies(model)

@@ -73,7 +73,7 @@ def find_branch_states(
     """Return the outputs that one branch of an If makes where the other reads an input.
 
     In the branch that reads the input the output is a constant. Both branches use the same
-    weights after it: what tells the place is which of them a value meets, at which distance
+    weights after it: the place is given by which of them a value meets, at which distance
     and as which operand.
 
     Args:
@@ -251,7 +251,7 @@ class _ValueUses:
     def find_places(self, names: Iterable[str], weights: frozenset[str]) -> frozenset[_Place]:
         """Return where values meet weights; empty if it takes too many steps to tell.
 
-        Operators that move a value, which exporters fuse and reorder, are no distance.
+        Operators that move a value, which exporters fuse and reorder, do not count as distance.
         """
         places: set[_Place] = set()
         distances = dict.fromkeys(names, 0)

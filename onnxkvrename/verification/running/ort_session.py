@@ -282,7 +282,7 @@ def join_positions(session: OrtSession, cache: Any, added: Any, axis: int) -> An
     Args:
         session: The loaded model.
         cache: An `OrtValue` of the cache's size.
-        added: The new positions, of the same size but for `axis`.
+        added: The new positions, of the same size except for `axis`.
         axis: The axis of the positions.
     """
     numpy = _import_module("numpy")

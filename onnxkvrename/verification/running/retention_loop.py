@@ -284,7 +284,7 @@ def _match_retained_outputs(session: OrtSession, pairs: Sequence[RunnablePair]) 
 
 
 def _can_be_pair(candidate: SessionValue, output: SessionValue) -> bool:
-    """Tell if values whose names match can be a pair; sizes may be guesses and do not count."""
+    """Return whether two values can be a pair by dtype and rank; sizes may be guesses."""
     return candidate.name != output.name and (candidate.dtype, len(candidate.shape)) == (
         output.dtype,
         len(output.shape),

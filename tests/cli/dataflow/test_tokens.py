@@ -34,7 +34,7 @@ def test_a_renamed_model_is_compared_with_its_source_without_prefix(source: str,
     assert run(source, "--prefix", "VLLM", *dataflow, "-o", "new.onnx", "-q").code == 0
     outcome = run("verify", "new.onnx", *dataflow, "--renamed-from", source)
     assert (outcome.code, outcome.err) == (0, "")
-    assert "the same bytes as m.onnx but for 4 names" in outcome.out
+    assert "the same bytes as m.onnx except for 4 names" in outcome.out
     assert "VLLM on all 4 names" in run("inspect", "new.onnx", *dataflow).out
 
 
