@@ -5,9 +5,9 @@
     >>> report.status, report.name_map["past_key.0"]
     ('renamed', 'past_key.0_VLLM')
 
-Nothing here prints or exits. What is wrong with a model comes back as findings, what keeps
-a job from being done as an exception. Names are loaded when they are first used, so
-``import onnxkvrename`` costs next to nothing.
+Nothing here prints or exits. Problems of a model are returned as findings; if the job cannot be
+done, an exception is raised. Names are loaded when they are first used, so
+``import onnxkvrename`` takes little time.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 LAYOUTS = ("LBHNC", "LBNHC", "BLHNC", "BLNHC")
 """Orders of layer, block, head, token and content in which a page is one piece of memory.
 
-NIXL asks for the first one.
+NIXL selects the first one.
 """
 _ITEMSIZES = {"FLOAT": 4, "FLOAT16": 2, "BFLOAT16": 2}
 

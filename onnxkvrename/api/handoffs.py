@@ -38,7 +38,7 @@ def check_consumer(
     *,
     full_transfer: bool = False,
 ) -> tuple[Finding, ...]:
-    """Return what keeps a consumer from taking the KV buffers, or spoils them.
+    """Return why a consumer cannot use the KV buffers, or how it would damage them.
 
     Args:
         layout: The buffers, or the path of a model or manifest.

@@ -173,7 +173,7 @@ def occupy_closed_streams() -> None:
     """Open the descriptors of stdin, stdout and stderr on nothing where the caller closed them.
 
     The next file that is opened would get such a number. If that were a result, what a library
-    reports on stderr would be written into it. Python itself goes on taking them for closed.
+    reports on stderr would be written into it. Python itself still treats them as closed.
     """
     for number in range(3):
         try:

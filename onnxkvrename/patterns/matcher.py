@@ -272,7 +272,7 @@ class _Builder:
         return len(self._instructions) - 1
 
     def _emit(self, node: Node, target: int) -> int:
-        """Add instructions for a node that go on at `target`; return the first of them."""
+        """Add instructions for a node that continue at `target`; return the first of them."""
         if isinstance(node, Characters):
             position = len(self._next_by_position)
             self._next_by_position.append(target)

@@ -15,7 +15,7 @@ _PLACES = (
     Path(__file__).parent / _PAGE,  # in a wheel
     Path(__file__).parent.parent.parent / "docs" / _PAGE,  # in a clone
 )
-_INDENT = " " * 16  # of a meaning that goes on: below its first word
+_INDENT = " " * 16  # of a meaning that continues: below its first word
 _BLOCKS = re.compile(r"^```.*?^```$|^[^\n]+(?:\n[^\n]+)*", re.MULTILINE | re.DOTALL)
 
 

@@ -39,7 +39,7 @@ _URL = re.compile(
 
 
 def check_is_local(path: str, *, is_output: bool = False) -> None:
-    """Refuse a URL, which would be taken for a path below a directory such as ``s3:``.
+    """Refuse a URL, which would be treated as a path below a directory such as ``s3:``.
 
     Args:
         path: The path as the user gave it. A path below such a directory can be given as
@@ -77,7 +77,7 @@ def find_jobs(
         output: The file for the result of a single model.
         directory: The directory for results: each goes to the place below it that its
             model has below the common parent of all paths. Results of an earlier run in it
-            are not taken for models. Without either, results replace the models.
+            are not treated as models. Without either, results replace the models.
 
     Returns:
         Each model once, whatever links lead to it: paths in the order given, and models in

@@ -20,7 +20,7 @@ from onnxkvrename.storage.temp_file import LOCK_SUFFIX, RECORD_SUFFIX, TEMP_PREF
 
 
 def find_reserved_names(paths: Iterable[Path]) -> set[str]:
-    """Return the names, of files or of directories above them, that could be taken for ours.
+    """Return the names, of files or of directories above them, that look like our temporary ones.
 
     Args:
         paths: Files that a run reads. None of these names may be removed.

@@ -377,7 +377,7 @@ class _Walk:
             self.pending += _split(text)
 
     def _go_to_absolute(self, path: str) -> None:
-        """Go on from the directory by the part of an absolute path that is below it.
+        """Continue from the directory by the part of an absolute path that is below it.
 
         Whatever its links lead to by now: nothing outside is opened on the way.
         """

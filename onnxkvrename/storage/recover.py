@@ -162,7 +162,7 @@ def end_run(run: HalfDoneRun, *, undo: bool) -> None:
     """Restore the old files of a run, or put its new ones in place, and remove what it left.
 
     Every step is one rename, and what is done stays: if one fails, the record stays as well,
-    and the same call goes on there. Targets that were changed since are left as they are.
+    and the same call continues there. Targets that were changed since are left as they are.
 
     Args:
         run: The run.

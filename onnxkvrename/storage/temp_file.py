@@ -252,7 +252,7 @@ class TempFile:
         Args:
             source: The file to take them from.
             owner: Take over its owner and group as well; this file replaces it.
-            force: Go on if owner and access control list cannot be kept.
+            force: Continue if owner and access control list cannot be kept.
             mask: The permission bits that may be taken over.
 
         Raises:

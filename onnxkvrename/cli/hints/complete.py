@@ -104,7 +104,7 @@ _REPEATED_OPTIONS = frozenset(("--dim", "--sidecar"))
 
 
 def build_writing_command() -> str:
-    """Return the command that runs without what keeps it from writing; empty if it is not known."""
+    """Return the command without options that keep it from writing; empty if it is not known."""
     typed = _find_typed_command()
     if typed is None:
         return ""

@@ -93,7 +93,7 @@ def _list_options(params: Iterable[click.Option], values: dict[str, Any]) -> Ite
 def build_option(name: str, spelling: str, text: str) -> TypedOption:
     """Return an option with a value, also for one that begins with a dash.
 
-    That would be taken for an option by people and by shells.
+    People and shells would mistake such a value for an option.
 
     Args:
         name: Its longest spelling.
@@ -104,7 +104,7 @@ def build_option(name: str, spelling: str, text: str) -> TypedOption:
 
 
 def quote_path(path: str) -> str:
-    """Return a path for a POSIX shell, so that it cannot be taken for an option."""
+    """Return a path for a POSIX shell, so that it cannot be mistaken for an option."""
     return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 

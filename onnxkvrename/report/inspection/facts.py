@@ -30,7 +30,7 @@ _MAX_GROUPS = 40
 
 
 class Fact(NamedTuple):
-    """A fact with a label; the label is empty where the one before goes on."""
+    """A fact with a label; the label is empty where the one before continues."""
 
     label: str
     lines: tuple[str, ...]

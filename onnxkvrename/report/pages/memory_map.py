@@ -262,7 +262,7 @@ def _find_growth(
 
 
 def _add_piece(pieces: list[SizePiece], piece: SizePiece, is_single: bool) -> None:
-    """Add a piece, unless the one before goes on; a single length takes the slope beside it."""
+    """Add a piece, unless the one before continues; a single length takes the slope beside it."""
     if pieces:
         first, nbytes, growth = pieces[-1]
         reached = nbytes + growth * (piece.first - first)

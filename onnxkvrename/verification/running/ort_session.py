@@ -384,7 +384,7 @@ def _suggest_sizes(adjective: str, dims: Mapping[str, int]) -> str | None:
 
 
 def _build_positions(count: int, step: int, cache_length: int) -> list[int]:
-    """Return the positions of a step's tokens: they go on from step to step, the last is the end.
+    """Return the positions of a step's tokens, which continue from step to step up to the end.
 
     So every slot of the cache counts as used. QEfficient gives unused slots the index
     INT32_MAX, which a device skips and onnxruntime refuses.
