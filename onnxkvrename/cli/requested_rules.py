@@ -34,8 +34,8 @@ def find_rules_by_dataflow(
         skips_unread: Whether models that cannot be read do not count, unless none can be.
 
     Raises:
-        RulesError: No model has states, no rules fit all of them, or the token cannot be told
-            from a part of the names.
+        RulesError: No model has states, no rules fit all of them, or the token cannot be
+            distinguished from a part of the names.
         ModelError: A model cannot be read.
     """
     for option, value in (("--profile", profile), ("--rules", rules)):

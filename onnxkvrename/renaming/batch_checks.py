@@ -136,7 +136,7 @@ def _check_consumer(
 
 
 def _drop_reported(findings: Sequence[Finding], model: KvModel) -> Iterator[Finding]:
-    """Yield findings of a consumer, but for KV601 on names of which KV202 says the same."""
+    """Yield findings of a consumer, except KV601 on names that KV202 reports already."""
     can_replace = model.plan.token_change.can_replace
     sides = [side for pair in model.pairs for side in pair.sides]
     conflicting = {side.old_name for side in sides if not can_replace(side.token)}

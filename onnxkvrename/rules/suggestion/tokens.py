@@ -81,11 +81,11 @@ def find_tokens(models: Sequence[NamedModel], requested: str = "") -> tuple[str,
     for token in tokens:
         if token in parts:
             raise RulesError(
-                f"{token} cannot be told from a token: it is a part of {parts[token]}, which "
-                "would not be unique without it",
-                hint="choose another token"
+                f"{token} cannot be distinguished from a token: it is a part of {parts[token]}, "
+                "which would not be unique without it",
+                hint="choose a different token"
                 if token == requested and len(models) == 1
-                else "name the models one by one, with another token than that",
+                else "name the models one by one, with a different token",
             )
     if requested:
         for model in models:

@@ -1,4 +1,4 @@
-"""Tell features that are kept for later steps, such as those of a picture, from caches.
+"""Distinguish caches from features that are kept for later steps, such as those of a picture.
 
 Both are passed on as they are. But attention multiplies a cache by something that is new in each
 step, the query or the scores. Features go through weights first, mostly as a part of the
@@ -55,7 +55,7 @@ class _Trace(NamedTuple):
     Attributes:
         sources: A bit for each source that no product was computed of on the way.
         alone: Those that were not combined with anything else that is new.
-        is_new: Whether it is no constant.
+        is_new: Whether it is not a constant.
     """
 
     sources: int

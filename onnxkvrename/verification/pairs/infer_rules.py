@@ -38,7 +38,7 @@ class TracedModel(NamedTuple):
         path: The model.
         signature: Its graph inputs and outputs.
         pairs: Each input that an output is a later state of, with that output.
-        features: The inputs of pairs that are no caches, such as the features of a picture.
+        features: The inputs of pairs that are not caches, such as the features of a picture.
     """
 
     path: Path
@@ -80,7 +80,7 @@ def trace_model(path: Path) -> TracedModel:
 def infer_rules(models: Sequence[TracedModel], tokens: Collection[str] = ()) -> InferredRules:
     """Return rules for the buffers of some models, which hold for each of them.
 
-    Buffers are all pairs, but for features without a token, and for pairs without a token that
+    Buffers are all pairs, except for features without a token, and for pairs without a token that
     are unlike those with one.
 
     Args:
@@ -129,7 +129,7 @@ def find_carried_tokens(models: Iterable[TracedModel], requested: str = "") -> t
         requested: The token that a command was told; empty for none.
 
     Raises:
-        RulesError: `requested` cannot be told from a part of the names, or is in another place.
+        RulesError: `requested` may be a part of the names, or is in another place.
     """
     return find_tokens([_name_model(model) for model in models], requested)
 
