@@ -19,8 +19,13 @@ from onnxkvrename.sidecars.bindings import BoundModels
 from onnxkvrename.sidecars.format import SidecarFormat
 from onnxkvrename.sidecars.model_names import ModelNames
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar, rewrite_sidecar
-from onnxkvrename.sidecars.search import LEAVE_HINT, FoundSidecar, read_neighbour_names
-from onnxkvrename.sidecars.stale import STALE_CODE, find_stale_sidecars
+from onnxkvrename.sidecars.search import LEAVE_HINT, FoundSidecar, Neighbours, read_neighbours
+from onnxkvrename.sidecars.stale import (
+    MODEL_SUFFIX,
+    STALE_CODE,
+    build_unknown_finding,
+    find_stale_sidecars,
+)
 
 if TYPE_CHECKING:
     from onnxkvrename.renaming.prepare import PreparedModel
@@ -58,31 +63,37 @@ def rewrite_found_sidecar(
         if found.has_known_name and not is_left and names.kv_names:
             raise
         return RewrittenSidecar(data, stays=True)
-    holders: list[Path] = []
-    if result.shared_names or (result.findings and not found.format.is_binding):
+    neighbours = Neighbours({})
+    if result.shared_names or result.findings:
         known = {path for job in jobs for path in (job.model, job.output)}
-        neighbours = read_neighbour_names(found.directory, known)
-        old_names = result.shared_names
-        holders = [model for model, values in neighbours if not old_names.isdisjoint(values)]
-        others = frozenset[str]().union(*(values for _, values in neighbours))
-        if others:
-            names = names._replace(neighbour_names=others)
+        neighbours = read_neighbours(found.directory, known)
+        names_model = found.format.is_binding and MODEL_SUFFIX.encode() in data
+        if neighbours.values and not names_model:
+            names = names._replace(neighbour_names=neighbours.names)
+            models = models.with_neighbours(neighbours.names)
             result = rewrite_sidecar(data, path, found.format, names, models)
-    job = jobs[0]
-    refusals = [finding for finding in result.findings if finding.code == STALE_CODE]
-    if job.same_directory and (result.renamed or refusals):
-        effect = found.format.effect
-        if not job.in_place:
-            return _leave(data, path, result, effect, _explain_copy(job, found.format))
-        if is_left:
-            hint = "" if refusals else f"`--sidecar {shlex.quote(path)}` renames them"
-            return _leave(data, path, result, effect, ("", hint or refusals[0].hint))
-        if holders:
-            return _leave(data, path, result, effect, _explain_shared(path, holders[0]))
-    findings = tuple(map(_adapt_finding, result.findings))
+        if neighbours.unread and not names_model:
+            result = _drop_unproved_findings(result, path, neighbours.unread[0])
+    is_refused = any(finding.code == STALE_CODE for finding in result.findings)
+    if jobs[0].same_directory and (result.renamed or is_refused) and not result.has_other_token:
+        holders = neighbours.find_holders(result.shared_names)
+        explanation = _explain_stay(found, result, names, jobs[0], holders, is_left=is_left)
+        if explanation is not None:
+            return _leave(data, path, result, found.format.effect, explanation)
+    is_copy = jobs[0].same_directory and not jobs[0].in_place
+    findings = tuple(_adapt_finding(each, found, is_copy=is_copy) for each in result.findings)
     stays = is_left or not result.matched_names
-    is_strange = found.format.is_binding and stays and not refusals
+    is_strange = found.format.is_binding and stays and not is_refused
     return result._replace(findings=() if is_left or is_strange else findings, stays=stays)
+
+
+def _drop_unproved_findings(result: RewrittenSidecar, path: str, unread: Path) -> RewrittenSidecar:
+    """Return the result without findings about names that a model that cannot be read may have."""
+    kept = tuple(finding for finding in result.findings if finding.code == "KV405")
+    if kept == result.findings:
+        return result
+    findings = (*kept, build_unknown_finding(path, unread))
+    return result._replace(findings=findings, has_other_token=False)
 
 
 def check_sidecars_there(
@@ -139,6 +150,7 @@ def check_sidecars_there(
                 is_error=directory not in changed and not is_left,
                 replaced_paths=replaced,
                 others=others,
+                is_left=is_left,
             )
         )
         stale = {finding.name for finding in findings}
@@ -167,11 +179,34 @@ def _leave(
     return RewrittenSidecar(data, findings=(finding,), stays=True)
 
 
-def _explain_copy(job: RenameJob, sidecar_format: SidecarFormat) -> tuple[str, str]:
+def _explain_stay(
+    found: FoundSidecar,
+    result: RewrittenSidecar,
+    names: ModelNames,
+    job: RenameJob,
+    holders: Sequence[Path],
+    *,
+    is_left: bool,
+) -> tuple[str, str] | None:
+    """Return why a sidecar beside the result stays as it is, and a hint; ``None`` if it changes."""
+    path = str(found.path)
+    if not job.in_place:
+        has_names = all(names.may_be_current(old) for old, _ in result.renamed)
+        reason = f" because {job.model} keeps them" if has_names else ""
+        return reason, _hint_at_copy(found.format)
+    if is_left:
+        refusals = [finding for finding in result.findings if finding.code == STALE_CODE]
+        if refusals:
+            return "", refusals[0].hint
+        return "", f"`--sidecar {shlex.quote(path)}` renames them"
+    return _explain_shared(path, holders[0]) if holders else None
+
+
+def _hint_at_copy(sidecar_format: SidecarFormat) -> str:
     hint = "`-d renamed` takes both along"
     if sidecar_format.requires_pairs:
         hint += "; `onnxkvrename custom-io --help` shows how to write another one"
-    return f" because {job.model} keeps them", hint
+    return hint
 
 
 def _explain_shared(path: str, holder: Path) -> tuple[str, str]:
@@ -181,11 +216,18 @@ def _explain_shared(path: str, holder: Path) -> tuple[str, str]:
     return f" because {holder} also has them", hint
 
 
-def _adapt_finding(finding: Finding) -> Finding:
-    """Return the finding as a warning: a file of another model may are beside this one.
+def _adapt_finding(finding: Finding, found: FoundSidecar, *, is_copy: bool) -> Finding:
+    """Return the finding as a warning: the file of another model may be beside this one.
 
-    One that cannot follow its own model stays an error.
+    One that cannot follow its own model stays an error, unless it is of an earlier compile, or
+    the result is a copy beside the model.
     """
-    if finding.code == STALE_CODE:
-        return finding._replace(hint=f"{finding.hint}; {LEAVE_HINT}")
-    return finding._replace(severity=CODES[finding.code][0])
+    severity = CODES[finding.code][0]
+    if finding.code != STALE_CODE:
+        return finding._replace(severity=severity)
+    if is_copy:
+        hint = "`-d renamed --replace` takes both along"
+        return finding._replace(severity=severity, hint=hint)
+    hint = f"{finding.hint}; {LEAVE_HINT}"
+    is_beside = found.directory == found.path.parent
+    return finding._replace(severity=finding.severity if is_beside else severity, hint=hint)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -127,9 +127,12 @@ def _build_named_sidecar(
     """Return a sidecar that must fit the models, because the user asked for it."""
     directory = directory or path.parent
     jobs_beside = _list_jobs_beside(directory, run.jobs)
-    read_names = _prepare_names(jobs_beside or run.jobs, run)
+    own_paths = {str(job.model) for job in jobs_beside or run.jobs}
+    read_names = _prepare_names(own_paths, run)
 
     def rewrite(data: bytes, models: Sequence[ModelReport]) -> RewrittenSidecar:
+        if _has_unread_model(models, own_paths, directory):
+            return RewrittenSidecar(data, stays=True)
         bound, places = _bind_models(path.parent, models, run)
         result = rewrite_sidecar(data, str(path), sidecar_format, read_names(models), bound)
         return _add_place_findings(result, path, output, places, run.jobs, is_found=False)
@@ -155,9 +158,12 @@ def _build_found_sidecar(found: FoundSidecar, run: _Run) -> Sidecar:
     """Return a sidecar that follows the models as far as it is theirs."""
     own_jobs = _list_jobs_beside(found.directory, run.jobs)
     own_jobs = own_jobs or _list_jobs_below(found.directory, run.jobs) or list(run.jobs)
-    read_names = _prepare_names(own_jobs, run)
+    own_paths = {str(job.model) for job in own_jobs}
+    read_names = _prepare_names(own_paths, run)
 
     def rewrite(data: bytes, models: Sequence[ModelReport]) -> RewrittenSidecar:
+        if _has_unread_model(models, own_paths, found.directory):
+            return RewrittenSidecar(data, stays=True)
         bound, places = _bind_models(found.path.parent, models, run)
         names = read_names(models)
         result = rewrite_found_sidecar(data, found, names, bound, own_jobs, run.search)
@@ -182,16 +188,29 @@ def _build_found_sidecar(found: FoundSidecar, run: _Run) -> Sidecar:
 
 
 def _prepare_names(
-    jobs: Iterable[RenameJob], run: _Run
+    paths: Collection[str], run: _Run
 ) -> Callable[[Sequence[ModelReport]], ModelNames]:
     """Return a function that collects the names of these models from the reports of all."""
-    paths = {str(job.model) for job in jobs}
 
     def read_names(models: Sequence[ModelReport]) -> ModelNames:
         own_models = [_describe_model(report) for report in models if report.path in paths]
         return ModelNames.from_models(own_models, run.change, run.rules)
 
     return read_names
+
+
+def _has_unread_model(
+    reports: Iterable[ModelReport], own_paths: Collection[str], directory: Path
+) -> bool:
+    """Return whether a model that a sidecar belongs to cannot be read.
+
+    Then nothing is known about the names in it, and its models fail with the error of that one.
+    """
+    return any(
+        report.path in own_paths or Path(report.path).parent == directory
+        for report in reports
+        if report.error is not None and not report.value_names
+    )
 
 
 def _describe_model(report: ModelReport) -> OneModel:

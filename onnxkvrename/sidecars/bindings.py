@@ -50,6 +50,14 @@ class BoundModels(NamedTuple):
     build_names: Callable[[Iterable[OneModel]], ModelNames]
     near: tuple[OneModel, ...] = ()
 
+    def with_neighbours(self, neighbour_names: frozenset[str]) -> BoundModels:
+        """Return the same models beside others with some names."""
+
+        def build_names(models: Iterable[OneModel]) -> ModelNames:
+            return self.build_names(models)._replace(neighbour_names=neighbour_names)
+
+        return self._replace(build_names=build_names)
+
 
 class Refusal(NamedTuple):
     """Why a configuration cannot follow its models, and what to do about it."""
@@ -66,12 +74,14 @@ class BindingPlan(NamedTuple):
         matched_names: The texts that are names of the models, or templates of such.
         shared_names: Old names of a section that names no model: another may have them, too.
         refusals: Why it cannot follow, if so.
+        has_other_token: True if names have a different token, which the run may not replace.
     """
 
     changes: Mapping[ScalarNode, str]
     matched_names: frozenset[str]
     shared_names: frozenset[str]
     refusals: tuple[Refusal, ...]
+    has_other_token: bool = False
 
 
 def plan_bindings(tree: Node, sidecar_format: SidecarFormat, models: BoundModels) -> BindingPlan:
@@ -104,7 +114,8 @@ def plan_bindings(tree: Node, sidecar_format: SidecarFormat, models: BoundModels
     for own, scalars in groups.values():
         planner.plan_section(scalars, models.build_names(own), own, is_shared=not locations)
     governed = [model for model in found.values() if model is not None]
-    planner.check_cover(governed if locations else models.beside)
+    if not planner.has_other_token:
+        planner.check_cover(governed if locations else models.beside)
     if not planner.refusals:
         rest = [*governed, *models.near] if locations else models.beside
         planner.check_rest(owned, rest)
@@ -115,6 +126,7 @@ def plan_bindings(tree: Node, sidecar_format: SidecarFormat, models: BoundModels
         frozenset(planner.matched),
         frozenset(planner.shared),
         tuple(planner.refusals),
+        planner.has_other_token,
     )
 
 
@@ -138,6 +150,8 @@ class _Planner:
         """The names that are written in the file, old and new, by the id of their model."""
         self.texts: dict[int, set[str]] = {}
         """All texts of the sections of a model, by its id."""
+        self.has_other_token = False
+        """Whether a name has a different token, which the run may not replace."""
 
     def plan_section(
         self,
@@ -149,10 +163,12 @@ class _Planner:
     ) -> None:
         new_texts: dict[str, str | None] = {}
         covered: set[str] = set()
+        scalars = tuple(scalars)
+        names_by_text = self._find_all_names(scalars, names)
         for scalar in scalars:
             text = scalar.value
             if text not in new_texts:
-                new_by_old = self._find_names(text, names)
+                new_by_old = names_by_text[text]
                 new_texts[text] = self._plan_text(text, new_by_old, names)
                 covered.update(new_by_old, new_by_old.values())
                 if (now := new_texts[text]) is not None and is_template(now):
@@ -169,22 +185,50 @@ class _Planner:
             self.covered.setdefault(id(model), set()).update(covered)
             self.texts.setdefault(id(model), set()).update(new_texts)
 
+    def _find_all_names(
+        self, scalars: Iterable[ScalarNode], names: ModelNames
+    ) -> dict[str, dict[str, str]]:
+        """Return for each text the old and new names that it matches; none if it is not a name.
+
+        Of names with a different token only those count that the file has under no other name;
+        such a name is refused if the run may not replace its token.
+        """
+        found = {text: self._find_names(text, names) for text in {s.value: 0 for s in scalars}}
+        present = {new for new_by_old in found.values() for new in new_by_old.values()}
+        conflicting: list[str] = []
+        for text in [text for text, new_by_old in found.items() if not new_by_old]:
+            old = self._fill_first_layer(text, names)
+            other = None if old is None else names.find_other_token(old, is_graph_value=True)
+            if old is None or other is None or other.new_name in present:
+                continue
+            found[text] = {old: other.new_name if other.may_change else old}
+            if not other.may_change:
+                conflicting.append(text)
+        if conflicting:
+            self.has_other_token = True
+            problem, hint = names.describe_conflict(conflicting)
+            self._refuse(f"it has {problem}", hint)
+        return found
+
     def _find_names(self, text: str, names: ModelNames) -> dict[str, str]:
         """Return the old and new names that a text matches; none if it is not a name."""
-        if not is_template(text):
-            new = names.find_new_name(text, is_graph_value=True)
-            return {} if new is None else {text: new}
-        self.templates.add(text)
-        if len(self.templates) > _MAX_TEMPLATES:
-            raise UnreadableTextError(f"has more than {_MAX_TEMPLATES} templates")
-        generated = find_generated_names(text, names.graph_values).values()
-        if generated:
-            return {name: names.name_map.get(name, name) for name in generated}
-        # The names of a model that was renamed before.
-        layer = names.find_layer(fill_template(text, 0))
-        old = None if layer is None else fill_template(text, layer)
+        if is_template(text):
+            self.templates.add(text)
+            if len(self.templates) > _MAX_TEMPLATES:
+                raise UnreadableTextError(f"has more than {_MAX_TEMPLATES} templates")
+            generated = find_generated_names(text, names.graph_values).values()
+            if generated:
+                return {name: names.name_map.get(name, name) for name in generated}
+        old = self._fill_first_layer(text, names)
         new = None if old is None else names.find_new_name(old, is_graph_value=True)
         return {} if old is None or new is None else {old: new}
+
+    def _fill_first_layer(self, text: str, names: ModelNames) -> str | None:
+        """Return a text itself, or the first name that a template stands for in a model."""
+        if not is_template(text):
+            return text
+        layer = names.find_layer(fill_template(text, 0))
+        return None if layer is None else fill_template(text, layer)
 
     def _plan_text(self, text: str, new_by_old: Mapping[str, str], names: ModelNames) -> str | None:
         """Return the new text; the old one if it may not change, ``None`` if it is not a name."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from onnxkvrename.documents import shorten_name
 from onnxkvrename.rules.plan import KvPair, TokenChange
 from onnxkvrename.rules.profile import Rules
 
@@ -23,6 +24,18 @@ class OneModel(NamedTuple):
     pairs: tuple[KvPair, ...] = ()
     graph_values: tuple[str, ...] = ()
     name_map: Mapping[str, str] = _NO_NAMES
+
+
+class OtherToken(NamedTuple):
+    """A name in a sidecar that has a different token than the buffer has.
+
+    Attributes:
+        new_name: The name that the buffer gets.
+        may_change: Whether the run may replace that token.
+    """
+
+    new_name: str
+    may_change: bool
 
 
 class ModelNames(NamedTuple):
@@ -100,22 +113,64 @@ class ModelNames(NamedTuple):
             is_graph_value: Whether the name must be an input or output of the graph, so that its
                 suffix may be normalised too.
         """
-        if any("\ud800" <= char <= "\udfff" for char in name):
-            return None  # only an escape in the file makes such a character
+        if _has_surrogate(name):
+            return None
         if name in self.name_map:
             return self.name_map[name]
         if name in self.graph_values:
             return name
+        own_tokens = {"", self.token_change.final_token, *self.tokens}
+        for token, new_name in self._rewrite_name(name, is_graph_value=is_graph_value):
+            if token in own_tokens and self.token_change.can_replace(token):
+                return new_name
+        return None
+
+    def find_other_token(self, name: str, *, is_graph_value: bool) -> OtherToken | None:
+        """Return what a name becomes that only has a different token than the buffers have.
+
+        Such a name is from before a rename, unless another model beside the sidecar has it.
+
+        Args:
+            name: A name in the sidecar that `find_new_name` does not know.
+            is_graph_value: Whether the name must be an input or output of the graph.
+        """
+        if name in self.neighbour_names or _has_surrogate(name):
+            return None
+        if self.token_change.keeps_tokens and self.name_map:
+            return None
+        for token, new_name in self._rewrite_name(name, is_graph_value=is_graph_value):
+            return OtherToken(new_name, self.token_change.can_replace(token))
+        return None
+
+    def may_be_current(self, text: str) -> bool:
+        """Return whether the models may have a name now; a template stands for such names."""
+        is_known = self.find_new_name(text, is_graph_value=True) is not None
+        return is_known or self.find_other_token(text, is_graph_value=True) is None
+
+    def _rewrite_name(self, name: str, *, is_graph_value: bool) -> Iterator[tuple[str, str]]:
+        """Yield the token of a name, and the name that a buffer of the models has instead."""
+        normalize = self.token_change.normalize and is_graph_value
         for side in ("input", "output"):
             match = self.rules.match(side, name)
-            if match is not None and self._may_have_carried(match.token):
-                normalize = self.token_change.normalize and is_graph_value
-                new_name = self.rules.rewrite_name(
-                    match, self.token_change.final_token, normalize=normalize
-                )
+            if match is not None:
+                token = self.token_change.final_token
+                new_name = self.rules.rewrite_name(match, token, normalize=normalize)
                 if new_name in self.kv_names:
-                    return new_name
-        return None
+                    yield match.token, new_name
+
+    def describe_conflict(self, conflicting: Sequence[str]) -> tuple[str, str]:
+        """Return what is wrong with names that have a different token, and a hint.
+
+        Args:
+            conflicting: The names in the sidecar, in its order.
+        """
+        token = self.token_change.token
+        than = f" than {token}" if token else ""
+        count = f"{len(conflicting)} names" if len(conflicting) > 1 else "a name"
+        problem = f"{count} with a different token{than} (first: {shorten_name(conflicting[0])})"
+        if self.token_change.strip:
+            return problem, "`--strip` removes any token"
+        return problem, "`--replace` replaces it with the new token"
 
     def find_layer(self, name: str) -> int | None:
         """Return the first layer with a buffer of the same part as a KV name of any layer."""
@@ -125,11 +180,7 @@ class ModelNames(NamedTuple):
                 return self.first_layers[match.scope, match.buffer]
         return None
 
-    def _may_have_carried(self, token: str) -> bool:
-        """Return whether the model may have carried a token before.
 
-        If the model changes in this run, only its current tokens are possible.
-        """
-        if not self.token_change.can_replace(token):
-            return False
-        return not self.name_map or token in {"", self.token_change.final_token, *self.tokens}
+def _has_surrogate(name: str) -> bool:
+    """Return whether a text has a character that only an escape in its file can make."""
+    return any("\ud800" <= char <= "\udfff" for char in name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from onnxkvrename.documents import UnreadableTextError, shorten_name
@@ -39,6 +39,7 @@ class RewrittenSidecar(NamedTuple):
         matched_names: The names in the sidecar that the models have or had.
         shared_names: Old names that other models beside the sidecar may have, too.
         stays: True if the file is left where and as it is, whatever becomes of the models.
+        has_other_token: True if names have a different token, which the run may not replace.
     """
 
     data: bytes
@@ -47,6 +48,7 @@ class RewrittenSidecar(NamedTuple):
     matched_names: frozenset[str] = frozenset()
     shared_names: frozenset[str] = frozenset()
     stays: bool = False
+    has_other_token: bool = False
 
 
 def rewrite_sidecar(
@@ -86,12 +88,9 @@ def rewrite_sidecar(
                 matched_names=plan.matched_names,
                 shared_names=plan.shared_names,
                 findings=tuple(_build_binding_findings(path, plan)),
+                has_other_token=plan.has_other_token,
             )
-        is_graph_value = sidecar_format.only_graph_values
-        new_names = {
-            scalar.value: names.find_new_name(scalar.value, is_graph_value=is_graph_value)
-            for scalar in scalars
-        }
+        new_names, conflicting = _find_new_names(scalars, names, sidecar_format)
         changes = {old: new for old, new in new_names.items() if new is not None and new != old}
         _check_distinct(new_names)
         scalar_changes = {s: changes[s.value] for s in scalars if s.value in changes}
@@ -99,9 +98,43 @@ def rewrite_sidecar(
     except UnreadableTextError as error:
         raise _build_form_error(error, path, sidecar_format) from None
     findings = tuple(_check_names(path, new_names, sidecar_format, names))
+    if conflicting:
+        findings = (_build_token_finding(path, conflicting, sidecar_format, names),)
     matched = frozenset(old for old, new in new_names.items() if new is not None)
-    renamed = tuple(changes.items())
-    return RewrittenSidecar(encoded, renamed, findings, matched, frozenset(changes))
+    return RewrittenSidecar(
+        encoded,
+        tuple(changes.items()),
+        findings,
+        matched,
+        frozenset(changes),
+        has_other_token=bool(conflicting),
+    )
+
+
+def _find_new_names(
+    scalars: Iterable[ScalarNode], names: ModelNames, sidecar_format: SidecarFormat
+) -> tuple[_NewNames, list[str]]:
+    """Return the new names, and the names with a different token that the run may not replace.
+
+    Of names with a different token only those count whose buffer has no other name in the file:
+    a file may serve several models.
+    """
+    is_graph_value = sidecar_format.only_graph_values
+    new_names = {
+        scalar.value: names.find_new_name(scalar.value, is_graph_value=is_graph_value)
+        for scalar in scalars
+    }
+    present = {new for new in new_names.values() if new is not None}
+    conflicting = []
+    for name in [old for old, new in new_names.items() if new is None]:
+        other = names.find_other_token(name, is_graph_value=is_graph_value)
+        if other is None or other.new_name in present:
+            continue
+        if other.may_change:
+            new_names[name] = other.new_name
+        else:
+            conflicting.append(name)
+    return new_names, conflicting
 
 
 def list_names(
@@ -228,6 +261,15 @@ def _check_names(
         )
     if sidecar_format.requires_pairs:
         yield from _check_both_sides(path, new_names, names)
+
+
+def _build_token_finding(
+    path: str, conflicting: list[str], sidecar_format: SidecarFormat, names: ModelNames
+) -> Finding:
+    """Return KV406 as an error: without these names the file would not fit the result."""
+    problem, hint = names.describe_conflict(conflicting)
+    message = f"has {problem}; {sidecar_format.effect}"
+    return build_finding(STALE_CODE, path, message, hint)._replace(severity="error")
 
 
 def _build_binding_findings(path: str, plan: BindingPlan) -> Iterator[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from onnxkvrename.model.file import open_model
 from onnxkvrename.rules.find_models import find_possible_sidecars
 from onnxkvrename.sidecars.format import SidecarFormat, SidecarFormats
 from onnxkvrename.sidecars.rewrite import MAX_SIDECAR_BYTES
+from onnxkvrename.sidecars.stale import MODEL_SUFFIX
 from onnxkvrename.storage.read import open_file, read_status, resolve_path
 
 _MAX_CONTENT_BYTES = 1 << 20
@@ -102,12 +103,29 @@ def read_sidecar_head(path: Path) -> bytes:
         return file.read(0, min(file.size, MAX_SIDECAR_BYTES))
 
 
-def read_neighbour_names(
-    directory: Path, models: Collection[Path]
-) -> tuple[tuple[Path, frozenset[str]], ...]:
-    """Return the other models of a directory, each with the names of its inputs and outputs.
+class Neighbours(NamedTuple):
+    """The other models in the directory of a sidecar, which may be theirs.
 
-    Models that cannot be read are left out, and so are those after the first 64.
+    Attributes:
+        values: The inputs and outputs of each model that can be read.
+        unread: The models that cannot be read; they may have any names.
+    """
+
+    values: Mapping[Path, frozenset[str]]
+    unread: tuple[Path, ...] = ()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all inputs and outputs."""
+        return frozenset[str]().union(*self.values.values())
+
+    def find_holders(self, names: Set[str]) -> list[Path]:
+        """Return the models that have at least one of some names."""
+        return [model for model, values in self.values.items() if not values.isdisjoint(names)]
+
+
+def read_neighbours(directory: Path, models: Collection[Path]) -> Neighbours:
+    """Return the other models of a directory; those after the first 64 are left out.
 
     Args:
         directory: The directory; those below are not searched.
@@ -117,11 +135,14 @@ def read_neighbour_names(
         ModelError: The directory cannot be listed.
     """
     known = {resolve_path(model) for model in models}
-    found = find_possible_sidecars([directory], lambda name: name.endswith(".onnx"))
+    found = find_possible_sidecars([directory], lambda name: name.endswith(MODEL_SUFFIX))
     others = [path for path, _ in found if path.parent == directory]
     others = [path for path in others if resolve_path(path) not in known]
-    names = ((path, read_value_names(path)) for path in others[:_MAX_NEIGHBOURS])
-    return tuple((path, values) for path, values in names if values is not None)
+    read = {path: read_value_names(path) for path in others[:_MAX_NEIGHBOURS]}
+    return Neighbours(
+        {path: values for path, values in read.items() if values is not None},
+        tuple(path for path, values in read.items() if values is None),
+    )
 
 
 def read_value_names(model: Path) -> frozenset[str] | None:

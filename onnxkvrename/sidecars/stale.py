@@ -33,6 +33,7 @@ def find_stale_sidecars(
     is_error: bool = False,
     replaced_paths: Collection[str] = (),
     others: Iterable[Path] = (),
+    is_left: bool = False,
 ) -> Iterator[Finding]:
     """Yield KV406 for each sidecar that names a buffer of a model as it is not called now.
 
@@ -47,6 +48,7 @@ def find_stale_sidecars(
             is, as that was made before the rename.
         replaced_paths: Sidecars that do not matter, by their absolute paths.
         others: Other models in the directory, whose buffers are among those given.
+        is_left: Whether the run leaves sidecars as they are, unless they are named.
 
     Raises:
         ModelError: The directory cannot be listed.
@@ -58,9 +60,9 @@ def find_stale_sidecars(
     # Most models have no sidecar.
     from onnxkvrename.sidecars.model_names import ModelNames, OneModel
     from onnxkvrename.sidecars.rewrite import list_names
-    from onnxkvrename.sidecars.search import read_neighbour_names, read_sidecar_head
+    from onnxkvrename.sidecars.search import Neighbours, read_neighbours, read_sidecar_head
 
-    neighbour_names: frozenset[str] | None = None
+    neighbours: Neighbours | None = None
     own_names = ModelNames.from_models([OneModel(tuple(pairs))], TokenChange(None), rules)
     for found in _detect_sidecars(candidates, rules, replaced_paths):
         path = str(found.path)
@@ -75,12 +77,13 @@ def find_stale_sidecars(
         stale = _find_stale_names(names, pairs, rules)
         names_model = found.format.is_binding and MODEL_SUFFIX.encode() in data
         if stale and not names_model:
-            if neighbour_names is None:
-                neighbours = read_neighbour_names(model.parent, [model])
-                neighbour_names = frozenset().union(*(values for _, values in neighbours))
-            stale = [(old, new) for old, new in stale if old not in neighbour_names]
+            neighbours = neighbours or read_neighbours(model.parent, [model])
+            stale = [(old, new) for old, new in stale if old not in neighbours.names]
+            if stale and neighbours.unread:
+                yield build_unknown_finding(path, neighbours.unread[0])
+                continue
         if stale:
-            command = _format_command(model, pairs, stale, rules)
+            command = _format_command(model, pairs, stale, rules, path if is_left else None)
             finding = _build_stale_finding(path, stale, found.format.effect, command)
             is_beside = found.directory == found.path.parent
             severity = "error" if is_error and is_beside else finding.severity
@@ -148,9 +151,13 @@ def _build_stale_finding(
 
 
 def _format_command(
-    model: Path, pairs: Sequence[KvPair], stale: Sequence[tuple[str, str]], rules: Rules
+    model: Path,
+    pairs: Sequence[KvPair],
+    stale: Sequence[tuple[str, str]],
+    rules: Rules,
+    sidecar: str | None,
 ) -> str:
-    """Return the command that renames in the sidecars of a model, which itself is right."""
+    """Return the command that renames in the sidecars of a model, or in one by its path."""
     from onnxkvrename.rules.load import DEFAULT_PROFILE, has_profile
 
     tokens = {side.token for pair in pairs for side in pair.sides}
@@ -160,9 +167,21 @@ def _format_command(
     olds = {match.token for match in matches if match} | tokens
     if token and not olds <= {"", token}:
         change.append("--replace")
+    if sidecar is not None:
+        change += ["--sidecar", sidecar]
     if rules.name != DEFAULT_PROFILE and has_profile(rules.name):
         change += ["--profile", rules.name]
     return f"`{shlex.join(['onnxkvrename', str(model), *change])}`"
+
+
+def build_unknown_finding(path: str, model: Path) -> Finding:
+    """Return KV406 as a warning: a model that cannot be read may have the names of a sidecar."""
+    return build_finding(
+        STALE_CODE,
+        path,
+        f"cannot be checked for old names: {model} cannot be read, and may have them",
+        f"replace or remove {shlex.quote(str(model))}",
+    )
 
 
 def _build_unreadable_finding(path: str, error: ModelError) -> Finding:

@@ -67,6 +67,28 @@ def test_a_stale_one_is_mended_by_the_same_command_again(here: Path, run) -> Non
     assert read(here / SIDECAR) == VLLM
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("custom_io.yml", True),
+        ("custom_io_fp16.yaml", True),
+        ("io.yaml", True),
+        ("notes.yml", True),
+        (".io.yaml", False),
+        ("io.txt", False),
+        ("io.yaml.orig", False),
+        ("my_io.json", False),
+    ],
+)
+def test_yaml_for_the_compiler_follows_whatever_its_name(
+    name: str, changes: bool, here: Path, run
+) -> None:
+    """docs/sidecars.md says which files change: the name of such a file is free."""
+    (here / SIDECAR).rename(here / name)
+    assert run(*RENAME).code == 0
+    assert read(here / name) == (VLLM if changes else PLAIN)
+
+
 @pytest.mark.parametrize(("look", "code"), [("--check", 1), ("--diff", 1), ("-n", 0)])
 def test_a_look_ahead_shows_it(look: str, code: int, here: Path, run, snapshot) -> None:
     before = snapshot(here)
@@ -250,6 +272,39 @@ def test_a_sidecar_of_another_model_alone_is_none_of_the_business(
 
 
 # What cannot be read or written.
+
+
+@pytest.mark.parametrize("options", [(), ("--check",), ("--sidecars",), ("--sidecar", SIDECAR)])
+@pytest.mark.parametrize("spoil", ["truncate", "dangle", "replace"])
+def test_nothing_is_said_of_the_sidecar_of_a_model_that_cannot_be_read(
+    spoil: str, options: tuple[str, ...], here: Path, run
+) -> None:
+    """It is right; its names match nothing only because the model is not known."""
+    data = (here / MODEL).read_bytes()
+    (here / MODEL).unlink()
+    if spoil == "dangle":
+        (here / MODEL).symlink_to("nowhere")
+    else:
+        (here / MODEL).write_bytes(data[:-40] if spoil == "truncate" else b"text")
+    outcome = run(*RENAME, *options)
+    assert (outcome.code, outcome.err.count("error:")) == (2, 1)
+    assert "KV4" not in outcome.err
+    assert SIDECAR not in outcome.err.replace(" ".join(options), "")
+    assert read(here / SIDECAR) == PLAIN
+
+
+def test_names_may_be_of_a_model_beside_it_that_cannot_be_read(here: Path, run) -> None:
+    (here / "draft.onnx").write_bytes(b"text")
+    for text in (custom_io(stem="seen_"), PLAIN + custom_io(stem="seen_"), custom_io("_OTHER")):
+        (here / SIDECAR).write_text(text)
+        for _ in range(2):
+            outcome = run(*RENAME)
+            assert (outcome.code, outcome.err.count("KV4")) == (0, 1)
+            assert (
+                f"warning KV406: {SIDECAR} cannot be checked for old names: draft.onnx cannot be "
+                "read, and may have them (replace or remove draft.onnx" in outcome.err
+            )
+        assert run(MODEL, "--strip").code == 0
 
 
 def test_files_that_are_no_sidecars_are_passed_over(here: Path, run, snapshot) -> None:

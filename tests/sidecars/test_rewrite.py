@@ -207,20 +207,44 @@ def test_taking_the_token_out_catches_up_too() -> None:
     assert done(custom("past_key.0_OLD", "past_key.0_OLD~"), names(wish=STRIP)) == PAIR
 
 
-def test_another_token_gives_way_only_where_it_may() -> None:
-    text = custom("past_key.0", "past_key.0~", "past_value.0_OLD")
-    (told,) = found(text)
-    assert told.startswith("KV404 warning: names past_value.0_OLD, which match nothing")
-    renamed = names("past_key.0_VLLM past_value.0_VLLM", TokenChange("VLLM", replace=True))
-    assert "past_value.0_VLLM" in done(text, renamed)
+REPLACE = TokenChange("VLLM", replace=True)
 
 
-def test_of_a_model_that_changes_its_own_token_is_known_and_no_other_gives_way() -> None:
-    model = names("past_key.0_OLD past_value.0_OLD", TokenChange("VLLM", replace=True))
-    text = custom("past_key.0_OLD", "past_key.0_OLD~", "past_value.0_OTHER")
-    assert done(text, model) == text.replace("_OLD", "_VLLM")
-    (told,) = found(text, model)
-    assert told.startswith("KV404 warning: names past_value.0_OTHER, which match nothing")
+def test_a_different_token_is_refused_as_it_is_in_the_model() -> None:
+    """Whether the model still has to be renamed makes no difference."""
+    for model in (names("past_key.0 past_value.0"), names("past_key.0_VLLM past_value.0_VLLM")):
+        text = custom("past_key.0_OLD", "past_key.0_OLD~", "past_value.0_OLD")
+        assert done(text, model) == text
+        assert found(text, model) == [
+            "KV406 error: has 3 names with a different token than VLLM (first: past_key.0_OLD); "
+            "a compile ignores these entries"
+        ]
+
+
+@pytest.mark.parametrize("now", ["", "_VLLM", "_OTHER"])
+def test_it_is_replaced_with_that_of_the_model(now: str) -> None:
+    model = names(f"past_key.0{now} past_value.0{now}", REPLACE)
+    text = custom("past_key.0_OLD", "past_key.0_OLD~")
+    assert (done(text, model), found(text, model)) == (text.replace("_OLD", "_VLLM"), [])
+
+
+@pytest.mark.parametrize("wish", [VLLM, REPLACE])
+def test_a_different_token_counts_only_for_buffers_that_have_no_other_name(
+    wish: TokenChange,
+) -> None:
+    """A file may serve several models: of this one it has all names already."""
+    text = custom("past_key.0", "past_key.0~", "past_key.0_OLD", "past_key.0_OLD~")
+    assert done(text, names(wish=wish)) == text.replace("0\n", "0_VLLM\n").replace(
+        "0_R", "0_VLLM_R"
+    )
+    (told,) = found(text, names(wish=wish))
+    assert told.startswith("KV404 warning: names past_key.0_OLD, past_key.0_OLD_RetainedState")
+
+
+def test_a_name_of_another_model_beside_it_stays() -> None:
+    model = names(wish=REPLACE)._replace(neighbour_names=frozenset(["past_key.0_OLD"]))
+    text = custom("past_key.0_OLD", "past_value.0_OLD")
+    assert done(text, model) == text.replace("past_value.0_OLD", "past_value.0_VLLM")
 
 
 def test_a_file_for_several_models_follows_all_of_them() -> None:

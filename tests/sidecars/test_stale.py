@@ -61,35 +61,76 @@ def test_the_hint_is_a_command_that_mends_it(start: str, stale: Path, run) -> No
     assert "KV406" not in run("verify", MODEL).err
 
 
-@pytest.mark.parametrize("look", [(), ("--check",), ("--diff",), ("-n",)])
-def test_a_rename_that_changes_no_name_is_as_strict_as_verify(
-    look: tuple[str, ...], stale: Path, run, snapshot
+@pytest.mark.parametrize("now", ["", "VLLM"])
+@pytest.mark.parametrize("look", [(), ("--check",), ("--diff",), ("-n",), ("-d", "out")])
+def test_a_rename_refuses_a_different_token_in_a_sidecar_as_in_a_model(
+    now: str, look: tuple[str, ...], stale: Path, run, snapshot
 ) -> None:
-    """Names with a token that the rename does not replace look like those of another model."""
+    """One answer, whether the model still has to be renamed or not; --replace changes both."""
+    if not now:
+        rename(MODEL, strip=True, sidecars=False)
     (stale / SIDECAR).write_text(VLLM.replace("VLLM", "OTHER"))
     before = snapshot(stale)
-    outcome = run(MODEL, "--prefix", "VLLM", *look)
-    assert (outcome.code, outcome.err.count("KV4")) == (1, 1)
-    assert f"error KV406: {SIDECAR} has 8 old names from before a rename" in outcome.err
-    assert f"(onnxkvrename {MODEL} --replace --prefix VLLM" in outcome.err
-    assert snapshot(stale) == before
+    for _ in range(2):
+        outcome = run(MODEL, "--prefix", "VLLM", *look)
+        assert (outcome.code, outcome.err.count("KV4")) == (1, 1)
+        assert f"error KV406: {SIDECAR} has 8 names with a different token than VLLM" in outcome.err
+        assert "`onnxkvrename decoder.onnx --prefix VLLM" in outcome.err
+        assert "--replace` replaces it with the new token" in outcome.err
+        assert snapshot(stale) == before
     assert run(MODEL, "--prefix", "VLLM", "--replace").code == 0
     assert (stale / SIDECAR).read_text() == VLLM
     assert run(MODEL, "--prefix", "VLLM", *look).err.count("KV4") == 0
+    assert "KV4" not in run("verify", MODEL).err
+
+
+def test_strip_removes_any_token_in_one_run(stale: Path, run) -> None:
+    (stale / SIDECAR).write_text(VLLM.replace("VLLM", "OTHER"))
+    outcome = run(MODEL, "--strip", "--prefix", "VLLM")
+    assert (outcome.code, outcome.err.count("error KV406")) == (1, 1)
+    assert f"`onnxkvrename {MODEL} --strip` removes any token" in outcome.err
+    assert run(MODEL, "--strip").code == 0
+    assert (stale / SIDECAR).read_text() == PLAIN
+
+
+def test_one_of_a_different_token_goes_along_with_replace(stale: Path, run) -> None:
+    rename(MODEL, strip=True, sidecars=False)
+    (stale / SIDECAR).write_text(VLLM.replace("VLLM", "OTHER"))
+    assert run(MODEL, "--prefix", "VLLM", "--replace", "-d", "out").code == 0
+    assert (stale / "out" / SIDECAR).read_text() == VLLM
+
+
+def test_a_copy_beside_the_model_leaves_it_with_a_warning(stale: Path, run) -> None:
+    """It can fit one of the two models only, and with a different token it fits neither."""
+    rename(MODEL, strip=True, sidecars=False)
+    other = VLLM.replace("VLLM", "OTHER")
+    (stale / SIDECAR).write_text(other)
+    for number, replace in enumerate([(), ("--replace",)]):
+        outcome = run(MODEL, "--prefix", "VLLM", "-o", f"new{number}.onnx", *replace)
+        assert (outcome.code, outcome.err.count("warning KV406")) == (0, 1)
+        assert "-d renamed" in outcome.err
+        assert "KV404" not in outcome.err
+        assert f"because {MODEL} keeps them" not in outcome.err
+        assert (stale / SIDECAR).read_text() == other
+
+
+def test_it_may_be_the_sidecar_of_another_model_in_the_directory(stale: Path, run) -> None:
+    """With --replace, too, names that another model has are not those of this one."""
+    rename(MODEL, "OTHER", replace=True, output="other.onnx", sidecars=False)
+    (stale / SIDECAR).write_text(VLLM.replace("VLLM", "OTHER"))
+    before = (stale / SIDECAR).read_text()
+    for options in (["--prefix=VLLM"], ["--prefix=VLLM", "--replace"], ["--strip"]):
+        outcome = run(MODEL, *options)
+        assert (outcome.code, outcome.err.count("KV4")) == (0, 0)
+        assert (stale / SIDECAR).read_text() == before
 
 
 def test_a_rename_that_leaves_sidecars_warns_of_any_old_names(stale: Path, run) -> None:
     (stale / SIDECAR).write_text(VLLM.replace("VLLM", "OTHER"))
-    outcome = run(MODEL, "--prefix", "VLLM", "--check", "--no-sidecars")
+    outcome = run(MODEL, "--prefix", "VLLM", "--no-sidecars")
     assert (outcome.code, "warning KV406" in outcome.err) == (0, True)
-
-
-def test_a_rename_of_the_model_warns_and_its_hint_repairs_the_sidecar(stale: Path, run) -> None:
-    rename(MODEL, strip=True, sidecars=False)
-    (stale / SIDECAR).write_text(VLLM.replace("VLLM", "OTHER"))
-    outcome = run(MODEL, "--prefix", "VLLM")
-    assert (outcome.code, "warning KV406" in outcome.err) == (0, True)
-    assert run(MODEL, "--prefix", "VLLM", "--replace").code == 0
+    hint = outcome.err.split("(")[-1].split(")")[0]
+    assert run(*shlex.split(hint)[1:]).code == 0
     assert (stale / SIDECAR).read_text() == VLLM
 
 
@@ -125,3 +166,13 @@ def test_a_known_name_that_cannot_be_read_is_said(stale: Path, run) -> None:
     outcome = run("verify", MODEL)
     assert (outcome.code, outcome.err.count("KV406")) == (0, 1)
     assert f"{SIDECAR} cannot be checked" in outcome.err
+
+
+@pytest.mark.parametrize("command", ["verify", "inspect"])
+def test_a_model_that_cannot_be_read_may_have_the_old_names(command: str, stale: Path, run) -> None:
+    """Nobody is told to change a file that may be right."""
+    (stale / "other.onnx").write_bytes(b"torn")
+    outcome = run(command, MODEL, "--format", "json")
+    assert outcome.code == 0
+    assert "cannot be checked for old names: other.onnx cannot be read, and may" in outcome.out
+    assert "from before a rename" not in outcome.out
