@@ -40,29 +40,33 @@ def check_batch(
         change: The token to add or remove.
         rules: The rules that recognize KV names and the parts of sets.
         options: What to check.
-        sets: The models that change together, by their indexes; by default all do. Of a set with
+        sets: The models that belong together, by their indexes; by default all do. Of a set with
             a model that cannot be read nothing is checked across models: it may be the missing
-            window.
+            window. The error of that model then says so.
 
     Raises:
         ModelError: Two models that a consumer uses as one have the same buffer; with several
             sets it is an error of the set.
     """
     set_findings: list[list[Finding]] = [[] for _ in items]
-    whole_sets = [
-        indexes
-        for indexes in sets or [range(len(items))]
-        if all(items[member].model is not None for member in indexes)
-    ]
-    readable = sorted(index for indexes in whole_sets for index in indexes)
+    all_sets = sets or [range(len(items))]
+    lacking = [each for each in all_sets if any(items[member].model is None for member in each)]
+    incomplete = frozenset(member for indexes in lacking for member in indexes)
+    readable = [index for index, item in enumerate(items) if item.model is not None]
     models = [model for model in (items[index].model for index in readable) if model is not None]
     across = check_models_together(
-        models, rules, change, check_current_tokens=not options.check_destination
+        models,
+        rules,
+        change,
+        check_current_tokens=not options.check_destination,
+        incomplete=[number for number, index in enumerate(readable) if index in incomplete],
     )
     for index, of_set in zip(readable, across, strict=True):
         set_findings[index] += of_set
+    for indexes in lacking:
+        _say_unchecked([items[index] for index in indexes], options)
     errors: dict[int, KvRenameError] = {}
-    for indexes in whole_sets if options.consumer is not None else ():
+    for indexes in _list_consumer_sets(items, all_sets) if options.consumer is not None else ():
         try:
             taken = _check_consumer([items[index] for index in indexes], rules, options)
         except ModelError as failure:
@@ -85,6 +89,39 @@ def check_batch(
         report = item.report._replace(findings=findings, error=error)
         checked.append(item._replace(report=set_failed(report), model=None))
     return tuple(checked)
+
+
+def _list_consumer_sets(
+    items: Sequence[PreparedModel], sets: Sequence[Sequence[int]]
+) -> Iterator[Sequence[int]]:
+    """Yield the models that are checked together for a consumer, by their indexes.
+
+    Of a set with a model that cannot be read these are the models that need no other one.
+    """
+    for indexes in sets:
+        models = {index: items[index].model for index in indexes}
+        if all(model is not None for model in models.values()):
+            yield indexes
+        else:
+            yield from ([i] for i, model in models.items() if model and model.part is None)
+
+
+def _say_unchecked(items: Sequence[PreparedModel], options: Options) -> None:
+    """Add to the error of a model that cannot be read what is not checked because of it."""
+    models = [item.model for item in items if item.model is not None]
+    parts = sum(model.part is not None for model in models)
+    others = sum(
+        model.part is None and not model.is_apart and bool(model.plan.feeds or model.needs)
+        for model in models
+    )
+    error = next((item.report.error for item in items if item.model is None), None)
+    if error is None or not parts + others:
+        return
+    count = f"{parts + others:,} other model{'s' if parts + others > 1 else ''} of its set"
+    for_consumer = f", nor for {options.consumer}" if options.consumer and parts else ""
+    unchecked = f"{count} {'were' if parts + others > 1 else 'was'} not checked with it"
+    error.hint = f"{error.hint}; " if error.hint else ""
+    error.hint += f"{unchecked}{for_consumer}"
 
 
 def set_failed(report: ModelReport) -> ModelReport:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,14 +96,14 @@ def rename_batch(
     keeps_files = options.write and remove_stale_files(targets, inputs, links_only=True)
     models = _prepare_models(jobs, change, rules, options, progress, executor)
     models += tuple(map(PreparedModel.from_lost_path, options.lost))
-    sets = _group_models(models, sidecars, rules) if options.keep_going else ()
-    models = check_batch(models, change, rules, options, sets)
+    groups = _group_models(models, sidecars, rules, options)
+    sets = groups if options.keep_going else ()
+    models = check_batch(models, change, rules, options, groups)
     prepared_sidecars: tuple[PreparedSidecar, ...] = ()
     if sidecars:
         models, prepared_sidecars = _prepare_sidecars(models, sidecars, options)
     models = _check_places(models, prepared_sidecars, rules, options, directory_map or {})
-    good_sets = [indexes for indexes in sets if not _has_failed(models, indexes)]
-    is_refused = not good_sets if sets else any(model.report.failed for model in models)
+    is_refused = all(_has_failed(models, each) for each in sets or [range(len(models))])
     if not options.write or is_refused:
         reports = _list_sidecar_reports(prepared_sidecars, models, sets)
         return Report(_list_reports(models), reports, sets=sets)
@@ -146,14 +146,18 @@ def _check_places(
 
 
 def _group_models(
-    models: Sequence[PreparedModel], sidecars: Sequence[Sidecar], rules: Rules
+    models: Sequence[PreparedModel], sidecars: Sequence[Sidecar], rules: Rules, options: Options
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the models that change together, by their indexes."""
-    from onnxkvrename.rules.change_sets import group_models  # only for --keep-going
+    """Return the models that belong together, where one that fails does not concern all."""
+    if not options.keep_going and all(item.model is not None for item in models):
+        return ()
+    from onnxkvrename.rules.change_sets import group_models  # few runs need it
 
     jobs = [model.job for model in models]
     linked = [sidecar.find_models(jobs) for sidecar in sidecars]
-    return group_models([job.model for job in jobs], [m.model for m in models], rules, linked)
+    with nullcontext() if options.keep_going else suppress(ModelError):
+        return group_models([job.model for job in jobs], [m.model for m in models], rules, linked)
+    return ()
 
 
 def _has_failed(models: Sequence[PreparedModel], indexes: Sequence[int]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -250,7 +250,12 @@ def locate_data(model: Path, locations: Iterable[str]) -> tuple[Path, ...]:
 
 
 def check_models_together(
-    models: Sequence[KvModel], rules: Rules, change: TokenChange, *, check_current_tokens: bool
+    models: Sequence[KvModel],
+    rules: Rules,
+    change: TokenChange,
+    *,
+    check_current_tokens: bool,
+    incomplete: Collection[int] = (),
 ) -> list[list[Finding]]:
     """Return the findings that only all models together show, for each of them.
 
@@ -259,6 +264,8 @@ def check_models_together(
         rules: The rules that recognize KV names and the parts of sets.
         change: The token to add or remove.
         check_current_tokens: Whether tokens are checked as they are, not as they will be.
+        incomplete: The indexes of models with a set of which a model cannot be read. That one
+            may be the missing window, or the only one with buffers.
     """
     findings: list[list[Finding]] = [[] for _ in models]
     connected = [m for m in models if (m.plan.feeds or m.needs) and not m.is_apart]
@@ -275,7 +282,7 @@ def check_models_together(
 
         for index in without:
             outputs, path = models[index].output_names, Path(models[index].path)
-            if len(without) == len(models):
+            if len(without) == len(models) and not incomplete:
                 findings[index].append(build_no_buffers_finding(outputs, rules, path))
             else:
                 findings[index] += check_other_profiles(outputs, rules)
@@ -283,8 +290,10 @@ def check_models_together(
         from onnxkvrename.rules.feeds import check_feeds  # most models stand alone
 
         for index, finding in check_feeds(models):
-            findings[index].append(finding)
-    indexes = [index for index, model in enumerate(models) if model.part is not None]
+            if index not in incomplete:
+                findings[index].append(finding)
+    has_part = (index for index, model in enumerate(models) if model.part is not None)
+    indexes = [index for index in has_part if index not in incomplete]
     if indexes:
         from onnxkvrename.rules.windows import check_parts  # most models are not windows
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import models
 import pytest
+from genai_folders import build_decoder
 from models import saved
 
 from onnxkvrename import Finding, ModelError, Report, load_rules
@@ -17,6 +19,7 @@ from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.results import Options, RenameJob, SidecarReport
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar
 
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 LOOK = Options(write=False)
 
 
@@ -122,3 +125,52 @@ def test_a_model_that_cannot_be_read_keeps_others_from_being_called_barren(tmp_p
     report = judged(build_job(encoder, encoder), build_job(broken, broken))
     assert [finding.code for finding in report.findings] == []
     assert [finding.code for finding in judged(build_job(encoder, encoder)).findings] == ["KV001"]
+
+
+@pytest.mark.parametrize("place", ["beside", "elsewhere"])
+@pytest.mark.parametrize("options", [(), ("-k",)])
+def test_a_model_that_cannot_be_read_hides_nothing_of_the_others(
+    options: tuple[str, ...], place: str, tmp_path: Path, run
+) -> None:
+    """Each is checked as without that one, for the consumer too."""
+    good = tmp_path / "good"
+    (tmp_path / "elsewhere").mkdir()
+    good.mkdir()
+    blind = models.decoder()
+    blind.graph.output[0].name = blind.graph.node[2].output[0] = "token"  # no logits
+    saved(blind, good / "blind.onnx")
+    saved(build_decoder(), good / "foreign.onnx")
+    broken = saved(b"text", (good if place == "beside" else tmp_path / place) / "broken.onnx")
+
+    def check() -> list[str]:
+        lines = run(tmp_path, "--target", "vllm-qaic", "--check", *options).err.splitlines()
+        return [line for line in lines if "broken" not in line and " models: " not in line]
+
+    with_broken = check()
+    broken.unlink()
+    assert with_broken == check()
+    assert any("error KV604" in line for line in with_broken)
+    assert any("another profile knows its names" in line for line in with_broken)
+
+
+@pytest.mark.parametrize(
+    ("consumer", "unchecked"),
+    [
+        ("--prefix=vllmKvCache", "2 other models of its set were not checked with it)"),
+        ("--target=vllm-qaic", "were not checked with it, nor for vllm-qaic)"),
+    ],
+)
+def test_windows_that_cannot_be_checked_without_one_of_them_are_counted(
+    consumer: str, unchecked: str, tmp_path: Path, run
+) -> None:
+    """No error about a missing window is true, and no silence means that all is well."""
+    windows = tmp_path / "windows"
+    shutil.copytree(FIXTURES / "plain" / "windows", windows)
+    saved(models.decoder(), tmp_path / "decoder.onnx")
+    broken = next(windows.glob("*/*_1_2.onnx"))
+    broken.write_bytes(b"text")
+    outcome = run(tmp_path, consumer, "--check")
+    assert (outcome.code, outcome.err.count("KV3")) == (2, 0)
+    (error,) = [line for line in outcome.err.splitlines() if line.startswith("error")]
+    assert str(broken) in error
+    assert error.endswith(unchecked)
