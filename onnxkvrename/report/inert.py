@@ -18,12 +18,12 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 MAX_LINE_LENGTH = 400
-"""Characters of the longest line of a finding or an error."""
+"""Characters of a line of a finding or an error; our own sentences may make it longer."""
 _FIXED_LENGTH = 24
 """Characters of such a line that are always there: a severity, a code, punctuation."""
-_MIN_PART_LENGTH = 40
-_MAX_WHOLE_PART = 200
-"""Characters of the longest message that stays whole, and of the longest hint without a command."""
+_MIN_PART_LENGTH = 60
+MAX_WHOLE_SENTENCE = 400
+"""Characters of the longest message or hint that stays whole: its middle may be the reason."""
 _MAX_WHOLE_WORD = 200
 """Characters of the longest path or name that stays whole: a part of it is that of another one."""
 _MAX_COMMAND_HINT = 500
@@ -42,6 +42,13 @@ _INVISIBLE = (
     "\U000e0100-\U000e01ef]"
 )
 _COMMAND = r"#(#)(?=\w*\[)"
+_WORD = r"[^\s,;:()\[\]`]+"
+# Each alternative takes in all that it begins with, so that a long text is read once. Commands
+# and shapes have words with commas too, and stay as they are.
+_LIST = (
+    rf"`[^`]*`|\[[^\[\]]*\]|(?P<first>\(first: {_WORD})(?:, {_WORD})+"
+    rf"|(?P<kept>{_WORD})(?P<items>(?:, {_WORD})*)(?: and (?P<more>[0-9][0-9,]*) more\b)?"
+)
 
 
 def is_inert(text: str) -> bool:
@@ -91,48 +98,65 @@ def escape_json(text: str) -> str:
 
 
 def shorten_parts(parts: Sequence[str], limit: int = MAX_LINE_LENGTH) -> list[str]:
-    """Return the parts of a line, escaped, and shortened in the middle where it is too long.
+    """Return the parts of a line, escaped, and shortened where it is too long.
 
-    The hint stays whole if it fits, then the message: they say what to do, and what is wrong.
-    Of the others the longest are shortened, each side of a hand-off (``A -> B``) by itself.
+    Lists of names lose all but their first name and say how many more there are. Then names that
+    are too long lose their middle, each side of a hand-off (``A -> B``) by itself. Sentences stay
+    whole, unless names with spaces make one too long.
 
     Args:
         parts: A path or two, a name, and at the end the message and the hint, which may be a
             command or have some between backticks.
-        limit: Characters of the whole line. It is longer for a command that needs more.
+        limit: Characters of the whole line. Our own sentences may make it longer.
     """
     prefill, arrow, decode = parts[0].partition(_HAND_OFF)
     if arrow and len(parts) > 2:
         sides = shorten_parts((prefill, decode, *parts[1:]), limit - len(arrow))
         return [arrow.join(sides[:2]), *sides[2:]]
     shown = [escape_text(part) for part in parts]
-    hint = shown[-1]
-    has_command = "`" in hint or hint.startswith("onnxkvrename ")
-    has_command = has_command and len(hint) <= _MAX_COMMAND_HINT
     room = limit - _FIXED_LENGTH
-    if has_command:
-        least = _MAX_WHOLE_PART + _MIN_PART_LENGTH * (len(shown) - 2)
-        room = max(room, len(hint) + least)
     if sum(map(len, shown)) <= room:
         return shown
-    others = list(range(len(shown)))
-    for index in others[:-3:-1]:
-        least = sum(min(len(shown[other]), _MIN_PART_LENGTH) for other in others if other != index)
-        is_command = has_command and index == len(shown) - 1
-        if is_command or len(shown[index]) <= min(_MAX_WHOLE_PART, room - least):
-            others.remove(index)
-            room -= len(shown[index])
-    largest = room
-    for rank, length in enumerate(sorted(len(shown[other]) for other in others)):
-        share = room // (len(others) - rank)
-        if length > share:
-            largest = share
-            break
-        room -= length
-    for other in others:
-        if " " in shown[other] or len(shown[other]) > _MAX_WHOLE_WORD:
-            shown[other] = shorten_text(shown[other], max(largest, _MIN_PART_LENGTH))
+    sentences = len(shown)
+    most = max(limit, MAX_WHOLE_SENTENCE)
+    if "`" in shown[-1] or shown[-1].startswith("onnxkvrename "):
+        sentences -= 1
+        shown[-1] = shorten_text(shown[-1], max(most, _MAX_COMMAND_HINT))
+    shown[:sentences] = map(_shorten_lists, shown[:sentences])
+    lengths = [len(word) for part in shown[:sentences] for word in _find_long_words(part)]
+    if lengths and sum(map(len, shown)) > room:
+        share = (room - sum(map(len, shown)) + sum(lengths)) // len(lengths)
+        share = max(share, _MIN_PART_LENGTH)
+        shown[:sentences] = (_shorten_words(part, share) for part in shown[:sentences])
+    shown[:sentences] = (shorten_text(part, most) for part in shown[:sentences])
     return shown
+
+
+def _shorten_lists(text: str) -> str:
+    """Return a sentence whose lists have only their first name, and the number of the others."""
+    return re.sub(_LIST, _shorten_list, text)
+
+
+def _shorten_list(match: re.Match[str]) -> str:
+    if match["first"]:  # a number goes before it
+        return match["first"]
+    words = [match["kept"] or "", *(match["items"] or "").split(", ")[1:]]
+    is_list = len(words) > (1 if match["more"] else 2)
+    if not is_list or not all(set(word) & set("._/\\") for word in words):  # no list of names
+        return match[0]
+    more = len(words) - 1 + int((match["more"] or "0").replace(",", ""))
+    return f"{words[0]} and {more:,} more"
+
+
+def _find_long_words(text: str) -> list[str]:
+    return [word for word in text.split() if len(word) > _MAX_WHOLE_WORD]
+
+
+def _shorten_words(text: str, limit: int) -> str:
+    """Return a text without the middle of each word that is too long."""
+    for word in _find_long_words(text):
+        text = text.replace(word, shorten_text(word, limit))
+    return text
 
 
 def shorten_text(text: str, limit: int) -> str:
@@ -143,13 +167,15 @@ def shorten_text(text: str, limit: int) -> str:
     """
     if len(text) <= limit:
         return text
-    room = limit - len(f"[... {len(text):,} more ...]")
-    head, tail = _choose_cuts(text, max(room, 0))
+    room = max(limit - len(_format_gap(len(text))), 0)
+    head, tail = _choose_cuts(text, room)
     if (head, tail) == (0, len(text)) and not _find_commands(text):
-        room = limit - len(f"[... {len(text) - limit:,} more ...]")
-        head = room // 2
-        return f"{text[:head]}[... {len(text) - limit:,} more ...]{text[head - room :]}"
-    return f"{text[:head]}[... {tail - head:,} more ...]{text[tail:]}"
+        head, tail = room // 2, len(text) - room + room // 2
+    return f"{text[:head]}{_format_gap(tail - head)}{text[tail:]}"
+
+
+def _format_gap(count: int) -> str:
+    return f"[... {count:,} characters ...]"
 
 
 def _choose_cuts(text: str, room: int) -> tuple[int, int]:

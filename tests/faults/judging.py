@@ -24,7 +24,7 @@ from onnxkvrename.storage.temp_file import TEMP_PREFIX
 Tree = dict[str, tuple[str, bytes]]
 BYSTANDERS = {"other/m.onnx": b"another's", "other/w.bin": b"another's", "note": b"note"}
 REMOVING = ("unlink", "remove", "rmdir")
-MAX_LINE_LENGTH = 400
+MAX_LINE_LENGTH = 600
 
 
 @contextmanager

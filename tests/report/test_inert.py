@@ -108,8 +108,56 @@ def test_only_the_longest_parts_are_shortened() -> None:
 def test_a_long_path_takes_nothing_from_the_message_and_the_hint() -> None:
     path, message, hint = shorten_parts(["p" * 300, "m" * 150, "h" * 150])
     assert (len(path), message, hint) == (76, "m" * 150, "h" * 150)
-    path, message, hint = shorten_parts(["p" * 300, "m " * 95, "h" * 190])
-    assert (len(path), len(message), hint) == (93, 93, "h" * 190)
+    path, message, hint = shorten_parts(["p" * 300, "m " * 190, "h " * 190])
+    assert (len(path), message, hint) == (60, "m " * 190, "h " * 190)
+
+
+def test_a_sentence_stays_whole_as_its_middle_may_be_the_reason() -> None:
+    message = (
+        "4 buffers (first: past_key_cross_0) have the shape [batch_size, num_heads, kv_len, 16]; "
+        "vllm-qaic cuts axis 2 to the prompt's length, but it is not the context (the encoder's "
+        "output): a prompt shorter than kv_len tokens loses the rest"
+    )
+    hint = "set VLLM_QAIC_USE_FULL_KV_TRANSFER=1, then check: `onnxkvrename m --full-transfer`"
+    parts = ["exports/" * 15 + "m.onnx", "", message, hint]
+    assert shorten_parts(parts) == parts
+
+
+def test_a_name_that_is_too_long_leaves_its_sentence_whole() -> None:
+    name = "past" + "x" * 9000 + "_0"
+    parts = ["m.onnx", "", f"8 names (first: {name}) carry a different token", "rename them"]
+    *_, message, hint = shorten_parts(parts)
+    assert message.startswith("8 names (first: pastxxx")
+    assert " characters ...]" in message
+    assert message.endswith("xxx_0) carry a different token")
+    assert hint == "rename them"
+    assert len(message) < 400
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("{0}, {1}, {2} have no token", "{0} and 2 more have no token"),
+        (
+            "no token in 9 files: {0}, {1} and 7 more; {2} has one",
+            "no token in 9 files: {0} and 8 more; {2} has one",
+        ),
+        ("has no {0}, {1} has", "has no {0}, {1} has"),  # two parts of a sentence
+        ("`onnxkvrename {0}, {1}, {2}`", "`onnxkvrename {0}, {1}, {2}`"),
+        ("[a_0, a_1, a_2] {0} {1} {2}", "[a_0, a_1, a_2] {0} {1} {2}"),
+    ],
+)
+def test_a_list_of_names_keeps_the_first_and_counts_the_others(message: str, shown: str) -> None:
+    parts = ["m.onnx", "", message.format(*NAMES), "h" * 190]
+    assert shorten_parts(parts)[2] == shown.format(*NAMES)
+    assert shorten_parts(parts, 2000) == parts
+
+
+def test_a_number_of_files_keeps_the_first_file() -> None:
+    where = "3 files in {} (first: {}, {})".format(*NAMES)
+    assert shorten_parts([where, "", "m" * 190, "h"])[0] == "3 files in {} (first: {})".format(
+        *NAMES
+    )
 
 
 def test_each_side_of_a_hand_off_keeps_its_beginning_and_its_end() -> None:
@@ -123,7 +171,7 @@ def test_each_side_of_a_hand_off_keeps_its_beginning_and_its_end() -> None:
         assert head
         assert mark
         assert whole.startswith(head)
-        assert whole.endswith(tail.partition(" more ...]")[2])
+        assert whole.endswith(tail.partition(" characters ...]")[2])
         assert tail.endswith(".onnx")
     sides[0] = "prefill.onnx"  # only what is too long loses its middle
     label = shorten_parts([" -> ".join(sides), *parts[1:]])[0]
@@ -137,7 +185,7 @@ def test_two_paths_of_usual_length_stay_whole_in_a_long_line() -> None:
 
 
 def test_a_shortened_text_says_how_much_is_left_out() -> None:
-    assert shorten_text("a" * 50 + "b" * 50, 40) == "a" * 11 + "[... 60 more ...]" + "b" * 12
+    assert shorten_text("a" * 50 + "b" * 50, 40) == "a" * 8 + "[... 84 characters ...]" + "b" * 8
 
 
 NAMES = [f"exports/plain-{n:064x}/decoder.onnx" for n in range(9)]
@@ -153,7 +201,7 @@ def test_a_text_is_cut_between_words_and_never_inside_a_path_or_a_command(limit:
         shown = shorten_text(text, limit)
         assert len(shown) <= limit
         head, mark, rest = shown.partition("[... ")
-        count, end, tail = rest.partition(" more ...]")
+        count, end, tail = rest.partition(" characters ...]")
         assert mark
         assert end
         assert len(head) + int(count.replace(",", "")) + len(tail) == len(text)
@@ -166,7 +214,7 @@ def test_a_text_is_cut_between_words_and_never_inside_a_path_or_a_command(limit:
 
 def test_a_list_is_cut_after_an_item() -> None:
     assert shorten_text("8 names: key_0 of a, key_1 of b, key_2 of c, key_3 of d", 48) == (
-        "8 names: [... 35 more ...] key_3 of d"
+        "8 names: [... 35 characters ...] key_3 of d"
     )
 
 
@@ -178,4 +226,4 @@ def test_a_path_of_usual_length_stays_whole_in_a_long_line() -> None:
 def test_a_command_that_is_too_long_is_left_out_as_a_whole() -> None:
     command = f"onnxkvrename {' '.join(NAMES)} --target vllm-qaic"
     for text in (command, f"`{command}`"):
-        assert shorten_text(text, 200) == f"[... {len(text):,} more ...]"
+        assert shorten_text(text, 200) == f"[... {len(text):,} characters ...]"

@@ -19,9 +19,11 @@ from onnxkvrename.report.formats.text import (
     format_error,
     format_finding,
 )
-from onnxkvrename.report.inert import MAX_LINE_LENGTH, escape_text, shorten_text
+from onnxkvrename.report.inert import MAX_WHOLE_SENTENCE, escape_text, shorten_text
 
 _MAX_FILE_LENGTH = 240
+_MAX_MESSAGE_LENGTH = 2 * MAX_WHOLE_SENTENCE + 200
+"""Characters of the longest annotation that stays whole: a name, a message and a hint."""
 _MAX_ANNOTATIONS = 10
 """The annotations of one level that GitHub shows for a step; it drops all later ones."""
 _LEVELS: tuple[Literal["error", "warning", "notice"], ...] = ("error", "warning", "notice")
@@ -121,7 +123,7 @@ def format_workflow_command(
     head = f"::{level} {properties}::"
     shown = escape_text(message)
     if "`" not in shown and "(onnxkvrename " not in shown:  # a command would be another one
-        shown = shorten_text(shown, MAX_LINE_LENGTH)
+        shown = shorten_text(shown, _MAX_MESSAGE_LENGTH)
     return head + _escape_data(shown)
 
 

@@ -83,7 +83,7 @@ def _build_invocation(answer: Answer) -> dict[str, Any]:
 
 
 def _build_notification(error: KvRenameError, path: str) -> dict[str, Any]:
-    notification = {"level": "error", "message": {"text": format_error(error)}}
+    notification = {"level": "error", "message": {"text": format_error(error, None)}}
     return {**notification, "locations": [_build_location(path)]} if path else notification
 
 
@@ -99,7 +99,8 @@ def _build_finding_result(finding: Finding, path: str) -> dict[str, Any]:
     location = _build_location(path)
     if finding.name:
         location["logicalLocations"] = [{"name": escape_text(finding.name)}]
-    return _build_result(finding.code, finding.severity, format_finding(finding), [location])
+    message = format_finding(finding, None)
+    return _build_result(finding.code, finding.severity, message, [location])
 
 
 def _build_note_result(note: Note) -> dict[str, Any]:

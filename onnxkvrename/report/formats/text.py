@@ -11,7 +11,7 @@ from typing import NamedTuple
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, Severity
 from onnxkvrename.report.formats import Answer, Format, Line, Screen, Span, build_line
-from onnxkvrename.report.inert import shorten_parts
+from onnxkvrename.report.inert import MAX_LINE_LENGTH, escape_text, shorten_parts
 from onnxkvrename.rules.results import ModelReport
 
 BOLD, RED, GREEN, YELLOW = "1", "31", "32", "33"
@@ -20,6 +20,8 @@ _MAX_SHOWN_FINDINGS = 3
 _MAX_SHOWN_FILES = 10
 """Files that have lines of their own for one code."""
 _NAMED_FILES = 2
+_MAX_VERBOSE_LINE = 4000
+"""Characters of the line of a finding with ``-v``."""
 _SEVERITY_STYLES: dict[Severity, str] = {"error": RED, "warning": YELLOW}
 _WORD = r"[^\s,;()\[\]]+"
 _PLACE = r"(?<=onnxkvrename )(?!-)(?:'[^']*'|\S)+(?= -)|(?<= -d )(?:'[^']*'|\S)+"
@@ -173,12 +175,14 @@ def render_finding_lines(models: Iterable[ModelReport], *, verbose: bool) -> Ite
 
     Args:
         models: The models with their findings.
-        verbose: Whether to show every finding.
+        verbose: Whether to show every finding, and to leave out nothing of it but the middle of
+            a text of thousands of characters.
     """
     models = list(models)
     items = [(model.path, finding) for model in models for finding in _list_findings(model)]
     if verbose:
-        yield from (_render_finding(FoldedFinding((path,), finding)) for path, finding in items)
+        whole = (FoldedFinding((path,), finding) for path, finding in items)
+        yield from (_render_finding(item, _MAX_VERBOSE_LINE) for item in whole)
         return
     folded = list(fold_findings(items, (path for m in models for path in (m.path, m.output))))
     own = [(item.finding.code, item.paths[0]) for item in folded if len(item.paths) == 1]
@@ -219,7 +223,7 @@ def _render_more(paths: tuple[str, ...], finding: Finding, text: str) -> Line:
     return _render_finding(FoldedFinding(paths, more))
 
 
-def _render_finding(item: FoldedFinding) -> Line:
+def _render_finding(item: FoldedFinding, limit: int = MAX_LINE_LENGTH) -> Line:
     finding, count = item.finding, len(item.paths)
     where = item.format_where()
     hint = finding.hint
@@ -227,8 +231,8 @@ def _render_finding(item: FoldedFinding) -> Line:
         hint = f"{hint}; -v shows each" if hint else "-v shows each"
     if not finding.code and count == 1:
         path = finding.name.removesuffix(":") or where
-        return build_error_line(KvRenameError(finding.message, path=path, hint=hint or None))
-    where, *shown = shorten_parts((where, finding.subject, finding.message, hint))
+        return build_error_line(KvRenameError(finding.message, path=path, hint=hint or None), limit)
+    where, *shown = shorten_parts((where, finding.subject, finding.message, hint), limit)
     if not finding.code:
         message = f": {where}: {_join_parts(*shown)}"
         return build_line(Span("error", f"{RED};{BOLD}"), message, err=True)
@@ -236,20 +240,35 @@ def _render_finding(item: FoldedFinding) -> Line:
     return build_line(Span(where, BOLD), ": ", severity, f": {_join_parts(*shown)}", err=True)
 
 
-def build_error_line(error: KvRenameError) -> Line:
+def build_error_line(error: KvRenameError, limit: int = MAX_LINE_LENGTH) -> Line:
     """Return the line for stderr with the path, the problem and the fix."""
-    return build_line(Span("error", f"{RED};{BOLD}"), f": {format_error(error)}", err=True)
+    return build_line(Span("error", f"{RED};{BOLD}"), f": {format_error(error, limit)}", err=True)
 
 
-def format_error(error: KvRenameError) -> str:
-    """Return the path, the problem and the fix as one short text, safe to show."""
-    path, message, hint = shorten_parts((error.path or "", error.message, error.hint or ""))
+def format_error(error: KvRenameError, limit: int | None = MAX_LINE_LENGTH) -> str:
+    """Return the path, the problem and the fix as one text, safe to show.
+
+    Args:
+        error: The error.
+        limit: Characters from which on the text is shortened; ``None`` for the whole text.
+    """
+    parts = (error.path or "", error.message, error.hint or "")
+    path, message, hint = _format_parts(parts, limit)
     return str(KvRenameError(message, path=path or None, hint=hint or None))
 
 
-def format_finding(finding: Finding) -> str:
-    """Return a finding as one sentence with its hint, short and safe to show."""
-    return _join_parts(*shorten_parts((finding.subject, finding.message, finding.hint)))
+def format_finding(finding: Finding, limit: int | None = MAX_LINE_LENGTH) -> str:
+    """Return a finding as one sentence with its hint, safe to show.
+
+    Args:
+        finding: The finding.
+        limit: Characters from which on the text is shortened; ``None`` for the whole text.
+    """
+    return _join_parts(*_format_parts((finding.subject, finding.message, finding.hint), limit))
+
+
+def _format_parts(parts: Sequence[str], limit: int | None) -> list[str]:
+    return [*map(escape_text, parts)] if limit is None else shorten_parts(parts, limit)
 
 
 def _join_parts(name: str, message: str, hint: str) -> str:

@@ -28,7 +28,7 @@ def test_a_path_cannot_end_the_properties_of_a_command() -> None:
 
 
 def test_an_annotation_is_short_and_never_of_another_file() -> None:
-    """A path is whole or left out; the message loses its middle."""
+    """A path is whole or left out; a long name loses its middle."""
     finding = Finding("KV101", "error", "n" * 65536, "is wrong", "mend it")
     for path, file in (("m.onnx", "file=m.onnx,"), ("d/" * 2000, "")):
         answer = Answer("rename", 1, str, files=(FileResult(path, (finding,)),))
@@ -43,3 +43,11 @@ def test_a_long_path_takes_nothing_from_an_annotation() -> None:
     path = "d/" * 105
     line = format_workflow_command("error", message, title="KV204", path=path)
     assert line == f"::error file={path},title=KV204::{message}"
+
+
+def test_an_annotation_keeps_the_reason() -> None:
+    """A message and its hint stay whole, however long their line is."""
+    finding = Finding("KV101", "error", "", "it is wrong " * 25, "mend it " * 25)
+    answer = Answer("rename", 1, str, files=(FileResult("m.onnx", (finding,)),))
+    (line,) = FORMAT.render(answer, Screen())
+    assert line.text.endswith(f"::{finding.message} ({finding.hint})")

@@ -13,7 +13,8 @@ from models import saved
 
 import onnxkvrename
 from onnxkvrename.findings import CODES
-from onnxkvrename.report.formats.sarif import format_uri
+from onnxkvrename.report.formats import Answer, FileResult, Screen
+from onnxkvrename.report.formats.sarif import FORMAT, format_uri
 
 # No package ships the schema that OASIS publishes, so this states of it what we use,
 # without the freedom to add anything:
@@ -224,3 +225,17 @@ def test_a_path_becomes_a_relative_uri(path: str, uri: str, here: Path) -> None:
     assert format_uri(path) == uri
     if not uri.startswith("file:"):
         assert format_uri(str(here / path)) == uri
+
+
+def test_a_log_has_the_whole_text_of_findings_and_errors() -> None:
+    """A service shortens it as it likes; here nothing is left out, as in JSON."""
+    text = "first" + " word" * 900 + "n" * 9000 + " last"
+    finding = onnxkvrename.Finding("KV101", "error", "past_key.0", text, "mend it")
+    error = onnxkvrename.KvRenameError(text, path="m.onnx", hint="mend it")
+    answer = Answer("rename", 2, str, files=(FileResult("m.onnx", (finding,), error),))
+    log = "".join(line.text for line in FORMAT.render(answer, Screen()))
+    (run,) = json.loads(log)["runs"]
+    (result,) = run["results"]
+    assert result["message"]["text"] == f"past_key.0 {text} (mend it)"
+    (notice,) = run["invocations"][0]["toolExecutionNotifications"]
+    assert notice["message"]["text"] == f"m.onnx: {text} (mend it)"

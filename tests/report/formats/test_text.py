@@ -66,7 +66,21 @@ def test_long_names_do_not_make_a_long_line() -> None:
     assert len(line) <= 400
     assert line.startswith("m.onnx: error KV101: firstxxx")
     assert line.endswith("xxxlast is wrong (mend it)")
-    assert " more ...]" in line
+    assert " characters ...]" in line
     error = build_error_line(WriteError(long, path=long, hint=long))
     assert len(error.text) <= 400
     assert error.text.count("last") == error.text.count("first") == 3
+
+
+def test_verbose_shows_all_but_what_no_reader_can_use() -> None:
+    """Lists and names are whole with -v, up to some thousand characters."""
+    names = ", ".join(f"past_key.{n}{'x' * 90}" for n in range(9))
+    finding = Finding("KV101", "error", "", f"{names} are wrong", "mend them")
+    assert told(report(finding)) == [
+        f"m.onnx: error KV101: {names.partition(', ')[0]} and 8 more are wrong (mend them)"
+    ]
+    assert told(report(finding), verbose=True) == [
+        f"m.onnx: error KV101: {names} are wrong (mend them)"
+    ]
+    (line,) = told(report(fault(name="x" * 65536)), verbose=True)
+    assert len(line) <= 4000
