@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -23,7 +25,9 @@ from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.report.documents.recover_json import Recovery, recovery_to_json
 from onnxkvrename.report.formats import Answer, FileResult, Line, Note, Screen
-from onnxkvrename.report.formats.text import build_error_line
+from onnxkvrename.report.formats.text import build_error_line, format_count, format_files
+from onnxkvrename.storage.read import is_directory, resolve_path
+from onnxkvrename.storage.record import State
 from onnxkvrename.storage.recover import (
     TargetState,
     end_run,
@@ -33,11 +37,16 @@ from onnxkvrename.storage.recover import (
 )
 from onnxkvrename.storage.temp_file import LOCK_SUFFIX
 
-_STATES = {
-    "new": "new",
-    "old": "old",
-    "changed": "changed since then; left as it is",
+_Action = Literal["list", "undo", "finish"]
+_STATES: dict[_Action, dict[State, str]] = {
+    "list": {"new": "new", "old": "old"},
+    "undo": {"new": "restored", "old": "still old"},
+    "finish": {"new": "already new", "old": "replaced by the new file"},
 }
+"""What is said of a file, by what was asked for and the state in which it was found."""
+_CHANGED = "changed since then; left as it is"
+_MAX_LISTED_FILES = 4
+"""Files in the same state that each have a line."""
 
 
 @click.command(
@@ -72,6 +81,7 @@ def command(paths: tuple[Path, ...], undo: bool, finish: bool, output_format: st
         runs = [
             (run, list_target_states(run)) for run in find_half_done_runs(paths, skipped.append)
         ]
+        show = _PathNames(paths)  # before a directory gets another name
         for run, _ in runs if undo or finish else ():
             end_run(run, undo=undo)
         leftovers = () if runs and not (undo or finish) else find_leftovers(paths)
@@ -82,7 +92,7 @@ def command(paths: tuple[Path, ...], undo: bool, finish: bool, output_format: st
         "undo" if undo else "finish" if finish else "list", runs, skipped, leftovers
     )
     code = decide_exit_code(failed=bool(skipped) or (bool(runs) and not (undo or finish)))
-    return print_answer(_build_answer(recovery, code, paths), output_format)
+    return print_answer(_build_answer(recovery, code, show), output_format)
 
 
 def render_failure(code: int, error: KvRenameError) -> str:
@@ -90,53 +100,132 @@ def render_failure(code: int, error: KvRenameError) -> str:
     return recovery_to_json(None, code, error)
 
 
-def _build_answer(recovery: Recovery, code: int, paths: Sequence[Path]) -> Answer:
+def mention_unfinished_runs(answer: Answer) -> Answer:
+    """Return the answer of a rename that wrote nothing, with a line on runs that stopped halfway.
+
+    Without it, the files of such a run would look as if nobody had begun to rename them.
+    """
+    parents = dict.fromkeys(Path(file.path).parent for file in answer.files)
+    directories = [path for path in parents if is_directory(path)]
+    with suppress(KvRenameError, OSError):  # what cannot be read has a line of its own
+        runs = find_half_done_runs(directories, is_recursive=False)
+        if runs:
+            note = _describe_unfinished(
+                [target for run in runs for target in list_target_states(run)]
+            )
+            command = shlex.join(["onnxkvrename", "recover", *_find_common_directory(directories)])
+            text = f"{note} (`{command}` lists them)"
+
+            def render_text(screen: Screen) -> Iterator[Line]:
+                yield from answer.render_text(screen)
+                yield Line(text, err=True)
+
+            notes = (*answer.notes, Note("recover", text))
+            return answer._replace(render_text=render_text, notes=notes)
+    return answer
+
+
+def _find_common_directory(directories: Sequence[Path]) -> list[str]:
+    """Return the directory that contains all these, or themselves if that is the root."""
+    with suppress(ValueError):  # on several drives, or absolute and relative paths
+        shared = os.path.commonpath(directories)
+        if shared and os.path.dirname(shared) != shared:
+            return [shared]
+    return [*map(str, directories)]
+
+
+class _PathNames:
+    """Names files as other commands do: below the paths that were typed."""
+
+    def __init__(self, typed: Sequence[Path]) -> None:
+        self.typed = typed
+        directories = (path if is_directory(path) else path.parent for path in typed)
+        self.roots = {Path(resolve_path(path)): path for path in directories}
+
+    def __call__(self, path: Path) -> str:
+        for root in (path, *path.parents):
+            if root in self.roots:
+                return str(self.roots[root] / path.relative_to(root))
+        return str(path)
+
+
+def _build_answer(recovery: Recovery, code: int, show: _PathNames) -> Answer:
     level: Literal["error", "notice"] = "error" if recovery.action == "list" else "notice"
     notes = (
-        Note("recover", _describe_state(target), str(target.path), level)
+        Note("recover", _describe_state(target, recovery.action), show(target.path), level)
         for _, targets in recovery.runs
         for target in targets
     )
+    outcomes = _describe_outcome(recovery, show)
     return Answer(
         "recover",
         code,
         render_json=partial(recovery_to_json, recovery, code),
-        render_text=partial(_render_text, recovery, paths),
+        render_text=partial(_render_text, recovery, show),
         files=tuple(FileResult(error.path or "", error=error) for error in recovery.skipped),
-        notes=(*notes, *(Note("recover", outcome) for outcome in _describe_outcome(recovery))),
+        notes=(*notes, *(Note("recover", outcome) for outcome in outcomes)),
     )
 
 
-def _render_text(recovery: Recovery, paths: Sequence[Path], screen: Screen) -> Iterator[Line]:
+def _render_text(recovery: Recovery, show: _PathNames, screen: Screen) -> Iterator[Line]:
     for _, targets in recovery.runs:
-        yield from (Line(f"{target.path}: {_describe_state(target)}") for target in targets)
+        groups: dict[tuple[State, bool], list[TargetState]] = {}
+        for target in targets:
+            groups.setdefault((target.state, target.kept is None), []).append(target)
+        for group in groups.values():
+            yield from _render_group(group, recovery.action, show)
     yield from map(build_error_line, recovery.skipped)
-    yield from (Line(outcome, err=True) for outcome in _describe_outcome(recovery))
+    yield from (Line(outcome, err=True) for outcome in _describe_outcome(recovery, show))
     if recovery.runs and recovery.action == "list":
-        shown = shlex.join(["onnxkvrename", "recover", *map(str, paths)])
+        shown = shlex.join(["onnxkvrename", "recover", *map(str, show.typed)])
         yield Line(f"{shown} --undo restores the old files", err=True)
         yield Line(f"{shown} --finish puts the new files in place", err=True)
 
 
-def _describe_state(target: TargetState) -> str:
-    other = "old" if target.state == "new" else "new"
-    note = "" if target.kept is None else f" (the {other} one is {target.kept.name})"
-    return _STATES[target.state] + note
+def _render_group(
+    group: Sequence[TargetState], action: _Action, show: _PathNames
+) -> Iterator[Line]:
+    """Yield a line for each of a few files in the same state, or one for all of many."""
+    if len(group) <= _MAX_LISTED_FILES:
+        for target in group:
+            yield Line(f"{show(target.path)}: {_describe_state(target, action)}")
+        return
+    state = _STATES[action].get(group[0].state, _CHANGED)
+    if action == "list" and group[0].kept is not None:
+        other = "old" if group[0].state == "new" else "new"
+        state += f" (the {other} ones are beside them; --format json has their names)"
+    yield Line(f"{format_files([show(target.path) for target in group])}: {state}")
 
 
-def _describe_outcome(recovery: Recovery) -> Iterator[str]:
+def _describe_state(target: TargetState, action: _Action) -> str:
+    state = _STATES[action].get(target.state, _CHANGED)
+    if target.kept is None or action != "list":
+        return state
+    return f"{state} (the {'old' if target.state == 'new' else 'new'} one is {target.kept.name})"
+
+
+def _describe_unfinished(targets: Sequence[TargetState]) -> str:
+    """Return how many files of a run that stopped are in which state."""
+    counts = Counter(target.state for target in targets)
+    listed = [f"{counts[state]:,} {state}" for state in ("new", "old", "changed") if counts[state]]
+    return f"a rename of {format_count(len(targets), 'file')} stopped halfway: {', '.join(listed)}"
+
+
+def _describe_outcome(recovery: Recovery, show: _PathNames) -> Iterator[str]:
     if not recovery.runs and not recovery.skipped:
         yield "no run to undo or to finish here"
     elif recovery.runs and recovery.action == "undo":
         yield "the old files are restored"
     elif recovery.runs and recovery.action == "finish":
         yield "the new files are in place"
+    elif recovery.action == "list":
+        yield from (_describe_unfinished(targets) for _, targets in recovery.runs)
     if recovery.leftovers:
         locks = sum(path.name.endswith(LOCK_SUFFIX) for path in recovery.leftovers)
         counts = {"lock": locks, "temporary file": len(recovery.leftovers) - locks}
         parts = (f"{count} {noun}{'s' * (count > 1)}" for noun, count in counts.items() if count)
         yield (
             f"{' and '.join(parts)} of runs that were killed or are still running (first: "
-            f"{recovery.leftovers[0]}); the next rename of the same models removes those of "
+            f"{show(recovery.leftovers[0])}); the next rename of the same models removes those of "
             "killed runs"
         )

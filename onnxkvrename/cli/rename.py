@@ -231,7 +231,12 @@ def command(**values: Any) -> int:
         is_written = not view.dry_run and not report.failed
         report = report._replace(models=complete_reports(report.models, is_written=is_written))
         view = view._replace(writing_command="" if report.failed else build_writing_command())
-    return print_answer(build_rename_answer(report, view), arguments.output_format)
+    answer = build_rename_answer(report, view)
+    if view.dry_run:
+        from onnxkvrename.cli.recover import mention_unfinished_runs  # not where files are written
+
+        answer = mention_unfinished_runs(answer)
+    return print_answer(answer, arguments.output_format)
 
 
 def render_failure(code: int, error: KvRenameError) -> str:
@@ -335,9 +340,8 @@ def _rename_in_cache(
     """Rename exports of QEfficient's cache, with their parameters and directories."""
     from onnxkvrename.qefficient.seed_cache import plan_seeds  # only for --seed-cache
 
-    models = [job.model for job in jobs]
-    in_place, strict = arguments.in_place, options.strict
-    seed_plan = plan_seeds(models, rules, change, in_place=in_place, strict=strict)
+    how = {"in_place": arguments.in_place, "strict": options.strict}
+    seed_plan = plan_seeds([job.model for job in jobs], rules, change, **how)
     if any(model.failed for model in seed_plan.left_out):
         options = options._replace(write=False)
     jobs = seed_plan.redirect_jobs(jobs)
@@ -389,8 +393,7 @@ def _list_directories(arguments: _Arguments) -> tuple[Path, ...]:
     """Return the directories among the models whose own layout the results keep."""
     if arguments.output is not None:
         return ()
-    paths = (path for path in arguments.models if path.suffix != ".onnx")
-    return tuple(path for path in paths if is_directory(path))
+    return tuple(path for path in arguments.models if path.suffix != ".onnx" and is_directory(path))
 
 
 def _check_destination_options(arguments: _Arguments) -> None:
@@ -398,9 +401,7 @@ def _check_destination_options(arguments: _Arguments) -> None:
     if arguments.output is not None and arguments.directory is not None:
         raise click.UsageError("-o and -d cannot be used together: -o names a file, -d a directory")
     if arguments.in_place and not arguments.seed_cache:
-        raise click.UsageError(
-            "--in-place is for --seed-cache only: other runs rename in place by default"
-        )
+        raise click.UsageError("--in-place is for --seed-cache: a plain rename is in place anyway")
     if arguments.seed_cache and (arguments.output or arguments.directory):
         raise click.UsageError("--seed-cache says where results go: leave out -o and -d")
     if arguments.seed_cache and arguments.keep_going:

@@ -83,7 +83,10 @@ def list_target_states(run: HalfDoneRun) -> list[TargetState]:
 
 
 def find_half_done_runs(
-    paths: Iterable[Path], report_skipped: Callable[[ModelError], None] = lambda _: None
+    paths: Iterable[Path],
+    report_skipped: Callable[[ModelError], None] = lambda _: None,
+    *,
+    is_recursive: bool = True,
 ) -> list[HalfDoneRun]:
     """Return the runs that stopped half way, the last one first.
 
@@ -93,13 +96,14 @@ def find_half_done_runs(
         report_skipped: Called for each directory that cannot be searched, and for each record
             that is not to be trusted: it belongs to another user, is not one of ours, or names a
             file outside the directories.
+        is_recursive: Whether to search what is below the directories as well.
 
     Raises:
         KvRenameError: There is nothing at a path, or it cannot be looked at.
     """
     roots = [_find_root(path) for path in paths]
     runs: dict[str, tuple[int, HalfDoneRun]] = {}
-    for path in _find_paths(roots, _list_record_paths, report_skipped):
+    for path in _find_paths(roots, _list_record_paths, report_skipped, is_recursive):
         key = path.name.rpartition(RECORD_SUFFIX)[0].rpartition("-")[2]  # that of all its names
         if key in runs:
             continue
@@ -320,15 +324,17 @@ def _find_paths(
     roots: Iterable[Path],
     list_paths: Callable[[Path], list[Path]],
     report_skipped: Callable[[ModelError], None],
+    is_recursive: bool = True,
 ) -> list[Path]:
-    """Return what `list_paths` lists in directories and in all below them, each once."""
+    """Return what `list_paths` lists in directories, and in all below them, each once."""
     found: set[Path] = set()
     pending = list(dict.fromkeys(roots))
     while pending:
         current = pending.pop()
         try:
             with _translate_read_errors(current), os.scandir(current) as entries:
-                pending += [Path(entry.path) for entry in entries if _is_real_directory(entry)]
+                if is_recursive:
+                    pending += [Path(entry.path) for entry in entries if _is_real_directory(entry)]
             found.update(list_paths(current))
         except ModelError as error:
             report_skipped(error)

@@ -347,6 +347,82 @@ def test_other_commands_that_write_leave_what_they_read(command: list[str], tmp_
     assert model.exists()
 
 
+# What is said of a run that stopped halfway.
+
+
+def build_many(root: Path) -> tuple[object, ...]:
+    """Twelve models in two directories, in place."""
+    for number in range(12):
+        path = root / "in" / f"half{number % 2}" / f"m{number}.onnx"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        saved(models.decoder(), path)
+    return (root / "in", *RENAME)
+
+
+@pytest.fixture
+def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory: six of its twelve models are renamed, then the disk fails."""
+    monkeypatch.chdir(tmp_path)
+    args = build_many(tmp_path)
+    with monkeypatch.context() as patch:
+        refuse_from(7, ("replace", "rename"), patch)
+        assert main([*map(str, args), "-q"]) == 2
+    return tmp_path
+
+
+def test_many_files_in_the_same_state_are_one_line(many: Path, run) -> None:
+    listed = run("recover", "in")
+    assert listed.out.splitlines() == [
+        "6 files in in (first: half0/m0.onnx, half0/m2.onnx): new (the old ones are beside them; "
+        "--format json has their names)",
+        "6 files in in (first: half1/m1.onnx, half1/m3.onnx): old (the new ones are beside them; "
+        "--format json has their names)",
+    ]
+    assert listed.err.splitlines() == [
+        "a rename of 12 files stopped halfway: 6 new, 6 old",
+        "onnxkvrename recover in --undo restores the old files",
+        "onnxkvrename recover in --finish puts the new files in place",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("way", "new", "old"),
+    [
+        ("--undo", "restored", "still old"),
+        ("--finish", "already new", "replaced by the new file"),
+    ],
+)
+def test_after_the_end_of_a_run_each_line_says_what_was_done(
+    way: str, new: str, old: str, many: Path, run
+) -> None:
+    assert run("recover", "in", way).out.splitlines() == [
+        f"6 files in in (first: half0/m0.onnx, half0/m2.onnx): {new}",
+        f"6 files in in (first: half1/m1.onnx, half1/m3.onnx): {old}",
+    ]
+
+
+def test_files_are_named_as_they_were_typed(
+    half_done: Path, monkeypatch: pytest.MonkeyPatch, run
+) -> None:
+    monkeypatch.chdir(half_done)
+    for typed in ("in", "../trial/in"):
+        paths = {line.partition(": ")[0] for line in run("recover", typed).out.splitlines()}
+        assert paths == {f"{typed}/{name}" for name in ("a.onnx", "b.onnx", "sub/c.onnx")}
+    annotated = run("recover", "in", "--format", "github").out
+    assert "::error file=in/a.onnx,title=recover::" in annotated
+
+
+@pytest.mark.parametrize("option", ["--check", "--diff", "-n"])
+def test_a_rename_that_writes_nothing_says_that_a_run_stopped_halfway(
+    option: str, many: Path, run
+) -> None:
+    said = "a rename of 12 files stopped halfway: 6 new, 6 old (`onnxkvrename recover in` lists"
+    assert said in run("in", *RENAME, option).err
+    assert said in run("in", *RENAME, option, "--format", "github").out
+    assert run("recover", "in", "--undo").code == 0
+    assert "stopped halfway" not in run("in", *RENAME, option).err
+
+
 # What other runs have left.
 
 
@@ -376,7 +452,8 @@ def test_locks_and_temporary_files_of_other_runs_are_counted(
     assert outcome.err.splitlines() == [
         "no run to undo or to finish here",
         "1 lock and 1 temporary file of runs that were killed or are still running (first: "
-        f"{lock}); the next rename of the same models removes those of killed runs",
+        f"{lock.relative_to(tmp_path)}); the next rename of the same models removes those of "
+        "killed runs",
     ]
     document = json.loads(run("recover", "in", "--format", "json").out)
     jsonschema.validate(document, load_schema("recover-1.json"))
