@@ -403,18 +403,15 @@ class Rules(NamedTuple):
         if normalize and "suffix" in parts:
             parts["suffix"] = self.normalize_suffix(match)
         name = fill_template(match.rule.templates[match.side], parts, token)
-        hint = f"correct {match.side}_name or {match.side} in the rules"
         if len(name) > MAX_NAME_SIZE:
+            hint = f"correct {match.side}_name or {match.side} in the rules"
             problem = f"makes a name of more than {MAX_NAME_SIZE:,} characters"
             raise RulesError(f"{match.side}_name {problem}", path=self.name, hint=hint)
         reread = match.rule.match(match.side, name)
         if reread is None or (reread.pair_key, reread.token) != (match.pair_key, token):
-            raise RulesError(
-                f"{match.side}_name writes {name!r}, which cannot be parsed back by "
-                f"`{match.side}` as {match.buffer}, layer {match.layer}, token {token or 'none'}",
-                path=self.name,
-                hint=hint,
-            )
+            from onnxkvrename.rules.language.unread_names import build_unread_error  # only for one
+
+            raise build_unread_error(match, parts, name, self.name)
         return name
 
 

@@ -45,7 +45,7 @@ NO_LINK_ERRNOS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SPACE_HINTS = ("free some space, or write elsewhere with -o", "free some space")
 _DIRECTORY_HINTS = (
-    "its directory must be writable; or write elsewhere with -o or -d",
+    "its directory must be writable; or write to another directory",
     "its directory must be writable",
 )
 """How to fix it, and how to where the result can go to no other path."""
@@ -432,7 +432,7 @@ def _build_write_error(target: Path, error: OSError, source: Path | None = None)
             "raise the file size limit (ulimit -f), or write elsewhere",
             "raise the file size limit (ulimit -f)",
         ),
-        errno.EROFS: ("write elsewhere with -o or -d", ""),
+        errno.EROFS: ("write to another directory", ""),
         errno.EACCES: _DIRECTORY_HINTS,
         errno.EPERM: _DIRECTORY_HINTS,
         errno.EEXIST: ("a file appeared there during the run; --force replaces it",) * 2,

@@ -188,6 +188,7 @@ def test_a_scale_is_no_key_with_a_token(tmp_path: Path, run) -> None:
     outcome = run(model, "--prefix", "scale")
     assert outcome.code == 2
     assert "past_key_values.0.key_scale', which cannot be parsed back by" in outcome.err
+    assert "(choose another token, for example VLLM)" in outcome.err
 
 
 def test_an_unknown_state_is_named(tmp_path: Path, run) -> None:

@@ -179,15 +179,15 @@ def test_errors_call_the_target_what_the_user_calls_it(tmp_path: Path) -> None:
             "raise the file size limit (ulimit -f), or write elsewhere",
             "raise the file size limit (ulimit -f)",
         ),
-        (errno.EROFS, "write elsewhere with -o or -d", ""),
+        (errno.EROFS, "write to another directory", ""),
         (
             errno.EACCES,
-            "its directory must be writable; or write elsewhere with -o or -d",
+            "its directory must be writable; or write to another directory",
             "its directory must be writable",
         ),
         (
             errno.EPERM,
-            "its directory must be writable; or write elsewhere with -o or -d",
+            "its directory must be writable; or write to another directory",
             "its directory must be writable",
         ),
         (errno.EEXIST, *["a file appeared there during the run; --force replaces it"] * 2),

@@ -210,7 +210,7 @@ def complete_hint(
         model = quote_path(alone.paths[0])
     else:
         alone = typed if path is None else give_one_model(typed, path, output)
-    models = " ".join(paths)
+    models = " ".join(paths) or model  # one that is the value of an option
     if len(paths) > 1 and len(models) > _MAX_CHARS:
         models = "MODEL..."
     completed = _complete_commands(hint, typed, alone, model, models)

@@ -47,6 +47,18 @@ def test_what_is_no_model_is_one_error(name: str, tmp_path: Path, run) -> None:
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
 
 
+def test_a_model_without_states_is_named_in_the_hint(tmp_path: Path, run) -> None:
+    """It is the value of an option here, not an argument."""
+    encoder = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        main (float[a,4] x) => (float[a,4] embeddings) {embeddings = Neg(x)}
+    """)
+    model = saved(encoder, tmp_path / "m.onnx")
+    outcome = run("rules", "--suggest", model)
+    assert outcome.code == 2
+    assert f"`onnxkvrename inspect {model} --profile auto` shows" in outcome.err
+
+
 # --pairs dataflow
 
 
