@@ -44,6 +44,10 @@ class _Arguments(NamedTuple):
     rules: Path | None
 
 
+def _complete_precision(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    return [name for name in PRECISIONS if name.startswith(incomplete)]
+
+
 @click.command(
     "custom-io",
     context_settings=CONTEXT_SETTINGS,
@@ -54,11 +58,13 @@ class _Arguments(NamedTuple):
     "--precision",
     metavar="NAME",
     required=True,
+    shell_complete=_complete_precision,
     help=f"What the compiler keeps every KV buffer in: {', '.join(PRECISIONS)}.",
 )
 @add_single_option(
     "--vision",
     metavar="NAME",
+    shell_complete=_complete_precision,
     help="List the vision buffers of a model for images too, with this precision; QEfficient "
     "takes that of the weights, e.g. float16.",
 )

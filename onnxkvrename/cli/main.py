@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -93,7 +94,19 @@ class Program(click.Group):
             items += default.shell_complete(context, incomplete)
         if not items:  # bash forgets all other items for a file
             items.append(CompletionItem(incomplete, type="file"))
+        elif not incomplete.startswith("-"):
+            items += [CompletionItem(path) for path in _list_models(incomplete)]
         return items
+
+
+def _list_models(start: str) -> list[str]:
+    """Return the models and directories here that begin like a command, as a shell reads them."""
+    from onnxkvrename.cli.hints.misuse import list_models_here  # only for a shell
+
+    paths = (name if name.endswith(".onnx") else f"{name}/" for name in list_models_here())
+    # A shell inserts them without quotes.
+    safe = re.compile(r"(?!\.)[\w./@+,-]+")
+    return sorted(path for path in paths if path.startswith(start) and safe.fullmatch(path))
 
 
 @click.group(

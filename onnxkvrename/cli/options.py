@@ -157,6 +157,15 @@ def complete_profile(ctx: click.Context, param: click.Parameter, incomplete: str
     return [name for name in list_profiles() if name.startswith(incomplete)]
 
 
+def _complete_profile_or_auto(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[str]:
+    from onnxkvrename.rules.load import AUTO_PROFILE  # for a shell only
+
+    auto = [AUTO_PROFILE] if AUTO_PROFILE.startswith(incomplete) else []
+    return [*auto, *complete_profile(ctx, param, incomplete)]
+
+
 def add_version_option() -> Decorator:
     """Add ``--version``."""
     message = "onnxkvrename %(version)s"
@@ -181,7 +190,7 @@ def add_profile_option() -> Decorator:
     return add_single_option(
         "--profile",
         metavar="NAME",
-        shell_complete=complete_profile,
+        shell_complete=_complete_profile_or_auto,
         help="Rules for the names of buffers, or auto: those that know the names. By default "
         "qeff, or those that know the names if qeff does not.",
     )

@@ -31,6 +31,7 @@ from onnxkvrename.cli.options import (
     add_version_option,
     check_exclusive,
     complete_consumer,
+    complete_profile,
 )
 from onnxkvrename.cli.output import print_answer, show_progress
 from onnxkvrename.errors import KvRenameError
@@ -149,7 +150,6 @@ class _Arguments(NamedTuple):
 )
 @click.option(
     "--sidecar",
-    "sidecar",
     metavar="FILE",
     multiple=True,
     type=NonEmptyPath(path_type=Path),
@@ -199,6 +199,7 @@ class _Arguments(NamedTuple):
 @add_single_option(
     "--to",
     metavar="NAME",
+    shell_complete=complete_profile,
     help="Give the buffers the names of this profile, if they are made and laid out as it says. "
     "They keep their token, unless --prefix or --strip is given.",
 )
@@ -287,8 +288,7 @@ def _rename_models(arguments: _Arguments, view: RenameView) -> Report:
     if arguments.seed_cache:
         return _rename_in_cache(jobs, change, rules, options, arguments)
     report = _run_jobs(jobs, change, rules, options, arguments)
-    is_default = arguments.profile is None and arguments.rules is None and arguments.pairs is None
-    if report.has_no_buffers and is_default:
+    if report.has_no_buffers and (arguments.profile or arguments.rules or arguments.pairs) is None:
         rules = _pick_rules([job.model for job in jobs], arguments)
         if rules.choice is not None:
             rules = add_target(rules, arguments.to)

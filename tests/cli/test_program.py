@@ -47,6 +47,11 @@ def test_a_misspelled_command_is_not_taken_for_a_model(run: Any) -> None:
 
 COMPLETED = [
     ("onnxkvrename ver", ["verify"]),
+    ("onnxkvrename m", ["manifest", "m/", "model.onnx"]),  # both may be the first word
+    ("onnxkvrename ''", ["rename", "m/", "model.onnx"]),
+    ("onnxkvrename --profile a", ["auto"]),
+    ("onnxkvrename --to q", ["qeff", "qnn"]),
+    ("onnxkvrename custom-io model.onnx --precision mx", ["mxint8"]),
     ("onnxkvrename --pre", ["--prefix"]),
     ("onnxkvrename model.onnx --targ", ["--target"]),
     ("onnxkvrename model.onnx --target vl", ["vllm-qaic"]),
@@ -66,6 +71,9 @@ def test_bash_completes(line: str, expected: list[str], tmp_path: Path) -> None:
     command = tmp_path / "onnxkvrename"
     command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m onnxkvrename "$@"\n')
     command.chmod(0o755)
+    for name in ("model.onnx", "my model.onnx", "notes.txt"):
+        tmp_path.joinpath(name).touch()
+    tmp_path.joinpath("m").mkdir()
     script = f"""
         eval "$(_ONNXKVRENAME_COMPLETE=bash_source onnxkvrename)"
         compopt() {{ :; }}  # it works only while a user types
@@ -83,6 +91,7 @@ def test_bash_completes(line: str, expected: list[str], tmp_path: Path) -> None:
         ["bash", "-c", script], env=environment, capture_output=True, text=True, cwd=tmp_path
     )
     assert [each for each in done.stdout.split() if each in expected] == expected, done.stderr
+    assert not {"my", "notes.txt"} & {*done.stdout.split()}, "a path in parts, or not a model"
 
 
 @pytest.mark.parametrize(

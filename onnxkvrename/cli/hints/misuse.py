@@ -59,7 +59,7 @@ def check_command_name(args: Sequence[str]) -> None:
         if word == "help" and args[1:2] and args[1] in COMMANDS:
             command = f"{args[1]} --help"
         raise KvRenameError(message, hint=f"{_PROGRAM} {command}")
-    similar = _find_meant_command(word) or find_similar(word, [*COMMANDS, *_list_models_here()])
+    similar = _find_meant_command(word) or find_similar(word, [*COMMANDS, *list_models_here()])
     if similar is not None:
         raise KvRenameError(message, hint=f"did you mean {similar}?")
 
@@ -70,7 +70,7 @@ def _find_meant_command(word: str) -> str | None:
     return _OTHER_WORDS.get(word) or next(longer, None)
 
 
-def _list_models_here() -> list[str]:
+def list_models_here() -> list[str]:
     """Return the directories and models in the working directory."""
     try:
         names = os.listdir()
@@ -111,7 +111,7 @@ def explain_missing_model(name: str, args: Sequence[str], error: KvRenameError) 
         error.hint = _suggest_option(name, rest, "--target", word)
     else:
         meant = _find_meant_command(word) or find_similar(word, COMMANDS)
-        near = find_similar(word, _list_models_here())
+        near = find_similar(word, list_models_here())
         if meant is not None and not has_name:
             error.message = "no such file or command"
             error.hint = f"did you mean {meant}? the command comes first"
