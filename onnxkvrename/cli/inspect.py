@@ -29,7 +29,7 @@ from onnxkvrename.cli.requested_rules import (
 )
 from onnxkvrename.errors import KvRenameError, UndoError, WriteError
 from onnxkvrename.findings import decide_exit_code
-from onnxkvrename.layout.inspect import ModelSummary, inspect_model
+from onnxkvrename.layout.inspect import ModelSummary, inspect_models
 from onnxkvrename.layout.window_sets import fold_windows
 from onnxkvrename.report.documents.inspect_json import summaries_to_json
 from onnxkvrename.report.formats import Answer, FileResult, Line, Screen
@@ -90,7 +90,7 @@ def command(**values: Any) -> int:
     jobs = find_jobs(arguments.models)
     check_pairs_token(arguments.prefix, arguments.pairs)
     rules = pick_requested_rules(arguments.models, arguments, arguments.prefix)
-    summaries = tuple(inspect_model(job.model, rules, trace_buffer_updates) for job in jobs)
+    summaries = inspect_models((job.model for job in jobs), rules, trace_buffer_updates)
     _write_pictures(summaries, arguments)
     summaries = tuple(map(_complete_hints, summaries))
     return print_answer(_build_answer(summaries, rules.profile_choice), arguments.output_format)

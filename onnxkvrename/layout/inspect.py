@@ -29,7 +29,7 @@ from onnxkvrename.model.proto_reader import read_export_info
 from onnxkvrename.model.signature import Dim, ExportInfo
 from onnxkvrename.model.statistics import ModelStats, collect_model_stats
 from onnxkvrename.rules.kv_model import KvModel, scan_model
-from onnxkvrename.rules.plan import KvPair, RenamePlan, UnchangedName
+from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange, UnchangedName
 from onnxkvrename.rules.profile import PartPath, Rules
 from onnxkvrename.sidecars.stale import find_stale_sidecars
 
@@ -170,6 +170,39 @@ class ModelSummary(NamedTuple):
         return self.error is not None or any(f.severity == "error" for f in self.findings)
 
 
+def inspect_models(
+    paths: Iterable[Path], rules: Rules, trace_updates: UpdateTracer | None = None
+) -> tuple[ModelSummary, ...]:
+    """Summarize models; windows of one model that carry different tokens have KV303.
+
+    Args:
+        paths: The models.
+        rules: The rules that recognize KV names.
+        trace_updates: As for :func:`inspect_model`.
+
+    Raises:
+        RulesError: A template of the rules makes names that could not be undone.
+    """
+    summaries: list[ModelSummary] = []
+    windows: dict[int, KvModel] = {}
+    for path in paths:
+        summary, model = _read_summary(path, rules, trace_updates)
+        if model is not None and model.part is not None:
+            windows[len(summaries)] = model
+        summaries.append(summary)
+    if len(windows) > 1:
+        from onnxkvrename.rules.windows import check_parts  # most models are not windows
+
+        indexes, parts = list(windows), list(windows.values())
+        found = check_parts(parts, rules, TokenChange(None), check_current_tokens=True)
+        for number, finding in found:
+            if finding.code == "KV303":  # whether windows are missing does not matter here
+                summary = summaries[indexes[number]]
+                findings = (*summary.findings, finding)
+                summaries[indexes[number]] = summary._replace(findings=findings)
+    return tuple(summaries)
+
+
 def inspect_model(
     path: Path, rules: Rules, trace_updates: UpdateTracer | None = None
 ) -> ModelSummary:
@@ -186,24 +219,34 @@ def inspect_model(
     Raises:
         RulesError: A template of the rules makes names that could not be undone.
     """
+    return _read_summary(path, rules, trace_updates)[0]
+
+
+def _read_summary(
+    path: Path, rules: Rules, trace_updates: UpdateTracer | None
+) -> tuple[ModelSummary, KvModel | None]:
+    """Return the summary of a model, and the model if it can be read."""
     try:
         with open_model(path) as opened:
             return summarize_model(opened, rules, trace_updates)
     except RulesError:
         raise
     except KvRenameError as error:
-        return ModelSummary(str(path), error=error)
+        return ModelSummary(str(path), error=error), None
 
 
 def summarize_model(
     opened: OpenModel, rules: Rules, trace_updates: UpdateTracer | None = None
-) -> ModelSummary:
+) -> tuple[ModelSummary, KvModel]:
     """Summarize an open model, checked as it is: the token that most names carry is right.
 
     Args:
         opened: The model.
         rules: The rules that recognize KV names.
         trace_updates: As for :func:`inspect_model`.
+
+    Returns:
+        The summary, and the model for the checks across windows.
 
     Raises:
         ModelError: The bytes are not a readable model.
@@ -221,7 +264,7 @@ def summarize_model(
     mix_ups = find_mix_ups(model.pairs, updates)
     findings = (*model.findings, *mix_ups, *stamp_findings, *stale)
     sizes = {file.location: file.size for file in model.data_files}
-    return ModelSummary(
+    summary = ModelSummary(
         path=model.path,
         size=opened.file.size,
         export=model.export or read_export_info(opened.source),
@@ -239,6 +282,7 @@ def summarize_model(
         stamp=stamp,
         part=model.part,
     )
+    return summary, model
 
 
 def group_buffers(buffers: Iterable[InspectedBuffer]) -> tuple[BufferGroup, ...]:

@@ -139,6 +139,7 @@ def load_layout(
     models, updates, identities = read.models, read.updates, read.identities
     set_findings = _check_together(models, rules, compile_info)
     selected = _select_layout_models(models)
+    _refuse_other_profiles(models, set_findings, selected)
     layout = apply_updates(build_layout(selected), updates)
     others = (model.path for model in models if model.pairs and model not in selected)
     layout = layout._replace(other_stages=tuple(others))
@@ -295,6 +296,22 @@ def _check_together(
         models = [model.set_apart() for model in models]
     models = [model._replace(is_apart=True) for model in models]
     return check_models_together(models, rules, TokenChange(None), check_current_tokens=True)
+
+
+def _refuse_other_profiles(
+    models: Sequence[KvModel],
+    set_findings: Sequence[Sequence[Finding]],
+    selected: Sequence[KvModel],
+) -> None:
+    """Raise :class:`ModelError` for a model whose buffers only another profile knows.
+
+    Without them the layout would be that of a part of the models, and nobody would notice.
+    """
+    for model, findings in zip(models, set_findings, strict=True):
+        finding = next((each for each in findings if each.code == "KV001"), None)
+        if finding is not None and selected:
+            message = f"is not the same model as {selected[0].path}: {finding.message}"
+            raise ModelError(message, path=model.path, hint=finding.hint)
 
 
 def _check_set_stamps(models: Sequence[KvModel], layout: Layout) -> Mapping[str, Finding]:

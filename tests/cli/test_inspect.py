@@ -469,3 +469,26 @@ def test_windows_of_a_set_are_shown_once_and_listed_one_by_one_in_json(here: Pat
     assert outcome.out.count("\n  past_key ") == 2  # bands of one map
     assert (here / "x.html").read_text("utf-8").count("<table") == 1
     assert len(json.loads(run("inspect", "set", "--format", "json").out)["models"]) == 94
+
+
+def test_windows_with_different_tokens_are_said_as_by_verify(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_windows(tmp_path / "set", 3)
+    second = sorted((tmp_path / "set").rglob("*.onnx"))[1].relative_to(tmp_path)
+    assert run("inspect", "set").code == 0
+    onnxkvrename.rename_all([second], "VLLM", group_windows=False)
+    outcome = run("inspect", "set", "--html", "page.html")
+    assert (outcome.code, outcome.out.count("error KV303")) == (1, 1)
+    assert (tmp_path / "page.html").read_text().count("KV303") == 1
+    findings = {}
+    for command in ("inspect", "verify"):
+        files = json.loads(run(command, "set", "--format", "json").out)["models"]
+        findings[command] = [each for file in files for each in file["findings"]]
+    assert findings["inspect"] == findings["verify"]
+    assert run("inspect", second).code == 0  # of one window alone nothing is known
+    others = [
+        path for path in sorted((tmp_path / "set").rglob("*.onnx")) if path.name != second.name
+    ]
+    assert run("inspect", *others).code == 0  # windows may be missing

@@ -249,7 +249,7 @@ def test_weights_in_the_model_are_never_read(tmp_path: Path) -> None:
 
     with open_file(path) as file:
         source = ByteSource(counted, file.size)
-        found = summarize_model(OpenModel(file, source, read_signature(source)), QEFF)
+        found, _ = summarize_model(OpenModel(file, source, read_signature(source)), QEFF)
     assert (found.weight.inline_tensor_count, found.weight.inline_bytes) == (1, size)
     assert set(states(found).values()) == {"plain"}
     assert sum(read) < 1 << 20

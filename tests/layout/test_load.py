@@ -10,6 +10,7 @@ import models
 import onnx
 import pytest
 import window_sets
+from genai_folders import build_decoder
 from models import saved
 
 from onnxkvrename import KvRenameError, ModelError, load_rules, rename
@@ -76,6 +77,20 @@ def test_a_model_without_buffers_beside_one_with_them_is_no_part_of_the_layout()
     assert codes(found) == []
     reasons = {kept.name: kept.reason for kept in found.layout.kept}
     assert reasons["vision_embeds_RetainedState"] == "vision"
+
+
+def test_a_model_whose_buffers_only_another_profile_knows_is_refused(tmp_path: Path) -> None:
+    """As one that this profile knows is: the layout would lack its buffers."""
+    ours = saved(models.decoder(), tmp_path / "a.onnx")
+    other = saved(build_decoder(), tmp_path / "b.onnx")
+    for paths in ([ours, other], [tmp_path]):
+        with pytest.raises(ModelError, match=f"is not the same model as {ours}: profile") as caught:
+            gather(*paths)
+        assert caught.value.path == str(other)
+        assert "--profile huggingface" in str(caught.value.hint)
+    saved(models.decoder(), other)
+    with pytest.raises(ModelError, match=f"is not the same model as {ours}"):
+        gather(ours, other)
 
 
 def test_no_buffer_anywhere_is_found() -> None:
