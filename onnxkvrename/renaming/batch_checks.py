@@ -107,21 +107,24 @@ def _list_consumer_sets(
 
 
 def _say_unchecked(items: Sequence[PreparedModel], options: Options) -> None:
-    """Add to the error of a model that cannot be read what is not checked because of it."""
+    """Add to the errors of models that cannot be read what is not checked because of them."""
     models = [item.model for item in items if item.model is not None]
     parts = sum(model.part is not None for model in models)
-    others = sum(
+    count = parts + sum(
         model.part is None and not model.is_apart and bool(model.plan.feeds or model.needs)
         for model in models
     )
-    error = next((item.report.error for item in items if item.model is None), None)
-    if error is None or not parts + others:
+    if not count:
         return
-    count = f"{parts + others:,} other model{'s' if parts + others > 1 else ''} of its set"
-    for_consumer = f", nor for {options.consumer}" if options.consumer and parts else ""
-    unchecked = f"{count} {'were' if parts + others > 1 else 'was'} not checked with it"
-    error.hint = f"{error.hint}; " if error.hint else ""
-    error.hint += f"{unchecked}{for_consumer}"
+    verb = "was" if count == 1 else "were"
+    unchecked = f"of this set, {count:,} readable model{'s' * (count > 1)} {verb} not checked"
+    unchecked += " with the others"
+    if options.consumer and parts:
+        unchecked += f", nor for {options.consumer}"
+    for item in items:
+        error = item.report.error if item.model is None else None
+        if error is not None:
+            error.hint = f"{error.hint}; {unchecked}" if error.hint else unchecked
 
 
 def set_failed(report: ModelReport) -> ModelReport:

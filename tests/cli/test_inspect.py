@@ -206,7 +206,7 @@ def test_json_of_a_bug_or_an_interrupt_is_a_document_too(
     def fail(*args: object) -> None:
         raise error
 
-    monkeypatch.setattr("onnxkvrename.cli.inspect.inspect_model", fail)
+    monkeypatch.setattr("onnxkvrename.cli.inspect.inspect_models", fail)
     outcome = run("inspect", MODEL, "--format", "json")
     document = json.loads(outcome.out)
     jsonschema.validate(document, SCHEMA)

@@ -156,8 +156,11 @@ def test_a_model_that_cannot_be_read_hides_nothing_of_the_others(
 @pytest.mark.parametrize(
     ("consumer", "unchecked"),
     [
-        ("--prefix=vllmKvCache", "2 other models of its set were not checked with it)"),
-        ("--target=vllm-qaic", "were not checked with it, nor for vllm-qaic)"),
+        (
+            "--prefix=vllmKvCache",
+            "; of this set, 2 readable models were not checked with the others)",
+        ),
+        ("--target=vllm-qaic", "were not checked with the others, nor for vllm-qaic)"),
     ],
 )
 def test_windows_that_cannot_be_checked_without_one_of_them_are_counted(
