@@ -191,3 +191,12 @@ def test_what_does_not_go_with_it_is_said(more: tuple[str, ...], decoder: Path, 
 def test_a_profile_must_be_there(decoder: Path, run) -> None:
     outcome = run(decoder, "--to", "nobody")
     assert (outcome.code, "no such profile: nobody" in outcome.err) == (2, True)
+
+
+def test_a_model_that_has_the_names_already_is_told_so(decoder: Path, run) -> None:
+    """Its token is not what was asked about."""
+    onnxkvrename.rename(decoder, "VLLM")
+    outcome = run(decoder, "--to", "qeff")
+    assert (outcome.code, outcome.out) == (0, "")
+    message = "unchanged: the buffers already have the names of profile qeff"
+    assert outcome.err == f"{decoder}: {message}\n"

@@ -13,9 +13,11 @@ from typing import Any
 import click
 
 from onnxkvrename import __version__
+from onnxkvrename.errors import ModelError
 from onnxkvrename.report.formats import list_formats
 from onnxkvrename.rules.find_models import check_is_local
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.storage.read import is_directory, read_status
 
 _MAX_JOBS = 10_000
 _MIN_BYTES_WITHOUT_UNIT = 1 << 20
@@ -32,11 +34,14 @@ class NonEmptyPath(click.Path):
     is_output = False
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path; an error for an empty one and for a URL."""
+        """Return the path; an error for an empty one, for a URL, and for ``file/``."""
         if value == "":
             self.fail("an empty path: is a variable not set?", param, ctx)
         if isinstance(value, str):
             check_is_local(value, is_output=self.is_output)
+            ends_like_directory = os.path.basename(value) in ("", ".")
+            if ends_like_directory and read_status(Path(value)) and not is_directory(Path(value)):
+                raise ModelError("not a directory", path=value, hint=f"pass {Path(value)}")
         return super().convert(value, param, ctx)
 
 
@@ -178,6 +183,16 @@ def check_exclusive(option: str, is_given: object, other: str, other_is_given: o
         raise click.UsageError(f"{option} and {other} cannot be used together")
 
 
+def _refuse_with(option: str, other: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """Return a callback that refuses an option together with another one, typed before it."""
+
+    def check(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+        check_exclusive(option, value, other, ctx.params.get(other.removeprefix("--")))
+        return value
+
+    return check
+
+
 def add_models_argument() -> Decorator:
     """Add the files and directories to work on."""
     return click.argument(
@@ -191,6 +206,7 @@ def add_profile_option() -> Decorator:
         "--profile",
         metavar="NAME",
         shell_complete=_complete_profile_or_auto,
+        callback=_refuse_with("--profile", "--rules"),
         help="Rules for the names of buffers, or auto: those that know the names. By default "
         "qeff, or those that know the names if qeff does not.",
     )
@@ -225,6 +241,7 @@ def add_rules_option() -> Decorator:
         "--rules",
         metavar="FILE",
         type=NonEmptyPath(path_type=Path),
+        callback=_refuse_with("--rules", "--profile"),
         help="Your own rules, in TOML like a profile.",
     )
 
@@ -232,7 +249,7 @@ def add_rules_option() -> Decorator:
 def add_format_option(default: str = "text") -> Decorator:
     """Add ``--format``, with a choice of all formats there are."""
     formats = list_formats()
-    return click.option(
+    return add_single_option(
         "--format",
         "output_format",
         metavar="FORMAT",
@@ -281,12 +298,15 @@ def add_strict_option() -> Decorator:
 
 def add_quiet_option() -> Decorator:
     """Add ``--quiet``, which leaves findings and errors only."""
-    return click.option("-q", "--quiet", is_flag=True, help="Print findings and errors only.")
+    check = _refuse_with("--quiet", "--verbose")
+    text = "Print findings and errors only."
+    return click.option("-q", "--quiet", is_flag=True, callback=check, help=text)
 
 
 def add_verbose_option(text: str) -> Decorator:
     """Add ``--verbose`` with its help; it also shows where a bug was raised."""
-    return click.option("-v", "--verbose", is_flag=True, help=text)
+    check = _refuse_with("--verbose", "--quiet")
+    return click.option("-v", "--verbose", is_flag=True, callback=check, help=text)
 
 
 def add_dim_option(text: str) -> Decorator:

@@ -145,6 +145,7 @@ def _prepare_open_model(
         feed_back_call=_build_feed_back_call(rules, model, job),
         value_names=model.value_names,
         stamp="" if drops_stamp else None,
+        new_profile="" if rules.target is None else rules.target.name,
     )
     if not options.group_windows:
         model = model.set_apart()

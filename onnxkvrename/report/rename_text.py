@@ -369,6 +369,9 @@ def format_model_state(model: ModelReport) -> str:
         return "unchanged: no KV buffer in it"
     if model.name_map:
         return f"unchanged: {escape_text(model.output)} is up to date"
+    if model.new_profile:
+        profile = escape_text(model.new_profile)
+        return f"unchanged: the buffers already have the names of profile {profile}"
     tokens = {side.token for pair in model.pairs for side in pair.sides}
     carried = ", ".join(sorted(escape_text(token) for token in tokens if token))
     return f"unchanged: every buffer carries {carried}" if carried else "unchanged: no token in it"

@@ -117,6 +117,7 @@ class ModelReport(NamedTuple):
         value_names: The names of all graph inputs and outputs in the file.
         stamp: The layout digest that the model gets; empty if it loses one.
         name_map: Old to new, of the names that change.
+        new_profile: The profile whose names the buffers get; empty if they keep the same.
     """
 
     path: str
@@ -130,6 +131,7 @@ class ModelReport(NamedTuple):
     value_names: tuple[str, ...] = ()
     stamp: str | None = None
     name_map: Mapping[str, str] = _NO_NAMES
+    new_profile: str = ""
 
     @property
     def has_changes(self) -> bool:

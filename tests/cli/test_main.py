@@ -65,7 +65,7 @@ MISTAKES = pytest.mark.parametrize(
         ((MODEL, "--prefix", "RetainedStateX"), "may not contain RetainedState"),
         ((MODEL, "--prefix", "a\nb\x1b"), r"the token 'a\nb\x1b' may contain only ASCII"),
         ((MODEL, "--prefx", "VLLM"), "--prefx"),
-        ((MODEL, *V, "--format", "xml"), "'xml' is not one of"),
+        ((MODEL, *V, "--pairs", "names"), "'names' is not 'dataflow'"),
         (
             (MODEL, *V, "--profile", "nobody"),
             f"no such profile: nobody (profiles: {', '.join(list_profiles())})",
@@ -410,7 +410,7 @@ def test_json_of_a_bug_is_a_document_too(here: Path, run, monkeypatch: pytest.Mo
     assert json.loads(run(MODEL, *V, "-v", "--format", "json").out) == document
 
 
-@pytest.mark.parametrize("flags", [("-v",), ("--verbose",), ("-qv",), ("-vn",)])
+@pytest.mark.parametrize("flags", [("-v",), ("--verbose",), ("-nv",), ("-vn",)])
 def test_verbose_shows_where_a_bug_is_however_it_is_spelt(
     flags: tuple[str, ...], here: Path, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,7 +447,7 @@ def test_a_warning_of_a_library_is_one_line(
     [
         ((MODEL, *V), "rename.rename_batch", "-v shows where"),
         (("verify", MODEL), "verify.verify_model", "-v shows where"),
-        (("inspect", MODEL), "inspect.inspect_model", "test_main.py, line "),
+        (("inspect", MODEL), "inspect.inspect_models", "test_main.py, line "),
         (
             ("custom-io", MODEL, "--precision", "float16"),
             "custom_io.pick_profile",

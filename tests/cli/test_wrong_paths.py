@@ -19,29 +19,28 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("{}", "--prefix", "VLLM"),
-        (MODEL, "{}", "--prefix", "VLLM"),
-        (*RENAME, "--sidecar", "{}"),
-        (*RENAME, "--rules", "{}"),
-        ("verify", "{}"),
-        ("verify", MODEL, "--renamed-from", "{}"),
-        ("verify", MODEL, "--run", "--reference", "{}"),
-        ("inspect", "{}"),
-        ("manifest", MODEL, "--specializations", "{}"),
-        ("manifest", MODEL, "--custom-io", "{}"),
-        ("check-consumer", "{}"),
-        ("compare", "{}", MODEL),
-        ("compare", MODEL, "{}"),
-        ("custom-io", "{}", "--precision", "float16"),
-        ("recover", "{}"),
-        ("pairs", "{}"),
-        ("suggest-rules", "{}"),
-    ],
-    ids=" ".join,
-)
+READ_PATHS = [
+    ("{}", "--prefix", "VLLM"),
+    (MODEL, "{}", "--prefix", "VLLM"),
+    (*RENAME, "--sidecar", "{}"),
+    (*RENAME, "--rules", "{}"),
+    ("verify", "{}"),
+    ("verify", MODEL, "--renamed-from", "{}"),
+    ("verify", MODEL, "--run", "--reference", "{}"),
+    ("inspect", "{}"),
+    ("manifest", MODEL, "--specializations", "{}"),
+    ("manifest", MODEL, "--custom-io", "{}"),
+    ("check-consumer", "{}"),
+    ("compare", "{}", MODEL),
+    ("compare", MODEL, "{}"),
+    ("custom-io", "{}", "--precision", "float16"),
+    ("recover", "{}"),
+    ("pairs", "{}"),
+    ("suggest-rules", "{}"),
+]
+
+
+@pytest.mark.parametrize("args", READ_PATHS, ids=" ".join)
 @pytest.mark.parametrize("url", ["s3://bucket/m.onnx", "HTTPS://host/m.onnx", "hf://org/m.onnx"])
 def test_a_url_is_not_read(args: tuple[str, ...], url: str, here: Path, run, snapshot) -> None:
     before = snapshot(here)
@@ -51,6 +50,18 @@ def test_a_url_is_not_read(args: tuple[str, ...], url: str, here: Path, run, sna
         f"error: {url}: is a URL, but only local files can be read "
         "(download the file first, then pass its local path)\n"
     )
+    assert snapshot(here) == before
+
+
+@pytest.mark.parametrize("args", READ_PATHS, ids=" ".join)
+@pytest.mark.parametrize("end", ["/", "/."])
+def test_a_file_is_not_read_by_the_path_of_a_directory(
+    args: tuple[str, ...], end: str, here: Path, run, snapshot
+) -> None:
+    before = snapshot(here)
+    outcome = run(*(arg.format(MODEL + end) for arg in args))
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err == f"error: {MODEL}{end}: not a directory (pass {MODEL})\n"
     assert snapshot(here) == before
 
 
