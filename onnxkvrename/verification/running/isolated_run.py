@@ -74,8 +74,9 @@ class RunLimits(NamedTuple):
 
     Attributes:
         seconds: The time.
-        memory_bytes: The memory; ``None`` for 4 GiB and four times the size of the model with its
-            external data, or all that the machine has if that is less.
+        memory_bytes: The memory beside what onnxruntime takes to be loaded; ``None`` for 4 GiB
+            and four times the size of the model with its external data, or all that the machine
+            has if that is less.
     """
 
     seconds: int = DEFAULT_SECONDS
@@ -326,10 +327,7 @@ def _build_end_error(
             path=path,
             hint=f"`--run-timeout {2 * limits.seconds}` allows twice as much",
         )
-    if re.search(
-        rb"MemoryError|bad_alloc|annot allocate memory|emory allocation",
-        ended.output[-_MAX_TAIL_BYTES:],
-    ):
+    if re.search(_MEMORY_PATTERN, ended.output[-_MAX_TAIL_BYTES:]):
         return _build_memory_error(model, limits)
     if signal_name == "SIGKILL":
         return RunLimitError(

@@ -190,8 +190,8 @@ def load_session(
             take more than `MAX_FEED_BYTES`.
         KvRenameError: onnxruntime or numpy is not installed.
     """
+    load_onnxruntime()
     ort = _import_module("onnxruntime")
-    _import_module("numpy")
     ort.set_default_logger_severity(_FATAL_LOG_LEVEL)
     options = ort.SessionOptions()
     options.log_severity_level = _FATAL_LOG_LEVEL
@@ -337,12 +337,20 @@ def _read_bytes(value: Any) -> Any:
     return (ctypes.c_char * size).from_address(value.data_ptr()) if size else b""
 
 
+def load_onnxruntime() -> None:
+    """Load onnxruntime and numpy, and nothing of a model.
+
+    Raises:
+        KvRenameError: One of them is not installed.
+    """
+    _import_module("onnxruntime")
+    _import_module("numpy")
+
+
 def _import_module(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        if re.search(_MEMORY_PATTERN, str(error)):
-            raise MemoryLimitError(f"{name} cannot be loaded: {error}") from None
         raise KvRenameError(
             f"{name} cannot be loaded: {error}", hint=f"`python -m pip install {name}`"
         ) from None

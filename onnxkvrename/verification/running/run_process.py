@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.verification.running.ort_session import MemoryLimitError
+from onnxkvrename.verification.running.ort_session import MemoryLimitError, load_onnxruntime
 from onnxkvrename.verification.running.retention_loop import (
     RetentionRun,
     RunnableModel,
@@ -40,8 +41,10 @@ def serve_request(request: Mapping[str, Any]) -> None:
         request: The document that `isolated_run` sends; its own, and so not checked.
     """
     stream, sys.stdout = sys.stdout.buffer, None  # onnxruntime prints, some of it at the end
-    limit_process(request["parent"], request["seconds"], request["memory_bytes"])
+    limit_process(request["parent"], request["seconds"])
     try:
+        load_onnxruntime()
+        limit_memory(request["memory_bytes"])
         reply = {"run": encode_run(_run_loop(request))}
     except (MemoryError, MemoryLimitError):
         reply = {"error": {"kind": "memory", "message": "", "hint": None}}
@@ -80,13 +83,12 @@ def encode_run(run: RetentionRun) -> dict[str, Any]:
     }
 
 
-def limit_process(parent: int, seconds: int, memory_bytes: int) -> None:
+def limit_process(parent: int, seconds: int) -> None:
     """Give up what a run does not need, as far as the system lets a process do so.
 
     Args:
         parent: The process to die with.
         seconds: The time that the run may take; the parent watches over it.
-        memory_bytes: The memory that the process may have for data.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     if sys.platform == "linux":
@@ -97,8 +99,6 @@ def limit_process(parent: int, seconds: int, memory_bytes: int) -> None:
         import resource
 
         limits = {
-            # Not RLIMIT_AS: address space is reserved by the gigabyte and never used.
-            "RLIMIT_DATA": memory_bytes,
             "RLIMIT_CPU": seconds * _CPU_SECONDS_PER_SECOND,
             "RLIMIT_NOFILE": _MAX_OPEN_FILES,
             "RLIMIT_FSIZE": 0,
@@ -107,6 +107,32 @@ def limit_process(parent: int, seconds: int, memory_bytes: int) -> None:
         for name, limit in limits.items():
             with suppress(AttributeError, ValueError, OSError):  # each system has its own
                 _lower_limit(getattr(resource, name), limit)
+
+
+def limit_memory(memory_bytes: int) -> None:
+    """Limit the memory that is taken from now on.
+
+    What onnxruntime needs to be loaded is not the model's: were it counted, a small limit would
+    end the process anywhere, with whatever message fits there.
+
+    Args:
+        memory_bytes: The memory for data that the process may have beside what it has already.
+    """
+    with suppress(ImportError):  # not on Windows
+        import resource
+
+        # Not RLIMIT_AS: address space is reserved by the gigabyte and never used.
+        with suppress(ValueError, OSError):
+            _lower_limit(resource.RLIMIT_DATA, _read_data_bytes() + memory_bytes)
+
+
+def _read_data_bytes() -> int:
+    """Return the bytes that count for RLIMIT_DATA, if the system tells."""
+    with suppress(OSError):
+        status = Path("/proc/self/status").read_text("utf-8")
+        found = re.search(r"^VmData:\s*([0-9]+) kB$", status, re.MULTILINE)
+        return int(found[1]) << 10 if found else 0
+    return 0
 
 
 def _lower_limit(kind: int, limit: int) -> None:

@@ -103,17 +103,24 @@ def test_an_endless_loop_ends_with_the_time(endless: Path) -> None:
 @only_linux
 @pytest.mark.parametrize(
     ("elements", "memory", "limit"),
-    [(1 << 40, None, ""), (1 << 28, 1 << 30, " 1,024 MiB"), (4, 64 << 20, " 64 MiB")],
+    [(1 << 40, None, ""), (1 << 28, 1 << 30, " 1,024 MiB"), (1 << 26, 64 << 20, " 64 MiB")],
 )
 def test_a_model_that_wants_too_much_memory_is_told_the_limit(
     elements: int, memory: int | None, limit: str, tmp_path: Path
 ) -> None:
-    """The memory may end in the graph, or already while onnxruntime is loaded."""
     pytest.importorskip("onnxruntime")
     path = models.saved(build_large_tensor(elements), tmp_path / "m.onnx")
     with pytest.raises(RunLimitError, match=f"needs more than{limit}.* of memory") as caught:
         run_with(path, RunLimits(memory_bytes=memory))
     assert "`--run-memory " in str(caught.value.hint)
+
+
+@only_linux
+def test_the_limit_is_for_the_model_not_for_onnxruntime_itself(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    path = models.saved(build_large_tensor(4), tmp_path / "m.onnx")
+    run = run_with(path, RunLimits(memory_bytes=64 << 20))
+    assert len(run.step_results) == 3
 
 
 def test_the_memory_grows_with_the_model_up_to_what_the_machine_has(
@@ -248,8 +255,9 @@ PROBE = """
 import json, resource, socket
 request = json.loads(sys.stdin.buffer.readline())
 sys.path[:] = request["sys_path"]
-from onnxkvrename.verification.running.run_process import limit_process
-limit_process(request["parent"], 5, 1 << 30)
+from onnxkvrename.verification.running.run_process import limit_memory, limit_process
+limit_process(request["parent"], 5)
+limit_memory(1 << 30)
 failures = []
 try:
     with open(request["path"] + ".written", "w") as file:
@@ -257,7 +265,7 @@ try:
 except OSError:
     failures.append("write")
 try:
-    bytearray(1 << 30)
+    bytearray(1 << 31)
 except MemoryError:
     failures.append("memory")
 status = open("/proc/self/status").read()
@@ -297,7 +305,7 @@ import json
 request = json.loads(sys.stdin.buffer.readline())
 sys.path[:] = request["sys_path"]
 from onnxkvrename.verification.running.run_process import limit_process
-limit_process(request["parent"], 5, 1 << 30)
+limit_process(request["parent"], 5)
 devices = [line.split()[0] for line in open("/proc/net/dev").readlines()[2:]]
 sys.exit("devices:" + " ".join(devices))
 """
