@@ -157,7 +157,8 @@ def verify_window_sets(
 ) -> tuple[VerifiedModel, ...]:
     """Return the models with the findings that all of them together show, and a final status.
 
-    Sets are checked only if all models could be read: another may be the missing window.
+    Sets are checked only if all models could be read: another may be the missing window. That
+    another profile knows the names of a model is said in any case.
 
     Args:
         verified: All models of a command, from :func:`verify_model`.
@@ -165,22 +166,28 @@ def verify_window_sets(
         request: What else to prove.
     """
     set_findings: list[list[Finding]] = [[] for _ in verified]
-    models = [item.model for item in verified if item.model is not None]
-    if len(models) == len(verified):
-        change = TokenChange(request.token)
-        models = [model._replace(is_apart=True) for model in models]
-        set_findings = check_models_together(models, rules, change, check_current_tokens=True)
-        for item, found in zip(verified, set_findings, strict=True):
-            if item.rename_proof is not None and item.rename_proof.names:  # of an encoder
-                found[:] = [finding for finding in found if finding.code != "KV001"]
-        if request.group_windows and any(_is_connected(model) for model in models):
-            from onnxkvrename.rules.feeds import (  # most models stand alone
-                check_feed_names,
-                check_folder_tokens,
-            )
+    readable = [index for index, item in enumerate(verified) if item.model is not None]
+    models = [item.model._replace(is_apart=True) for item in verified if item.model is not None]
+    is_complete = len(models) == len(verified)
+    across = check_models_together(
+        models,
+        rules,
+        TokenChange(request.token),
+        check_current_tokens=True,
+        incomplete=() if is_complete else range(len(models)),
+    )
+    for index, found in zip(readable, across, strict=True):
+        proof = verified[index].rename_proof
+        is_encoder = proof is not None and bool(proof.names)
+        set_findings[index] += (f for f in found if not (is_encoder and f.code == "KV001"))
+    if is_complete and request.group_windows and any(map(_is_connected, models)):
+        from onnxkvrename.rules.feeds import (  # most models stand alone
+            check_feed_names,
+            check_folder_tokens,
+        )
 
-            for index, finding in (*check_feed_names(models), *check_folder_tokens(models)):
-                set_findings[index].append(finding)
+        for index, finding in (*check_feed_names(models), *check_folder_tokens(models)):
+            set_findings[index].append(finding)
     return tuple(
         _finish_report(item, findings, request)
         for item, findings in zip(verified, set_findings, strict=True)

@@ -143,12 +143,14 @@ def test_a_model_that_cannot_be_read_hides_nothing_of_the_others(
     broken = saved(b"text", (good if place == "beside" else tmp_path / place) / "broken.onnx")
 
     def check() -> list[str]:
-        lines = run(tmp_path, "--target", "vllm-qaic", "--check", *options).err.splitlines()
+        lines = run("verify", tmp_path).err.splitlines()
+        lines += run(tmp_path, "--target", "vllm-qaic", "--check", *options).err.splitlines()
         return [line for line in lines if "broken" not in line and " models: " not in line]
 
     with_broken = check()
     broken.unlink()
     assert with_broken == check()
+    assert sum("KV001" in line for line in with_broken) == 2  # of each command
     assert any("error KV604" in line for line in with_broken)
     assert any("another profile knows its names" in line for line in with_broken)
 
