@@ -124,6 +124,7 @@ def find_error_swallowers(tree: ast.AST) -> list[str]:
 
 MAY_SWALLOW_ERRORS = {
     "__main__": 1,  # stderr cannot be written: there is no other place to say so
+    "cli.recover": 1,  # a remark beside a dry run; the command recover tells the error
     "report.progress_bars": 2,  # nor is there one for a bar
     "renaming.parallel": 1,  # asks the kernel to end a worker with its parent, if it can
     "storage.copy": 1,  # a larger pipe, if the system allows one

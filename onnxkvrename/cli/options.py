@@ -23,6 +23,7 @@ _MAX_JOBS = 10_000
 _MIN_BYTES_WITHOUT_UNIT = 1 << 20
 """A smaller number without a unit was meant in another one, as 20 for 20G."""
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+_Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 """The settings of every command."""
@@ -109,17 +110,20 @@ class SingleOption(click.Option):
 add_single_option = partial(click.option, cls=SingleOption)
 
 
-class ConsumerOption(SingleOption):
-    """An option whose help lists all consumers.
+class NamesOption(SingleOption):
+    """An option whose help lists the names that it takes, in the place of ``{names}``.
 
     Plug-ins are looked for when the help is shown: no other run should spend the time.
     """
 
+    def __init__(self, *args: Any, complete: _Completer, **kwargs: Any) -> None:
+        super().__init__(*args, shell_complete=complete, **kwargs)
+        self.complete = complete
+
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return the option and its help."""
-        from onnxkvrename.handoff.find_consumers import list_consumers  # for the help only
-
-        self.help = f"The consumer, one of: {', '.join(list_consumers())}."
+        names = ", ".join(self.complete(ctx, self, ""))
+        self.help = (self.help or "").replace("{names}", names)
         return super().get_help_record(ctx)
 
 
@@ -168,7 +172,7 @@ def _complete_profile_or_auto(
     from onnxkvrename.rules.load import AUTO_PROFILE  # for a shell only
 
     auto = [AUTO_PROFILE] if AUTO_PROFILE.startswith(incomplete) else []
-    return [*auto, *complete_profile(ctx, param, incomplete)]
+    return [*complete_profile(ctx, param, incomplete), *auto]
 
 
 def add_version_option() -> Decorator:
@@ -202,13 +206,26 @@ def add_models_argument() -> Decorator:
 
 def add_profile_option() -> Decorator:
     """Add ``--profile``, built-in rules."""
-    return add_single_option(
+    return click.option(
         "--profile",
+        cls=NamesOption,
         metavar="NAME",
-        shell_complete=_complete_profile_or_auto,
+        complete=_complete_profile_or_auto,
         callback=_refuse_with("--profile", "--rules"),
-        help="Rules for the names of buffers, or auto: those that know the names. By default "
+        help="Rules for the names of buffers: {names} (those that know the names). By default "
         "qeff, or those that know the names if qeff does not.",
+    )
+
+
+def add_conversion_option() -> Decorator:
+    """Add ``--to``, the profile whose names the buffers get."""
+    return click.option(
+        "--to",
+        cls=NamesOption,
+        metavar="NAME",
+        complete=complete_profile,
+        help="Give the buffers the names of this profile, if they are made and laid out as it "
+        "says: {names}. They keep their token, unless --prefix or --strip is given.",
     )
 
 
@@ -283,11 +300,12 @@ def add_consumer_option() -> Decorator:
 
     return click.option(
         "--target",
-        cls=ConsumerOption,
+        cls=NamesOption,
         metavar="NAME",
         default=DEFAULT_CONSUMER,
         show_default=True,
-        shell_complete=complete_consumer,
+        complete=complete_consumer,
+        help="The consumer, one of: {names}.",
     )
 
 

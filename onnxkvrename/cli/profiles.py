@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import click
 
 from onnxkvrename.cli.options import CONTEXT_SETTINGS, add_version_option, complete_profile
 from onnxkvrename.cli.output import print_lines
+from onnxkvrename.documents import parse_toml
+from onnxkvrename.errors import RulesError
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.report.formats import Line
 from onnxkvrename.rules.load import list_profiles, read_profile
@@ -19,10 +23,25 @@ from onnxkvrename.rules.load import list_profiles, read_profile
 @click.argument("name", required=False, metavar="[NAME]", shell_complete=complete_profile)
 @add_version_option()
 def command(name: str | None) -> int:
-    """List the rules for --profile, or print some as a start for a file of your own.
+    """List the rules for --profile and --to, or print some as a start for a file of your own.
 
     NAME is a profile. Its rules are printed as TOML, which --rules reads.
     """
-    lines = list_profiles() if name is None else read_profile(name).splitlines()
+    lines = _list_descriptions() if name is None else read_profile(name).splitlines()
     print_lines(Line(line) for line in lines)
     return decide_exit_code()
+
+
+def _list_descriptions() -> Iterator[str]:
+    """Yield each profile with its description, in columns."""
+    names = list_profiles()
+    width = max(map(len, names))
+    for name in names:
+        yield f"{name:{width}}  {_describe_profile(name)}".rstrip()
+
+
+def _describe_profile(name: str) -> str:
+    try:
+        return str(parse_toml(read_profile(name)).get("description", ""))
+    except RulesError as error:  # of a plug-in; the other profiles can still be used
+        return f"cannot be used: {error.message}"

@@ -11,10 +11,12 @@ import click
 
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
+    NamesOption,
     NonEmptyPath,
     OutputDirectory,
     OutputFile,
     SectionedCommand,
+    add_conversion_option,
     add_format_option,
     add_full_transfer_option,
     add_jobs_option,
@@ -31,7 +33,6 @@ from onnxkvrename.cli.options import (
     add_version_option,
     check_exclusive,
     complete_consumer,
-    complete_profile,
 )
 from onnxkvrename.cli.output import print_answer, show_progress
 from onnxkvrename.errors import KvRenameError
@@ -115,12 +116,13 @@ class _Arguments(NamedTuple):
 @add_single_option(
     "--prefix", "--token", metavar="TOKEN", help="The token for every KV buffer, e.g. VLLM."
 )
-@add_single_option(
+@click.option(
     "--target",
+    cls=NamesOption,
     metavar="NAME",
-    shell_complete=complete_consumer,
-    help="Use the token that this consumer requires, e.g. vllm-qaic, and check that it can use the "
-    "results, as `onnxkvrename check-consumer` does.",
+    complete=complete_consumer,
+    help="Use the token that this consumer requires, and check that it can use the results, as "
+    "`onnxkvrename check-consumer` does. One of: {names}.",
 )
 @add_full_transfer_option("With --target: it")
 @add_single_option(
@@ -196,13 +198,7 @@ class _Arguments(NamedTuple):
     help="Rename the sets of models without an error though others have one, and exit with 1 or 2.",
 )
 @add_profile_option()
-@add_single_option(
-    "--to",
-    metavar="NAME",
-    shell_complete=complete_profile,
-    help="Give the buffers the names of this profile, if they are made and laid out as it says. "
-    "They keep their token, unless --prefix or --strip is given.",
-)
+@add_conversion_option()
 @add_rules_option()
 @add_pairs_option()
 @add_jobs_option()

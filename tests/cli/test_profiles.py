@@ -1,15 +1,53 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from onnxkvrename.rules.load import list_profiles
+from onnxkvrename.errors import RulesError
+from onnxkvrename.handoff.find_consumers import list_consumers
+from onnxkvrename.rules.load import list_profiles, read_profile
 
 
-def test_profiles_are_listed(run: Any) -> None:
-    assert run("profiles").out.split() == list(list_profiles())
+def test_profiles_are_listed_with_what_they_are_for(run: Any) -> None:
+    rows = [line.split(maxsplit=1) for line in run("profiles").out.splitlines()]
+    assert [name for name, _ in rows] == list(list_profiles())
+    assert dict(rows)["qnn"].startswith("QNN and Genie: past_key_N_in -> past_key_N_out")
+
+
+def test_a_profile_that_cannot_be_used_leaves_the_others_listed(
+    monkeypatch: pytest.MonkeyPatch, run: Any
+) -> None:
+    def read_or_fail(name: str) -> str:
+        if name == "qnn":
+            raise RulesError("is not TOML")
+        return read_profile(name)
+
+    monkeypatch.setattr("onnxkvrename.cli.profiles.read_profile", read_or_fail)
+    outcome = run("profiles")
+    assert outcome.code == 0
+    assert "\nqnn            cannot be used: is not TOML\nwhisper        QEff" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("rename", ("--profile", "--to", "--target")),
+        ("check-consumer", ("--profile", "--target")),
+        ("verify", ("--profile",)),
+    ],
+)
+def test_help_lists_the_names_that_an_option_takes(
+    command: str, options: tuple[str, ...], run: Any
+) -> None:
+    shown = re.sub(r"(?<=-)\s+", "", run(command, "--help").out)  # lines are broken at hyphens
+    blocks = dict(re.findall(r"\n  (--[a-z]+) .*?((?:\n? .*)+?)(?=\n  -|\n\n)", shown))
+    for option in options:
+        known = list_consumers() if option == "--target" else list_profiles()
+        words = set(re.findall("[a-z-]+", blocks[option]))
+        assert words >= set(known), option
 
 
 @pytest.mark.parametrize("name", list_profiles())
