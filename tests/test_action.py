@@ -146,11 +146,32 @@ def test_rules_and_profile_are_the_ones_given(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("name", ["check", "strict"])
-@pytest.mark.parametrize("value", ["", "yes", "::error::true"])
-def test_a_switch_is_true_or_false(machine: Machine, name: str, value: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("yes", ", not 'yes'"),
+        ("", ", not ''"),
+        ("::error::true", ""),  # could be a command of its own
+        ("true\n::error::x", ""),
+    ],
+)
+def test_a_switch_is_true_or_false(machine: Machine, name: str, value: str, said: str) -> None:
     outcome = ci_machine.run_action(machine, {**GIVEN, name: value})
     assert (outcome.code, outcome.outputs) == (2, {"exit-code": "2"})
-    assert outcome.out == f"::error::{name} is neither true nor false\n"
+    assert outcome.out == f"::error::input {name} must be true or false{said}\n"
+
+
+@pytest.mark.parametrize("value", ["True", "TRUE"])
+def test_a_switch_may_be_capitalized_as_in_other_actions(machine: Machine, value: str) -> None:
+    shutil.copy(FIXTURES / "VLLM" / "internal_suffix.onnx", machine.workspace)
+    given = {**GIVEN, "paths": "internal_suffix.onnx"}
+    assert ci_machine.run_action(machine, {**given, "strict": value}).code == 1
+
+
+def test_a_pattern_is_not_expanded_and_no_shell_is_blamed(machine: Machine) -> None:
+    outcome = ci_machine.run_action(machine, {**GIVEN, "paths": "windows/*.onnx"})
+    assert outcome.code == 2
+    assert "windows/*.onnx: no such file (a pattern is not expanded here: pass" in outcome.err
 
 
 def test_a_target_decides_the_token(machine: Machine) -> None:

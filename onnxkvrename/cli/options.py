@@ -23,7 +23,6 @@ _MAX_JOBS = 10_000
 _MIN_BYTES_WITHOUT_UNIT = 1 << 20
 """A smaller number without a unit was meant in another one, as 20 for 20G."""
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-_Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 """The settings of every command."""
@@ -111,20 +110,16 @@ add_single_option = partial(click.option, cls=SingleOption)
 
 
 class NamesOption(SingleOption):
-    """An option whose help lists the names that it takes, in the place of ``{names}``.
-
-    Plug-ins are looked for when the help is shown: no other run should spend the time.
-    """
-
-    def __init__(self, *args: Any, complete: _Completer, **kwargs: Any) -> None:
-        super().__init__(*args, shell_complete=complete, **kwargs)
-        self.complete = complete
+    """An option whose help has ``{names}``: what a shell completes, plug-ins too, for help only."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return the option and its help."""
-        names = ", ".join(self.complete(ctx, self, ""))
+        names = ", ".join(item.value for item in self.shell_complete(ctx, ""))
         self.help = (self.help or "").replace("{names}", names)
         return super().get_help_record(ctx)
+
+
+add_names_option = partial(click.option, cls=NamesOption, metavar="NAME")
 
 
 class SectionedCommand(click.Command):
@@ -206,11 +201,9 @@ def add_models_argument() -> Decorator:
 
 def add_profile_option() -> Decorator:
     """Add ``--profile``, built-in rules."""
-    return click.option(
+    return add_names_option(
         "--profile",
-        cls=NamesOption,
-        metavar="NAME",
-        complete=_complete_profile_or_auto,
+        shell_complete=_complete_profile_or_auto,
         callback=_refuse_with("--profile", "--rules"),
         help="Rules for the names of buffers: {names} (those that know the names). By default "
         "qeff, or those that know the names if qeff does not.",
@@ -219,11 +212,9 @@ def add_profile_option() -> Decorator:
 
 def add_conversion_option() -> Decorator:
     """Add ``--to``, the profile whose names the buffers get."""
-    return click.option(
+    return add_names_option(
         "--to",
-        cls=NamesOption,
-        metavar="NAME",
-        complete=complete_profile,
+        shell_complete=complete_profile,
         help="Give the buffers the names of this profile, if they are made and laid out as it "
         "says: {names}. They keep their token, unless --prefix or --strip is given.",
     )
@@ -298,13 +289,11 @@ def add_consumer_option() -> Decorator:
     """Add ``--target`` for a command that needs a consumer."""
     from onnxkvrename.handoff.find_consumers import DEFAULT_CONSUMER  # not for a plain rename
 
-    return click.option(
+    return add_names_option(
         "--target",
-        cls=NamesOption,
-        metavar="NAME",
         default=DEFAULT_CONSUMER,
         show_default=True,
-        complete=complete_consumer,
+        shell_complete=complete_consumer,
         help="The consumer, one of: {names}.",
     )
 

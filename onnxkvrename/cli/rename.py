@@ -11,7 +11,6 @@ import click
 
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
-    NamesOption,
     NonEmptyPath,
     OutputDirectory,
     OutputFile,
@@ -21,6 +20,7 @@ from onnxkvrename.cli.options import (
     add_full_transfer_option,
     add_jobs_option,
     add_models_argument,
+    add_names_option,
     add_no_set_option,
     add_pairs_option,
     add_profile_option,
@@ -116,11 +116,9 @@ class _Arguments(NamedTuple):
 @add_single_option(
     "--prefix", "--token", metavar="TOKEN", help="The token for every KV buffer, e.g. VLLM."
 )
-@click.option(
+@add_names_option(
     "--target",
-    cls=NamesOption,
-    metavar="NAME",
-    complete=complete_consumer,
+    shell_complete=complete_consumer,
     help="Use the token that this consumer requires, and check that it can use the results, as "
     "`onnxkvrename check-consumer` does. One of: {names}.",
 )

@@ -289,7 +289,7 @@ def _find_models(path: Path, results: os.stat_result | None) -> _FoundModels:
         return _FoundModels(path, _search_directory(path, results))
     if status is None and not is_link(path):
         hint = (
-            "a shell expands a pattern only without quotes, and if a file matches it"
+            "a pattern is not expanded here: pass the directory; in a shell, pass it without quotes"
             if set("*?") & set(path.name)
             else _suggest_path(path)
         )

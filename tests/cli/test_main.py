@@ -61,7 +61,7 @@ MISTAKES = pytest.mark.parametrize(
         ((MODEL, "--prefix", "--check"), "--prefix requires a value"),
         ((MODEL, "--prefix", "-x"), "the token '-x' begins with -, like an option"),
         (("DECODER.onnx", *V), "DECODER.onnx: no such file (did you mean decoder.onnx?)"),
-        (("*.onx", *V), "*.onx: no such file (a shell expands a pattern only without quotes"),
+        (("*.onx", *V), "*.onx: no such file (a pattern is not expanded here: pass the directory;"),
         ((MODEL, "--prefix", "RetainedStateX"), "may not contain RetainedState"),
         ((MODEL, "--prefix", "a\nb\x1b"), r"the token 'a\nb\x1b' may contain only ASCII"),
         ((MODEL, "--prefx", "VLLM"), "--prefx"),
