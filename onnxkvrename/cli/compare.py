@@ -284,7 +284,7 @@ def _write_page(
             page, or it cannot be written. Nothing is written then.
     """
     from onnxkvrename.report.pages.compare_page import render_handoff_page  # only for a page
-    from onnxkvrename.report.pages.frame import build_start_pattern, make_mark
+    from onnxkvrename.report.pages.frame import build_start_pattern
     from onnxkvrename.storage.run_files import RunFiles
     from onnxkvrename.storage.write_file import check_not_cached, check_replaceable, write_files
 
@@ -303,7 +303,9 @@ def _write_page(
     check_not_cached(path)
     files.check_output(output)
     if not arguments.force:
-        check_replaceable(path, make_mark("compare"), build_start_pattern("compare"))
+        check_replaceable(
+            path, "a page made by onnxkvrename compare", build_start_pattern("compare")
+        )
     page = render_handoff_page(handoff, _list_failed_models(*sides))
     write_files({path: page.encode("utf-8")}, force=True, inputs=files.list_inputs())
 
@@ -348,6 +350,8 @@ def _render_text(
     handoff: Handoff, failed_models: list[ModelReport], arguments: _Arguments, screen: Screen
 ) -> Iterator[Line]:
     if not arguments.quiet:
+        if arguments.html is not None:
+            yield Line(f"{arguments.html}: page written", err=True)
         style = f"{RED if handoff.failed else GREEN};{BOLD}"
         verdict = build_line(Span(format_handoff_verdict(handoff), style))
         yield from wrap_sentences([verdict], screen)

@@ -91,9 +91,10 @@ def command(**values: Any) -> int:
     check_pairs_token(arguments.prefix, arguments.pairs)
     rules = pick_requested_rules(arguments.models, arguments, arguments.prefix)
     summaries = inspect_models((job.model for job in jobs), rules, trace_buffer_updates)
-    _write_pictures(summaries, arguments)
+    written = _write_pictures(summaries, arguments)
     summaries = tuple(map(_complete_hints, summaries))
-    return print_answer(_build_answer(summaries, rules.profile_choice), arguments.output_format)
+    answer = _build_answer(summaries, rules.profile_choice, written)
+    return print_answer(answer, arguments.output_format)
 
 
 def _complete_hints(summary: ModelSummary) -> ModelSummary:
@@ -107,7 +108,9 @@ def render_failure(code: int, error: KvRenameError) -> str:
     return summaries_to_json((), code, error)
 
 
-def _build_answer(summaries: Sequence[ModelSummary], profile: ProfileChoice) -> Answer:
+def _build_answer(
+    summaries: Sequence[ModelSummary], profile: ProfileChoice, written: Sequence[str]
+) -> Answer:
     code = decide_exit_code(
         failed=any(summary.failed for summary in summaries),
         not_done=any(summary.error is not None for summary in summaries),
@@ -116,14 +119,16 @@ def _build_answer(summaries: Sequence[ModelSummary], profile: ProfileChoice) -> 
         "inspect",
         code,
         render_json=partial(summaries_to_json, summaries, code, profile=profile),
-        render_text=partial(_render_text, summaries),
+        render_text=partial(_render_text, summaries, written),
         files=tuple(
             FileResult(summary.path, summary.findings, summary.error) for summary in summaries
         ),
     )
 
 
-def _render_text(summaries: Sequence[ModelSummary], screen: Screen) -> Iterator[Line]:
+def _render_text(
+    summaries: Sequence[ModelSummary], written: Sequence[str], screen: Screen
+) -> Iterator[Line]:
     from onnxkvrename.report.inspection.summary_text import (
         render_model_summary,
     )  # rich, only for text
@@ -135,19 +140,25 @@ def _render_text(summaries: Sequence[ModelSummary], screen: Screen) -> Iterator[
     for summary in summaries:
         if summary.error is not None:
             yield build_error_line(summary.error)
+    yield from (Line(line, err=True) for line in written)
 
 
-def _write_pictures(summaries: Sequence[ModelSummary], arguments: _Arguments) -> None:
-    """Write the pictures that were asked for, all or none; none where a model cannot be read."""
+def _write_pictures(summaries: Sequence[ModelSummary], arguments: _Arguments) -> list[str]:
+    """Write the pictures that were asked for, all or none; none where a model cannot be read.
+
+    Returns:
+        A line for each that was written.
+    """
     if arguments.svg is None and arguments.html is None:
-        return
+        return []
     from onnxkvrename.report.pages.inspect_page import render_html  # only for pictures
     from onnxkvrename.report.pages.inspect_picture import render_svg
 
     inputs = _check_picture_paths(summaries, arguments)
     if any(summary.error is not None for summary in summaries):
-        return
+        return []
     renderers = ((arguments.svg, render_svg), (arguments.html, render_html))
+    kinds = ((arguments.svg, "picture"), (arguments.html, "page"))
     shown = fold_windows(summaries)
     pictures = {
         path: render(shown).encode("utf-8") for path, render in renderers if path is not None
@@ -159,11 +170,12 @@ def _write_pictures(summaries: Sequence[ModelSummary], arguments: _Arguments) ->
     except WriteError as error:
         hint = "no picture was written; choose a different path"
         raise WriteError(error.message, path=error.path, hint=hint) from None
+    return [f"{path}: {kind} written" for path, kind in kinds if path is not None]
 
 
 def _check_picture_paths(summaries: Sequence[ModelSummary], arguments: _Arguments) -> list[Path]:
     """Return what the run reads; raise for a picture over it, or over no earlier picture."""
-    from onnxkvrename.report.pages.frame import build_start_pattern, make_mark  # only for pictures
+    from onnxkvrename.report.pages.frame import build_start_pattern  # only for pictures
     from onnxkvrename.report.pages.inspect_picture import START_PATTERN
     from onnxkvrename.storage.run_files import RunFiles
 
@@ -176,15 +188,17 @@ def _check_picture_paths(summaries: Sequence[ModelSummary], arguments: _Argument
     if arguments.rules is not None:
         files.add_input(arguments.rules, "the file of rules")
     pictures = (
-        (arguments.svg, "the picture of --svg", START_PATTERN),
-        (arguments.html, "the page of --html", build_start_pattern("inspect")),
+        (arguments.svg, "the picture of --svg", "an SVG picture", START_PATTERN),
+        (arguments.html, "the page of --html", "a page", build_start_pattern("inspect")),
     )
     outputs = [
-        (files.add_output(path, role), start) for path, role, start in pictures if path is not None
+        (files.add_output(path, role), kind, start)
+        for path, role, kind, start in pictures
+        if path is not None
     ]
-    for output, start in outputs:
+    for output, kind, start in outputs:
         check_not_cached(output.path)
         files.check_output(output)
         if not arguments.force:
-            check_replaceable(output.path, make_mark("inspect"), start)
+            check_replaceable(output.path, f"{kind} made by onnxkvrename inspect", start)
     return files.list_inputs()

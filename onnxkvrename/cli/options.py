@@ -33,6 +33,9 @@ class NonEmptyPath(click.Path):
 
     is_output = False
 
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(readable=False, **kwargs)  # whoever opens it has the better message
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path; an error for an empty one, for a URL, and for ``file/``."""
         if value == "":
@@ -172,8 +175,7 @@ def _complete_profile_or_auto(
 
 def add_version_option() -> Decorator:
     """Add ``--version``."""
-    message = "onnxkvrename %(version)s"
-    return click.version_option(__version__, "-V", "--version", message=message)
+    return click.version_option(__version__, "-V", "--version", message="onnxkvrename %(version)s")
 
 
 def check_exclusive(option: str, is_given: object, other: str, other_is_given: object) -> None:

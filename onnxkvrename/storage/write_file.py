@@ -91,12 +91,12 @@ def check_not_cached(output: Path) -> None:
         raise WriteError(CACHE_FAULT, path=str(output), hint=hint)
 
 
-def check_replaceable(output: Path, mark: str, start: str) -> None:
+def check_replaceable(output: Path, kind: str, start: str) -> None:
     """Raise unless nothing is at a path, or a file that an earlier run of the command made.
 
     Args:
         output: The file to write, without ``--force``.
-        mark: What such a file says of itself: ``made by COMMAND``.
+        kind: What such a file is, with its article: ``a page made by COMMAND``.
         start: A regular expression for its beginning, of at most 512 bytes. A file that only
             mentions the command is another one.
 
@@ -112,7 +112,7 @@ def check_replaceable(output: Path, mark: str, start: str) -> None:
             if re.match(start.encode("utf-8"), file.read(0, 512)):
                 return
     raise WriteError(
-        f"already exists and was not {mark}",
+        f"already exists and is not {kind}",
         path=str(output),
         hint=_suggest_force(output, "choose another name, or `--force` replaces it"),
     )

@@ -512,7 +512,7 @@ def test_a_page_is_written_beside_the_answer(run, named, tmp_path: Path) -> None
     page = tmp_path / "page.html"
     plain = run("compare", full, window, *SIZES)
     outcome = run("compare", full, window, *SIZES, "--html", page)
-    assert outcome == plain
+    assert outcome == plain._replace(err=f"{page}: page written\n{plain.err}")
     text = page.read_text("utf-8")
     assert "made by onnxkvrename compare" in text[:512]
     assert "4 of 6 buffers wrong (KV614)" in text
@@ -524,14 +524,16 @@ def test_a_page_is_written_beside_the_answer(run, named, tmp_path: Path) -> None
 
 def test_a_page_replaces_an_earlier_page_and_nothing_else(run, named, tmp_path: Path) -> None:
     model, page = named("decoder.onnx"), tmp_path / "page.html"
-    assert run("compare", model, model, "--html", page).code == 0
+    first = run("compare", model, model, "--html", page)
+    assert (first.code, first.err) == (0, f"{page}: page written\n")
+    assert run("compare", model, model, "--html", page, "-q").err == ""
     assert run("compare", model, model, "--tokens", "3", "--html", page).code == 0
     assert ">3 tokens<" in page.read_text("utf-8")
     for mine in ("<!DOCTYPE html>mine", "# Notes\nThe pages were made by onnxkvrename compare.\n"):
         page.write_text(mine)
         outcome = run("compare", model, model, "--html", page)
         assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
-        assert "already exists and was not made by onnxkvrename compare" in outcome.err
+        assert "already exists and is not a page made by onnxkvrename compare" in outcome.err
         assert page.read_text() == mine
     assert run("compare", model, model, "--html", page, "--force").code == 0
     assert "mine" not in page.read_text("utf-8")

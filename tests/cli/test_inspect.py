@@ -32,6 +32,7 @@ SCHEMA = json.loads(
     )
 )
 MODEL = "decoder.onnx"
+WRITTEN = "x.svg: picture written\nx.html: page written\n"
 
 
 @pytest.fixture
@@ -235,7 +236,7 @@ def test_hostile_names_are_only_shown(here: Path, run, monkeypatch: pytest.Monke
     monkeypatch.setenv("COLUMNS", "200")
     path = hostile(here / "a\n::error::b.onnx")
     outcome = run("inspect", path.name, "--svg", "x.svg", "--html", "x.html")
-    assert (outcome.code, outcome.err) == (0, "")
+    assert (outcome.code, outcome.err) == (0, WRITTEN)
     assert "\\x1b[2J\\u202e[/red]:smiley:</text><script>&" in outcome.out
     assert not set(outcome.out) & {"\x1b", "\u202e", "\r"}
     assert not any(line.startswith("::") for line in outcome.out.splitlines())
@@ -330,7 +331,7 @@ def test_locations_that_are_no_paths_do_not_upset_pictures(here: Path, run) -> N
         weight.external_data.add(key="location", value=location)
     saved(model.SerializeToString().replace(b"LATER", b"\xff\xfe\xed\xa0\x80"), here / "odd.onnx")
     outcome = run("inspect", "odd.onnx", "--svg", "x.svg")
-    assert (outcome.code, outcome.err) == (1, "")
+    assert (outcome.code, outcome.err) == (1, "x.svg: picture written\n")
     assert (here / "x.svg").exists()
 
 
@@ -357,7 +358,8 @@ def test_every_real_export_is_shown(name: str, run, tmp_path: Path) -> None:
     broken = "llama2l_dynamo_subfn/VLLM" in name
     svg, html = tmp_path / "x.svg", tmp_path / "x.html"
     outcome = run("inspect", EXPORTS / name, "--svg", svg, "--html", html)
-    assert (outcome.code, outcome.err) == (int(broken), "")
+    told = f"{svg}: picture written\n{html}: page written\n"
+    assert (outcome.code, outcome.err) == (int(broken), told)
     assert ("error KV106" in outcome.out) == broken
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")
     document = json.loads(run("inspect", EXPORTS / name, "--format", "json").out)
@@ -366,6 +368,13 @@ def test_every_real_export_is_shown(name: str, run, tmp_path: Path) -> None:
     if not broken:
         assert states <= {"token" if "/VLLM-" in name else "plain"}
     assert bool(states) == ("EncoderWrapper" not in name)
+
+
+def test_what_was_written_is_told_on_stderr(here: Path, run) -> None:
+    outcome = run("inspect", MODEL, "--svg", "m.svg", "--html", "m.html")
+    assert outcome.err == "m.svg: picture written\nm.html: page written\n"
+    assert run("inspect", MODEL, "--svg", "m.svg", "--format", "json").err == ""
+    assert run("inspect", MODEL).err == ""
 
 
 @pytest.mark.parametrize("option", ["--svg", "--html"])
@@ -396,7 +405,8 @@ def test_a_picture_replaces_an_earlier_one_and_nothing_else(
         place.write_bytes(theirs)
         outcome = run("inspect", decoder, option, place)
         assert outcome.code == 2
-        assert "already exists and was not made by onnxkvrename inspect" in outcome.err
+        kind = "an SVG picture" if option == "--svg" else "a page"
+        assert f"exists and is not {kind} made by onnxkvrename inspect" in outcome.err
         assert place.read_bytes() == theirs
     assert run("inspect", decoder, option, place, "--force").code == 0
     assert place.read_bytes() == earlier
@@ -463,7 +473,7 @@ def test_the_picture_of_the_documentation_is_what_the_command_draws(
 def test_windows_of_a_set_are_shown_once_and_listed_one_by_one_in_json(here: Path, run) -> None:
     write_windows(here / "set", 94)
     outcome = run("inspect", "set", "--svg", "x.svg", "--html", "x.html")
-    assert (outcome.code, outcome.err) == (0, "")
+    assert (outcome.code, outcome.err) == (0, WRITTEN)
     assert outcome.out.startswith("94 windows of Tiny in set  57.8 kB\n")
     assert outcome.out.count("\n  past_key ") == 2  # bands of one map
     assert (here / "x.html").read_text("utf-8").count("<table") == 1

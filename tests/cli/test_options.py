@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -124,3 +126,18 @@ def test_options_that_say_different_things_are_not_given_together(
     first, _, second, rest = outcome.err.removeprefix("error: ").split(" ", 3)
     assert ({first, second}, rest.startswith("cannot be used together")) == (options, True)
     assert decoder.read_bytes() == before
+
+
+@pytest.mark.parametrize("command", ["rename", "inspect", "verify", "manifest", "custom-io"])
+def test_a_model_that_cannot_be_read_is_told_by_the_system_not_by_the_parser(
+    command: str, decoder: Path, monkeypatch: pytest.MonkeyPatch, run: Any
+) -> None:
+    """Every command says the same of it, whether click looked first or not."""
+    real = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode, **how: mode != os.R_OK and real(path, mode)
+    )
+    options = {"rename": ["--prefix", "V", "-n"], "custom-io": ["--precision", "float16"]}
+    outcome = run(command, decoder, *options.get(command, []))
+    assert "is not readable" not in outcome.err
+    assert outcome.code == 0

@@ -30,7 +30,7 @@ def test_force_is_not_suggested_where_it_would_replace_a_model(here: Path, name:
         Path(name).write_bytes(b"model")
     for refuse in (
         lambda: needs_write(Path(name), b"content", force=False),
-        lambda: check_replaceable(Path(name), "made by x", "<svg"),
+        lambda: check_replaceable(Path(name), "a page made by x", "<svg"),
     ):
         with pytest.raises(WriteError, match=r"ends in \.onnx is a model") as caught:
             refuse()
