@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +40,8 @@ from onnxkvrename.renaming.run import check_token_change
 from onnxkvrename.report.verify_text import build_verify_answer, verified_to_json
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.plan import TokenChange
-from onnxkvrename.rules.profile import ProfileChoice
+from onnxkvrename.rules.profile import ProfileChoice, Rules
+from onnxkvrename.storage.read import is_directory, read_status
 from onnxkvrename.verification.running.isolated_run import (
     DEFAULT_SECONDS,
     MAX_MEMORY_BYTES,
@@ -112,7 +114,7 @@ class _Arguments(NamedTuple):
     metavar="SOURCE",
     type=NonEmptyPath(path_type=Path),
     help="Also: except for the names of KV buffers, this model is SOURCE to the byte, whatever "
-    "tool renamed it; lists what else differs.",
+    "tool renamed it; lists what else differs. In a directory, the model with the same path.",
 )
 @click.option(
     "--compare-data",
@@ -176,18 +178,47 @@ def _verify_models(arguments: _Arguments) -> tuple[tuple[VerifiedModel, ...], Pr
     """Verify each model, then the windows of a set together, by the profile that is named."""
     request = _build_request(arguments)
     paths = [job.model for job in find_jobs(arguments.models)]
-    for option, value in (
-        ("--reference", request.reference),
-        ("--renamed-from", request.renamed_from),
-    ):
-        if value is not None:
-            check_one_model(f"{option} is for one model", [str(path) for path in paths])
+    sources = _find_sources(paths, arguments)
+    if request.reference is not None:
+        check_one_model("--reference is for one model", [str(path) for path in paths])
     rules = pick_requested_rules(paths, arguments, arguments.prefix)
-    verify = partial(verify_model, rules=rules, request=request)
+    verify = partial(_verify_with_source, rules=rules, request=request)
     with open_process_pool(arguments.jobs or count_useful_processes(len(paths))) as executor:
-        models = tuple(map_ordered(verify, paths, executor, is_read_only=True))
+        models = tuple(map_ordered(verify, [*sources.items()], executor, is_read_only=True))
     _check_dims(models, request)
     return verify_window_sets(models, rules, request), rules.profile_choice
+
+
+def _verify_with_source(
+    item: tuple[Path, Path | None], rules: Rules, request: VerifyRequest
+) -> VerifiedModel:
+    path, source = item
+    return verify_model(path, rules, request._replace(renamed_from=source))
+
+
+def _find_sources(paths: Sequence[Path], arguments: _Arguments) -> dict[Path, Path | None]:
+    """Return for each model the one of ``--renamed-from``; in a directory, by its relative path.
+
+    Raises:
+        KvRenameError: There is no such model, or it is one file for several models.
+    """
+    source = arguments.renamed_from
+    if source is None or not is_directory(source):
+        if source is not None and len(paths) > 1:
+            raise KvRenameError(
+                f"--renamed-from names one model, but {len(paths):,} are verified",
+                hint="pass the directory of their sources",
+            )
+        return dict.fromkeys(paths, source)
+    sources: dict[Path, Path | None] = {}
+    for path in paths:
+        typed = next(each for each in arguments.models if each == path or each in path.parents)
+        found = source / (path.name if typed == path else path.relative_to(typed))
+        if read_status(found) is None:
+            hint = "models are matched by their paths below the directories"
+            raise KvRenameError(f"no source of {path}", path=str(found), hint=hint)
+        sources[path] = found
+    return sources
 
 
 def _build_request(arguments: _Arguments) -> VerifyRequest:

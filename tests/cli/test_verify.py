@@ -545,3 +545,59 @@ def test_onnxruntime_leaves_nothing_in_the_temporary_directory(
     process = spawn("verify", decoder, "--run", env={"TMPDIR": str(temporary)})
     assert process.returncode == 0
     assert list(temporary.iterdir()) == []
+
+
+# A set and its sources.
+
+
+@pytest.fixture
+def renamed_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run) -> Path:
+    """The working directory, with a set in ``export`` and its result in ``renamed``."""
+    monkeypatch.chdir(tmp_path)
+    window_sets.write_windows(tmp_path / "export", 3)
+    assert run("rename", "export", "--prefix", "VLLM", "-d", "renamed", "-q").code == 0
+    return tmp_path
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_set_is_compared_with_the_sources_of_the_same_paths(
+    jobs: str, renamed_set: Path, run
+) -> None:
+    outcome = run("verify", "renamed", "--renamed-from", "export", "--jobs", jobs)
+    assert outcome.code == 0, outcome
+    changed = sorted((renamed_set / "renamed").rglob("*.onnx"))[1]
+    model = onnx.load(changed)
+    model.producer_name = "another"
+    changed.write_bytes(model.SerializeToString())
+    outcome = run("verify", "renamed", "--renamed-from", "export", "--jobs", jobs)
+    assert outcome.code == 1
+    assert f"{changed.relative_to(renamed_set)}: error KV121: " in outcome.err
+    assert outcome.err.count("KV121") == 1
+
+
+def test_one_model_is_found_in_the_directory_of_its_source(renamed_set: Path, run) -> None:
+    model = sorted((renamed_set / "renamed").rglob("*.onnx"))[0]
+    export = renamed_set / "export" / model.parent.relative_to(renamed_set / "renamed")
+    assert run("verify", model, "--renamed-from", export).code == 0
+
+
+def test_a_model_without_a_source_is_named(renamed_set: Path, run) -> None:
+    missing = sorted((renamed_set / "export").rglob("*.onnx"))[1].relative_to(renamed_set)
+    missing.unlink()
+    outcome = run("verify", "renamed", "--renamed-from", "export")
+    path = Path("renamed") / missing.relative_to("export")
+    assert (outcome.code, outcome.err) == (
+        2,
+        f"error: {missing}: no source of {path} (models are matched by their paths below the "
+        "directories)\n",
+    )
+
+
+def test_one_file_is_not_the_source_of_several_models(renamed_set: Path, run) -> None:
+    source = next((renamed_set / "export").rglob("*.onnx"))
+    outcome = run("verify", "renamed", "--renamed-from", source)
+    assert (outcome.code, outcome.err) == (
+        2,
+        "error: --renamed-from names one model, but 3 are verified (pass the directory of their "
+        "sources)\n",
+    )
