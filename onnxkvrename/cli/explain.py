@@ -9,7 +9,7 @@ import click
 from onnxkvrename.cli.options import CONTEXT_SETTINGS, add_version_option
 from onnxkvrename.cli.output import detect_screen, print_lines
 from onnxkvrename.findings import CODES, decide_exit_code
-from onnxkvrename.report.finding_pages import describe_finding, list_findings
+from onnxkvrename.report.finding_pages import describe_examples, describe_finding, list_findings
 from onnxkvrename.report.formats import Line
 
 
@@ -35,6 +35,7 @@ def command(codes: tuple[str, ...]) -> int:
         lines = list_findings(width)
     else:
         passages = [describe_finding(code) for code in codes]
-        lines = [line for passage in passages for line in (*passage, "")][:-1]
+        lines = [line for passage in passages for line in (*passage, "")]
+        lines += describe_examples()
     print_lines(Line(line) for line in lines)
     return decide_exit_code()

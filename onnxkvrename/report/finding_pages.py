@@ -15,6 +15,8 @@ _PLACES = (
     Path(__file__).parent / _PAGE,  # in a wheel
     Path(__file__).parent.parent.parent / "docs" / _PAGE,  # in a clone
 )
+_EXAMPLES = "You can run every example"
+"""The beginning of the paragraph on how to run them."""
 _INDENT = " " * 16  # of a meaning that continues: below its first word
 _BLOCKS = re.compile(r"^```.*?^```$|^[^\n]+(?:\n[^\n]+)*", re.MULTILINE | re.DOTALL)
 
@@ -46,13 +48,29 @@ def describe_finding(code: str, width: int = 80) -> list[str]:
     if name not in CODES:
         hint = _suggest_codes(name)
         raise KvRenameError(f"no finding has the code {code}", hint=hint)
-    page = next((path for path in _PLACES if is_occupied(path)), _PLACES[0])
-    text = read_text_file(page).partition(f"### {name}\n")[2]
+    text = _read_page().partition(f"### {name}\n")[2]
     passage = re.split(r"^##", text, maxsplit=1, flags=re.MULTILINE)[0]
     lines = [name]
     for block in _BLOCKS.findall(passage):
         lines += ["", *_render_block(block, width)]
     return lines
+
+
+def describe_examples(width: int = 80) -> list[str]:
+    """Return how the examples in the passages are run, as lines.
+
+    Args:
+        width: Characters in a line.
+
+    Raises:
+        ModelError: The page cannot be read.
+    """
+    paragraphs = _read_page().split("\n\n")
+    return _wrap(next(each for each in paragraphs if each.startswith(_EXAMPLES)), width)
+
+
+def _read_page() -> str:
+    return read_text_file(next((path for path in _PLACES if is_occupied(path)), _PLACES[0]))
 
 
 def _render_block(block: str, width: int) -> list[str]:

@@ -34,6 +34,14 @@ def test_an_example_is_shown_as_it_is_in_the_page(run: Any) -> None:
     ]
 
 
+def test_it_says_how_the_examples_are_run(run: Any) -> None:
+    """Some import modules that make models, which only a clone of the repository has."""
+    for codes in (("KV120",), ("KV402", "KV406")):
+        text = " ".join(run("explain", *codes).out.split())
+        assert text.count("`PYTHONPATH=CLONE/tests python`") == 1
+        assert text.endswith("`-q` prints findings only.")
+
+
 def test_several_codes_follow_each_other(run: Any) -> None:
     assert run("explain", "KV101", "KV102").out.split("\n\nKV102\n")[0].startswith("KV101\n")
 
