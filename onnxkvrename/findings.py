@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -247,6 +248,36 @@ def format_list(names: Sequence[str], separator: str = ", ", limit: int = _MAX_L
     return separator.join(names[:limit]) + suffix
 
 
+def quote_word(text: str) -> str:
+    r"""Return a name as one word of a shell, and without a backtick.
+
+    Names come from models and file systems and may contain anything. In a hint, backticks mark
+    commands that are completed and pasted, so every name in a hint is quoted by this function or
+    by :func:`quote_path`. A POSIX shell reads the word as the name; one with a backtick or with
+    what cannot be printed is written as ``$'\140'``, which bash, zsh and ksh read as the bytes.
+    """
+    if "`" in text or "##" in text or not text.isprintable():
+        return quote_as_bytes(text)
+    return shlex.quote(text)
+
+
+def quote_path(path: str) -> str:
+    """Return a path as :func:`quote_word` does, so that it cannot be taken for an option."""
+    return quote_word(f"./{path}" if path.startswith("-") else path)
+
+
+def quote_as_bytes(text: str) -> str:
+    r"""Return a text as ``$'\012'``: what is not plain ASCII is written as octal bytes."""
+    return f"$'{''.join(map(_escape_char, text))}'"
+
+
+def _escape_char(char: str) -> str:
+    if " " <= char <= "~" and char not in "'`#\\":
+        return char
+    errors = "surrogateescape" if "\udc80" <= char <= "\udcff" else "surrogatepass"
+    return "".join(f"\\{byte:03o}" for byte in char.encode("utf-8", errors))
+
+
 def find_similar(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the candidate that is most similar to `name`, whatever their capitals.
 
@@ -265,7 +296,7 @@ def find_similar(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
 def suggest_similar(name: str, candidates: Iterable[str]) -> str | None:
     """Return the hint "did you mean X?" if a candidate is similar to `name`."""
     similar = find_similar(name, candidates)
-    return f"did you mean {similar}?" if similar else None
+    return f"did you mean {quote_word(similar)}?" if similar else None
 
 
 def render_json_document(

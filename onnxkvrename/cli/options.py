@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ import click
 
 from onnxkvrename import __version__
 from onnxkvrename.errors import ModelError
+from onnxkvrename.findings import quote_path
 from onnxkvrename.report.formats import list_formats
 from onnxkvrename.rules.find_models import check_is_local
 from onnxkvrename.rules.profile import Rules
@@ -74,7 +74,7 @@ class OutputFile(NonEmptyPath):
         if value == "-" and not self.takes_stdout:
             self.fail("cannot write to stdout: pass the path of a file", param, ctx)
         if value and isinstance(value, str) and os.path.basename(value) in ("", ".", ".."):
-            hint = f" ({self.directory_option} {shlex.quote(value)} writes into it)"
+            hint = f" ({self.directory_option} {quote_path(value)} writes into it)"
             hint = hint if self.directory_option else ""
             self.fail(f"{value} names a directory, not a file{hint}", param, ctx)
         return super().convert(value, param, ctx)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -22,7 +21,7 @@ from onnxkvrename.cli.options import (
 )
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.findings import decide_exit_code
+from onnxkvrename.findings import decide_exit_code, quote_path
 from onnxkvrename.report.documents.recover_json import Recovery, recovery_to_json
 from onnxkvrename.report.formats import Answer, FileResult, Line, Note, Screen
 from onnxkvrename.report.formats.text import build_error_line, format_count, format_files
@@ -113,7 +112,9 @@ def mention_unfinished_runs(answer: Answer) -> Answer:
             note = _describe_unfinished(
                 [target for run in runs for target in list_target_states(run)]
             )
-            command = shlex.join(["onnxkvrename", "recover", *_find_common_directory(directories)])
+            command = " ".join(
+                ("onnxkvrename recover", *map(quote_path, _find_common_directory(directories)))
+            )
             text = f"{note} (`{command}` lists them)"
 
             def render_text(screen: Screen) -> Iterator[Line]:
@@ -177,7 +178,7 @@ def _render_text(recovery: Recovery, show: _PathNames, screen: Screen) -> Iterat
     yield from map(build_error_line, recovery.skipped)
     yield from (Line(outcome, err=True) for outcome in _describe_outcome(recovery, show))
     if recovery.runs and recovery.action == "list":
-        shown = shlex.join(["onnxkvrename", "recover", *map(str, show.typed)])
+        shown = " ".join(("onnxkvrename recover", *(quote_path(str(path)) for path in show.typed)))
         yield Line(f"{shown} --undo restores the old files", err=True)
         yield Line(f"{shown} --finish puts the new files in place", err=True)
 

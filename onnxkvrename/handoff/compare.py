@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding, begin_message, build_finding
+from onnxkvrename.findings import Finding, begin_message, build_finding, quote_path
 from onnxkvrename.handoff.comparison import BufferPair, Comparison, build_comparison
 from onnxkvrename.handoff.consumer import Consumer, MemoryKind
 from onnxkvrename.handoff.consumer_checks import has_lasting_error, leave_out_check
@@ -163,7 +162,7 @@ def compare_sides(
         KvRenameError: The consumer does not hand buffers from one model to another.
     """
     if consumer.memory == "none":
-        model = shlex.quote(prefill.path or "MODEL")
+        model = quote_path(prefill.path or "MODEL")
         raise KvRenameError(
             f"nothing to compare: {consumer.name} runs prefill and decode with one model",
             hint=f"`onnxkvrename check-consumer {model} --target {consumer.name}` checks one model",

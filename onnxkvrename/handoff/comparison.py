@@ -20,6 +20,7 @@ from onnxkvrename.handoff.simulate import (
 )
 from onnxkvrename.handoff.slots import find_clipped_axes
 from onnxkvrename.handoff.worker import HandoffSide, fill_missing_sizes, find_longest_prompt
+from onnxkvrename.layout.dims import format_size_option
 from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.model.signature import Dim, format_shape
 
@@ -81,7 +82,9 @@ class Difference(NamedTuple):
     def size_arguments(self) -> str:
         """The arguments that would decide: ``--dim sliding_window=SIZE``."""
         option = "--dim" if self.is_certain else self.size_option
-        return " ".join(f"{option} {dim}=SIZE" for dim in self.needed_symbols if dim != "?")
+        return " ".join(
+            format_size_option(dim, option) for dim in self.needed_symbols if dim != "?"
+        )
 
 
 def pair_buffers(prefill: Layout, decode: Layout) -> tuple[BufferPair, ...]:

@@ -9,7 +9,6 @@ A plug-in is an entry point of the group ``onnxkvrename.consumers``
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
@@ -18,7 +17,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding, suggest_similar
+from onnxkvrename.findings import Finding, quote_path, suggest_similar
 from onnxkvrename.handoff import consumers
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.layout.layout import Layout
@@ -100,7 +99,7 @@ def _choose_free_token(
     consumer: Consumer, prefix: str | None, result: Path | None, strip: bool
 ) -> str | None:
     check = f"`onnxkvrename check-consumer MODEL... --target {consumer.name}`"
-    later_check = check.replace("MODEL...", shlex.quote(str(result)))
+    later_check = check.replace("MODEL...", quote_path(str(result)))
     if consumer.refusal and not strip:
         raise KvRenameError(
             f"{consumer.name} cannot take a renamed model: {consumer.refusal}",

@@ -5,11 +5,10 @@ The checks apply to every consumer, by the fields of `Consumer`.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from onnxkvrename.findings import Finding, begin_message, build_finding, format_count
+from onnxkvrename.findings import Finding, begin_message, build_finding, format_count, quote_path
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import Selection, find_non_kv_selected
 from onnxkvrename.layout.layout import KvBuffer, Layout
@@ -59,7 +58,7 @@ def format_rename_command(
     """
     if not paths and len(layout.models) == 1 and not layout.other_stages:
         paths = layout.models
-    models = map(shlex.quote, paths) if paths else ("MODEL...",)
+    models = map(quote_path, paths) if paths else ("MODEL...",)
     goal = ("--prefix", consumer.token) if is_refused else ("--target", consumer.name)
     return f"`{' '.join(('onnxkvrename', *models, *goal, *options))}`"
 

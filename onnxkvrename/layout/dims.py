@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from onnxkvrename.findings import quote_word
 from onnxkvrename.model.proto_reader import get_dtype_bits
 from onnxkvrename.model.signature import Dim
 
@@ -15,6 +16,11 @@ Sizes = Mapping[str, int]
 ELEMENT_COUNT_LIMIT = 1 << 63
 """The first number of elements that ONNX's int64 cannot hold."""
 _ONE_BYTE_DTYPES = ("BOOL", "INT8", "MXINT8", "UINT8")
+
+
+def format_size_option(symbol: str, option: str = "--dim") -> str:
+    """Return the option that gives a symbol a size, as it is typed: ``--dim ctx_len=SIZE``."""
+    return f"{option} {quote_word(symbol)}=SIZE"
 
 
 def resolve_symbols(shape: Shape, sizes: Sizes) -> Shape:

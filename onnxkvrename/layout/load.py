@@ -12,7 +12,7 @@ from typing import NamedTuple
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, format_list, promote_to_errors, suggest_similar
 from onnxkvrename.layout.digest import find_stamp_mismatches
-from onnxkvrename.layout.dims import list_symbols
+from onnxkvrename.layout.dims import format_size_option, list_symbols
 from onnxkvrename.layout.layout import (
     Layout,
     apply_dtypes,
@@ -332,7 +332,7 @@ def _read_specialized_sizes(layout: Layout, compile_info: CompileInfo) -> Mappin
     for symbol in needed:
         if symbol in specialized.conflicting_sizes:
             sizes = " and ".join(map(str, specialized.conflicting_sizes[symbol]))
-            hint = f"--dim {symbol}=SIZE says which"
+            hint = f"{format_size_option(symbol)} says which"
             raise KvRenameError(f"has {symbol} as {sizes}", path=path, hint=hint)
     for symbol in needed:
         size = specialized.sizes.get(symbol, 1)

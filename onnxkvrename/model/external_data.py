@@ -9,7 +9,7 @@ from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.findings import Finding, build_finding, quote_word
 from onnxkvrename.model.proto_reader import ExternalReference
 from onnxkvrename.storage.copy import has_same_bytes, measure_data
 from onnxkvrename.storage.read import (
@@ -157,7 +157,7 @@ def _judge_reference(
             "KV502",
             location,
             f"holds {reference.tensor_name}, but {'is missing' if is_missing else file.message}",
-            f"put it beside the model, in {directory}"
+            f"put it beside the model, in {quote_word(str(directory))}"
             if is_missing
             else "replace it with a regular file that you can read",
         )

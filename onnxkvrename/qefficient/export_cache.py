@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_json
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import Finding, build_finding, format_list
+from onnxkvrename.findings import Finding, build_finding, format_list, quote_path, quote_word
 from onnxkvrename.qefficient.find_export import PARAMS_FILE
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
@@ -257,9 +256,9 @@ def check_export_reuse(
 
 def _build_seed_command(directory: Path, change: TokenChange) -> str:
     """Return the command that puts the models of an export where QEfficient looks for them."""
-    token = "--strip" if change.strip else f"--prefix {shlex.quote(change.final_token)}"
+    token = "--strip" if change.strip else f"--prefix {quote_word(change.final_token)}"
     replace = " --replace" if change.replace else ""
-    return f"onnxkvrename {_quote_directory(directory)} {token}{replace} --seed-cache"
+    return f"onnxkvrename {quote_path(str(directory))} {token}{replace} --seed-cache"
 
 
 def check_export_tokens(
@@ -288,15 +287,10 @@ def check_export_tokens(
 def build_undo_command(directory: Path, params: ExportParams, rules: Rules) -> str:
     """Return the command that gives the models of an export the names it was made with."""
     tokens = _collect_tokens(params["export_params"]["output_names"], rules) - {""}
-    path = _quote_directory(directory)
+    path = quote_path(str(directory))
     if tokens:
-        return f"onnxkvrename rename {path} --prefix {min(tokens)} --replace"
+        return f"onnxkvrename rename {path} --prefix {quote_word(min(tokens))} --replace"
     return f"onnxkvrename {path} --strip"
-
-
-def _quote_directory(directory: Path) -> str:
-    path = str(directory)
-    return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
 def _describe_tokens(tokens: Collection[str]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
-from onnxkvrename.findings import Finding, promote_to_errors
+from onnxkvrename.findings import Finding, promote_to_errors, quote_path
 from onnxkvrename.qefficient.export_cache import (
     CacheEntry,
     ExportParams,
@@ -386,7 +386,7 @@ def _check_complete(directory: Path, models: Sequence[Path]) -> None:
             raise ModelError(
                 "would not be renamed, although it belongs to the same export",
                 path=str(job.model),
-                hint=f"pass the whole export: {directory}",
+                hint=f"pass the whole export: {quote_path(str(directory))}",
             )
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxkvrename.documents import shorten_name
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import CODES, Finding, build_finding, promote_to_errors
+from onnxkvrename.findings import CODES, Finding, build_finding, promote_to_errors, quote_path
 from onnxkvrename.renaming.batch_checks import set_failed
 from onnxkvrename.rules.plan import KvPair, build_minimal_plan
 from onnxkvrename.rules.profile import Rules
@@ -198,7 +197,7 @@ def _explain_stay(
         refusals = [finding for finding in result.findings if finding.code == STALE_CODE]
         if refusals:
             return "", refusals[0].hint
-        return "", f"`--sidecar {shlex.quote(path)}` renames them"
+        return "", f"`--sidecar {quote_path(path)}` renames them"
     return _explain_shared(path, holders[0]) if holders else None
 
 
@@ -211,7 +210,7 @@ def _hint_at_copy(sidecar_format: SidecarFormat) -> str:
 
 def _explain_shared(path: str, holder: Path) -> tuple[str, str]:
     hint = (
-        f"rename both models together, or `--sidecar {shlex.quote(path)}` renames them here anyway"
+        f"rename both models together, or `--sidecar {quote_path(path)}` renames them here anyway"
     )
     return f" because {holder} also has them", hint
 

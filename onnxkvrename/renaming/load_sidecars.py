@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, WriteError
-from onnxkvrename.findings import build_finding
+from onnxkvrename.findings import build_finding, quote_path
 from onnxkvrename.renaming.found_sidecars import rewrite_found_sidecar
 from onnxkvrename.renaming.prepare_sidecars import Sidecar
 from onnxkvrename.rules.find_models import (
@@ -284,7 +283,7 @@ def _add_place_findings(
             continue
         if resolve_path(output.parent / location) != resolve_path(job.output):
             message = f"names {location}, but the result is {job.output}"
-            hint = f"rename the folder: `onnxkvrename {shlex.quote(str(path.parent))} -d renamed`"
+            hint = f"rename the folder: `onnxkvrename {quote_path(str(path.parent))} -d renamed`"
             if is_found:
                 message += ", so it is not copied"
             finding = build_finding(STALE_CODE, str(path), message, hint)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError, WriteError
-from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.findings import Finding, build_finding, quote_path, quote_word
 from onnxkvrename.model.file import read_pieces, sum_piece_sizes
 from onnxkvrename.model.protobuf import Piece
 from onnxkvrename.rules.results import Options, RenameJob
@@ -97,7 +96,7 @@ def check_output_file(job: RenameJob) -> None:
         raise WriteError(
             "is a directory",
             path=str(job.output),
-            hint=f"`-d {shlex.quote(str(job.output))}` puts the result into it",
+            hint=f"`-d {quote_path(str(job.output))}` puts the result into it",
         )
     raise WriteError("is not a regular file", path=str(job.output), hint="choose another name")
 
@@ -171,9 +170,9 @@ def _build_cache_error(
 ) -> WriteError:
     """Return an error for a file of a cache, with a command that writes elsewhere."""
     elsewhere = "./" if find_cache(Path("result")) is None else "~/"
-    target = elsewhere + shlex.quote(repository.name.rpartition("--")[2])
+    target = elsewhere + quote_word(repository.name.rpartition("--")[2])
     if not has_choice:
-        hint = f"copy it out of the cache: cp -L {shlex.quote(str(path))} {target}"
+        hint = f"copy it out of the cache: cp -L {quote_path(str(path))} {target}"
     else:
         hint = f"`-d {target}`"
     return WriteError(CACHE_FAULT, path=str(path), hint=hint)

@@ -24,6 +24,7 @@ from onnxkvrename.handoff.verdict import (
     Outcome,
 )
 from onnxkvrename.handoff.worker import UNLIMITED_LENGTH
+from onnxkvrename.layout.dims import format_size_option
 from onnxkvrename.layout.fold import fold_alike
 from onnxkvrename.report.formats import Line, Span, build_line
 from onnxkvrename.report.formats.text import GREEN, RED
@@ -122,7 +123,7 @@ def _format_size_arguments(undecided: Sequence[RootCause]) -> str:
     """Return the arguments that decide, each once: ``--decode-dim sliding_window=SIZE``."""
     differences = (root.difference for root in undecided if root.difference is not None)
     arguments = dict.fromkeys(difference.size_arguments for difference in differences)
-    return " ".join(map(escape_text, arguments))
+    return " ".join(arguments)
 
 
 def list_startup_codes(handoff: Handoff) -> list[str]:
@@ -342,7 +343,7 @@ def format_prompt_outcome(handoff: Handoff, tokens: int) -> str:
         symbols = sorted(_find_unresolved(handoff))
         if verdict.window_symbol is not None:
             symbols = [verdict.window_symbol]
-        arguments = " ".join(f"--dim {escape_text(symbol)}=SIZE" for symbol in symbols)
+        arguments = " ".join(map(format_size_option, symbols))
         return f"cannot decide; pass {arguments}" if arguments else "cannot decide"
     affected = [each for each in verdict.affected_ranges if is_in_ranges(tokens, each.ranges)]
     codes = f" ({', '.join(_list_codes(affected[0]))})" if affected and affected[0].causes else ""

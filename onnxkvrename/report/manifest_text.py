@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from onnxkvrename.findings import format_count, format_list
-from onnxkvrename.layout.dims import Shape
+from onnxkvrename.layout.dims import Shape, format_size_option
 from onnxkvrename.layout.fold import fold_alike
 from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.layout.manifest import (
@@ -120,10 +120,10 @@ def list_layout_facts(layout: Layout) -> Iterator[tuple[str, str]]:
     first_shape = layout.buffers[0].shape
     if totals.batch is not None and totals.batch != totals.sequence and first_shape:
         yield f"per batch of {layout.resolve_shape(first_shape)[0]}", format_bytes(totals.batch)
-    symbols = [escape_text(symbol) for symbol in layout.unresolved_symbols]
+    symbols = layout.unresolved_symbols
     if symbols:
-        options = " ".join(f"--dim {symbol}=SIZE" for symbol in symbols)
-        yield "unknown sizes", f"{format_list(symbols)}; pass {options}"
+        options = " ".join(map(format_size_option, symbols))
+        yield "unknown sizes", f"{format_list(list(map(escape_text, symbols)))}; pass {options}"
     if layout.sizes:
         known_sizes = (f"{escape_text(symbol)}={size}" for symbol, size in layout.sizes.items())
         yield "sizes", ", ".join(known_sizes)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, WriteError
-from onnxkvrename.findings import find_similar
+from onnxkvrename.findings import find_similar, quote_path, quote_word
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, RenameJob
 from onnxkvrename.storage.read import (
@@ -402,10 +402,10 @@ def _suggest_path(path: Path) -> str | None:
     try:
         names = [name for name in os.listdir(path.parent) if name.lower().endswith(".onnx")]
     except FileNotFoundError:
-        return f"the directory {path.parent} does not exist"
+        return f"the directory {quote_word(str(path.parent))} does not exist"
     except OSError:
         return None
     name = path.name.lower()
     same = (each for each in names if each.lower() == name)
     similar = next(same, None) or find_similar(path.name, names, cutoff=0.5)
-    return f"did you mean {path.parent / similar}?" if similar else None
+    return f"did you mean {quote_path(str(path.parent / similar))}?" if similar else None

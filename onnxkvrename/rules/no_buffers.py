@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import Finding, build_finding, format_list
+from onnxkvrename.findings import Finding, build_finding, format_list, quote_path
 from onnxkvrename.model.file import open_model
 from onnxkvrename.rules.load import find_profiles, is_built_in
 from onnxkvrename.rules.profile import Rules
@@ -70,7 +70,7 @@ def _build_encoder_finding(names: list[str], rules: Rules | None, path: Path | N
     have = "has" if len(shown) == 1 else "have"
     message += f"; {format_list(shown, limit=3)} beside it {have} one"
     such_as = "" if len(decoders) == 1 else "the decoder, such as "
-    return build_finding("KV001", "", message, f"pass {such_as}{decoders[0]}")
+    return build_finding("KV001", "", message, f"pass {such_as}{quote_path(str(decoders[0]))}")
 
 
 def _find_decoders(path: Path, rules: Rules | None) -> list[Path]:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.findings import Finding, build_finding, format_list
+from onnxkvrename.findings import Finding, build_finding, format_list, quote_word
 from onnxkvrename.model.signature import (
     ExportInfo,
     Value,
@@ -357,7 +357,9 @@ def suggest_one_token(expected: str, tokens: Sequence[str]) -> str:
     """
     token = expected or tokens[0]
     option = " --replace" if set(tokens) - {token} else ""
-    return f"`onnxkvrename MODEL... --prefix {token}{option}` gives all of them one token"
+    return (
+        f"`onnxkvrename MODEL... --prefix {quote_word(token)}{option}` gives all of them one token"
+    )
 
 
 def _check_same_token(

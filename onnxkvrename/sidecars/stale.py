@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from onnxkvrename.documents import shorten_name
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.findings import Finding, build_finding, quote_path, quote_word
 from onnxkvrename.rules.find_models import find_candidates
 from onnxkvrename.rules.plan import KvPair, TokenChange
 from onnxkvrename.rules.profile import Rules
@@ -171,7 +170,8 @@ def _format_command(
         change += ["--sidecar", sidecar]
     if rules.name != DEFAULT_PROFILE and has_profile(rules.name):
         change += ["--profile", rules.name]
-    return f"`{shlex.join(['onnxkvrename', str(model), *change])}`"
+    words = " ".join(map(quote_word, change))
+    return f"`onnxkvrename {quote_path(str(model))} {words}`"
 
 
 def build_unknown_finding(path: str, model: Path) -> Finding:
@@ -180,7 +180,7 @@ def build_unknown_finding(path: str, model: Path) -> Finding:
         STALE_CODE,
         path,
         f"cannot be checked for old names: {model} cannot be read, and may have them",
-        f"replace or remove {shlex.quote(str(model))}",
+        f"replace or remove {quote_path(str(model))}",
     )
 
 

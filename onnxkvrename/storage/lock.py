@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from onnxkvrename.errors import WriteError
+from onnxkvrename.findings import quote_word
 from onnxkvrename.storage.read import close_quietly, link_descriptor, read_at
 from onnxkvrename.storage.temp_file import (
     LOCK_SUFFIX,
@@ -170,7 +171,7 @@ class _Locks:
             raise WriteError(
                 f"cannot be locked: {path} {fault}",
                 path=str(target),
-                hint=f"move {path} away, then run this again",
+                hint=f"move {quote_word(str(path))} away, then run this again",
             )
         return False
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from onnxkvrename.errors import FlushError, KvRenameError, UndoError, WriteError
+from onnxkvrename.findings import quote_path
 from onnxkvrename.storage.read import build_changed_error, close_quietly
 from onnxkvrename.storage.temp_file import (
     NO_LINK_ERRNOS,
@@ -326,7 +326,7 @@ class Transaction:
         message, hint = f"{reason}; {state}", "to finish the work, run the same command again"
         if self.record_paths:
             directory = os.path.commonpath([path.parent for path in self.record_paths])
-            command = shlex.join(["onnxkvrename", "recover", _shorten_path(directory)])
+            command = f"onnxkvrename recover {quote_path(_shorten_path(directory))}"
             message += "; all old and new files are kept"
             hint = f"`{command}` lists them, `{command} --undo` restores the old ones; {hint}"
         return UndoError(message, path=path, hint=hint, new_paths=[change.path for change in new])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import stat
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError, WriteError
+from onnxkvrename.findings import quote_word
 from onnxkvrename.storage.clean_up import remove_stale_temp_files
 from onnxkvrename.storage.lock import hold_locks
 from onnxkvrename.storage.read import (
@@ -86,7 +86,7 @@ def check_not_cached(output: Path) -> None:
     """Raise :class:`WriteError` for a file that would be in a Hugging Face cache."""
     if find_cache(output) is not None:
         elsewhere = "./" if find_cache(Path(output.name)) is None else "~/"
-        target = elsewhere + shlex.quote(output.name)
+        target = elsewhere + quote_word(output.name)
         hint = f"run the same command with {target} instead"
         raise WriteError(CACHE_FAULT, path=str(output), hint=hint)
 

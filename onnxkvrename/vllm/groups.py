@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
+from onnxkvrename.layout.dims import format_size_option
 from onnxkvrename.vllm.packed_groups import build_packed_groups, build_uniform_groups
 from onnxkvrename.vllm.specs import (
     MLA_KINDS,
@@ -144,7 +145,7 @@ def _check_windows(specs: Sequence[KvCacheSpec]) -> None:
         raise RefusalError(
             [spec.layer for spec in specs if isinstance(spec.window, str)],
             f"groups depend on the size of {min(unknown)}",
-            f"--dim {min(unknown)}=SIZE decides it",
+            f"{format_size_option(min(unknown))} decides it",
         )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.layout.dims import count_elements
+from onnxkvrename.layout.dims import count_elements, format_size_option
 from onnxkvrename.layout.kinds import BufferKind, get_vllm_kind
 from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.model.signature import Dim
@@ -284,7 +284,9 @@ def _resolve_sizes(buffer: KvBuffer, layout: Layout, context_axis: int = 0) -> t
         size = 1 if axis in (buffer.batch_axis, context_axis) else dim
         if not isinstance(size, int) or size < 1:
             hint = (
-                f"--dim {size}=SIZE decides it" if isinstance(size, str) else "export it with sizes"
+                f"{format_size_option(size)} decides it"
+                if isinstance(size, str)
+                else "export it with sizes"
             )
             raise RefusalError(layer, f"a size of {part} is unknown: {size}", hint)
         sizes.append(size)

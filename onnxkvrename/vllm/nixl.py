@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from onnxkvrename.layout.dims import format_size_option
 from onnxkvrename.vllm.specs import (
     CHUNKED_KINDS,
     ENCODER_KINDS,
@@ -180,7 +181,7 @@ def explain_unknown_blocks(groups: Iterable[KvCacheGroup]) -> str | None:
         if _count_spec_blocks(group.first_spec, 1) is None:
             window = group.first_spec.window
             if isinstance(window, str):
-                return f"the size of {window} (--dim {window}=SIZE)"
+                return f"the size of {window} ({format_size_option(window)})"
             return f"how many blocks {group.kind} takes: it does not follow from the prompt alone"
     return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import click
 
 from onnxkvrename.cli.options import Decorator, NonEmptyPath
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import format_list
+from onnxkvrename.findings import format_list, quote_path
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.storage.read import is_directory
 
@@ -52,7 +51,7 @@ def choose_one_model(paths: Sequence[Path], name: str, command: str) -> Path:
     check_one_model(f"{name} requires one model", models, command)
     if not is_directory(paths[0]):
         return paths[0]  # the same model twice
-    hint = f"`{shlex.join([*command.split(), models[0]])}`"
+    hint = f"`{command} {quote_path(models[0])}`"
     raise KvRenameError("is a directory, not a model", path=str(paths[0]), hint=hint)
 
 
@@ -66,7 +65,7 @@ def check_one_model(requirement: str, models: Sequence[str], command: str = "") 
     """
     if len(models) < 2:
         return
-    hint = f"`{shlex.join([*command.split(), models[0]])}`" if command else "pass one of them"
+    hint = f"`{command} {quote_path(models[0])}`" if command else "pass one of them"
     raise KvRenameError(
         f"{requirement}, not {len(models):,}: {format_list(models, limit=3)}", hint=hint
     )

@@ -33,19 +33,22 @@ from onnxkvrename.cli.hints.typed_command import (
     TypedCommand,
     TypedOption,
     build_option,
-    quote_path,
     quote_unsafe,
     read_typed_command,
 )
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding
+from onnxkvrename.findings import Finding, quote_path, quote_word
 from onnxkvrename.rules.results import ModelReport
 
 _PROGRAM = "onnxkvrename"
 _DEFAULT_COMMAND = "rename"
-_COMMAND = re.compile(rf"`(MODEL|(?:-|MODEL |{_PROGRAM} )(?:[^`'\"]|'[^']*'|\"[^\"]*\")*)`")
-_MODEL = re.compile(r"(?<= )MODEL(\.\.\.)?(?= |$)")
-_TOKEN = re.compile(r" --(?:prefix|target) \S+")
+_QUOTED = r"""\$'(?:[^'\\]|\\[0-7]{3})*'|'[^']*'|"'\""""
+"""What :mod:`shlex` and :func:`quote_word` write for a name that a shell would act on."""
+_COMMAND = re.compile(rf"`(MODEL|(?:-|MODEL |{_PROGRAM} )(?:[^`'\"$\\;&|<>()\n]|{_QUOTED})*)`")
+"""A command: a shell runs that one, and no other. No name in a hint has a backtick
+(:func:`quote_word`), so none is taken for a command."""
+_MODEL = re.compile(rf"{_QUOTED}|(?<= )(?P<model>MODEL)(?P<all>\.\.\.)?(?= |$)")
+_TOKEN = re.compile(rf"{_QUOTED}|(?P<token> --(?:prefix|target) (?:[^ '\"]|{_QUOTED})+)")
 _MAX_CHARS = 300
 """Characters of all models in a hint; if there are more, the reader has to put them in."""
 
@@ -253,7 +256,7 @@ def _complete_commands(
             options = _join_options(repeated.options, _list_option_names(shlex.split(text)))
             words = (_PROGRAM, *_name_command(repeated), paths, options, text)
             return f"`{quote_unsafe(' '.join(filter(None, words)))}`"
-        is_alone = any(not each[1] for each in _MODEL.finditer(text))
+        is_alone = any(each["model"] and not each["all"] for each in _MODEL.finditer(text))
         text = _complete_command(text, alone if is_alone else typed, model, models)
         return f"`{quote_unsafe(text)}`"
 
@@ -287,9 +290,15 @@ def _complete_command(text: str, typed: TypedCommand, model: str, models: str) -
         and name not in words
         and not _TOKEN_OPTIONS.isdisjoint(option.name for option in typed.options)
     ):
-        text = _TOKEN.sub("", text)
+        text = _TOKEN.sub(lambda match: "" if match["token"] else match[0], text)
         words = shlex.split(text)[1:]
-    text = _MODEL.sub(lambda match: models if match[1] else model, text)
+
+    def name_models(match: re.Match[str]) -> str:
+        if not match["model"]:
+            return match[0]  # part of a name
+        return models if match["all"] else model
+
+    text = _MODEL.sub(name_models, text)
     carried = (
         option for option in typed.options if is_same or option.name in CARRIED_OPTIONS[name]
     )
@@ -310,4 +319,5 @@ def _join_options(typed: Iterable[TypedOption], suggested: Collection[str]) -> s
     replaced.update(set(suggested) - _REPEATED_OPTIONS)
     if not _EFFECTS.isdisjoint(suggested):
         replaced.update(_TRIALS)
-    return " ".join(shlex.join(option.words) for option in typed if option.name not in replaced)
+    kept = (option.words for option in typed if option.name not in replaced)
+    return " ".join(quote_word(word) for words in kept for word in words)

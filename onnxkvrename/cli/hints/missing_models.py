@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError
+from onnxkvrename.findings import quote_path
 from onnxkvrename.handoff.find_consumers import list_consumers
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.storage.read import is_occupied
@@ -22,7 +22,7 @@ def check_models_exist(paths: Sequence[Path]) -> None:
     consumers = list_consumers()
     words = [str(path) for path in paths]
     for word in words:
-        others = shlex.join(other for other in words if other != word) or "MODEL"
+        others = " ".join(quote_path(other) for other in words if other != word) or "MODEL"
         if word in consumers and not is_occupied(word):
             hint = f"`onnxkvrename {others} --target {word}`"
             raise ModelError("no such file", path=word, hint=hint)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 
-from onnxkvrename.cli.hints.typed_command import quote_path, quote_unsafe, read_typed_command
+from onnxkvrename.cli.hints.typed_command import quote_unsafe, read_typed_command
 from onnxkvrename.cli.main import COMMANDS, load_command
 from onnxkvrename.errors import KvRenameError, ReadError
-from onnxkvrename.findings import find_similar, format_list, suggest_similar
+from onnxkvrename.findings import find_similar, format_list, quote_path, suggest_similar
 from onnxkvrename.handoff.find_consumers import list_consumers
 from onnxkvrename.rules.load import list_profiles
 from onnxkvrename.storage.read import is_directory, is_occupied

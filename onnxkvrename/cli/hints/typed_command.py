@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import click
 
+from onnxkvrename.findings import quote_as_bytes
 from onnxkvrename.report.inert import escape_text
 
 _UNSHOWN = frozenset(("--format", "--quiet", "--verbose", "--help", "--version"))
@@ -103,33 +103,21 @@ def build_option(name: str, spelling: str, text: str) -> TypedOption:
     return TypedOption(name, (f"{name}={text}",) if text.startswith("-") else (spelling, text))
 
 
-def quote_path(path: str) -> str:
-    """Return a path for a POSIX shell, so that it cannot be mistaken for an option."""
-    return shlex.quote(f"./{path}" if path.startswith("-") else path)
-
-
 def quote_unsafe(command: str) -> str:
     r"""Return a command that is inert where it is printed, and names the same files when pasted.
 
     What a terminal or a CI runner acts on, and bytes that are not UTF-8, are printed as escapes,
-    which between ``'`` are other names. So they are written as ``$'\012'``, which bash, zsh and
-    ksh read as the byte.
+    which between ``'`` are other names; a backtick would end the command. So they are written as
+    ``$'\012'`` (:func:`~onnxkvrename.findings.quote_as_bytes`).
 
     Args:
-        command: The command, as :mod:`shlex` quotes.
+        command: The command, as :mod:`shlex` or :func:`~onnxkvrename.findings.quote_word` quotes.
     """
-    return re.sub(r"'([^']*)'|\"[^\"]*\"", _quote_unsafe_part, command)
+    return re.sub(r"\$'[^']*'|'([^']*)'|\"[^\"]*\"", _quote_unsafe_part, command)
 
 
 def _quote_unsafe_part(match: re.Match[str]) -> str:
     text = match[1]
-    if text is None or escape_text(text) == text:
+    if text is None or ("`" not in text and escape_text(text) == text):
         return match[0]
-    return f"$'{''.join(map(_escape_char, text))}'"
-
-
-def _escape_char(char: str) -> str:
-    """Return a character as it is between ``$'`` and ``'``: in octal unless it is safe."""
-    if char not in "#\\" and escape_text(char) == char:
-        return char
-    return "".join(f"\\{byte:03o}" for byte in char.encode("utf-8", "surrogateescape"))
+    return quote_as_bytes(text)

@@ -16,7 +16,14 @@ from typing import NamedTuple
 
 from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_json
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding, begin_message, build_finding, format_count, format_list
+from onnxkvrename.findings import (
+    Finding,
+    begin_message,
+    build_finding,
+    format_count,
+    format_list,
+    quote_word,
+)
 from onnxkvrename.handoff.consumer import (
     Consumer,
     add_checks,
@@ -128,7 +135,7 @@ def build_consumer(templates: tuple[NameTemplates, ...], path: Path | None) -> C
             ),
             selected_inputs=_join(each.past for each in templates),
             selected_outputs=_join(each.present for each in templates if each.present),
-            unselected_hint=f"write the names of the model into {where}: {settings}",
+            unselected_hint=f"write the names of the model into {quote_word(where)}: {settings}",
         ),
         partial(_check_config, path=path),
         partial(_check_composed_names, templates=templates),

@@ -15,6 +15,7 @@ from onnxkvrename.handoff.selection import BufferId
 from onnxkvrename.handoff.simulate import TransferSetup, find_linear_segments
 from onnxkvrename.handoff.slots import MemorySlot
 from onnxkvrename.handoff.worker import UNKNOWN_SIZE, UNLIMITED_LENGTH
+from onnxkvrename.layout.dims import format_size_option
 from onnxkvrename.report.compare_text import format_pair_types, format_state, list_startup_codes
 from onnxkvrename.report.pages.buffer_states import (
     BufferState,
@@ -209,9 +210,10 @@ def _find_last_length(handoff: Handoff) -> tuple[int, str]:
     """Return the longest prompt to show, and why longer ones are not shown."""
     setup, verdict = handoff.comparison.setup, handoff.verdict
     if verdict.window_placeholder is not None:
-        symbol = verdict.window_symbol
+        symbol = verdict.window_symbol or "?"
         return 1, (
-            f"For longer prompts the bytes depend on {symbol}: --dim {symbol}=SIZE shows them."
+            f"For longer prompts the bytes depend on {symbol}: "
+            f"{format_size_option(symbol)} shows them."
         )
     if setup.longest_prompt < UNLIMITED_LENGTH:
         return setup.longest_prompt, ""

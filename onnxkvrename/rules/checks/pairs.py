@@ -13,6 +13,7 @@ from onnxkvrename.findings import (
     build_names_finding,
     find_similar,
     format_list,
+    quote_word,
 )
 from onnxkvrename.model.signature import (
     NameUses,
@@ -111,9 +112,12 @@ def _check_duplicates(signature: Signature, plan: RenamePlan) -> Iterator[Findin
 
 
 def _build_keep_pattern(names: Iterable[str]) -> str:
-    """Return a pattern that matches these names, and those of other layers."""
+    """Return a pattern that matches these names, and those of other layers.
+
+    It is for a hint, where a backtick would mark a command.
+    """
     parts = dict.fromkeys(re.sub("[0-9]+", "[0-9]+", re.escape(name)) for name in names)
-    return "|".join(parts)
+    return "|".join(parts).replace("\\`", r"\x60").replace("`", r"\x60")
 
 
 class _UnmatchedValues:
@@ -253,7 +257,7 @@ def _check_suffixes(plan: RenamePlan) -> Iterator[Finding]:
     ]
     if outputs:
         token = plan.token_change.final_token or outputs[0].token
-        change = f"--prefix {token}" if token else "--target vllm-qaic"
+        change = f"--prefix {quote_word(token)}" if token else "--target vllm-qaic"
         yield build_names_finding(
             "KV112",
             [output.old_name for output in outputs],
@@ -285,7 +289,7 @@ def _check_tokens(plan: RenamePlan) -> Iterator[Finding]:
         different = f"a different token{f' than {asked}' if asked else ''}: {format_list(tokens)}"
         strip = "`--strip` removes any token"
         if len(tokens) == 1:
-            strip = f"`--strip --prefix {tokens[0]}` removes it"
+            strip = f"`--strip --prefix {quote_word(tokens[0])}` removes it"
         yield build_names_finding(
             "KV202",
             [side.old_name for side in conflicting],

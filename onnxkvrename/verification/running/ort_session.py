@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.findings import quote_word
 from onnxkvrename.verification.running.dim_sizes import DEFAULT_DIM_SIZE, resolve_dim_sizes
 
 MAX_FEED_BYTES = 1 << 30
@@ -387,7 +388,7 @@ def _check_session(session: OrtSession) -> None:
 
 
 def _suggest_sizes(adjective: str, dims: Mapping[str, int]) -> str | None:
-    sizes = ", ".join(f"{symbol}={size}" for symbol, size in dims.items())
+    sizes = ", ".join(f"{quote_word(symbol)}={size}" for symbol, size in dims.items())
     return f"try {adjective} sizes with --dim NAME=SIZE; these were {sizes}" if sizes else None
 
 

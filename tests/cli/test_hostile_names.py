@@ -1,0 +1,187 @@
+"""A name says nothing but itself: whatever it contains, no hint makes a command of it.
+
+Hints are pasted into shells. So a name that looks like a command, in a model, a path or an
+option, must never be completed to one, and in a command it is one quoted word.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+from conftest import FIXTURES
+from hint_trials import find_hints, split_words
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from onnxkvrename.cli.hints.complete import complete_hint
+from onnxkvrename.cli.hints.typed_command import TypedCommand
+from onnxkvrename.cli.main import main
+from onnxkvrename.findings import quote_path, quote_word
+from onnxkvrename.report.inert import escape_text
+
+NAMES = st.text(max_size=8) | st.text(st.sampled_from("`'\"$\\-#;&|! \nMODEL\udcff"), max_size=8)
+"""Any names, and such as shells and hints give a meaning."""
+TYPED = TypedCommand("rename", ("m.onnx",), ())
+MAX_CHARS = 400
+"""Those of a hint in which models are named."""
+PAYLOADS = (
+    "`--force;touch PWN`",
+    "`onnxkvrename MODEL;touch PWN`",
+    "$(touch${IFS}PWN)",
+    "'`-q`\"",
+)
+TEMPLATE_RULES = """\
+[[kv]]
+input = '(?P<buffer>past_key|past_value)\\.(?P<layer>[0-9]+)(?:_(?P<token>.+?))?'
+output = '(?P<buffer>past_key|past_value)\\.(?P<layer>[0-9]+)(?:_(?P<token>.+?))?_RetainedState'
+input_name = "{buffer}.{layer}[_{token}]"
+output_name = "{buffer}.{layer}[_{token}]_RetainedState"
+"""
+
+
+@given(NAMES)
+def test_a_quoted_name_is_one_word_without_a_backtick(name: str) -> None:
+    word = quote_word(name)
+    assert "`" not in word
+    assert "\n" not in word
+    if not re.search("[\ud800-\udc7f\udd00-\udfff\0]", name):  # which no path of Linux has
+        assert split_words(word) == [name]
+    assert not split_words(quote_path(name))[0].startswith("-")
+
+
+@given(NAMES, NAMES, NAMES)
+def test_only_what_a_hint_marks_is_completed(before: str, path: str, after: str) -> None:
+    prose, more = quote_word(before), quote_word(after)
+    hint = f"did you mean {prose}? `--rules {quote_path(path)}` reads it, `MODEL` does not: {more}"
+    reads, rest = f"did you mean {prose}? `onnxkvrename m.onnx --rules ", f"does not: {more}"
+    assume(len(hint) < MAX_CHARS - 50)
+    completed = complete_hint(hint, TYPED)
+    assert completed.startswith(reads)
+    assert completed.endswith(f"` reads it, `onnxkvrename m.onnx` {rest}")
+
+
+@pytest.mark.parametrize(
+    "name", ["`--force;id`", "`-q $(id)`", "`-q $'\\' ';id #'`", "`-q\nid`", '`-q "$(id)"`']
+)
+def test_what_a_shell_would_run_as_another_command_is_not_completed(name: str) -> None:
+    """Also where a name is not quoted by mistake."""
+    assert complete_hint(f"did you mean {name}?", TYPED) == f"did you mean {name}?"
+
+
+def test_words_in_a_quoted_path_are_not_replaced() -> None:
+    hint = "`onnxkvrename 'a MODEL --prefix b/m.onnx' MODEL --prefix 'A MODEL'`"
+    typed = TYPED._replace(options=())
+    assert complete_hint(hint, typed) == (
+        "onnxkvrename 'a MODEL --prefix b/m.onnx' m.onnx --prefix 'A MODEL'"
+    )
+
+
+def _save_models(part: str) -> None:
+    """Put models, rules and directories here, whose names and symbols end with a text."""
+    for source, name in (("plain", "m"), ("VLLM", "v")):
+        shutil.copyfile(FIXTURES / source / "decoder.onnx", f"{name}{part}.onnx")
+    model = onnx.load(FIXTURES / "plain" / "decoder.onnx")
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param == "ctx_len":
+                dim.dim_param += part
+    onnx.save(model, "dims.onnx")
+    model = onnx.load(FIXTURES / "VLLM" / "decoder.onnx")
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = value.name.replace("VLLM", f"VLLM{part}")
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [name.replace("VLLM", f"VLLM{part}") for name in names]
+    onnx.save(model, "names.onnx")
+    Path("wide.onnx").write_bytes((FIXTURES / "plain" / "hybrid.onnx").read_bytes())
+    Path(f"r{part}.toml").write_text(TEMPLATE_RULES)
+    Path(f"d{part}").mkdir()
+    shutil.copyfile(FIXTURES / "VLLM" / "decoder.onnx", f"d{part}/model.onnx")
+    shutil.copyfile(FIXTURES / "VLLM" / "decoder.onnx", f"d{part}/modem.onnx")
+
+
+COMMANDS = (
+    ("vX.onnx", "--prefix", "Y"),
+    ("vX.onnx", "--prefix", "Y", "--rules", "rX.toml"),
+    ("mX.onnx", "--prefix", "Y", "-o", "vX.onnx"),
+    ("mX.onnx", "--prefix", "Y", "-o", "dX"),
+    ("mX.onnx", "--prefix", "Y", "-o", "dX/"),
+    ("mX.onnx", "--prefix", "T-X"),
+    ("mX.onnx", "--target", "vllm-qaicX"),
+    ("mX.onnx", "--prefix", "Y", "--profile", "qeffX"),
+    ("mX.onnx", "--prefix", "Y", "--rules", "rX.tom"),
+    ("m.onnx", "--prefix", "Y"),
+    ("vllm-qaic", "mX.onnx"),
+    ("verify", "v.onnx"),
+    ("verify", "mX.onnx", "--prefix", "Y"),
+    ("verify", "names.onnx", "--prefix", "Y", "--rules", "rX.toml"),
+    ("verify", "dX", "mX.onnx", "--prefix", "Y"),
+    ("names.onnx", "--prefix", "Y", "--rules", "rX.toml"),
+    ("names.onnx", "--strip", "--prefix", "Z", "--rules", "rX.toml"),
+    ("names.onnx", "mX.onnx", "--prefix", "Y", "--rules", "rX.toml"),
+    ("inspect", "names.onnx", "dims.onnx"),
+    ("inspect", "mX.on"),
+    ("pairs", "dX"),
+    ("rules", "--suggest", "dX"),
+    ("check-consumer", "mX.onnx", "names.onnx", "--target", "vllm-qaic"),
+    ("check-consumer", "dims.onnx", "--target", "vllm-qaicX"),
+    ("compare", "mX.onnx", "vX.onnx"),
+    ("compare", "dims.onnx", "wide.onnx", "--target", "vllm-qaic"),
+    ("compare", "dims.onnx", "wide.onnx", "--tokens", "9"),
+    ("compare", "dims.onnx", "names.onnx", "--format", "github"),
+    ("manifest", "dims.onnx", "--format", "text"),
+    ("manifest", "dims.onnx", "--dim", "ctx_lenXa=3"),
+    ("manifest", "dims.onnx", "-o", "vX.onnx"),
+    ("custom-io", "dX"),
+    ("recover", "dX"),
+    ("explain", "KV1X"),
+)
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_output_with_a_name_that_looks_like_a_command_is_that_with_a_plain_one(
+    payload: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    outputs = []
+    for part in (f"@{'P' * (len(payload) - 2)}@", payload):
+        folder = tmp_path / str(len(outputs))
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        _save_models(part)
+        outputs.append(list(_run_all(part, capsys)))
+    for plain, hostile in zip(*outputs, strict=True):
+        assert hostile.splitlines() == plain.splitlines()
+
+
+def _run_all(part: str, capsys: pytest.CaptureFixture[str]) -> Iterator[str]:
+    """Yield what each command prints, with X where a name has a text, and without quotes."""
+    for command in COMMANDS:
+        main([re.sub("X", lambda _: part, word) for word in command])
+        out, err = capsys.readouterr()
+        _check_commands(out, err)
+        shown = {part, escape_text(part), quote_word(f" {part}")[3:-1], repr(part)[1:-1]}
+        for text in sorted(shown, key=len, reverse=True):
+            out, err = out.replace(text, "X"), err.replace(text, "X")
+        out = re.sub("[0-9a-f]{64}", "digest", out)
+        shown_line = f"{' '.join(command)}\n{out}\n{err}"
+        yield re.sub(r"\$?['\"]|\\(?=['\"])| {2,}", "", shown_line)
+
+
+def _check_commands(out: str, err: str) -> None:
+    """Let a shell run the commands of hints, and check that it runs no others."""
+    hinted = "\n".join(line for line in err.splitlines() if line.endswith(")"))
+    commands = [hint.command for hint in find_hints(out, hinted)]
+    if commands and (bash := shutil.which("bash")):
+        script = "\n".join(["onnxkvrename() { :; }", *commands])
+        subprocess.run([bash, "-c", os.fsencode(script)], check=True, capture_output=True)
+        assert not Path("PWN").exists(), (out, err)
