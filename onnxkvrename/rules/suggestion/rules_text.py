@@ -190,8 +190,12 @@ def _escape(text: str) -> str:
 
 
 def _quote(text: str) -> str:
-    """Return a text as a value of TOML."""
-    if text.isprintable() and "'" not in text:
+    r"""Return a text as a value of TOML, which every terminal shows as it is written here.
+
+    What is escaped where it is printed (``##name[``, characters that are not seen) would be
+    another name, so all but plain ASCII is written as TOML's own escapes.
+    """
+    if text.isascii() and text.isprintable() and "'" not in text and "##" not in text:
         return f"'{text}'" if "\\" in text or '"' in text else f'"{text}"'
     try:
         text.encode("utf-8")
@@ -202,7 +206,7 @@ def _quote(text: str) -> str:
         ) from None
     escaped = "".join(
         character
-        if character.isprintable() and character not in '"\\'
+        if " " <= character <= "~" and character not in '"\\#'
         else f"\\U{ord(character):08X}"
         for character in text
     )

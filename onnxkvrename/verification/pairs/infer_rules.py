@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, RulesError
-from onnxkvrename.findings import format_list
+from onnxkvrename.findings import format_list, quote_path
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.signature import Signature
 from onnxkvrename.rules.load import parse_rules
@@ -100,10 +100,12 @@ def infer_rules(models: Sequence[TracedModel], tokens: Collection[str] = ()) -> 
             states.setdefault((state.input, state.output, state.suffix), state)
     title = format_list([model.path.name for model in models if model.pairs])
     if not states:
+        path = str(models[0].path) if len(models) == 1 else None
+        shown = "MODEL..." if path is None else quote_path(path)
         raise RulesError(
             "the graph has no state: no output is a later state of an input",
-            path=str(models[0].path) if len(models) == 1 else None,
-            hint="`onnxkvrename inspect MODEL... --profile auto` shows what the model has",
+            path=path,
+            hint=f"`onnxkvrename inspect {shown} --profile auto` shows what the model has",
         )
     ordered = list(states.values())
     suggestion = write_rules(ordered, title, tokens, kept_names)

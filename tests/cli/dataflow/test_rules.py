@@ -11,6 +11,8 @@ from conftest import FIXTURES
 from expected_pairs import find_expected_pairs, list_exports
 from models import saved
 
+from onnxkvrename.findings import quote_path
+
 EXPORTS = list_exports()
 
 
@@ -47,16 +49,19 @@ def test_what_is_no_model_is_one_error(name: str, tmp_path: Path, run) -> None:
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
 
 
-def test_a_model_without_states_is_named_in_the_hint(tmp_path: Path, run) -> None:
-    """It is the value of an option here, not an argument."""
-    encoder = onnx.parser.parse_model("""
+def test_a_model_without_a_state_is_named_in_the_command_that_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = onnx.parser.parse_model("""
         <ir_version: 8, opset_import: ["": 17]>
-        main (float[a,4] x) => (float[a,4] embeddings) {embeddings = Neg(x)}
+        main (float[a,4] x) => (float[a,4] y) {y = Neg(x)}
     """)
-    model = saved(encoder, tmp_path / "m.onnx")
-    outcome = run("rules", "--suggest", model)
-    assert outcome.code == 2
-    assert f"`onnxkvrename inspect {model} --profile auto` shows" in outcome.err
+    for name in ("m.onnx", "-m.onnx", "a b.onnx"):
+        saved(model, tmp_path / name)
+        path = quote_path(name)
+        err = run("rules", "--suggest", name).err
+        assert f"(`onnxkvrename inspect {path} --profile auto` shows what the model has)" in err
 
 
 # --pairs dataflow

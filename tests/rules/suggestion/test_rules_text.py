@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from onnxkvrename.errors import RulesError
 from onnxkvrename.model.signature import Signature, Value
+from onnxkvrename.report.inert import escape_text
 from onnxkvrename.rules.load import parse_rules
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.suggestion.frames import StateNames, split_token
@@ -145,3 +146,11 @@ def test_rules_can_be_written_for_any_names(pairs: dict[str, str]) -> None:
         assert out is not None
         assert into.pair_key == out.pair_key
         assert rules.rewrite_name(into, "T") != name
+
+
+@pytest.mark.parametrize("part", ["##a[", "\u034f", "\U000e0101", "\u3164", "größe", "\x7f"])
+def test_what_a_terminal_shows_of_the_rules_can_be_read_as_rules(part: str) -> None:
+    text = write(f"p{part}.0 q{part}.0", f"'{part}a\\ '{part}b")
+    shown = "\n".join(map(escape_text, text.split("\n")))
+    names = {f"p{part}.0": f"q{part}.0", f"'{part}a\\": f"'{part}b"}
+    assert rename(shown, names).keys() == {*names.keys(), *names.values()}
