@@ -262,7 +262,7 @@ def quote_word(text: str) -> str:
 
 
 def quote_path(path: str) -> str:
-    """Return a path as :func:`quote_word` does, so that it cannot be taken for an option."""
+    """Return a path as :func:`quote_word` does, so that it cannot be mistaken for an option."""
     return quote_word(f"./{path}" if path.startswith("-") else path)
 
 

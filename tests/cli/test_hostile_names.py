@@ -17,7 +17,7 @@ import onnx
 import pytest
 from conftest import FIXTURES
 from hint_trials import find_hints, split_words
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxkvrename.cli.hints.complete import complete_hint
@@ -29,8 +29,6 @@ from onnxkvrename.report.inert import escape_text
 NAMES = st.text(max_size=8) | st.text(st.sampled_from("`'\"$\\-#;&|! \nMODEL\udcff"), max_size=8)
 """Any names, and such as shells and hints give a meaning."""
 TYPED = TypedCommand("rename", ("m.onnx",), ())
-MAX_CHARS = 400
-"""Those of a hint in which models are named."""
 PAYLOADS = (
     "`--force;touch PWN`",
     "`onnxkvrename MODEL;touch PWN`",
@@ -61,7 +59,6 @@ def test_only_what_a_hint_marks_is_completed(before: str, path: str, after: str)
     prose, more = quote_word(before), quote_word(after)
     hint = f"did you mean {prose}? `--rules {quote_path(path)}` reads it, `MODEL` does not: {more}"
     reads, rest = f"did you mean {prose}? `onnxkvrename m.onnx --rules ", f"does not: {more}"
-    assume(len(hint) < MAX_CHARS - 50)
     completed = complete_hint(hint, TYPED)
     assert completed.startswith(reads)
     assert completed.endswith(f"` reads it, `onnxkvrename m.onnx` {rest}")

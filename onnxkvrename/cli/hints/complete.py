@@ -46,7 +46,7 @@ _QUOTED = r"""\$'(?:[^'\\]|\\[0-7]{3})*'|'[^']*'|"'\""""
 """What :mod:`shlex` and :func:`quote_word` write for a name that a shell would act on."""
 _COMMAND = re.compile(rf"`(MODEL|(?:-|MODEL |{_PROGRAM} )(?:[^`'\"$\\;&|<>()\n]|{_QUOTED})*)`")
 """A command: a shell runs that one, and no other. No name in a hint has a backtick
-(:func:`quote_word`), so none is taken for a command."""
+(:func:`quote_word`), so none is mistaken for a command."""
 _MODEL = re.compile(rf"{_QUOTED}|(?<= )(?P<model>MODEL)(?P<all>\.\.\.)?(?= |$)")
 _TOKEN = re.compile(rf"{_QUOTED}|(?P<token> --(?:prefix|target) (?:[^ '\"]|{_QUOTED})+)")
 _MAX_CHARS = 300

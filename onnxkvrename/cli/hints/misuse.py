@@ -61,7 +61,7 @@ def check_command_name(args: Sequence[str]) -> None:
         raise KvRenameError(message, hint=f"{_PROGRAM} {command}")
     similar = _find_meant_command(word) or find_similar(word, [*COMMANDS, *list_models_here()])
     if similar is not None:
-        raise KvRenameError(message, hint=f"did you mean {similar}?")
+        raise KvRenameError(message, hint=f"did you mean {quote_path(similar)}?")
 
 
 def _find_meant_command(word: str) -> str | None:
@@ -116,7 +116,7 @@ def explain_missing_model(name: str, args: Sequence[str], error: KvRenameError) 
             error.message = "no such file or command"
             error.hint = f"did you mean {meant}? the command comes first"
         elif near is not None:
-            error.hint = f"did you mean {near}?"
+            error.hint = f"did you mean {quote_path(near)}?"
         elif not has_name and args[0] == word:
             error.message = "no such file or command"
             error.hint = f"`{_PROGRAM} --help` lists all commands"
