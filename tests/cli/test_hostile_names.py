@@ -182,3 +182,34 @@ def _check_commands(out: str, err: str) -> None:
         script = "\n".join(["onnxkvrename() { :; }", *commands])
         subprocess.run([bash, "-c", os.fsencode(script)], check=True, capture_output=True)
         assert not Path("PWN").exists(), (out, err)
+
+
+def test_a_path_that_begins_with_a_dash_stays_a_path_in_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copyfile(FIXTURES / "plain" / "decoder.onnx", "-oX.onnx")
+    shutil.copyfile(FIXTURES / "plain" / "decoder.onnx", "b.onnx")
+    Path("-d").mkdir()
+    shutil.copyfile(FIXTURES / "plain" / "decoder.onnx", "-d/-m.onnx")
+    for command in (
+        "compare ./-oX.onnx b.onnx --target vllm-qaic",
+        "compare ./-oX.onnx b.onnx --target vllm-qaic --format json",
+        "compare ./-oX.onnx b.onnx --target transformers-js",
+        "check-consumer ./-oX.onnx --target vllm-qaic",
+        "verify ./-oX.onnx --prefix T",
+        "vllm-qaic ./-oX.onnx",
+        "rules --suggest ./-d",
+        "b.onnx --prefix T -o ./-d",
+        "./-ox.onnx --prefix T",
+    ):
+        main(command.split())
+        out, err = capsys.readouterr()
+        found = re.findall(r"\S*-(?:oX\.onnx|d\b)", "\n".join(_list_suggestions(out, err)))
+        assert found, (command, out, err)
+        assert all(path.startswith("./-") for path in found), err
+
+
+def _list_suggestions(out: str, err: str) -> list[str]:
+    similar = re.findall(r"did you mean (.*)\?", err)
+    return [hint.command.replace(" -d ", " ") for hint in find_hints(out, err)] + similar
