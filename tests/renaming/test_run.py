@@ -161,7 +161,7 @@ def test_a_token_that_cannot_be_is_an_exception(token: str | None, decoder: Path
 def test_the_call_that_feeds_back_names_output_and_token(decoder: Path) -> None:
     output = decoder.with_name("{token}.onnx")
     report = rename(decoder, "VLLM", output=output)
-    assert report.feed_back_call == f'compile(onnx_path="{output}", kv_cache_prefix="VLLM")'
+    assert report.feed_back_call == f'model.compile(onnx_path="{output}", kv_cache_prefix="VLLM")'
     assert rename(output, strip=True).feed_back_call is None
 
 

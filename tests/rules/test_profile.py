@@ -311,9 +311,9 @@ def test_a_layer_too_long_to_be_one_is_no_match() -> None:
 
 def test_the_call_that_feeds_back_goes_by_what_the_model_takes() -> None:
     call = QEFF.format_feed_back_call(["input_ids"], "m.onnx", "VLLM")
-    assert call == 'compile(onnx_path="m.onnx", kv_cache_prefix="VLLM")'
+    assert call == 'model.compile(onnx_path="m.onnx", kv_cache_prefix="VLLM")'
     call = QEFF.format_feed_back_call(["input_ids", "vision_embeds"], "m.onnx", "VLLM")
-    assert call == 'compile(lang_onnx_path="m.onnx", kv_cache_prefix="VLLM")'
+    assert call == 'model.compile(lang_onnx_path="m.onnx", kv_cache_prefix="VLLM")'
     assert parse_rules(RULES, "mine").format_feed_back_call(["k0"], "m.onnx", "VLLM") is None
 
 
