@@ -54,6 +54,7 @@ from onnxkvrename.verification.provenance import (
     NodeLocation,
     Origin,
     Resizing,
+    find_copies,
     select_cheapest_paths,
 )
 from onnxkvrename.verification.tracing import trace_dependencies, trace_origins
@@ -219,9 +220,7 @@ def decide_flow(
             return BufferFlow(pair, "untraced", reason=reason, update=update)
         return BufferFlow(pair, "not from its input", update=update)
     flows = [
-        _decide_outcome(
-            pair, select_cheapest_paths(paths), own_number, sources, depends_on_own=depends_on_own
-        )
+        _decide_outcome(pair, paths, own_number, sources, depends_on_own=depends_on_own)
         for paths in origin.outcomes
     ]
     worst = min(flows, key=lambda flow: _VERDICTS_WORST_FIRST.index(flow.verdict))
@@ -267,16 +266,22 @@ def _compare_sides(pair: KvPair) -> tuple[DimChange, ...] | None:
 
 def _decide_outcome(
     pair: KvPair,
-    cheapest: FlowPaths,
+    paths: FlowPaths,
     own_number: int,
     sources: Sequence[str],
     *,
     depends_on_own: bool,
 ) -> BufferFlow:
-    """Return the verdict on one outcome by its cheapest paths."""
+    """Return the verdict on one outcome by its cheapest paths, and by copies on others."""
+    cheapest = select_cheapest_paths(paths)
     certain = {number for number, is_certain in cheapest if is_certain}
     if certain == {own_number}:
         path = cheapest[own_number, True]
+        copies = tuple(sources[number] for number in find_copies(paths) if number != own_number)
+        if copies:
+            reason = f"values of {format_list(list(copies))} are copied or added into it as well"
+            update = _decide_update_without_input(_compare_sides(pair), is_read=True)
+            return BufferFlow(pair, "untraced", path.updated_by, copies, reason, update)
         update = _decide_update(path, _compare_sides(pair))
         is_moved_only = path.updated_by is None
         if is_moved_only and not any(map(_takes_or_adds_values, path.resizings)):

@@ -15,8 +15,6 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 FunctionKey = tuple[str, str, str]
 """Domain, name and overload of an operator or a local function."""
-_MAX_INTEGERS = 8
-"""The values of a list of axes, or of starts or ends along them, that are read."""
 OperandSelector = Callable[[FunctionKey, int], Iterable[int]]
 """Takes an operator and its number of operands; returns the positions of those to follow."""
 
@@ -68,58 +66,6 @@ class Operation(NamedTuple):
         return self.function_key[1]
 
 
-class IntegerConstants:
-    """The short lists of integers in a body: small initializers, and nodes that are Constant."""
-
-    def __init__(self, body: Body) -> None:
-        self._body = body
-        self._nodes: dict[str, NodeProto] | None = None
-        # An initializer of an input is only its default.
-        self._inputs = frozenset(body.inputs)
-
-    def find(self, name: str) -> tuple[int, ...] | None:
-        """Return the integers of a value; `None` if it is not such a constant of this body."""
-        if self._nodes is None:
-            self._nodes = {
-                _decode_name(output): node
-                for node in self._body.nodes
-                if node.op_type == "Constant" and not node.domain
-                for output in node.output
-            }
-        if name not in self._nodes:
-            tensor = None if name in self._inputs else self._body.constants.get(name)
-            return None if tensor is None else _read_integers(tensor)
-        for attribute in self._nodes[name].attribute:
-            if attribute.ref_attr_name:
-                return None
-            if attribute.name == "value":
-                return _read_integers(attribute.t)
-            if attribute.name == "value_ints":
-                return tuple(attribute.ints) if len(attribute.ints) <= _MAX_INTEGERS else None
-        return None
-
-
-def _read_integers(tensor: TensorProto) -> tuple[int, ...] | None:
-    """Return the values of a short list of integers; `None` if it is something else."""
-    width = 8 if tensor.data_type == TensorProto.INT64 else 4
-    if (
-        tensor.data_type not in (TensorProto.INT64, TensorProto.INT32)
-        or len(tensor.dims) != 1
-        or not 0 < tensor.dims[0] <= _MAX_INTEGERS
-    ):
-        return None
-    if tensor.data_location == TensorProto.EXTERNAL:
-        return None
-    count, raw = tensor.dims[0], tensor.raw_data
-    if len(raw) == count * width:
-        return tuple(
-            int.from_bytes(raw[start : start + width], "little", signed=True)
-            for start in range(0, len(raw), width)
-        )
-    values = tensor.int64_data if width == 8 else tensor.int32_data
-    return tuple(values) if len(values) == count and not raw else None
-
-
 class UntraceableError(Exception):
     """The values of a body cannot be followed; the message says why."""
 
@@ -132,9 +78,9 @@ def build_graph_body(graph: GraphProto) -> Body:
     weights = [*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)]
     return Body(
         graph.node,
-        tuple(_decode_name(value.name) for value in graph.input),
-        tuple(_decode_name(value.name) for value in graph.output),
-        {_decode_name(weight.name): weight for weight in weights},
+        tuple(decode_name(value.name) for value in graph.input),
+        tuple(decode_name(value.name) for value in graph.output),
+        {decode_name(weight.name): weight for weight in weights},
         _build_subgraphs(graph.node),
     )
 
@@ -144,8 +90,8 @@ def build_function_bodies(model: ModelProto) -> dict[FunctionKey, Body]:
     return {
         _build_function_key(function, function.name): Body(
             function.node,
-            tuple(map(_decode_name, function.input)),
-            tuple(map(_decode_name, function.output)),
+            tuple(map(decode_name, function.input)),
+            tuple(map(decode_name, function.output)),
             {},
             _build_subgraphs(function.node),
         )
@@ -158,8 +104,8 @@ def list_captured_names(subgraph: Body) -> tuple[str, ...]:
     own_names = {*subgraph.inputs, *subgraph.constants, ""}
     used_names: dict[str, None] = {}
     for number, node in enumerate(subgraph.nodes):
-        own_names.update(map(_decode_name, node.output))
-        used_names.update(dict.fromkeys(map(_decode_name, node.input)))
+        own_names.update(map(decode_name, node.output))
+        used_names.update(dict.fromkeys(map(decode_name, node.input)))
         used_names.update(dict.fromkeys(list_names_captured_at(subgraph, number)))
     used_names.update(dict.fromkeys(subgraph.outputs))
     return tuple(name for name in used_names if name not in own_names)
@@ -243,7 +189,7 @@ def _map_producers(body: Body) -> dict[str, int]:
     producers: dict[str, int] = {}
     for number, node in enumerate(body.nodes):
         for output in node.output:
-            name = _decode_name(output)
+            name = decode_name(output)
             if name and producers.setdefault(name, number) != number:
                 raise UntraceableError(f"two nodes make {name}")
     return producers
@@ -277,9 +223,9 @@ def _build_operation(number: int, node: NodeProto) -> Operation:
     return Operation(
         number,
         _build_function_key(node, node.op_type),
-        _decode_name(node.name),
-        tuple(map(_decode_name, node.input)),
-        tuple(map(_decode_name, node.output)),
+        decode_name(node.name),
+        tuple(map(decode_name, node.input)),
+        tuple(map(decode_name, node.output)),
     )
 
 
@@ -291,21 +237,21 @@ def list_names_captured_at(body: Body, number: int) -> tuple[str, ...]:
     return tuple(name for subgraph in subgraphs.values() for name in list_captured_names(subgraph))
 
 
-def _decode_name(name: Any) -> str:
+def decode_name(name: Any) -> str:
     """Return a name as text: protobuf returns bytes for a name that is not UTF-8."""
     return name if isinstance(name, str) else bytes(name).decode("utf-8", "surrogateescape")
 
 
 def _build_function_key(proto: NodeProto | FunctionProto, name: Any) -> FunctionKey:
-    domain = _decode_name(proto.domain)
-    return "" if domain == "ai.onnx" else domain, _decode_name(name), _decode_name(proto.overload)
+    domain = decode_name(proto.domain)
+    return "" if domain == "ai.onnx" else domain, decode_name(name), decode_name(proto.overload)
 
 
 def _build_subgraphs(nodes: Sequence[NodeProto]) -> dict[int, dict[str, Body]]:
     subgraphs: dict[int, dict[str, Body]] = {}
     for number, node in enumerate(nodes):
         for attribute in node.attribute:
-            name = _decode_name(attribute.name)
+            name = decode_name(attribute.name)
             if attribute.type == AttributeProto.GRAPH:
                 subgraphs.setdefault(number, {})[name] = build_graph_body(attribute.g)
             for position, graph in enumerate(attribute.graphs):

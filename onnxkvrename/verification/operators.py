@@ -54,6 +54,8 @@ class OperandFlow(NamedTuple):
         operand: The position of the operand, -1 for the last.
         overwrites: Its values are written over the values of another operand.
         is_computed: Its values are computed with.
+        is_new: Each value that comes out is another one, as that of Sigmoid, or of x * f(x): it
+            is no copy, nor a multiple, nor a sum.
         makes_new_state: The output is a new state, rather than the operand moved.
         size_change: How the size of the output differs from the operand's.
         axis: The axis along which the output is longer or cut, or the attribute that says it;
@@ -69,6 +71,7 @@ class OperandFlow(NamedTuple):
     operand: int
     overwrites: bool = False
     is_computed: bool = False
+    is_new: bool = False
     makes_new_state: bool = True
     size_change: SizeChange = SizeChange.NONE
     axis: int | str | None = None
@@ -113,6 +116,8 @@ _ELEMENTWISE_OPS = _split_words("""
     Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh Acosh Atanh Sigmoid HardSigmoid HardSwish
     Swish Relu LeakyRelu ThresholdedRelu PRelu Elu Selu Celu Gelu Mish Shrink Softplus Softsign
 """)
+_COPYING_OPS = _split_words("Add Sub Mul Div Min Max Mean Sum Neg Ceil Floor Round Clip")
+"""The elementwise operators whose output may be an operand, a multiple of it, or a sum."""
 _SHAPE_ONLY_OPS = _split_words("""
     Shape Size EyeLike RandomNormalLike RandomUniformLike SequenceLength OptionalHasElement
 """)
@@ -234,7 +239,11 @@ def find_operand_flows(
     if op_type in _MOVE_OPS:
         return (_MOVE_OPS[op_type],)
     if op_type in _ELEMENTWISE_OPS:
-        return tuple(OperandFlow(operand, is_computed=True) for operand in range(operand_count))
+        is_new = op_type not in _COPYING_OPS
+        return tuple(
+            OperandFlow(operand, is_computed=True, is_new=is_new)
+            for operand in range(operand_count)
+        )
     if op_type == "Concat" and operand_count == 1:
         return (_PLAIN_MOVE,)
     if op_type == "Concat":

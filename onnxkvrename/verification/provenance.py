@@ -114,12 +114,15 @@ class FlowPath(NamedTuple):
             only moved.
         uncertainty: Why the path may not exist; empty if it does.
         resizings: What becomes of its size; several where paths cost the same.
+        is_copy: Whether on some path, also on one that costs more, the values themselves arrive,
+            or multiples or sums of them.
     """
 
     cost: tuple[int, int]
     updated_by: NodeLocation | None = None
     uncertainty: str = ""
     resizings: frozenset[Resizing] = SAME_SIZE
+    is_copy: bool = True
 
 
 FlowPaths = Mapping[tuple[int, bool], FlowPath]
@@ -152,6 +155,15 @@ def select_cheapest_paths(paths: FlowPaths) -> FlowPaths:
     """Return only the paths with the lowest cost."""
     lowest_cost = min(path.cost for path in paths.values())
     return {key: path for key, path in paths.items() if path.cost == lowest_cost}
+
+
+def find_copies(paths: FlowPaths) -> tuple[int, ...]:
+    """Return the sources that surely reach a value as a copy, by whatever path, in their order."""
+    return tuple(
+        sorted(
+            number for (number, is_certain), path in paths.items() if is_certain and path.is_copy
+        )
+    )
 
 
 def mix_origins(origins: Iterable[Origin]) -> Origin:
@@ -193,6 +205,7 @@ def _extend_paths(
             updated_by or path.updated_by,
             path.uncertainty,
             path.resizings if resizing is SAME_SIZE else _chain_resizings(path.resizings, resizing),
+            path.is_copy and not flow.is_new,
         )
         for key, path in paths.items()
     }
@@ -296,6 +309,7 @@ def _compose_origin(
                     updated_by or path.updated_by,
                     inner.uncertainty or path.uncertainty,
                     _chain_resizings(path.resizings, inner.resizings),
+                    path.is_copy and inner.is_copy,
                 )
                 for (number, is_certain), path in paths.items()
             }
@@ -312,15 +326,23 @@ def _qualify_location(inner: NodeLocation, call: NodeLocation) -> NodeLocation:
 
 
 def _merge_cheapest_paths(several_paths: Iterable[FlowPaths]) -> FlowPaths:
-    """Return the cheapest path for each source; of equal ones the first, with both resizings."""
+    """Return the cheapest path for each source; of equal ones the first, with both resizings.
+
+    It is a copy if any path to the source is one.
+    """
     cheapest: dict[tuple[int, bool], FlowPath] = {}
     for paths in several_paths:
         for key, path in paths.items():
             known = cheapest.get(key)
-            if known is None or path.cost < known.cost:
+            if known is None:
                 cheapest[key] = path
-            elif path.cost == known.cost and path.resizings is not known.resizings:
+                continue
+            if path.cost == known.cost and path.resizings is not known.resizings:
                 cheapest[key] = _add_resizings(known, path.resizings)
+            elif path.cost < known.cost:
+                cheapest[key] = path
+            if cheapest[key].is_copy is not (is_copy := known.is_copy or path.is_copy):
+                cheapest[key] = cheapest[key]._replace(is_copy=is_copy)
     if len(cheapest) <= _MAX_SOURCES:
         return cheapest
     nearest = sorted(cheapest, key=lambda key: (cheapest[key].cost, key))[:_MAX_SOURCES]

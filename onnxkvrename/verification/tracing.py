@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from onnx import ModelProto, NodeProto
 
+from onnxkvrename.verification.constants import SmallConstants
 from onnxkvrename.verification.graph_bodies import (
     Body,
     FunctionKey,
-    IntegerConstants,
     Operation,
     UntraceableError,
     build_function_bodies,
@@ -26,6 +26,10 @@ from onnxkvrename.verification.graph_bodies import (
     list_captured_names,
     sort_functions_bottom_up,
     sort_operations,
+)
+from onnxkvrename.verification.node_effects import (
+    find_lost_operands,
+    find_resizings,
 )
 from onnxkvrename.verification.operators import (
     NO_CHANGE,
@@ -52,8 +56,6 @@ from onnxkvrename.verification.provenance import (
     mix_origins,
 )
 
-_LARGEST_END = 2**31 - 1
-"""The smallest end of a Slice that exporters write for all that is there."""
 _MAX_ROUNDS = 16
 """Rounds in which the states of a loop must settle; a loop that needs more stays uncertain."""
 
@@ -155,7 +157,7 @@ class _Tracer:
         """Return the origins of some values of a body."""
         origins = {name: self._build_source(number) for number, name in enumerate(sources)}
         source_origins = list(origins.values())
-        constants = IntegerConstants(body)
+        constants = SmallConstants(body)
         try:
             for operation in sort_operations(body, names, self._select_operands):
                 outputs = self._trace_operation(operation, body, origins, constants)
@@ -178,7 +180,7 @@ class _Tracer:
         operation: Operation,
         body: Body,
         origins: Mapping[str, Origin],
-        constants: IntegerConstants,
+        constants: SmallConstants,
     ) -> Sequence[Origin]:
         """Return the origins of a node's outputs."""
         location = NodeLocation(operation.op_type, operation.name)
@@ -192,7 +194,10 @@ class _Tracer:
             name: self.summarize_body(subgraph, list_captured_names(subgraph))
             for name, subgraph in body.subgraphs.get(operation.number, {}).items()
         }
-        node = _SubgraphNode(body.nodes[operation.number], operands, summaries, origins, location)
+        condition = constants.find_truth("".join(operation.inputs[:1]))
+        node = _SubgraphNode(
+            body.nodes[operation.number], operands, summaries, origins, location, condition
+        )
         if not is_control_flow:
             all_operands = [*operands, *node.list_all_captured_origins()]
             return _trace_operator(operation, body, all_operands, location, constants)
@@ -221,10 +226,13 @@ def _trace_operator(
     body: Body,
     operands: Sequence[Origin],
     location: NodeLocation,
-    constants: IntegerConstants,
+    constants: SmallConstants,
 ) -> list[Origin]:
     """Return the origins of a node's outputs by the properties of its operator."""
     domain, op_type, _ = operation.function_key
+    lost = find_lost_operands(operation, constants)
+    if lost:
+        operands = [NO_ORIGIN if i in lost else origin for i, origin in enumerate(operands)]
     dependency_bits = mix_origins(operands).dependency_bits
     if not dependency_bits or is_shape_only(domain, op_type):
         return [NO_ORIGIN] * len(operation.outputs)
@@ -240,80 +248,42 @@ def _trace_operator(
         for flow in flows:
             if flow.operand >= len(operands):
                 continue
+            if op_type in ("Mul", "Div") and _is_scaled_by_state(operands, flow.operand):
+                flow = flow._replace(is_new=True)
             resizing = SAME_SIZE
             if flow.size_change is not NO_CHANGE:
                 change = flow.size_change, flow.axis, flow.fixing_attribute
                 if change not in resizings:
                     node = body.nodes[operation.number]
-                    resizings[change] = _find_resizing(flow, node, constants)
+                    resizings[change] = find_resizings(flow, node, constants)
                 resizing = resizings[change]
             carried.append(carry_origin(operands[flow.operand], flow, location, resizing))
         outputs.append(Origin(join_origins(carried).outcomes, dependency_bits))
     return outputs
 
 
-def _find_resizing(
-    flow: OperandFlow, node: NodeProto, constants: IntegerConstants
-) -> frozenset[Resizing]:
-    """Return what a node does to the size of an operand, by its operator and its attributes."""
-    if flow.fixing_attribute and _read_integer(node, flow.fixing_attribute):
-        return build_resizing(flow.fixed_change, None)
-    if node.op_type == "Slice" and flow.size_change == SizeChange.CUTS:
-        return _find_slice_resizing(node, constants)
-    axis: int | None
-    if isinstance(flow.axis, str):
-        is_said = any(attribute.name == flow.axis for attribute in node.attribute)
-        axis = _read_integer(node, flow.axis) if is_said else flow.default_axis
-    else:
-        axis = flow.axis
-    if flow.room_operand is not None and not "".join(node.input[flow.room_operand :][:1]):
-        return build_resizing(SizeChange.APPENDS, axis)
-    return build_resizing(flow.size_change, axis)
-
-
-def _find_slice_resizing(node: NodeProto, constants: IntegerConstants) -> frozenset[Resizing]:
-    """Return what a Slice cuts: nothing along an axis that it takes from 0 to the largest end."""
-    starts, ends, axes, steps = (
-        constants.find(name) if name else None for name in [*node.input, "", "", "", ""][1:5]
+def _is_scaled_by_state(operands: Sequence[Origin], position: int) -> bool:
+    """Return whether an operand is multiplied or divided by what is made of a source itself."""
+    return any(
+        operand.dependency_bits for other, operand in enumerate(operands) if other != position
     )
-    if axes is None:
-        return build_resizing(SizeChange.CUTS, None)
-    cut = [
-        axis
-        for number, axis in enumerate(axes)
-        if not (
-            starts is not None
-            and ends is not None
-            and len(starts) == len(ends) == len(axes)
-            and starts[number] == 0
-            and ends[number] >= _LARGEST_END
-            and (len(node.input) < 5 or not node.input[4] or steps == (1,) * len(axes))
-        )
-    ]
-    if not cut:
-        return SAME_SIZE
-    return frozenset({Resizing(SizeChange.CUTS, cut_axes=frozenset(cut))})
-
-
-def _read_integer(node: NodeProto, name: str) -> int | None:
-    """Return an attribute; `None` if the node has none, or a function's caller decides it."""
-    for attribute in node.attribute:
-        if attribute.name == name:
-            return None if attribute.ref_attr_name else int(attribute.i)
-    return None
 
 
 # Control flow: the operator decides how its bodies are used.
 
 
 class _SubgraphNode(NamedTuple):
-    """A node with subgraphs: its operands, their summaries, and the values around it."""
+    """A node with subgraphs: its operands, their summaries, and the values around it.
+
+    The condition is that of an If: its value where it is a constant, else `None`.
+    """
 
     node: NodeProto
     operands: list[Origin]
     summaries: Mapping[str, BodySummary]
     outer_origins: Mapping[str, Origin]
     location: NodeLocation
+    condition: bool | None
 
     def list_captured_origins(self, summary: BodySummary) -> list[Origin]:
         """Return the origins of what one subgraph captures."""
@@ -334,7 +304,10 @@ class _SubgraphNode(NamedTuple):
 
 
 def _trace_if(node: _SubgraphNode) -> list[Origin] | None:
-    """Return the outputs of either branch; the condition chooses, but carries nothing."""
+    """Return the outputs of either branch; the condition chooses, but carries nothing.
+
+    A branch that a constant condition never takes counts for nothing.
+    """
     branches = []
     for summary in node.summaries.values():
         captured = node.list_captured_origins(summary)
@@ -343,7 +316,11 @@ def _trace_if(node: _SubgraphNode) -> list[Origin] | None:
         )
     if len(branches) != 2 or len(branches[0]) != len(branches[1]):
         return None
-    return [combine_alternatives(alternatives) for alternatives in zip(*branches, strict=True)]
+    never = {True: "else_branch", False: "then_branch", None: ""}[node.condition]
+    taken = [
+        outputs for name, outputs in zip(node.summaries, branches, strict=True) if name != never
+    ]
+    return [combine_alternatives(alternatives) for alternatives in zip(*taken, strict=True)]
 
 
 def _trace_loop(node: _SubgraphNode) -> list[Origin] | None:

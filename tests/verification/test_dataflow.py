@@ -4,7 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnx.numpy_helper
 import onnx.parser
 import pytest
 from onnx import ModelProto
@@ -192,6 +194,102 @@ def test_a_recurrent_state_may_depend_on_the_convolution_state_of_its_layer() ->
 def test_swapped_linear_states_are_found_though_one_depends_on_both() -> None:
     swapped = rename_values(LINEAR, conv="state", state="conv")
     assert trace_flows(swapped, buffers="conv state") == ["made of state", "made of conv"]
+
+
+# Values that are lost, or copied from another buffer
+
+
+def set_constants(**values: object) -> Callable[[ModelProto], None]:
+    """Give a model these constants."""
+
+    def change(model: ModelProto) -> None:
+        for name, value in values.items():
+            model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(value), name))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ("k_out = Mul(k, z)", "made of nothing"),
+        (f"none = Mul(z, k) k_out = {SCATTER}(none, i, x)", "made of nothing"),
+        ("k_out = Sub(k, k)", "made of nothing"),
+        ("none = Sub(k, k) k_out = Add(none, v)", "made of v"),
+        ("k_out = Where(no, k, x)", "made of nothing"),
+        ("k_out = Where(no, k, v)", "made of v"),
+        ("a = Mul(v, w) k_out = Where(no, k, a)", "made of v"),
+        ("k_out = Where(no, v, k)", "updated by Where"),
+        ("k_out = Where(yes, k, v)", "updated by Where"),
+        ("k_out = Where(partly, k, x)", "updated by Where"),
+        ("none = Mul(k, z) a = Mul(v, w) b = Mul(a, w) k_out = Add(none, b)", "made of v"),
+        ("none = Mul(k, z) a = MatMul(v, w) k_out = Add(none, a)", "made of nothing"),
+    ],
+)
+def test_what_constants_leave_out_is_not_what_an_output_is_made_of(
+    nodes: str, expected: str
+) -> None:
+    change = set_constants(no=[[False]], yes=[[True]], partly=[[True, False]])
+    assert trace_flows(f"{nodes} {SOUND_V}", change=change)[0] == expected
+
+
+@pytest.mark.parametrize(("always", "expected"), [(True, "made of nothing"), (False, "updated by")])
+def test_a_branch_that_a_constant_condition_never_takes_proves_nothing(
+    always: bool, expected: str
+) -> None:
+    nodes = format_if("t = MatMul(x, x)", f"e = {SCATTER}(k, i, x)").replace("If (c)", "If (d)")
+    assert trace_flows(nodes, change=set_constants(d=always))[0].startswith(expected)
+
+
+def test_constants_whose_data_are_not_read_leave_it_open() -> None:
+    """A large weight is read without its data, and external data are not read at all."""
+
+    def make_external(model: ModelProto) -> None:
+        model.graph.initializer[-1].data_location = onnx.TensorProto.EXTERNAL
+
+    def make_large(model: ModelProto) -> None:
+        set_constants(d=np.zeros((1, 2000), np.float32))(model)
+        short = read_model_without_weights(ByteSource.from_bytes(model.SerializeToString()))
+        model.CopyFrom(short)
+
+    def make_default(model: ModelProto) -> None:
+        set_constants(d=np.zeros((1, 1), np.float32))(model)
+        model.graph.input.add().CopyFrom(model.graph.input[0])
+        model.graph.input[-1].name = "d"
+
+    nodes = f"k_out = Mul(k, {{}}) {SOUND_V}"
+    for change, name in ((make_external, "z"), (make_large, "d"), (make_default, "d")):
+        assert trace_flows(nodes.format(name), change=change)[0] == "updated by Mul"
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        f"k_out = {SCATTER}(k, i, v)",
+        f"old = {SCATTER}(k, i, x) a = Mul(v, w) k_out = {SCATTER}(old, i, a)",
+        "a = Mul(v, w) both = Concat<axis = 1>(k, a) k_out = Slice(both, n, n)",
+        "a = Mul(v, w) k_out = Where(c, k, a)",
+        "difference = Sub(v, k) k_out = Add(k, difference)",
+        "a = Mul(v, w) b = Div(a, x) d = Transpose(b) e = Neg(d) k_out = Add(k, e)",
+    ],
+)
+def test_a_copy_of_another_buffer_leaves_it_open_what_is_retained(nodes: str) -> None:
+    why = "untraced: values of v are copied or added into it as well"
+    assert trace_flows(f"{nodes} {SOUND_V}") == [why, "updated by ScatterElements"]
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        f"new = MatMul(v, x) k_out = {SCATTER}(k, i, new)",
+        f"new = Sigmoid(v) k_out = {SCATTER}(k, i, new)",
+        f"gate = Sigmoid(v) new = Mul(v, gate) k_out = {SCATTER}(k, i, new)",
+        "a = Max(v, x) scale = Neg(a) k_out = Mul(k, scale)",
+        f"new = far.Project(v) k_out = {SCATTER}(k, i, new)",
+    ],
+)
+def test_what_is_computed_from_another_buffer_is_no_copy_of_it(nodes: str) -> None:
+    assert trace_flows(f"{nodes} {SOUND_V}")[0].startswith("updated by")
 
 
 # What is not proved

@@ -1,0 +1,112 @@
+"""Read the small constants of a body: axes and bounds, conditions, masks and zeros."""
+
+from __future__ import annotations
+
+from math import prod
+
+from onnx import NodeProto, TensorProto, numpy_helper
+
+from onnxkvrename.verification.graph_bodies import Body, decode_name
+from onnxkvrename.verification.strip_weights import MAX_KEPT_BYTES, list_removed_data
+
+_MAX_INTEGERS = 8
+"""The values of a list of axes, or of starts or ends along them, that are read."""
+
+
+class SmallConstants:
+    """The small constants in a body: initializers with their data, and nodes that are Constant."""
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+        self._nodes: dict[str, NodeProto] | None = None
+        # An initializer of an input is only its default.
+        self._inputs = frozenset(body.inputs)
+        self._truths: dict[str, bool | None] = {}
+
+    def find_integers(self, name: str) -> tuple[int, ...] | None:
+        """Return a short list of integers; `None` if it is not such a constant of this body."""
+        node = self._find_node(name)
+        if node is None:
+            tensor = self._find_initializer(name)
+            return None if tensor is None else _read_integers(tensor)
+        for attribute in node.attribute:
+            if attribute.ref_attr_name:
+                return None
+            if attribute.name == "value":
+                return _read_integers(attribute.t)
+            if attribute.name == "value_ints":
+                return tuple(attribute.ints) if len(attribute.ints) <= _MAX_INTEGERS else None
+        return None
+
+    def find_truth(self, name: str) -> bool | None:
+        """Return whether all elements of a constant are true, which is not 0.
+
+        Returns:
+            False if all are 0; `None` if some are, or if it is not a constant of this body, or
+            one whose data were not read.
+        """
+        if name not in self._truths:
+            self._truths[name] = self._read_truth(name)
+        return self._truths[name]
+
+    def _read_truth(self, name: str) -> bool | None:
+        node = self._find_node(name)
+        if node is None:
+            tensor = self._find_initializer(name)
+            return None if tensor is None else _read_tensor_truth(tensor)
+        for attribute in node.attribute:
+            if attribute.ref_attr_name:
+                return None
+            if attribute.name == "value":
+                return _read_tensor_truth(attribute.t)
+            if attribute.name in ("value_int", "value_float"):
+                return bool(attribute.i if attribute.name == "value_int" else attribute.f)
+        return None
+
+    def _find_node(self, name: str) -> NodeProto | None:
+        if self._nodes is None:
+            self._nodes = {
+                decode_name(output): node
+                for node in self._body.nodes
+                if node.op_type == "Constant" and not node.domain
+                for output in node.output
+            }
+        return self._nodes.get(name)
+
+    def _find_initializer(self, name: str) -> TensorProto | None:
+        return None if name in self._inputs else self._body.constants.get(name)
+
+
+def _read_integers(tensor: TensorProto) -> tuple[int, ...] | None:
+    """Return the values of a short list of integers; `None` if it is something else."""
+    width = 8 if tensor.data_type == TensorProto.INT64 else 4
+    if (
+        tensor.data_type not in (TensorProto.INT64, TensorProto.INT32)
+        or len(tensor.dims) != 1
+        or not 0 < tensor.dims[0] <= _MAX_INTEGERS
+    ):
+        return None
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return None
+    count, raw = tensor.dims[0], tensor.raw_data
+    if len(raw) == count * width:
+        return tuple(
+            int.from_bytes(raw[start : start + width], "little", signed=True)
+            for start in range(0, len(raw), width)
+        )
+    values = tensor.int64_data if width == 8 else tensor.int32_data
+    return tuple(values) if len(values) == count and not raw else None
+
+
+def _read_tensor_truth(tensor: TensorProto) -> bool | None:
+    """Return whether all elements are true, or all are not; `None` if that is not known."""
+    is_elsewhere = tensor.data_location == TensorProto.EXTERNAL or list_removed_data(tensor)
+    if is_elsewhere or not 0 < prod(tensor.dims) <= 8 * MAX_KEPT_BYTES:
+        return None
+    try:
+        values = numpy_helper.to_array(tensor).astype(bool)
+    except (KeyError, TypeError, ValueError):  # a damaged tensor: onnx's checker says so
+        return None
+    if values.all():
+        return True
+    return None if values.any() else False

@@ -1,0 +1,89 @@
+"""Find what one node does to its operands by its attributes and its constant operands.
+
+`operators` says what is true of every node of a type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from onnx import NodeProto
+
+from onnxkvrename.verification.constants import SmallConstants
+from onnxkvrename.verification.graph_bodies import Operation
+from onnxkvrename.verification.operators import OperandFlow, SizeChange
+from onnxkvrename.verification.provenance import SAME_SIZE, Resizing, build_resizing
+
+_LARGEST_END = 2**31 - 1
+"""The smallest end of a Slice that exporters write for all that is there."""
+
+
+def find_lost_operands(operation: Operation, constants: SmallConstants) -> Collection[int]:
+    """Return the positions of the operands of which nothing reaches the output.
+
+    Those are what a constant condition does not choose, what is multiplied by a constant 0, and
+    what is subtracted from itself.
+    """
+    if operation.domain != "":
+        return ()
+    inputs = operation.inputs
+    if operation.op_type == "Where" and len(inputs) == 3:
+        return {True: (2,), False: (1,), None: ()}[constants.find_truth(inputs[0])]
+    everything = range(len(inputs))
+    if operation.op_type in ("Mul", "And"):
+        return everything if any(constants.find_truth(name) is False for name in inputs) else ()
+    if operation.op_type in ("Sub", "Xor", "BitwiseXor"):
+        return everything if len(inputs) == 2 and inputs[0] == inputs[1] else ()
+    return ()
+
+
+def find_resizings(
+    flow: OperandFlow, node: NodeProto, constants: SmallConstants
+) -> frozenset[Resizing]:
+    """Return what a node does to the size of an operand, by its operator and its attributes."""
+    if flow.fixing_attribute and _read_integer(node, flow.fixing_attribute):
+        return build_resizing(flow.fixed_change, None)
+    if node.op_type == "Slice" and flow.size_change == SizeChange.CUTS:
+        return _find_slice_resizing(node, constants)
+    axis: int | None
+    if isinstance(flow.axis, str):
+        is_said = any(attribute.name == flow.axis for attribute in node.attribute)
+        axis = _read_integer(node, flow.axis) if is_said else flow.default_axis
+    else:
+        axis = flow.axis
+    if flow.room_operand is not None and not "".join(node.input[flow.room_operand :][:1]):
+        return build_resizing(SizeChange.APPENDS, axis)
+    return build_resizing(flow.size_change, axis)
+
+
+def _find_slice_resizing(node: NodeProto, constants: SmallConstants) -> frozenset[Resizing]:
+    """Return what a Slice cuts: nothing along an axis that it takes from 0 to the largest end."""
+    starts, ends, axes, steps = (
+        constants.find_integers(name) if name else None
+        for name in [*node.input, "", "", "", ""][1:5]
+    )
+    if axes is None:
+        return build_resizing(SizeChange.CUTS, None)
+    cut = [
+        axis
+        for number, axis in enumerate(axes)
+        if not (
+            starts is not None
+            and ends is not None
+            and len(starts) == len(ends) == len(axes)
+            and starts[number] == 0
+            and ends[number] >= _LARGEST_END
+            and (len(node.input) < 5 or not node.input[4] or steps == (1,) * len(axes))
+        )
+    ]
+    if not cut:
+        return SAME_SIZE
+    return frozenset({Resizing(SizeChange.CUTS, cut_axes=frozenset(cut))})
+
+
+def _read_integer(node: NodeProto, name: str) -> int | None:
+    """Return an attribute; `None` if the node has none, or a function's caller decides it."""
+    for attribute in node.attribute:
+        if attribute.name == name:
+            return None if attribute.ref_attr_name else int(attribute.i)
+    return None
