@@ -58,7 +58,10 @@ def hold_locks(targets: Iterable[Path], moves: Mapping[Path, Path] | None = None
             locks.acquire(target)
         yield
     finally:
-        locks.release()
+        try:
+            locks.release()
+        finally:
+            locks.release()  # an interrupt may come before the first call does anything
 
 
 class _Locks:
@@ -67,6 +70,7 @@ class _Locks:
     def __init__(self, moves: Mapping[Path, Path]) -> None:
         self.moves = moves
         self.paths: dict[Path, None] = {}
+        self.being_removed: Path | None = None
         self.descriptors: list[int] = []
         self.answer = "it disappeared each time"
 
@@ -191,13 +195,16 @@ class _Locks:
             self._close_descriptors()
         try:
             while self.paths:
-                path = self.paths.popitem()[0]
+                path = next(reversed(self.paths))
                 moved = resolve_moved_path(path, self.moves)
+                is_retry, self.being_removed = path == self.being_removed, path
                 # A query that fails is made once more. A lock that stays blocks nothing.
                 for name in (path,) if moved == path else (moved, moved, path):
                     with suppress(OSError):
-                        if name == path or self._is_own_lock(name):
+                        # Once it is removed, another run may have its own lock there.
+                        if (name == path and not is_retry) or self._is_own_lock(name):
                             os.unlink(name)
+                del self.paths[path]
         finally:
             if self.paths:
                 self.release()  # an interrupt leaves no lock

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from onnxkvrename import WriteError
-from onnxkvrename.storage.lock import find_lock_path, hold_locks
+from onnxkvrename.storage.lock import _Locks, find_lock_path, hold_locks
 
 HOLDING = """
 import sys
@@ -356,15 +356,18 @@ def test_a_lock_that_was_half_taken_is_not_left(
     assert taken(tmp_path / "a.onnx", tmp_path / "b.onnx")
 
 
+@pytest.mark.parametrize("removes_first", [True, False])
 def test_an_interrupt_while_locks_are_let_go_leaves_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    removes_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, calls = os.unlink, []
 
     def interrupted(path: Path) -> None:
-        real(path)
         calls.append(path)
-        if len(calls) in (1, 3):
+        is_interrupted = len(calls) in (1, 3)
+        if removes_first or not is_interrupted:
+            real(path)
+        if is_interrupted:
             raise KeyboardInterrupt
 
     targets = [tmp_path / f"{name}.onnx" for name in "abcd"]
@@ -373,6 +376,41 @@ def test_an_interrupt_while_locks_are_let_go_leaves_none(
         taken(*targets)
     assert os.listdir(tmp_path) == []
     assert taken(*targets)
+
+
+def test_an_interrupt_right_before_locks_are_let_go_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = _Locks.release, []
+
+    def interrupted(self: _Locks) -> None:
+        calls.append(self)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        real(self)
+
+    monkeypatch.setattr(_Locks, "release", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        taken(tmp_path / "a.onnx", tmp_path / "b.onnx")
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_interrupt_after_a_lock_is_gone_costs_no_other_run_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, other = os.unlink, "process 1 on elsewhere since now"
+
+    def interrupted(path: Path) -> None:
+        real(path)
+        monkeypatch.undo()
+        Path(path).write_text(other)  # another run was waiting for it
+        raise KeyboardInterrupt
+
+    target = tmp_path / "a.onnx"
+    monkeypatch.setattr(os, "unlink", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        taken(target)
+    assert find_lock_path(target).read_text() == other
 
 
 def test_a_lock_that_is_let_go_while_it_is_opened_is_looked_for_again(
