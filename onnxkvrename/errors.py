@@ -98,7 +98,3 @@ class UndoError(WriteError):
 
 class FlushError(WriteError):
     """All results are in place, but the names in a directory could not be brought to the disk."""
-
-
-class SetsInterrupt(KeyboardInterrupt):
-    """An interrupt between sets of models; the message says how many models are done."""

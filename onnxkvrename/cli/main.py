@@ -26,7 +26,7 @@ from onnxkvrename.cli.output import (
     print_lines,
     stdout_guard,
 )
-from onnxkvrename.errors import KvRenameError, SetsInterrupt
+from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.report.formats import Answer, Line, list_formats
 from onnxkvrename.storage.read import is_occupied
@@ -166,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             explain_missing_model(name, args, error)
     except (KeyboardInterrupt, click.Abort) as stop:
         cause = stop.__cause__ or stop  # click makes an Abort of an interrupt
-        done = f"; {cause}" if isinstance(cause, SetsInterrupt) else ""
+        done = f"; {cause}" if isinstance(cause, KeyboardInterrupt) and cause.args else ""
         failure = KvRenameError(
             f"interrupted: no file was left half written{done}", hint="run the same command again"
         )

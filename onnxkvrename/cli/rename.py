@@ -51,6 +51,7 @@ from onnxkvrename.rules.results import (
     Report,
     SidecarPolicy,
     SidecarSearch,
+    report_placed,
 )
 from onnxkvrename.storage.read import is_directory
 
@@ -220,18 +221,19 @@ def command(**values: Any) -> int:
     """
     view = _build_view(arguments := _Arguments(**values))
     report = _rename_models(arguments, view)
-    if view.check_only or report.findings or any(model.error for model in report.models):
-        from onnxkvrename.cli.hints.complete import build_writing_command, complete_reports
+    with report_placed([report]):
+        if view.check_only or report.findings or any(model.error for model in report.models):
+            from onnxkvrename.cli.hints.complete import build_writing_command, complete_reports
 
-        is_written = not view.dry_run and not report.failed
-        report = report._replace(models=complete_reports(report.models, is_written=is_written))
-        view = view._replace(writing_command="" if report.failed else build_writing_command())
-    answer = build_rename_answer(report, view)
-    if view.dry_run:
-        from onnxkvrename.cli.recover import mention_unfinished_runs  # not where files are written
+            is_written = not view.dry_run and not report.failed
+            report = report._replace(models=complete_reports(report.models, is_written=is_written))
+            view = view._replace(writing_command="" if report.failed else build_writing_command())
+        answer = build_rename_answer(report, view)
+        if view.dry_run:
+            from onnxkvrename.cli.recover import mention_unfinished_runs  # nothing is written
 
-        answer = mention_unfinished_runs(answer)
-    return print_answer(answer, arguments.output_format)
+            answer = mention_unfinished_runs(answer)
+        return print_answer(answer, arguments.output_format)
 
 
 def render_failure(code: int, error: KvRenameError) -> str:
@@ -358,22 +360,19 @@ def _run_jobs(
     """Rename with the sidecars, the processes and the progress bars that were asked for."""
     paths = arguments.sidecar
     if arguments.dask is not None:  # a worker has a working directory of its own
-        jobs = tuple(
-            build_job(job.model.absolute(), job.output.absolute(), job.root) for job in jobs
-        )
+        jobs = tuple(build_job(j.model.absolute(), j.output.absolute(), j.root) for j in jobs)
         paths = tuple(path.absolute() for path in paths)
-    search = SidecarSearch(
-        paths,
-        _choose_policy(arguments),
-        _list_directories(arguments),
-        takes_folders=arguments.directory is not None,
-    )
+    policy, directories = _choose_policy(arguments), _list_directories(arguments)
+    takes_folders = arguments.directory is not None
+    search = SidecarSearch(paths, policy, directories, takes_folders=takes_folders)
     sidecars += find_sidecars(jobs, change, rules, search)
     bars = show_progress(is_wanted=arguments.output_format == "text" and not arguments.quiet)
-    with open_executor(arguments.dask, arguments.jobs, len(jobs)) as executor, bars as progress:
-        return rename_batch(
-            jobs, change, rules, options, progress, executor, sidecars, directory_map
-        )
+    workers = open_executor(arguments.dask, arguments.jobs, len(jobs))
+    reports = list[Report]()
+    with report_placed(reports), workers as executor, bars as progress:
+        how = (options, progress, executor, sidecars, directory_map)
+        reports.append(rename_batch(jobs, change, rules, *how))
+    return reports[0]
 
 
 def _choose_policy(arguments: _Arguments) -> SidecarPolicy:

@@ -105,6 +105,12 @@ class BatchWriter:
         self.executor = executor
         self.directory_map = directory_map or {}
         self.inputs = inputs
+        self._transaction: Transaction | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all files are in place and stay, also if the clean-up was interrupted."""
+        return self._transaction is not None and self._transaction.is_complete
 
     def write(self) -> None:
         """Write all files under temporary names, and put them in place together.
@@ -199,7 +205,8 @@ class BatchWriter:
         someone else saves at a target meanwhile stays, and ends the run.
         """
         overwritten = _read_overwritten(tasks)
-        with Transaction(overwritten) as transaction:
+        self._transaction = Transaction(overwritten)
+        with self._transaction as transaction:
             files = self._write_temp_files(tasks)
             for task in tasks:
                 error = task.find_source_error()

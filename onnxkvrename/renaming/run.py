@@ -14,7 +14,6 @@ from onnxkvrename.errors import (
     KvRenameError,
     ModelError,
     RulesError,
-    SetsInterrupt,
 )
 from onnxkvrename.renaming.batch_checks import check_batch
 from onnxkvrename.renaming.parallel import map_ordered
@@ -27,17 +26,17 @@ from onnxkvrename.renaming.place import (
 )
 from onnxkvrename.renaming.prepare import (
     PreparedModel,
-    SplicePlan,
     prepare_model,
     prepare_stamp,
 )
-from onnxkvrename.renaming.write import SidecarPlan, WriteTask
+from onnxkvrename.renaming.write import list_tasks
 from onnxkvrename.rules.find_models import find_candidates
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules, find_token_error
 from onnxkvrename.rules.results import (
     ModelReport,
     Options,
+    PlacedInterrupt,
     RenameJob,
     Report,
     SidecarReport,
@@ -172,8 +171,8 @@ def _write_sets(
     build_writer: Callable[..., BatchWriter],
 ) -> Report:
     """Write one set after the other, each of them all or none; those with an error stay."""
-    reports = list(_list_reports(models))
-    sidecar_reports = list(_list_sidecar_reports(sidecars, models, sets))
+    reports = dict(enumerate(_list_reports(models)))
+    sidecar_reports = dict(enumerate(_list_sidecar_reports(sidecars, models, sets)))
     for indexes in sets:
         if _has_failed(models, indexes):
             continue
@@ -185,14 +184,13 @@ def _write_sets(
         own_models = [models[index] for index in indexes]
         try:
             written = _write_set(own_models, own_sidecars, options, build_writer)
-        except KeyboardInterrupt:
-            done = sum(report.status == "renamed" for report in reports)
-            raise SetsInterrupt(f"{done:,} of {len(reports):,} models are renamed") from None
-        for index, report in zip(indexes, written.models, strict=True):
-            reports[index] = report
-        for number, sidecar_report in zip(own, written.sidecars, strict=True):
-            sidecar_reports[number] = sidecar_report
-    return Report(tuple(reports), tuple(sidecar_reports), sets=sets)
+        except KeyboardInterrupt as stop:
+            if isinstance(stop, PlacedInterrupt):
+                reports.update(zip(indexes, stop.report.models, strict=True))
+            raise PlacedInterrupt(Report(tuple(reports.values()), sets=sets)) from None
+        reports.update(zip(indexes, written.models, strict=True))
+        sidecar_reports.update(zip(own, written.sidecars, strict=True))
+    return Report(tuple(reports.values()), tuple(sidecar_reports.values()), sets=sets)
 
 
 def _write_set(
@@ -362,13 +360,18 @@ def _write_results(
     build_writer: Callable[..., BatchWriter],
     directory_map: Mapping[Path, Path] | None = None,
 ) -> Report:
-    tasks = (*_list_tasks(models, options), *_list_sidecar_tasks(sidecars, options))
+    writer = build_writer(list_tasks(models, sidecars, options), directory_map=directory_map)
+    written = _report_written(models, sidecars)
     try:
-        build_writer(tasks, directory_map=directory_map).write()
+        writer.write()
     except PlaceError as failure:
         reports = tuple(_build_failure_reports(models, failure))
         return Report(reports, _list_sidecar_reports(sidecars))
-    return _report_written(models, sidecars)
+    except KeyboardInterrupt:
+        if writer.is_done:
+            raise PlacedInterrupt(written) from None
+        raise
+    return written
 
 
 def _report_written(models: Sequence[PreparedModel], sidecars: Sequence[PreparedSidecar]) -> Report:
@@ -406,35 +409,6 @@ def _resolve_status(model: PreparedModel) -> Status:
 
 def _resolve_sidecar_report(report: SidecarReport) -> SidecarReport:
     return report._replace(status="renamed" if report.status == "would-rename" else "unchanged")
-
-
-def _list_tasks(models: Sequence[PreparedModel], options: Options) -> Iterator[WriteTask]:
-    """Yield the data files and models to write; data that several models share comes once."""
-    seen: set[Path] = set()
-    for index, model in enumerate(models):
-        for file, output in model.data_copies:
-            target = Path(os.path.abspath(output))
-            if target not in seen:
-                seen.add(target)
-                root = model.job.root
-                yield WriteTask(index, file, target, output, False, options.force, root)
-        if model.needs_write and model.splice_plan is not None:
-            yield _build_task(index, model.splice_plan, model.job, options)
-
-
-def _list_sidecar_tasks(
-    sidecars: Sequence[PreparedSidecar], options: Options
-) -> Iterator[WriteTask]:
-    for sidecar in sidecars:
-        if sidecar.plan is not None:
-            yield _build_task(sidecar.model_index, sidecar.plan, sidecar.sidecar.job, options)
-
-
-def _build_task(
-    model_index: int, plan: SplicePlan | SidecarPlan, job: RenameJob, options: Options
-) -> WriteTask:
-    force = options.force
-    return WriteTask(model_index, plan, job.target, job.output, job.in_place, force, job.root)
 
 
 def _build_failure_reports(

@@ -1,18 +1,19 @@
-"""Write one result under a temporary name, and read it back before it may be put in place."""
+"""The files that a run writes: each under a temporary name, and read back before it is placed."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.model.external_data import DataFile, open_data_file
 from onnxkvrename.model.file import check_written_model, write_pieces
 from onnxkvrename.renaming.parallel import name_worker
-from onnxkvrename.renaming.prepare import SplicePlan
+from onnxkvrename.renaming.prepare import PreparedModel, SplicePlan
+from onnxkvrename.rules.results import Options, RenameJob
 from onnxkvrename.storage.read import (
     FileIdentity,
     OpenFile,
@@ -21,6 +22,9 @@ from onnxkvrename.storage.read import (
     open_file,
 )
 from onnxkvrename.storage.temp_file import ProgressCallback, ReadyFile, TempFile
+
+if TYPE_CHECKING:
+    from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar
 
 
 class SidecarPlan(NamedTuple):
@@ -78,6 +82,47 @@ class WriteTask(NamedTuple):
         if isinstance(self.source, DataFile):
             return (self.source.directory / self.source.location).parent
         return Path(os.path.abspath(self.source_path)).parent
+
+
+def list_tasks(
+    models: Sequence[PreparedModel], sidecars: Sequence[PreparedSidecar], options: Options
+) -> tuple[WriteTask, ...]:
+    """Return the data files, models and text files to write.
+
+    Args:
+        models: The models; data that several of them share comes once.
+        sidecars: The text files that go with them.
+        options: Whether existing files are overwritten.
+    """
+    return (*_list_model_tasks(models, options), *_list_sidecar_tasks(sidecars, options))
+
+
+def _list_model_tasks(models: Sequence[PreparedModel], options: Options) -> Iterator[WriteTask]:
+    seen: set[Path] = set()
+    for index, model in enumerate(models):
+        for file, output in model.data_copies:
+            target = Path(os.path.abspath(output))
+            if target not in seen:
+                seen.add(target)
+                root = model.job.root
+                yield WriteTask(index, file, target, output, False, options.force, root)
+        if model.needs_write and model.splice_plan is not None:
+            yield _build_task(index, model.splice_plan, model.job, options)
+
+
+def _list_sidecar_tasks(
+    sidecars: Sequence[PreparedSidecar], options: Options
+) -> Iterator[WriteTask]:
+    for sidecar in sidecars:
+        if sidecar.plan is not None:
+            yield _build_task(sidecar.model_index, sidecar.plan, sidecar.sidecar.job, options)
+
+
+def _build_task(
+    model_index: int, plan: SplicePlan | SidecarPlan, job: RenameJob, options: Options
+) -> WriteTask:
+    force = options.force
+    return WriteTask(model_index, plan, job.target, job.output, job.in_place, force, job.root)
 
 
 def write_temp_file(

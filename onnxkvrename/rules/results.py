@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -249,3 +250,42 @@ class Report(NamedTuple):
             failed=has_changes or any(model.failed for model in self.models),
             not_done=any(model.error is not None for model in self.models),
         )
+
+
+class PlacedInterrupt(KeyboardInterrupt):
+    """An interrupt after results were put in place, where they stay; the message says which.
+
+    Attributes:
+        report: The outcome for each model, as far as it was reached.
+    """
+
+    def __init__(self, report: Report) -> None:
+        renamed = sum(model.status == "renamed" for model in report.models)
+        super().__init__(
+            f"{renamed:,} of {len(report.models):,} models are renamed"
+            if report.sets or report.failed
+            else "all results are in place"
+        )
+        self.report = report
+
+
+@contextmanager
+def report_placed(results: Sequence[Report]) -> Iterator[None]:
+    """Context manager that makes an interrupt say which results are in place.
+
+    Args:
+        results: The report on the run, once there is one.
+
+    Raises:
+        PlacedInterrupt: The interrupt came after a result was put in place.
+    """
+    try:
+        yield
+    except PlacedInterrupt:
+        raise
+    except KeyboardInterrupt:
+        for report in results:
+            statuses = {model.status for model in report.models}
+            if "renamed" in statuses.union(sidecar.status for sidecar in report.sidecars):
+                raise PlacedInterrupt(report) from None
+        raise

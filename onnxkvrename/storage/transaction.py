@@ -77,11 +77,15 @@ class Transaction:
         overwritten: For files that are replaced, what :func:`os.lstat` returned when they were
             what may be replaced. One that has changed since is not.
 
+    Attributes:
+        is_complete: Whether all changes are made and stay; known once the context ends.
+
     Raises:
         UndoError: On exit, if an error or interrupt could not be undone.
     """
 
     def __init__(self, overwritten: Mapping[Path, os.stat_result] | None = None) -> None:
+        self.is_complete = False
         self.log: list[_Change] = []
         self.last_change: _Change | None = None
         self.backups: dict[Path, Path] = {}
@@ -96,7 +100,8 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, *traceback: object
     ) -> None:
         moves = dict[Path, Path]()
-        if error is not None and not self._is_complete(error):
+        self.is_complete = error is None or self._has_last_change(error)
+        if error is not None and not self.is_complete:
             self._undo_all(error)
         else:
             moves = {item.previous_path: item.path for item in self.log if item.previous_path}
@@ -274,7 +279,7 @@ class Transaction:
         if last:
             self.last_change = change
 
-    def _is_complete(self, error: BaseException) -> bool:
+    def _has_last_change(self, error: BaseException) -> bool:
         """Return whether the last change was made."""
         if self.last_change is None:
             return False

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import genai_folders
@@ -372,3 +375,58 @@ def test_an_interrupt_says_how_many_models_are_done(
     assert outcome.code == 130
     assert "no file was left half written; 3 of 5 models are renamed" in outcome.err
     assert [read_tokens(Path(name)) for name in "ad"] == [{True}, {False}]
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (("d", "broken.onnx", "-k"), "2 of 3 models are renamed"),
+        (("d",), "all results are in place"),
+        (("d", "-d", "new"), "all results are in place"),
+    ],
+)
+def test_an_interrupt_after_the_last_file_is_in_place_counts_it(
+    args: tuple[str, ...], expected: str, here: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_windows(Path("d"), 2)
+    Path("broken.onnx").write_bytes(b"no model")
+    real = os.unlink
+
+    def interrupt(path: Path, **how: int | None) -> None:
+        if read_tokens(Path("new" if "-d" in args else "d")) == {True}:
+            monkeypatch.setattr(os, "unlink", real)
+            raise KeyboardInterrupt
+        real(path, **how)
+
+    monkeypatch.setattr(os, "unlink", interrupt)
+    outcome = run(*args, "--prefix", "VLLM")
+    assert outcome.code == 130
+    assert outcome.err.strip() == (
+        "error: interrupted: no file was left half written; "
+        f"{expected} (run the same command again)"
+    )
+    assert not list(Path().rglob(".onnxkvrename-*"))
+
+
+def test_an_interrupt_while_the_answer_is_printed_says_what_is_in_place(
+    here: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("onnxkvrename.cli.rename.print_answer", interrupt)
+    assert "half written; all results are in place" in run("a", "--prefix", "VLLM").err
+    assert "half written (run" in run("a", "--prefix", "VLLM").err  # there was nothing to do
+    assert "half written (run" in run("a", "--prefix", "ABC", "--replace", "--dry-run").err
+
+
+def test_an_interrupt_while_workers_end_says_what_is_in_place(
+    here: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def open_and_interrupt(*args: object) -> Iterator[None]:
+        yield None
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("onnxkvrename.cli.rename.open_executor", open_and_interrupt)
+    assert "half written; all results are in place" in run("a", "--prefix", "VLLM").err
