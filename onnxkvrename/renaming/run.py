@@ -114,7 +114,12 @@ def rename_batch(
         if sets
         else _write_results(models, prepared_sidecars, options, writer, directory_map)
     )
-    if keeps_files and not report.failed:
+    if keeps_files and (done := _list_done(report)):
+        stays = [item.job for index, item in enumerate(models) if index not in done]
+        stays += [each.sidecar.job for each in prepared_sidecars if each.model_index not in done]
+        kept = set(_list_targets_to_clean(stays))
+        targets = [path for path in targets if path not in kept]
+        models = tuple(models[index] for index in done)
         _remove_kept_files(targets, models, directory_map or {}, inputs)
     return report
 
@@ -380,6 +385,12 @@ def _report_written(models: Sequence[PreparedModel], sidecars: Sequence[Prepared
         tuple(model.report._replace(status=_resolve_status(model)) for model in models),
         tuple(_resolve_sidecar_report(sidecar.report) for sidecar in sidecars),
     )
+
+
+def _list_done(report: Report) -> list[int]:
+    """Return the indexes of the models whose sets have no error; by default all are one set."""
+    sets = report.sets or [range(len(report.models))]
+    return [i for each in sets if not any(report.models[m].failed for m in each) for i in each]
 
 
 def _list_data_paths(models: Sequence[PreparedModel]) -> list[Path]:

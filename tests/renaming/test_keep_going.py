@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import genai_folders
@@ -13,10 +15,12 @@ import models
 import onnx
 import pytest
 from exporter_models import HEAD, HEADS, Cache, build_model
+from kill_commands import needs_fork, read_directory, run_and_kill
 from models import saved
 from window_sets import build_window, write_windows
 
 from onnxkvrename import ModelError, rename, rename_all
+from onnxkvrename.cli.main import main
 from onnxkvrename.renaming.place import BatchWriter
 from onnxkvrename.rules.change_sets import group_models
 from onnxkvrename.rules.load import load_rules
@@ -430,3 +434,25 @@ def test_an_interrupt_while_workers_end_says_what_is_in_place(
 
     monkeypatch.setattr("onnxkvrename.cli.rename.open_executor", open_and_interrupt)
     assert "half written; all results are in place" in run("a", "--prefix", "VLLM").err
+
+
+@needs_fork
+@pytest.mark.parametrize("name", ["replace", "unlink"])
+def test_after_a_kill_the_next_run_removes_what_is_left_though_a_set_still_fails(
+    name: str, here: Path
+) -> None:
+    shutil.rmtree("b")
+    assert main([".", *V]) == 2
+    done = read_directory(here)
+    killed = half_done = 0
+    for nth in count(1):
+        shutil.rmtree("a")
+        write_windows(Path("a"), 3)
+        if not run_and_kill(name, nth, ".", *V, after=False, code=2):
+            break
+        killed += 1
+        half_done += main(["recover", "."]) == 1
+        assert main([".", *V]) == 2
+        assert read_directory(here) == done, (name, nth)
+    assert killed > 1
+    assert half_done or name != "replace"
