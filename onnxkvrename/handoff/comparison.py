@@ -63,6 +63,8 @@ class Difference(NamedTuple):
         needed_symbols: The symbols without a size on which the result depends.
         size_option: The option that sets their sizes.
         window_sizes: The windows of prefill and decode in tokens, if both have one of known size.
+        has_moved_batch: Whether the batch is another axis, which a hand-off of one sequence
+            cannot show.
     """
 
     code: str
@@ -72,6 +74,7 @@ class Difference(NamedTuple):
     needed_symbols: tuple[str, ...] = ()
     size_option: str = "--dim"
     window_sizes: tuple[int, int] | None = None
+    has_moved_batch: bool = False
 
     @property
     def is_undecided(self) -> bool:
@@ -139,6 +142,13 @@ def find_differences(
     comparison = _ShapeComparison(
         pair.prefill, pair.decode, prefill_shape, decode_shape, clipped_axes
     )
+    if comparison.has_moved_batch():
+        before, after = (
+            f"{buffer.dtype} {format_shape(buffer.shape or ())}"
+            for buffer in (pair.prefill, pair.decode)
+        )
+        yield Difference("KV615", before, after, has_moved_batch=True)
+        return
     if comparison.has_permuted_axes():
         yield Difference("KV615", *types)
         return
@@ -170,6 +180,14 @@ class _ShapeComparison(NamedTuple):
         if Counter(map(str, prefill_dims)) != Counter(map(str, decode_dims)):
             return False
         return prefill_dims != decode_dims or self.prefill.prompt_axis != self.decode.prompt_axis
+
+    def has_moved_batch(self) -> bool:
+        """Return whether the batch is a symbol, and changes places with that of another axis."""
+        before, after = self.prefill.shape or (), self.decode.shape or ()
+        first, second = (buffer.batch_axis for buffer in (self.prefill, self.decode))
+        if first != second or Counter(map(str, before)) != Counter(map(str, after)):
+            return False
+        return isinstance(before[first], str) and before[first] != after[first]
 
     def compare_axes(self) -> Iterator[Difference]:
         """Yield a difference for each axis that has one, without the text of the types."""

@@ -172,7 +172,10 @@ def _find_differing_buffers(comparison: Comparison) -> Iterator[RootCause]:
         if simulation is None and (difference.is_certain or difference.needed_symbols):
             ranges = ()
         is_never_read = (
-            simulation is None or simulation.refused_ranges or pair.buffer_id not in transferred
+            simulation is None
+            or simulation.refused_ranges
+            or pair.buffer_id not in transferred
+            or difference.has_moved_batch
         )
         if ranges or difference.is_undecided or (difference.is_certain and is_never_read):
             last_equal = ranges[0][0] - 1 if ranges else placeholder

@@ -31,6 +31,8 @@ REFUSALS: Mapping[MemoryKind, str] = MappingProxyType(
 """Why a hand-off is refused, by the memory that it goes through."""
 DIFFERENT_MODELS = "KV623"
 """The finding that makes every prompt wrong, even if all bytes are at the right places."""
+_CORRUPTING_CODES = ("KV609", "KV615", "KV617", DIFFERENT_MODELS)
+"""Findings after which decode reads wrong values, even if a simulated prompt does not show it."""
 _MISPLACING_CODES = ("KV608", "KV609", "KV617")
 """Findings that make the positions on the two sides differ, whatever the prompt."""
 
@@ -139,7 +141,7 @@ def _decide_outcome(
         return "fails"
     if refused and not corrupt:
         return "fails"  # a prompt that is refused is not read wrongly, whatever else is wrong
-    if corrupt or differs_unsimulated or not codes.isdisjoint(("KV609", "KV617", DIFFERENT_MODELS)):
+    if corrupt or differs_unsimulated or not codes.isdisjoint(_CORRUPTING_CODES):
         return "corrupts"
     if simulation is None:
         return "unknown"

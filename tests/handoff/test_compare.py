@@ -304,6 +304,23 @@ def test_the_same_sizes_in_another_order_are_told_from_other_sizes() -> None:
     ) == ["KV613"]
 
 
+def test_a_batch_on_another_axis_is_another_order_though_one_sequence_has_as_many_bytes() -> None:
+    """All prompts of one sequence would do: [b, 2, ctx_len, 4] and [ctx_len, 2, b, 4]."""
+
+    plain = build_side_layout(*describe_attention(0))
+    one, other = (
+        plain._replace(buffers=tuple(each._replace(shape=shape) for each in plain.buffers))
+        for shape in (("b", 2, "ctx_len", 4), ("ctx_len", 2, "b", 4))
+    )
+    for prefill, decode in ((one, other), (other, one)):
+        found = predict_handoff(prefill, decode)
+        assert (list_codes(found), found.verdict.outcome) == (["KV615"], "corrupts")
+    assert "FLOAT16 [ctx_len, 2, b, 4] on prefill and FLOAT16 [b, 2, ctx_len, 4] on decode" in (
+        message(found, "KV615")
+    )
+    assert list_codes(predict_handoff(one, one)) == list_codes(predict_handoff(plain, one)) == []
+
+
 def test_a_larger_last_buffer_is_refused_though_its_bytes_would_be_right() -> None:
     """One head: tokens stand as before, and decode wants room behind them."""
     prefill = build_side_layout(*describe_attention(0, shape="1,ctx_len,4"), ctx_len=12)
