@@ -152,6 +152,10 @@ def _prepare_open_model(
     prepared = PreparedModel(job, report, model, splice_plan, model.data_files)
     if options.check_destination:
         return _check_output(prepared, opened, model.data_files, options)
+    try:
+        check_result_size(splice_plan.size, str(job.model))
+    except KvRenameError as error:
+        return prepared._replace(report=report._replace(error=name_worker(error)))
     if _has_result(prepared, opened, options):
         return prepared._replace(report=report._replace(status="unchanged"))
     return prepared

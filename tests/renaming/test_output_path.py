@@ -179,6 +179,19 @@ def test_a_result_that_no_reader_takes_is_refused_before_work_starts(
     assert attempt(decoder).status == "renamed"
 
 
+@pytest.mark.parametrize("option", ["--check", "--diff", "--dry-run"])
+def test_no_option_promises_a_result_that_no_reader_takes(
+    option: str, decoder: Path, renamed: bytes, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(destination, "MAX_MODEL_SIZE", len(renamed) - 1)
+    outcome = run(decoder, "--prefix", "VLLM", option)
+    assert outcome.code == 2
+    assert f"would have {len(renamed):,} bytes" in outcome.err
+    assert "would change" not in outcome.out
+    monkeypatch.setattr(destination, "MAX_MODEL_SIZE", len(renamed))
+    assert run(decoder, "--prefix", "VLLM", option).code == (0 if option == "--dry-run" else 1)
+
+
 def test_a_new_directory_is_gone_again_if_the_result_could_not_be_written(
     external: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
