@@ -52,8 +52,8 @@ _MAX_LISTED_FILES = 4
     "recover",
     context_settings=CONTEXT_SETTINGS,
     epilog="The command that was stopped finishes its work as well. Exit codes: 0 done or nothing "
-    "to do; 1 there is a run to undo or to finish, or a record was skipped; 2 the job could not be "
-    "done; 130 interrupted.",
+    "to do; 1 there is a run to undo or to finish, a file has changed since the run stopped, or a "
+    "record was skipped; 2 the job could not be done; 130 interrupted.",
 )
 @click.argument(
     "paths",
@@ -90,7 +90,8 @@ def command(paths: tuple[Path, ...], undo: bool, finish: bool, output_format: st
     recovery = Recovery(
         "undo" if undo else "finish" if finish else "list", runs, skipped, leftovers
     )
-    code = decide_exit_code(failed=bool(skipped) or (bool(runs) and not (undo or finish)))
+    is_left = bool(_list_changed(recovery)) if undo or finish else bool(runs)
+    code = decide_exit_code(failed=bool(skipped) or is_left)
     return print_answer(_build_answer(recovery, code, show), output_format)
 
 
@@ -153,7 +154,12 @@ class _PathNames:
 def _build_answer(recovery: Recovery, code: int, show: _PathNames) -> Answer:
     level: Literal["error", "notice"] = "error" if recovery.action == "list" else "notice"
     notes = (
-        Note("recover", _describe_state(target, recovery.action), show(target.path), level)
+        Note(
+            "recover",
+            _describe_state(target, recovery.action),
+            show(target.path),
+            "error" if target.state == "changed" else level,
+        )
         for _, targets in recovery.runs
         for target in targets
     )
@@ -212,9 +218,38 @@ def _describe_unfinished(targets: Sequence[TargetState]) -> str:
     return f"a rename of {format_count(len(targets), 'file')} stopped halfway: {', '.join(listed)}"
 
 
+def _list_changed(recovery: Recovery) -> list[TargetState]:
+    """Return the files that were left as they are when their runs were ended."""
+    if recovery.action == "list":
+        return []
+    return [
+        target for _, targets in recovery.runs for target in targets if target.state == "changed"
+    ]
+
+
+def _suggest_check(recovery: Recovery, show: _PathNames) -> str:
+    """Return the command that checks the models of the runs, if there are any."""
+    targets = (target.path for _, targets in recovery.runs for target in targets)
+    models = [Path(show(path)) for path in targets if path.suffix == ".onnx"]
+    directories = [*dict.fromkeys(model.parent for model in models)]
+    if not directories:
+        return ""
+    command = shlex.join(["onnxkvrename", "verify", *_find_common_directory(directories)])
+    return f" (`{command}` checks them)"
+
+
 def _describe_outcome(recovery: Recovery, show: _PathNames) -> Iterator[str]:
     if not recovery.runs and not recovery.skipped:
         yield "no run to undo or to finish here"
+    elif changed := _list_changed(recovery):
+        done = "restored" if recovery.action == "undo" else "put in place"
+        which, they = show(changed[0].path), "it was"
+        if len(changed) > 1:
+            which, they = f"{len(changed):,} files (first: {which})", "they were"
+        yield (
+            f"{which} changed since the run stopped, so {they} not {done}; the files of the run "
+            f"may not fit together{_suggest_check(recovery, show)}"
+        )
     elif recovery.runs and recovery.action == "undo":
         yield "the old files are restored"
     elif recovery.runs and recovery.action == "finish":

@@ -401,6 +401,33 @@ def test_after_the_end_of_a_run_each_line_says_what_was_done(
     ]
 
 
+@pytest.mark.parametrize(("way", "done"), [("--undo", "restored"), ("--finish", "put in place")])
+def test_a_file_that_changed_since_the_run_stopped_may_leave_a_mix_and_the_line_says_so(
+    way: str, done: str, half_done: Path, monkeypatch: pytest.MonkeyPatch, run
+) -> None:
+    monkeypatch.chdir(half_done)
+    Path("in/b.onnx").write_bytes(b"another model")
+    outcome = run("recover", ".", way)
+    assert outcome.code == 1
+    assert "in/b.onnx: changed since then; left as it is" in outcome.out.splitlines()
+    assert outcome.err.splitlines() == [
+        f"in/b.onnx changed since the run stopped, so it was not {done}; the files of the run may "
+        "not fit together (`onnxkvrename verify in` checks them)"
+    ]
+    assert run("recover", ".").code == 0  # the run is ended all the same
+
+
+def test_many_files_that_changed_since_the_run_stopped_are_counted(many: Path, run) -> None:
+    for number in range(5):
+        Path(f"in/half{number % 2}/m{number}.onnx").write_bytes(b"another model")
+    outcome = run("recover", "in", "--undo", "--format", "github")
+    assert outcome.code == 1
+    assert outcome.out.count("::error file=") == 5
+    assert (
+        "5 files (first: in/half0/m0.onnx) changed since the run stopped, so they were not restored"
+    ) in outcome.out
+
+
 def test_files_are_named_as_they_were_typed(
     half_done: Path, monkeypatch: pytest.MonkeyPatch, run
 ) -> None:
