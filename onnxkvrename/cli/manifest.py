@@ -19,7 +19,6 @@ from onnxkvrename.cli.options import (
     add_no_set_option,
     add_pairs_option,
     add_profile_option,
-    add_projection_options,
     add_quiet_option,
     add_rules_option,
     add_single_option,
@@ -29,6 +28,7 @@ from onnxkvrename.cli.options import (
     parse_dim_sizes,
     parse_memory_size,
 )
+from onnxkvrename.cli.options.projection import add_projection_options
 from onnxkvrename.cli.output import print_answer, print_lines
 from onnxkvrename.cli.requested_rules import (
     add_pairs_token_option,
