@@ -24,10 +24,10 @@ from onnxkvrename.cli.options import (
     add_strict_option,
     add_verbose_option,
     add_version_option,
-    parse_dim_sizes,
 )
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.cli.requested_rules import pick_requested_rules
+from onnxkvrename.cli.values.sizes import parse_dim_sizes
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, decide_exit_code, promote_to_errors
 from onnxkvrename.handoff.consumer import Consumer

@@ -25,8 +25,6 @@ from onnxkvrename.cli.options import (
     add_strict_option,
     add_verbose_option,
     add_version_option,
-    parse_dim_sizes,
-    parse_memory_size,
 )
 from onnxkvrename.cli.options.projection import add_projection_options
 from onnxkvrename.cli.output import print_answer, print_lines
@@ -35,6 +33,7 @@ from onnxkvrename.cli.requested_rules import (
     check_pairs_token,
     pick_requested_rules,
 )
+from onnxkvrename.cli.values.sizes import parse_dim_sizes, parse_memory_size
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
 from onnxkvrename.findings import decide_exit_code, format_list
 from onnxkvrename.layout.digest import compute_layout_digest

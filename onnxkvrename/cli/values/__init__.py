@@ -1,0 +1,1 @@
+"""Values of options that are texts with a form of their own."""
