@@ -41,7 +41,8 @@ class NonEmptyPath(click.Path):
             check_is_local(value, is_output=self.is_output)
             ends_like_directory = os.path.basename(value) in ("", ".")
             if ends_like_directory and read_status(Path(value)) and not is_directory(Path(value)):
-                raise ModelError("not a directory", path=value, hint=f"pass {Path(value)}")
+                hint = f"pass {quote_path(str(Path(value)))}"
+                raise ModelError("not a directory", path=value, hint=hint)
         return super().convert(value, param, ctx)
 
 
