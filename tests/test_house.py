@@ -100,8 +100,9 @@ def test_only_storage_opens_and_changes_files() -> None:
         if package_of(name) != "storage" and (found := open_calls(tree))
     }
     assert outside == {
-        "cli.output": {"os.open"}
-    }  # os.devnull, for streams that broke or are closed
+        "cli.output": {"os.open"},  # os.devnull, for streams that broke or are closed
+        "verification.running.run_process": {"open"},  # /proc/self, which is no file of a user
+    }
 
 
 def find_error_swallowers(tree: ast.AST) -> list[str]:
@@ -136,7 +137,7 @@ MAY_SWALLOW_ERRORS = {
     "storage.record": 1,  # clean-up, which the next run does otherwise
     "storage.temp_file": 5,  # /proc and O_TMPFILE, else a named file; clean-up, as far as possible
     "storage.transaction": 2,  # clean-up; the shorter of two ways to name a path
-    "verification.running.run_process": 3,  # limits that a system does not have
+    "verification.running.run_process": 5,  # limits that a system does not have; /proc
 }
 """How many such calls a module may have, each with its reason beside it."""
 

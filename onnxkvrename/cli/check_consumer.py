@@ -27,7 +27,7 @@ from onnxkvrename.cli.options import (
 )
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.cli.requested_rules import pick_requested_rules
-from onnxkvrename.cli.values.sizes import parse_dim_sizes
+from onnxkvrename.cli.options.sizes import parse_dim_sizes
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, decide_exit_code, promote_to_errors
 from onnxkvrename.handoff.consumer import Consumer

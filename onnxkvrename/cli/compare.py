@@ -30,7 +30,7 @@ from onnxkvrename.cli.options import (
 )
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.cli.requested_rules import pick_requested_rules
-from onnxkvrename.cli.values.sizes import parse_dim_sizes
+from onnxkvrename.cli.options.sizes import parse_dim_sizes
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.handoff.compare import Handoff, compare_sides

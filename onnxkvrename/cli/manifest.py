@@ -33,7 +33,7 @@ from onnxkvrename.cli.requested_rules import (
     check_pairs_token,
     pick_requested_rules,
 )
-from onnxkvrename.cli.values.sizes import parse_dim_sizes, parse_memory_size
+from onnxkvrename.cli.options.sizes import parse_dim_sizes, parse_memory_size
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
 from onnxkvrename.findings import decide_exit_code, format_list
 from onnxkvrename.layout.digest import compute_layout_digest

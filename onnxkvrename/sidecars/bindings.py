@@ -224,7 +224,7 @@ class _Planner:
         return {} if old is None or new is None else {old: new}
 
     def _fill_first_layer(self, text: str, names: ModelNames) -> str | None:
-        """Return a text itself, or the first name that a template stands for in a model."""
+        """Return a text itself, or the first name in a model that matches a template."""
         if not is_template(text):
             return text
         layer = names.find_layer(fill_template(text, 0))

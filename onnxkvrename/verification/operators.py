@@ -55,7 +55,7 @@ class OperandFlow(NamedTuple):
         overwrites: Its values are written over the values of another operand.
         is_computed: Its values are computed with.
         is_new: Each value that comes out is another one, as that of Sigmoid, or of x * f(x): it
-            is no copy, nor a multiple, nor a sum.
+            is neither a copy, nor a multiple, nor a sum.
         makes_new_state: The output is a new state, rather than the operand moved.
         size_change: How the size of the output differs from the operand's.
         axis: The axis along which the output is longer or cut, or the attribute that says it;

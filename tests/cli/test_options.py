@@ -7,7 +7,7 @@ from typing import Any
 import click
 import pytest
 
-from onnxkvrename.cli.values.sizes import parse_dim_sizes, parse_memory_size
+from onnxkvrename.cli.options.sizes import parse_dim_sizes, parse_memory_size
 
 
 def test_sizes_are_given_by_symbol() -> None:

@@ -171,7 +171,7 @@ def _find_parts_of_names(model: NamedModel) -> dict[str, str]:
                 other, other_words = owners.setdefault((side, plain), (name, words))
                 if plain in model.names and word not in parts:
                     parts[word] = pair.input
-                if other != name:  # a word that is around the other one is no choice beside it
+                if other != name:  # a word around the other one is not another choice
                     own = {word: pair.input} if word not in other_words[:-1] else {}
                     theirs = {other_words[-1]: other} if other_words[-1] not in words[:-1] else {}
                     parts.update({**own, **theirs})

@@ -129,8 +129,8 @@ def limit_memory(memory_bytes: int) -> None:
 def _read_data_bytes() -> int:
     """Return the bytes that count for RLIMIT_DATA, if the system tells."""
     with suppress(OSError):
-        status = Path("/proc/self/status").read_text("utf-8")
-        found = re.search(r"^VmData:\s*([0-9]+) kB$", status, re.MULTILINE)
+        with open("/proc/self/status", "rb") as status:
+            found = re.search(rb"^VmData:\s*([0-9]+) kB$", status.read(), re.MULTILINE)
         return int(found[1]) << 10 if found else 0
     return 0
 

@@ -1,1 +1,0 @@
-"""Values of options that are texts with a form of their own."""
