@@ -234,7 +234,8 @@ def _suggest_check(recovery: Recovery, show: _PathNames) -> str:
     directories = [*dict.fromkeys(model.parent for model in models)]
     if not directories:
         return ""
-    command = shlex.join(["onnxkvrename", "verify", *_find_common_directory(directories)])
+    paths = map(quote_path, _find_common_directory(directories))
+    command = " ".join(("onnxkvrename verify", *paths))
     return f" (`{command}` checks them)"
 
 
