@@ -407,15 +407,15 @@ def test_without_a_candidate_a_rename_lists_once_and_opens_nothing_more(
     counts = []
     for option in ("--no-sidecars", "--sidecars"):
         listed.clear()
-        monkeypatch.setattr(os, "scandir", scandir)
-        monkeypatch.setattr(os, "open", count_open)
-        run(*RENAME, option, "--dry-run")
-        monkeypatch.undo()
+        with monkeypatch.context() as patches:
+            patches.setattr(os, "scandir", scandir)
+            patches.setattr(os, "open", count_open)
+            assert run(*RENAME, option, "--dry-run").code == 0
         counts.append(listed.count(str(here)))
     listed.clear()
     monkeypatch.setattr("onnxkvrename.renaming.run.find_candidates", lambda *_: ())
     monkeypatch.setattr(os, "scandir", scandir)
-    run(*RENAME, "--dry-run")
+    assert run(*RENAME, "--dry-run").code == 0
     assert counts[0] == listed.count(str(here)) + 1
     assert not {"config.json", "hashed_export_params.json", "notes.txt"} & set(opened)
 
