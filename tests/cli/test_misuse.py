@@ -135,7 +135,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("m.onnx --prefix", f"--prefix requires a value ({HELP.format('rename')})"),
         ("m.onnx --target", f"--target requires a value (one of: {', '.join(list_consumers())})"),
         ("verify m.onnx --profile",
-         f"--profile requires a value (one of: {', '.join(list_profiles())})"),
+         f"--profile requires a value (one of: {', '.join(list_profiles())}, auto)"),
         ("verify m.onnx --format",
          "--format requires a value (one of: github, json, sarif, text)"),
         ("m.onnx --prefix X --check=yes",
